@@ -1,0 +1,1 @@
+"""One channel per worker: an attach stream coming in, coalesced submits going out."""

@@ -1,0 +1,28 @@
+"""What the gateway needs from whatever connects it to its workers."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable
+from typing import Protocol
+
+
+class WorkerTransport(Protocol):
+    """Reaches the workers of one model, each by its id. All payloads are msgpack (worker/wire)."""
+
+    def attach(self, worker_id: str, gateway_id: str) -> AsyncIterator[bytes]:
+        """Opens the worker's stream of WorkerItems for this gateway.
+
+        Ends or raises when the worker is gone. Closing the iterator detaches.
+        """
+        ...
+
+    async def submit(self, worker_id: str, payload: bytes) -> bytes:
+        """Sends one SubmitBatch, returns the SubmitReply. Raises ConnectionError if unreachable."""
+        ...
+
+    def watch_workers(self, on_change: Callable[[tuple[str, ...]], None]) -> None:
+        """Calls `on_change` with all worker ids, now and whenever the set changes.
+
+        Called on the event loop's thread.
+        """
+        ...

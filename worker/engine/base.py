@@ -1,0 +1,46 @@
+"""The seam between deciding steps and executing them."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import Protocol
+
+from worker.scheduler.plan import Plan, StepResult
+from worker.wire.messages import EngineInfo
+
+
+class StepFuture(Protocol):
+    """A launched step. Futures of one executor complete in the order of their launches."""
+
+    @property
+    def seq(self) -> int:
+        """Sequence number of the Plan."""
+        ...
+
+    def result(self) -> StepResult:
+        """Blocks until the step has completed. Raises RankFailure if a rank ended instead."""
+        ...
+
+
+class RankFailure(RuntimeError):
+    """A rank of the group ended or fell out of step; the group must be rebuilt."""
+
+
+class Executor(ABC):
+    """Carries Plans to every rank of one worker group, and results back.
+
+    `launch` returns without waiting for the step; any number of steps up to the overlap depth may
+    be in flight.
+    """
+
+    @abstractmethod
+    def start(self) -> EngineInfo:
+        """Loads the model on every rank and allocates the KV cache. Raises RankFailure."""
+
+    @abstractmethod
+    def launch(self, plan: Plan) -> StepFuture:
+        """Sends one Plan to all ranks."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Ends all ranks and frees what they hold. Safe to call twice."""

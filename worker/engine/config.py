@@ -1,0 +1,61 @@
+"""Configuration of one worker group's engine. The CLI and `LLM` options are these field names."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+Device = Literal["auto", "cpu", "cuda"]
+DType = Literal["auto", "float32", "bfloat16", "float16"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EngineConfig:
+    """What one tensor-parallel worker group loads and how large its steps and caches are."""
+
+    model: str
+    """Folder of a Hugging Face checkpoint, or a repository name on the Hub."""
+    tensor_parallel_size: int = 1
+    """Ranks that share one copy of the model."""
+    device: Device = "auto"
+    """auto is cuda where a CUDA device is visible, else cpu."""
+    dtype: DType = "auto"
+    """auto is bfloat16 on CUDA and float32 on CPU."""
+    max_model_len: int | None = None
+    """Most tokens of prompt plus completion; None takes the model's own maximum."""
+    max_num_seqs: int = 64
+    """Most requests in the running set."""
+    max_num_batched_tokens: int = 1024
+    """Token budget of one step; longer prompts are computed in chunks."""
+    page_size: int = 16
+    """Tokens per KV-cache page, and per block of the prefix cache."""
+    kv_cache_tokens: int | None = None
+    """Size of the KV cache in tokens; None sizes it from memory."""
+    gpu_memory_utilization: float = 0.9
+    """Fraction of device memory for weights, activations and KV cache (CUDA)."""
+    enable_prefix_caching: bool = True
+    """Keep finished prefixes and reuse them."""
+    batch_invariant: bool = False
+    """Bitwise the same output whatever else runs, at a cost in speed."""
+    cpu_threads: int = 0
+    """Compute threads per rank on CPU; 0 divides the machine's cores."""
+
+    def __post_init__(self) -> None:
+        if self.tensor_parallel_size < 1:
+            raise ValueError("--tensor-parallel-size must be at least 1")
+        if self.page_size < 1 or self.page_size & (self.page_size - 1):
+            raise ValueError(f"--page-size must be a power of two, got {self.page_size}")
+        if self.max_num_seqs < 1:
+            raise ValueError("--max-num-seqs must be at least 1")
+        if self.max_num_batched_tokens < 1:
+            raise ValueError("--max-num-batched-tokens must be at least 1")
+        if self.max_model_len is not None and self.max_model_len < 2:
+            raise ValueError("--max-model-len must be at least 2")
+        if self.kv_cache_tokens is not None and self.kv_cache_tokens < self.page_size:
+            raise ValueError(
+                f"--kv-cache-tokens must be at least one page ({self.page_size} tokens)"
+            )
+        if not 0.0 < self.gpu_memory_utilization <= 1.0:
+            raise ValueError("--gpu-memory-utilization must be in (0, 1]")
+        if self.cpu_threads < 0:
+            raise ValueError("--cpu-threads must not be negative")

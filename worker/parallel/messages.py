@@ -1,0 +1,60 @@
+"""What the coordinator of a worker group and its ranks say to each other, besides Plans.
+
+rank ──Hello──> coordinator ──Start──> rank ──Ready──> coordinator ──Plan*──> rank
+rank 0 ──StepResult*──> coordinator;   any rank ──Failure──> coordinator
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from worker.scheduler.plan import Plan, StepResult
+
+
+class Hello(msgspec.Struct, tag="hello", frozen=True):
+    """First word of a rank, once its shard is loaded."""
+
+    rank: int
+    num_pages: int
+    """KV pages that its memory could hold, one dummy page included."""
+    max_model_len: int
+    vocab_size: int
+
+
+class Start(msgspec.Struct, tag="start", frozen=True):
+    """The coordinator's answer when all ranks said hello: allocate this many pages."""
+
+    num_pages: int
+
+
+class Ready(msgspec.Struct, tag="ready", frozen=True):
+    """The rank has its KV cache and awaits Plans."""
+
+    rank: int
+
+
+class Failure(msgspec.Struct, tag="failure", frozen=True):
+    """A rank's last word: the root cause, with its traceback."""
+
+    rank: int
+    error: str
+
+
+class Result(msgspec.Struct, tag="result", frozen=True):
+    """Rank 0's result of one step."""
+
+    step: StepResult
+
+
+class PlanMessage(msgspec.Struct, tag="plan", frozen=True):
+    """One step to execute."""
+
+    plan: Plan
+
+
+class Stop(msgspec.Struct, tag="stop", frozen=True):
+    """Ends the rank in good order."""
+
+
+ToRank = Start | PlanMessage | Stop
+FromRank = Hello | Ready | Failure | Result

@@ -1,0 +1,71 @@
+"""The Plan of one step, broadcast from rank 0 to every rank, and what comes back.
+
+A Plan is a diff against tables that live on the device (token pool, page table, one stable row
+per request slot); it never carries a token that the device sampled itself.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+
+class Admit(msgspec.Struct, array_like=True, frozen=True):
+    """Fills the row of a slot when a request enters the running set, first or again."""
+
+    slot: int
+    token_ids: bytes
+    """All tokens known so far, prompt and generated, little-endian int32, from position 0."""
+    temperature: float
+    top_k: int
+    """0 keeps all."""
+    top_p: float
+    min_p: float
+    seed: int
+    """Signed 64-bit key of the request's draws."""
+
+
+class PageWrite(msgspec.Struct, array_like=True, frozen=True):
+    """Writes page ids into the page-table row of a slot, from column `start`."""
+
+    slot: int
+    start: int
+    page_ids: list[int]
+
+
+class Row(msgspec.Struct, array_like=True, frozen=True):
+    """One request's share of a step: compute positions [start, start + length)."""
+
+    slot: int
+    start: int
+    length: int
+    sample: bool
+    """Whether the last position draws a token, written to position start + length."""
+
+
+class Plan(msgspec.Struct, array_like=True, frozen=True):
+    """One step. Rows of length 1 come first (decodes), then the prefill chunks."""
+
+    seq: int
+    """Counts from 1 without gaps; a rank that sees a gap ends."""
+    admits: list[Admit]
+    """Applied before the page writes; page writes before the rows."""
+    page_writes: list[PageWrite]
+    rows: list[Row]
+    digest_seq: int = 0
+    """Every 64th Plan: `digest` covers all sampled tokens of steps up to this one; 0 for none."""
+    digest: int = 0
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens computed in this step."""
+        return sum(row.length for row in self.rows)
+
+
+class StepResult(msgspec.Struct, array_like=True, frozen=True):
+    """What a Plan's execution yields on rank 0."""
+
+    seq: int
+    token_ids: list[int]
+    """One per row with `sample`, in the order of the Plan's rows."""
+    compute_ms: float
+    """Time the rank spent on the step."""

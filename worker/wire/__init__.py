@@ -1,0 +1,1 @@
+"""What gateways and workers share: messages, sampling parameters, block hashes, text. No torch."""
