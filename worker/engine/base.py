@@ -41,6 +41,15 @@ class Executor(ABC):
     def launch(self, plan: Plan) -> StepFuture:
         """Sends one Plan to all ranks."""
 
+    @property
+    @abstractmethod
+    def death_fds(self) -> list[int]:
+        """Descriptors that turn readable when a rank's process ends; polled while idle."""
+
+    @abstractmethod
+    def raise_on_death(self) -> None:
+        """Raises RankFailure if a rank's process has ended."""
+
     @abstractmethod
     def close(self) -> None:
         """Ends all ranks and frees what they hold. Safe to call twice."""

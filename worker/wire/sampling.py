@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import msgspec
 
 
@@ -43,6 +45,12 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     """Leave special tokens out of the text."""
 
     def __post_init__(self) -> None:
+        # Callers in Python write stop="\n" or stop=["a", "b"]; the wire always has tuples.
+        stop: Iterable[str] | str = self.stop
+        msgspec.structs.force_setattr(
+            self, "stop", (stop,) if isinstance(stop, str) else tuple(stop)
+        )
+        msgspec.structs.force_setattr(self, "stop_token_ids", tuple(self.stop_token_ids))
         if self.n < 1:
             raise ValueError(f"n must be at least 1, got {self.n}")
         if not 0.0 <= self.temperature <= 100.0:

@@ -1,0 +1,48 @@
+"""A rank that loses a Plan or samples other tokens must end."""
+
+from __future__ import annotations
+
+import pytest
+
+from worker.parallel.guard import OutOfStep, PlanGuard
+from worker.scheduler.digest import SampleDigest
+from worker.scheduler.plan import Plan, StepResult
+
+
+def plan(seq: int, digest_seq: int = 0, digest: int = 0) -> Plan:
+    return Plan(
+        seq=seq, admits=[], page_writes=[], rows=[], digest_seq=digest_seq, digest=digest
+    )
+
+
+def result(seq: int, *token_ids: int) -> StepResult:
+    return StepResult(seq=seq, token_ids=list(token_ids), compute_ms=0.0)
+
+
+def test_plans_in_sequence_pass() -> None:
+    guard = PlanGuard()
+    for seq in range(1, 5):
+        guard.check(plan(seq))
+        guard.record(result(seq, seq))
+
+
+def test_a_gap_ends_the_rank() -> None:
+    guard = PlanGuard()
+    guard.check(plan(1))
+    with pytest.raises(OutOfStep, match="Plan 3 arrived after Plan 1"):
+        guard.check(plan(3))
+
+
+@pytest.mark.parametrize(("sampled", "agrees"), [((7, 8), True), ((7, 9), False)])
+def test_digests_are_compared(sampled: tuple[int, int], agrees: bool) -> None:
+    rank0 = SampleDigest()
+    rank0.update(1, [7, 8])
+    guard = PlanGuard()
+    guard.check(plan(1))
+    guard.record(result(1, *sampled))
+    carrying = plan(2, digest_seq=1, digest=rank0.value(1))
+    if agrees:
+        guard.check(carrying)
+    else:
+        with pytest.raises(OutOfStep, match="differ from rank 0's"):
+            guard.check(carrying)

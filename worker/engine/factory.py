@@ -1,0 +1,36 @@
+"""Chooses how Plans reach the ranks, by device."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+
+from worker.engine.base import Executor
+from worker.engine.config import EngineConfig
+
+
+def uses_cuda(config: EngineConfig) -> bool:
+    """Whether the engine runs on CUDA devices; asks the driver's device files, not torch."""
+    if config.device != "auto":
+        return config.device == "cuda"
+    return os.path.exists("/dev/nvidia0") and os.environ.get("CUDA_VISIBLE_DEVICES") != ""
+
+
+def create_executor(config: EngineConfig, directory: str, *, spawn_peers: bool) -> Executor:
+    """The executor for this configuration's device.
+
+    Args:
+        config: the group's engine configuration.
+        directory: the group's private folder.
+        spawn_peers: start ranks 1 and up as child processes (offline use); otherwise the caller
+            starts them, on CPU and CUDA alike.
+    """
+    peers: Sequence[int] = range(1, config.tensor_parallel_size) if spawn_peers else ()
+    if uses_cuda(config):
+        # Imported on demand: brings torch, which a coordinator on CPU does without.
+        from worker.engine.local import LocalExecutor
+
+        return LocalExecutor(config, directory, peers)
+    from worker.engine.process import ProcessExecutor
+
+    return ProcessExecutor(config, directory, [0, *peers])

@@ -1,0 +1,35 @@
+"""What the coordinator tells its front about the loaded engine. Imports no torch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from worker.engine.config import EngineConfig
+from worker.models.config import load_model_config
+from worker.parallel.messages import Hello
+from worker.wire.messages import EngineInfo
+
+
+def build_engine_info(config: EngineConfig, hellos: Sequence[Hello]) -> EngineInfo:
+    """The engine's limits from its configuration and what its ranks could allocate.
+
+    Raises:
+        ValueError: the ranks' memory holds no page of KV cache.
+    """
+    model = load_model_config(config.model)
+    num_pages = min(hello.num_pages for hello in hellos) - 1  # page 0 takes padding writes
+    if num_pages < 1:
+        raise ValueError(
+            "no memory is left for the KV cache: raise --gpu-memory-utilization or "
+            "--tensor-parallel-size, or set --kv-cache-tokens"
+        )
+    return EngineInfo(
+        model=config.model,
+        max_model_len=min(hello.max_model_len for hello in hellos),
+        max_total_tokens=num_pages * config.page_size,
+        vocab_size=hellos[0].vocab_size,
+        page_size=config.page_size,
+        max_num_seqs=config.max_num_seqs,
+        eos_token_ids=list(model.eos_token_ids),
+        block_hash_salt=model.block_hash_salt,
+    )

@@ -1,0 +1,164 @@
+"""Turns a Plan's rows into the tensors of one step, without work per token in Python."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from kernels import DecodeMetadata, ExtendMetadata, prepare_decode, prepare_extend
+from worker.engine.sampler import RandomRows, gather_random_rows
+from worker.engine.tables import DeviceTables, IntArray, ragged_ranges, to_device
+from worker.scheduler.plan import Plan
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StepInputs:
+    """Everything of one step that lies on the device, and its sizes."""
+
+    seq: int
+    num_tokens: int
+    num_decode_tokens: int
+    """Leading rows of one token."""
+    input_ids: torch.Tensor
+    """[T] int32."""
+    positions: torch.Tensor
+    """[T] int64."""
+    slot_mapping: torch.Tensor
+    """[T] int64."""
+    decode: DecodeMetadata | None
+    extend: ExtendMetadata | None
+    num_samples: int
+    sample_tokens: torch.Tensor | None
+    """[S] int64, the tokens whose hidden states are scored; None for all T in order."""
+    destinations: torch.Tensor
+    """[S] int64: cells of the flat token pool that the draws go to."""
+    random: RandomRows | None
+    """None where every draw is greedy."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Rows:
+    """A Plan's rows as columns."""
+
+    slots: IntArray
+    starts: IntArray
+    lengths: IntArray
+    ends: IntArray
+    query_ends: IntArray
+    """Running sums of the lengths."""
+    samples: IntArray
+    """Which rows sample."""
+    num_decodes: int
+
+
+def build_inputs(plan: Plan, tables: DeviceTables, *, batch_invariant: bool) -> StepInputs:
+    """The inputs of a Plan that has rows; the tables have taken its writes already."""
+    rows = _columns(plan)
+    num_rows, num_tokens = len(rows.slots), int(rows.query_ends[-1])
+    only_decodes = rows.num_decodes == num_rows
+    if only_decodes:
+        positions, token_slots = rows.starts, rows.slots
+    else:
+        positions = ragged_ranges(rows.starts, rows.lengths)
+        token_slots = np.repeat(rows.slots, rows.lengths)
+    sampling_slots, sampling_ends = rows.slots[rows.samples], rows.ends[rows.samples]
+    pieces = (
+        token_slots * tables.token_stride + positions,
+        positions,
+        token_slots * tables.page_stride + positions // tables.page_size,
+        positions % tables.page_size,
+        rows.slots,
+        rows.ends,
+        rows.query_ends[rows.samples] - 1,
+        sampling_slots * tables.token_stride + sampling_ends,
+        np.append(0, rows.query_ends[rows.num_decodes :] - rows.num_decodes),
+    )
+    # One copy to the device, then views of it.
+    staged = to_device(torch.from_numpy(np.concatenate(pieces)), tables.token_pool.device)
+    (
+        token_cells,
+        device_positions,
+        page_cells,
+        offsets,
+        row_slots,
+        ends,
+        sample_tokens,
+        destinations,
+        query_start,
+    ) = torch.split(staged, [len(piece) for piece in pieces])
+    pages = tables.flat_pages.index_select(0, page_cells)
+    num_samples = len(sampling_slots)
+    decode, extend = _attention(rows, row_slots, ends.int(), query_start, tables, batch_invariant)
+    return StepInputs(
+        seq=plan.seq,
+        num_tokens=num_tokens,
+        num_decode_tokens=rows.num_decodes,
+        input_ids=tables.flat_tokens.index_select(0, token_cells),
+        positions=device_positions,
+        slot_mapping=offsets.add_(pages, alpha=tables.page_size),
+        decode=decode,
+        extend=extend,
+        num_samples=num_samples,
+        sample_tokens=None if num_samples == num_tokens else sample_tokens,
+        destinations=destinations,
+        random=gather_random_rows(
+            tables.sampling, sampling_slots, sampling_ends, tables.token_pool.device
+        ),
+    )
+
+
+def _columns(plan: Plan) -> _Rows:
+    table = np.array(
+        [(row.slot, row.start, row.length, row.sample) for row in plan.rows], dtype=np.int64
+    )
+    slots, starts, lengths, samples = table.T
+    num_decodes = int(np.count_nonzero(lengths == 1))
+    assert (lengths[:num_decodes] == 1).all(), "rows of length 1 come first"
+    return _Rows(
+        slots=slots,
+        starts=starts,
+        lengths=lengths,
+        ends=starts + lengths,
+        query_ends=np.cumsum(lengths),
+        samples=np.nonzero(samples)[0],
+        num_decodes=num_decodes,
+    )
+
+
+def _attention(
+    rows: _Rows,
+    row_slots: torch.Tensor,
+    ends: torch.Tensor,
+    query_start: torch.Tensor,
+    tables: DeviceTables,
+    batch_invariant: bool,
+) -> tuple[DecodeMetadata | None, ExtendMetadata | None]:
+    border, num_rows = rows.num_decodes, len(rows.slots)
+    ends_host = rows.ends.tolist()
+    decode, extend = None, None
+    if border:
+        decode = prepare_decode(
+            _page_rows(tables, row_slots[:border], max(ends_host[:border])),
+            ends[:border],
+            seq_lens_host=ends_host[:border],
+            page_size=tables.page_size,
+            batch_invariant=batch_invariant,
+        )
+    if border < num_rows:
+        extend = prepare_extend(
+            _page_rows(tables, row_slots[border:], max(ends_host[border:])),
+            ends[border:],
+            query_start.int(),
+            seq_lens_host=ends_host[border:],
+            query_lens_host=rows.lengths[border:].tolist(),
+            page_size=tables.page_size,
+            batch_invariant=batch_invariant,
+        )
+    return decode, extend
+
+
+def _page_rows(tables: DeviceTables, slots: torch.Tensor, longest: int) -> torch.Tensor:
+    columns = -(-longest // tables.page_size)
+    return tables.page_table[:, :columns].index_select(0, slots)

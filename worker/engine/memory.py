@@ -1,0 +1,80 @@
+"""How many KV pages a rank has room for."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+
+from worker.engine.config import EngineConfig
+
+logger = logging.getLogger(__name__)
+
+_CPU_SHARE = 0.1
+"""Part of the machine's available memory that all ranks together take by default."""
+_CPU_MOST_BYTES = 4 << 30
+
+
+def plan_pages(
+    config: EngineConfig,
+    *,
+    device: torch.device,
+    page_bytes: int,
+    max_model_len: int,
+    profile: Callable[[], None],
+) -> int:
+    """Pages for one rank, the dummy page included.
+
+    `profile` runs the largest step once, so that its activations count on CUDA.
+
+    Raises:
+        ValueError: there is no room for a single page.
+    """
+    if config.kv_cache_tokens is not None:
+        return -(-config.kv_cache_tokens // config.page_size) + 1
+    # No more than all slots at full length could ever use.
+    useful = config.max_num_seqs * -(-max_model_len // config.page_size)
+    if device.type == "cuda":
+        room = _cuda_room(config, device, profile)
+    else:
+        share = int(_available_cpu_bytes() * _CPU_SHARE)
+        room = min(share // config.tensor_parallel_size, _CPU_MOST_BYTES)
+    pages = min(useful + 1, room // page_bytes)
+    if pages < 2:
+        raise ValueError(
+            f"no room for a KV cache: {max(0, room) / 1e6:.0f} MB are left and one page takes "
+            f"{page_bytes / 1e6:.1f} MB: raise --gpu-memory-utilization, lower "
+            "--max-num-batched-tokens, or set --kv-cache-tokens"
+        )
+    return pages
+
+
+def _cuda_room(config: EngineConfig, device: torch.device, profile: Callable[[], None]) -> int:
+    torch.cuda.empty_cache()
+    torch.cuda.reset_peak_memory_stats(device)
+    profile()
+    torch.cuda.synchronize(device)
+    peak = torch.cuda.max_memory_allocated(device)
+    torch.cuda.empty_cache()
+    free, total = torch.cuda.mem_get_info(device)
+    # What neither this rank's tensors nor free memory account for: contexts, libraries, others.
+    foreign = total - free - torch.cuda.memory_reserved(device)
+    room = int(total * config.gpu_memory_utilization) - foreign - peak
+    logger.info(
+        "memory: %.1f GB in all, %.1f GB at the peak of a step, %.1f GB elsewhere, "
+        "%.1f GB for the KV cache",
+        *(value / 1e9 for value in (total, peak, foreign, room)),
+    )
+    return room
+
+
+def _available_cpu_bytes() -> int:
+    meminfo = Path("/proc/meminfo")
+    if meminfo.is_file():
+        for line in meminfo.read_text().splitlines():
+            if line.startswith("MemAvailable:"):
+                return int(line.split()[1]) * 1024
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")

@@ -1,0 +1,191 @@
+"""Executes Plans on one rank: tables, forward, sampling."""
+
+from __future__ import annotations
+
+import logging
+import time
+
+import torch
+
+from worker.engine.config import EngineConfig
+from worker.engine.cpu import lazy_zeros, tune_cpu_process
+from worker.engine.inputs import StepInputs, build_inputs
+from worker.engine.memory import plan_pages
+from worker.engine.sampler import sample
+from worker.engine.tables import DeviceTables
+from worker.models.config import load_model_config
+from worker.models.context import ForwardContext, KVCache
+from worker.models.layers import local_heads
+from worker.models.loader import load_weights
+from worker.models.registry import build_model
+from worker.parallel.group import TensorParallelGroup
+from worker.parallel.layers import LayerOptions
+from worker.parallel.messages import Hello
+from worker.scheduler.plan import Admit, Plan, Row, StepResult
+
+logger = logging.getLogger(__name__)
+
+_DTYPES = {
+    "float32": torch.float32,
+    "bfloat16": torch.bfloat16,
+    "float16": torch.float16,
+}
+
+
+class ModelRunner:
+    """One rank's model, KV cache and tables.
+
+    Life: construct (loads the weights), `hello`, `allocate`, then `execute` for each Plan. All
+    ranks of the group execute the same Plans in the same order and draw the same tokens.
+
+    Raises:
+        ValueError: the checkpoint cannot be served with this configuration.
+    """
+
+    def __init__(self, config: EngineConfig, group: TensorParallelGroup) -> None:
+        self.config = config
+        self.group = group
+        self.device = group.device
+        if self.device.type == "cpu":
+            tune_cpu_process(config.cpu_threads, group.world_size)
+        self.model_config = load_model_config(config.model)
+        self.max_model_len = self.model_config.resolve_max_model_len(config.max_model_len)
+        self.dtype = resolve_dtype(config, self.device)
+        options = LayerOptions(
+            group=group,
+            dtype=self.dtype,
+            device=self.device,
+            batch_invariant=config.batch_invariant,
+        )
+        self.model = build_model(self.model_config, options, self.max_model_len)
+        load_weights(self.model, self.model_config, show_progress=group.rank == 0)
+        self._tables: DeviceTables
+        self._kv_caches: tuple[KVCache, ...] = ()
+
+    def hello(self) -> Hello:
+        """What this rank loaded and how many KV pages it has room for."""
+        num_pages = plan_pages(
+            self.config,
+            device=self.device,
+            page_bytes=self._page_bytes(),
+            max_model_len=self.max_model_len,
+            profile=self._profile,
+        )
+        return Hello(
+            rank=self.group.rank,
+            num_pages=num_pages,
+            max_model_len=self.max_model_len,
+            vocab_size=self.model_config.vocab_size,
+        )
+
+    def allocate(self, num_pages: int) -> None:
+        """Makes the KV cache of `num_pages` pages (page 0 is the dummy page) and the tables."""
+        assert num_pages >= 2, "a cache has one page besides the dummy page"
+        _, num_kv_heads = local_heads(self.model_config, self.group.world_size)
+        shape = (num_pages, self.config.page_size, num_kv_heads, self.model_config.head_dim)
+        # Zeros, since attention reads unused slots of a page (and masks them).
+        self._kv_caches = tuple(
+            KVCache(k=self._zeros(shape), v=self._zeros(shape))
+            for _ in range(self.model_config.num_layers)
+        )
+        # A request can be no longer than the whole cache.
+        room = (num_pages - 1) * self.config.page_size
+        self._tables = DeviceTables(
+            max_num_seqs=self.config.max_num_seqs,
+            max_model_len=min(self.max_model_len, room),
+            page_size=self.config.page_size,
+            device=self.device,
+        )
+
+    @torch.inference_mode()
+    def execute(self, plan: Plan) -> StepResult:
+        """Runs one step to its end."""
+        start = time.perf_counter()
+        inputs = self.prepare(plan)
+        tokens = None if inputs is None else self.launch(inputs)
+        token_ids = [] if tokens is None else self.finish(tokens)
+        compute_ms = (time.perf_counter() - start) * 1e3
+        return StepResult(seq=plan.seq, token_ids=token_ids, compute_ms=compute_ms)
+
+    def prepare(self, plan: Plan) -> StepInputs | None:
+        """Applies the Plan's writes and stages its inputs; None for a Plan without rows."""
+        self._tables.apply(plan)
+        if not plan.rows:
+            return None
+        return build_inputs(plan, self._tables, batch_invariant=self.config.batch_invariant)
+
+    def launch(self, inputs: StepInputs) -> torch.Tensor | None:
+        """Forward and sampling, without waiting for the device; None where no row samples."""
+        hidden = self.forward(inputs)
+        if not inputs.num_samples:
+            return None
+        return self.sample(self.score(hidden, inputs), inputs)
+
+    def forward(self, inputs: StepInputs) -> torch.Tensor:
+        """Hidden states of all tokens of the step, [T, hidden]."""
+        context = ForwardContext(
+            kv_caches=self._kv_caches,
+            slot_mapping=inputs.slot_mapping,
+            num_decode_tokens=inputs.num_decode_tokens,
+            decode=inputs.decode,
+            extend=inputs.extend,
+        )
+        return self.model.forward(inputs.input_ids, inputs.positions, context)
+
+    def score(self, hidden: torch.Tensor, inputs: StepInputs) -> torch.Tensor:
+        """Logits of the rows that sample, fp32 [S, vocab]."""
+        if inputs.sample_tokens is not None:
+            hidden = hidden.index_select(0, inputs.sample_tokens)
+        return self.model.compute_logits(hidden)
+
+    def sample(self, logits: torch.Tensor, inputs: StepInputs) -> torch.Tensor:
+        """Draws [S] tokens and puts them where the next step looks for them."""
+        tokens = sample(logits, inputs.random)
+        self._tables.flat_tokens.index_copy_(0, inputs.destinations, tokens.int())
+        return tokens
+
+    def finish(self, tokens: torch.Tensor) -> list[int]:
+        """The drawn tokens on the host; waits for the device."""
+        token_ids: list[int] = tokens.tolist()
+        return token_ids
+
+    def _zeros(self, shape: tuple[int, ...]) -> torch.Tensor:
+        if self.device.type == "cpu":
+            return lazy_zeros(shape, self.dtype)
+        return torch.zeros(shape, dtype=self.dtype, device=self.device)
+
+    def _page_bytes(self) -> int:
+        _, num_kv_heads = local_heads(self.model_config, self.group.world_size)
+        values = num_kv_heads * self.model_config.head_dim * self.config.page_size
+        return 2 * self.model_config.num_layers * values * self.dtype.itemsize
+
+    def _profile(self) -> None:
+        """One step of the largest size, on a cache whose every page is the dummy page."""
+        chunk = min(self.config.max_num_batched_tokens, self.max_model_len - 1)
+        self.allocate(-(-(chunk + 1) // self.config.page_size) + 1)
+        rows = min(self.config.max_num_seqs, -(-self.config.max_num_batched_tokens // chunk))
+        plan = Plan(
+            seq=0,
+            admits=[Admit(slot, bytes(4 * chunk), 0.0, 0, 1.0, 0.0, 0) for slot in range(rows)],
+            page_writes=[],
+            rows=[Row(slot, 0, chunk, True) for slot in range(rows)],
+        )
+        self.execute(plan)
+        self._kv_caches = ()
+
+
+def resolve_dtype(config: EngineConfig, device: torch.device) -> torch.dtype:
+    """The type of weights, activations and KV cache."""
+    if config.dtype == "auto":
+        return torch.bfloat16 if device.type == "cuda" else torch.float32
+    return _DTYPES[config.dtype]
+
+
+def select_device(config: EngineConfig, rank: int) -> torch.device:
+    """This rank's device. Raises ValueError where CUDA was asked for and there is none."""
+    available = torch.cuda.is_available()
+    if config.device == "cuda" and not available:
+        raise ValueError("--device cuda: no CUDA device is visible; use --device cpu")
+    if config.device == "cpu" or not available:
+        return torch.device("cpu")
+    return torch.device("cuda", rank % torch.cuda.device_count())

@@ -1,0 +1,117 @@
+"""State of all running requests on the device: one stable row per slot."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from worker.scheduler.plan import Admit, PageWrite, Plan
+
+IntArray = npt.NDArray[np.int64]
+
+
+class DeviceTables:
+    """Token pool and page table on the device, sampling parameters on the host.
+
+    Row `max_num_seqs` belongs to no request: padding may read and write it. Page 0 is the dummy
+    page, so an unset entry of the page table is harmless.
+    """
+
+    def __init__(
+        self, *, max_num_seqs: int, max_model_len: int, page_size: int, device: torch.device
+    ) -> None:
+        num_rows = max_num_seqs + 1
+        self.max_model_len = max_model_len
+        self.page_size = page_size
+        self.token_pool = torch.zeros(num_rows, max_model_len + 1, dtype=torch.int32, device=device)
+        """[slots, positions]: every token of a request, the newest draw included."""
+        self.page_table = torch.zeros(
+            num_rows, -(-max_model_len // page_size), dtype=torch.int32, device=device
+        )
+        """[slots, pages] in the order of positions."""
+        self.sampling = SamplingColumns(num_rows)
+        self.flat_tokens = self.token_pool.view(-1)
+        self.flat_pages = self.page_table.view(-1)
+        self.token_stride = self.token_pool.shape[1]
+        self.page_stride = self.page_table.shape[1]
+
+    def apply(self, plan: Plan) -> None:
+        """Brings the tables to where the Plan's rows expect them. A Plan writes no cell twice."""
+        if plan.admits:
+            self._admit(plan.admits)
+        if plan.page_writes:
+            self._write_pages(plan.page_writes)
+
+    def _admit(self, admits: Sequence[Admit]) -> None:
+        for admit in admits:
+            self.sampling.set(admit)
+        tokens = np.frombuffer(b"".join(admit.token_ids for admit in admits), dtype="<i4")
+        lengths = [len(admit.token_ids) // 4 for admit in admits]
+        assert max(lengths) <= self.max_model_len, "a request is longer than its row"
+        starts = [admit.slot * self.token_stride for admit in admits]
+        self._write(self.flat_tokens, starts, lengths, tokens)
+
+    def _write_pages(self, writes: Sequence[PageWrite]) -> None:
+        pages = np.array([page for write in writes for page in write.page_ids], dtype=np.int32)
+        lengths = [len(write.page_ids) for write in writes]
+        starts = [write.slot * self.page_stride + write.start for write in writes]
+        assert all(write.start + len(write.page_ids) <= self.page_stride for write in writes), (
+            "a request has more pages than its row"
+        )
+        self._write(self.flat_pages, starts, lengths, pages)
+
+    def _write(
+        self,
+        table: torch.Tensor,
+        starts: Sequence[int],
+        lengths: Sequence[int],
+        values: npt.NDArray[np.int32],
+    ) -> None:
+        index = ragged_ranges(
+            np.asarray(starts, dtype=np.int64), np.asarray(lengths, dtype=np.int64)
+        )
+        # A copy, since frombuffer's arrays are read-only, which tensors cannot be.
+        values_host = torch.from_numpy(values.astype(np.int32))
+        index_host = torch.from_numpy(index)
+        table.index_copy_(
+            0, to_device(index_host, table.device), to_device(values_host, table.device)
+        )
+
+
+class SamplingColumns:
+    """Sampling parameters by slot, kept where the step is prepared."""
+
+    def __init__(self, num_rows: int) -> None:
+        self.temperature = np.zeros(num_rows, dtype=np.float32)
+        self.top_k = np.zeros(num_rows, dtype=np.int64)
+        self.top_p = np.ones(num_rows, dtype=np.float32)
+        self.min_p = np.zeros(num_rows, dtype=np.float32)
+        self.seed = np.zeros(num_rows, dtype=np.int64)
+
+    def set(self, admit: Admit) -> None:
+        """Fills the row of the request's slot."""
+        slot = admit.slot
+        self.temperature[slot] = admit.temperature
+        self.top_k[slot] = max(0, admit.top_k)
+        self.top_p[slot] = admit.top_p
+        self.min_p[slot] = admit.min_p
+        self.seed[slot] = admit.seed
+
+
+def ragged_ranges(starts: IntArray, lengths: IntArray) -> IntArray:
+    """[starts[i], starts[i] + lengths[i]) for all i, one after another."""
+    ends = np.cumsum(lengths)
+    total = int(ends[-1]) if len(ends) else 0
+    ranges: IntArray = np.arange(total, dtype=np.int64)
+    ranges += np.repeat(starts - (ends - lengths), lengths)
+    return ranges
+
+
+def to_device(host: torch.Tensor, device: torch.device) -> torch.Tensor:
+    """Copies to CUDA without waiting, from pinned memory; on CPU the tensor itself."""
+    if device.type == "cpu":
+        return host
+    return host.pin_memory().to(device, non_blocking=True)

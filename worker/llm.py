@@ -1,0 +1,250 @@
+"""Offline generation without Ray: the same engine, driven by the caller.
+
+from worker.llm import LLM, SamplingParams
+
+with LLM("deploy/models/demo") as llm:
+    for output in llm.generate(["What is 3 + 4?"], SamplingParams(temperature=0)):
+        print(output.outputs[0].text)
+"""
+
+from __future__ import annotations
+
+import itertools
+import secrets
+import shutil
+import tempfile
+import time
+import weakref
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, Self, TypedDict
+
+import msgspec
+import numpy as np
+
+from worker.engine.base import Executor
+from worker.engine.config import EngineConfig
+from worker.engine.core import EngineCore
+from worker.engine.factory import create_executor
+from worker.outputs import ChoiceState, CompletionOutput, RequestOutput
+from worker.wire.limits import refuse
+from worker.wire.messages import Abort, Submit
+from worker.wire.sampling import SamplingParams
+from worker.wire.tokenizer import Tokenizer, load_tokenizer
+
+__all__ = ["LLM", "CompletionOutput", "RequestOutput", "SamplingParams", "TokensPrompt"]
+
+
+class TokensPrompt(TypedDict):
+    """A prompt that is tokenized already."""
+
+    prompt_token_ids: list[int]
+
+
+Prompt = str | TokensPrompt
+
+_GATEWAY = ""
+"""The only receiver of reports here."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Pending:
+    """A prompt with its choices, each of which is a request of its own."""
+
+    index: int
+    prompt: Prompt
+    token_ids: list[int]
+    choices: list[ChoiceState]
+
+    @property
+    def finished(self) -> bool:
+        return all(choice.finished for choice in self.choices)
+
+
+class LLM:
+    """A loaded model. Options are the fields of `EngineConfig`, named as the CLI's flags.
+
+    Args:
+        model: checkpoint folder or Hub repository.
+        tokenizer: folder or repository of another tokenizer than the model's own.
+        engine_options: fields of EngineConfig.
+
+    Raises:
+        ValueError: an option is wrong; the message names it.
+        RankFailure: a rank could not start; the root cause is in the message.
+    """
+
+    def __init__(self, model: str, *, tokenizer: str | None = None, **engine_options: Any) -> None:
+        self.config = EngineConfig(model=model, **engine_options)
+        self._tokenizer_name = tokenizer or model
+        self._tokenizer: Tokenizer | None = None
+        self._ids = itertools.count()
+        directory = tempfile.mkdtemp(prefix="rf-")
+        executor = create_executor(self.config, directory, spawn_peers=True)
+        # Ends the rank processes also when the owner forgets to, or fails half-way through here.
+        self._finalizer = weakref.finalize(self, _release, executor, directory)
+        try:
+            info = executor.start()
+        except BaseException:
+            self._finalizer()
+            raise
+        self._core = EngineCore(self.config, info, executor, time.monotonic)
+
+    def get_tokenizer(self) -> Tokenizer:
+        """The model's tokenizer, loaded on first use: token prompts without text need none."""
+        if self._tokenizer is None:
+            self._tokenizer = load_tokenizer(self._tokenizer_name)
+        return self._tokenizer
+
+    def generate(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        detokenize: bool = True,
+    ) -> list[RequestOutput]:
+        """Completes all prompts, batched, and returns them in the order given.
+
+        Args:
+            prompts: texts, or `{"prompt_token_ids": [...]}`.
+            sampling_params: one for all, or one per prompt; None takes the defaults.
+            detokenize: False leaves texts empty (needs no tokenizer; stop strings do not work).
+
+        Raises:
+            ValueError: a prompt can never fit; the message has the numbers.
+            RankFailure: a rank ended.
+        """
+        batch = _as_list(prompts)
+        outputs: dict[int, RequestOutput] = {}
+        for index, output in self._run(batch, _spread(sampling_params, batch), detokenize):
+            if output.finished:
+                outputs[index] = output
+        return [outputs[index] for index in range(len(batch))]
+
+    def stream(
+        self, prompt: Prompt, sampling_params: SamplingParams | None = None
+    ) -> Iterator[RequestOutput]:
+        """Yields the growing output after each step that added to it.
+
+        Leaving the iterator early aborts the request. Raises as `generate` does.
+        """
+        for _, output in self._run([prompt], _spread(sampling_params, [prompt]), True):
+            yield output
+
+    def close(self) -> None:
+        """Ends the rank processes and frees what they hold. Safe to call twice."""
+        self._finalizer()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def _run(
+        self, prompts: Sequence[Prompt], params: Sequence[SamplingParams], detokenize: bool
+    ) -> Iterator[tuple[int, RequestOutput]]:
+        """Submits everything, then steps; yields (prompt index, output) for each one that grew."""
+        if not self._finalizer.alive:
+            raise ValueError("this LLM is closed")
+        pending = [
+            self._make_pending(index, prompt, sampling, detokenize)
+            for index, (prompt, sampling) in enumerate(zip(prompts, params, strict=True))
+        ]
+        by_id = {
+            choice.submit.request_id: (item, choice) for item in pending for choice in item.choices
+        }
+        for _, choice in by_id.values():
+            self._core.add(choice.submit)
+        try:
+            while by_id:
+                grown: dict[int, _Pending] = {}
+                for delta in self._core.step().deltas.get(_GATEWAY, ()):
+                    if delta.request_id not in by_id:
+                        continue  # a stop string ended it one step ago
+                    item, choice = by_id[delta.request_id]
+                    choice.apply(delta)
+                    grown[item.index] = item
+                    if choice.finished:
+                        del by_id[delta.request_id]
+                        if delta.finish_reason is None:
+                            self._core.abort(Abort(request_id=delta.request_id))
+                for item in grown.values():
+                    yield item.index, _assemble(item)
+        finally:
+            self._abandon(list(by_id))
+
+    def _make_pending(
+        self, index: int, prompt: Prompt, sampling: SamplingParams, detokenize: bool
+    ) -> _Pending:
+        if isinstance(prompt, str):
+            token_ids = self.get_tokenizer().encode(prompt)
+        else:
+            token_ids = list(prompt["prompt_token_ids"])
+        vocab_size = self._core.info.vocab_size
+        outside = [token for token in token_ids if not 0 <= token < vocab_size]
+        if outside:
+            raise ValueError(
+                f"prompt {index} holds token {outside[0]}, outside of the model's vocabulary "
+                f"of {vocab_size}"
+            )
+        seed = sampling.seed if sampling.seed is not None else secrets.randbits(62)
+        tokenizer = self.get_tokenizer() if detokenize else None
+        choices = []
+        for choice in range(sampling.n):
+            submit = Submit(
+                request_id=str(next(self._ids)),
+                gateway_id=_GATEWAY,
+                prompt=np.asarray(token_ids, dtype="<i4").tobytes(),
+                sampling=msgspec.structs.replace(sampling, n=1, seed=seed + choice),
+            )
+            rejection = refuse(submit, self._core.info)
+            if rejection is not None:
+                raise ValueError(f"prompt {index}: {rejection.message}")
+            choices.append(ChoiceState(submit, choice, tokenizer))
+        return _Pending(index=index, prompt=prompt, token_ids=token_ids, choices=choices)
+
+    def _abandon(self, request_ids: list[str]) -> None:
+        """Ends what an exception or a left iterator leaves behind, and drops its reports."""
+        for request_id in request_ids:
+            self._core.abort(Abort(request_id=request_id))
+        while request_ids and self._finalizer.alive and self._core.has_work():
+            self._core.step()
+
+
+def _assemble(item: _Pending) -> RequestOutput:
+    return RequestOutput(
+        request_id=item.choices[0].submit.request_id,
+        prompt=item.prompt if isinstance(item.prompt, str) else None,
+        prompt_token_ids=item.token_ids,
+        outputs=[choice.output for choice in item.choices],
+        finished=item.finished,
+        num_cached_tokens=item.choices[0].num_cached_tokens,
+    )
+
+
+def _as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
+    if isinstance(prompts, str | dict):
+        return [prompts]
+    return list(prompts)
+
+
+def _spread(
+    params: SamplingParams | Sequence[SamplingParams] | None, prompts: Sequence[Prompt]
+) -> list[SamplingParams]:
+    if params is None or isinstance(params, SamplingParams):
+        return [params or SamplingParams()] * len(prompts)
+    if len(params) != len(prompts):
+        raise ValueError(f"{len(prompts)} prompts came with {len(params)} sampling_params")
+    return list(params)
+
+
+def _release(executor: Executor, directory: str) -> None:
+    executor.close()
+    shutil.rmtree(directory, ignore_errors=True)

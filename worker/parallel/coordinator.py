@@ -1,0 +1,128 @@
+"""The coordinator's hold on its ranks: spawns children, says hello, sends Plans, sees deaths."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Sequence
+
+import msgspec
+import zmq
+
+from worker.engine.base import RankFailure
+from worker.engine.config import EngineConfig
+from worker.parallel.channel import CoordinatorChannel
+from worker.parallel.messages import Failure, FromRank, Hello, Ready, Start, Stop, ToRank
+
+
+class RankGroup:
+    """All ranks of one worker group that run in other processes than the coordinator.
+
+    Args:
+        config: the group's engine configuration.
+        directory: the group's private folder.
+        ranks: the ranks reached through sockets.
+        spawn: those of them to start as child processes; somebody else starts the rest.
+    """
+
+    def __init__(
+        self, config: EngineConfig, directory: str, ranks: Sequence[int], spawn: Sequence[int]
+    ) -> None:
+        self._config = config
+        self._directory = directory
+        self._ranks = list(ranks)
+        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self._channel = CoordinatorChannel(self._context, directory, self._ranks)
+        self._poller = zmq.Poller()
+        self._poller.register(self._channel.incoming, zmq.POLLIN)
+        self._children: dict[int, tuple[int, subprocess.Popen[bytes]]] = {}
+        self._closed = False
+        for rank in spawn:
+            self._spawn(rank)
+
+    @property
+    def death_fds(self) -> list[int]:
+        """Descriptors that turn readable when a child process ends; for polling while idle."""
+        return list(self._children)
+
+    def collect_hellos(self) -> dict[int, Hello]:
+        """Waits until every rank has loaded its shard. Raises RankFailure."""
+        hellos: dict[int, Hello] = {}
+        while len(hellos) < len(self._ranks):
+            message = self.receive()
+            assert isinstance(message, Hello), f"expected a hello, got {message!r}"
+            hellos[message.rank] = message
+        return hellos
+
+    def start(self, num_pages: int) -> None:
+        """Has every rank allocate its KV cache and waits for it. Raises RankFailure."""
+        self.send(Start(num_pages=num_pages))
+        for _ in self._ranks:
+            message = self.receive()
+            assert isinstance(message, Ready), f"expected ready, got {message!r}"
+
+    def send(self, message: ToRank) -> None:
+        """Sends to all ranks without waiting."""
+        self._channel.send(message)
+
+    def receive(self) -> FromRank:
+        """The next message of any rank. Raises RankFailure if a rank failed or a child ended."""
+        while True:
+            ready = dict(self._poller.poll())
+            # A dying rank's last word is read before its death is looked at.
+            if self._channel.incoming in ready:
+                message = self._channel.receive()
+                if isinstance(message, Failure):
+                    raise RankFailure(f"rank {message.rank} failed:\n{message.error}")
+                return message
+            self.raise_on_death()
+
+    def raise_on_death(self) -> None:
+        """Raises RankFailure if a child process has ended, with its last word where it left one."""
+        for rank, child in self._children.values():
+            code = child.poll()
+            if code is None:
+                continue
+            if self._channel.incoming.poll(200):
+                message = self._channel.receive()
+                if isinstance(message, Failure):
+                    raise RankFailure(f"rank {message.rank} failed:\n{message.error}")
+            how = signal.Signals(-code).name if code < 0 else f"exit code {code}"
+            raise RankFailure(f"rank {rank} (process {child.pid}) ended with {how}")
+
+    def close(self) -> None:
+        """Ends all ranks; children that do not end on request are killed."""
+        if self._closed:
+            return
+        self._closed = True
+        self.send(Stop())
+        for fd, (_, child) in self._children.items():
+            if child.stdin is not None:
+                child.stdin.close()  # a rank that awaits no Plan ends on this
+            try:
+                child.wait(timeout=2)
+            except subprocess.TimeoutExpired:
+                child.kill()
+                child.wait()
+            os.close(fd)
+        self._children.clear()
+        self._channel.close()
+        self._context.term()
+
+    def _spawn(self, rank: int) -> None:
+        child = subprocess.Popen(
+            [
+                sys.executable,
+                "-m",
+                "worker.parallel.rank",
+                str(rank),
+                self._directory,
+                msgspec.json.encode(self._config).decode(),
+            ],
+            stdin=subprocess.PIPE,
+        )
+        fd = os.pidfd_open(child.pid)
+        self._children[fd] = (rank, child)
+        self._poller.register(fd, zmq.POLLIN)

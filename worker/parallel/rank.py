@@ -1,0 +1,110 @@
+"""The main of one rank: loads its shard, then executes Plans until told to stop."""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+import traceback
+from typing import TYPE_CHECKING
+
+import msgspec
+import zmq
+
+from worker.engine.config import EngineConfig
+from worker.parallel.channel import RankChannel
+from worker.parallel.guard import PlanGuard
+from worker.parallel.messages import Failure, PlanMessage, Ready, Result, Start, Stop
+
+if TYPE_CHECKING:
+    from worker.engine.runner import ModelRunner
+
+
+def run_rank(rank: int, config: EngineConfig, directory: str) -> None:
+    """Runs one rank until the coordinator stops it; blocks.
+
+    Args:
+        rank: this process's place in the group, 0 included where rank 0's step runs apart from
+            its scheduler (CPU).
+        config: the group's engine configuration, equal on all ranks.
+        directory: the group's private folder: plan sockets and the rendezvous file.
+
+    Raises:
+        Exception: whatever ended the rank, after the coordinator was told.
+    """
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    channel = RankChannel(context, directory, rank)
+    try:
+        _load_and_serve(rank, config, directory, channel)
+    except Exception as error:
+        channel.send(Failure(rank=rank, error=_root_cause(error)))
+        raise
+    finally:
+        channel.close()
+        context.term()
+
+
+def _load_and_serve(rank: int, config: EngineConfig, directory: str, channel: RankChannel) -> None:
+    # Imported here: the coordinator on CPU imports this module's package and must stay torch-free.
+    from worker.engine.runner import ModelRunner, select_device
+    from worker.parallel.group import TensorParallelGroup
+
+    device = select_device(config, rank)
+    group = TensorParallelGroup.create(rank, config.tensor_parallel_size, device, directory)
+    try:
+        runner = ModelRunner(config, group)
+        channel.send(runner.hello())
+        start = channel.receive()
+        if isinstance(start, Start):
+            runner.allocate(start.num_pages)
+            channel.send(Ready(rank=rank))
+            _execute_plans(rank, runner, channel)
+    finally:
+        group.close()
+
+
+def _execute_plans(rank: int, runner: ModelRunner, channel: RankChannel) -> None:
+    guard = PlanGuard()
+    while True:
+        message = channel.receive()
+        if isinstance(message, Stop):
+            return
+        assert isinstance(message, PlanMessage), f"rank {rank} was sent {message!r}"
+        guard.check(message.plan)
+        result = runner.execute(message.plan)
+        guard.record(result)
+        if rank == 0:
+            channel.send(Result(step=result))
+
+
+def _root_cause(error: Exception) -> str:
+    return "".join(traceback.format_exception(error))
+
+
+def _exit_with_parent() -> None:
+    """Ends this process when its parent does, which holds the other end of stdin."""
+
+    def watch() -> None:
+        # The raw descriptor: a thread inside sys.stdin's lock would break a clean exit.
+        while os.read(0, 1):
+            pass
+        os._exit(1)
+
+    threading.Thread(target=watch, name="parent-watch", daemon=True).start()
+
+
+def main() -> None:
+    """Entry of a rank that runs as a child process: RANK DIRECTORY CONFIG_JSON in argv."""
+    _exit_with_parent()
+    rank, directory, config_json = sys.argv[1:4]
+    try:
+        run_rank(int(rank), msgspec.json.decode(config_json, type=EngineConfig), directory)
+    except KeyboardInterrupt:
+        sys.exit(130)
+    except Exception:
+        # The coordinator has the traceback and reports it once, last.
+        sys.exit(1)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,95 @@
+"""Renders chat templates of checkpoints: Jinja in a sandbox, with the helpers templates expect."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from datetime import datetime
+from typing import Any
+
+import jinja2
+from jinja2 import nodes
+from jinja2.ext import Extension, loopcontrols
+from jinja2.parser import Parser
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+
+class ChatTemplate:
+    """One compiled template. Rendering is thread-safe.
+
+    Templates come with checkpoints and are untrusted: they run in Jinja's immutable sandbox and
+    see plain JSON data only.
+
+    Raises:
+        ValueError: the template has a syntax error.
+    """
+
+    def __init__(self, source: str, special_tokens: Mapping[str, str]) -> None:
+        self._special_tokens = dict(special_tokens)
+        try:
+            self._template = _environment().from_string(source)
+        except jinja2.TemplateSyntaxError as error:
+            raise ValueError(f"the chat template does not parse: {error}") from error
+
+    def render(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        add_generation_prompt: bool = True,
+        **variables: Any,
+    ) -> str:
+        """The prompt text. Raises ValueError where the template refuses the messages."""
+        values: dict[str, Any] = {**self._special_tokens, **variables}
+        values["messages"] = messages
+        values["tools"] = tools
+        values["add_generation_prompt"] = add_generation_prompt
+        try:
+            return self._template.render(values)
+        except (jinja2.TemplateError, TypeError, ArithmeticError, LookupError) as error:
+            raise ValueError(f"the chat template refused the messages: {error}") from error
+
+
+class _GenerationTag(Extension):
+    """`{% generation %}` marks the assistant's text for training; here its body is just text."""
+
+    tags = {"generation"}  # noqa: RUF012 - Jinja declares it as an instance attribute
+
+    def parse(self, parser: Parser) -> list[nodes.Node]:
+        """Replaces the block by its body."""
+        next(parser.stream)
+        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+
+
+def _environment() -> ImmutableSandboxedEnvironment:
+    environment = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationTag, loopcontrols]
+    )
+    environment.filters["tojson"] = _tojson
+    helpers: dict[str, Callable[..., Any]] = {
+        "raise_exception": _raise_exception,
+        "strftime_now": _strftime_now,
+    }
+    environment.globals.update(helpers)
+    return environment
+
+
+def _tojson(
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    """Unlike Jinja's own filter, leaves HTML characters alone: this is no web page."""
+    return json.dumps(
+        value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
+    )
+
+
+def _raise_exception(message: str) -> None:
+    raise jinja2.TemplateError(message)
+
+
+def _strftime_now(pattern: str) -> str:
+    return datetime.now().strftime(pattern)

@@ -1,0 +1,207 @@
+"""Token ids to text, step by step, and the stop strings that end it."""
+
+from __future__ import annotations
+
+import codecs
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+
+import tokenizers
+from tokenizers.decoders import DecodeStream
+
+from worker.wire.stop import StopChecker
+
+__all__ = ["ByteDetokenizer", "Detokenizer", "RequestText", "StopChecker", "StreamDetokenizer"]
+
+MAX_HELD_TOKENS = 8
+"""No character spans more tokens; what does not decode by then is not text."""
+
+CONTEXT_TOKENS = 6
+"""Tokens of context that fix how the next ones decode (a leading space, a joined word piece)."""
+
+
+class Detokenizer(ABC):
+    """Text of one completion as its tokens arrive.
+
+    All pieces joined, `flush` included, are the decoded sequence. A piece never ends within a
+    character: its bytes wait for the tokens that complete it.
+    """
+
+    @abstractmethod
+    def push(self, token_ids: Sequence[int]) -> str:
+        """Adds tokens, returns the text that became certain."""
+
+    @abstractmethod
+    def flush(self) -> str:
+        """The rest at the end; an unfinished character becomes U+FFFD."""
+
+
+class ByteDetokenizer(Detokenizer):
+    """For byte-level vocabularies (GPT-2, Llama 3, Qwen): a token is a run of bytes.
+
+    Exact for any sequence of tokens, in constant time per token.
+
+    Args:
+        backend: names the tokens.
+        token_bytes: bytes by token id, filled as tokens appear; shared by all completions that
+            agree in `skip_special_tokens`.
+        skip_special_tokens: special tokens yield no text.
+    """
+
+    __slots__ = ("_backend", "_decoder", "_skip_special_tokens", "_token_bytes")
+
+    def __init__(
+        self,
+        backend: tokenizers.Tokenizer,
+        token_bytes: dict[int, bytes],
+        *,
+        skip_special_tokens: bool,
+    ) -> None:
+        self._backend = backend
+        self._token_bytes = token_bytes
+        self._skip_special_tokens = skip_special_tokens
+        self._decoder = _UTF8_DECODER(errors="replace")
+
+    def push(self, token_ids: Sequence[int]) -> str:
+        """See Detokenizer."""
+        known = self._token_bytes
+        try:
+            data = b"".join([known[token_id] for token_id in token_ids])
+        except KeyError:
+            for token_id in token_ids:
+                if token_id not in known:
+                    known[token_id] = self._bytes_of(token_id)
+            data = b"".join([known[token_id] for token_id in token_ids])
+        return self._decoder.decode(data)
+
+    def flush(self) -> str:
+        """See Detokenizer."""
+        return self._decoder.decode(b"", final=True)
+
+    def _bytes_of(self, token_id: int) -> bytes:
+        token = self._backend.id_to_token(token_id)
+        if token is None:
+            return b""  # beyond the vocabulary: padding rows of the embedding
+        skip = self._skip_special_tokens
+        if skip and not self._backend.decode([token_id], skip_special_tokens=True):
+            return b""
+        try:
+            return bytes([_BYTE_OF_CHARACTER[character] for character in token])
+        except KeyError:
+            return token.encode()  # an added token, spelled as it is
+
+
+class StreamDetokenizer(Detokenizer):
+    """For every other vocabulary: the library's own decode stream."""
+
+    __slots__ = ("_backend", "_context", "_held", "_skip_special_tokens", "_stream")
+
+    def __init__(self, backend: tokenizers.Tokenizer, *, skip_special_tokens: bool) -> None:
+        self._backend = backend
+        self._skip_special_tokens = skip_special_tokens
+        self._stream = DecodeStream(skip_special_tokens=skip_special_tokens)
+        self._context: list[int] = []
+        self._held: list[int] = []
+
+    def push(self, token_ids: Sequence[int]) -> str:
+        """See Detokenizer."""
+        return "".join([self._push_one(token_id) for token_id in token_ids])
+
+    def flush(self) -> str:
+        """See Detokenizer."""
+        if not self._held:
+            return ""
+        before = self._decode(self._context)
+        text = self._decode(self._context + self._held)
+        self._remember()
+        self._stream = DecodeStream(self._context, self._skip_special_tokens)
+        return text[len(before) :]
+
+    def _push_one(self, token_id: int) -> str:
+        self._held.append(token_id)
+        try:
+            piece = self._stream.step(self._backend, token_id)
+        except Exception:
+            # The library gives up where a token changes how earlier ones decode.
+            return self.flush()
+        if piece is None:
+            return self.flush() if len(self._held) > MAX_HELD_TOKENS else ""
+        self._remember()
+        return piece
+
+    def _remember(self) -> None:
+        self._context = (self._context + self._held)[-CONTEXT_TOKENS:]
+        self._held = []
+
+    def _decode(self, token_ids: list[int]) -> str:
+        return self._backend.decode(token_ids, skip_special_tokens=self._skip_special_tokens)
+
+
+class RequestText:
+    """Detokenizer and stop strings of one completion together.
+
+    Args:
+        detokenizer: fresh, of the completion's model.
+        stop: stop strings; empty strings are not allowed.
+        include_stop_str_in_output: whether the text keeps the string that ended it.
+        min_tokens: stop strings count only in the text after this many tokens.
+    """
+
+    __slots__ = ("_checker", "_detokenizer", "_min_tokens", "num_tokens")
+
+    def __init__(
+        self,
+        detokenizer: Detokenizer,
+        *,
+        stop: Sequence[str] = (),
+        include_stop_str_in_output: bool = False,
+        min_tokens: int = 0,
+    ) -> None:
+        self._detokenizer = detokenizer
+        self._checker: StopChecker | None = None
+        if stop:
+            self._checker = StopChecker(stop, include_stop_str_in_output=include_stop_str_in_output)
+        self._min_tokens = min_tokens
+        self.num_tokens = 0
+        """Tokens taken so far; those after a matched stop string are not."""
+
+    @property
+    def stop_reason(self) -> str | None:
+        """The stop string that ended the text, None while none did."""
+        return None if self._checker is None else self._checker.matched
+
+    def push(self, token_ids: Sequence[int]) -> str:
+        """Adds tokens, returns the text that may be shown; nothing after a stop string matched."""
+        if self._checker is None:
+            self.num_tokens += len(token_ids)
+            return self._detokenizer.push(token_ids)
+        pieces: list[str] = []
+        for token_id in token_ids:
+            if self._checker.matched is not None:
+                break
+            self.num_tokens += 1
+            text = self._detokenizer.push((token_id,))
+            if self.num_tokens > self._min_tokens:
+                text = self._checker.push(text)
+            pieces.append(text)
+        return "".join(pieces)
+
+    def flush(self) -> str:
+        """What was held back, once the completion has ended otherwise."""
+        text = self._detokenizer.flush()
+        if self._checker is None:
+            return text
+        return self._checker.push(text) + self._checker.flush()
+
+
+def _byte_of_character() -> dict[str, int]:
+    """GPT-2's alphabet: printable Latin-1 stands for itself, other bytes for 256 and upward."""
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = [byte for byte in range(256) if byte not in printable]
+    table = {chr(byte): byte for byte in printable}
+    table.update({chr(256 + index): byte for index, byte in enumerate(others)})
+    return table
+
+
+_BYTE_OF_CHARACTER = _byte_of_character()
+_UTF8_DECODER = codecs.getincrementaldecoder("utf-8")

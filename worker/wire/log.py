@@ -1,0 +1,79 @@
+"""Logging of all processes: one line per record, as text or JSON, with the request id."""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+from datetime import UTC, datetime
+from typing import Literal
+
+LogFormat = Literal["text", "json"]
+
+FIELDS = ("request_id", "worker_id", "model")
+"""Attributes that `extra=` may give a record."""
+
+
+def setup_logging(
+    level: str = "INFO", log_format: LogFormat = "text", process: str = "rayfleet"
+) -> None:
+    """Sends all records of this process to stderr. `process` names it in every line."""
+    handler = logging.StreamHandler(sys.stderr)
+    formatter: logging.Formatter
+    formatter = JsonFormatter(process) if log_format == "json" else TextFormatter(process)
+    handler.setFormatter(formatter)
+    root = logging.getLogger()
+    root.handlers[:] = [handler]
+    root.setLevel(level.upper())
+
+
+class TextFormatter(logging.Formatter):
+    """`2026-01-31T12:00:00.000Z INFO gateway router.gateway: message request_id=...`."""
+
+    def __init__(self, process: str) -> None:
+        super().__init__()
+        self._process = process
+
+    def format(self, record: logging.LogRecord) -> str:
+        """See logging.Formatter."""
+        line = (
+            f"{_timestamp(record)} {record.levelname} {self._process} {record.name}: "
+            f"{record.getMessage()}"
+        )
+        for field, value in _fields(record).items():
+            line += f" {field}={value}"
+        if record.exc_info:
+            line += "\n" + self.formatException(record.exc_info)
+        return line
+
+
+class JsonFormatter(logging.Formatter):
+    """One JSON object per line."""
+
+    def __init__(self, process: str) -> None:
+        super().__init__()
+        self._process = process
+
+    def format(self, record: logging.LogRecord) -> str:
+        """See logging.Formatter."""
+        entry: dict[str, str] = {
+            "time": _timestamp(record),
+            "level": record.levelname,
+            "process": self._process,
+            "logger": record.name,
+            "message": record.getMessage(),
+            **_fields(record),
+        }
+        if record.exc_info:
+            entry["exception"] = self.formatException(record.exc_info)
+        return json.dumps(entry, ensure_ascii=False)
+
+
+def _fields(record: logging.LogRecord) -> dict[str, str]:
+    values = {field: getattr(record, field, None) for field in FIELDS}
+    return {field: str(value) for field, value in values.items() if value is not None}
+
+
+def _timestamp(record: logging.LogRecord) -> str:
+    moment = datetime.fromtimestamp(record.created, UTC)
+    return moment.strftime("%Y-%m-%dT%H:%M:%S.") + f"{int(record.msecs):03d}Z"

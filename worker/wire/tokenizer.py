@@ -1,0 +1,162 @@
+"""Text to token ids and back, and chat templates, without transformers and without torch."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import tokenizers
+from tokenizers import decoders
+
+from worker.wire.chat_template import ChatTemplate
+from worker.wire.detokenizer import ByteDetokenizer, Detokenizer, StreamDetokenizer
+
+SPECIAL_TOKEN_KEYS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token")
+
+
+class Tokenizer:
+    """The tokenizer of a checkpoint. All methods may run in any thread.
+
+    Args:
+        backend: the `tokenizers` object of tokenizer.json.
+        chat_template: Jinja source, or None where the checkpoint has none.
+        special_tokens: by their role (`eos_token`, ...); templates see them under these names.
+    """
+
+    def __init__(
+        self,
+        backend: tokenizers.Tokenizer,
+        *,
+        chat_template: str | None = None,
+        special_tokens: Mapping[str, str] | None = None,
+    ) -> None:
+        backend.no_padding()
+        backend.no_truncation()
+        self.special_tokens = dict(special_tokens or {})
+        self._backend = backend
+        self._template: ChatTemplate | None = None
+        if chat_template is not None:
+            self._template = ChatTemplate(chat_template, self.special_tokens)
+        self._byte_level = isinstance(backend.decoder, decoders.ByteLevel)
+        self._token_bytes: dict[bool, dict[int, bytes]] = {False: {}, True: {}}
+
+    @property
+    def vocab_size(self) -> int:
+        """Number of tokens, added ones included."""
+        return self._backend.get_vocab_size(with_added_tokens=True)
+
+    @property
+    def has_chat_template(self) -> bool:
+        """Whether `render_chat` works."""
+        return self._template is not None
+
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        """Token ids of `text`; with the tokens that the checkpoint puts around every text."""
+        return self._backend.encode(text, add_special_tokens=add_special_tokens).ids
+
+    def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
+        """Text of a whole sequence."""
+        return self._backend.decode(list(token_ids), skip_special_tokens=skip_special_tokens)
+
+    def token_id(self, token: str) -> int | None:
+        """Id of a token given as text (`"<|im_end|>"`), None if there is none."""
+        return self._backend.token_to_id(token)
+
+    def detokenizer(self, *, skip_special_tokens: bool = True) -> Detokenizer:
+        """A fresh incremental detokenizer for one completion."""
+        if self._byte_level:
+            known = self._token_bytes[skip_special_tokens]
+            return ByteDetokenizer(self._backend, known, skip_special_tokens=skip_special_tokens)
+        return StreamDetokenizer(self._backend, skip_special_tokens=skip_special_tokens)
+
+    def render_chat(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        add_generation_prompt: bool = True,
+        **chat_template_kwargs: Any,
+    ) -> str:
+        """The prompt text of a chat; encode it with `add_special_tokens=False`.
+
+        Raises:
+            ValueError: the checkpoint has no chat template, or it refuses these messages.
+        """
+        if self._template is None:
+            raise ValueError("this model has no chat template: use /v1/completions")
+        return self._template.render(
+            messages,
+            tools=tools,
+            add_generation_prompt=add_generation_prompt,
+            **chat_template_kwargs,
+        )
+
+
+def load_tokenizer(model: str) -> Tokenizer:
+    """Loads the tokenizer of a checkpoint folder, or of a Hub repository by name.
+
+    Raises:
+        ValueError: there is no tokenizer.json; the message says where it was sought.
+    """
+    folder = checkpoint_folder(model)
+    path = folder / "tokenizer.json"
+    if not path.is_file():
+        raise ValueError(
+            f"no tokenizer.json in {folder}: save the checkpoint with a fast tokenizer "
+            "(tokenizer.save_pretrained of transformers writes one)"
+        )
+    config = read_json(folder / "tokenizer_config.json")
+    special = {**read_json(folder / "special_tokens_map.json"), **config}
+    return Tokenizer(
+        tokenizers.Tokenizer.from_file(str(path)),
+        chat_template=_find_chat_template(folder, config),
+        special_tokens=_special_tokens(special),
+    )
+
+
+def checkpoint_folder(model: str) -> Path:
+    """The folder itself, or a local snapshot of the small text files of a Hub repository."""
+    folder = Path(model)
+    if folder.is_dir():
+        return folder
+    if folder.is_absolute() or model.startswith(".") or model.count("/") > 1:
+        raise ValueError(f"{model} is no folder: give a checkpoint folder or a Hub repository")
+    from huggingface_hub import snapshot_download  # slow to import, needed for Hub names only
+
+    return Path(snapshot_download(model, allow_patterns=["*.json", "*.jinja"]))
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """The object in a JSON file, empty if there is no such file."""
+    if not path.is_file():
+        return {}
+    content = json.loads(path.read_text(encoding="utf-8"))
+    if not isinstance(content, dict):
+        raise ValueError(f"{path} must hold a JSON object")
+    return content
+
+
+def _find_chat_template(folder: Path, config: Mapping[str, Any]) -> str | None:
+    """A file beside the tokenizer wins over the key in its configuration."""
+    path = folder / "chat_template.jinja"
+    if path.is_file():
+        return path.read_text(encoding="utf-8")
+    template = read_json(folder / "chat_template.json").get("chat_template")
+    template = template or config.get("chat_template")
+    if isinstance(template, list):  # several named ones
+        named = {entry["name"]: entry["template"] for entry in template}
+        template = named.get("default")
+    return template if isinstance(template, str) else None
+
+
+def _special_tokens(config: Mapping[str, Any]) -> dict[str, str]:
+    tokens: dict[str, str] = {}
+    for key in SPECIAL_TOKEN_KEYS:
+        value = config.get(key)
+        if isinstance(value, Mapping):  # an added token with its flags
+            value = value.get("content")
+        if isinstance(value, str):
+            tokens[key] = value
+    return tokens
