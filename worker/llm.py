@@ -23,7 +23,7 @@ from typing import Any, Self, TypedDict
 import msgspec
 import numpy as np
 
-from worker.engine.base import Executor
+from worker.engine.base import Executor, RankFailure
 from worker.engine.config import EngineConfig
 from worker.engine.core import EngineCore
 from worker.engine.factory import create_executor
@@ -177,6 +177,9 @@ class LLM:
                             self._core.abort(Abort(request_id=delta.request_id))
                 for item in grown.values():
                     yield item.index, _assemble(item)
+        except RankFailure:
+            self.close()  # what the other ranks hold is of no more use
+            raise
         finally:
             self._abandon(list(by_id))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import time
 
 import msgspec
@@ -34,6 +35,8 @@ def serve_engine(config: EngineConfig, directory: str) -> None:
         info = executor.start()
         reports.send(msgspec.msgpack.encode(info))
         core = EngineCore(config, info, executor, time.monotonic)
+        # What start-up made lives as long as the process: no collection need walk it again.
+        gc.freeze()
         _Loop(core, executor, inbox, reports).run()
     finally:
         executor.close()

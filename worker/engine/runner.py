@@ -160,17 +160,16 @@ class ModelRunner:
         return 2 * self.model_config.num_layers * values * self.dtype.itemsize
 
     def _profile(self) -> None:
-        """One step of the largest size, on a cache whose every page is the dummy page."""
+        """The largest prefill and the largest draw, on a cache whose every page is the dummy."""
+        slots = range(self.config.max_num_seqs)
         chunk = min(self.config.max_num_batched_tokens, self.max_model_len - 1)
+        num_chunks = min(len(slots), -(-self.config.max_num_batched_tokens // chunk))
         self.allocate(-(-(chunk + 1) // self.config.page_size) + 1)
-        rows = min(self.config.max_num_seqs, -(-self.config.max_num_batched_tokens // chunk))
-        plan = Plan(
-            seq=0,
-            admits=[Admit(slot, bytes(4 * chunk), 0.0, 0, 1.0, 0.0, 0) for slot in range(rows)],
-            page_writes=[],
-            rows=[Row(slot, 0, chunk, True) for slot in range(rows)],
-        )
-        self.execute(plan)
+        # Random draws with top-p take the most memory.
+        admits = [Admit(slot, bytes(4 * chunk), 1.0, 0, 0.5, 0.0, slot) for slot in slots]
+        prefill = [Row(slot, 0, chunk, True) for slot in slots[:num_chunks]]
+        self.execute(Plan(0, admits, [], prefill))
+        self.execute(Plan(0, [], [], [Row(slot, 0, 1, True) for slot in slots]))
         self._kv_caches = ()
 
 

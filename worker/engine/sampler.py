@@ -1,7 +1,7 @@
 """Draws tokens: argmax for greedy rows, keyed Gumbel noise for the others.
 
 HAZARD(invariance): a row's draw must not depend on the other rows. Everything here works within
-one row: softmax, sort and running sums do, but `sum` and `mean` of a single long row are split
+one row: softmax, top-k and running sums do, but `sum` and `mean` of a single long row are split
 over threads and are therefore avoided.
 """
 
@@ -31,6 +31,8 @@ class RandomRows:
     temperature: torch.Tensor
     top_k: torch.Tensor | None
     """int64, 0 keeps all."""
+    max_top_k: int
+    """Largest of them, known without asking the device."""
     top_p: torch.Tensor | None
     min_p: torch.Tensor | None
 
@@ -56,6 +58,7 @@ def gather_random_rows(
         positions=column(positions),
         temperature=column(temperature),
         top_k=column(top_k) if top_k.any() else None,
+        max_top_k=int(top_k.max()),
         top_p=column(top_p) if (top_p < 1.0).any() else None,
         min_p=column(min_p) if (min_p > 0.0).any() else None,
     )
@@ -80,7 +83,7 @@ def masked_logits(logits: torch.Tensor, random: RandomRows) -> torch.Tensor:
     if random.min_p is not None:
         _apply_min_p(scaled, random.min_p)
     if random.top_k is not None:
-        _apply_top_k(scaled, random.top_k)
+        _apply_top_k(scaled, random.top_k, random.max_top_k)
     if random.top_p is not None:
         _apply_top_p(scaled, random.top_p)
     return scaled
@@ -99,24 +102,44 @@ def _apply_min_p(logits: torch.Tensor, min_p: torch.Tensor) -> None:
     logits.masked_fill_(probabilities < least, float("-inf"))
 
 
-def _apply_top_k(logits: torch.Tensor, top_k: torch.Tensor) -> None:
+def _apply_top_k(logits: torch.Tensor, top_k: torch.Tensor, max_top_k: int) -> None:
     """Keeps whatever equals the k-th value too, so that ties are not cut arbitrarily."""
-    vocab_size = logits.shape[-1]
-    num_kept = top_k.clamp(max=vocab_size)
-    # On CUDA this reads a number back; a bound by the host would sort the whole vocabulary.
-    largest = logits.topk(int(num_kept.max()), dim=-1).values
-    threshold = largest.gather(1, (num_kept - 1).clamp(min=0).unsqueeze(1))
+    largest = logits.topk(min(max_top_k, logits.shape[-1]), dim=-1).values
+    last_kept = (top_k - 1).clamp_(min=0, max=largest.shape[-1] - 1)
+    threshold = largest.gather(1, last_kept.unsqueeze(1))
     threshold.masked_fill_((top_k == 0).unsqueeze(1), float("-inf"))
     logits.masked_fill_(logits < threshold, float("-inf"))
 
 
 def _apply_top_p(logits: torch.Tensor, top_p: torch.Tensor) -> None:
-    """Drops the unlikeliest tokens whose probabilities sum to at most 1 - p."""
-    ascending, order = logits.sort(dim=-1, stable=True)
-    cumulative = ascending.softmax(dim=-1).cumsum_(dim=-1)
-    dropped = cumulative <= (1.0 - top_p).unsqueeze(1)
-    dropped[:, -1] = False
+    """Keeps the likeliest tokens until they hold `top_p`, and whatever equals the last of them."""
+    probabilities = logits.softmax(dim=-1)
+    threshold, is_reached = _nucleus_threshold(probabilities, top_p, _nucleus_width(logits))
+    if not logits.is_cuda:  # there the width is the whole vocabulary, and asking would wait
+        (flat,) = (~is_reached).nonzero(as_tuple=True)
+        if len(flat):
+            threshold[flat], _ = _nucleus_threshold(
+                probabilities.index_select(0, flat), top_p[flat], logits.shape[-1]
+            )
     # Without this, tokens whose probability rounds to zero would be dropped from rows that keep
     # all, but only where another row of the batch uses top-p.
-    dropped &= (top_p < 1.0).unsqueeze(1)
-    logits.masked_fill_(torch.empty_like(dropped).scatter_(1, order, dropped), float("-inf"))
+    threshold.masked_fill_(top_p >= 1.0, 0.0)
+    logits.masked_fill_(probabilities < threshold.unsqueeze(1), float("-inf"))
+
+
+def _nucleus_width(logits: torch.Tensor) -> int:
+    """How many of the likeliest tokens to look at first: sorting all is slow on CPU."""
+    vocab_size = logits.shape[-1]
+    return vocab_size if logits.is_cuda else min(vocab_size, 256)
+
+
+def _nucleus_threshold(
+    probabilities: torch.Tensor, top_p: torch.Tensor, width: int
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Least probability kept in each row, and whether the `width` likeliest suffice to tell."""
+    likeliest = probabilities.topk(width, dim=-1).values
+    cumulative = likeliest.cumsum(dim=-1)
+    # A token stays if those before it hold less than top_p.
+    num_before = (cumulative[:, :-1] < top_p.unsqueeze(1)).sum(dim=-1, keepdim=True)
+    is_reached = (cumulative[:, -1] >= top_p) | (top_p >= 1.0)
+    return likeliest.gather(1, num_before).squeeze(1), is_reached

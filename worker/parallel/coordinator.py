@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Sequence
 
 import msgspec
@@ -15,6 +16,9 @@ from worker.engine.base import RankFailure
 from worker.engine.config import EngineConfig
 from worker.parallel.channel import CoordinatorChannel
 from worker.parallel.messages import Failure, FromRank, Hello, Ready, Start, Stop, ToRank
+
+LAST_WORD_MS = 200
+"""How long to wait for what else a dying rank, or its killer, leaves to be seen."""
 
 
 class RankGroup:
@@ -73,24 +77,38 @@ class RankGroup:
             ready = dict(self._poller.poll())
             # A dying rank's last word is read before its death is looked at.
             if self._channel.incoming in ready:
-                message = self._channel.receive()
-                if isinstance(message, Failure):
-                    raise RankFailure(f"rank {message.rank} failed:\n{message.error}")
-                return message
+                return self._unless_failure(self._channel.receive())
             self.raise_on_death()
 
     def raise_on_death(self) -> None:
         """Raises RankFailure if a child process has ended, with its last word where it left one."""
+        ended = [child for _, child in self._children.values() if child.poll() is not None]
+        if not ended:
+            return
+        while self._channel.incoming.poll(LAST_WORD_MS):
+            self._unless_failure(self._channel.receive())
+        raise RankFailure(self._describe_deaths() or "a rank ended without a word")
+
+    def _unless_failure(self, message: FromRank) -> FromRank:
+        if not isinstance(message, Failure):
+            return message
+        # When a rank is killed the others fail in their next collective: name the kill first.
+        words = [f"rank {message.rank} failed:\n{message.error}"]
+        deadline_polls = LAST_WORD_MS // 10
+        while not (deaths := self._describe_deaths()) and deadline_polls:
+            deadline_polls -= 1
+            time.sleep(0.01)
+        raise RankFailure("\n".join([*words, *([deaths] if deaths else [])]))
+
+    def _describe_deaths(self) -> str:
+        """The children that a signal ended, one line each."""
+        lines = []
         for rank, child in self._children.values():
             code = child.poll()
-            if code is None:
-                continue
-            if self._channel.incoming.poll(200):
-                message = self._channel.receive()
-                if isinstance(message, Failure):
-                    raise RankFailure(f"rank {message.rank} failed:\n{message.error}")
-            how = signal.Signals(-code).name if code < 0 else f"exit code {code}"
-            raise RankFailure(f"rank {rank} (process {child.pid}) ended with {how}")
+            if code is not None and code < 0:
+                name = signal.Signals(-code).name
+                lines.append(f"rank {rank} (process {child.pid}) was ended by {name}")
+        return "\n".join(lines)
 
     def close(self) -> None:
         """Ends all ranks; children that do not end on request are killed."""

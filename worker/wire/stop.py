@@ -70,7 +70,7 @@ class StopChecker:
 
 
 def _failure_table(text: str) -> list[int]:
-    """For each prefix of `text`, the length of its longest proper prefix that is also its suffix."""
+    """For each prefix of `text`: the longest of its own prefixes that it also ends with."""
     table = [0] * len(text)
     length = 0
     for index in range(1, len(text)):

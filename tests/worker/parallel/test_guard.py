@@ -10,9 +10,7 @@ from worker.scheduler.plan import Plan, StepResult
 
 
 def plan(seq: int, digest_seq: int = 0, digest: int = 0) -> Plan:
-    return Plan(
-        seq=seq, admits=[], page_writes=[], rows=[], digest_seq=digest_seq, digest=digest
-    )
+    return Plan(seq=seq, admits=[], page_writes=[], rows=[], digest_seq=digest_seq, digest=digest)
 
 
 def result(seq: int, *token_ids: int) -> StepResult:

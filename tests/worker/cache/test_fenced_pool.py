@@ -1,0 +1,45 @@
+from __future__ import annotations
+
+import pytest
+
+from worker.cache.pool import FencedPool
+
+
+def test_a_released_id_waits_for_its_fence() -> None:
+    pool = FencedPool(1, 3)
+    taken = pool.take(3)
+    assert taken == [1, 2, 3]
+    pool.complete(4)
+    pool.release(taken[:1], fence=4)
+    pool.release(taken[1:], fence=6)
+    assert (pool.num_free, pool.num_fenced) == (1, 2)
+    pool.complete(5)
+    assert pool.num_free == 1
+    pool.check_invariants([])
+    pool.complete(6)
+    assert (pool.num_free, pool.num_fenced) == (3, 0)
+    pool.check_invariants([])
+
+
+def test_the_check_finds_lost_and_doubly_owned_ids() -> None:
+    pool = FencedPool(0, 4)
+    taken = pool.take(2)
+    pool.check_invariants(taken)
+    with pytest.raises(AssertionError, match="3 ids"):
+        pool.check_invariants(taken[:1])
+    pool.release(taken[:1], fence=0)
+    pool.release(taken[:1], fence=0)
+    with pytest.raises(AssertionError, match="two owners"):
+        pool.check_invariants([])
+
+
+def test_more_than_is_free_is_a_bug_of_the_caller() -> None:
+    with pytest.raises(AssertionError, match="3 wanted, 2 free"):
+        FencedPool(0, 2).take(3)
+
+
+def test_steps_complete_in_order() -> None:
+    pool = FencedPool(0, 2)
+    pool.complete(2)
+    with pytest.raises(AssertionError, match="after step 2"):
+        pool.complete(2)

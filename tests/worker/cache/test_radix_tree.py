@@ -1,0 +1,163 @@
+from __future__ import annotations
+
+from array import array
+
+from worker.cache.node import Node
+from worker.cache.radix import RadixTree
+from worker.wire.blocks import block_hashes, root_hash
+from worker.wire.messages import BlockRemoved, BlockStored
+
+SIZE = 2
+
+
+def key(text: str) -> bytes:
+    """Two letters are one page."""
+    return array("i", [ord(letter) for letter in text]).tobytes()
+
+
+def hashes(text: str, salt: str = "") -> list[int]:
+    return block_hashes(key(text), SIZE, root_hash("m", salt))
+
+
+def store(tree: RadixTree, text: str, pages: list[int], salt: str = "") -> Node:
+    """Stores text as a request does: matched part locked, the rest added; still locked."""
+    match = tree.match(key(text), len(pages), salt)
+    known = len(match.pages)
+    node = tree.lock(match.node, salt)
+    node, duplicates = tree.extend(node, key(text[known * SIZE :]), pages[known:])
+    assert not duplicates
+    return node
+
+
+def cached(tree: RadixTree, text: str, salt: str = "") -> list[int]:
+    return tree.match(key(text), len(text) // SIZE, salt).pages
+
+
+def test_match_finds_the_longest_prefix_by_its_tokens() -> None:
+    tree = RadixTree(SIZE, "m")
+    store(tree, "aabbcc", [1, 2, 3])
+    assert cached(tree, "aabbccdd") == [1, 2, 3]
+    assert cached(tree, "aabbxx") == [1, 2]
+    assert cached(tree, "xxaabb") == []
+    assert tree.match(key("aabbcc"), 2, "").pages == [1, 2]
+    assert cached(tree, "aabbcc", salt="other") == []
+
+
+def test_paths_share_their_common_part() -> None:
+    tree = RadixTree(SIZE, "m")
+    first = store(tree, "aabbcc", [1, 2, 3])
+    second = store(tree, "aabbdd", [1, 2, 4])
+    assert cached(tree, "aabbdd") == [1, 2, 4]
+    assert first.parent is second.parent
+    tree.check_invariants([first, second])
+
+
+def test_a_long_generation_stays_one_node() -> None:
+    tree = RadixTree(SIZE, "m")
+    node = store(tree, "aa", [1])
+    for page in range(2, 50):
+        node, _ = tree.extend(node, key("bb"), [page])
+    assert len(list(tree.nodes())) == 2
+    tree.check_invariants([node])
+
+
+def test_two_that_stand_on_one_node_do_not_grow_into_each_other() -> None:
+    tree = RadixTree(SIZE, "m")
+    first = store(tree, "aa", [1])
+    second = tree.lock(tree.match(key("aa"), 1, "").node, "")
+    first, _ = tree.extend(first, key("bb"), [2])
+    second, duplicates = tree.extend(second, key("bbcc"), [3, 4])
+    assert duplicates == [3]
+    assert cached(tree, "aabbcc") == [1, 2, 4]
+    tree.check_invariants([first, second])
+
+
+def test_pages_already_cached_are_handed_back() -> None:
+    tree = RadixTree(SIZE, "m")
+    store(tree, "aabbcc", [1, 2, 3])
+    node = tree.lock(None, "")
+    _, duplicates = tree.extend(node, key("aabbdd"), [4, 5, 6])
+    assert duplicates == [4, 5]
+    assert cached(tree, "aabbdd") == [1, 2, 6]
+
+
+def test_eviction_takes_the_least_recently_used_leaf_from_its_tail() -> None:
+    tree = RadixTree(SIZE, "m")
+    old = store(tree, "aabbcc", [1, 2, 3])
+    new = store(tree, "aaddee", [1, 4, 5])
+    tree.unlock(old, 0)
+    tree.unlock(new, 0)
+    assert tree.evict(1) == [3]
+    assert cached(tree, "aabbcc") == [1, 2]  # only looked at: not a use
+    assert tree.evict(2) == [2, 5]
+    assert tree.evict(9) == [4, 1]
+    assert tree.evict(1) == []
+    tree.check_invariants([])
+    assert list(tree.nodes()) == []
+
+
+def test_locked_paths_are_not_evicted() -> None:
+    tree = RadixTree(SIZE, "m")
+    kept = store(tree, "aabb", [1, 2])
+    gone = store(tree, "aacc", [1, 3])
+    tree.unlock(gone, 0)
+    assert (tree.num_pages, tree.num_evictable) == (3, 1)
+    assert tree.evict(5) == [3]
+    tree.check_invariants([kept])
+
+
+def test_a_lock_ends_behind_its_fence() -> None:
+    tree = RadixTree(SIZE, "m")
+    node = store(tree, "aabb", [1, 2])
+    tree.complete(1)
+    tree.unlock(node, 2)
+    assert (tree.num_fenced, tree.evict(1)) == (1, [])
+    tree.complete(2)
+    assert tree.evict(2) == [2, 1]
+
+
+def test_a_match_counts_pages_nobody_has_locked() -> None:
+    tree = RadixTree(SIZE, "m")
+    short = store(tree, "aa", [1])
+    long = store(tree, "aabbcc", [1, 2, 3])
+    tree.unlock(long, 0)
+    assert tree.match(key("aabbcc"), 3, "").num_unlocked == 2
+    tree.check_invariants([short])
+
+
+def test_events_tell_what_entered_and_left_in_chain_order() -> None:
+    tree = RadixTree(SIZE, "m")
+    node = store(tree, "aabb", [1, 2])
+    node, _ = tree.extend(node, key("cc"), [3])
+    chain = hashes("aabbcc")
+    assert tree.take_events() == [BlockStored(chain[:2], None), BlockStored(chain[2:], chain[1])]
+    tree.unlock(node, 0)
+    tree.evict(2)
+    assert tree.take_events() == [BlockRemoved([chain[2], chain[1]])]
+    assert not tree.has_events
+
+
+def test_events_do_not_change_after_they_were_made() -> None:
+    tree = RadixTree(SIZE, "m")
+    node = store(tree, "aa", [1])
+    tree.extend(node, key("bb"), [2])
+    assert tree.take_events()[0] == BlockStored(hashes("aa"), None)
+
+
+def test_salts_share_nothing() -> None:
+    tree = RadixTree(SIZE, "m")
+    store(tree, "aa", [1], salt="x")
+    store(tree, "aa", [2], salt="y")
+    assert cached(tree, "aa", salt="x") == [1]
+    assert cached(tree, "aa", salt="y") == [2]
+    assert hashes("aa", "x") != hashes("aa", "y")
+
+
+def test_candidates_for_eviction_do_not_pile_up() -> None:
+    tree = RadixTree(SIZE, "m")
+    tree.unlock(store(tree, "aa", [1]), 0)
+    for _ in range(1000):
+        tree.unlock(tree.lock(tree.match(key("aa"), 1, "").node, ""), 0)
+    assert len(tree._leaves) < 100
+    tree.check_invariants([])
+    assert tree.evict(1) == [1]

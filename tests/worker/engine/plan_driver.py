@@ -1,0 +1,134 @@
+"""Drives a runner with Plans made by hand, and keeps the logits of every draw."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+
+from worker.engine.config import EngineConfig
+from worker.engine.runner import ModelRunner
+from worker.parallel.group import TensorParallelGroup
+from worker.scheduler.plan import Admit, PageWrite, Plan, Row
+
+PAGE_SIZE = 8
+
+
+@dataclass(kw_only=True)
+class Request:
+    prompt: list[int]
+    new_tokens: int = 4
+    arrival: int = 0
+    """Step at which it may start."""
+    slot: int = 0
+    temperature: float = 0.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    seed: int = 0
+    tokens: list[int] = field(default_factory=list)
+    logits: list[torch.Tensor] = field(default_factory=list)
+    computed: int = 0
+    prefix_of: Request | None = None
+    """Whose full prompt pages it starts with."""
+    pages: list[int] = field(default_factory=list)
+
+    @property
+    def total(self) -> int:
+        return len(self.prompt) + len(self.tokens)
+
+    @property
+    def is_done(self) -> bool:
+        return len(self.tokens) == self.new_tokens
+
+
+def make_runner(
+    folder: str, group: TensorParallelGroup | None = None, **options: object
+) -> ModelRunner:
+    settings: dict[str, object] = {
+        "model": folder,
+        "device": "cpu",
+        "cpu_threads": 1,
+        "max_num_seqs": 8,
+        "page_size": PAGE_SIZE,
+        "kv_cache_tokens": 4096,
+        **options,
+    }
+    group = group or TensorParallelGroup.alone(torch.device("cpu"))
+    runner = ModelRunner(EngineConfig(**settings), group)  # type: ignore[arg-type]  # test options
+    runner.allocate(runner.hello().num_pages)
+    return runner
+
+
+def generate(
+    runner: ModelRunner, requests: Sequence[Request], *, chunk: int = 1024, page_seed: int = 0
+) -> None:
+    """Runs all requests to their end in shared steps; fills their tokens and logits."""
+    num_pages = runner.hello().num_pages
+    free = (np.random.default_rng(page_seed).permutation(num_pages - 1) + 1).tolist()
+    step = 0
+    while not all(request.is_done for request in requests):
+        admits, writes, shares = [], [], []
+        for request in requests:
+            if request.arrival > step or request.is_done:
+                continue
+            if request.computed == 0:
+                admits.append(_admit(request))
+                _allocate(request, free, runner.config.page_size)
+                # In two writes, as a scheduler that allocates page by page would do.
+                writes.append(PageWrite(request.slot, 0, request.pages[:1]))
+                writes.append(PageWrite(request.slot, 1, request.pages[1:]))
+            shares.append((request, min(chunk, request.total - request.computed)))
+        shares.sort(key=lambda share: share[1] > 1)
+        rows = [
+            Row(request.slot, request.computed, length, request.computed + length == request.total)
+            for request, length in shares
+        ]
+        step += 1
+        _run(runner, Plan(step, admits, writes, rows), shares)
+
+
+def _allocate(request: Request, free: list[int], page_size: int) -> None:
+    if request.prefix_of is not None:
+        owner = request.prefix_of
+        # At least the last token is computed again, for its logits.
+        num_shared = (min(len(request.prompt), len(owner.prompt)) - 1) // page_size
+        assert request.prompt[: num_shared * page_size] == owner.prompt[: num_shared * page_size]
+        request.pages = owner.pages[:num_shared]
+        request.computed = num_shared * page_size
+    length = len(request.prompt) + request.new_tokens
+    request.pages += [free.pop() for _ in range(-(-length // page_size) - len(request.pages))]
+
+
+def _admit(request: Request) -> Admit:
+    tokens = np.asarray(request.prompt, dtype="<i4").tobytes()
+    return Admit(
+        request.slot,
+        tokens,
+        request.temperature,
+        request.top_k,
+        request.top_p,
+        request.min_p,
+        request.seed,
+    )
+
+
+@torch.inference_mode()
+def _run(runner: ModelRunner, plan: Plan, shares: list[tuple[Request, int]]) -> None:
+    inputs = runner.prepare(plan)
+    assert inputs is not None
+    hidden = runner.forward(inputs)
+    draws = iter(())
+    if inputs.num_samples:
+        logits = runner.score(hidden, inputs)
+        tokens = runner.finish(runner.sample(logits, inputs))
+        assert len(tokens) == inputs.num_samples
+        draws = iter(zip(tokens, logits, strict=True))
+    for row, (request, length) in zip(plan.rows, shares, strict=True):
+        request.computed += length
+        if row.sample:
+            token, row_logits = next(draws)
+            request.tokens.append(token)
+            request.logits.append(row_logits.clone())

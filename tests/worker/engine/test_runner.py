@@ -1,0 +1,109 @@
+"""The runner's limits, empty Plans, batch invariance and seeded draws."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from checkpoints import VOCAB_SIZE, write_checkpoint
+from plan_driver import PAGE_SIZE, Request, generate, make_runner
+
+from worker.engine.runner import ModelRunner
+from worker.scheduler.plan import Plan
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
+    folder = tmp_path_factory.mktemp("qwen3")
+    torch.set_num_threads(1)
+    write_checkpoint("qwen3", Path(folder))
+    return str(folder)
+
+
+@pytest.fixture(scope="module")
+def invariant(folder: str) -> ModelRunner:
+    return make_runner(folder, batch_invariant=True)
+
+
+def prompt(length: int, seed: int = 1) -> list[int]:
+    tokens: list[int] = np.random.default_rng(seed).integers(0, VOCAB_SIZE, length).tolist()
+    return tokens
+
+
+def others() -> list[Request]:
+    return [
+        Request(prompt=prompt(length, 9), slot=slot, arrival=slot, new_tokens=9)
+        for slot, length in ((0, 5), (1, 120), (2, 41), (4, 300))
+    ]
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+def test_batch_invariance_is_bitwise(invariant: ModelRunner, temperature: float) -> None:
+    def request(slot: int = 3, arrival: int = 0) -> Request:
+        return Request(
+            prompt=prompt(157),
+            new_tokens=8,
+            slot=slot,
+            arrival=arrival,
+            temperature=temperature,
+            top_p=0.9,
+            top_k=50,
+            seed=77,
+        )
+
+    alone = request()
+    generate(invariant, [alone])
+    chunked = request(slot=6)
+    generate(invariant, [chunked], chunk=32, page_seed=4)
+    batched = request(arrival=2)
+    generate(invariant, [batched, *others()], chunk=64, page_seed=5)
+    single_tokens = request()
+    generate(invariant, [single_tokens, *others()], chunk=1, page_seed=6)
+    owner, cached = request(slot=2), request(slot=1, arrival=5)
+    cached.prefix_of = owner
+    generate(invariant, [owner, cached, others()[0]], chunk=48, page_seed=7)
+    assert cached.pages[:19] == owner.pages[:19]
+    for variant in (chunked, batched, single_tokens, owner, cached):
+        assert variant.tokens == alone.tokens
+        assert torch.equal(torch.stack(variant.logits), torch.stack(alone.logits))
+
+
+def test_seeded_draws_survive_batching(folder: str) -> None:
+    runner = make_runner(folder)
+    alone = Request(prompt=prompt(20), temperature=1.0, seed=-5, new_tokens=12)
+    generate(runner, [alone])
+    batched = Request(prompt=prompt(20), temperature=1.0, seed=-5, new_tokens=12, slot=3)
+    other_seed = Request(prompt=prompt(20), temperature=1.0, seed=6, new_tokens=12, slot=5)
+    generate(runner, [*others(), batched, other_seed], page_seed=3)
+    assert batched.tokens == alone.tokens
+    assert other_seed.tokens != alone.tokens
+
+
+def test_plan_without_rows(folder: str) -> None:
+    runner = make_runner(folder)
+    result = runner.execute(Plan(1, [], [], []))
+    assert (result.seq, result.token_ids) == (1, [])
+
+
+def test_hello_counts_the_dummy_page(folder: str) -> None:
+    hello = make_runner(folder, kv_cache_tokens=20 * PAGE_SIZE - 3).hello()
+    assert (hello.rank, hello.num_pages) == (0, 21)
+    assert (hello.max_model_len, hello.vocab_size) == (1024, VOCAB_SIZE)
+
+
+def test_cache_sized_from_memory_is_no_larger_than_useful(folder: str) -> None:
+    runner = make_runner(folder, kv_cache_tokens=None, max_model_len=100, max_num_seqs=3)
+    assert runner.hello().num_pages <= 3 * 13 + 1
+
+
+def test_too_long_a_maximum_is_refused(folder: str) -> None:
+    with pytest.raises(ValueError, match=r"--max-model-len 2000 is more than .* 1024"):
+        make_runner(folder, max_model_len=2000)
+
+
+def test_bfloat16_runs(folder: str) -> None:
+    request = Request(prompt=prompt(20))
+    generate(make_runner(folder, dtype="bfloat16"), [request])
+    assert all(logits.dtype == torch.float32 for logits in request.logits)

@@ -1,0 +1,142 @@
+"""Masks against a naive reference, draws against their distribution, rows against each other."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from worker.engine.sampler import RandomRows, gather_random_rows, masked_logits, sample
+from worker.engine.tables import SamplingColumns
+from worker.scheduler.plan import Admit
+
+CPU = torch.device("cpu")
+VOCAB = 97
+CASES = [  # temperature, top_k, top_p, min_p
+    (1.0, 0, 1.0, 0.0),
+    (0.7, 5, 1.0, 0.0),
+    (1.3, 0, 0.6, 0.0),
+    (1.0, 0, 1.0, 0.2),
+    (0.5, 20, 0.8, 0.05),
+    (2.0, 1, 1.0, 0.0),
+    (1.0, 500, 0.999, 0.0),
+    (1.0, 3, 0.01, 0.9),
+]
+
+
+def random_rows(cases: list[tuple[float, int, float, float]], seed: int = 0) -> RandomRows:
+    columns = SamplingColumns(len(cases))
+    for slot, (temperature, top_k, top_p, min_p) in enumerate(cases):
+        columns.set(Admit(slot, b"", temperature, top_k, top_p, min_p, seed + slot))
+    slots = np.arange(len(cases))
+    rows = gather_random_rows(columns, slots, slots + 10, CPU)
+    assert rows is not None
+    return rows
+
+
+def naive_mask(logits: torch.Tensor, case: tuple[float, int, float, float]) -> torch.Tensor:
+    """Token by token: which of one row's tokens stay."""
+    temperature, top_k, top_p, min_p = case
+    scaled = logits / temperature
+    kept = [True] * len(scaled)
+    probabilities = scaled.softmax(-1)
+    for token in range(len(scaled)):
+        kept[token] = bool(probabilities[token] >= min_p * probabilities.max())
+    order = sorted(range(len(scaled)), key=lambda token: -float(scaled[token]))
+    survivors = [token for token in order if kept[token]]
+    if top_k:
+        survivors = survivors[:top_k]
+    mass = scaled[survivors].double().softmax(-1)
+    nucleus, total = [], 0.0
+    for token, probability in zip(survivors, mass.tolist(), strict=True):
+        nucleus.append(token)
+        total += probability
+        if total >= top_p:
+            break
+    mask = torch.zeros(len(scaled), dtype=torch.bool)
+    mask[nucleus] = True
+    return mask
+
+
+def test_masks_equal_a_naive_reference() -> None:
+    logits = torch.randn(len(CASES), VOCAB, generator=torch.Generator().manual_seed(1)) * 3
+    masked = masked_logits(logits, random_rows(CASES))
+    for row, case in enumerate(CASES):
+        kept = masked[row] > float("-inf")
+        assert torch.equal(kept, naive_mask(logits[row], case)), case
+        assert torch.equal(masked[row][kept], (logits[row] / case[0])[kept])
+
+
+def test_flat_nucleus_of_a_large_vocabulary() -> None:
+    """More tokens are kept than are looked at first, in some of the rows only."""
+    generator = torch.Generator().manual_seed(5)
+    logits = torch.randn(3, 1200, generator=generator) * torch.tensor([[0.1], [5.0], [0.1]])
+    cases = [(1.0, 0, 0.9, 0.0), (1.0, 0, 0.9, 0.0), (1.0, 0, 1.0, 0.0)]
+    masked = masked_logits(logits, random_rows(cases))
+    for row, case in enumerate(cases):
+        assert torch.equal(masked[row] > float("-inf"), naive_mask(logits[row], case))
+    assert (masked[0] > float("-inf")).sum() > 256
+
+
+def test_rows_do_not_depend_on_each_other() -> None:
+    logits = torch.randn(len(CASES), VOCAB, generator=torch.Generator().manual_seed(2))
+    together = masked_logits(logits, random_rows(CASES))
+    for row, case in enumerate(CASES):
+        alone = masked_logits(logits[row : row + 1], random_rows([case]))
+        assert torch.equal(alone[0], together[row])
+
+
+def test_top_p_elsewhere_keeps_improbable_tokens() -> None:
+    logits = torch.tensor([[0.0, -200.0, 1.0], [0.0, 1.0, 2.0]])
+    masked = masked_logits(logits, random_rows([(1.0, 0, 1.0, 0.0), (1.0, 0, 0.5, 0.0)]))
+    assert torch.equal(masked[0], logits[0])
+
+
+@pytest.mark.parametrize("case", [CASES[0], CASES[1], CASES[4]])
+def test_draws_follow_the_distribution(case: tuple[float, int, float, float]) -> None:
+    draws = 8000
+    logits = torch.randn(VOCAB, generator=torch.Generator().manual_seed(3)) * 2
+    rows = random_rows([case] * draws, seed=1000)
+    tokens = sample(logits.expand(draws, VOCAB), rows)
+    expected = masked_logits(logits.unsqueeze(0), random_rows([case]))[0].softmax(-1) * draws
+    counts = torch.bincount(tokens, minlength=VOCAB)
+    assert (counts[expected == 0] == 0).all()
+    often = expected >= 5
+    statistic = ((counts[often] - expected[often]) ** 2 / expected[often]).sum()
+    freedom = int(often.sum())
+    # Mean of the chi-square distribution plus four standard deviations.
+    assert statistic < freedom + 4 * (2 * freedom) ** 0.5
+
+
+def test_greedy_and_random_rows_share_a_batch() -> None:
+    logits = torch.randn(4, VOCAB, generator=torch.Generator().manual_seed(4))
+    columns = SamplingColumns(4)
+    for slot, temperature in enumerate((0.0, 1.0, 0.0, 1.0)):
+        columns.set(Admit(slot, b"", temperature, 0, 1.0, 0.0, slot))
+    slots = np.arange(4)
+    mixed = gather_random_rows(columns, slots, slots, CPU)
+    assert mixed is not None
+    tokens = sample(logits, mixed)
+    greedy = logits.argmax(-1)
+    assert tokens[[0, 2]].tolist() == greedy[[0, 2]].tolist()
+    for row in (1, 3):
+        one = gather_random_rows(columns, slots[row : row + 1], slots[row : row + 1], CPU)
+        assert int(sample(logits[row : row + 1], one)) == int(tokens[row])
+
+
+def test_all_greedy_needs_no_parameters() -> None:
+    columns = SamplingColumns(2)
+    assert gather_random_rows(columns, np.arange(2), np.arange(2), CPU) is None
+    assert sample(torch.tensor([[0.0, 2.0], [3.0, 1.0]]), None).tolist() == [1, 0]
+
+
+def test_seed_and_position_decide_the_draw() -> None:
+    columns = SamplingColumns(2)
+    for slot in range(2):
+        columns.set(Admit(slot, b"", 1.0, 0, 1.0, 0.0, 42))
+    logits = torch.zeros(2, VOCAB)
+    same = gather_random_rows(columns, np.array([0, 1]), np.array([9, 9]), CPU)
+    other = gather_random_rows(columns, np.array([0, 1]), np.array([9, 10]), CPU)
+    first, second = sample(logits, same).tolist()
+    assert first == second
+    assert len(set(sample(logits, other).tolist())) == 2

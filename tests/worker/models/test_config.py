@@ -1,0 +1,177 @@
+"""config.json: both layouts, defaults, limits and refusals by name."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from worker.models.checkpoint import block_hash_salt, resolve_checkpoint, weight_files
+from worker.models.config import ModelConfig, load_model_config
+
+BASE: dict[str, Any] = {
+    "architectures": ["LlamaForCausalLM"],
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 2,
+    "num_hidden_layers": 2,
+    "max_position_embeddings": 256,
+    "vocab_size": 100,
+}
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "model.safetensors").write_bytes(b"12345678")
+    return tmp_path
+
+
+def load(folder: Path, **changes: Any) -> ModelConfig:
+    raw = {key: value for key, value in {**BASE, **changes}.items() if value != "absent"}
+    (folder / "config.json").write_text(json.dumps(raw))
+    return load_model_config(str(folder))
+
+
+def test_defaults(folder: Path) -> None:
+    config = load(folder)
+    assert config.head_dim == 8
+    assert config.num_kv_heads == 2
+    assert (config.rope.kind, config.rope.theta) == ("default", 10000.0)
+    assert (config.rms_norm_eps, config.max_model_len) == (1e-6, 256)
+    assert not config.tie_word_embeddings
+    assert not config.attention_bias
+
+
+def test_kv_heads_default_to_heads(folder: Path) -> None:
+    assert load(folder, num_key_value_heads="absent").num_kv_heads == 8
+    assert load(folder, num_key_value_heads=None).num_kv_heads == 8
+
+
+def test_qwen3_head_dim_defaults_to_128(folder: Path) -> None:
+    assert load(folder, architectures=["Qwen3ForCausalLM"]).head_dim == 128
+
+
+def test_both_rope_layouts_say_the_same(folder: Path) -> None:
+    scaling = {
+        "rope_type": "llama3",
+        "factor": 8.0,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 64,
+    }
+    before = load(folder, rope_theta=5e5, rope_scaling=scaling)
+    since = load(folder, rope_parameters={**scaling, "rope_theta": 5e5})
+    assert before.rope == since.rope
+    assert since.rope.kind == "llama3"
+    assert since.max_model_len == 256
+
+
+def test_stretched_lengths(folder: Path) -> None:
+    linear = {"type": "linear", "factor": 2.0}
+    assert load(folder, rope_scaling=linear).max_model_len == 512
+    dynamic = {"rope_type": "dynamic", "factor": 2.0}
+    assert load(folder, rope_scaling=dynamic).max_model_len == 256
+    yarn = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 200}
+    assert load(folder, rope_scaling=yarn).max_model_len == 800
+
+
+def test_sliding_window_caps_the_length(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+    config = load(folder, architectures=["MistralForCausalLM"], sliding_window=100)
+    assert config.max_model_len == 100
+    assert "from 256 to 100" in caplog.text
+    assert config.resolve_max_model_len(None) == 100
+    assert config.resolve_max_model_len(60) == 60
+    with pytest.raises(ValueError, match=r"--max-model-len 101 .*sliding_window 100"):
+        config.resolve_max_model_len(101)
+
+
+def test_sliding_window_null_or_unused(folder: Path) -> None:
+    mistral = load(folder, architectures=["MistralForCausalLM"], sliding_window=None)
+    qwen2 = load(folder, architectures=["Qwen2ForCausalLM"], sliding_window=100)
+    used = load(
+        folder,
+        architectures=["Qwen2ForCausalLM"],
+        sliding_window=100,
+        use_sliding_window=True,
+        max_window_layers=1,
+    )
+    beyond = load(
+        folder,
+        architectures=["Qwen2ForCausalLM"],
+        sliding_window=100,
+        use_sliding_window=True,
+        max_window_layers=2,
+    )
+    lengths = [config.max_model_len for config in (mistral, qwen2, used, beyond)]
+    assert lengths == [256, 256, 100, 256]
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"quantization_config": {"quant_method": "awq"}},
+        {"hidden_act": "gelu"},
+        {"partial_rotary_factor": 0.5},
+        {"rope_parameters": {"rope_type": "default", "partial_rotary_factor": 0.5}},
+        {"rope_scaling": {"rope_type": "longrope", "factor": 2.0}},
+        {"rope_scaling": {"rope_type": "llama3", "factor": 2.0}},
+        {"final_logit_softcapping": 30.0},
+        {"logits_scaling": 8.0},
+        {"layer_types": ["linear_attention", "full_attention"]},
+        {"num_experts": 8},
+        {"architectures": ["GemmaForCausalLM"]},
+        {"hidden_size": "absent"},
+    ],
+    ids=lambda changes: next(iter(changes)),
+)
+def test_refusals_name_the_key(folder: Path, changes: dict[str, Any]) -> None:
+    name = next(iter(changes))
+    if name == "rope_parameters":
+        name = "partial_rotary_factor"
+    with pytest.raises(ValueError, match=name):
+        load(folder, **changes)
+
+
+def test_neutral_values_pass(folder: Path) -> None:
+    load(folder, pretraining_tp=4, logits_scaling=1.0, partial_rotary_factor=1.0, num_experts=0)
+
+
+def test_eos_token_ids(folder: Path) -> None:
+    assert load(folder).eos_token_ids == (2,)
+    assert load(folder, eos_token_id=[3, 4]).eos_token_ids == (3, 4)
+    (folder / "generation_config.json").write_text('{"eos_token_id": [5, 6]}')
+    assert load(folder, eos_token_id=3).eos_token_ids == (5, 6)
+
+
+def test_salt_names_the_checkpoint(folder: Path) -> None:
+    salts = {load(folder).block_hash_salt, load(folder).block_hash_salt}
+    assert len(salts) == 1
+    salts.add(load(folder, vocab_size=101).block_hash_salt)
+    (folder / "model.safetensors").write_bytes(b"123456789")
+    salts.add(block_hash_salt(folder))
+    assert len(salts) == 3
+
+
+def test_unusable_folders(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"no config\.json"):
+        resolve_checkpoint(str(tmp_path))
+    with pytest.raises(ValueError, match="does not exist"):
+        resolve_checkpoint(str(tmp_path / "missing"))
+    with pytest.raises(ValueError, match=r"no \*\.safetensors"):
+        weight_files(tmp_path)
+    index = {"weight_map": {"a": "model-1.safetensors"}}
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
+    with pytest.raises(ValueError, match=r"lacks the weight files model-1\.safetensors"):
+        weight_files(tmp_path)
+
+
+def test_offline_hub_name_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import huggingface_hub.constants
+
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path))
+    with pytest.raises(ValueError, match="HF_HUB_OFFLINE"):
+        resolve_checkpoint("nobody/nothing")

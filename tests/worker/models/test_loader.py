@@ -1,0 +1,134 @@
+"""Each rank reads its slice and nothing else; wrong checkpoints are refused by tensor names."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+import pytest
+import torch
+from checkpoints import SPECS, VOCAB_SIZE, write_checkpoint
+from safetensors.torch import load_file, save_file
+
+from worker.models.config import load_model_config
+from worker.models.decoder import DecoderModel
+from worker.models.loader import copy_slice, load_weights
+from worker.models.registry import build_model
+from worker.parallel.group import TensorParallelGroup
+from worker.parallel.layers import LayerOptions, WeightSlot
+
+
+def build(folder: Path, rank: int = 0, world_size: int = 1) -> DecoderModel:
+    cpu = torch.device("cpu")
+    # No process group: loading needs none.
+    group = TensorParallelGroup(rank=rank, world_size=world_size, device=cpu, process_group=None)
+    options = LayerOptions(group=group, dtype=torch.float32, device=cpu, batch_invariant=False)
+    return build_model(load_model_config(str(folder)), options, 64)
+
+
+class CountedSlice:
+    """A tensor that counts the values read from it."""
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        self._tensor = tensor
+        self.values_read = 0
+
+    def get_shape(self) -> list[int]:
+        return list(self._tensor.shape)
+
+    def __getitem__(self, index: object) -> torch.Tensor:
+        part = self._tensor[index]  # type: ignore[index]  # slices only
+        self.values_read += part.numel()
+        return part
+
+
+@pytest.mark.parametrize("name", list(SPECS))
+@pytest.mark.parametrize("world_size", [1, 2, 8])
+def test_slices_of_all_ranks_join_to_the_whole(tmp_path: Path, name: str, world_size: int) -> None:
+    state = write_checkpoint(name, tmp_path).state_dict()
+    parts: dict[str, list[WeightSlot]] = {}
+    for rank in range(world_size):
+        model = build(tmp_path, rank, world_size)
+        slots = list(model.weight_slots())
+        load_weights(model, model.config, show_progress=False)
+        for slot in slots:
+            parts.setdefault(slot.name, []).append(slot)
+    for key, slots in parts.items():
+        pieces = [slot.destination for slot in slots]
+        for slot in slots:
+            piece = slot.destination
+            stop = slot.start + piece.shape[slot.dim]
+            expected = state[key][slot.start : stop]
+            if slot.dim == 1:
+                expected = state[key][:, slot.start : stop]
+            assert torch.equal(piece, expected), key
+        is_copied = "norm" in key or key.endswith(("o_proj.bias", "down_proj.bias"))
+        if not is_copied and not (world_size == 8 and (".k_proj" in key or ".v_proj" in key)):
+            assert torch.equal(torch.cat(pieces, dim=slots[0].dim), state[key]), key
+
+
+def test_only_the_slice_is_read(tmp_path: Path) -> None:
+    state = write_checkpoint("llama", tmp_path).state_dict()
+    for slot in build(tmp_path, 1, 2).weight_slots():
+        source = CountedSlice(state[slot.name])
+        copy_slice(source, slot, tmp_path)
+        assert source.values_read == slot.destination.numel()
+
+
+def test_sharded_checkpoint_has_an_index(tmp_path: Path) -> None:
+    write_checkpoint("llama", tmp_path)
+    assert (tmp_path / "model.safetensors.index.json").is_file()
+    assert len(list(tmp_path.glob("*.safetensors"))) > 1
+
+
+def test_progress_is_logged_without_a_terminal(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    write_checkpoint("qwen3", tmp_path)
+    model = build(tmp_path)
+    with caplog.at_level(logging.INFO):
+        load_weights(model, model.config, show_progress=True)
+    assert "loading weights: 100 %" in caplog.text
+
+
+def test_missing_and_unexpected_tensors_are_named(tmp_path: Path) -> None:
+    write_checkpoint("qwen3", tmp_path)
+    path = tmp_path / "model.safetensors"
+    state = load_file(path)
+    state["model.extra.weight"] = state.pop("model.norm.weight")
+    save_file(state, path, metadata={"format": "pt"})
+    model = build(tmp_path)
+    with pytest.raises(ValueError, match=r"lacks model\.norm\.weight and holds model\.extra"):
+        load_weights(model, model.config, show_progress=False)
+
+
+def test_wrong_shape_is_named(tmp_path: Path) -> None:
+    write_checkpoint("qwen3", tmp_path)
+    path = tmp_path / "model.safetensors"
+    state = load_file(path)
+    state["model.norm.weight"] = torch.ones(3)
+    save_file(state, path, metadata={"format": "pt"})
+    model = build(tmp_path)
+    with pytest.raises(ValueError, match=r"model\.norm\.weight .* \[3\], .* asks for \[64\]"):
+        load_weights(model, model.config, show_progress=False)
+
+
+@pytest.mark.parametrize(
+    ("world_size", "message"),
+    [
+        (3, r"3 does not divide the number of attention heads \(8\)"),
+        (16, r"16 does not divide the number of attention heads \(8\)"),
+    ],
+)
+def test_uneven_shares_are_refused(tmp_path: Path, world_size: int, message: str) -> None:
+    write_checkpoint("qwen3", tmp_path)
+    with pytest.raises(ValueError, match=message):
+        build(tmp_path, 0, world_size)
+
+
+def test_vocabulary_is_padded(tmp_path: Path) -> None:
+    write_checkpoint("qwen3", tmp_path)
+    model = build(tmp_path, 1, 2)
+    assert model.embed_tokens.weight.shape[0] == (VOCAB_SIZE + 1) // 2
+    load_weights(model, model.config, show_progress=False)
+    assert (model.embed_tokens.weight[-1] == 0).all()

@@ -1,0 +1,299 @@
+"""A device made of lists that sees Plans only, and a harness that drives a scheduler with it.
+
+The content of a KV position is a hash of all tokens up to it, so that a wrong page, a page reused
+too early or a wrong prefix hit shows as a wrong content. Admissions and page writes take effect
+when a Plan is launched, rows only when its result is taken: tables that change under a step in
+flight show too.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from worker.scheduler import Scheduler, SchedulerConfig
+from worker.scheduler.digest import SampleDigest
+from worker.scheduler.plan import Plan, Row, StepResult
+from worker.wire.messages import BlockEvent, BlockStored, StepReport, Submit, TokenDelta
+from worker.wire.sampling import SamplingParams
+
+VOCAB = 50
+EOS = (1, 2)
+MASK = 2**61 - 1
+POISON = -1
+SALT_SEEDS = 1000
+"""Seeds are salt index * this + something: tells the device, which knows no salts, apart."""
+
+
+def step_hash(before: int, token: int) -> int:
+    return hash((before, token)) & MASK
+
+
+def draw(seed: int, position: int, content: int) -> int:
+    """The token at `position`, given the content of the position before it."""
+    return hash((seed, position, content)) % VOCAB
+
+
+def start_hash(seed: int) -> int:
+    return seed // SALT_SEEDS
+
+
+@dataclass
+class SlotRow:
+    seed: int
+    tokens: list[int]
+    contents: list[int]
+    """Expected content per position."""
+    pages: list[int]
+
+    def content(self, position: int) -> int:
+        while len(self.contents) <= position:
+            before = self.contents[-1] if self.contents else start_hash(self.seed)
+            self.contents.append(step_hash(before, self.tokens[len(self.contents)]))
+        return self.contents[position]
+
+
+class FakeDevice:
+    def __init__(self, config: SchedulerConfig) -> None:
+        self.config = config
+        self.slots: dict[int, SlotRow] = {}
+        self.pages = [[POISON] * config.page_size for _ in range(config.num_pages)]
+        self.in_flight: deque[Plan] = deque()
+        self.launched = 0
+        self.digest = SampleDigest()
+        self.num_rows = 0
+
+    def launch(self, plan: Plan) -> None:
+        assert plan.seq == self.launched + 1
+        self.launched = plan.seq
+        busy = {row.slot for other in self.in_flight for row in other.rows}
+        for admit in plan.admits:
+            assert admit.slot not in busy, "slot rewritten under a step in flight"
+            tokens = np.frombuffer(admit.token_ids, "<i4").tolist()
+            self.slots[admit.slot] = SlotRow(admit.seed, tokens, [], [])
+        for write in plan.page_writes:
+            pages = self.slots[write.slot].pages
+            assert write.start == len(pages), "a page-table entry was skipped or rewritten"
+            assert 0 not in write.page_ids, "page 0 is the dummy"
+            pages += write.page_ids
+        assert plan.rows
+        assert plan.num_tokens <= self.config.max_num_batched_tokens
+        assert len({row.slot for row in plan.rows}) == len(plan.rows)
+        lengths = [row.length for row in plan.rows]
+        assert lengths == sorted(lengths, key=lambda n: n > 1), "rows of length 1 come first"
+        if plan.digest_seq:
+            assert plan.digest == self.digest.value(plan.digest_seq)
+        self.in_flight.append(plan)
+
+    def run(self) -> StepResult:
+        plan = self.in_flight.popleft()
+        # Rows run in parallel on a real device: all reads of earlier steps' pages, then writes.
+        for row in plan.rows:
+            self._check_past(row)
+        for row in plan.rows:
+            self._write(row)
+        sampled = [self._sample(row) for row in plan.rows if row.sample]
+        self.num_rows += len(plan.rows)
+        self.digest.update(plan.seq, sampled)
+        return StepResult(plan.seq, sampled, 1.5)
+
+    def poison(self, pages: list[int]) -> None:
+        for page in pages:
+            self.pages[page] = [POISON] * self.config.page_size
+
+    def _check_past(self, row: Row) -> None:
+        slot, size = self.slots[row.slot], self.config.page_size
+        if row.start:
+            slot.content(row.start - 1)
+        for start in range(0, row.start, size):
+            end = min(start + size, row.start)
+            page = self.pages[slot.pages[start // size]]
+            assert page[: end - start] == slot.contents[start:end], "wrong content behind a row"
+
+    def _write(self, row: Row) -> None:
+        slot, size = self.slots[row.slot], self.config.page_size
+        assert row.length >= 1
+        for position in range(row.start, row.start + row.length):
+            page = self.pages[slot.pages[position // size]]
+            page[position % size] = slot.content(position)
+
+    def _sample(self, row: Row) -> int:
+        slot, end = self.slots[row.slot], row.start + row.length
+        assert end == len(slot.tokens), "sampled before the last token"
+        slot.tokens.append(draw(slot.seed, end, slot.content(end - 1)))
+        return slot.tokens[-1]
+
+
+def expected_output(submit: Submit, config: SchedulerConfig) -> tuple[list[int], str, int | None]:
+    """What a request yields when nothing else runs: tokens, finish reason, stop reason."""
+    params = submit.sampling
+    tokens = np.frombuffer(submit.prompt, "<i4").tolist()
+    content = start_hash(params.seed or 0)
+    for token in tokens:
+        content = step_hash(content, token)
+    output: list[int] = tokens[len(tokens) - submit.num_resumed :]
+    num_resumed = submit.num_resumed
+    while True:
+        if params.max_tokens is not None and len(output) >= params.max_tokens:
+            return output[num_resumed:], "length", None
+        if len(tokens) >= config.max_total_tokens:
+            return output[num_resumed:], "length", None
+        token = draw(params.seed or 0, len(tokens), content)
+        tokens.append(token)
+        output.append(token)
+        content = step_hash(content, token)
+        if len(output) >= params.min_tokens:
+            if token in EOS and not params.ignore_eos:
+                return output[num_resumed:], "stop", None
+            if token in params.stop_token_ids:
+                return output[num_resumed:], "stop", token
+
+
+def make_submit(request_id: str, prompt: list[int], **options: object) -> Submit:
+    """A submit; options beyond Submit's own fields are SamplingParams'."""
+    own = {"attempt", "cache_salt", "priority", "gateway_id", "num_resumed"}
+    sampling = {name: value for name, value in options.items() if name not in own}
+    sampling.setdefault("seed", 7)
+    rest = {name: value for name, value in options.items() if name in own}
+    rest.setdefault("gateway_id", "g0")
+    return Submit(
+        request_id=request_id,
+        prompt=np.asarray(prompt, "<i4").tobytes(),
+        sampling=SamplingParams(**sampling),  # type: ignore[arg-type]
+        **rest,  # type: ignore[arg-type]
+    )
+
+
+@dataclass
+class Outcome:
+    submit: Submit
+    tokens: list[int] = field(default_factory=list)
+    num_cached: int = -1
+    finish_reason: str | None = None
+    stop_reason: int | None = None
+
+
+class Harness:
+    """A scheduler over a FakeDevice, with all that a front would keep of its reports."""
+
+    def __init__(self, *, checked: bool = True, **limits: object) -> None:
+        defaults: dict[str, object] = {
+            "max_num_seqs": 4,
+            "max_num_batched_tokens": 16,
+            "max_model_len": 64,
+            "page_size": 4,
+            "num_pages": 33,
+            "eos_token_ids": EOS,
+            "block_hash_salt": "m",
+        }
+        self.config = SchedulerConfig(**{**defaults, **limits})  # type: ignore[arg-type]
+        self.scheduler = Scheduler(self.config, lambda: 0.0)
+        self.device = FakeDevice(self.config)
+        self.outcomes: dict[tuple[str, int], Outcome] = {}
+        self.mirror: dict[int, int | None] = {}
+        self.reports = 0
+        self.checked = checked
+        self.last: StepReport | None = None
+
+    def submit(self, submit: Submit) -> Outcome:
+        key = (submit.request_id, submit.attempt)
+        self.outcomes.setdefault(key, Outcome(submit))
+        self.scheduler.add(submit)
+        self.check()
+        return self.outcomes[key]
+
+    def schedule(self) -> Plan | None:
+        plan = self.scheduler.schedule()
+        if plan is not None:
+            self.device.launch(plan)
+        self.check()
+        return plan
+
+    def apply(self) -> None:
+        self.scheduler.apply(self.device.run())
+        self.report()
+        self.check()
+
+    def step(self, depth: int = 0) -> bool:
+        """As the engine steps: launch one, take results beyond `depth`. False if idle."""
+        plan = self.schedule()
+        busy = bool(self.device.in_flight)
+        if busy and (plan is None or len(self.device.in_flight) > depth):
+            self.apply()
+        return busy
+
+    def drain(self, depth: int = 0) -> None:
+        while self.step(depth):
+            pass
+        self.report()
+        assert not self.scheduler.has_work()
+
+    def report(self) -> StepReport:
+        report = self.scheduler.take_report()
+        self.reports += 1
+        assert report.seq == self.reports
+        for gateway_id, deltas in report.deltas.items():
+            for delta in deltas:
+                self._take_delta(gateway_id, delta)
+        for event in report.block_events:
+            self._take_event(event)
+        self.last = report
+        return report
+
+    def check(self) -> None:
+        """Invariants; and what is free now holds garbage from here on."""
+        self.device.poison(self.free_pages())
+        if self.checked:
+            self.scheduler.check_invariants()
+
+    def free_pages(self) -> list[int]:
+        return self.scheduler._cache._pages._free
+
+    def finished(self, request_id: str, attempt: int = 0) -> Outcome:
+        """The outcome of a request, which must equal its run alone."""
+        outcome = self.outcomes[request_id, attempt]
+        tokens, reason, stop = expected_output(outcome.submit, self.config)
+        assert outcome.tokens == tokens
+        assert outcome.finish_reason == reason
+        assert outcome.stop_reason == stop
+        return outcome
+
+    def check_drained(self) -> None:
+        """Every page is free or cached, exactly once; the mirror holds just what is cached."""
+        cache = self.scheduler._cache
+        cache.check_invariants([])
+        tree = cache._tree
+        assert cache._pages.num_fenced == 0
+        assert cache._slots.num_free == self.config.max_num_seqs
+        assert cache._pages.num_free + tree.num_pages == self.config.num_pages - 1
+        assert tree.num_evictable == tree.num_pages
+        cached = [value for node in tree.nodes() if not node.is_root for value in node.hashes]
+        assert sorted(cached) == sorted(self.mirror)
+
+    def _take_delta(self, gateway_id: str, delta: TokenDelta) -> None:
+        outcome = self.outcomes[delta.request_id, delta.attempt]
+        assert outcome.submit.gateway_id == gateway_id
+        assert outcome.finish_reason is None, "news after the end"
+        first = not outcome.tokens and outcome.num_cached == -1
+        if not first:
+            assert delta.num_cached_tokens == -1
+        outcome.num_cached = max(outcome.num_cached, delta.num_cached_tokens)
+        assert delta.token_ids or delta.finish_reason is not None
+        outcome.tokens += delta.token_ids
+        outcome.finish_reason = delta.finish_reason
+        outcome.stop_reason = delta.stop_reason
+
+    def _take_event(self, event: BlockEvent) -> None:
+        if isinstance(event, BlockStored):
+            parent = event.parent_hash
+            for value in event.block_hashes:
+                assert parent is None or parent in self.mirror, "stored before its parent"
+                assert value not in self.mirror
+                self.mirror[value] = parent
+                parent = value
+        else:
+            for value in event.block_hashes:
+                assert value not in self.mirror.values(), "removed before its child"
+                del self.mirror[value]

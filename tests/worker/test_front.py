@@ -1,0 +1,288 @@
+"""The front against an engine that is played by the test: real sockets, real messages."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import stat
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import msgspec
+import pytest
+import zmq
+import zmq.asyncio
+
+from worker.front import CacheMirror, WorkerFront
+from worker.wire.messages import (
+    AttachSnapshot,
+    BlockEvent,
+    BlockRemoved,
+    BlockStored,
+    EngineInfo,
+    LoadSnapshot,
+    StepReport,
+    Submit,
+    SubmitBatch,
+    SubmitReply,
+    TokenDelta,
+    WorkerDown,
+    WorkerItem,
+    WorkerUpdate,
+)
+from worker.wire.sampling import SamplingParams
+
+INFO = EngineInfo(
+    model="tiny",
+    max_model_len=64,
+    max_total_tokens=128,
+    vocab_size=32,
+    page_size=4,
+    max_num_seqs=8,
+    eos_token_ids=[2],
+    block_hash_salt="tiny",
+)
+decode_item = msgspec.msgpack.Decoder(WorkerItem).decode
+decode_batch = msgspec.msgpack.Decoder(SubmitBatch).decode
+decode_reply = msgspec.msgpack.Decoder(SubmitReply).decode
+encode = msgspec.msgpack.encode
+
+
+class Engine:
+    """Plays rank 0: binds the inbox, pushes reports."""
+
+    def __init__(self, directory: str) -> None:
+        self.directory = directory
+        self.context = zmq.asyncio.Context()
+        self.inbox = self.context.socket(zmq.PULL)
+        self.inbox.bind(f"ipc://{directory}/inbox")
+        self.reports = self.context.socket(zmq.PUSH)
+        self.reports.connect(f"ipc://{directory}/reports")
+        self.seq = 0
+
+    async def ready(self) -> None:
+        await self.reports.send(encode(INFO))
+
+    async def step(
+        self,
+        deltas: dict[str, list[TokenDelta]] | None = None,
+        events: list[BlockEvent] | None = None,
+        running: int = 0,
+    ) -> None:
+        self.seq += 1
+        load = LoadSnapshot(num_running=running)
+        report = StepReport(seq=self.seq, deltas=deltas or {}, block_events=events or [], load=load)
+        await self.reports.send(encode(report))
+
+    async def batch(self) -> SubmitBatch:
+        return decode_batch(await self.inbox.recv())
+
+    def close(self) -> None:
+        self.context.destroy(linger=0)
+
+
+class Gateway:
+    """Reads one attach stream; skips heartbeats unless asked for them."""
+
+    def __init__(self, front: WorkerFront, gateway_id: str) -> None:
+        self.stream = front.attach(gateway_id)
+
+    async def next(self) -> WorkerItem:
+        return decode_item(await anext(self.stream))
+
+    async def news(self) -> WorkerItem:
+        while True:
+            item = await self.next()
+            if not isinstance(item, WorkerUpdate) or item.deltas or item.block_events:
+                return item
+
+    async def close(self) -> None:
+        await self.stream.aclose()  # type: ignore[attr-defined]
+
+
+@pytest.fixture
+async def front(tmp_path: Path) -> AsyncIterator[WorkerFront]:
+    front = WorkerFront("w0", "/tmp")
+    yield front
+    front.close()
+
+
+@pytest.fixture
+async def engine(front: WorkerFront) -> AsyncIterator[Engine]:
+    engine = Engine(front.open())
+    await engine.ready()
+    await front.wait_ready()
+    yield engine
+    engine.close()
+
+
+def submit(
+    request_id: str, gateway_id: str = "g0", num_prompt: int = 4, attempt: int = 0
+) -> Submit:
+    return Submit(
+        request_id=request_id,
+        gateway_id=gateway_id,
+        prompt=bytes(4 * num_prompt),
+        sampling=SamplingParams(seed=1),
+        attempt=attempt,
+    )
+
+
+def delta(request_id: str, *tokens: int, **fields: object) -> TokenDelta:
+    return msgspec.convert(
+        [request_id, 0, list(tokens), fields.get("finish"), None, fields.get("cached", -1)],
+        TokenDelta,
+    )
+
+
+async def send(front: WorkerFront, *submits: Submit) -> SubmitReply:
+    return decode_reply(await front.submit(encode(SubmitBatch(submits=list(submits)))))
+
+
+async def test_directory_is_private_and_its_sockets_have_short_names(front: WorkerFront) -> None:
+    directory = front.open()
+    assert stat.S_IMODE(os.stat(directory).st_mode) == 0o700
+    assert len(f"{directory}/reports".encode()) <= 107
+    front.close()
+    assert not os.path.exists(directory)
+
+
+async def test_snapshot_says_loading_then_ready(front: WorkerFront) -> None:
+    engine = Engine(front.open())
+    gateway = Gateway(front, "g0")
+    first = await gateway.next()
+    assert isinstance(first, AttachSnapshot)
+    assert first.info is None
+    assert (await send(front, submit("r0"))).rejections[0].status == 503
+    await engine.ready()
+    second = await gateway.news()
+    assert isinstance(second, AttachSnapshot)
+    assert second.info == INFO
+    engine.close()
+
+
+async def test_a_batch_goes_to_the_inbox_less_what_can_never_fit(
+    front: WorkerFront, engine: Engine
+) -> None:
+    gateway = Gateway(front, "g0")
+    await gateway.next()
+    reply = await send(front, submit("fits"), submit("too-long", num_prompt=64))
+    assert [r.request_id for r in reply.rejections] == ["too-long"]
+    assert reply.rejections[0].status == 400
+    assert [s.request_id for s in (await engine.batch()).submits] == ["fits"]
+
+
+async def test_each_gateway_gets_its_own_tokens_and_everybodys_blocks(
+    front: WorkerFront, engine: Engine
+) -> None:
+    one, two = Gateway(front, "g1"), Gateway(front, "g2")
+    await one.next()
+    await two.next()
+    stored = BlockStored(block_hashes=[7], parent_hash=None)
+    await engine.step({"g1": [delta("a", 5)]}, [stored], running=3)
+    first, second = await one.news(), await two.news()
+    assert isinstance(first, WorkerUpdate)
+    assert isinstance(second, WorkerUpdate)
+    assert [d.token_ids for d in first.deltas] == [[5]]
+    assert second.deltas == []
+    assert first.block_events == second.block_events == [stored]
+    assert first.load.num_running == second.load.num_running == 3
+
+
+async def test_steps_that_pile_up_are_merged_in_order(front: WorkerFront, engine: Engine) -> None:
+    gateway, probe = Gateway(front, "g0"), Gateway(front, "probe")
+    await gateway.next()
+    await probe.next()
+    await engine.step({"g0": [delta("a", 1, cached=3)]}, [BlockStored([1], None)])
+    await engine.step({"g0": [delta("a", 2), delta("b", 9)]})
+    await engine.step({"g0": [delta("a", 3, finish="stop")]}, [BlockRemoved([1])])
+    await engine.step({"probe": [delta("p", 0)]})
+    while not (isinstance(item := await probe.news(), WorkerUpdate) and item.deltas):
+        pass
+    update = await gateway.news()
+    assert isinstance(update, WorkerUpdate)
+    assert [(d.request_id, d.token_ids, d.finish_reason) for d in update.deltas] == [
+        ("a", [1, 2, 3], "stop"),
+        ("b", [9], None),
+    ]
+    assert update.deltas[0].num_cached_tokens == 3
+    assert update.block_events == [BlockStored([1], None), BlockRemoved([1])]
+
+
+async def test_updates_count_without_gaps_and_come_when_idle(
+    front: WorkerFront, engine: Engine
+) -> None:
+    gateway = Gateway(front, "g0")
+    await gateway.next()
+    items = [await gateway.next() for _ in range(3)]
+    assert [item.seq for item in items if isinstance(item, WorkerUpdate)] == [1, 2, 3]
+
+
+async def test_closing_the_stream_aborts_open_requests(front: WorkerFront, engine: Engine) -> None:
+    gateway = Gateway(front, "g0")
+    await gateway.next()
+    await send(front, submit("done"), submit("open", attempt=2))
+    await engine.batch()
+    await engine.step({"g0": [delta("done", 1, finish="stop")]})
+    await gateway.news()
+    await gateway.close()
+    assert [(a.request_id, a.attempt) for a in (await engine.batch()).aborts] == [("open", 2)]
+    reply = await send(front, submit("late"))
+    assert reply.rejections[0].status == 503
+
+
+async def test_attaching_again_ends_the_earlier_stream_only(
+    front: WorkerFront, engine: Engine
+) -> None:
+    earlier = Gateway(front, "g0")
+    await earlier.next()
+    await send(front, submit("old"))
+    await engine.batch()
+    later = Gateway(front, "g0")
+    await later.next()
+    assert [a.request_id for a in (await engine.batch()).aborts] == ["old"]
+    await send(front, submit("new"))
+    assert [s.request_id for s in (await engine.batch()).submits] == ["new"]
+    with contextlib.suppress(StopAsyncIteration):
+        while True:
+            await earlier.next()
+    await engine.step({"g0": [delta("new", 4)]})
+    assert isinstance(await later.news(), WorkerUpdate)
+
+
+async def test_a_lost_engine_voids_its_epoch(front: WorkerFront, engine: Engine) -> None:
+    gateway = Gateway(front, "g0")
+    await gateway.next()
+    await engine.step(events=[BlockStored([1, 2], None)])
+    await gateway.news()
+    old_directory = engine.directory
+    front.engine_lost("rank 1 died: out of memory")
+    down = await gateway.news()
+    assert down == WorkerDown(epoch=1, reason="rank 1 died: out of memory")
+    assert not os.path.exists(old_directory)
+    again = Engine(front.open())
+    await again.ready()
+    snapshot = await gateway.news()
+    assert isinstance(snapshot, AttachSnapshot)
+    assert (snapshot.epoch, snapshot.blocks, snapshot.info) == (2, [], INFO)
+    again.close()
+
+
+async def test_a_gap_in_the_reports_breaks_the_engine(front: WorkerFront, engine: Engine) -> None:
+    await engine.step()
+    engine.seq += 1
+    await engine.step()
+    reason = await asyncio.wait_for(front.wait_broken(), 10)
+    assert reason == "engine report 3 came where 2 was due"
+
+
+def test_mirror_gives_chains_parents_first() -> None:
+    mirror = CacheMirror()
+    mirror.apply([BlockStored([1, 2, 3], None), BlockStored([20, 21], 2), BlockStored([4], 3)])
+    mirror.apply([BlockRemoved([21])])
+    assert mirror.chains() == [
+        BlockStored([1, 2, 3], None),
+        BlockStored([20], 2),
+        BlockStored([4], 3),
+    ]

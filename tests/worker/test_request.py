@@ -1,0 +1,87 @@
+from __future__ import annotations
+
+from itertools import product
+
+import numpy as np
+import pytest
+
+from worker.request import IllegalMove, Request, RequestState
+from worker.wire.messages import Submit
+from worker.wire.sampling import SamplingParams
+
+LEGAL = {
+    ("WAITING", "RUNNING"),
+    ("WAITING", "FINISHED_LENGTH"),
+    ("WAITING", "FINISHED_ABORTED"),
+    ("RUNNING", "PREEMPTED"),
+    ("RUNNING", "FINISHED_STOPPED"),
+    ("RUNNING", "FINISHED_LENGTH"),
+    ("RUNNING", "FINISHED_ABORTED"),
+    ("PREEMPTED", "RUNNING"),
+    ("PREEMPTED", "FINISHED_ABORTED"),
+}
+
+
+def make_request(
+    num_tokens: int = 5, *, num_resumed: int = 0, sampling: SamplingParams | None = None
+) -> Request:
+    submit = Submit(
+        request_id="r",
+        gateway_id="g",
+        prompt=np.arange(num_tokens, dtype="<i4").tobytes(),
+        sampling=sampling or SamplingParams(seed=1),
+        num_resumed=num_resumed,
+    )
+    return Request(submit, arrival=1, arrived_s=0.0, max_total_tokens=100, eos_token_ids=(2,))
+
+
+@pytest.mark.parametrize(("before", "after"), list(product(RequestState, RequestState)))
+def test_only_moves_of_the_table_are_possible(before: RequestState, after: RequestState) -> None:
+    request = make_request()
+    request.state = before
+    if (before.name, after.name) in LEGAL:
+        request.move_to(after)
+        assert request.state is after
+    else:
+        with pytest.raises(IllegalMove, match=before.name):
+            request.move_to(after)
+        assert request.state is before
+
+
+def test_finish_reasons_are_the_apis() -> None:
+    reasons = {}
+    for state in RequestState:
+        request = make_request()
+        request.state = state
+        reasons[state.name] = request.finish_reason
+    assert {name: reason for name, reason in reasons.items() if reason} == {
+        "FINISHED_STOPPED": "stop",
+        "FINISHED_LENGTH": "length",
+        "FINISHED_ABORTED": "abort",
+    }
+
+
+def test_max_tokens_none_means_up_to_the_models_maximum() -> None:
+    assert make_request(sampling=SamplingParams(max_tokens=None)).limit == 100
+    assert make_request(sampling=SamplingParams(max_tokens=500)).limit == 100
+    assert make_request(sampling=SamplingParams(max_tokens=7)).limit == 12
+
+
+def test_resumed_tokens_count_as_output() -> None:
+    request = make_request(8, num_resumed=3, sampling=SamplingParams(max_tokens=7))
+    assert (request.num_prompt, request.num_output, request.limit) == (5, 3, 12)
+
+
+def test_end_tokens_follow_ignore_eos() -> None:
+    params = SamplingParams(ignore_eos=True, stop_token_ids=(9,))
+    assert make_request().end_token_ids == {2}
+    assert make_request(sampling=params).end_token_ids == {9}
+
+
+def test_nothing_is_pending_where_the_tokens_being_drawn_reach_the_limit() -> None:
+    request = make_request(5, sampling=SamplingParams(max_tokens=2))
+    assert request.num_pending == 5
+    request.num_computed, request.num_placeholders = 5, 1
+    assert request.num_pending == 1
+    request.num_computed, request.num_placeholders = 6, 2
+    assert request.num_pending == 0

@@ -1,0 +1,378 @@
+"""The front of a worker group: between many gateways and the one engine loop of rank 0.
+
+It runs on the event loop of the WorkerGroup replica and knows no Ray:
+
+    gateways ──submit──> WorkerFront ──PUSH {directory}/inbox───> rank 0
+    gateways <──attach── WorkerFront <──PULL {directory}/reports── rank 0
+
+Each gateway gets one item per engine step that concerns it, with all its tokens in it. What piles
+up while a gateway is slow is merged, so a slow gateway costs memory for tokens, not for items.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import shutil
+import tempfile
+from collections.abc import AsyncIterator, Iterable
+from pathlib import Path
+
+import msgspec
+import zmq
+import zmq.asyncio
+
+from worker.wire.limits import refuse
+from worker.wire.messages import (
+    PROTOCOL_VERSION,
+    Abort,
+    AttachSnapshot,
+    BlockEvent,
+    BlockRemoved,
+    BlockStored,
+    EngineInfo,
+    EngineMessage,
+    LoadSnapshot,
+    Rejection,
+    StepReport,
+    Submit,
+    SubmitBatch,
+    SubmitReply,
+    TokenDelta,
+    WorkerDown,
+    WorkerItem,
+    WorkerUpdate,
+)
+
+logger = logging.getLogger(__name__)
+
+HEARTBEAT_S = 0.2
+"""Every attach stream carries an item at least this often; gateways expect one in 250 ms."""
+
+
+class WorkerFront:
+    """Takes requests for one worker group and hands out what its engine reports.
+
+    Lives on one event loop. A rank group that is lost is followed by another one, in a new
+    directory and under the next epoch: `open()`, `wait_ready()`, `engine_lost()`, `open()`...
+    """
+
+    def __init__(self, worker_id: str, parent_directory: str = "/tmp") -> None:
+        self.worker_id = worker_id
+        self.epoch = 1
+        self.info: EngineInfo | None = None
+        """What the engine told of itself when all ranks were ready; None while loading."""
+        self._parent_directory = parent_directory
+        self._mirror = CacheMirror()
+        self._load = LoadSnapshot()
+        self._attachments: dict[str, Attachment] = {}
+        self._encode = msgspec.msgpack.Encoder().encode
+        self._decode_batch = msgspec.msgpack.Decoder(SubmitBatch).decode
+        self._engine: EngineConnection | None = None
+        self._ready = asyncio.Event()
+        self._reader: asyncio.Task[None] | None = None
+        self._heart: asyncio.Task[None] | None = None
+
+    def open(self) -> str:
+        """Makes the private directory and the sockets in it for the current epoch; its path.
+
+        The ranks of this epoch are to be started with this directory.
+        """
+        assert self._engine is None, "the engine of this epoch has a directory already"
+        self._engine = EngineConnection(self._parent_directory)
+        self._reader = asyncio.create_task(self._read_reports(self._engine))
+        if self._heart is None:
+            self._heart = asyncio.create_task(self._beat())
+        return self._engine.directory
+
+    async def wait_ready(self) -> EngineInfo:
+        """Waits until every rank of the current epoch is ready.
+
+        Raises:
+            RuntimeError: the engine's reports cannot be read.
+        """
+        assert self._reader is not None, "open() comes first"
+        ready = asyncio.ensure_future(self._ready.wait())
+        try:
+            await asyncio.wait({ready, self._reader}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            ready.cancel()
+        if self._reader.done():
+            self._reader.result()
+        assert self.info is not None
+        return self.info
+
+    async def wait_broken(self) -> str:
+        """Waits until the engine's reports break off or contradict each other; says how."""
+        assert self._reader is not None, "open() comes first"
+        await asyncio.wait({self._reader})
+        return str(self._reader.exception()) if not self._reader.cancelled() else "closed"
+
+    async def attach(self, gateway_id: str) -> AsyncIterator[bytes]:
+        """Stream of WorkerItems for one gateway: a snapshot, then an update per step.
+
+        When the stream is closed, the gateway's requests are aborted. A gateway that attaches
+        again has lost its earlier stream: that one ends, and its requests with it.
+        """
+        attachment = Attachment()
+        earlier = self._attachments.pop(gateway_id, None)
+        if earlier is not None:
+            self._abandon(earlier)
+        self._attachments[gateway_id] = attachment
+        attachment.put(self._snapshot())
+        try:
+            while (item := await attachment.next()) is not None:
+                yield self._encode(item)
+        finally:
+            if self._attachments.get(gateway_id) is attachment:
+                del self._attachments[gateway_id]
+            self._abandon(attachment)
+
+    async def submit(self, payload: bytes) -> bytes:
+        """Hands a SubmitBatch to rank 0, less what this worker cannot serve; the SubmitReply."""
+        batch = self._decode_batch(payload)
+        rejections = [r for submit in batch.submits if (r := self._refuse(submit)) is not None]
+        if rejections:
+            refused = {(rejection.request_id, rejection.attempt) for rejection in rejections}
+            batch.submits = [s for s in batch.submits if (s.request_id, s.attempt) not in refused]
+            payload = self._encode(batch)
+        for submit in batch.submits:
+            self._attachments[submit.gateway_id].open_requests[submit.request_id] = submit.attempt
+        if self._engine is not None and (batch.submits or batch.aborts):
+            self._engine.send(payload)
+        return self._encode(SubmitReply(epoch=self.epoch, rejections=rejections))
+
+    def engine_lost(self, reason: str) -> None:
+        """The rank group is gone: tells every gateway, and voids all that was known of it."""
+        self._close_engine()
+        for attachment in self._attachments.values():
+            attachment.open_requests.clear()
+            attachment.put(WorkerDown(epoch=self.epoch, reason=reason))
+        self.epoch += 1
+        self.info = None
+        self._ready.clear()
+        self._mirror = CacheMirror()
+        self._load = LoadSnapshot()
+
+    def close(self) -> None:
+        """Ends all attach streams and removes the directory."""
+        if self._heart is not None:
+            self._heart.cancel()
+        self._close_engine()
+        for attachment in self._attachments.values():
+            attachment.end()
+
+    async def _read_reports(self, engine: EngineConnection) -> None:
+        """Reads rank 0's messages of one epoch, in order and without gaps."""
+        seq = 0
+        async for message in engine.messages():
+            if isinstance(message, EngineInfo):
+                self._engine_ready(message)
+                continue
+            seq += 1
+            if message.seq != seq:
+                raise RuntimeError(f"engine report {message.seq} came where {seq} was due")
+            self._apply(message)
+
+    def _engine_ready(self, info: EngineInfo) -> None:
+        self.info = info
+        self._load = LoadSnapshot(max_num_seqs=info.max_num_seqs)
+        self._ready.set()
+        snapshot = self._snapshot()
+        for attachment in self._attachments.values():
+            attachment.put(snapshot)
+
+    def _apply(self, report: StepReport) -> None:
+        self._load = report.load
+        if report.block_events:
+            self._mirror.apply(report.block_events)
+        for gateway_id, attachment in self._attachments.items():
+            deltas = report.deltas.get(gateway_id)
+            if deltas or report.block_events:
+                attachment.put_step(self.epoch, deltas or [], report.block_events, report.load)
+
+    def _refuse(self, submit: Submit) -> Rejection | None:
+        if self.info is None:
+            problem = "this worker is loading"
+        elif submit.gateway_id not in self._attachments:
+            problem = f"gateway {submit.gateway_id} is not attached to this worker"
+        else:
+            return refuse(submit, self.info)
+        return Rejection(
+            request_id=submit.request_id, attempt=submit.attempt, message=problem, status=503
+        )
+
+    def _abandon(self, attachment: Attachment) -> None:
+        """Nobody reads this stream any more: its requests must not hold pages."""
+        attachment.end()
+        aborts = [Abort(request_id=r, attempt=a) for r, a in attachment.open_requests.items()]
+        attachment.open_requests.clear()
+        if aborts and self._engine is not None:
+            self._engine.send(self._encode(SubmitBatch(aborts=aborts)))
+
+    def _snapshot(self) -> AttachSnapshot:
+        return AttachSnapshot(
+            protocol_version=PROTOCOL_VERSION,
+            worker_id=self.worker_id,
+            epoch=self.epoch,
+            info=self.info,
+            blocks=self._mirror.chains(),
+            load=self._load,
+        )
+
+    async def _beat(self) -> None:
+        while True:
+            await asyncio.sleep(HEARTBEAT_S)
+            for attachment in self._attachments.values():
+                attachment.put_step(self.epoch, [], [], self._load)
+
+    def _close_engine(self) -> None:
+        if self._reader is not None:
+            self._reader.cancel()
+            self._reader = None
+        if self._engine is not None:
+            self._engine.close()
+            self._engine = None
+
+
+class EngineConnection:
+    """The sockets of one epoch's engine, in a directory of their own that nobody else may enter."""
+
+    def __init__(self, parent_directory: str) -> None:
+        # mkdtemp gives mode 0700. Short names: the path of a socket may have 107 bytes.
+        self.directory = tempfile.mkdtemp(prefix="rf-", dir=parent_directory)
+        self._context = zmq.asyncio.Context()
+        self._reports = self._context.socket(zmq.PULL)
+        self._reports.set_hwm(0)
+        self._reports.bind(f"ipc://{self.directory}/reports")
+        self._inbox = zmq.Context(self._context).socket(zmq.PUSH)
+        self._inbox.set_hwm(0)
+        self._inbox.connect(f"ipc://{self.directory}/inbox")
+
+    async def messages(self) -> AsyncIterator[EngineInfo | StepReport]:
+        """What rank 0 sends, in its order."""
+        decode = msgspec.msgpack.Decoder(EngineMessage).decode
+        while True:
+            yield decode(await self._reports.recv())
+
+    def send(self, payload: bytes) -> None:
+        """Queues a SubmitBatch for rank 0; without a high-water mark this never blocks."""
+        self._inbox.send(payload, zmq.NOBLOCK)
+
+    def close(self) -> None:
+        """Drops what is unsent and removes the directory."""
+        self._inbox.close(linger=0)
+        self._reports.close(linger=0)
+        self._context.term()
+        with contextlib.suppress(OSError):
+            shutil.rmtree(Path(self.directory))
+
+
+class CacheMirror:
+    """Block hashes in the engine's prefix cache, for gateways that attach later."""
+
+    def __init__(self) -> None:
+        self._parents: dict[int, int | None] = {}
+        """Hash to its parent's. The engine evicts leaves first, so parents come before children."""
+
+    def apply(self, events: Iterable[BlockEvent]) -> None:
+        """Follows one step of the engine's cache."""
+        for event in events:
+            if isinstance(event, BlockRemoved):
+                for block_hash in event.block_hashes:
+                    self._parents.pop(block_hash, None)
+                continue
+            parent = event.parent_hash
+            for block_hash in event.block_hashes:
+                self._parents[block_hash] = parent
+                parent = block_hash
+
+    def chains(self) -> list[BlockStored]:
+        """All blocks, parents first, neighbours in a chain joined into one event."""
+        chains: list[BlockStored] = []
+        last: int | None = None
+        for block_hash, parent in self._parents.items():
+            if chains and parent == last:
+                chains[-1].block_hashes.append(block_hash)
+            else:
+                chains.append(BlockStored(block_hashes=[block_hash], parent_hash=parent))
+            last = block_hash
+        return chains
+
+
+class Attachment:
+    """What one gateway has yet to be told, and which of its requests are open."""
+
+    def __init__(self) -> None:
+        self.open_requests: dict[str, int] = {}
+        """Request id to attempt."""
+        self._pending: list[WorkerItem] = []
+        self._tails: dict[tuple[str, int], TokenDelta] = {}
+        """Deltas of the pending update, where the next tokens of a request are added."""
+        self._news = asyncio.Event()
+        self._ended = False
+        self._seq = 0
+
+    def put(self, item: AttachSnapshot | WorkerDown) -> None:
+        """Adds an item that stands alone."""
+        self._pending.append(item)
+        self._tails.clear()
+        self._news.set()
+
+    def put_step(
+        self,
+        epoch: int,
+        deltas: list[TokenDelta],
+        block_events: list[BlockEvent],
+        load: LoadSnapshot,
+    ) -> None:
+        """Adds one step; merges it with the last one if that has not been taken yet."""
+        update = self._pending[-1] if self._pending else None
+        if isinstance(update, WorkerUpdate):
+            update.block_events = [*update.block_events, *block_events]
+            update.load = load
+        else:
+            update = WorkerUpdate(
+                epoch=epoch, seq=0, deltas=[], block_events=block_events, load=load
+            )
+            self._pending.append(update)
+        for delta in deltas:
+            self._merge(update, delta)
+            if delta.finish_reason is not None:
+                self.open_requests.pop(delta.request_id, None)
+        self._news.set()
+
+    async def next(self) -> WorkerItem | None:
+        """The oldest pending item, waiting for one; None when the stream has ended."""
+        while not self._pending:
+            if self._ended:
+                return None
+            self._news.clear()
+            await self._news.wait()
+        item = self._pending.pop(0)
+        if not self._pending:
+            self._tails.clear()
+        if isinstance(item, WorkerUpdate):
+            self._seq += 1
+            item.seq = self._seq
+        return item
+
+    def end(self) -> None:
+        """No more items will come."""
+        self._ended = True
+        self._news.set()
+
+    def _merge(self, update: WorkerUpdate, delta: TokenDelta) -> None:
+        key = (delta.request_id, delta.attempt)
+        tail = self._tails.get(key)
+        if tail is None:
+            self._tails[key] = delta
+            update.deltas.append(delta)
+            return
+        tail.token_ids.extend(delta.token_ids)
+        tail.finish_reason = delta.finish_reason
+        tail.stop_reason = delta.stop_reason
+        tail.error = delta.error
+        if delta.num_cached_tokens >= 0:
+            tail.num_cached_tokens = delta.num_cached_tokens

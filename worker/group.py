@@ -1,0 +1,224 @@
+"""One worker group on Ray: the replica that owns the front, and the actors that are its ranks.
+
+The only Ray in `worker/`. `cluster/app.py` wraps `WorkerGroup` as a Serve deployment whose
+placement group has one bundle per rank; the replica itself sits in the first.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+from collections.abc import AsyncIterator, Coroutine, Sequence
+from contextlib import aclosing
+from typing import Any
+
+import ray
+from ray import serve
+from ray.exceptions import RayActorError, RayTaskError
+from ray.util.placement_group import get_current_placement_group
+from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+from worker.engine.config import EngineConfig
+from worker.front import WorkerFront
+from worker.wire.log import LogFormat, setup_logging
+
+logger = logging.getLogger(__name__)
+
+CPUS_PER_RANK = 0.1
+"""Share of a core that Ray reserves per rank on CPU; compute threads are set in EngineConfig."""
+MAX_FAILED_REBUILDS = 3
+"""After so many in a row the replica reports itself unhealthy, and Serve starts another."""
+LAST_WORDS_S = 1.0
+"""How long the other ranks may still say why, after a first one has ended."""
+
+
+def log_as(process: str) -> None:
+    """Structured logs of this process, in the format that `rayfleet serve` was asked for."""
+    log_format: LogFormat = "json" if os.environ.get("RAYFLEET_LOG_FORMAT") == "json" else "text"
+    setup_logging(os.environ.get("RAYFLEET_LOG_LEVEL", "INFO"), log_format, process)
+
+
+class RankActor:
+    """One rank of a group: a process of its own, so that a crash in it takes no streams along."""
+
+    def run(self, rank: int, config: EngineConfig, directory: str) -> None:
+        """Blocks for as long as the rank lives.
+
+        On CPU, rank 0 is the scheduler alone: its step runs in a child process of this one.
+
+        Raises:
+            Exception: whatever ended the rank.
+        """
+        log_as(f"rank {rank}")
+        # Imported here: the driver and the replica load this module, and need no engine.
+        if rank == 0:
+            from worker.engine.loop import serve_engine
+
+            serve_engine(config, directory)
+        else:
+            from worker.parallel.rank import run_rank
+
+            run_rank(rank, config, directory)
+
+
+class WorkerGroup:
+    """Serves one copy of a model; lives as long as its replica, through many rank groups."""
+
+    async def __init__(  # type: ignore[misc]  # Serve awaits it
+        self, config: EngineConfig
+    ) -> None:
+        """Loads the model on all ranks.
+
+        Raises:
+            RuntimeError: a rank failed; the message ends with the root cause.
+        """
+        self.config = config
+        worker_id = serve.get_replica_context().replica_id.unique_id
+        log_as(f"worker {worker_id}")
+        self.front = WorkerFront(
+            worker_id,
+            os.environ.get("RAYFLEET_RUNTIME_DIRECTORY", "/tmp"),
+        )
+        self._actors: list[Any] = []
+        self._broken: str | None = None
+        ranks = await self._build()
+        self._supervisor = asyncio.create_task(self._supervise(ranks))
+
+    async def attach(self, gateway_id: str, worker_id: str) -> AsyncIterator[bytes]:
+        """The gateway's stream of WorkerItems. `worker_id` brought the call here."""
+        async with aclosing(self.front.attach(gateway_id)) as items:  # type: ignore[type-var]
+            async for item in items:
+                yield item
+
+    async def submit(self, payload: bytes, worker_id: str) -> bytes:
+        """Takes a SubmitBatch, returns the SubmitReply. `worker_id` brought the call here."""
+        return await self.front.submit(payload)
+
+    async def hello(self) -> bytes:
+        """Does nothing: a handle's router starts with the handle's first call."""
+        return b""
+
+    async def check_health(self) -> None:
+        """Asked by Serve.
+
+        Raises:
+            RuntimeError: the rank group cannot be rebuilt here.
+        """
+        if self._broken is not None:
+            raise RuntimeError(self._broken)
+
+    async def __del__(self) -> None:
+        """Called by Serve before the replica ends: the ranks go first, as no failure."""
+        self._supervisor.cancel()
+        await self._stop_ranks()
+        self.front.close()
+
+    def _start_ranks(self, directory: str) -> Sequence[Coroutine[Any, Any, None]]:
+        """Starts all ranks on `directory`; per rank something that ends when the rank does."""
+        on_cuda = self.config.device == "cuda"
+        placement_group = get_current_placement_group()
+        for rank in range(self.config.tensor_parallel_size):
+            # The class's name is the process's title: `ray::Rank1:WORKER.run`.
+            titled = type(f"Rank{rank}:{self.front.worker_id}", (RankActor,), {})
+            actor_class = ray.remote(titled).options(
+                num_cpus=0 if on_cuda else CPUS_PER_RANK,
+                num_gpus=1 if on_cuda else 0,
+                max_restarts=0,
+                scheduling_strategy=PlacementGroupSchedulingStrategy(
+                    placement_group, placement_group_bundle_index=rank
+                ),
+            )
+            self._actors.append(actor_class.remote())
+        return [
+            _ended(actor.run.remote(rank, self.config, directory))
+            for rank, actor in enumerate(self._actors)
+        ]
+
+    async def _stop_ranks(self) -> None:
+        """Ends all ranks at once; they hold nothing that outlives them."""
+        for actor in self._actors:
+            ray.kill(actor, no_restart=True)
+        self._actors.clear()
+
+    async def _build(self) -> _Ranks:
+        """Starts the ranks of the front's current epoch and waits until all are ready."""
+        ranks = _Ranks(self._start_ranks(self.front.open()))
+        ready = asyncio.ensure_future(self.front.wait_ready())
+        try:
+            await asyncio.wait({ready, *ranks.tasks}, return_when=asyncio.FIRST_COMPLETED)
+            if not ready.done():
+                reason = await ranks.why()
+                self.front.engine_lost(reason)
+                await self._stop_ranks()
+                raise RuntimeError(f"the worker group failed to start: {reason}")
+            ready.result()
+        finally:
+            ready.cancel()
+        return ranks
+
+    async def _supervise(self, ranks: _Ranks) -> None:
+        """Replaces the rank group whenever one of its ranks ends."""
+        while True:
+            broken = asyncio.ensure_future(self.front.wait_broken())
+            await asyncio.wait({broken, *ranks.tasks}, return_when=asyncio.FIRST_COMPLETED)
+            reason = broken.result() if broken.done() else await ranks.why()
+            broken.cancel()
+            logger.error("worker group lost, rebuilding: %s", reason)
+            self.front.engine_lost(reason)
+            await self._stop_ranks()
+            rebuilt = await self._rebuild()
+            if rebuilt is None:
+                return
+            ranks = rebuilt
+
+    async def _rebuild(self) -> _Ranks | None:
+        for attempt in range(MAX_FAILED_REBUILDS):
+            try:
+                return await self._build()
+            except Exception as error:
+                self._broken = None if attempt + 1 < MAX_FAILED_REBUILDS else str(error)
+                logger.exception("rebuild %d of %d failed", attempt + 1, MAX_FAILED_REBUILDS)
+                await asyncio.sleep(2**attempt)
+        return None
+
+
+class _Ranks:
+    """The running ranks of one epoch."""
+
+    def __init__(self, ranks: Sequence[Coroutine[Any, Any, None]]) -> None:
+        self.tasks = [asyncio.ensure_future(rank) for rank in ranks]
+
+    async def why(self) -> str:
+        """The best reason why ranks have ended, after one has.
+
+        A rank that was killed says nothing; one that failed tells the others' front why.
+        """
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(LAST_WORDS_S):
+                while (told := self._told()) is None:
+                    open_tasks = [task for task in self.tasks if not task.done()]
+                    if not open_tasks:
+                        break
+                    await asyncio.wait(open_tasks, return_when=asyncio.FIRST_COMPLETED)
+                else:
+                    return told
+        ended = [str(rank) for rank, task in enumerate(self.tasks) if task.done()]
+        return f"rank {', '.join(ended)} died without a word (killed, or out of memory)"
+
+    def _told(self) -> str | None:
+        for task in self.tasks:
+            error = task.exception() if task.done() and not task.cancelled() else None
+            if error is not None and not isinstance(error, RayActorError):
+                return _root_cause(error)
+        return None
+
+
+async def _ended(reference: ray.ObjectRef[None]) -> None:
+    await reference
+
+
+def _root_cause(error: BaseException) -> str:
+    cause = error.cause if isinstance(error, RayTaskError) else error
+    return f"{type(cause).__name__}: {cause}"

@@ -1,0 +1,1 @@
+"""Architectures, their configuration, the loader. Importing the package needs no torch."""

@@ -1,0 +1,203 @@
+"""What `config.json` of a checkpoint says about its mathematics. No torch."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from worker.models.checkpoint import block_hash_salt, read_json, resolve_checkpoint
+from worker.models.rope_config import RopeConfig, parse_rope
+from worker.models.unsupported import refuse_unsupported
+
+logger = logging.getLogger(__name__)
+
+ARCHITECTURES = (
+    "LlamaForCausalLM",
+    "MistralForCausalLM",
+    "Qwen2ForCausalLM",
+    "Qwen3ForCausalLM",
+)
+"""Supported values of `architectures` in config.json."""
+
+# What a missing key means, by architecture, as transformers' configuration classes have it.
+_COMMON_DEFAULTS: dict[str, Any] = {"rms_norm_eps": 1e-6, "hidden_act": "silu"}
+_DEFAULTS: dict[str, dict[str, Any]] = {
+    "LlamaForCausalLM": {"max_position_embeddings": 2048, "eos_token_id": 2},
+    "MistralForCausalLM": {
+        "max_position_embeddings": 131072,
+        "num_key_value_heads": 8,
+        "sliding_window": 4096,
+        "eos_token_id": 2,
+    },
+    "Qwen2ForCausalLM": {
+        "max_position_embeddings": 32768,
+        "num_key_value_heads": 32,
+        "sliding_window": 4096,
+        "max_window_layers": 28,
+    },
+    "Qwen3ForCausalLM": {
+        "max_position_embeddings": 32768,
+        "num_key_value_heads": 32,
+        "head_dim": 128,
+        "sliding_window": 4096,
+        "max_window_layers": 28,
+    },
+}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ModelConfig:
+    """One checkpoint: sizes, rotary embedding, biases, limits, end tokens."""
+
+    architecture: str
+    folder: Path
+    vocab_size: int
+    hidden_size: int
+    intermediate_size: int
+    num_layers: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    rms_norm_eps: float
+    rope: RopeConfig
+    attention_bias: bool
+    """Biases in the q, k, v and output projections (Llama, Qwen3)."""
+    mlp_bias: bool
+    tie_word_embeddings: bool
+    max_model_len: int
+    """Longest sequence that is computed exactly."""
+    max_model_len_reason: str
+    """Which keys of config.json that limit comes from."""
+    eos_token_ids: tuple[int, ...]
+    block_hash_salt: str
+    """Names this very checkpoint in block hashes."""
+
+    @classmethod
+    def parse(cls, raw: dict[str, Any], folder: Path) -> ModelConfig:
+        """Reads the content of config.json; end tokens and salt come from the folder's files."""
+        architecture = _architecture(raw)
+        given = {key: value for key, value in raw.items() if value is not None}
+        # null switches a window off and lets head counts and sizes follow from others.
+        merged = {**_COMMON_DEFAULTS, **_DEFAULTS[architecture], **given}
+        for key in ("sliding_window", "head_dim", "num_key_value_heads"):
+            if key in raw and raw[key] is None:
+                merged[key] = None
+        refuse_unsupported(merged)
+        num_heads = _integer(merged, "num_attention_heads")
+        hidden_size = _integer(merged, "hidden_size")
+        max_position_embeddings = _integer(merged, "max_position_embeddings")
+        rope = parse_rope(merged, max_position_embeddings)
+        limit, reason = _length_limit(architecture, merged, rope, max_position_embeddings)
+        return cls(
+            architecture=architecture,
+            folder=folder,
+            vocab_size=_integer(merged, "vocab_size"),
+            hidden_size=hidden_size,
+            intermediate_size=_integer(merged, "intermediate_size"),
+            num_layers=_integer(merged, "num_hidden_layers"),
+            num_heads=num_heads,
+            num_kv_heads=int(merged.get("num_key_value_heads") or num_heads),
+            head_dim=int(merged.get("head_dim") or hidden_size // num_heads),
+            rms_norm_eps=float(merged["rms_norm_eps"]),
+            rope=rope,
+            attention_bias=bool(merged.get("attention_bias", False)),
+            mlp_bias=bool(merged.get("mlp_bias", False)),
+            tie_word_embeddings=bool(merged.get("tie_word_embeddings", False)),
+            max_model_len=limit,
+            max_model_len_reason=reason,
+            eos_token_ids=_eos_token_ids(merged, folder),
+            block_hash_salt=block_hash_salt(folder),
+        )
+
+    def resolve_max_model_len(self, requested: int | None) -> int:
+        """The length limit of an engine: what was asked for, or the checkpoint's own.
+
+        Raises:
+            ValueError: more was asked for than the checkpoint can do.
+        """
+        if requested is None:
+            return self.max_model_len
+        if requested > self.max_model_len:
+            raise ValueError(
+                f"--max-model-len {requested} is more than this checkpoint's "
+                f"{self.max_model_len} ({self.max_model_len_reason}): lower it"
+            )
+        return requested
+
+
+def load_model_config(model: str) -> ModelConfig:
+    """Reads a checkpoint folder or a Hub repository.
+
+    Raises:
+        ValueError: there is no such checkpoint, or its mathematics is not supported; the message
+            names the key.
+    """
+    folder = resolve_checkpoint(model)
+    return ModelConfig.parse(read_json(folder / "config.json"), folder)
+
+
+def _architecture(raw: dict[str, Any]) -> str:
+    names = raw.get("architectures") or []
+    for name in names:
+        if name in ARCHITECTURES:
+            return str(name)
+    raise ValueError(
+        f"architectures {names} in config.json: none is supported "
+        f"(supported: {', '.join(ARCHITECTURES)})"
+    )
+
+
+def _integer(raw: dict[str, Any], key: str) -> int:
+    value = raw.get(key)
+    if not isinstance(value, int) or value < 1:
+        raise ValueError(f"{key} in config.json must be a positive integer, got {value!r}")
+    return value
+
+
+def _length_limit(
+    architecture: str, raw: dict[str, Any], rope: RopeConfig, max_position_embeddings: int
+) -> tuple[int, str]:
+    """Full attention equals windowed attention for sequences no longer than the window."""
+    limit = rope.scaled_length(max_position_embeddings)
+    reason = f"max_position_embeddings {max_position_embeddings}, rope kind {rope.kind}"
+    window = _window(architecture, raw)
+    if window is not None and window < limit:
+        logger.warning(
+            "the checkpoint attends over a sliding window of %d tokens, which is not implemented: "
+            "the maximum model length is lowered from %d to %d, where both are the same",
+            window,
+            limit,
+            window,
+        )
+        return window, f"sliding_window {window}, beyond which windowed attention would be needed"
+    return limit, reason
+
+
+def _window(architecture: str, raw: dict[str, Any]) -> int | None:
+    """Width of the sliding window, None where no layer has one."""
+    window = raw.get("sliding_window")
+    layer_types = raw.get("layer_types")
+    if architecture == "LlamaForCausalLM":
+        return None
+    if architecture.startswith("Qwen"):
+        if not raw.get("use_sliding_window", False):
+            return None
+        if layer_types is None and raw["max_window_layers"] >= raw["num_hidden_layers"]:
+            return None
+        if layer_types is not None and "sliding_attention" not in layer_types:
+            return None
+    return None if window is None else int(window)
+
+
+def _eos_token_ids(raw: dict[str, Any], folder: Path) -> tuple[int, ...]:
+    """End tokens of generation_config.json, else of config.json."""
+    path = folder / "generation_config.json"
+    generation = read_json(path) if path.is_file() else {}
+    value = generation.get("eos_token_id")
+    if value is None:
+        value = raw.get("eos_token_id")
+    if value is None:
+        return ()
+    return tuple(int(token) for token in (value if isinstance(value, list) else [value]))

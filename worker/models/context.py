@@ -1,0 +1,33 @@
+"""What a forward pass needs besides tokens and positions."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from kernels import DecodeMetadata, ExtendMetadata
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class KVCache:
+    """One layer's keys and values, each [num_pages, page_size, local kv heads, head_dim]."""
+
+    k: torch.Tensor
+    v: torch.Tensor
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ForwardContext:
+    """The step's caches and attention metadata. Tokens of decode rows come first."""
+
+    kv_caches: tuple[KVCache, ...]
+    """By layer."""
+    slot_mapping: torch.Tensor
+    """[T] int64: where each token's key and value go, page * page_size + offset."""
+    num_decode_tokens: int
+    """Leading tokens that are rows of their own."""
+    decode: DecodeMetadata | None
+    """None without decode rows."""
+    extend: ExtendMetadata | None
+    """None without longer rows."""

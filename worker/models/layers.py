@@ -1,0 +1,193 @@
+"""Attention and feed-forward blocks that the architectures are put together from."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+
+from kernels import (
+    decode_attention,
+    extend_attention,
+    fused_add_rms_norm,
+    rms_norm,
+    rotary_embedding,
+    silu_and_mul,
+    store_kv_cache,
+)
+from worker.models.config import ModelConfig
+from worker.models.context import ForwardContext
+from worker.parallel.layers import (
+    ColumnParallelLinear,
+    ColumnPart,
+    LayerOptions,
+    RowParallelLinear,
+    WeightSlot,
+    divide,
+    divided_part,
+)
+
+
+class RMSNorm:
+    """Root-mean-square normalisation over the last dimension."""
+
+    def __init__(self, size: int, eps: float, options: LayerOptions) -> None:
+        self.weight = torch.empty(size, dtype=options.dtype, device=options.device)
+        self._eps = eps
+
+    def weight_slots(self, name: str) -> Iterator[WeightSlot]:
+        """The slot of `name`.weight, whole on every rank."""
+        yield WeightSlot(
+            name=f"{name}.weight",
+            destination=self.weight,
+            full_shape=tuple(self.weight.shape),
+        )
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """[..., size] to [..., size]."""
+        return rms_norm(x, self.weight, self._eps)
+
+    def forward_add(
+        self, x: torch.Tensor, residual: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """(norm of x + residual, x + residual)."""
+        return fused_add_rms_norm(x, residual, self.weight, self._eps)
+
+
+class Attention:
+    """Paged attention with grouped query heads and rotary positions.
+
+    Each rank computes its share of the query heads. Where there are more ranks than kv heads,
+    neighbouring ranks hold copies of the same kv head.
+    """
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        options: LayerOptions,
+        *,
+        layer_index: int,
+        cos_sin: torch.Tensor,
+        qkv_bias: bool,
+        output_bias: bool,
+        qk_norm: bool,
+    ) -> None:
+        head_dim = config.head_dim
+        num_heads, num_kv_heads = local_heads(config, options.group.world_size)
+        self._split = [num_heads, num_kv_heads, num_kv_heads]
+        self._head_dim = head_dim
+        self._scale = head_dim**-0.5
+        self._layer_index = layer_index
+        self._cos_sin = cos_sin
+        first_kv_head = options.group.rank * config.num_kv_heads // options.group.world_size
+        kv_size = {
+            "full_size": config.num_kv_heads * head_dim,
+            "local_size": num_kv_heads * head_dim,
+            "start": first_kv_head * head_dim,
+        }
+        self.qkv = ColumnParallelLinear(
+            config.hidden_size,
+            (
+                divided_part("q_proj", config.num_heads * head_dim, options),
+                ColumnPart(name="k_proj", **kv_size),
+                ColumnPart(name="v_proj", **kv_size),
+            ),
+            bias=qkv_bias,
+            options=options,
+        )
+        self.output = RowParallelLinear(
+            config.num_heads * head_dim, config.hidden_size, bias=output_bias, options=options
+        )
+        self._q_norm: RMSNorm | None = None
+        self._k_norm: RMSNorm | None = None
+        if qk_norm:
+            self._q_norm = RMSNorm(head_dim, config.rms_norm_eps, options)
+            self._k_norm = RMSNorm(head_dim, config.rms_norm_eps, options)
+
+    def weight_slots(self, prefix: str) -> Iterator[WeightSlot]:
+        """Slots of all projections; `prefix` ends with a dot."""
+        yield from self.qkv.weight_slots(prefix)
+        yield from self.output.weight_slots(f"{prefix}o_proj")
+        if self._q_norm is not None and self._k_norm is not None:
+            yield from self._q_norm.weight_slots(f"{prefix}q_norm")
+            yield from self._k_norm.weight_slots(f"{prefix}k_norm")
+
+    def pack(self) -> None:
+        """Packs the projections after loading."""
+        self.qkv.pack()
+        self.output.pack()
+
+    def forward(
+        self, hidden: torch.Tensor, positions: torch.Tensor, ctx: ForwardContext
+    ) -> torch.Tensor:
+        """[T, hidden] to [T, hidden]; writes the tokens' keys and values into the cache."""
+        qkv = self.qkv.forward(hidden).view(hidden.shape[0], -1, self._head_dim)
+        q, k, v = torch.split(qkv, self._split, dim=1)
+        if self._q_norm is not None and self._k_norm is not None:
+            q, k = self._q_norm.forward(q), self._k_norm.forward(k)
+        rotary_embedding(q, k, positions, self._cos_sin)
+        cache = ctx.kv_caches[self._layer_index]
+        store_kv_cache(k, v, cache.k, cache.v, ctx.slot_mapping)
+        attended = self._attend(q, cache.k, cache.v, ctx)
+        return self.output.forward(attended.reshape(hidden.shape[0], -1))
+
+    def _attend(
+        self, q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, ctx: ForwardContext
+    ) -> torch.Tensor:
+        if ctx.extend is None:
+            assert ctx.decode is not None, "a step has rows"
+            return decode_attention(q, k_cache, v_cache, ctx.decode, scale=self._scale)
+        if ctx.decode is None:
+            return extend_attention(q, k_cache, v_cache, ctx.extend, scale=self._scale)
+        border = ctx.num_decode_tokens
+        return torch.cat(
+            (
+                decode_attention(q[:border], k_cache, v_cache, ctx.decode, scale=self._scale),
+                extend_attention(q[border:], k_cache, v_cache, ctx.extend, scale=self._scale),
+            )
+        )
+
+
+class GatedMLP:
+    """down(silu(gate(x)) * up(x))."""
+
+    def __init__(self, config: ModelConfig, options: LayerOptions, *, bias: bool) -> None:
+        size = config.intermediate_size
+        self.gate_up = ColumnParallelLinear(
+            config.hidden_size,
+            (divided_part("gate_proj", size, options), divided_part("up_proj", size, options)),
+            bias=bias,
+            options=options,
+        )
+        self.down = RowParallelLinear(size, config.hidden_size, bias=bias, options=options)
+
+    def weight_slots(self, prefix: str) -> Iterator[WeightSlot]:
+        """Slots of all projections; `prefix` ends with a dot."""
+        yield from self.gate_up.weight_slots(prefix)
+        yield from self.down.weight_slots(f"{prefix}down_proj")
+
+    def pack(self) -> None:
+        """Packs the projections after loading."""
+        self.gate_up.pack()
+        self.down.pack()
+
+    def forward(self, hidden: torch.Tensor) -> torch.Tensor:
+        """[T, hidden] to [T, hidden]."""
+        return self.down.forward(silu_and_mul(self.gate_up.forward(hidden)))
+
+
+def local_heads(config: ModelConfig, world_size: int) -> tuple[int, int]:
+    """Query heads and kv heads of one rank.
+
+    Raises:
+        ValueError: the ranks cannot share the heads evenly; the message has the numbers.
+    """
+    num_heads = divide(config.num_heads, world_size, "the number of attention heads")
+    if config.num_kv_heads >= world_size:
+        return num_heads, divide(config.num_kv_heads, world_size, "the number of key-value heads")
+    if world_size % config.num_kv_heads:
+        raise ValueError(
+            f"--tensor-parallel-size {world_size} is no multiple of the number of key-value heads "
+            f"({config.num_kv_heads}), so ranks cannot hold copies of them: choose a multiple"
+        )
+    return num_heads, 1

@@ -1,0 +1,26 @@
+"""Qwen2 and Qwen2.5."""
+
+from __future__ import annotations
+
+from worker.models.decoder import DecoderModel
+from worker.models.layers import Attention, GatedMLP
+
+
+class Qwen2ForCausalLM(DecoderModel):
+    """Llama's shape with biases in the q, k and v projections."""
+
+    def build_attention(self, layer_index: int) -> Attention:
+        """Biases in q, k and v."""
+        return Attention(
+            self.config,
+            self.options,
+            layer_index=layer_index,
+            cos_sin=self._cos_sin,
+            qkv_bias=True,
+            output_bias=False,
+            qk_norm=False,
+        )
+
+    def build_mlp(self) -> GatedMLP:
+        """SiLU-gated, no biases."""
+        return GatedMLP(self.config, self.options, bias=False)

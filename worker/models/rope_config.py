@@ -1,0 +1,132 @@
+"""Rotary position embedding as a checkpoint's configuration describes it."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any, Literal, cast
+
+RopeKind = Literal["default", "linear", "dynamic", "llama3", "yarn"]
+ROPE_KINDS: tuple[RopeKind, ...] = ("default", "linear", "dynamic", "llama3", "yarn")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RopeConfig:
+    """Base frequency and scaling of the rotary embedding."""
+
+    kind: RopeKind = "default"
+    """dynamic stretches only beyond the trained length, which this engine does not go to."""
+    theta: float = 10000.0
+    """Base of the wavelengths."""
+    factor: float = 1.0
+    """How many times the context was stretched (linear, llama3, yarn)."""
+    original_max_position_embeddings: int = 0
+    """Length before the stretching (llama3, yarn)."""
+    low_freq_factor: float = 1.0
+    high_freq_factor: float = 4.0
+    """Wavelengths of llama3 between original/high and original/low are blended."""
+    beta_fast: float = 32.0
+    beta_slow: float = 1.0
+    """Rotations over the original length between which yarn blends."""
+    truncate: bool = True
+    """Whether yarn rounds the borders of its blend to whole dimensions."""
+    attention_factor: float = 1.0
+    """Multiplies cosines and sines (yarn)."""
+
+    def scaled_length(self, max_position_embeddings: int) -> int:
+        """The context length that the scaling was made for."""
+        if self.kind == "linear":
+            return int(max_position_embeddings * self.factor)
+        if self.kind == "yarn":
+            return int(self.original_max_position_embeddings * self.factor)
+        return max_position_embeddings
+
+
+def parse_rope(raw: dict[str, Any], max_position_embeddings: int) -> RopeConfig:
+    """Reads `rope_parameters` (transformers 5) or `rope_theta` and `rope_scaling` (before).
+
+    Raises:
+        ValueError: a kind of scaling that is not supported, or one of its numbers is missing.
+    """
+    key = "rope_scaling" if raw.get("rope_scaling") else "rope_parameters"
+    parameters = _one_for_all_layers(dict(raw.get(key) or {}), key)
+    kind = parameters.get("rope_type", parameters.get("type", "default"))
+    theta = float(parameters.get("rope_theta") or raw.get("rope_theta") or 10000.0)
+    _refuse_partial_rotation(raw, parameters)
+    if kind not in ROPE_KINDS:
+        raise ValueError(
+            f"{key}: the rope kind {kind!r} is not supported (supported: {', '.join(ROPE_KINDS)}): "
+            "use another checkpoint"
+        )
+    kind = cast("RopeKind", kind)
+    original = int(
+        raw.get("original_max_position_embeddings")
+        or parameters.get("original_max_position_embeddings")
+        or max_position_embeddings
+    )
+    if kind == "default":
+        return RopeConfig(theta=theta)
+    if kind == "yarn" and parameters.get("factor") is None:
+        parameters["factor"] = max_position_embeddings / original
+    factor = _number(parameters, "factor", key)
+    if kind in ("linear", "dynamic"):
+        return RopeConfig(kind=kind, theta=theta, factor=factor)
+    if kind == "llama3":
+        return RopeConfig(
+            kind=kind,
+            theta=theta,
+            factor=factor,
+            original_max_position_embeddings=original,
+            low_freq_factor=_number(parameters, "low_freq_factor", key),
+            high_freq_factor=_number(parameters, "high_freq_factor", key),
+        )
+    return RopeConfig(
+        kind=kind,
+        theta=theta,
+        factor=factor,
+        original_max_position_embeddings=original,
+        beta_fast=float(parameters.get("beta_fast") or 32.0),
+        beta_slow=float(parameters.get("beta_slow") or 1.0),
+        truncate=bool(parameters.get("truncate", True)),
+        attention_factor=_yarn_attention_factor(parameters, factor),
+    )
+
+
+def _one_for_all_layers(parameters: dict[str, Any], key: str) -> dict[str, Any]:
+    """Unfolds a table by layer type, where all its entries say the same."""
+    if "full_attention" not in parameters and "sliding_attention" not in parameters:
+        return parameters
+    tables = [table for table in parameters.values() if isinstance(table, dict)]
+    if any(table != tables[0] for table in tables):
+        raise ValueError(f"{key}: rope parameters that differ between layers are not supported")
+    return dict(tables[0])
+
+
+def _refuse_partial_rotation(raw: dict[str, Any], parameters: dict[str, Any]) -> None:
+    for table in (raw, parameters):
+        if table.get("partial_rotary_factor") not in (None, 1, 1.0):
+            raise ValueError(
+                f"partial_rotary_factor {table['partial_rotary_factor']} is not supported: only "
+                "heads that rotate as a whole are"
+            )
+
+
+def _number(parameters: dict[str, Any], name: str, key: str) -> float:
+    value = parameters.get(name)
+    if not isinstance(value, int | float):
+        raise ValueError(f"{key}.{name} must be a number, got {value!r}: repair config.json")
+    return float(value)
+
+
+def _yarn_attention_factor(parameters: dict[str, Any], factor: float) -> float:
+    """Temperature correction of YaRN (arXiv 2309.00071, section 3.4)."""
+    if parameters.get("attention_factor") is not None:
+        return float(parameters["attention_factor"])
+
+    def magnitude(weight: float) -> float:
+        return 0.1 * weight * math.log(factor) + 1.0 if factor > 1.0 else 1.0
+
+    mscale, mscale_all_dim = parameters.get("mscale"), parameters.get("mscale_all_dim")
+    if mscale and mscale_all_dim:
+        return magnitude(float(mscale)) / magnitude(float(mscale_all_dim))
+    return magnitude(1.0)

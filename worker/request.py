@@ -1,0 +1,189 @@
+"""One request inside a worker: its tokens, how far they are computed, and its state."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Mapping
+from enum import Enum, auto
+from types import MappingProxyType
+from typing import Final
+
+from worker.cache.lease import Lease
+from worker.wire.messages import FinishReason, Submit
+
+
+class RequestState(Enum):
+    """Where a request stands; `Request.move_to` allows only the moves drawn here.
+
+    WAITING ──> RUNNING ──> FINISHED_STOPPED | FINISHED_LENGTH | FINISHED_ABORTED
+                 │   ^
+                 v   │
+               PREEMPTED        (WAITING and PREEMPTED can also end: aborted, or no room left)
+    """
+
+    WAITING = auto()
+    RUNNING = auto()
+    PREEMPTED = auto()
+    FINISHED_STOPPED = auto()
+    FINISHED_LENGTH = auto()
+    FINISHED_ABORTED = auto()
+
+
+_MOVES: Final[Mapping[RequestState, tuple[RequestState, ...]]] = MappingProxyType(
+    {
+        RequestState.WAITING: (
+            RequestState.RUNNING,
+            RequestState.FINISHED_LENGTH,
+            RequestState.FINISHED_ABORTED,
+        ),
+        RequestState.RUNNING: (
+            RequestState.PREEMPTED,
+            RequestState.FINISHED_STOPPED,
+            RequestState.FINISHED_LENGTH,
+            RequestState.FINISHED_ABORTED,
+        ),
+        RequestState.PREEMPTED: (RequestState.RUNNING, RequestState.FINISHED_ABORTED),
+        RequestState.FINISHED_STOPPED: (),
+        RequestState.FINISHED_LENGTH: (),
+        RequestState.FINISHED_ABORTED: (),
+    }
+)
+
+_FINISH_REASONS: Final[Mapping[RequestState, FinishReason]] = MappingProxyType(
+    {
+        RequestState.FINISHED_STOPPED: "stop",
+        RequestState.FINISHED_LENGTH: "length",
+        RequestState.FINISHED_ABORTED: "abort",
+    }
+)
+
+
+class IllegalMove(RuntimeError):
+    """A request was told to enter a state that cannot follow its present one."""
+
+
+class Request:
+    """A submitted request and everything the scheduler knows about it.
+
+    Positions of its token row, while steps are in flight:
+
+        0 ──────────── num_computed ─────────── known ───────── known + placeholders
+        │ in KV cache  │ to compute              │ drawn on the device, not known here
+
+    Args:
+        submit: the message it came in.
+        arrival: counts requests of one scheduler; lower is older.
+        arrived_s: the clock at arrival, for logs.
+        max_total_tokens: most tokens of prompt plus completion on this worker.
+        eos_token_ids: the model's end tokens.
+    """
+
+    __slots__ = (
+        "arrival",
+        "arrived_s",
+        "attempt",
+        "cache_salt",
+        "cached_sent",
+        "end_token_ids",
+        "gateway_id",
+        "lease",
+        "limit",
+        "num_cached",
+        "num_computed",
+        "num_placeholders",
+        "num_prefill",
+        "num_prompt",
+        "num_sent",
+        "priority",
+        "request_id",
+        "sampling",
+        "state",
+        "token_ids",
+    )
+
+    def __init__(
+        self,
+        submit: Submit,
+        *,
+        arrival: int,
+        arrived_s: float,
+        max_total_tokens: int,
+        eos_token_ids: tuple[int, ...],
+    ) -> None:
+        self.request_id = submit.request_id
+        self.attempt = submit.attempt
+        self.gateway_id = submit.gateway_id
+        self.cache_salt = submit.cache_salt
+        self.priority = submit.priority
+        self.sampling = submit.sampling
+        self.arrival = arrival
+        self.arrived_s = arrived_s
+        self.token_ids = array("i")
+        self.token_ids.frombytes(submit.prompt)
+        assert 0 <= submit.num_resumed < len(self.token_ids), "resumed tokens follow a prompt"
+        self.num_prompt = len(self.token_ids) - submit.num_resumed
+        """Tokens that count as prompt; those an earlier attempt generated count as output."""
+        self.limit = max_total_tokens
+        """Length at which the request ends with reason "length"."""
+        if self.sampling.max_tokens is not None:
+            self.limit = min(self.limit, self.num_prompt + self.sampling.max_tokens)
+        eos = () if self.sampling.ignore_eos else eos_token_ids
+        self.end_token_ids = frozenset((*eos, *self.sampling.stop_token_ids))
+        """Tokens that may end it; only ever asked for membership."""
+        self.state = RequestState.WAITING
+        self.lease: Lease | None = None
+        """What it holds of the cache; exactly while RUNNING."""
+        self.num_prefill = len(self.token_ids)
+        """Known tokens when last admitted (or queued): prefill lasts until these are computed."""
+        self.num_computed = 0
+        """Positions computed by all launched steps."""
+        self.num_placeholders = 0
+        """Tokens that launched steps draw and that are not known here yet."""
+        self.num_sent = len(self.token_ids)
+        """Known tokens when the last delta was made."""
+        self.num_cached = -1
+        """Prompt tokens found in the prefix cache at the first admission; -1 before."""
+        self.cached_sent = False
+        """Whether a delta has told the gateway."""
+
+    def move_to(self, state: RequestState) -> None:
+        """Enters `state`. Raises IllegalMove unless the transition table has the move."""
+        if state not in _MOVES[self.state]:
+            raise IllegalMove(f"request {self.request_id}: {self.state.name} to {state.name}")
+        self.state = state
+
+    @property
+    def num_pending(self) -> int:
+        """Tokens that the next steps can compute, those still being drawn included.
+
+        1 is a decode (or a prompt's last token), more a prefill; 0 if what is being drawn
+        surely ends the request.
+        """
+        num_tokens = len(self.token_ids) + self.num_placeholders
+        return num_tokens - self.num_computed if num_tokens < self.limit else 0
+
+    @property
+    def finish_reason(self) -> FinishReason | None:
+        """Why it ended, in the API's words; None while it has not."""
+        if self.state is RequestState.RUNNING:
+            return None  # by far the most frequent case, and hashing an enum is slow
+        return _FINISH_REASONS.get(self.state)
+
+    @property
+    def num_output(self) -> int:
+        """Known tokens that were generated."""
+        return len(self.token_ids) - self.num_prompt
+
+    def check_invariants(self, page_size: int) -> None:
+        """Asserts that its counts agree with its state and its lease."""
+        assert (self.lease is not None) == (self.state is RequestState.RUNNING)
+        assert self.num_prompt > 0
+        assert self.num_computed >= 0
+        assert len(self.token_ids) < self.limit, "it should have ended"
+        assert self.num_computed <= len(self.token_ids) + self.num_placeholders
+        if self.lease is None:
+            assert self.num_computed == 0
+            assert self.num_placeholders == 0
+        else:
+            assert self.num_computed <= len(self.lease.pages) * page_size, "beyond its pages"
+            assert self.lease.num_cached_pages * page_size <= self.num_computed

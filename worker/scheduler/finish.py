@@ -1,0 +1,25 @@
+"""When a request ends by what it has generated."""
+
+from __future__ import annotations
+
+from worker.request import Request, RequestState
+
+
+def finish_state(request: Request, token_id: int) -> RequestState | None:
+    """The state that a request ends in after `token_id`, its latest; None if it goes on.
+
+    End tokens and stop tokens end it from `min_tokens` on; the token stays in the output.
+    """
+    if token_id in request.end_token_ids and request.num_output >= request.sampling.min_tokens:
+        return RequestState.FINISHED_STOPPED
+    if len(request.token_ids) >= request.limit:
+        return RequestState.FINISHED_LENGTH
+    return None
+
+
+def stop_reason(request: Request, eos_token_ids: tuple[int, ...]) -> int | None:
+    """The stop token that ended a stopped request; None where a model's end token did."""
+    token_id = request.token_ids[-1]
+    if token_id in eos_token_ids and not request.sampling.ignore_eos:
+        return None
+    return token_id

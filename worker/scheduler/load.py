@@ -1,0 +1,50 @@
+"""How busy the worker is, told with every report."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from worker.cache.manager import CacheManager
+from worker.scheduler.config import SchedulerConfig
+from worker.scheduler.queue import FcfsQueue
+from worker.scheduler.running import RunningSet
+from worker.wire.messages import LoadSnapshot
+
+
+@dataclass(slots=True, kw_only=True)
+class Tally:
+    """What a snapshot tells that is not visible in the scheduler's present state."""
+
+    num_preemptions: int = 0
+    """Requests taken back since the scheduler began."""
+    num_dropped_tokens: int = 0
+    """Tokens that the device drew for requests that had ended or been taken back meanwhile."""
+    step_ms: float = 0.0
+    """Time of the last completed step."""
+    num_step_tokens: int = 0
+    """Tokens computed in the last completed step."""
+
+
+def snapshot(
+    config: SchedulerConfig,
+    queue: FcfsQueue,
+    running: RunningSet,
+    cache: CacheManager,
+    tally: Tally,
+) -> LoadSnapshot:
+    """The load as it stands; cost is one pass over the running set."""
+    to_prefill = 0
+    for request in running:
+        if request.num_prefill > request.num_computed:
+            to_prefill += request.num_prefill - request.num_computed
+    return LoadSnapshot(
+        num_running=len(running),
+        num_waiting=len(queue),
+        num_free_pages=cache.num_available,
+        num_total_pages=config.num_pages - 1,
+        queued_prefill_tokens=queue.num_tokens + to_prefill,
+        max_num_seqs=config.max_num_seqs,
+        num_preemptions=tally.num_preemptions,
+        step_ms=tally.step_ms,
+        num_step_tokens=tally.num_step_tokens,
+    )

@@ -1,0 +1,249 @@
+"""The scheduler: requests in, one Plan per step out, results in, one report per step out."""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import Callable
+
+from worker.cache.manager import CacheManager
+from worker.request import Request, RequestState
+from worker.scheduler.admission import admit_waiting
+from worker.scheduler.budget import StepBudget
+from worker.scheduler.config import SchedulerConfig
+from worker.scheduler.digest import SampleDigest
+from worker.scheduler.finish import finish_state, stop_reason
+from worker.scheduler.load import Tally, snapshot
+from worker.scheduler.outbox import Outbox
+from worker.scheduler.plan import Plan, StepResult
+from worker.scheduler.preemption import PageClaims
+from worker.scheduler.queue import FcfsQueue
+from worker.scheduler.running import RunningSet
+from worker.scheduler.step import StepBuilder, StepInFlight
+from worker.wire.messages import StepReport, Submit
+
+__all__ = ["Clock", "Scheduler", "SchedulerConfig"]
+
+logger = logging.getLogger(__name__)
+
+Clock = Callable[[], float]
+"""Seconds from some fixed moment, such as `time.monotonic`; only told in logs."""
+
+DIGEST_INTERVAL = 64
+"""Every so many Plans carry a digest."""
+
+
+class Scheduler:
+    """Decides every step of one worker group. Pure: same calls, same Plans.
+
+    Steps may overlap: `schedule` can be called while an earlier step is in flight. It counts what
+    that step computes as done and the tokens it draws as placeholders; what turns out to be stale
+    when the result is in (the request ended meanwhile) is dropped.
+
+        add ──> queue ──admit──> running ──apply──> finished
+                  ^                 │
+                  └──── taken back ─┘  (pages ran out)
+
+    Args:
+        config: limits of the worker group.
+        clock: time source for logs; no decision depends on it.
+    """
+
+    def __init__(self, config: SchedulerConfig, clock: Clock) -> None:
+        self.config = config
+        self._clock = clock
+        self._cache = CacheManager(
+            num_pages=config.num_pages,
+            page_size=config.page_size,
+            num_slots=config.max_num_seqs,
+            block_hash_salt=config.block_hash_salt,
+            enable_prefix_caching=config.enable_prefix_caching,
+        )
+        self._requests: dict[str, Request] = {}
+        self._queue = FcfsQueue()
+        self._running = RunningSet()
+        self._in_flight: deque[StepInFlight] = deque()
+        self._outbox = Outbox()
+        self._digest = SampleDigest()
+        self._tally = Tally()
+        self._claims = PageClaims(config, self._cache, self._running, self._queue, self._tally)
+        self._num_arrivals = 0
+        self._num_reports = 0
+        self._launched = 0
+        self._completed = 0
+
+    @property
+    def num_dropped_tokens(self) -> int:
+        """Tokens drawn for requests that had ended or been taken back when they arrived."""
+        return self._tally.num_dropped_tokens
+
+    def add(self, submit: Submit) -> None:
+        """Queues a request. One that could never fit has been refused before.
+
+        A higher attempt of a known request replaces it without a word, since whoever raised the
+        attempt no longer listens to the older; the same or a lower one is ignored.
+        """
+        present = self._requests.get(submit.request_id)
+        if present is not None:
+            if submit.attempt <= present.attempt:
+                logger.warning(
+                    "request %s: attempt %d ignored, attempt %d is under way",
+                    *(submit.request_id, submit.attempt, present.attempt),
+                )
+                return
+            self._end(present, RequestState.FINISHED_ABORTED)
+        self._num_arrivals += 1
+        request = Request(
+            submit,
+            arrival=self._num_arrivals,
+            arrived_s=self._clock(),
+            max_total_tokens=self.config.max_total_tokens,
+            eos_token_ids=self.config.eos_token_ids,
+        )
+        assert len(request.token_ids) < self.config.max_total_tokens, "can never fit: not refused"
+        self._requests[request.request_id] = request
+        self._queue.push(request)
+        if len(request.token_ids) >= request.limit:
+            # An earlier attempt generated all there was to generate, but its end got lost.
+            self._end(request, RequestState.FINISHED_LENGTH)
+            self._outbox.put(request)
+
+    def abort(self, request_id: str, attempt: int) -> None:
+        """Ends a request wherever it is; unknown ids and aborts of older attempts are ignored."""
+        request = self._requests.get(request_id)
+        if request is None or attempt < request.attempt:
+            return
+        self._end(request, RequestState.FINISHED_ABORTED)
+        self._outbox.put(request)
+
+    def has_work(self) -> bool:
+        """Whether requests are unfinished, steps in flight, or news not taken yet."""
+        return bool(self._requests or self._in_flight or self._outbox or self._cache.has_events)
+
+    def schedule(self) -> Plan | None:
+        """Decides the next step; None if there is nothing to do before a result comes in."""
+        builder = StepBuilder(self._launched + 1)
+        num_decodes = sum(request.num_pending == 1 for request in self._running)
+        budget = StepBudget(self.config.max_num_batched_tokens, num_decodes)
+        self._step_running(builder, budget)
+        admit_waiting(self.config, self._queue, self._running, self._cache, builder, budget)
+        if not builder.num_tokens:
+            assert self._in_flight or not self._requests, "requests wait, but nothing can run"
+            return None
+        self._launched = builder.seq
+        self._in_flight.append(builder.in_flight())
+        if builder.seq % DIGEST_INTERVAL:
+            return builder.plan(0, 0)
+        return builder.plan(self._completed, self._digest.value(self._completed))
+
+    def apply(self, result: StepResult) -> None:
+        """Takes the result of the oldest step in flight.
+
+        Raises:
+            ValueError: it is another step's, or has another number of tokens than were to be drawn.
+        """
+        step = self._in_flight.popleft() if self._in_flight else None
+        if step is None or step.seq != result.seq:
+            raise ValueError(f"got the result of step {result.seq}, expected {step}")
+        num_samples = sum(share.sample for share in step.shares)
+        if num_samples != len(result.token_ids):
+            raise ValueError(
+                f"step {result.seq} draws {num_samples} tokens, got {len(result.token_ids)}"
+            )
+        self._completed = step.seq
+        self._cache.complete(step.seq)
+        self._digest.update(step.seq, result.token_ids)
+        self._tally.step_ms = result.compute_ms
+        self._tally.num_step_tokens = step.num_tokens
+        self._take_tokens(step, result.token_ids)
+
+    def take_report(self) -> StepReport:
+        """What happened since the last report, and the load as it stands."""
+        self._num_reports += 1
+        return StepReport(
+            seq=self._num_reports,
+            deltas=self._outbox.take(),
+            block_events=self._cache.take_events(),
+            load=snapshot(self.config, self._queue, self._running, self._cache, self._tally),
+        )
+
+    def check_invariants(self) -> None:
+        """Asserts that requests, queue, running set and cache agree, and nothing is lost."""
+        running = list(self._running)
+        leases = [request.lease for request in running if request.lease is not None]
+        assert len(leases) == len(running), "a running request without a lease"
+        assert len(running) + len(self._queue) == len(self._requests), "a request is lost"
+        assert len(running) <= self.config.max_num_seqs, "more requests run than there are slots"
+        for request in self._requests.values():
+            request.check_invariants(self.config.page_size)
+        waiting = [r for r in self._requests.values() if r.state is not RequestState.RUNNING]
+        assert self._queue.num_tokens == sum(len(r.token_ids) for r in waiting), "queue miscounted"
+        assert len(waiting) == len(self._queue), "a request is queued and running"
+        self._cache.check_invariants(leases)
+
+    def _step_running(self, builder: StepBuilder, budget: StepBudget) -> None:
+        page_size = self.config.page_size
+        # A copy: claiming pages may take members back, always from the end of the order.
+        for request in list(self._running):
+            lease = request.lease
+            if lease is None or request is self._claims.parked:
+                continue
+            pending = request.num_pending
+            length = budget.grant(pending)
+            if length <= 0:
+                continue
+            if request.num_computed + length > len(lease.pages) * page_size:
+                length = self._claims.claim(request, lease, length, builder)
+                if not length:
+                    continue
+            budget.spend(pending, length)
+            builder.add_row(request, lease, length)
+        self._claims.parked = None
+
+    def _take_tokens(self, step: StepInFlight, token_ids: list[int]) -> None:
+        tokens = iter(token_ids)
+        any_finished = False
+        for request, lease, end, sample in step.shares:
+            token_id = next(tokens) if sample else -1
+            if request.lease is not lease:
+                self._tally.num_dropped_tokens += sample
+                continue
+            if sample:
+                request.token_ids.append(token_id)
+                request.num_placeholders -= 1
+            if end >= (lease.num_cached_pages + 1) * self.config.page_size:
+                self._cache.commit(lease, request.token_ids, end)
+            if not sample:
+                continue
+            state = finish_state(request, token_id)
+            if state is None:
+                self._outbox.put(request)
+                continue
+            self._end(request, state, keep_place=True)
+            any_finished = True
+            stopped = state is RequestState.FINISHED_STOPPED
+            self._outbox.put(
+                request, stop_reason(request, self.config.eos_token_ids) if stopped else None
+            )
+        if any_finished:
+            self._running.drop_finished()
+
+    def _end(self, request: Request, state: RequestState, *, keep_place: bool = False) -> None:
+        """Moves a request to a finished state and gives back all it holds.
+
+        With `keep_place` the caller takes it out of the running set, with others at once.
+        """
+        if request.lease is None:
+            self._queue.remove(request)
+        else:
+            if not keep_place:
+                self._running.remove(request)
+            self._cache.release(request.lease)
+            request.lease = None
+        request.move_to(state)
+        del self._requests[request.request_id]
+        logger.debug(
+            "request %s: %s after %d prompt and %d generated tokens, %.3f s",
+            *(request.request_id, request.finish_reason, request.num_prompt, request.num_output),
+            self._clock() - request.arrived_s,
+        )

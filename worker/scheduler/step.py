@@ -1,0 +1,98 @@
+"""A step: being put together, and in flight."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from worker.cache.lease import Lease
+from worker.request import Request
+from worker.scheduler.plan import Admit, PageWrite, Plan, Row
+
+
+class Share(NamedTuple):
+    """One request's part of a step in flight."""
+
+    request: Request
+    lease: Lease
+    """The lease it ran under: once the request holds another or none, its output is stale."""
+    end: int
+    """Positions computed when the step has completed."""
+    sample: bool
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StepInFlight:
+    """What the scheduler must remember of a Plan until its result is in."""
+
+    seq: int
+    shares: list[Share]
+    """In the order of the Plan's rows."""
+    num_tokens: int
+
+
+class StepBuilder:
+    """Collects rows, and what the device's tables need before them.
+
+    Args:
+        seq: number of the step.
+    """
+
+    def __init__(self, seq: int) -> None:
+        self.seq = seq
+        self.num_tokens = 0
+        self._admits: list[Admit] = []
+        self._page_writes: list[PageWrite] = []
+        self._single_rows: list[Row] = []
+        self._single_shares: list[Share] = []
+        self._chunk_rows: list[Row] = []
+        self._chunk_shares: list[Share] = []
+
+    def admit(self, admit: Admit) -> None:
+        """Fills the row of a slot before the step."""
+        self._admits.append(admit)
+
+    def write_pages(self, slot: int, start: int, page_ids: list[int]) -> None:
+        """Extends the page-table row of a slot before the step."""
+        self._page_writes.append(PageWrite(slot, start, page_ids))
+
+    def add_row(self, request: Request, lease: Lease, length: int) -> None:
+        """Computes the next `length` positions of a request, and counts them as computed.
+
+        A row that reaches the last token, known or still being drawn, draws the next one.
+        """
+        start = request.num_computed
+        end = start + length
+        sample = end == len(request.token_ids) + request.num_placeholders
+        request.num_computed = end
+        if sample:
+            request.num_placeholders += 1
+        lease.fence = self.seq
+        self.num_tokens += length
+        row = Row(lease.slot, start, length, sample)
+        share = Share(request, lease, end, sample)
+        if length == 1:
+            self._single_rows.append(row)
+            self._single_shares.append(share)
+        else:
+            self._chunk_rows.append(row)
+            self._chunk_shares.append(share)
+
+    def plan(self, digest_seq: int, digest: int) -> Plan:
+        """The finished Plan: rows of length 1 first."""
+        return Plan(
+            seq=self.seq,
+            admits=self._admits,
+            page_writes=self._page_writes,
+            rows=self._single_rows + self._chunk_rows,
+            digest_seq=digest_seq,
+            digest=digest,
+        )
+
+    def in_flight(self) -> StepInFlight:
+        """What to remember until the result is in."""
+        return StepInFlight(
+            seq=self.seq,
+            shares=self._single_shares + self._chunk_shares,
+            num_tokens=self.num_tokens,
+        )
