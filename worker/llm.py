@@ -205,7 +205,7 @@ class LLM:
                 request_id=str(next(self._ids)),
                 gateway_id=_GATEWAY,
                 prompt=np.asarray(token_ids, dtype="<i4").tobytes(),
-                sampling=msgspec.structs.replace(sampling, n=1, seed=seed + choice),
+                sampling=msgspec.structs.replace(sampling, n=1, seed=(seed + choice) % 2**64),
             )
             rejection = refuse(submit, self._core.info)
             if rejection is not None:

@@ -38,7 +38,7 @@ class EngineConfig:
     batch_invariant: bool = False
     """Bitwise the same output whatever else runs, at a cost in speed."""
     cpu_threads: int = 0
-    """Compute threads per rank on CPU; 0 divides the machine's cores."""
+    """Compute threads per rank on CPU; 0 divides all cores but one among the ranks."""
 
     def __post_init__(self) -> None:
         if self.tensor_parallel_size < 1:

@@ -15,10 +15,8 @@ from worker.scheduler.plan import Plan
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StepInputs:
-    """Everything of one step that lies on the device, and its sizes."""
+    """What one step computes and samples, on the device."""
 
-    seq: int
-    num_tokens: int
     num_decode_tokens: int
     """Leading rows of one token."""
     input_ids: torch.Tensor
@@ -92,8 +90,6 @@ def build_inputs(plan: Plan, tables: DeviceTables, *, batch_invariant: bool) -> 
     num_samples = len(sampling_slots)
     decode, extend = _attention(rows, row_slots, ends.int(), query_start, tables, batch_invariant)
     return StepInputs(
-        seq=plan.seq,
-        num_tokens=num_tokens,
         num_decode_tokens=rows.num_decodes,
         input_ids=tables.flat_tokens.index_select(0, token_cells),
         positions=device_positions,

@@ -87,7 +87,8 @@ class RankGroup:
             return
         while self._channel.incoming.poll(LAST_WORD_MS):
             self._unless_failure(self._channel.receive())
-        raise RankFailure(self._describe_deaths() or "a rank ended without a word")
+        codes = ", ".join(str(child.returncode) for child in ended)
+        raise RankFailure(self._describe_deaths() or f"a rank ended without a word, code {codes}")
 
     def _unless_failure(self, message: FromRank) -> FromRank:
         if not isinstance(message, Failure):

@@ -147,7 +147,7 @@ class RequestText:
         min_tokens: stop strings count only in the text after this many tokens.
     """
 
-    __slots__ = ("_checker", "_detokenizer", "_min_tokens", "num_tokens")
+    __slots__ = ("_checker", "_detokenizer", "_include", "_min_tokens", "num_tokens")
 
     def __init__(
         self,
@@ -161,6 +161,7 @@ class RequestText:
         self._checker: StopChecker | None = None
         if stop:
             self._checker = StopChecker(stop, include_stop_str_in_output=include_stop_str_in_output)
+        self._include = include_stop_str_in_output
         self._min_tokens = min_tokens
         self.num_tokens = 0
         """Tokens taken so far; those after a matched stop string are not."""
@@ -170,20 +171,26 @@ class RequestText:
         """The stop string that ended the text, None while none did."""
         return None if self._checker is None else self._checker.matched
 
-    def push(self, token_ids: Sequence[int]) -> str:
-        """Adds tokens, returns the text that may be shown; nothing after a stop string matched."""
+    def push(self, token_ids: Sequence[int], *, stopped: bool = False) -> str:
+        """Adds tokens, returns the text that may be shown; nothing after a stop string matched.
+
+        With `stopped` the last token is the one that ended the completion: it counts, and shows
+        only where the text keeps what ended it.
+        """
+        shown = token_ids[:-1] if stopped and not self._include else token_ids
         if self._checker is None:
             self.num_tokens += len(token_ids)
-            return self._detokenizer.push(token_ids)
+            return self._detokenizer.push(shown)
         pieces: list[str] = []
-        for token_id in token_ids:
-            if self._checker.matched is not None:
-                break
+        for token_id in shown:
             self.num_tokens += 1
             text = self._detokenizer.push((token_id,))
             if self.num_tokens > self._min_tokens:
                 text = self._checker.push(text)
             pieces.append(text)
+            if self._checker.matched is not None:
+                return "".join(pieces)
+        self.num_tokens += len(token_ids) - len(shown)
         return "".join(pieces)
 
     def flush(self) -> str:

@@ -1,0 +1,73 @@
+"""Drives a whole engine (scheduler, executor, runner) in this process, without Ray or HTTP."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections.abc import Sequence
+from types import TracebackType
+from typing import Any, Self
+
+import numpy as np
+
+from worker.engine.config import EngineConfig
+from worker.engine.core import EngineCore
+from worker.engine.local import LocalExecutor
+from worker.wire.messages import Submit
+from worker.wire.sampling import SamplingParams
+
+
+class Engine:
+    """Rank 0 runs here; further ranks are child processes, as offline use has them.
+
+    Options are EngineConfig's fields; CPU with one thread unless said otherwise.
+    """
+
+    def __init__(self, model: str, **options: Any) -> None:
+        settings: dict[str, Any] = {"device": "cpu", "cpu_threads": 1, "max_num_seqs": 32}
+        self.config = EngineConfig(model=model, **{**settings, **options})
+        self._directory = tempfile.mkdtemp(prefix="rf-")
+        world = self.config.tensor_parallel_size
+        self._executor = LocalExecutor(self.config, self._directory, range(1, world))
+        info = self._executor.start()
+        self.core = EngineCore(self.config, info, self._executor, lambda: 0.0)
+        self._num_submitted = 0
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._executor.close()
+        shutil.rmtree(self._directory, ignore_errors=True)
+
+    def generate(
+        self, prompts: Sequence[Sequence[int]], sampling: SamplingParams | Sequence[SamplingParams]
+    ) -> list[list[int]]:
+        """Tokens of every prompt, all submitted at once; invariants checked after each step."""
+        params = [sampling] * len(prompts) if isinstance(sampling, SamplingParams) else sampling
+        outputs: dict[str, list[int]] = {}
+        for prompt, one in zip(prompts, params, strict=True):
+            self._num_submitted += 1
+            submit = Submit(
+                request_id=str(self._num_submitted),
+                gateway_id="g",
+                prompt=np.asarray(prompt, dtype="<i4").tobytes(),
+                sampling=one,
+            )
+            outputs[submit.request_id] = []
+            self.core.add(submit)
+        while self.core.has_work():
+            for delta in self.core.step().deltas.get("g", ()):
+                outputs[delta.request_id].extend(delta.token_ids)
+            self.core.scheduler.check_invariants()
+        return list(outputs.values())
+
+    @property
+    def num_preemptions(self) -> int:
+        """How often a running request was taken back so far."""
+        return self.core.scheduler.take_report().load.num_preemptions

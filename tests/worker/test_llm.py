@@ -1,0 +1,132 @@
+"""Offline use: the engine in processes of its own, text in and out, no Ray."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from worker.engine.base import RankFailure
+from worker.llm import LLM, SamplingParams
+
+GREEDY = SamplingParams(temperature=0.0, max_tokens=24, ignore_eos=True)
+OPTIONS = {"device": "cpu", "cpu_threads": 1, "kv_cache_tokens": 4096}
+
+
+@pytest.fixture(scope="module")
+def llm(tiny_chat_model: Path) -> Iterator[LLM]:
+    with LLM(str(tiny_chat_model), **OPTIONS) as llm:
+        yield llm
+
+
+def rank_processes() -> list[int]:
+    found = subprocess.run(
+        ["pgrep", "-P", str(os.getpid()), "-f", "worker.parallel.rank"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    return [int(line) for line in found.stdout.split()]
+
+
+def test_texts_and_tokens_give_the_same_output(llm: LLM) -> None:
+    text = "a prompt of a few words"
+    by_text, by_tokens = llm.generate(
+        [text, {"prompt_token_ids": llm.get_tokenizer().encode(text)}], GREEDY
+    )
+    assert by_text.prompt == text
+    assert by_tokens.prompt is None
+    assert by_text.prompt_token_ids == by_tokens.prompt_token_ids
+    assert by_text.outputs[0].token_ids == by_tokens.outputs[0].token_ids
+    assert len(by_text.outputs[0].token_ids) == 24
+    assert by_text.outputs[0].finish_reason == "length"
+    assert by_text.finished
+    decoded = llm.get_tokenizer().decode(by_text.outputs[0].token_ids)
+    assert by_text.outputs[0].text == decoded
+
+
+def test_outputs_come_in_the_order_of_the_prompts(llm: LLM) -> None:
+    params = [SamplingParams(temperature=0.0, max_tokens=n, ignore_eos=True) for n in (9, 1, 5)]
+    outputs = llm.generate(["one", "two", "three"], params)
+    assert [output.prompt for output in outputs] == ["one", "two", "three"]
+    assert [len(output.outputs[0].token_ids) for output in outputs] == [9, 1, 5]
+
+
+def test_choices_of_one_prompt_differ_and_repeat_with_the_seed(llm: LLM) -> None:
+    params = SamplingParams(n=3, temperature=1.0, seed=5, max_tokens=12, ignore_eos=True)
+    first, again = llm.generate(["x"], params)[0], llm.generate(["x"], params)[0]
+    tokens = [output.token_ids for output in first.outputs]
+    assert [output.index for output in first.outputs] == [0, 1, 2]
+    assert tokens == [output.token_ids for output in again.outputs]
+    assert len({tuple(choice) for choice in tokens}) == 3
+
+
+def test_streaming_grows_to_what_generate_returns(llm: LLM) -> None:
+    lengths, text = [], ""
+    for output in llm.stream("streamed", GREEDY):
+        assert output.outputs[0].text.startswith(text)
+        text = output.outputs[0].text
+        lengths.append(len(output.outputs[0].token_ids))
+    assert lengths == list(range(1, 25))
+    assert text == llm.generate("streamed", GREEDY)[0].outputs[0].text
+
+
+def test_leaving_a_stream_frees_its_request(llm: LLM) -> None:
+    for output in llm.stream("left early", SamplingParams(max_tokens=1000, ignore_eos=True)):
+        if len(output.outputs[0].token_ids) == 3:
+            break
+    assert llm.generate("after", GREEDY)[0].finished
+
+
+def test_a_stop_string_ends_text_and_tokens(llm: LLM) -> None:
+    free = llm.generate("stop here", GREEDY)[0].outputs[0]
+    stop = free.text[6:9]
+    output = llm.generate(
+        "stop here", SamplingParams(temperature=0.0, max_tokens=24, ignore_eos=True, stop=(stop,))
+    )[0].outputs[0]
+    assert output.finish_reason == "stop"
+    assert output.stop_reason == stop
+    assert output.text == free.text[: free.text.index(stop)]
+    assert output.token_ids == free.token_ids[: len(output.token_ids)]
+    assert len(output.token_ids) < 24
+
+
+def test_a_shared_prefix_is_cached(llm: LLM) -> None:
+    prefix = list(range(40, 240))
+    llm.generate([{"prompt_token_ids": [*prefix, 1]}], GREEDY)
+    output = llm.generate([{"prompt_token_ids": [*prefix, 2]}], GREEDY)[0]
+    assert output.num_cached_tokens == 192
+
+
+def test_what_can_never_fit_is_refused_with_the_numbers(llm: LLM) -> None:
+    with pytest.raises(ValueError, match="3000 tokens, but this model takes at most 2047"):
+        llm.generate([{"prompt_token_ids": [5] * 3000}], GREEDY)
+    with pytest.raises(ValueError, match="outside of the model's vocabulary"):
+        llm.generate([{"prompt_token_ids": [10**6]}], GREEDY)
+    assert llm.generate("still works", GREEDY)[0].finished
+
+
+def test_a_wrong_checkpoint_says_so_and_leaves_no_process(tmp_path: Path) -> None:
+    before = rank_processes()
+    with pytest.raises(RankFailure, match="does not exist"):
+        LLM(str(tmp_path / "missing"), **OPTIONS)
+    assert rank_processes() == before
+
+
+def test_a_killed_rank_is_named_and_the_rest_ends(tiny_chat_model: Path) -> None:
+    before = rank_processes()
+    llm = LLM(str(tiny_chat_model), tensor_parallel_size=2, **OPTIONS)
+    mine = [pid for pid in rank_processes() if pid not in before]
+    assert len(mine) == 2
+    stream = llm.stream("killed", SamplingParams(max_tokens=2000, ignore_eos=True))
+    next(stream)
+    os.kill(mine[1], signal.SIGKILL)
+    with pytest.raises(RankFailure, match="was ended by SIGKILL"):
+        list(stream)
+    assert rank_processes() == before
+    with pytest.raises(ValueError, match="closed"):
+        llm.generate("more", GREEDY)
