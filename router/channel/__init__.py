@@ -1,1 +1,14 @@
 """One channel per worker: an attach stream coming in, coalesced submits going out."""
+
+from router.channel.channel import WorkerChannel
+from router.channel.receiver import ChannelListener, Receiver, Refused, WorkerUnreachable
+from router.channel.transport import WorkerTransport
+
+__all__ = [
+    "ChannelListener",
+    "Receiver",
+    "Refused",
+    "WorkerChannel",
+    "WorkerTransport",
+    "WorkerUnreachable",
+]

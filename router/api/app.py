@@ -1,0 +1,121 @@
+"""The FastAPI application of a gateway."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import logging
+from http import HTTPStatus
+from typing import Any
+
+from fastapi import FastAPI
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+
+from router.api.auth import ApiKeys
+from router.api.completions import CompletionRoutes, request_id_of
+from router.errors import ApiError
+from router.gateway import Gateway
+from router.metrics.collector import CONTENT_TYPE
+
+logger = logging.getLogger(__name__)
+
+
+def create_app(gateway: Gateway) -> FastAPI:
+    """All routes over `gateway`, which the caller starts and closes on the same event loop."""
+    app = FastAPI(title="rayfleet", openapi_url=None)
+    completions = CompletionRoutes(gateway)
+    monitor = MonitorRoutes(gateway)
+    # Plain routes: FastAPI's parsing and response models would cost more than the rest of a token.
+    app.router.add_route("/v1/chat/completions", completions.chat, methods=["POST"])
+    app.router.add_route("/v1/completions", completions.complete, methods=["POST"])
+    app.router.add_route("/v1/models", monitor.models, methods=["GET"])
+    app.router.add_route("/v1/models/{name:path}", monitor.model, methods=["GET"])
+    app.router.add_route("/health", monitor.health, methods=["GET"])
+    app.router.add_route("/ready", monitor.ready, methods=["GET"])
+    app.router.add_route("/metrics", monitor.metrics, methods=["GET"])
+    app.router.add_route("/version", monitor.version, methods=["GET"])
+    app.add_exception_handler(ApiError, _api_error)
+    app.add_exception_handler(HTTPException, _http_error)
+    app.add_exception_handler(Exception, _unexpected_error)
+    if gateway.config.api_keys:
+        app.add_middleware(ApiKeys, keys=gateway.config.api_keys)
+    return app
+
+
+class MonitorRoutes:
+    """Routes about the gateway itself."""
+
+    def __init__(self, gateway: Gateway) -> None:
+        self._gateway = gateway
+
+    async def models(self, _: Request) -> Response:
+        """GET /v1/models."""
+        cards = [
+            self._card(name)
+            for route in self._gateway.config.models
+            for name in (route.name, *route.aliases)
+        ]
+        return JSONResponse({"object": "list", "data": cards})
+
+    async def model(self, request: Request) -> Response:
+        """GET /v1/models/NAME."""
+        name = str(request.path_params["name"])
+        self._gateway.model(name)
+        return JSONResponse(self._card(name))
+
+    async def health(self, _: Request) -> Response:
+        """GET /health: the process is alive."""
+        return JSONResponse({"status": "ok"})
+
+    async def ready(self, _: Request) -> Response:
+        """GET /ready: every model has a worker that can take requests."""
+        waiting = [model.route.name for model in self._gateway.models if not model.fleet.ready]
+        if self._gateway.ready:
+            return JSONResponse({"status": "ready"})
+        return JSONResponse({"status": "not ready", "models": waiting}, status_code=503)
+
+    async def metrics(self, _: Request) -> Response:
+        """GET /metrics: Prometheus text."""
+        return Response(
+            self._gateway.metrics(), media_type=None, headers={"content-type": CONTENT_TYPE}
+        )
+
+    async def version(self, _: Request) -> Response:
+        """GET /version."""
+        return JSONResponse({"version": importlib.metadata.version("rayfleet")})
+
+    def _card(self, name: str) -> dict[str, Any]:
+        model = self._gateway.model(name)
+        info = model.fleet.info
+        return {
+            "id": name,
+            "object": "model",
+            "created": self._gateway.created,
+            "owned_by": "rayfleet",
+            "root": model.route.name,
+            "max_model_len": info.max_model_len if info is not None else None,
+        }
+
+
+async def _api_error(request: Request, error: Exception) -> Response:
+    assert isinstance(error, ApiError)
+    headers = {"x-request-id": request_id_of(request)}
+    if error.retry_after_s is not None:
+        headers["retry-after"] = str(error.retry_after_s)
+    return Response(
+        error.body(), status_code=error.status, media_type="application/json", headers=headers
+    )
+
+
+async def _http_error(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    message = error.detail or HTTPStatus(error.status_code).phrase
+    if error.status_code == 404:
+        message = f"there is no route {request.url.path}"
+    return await _api_error(request, ApiError(error.status_code, message))
+
+
+async def _unexpected_error(request: Request, error: Exception) -> Response:
+    logger.error("unexpected error", exc_info=error)
+    return await _api_error(request, ApiError(500, "internal server error"))

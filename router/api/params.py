@@ -1,0 +1,152 @@
+"""From request fields to what a model is asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from router.api.protocol import ChatRequest, CommonRequest, CompletionRequest
+from router.errors import bad_request
+from worker.wire.sampling import SamplingParams
+
+MAX_CHOICES = 128
+MAX_PROMPTS = 2048
+DEFAULT_COMPLETION_TOKENS = 16
+DEFAULT_PRIORITY = 4
+RESERVED_TEMPLATE_NAMES = (
+    "messages",
+    "tools",
+    "add_generation_prompt",
+    "chat_template",
+    "tokenize",
+    "self",
+)
+ROLES = ("system", "developer", "user", "assistant", "tool", "function")
+
+
+def sampling_params(
+    request: CommonRequest, max_tokens: int | None, defaults: Mapping[str, Any]
+) -> SamplingParams:
+    """Sampling parameters; what the client left open comes from `defaults`, then from vLLM's.
+
+    Raises:
+        ApiError: 400 that names the field and its range.
+    """
+    given = {
+        "temperature": request.temperature,
+        "top_p": request.top_p,
+        "top_k": request.top_k,
+        "min_p": request.min_p,
+        "min_tokens": request.min_tokens,
+    }
+    values = {**defaults, **{name: value for name, value in given.items() if value is not None}}
+    stop = [request.stop] if isinstance(request.stop, str) else request.stop or []
+    n = 1 if request.n is None else request.n
+    if n > MAX_CHOICES:
+        raise bad_request(f"n must be at most {MAX_CHOICES}, got {n}", "n")
+    try:
+        return SamplingParams(
+            n=n,
+            seed=request.seed,
+            max_tokens=max_tokens,
+            stop=tuple(stop),
+            stop_token_ids=tuple(request.stop_token_ids or ()),
+            ignore_eos=bool(request.ignore_eos),
+            include_stop_str_in_output=bool(request.include_stop_str_in_output),
+            skip_special_tokens=request.skip_special_tokens is not False,
+            **values,
+        )
+    except ValueError as error:
+        raise bad_request(str(error), _field_of(str(error))) from error
+
+
+def chat_max_tokens(request: ChatRequest) -> int | None:
+    """None lets a chat go on to the end of the model's length."""
+    if request.max_completion_tokens is not None:
+        return request.max_completion_tokens
+    return request.max_tokens
+
+
+def completion_max_tokens(request: CompletionRequest) -> int:
+    """Plain completions are short unless told otherwise."""
+    return DEFAULT_COMPLETION_TOKENS if request.max_tokens is None else request.max_tokens
+
+
+def priority(request: CommonRequest) -> int:
+    """0 to 9. Raises ApiError outside of that."""
+    value = DEFAULT_PRIORITY if request.priority is None else request.priority
+    if not 0 <= value <= 9:
+        raise bad_request(f"priority must be in [0, 9], got {value}", "priority")
+    return value
+
+
+def template_arguments(request: ChatRequest) -> dict[str, Any]:
+    """Variables for the chat template. Raises ApiError for names that are not the client's."""
+    values = request.chat_template_kwargs or {}
+    for name in RESERVED_TEMPLATE_NAMES:
+        if name in values:
+            raise bad_request(f"chat_template_kwargs may not hold {name}", "chat_template_kwargs")
+    return values
+
+
+def chat_messages(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Messages as chat templates take them: content as one text.
+
+    Raises:
+        ApiError: no messages, an unknown role, or content that is not text.
+    """
+    if not messages:
+        raise bad_request("messages must hold at least one message", "messages")
+    return [_message(index, message) for index, message in enumerate(messages)]
+
+
+def completion_prompts(prompt: str | list[Any]) -> list[str | list[int]]:
+    """The prompts of a completion request. Raises ApiError for any other shape."""
+    if isinstance(prompt, str):
+        return [prompt]
+    if prompt and all(_is_int(item) for item in prompt):
+        return [prompt]
+    if len(prompt) > MAX_PROMPTS:
+        raise bad_request(f"prompt holds {len(prompt)} prompts, at most {MAX_PROMPTS}", "prompt")
+    if prompt and all(isinstance(item, str) for item in prompt):
+        return prompt
+    if prompt and all(isinstance(item, list) and all(map(_is_int, item)) for item in prompt):
+        return prompt
+    raise bad_request(
+        "prompt must be a string, a list of strings, token ids, or a list of lists of token ids",
+        "prompt",
+    )
+
+
+def _message(index: int, message: Mapping[str, Any]) -> dict[str, Any]:
+    role = message.get("role")
+    if role not in ROLES:
+        known = ", ".join(ROLES)
+        raise bad_request(f"messages[{index}].role must be one of {known}", "messages")
+    content = message.get("content")
+    if isinstance(content, list):
+        content = "\n".join(_part(index, part) for part in content)
+    elif content is not None and not isinstance(content, str):
+        raise bad_request(
+            f"messages[{index}].content must be a string or a list of parts", "messages"
+        )
+    return {**message, "content": content if content is not None else ""}
+
+
+def _part(index: int, part: Any) -> str:
+    text = part.get("text") if isinstance(part, dict) and part.get("type") == "text" else None
+    if not isinstance(text, str):
+        raise bad_request(f"messages[{index}].content may only have parts of type text", "messages")
+    return text
+
+
+def _is_int(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _field_of(problem: str) -> str | None:
+    """Messages of SamplingParams begin with the field they are about."""
+    field = problem.split()[0]
+    if problem.startswith("stop strings"):
+        return "stop"
+    return field if field in SamplingParams.__struct_fields__ else None

@@ -1,0 +1,150 @@
+"""Bodies of the API's requests. Names follow OpenAI, extras follow vLLM."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
+
+import msgspec
+
+from router.errors import bad_request
+
+
+class StreamOptions(msgspec.Struct, frozen=True):
+    """What a streamed response carries besides text."""
+
+    include_usage: bool | None = False
+    """A last chunk with the token counts."""
+    continuous_usage_stats: bool | None = False
+    """The counts so far in every chunk."""
+
+
+class CommonRequest(msgspec.Struct, kw_only=True, frozen=True):
+    """Fields of both completion routes. None means the default, as many clients send it."""
+
+    model: str | None = None
+    stream: bool | None = False
+    stream_options: StreamOptions | None = None
+    n: int | None = None
+    max_tokens: int | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    seed: int | None = None
+    stop: str | list[str] | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    min_tokens: int | None = None
+    stop_token_ids: list[int] | None = None
+    ignore_eos: bool | None = False
+    include_stop_str_in_output: bool | None = False
+    skip_special_tokens: bool | None = True
+    cache_salt: str | None = None
+    priority: int | None = None
+    return_token_ids: bool | None = False
+
+
+class ChatRequest(CommonRequest, kw_only=True, frozen=True):
+    """Body of /v1/chat/completions."""
+
+    messages: list[dict[str, Any]]
+    max_completion_tokens: int | None = None
+    add_generation_prompt: bool | None = True
+    chat_template_kwargs: dict[str, Any] | None = None
+
+
+class CompletionRequest(CommonRequest, kw_only=True, frozen=True):
+    """Body of /v1/completions."""
+
+    prompt: str | list[Any]
+    """A text, texts, token ids, or lists of token ids."""
+    add_special_tokens: bool | None = True
+
+
+Body = TypeVar("Body", ChatRequest, CompletionRequest)
+
+
+def parse_body(body: bytes, kind: type[Body]) -> Body:
+    """Decodes and checks a body.
+
+    Raises:
+        ApiError: 400 that names the field: malformed JSON, a wrong type, a missing field, or a
+            known field that would change the result and is not supported.
+    """
+    try:
+        fields = msgspec.json.decode(body)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise bad_request(f"the body is not valid JSON: {error}") from error
+    if not isinstance(fields, dict):
+        raise bad_request("the body must be a JSON object")
+    _refuse_unsupported(fields)
+    try:
+        return msgspec.convert(fields, kind)
+    except msgspec.ValidationError as error:
+        raise bad_request(*_explain(str(error))) from error
+
+
+def _none_of(*harmless: Any) -> Callable[[Any], bool]:
+    return lambda value: value is None or any(value == other for other in harmless)
+
+
+_HARMLESS: dict[str, Callable[[Any], bool]] = {
+    "logprobs": lambda value: value is None or value is False,
+    "top_logprobs": _none_of(0),
+    "prompt_logprobs": _none_of(),
+    "logit_bias": _none_of({}),
+    "presence_penalty": _none_of(0),
+    "frequency_penalty": _none_of(0),
+    "repetition_penalty": _none_of(1),
+    "length_penalty": _none_of(1),
+    "use_beam_search": _none_of(False),
+    "best_of": _none_of(1),
+    "echo": _none_of(False),
+    "suffix": _none_of(""),
+    "response_format": _none_of({"type": "text"}),
+    "functions": _none_of([]),
+    "function_call": _none_of("none"),
+    "structured_outputs": _none_of({}),
+    "guided_json": _none_of(),
+    "guided_regex": _none_of(),
+    "guided_choice": _none_of(),
+    "guided_grammar": _none_of(),
+    "modalities": _none_of([], ["text"]),
+    "audio": _none_of(),
+    "web_search_options": _none_of(),
+    "documents": _none_of([]),
+    "chat_template": _none_of(),
+    "continue_final_message": _none_of(False),
+    "bad_words": _none_of([]),
+    "allowed_token_ids": _none_of(),
+    "logits_processors": _none_of([]),
+    "truncate_prompt_tokens": _none_of(),
+    "prompt_embeds": _none_of(),
+    "mm_processor_kwargs": _none_of({}),
+    "thinking_token_budget": _none_of(),
+    "kv_transfer_params": _none_of(),
+    "vllm_xargs": _none_of({}),
+}
+"""Fields that change what is generated and are not supported: the values that change nothing.
+Other unknown fields (user, metadata, store, ...) are ignored."""
+
+
+def _refuse_unsupported(fields: Mapping[str, Any]) -> None:
+    for name, value in fields.items():
+        harmless = _HARMLESS.get(name)
+        if harmless is not None and not harmless(value):
+            raise bad_request(f"{name} is not supported by this server: leave it out", name)
+    if fields.get("tools") and fields.get("tool_choice") != "none":
+        raise bad_request("tools is not supported by this server: leave it out", "tools")
+
+
+def _explain(problem: str) -> tuple[str, str | None]:
+    """(message, field) from msgspec's text, which ends in the path of the value."""
+    path = re.search(r" - at `\$\.?(.*)`$", problem)
+    if path is not None and path[1]:
+        field = re.split(r"[.\[]", path[1])[0]
+        return f"{path[1]}: {problem[: path.start()]}", field
+    missing = re.search(r"missing required field `(\w+)`", problem)
+    if missing is not None:
+        return f"{missing[1]} is missing", missing[1]
+    return problem, None

@@ -1,0 +1,285 @@
+"""The channel between this gateway and one worker.
+
+    gateway ──SubmitBatch (one call in flight)──> worker
+    gateway <──WorkerItem (one per step)───────── worker
+
+An ordered, reliable stream makes the gateway's picture of the worker exact up to one step. A gap
+in its numbers, silence or a broken stream means that the worker is lost; it is then attached anew
+for as long as it is in the set.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+
+import msgspec
+
+from router.channel.outbox import Outbox
+from router.channel.receiver import ChannelListener, Receiver, Refused, WorkerUnreachable
+from router.channel.transport import WorkerTransport
+from worker.wire.messages import (
+    PROTOCOL_VERSION,
+    AttachSnapshot,
+    Rejection,
+    Submit,
+    SubmitReply,
+    WorkerDown,
+    WorkerItem,
+    WorkerUpdate,
+)
+
+logger = logging.getLogger(__name__)
+
+TICK_S = 0.25
+SILENT_TICKS = 8
+"""An item comes every 250 ms; two seconds without one mean lost. Ticks are counted rather than
+time measured, so that a stall of this process is not taken for one of the worker."""
+SILENT_TICKS_AT_FIRST = 40
+"""Opening a stream may take longer."""
+FIRST_BACKOFF_S = 0.05
+LAST_BACKOFF_S = 2.0
+
+
+class _Flight:
+    """A request on this channel."""
+
+    __slots__ = ("attempt", "epoch", "receiver", "verdict")
+
+    def __init__(self, receiver: Receiver, attempt: int, verdict: asyncio.Future[None]) -> None:
+        self.receiver = receiver
+        self.attempt = attempt
+        self.verdict = verdict
+        self.epoch: int | None = None
+        """Which incarnation took it; None before the worker said so."""
+
+
+class WorkerChannel:
+    """Attach stream and outbox of one worker.
+
+    Args:
+        worker_id: as the transport names it.
+        gateway_id: this gateway.
+        transport: reaches the worker.
+        listener: hears of the worker's state.
+    """
+
+    def __init__(
+        self,
+        worker_id: str,
+        gateway_id: str,
+        transport: WorkerTransport,
+        listener: ChannelListener,
+    ) -> None:
+        self.worker_id = worker_id
+        self._gateway_id = gateway_id
+        self._transport = transport
+        self._listener = listener
+        self._outbox = Outbox(worker_id, transport, self._on_reply, self._on_failure)
+        self._flights: dict[str, _Flight] = {}
+        self._leaving = False
+        self._epoch: int | None = None
+        """Incarnation that the last snapshot told of; None while not attached."""
+        self._oldest_epoch = 0
+        """Everything older is known to be gone."""
+        self._seq = 0
+        self._silent_ticks = 0
+        self._task: asyncio.Task[None] | None = None
+        self._decoder: msgspec.msgpack.Decoder[WorkerItem] = msgspec.msgpack.Decoder(WorkerItem)
+
+    def start(self) -> None:
+        """Attaches, and again after each loss, until the worker leaves or `close`."""
+        self._task = asyncio.create_task(self._run())
+
+    async def close(self) -> None:
+        """Detaches; requests still here are lost."""
+        self._lose("the gateway is shutting down")
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.wait([self._task])
+
+    def set_leaving(self, leaving: bool) -> None:
+        """The worker left the set, or came back: it finishes its requests, then the stream ends."""
+        self._leaving = leaving
+
+    async def submit(self, submit: Submit, receiver: Receiver) -> None:
+        """Hands a request over; returns when the worker has it.
+
+        Raises:
+            WorkerUnreachable: the worker did not get it.
+            Refused: the worker will not serve it.
+        """
+        if self._epoch is None:
+            raise WorkerUnreachable(f"worker {self.worker_id} is not attached")
+        verdict: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        flight = _Flight(receiver, submit.attempt, verdict)
+        self._flights[submit.request_id] = flight
+        self._outbox.submit(submit)
+        await verdict
+
+    def abort(self, request_id: str) -> None:
+        """Ends a request; its receiver hears nothing more. Unknown ids are ignored."""
+        flight = self._flights.pop(request_id, None)
+        if flight is None:
+            return
+        if not flight.verdict.done():
+            flight.verdict.set_result(None)
+        self._outbox.abort(request_id, flight.attempt)
+
+    # The stream coming in.
+
+    async def _run(self) -> None:
+        backoff = FIRST_BACKOFF_S
+        try:
+            while not (self._leaving and not self._flights):
+                reason = await self._attach_once()
+                if self._epoch is not None:
+                    backoff = FIRST_BACKOFF_S
+                elif backoff == FIRST_BACKOFF_S:  # said once, not with each further try
+                    extra = {"worker_id": self.worker_id}
+                    logger.warning("cannot attach to the worker: %s", reason, extra=extra)
+                self._lose(reason)
+                if self._leaving:
+                    break
+                await asyncio.sleep(backoff)
+                backoff = min(backoff * 2, LAST_BACKOFF_S)
+        finally:
+            self._lose("the gateway let the worker go")
+            self._listener.on_closed(self.worker_id)
+
+    async def _attach_once(self) -> str:
+        """Reads one attach stream to its end; returns why it ended."""
+        self._epoch, self._seq, self._silent_ticks = None, 0, 0
+        pump = asyncio.create_task(self._pump())
+        try:
+            while True:
+                done, _ = await asyncio.wait([pump], timeout=TICK_S)
+                if done:
+                    error = pump.exception()
+                    return "the stream ended" if error is None else f"{error!r}"
+                self._silent_ticks += 1
+                limit = SILENT_TICKS if self._epoch is not None else SILENT_TICKS_AT_FIRST
+                if self._silent_ticks > limit:
+                    return f"silent for {limit * TICK_S:.0f} s"
+                if self._leaving and not self._flights:
+                    return "it left the set"
+        finally:
+            pump.cancel()
+            with contextlib.suppress(asyncio.CancelledError, Exception):
+                await pump
+
+    async def _pump(self) -> None:
+        loop = asyncio.get_running_loop()
+        stream = self._transport.attach(self.worker_id, self._gateway_id)
+        try:
+            async for payload in stream:
+                self._silent_ticks = 0
+                self._handle(self._decoder.decode(payload), loop.time())
+        finally:
+            close = getattr(stream, "aclose", None)
+            if close is not None:
+                await close()
+
+    def _handle(self, item: WorkerItem, now: float) -> None:
+        if isinstance(item, WorkerUpdate):
+            self._on_update(item, now)
+        elif isinstance(item, AttachSnapshot):
+            self._on_snapshot(item)
+        else:
+            self._on_down(item)
+
+    def _on_update(self, update: WorkerUpdate, now: float) -> None:
+        self._seq += 1
+        if update.seq != self._seq:
+            raise ConnectionError(f"item {update.seq} came in place of {self._seq}")
+        if update.epoch != self._epoch:
+            return  # of a rank group that is gone
+        self._listener.on_update(self.worker_id, update)
+        flights = self._flights
+        for delta in update.deltas:
+            flight = flights.get(delta.request_id)
+            if flight is None or flight.attempt != delta.attempt:
+                continue  # aborted, or of an attempt that was given up
+            if not flight.verdict.done():  # tokens may overtake the answer to the submit
+                self._accept(flight, update.epoch)
+            if delta.finish_reason is not None:
+                del flights[delta.request_id]
+            try:
+                flight.receiver.deliver(delta, now)
+            except Exception:
+                # One request's trouble is not to take the worker's other requests along.
+                logger.exception(
+                    "a delta could not be taken", extra={"request_id": delta.request_id}
+                )
+                self.abort(delta.request_id)
+                flight.receiver.lose("internal error: its tokens could not be processed")
+
+    def _on_snapshot(self, snapshot: AttachSnapshot) -> None:
+        if snapshot.protocol_version != PROTOCOL_VERSION:
+            raise ConnectionError(
+                f"worker {self.worker_id} speaks protocol {snapshot.protocol_version}, this "
+                f"gateway {PROTOCOL_VERSION}: run the same release on both"
+            )
+        if snapshot.epoch != self._epoch:
+            self._lose_flights("its rank group was rebuilt", before=snapshot.epoch)
+        self._epoch = self._oldest_epoch = snapshot.epoch
+        self._listener.on_snapshot(self.worker_id, snapshot)
+
+    def _on_down(self, down: WorkerDown) -> None:
+        if down.epoch == self._epoch:
+            self._oldest_epoch = down.epoch + 1
+            self._lose_flights(down.reason, before=self._oldest_epoch)
+            self._listener.on_lost(self.worker_id, down.reason)
+
+    # What became of submits.
+
+    def _on_reply(self, submits: list[Submit], reply: SubmitReply) -> None:
+        rejections = {rejection.request_id: rejection for rejection in reply.rejections}
+        for submit in submits:
+            flight = self._flights.get(submit.request_id)
+            if flight is None or flight.attempt != submit.attempt or flight.verdict.done():
+                continue
+            rejection: Rejection | None = rejections.get(submit.request_id)
+            if rejection is not None:
+                del self._flights[submit.request_id]
+                flight.verdict.set_exception(Refused(rejection))
+            elif self._epoch is None or reply.epoch < self._oldest_epoch:
+                del self._flights[submit.request_id]
+                flight.verdict.set_exception(WorkerUnreachable("its rank group was rebuilt"))
+            else:
+                self._accept(flight, reply.epoch)
+
+    def _on_failure(self, submits: list[Submit], reason: str) -> None:
+        for submit in submits:
+            flight = self._flights.get(submit.request_id)
+            if flight is None or flight.attempt != submit.attempt or flight.verdict.done():
+                continue
+            del self._flights[submit.request_id]
+            flight.verdict.set_exception(WorkerUnreachable(reason))
+            # It may have arrived all the same, with only the answer lost.
+            self._outbox.abort(submit.request_id, submit.attempt)
+
+    def _accept(self, flight: _Flight, epoch: int) -> None:
+        flight.epoch = epoch
+        flight.verdict.set_result(None)
+
+    # Losing the worker.
+
+    def _lose(self, reason: str) -> None:
+        self._outbox.clear()
+        self._lose_flights(reason, before=None)
+        if self._epoch is not None:
+            self._epoch = None
+            self._listener.on_lost(self.worker_id, reason)
+
+    def _lose_flights(self, reason: str, before: int | None) -> None:
+        """Ends the requests of epochs older than `before`; None ends all of them."""
+        for request_id, flight in list(self._flights.items()):
+            if before is not None and (flight.epoch is None or flight.epoch >= before):
+                continue  # its answer is still on the way, or it is in the new rank group
+            del self._flights[request_id]
+            if flight.verdict.done():
+                flight.receiver.lose(f"worker {self.worker_id} was lost: {reason}")
+            else:
+                flight.verdict.set_exception(WorkerUnreachable(reason))

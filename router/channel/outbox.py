@@ -1,0 +1,99 @@
+"""Coalesced submits: one call in flight per worker; what arrives meanwhile rides on the next."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+
+import msgspec
+
+from router.channel.transport import WorkerTransport
+from worker.wire.messages import Abort, Submit, SubmitBatch, SubmitReply
+
+logger = logging.getLogger(__name__)
+
+SUBMIT_TIMEOUT_S = 10.0
+"""A worker that streams but answers no submit for this long counts as not having got it."""
+
+ABORT_RETRY_S = 1.0
+"""Aborts that did not arrive ride on the next call, or on one of their own after this time."""
+
+
+class Outbox:
+    """What this gateway has for one worker.
+
+    Args:
+        worker_id: whose.
+        transport: carries the batches.
+        on_reply: called with each batch that arrived, and the worker's answer.
+        on_failure: called with the submits of a batch that did not arrive, and why.
+    """
+
+    def __init__(
+        self,
+        worker_id: str,
+        transport: WorkerTransport,
+        on_reply: Callable[[list[Submit], SubmitReply], None],
+        on_failure: Callable[[list[Submit], str], None],
+    ) -> None:
+        self._worker_id = worker_id
+        self._transport = transport
+        self._on_reply = on_reply
+        self._on_failure = on_failure
+        self._submits: dict[str, Submit] = {}
+        self._aborts: list[Abort] = []
+        self._sender: asyncio.Task[None] | None = None
+        self._encoder = msgspec.msgpack.Encoder()
+        self._decoder = msgspec.msgpack.Decoder(SubmitReply)
+
+    def submit(self, submit: Submit) -> None:
+        """Sends with the next call."""
+        self._submits[submit.request_id] = submit
+        self._kick()
+
+    def abort(self, request_id: str, attempt: int) -> None:
+        """Sends with the next call; a submit that is still here just does not go."""
+        if self._submits.pop(request_id, None) is None:
+            self._aborts.append(Abort(request_id=request_id, attempt=attempt))
+            self._kick()
+
+    def clear(self) -> None:
+        """Drops everything, the call in flight included: the worker is gone."""
+        self._submits.clear()
+        self._aborts.clear()
+        if self._sender is not None:
+            self._sender.cancel()
+            self._sender = None
+
+    def _kick(self) -> None:
+        if self._sender is None and (self._submits or self._aborts):
+            self._sender = asyncio.create_task(self._send_all())
+
+    async def _send_all(self) -> None:
+        while self._submits or self._aborts:
+            submits, aborts = list(self._submits.values()), self._aborts
+            self._submits, self._aborts = {}, []
+            try:
+                reply = await self._send(SubmitBatch(submits=submits, aborts=aborts))
+            except Exception as error:  # whatever it was, nobody may wait forever
+                logger.warning(
+                    "submit failed: %s", _text(error), extra={"worker_id": self._worker_id}
+                )
+                self._on_failure(submits, _text(error))
+                self._aborts = aborts + self._aborts
+                if not self._submits:
+                    asyncio.get_running_loop().call_later(ABORT_RETRY_S, self._kick)
+                    break
+            else:
+                self._on_reply(submits, reply)
+        self._sender = None
+
+    async def _send(self, batch: SubmitBatch) -> SubmitReply:
+        async with asyncio.timeout(SUBMIT_TIMEOUT_S):
+            payload = await self._transport.submit(self._worker_id, self._encoder.encode(batch))
+        return self._decoder.decode(payload)
+
+
+def _text(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__

@@ -1,0 +1,51 @@
+"""Who a channel tells about what."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from worker.wire.messages import AttachSnapshot, Rejection, TokenDelta, WorkerUpdate
+
+
+class WorkerUnreachable(ConnectionError):
+    """The worker did not get the request; another may."""
+
+
+class Refused(Exception):
+    """The worker got the request and will not serve it."""
+
+    def __init__(self, rejection: Rejection) -> None:
+        super().__init__(rejection.message)
+        self.rejection = rejection
+
+
+class Receiver(Protocol):
+    """One request's end of a channel."""
+
+    def deliver(self, delta: TokenDelta, now: float) -> None:
+        """Takes what a step did for the request; `now` is the event loop's time."""
+        ...
+
+    def lose(self, reason: str) -> None:
+        """The worker is gone; nothing more will come."""
+        ...
+
+
+class ChannelListener(Protocol):
+    """Hears of the worker itself."""
+
+    def on_snapshot(self, worker_id: str, snapshot: AttachSnapshot) -> None:
+        """The worker as it stands now; older state is void."""
+        ...
+
+    def on_update(self, worker_id: str, update: WorkerUpdate) -> None:
+        """One step's block events and load. Called before its deltas are delivered."""
+        ...
+
+    def on_lost(self, worker_id: str, reason: str) -> None:
+        """The rank group or the worker is gone."""
+        ...
+
+    def on_closed(self, worker_id: str) -> None:
+        """The channel of a worker that left the set has ended."""
+        ...

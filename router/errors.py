@@ -1,0 +1,70 @@
+"""What a client is told when something is wrong, in OpenAI's shape."""
+
+from __future__ import annotations
+
+import msgspec
+
+_TYPES = {
+    400: "invalid_request_error",
+    401: "authentication_error",
+    404: "not_found_error",
+    405: "invalid_request_error",
+    413: "invalid_request_error",
+    429: "rate_limit_error",
+    500: "internal_server_error",
+    503: "service_unavailable_error",
+}
+
+
+class ApiError(Exception):
+    """An error that the client sees.
+
+    Args:
+        status: HTTP status; it decides the error's `type`.
+        message: what is wrong, for a person.
+        param: the request field at fault.
+        code: a word for programs, such as "model_not_found".
+        retry_after_s: sent as the Retry-After header.
+    """
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        *,
+        param: str | None = None,
+        code: str | None = None,
+        retry_after_s: int | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.status = status
+        self.message = message
+        self.param = param
+        self.code = code
+        self.retry_after_s = retry_after_s
+
+    def body(self) -> bytes:
+        """`{"error": {"message", "type", "param", "code"}}` as JSON."""
+        fallback = "invalid_request_error" if self.status < 500 else "internal_server_error"
+        error = {
+            "message": self.message,
+            "type": _TYPES.get(self.status, fallback),
+            "param": self.param,
+            "code": self.code if self.code is not None else self.status,
+        }
+        return msgspec.json.encode({"error": error})
+
+
+def bad_request(message: str, param: str | None = None) -> ApiError:
+    """A 400: the request itself is wrong."""
+    return ApiError(400, message, param=param)
+
+
+def no_worker(model: str) -> ApiError:
+    """A 503: nobody can take the request now."""
+    return ApiError(
+        503,
+        f"no worker of model {model} can take requests now: try again shortly",
+        code="no_worker_available",
+        retry_after_s=1,
+    )

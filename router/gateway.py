@@ -1,0 +1,117 @@
+"""A gateway process: models by name, each with its tokenizer, its workers and its counters."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import secrets
+import time
+from collections.abc import Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+
+from router.channel import WorkerTransport
+from router.config import GatewayConfig, ModelRoute
+from router.errors import ApiError, bad_request
+from router.fleet import Fleet, create_policy
+from router.metrics.collector import GatewayCollector, Source, render
+from router.serving import ServedModel
+from router.tokens.defaults import load_sampling_defaults
+from router.tokens.encoder import PromptEncoder
+from worker.wire.tokenizer import load_tokenizer
+
+logger = logging.getLogger(__name__)
+
+
+class Gateway:
+    """Serves the models of `config` over the workers that `transports` reach.
+
+    Knows no HTTP: `router.api.app.create_app(gateway)` does. Lives on one event loop.
+
+    Args:
+        config: models and keys.
+        transports: by model name.
+
+    Raises:
+        ValueError: a model has no transport.
+    """
+
+    def __init__(self, config: GatewayConfig, transports: Mapping[str, WorkerTransport]) -> None:
+        missing = [route.name for route in config.models if route.name not in transports]
+        if missing:
+            raise ValueError(f"no transport reaches the workers of {', '.join(missing)}")
+        self.config = config
+        self.gateway_id = f"gw-{secrets.token_hex(6)}"
+        self.created = int(time.time())
+        self._transports = dict(transports)
+        self._models: dict[str, ServedModel] = {}
+        self._names: dict[str, ServedModel] = {}
+        self._executor = ThreadPoolExecutor(
+            max_workers=max(2, min(8, os.cpu_count() or 2)), thread_name_prefix="tokens"
+        )
+        self._collector = GatewayCollector(self._sources)
+
+    @property
+    def models(self) -> Iterable[ServedModel]:
+        """All served models."""
+        return self._models.values()
+
+    @property
+    def ready(self) -> bool:
+        """Whether every model has a worker that can take requests."""
+        models = self._models.values()
+        return bool(models) and all(model.fleet.ready for model in models)
+
+    async def start(self) -> None:
+        """Loads tokenizers and attaches to the workers. Raises ValueError for a bad checkpoint."""
+        loop = asyncio.get_running_loop()
+        for route in self.config.models:
+            model = await loop.run_in_executor(self._executor, self._load, route)
+            self._models[route.name] = model
+            for name in (route.name, *route.aliases):
+                self._names[name] = model
+            model.start()
+            logger.info("gateway serves %s", route.name, extra={"model": route.name})
+
+    async def close(self) -> None:
+        """Detaches from all workers; requests under way end with an error."""
+        for model in self._models.values():
+            await model.close()
+        self._executor.shutdown(wait=False, cancel_futures=True)
+
+    def model(self, name: str | None) -> ServedModel:
+        """The model that a client names; it may leave the name out where there is only one.
+
+        Raises:
+            ApiError: 404 for an unknown name.
+        """
+        if name is None:
+            if len(self._models) == 1:
+                return next(iter(self._models.values()))
+            raise bad_request("model is missing: name one of /v1/models", "model")
+        model = self._names.get(name)
+        if model is None:
+            raise ApiError(
+                404, f"The model `{name}` does not exist.", param="model", code="model_not_found"
+            )
+        return model
+
+    def metrics(self) -> bytes:
+        """Prometheus text."""
+        return render(self._collector)
+
+    def _sources(self) -> Iterable[Source]:
+        return [(name, model.stats, model.fleet) for name, model in self._models.items()]
+
+    def _load(self, route: ModelRoute) -> ServedModel:
+        tokenizer = load_tokenizer(route.model)
+        fleet = Fleet(create_policy())
+        return ServedModel(
+            route,
+            self.gateway_id,
+            self._transports[route.name],
+            tokenizer,
+            PromptEncoder(tokenizer, fleet, self._executor),
+            fleet,
+            load_sampling_defaults(route.model),
+        )

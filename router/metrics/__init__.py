@@ -1,0 +1,1 @@
+"""What a gateway counts, and how Prometheus reads it."""

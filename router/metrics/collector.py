@@ -1,0 +1,112 @@
+"""Prometheus metrics, read from the gateway's own state when scraped."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    Metric,
+)
+from prometheus_client.registry import Collector
+
+from router.fleet import Fleet, WorkerState
+from router.metrics.stats import Histogram, ModelStats
+
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+
+MODEL = ["model_name"]
+WORKER = ["model_name", "worker_id"]
+
+Source = tuple[str, ModelStats, Fleet]
+"""Model name, its counters, its workers."""
+
+_COUNTERS: dict[str, tuple[str, Callable[[ModelStats], float]]] = {
+    "prompt_tokens": ("Prompt tokens taken.", lambda s: s.prompt_tokens),
+    "generation_tokens": ("Tokens generated.", lambda s: s.generation_tokens),
+    "prompt_tokens_cached": ("Prompt tokens found in prefix caches.", lambda s: s.cached_tokens),
+    "routing_hit_tokens": ("Prompt tokens that routing expected cached.", lambda s: s.hit_tokens),
+    "routing_retries": ("Submits that were repeated on another worker.", lambda s: s.retries),
+}
+_HISTOGRAMS: dict[str, tuple[str, Callable[[ModelStats], Histogram]]] = {
+    "time_to_first_token_seconds": ("Arrival to first token.", lambda s: s.first_token),
+    "inter_token_latency_seconds": ("From one token to the next.", lambda s: s.inter_token),
+    "request_time_per_output_token_seconds": (
+        "Mean time per token after the first, by request.",
+        lambda s: s.time_per_token,
+    ),
+    "e2e_request_latency_seconds": ("Arrival to last token.", lambda s: s.request),
+}
+_GAUGES: dict[str, tuple[str, Callable[[WorkerState], float]]] = {
+    "num_requests_running": ("Requests in the running batch.", lambda w: w.load.num_running),
+    "num_requests_waiting": ("Requests waiting at the worker.", lambda w: w.load.num_waiting),
+    "kv_cache_usage_perc": ("KV pages in use; 1 is all.", lambda w: _usage(w)),
+}
+
+
+class GatewayCollector(Collector):
+    """Yields all families; a worker that is gone has no series because it is not there to read."""
+
+    def __init__(self, sources: Callable[[], Iterable[Source]]) -> None:
+        self._sources = sources
+
+    def collect(self) -> Iterator[Metric]:
+        """See prometheus_client's Collector."""
+        sources = list(self._sources())
+        for name, (text, count) in _COUNTERS.items():
+            counter = CounterMetricFamily(f"rayfleet_{name}", text, labels=MODEL)
+            for model, stats, _ in sources:
+                counter.add_metric([model], count(stats))
+            yield counter
+        for name, (text, select) in _HISTOGRAMS.items():
+            family = HistogramMetricFamily(f"rayfleet_{name}", text, labels=MODEL)
+            for model, stats, _ in sources:
+                histogram = select(stats)
+                family.add_metric([model], histogram.cumulative(), sum_value=histogram.total)
+            yield family
+        for name, (text, read) in _GAUGES.items():
+            gauge = GaugeMetricFamily(f"rayfleet_{name}", text, labels=WORKER)
+            for model, _, fleet in sources:
+                for worker in fleet.workers:
+                    if worker.info is not None:
+                        gauge.add_metric([model, worker.worker_id], read(worker))
+            yield gauge
+        yield from _labelled_counters(sources)
+
+
+def render(collector: GatewayCollector) -> bytes:
+    """The scrape's body."""
+    registry = CollectorRegistry()
+    registry.register(collector)
+    return generate_latest(registry)
+
+
+def _labelled_counters(sources: list[Source]) -> Iterator[Metric]:
+    success = CounterMetricFamily(
+        "rayfleet_request_success", "Completions ended.", labels=[*MODEL, "finished_reason"]
+    )
+    routed = CounterMetricFamily(
+        "rayfleet_routed_requests", "Completions by the worker they went to.", labels=WORKER
+    )
+    blocks = GaugeMetricFamily(
+        "rayfleet_prefix_index_blocks", "Blocks in the prefix index.", labels=WORKER
+    )
+    for model, stats, fleet in sources:
+        for reason, count in sorted(stats.finished.items()):
+            success.add_metric([model, reason], count)
+        for worker in fleet.workers:
+            if worker.info is not None:
+                labels = [model, worker.worker_id]
+                routed.add_metric(labels, stats.routed.get(worker.worker_id, 0))
+                blocks.add_metric(labels, fleet.index.num_blocks(worker.worker_id))
+    yield success
+    yield routed
+    yield blocks
+
+
+def _usage(worker: WorkerState) -> float:
+    total = worker.load.num_total_pages
+    return 1.0 - worker.load.num_free_pages / total if total else 0.0

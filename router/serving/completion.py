@@ -1,0 +1,206 @@
+"""One completion under way, from its prompt to its last character."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import msgspec
+
+from router.channel import WorkerChannel
+from router.fleet import PromptBlocks
+from router.metrics.stats import ModelStats
+from router.serving.mailbox import Mailbox
+from worker.wire.detokenizer import RequestText
+from worker.wire.messages import FinishReason, Submit, TokenDelta
+from worker.wire.sampling import SamplingParams
+
+
+class CompletionSpec(msgspec.Struct, frozen=True, kw_only=True):
+    """What one completion is asked for; with it, any worker can begin or go on."""
+
+    request_id: str
+    index: int
+    """Number of the choice in the response."""
+    prompt: PromptBlocks
+    sampling: SamplingParams
+    """With n = 1 and its own seed."""
+    priority: int
+    gateway_id: str
+
+
+class Completion:
+    """A channel's receiver: turns token deltas into text that the response takes.
+
+    It owns everything another worker would need to go on: the prompt and the tokens so far.
+
+    Args:
+        spec: what is asked for.
+        text: fresh detokenizer and stop strings.
+        mailbox: of the response; gets this completion whenever it has news.
+        stream: whether tokens are news, or only the end.
+        stats: where times and tokens are counted.
+        now: time of the request's arrival, on the event loop's clock.
+        on_end: called once, when the completion has ended in whatever way.
+        on_first: called once, when the worker's reports first show the request.
+    """
+
+    __slots__ = (
+        "_arrived_at",
+        "_channel",
+        "_dirty",
+        "_first_token_at",
+        "_last_token_at",
+        "_mailbox",
+        "_new_text",
+        "_on_end",
+        "_on_first",
+        "_stats",
+        "_stream",
+        "_taken",
+        "_text",
+        "attempt",
+        "error",
+        "finish_reason",
+        "num_cached_tokens",
+        "spec",
+        "stop_reason",
+        "token_ids",
+        "worker_id",
+    )
+
+    def __init__(
+        self,
+        spec: CompletionSpec,
+        *,
+        text: RequestText,
+        mailbox: Mailbox[Completion],
+        stream: bool,
+        stats: ModelStats,
+        now: float,
+        on_first: Callable[[Completion], None],
+        on_end: Callable[[Completion], None],
+    ) -> None:
+        self.spec = spec
+        self.attempt = 0
+        self.worker_id = ""
+        self.token_ids: list[int] = []
+        self.finish_reason: FinishReason | None = None
+        self.stop_reason: int | str | None = None
+        self.error: str | None = None
+        self.num_cached_tokens = 0
+        self._text = text
+        self._mailbox = mailbox
+        self._stats = stats
+        self._stream = stream
+        self._on_first = on_first
+        self._on_end = on_end
+        self._channel: WorkerChannel | None = None
+        self._new_text: list[str] = []
+        self._taken = 0
+        self._dirty = False
+        self._arrived_at = now
+        self._first_token_at = 0.0
+        self._last_token_at = 0.0
+
+    @property
+    def finished(self) -> bool:
+        """Whether nothing more will come."""
+        return self.finish_reason is not None
+
+    def submit_to(self, channel: WorkerChannel) -> Submit:
+        """Binds the completion to a worker; the message to send there."""
+        self._channel = channel
+        self.worker_id = channel.worker_id
+        return Submit(
+            request_id=self.spec.request_id,
+            gateway_id=self.spec.gateway_id,
+            prompt=self.spec.prompt.token_ids,
+            sampling=self.spec.sampling,
+            attempt=self.attempt,
+            cache_salt=self.spec.prompt.cache_salt,
+            priority=self.spec.priority,
+        )
+
+    def deliver(self, delta: TokenDelta, now: float) -> None:
+        """Takes one step's tokens. See Receiver."""
+        if self.finish_reason is not None:
+            return
+        if delta.num_cached_tokens >= 0:
+            self.num_cached_tokens = delta.num_cached_tokens
+        if delta.token_ids:
+            self._take_tokens(delta.token_ids, delta.finish_reason == "stop", now)
+        if self._text.stop_reason is not None:
+            self.stop_reason = self._text.stop_reason
+            self._abort_worker()
+            self._end("stop", now)
+        elif delta.finish_reason is not None:
+            self._new_text.append(self._text.flush())
+            self.stop_reason = delta.stop_reason
+            self.error = delta.error
+            self._end(delta.finish_reason, now)
+        if self._stream or self.finish_reason is not None:
+            self._notify()
+
+    def lose(self, reason: str) -> None:
+        """The worker is gone and the completion with it. See Receiver."""
+        self.fail(reason)
+
+    def fail(self, message: str) -> None:
+        """Ends with an error that the client sees."""
+        if self.finish_reason is None:
+            self.error = message
+            self._end("error", self._last_token_at)
+            self._notify()
+
+    def abort(self) -> None:
+        """Ends at the client's wish; the worker is told at once."""
+        if self.finish_reason is None:
+            self._abort_worker()
+            self._end("abort", self._last_token_at)
+            self._notify()
+
+    def take(self) -> tuple[str, list[int]]:
+        """Text and token ids since the last call."""
+        self._dirty = False
+        text = self._new_text[0] if len(self._new_text) == 1 else "".join(self._new_text)
+        self._new_text.clear()
+        token_ids = self.token_ids[self._taken :]
+        self._taken += len(token_ids)
+        return text, token_ids
+
+    def _notify(self) -> None:
+        if not self._dirty:
+            self._dirty = True
+            self._mailbox.put(self)
+
+    def _take_tokens(self, token_ids: list[int], stopped: bool, now: float) -> None:
+        before = self._text.num_tokens
+        text = self._text.push(token_ids, stopped=stopped)
+        if text:
+            self._new_text.append(text)
+        num_new = self._text.num_tokens - before
+        self.token_ids += token_ids if num_new == len(token_ids) else token_ids[:num_new]
+        self._stats.generation_tokens += num_new
+        if self._first_token_at:
+            self._stats.inter_token.observe((now - self._last_token_at) / num_new, num_new)
+        else:
+            self._first_token_at = now
+            self._stats.first_token.observe(now - self._arrived_at)
+            self._on_first(self)
+        self._last_token_at = now
+
+    def _abort_worker(self) -> None:
+        if self._channel is not None:
+            self._channel.abort(self.spec.request_id)
+
+    def _end(self, reason: FinishReason, now: float) -> None:
+        self.finish_reason = reason
+        stats = self._stats
+        stats.finished[reason] = stats.finished.get(reason, 0) + 1
+        stats.cached_tokens += self.num_cached_tokens
+        num_later = len(self.token_ids) - 1
+        if reason in ("stop", "length"):
+            stats.request.observe(now - self._arrived_at)
+            if num_later > 0:
+                stats.time_per_token.observe((now - self._first_token_at) / num_later)
+        self._on_end(self)

@@ -1,0 +1,103 @@
+"""All completions of one HTTP request."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+
+from router.fleet import PromptBlocks
+from router.serving.completion import Completion
+from router.serving.mailbox import Mailbox
+from worker.wire.sampling import SamplingParams
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class GenerationRequest:
+    """What a client asked one model for."""
+
+    request_id: str
+    """As the client sees it; requests of the fleet are named after it."""
+    prompts: Sequence[PromptBlocks]
+    sampling: SamplingParams
+    """n completions for each prompt."""
+    stream: bool
+    """Whether `take` returns with each token, or at the end only."""
+    priority: int = 4
+
+
+class Generation:
+    """The completions of one request, prompt by prompt, and their news.
+
+    `start`, then `take` until `finished`; `close` in any case: it aborts what still runs.
+    """
+
+    def __init__(
+        self,
+        request: GenerationRequest,
+        completions: Sequence[Completion],
+        mailbox: Mailbox[Completion],
+        place: Callable[[Completion], Awaitable[None]],
+    ) -> None:
+        self.request = request
+        self.completions = completions
+        self._mailbox = mailbox
+        self._place = place
+
+    @property
+    def finished(self) -> bool:
+        """Whether nothing more will come."""
+        return all(completion.finished for completion in self.completions)
+
+    @property
+    def workers(self) -> str:
+        """The workers that serve it, joined by commas."""
+        return ",".join(dict.fromkeys(c.worker_id for c in self.completions if c.worker_id))
+
+    @property
+    def num_prompt_tokens(self) -> int:
+        """Of all prompts, each counted once."""
+        return sum(prompt.num_tokens for prompt in self.request.prompts)
+
+    @property
+    def num_completion_tokens(self) -> int:
+        """Tokens generated so far."""
+        return sum(len(completion.token_ids) for completion in self.completions)
+
+    @property
+    def num_cached_tokens(self) -> int:
+        """Prompt tokens found in prefix caches; of several completions of a prompt, the best."""
+        best: dict[int, int] = {}
+        for completion in self.completions:
+            prompt = id(completion.spec.prompt)
+            best[prompt] = max(best.get(prompt, 0), completion.num_cached_tokens)
+        return sum(best.values())
+
+    async def start(self) -> None:
+        """Hands every completion to a worker. Raises ApiError; everything is then ended."""
+        try:
+            if len(self.completions) == 1:
+                await self._place(self.completions[0])
+            else:
+                async with asyncio.TaskGroup() as group:
+                    for completion in self.completions:
+                        group.create_task(_run(self._place(completion)))
+        except BaseExceptionGroup as errors:
+            self.close()
+            raise errors.exceptions[0] from None
+        except BaseException:
+            self.close()
+            raise
+
+    async def take(self) -> list[Completion]:
+        """Completions with news, waiting for some."""
+        return await self._mailbox.take()
+
+    def close(self) -> None:
+        """Aborts what has not finished. Safe to call twice."""
+        for completion in self.completions:
+            completion.abort()
+
+
+async def _run(work: Awaitable[None]) -> None:
+    await work

@@ -1,0 +1,237 @@
+"""One served model: its tokenizer, its workers, and the way of a request to one of them."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+import secrets
+from collections.abc import Iterable
+from typing import Any
+
+import msgspec
+
+from router.channel import Refused, WorkerChannel, WorkerTransport, WorkerUnreachable
+from router.config import ModelRoute
+from router.errors import ApiError, bad_request, no_worker
+from router.fleet import Fleet, PromptBlocks
+from router.metrics.stats import ModelStats
+from router.serving.completion import Completion, CompletionSpec
+from router.serving.generation import Generation, GenerationRequest
+from router.serving.mailbox import Mailbox
+from router.tokens.encoder import PromptEncoder
+from worker.wire.detokenizer import RequestText
+from worker.wire.limits import refuse
+from worker.wire.messages import AttachSnapshot, WorkerUpdate
+from worker.wire.tokenizer import Tokenizer
+
+logger = logging.getLogger(__name__)
+
+MAX_RETRIES = 2
+"""Further workers that are tried when one did not get a request."""
+
+
+class ServedModel:
+    """Listens to the channels of a model's workers and places requests on them.
+
+    Args:
+        route: the model's names.
+        gateway_id: this gateway.
+        transport: reaches the model's workers.
+        tokenizer: of the model.
+        encoder: makes prompts.
+        fleet: the model's workers.
+        defaults: sampling values for what requests leave open.
+    """
+
+    def __init__(
+        self,
+        route: ModelRoute,
+        gateway_id: str,
+        transport: WorkerTransport,
+        tokenizer: Tokenizer,
+        encoder: PromptEncoder,
+        fleet: Fleet,
+        defaults: dict[str, Any],
+    ) -> None:
+        self.route = route
+        self.tokenizer = tokenizer
+        self.encoder = encoder
+        self.fleet = fleet
+        self.defaults = defaults
+        self.stats = ModelStats()
+        self._gateway_id = gateway_id
+        self._transport = transport
+        self._channels: dict[str, WorkerChannel] = {}
+        self._closed = False
+
+    def start(self) -> None:
+        """Follows the set of workers from now on."""
+        self._transport.watch_workers(self._set_workers)
+
+    async def close(self) -> None:
+        """Detaches from all workers; requests under way end with an error."""
+        self._closed = True
+        for channel in list(self._channels.values()):
+            await channel.close()
+
+    def generation(self, request: GenerationRequest) -> Generation:
+        """The request with its completions, not placed yet."""
+        mailbox: Mailbox[Completion] = Mailbox()
+        sampling = request.sampling
+        seed = sampling.seed if sampling.seed is not None else secrets.randbits(63)
+        now = asyncio.get_running_loop().time()
+        completions = []
+        unique = secrets.token_hex(4)  # clients choose request ids, and may choose one twice
+        pairs = itertools.product(request.prompts, range(sampling.n))
+        for index, (prompt, choice) in enumerate(pairs):
+            spec = CompletionSpec(
+                request_id=f"{request.request_id}.{unique}.{index}",
+                index=index,
+                prompt=prompt,
+                sampling=msgspec.structs.replace(sampling, n=1, seed=_wrap(seed + choice)),
+                priority=request.priority,
+                gateway_id=self._gateway_id,
+            )
+            completions.append(self._completion(spec, mailbox, request.stream, now))
+        self.stats.prompt_tokens += sum(prompt.num_tokens for prompt in request.prompts)
+        return Generation(request, completions, mailbox, self._place)
+
+    # ChannelListener
+
+    def on_snapshot(self, worker_id: str, snapshot: AttachSnapshot) -> None:
+        """See ChannelListener."""
+        self.fleet.attach(worker_id, snapshot)
+        state = "loading" if snapshot.info is None else "ready"
+        self._log("worker %s attached, epoch %d, %s", worker_id, snapshot.epoch, state)
+
+    def on_update(self, worker_id: str, update: WorkerUpdate) -> None:
+        """See ChannelListener."""
+        self.fleet.update(worker_id, update)
+
+    def on_lost(self, worker_id: str, reason: str) -> None:
+        """See ChannelListener."""
+        self.fleet.lose(worker_id)
+        self._log("worker %s lost: %s", worker_id, reason)
+
+    def on_closed(self, worker_id: str) -> None:
+        """See ChannelListener."""
+        self.fleet.remove(worker_id)
+        self._channels.pop(worker_id, None)
+        self.stats.routed.pop(worker_id, None)
+
+    def _set_workers(self, worker_ids: Iterable[str]) -> None:
+        if self._closed:
+            return
+        members = dict.fromkeys(worker_ids)
+        for worker_id in members:
+            if worker_id not in self._channels:
+                channel = WorkerChannel(worker_id, self._gateway_id, self._transport, self)
+                self._channels[worker_id] = channel
+                channel.start()
+        for worker_id, channel in self._channels.items():
+            leaving = worker_id not in members
+            channel.set_leaving(leaving)
+            self.fleet.set_draining(worker_id, leaving)
+
+    def _completion(
+        self, spec: CompletionSpec, mailbox: Mailbox[Completion], stream: bool, now: float
+    ) -> Completion:
+        sampling = spec.sampling
+        text = RequestText(
+            self.tokenizer.detokenizer(skip_special_tokens=sampling.skip_special_tokens),
+            stop=sampling.stop,
+            include_stop_str_in_output=sampling.include_stop_str_in_output,
+            min_tokens=sampling.min_tokens,
+        )
+        return Completion(
+            spec,
+            text=text,
+            mailbox=mailbox,
+            stream=stream,
+            stats=self.stats,
+            now=now,
+            on_first=self._release,
+            on_end=self._ended,
+        )
+
+    async def _place(self, completion: Completion) -> None:
+        """Chooses a worker and hands the completion over; tries others that may still take it."""
+        tried: list[str] = []
+        while not completion.finished:
+            problem = await self._try_worker(completion, tried)
+            if problem is None:
+                return
+            self._release(completion)
+            self._log(
+                "submit to worker %s failed: %s",
+                completion.worker_id,
+                problem,
+                request_id=completion.spec.request_id,
+            )
+            if len(tried) > MAX_RETRIES:
+                raise ApiError(503, f"no worker could take the request: {problem}")
+            self.stats.retries += 1
+            completion.attempt += 1
+
+    async def _try_worker(self, completion: Completion, tried: list[str]) -> str | None:
+        """Submits to the best worker that was not tried yet; returns why it did not get it."""
+        spec = completion.spec
+        choice = self.fleet.reserve(spec.request_id, spec.prompt, tried)
+        if choice is None:
+            raise no_worker(self.route.name)
+        tried.append(choice.worker_id)
+        channel = self._channels[choice.worker_id]
+        submit = completion.submit_to(channel)
+        rejection = refuse(submit, choice.info)
+        try:
+            if rejection is not None:
+                raise Refused(rejection)
+            await channel.submit(submit, completion)
+        except WorkerUnreachable as error:
+            return str(error)
+        except Refused as error:
+            if error.rejection.status >= 500:
+                return error.rejection.message
+            self._release(completion)
+            raise bad_request(error.rejection.message, _prompt_param(spec.prompt)) from error
+        self.fleet.accepted(choice.worker_id, spec.request_id)
+        self.stats.hit_tokens += choice.hit_tokens
+        routed = self.stats.routed
+        routed[choice.worker_id] = routed.get(choice.worker_id, 0) + 1
+        return None
+
+    def _release(self, completion: Completion) -> None:
+        self.fleet.release(completion.worker_id, completion.spec.request_id)
+
+    def _ended(self, completion: Completion) -> None:
+        self._release(completion)
+        level = logging.WARNING if completion.finish_reason == "error" else logging.INFO
+        if logger.isEnabledFor(level):
+            logger.log(
+                level,
+                "%s: %d prompt tokens, %d cached, %d generated%s",
+                completion.finish_reason,
+                completion.spec.prompt.num_tokens,
+                completion.num_cached_tokens,
+                len(completion.token_ids),
+                f": {completion.error}" if completion.error else "",
+                extra={
+                    "request_id": completion.spec.request_id,
+                    "worker_id": completion.worker_id,
+                    "model": self.route.name,
+                },
+            )
+
+    def _log(self, message: str, *values: object, request_id: str | None = None) -> None:
+        logger.info(message, *values, extra={"model": self.route.name, "request_id": request_id})
+
+
+def _prompt_param(prompt: PromptBlocks) -> str | None:
+    """Refusals are about lengths: of the prompt, or of what would follow it."""
+    return "prompt" if prompt.num_tokens == 0 else None
+
+
+def _wrap(seed: int) -> int:
+    """Keeps the seeds of further choices within 64 bits."""
+    return seed if seed < 2**64 else seed - 2**64

@@ -1,0 +1,1 @@
+"""Prompts to token ids, off the event loop; sampling defaults of checkpoints."""

@@ -1,0 +1,240 @@
+"""Workers in memory that speak the wire protocol; what they generate is scripted."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+
+import msgspec
+
+from worker.wire.blocks import block_hashes, root_hash
+from worker.wire.messages import (
+    PROTOCOL_VERSION,
+    AttachSnapshot,
+    BlockRemoved,
+    BlockStored,
+    EngineInfo,
+    LoadSnapshot,
+    Rejection,
+    Submit,
+    SubmitBatch,
+    SubmitReply,
+    TokenDelta,
+    WorkerDown,
+    WorkerItem,
+    WorkerUpdate,
+)
+
+PAGE_SIZE = 4
+Script = Callable[[Submit], list[int]]
+
+
+class Running:
+    def __init__(self, submit: Submit, token_ids: list[int], cached: int) -> None:
+        self.submit = submit
+        self.left = list(token_ids)
+        self.cached = cached
+        self.first = True
+
+
+class StubWorker:
+    """One worker: `step()` gives every running request its next token."""
+
+    def __init__(self, worker_id: str, script: Script, *, vocab_size: int = 1000) -> None:
+        self.worker_id = worker_id
+        self.script = script
+        self.epoch = 1
+        self.info = EngineInfo(
+            model="stub",
+            max_model_len=256,
+            max_total_tokens=512,
+            vocab_size=vocab_size,
+            page_size=PAGE_SIZE,
+            max_num_seqs=8,
+            eos_token_ids=[0],
+            block_hash_salt="stub",
+        )
+        self.ready = True
+        self.reachable = True
+        self.rejection: str | None = None
+        self.protocol_version = PROTOCOL_VERSION
+        self.blocks: dict[int, None] = {}
+        self.batches: list[SubmitBatch] = []
+        self.running: dict[str, Running] = {}
+        self.aborted: list[str] = []
+        self.num_attached = 0
+        self.gate = asyncio.Event()
+        self.gate.set()
+        self.news = asyncio.Event()
+        self._queue: asyncio.Queue[WorkerItem | Exception | None] | None = None
+        self._seq = 0
+
+    async def attach(self) -> AsyncIterator[bytes]:
+        if not self.reachable:
+            raise ConnectionError("stub is unreachable")
+        queue = self._queue = asyncio.Queue()
+        self._seq = 0
+        self.num_attached += 1
+        queue.put_nowait(self.snapshot())
+        while (item := await queue.get()) is not None:
+            if isinstance(item, Exception):
+                raise item
+            yield msgspec.msgpack.encode(item)
+
+    async def submit(self, payload: bytes) -> bytes:
+        if not self.reachable:
+            raise ConnectionError("stub is unreachable")
+        batch = msgspec.msgpack.decode(payload, type=SubmitBatch)
+        self.batches.append(batch)
+        await self.gate.wait()
+        rejections = []
+        for submit in batch.submits:
+            if self.rejection is not None:
+                rejections.append(
+                    Rejection(
+                        request_id=submit.request_id,
+                        attempt=submit.attempt,
+                        message=self.rejection,
+                        status=503,
+                    )
+                )
+                continue
+            self.start(submit)
+        for abort in batch.aborts:
+            self.aborted.append(abort.request_id)
+            self.running.pop(abort.request_id, None)
+        self.news.set()
+        return msgspec.msgpack.encode(SubmitReply(epoch=self.epoch, rejections=rejections))
+
+    def start(self, submit: Submit) -> None:
+        hashes = self.hashes(submit)
+        cached = 0
+        for block_hash in hashes:
+            if block_hash not in self.blocks:
+                break
+            cached += PAGE_SIZE
+        cached = min(cached, len(submit.prompt) // 4 - 1)
+        self.running[submit.request_id] = Running(submit, self.script(submit), cached)
+
+    def hashes(self, submit: Submit) -> list[int]:
+        root = root_hash(self.info.block_hash_salt, submit.cache_salt)
+        return block_hashes(submit.prompt, PAGE_SIZE, root)
+
+    def step(self) -> None:
+        deltas, events = [], []
+        for request_id, running in list(self.running.items()):
+            sampling = running.submit.sampling
+            token_ids, running.left = running.left[:1], running.left[1:]
+            finish = None if running.left else "stop"
+            if sampling.max_tokens is not None:
+                taken = len(self.script(running.submit)) - len(running.left)
+                if finish is None and taken >= sampling.max_tokens:
+                    finish = "length"
+            cached = -1
+            if running.first:
+                running.first = False
+                cached = running.cached
+                stored = [h for h in self.hashes(running.submit) if h not in self.blocks]
+                self.blocks.update(dict.fromkeys(stored))
+                if stored:
+                    events.append(BlockStored(block_hashes=stored, parent_hash=None))
+            if finish is not None:
+                del self.running[request_id]
+            attempt = running.submit.attempt
+            deltas.append(
+                TokenDelta(request_id, attempt, token_ids, finish, num_cached_tokens=cached)
+            )
+        self.update(deltas, events)
+
+    def update(
+        self,
+        deltas: list[TokenDelta],
+        events: list[BlockStored | BlockRemoved],
+        seq: int | None = None,
+    ) -> None:
+        self._seq += 1
+        self.send(
+            WorkerUpdate(self.epoch, self._seq if seq is None else seq, deltas, events, self.load())
+        )
+
+    def send(self, item: WorkerItem | Exception | None) -> None:
+        if self._queue is not None:
+            self._queue.put_nowait(item)
+
+    def load(self) -> LoadSnapshot:
+        return LoadSnapshot(
+            num_running=len(self.running),
+            num_free_pages=128,
+            num_total_pages=128,
+            max_num_seqs=self.info.max_num_seqs,
+        )
+
+    def snapshot(self) -> AttachSnapshot:
+        return AttachSnapshot(
+            protocol_version=self.protocol_version,
+            worker_id=self.worker_id,
+            epoch=self.epoch,
+            info=self.info if self.ready else None,
+            blocks=[BlockStored(block_hashes=list(self.blocks), parent_hash=None)],
+            load=self.load(),
+        )
+
+    def crash(self) -> None:
+        """The rank group dies; its front lives."""
+        self.running.clear()
+        self.blocks.clear()
+        self.send(WorkerDown(self.epoch, "rank 0 was killed"))
+        self.epoch += 1
+
+    def vanish(self) -> None:
+        """The whole worker is gone."""
+        self.reachable = False
+        self.running.clear()
+        self.send(ConnectionError("stub broke"))
+
+    async def wait(self, condition: Callable[[], bool]) -> None:
+        """Until a condition on what this worker was told holds."""
+        while not condition():
+            self.news.clear()
+            await self.news.wait()
+
+    async def run(self, interval_s: float = 0.0) -> None:
+        """Steps for ever; with heartbeats while idle."""
+        while True:
+            if self.running:
+                self.step()
+                await asyncio.sleep(interval_s)
+                continue
+            self.news.clear()
+            try:
+                async with asyncio.timeout(0.2):
+                    await self.news.wait()
+            except TimeoutError:
+                self.update([], [])
+
+
+class StubTransport:
+    """Reaches stub workers. `add` and `remove` change the set."""
+
+    def __init__(self, *workers: StubWorker) -> None:
+        self.workers = {worker.worker_id: worker for worker in workers}
+        self._on_change: Callable[[tuple[str, ...]], None] | None = None
+        self._members = list(self.workers)
+
+    def attach(self, worker_id: str, gateway_id: str) -> AsyncIterator[bytes]:
+        return self.workers[worker_id].attach()
+
+    async def submit(self, worker_id: str, payload: bytes) -> bytes:
+        return await self.workers[worker_id].submit(payload)
+
+    def watch_workers(self, on_change: Callable[[tuple[str, ...]], None]) -> None:
+        self._on_change = on_change
+        on_change(tuple(self._members))
+
+    def set_members_quietly(self, *worker_ids: str) -> None:
+        self._members = list(worker_ids)
+
+    def set_members(self, *worker_ids: str) -> None:
+        self._members = list(worker_ids)
+        assert self._on_change is not None
+        self._on_change(tuple(worker_ids))

@@ -1,0 +1,185 @@
+"""One channel over a scripted worker: epochs, attempts, aborts."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+from stub_worker import StubTransport, StubWorker
+
+from router.channel import WorkerChannel, WorkerUnreachable
+from router.channel import outbox as outbox_module
+from worker.wire.messages import AttachSnapshot, Submit, TokenDelta, WorkerUpdate
+from worker.wire.sampling import SamplingParams
+
+
+class Recorder:
+    """Receiver and listener that remembers."""
+
+    def __init__(self) -> None:
+        self.deltas: list[TokenDelta] = []
+        self.lost: list[str] = []
+        self.snapshots: list[AttachSnapshot] = []
+        self.down: list[str] = []
+        self.closed = False
+
+    def deliver(self, delta: TokenDelta, now: float) -> None:
+        self.deltas.append(delta)
+
+    def lose(self, reason: str) -> None:
+        self.lost.append(reason)
+
+    def on_snapshot(self, worker_id: str, snapshot: AttachSnapshot) -> None:
+        self.snapshots.append(snapshot)
+
+    def on_update(self, worker_id: str, update: WorkerUpdate) -> None:
+        pass
+
+    def on_lost(self, worker_id: str, reason: str) -> None:
+        self.down.append(reason)
+
+    def on_closed(self, worker_id: str) -> None:
+        self.closed = True
+
+
+class Wire:
+    def __init__(self) -> None:
+        self.worker = StubWorker("w0", lambda submit: [1, 2, 3])
+        self.seen = Recorder()
+        self.channel = WorkerChannel("w0", "gw", StubTransport(self.worker), self.seen)
+
+    async def until(self, condition) -> None:
+        async with asyncio.timeout(5):
+            while not condition():
+                await asyncio.sleep(0.002)
+
+    async def start(self) -> None:
+        self.channel.start()
+        await self.until(lambda: bool(self.seen.snapshots))
+
+    def submit(self, request_id: str = "r", attempt: int = 0) -> asyncio.Task[None]:
+        submit = Submit(
+            request_id=request_id,
+            gateway_id="gw",
+            prompt=b"\1\0\0\0",
+            sampling=SamplingParams(),
+            attempt=attempt,
+        )
+        return asyncio.create_task(self.channel.submit(submit, self.seen))
+
+
+@pytest.fixture
+async def wire():
+    wire = Wire()
+    yield wire
+    await wire.channel.close()
+    assert wire.seen.closed
+
+
+async def test_request_taken_by_the_next_rank_group_survives_its_snapshot(wire):
+    await wire.start()
+    wire.worker.epoch = 2  # rebuilt; the answer overtakes the snapshot
+    await wire.submit("young")
+    wire.worker.send(wire.worker.snapshot())
+    wire.worker.step()
+    await wire.until(lambda: bool(wire.seen.deltas))
+    assert wire.seen.lost == []
+
+
+async def test_request_of_the_last_rank_group_does_not(wire):
+    await wire.start()
+    await wire.submit("old")
+    wire.worker.running.clear()
+    wire.worker.epoch = 2
+    wire.worker.send(wire.worker.snapshot())
+    await wire.until(lambda: bool(wire.seen.lost))
+    assert "rebuilt" in wire.seen.lost[0]
+
+
+async def test_answer_of_a_rank_group_that_is_gone_counts_as_not_taken(wire):
+    await wire.start()
+    wire.worker.gate.clear()
+    work = wire.submit()
+    await wire.until(lambda: bool(wire.worker.batches))
+    wire.worker.crash()
+    wire.worker.epoch = 1  # the answer was written before the crash
+    await wire.until(lambda: bool(wire.seen.down))
+    wire.worker.gate.set()
+    with pytest.raises(WorkerUnreachable):
+        await work
+
+
+async def test_deltas_of_given_up_attempts_are_dropped(wire):
+    await wire.start()
+    await wire.submit(attempt=2)
+    wire.worker.update([TokenDelta("r", 1, [7]), TokenDelta("other", 0, [8])], [])
+    wire.worker.update([TokenDelta("r", 2, [9], "length")], [])
+    await wire.until(lambda: bool(wire.seen.deltas))
+    assert [delta.token_ids for delta in wire.seen.deltas] == [[9]]
+
+
+async def test_tokens_may_overtake_the_answer(wire):
+    await wire.start()
+    wire.worker.gate.clear()
+    work = wire.submit()
+    await wire.until(lambda: bool(wire.worker.batches))
+    wire.worker.update([TokenDelta("r", 0, [5])], [])
+    await work
+    assert [delta.token_ids for delta in wire.seen.deltas] == [[5]]
+
+
+async def test_abort_before_the_submit_left_sends_neither(wire):
+    await wire.start()
+    wire.worker.gate.clear()
+    first = wire.submit("first")
+    await wire.until(lambda: bool(wire.worker.batches))
+    second = wire.submit("second")
+    await asyncio.sleep(0)
+    wire.channel.abort("second")
+    wire.channel.abort("unknown")
+    await second
+    wire.worker.gate.set()
+    await first
+    await wire.submit("third")
+    assert [[s.request_id for s in b.submits] for b in wire.worker.batches] == [
+        ["first"],
+        ["third"],
+    ]
+    assert wire.worker.aborted == []
+
+
+async def test_aborts_that_did_not_arrive_are_sent_again(wire, monkeypatch):
+    monkeypatch.setattr(outbox_module, "ABORT_RETRY_S", 0.01)
+    await wire.start()
+    await wire.submit()
+    wire.worker.reachable = False  # submits only: the stream stays
+    wire.channel.abort("r")
+    with pytest.raises(WorkerUnreachable):
+        await wire.submit("next")
+    wire.worker.reachable = True
+    await wire.until(lambda: "r" in wire.worker.aborted)
+
+
+async def test_submit_to_a_worker_that_is_not_attached_fails_at_once(wire):
+    wire.worker.reachable = False
+    wire.channel.start()
+    with pytest.raises(WorkerUnreachable):
+        await wire.submit()
+
+
+async def test_receiver_that_fails_takes_nobody_along(wire):
+    await wire.start()
+
+    class Broken(Recorder):
+        def deliver(self, delta: TokenDelta, now: float) -> None:
+            raise RuntimeError("cannot")
+
+    broken = Broken()
+    submit = Submit(request_id="b", gateway_id="gw", prompt=b"1234", sampling=SamplingParams())
+    await wire.channel.submit(submit, broken)
+    await wire.submit("r")
+    wire.worker.step()
+    await wire.until(lambda: bool(wire.seen.deltas))
+    assert "internal error" in broken.lost[0]
+    await wire.until(lambda: wire.worker.aborted == ["b"])
+    assert wire.seen.lost == []

@@ -1,0 +1,151 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from router.fleet import Fleet, PrefixIndex, PromptBlocks, create_policy
+from worker.wire.messages import (
+    PROTOCOL_VERSION,
+    AttachSnapshot,
+    BlockRemoved,
+    BlockStored,
+    EngineInfo,
+    LoadSnapshot,
+    WorkerUpdate,
+)
+
+INFO = EngineInfo("m", 1000, 1000, 100, 4, 8, [0], "salt")
+IDLE = LoadSnapshot(num_free_pages=250, num_total_pages=250, max_num_seqs=8)
+
+
+def prompt_of(num_tokens: int, cache_salt: str = "") -> PromptBlocks:
+    return PromptBlocks(np.arange(num_tokens, dtype="<i4").tobytes(), cache_salt)
+
+
+def snapshot(
+    worker_id: str, blocks: list[int] | None = None, load: LoadSnapshot = IDLE, epoch: int = 1
+) -> AttachSnapshot:
+    stored = [BlockStored(block_hashes=blocks or [], parent_hash=None)]
+    return AttachSnapshot(PROTOCOL_VERSION, worker_id, epoch, INFO, stored, load)
+
+
+def fleet_of(*worker_ids: str) -> Fleet:
+    fleet = Fleet(create_policy())
+    for worker_id in worker_ids:
+        fleet.attach(worker_id, snapshot(worker_id))
+    return fleet
+
+
+def update(load: LoadSnapshot) -> WorkerUpdate:
+    return WorkerUpdate(1, 1, [], [], load)
+
+
+@given(data=st.data())
+@settings(max_examples=100, deadline=None)
+def test_index_equals_plain_sets(data: st.DataObject) -> None:
+    index = PrefixIndex()
+    held: dict[str, set[int]] = {}
+    hashes = st.lists(st.integers(0, 8), max_size=6)
+    for _ in range(data.draw(st.integers(0, 12))):
+        worker_id = data.draw(st.sampled_from("abc"))
+        blocks = data.draw(hashes)
+        match data.draw(st.sampled_from(["store", "remove", "drop", "replace"])):
+            case "store":
+                index.apply(worker_id, [BlockStored(block_hashes=blocks, parent_hash=None)])
+                held.setdefault(worker_id, set()).update(blocks)
+            case "remove":
+                index.apply(worker_id, [BlockRemoved(block_hashes=blocks)])
+                held.setdefault(worker_id, set()).difference_update(blocks)
+            case "drop":
+                index.drop(worker_id)
+                held.pop(worker_id, None)
+            case _:
+                index.replace(worker_id, [BlockStored(block_hashes=blocks, parent_hash=None)])
+                held[worker_id] = set(blocks)
+    query = data.draw(hashes)
+    expected = {}
+    for worker_id, blocks in held.items():
+        length = next((i for i, h in enumerate(query) if h not in blocks), len(query))
+        if length:
+            expected[worker_id] = length
+    assert index.match(query) == expected
+    assert len(index) == len(set().union(*held.values()))
+
+
+def test_score_follows_the_formula() -> None:
+    policy = create_policy()
+    fleet = fleet_of("w0")
+    [worker] = fleet.workers
+    worker.load = LoadSnapshot(
+        num_running=2, num_waiting=1, num_free_pages=50, num_total_pages=100, max_num_seqs=8
+    )
+    fleet.reserve("r", prompt_of(8))
+    expected = 16 * 10 - 100 * 4 / 8 + 0.1 * (50 - 8 / 4) / 100 * 100 + 0.5 * 4
+    assert policy.score(worker, INFO, 16) == pytest.approx(expected)
+
+
+def test_unknown_policy_is_refused_with_the_known_ones() -> None:
+    with pytest.raises(ValueError, match="prefix_score"):
+        create_policy("nope")
+
+
+def test_ties_go_round() -> None:
+    fleet = fleet_of("a", "b", "c")
+    order = []
+    for turn in range(6):
+        choice = fleet.reserve(f"r{turn}", prompt_of(3))
+        assert choice is not None
+        order.append(choice.worker_id)
+        fleet.release(choice.worker_id, f"r{turn}")
+    assert order == ["a", "b", "c"] * 2
+
+
+def test_booking_counts_until_reports_contain_the_request() -> None:
+    fleet = fleet_of("a")
+    [worker] = fleet.workers
+    fleet.reserve("r", prompt_of(12))
+    assert (worker.num_active, worker.reserved_tokens) == (1, 12)
+    busy = LoadSnapshot(num_running=1, num_free_pages=247, num_total_pages=250, max_num_seqs=8)
+    fleet.update("a", update(busy))  # of another gateway: this request is not accepted yet
+    assert worker.num_active == 2
+    fleet.accepted("a", "r")
+    fleet.update("a", update(busy))  # nothing new: a heartbeat
+    assert worker.num_active == 2
+    fleet.update("a", update(IDLE))  # the step that ran when the request arrived
+    assert worker.num_active == 1
+    fleet.update("a", update(busy))
+    assert (worker.num_active, worker.reserved_tokens) == (1, 0)
+    fleet.release("a", "r")
+    assert (worker.num_active, worker.reserved_tokens) == (1, 0)
+
+
+def test_salt_and_holder_decide() -> None:
+    fleet = fleet_of("a", "b")
+    prompt = prompt_of(16)
+    hashes = prompt.hashes(fleet.block_keys()[0])
+    fleet.attach("b", snapshot("b", hashes))
+    choice = fleet.reserve("r1", prompt)
+    assert choice is not None
+    assert (choice.worker_id, choice.hit_tokens) == ("b", 15)
+    salted = fleet.reserve("r2", prompt_of(16, "s"))
+    assert salted is not None
+    assert (salted.worker_id, salted.hit_tokens) == ("a", 0)
+    assert fleet.reserve("r3", prompt, excluded=["a", "b"]) is None
+
+
+def test_lost_and_draining_workers_are_not_chosen() -> None:
+    fleet = fleet_of("a", "b")
+    fleet.set_draining("a", True)
+    for turn in range(3):
+        choice = fleet.reserve(f"r{turn}", prompt_of(4))
+        assert choice is not None
+        assert choice.worker_id == "b"
+    fleet.lose("b")
+    assert not fleet.ready
+    assert fleet.reserve("r", prompt_of(4)) is None
+    fleet.attach("b", snapshot("b", epoch=2))
+    assert fleet.reserve("r", prompt_of(4)) is not None
+    fleet.remove("b")
+    assert [worker.worker_id for worker in fleet.workers] == ["a"]
