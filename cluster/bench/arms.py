@@ -1,0 +1,95 @@
+"""What the gateway benchmark measures, started on a local Ray cluster and stopped again."""
+
+from __future__ import annotations
+
+import logging
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from cluster.bench.gateway import Target
+from cluster.bench.paced import script_text
+from cluster.bench.report import note
+from cluster.bench.serve import CHAT, COMPLETIONS
+from cluster.config import EndpointConfig, FleetConfig, ModelSpec, ServeConfig
+from cluster.environment import free_ports, private_directory, require_authentication
+from cluster.launch import APPLICATION, LocalFleet
+from worker.engine.config import EngineConfig
+
+if TYPE_CHECKING:
+    from cluster.bench.gateway import GatewayOptions
+
+_HOST = "127.0.0.1"
+_PROXY = ("ray::ProxyActor", "ray::HAProxyManager", "haproxy")
+
+
+@contextmanager
+def rayfleet(options: GatewayOptions) -> Iterator[Target]:
+    """The real gateway and worker front behind the proxy, with the paced stub as engine."""
+    config = ServeConfig(
+        endpoint=EndpointConfig(host=_HOST, port=free_ports(1)[0]),
+        models=(
+            ModelSpec(
+                fleet=FleetConfig(),
+                engine=EngineConfig(
+                    model=options.model, device="cpu", max_num_seqs=max(256, options.streams)
+                ),
+            ),
+        ),
+    )
+
+    def build(config: ServeConfig) -> Any:
+        from cluster.bench.paced_group import build_paced
+
+        return build_paced(config, options.step_ms / 1000.0)
+
+    replica = f"ray::ServeReplica:{APPLICATION}:"
+    parts = {
+        "proxy": _PROXY,
+        "gateway": (f"{replica}gateway",),
+        "worker_front": (replica + config.models[0].deployment,),
+    }
+    with LocalFleet(config, report=note, build=build) as fleet:
+        yield Target(
+            base_url=fleet.base_url,
+            endpoint=CHAT,
+            parts=parts,
+            text=script_text(options.model, options.output_len),
+        )
+
+
+@contextmanager
+def two_hop(options: GatewayOptions) -> Iterator[Target]:
+    """The plain Serve app, on Ray's own defaults."""
+    os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
+    directory = private_directory()
+    require_authentication(directory)
+    (port,) = free_ports(1)
+
+    import ray
+    from ray import serve
+
+    from cluster.bench.two_hop import build
+
+    ray.init(
+        address="local",
+        include_dashboard=False,
+        log_to_driver=False,
+        logging_level=logging.WARNING,
+    )
+    try:
+        serve.start(http_options={"host": _HOST, "port": port})
+        serve.run(build(options.step_ms / 1000.0), name="two-hop")
+        replica = "ray::ServeReplica:two-hop:"
+        parts = {
+            "proxy": _PROXY,
+            "gateway": (f"{replica}Ingress",),
+            "worker_front": (f"{replica}Generator",),
+        }
+        yield Target(base_url=f"http://{_HOST}:{port}", endpoint=COMPLETIONS, parts=parts)
+    finally:
+        serve.shutdown()
+        ray.shutdown()
+        shutil.rmtree(directory, ignore_errors=True)

@@ -1,0 +1,189 @@
+"""The `bench` commands."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import fields, replace
+from typing import TYPE_CHECKING
+
+from cluster.bench.flags import add_dataset_flags, add_load_flags, dataset_options, serve_options
+from cluster.bench.gateway import ARMS, GatewayOptions, run_gateway
+from cluster.bench.report import Result, emit
+from cluster.bench.serve import run_serve
+from cluster.bench.versus import VersusOptions, run_versus
+from cluster.cli.options import add_options, given_options
+from cluster.config import find_demo_model
+from cluster.launch import LaunchError
+from worker.engine.config import EngineConfig
+
+if TYPE_CHECKING:
+    Subparsers = argparse._SubParsersAction[argparse.ArgumentParser]
+    Runner = Callable[[argparse.Namespace], Result]
+
+
+def register(subparsers: Subparsers) -> None:
+    """Adds `bench` with its own commands; `args.run(args)` returns the exit status."""
+    parser = subparsers.add_parser(
+        "bench", help="measure an endpoint, the engine, or the gateway", description=__doc__
+    )
+    add_commands(parser.add_subparsers(dest="bench", required=True, metavar="COMMAND"))
+
+
+def add_commands(commands: Subparsers) -> None:
+    """Adds each benchmark as a command of its own."""
+    serve = _command(commands, "serve", "load on any OpenAI endpoint", _serve)
+    serve.add_argument("--base-url", default="http://127.0.0.1:8000")
+    add_load_flags(serve)
+    versus = _command(commands, "versus", "two endpoints under the same load, in turn", _versus)
+    _add_versus_flags(versus)
+    add_load_flags(versus)
+    throughput = _command(commands, "throughput", "the engine offline, without HTTP", _throughput)
+    _add_throughput_flags(throughput)
+    gateway = _command(commands, "gateway", "CPU time per token before the engine", _gateway)
+    _add_gateway_flags(gateway)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs one benchmark; the entry of `python -m cluster.bench`."""
+    parser = argparse.ArgumentParser(prog="python -m cluster.bench")
+    add_commands(parser.add_subparsers(dest="bench", required=True, metavar="COMMAND"))
+    args = parser.parse_args(argv)
+    try:
+        return int(args.run(args))
+    except ValueError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+
+
+def _command(
+    commands: Subparsers, name: str, summary: str, runner: Runner
+) -> argparse.ArgumentParser:
+    parser = commands.add_parser(name, help=summary, description=summary)
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+
+    def run(args: argparse.Namespace) -> int:
+        try:
+            result = runner(args)
+        except LaunchError as error:
+            print(error, file=sys.stderr)
+            return 1
+        emit(result, as_json=args.json, title=f"bench {name}")
+        return 1 if result.get("failed") else 0
+
+    parser.set_defaults(run=run)
+    return parser
+
+
+def _serve(args: argparse.Namespace) -> Result:
+    return run_serve(serve_options(args))
+
+
+def _throughput(args: argparse.Namespace) -> Result:
+    # Imported here: it loads torch, which the load client can do without.
+    from cluster.bench.throughput import ThroughputOptions, run_throughput
+
+    engine = EngineConfig(**given_options(args, EngineConfig))
+    return run_throughput(
+        ThroughputOptions(
+            engine=engine,
+            tokenizer=args.tokenizer,
+            dataset=dataset_options(args),
+            num_prompts=args.num_prompts,
+            num_warmups=args.num_warmups,
+            temperature=args.temperature,
+            detokenize=not args.disable_detokenize,
+            seed=args.seed,
+            rounds=args.rounds or (5 if args.batch_invariant_cost else 1),
+            batch_invariant_cost=args.batch_invariant_cost,
+        )
+    )
+
+
+def _gateway(args: argparse.Namespace) -> Result:
+    return run_gateway(
+        GatewayOptions(
+            model=args.model or find_demo_model(),
+            **{f.name: getattr(args, f.name) for f in fields(GatewayOptions) if f.name != "model"},
+        )
+    )
+
+
+def _versus(args: argparse.Namespace) -> Result:
+    args.base_url = args.a
+    a = serve_options(args)
+    b = replace(
+        a,
+        base_url=args.b,
+        model=args.b_model or args.model,
+        api_key=args.b_api_key or a.api_key,
+    )
+    return run_versus(
+        VersusOptions(
+            a=a,
+            b=b,
+            concurrencies=tuple(int(text) for text in args.concurrencies.split(",")),
+            rounds=args.rounds,
+            prompts_per_stream=args.prompts_per_stream,
+            metric=args.metric,
+        )
+    )
+
+
+def _add_throughput_flags(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--model", required=True, help="checkpoint folder or Hub repository")
+    add_options(parser.add_argument_group("engine"), EngineConfig, exclude=("model",))
+    add_dataset_flags(parser.add_argument_group("prompts"))
+    parser.add_argument("--tokenizer", help="folder; default: the model's own")
+    parser.add_argument("--num-warmups", type=int, default=8, help="requests before (default 8)")
+    parser.add_argument("--temperature", type=float, default=0.0, help="default 0: greedy")
+    parser.add_argument("--disable-detokenize", action="store_true", help="leave out texts")
+    parser.add_argument("--rounds", type=int, help="repetitions; the median is reported")
+    parser.add_argument(
+        "--batch-invariant-cost",
+        action="store_true",
+        help="alternate that mode with the normal one (5 rounds or more) and report the ratio",
+    )
+
+
+def _add_gateway_flags(parser: argparse.ArgumentParser) -> None:
+    defaults = {f.name: f.default for f in fields(GatewayOptions)}
+    parser.add_argument("--model", help="folder with a tokenizer; default: the demo model")
+    for name, text in (
+        ("streams", "requests at once"),
+        ("step_ms", "pace of a token, in milliseconds"),
+        ("input_len", "tokens per prompt"),
+        ("output_len", "tokens per completion"),
+        ("requests_per_stream", "requests after each other"),
+        ("rounds", "measurements; the median is reported"),
+    ):
+        default = defaults[name]
+        flag = "--" + name.replace("_", "-")
+        parser.add_argument(
+            flag, type=type(default), default=default, help=f"{text} (default {default})"
+        )
+    parser.add_argument(
+        "--baseline",
+        action="store_true",
+        help="alternate with a plain two-hop Serve app on Ray's default settings",
+    )
+    parser.add_argument("--arm", choices=ARMS, default=ARMS[0], help="what to measure alone")
+
+
+def _add_versus_flags(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--a", required=True, metavar="URL", help="one endpoint")
+    parser.add_argument("--b", required=True, metavar="URL", help="the baseline; ratios are a / b")
+    parser.add_argument("--b-model", help="model name at b, where it differs")
+    parser.add_argument("--b-api-key", help="key for b, where it differs")
+    parser.add_argument("--concurrencies", default="1,8,32", help="default 1,8,32")
+    parser.add_argument("--rounds", type=int, default=3, help="at least 3 (default)")
+    parser.add_argument(
+        "--prompts-per-stream",
+        type=int,
+        default=0,
+        help="requests of a cell are this many times its concurrency; default: --num-prompts",
+    )
+    parser.add_argument(
+        "--metric", default="output_throughput", help="result field to compare; more is better"
+    )

@@ -1,0 +1,101 @@
+"""Prompts for load: random tokens, and prompts that share prefixes.
+
+Flag names and meaning follow vLLM's `random` and `prefix_repetition` datasets; the numbers drawn
+are our own. Prompts are token ids, so that their lengths are exact.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+DatasetName = Literal["random", "prefix_repetition"]
+Ids = NDArray[np.int64]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DatasetOptions:
+    """Which prompts, and how long they and their completions are."""
+
+    dataset_name: DatasetName = "random"
+    random_input_len: int = 1024
+    random_output_len: int = 128
+    random_range_ratio: float = 0.0
+    """Lengths are drawn uniformly within this fraction around the given ones."""
+    random_prefix_len: int = 0
+    """Tokens in front of every prompt that all share, besides `random_input_len`."""
+    prefix_repetition_prefix_len: int = 256
+    prefix_repetition_suffix_len: int = 256
+    prefix_repetition_num_prefixes: int = 10
+    prefix_repetition_output_len: int = 128
+
+    def __post_init__(self) -> None:
+        if not 0.0 <= self.random_range_ratio < 1.0:
+            raise ValueError("--random-range-ratio must be in [0, 1)")
+        if self.random_input_len < 1 or self.random_output_len < 1:
+            raise ValueError("--random-input-len and --random-output-len must be at least 1")
+        if self.random_prefix_len < 0:
+            raise ValueError("--random-prefix-len must not be negative")
+        if self.prefix_repetition_num_prefixes < 1 or self.prefix_repetition_output_len < 1:
+            raise ValueError("prefix repetition needs a prefix and a token to generate")
+        if self.prefix_repetition_prefix_len + self.prefix_repetition_suffix_len < 1:
+            raise ValueError("prefix repetition needs a prompt of at least one token")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Sample:
+    """One request of a dataset."""
+
+    prompt_token_ids: list[int]
+    output_len: int
+
+
+def make_samples(options: DatasetOptions, count: int, vocabulary: Ids, seed: int) -> list[Sample]:
+    """`count` samples whose tokens come from `vocabulary`; equal seeds give equal samples."""
+    rng = np.random.default_rng(seed)
+    if options.dataset_name == "random":
+        return _random(options, count, vocabulary, rng)
+    return _prefix_repetition(options, count, vocabulary, rng)
+
+
+def _random(
+    options: DatasetOptions, count: int, vocabulary: Ids, rng: np.random.Generator
+) -> list[Sample]:
+    prefix = rng.choice(vocabulary, options.random_prefix_len).tolist()
+    inputs = _lengths(options.random_input_len, options.random_range_ratio, count, rng)
+    outputs = _lengths(options.random_output_len, options.random_range_ratio, count, rng)
+    return [
+        Sample(
+            prompt_token_ids=prefix + rng.choice(vocabulary, input_len).tolist(),
+            output_len=output_len,
+        )
+        for input_len, output_len in zip(inputs, outputs, strict=True)
+    ]
+
+
+def _prefix_repetition(
+    options: DatasetOptions, count: int, vocabulary: Ids, rng: np.random.Generator
+) -> list[Sample]:
+    prefixes = [
+        rng.choice(vocabulary, options.prefix_repetition_prefix_len).tolist()
+        for _ in range(options.prefix_repetition_num_prefixes)
+    ]
+    order = rng.permutation(np.arange(count) % len(prefixes))
+    return [
+        Sample(
+            prompt_token_ids=prefixes[which]
+            + rng.choice(vocabulary, options.prefix_repetition_suffix_len).tolist(),
+            output_len=options.prefix_repetition_output_len,
+        )
+        for which in order.tolist()
+    ]
+
+
+def _lengths(middle: int, ratio: float, count: int, rng: np.random.Generator) -> list[int]:
+    low = max(1, int(middle * (1.0 - ratio)))
+    high = int(middle * (1.0 + ratio))
+    drawn: list[int] = rng.integers(low, high, size=count, endpoint=True).tolist()
+    return drawn

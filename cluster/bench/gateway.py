@@ -1,0 +1,197 @@
+"""`rayfleet bench gateway`: what it costs to carry a token from a worker's engine to the client.
+
+The real proxy, gateway and worker front run on a local Ray cluster; only the engine is a stub that
+paces tokens. The baseline is a plain two-hop Serve app on Ray's default settings.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import urllib.request
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Literal
+
+from cluster.bench.alternate import alternate, compare
+from cluster.bench.cpu import CpuMeter
+from cluster.bench.datasets import DatasetOptions
+from cluster.bench.report import Result, at_most, checks_json, exactly, note
+from cluster.bench.serve import ServeOptions, run_serve
+from cluster.bench.sse import EventScanner, has_text
+from cluster.bench.stats import percentile
+
+Arm = Literal["rayfleet", "two-hop"]
+ARMS: tuple[Arm, ...] = ("rayfleet", "two-hop")
+GOAL_CPU_MS_PER_TOKEN = 0.19
+_SYSTEM = "ray_system"
+_SYSTEM_PROCESSES = ("gcs_server", "raylet", "ray::ServeController")
+"""Not on a token's way; their time is reported beside the goal, not in it."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class GatewayOptions:
+    """How many streams at what pace, and which arms."""
+
+    model: str
+    """Checkpoint folder; only its tokenizer and chat template are used."""
+    streams: int = 32
+    step_ms: float = 20.0
+    input_len: int = 128
+    output_len: int = 250
+    requests_per_stream: int = 4
+    rounds: int = 1
+    baseline: bool = False
+    """Alternate with the two-hop app; each measurement then runs in a process of its own."""
+    arm: Arm = "rayfleet"
+    """What a measurement without baseline measures."""
+
+    def __post_init__(self) -> None:
+        if min(self.streams, self.requests_per_stream, self.rounds, self.input_len) < 1:
+            raise ValueError("streams, requests per stream, rounds and lengths must be at least 1")
+        if self.output_len < 2:
+            raise ValueError("--output-len must be at least 2")
+        if self.step_ms <= 0:
+            raise ValueError("--step-ms must be positive")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Target:
+    """A running endpoint and the processes behind it."""
+
+    base_url: str
+    endpoint: str
+    parts: Mapping[str, tuple[str, ...]]
+    """Beginnings of command lines by part, for `CpuMeter`."""
+    text: str | None = None
+    """How every completion begins, where that is known."""
+
+
+def run_gateway(options: GatewayOptions) -> Result:
+    """Measures one arm, or all arms in turn."""
+    if not options.baseline and options.rounds == 1:
+        return measure(options)
+    arms: tuple[Arm, ...] = ARMS if options.baseline else (options.arm,)
+    runs = alternate({arm: partial(_in_process, options, arm) for arm in arms}, options.rounds)
+    values = {arm: [run["cpu_ms_per_token"] for run in found] for arm, found in runs.items()}
+    first = arms[0]
+    middle = sorted(runs[first], key=lambda run: float(run["cpu_ms_per_token"]))
+    result = dict(middle[(len(middle) - 1) // 2])
+    result["cpu_ms_per_token_rounds"] = values
+    if options.baseline:
+        result["baseline_cpu_ms_per_token"] = percentile(values["two-hop"], 50.0)
+        result["baseline_over_rayfleet"] = compare(values, "rayfleet")[0].to_json()
+    return result
+
+
+def measure(options: GatewayOptions) -> Result:
+    """Starts an arm here, loads it and reports CPU time per token, by part.
+
+    Raises:
+        RuntimeError: Ray Serve is in use in this process already, or a process ended meanwhile.
+    """
+    with _starter(options)(options) as target:
+        load = _load(options, target)
+        run_serve(replace(load, num_prompts=options.streams, seed=load.seed + 1))
+        wrong_text = target.text is not None and not _tells(target, options)
+        meter = CpuMeter({**target.parts, _SYSTEM: _SYSTEM_PROCESSES})
+        served = run_serve(load)
+        seconds = meter.seconds()
+    return _result(options, served, seconds, meter, wrong_text)
+
+
+def _starter(
+    options: GatewayOptions,
+) -> Callable[[GatewayOptions], AbstractContextManager[Target]]:
+    # Imported here: both import Ray, whose environment has to be prepared before.
+    from cluster.bench import arms
+
+    return arms.rayfleet if options.arm == "rayfleet" else arms.two_hop
+
+
+def _load(options: GatewayOptions, target: Target) -> ServeOptions:
+    return ServeOptions(
+        base_url=target.base_url,
+        endpoint=target.endpoint,
+        tokenizer=options.model,
+        text_prompts=True,
+        dataset=DatasetOptions(
+            random_input_len=options.input_len, random_output_len=options.output_len
+        ),
+        num_prompts=options.streams * options.requests_per_stream,
+        max_concurrency=options.streams,
+        num_processes=1,
+        ignore_eos=True,
+    )
+
+
+def _tells(target: Target, options: GatewayOptions) -> bool:
+    """Whether a streamed completion reads as the engine meant it: nothing lost, nothing twice."""
+    assert target.text is not None
+    body = {
+        "messages": [{"role": "user", "content": "Tell me."}],
+        "max_tokens": options.output_len,
+        "ignore_eos": True,
+        "stream": True,
+    }
+    request = urllib.request.Request(
+        target.base_url + target.endpoint,
+        data=json.dumps(body).encode(),
+        headers={"Content-Type": "application/json"},
+    )
+    with urllib.request.urlopen(request, timeout=600) as response:
+        events = EventScanner().feed(response.read())
+    deltas = [json.loads(data)["choices"][0]["delta"] for data in events if has_text(data)]
+    return "".join(delta["content"] for delta in deltas) == target.text
+
+
+def _result(
+    options: GatewayOptions,
+    served: Result,
+    seconds: dict[str, float],
+    meter: CpuMeter,
+    wrong_text: bool,
+) -> Result:
+    num_tokens = served["total_output_tokens"]
+    if not num_tokens:
+        raise ValueError(f"no token came through: {served.get('errors')}")
+    parts = {name: spent * 1000.0 / num_tokens for name, spent in seconds.items()}
+    system = parts.pop(_SYSTEM)
+    total = sum(parts.values())
+    wanted = options.streams * options.requests_per_stream * options.output_len
+    checks = [
+        exactly("tokens", num_tokens, "tokens", wanted),
+        exactly("failed_requests", served["failed"], "requests", 0),
+        exactly("wrong_text", int(wrong_text), "completions", 0),
+    ]
+    if options.arm == "rayfleet":
+        checks.insert(0, at_most("cpu_ms_per_token", total, "ms", GOAL_CPU_MS_PER_TOKEN))
+    names = ("completed", "failed", "duration", "output_throughput", "total_output_tokens")
+    latencies = ("median_ttft_ms", "p99_ttft_ms", "median_itl_ms", "p99_itl_ms")
+    return {
+        "arm": options.arm,
+        "streams": options.streams,
+        "step_ms": options.step_ms,
+        "cpu_ms_per_token": total,
+        "cpu_ms_per_token_parts": parts,
+        "ray_system_cpu_ms_per_token": system,
+        "processes": meter.num_processes(),
+        **{name: served[name] for name in (*names, *latencies)},
+        "checks": checks_json(checks),
+    }
+
+
+def _in_process(options: GatewayOptions, arm: Arm, number: int) -> Result:
+    """Ray reads its environment once per process, and the arms need different ones."""
+    command = [sys.executable, "-m", "cluster.bench", "gateway", "--json", "--arm", arm]
+    for name in ("streams", "step_ms", "input_len", "output_len", "requests_per_stream", "model"):
+        command += ["--" + name.replace("_", "-"), str(getattr(options, name))]
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False)
+    if not done.stdout.strip():
+        raise ValueError(f"the measurement of {arm} failed; its error is above")
+    result: Result = json.loads(done.stdout.splitlines()[-1])
+    note(f"{arm}, round {number}: {result['cpu_ms_per_token']:.3f} ms CPU per token")
+    return result

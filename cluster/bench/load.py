@@ -1,0 +1,142 @@
+"""Sends requests at their times, at most so many at once, from one process or several."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import multiprocessing
+import os
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+
+import uvloop
+
+from cluster.bench.client import Record, Request, open_session, send
+
+_STREAMS_PER_PROCESS = 256
+_TOKENS_PER_PROCESS = 10_000
+"""Output tokens per second that one client process carries on about a quarter of a core."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Load:
+    """Requests of one client process and where they go."""
+
+    url: str
+    headers: dict[str, str]
+    requests: tuple[Request, ...]
+    max_concurrency: int | None
+    """None sets no bound."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LoadResult:
+    """Records of all requests, in their order, and what it took to get them."""
+
+    records: list[Record]
+    duration_s: float
+    """From the first send to the last end."""
+    client_cpu_s: float
+    """CPU time of the client, all processes together."""
+    num_processes: int
+
+
+def choose_processes(
+    num_requests: int, output_len: int, max_concurrency: int | None, rate: float
+) -> int:
+    """Client processes that the offered load needs, at most one per core."""
+    streams = min(num_requests, max_concurrency or num_requests)
+    needed = math.ceil(streams / _STREAMS_PER_PROCESS)
+    if math.isfinite(rate):
+        needed = max(needed, math.ceil(rate * output_len / _TOKENS_PER_PROCESS))
+    return max(1, min(needed, os.cpu_count() or 1, streams))
+
+
+def run_load(load: Load, num_processes: int) -> LoadResult:
+    """Runs a load to its end.
+
+    With several processes each takes every n-th request and an equal share of the concurrency,
+    and all start at the same moment.
+    """
+    num_processes = max(1, min(num_processes, len(load.requests), load.max_concurrency or 10**9))
+    if num_processes == 1:
+        parts = [_run_part(load, time.perf_counter())]
+    else:
+        parts = _run_processes(_split(load, num_processes))
+    records = sorted((r for part, _ in parts for r in part), key=lambda record: record.index)
+    starts = [record.start for record in records]
+    ends = [record.start + record.latency for record in records]
+    return LoadResult(
+        records=records,
+        duration_s=max(ends) - min(starts) if records else 0.0,
+        client_cpu_s=sum(cpu_s for _, cpu_s in parts),
+        num_processes=num_processes,
+    )
+
+
+def _split(load: Load, count: int) -> list[Load]:
+    limit = load.max_concurrency
+    return [
+        Load(
+            url=load.url,
+            headers=load.headers,
+            requests=load.requests[place::count],
+            max_concurrency=None if limit is None else (limit + count - 1 - place) // count,
+        )
+        for place in range(count)
+    ]
+
+
+def _run_processes(loads: Sequence[Load]) -> list[tuple[list[Record], float]]:
+    context = multiprocessing.get_context("spawn")
+    pipes: list[Connection] = []
+    children = []
+    for load in loads:
+        ours, theirs = context.Pipe()
+        child = context.Process(target=_child, args=(load, theirs), daemon=True)
+        child.start()
+        theirs.close()
+        pipes.append(ours)
+        children.append(child)
+    try:
+        for pipe in pipes:
+            pipe.recv()
+        start = time.perf_counter() + 0.05
+        for pipe in pipes:
+            pipe.send(start)
+        return [pipe.recv() for pipe in pipes]
+    except EOFError as error:
+        raise RuntimeError("a load client process ended early; its error is above") from error
+    finally:
+        for child in children:
+            child.join(timeout=10)
+
+
+def _child(load: Load, pipe: Connection) -> None:
+    pipe.send("ready")
+    pipe.send(_run_part(load, pipe.recv()))
+
+
+def _run_part(load: Load, start: float) -> tuple[list[Record], float]:
+    cpu = time.process_time()
+    records = uvloop.run(_drive(load, start))
+    return records, time.process_time() - cpu
+
+
+async def _drive(load: Load, start: float) -> list[Record]:
+    gate = asyncio.Semaphore(load.max_concurrency or max(1, len(load.requests)))
+    async with open_session(load.headers) as session:
+
+        async def limited(request: Request) -> Record:
+            async with gate:
+                return await send(session, load.url, request)
+
+        tasks: list[asyncio.Task[Record]] = []
+        for request in load.requests:
+            delay = start + request.arrival_s - time.perf_counter()
+            if delay > 0:
+                await asyncio.sleep(delay)
+            tasks.append(asyncio.create_task(limited(request)))
+        return list(await asyncio.gather(*tasks))

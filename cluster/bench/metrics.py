@@ -1,0 +1,126 @@
+"""From records of requests to the numbers that vLLM's serving benchmark reports, by its names."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from cluster.bench.client import Record
+from cluster.bench.load import LoadResult
+from cluster.bench.report import Result, at_most, checks_json, exactly
+from cluster.bench.stats import mean, percentile, std
+
+METRICS = ("ttft", "tpot", "itl", "e2el")
+GOODPUT_METRICS = ("ttft", "tpot", "e2el")
+_BUSY_CLIENT = 0.8
+"""Cores per client process beyond which the client's own queueing shows in the latencies."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MetricOptions:
+    """Which metrics and percentiles to report, and what counts as good."""
+
+    percentile_metrics: tuple[str, ...] = METRICS
+    metric_percentiles: tuple[float, ...] = (50.0, 90.0, 99.0)
+    goodput: Mapping[str, float] | None = None
+    """Milliseconds by metric (ttft, tpot, e2el); a good request keeps all of them."""
+
+    def __post_init__(self) -> None:
+        for name in self.percentile_metrics:
+            if name not in METRICS:
+                raise ValueError(f"--percentile-metrics: {name} is none of {', '.join(METRICS)}")
+        for name in self.goodput or {}:
+            if name not in GOODPUT_METRICS:
+                raise ValueError(f"--goodput: {name} is none of {', '.join(GOODPUT_METRICS)}")
+
+
+def summarize(load: LoadResult, options: MetricOptions, *, fixed_output: bool) -> Result:
+    """One result object. `fixed_output` says that every request must reach its full length."""
+    done = [record for record in load.records if not record.error]
+    num_input = sum(record.prompt_len for record in done)
+    num_output = sum(record.output_len for record in done)
+    duration = load.duration_s
+    result: Result = {
+        "duration": duration,
+        "completed": len(done),
+        "failed": len(load.records) - len(done),
+        "total_input_tokens": num_input,
+        "total_output_tokens": num_output,
+        "total_cached_tokens": sum(record.cached_tokens for record in done),
+        "token_hit_rate": _share(sum(record.cached_tokens for record in done), num_input),
+        "request_throughput": _share(len(done), duration),
+        "request_goodput": _goodput(done, options.goodput, duration),
+        "output_throughput": _share(num_output, duration),
+        "total_token_throughput": _share(num_input + num_output, duration),
+        **_latencies(done, options),
+        "num_client_processes": load.num_processes,
+        "client_cpu_s": load.client_cpu_s,
+    }
+    workers = Counter(record.worker for record in done if record.worker)
+    if workers:
+        result["requests_by_worker"] = dict(sorted(workers.items()))
+    errors = Counter(record.error for record in load.records if record.error)
+    if errors:
+        result["errors"] = dict(errors.most_common(5))
+    result["checks"] = _checks(load, done, fixed_output=fixed_output)
+    return result
+
+
+def samples_ms(records: Sequence[Record], metric: str) -> list[float]:
+    """All measurements of a metric, in milliseconds; itl has many per request."""
+    if metric == "itl":
+        return [gap * 1000.0 for record in records for gap in record.itl]
+    values = (_value_ms(record, metric) for record in records)
+    return [value for value in values if value is not None]
+
+
+def _value_ms(record: Record, metric: str) -> float | None:
+    if metric == "ttft":
+        return record.ttft * 1000.0
+    if metric == "e2el":
+        return record.latency * 1000.0
+    if record.output_len < 2:
+        return None
+    return (record.latency - record.ttft) * 1000.0 / (record.output_len - 1)
+
+
+def _latencies(done: Sequence[Record], options: MetricOptions) -> Result:
+    result: Result = {}
+    for metric in options.percentile_metrics:
+        values = samples_ms(done, metric)
+        result[f"mean_{metric}_ms"] = mean(values)
+        result[f"median_{metric}_ms"] = percentile(values, 50.0)
+        result[f"std_{metric}_ms"] = std(values)
+        for q in options.metric_percentiles:
+            result[f"p{q:g}_{metric}_ms"] = percentile(values, q)
+    return result
+
+
+def _goodput(
+    done: Sequence[Record], goals: Mapping[str, float] | None, duration: float
+) -> float | None:
+    if not goals:
+        return None
+    good = 0
+    for record in done:
+        values = {metric: _value_ms(record, metric) or 0.0 for metric in goals}
+        good += all(values[metric] <= limit for metric, limit in goals.items())
+    return _share(good, duration)
+
+
+def _checks(load: LoadResult, done: Sequence[Record], *, fixed_output: bool) -> list[Result]:
+    busy = _share(load.client_cpu_s, load.duration_s * load.num_processes)
+    checks = [
+        exactly("failed_requests", len(load.records) - len(done), "requests", 0),
+        exactly("without_usage", sum(not r.usage_seen for r in done), "requests", 0),
+        at_most("client_busy", busy, "cores per process", _BUSY_CLIENT),
+    ]
+    if fixed_output:
+        short = sum(record.output_len != record.wanted_len for record in done)
+        checks.append(exactly("wrong_output_length", short, "requests", 0))
+    return checks_json(checks)
+
+
+def _share(part: float, whole: float) -> float:
+    return part / whole if whole else 0.0

@@ -1,0 +1,190 @@
+"""`rayfleet bench serve`: load on any OpenAI endpoint."""
+
+from __future__ import annotations
+
+import json
+import math
+import urllib.error
+import urllib.request
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from cluster.bench.arrivals import arrival_times
+from cluster.bench.client import Request
+from cluster.bench.datasets import DatasetOptions, Sample, make_samples
+from cluster.bench.load import Load, choose_processes, run_load
+from cluster.bench.metrics import MetricOptions, summarize
+from cluster.bench.prompts import PromptSpace
+from cluster.bench.report import Result
+
+COMPLETIONS = "/v1/completions"
+CHAT = "/v1/chat/completions"
+_WARMUP_SEED = 1_000_003
+"""Added to the seed of warm-up prompts: they must not fill the prefix cache for the others."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ServeOptions:
+    """One load on one endpoint. Field names are the flags."""
+
+    base_url: str = "http://127.0.0.1:8000"
+    endpoint: str = COMPLETIONS
+    model: str | None = None
+    """None asks the server for its first model."""
+    tokenizer: str | None = None
+    """Folder with tokenizer.json; None uses the model's folder where the server names it."""
+    text_prompts: bool = False
+    """Send text instead of token ids (chat always does)."""
+    api_key: str | None = None
+    headers: tuple[tuple[str, str], ...] = ()
+    dataset: DatasetOptions = field(default_factory=DatasetOptions)
+    metrics: MetricOptions = field(default_factory=MetricOptions)
+    num_prompts: int = 100
+    num_warmups: int = 0
+    max_concurrency: int | None = None
+    request_rate: float = math.inf
+    burstiness: float = 1.0
+    num_processes: int = 0
+    """Client processes; 0 chooses."""
+    ignore_eos: bool = False
+    temperature: float = 0.0
+    extra_body: str | None = None
+    """JSON object merged into every request."""
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if self.endpoint not in (COMPLETIONS, CHAT):
+            raise ValueError(f"--endpoint must be {COMPLETIONS} or {CHAT}")
+        if self.num_prompts < 1:
+            raise ValueError("--num-prompts must be at least 1")
+        if self.max_concurrency is not None and self.max_concurrency < 1:
+            raise ValueError("--max-concurrency must be at least 1")
+        if self.num_warmups < 0 or self.num_processes < 0:
+            raise ValueError("--num-warmups and --num-processes must not be negative")
+
+
+def run_serve(options: ServeOptions) -> Result:
+    """Warms up, loads, and reports.
+
+    Raises:
+        ValueError: no model or tokenizer can be found, or the server cannot be reached.
+    """
+    options, space = resolve(options)
+    body = _BodyMaker(options, space)
+    if options.num_warmups:
+        samples = make_samples(
+            options.dataset, options.num_warmups, space.vocabulary, options.seed + _WARMUP_SEED
+        )
+        warm = run_load(_load(options, [body.request(i, s) for i, s in enumerate(samples)]), 1)
+        if all(record.error for record in warm.records):
+            raise ValueError(f"every warm-up request failed: {warm.records[0].error}")
+    samples = make_samples(options.dataset, options.num_prompts, space.vocabulary, options.seed)
+    times = arrival_times(len(samples), options.request_rate, options.burstiness, options.seed)
+    requests = [
+        replace(body.request(index, sample), arrival_s=time)
+        for index, (sample, time) in enumerate(zip(samples, times, strict=True))
+    ]
+    longest = max(sample.output_len for sample in samples)
+    num_processes = options.num_processes or choose_processes(
+        len(requests), longest, options.max_concurrency, options.request_rate
+    )
+    result = run_load(_load(options, requests), num_processes)
+    summary = summarize(result, options.metrics, fixed_output=options.ignore_eos)
+    return {**_setting(options), **summary}
+
+
+def resolve(options: ServeOptions) -> tuple[ServeOptions, PromptSpace]:
+    """Fills in model and tokenizer from what the server says, and loads the tokenizer."""
+    card = _first_model(options)
+    model = options.model or card.get("id")
+    if model is None:
+        raise ValueError(f"{options.base_url} lists no model; name one with --model")
+    tokenizer = options.tokenizer
+    if tokenizer is None:
+        for folder in (model, card.get("root")):
+            if folder and (Path(folder) / "tokenizer.json").is_file():
+                tokenizer = folder
+                break
+    return replace(options, model=model, tokenizer=tokenizer), PromptSpace.load(tokenizer)
+
+
+class _BodyMaker:
+    """Encodes samples as request bodies, before any clock runs."""
+
+    def __init__(self, options: ServeOptions, space: PromptSpace) -> None:
+        self._chat = options.endpoint == CHAT
+        self._as_text = options.text_prompts or self._chat
+        self._space = space
+        self._fixed: dict[str, Any] = {
+            "model": options.model,
+            "temperature": options.temperature,
+            "stream": True,
+            "stream_options": {"include_usage": True},
+        }
+        if options.ignore_eos:
+            self._fixed["ignore_eos"] = True
+        if options.extra_body:
+            self._fixed.update(json.loads(options.extra_body))
+
+    def request(self, index: int, sample: Sample) -> Request:
+        body = {**self._fixed, "max_tokens": sample.output_len}
+        ids = sample.prompt_token_ids
+        prompt = self._space.as_text(ids) if self._as_text else ids
+        if self._chat:
+            body["messages"] = [{"role": "user", "content": prompt}]
+        else:
+            body["prompt"] = prompt
+        return Request(
+            index=index,
+            body=json.dumps(body).encode(),
+            prompt_len=len(ids),
+            output_len=sample.output_len,
+        )
+
+
+def _load(options: ServeOptions, requests: list[Request]) -> Load:
+    return Load(
+        url=options.base_url.rstrip("/") + options.endpoint,
+        headers=_headers(options),
+        requests=tuple(requests),
+        max_concurrency=options.max_concurrency,
+    )
+
+
+def _headers(options: ServeOptions) -> dict[str, str]:
+    headers = dict(options.headers)
+    if options.api_key:
+        headers["Authorization"] = f"Bearer {options.api_key}"
+    return headers
+
+
+def _first_model(options: ServeOptions) -> dict[str, Any]:
+    url = options.base_url.rstrip("/") + "/v1/models"
+    request = urllib.request.Request(url, headers=_headers(options))
+    try:
+        with urllib.request.urlopen(request, timeout=30) as response:
+            cards = json.load(response).get("data", [])
+    except urllib.error.HTTPError as error:
+        if options.model is not None and error.code == 404:
+            return {}
+        raise ValueError(f"{url} answered HTTP {error.code}; is --api-key right?") from error
+    except OSError as error:
+        raise ValueError(f"no server answers at {options.base_url}: {error}") from error
+    named = [card for card in cards if card.get("id") == options.model]
+    return dict((named or cards or [{}])[0])
+
+
+def _setting(options: ServeOptions) -> Result:
+    finite = math.isfinite(options.request_rate)
+    return {
+        "model_id": options.model,
+        "tokenizer_id": options.tokenizer,
+        "base_url": options.base_url,
+        "endpoint": options.endpoint,
+        "dataset_name": options.dataset.dataset_name,
+        "num_prompts": options.num_prompts,
+        "request_rate": options.request_rate if finite else "inf",
+        "burstiness": options.burstiness,
+        "max_concurrency": options.max_concurrency,
+    }

@@ -1,0 +1,156 @@
+"""`rayfleet bench throughput`: the engine offline, through `LLM`, without HTTP and without Ray."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import asdict, dataclass, field, replace
+from functools import partial
+from pathlib import Path
+
+from cluster.bench.alternate import alternate, compare
+from cluster.bench.datasets import DatasetOptions, Sample, make_samples
+from cluster.bench.prompts import PromptSpace
+from cluster.bench.report import Result, checks_json, exactly, note
+from cluster.bench.stats import percentile
+from worker.engine.config import EngineConfig
+from worker.llm import LLM, Prompt, RequestOutput, SamplingParams
+
+_WARMUP_SEED = 1_000_003
+_LEAST_PAIRS = 5
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ThroughputOptions:
+    """One offline run. The number of running requests is the engine's `max_num_seqs`."""
+
+    engine: EngineConfig
+    tokenizer: str | None = None
+    """None is the model's own."""
+    dataset: DatasetOptions = field(default_factory=DatasetOptions)
+    num_prompts: int = 100
+    num_warmups: int = 8
+    temperature: float = 0.0
+    detokenize: bool = True
+    seed: int = 0
+    rounds: int = 1
+    """Measured repetitions with other prompts each; the median is reported."""
+    batch_invariant_cost: bool = False
+    """Alternate the batch-invariant mode with the normal one and report what it costs."""
+
+    def __post_init__(self) -> None:
+        if self.num_prompts < 1 or self.num_warmups < 0 or self.rounds < 1:
+            raise ValueError("--num-prompts and --rounds must be at least 1, --num-warmups 0")
+        if self.batch_invariant_cost and self.rounds < _LEAST_PAIRS:
+            raise ValueError(f"--batch-invariant-cost needs --rounds {_LEAST_PAIRS} or more")
+
+
+def run_throughput(options: ThroughputOptions) -> Result:
+    """Measures, and compares modes where asked to."""
+    if options.batch_invariant_cost:
+        return _batch_invariant_cost(options)
+    with _open(options) as llm:
+        runs = [_measure(llm, options, number) for number in range(options.rounds)]
+    return _summary(options, runs)
+
+
+def _batch_invariant_cost(options: ThroughputOptions) -> Result:
+    arms = {
+        name: partial(
+            _measure_alone,
+            replace(options, engine=replace(options.engine, batch_invariant=invariant)),
+            name,
+        )
+        for name, invariant in (("normal", False), ("batch_invariant", True))
+    }
+    runs = alternate(arms, options.rounds)
+    values = {name: [run["tokens_per_second"] for run in found] for name, found in runs.items()}
+    comparison = compare(values, "normal")[0]
+    # No goal is set for the cost; what must hold is that both modes did the same work.
+    lengths = {run["total_num_tokens"] for found in runs.values() for run in found}
+    return {
+        **_setting(options),
+        "tokens_per_second": {name: percentile(found, 50.0) for name, found in values.items()},
+        "tokens_per_second_rounds": values,
+        "batch_invariant_over_normal": comparison.to_json(),
+        "checks": checks_json([exactly("different_token_counts", len(lengths) - 1, "counts", 0)]),
+    }
+
+
+def _measure_alone(options: ThroughputOptions, name: str, number: int) -> Result:
+    # Each run has the machine to itself: an idle engine of the other mode would hold memory.
+    with _open(options) as llm:
+        run = _measure(llm, options, number)
+    note(f"{name}, round {number}: {run['tokens_per_second']:.1f} tokens/s")
+    return run
+
+
+def _open(options: ThroughputOptions) -> LLM:
+    config = {name: value for name, value in asdict(options.engine).items() if name != "model"}
+    return LLM(options.engine.model, tokenizer=options.tokenizer, **config)
+
+
+def _measure(llm: LLM, options: ThroughputOptions, number: int) -> Result:
+    space = PromptSpace.load(_tokenizer_folder(options))
+    make = partial(make_samples, options.dataset, vocabulary=space.vocabulary)
+    if options.num_warmups:
+        warmups = make(count=options.num_warmups, seed=options.seed + number + _WARMUP_SEED)
+        _generate(llm, options, warmups)
+    samples = make(count=options.num_prompts, seed=options.seed + number)
+    start = time.perf_counter()
+    outputs = _generate(llm, options, samples)
+    elapsed = time.perf_counter() - start
+    num_output = sum(len(output.outputs[0].token_ids) for output in outputs)
+    num_input = sum(len(sample.prompt_token_ids) for sample in samples)
+    wanted = sum(sample.output_len for sample in samples)
+    return {
+        "elapsed_time": elapsed,
+        "num_requests": len(outputs),
+        "total_num_tokens": num_input + num_output,
+        "total_output_tokens": num_output,
+        "total_cached_tokens": sum(output.num_cached_tokens or 0 for output in outputs),
+        "requests_per_second": len(outputs) / elapsed,
+        "tokens_per_second": (num_input + num_output) / elapsed,
+        "output_tokens_per_second": num_output / elapsed,
+        "missing_tokens": wanted - num_output,
+    }
+
+
+def _generate(llm: LLM, options: ThroughputOptions, samples: list[Sample]) -> list[RequestOutput]:
+    params = [
+        SamplingParams(
+            temperature=options.temperature,
+            max_tokens=sample.output_len,
+            ignore_eos=True,
+            seed=options.seed + index,
+        )
+        for index, sample in enumerate(samples)
+    ]
+    prompts: list[Prompt] = [{"prompt_token_ids": s.prompt_token_ids} for s in samples]
+    return llm.generate(prompts, params, detokenize=options.detokenize)
+
+
+def _tokenizer_folder(options: ThroughputOptions) -> str | None:
+    folder = options.tokenizer or options.engine.model
+    return folder if (Path(folder) / "tokenizer.json").is_file() else None
+
+
+def _summary(options: ThroughputOptions, runs: list[Result]) -> Result:
+    middle = sorted(runs, key=lambda run: float(run["tokens_per_second"]))[(len(runs) - 1) // 2]
+    missing = sum(run["missing_tokens"] for run in runs)
+    result = {
+        **_setting(options),
+        "batch_invariant": options.engine.batch_invariant,
+        **middle,
+    }
+    if len(runs) > 1:
+        result["tokens_per_second_rounds"] = [run["tokens_per_second"] for run in runs]
+    return {**result, "checks": checks_json([exactly("missing_tokens", missing, "tokens", 0)])}
+
+
+def _setting(options: ThroughputOptions) -> Result:
+    return {
+        "model": options.engine.model,
+        "max_num_seqs": options.engine.max_num_seqs,
+        "tensor_parallel_size": options.engine.tensor_parallel_size,
+        "dataset_name": options.dataset.dataset_name,
+    }

@@ -1,0 +1,98 @@
+"""`rayfleet bench versus`: two running endpoints under the same load, in turn."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+
+from cluster.bench.alternate import alternate, compare
+from cluster.bench.report import Result, checks_json, exactly, note
+from cluster.bench.serve import ServeOptions, run_serve
+from cluster.bench.stats import percentile
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class VersusOptions:
+    """Which endpoints to compare, where and how often."""
+
+    a: ServeOptions
+    b: ServeOptions
+    """The baseline: ratios are a / b."""
+    concurrencies: tuple[int, ...] = (1, 8, 32)
+    rounds: int = 3
+    prompts_per_stream: int = 0
+    """Requests of a cell are this many per stream; 0 uses --num-prompts everywhere."""
+    metric: str = "output_throughput"
+    """Field of the result that is compared; more is better."""
+
+    def __post_init__(self) -> None:
+        if self.rounds < 3:
+            raise ValueError("--rounds must be at least 3: fewer pairs show no spread")
+        if not self.concurrencies or min(self.concurrencies) < 1:
+            raise ValueError("--concurrencies needs numbers of at least 1, as in 1,8,32")
+
+
+def run_versus(options: VersusOptions) -> Result:
+    """Every concurrency in turn; within it both endpoints alternate over the rounds."""
+    cells = [_cell(options, concurrency) for concurrency in options.concurrencies]
+    failed = sum(cell["failed"] for cell in cells)
+    return {
+        "a": options.a.base_url,
+        "b": options.b.base_url,
+        "metric": options.metric,
+        "rounds": options.rounds,
+        "cells": cells,
+        "checks": checks_json([exactly("failed_requests", failed, "requests", 0)]),
+    }
+
+
+def _cell(options: VersusOptions, concurrency: int) -> Result:
+    arms = {
+        name: partial(_run_arm, options, name, side, concurrency)
+        for name, side in (("a", options.a), ("b", options.b))
+    }
+    results = alternate(arms, options.rounds)
+    values = {name: [run[options.metric] for run in runs] for name, runs in results.items()}
+    cell: Result = {
+        "concurrency": concurrency,
+        "failed": sum(run["failed"] for runs in results.values() for run in runs),
+    }
+    for name, runs in results.items():
+        cell[name] = {
+            options.metric: percentile(values[name], 50.0),
+            f"{options.metric}_rounds": values[name],
+            **{key: _median(runs, key) for key in ("median_ttft_ms", "median_tpot_ms")},
+        }
+    if min(values["b"]) > 0:
+        cell["a_over_b"] = compare(values, "b")[0].to_json()
+    return cell
+
+
+def _run_arm(
+    options: VersusOptions, name: str, side: ServeOptions, concurrency: int, number: int
+) -> Result:
+    per_stream = options.prompts_per_stream
+    # Other prompts in every cell and round: no cache may know them. Both sides get the same ones,
+    # unless both are one server, compared with itself to learn the noise.
+    seed = side.seed + 7919 * concurrency + 2 * number
+    if name == "b" and options.a.base_url.rstrip("/") == options.b.base_url.rstrip("/"):
+        seed += 1
+    run = run_serve(
+        replace(
+            side,
+            max_concurrency=concurrency,
+            num_prompts=per_stream * concurrency if per_stream else side.num_prompts,
+            seed=seed,
+        )
+    )
+    note(
+        f"{name} at {concurrency}, round {number}: {run[options.metric]:.1f} {options.metric}, "
+        f"{run['failed']} failed"
+    )
+    return run
+
+
+def _median(runs: Sequence[Result], key: str) -> float | None:
+    values = [run[key] for run in runs if key in run]
+    return percentile(values, 50.0) if values else None

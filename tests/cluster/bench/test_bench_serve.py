@@ -1,0 +1,186 @@
+"""The load client against a server with known counts. Counts and fields only, never speeds."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from cluster.bench.cli import main
+from cluster.bench.client import Record
+from cluster.bench.load import LoadResult
+from cluster.bench.metrics import MetricOptions, summarize
+
+if TYPE_CHECKING:
+    from tests.cluster.bench.conftest import Backend
+
+COUNTS = {"duration", "completed", "failed", "total_input_tokens", "total_output_tokens"}
+RATES = {"request_throughput", "output_throughput", "total_token_throughput"}
+LATENCIES = {
+    f"{statistic}_{metric}_ms"
+    for statistic in ("mean", "median", "std", "p50", "p90", "p99")
+    for metric in ("ttft", "tpot", "itl", "e2el")
+}
+
+
+def run(capsys: pytest.CaptureFixture[str], *argv: str) -> tuple[int, dict[str, Any]]:
+    status = main([*argv, "--json"])
+    return status, json.loads(capsys.readouterr().out)
+
+
+def serve(
+    capsys: pytest.CaptureFixture[str], backend: Backend, *argv: str
+) -> tuple[int, dict[str, Any]]:
+    shape = ("--input-len", "20", "--output-len", "6", "--num-prompts", "10")
+    return run(capsys, "serve", "--base-url", backend.url, *shape, *argv)
+
+
+def test_counts_come_from_usage(backend: Backend, capsys: pytest.CaptureFixture[str]) -> None:
+    status, result = serve(capsys, backend, "--max-concurrency", "4", "--ignore-eos")
+    assert status == 0
+    assert set(result) >= COUNTS | RATES | LATENCIES
+    assert (result["completed"], result["failed"]) == (10, 0)
+    assert result["total_input_tokens"] == 200
+    assert result["total_output_tokens"] == 60
+    assert result["total_cached_tokens"] == 30
+    assert result["token_hit_rate"] == pytest.approx(0.15)
+    assert result["requests_by_worker"] == {"w0": 10}
+    assert result["model_id"] == "toy"
+    assert 1 <= backend.most_running <= 4
+    assert all(
+        set(check) == {"name", "value", "unit", "goal", "holds"} for check in result["checks"]
+    )
+    body = backend.bodies[0]
+    assert body["ignore_eos"] is True
+    assert body["stream_options"] == {"include_usage": True}
+    assert len(body["prompt"]) == 20
+
+
+def test_events_are_counted_without_usage(
+    backend: Backend, capsys: pytest.CaptureFixture[str]
+) -> None:
+    backend.with_usage = False
+    _, result = serve(capsys, backend)
+    assert result["total_output_tokens"] == 60
+    (check,) = [check for check in result["checks"] if check["name"] == "without_usage"]
+    assert (check["value"], check["holds"]) == (10, False)
+
+
+def test_warmups_are_not_measured(backend: Backend, capsys: pytest.CaptureFixture[str]) -> None:
+    _, result = serve(capsys, backend, "--num-warmups", "3")
+    assert result["completed"] == 10
+    assert len(backend.bodies) == 13
+    prompts = [tuple(body["prompt"]) for body in backend.bodies]
+    assert len(set(prompts)) == 13
+
+
+def test_chat_and_key(backend: Backend, capsys: pytest.CaptureFixture[str], tmp_path: Any) -> None:
+    backend.api_key = "secret"
+    folder = str(make_tokenizer(tmp_path))
+    chat = ("--endpoint", "chat", "--tokenizer", folder, "--header", "x-user=u1")
+    status, result = serve(capsys, backend, *chat, "--api-key", "secret")
+    assert status == 0
+    assert result["total_output_tokens"] == 60
+    assert result["total_input_tokens"] == 200
+    assert backend.headers[0]["x-user"] == "u1"
+    status, result = serve(capsys, backend, *chat, "--api-key", "wrong")
+    assert (status, result["failed"], result["completed"]) == (1, 10, 0)
+
+
+@pytest.mark.parametrize(
+    ("fault", "text"), [("status", "HTTP 401"), ("event", "worker died"), ("cut", "[DONE]")]
+)
+def test_failures_are_counted(
+    backend: Backend, capsys: pytest.CaptureFixture[str], fault: str, text: str
+) -> None:
+    backend.fail_with = fault
+    status, result = serve(capsys, backend)
+    assert (status, result["failed"]) == (1, 10)
+    assert text in next(iter(result["errors"]))
+
+
+def test_several_processes_share_the_load(
+    backend: Backend, capsys: pytest.CaptureFixture[str]
+) -> None:
+    _, result = serve(
+        capsys, backend, "--num-processes", "2", "--max-concurrency", "3", "--request-rate", "500"
+    )
+    assert result["completed"] == 10
+    assert result["num_client_processes"] == 2
+    assert result["request_rate"] == 500.0
+    assert backend.most_running <= 3
+    assert len({tuple(body["prompt"]) for body in backend.bodies}) == 10
+
+
+def test_goodput_counts_requests_that_keep_every_goal() -> None:
+    records = [
+        Record(index=i, prompt_len=4, wanted_len=3, latency=e2e, ttft=ttft, output_len=3)
+        for i, (ttft, e2e) in enumerate([(0.1, 0.3), (0.3, 0.5), (0.1, 2.1)])
+    ]
+    load = LoadResult(records=records, duration_s=2.0, client_cpu_s=0.0, num_processes=1)
+    options = MetricOptions(goodput={"ttft": 200.0, "tpot": 500.0})
+    result = summarize(load, options, fixed_output=True)
+    assert result["request_goodput"] == 0.5  # the first request only
+    assert result["median_tpot_ms"] == pytest.approx(100.0)
+    assert result["p50_e2el_ms"] == pytest.approx(500.0)
+
+
+@pytest.mark.parametrize("same_server", [False, True])
+def test_versus_alternates_and_uses_new_prompts(
+    backend: Backend, capsys: pytest.CaptureFixture[str], same_server: bool
+) -> None:
+    other = backend.url if same_server else backend.url.replace("127.0.0.1", "localhost")
+    shape = ("--input-len", "8", "--output-len", "2", "--prompts-per-stream", "2")
+    _, result = run(
+        capsys,
+        *("versus", "--a", backend.url, "--b", other, "--concurrencies", "1,3", *shape),
+    )
+    assert [cell["concurrency"] for cell in result["cells"]] == [1, 3]
+    for cell in result["cells"]:
+        assert len(cell["a"]["output_throughput_rounds"]) == 3
+        assert cell["a_over_b"]["ratio"]["count"] == 3
+    # Both sides get the same prompts, once; a server compared with itself sees none again.
+    prompts = [tuple(body["prompt"]) for body in backend.bodies]
+    assert len(prompts) == 2 * 3 * (2 + 6)
+    assert all(prompts.count(prompt) == (1 if same_server else 2) for prompt in prompts)
+
+
+@pytest.mark.parametrize(
+    ("argv", "text"),
+    [
+        (("--goodput", "ttft=3"), "METRIC:MS"),
+        (("--goodput", "itl:3"), "--goodput"),
+        (("--percentile-metrics", "ttft,speed"), "speed"),
+        (("--request-rate", "0"), "--request-rate"),
+        (("--endpoint", "/v2"), "--endpoint"),
+        (("--header", "nothing"), "KEY=VALUE"),
+        (("--prompt-format", "text"), "--tokenizer"),
+    ],
+)
+def test_wrong_flags_are_explained(
+    backend: Backend, capsys: pytest.CaptureFixture[str], argv: tuple[str, ...], text: str
+) -> None:
+    assert main(["serve", "--base-url", backend.url, "--num-prompts", "1", *argv]) == 2
+    assert text in capsys.readouterr().err
+
+
+def test_a_table_is_printed_without_json(
+    backend: Backend, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["serve", "--base-url", backend.url, "--num-prompts", "2"]) == 0
+    out = capsys.readouterr().out
+    assert "output_throughput" in out
+    assert "failed_requests" in out
+
+
+def make_tokenizer(folder: Any) -> Any:
+    from tokenizers import Tokenizer
+    from tokenizers.models import WordLevel
+    from tokenizers.pre_tokenizers import Whitespace
+
+    words = {"unk": 0, **{f"w{i}": i for i in range(1, 300)}}
+    tokenizer = Tokenizer(WordLevel(words, unk_token="unk"))
+    tokenizer.pre_tokenizer = Whitespace()
+    tokenizer.save(str(folder / "tokenizer.json"))
+    return folder

@@ -1,0 +1,47 @@
+"""The offline benchmark on the real engine, with a model so small that only counts matter."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from cluster.bench.cli import main
+from cluster.bench.paced import paced_config, script_text
+from cluster.bench.throughput import ThroughputOptions, run_throughput
+from worker.engine.config import EngineConfig
+
+
+def test_counts_and_names(tiny_chat_model: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    engine = ("--device", "cpu", "--cpu-threads", "1", "--kv-cache-tokens", "1024")
+    load = ("--input-len", "8", "--output-len", "3", "--num-prompts", "4", "--num-warmups", "1")
+    model = str(tiny_chat_model)
+    argv = ("throughput", "--model", model, *engine, "--max-num-seqs", "2", *load, "--json")
+    assert main(argv) == 0
+    result = json.loads(capsys.readouterr().out)
+    assert result["num_requests"] == 4
+    assert result["total_num_tokens"] == 4 * (8 + 3)
+    assert result["total_output_tokens"] == 12
+    assert result["max_num_seqs"] == 2
+    assert result["tokens_per_second"] * result["elapsed_time"] == pytest.approx(44)
+    assert result["requests_per_second"] * result["elapsed_time"] == pytest.approx(4)
+    assert [check["holds"] for check in result["checks"]] == [True]
+
+
+def test_the_cost_of_a_mode_needs_pairs(tiny_chat_model: Path) -> None:
+    engine = EngineConfig(model=str(tiny_chat_model))
+    with pytest.raises(ValueError, match="--rounds 5"):
+        ThroughputOptions(engine=engine, batch_invariant_cost=True, rounds=4)
+    with pytest.raises(ValueError, match="at least 1"):
+        run_throughput(ThroughputOptions(engine=engine, num_prompts=0))
+
+
+def test_the_stub_reads_the_models_own_words(tiny_chat_model: Path) -> None:
+    config = paced_config(EngineConfig(model=str(tiny_chat_model), page_size=32), 0.02)
+    assert (config.info.page_size, config.info.max_model_len) == (32, 2048)
+    assert all(0 <= token < config.info.vocab_size for token in config.script)
+    assert script_text(str(tiny_chat_model), 9) == "The ferry"
+    whole = script_text(str(tiny_chat_model), len(config.script))
+    twice = script_text(str(tiny_chat_model), 2 * len(config.script))
+    assert twice == whole * 2
