@@ -93,7 +93,7 @@ class MonitorRoutes:
             "object": "model",
             "created": self._gateway.created,
             "owned_by": "rayfleet",
-            "root": model.route.name,
+            "root": model.route.model,
             "max_model_len": info.max_model_len if info is not None else None,
         }
 

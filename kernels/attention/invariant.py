@@ -1,0 +1,104 @@
+"""Batch-invariant torch attention: a query's bits depend on its own keys and nothing else."""
+
+from __future__ import annotations
+
+import torch
+
+from kernels.attention.torch_plan_invariant import (
+    TILE_QUERIES,
+    InvariantBlock,
+    InvariantPlan,
+    InvariantSplit,
+)
+
+
+def invariant_attention(
+    q: torch.Tensor,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    plan: InvariantPlan,
+    scale: float,
+) -> torch.Tensor:
+    """Serve decode and extend alike: q [T, Hq, D] with the queries that the plan names."""
+    num_q_heads, head_dim = q.shape[1:]
+    num_kv_heads = k_cache.shape[2]
+    out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
+    for block in plan.blocks:
+        rows = block.num_tiles * TILE_QUERIES
+        tiles = torch.zeros(rows, num_q_heads, head_dim, dtype=q.dtype, device=q.device)
+        tiles.index_copy_(0, block.places, q[block.start : block.stop])
+        shape = (block.num_tiles, TILE_QUERIES, num_kv_heads, -1, head_dim)
+        folded = _fold(
+            tiles.view(shape).transpose(1, 2).contiguous(),
+            k_cache,
+            v_cache,
+            block,
+            plan.split,
+            scale,
+        )
+        result = folded.transpose(1, 2).reshape(rows, num_q_heads, head_dim)
+        torch.index_select(result, 0, block.places, out=out[block.start : block.stop])
+    return out
+
+
+def _fold(
+    tiles: torch.Tensor,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    block: InvariantBlock,
+    split: int,
+    scale: float,
+) -> torch.Tensor:
+    """Fold a block's splits in order; `tiles` and the result are [tiles, Hkv, Q, G, D]."""
+    queries = tiles.flatten(2, 3)
+    out, lse = queries, queries[..., 0]
+    for index, part in enumerate(block.splits):
+        part_out, part_lse = _attend_split(queries, k_cache, v_cache, part, split, scale)
+        if index == 0:
+            # Every tile sees position 0, hence some of the first split.
+            out, lse = part_out.contiguous(), part_lse.contiguous()
+        else:
+            window = slice(part.first, part.stop)
+            _merge(out[window], lse[window], part_out, part_lse)
+    return out.view(tiles.shape)
+
+
+def _attend_split(
+    queries: torch.Tensor,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    part: InvariantSplit,
+    split: int,
+    scale: float,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Attention over one split: (out [n, Hkv, Q * G, D], log of the sum of exponentials).
+
+    HAZARD(invariance): the flash kernel computes each (tile, kv head) by one product of the fixed
+    shape Q * G x split x D. Nothing here may let that shape depend on the batch.
+    """
+    queries = queries[part.first : part.stop]
+    count, num_kv_heads, rows, head_dim = queries.shape
+    shape = (-1, split, num_kv_heads, head_dim)
+    k = k_cache.view(k_cache.shape[0], -1).index_select(0, part.pages).view(shape).transpose(1, 2)
+    v = v_cache.view(v_cache.shape[0], -1).index_select(0, part.pages).view(shape).transpose(1, 2)
+    mask = part.mask.to(queries.dtype).expand(-1, -1, -1, rows // TILE_QUERIES, -1)
+    mask = mask.reshape(count, 1, rows, split)
+    # A single product would run outside the thread pool, where the library may split it up.
+    padded = max(count, 2) if num_kv_heads == 1 else count
+    queries, mask = queries.expand(padded, -1, -1, -1), mask.expand(padded, -1, -1, -1)
+    k, v = k.expand(padded, -1, -1, -1), v.expand(padded, -1, -1, -1)
+    out, lse = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
+        queries, k, v, 0.0, False, attn_mask=mask, scale=scale
+    )
+    return out[:count], lse[:count]
+
+
+def _merge(
+    out: torch.Tensor, lse: torch.Tensor, part_out: torch.Tensor, part_lse: torch.Tensor
+) -> None:
+    """Fold a partial result into `out` and `lse` in place."""
+    highest = torch.maximum(lse, part_lse)
+    weight, part_weight = (lse - highest).exp_(), (part_lse - highest).exp_()
+    total = weight + part_weight
+    out.mul_((weight / total).unsqueeze(-1)).add_(part_out * (part_weight / total).unsqueeze(-1))
+    torch.add(highest, total.log_(), out=lse)

@@ -1,0 +1,95 @@
+"""Torch paged attention: gather whole pages, then scaled dot product attention."""
+
+from __future__ import annotations
+
+import torch
+from torch.nn.functional import scaled_dot_product_attention
+
+from kernels.attention.invariant import invariant_attention
+from kernels.attention.metadata import DecodeMetadata, ExtendMetadata
+from kernels.attention.torch_plan import DecodeGroup, ExtendPiece
+
+
+def decode_attention(
+    q: torch.Tensor,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    metadata: DecodeMetadata,
+    scale: float,
+) -> torch.Tensor:
+    """One attention call per group of rows of similar length."""
+    if metadata.invariant_plan is not None:
+        return invariant_attention(q, k_cache, v_cache, metadata.invariant_plan, scale)
+    groups = metadata.groups
+    if len(groups) == 1 and groups[0].rows is None:
+        return _decode_group(q, k_cache, v_cache, groups[0], scale)
+    out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
+    for group in groups:
+        assert group.rows is not None, "several groups name their rows"
+        part = _decode_group(q.index_select(0, group.rows), k_cache, v_cache, group, scale)
+        out.index_copy_(0, group.rows, part)
+    return out
+
+
+def _decode_group(
+    q: torch.Tensor,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    group: DecodeGroup,
+    scale: float,
+) -> torch.Tensor:
+    rows, num_q_heads, head_dim = q.shape
+    num_kv_heads = k_cache.shape[2]
+    k = gather_pages(k_cache, group.pages, rows)[:, :, : group.length]
+    v = gather_pages(v_cache, group.pages, rows)[:, :, : group.length]
+    mask = group.mask if group.mask is None else group.mask.to(q.dtype)
+    # Query heads that share a kv head are laid out as its queries: no expansion of the keys. With
+    # several threads, measured on CPU, the matrix-vector form per query head is faster.
+    grouped = torch.get_num_threads() == 1 or q.is_cuda
+    shape = (rows, num_kv_heads, -1, head_dim) if grouped else (rows, num_q_heads, 1, head_dim)
+    out = scaled_dot_product_attention(
+        q.reshape(shape), k, v, attn_mask=mask, scale=scale, enable_gqa=not grouped
+    )
+    return out.reshape(rows, num_q_heads, head_dim)
+
+
+def extend_attention(
+    q: torch.Tensor,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    metadata: ExtendMetadata,
+    scale: float,
+) -> torch.Tensor:
+    """One attention call per request (per piece of a long one)."""
+    if metadata.invariant_plan is not None:
+        return invariant_attention(q, k_cache, v_cache, metadata.invariant_plan, scale)
+    parts = [_extend_piece(q, k_cache, v_cache, piece, scale) for piece in metadata.pieces]
+    if len(parts) == 1:
+        return parts[0]
+    return torch.cat(parts) if parts else torch.empty_like(q)
+
+
+def _extend_piece(
+    q: torch.Tensor,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    piece: ExtendPiece,
+    scale: float,
+) -> torch.Tensor:
+    out = scaled_dot_product_attention(
+        q[piece.query_start : piece.query_stop].transpose(0, 1).unsqueeze(0),
+        gather_pages(k_cache, piece.pages, 1)[:, :, : piece.length],
+        gather_pages(v_cache, piece.pages, 1)[:, :, : piece.length],
+        attn_mask=piece.mask if piece.mask is None else piece.mask.to(q.dtype),
+        is_causal=piece.is_causal,
+        scale=scale,
+        enable_gqa=q.shape[1] != k_cache.shape[2],
+    )
+    return out.squeeze(0).transpose(0, 1)
+
+
+def gather_pages(cache: torch.Tensor, pages: torch.Tensor, rows: int) -> torch.Tensor:
+    """Copy pages [rows * n] out of a cache: [rows, Hkv, n * page_size, D] (a strided view)."""
+    num_pages, _, num_kv_heads, head_dim = cache.shape
+    flat = cache.view(num_pages, -1).index_select(0, pages)
+    return flat.view(rows, -1, num_kv_heads, head_dim).transpose(1, 2)

@@ -1,0 +1,138 @@
+"""Per-step plans of the torch path: pages to gather, rows to batch, positions to mask."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+# Rows share a group while padding them to its longest row at most doubles their pages.
+_MAX_PADDING = 2
+# Tokens gathered at once: a group's keys and values should stay in the last-level cache.
+_MAX_GROUP_TOKENS = 8192
+# Elements of one materialised causal mask; longer extends are cut into pieces of queries.
+_MAX_MASK_ELEMENTS = 1 << 20
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DecodeGroup:
+    """Decode rows of similar length, computed in one call."""
+
+    rows: torch.Tensor | None
+    """[n] indices of the rows in the batch; None where the group is the whole batch in order."""
+    num_rows: int
+    pages: torch.Tensor
+    """[n * pages_per_row] int64."""
+    length: int
+    """Longest row."""
+    mask: torch.Tensor | None
+    """[n, 1, 1, length] fp32, 0 or -inf; None where all rows are equally long."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ExtendPiece:
+    """Consecutive queries of one row."""
+
+    query_start: int
+    query_stop: int
+    pages: torch.Tensor
+    """[ceil(length / page_size)] int64."""
+    length: int
+    """Positions that the last query of the piece sees."""
+    is_causal: bool
+    """Whether queries and keys start together, so that no mask tensor is needed."""
+    mask: torch.Tensor | None
+    """[queries, length] fp32, 0 or -inf."""
+
+
+def plan_decode_groups(
+    page_table: torch.Tensor,
+    seq_lens: torch.Tensor,
+    seq_lens_host: Sequence[int],
+    page_size: int,
+) -> tuple[DecodeGroup, ...]:
+    """Group rows by length. A row of length 0 reads one position, so that it stays finite."""
+    lengths = [max(1, length) for length in seq_lens_host]
+    groups = []
+    for rows in _group_by_length(lengths, page_size):
+        longest = max(lengths[row] for row in rows)
+        columns = -(-longest // page_size)
+        whole = rows == list(range(len(lengths)))
+        index = None if whole else torch.tensor(rows, device=page_table.device)
+        table = page_table if index is None else page_table.index_select(0, index)
+        mask = None
+        if any(lengths[row] != longest for row in rows):
+            own = seq_lens if index is None else seq_lens.index_select(0, index)
+            own = own.clamp(min=1).view(-1, 1, 1, 1)
+            positions = torch.arange(longest, dtype=torch.int32, device=page_table.device)
+            mask = causal_mask(positions, own)
+        groups.append(
+            DecodeGroup(
+                rows=index,
+                num_rows=len(rows),
+                pages=table[:, :columns].flatten().long(),
+                length=longest,
+                mask=mask,
+            )
+        )
+    return tuple(groups)
+
+
+def _group_by_length(lengths: list[int], page_size: int) -> list[list[int]]:
+    columns = [-(-length // page_size) for length in lengths]
+    longest = max(columns, default=0)
+    if len(lengths) * longest <= _MAX_PADDING * sum(columns) and (
+        len(lengths) * longest * page_size <= _MAX_GROUP_TOKENS
+    ):
+        return [list(range(len(lengths)))] if lengths else []
+    groups: list[list[int]] = []
+    for row in sorted(range(len(lengths)), key=lambda row: -columns[row]):
+        current = groups[-1] if groups else []
+        widest = columns[current[0]] if current else 0
+        fits = (len(current) + 1) * widest * page_size <= _MAX_GROUP_TOKENS
+        if current and fits and _MAX_PADDING * columns[row] >= widest:
+            current.append(row)
+        else:
+            groups.append([row])
+    return [sorted(group) for group in groups]
+
+
+def plan_extend_pieces(
+    page_table: torch.Tensor,
+    seq_lens_host: Sequence[int],
+    query_lens_host: Sequence[int],
+    page_size: int,
+) -> tuple[ExtendPiece, ...]:
+    """One piece per row; more where a row's mask would grow large."""
+    pieces = []
+    row_start = 0
+    for row, (seq_len, query_len) in enumerate(zip(seq_lens_host, query_lens_host, strict=True)):
+        prefix = seq_len - query_len
+        step = query_len if prefix == 0 else max(1, _MAX_MASK_ELEMENTS // seq_len)
+        for first in range(0, query_len, step):
+            last = min(first + step, query_len)
+            length = prefix + last
+            mask = None
+            if prefix and last - first > 1:
+                positions = torch.arange(length, device=page_table.device)
+                visible = positions[prefix + first :] + 1
+                mask = causal_mask(positions, visible.unsqueeze(1))
+            pieces.append(
+                ExtendPiece(
+                    query_start=row_start + first,
+                    query_stop=row_start + last,
+                    pages=page_table[row, : -(-length // page_size)].long(),
+                    length=length,
+                    is_causal=prefix == 0,
+                    mask=mask,
+                )
+            )
+        row_start += query_len
+    return tuple(pieces)
+
+
+def causal_mask(positions: torch.Tensor, visible: torch.Tensor) -> torch.Tensor:
+    """0 where a position is below its row's number of visible positions, else -inf (fp32)."""
+    hidden = positions >= visible
+    return torch.zeros(hidden.shape, device=hidden.device).masked_fill_(hidden, float("-inf"))

@@ -1,0 +1,162 @@
+"""Per-step plans of the batch-invariant torch path.
+
+A query's keys are cut into splits at fixed positions (0, S, 2S, ...), whatever the batch, the
+chunk or the prefix; the last split is padded to S and masked. Queries are cut into tiles at fixed
+positions too (0, Q, 2Q, ...): a query always sits in row `position % Q` of its tile, and rows of
+absent queries hold zeros. Every (tile, kv head, split) is one product of one shape, whose rows do
+not read each other, and a tile's splits are folded in order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from kernels.attention.torch_plan import causal_mask
+
+SPLIT_TOKENS = 128
+"""Keys of one split (one page where pages are larger)."""
+TILE_QUERIES = 4
+"""Queries of one tile: more would speed up long extends and slow down decoding."""
+# Queries of one block, which bounds the scratch memory of a long chunk.
+_MAX_QUERIES = 1024
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class InvariantSplit:
+    """One split of keys and the tiles that see any of it."""
+
+    first: int
+    stop: int
+    """The block's tiles `first` to `stop`."""
+    pages: torch.Tensor
+    """int64: pages of one split per tile (decode), or of one split for all tiles (extend)."""
+    mask: torch.Tensor
+    """[tiles, 1, Q, 1, S] fp32, 0 or -inf. Never left out: its absence takes another path."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class InvariantBlock:
+    """Queries `start` to `stop` of [T], laid out in tiles and folded together."""
+
+    start: int
+    stop: int
+    num_tiles: int
+    places: torch.Tensor
+    """[stop - start] int64: tile * Q + row of each query."""
+    splits: tuple[InvariantSplit, ...]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class InvariantPlan:
+    """All queries of a step."""
+
+    split: int
+    blocks: tuple[InvariantBlock, ...]
+
+
+def plan_invariant_decode(
+    page_table: torch.Tensor, seq_lens_host: Sequence[int], page_size: int
+) -> InvariantPlan:
+    """One tile per row, by falling length, so that the tiles that reach a split are a prefix."""
+    split = max(SPLIT_TOKENS, page_size)
+    device = page_table.device
+    blocks = []
+    for start in range(0, len(seq_lens_host), _MAX_QUERIES):
+        lengths = [max(1, length) for length in seq_lens_host[start : start + _MAX_QUERIES]]
+        order = sorted(range(len(lengths)), key=lambda row: -lengths[row])
+        places = [0] * len(lengths)
+        for tile, row in enumerate(order):
+            places[row] = tile * TILE_QUERIES + (lengths[row] - 1) % TILE_QUERIES
+        table = page_table.index_select(0, torch.tensor(order, device=device) + start)
+        visible = torch.tensor([lengths[row] for row in order], device=device)
+        visible = visible.view(-1, 1).expand(-1, TILE_QUERIES)
+        splits = []
+        for position in range(0, max(lengths), split):
+            stop = sum(length > position for length in lengths)
+            pages = _split_pages(table[:stop], position, split, page_size)
+            mask = _split_mask(visible[:stop], position, split)
+            splits.append(InvariantSplit(first=0, stop=stop, pages=pages, mask=mask))
+        blocks.append(
+            InvariantBlock(
+                start=start,
+                stop=start + len(lengths),
+                num_tiles=len(lengths),
+                places=torch.tensor(places, device=device),
+                splits=tuple(splits),
+            )
+        )
+    return InvariantPlan(split=split, blocks=tuple(blocks))
+
+
+def plan_invariant_extend(
+    page_table: torch.Tensor,
+    seq_lens_host: Sequence[int],
+    query_lens_host: Sequence[int],
+    page_size: int,
+) -> InvariantPlan:
+    """One block per row, cut where it has very many queries."""
+    split = max(SPLIT_TOKENS, page_size)
+    blocks = []
+    row_start = 0
+    for row, (seq_len, query_len) in enumerate(zip(seq_lens_host, query_lens_host, strict=True)):
+        for begin in range(0, query_len, _MAX_QUERIES):
+            end = min(begin + _MAX_QUERIES, query_len)
+            offset = seq_len - query_len  # position of the row's first new token
+            blocks.append(
+                _extend_block(
+                    page_table[row : row + 1],
+                    (row_start + begin, row_start + end),
+                    (offset + begin, offset + end),
+                    split,
+                    page_size,
+                )
+            )
+        row_start += query_len
+    return InvariantPlan(split=split, blocks=tuple(blocks))
+
+
+def _extend_block(
+    table: torch.Tensor,
+    queries: tuple[int, int],
+    positions: tuple[int, int],
+    split: int,
+    page_size: int,
+) -> InvariantBlock:
+    first_tile = positions[0] // TILE_QUERIES
+    num_tiles = -(-positions[1] // TILE_QUERIES) - first_tile
+    origin = first_tile * TILE_QUERIES
+    visible = torch.arange(origin, origin + num_tiles * TILE_QUERIES, device=table.device) + 1
+    visible = visible.view(num_tiles, TILE_QUERIES)
+    splits = []
+    for position in range(0, positions[1], split):
+        # A split starts where a tile starts: all rows of a tile see it or none does.
+        first = max(0, position // TILE_QUERIES - first_tile)
+        pages = _split_pages(table, position, split, page_size)
+        mask = _split_mask(visible[first:], position, split)
+        splits.append(InvariantSplit(first=first, stop=num_tiles, pages=pages, mask=mask))
+    return InvariantBlock(
+        start=queries[0],
+        stop=queries[1],
+        num_tiles=num_tiles,
+        places=torch.arange(positions[0] - origin, positions[1] - origin, device=table.device),
+        splits=tuple(splits),
+    )
+
+
+def _split_pages(table: torch.Tensor, position: int, split: int, page_size: int) -> torch.Tensor:
+    """Pages of positions [position, position + split) for each row; page 0 past the table."""
+    columns = split // page_size
+    start = position // page_size
+    part = table[:, start : start + columns]
+    missing = columns - part.shape[1]
+    if missing:
+        part = torch.nn.functional.pad(part, (0, missing))
+    return part.flatten().long()
+
+
+def _split_mask(visible: torch.Tensor, position: int, split: int) -> torch.Tensor:
+    positions = torch.arange(position, position + split, device=visible.device)
+    return causal_mask(positions, visible.view(-1, 1, TILE_QUERIES, 1, 1))

@@ -1,0 +1,211 @@
+"""Triton decode attention: split keys, grouped query heads.
+
+Stage 1: a program owns (query, group of heads that share a kv head, split of the keys) and
+leaves a normalised partial output with its log-sum-exp. Stage 2 folds a query's splits in order.
+"""
+
+# mypy: disable-error-code="no-untyped-def,untyped-decorator"
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+from kernels.attention.metadata import DecodeMetadata
+from kernels.attention.triton_config import (
+    INVARIANT_SPLIT_TOKENS,
+    MAX_SPLITS,
+    MIN_SPLIT_TOKENS,
+    decode_blocks,
+    dot_precision,
+)
+
+# Programs that fill a large GPU; fewer splits are made once the batch alone provides them.
+_TARGET_PROGRAMS = 512
+
+
+def decode_attention(
+    q: torch.Tensor,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    metadata: DecodeMetadata,
+    scale: float,
+) -> torch.Tensor:
+    """Launch both stages for one query per row."""
+    out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
+    if q.shape[0] == 0:
+        return out
+    if metadata.batch_invariant:
+        num_splits = max(1, triton.cdiv(metadata.max_seq_len, INVARIANT_SPLIT_TOKENS))
+    else:
+        num_splits = _num_splits(q.shape[0] * k_cache.shape[2], metadata.max_seq_len)
+    launch_split_attention(
+        q, k_cache, v_cache, out, metadata.page_table, metadata.seq_lens, None,
+        num_splits, INVARIANT_SPLIT_TOKENS if metadata.batch_invariant else 0, scale,
+    )  # fmt: skip
+    return out
+
+
+def _num_splits(programs_per_split: int, max_seq_len: int) -> int:
+    wanted = -(-_TARGET_PROGRAMS // programs_per_split)
+    useful = -(-max_seq_len // MIN_SPLIT_TOKENS)
+    return max(1, min(wanted, useful, MAX_SPLITS))
+
+
+def launch_split_attention(
+    q: torch.Tensor,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    out: torch.Tensor,
+    page_table: torch.Tensor,
+    visible_lens: torch.Tensor,
+    page_rows: torch.Tensor | None,
+    num_splits: int,
+    split_tokens: int,
+    scale: float,
+) -> None:
+    """Attend with each query of q [n, Hq, D] over its first `visible_lens` [n] positions.
+
+    Its pages are row i of the page table, or row `page_rows[i]`. `split_tokens` fixes the keys per
+    split; 0 divides each query's keys evenly over `num_splits`.
+    """
+    num_queries, num_q_heads, head_dim = q.shape
+    num_kv_heads, page_size = k_cache.shape[2], k_cache.shape[1]
+    group = num_q_heads // num_kv_heads
+    blocks = decode_blocks(head_dim, q.dtype)
+    block_d = triton.next_power_of_2(max(16, head_dim))
+    partial = torch.empty(
+        num_queries, num_q_heads, num_splits, head_dim, dtype=torch.float32, device=q.device
+    )
+    lse = torch.empty(num_queries, num_q_heads, num_splits, dtype=torch.float32, device=q.device)
+    common = {"SPLIT_TOKENS": split_tokens, "BLOCK_N": blocks.keys, "HEAD_DIM": head_dim,
+              "BLOCK_D": block_d}  # fmt: skip
+    head_blocks = triton.cdiv(group, blocks.queries)
+    _split_kernel[(num_queries, num_kv_heads * head_blocks, num_splits)](
+        q, k_cache, v_cache, partial, lse, page_table, visible_lens,
+        page_rows if page_rows is not None else visible_lens,
+        q.stride(0), q.stride(1), page_table.stride(0), scale,
+        INDIRECT=page_rows is not None, NUM_KV_HEADS=num_kv_heads, GROUP=group,
+        PAGE_SIZE=page_size, BLOCK_H=blocks.queries, PRECISION=dot_precision(q.dtype),
+        num_warps=blocks.warps, num_stages=blocks.stages, **common,
+    )  # fmt: skip
+    _merge_kernel[(num_queries, num_q_heads)](
+        partial, lse, out, visible_lens, num_splits, num_warps=2, **common
+    )
+
+
+@triton.jit
+def _split_length(
+    visible, num_splits, SPLIT_TOKENS: tl.constexpr, BLOCK_N: tl.constexpr
+):  # fmt: skip
+    if SPLIT_TOKENS > 0:
+        length = visible * 0 + SPLIT_TOKENS
+    else:
+        length = tl.cdiv(tl.cdiv(visible, num_splits), BLOCK_N) * BLOCK_N
+    return length
+
+
+@triton.jit
+def _split_kernel(
+    q_ptr, k_ptr, v_ptr, partial_ptr, lse_ptr, page_table_ptr, visible_ptr, page_row_ptr,
+    q_token_stride, q_head_stride, table_stride, scale,
+    INDIRECT: tl.constexpr, NUM_KV_HEADS: tl.constexpr, GROUP: tl.constexpr,
+    PAGE_SIZE: tl.constexpr, BLOCK_H: tl.constexpr, PRECISION: tl.constexpr,
+    SPLIT_TOKENS: tl.constexpr, BLOCK_N: tl.constexpr,
+    HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr,
+):  # fmt: skip
+    query = tl.program_id(0).to(tl.int64)
+    kv_head = tl.program_id(1) % NUM_KV_HEADS
+    head_in_group = (tl.program_id(1) // NUM_KV_HEADS) * BLOCK_H + tl.arange(0, BLOCK_H)
+    split = tl.program_id(2)
+    num_splits = tl.num_programs(2)
+
+    visible = tl.load(visible_ptr + query)
+    table_row = query
+    if INDIRECT:
+        table_row = tl.load(page_row_ptr + query).to(tl.int64)
+    length = _split_length(visible, num_splits, SPLIT_TOKENS, BLOCK_N)
+    start = split * length
+    stop = tl.minimum(start + length, visible)
+
+    head = kv_head * GROUP + head_in_group
+    column = tl.arange(0, BLOCK_D)
+    head_inside = head_in_group < GROUP
+    column_inside = column < HEAD_DIM
+    q = tl.load(
+        q_ptr + query * q_token_stride + head[:, None] * q_head_stride + column[None, :],
+        mask=head_inside[:, None] & column_inside[None, :],
+        other=0.0,
+    )
+    highest = tl.full((BLOCK_H,), float("-inf"), tl.float32)
+    weights = tl.zeros((BLOCK_H,), tl.float32)
+    total = tl.zeros((BLOCK_H, BLOCK_D), tl.float32)
+    for block in range(start, stop, BLOCK_N):
+        position = block + tl.arange(0, BLOCK_N)
+        seen = position < stop
+        page = tl.load(
+            page_table_ptr + table_row * table_stride + position // PAGE_SIZE, mask=seen, other=0
+        )
+        slot = page.to(tl.int64) * PAGE_SIZE + position % PAGE_SIZE
+        offset = (slot * NUM_KV_HEADS + kv_head) * HEAD_DIM
+        k = tl.load(
+            k_ptr + offset[None, :] + column[:, None],
+            mask=seen[None, :] & column_inside[:, None],
+            other=0.0,
+        )
+        scores = tl.dot(q, k, input_precision=PRECISION) * scale
+        scores = tl.where(seen[None, :], scores, float("-inf"))
+        new_highest = tl.maximum(highest, tl.max(scores, axis=1))
+        shrink = tl.exp(highest - new_highest)
+        probability = tl.exp(scores - new_highest[:, None])
+        v = tl.load(
+            v_ptr + offset[:, None] + column[None, :],
+            mask=seen[:, None] & column_inside[None, :],
+            other=0.0,
+        )
+        product = tl.dot(probability.to(v.dtype), v, input_precision=PRECISION)
+        total = total * shrink[:, None] + product
+        weights = weights * shrink + tl.sum(probability, axis=1)
+        highest = new_highest
+
+    # An empty split is never read by stage 2, and need not be finite; the guards keep it quiet.
+    safe_weights = tl.where(weights > 0, weights, 1.0)
+    row = (query * (NUM_KV_HEADS * GROUP) + head) * num_splits + split
+    tl.store(
+        partial_ptr + row[:, None] * HEAD_DIM + column[None, :],
+        total / safe_weights[:, None],
+        mask=head_inside[:, None] & column_inside[None, :],
+    )
+    tl.store(lse_ptr + row, highest + tl.log(safe_weights), mask=head_inside)
+
+
+@triton.jit
+def _merge_kernel(
+    partial_ptr, lse_ptr, out_ptr, visible_ptr, num_splits,
+    SPLIT_TOKENS: tl.constexpr, BLOCK_N: tl.constexpr,
+    HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr,
+):  # fmt: skip
+    query = tl.program_id(0).to(tl.int64)
+    row = query * tl.num_programs(1) + tl.program_id(1)
+    column = tl.arange(0, BLOCK_D)
+    inside = column < HEAD_DIM
+    visible = tl.load(visible_ptr + query)
+    length = _split_length(visible, num_splits, SPLIT_TOKENS, BLOCK_N)
+    filled = tl.cdiv(visible, tl.maximum(length, 1))
+
+    highest = float("-inf")
+    weights = 0.0
+    total = tl.zeros((BLOCK_D,), tl.float32)
+    for split in range(0, filled):
+        lse = tl.load(lse_ptr + row * num_splits + split)
+        part = tl.load(
+            partial_ptr + (row * num_splits + split) * HEAD_DIM + column, mask=inside, other=0.0
+        )
+        new_highest = tl.maximum(highest, lse)
+        shrink = tl.exp(highest - new_highest)
+        weight = tl.exp(lse - new_highest)
+        total = total * shrink + part * weight
+        weights = weights * shrink + weight
+        highest = new_highest
+    result = total / tl.where(weights > 0, weights, 1.0)
+    tl.store(out_ptr + row * HEAD_DIM + column, result.to(out_ptr.dtype.element_ty), mask=inside)

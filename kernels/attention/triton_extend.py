@@ -1,0 +1,144 @@
+"""Triton extend attention: ragged queries over paged keys, cached prefix and new tokens alike.
+
+One stage: a program owns (row, query head, block of queries) and walks the row's keys from
+position 0 to its last query with an online softmax.
+"""
+
+# mypy: disable-error-code="no-untyped-def,untyped-decorator"
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+from kernels.attention.metadata import ExtendMetadata
+from kernels.attention.triton_config import INVARIANT_SPLIT_TOKENS, dot_precision, extend_blocks
+from kernels.attention.triton_decode import launch_split_attention
+
+# Queries x splits of one batch-invariant launch, which bounds its partial outputs.
+_MAX_INVARIANT_PARTIALS = 4096
+
+
+def extend_attention(
+    q: torch.Tensor,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    metadata: ExtendMetadata,
+    scale: float,
+) -> torch.Tensor:
+    """Launch for all rows; batch-invariant steps go through the decode kernel instead."""
+    out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
+    if q.shape[0] == 0:
+        return out
+    if metadata.batch_invariant:
+        _extend_invariant(q, k_cache, v_cache, out, metadata, scale)
+        return out
+    num_q_heads, head_dim = q.shape[1], q.shape[2]
+    num_kv_heads, page_size = k_cache.shape[2], k_cache.shape[1]
+    blocks = extend_blocks(head_dim, q.dtype)
+    grid = (
+        metadata.page_table.shape[0],
+        num_q_heads,
+        triton.cdiv(metadata.max_query_len, blocks.queries),
+    )
+    _extend_kernel[grid](
+        q, k_cache, v_cache, out, metadata.page_table, metadata.seq_lens, metadata.query_start,
+        q.stride(0), q.stride(1), metadata.page_table.stride(0), scale,
+        NUM_KV_HEADS=num_kv_heads, GROUP=num_q_heads // num_kv_heads, PAGE_SIZE=page_size,
+        HEAD_DIM=head_dim, BLOCK_D=triton.next_power_of_2(max(16, head_dim)),
+        BLOCK_M=blocks.queries, BLOCK_N=blocks.keys, PRECISION=dot_precision(q.dtype),
+        num_warps=blocks.warps, num_stages=blocks.stages,
+    )  # fmt: skip
+    return out
+
+
+def _extend_invariant(
+    q: torch.Tensor,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    out: torch.Tensor,
+    metadata: ExtendMetadata,
+    scale: float,
+) -> None:
+    """Treat every new token as a decode query: one kernel, one tile shape, the same bits."""
+    assert metadata.query_rows is not None, "prepare_extend fills the per-query tensors"
+    assert metadata.visible_lens is not None, "prepare_extend fills the per-query tensors"
+    num_splits = max(1, triton.cdiv(metadata.max_seq_len, INVARIANT_SPLIT_TOKENS))
+    step = max(1, _MAX_INVARIANT_PARTIALS // num_splits)
+    for start in range(0, q.shape[0], step):
+        part = slice(start, start + step)
+        launch_split_attention(
+            q[part], k_cache, v_cache, out[part], metadata.page_table,
+            metadata.visible_lens[part], metadata.query_rows[part],
+            num_splits, INVARIANT_SPLIT_TOKENS, scale,
+        )  # fmt: skip
+
+
+@triton.jit
+def _extend_kernel(
+    q_ptr, k_ptr, v_ptr, out_ptr, page_table_ptr, seq_len_ptr, query_start_ptr,
+    q_token_stride, q_head_stride, table_stride, scale,
+    NUM_KV_HEADS: tl.constexpr, GROUP: tl.constexpr, PAGE_SIZE: tl.constexpr,
+    HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    row = tl.program_id(0).to(tl.int64)
+    head = tl.program_id(1)
+    kv_head = head // GROUP
+    first = tl.load(query_start_ptr + row)
+    query_len = tl.load(query_start_ptr + row + 1) - first
+    prefix = tl.load(seq_len_ptr + row) - query_len
+
+    query = tl.program_id(2) * BLOCK_M + tl.arange(0, BLOCK_M)
+    query_inside = query < query_len
+    column = tl.arange(0, BLOCK_D)
+    column_inside = column < HEAD_DIM
+    token = (first + query).to(tl.int64)
+    q = tl.load(
+        q_ptr + token[:, None] * q_token_stride + head * q_head_stride + column[None, :],
+        mask=query_inside[:, None] & column_inside[None, :],
+        other=0.0,
+    )
+    highest = tl.full((BLOCK_M,), float("-inf"), tl.float32)
+    weights = tl.zeros((BLOCK_M,), tl.float32)
+    total = tl.zeros((BLOCK_M, BLOCK_D), tl.float32)
+    # Blocks of queries past the row's end have nothing to walk.
+    last = tl.minimum((tl.program_id(2) + 1) * BLOCK_M, query_len)
+    stop = tl.where(tl.program_id(2) * BLOCK_M < query_len, prefix + last, 0)
+    for block in range(0, stop, BLOCK_N):
+        position = block + tl.arange(0, BLOCK_N)
+        exists = position < stop
+        page = tl.load(
+            page_table_ptr + row * table_stride + position // PAGE_SIZE, mask=exists, other=0
+        )
+        slot = page.to(tl.int64) * PAGE_SIZE + position % PAGE_SIZE
+        offset = (slot * NUM_KV_HEADS + kv_head) * HEAD_DIM
+        k = tl.load(
+            k_ptr + offset[None, :] + column[:, None],
+            mask=exists[None, :] & column_inside[:, None],
+            other=0.0,
+        )
+        scores = tl.dot(q, k, input_precision=PRECISION) * scale
+        # Position 0 is visible to every query, so no row of the first block is all masked.
+        seen = position[None, :] <= prefix + query[:, None]
+        scores = tl.where(seen & exists[None, :], scores, float("-inf"))
+        new_highest = tl.maximum(highest, tl.max(scores, axis=1))
+        shrink = tl.exp(highest - new_highest)
+        probability = tl.exp(scores - new_highest[:, None])
+        v = tl.load(
+            v_ptr + offset[:, None] + column[None, :],
+            mask=exists[:, None] & column_inside[None, :],
+            other=0.0,
+        )
+        product = tl.dot(probability.to(v.dtype), v, input_precision=PRECISION)
+        total = total * shrink[:, None] + product
+        weights = weights * shrink + tl.sum(probability, axis=1)
+        highest = new_highest
+
+    out_offset = (token * (NUM_KV_HEADS * GROUP) + head) * HEAD_DIM
+    result = total / tl.where(weights > 0, weights, 1.0)[:, None]
+    tl.store(
+        out_ptr + out_offset[:, None] + column[None, :],
+        result.to(out_ptr.dtype.element_ty),
+        mask=query_inside[:, None] & column_inside[None, :],
+    )

@@ -1,0 +1,20 @@
+"""The weight as it is, multiplied by the vendor's library."""
+
+from __future__ import annotations
+
+import torch
+from torch.nn.functional import linear
+
+from kernels.linear.base import PackedLinear
+
+
+class PlainWeight(PackedLinear):
+    """No packing: CUDA, CPU types other than fp32, torch builds without oneDNN."""
+
+    def __init__(self, weight: torch.Tensor) -> None:
+        self.out_features, self.in_features = weight.shape
+        self._weight = weight
+
+    def multiply(self, x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+        """One product of all rows."""
+        return linear(x, self._weight, bias)

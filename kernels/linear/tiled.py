@@ -1,0 +1,45 @@
+"""Batch-invariant products from tiles of one fixed shape."""
+
+from __future__ import annotations
+
+import torch
+
+from kernels.linear.base import PackedLinear
+
+TILE_ROWS = 16
+"""Rows of a tile of the CPU product."""
+
+
+class TiledWeight(PackedLinear):
+    """The weight as it is, in products of exactly 16 rows: one shape, hence one summation order."""
+
+    def __init__(self, weight: torch.Tensor) -> None:
+        self.out_features, self.in_features = weight.shape
+        self._weight = weight
+
+    def multiply(self, x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+        """Pad the rows to whole tiles and multiply tile by tile."""
+        rows = x.shape[0]
+        padded_rows = -(-rows // TILE_ROWS) * TILE_ROWS
+        padded = x.new_zeros(padded_rows, self.in_features)
+        padded[:rows] = x
+        result = x.new_empty(padded_rows, self.out_features)
+        for start in range(0, padded_rows, TILE_ROWS):
+            tile = slice(start, start + TILE_ROWS)
+            torch.mm(padded[tile], self._weight.t(), out=result[tile])
+        result = result[:rows]
+        return result if bias is None else result + bias
+
+
+class TritonTiledWeight(PackedLinear):
+    """The weight as it is, multiplied by a persistent fixed-tile Triton kernel without split-K."""
+
+    def __init__(self, weight: torch.Tensor) -> None:
+        self.out_features, self.in_features = weight.shape
+        self._weight = weight
+
+    def multiply(self, x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+        """One launch for all rows."""
+        from kernels.linear.triton_kernel import matmul_fixed_tiles
+
+        return matmul_fixed_tiles(x, self._weight, bias)

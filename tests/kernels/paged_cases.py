@@ -1,0 +1,118 @@
+"""Random paged caches, and attention written out in fp64 to compare against."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from kernels import (
+    decode_attention,
+    extend_attention,
+    prepare_decode,
+    prepare_extend,
+)
+
+
+@dataclass
+class Paged:
+    """A cache with one random, scattered page row per sequence length."""
+
+    lens: list[int]
+    k_cache: torch.Tensor
+    v_cache: torch.Tensor
+    page_table: torch.Tensor
+    scale: float
+
+    @property
+    def seq_lens(self) -> torch.Tensor:
+        return torch.tensor(self.lens, dtype=torch.int32, device=self.k_cache.device)
+
+    @property
+    def page_size(self) -> int:
+        return self.k_cache.shape[1]
+
+    def row(self, cache: torch.Tensor, row: int) -> torch.Tensor:
+        return cache[self.page_table[row].long()].flatten(0, 1)[: self.lens[row]]
+
+    def decode(self, q: torch.Tensor, *, batch_invariant: bool = False) -> torch.Tensor:
+        metadata = prepare_decode(
+            self.page_table,
+            self.seq_lens,
+            seq_lens_host=self.lens,
+            page_size=self.page_size,
+            batch_invariant=batch_invariant,
+        )
+        return decode_attention(q, self.k_cache, self.v_cache, metadata, scale=self.scale)
+
+    def extend(
+        self, q: torch.Tensor, query_lens: list[int], *, batch_invariant: bool = False
+    ) -> torch.Tensor:
+        starts = torch.tensor([0, *query_lens], device=q.device).cumsum(0).int()
+        metadata = prepare_extend(
+            self.page_table,
+            self.seq_lens,
+            starts,
+            seq_lens_host=self.lens,
+            query_lens_host=query_lens,
+            page_size=self.page_size,
+            batch_invariant=batch_invariant,
+        )
+        return extend_attention(q, self.k_cache, self.v_cache, metadata, scale=self.scale)
+
+
+def make_paged(
+    lens: list[int],
+    *,
+    num_kv_heads: int,
+    head_dim: int,
+    page_size: int = 16,
+    device: str = "cpu",
+    dtype: torch.dtype = torch.float32,
+) -> Paged:
+    columns = max(1, -(-max(lens) // page_size))
+    num_pages = len(lens) * columns + 1
+    shape = (num_pages, page_size, num_kv_heads, head_dim)
+    # Page 0 is the dummy page: rows end in it.
+    table = (torch.randperm(num_pages - 1) + 1).view(len(lens), columns).int()
+    for row, length in enumerate(lens):
+        table[row, -(-length // page_size) :] = 0
+    return Paged(
+        lens=lens,
+        k_cache=torch.randn(shape).to(device, dtype),
+        v_cache=torch.randn(shape).to(device, dtype),
+        page_table=table.to(device),
+        scale=head_dim**-0.5,
+    )
+
+
+def naive_attention(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float
+) -> torch.Tensor:
+    """q [t, Hq, D] stand at the end of k, v [l, Hkv, D]; fp64."""
+    group = q.shape[1] // k.shape[1]
+    keys = k.double().repeat_interleave(group, 1)
+    values = v.double().repeat_interleave(group, 1)
+    scores = torch.einsum("thd,lhd->htl", q.double(), keys) * scale
+    own = torch.arange(q.shape[0]) + k.shape[0] - q.shape[0]
+    hidden = (torch.arange(k.shape[0])[None, :] > own[:, None]).to(q.device)
+    weights = scores.masked_fill(hidden, float("-inf")).softmax(-1)
+    return torch.einsum("htl,lhd->thd", weights, values)
+
+
+def naive_decode(case: Paged, q: torch.Tensor) -> torch.Tensor:
+    parts = [
+        naive_attention(
+            q[i : i + 1], case.row(case.k_cache, i), case.row(case.v_cache, i), case.scale
+        )
+        for i in range(len(case.lens))
+    ]
+    return torch.cat(parts)
+
+
+def naive_extend(case: Paged, q: torch.Tensor, query_lens: list[int]) -> torch.Tensor:
+    parts = [
+        naive_attention(part, case.row(case.k_cache, i), case.row(case.v_cache, i), case.scale)
+        for i, part in enumerate(q.split(query_lens))
+    ]
+    return torch.cat(parts)

@@ -1,0 +1,156 @@
+from __future__ import annotations
+
+import pytest
+import torch
+from paged_cases import Paged, make_paged, naive_decode, naive_extend
+
+from kernels import prepare_decode, prepare_extend
+from kernels.attention import torch_plan
+
+SHAPES = [(8, 4, 32), (12, 4, 64), (4, 1, 40), (3, 3, 16)]
+
+
+@pytest.mark.parametrize("batch_invariant", [False, True], ids=["fast", "invariant"])
+@pytest.mark.parametrize(("q_heads", "kv_heads", "head_dim"), SHAPES)
+@pytest.mark.parametrize("lens", [[64, 64, 64], [5, 200, 33, 1, 128], [900, 1, 2, 300, 17]])
+def test_decode_matches_naive(
+    lens: list[int], q_heads: int, kv_heads: int, head_dim: int, batch_invariant: bool
+) -> None:
+    case = make_paged(lens, num_kv_heads=kv_heads, head_dim=head_dim)
+    q = torch.randn(len(lens), q_heads, head_dim)
+    out = case.decode(q, batch_invariant=batch_invariant)
+    torch.testing.assert_close(out.double(), naive_decode(case, q), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_decode_form_of_each_thread_count(threads: int) -> None:
+    torch.set_num_threads(threads)
+    case = make_paged([40, 33, 17], num_kv_heads=2, head_dim=32)
+    q = torch.randn(3, 6, 32)
+    torch.testing.assert_close(case.decode(q).double(), naive_decode(case, q), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("batch_invariant", [False, True], ids=["fast", "invariant"])
+@pytest.mark.parametrize(("q_heads", "kv_heads", "head_dim"), SHAPES)
+@pytest.mark.parametrize(
+    ("lens", "query_lens"),
+    [([64], [64]), ([200], [7]), ([5, 200, 33, 40], [5, 64, 1, 20]), ([300, 17], [140, 17])],
+)
+def test_extend_matches_naive(
+    lens: list[int],
+    query_lens: list[int],
+    q_heads: int,
+    kv_heads: int,
+    head_dim: int,
+    batch_invariant: bool,
+) -> None:
+    case = make_paged(lens, num_kv_heads=kv_heads, head_dim=head_dim)
+    q = torch.randn(sum(query_lens), q_heads, head_dim)
+    out = case.extend(q, query_lens, batch_invariant=batch_invariant)
+    expected = naive_extend(case, q, query_lens)
+    torch.testing.assert_close(out.double(), expected, rtol=1e-5, atol=1e-5)
+
+
+def test_long_extend_is_cut_into_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch_plan, "_MAX_MASK_ELEMENTS", 500)
+    case = make_paged([100], num_kv_heads=2, head_dim=16)
+    q = torch.randn(60, 4, 16)
+    out = case.extend(q, [60])
+    torch.testing.assert_close(out.double(), naive_extend(case, q, [60]), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("page_size", [1, 64, 256])
+@pytest.mark.parametrize("batch_invariant", [False, True], ids=["fast", "invariant"])
+def test_other_page_sizes(page_size: int, batch_invariant: bool) -> None:
+    case = make_paged([70, 300], num_kv_heads=2, head_dim=16, page_size=page_size)
+    q = torch.randn(2, 4, 16)
+    out = case.decode(q, batch_invariant=batch_invariant)
+    torch.testing.assert_close(out.double(), naive_decode(case, q), rtol=1e-5, atol=1e-5)
+
+
+def test_queries_may_be_slices_of_a_fused_projection() -> None:
+    case = make_paged([20, 30], num_kv_heads=2, head_dim=16)
+    fused = torch.randn(2, (4 + 2 + 2) * 16)
+    q = fused[:, :64].view(2, 4, 16)
+    for invariant in (False, True):
+        out = case.decode(q, batch_invariant=invariant)
+        torch.testing.assert_close(out.double(), naive_decode(case, q), rtol=1e-5, atol=1e-5)
+        out = case.extend(q, [1, 1], batch_invariant=invariant)
+        torch.testing.assert_close(out.double(), naive_decode(case, q), rtol=1e-5, atol=1e-5)
+
+
+def test_padding_rows_stay_finite() -> None:
+    case = make_paged([0, 9], num_kv_heads=2, head_dim=16)
+    for invariant in (False, True):
+        assert case.decode(torch.randn(2, 4, 16), batch_invariant=invariant).isfinite().all()
+
+
+def test_rows_of_like_length_share_a_group() -> None:
+    table = torch.zeros(5, 100, dtype=torch.int32)
+    lens = [1600, 10, 12, 1500, 14]
+    plan = prepare_decode(table, torch.tensor(lens).int(), seq_lens_host=lens, page_size=16)
+    assert [group.num_rows for group in plan.groups] == [2, 3]
+
+
+def test_empty_batches() -> None:
+    table, lens = torch.zeros(0, 4, dtype=torch.int32), torch.zeros(0, dtype=torch.int32)
+    decode = prepare_decode(table, lens, seq_lens_host=[], page_size=16)
+    starts = torch.zeros(1, dtype=torch.int32)
+    extend = prepare_extend(table, lens, starts, seq_lens_host=[], query_lens_host=[], page_size=16)
+    assert decode.groups == ()
+    assert extend.pieces == ()
+
+
+def _shared_row_decode(case: Paged, q: torch.Tensor, picked: list[int]) -> torch.Tensor:
+    rows = case.page_table.repeat(len(picked), 1)
+    lens = [index + 1 for index in picked]
+    return Paged(lens, case.k_cache, case.v_cache, rows, case.scale).decode(
+        q[picked], batch_invariant=True
+    )
+
+
+def _chunks(case: Paged, q: torch.Tensor, step: int) -> torch.Tensor:
+    length, parts = case.lens[0], []
+    for start in range(0, length, step):
+        stop = min(start + step, length)
+        part = Paged([stop], case.k_cache, case.v_cache, case.page_table, case.scale)
+        parts.append(part.extend(q[start:stop], [stop - start], batch_invariant=True))
+    return torch.cat(parts)
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize(
+    ("q_heads", "kv_heads", "head_dim"), [*SHAPES, (3, 1, 64), (1, 1, 64), (6, 1, 128), (2, 2, 64)]
+)
+def test_invariant_bits_do_not_depend_on_chunks_or_batch(
+    q_heads: int, kv_heads: int, head_dim: int, threads: int
+) -> None:
+    length = 300
+    case = make_paged([length], num_kv_heads=kv_heads, head_dim=head_dim)
+    q = torch.randn(length, q_heads, head_dim)
+    expected = case.extend(q, [length], batch_invariant=True)
+    torch.set_num_threads(threads)
+    assert torch.equal(_chunks(case, q, 32), expected)
+    assert torch.equal(_chunks(case, q, 97), expected)
+    singles = [0, 1, 63, 127, 128, 200, 255, 256, 299]
+    for index in singles:
+        assert torch.equal(_shared_row_decode(case, q, [index]), expected[index : index + 1])
+    shuffled = torch.randperm(length).tolist()
+    assert torch.equal(_shared_row_decode(case, q, shuffled), expected[shuffled])
+
+
+def test_invariant_bits_do_not_depend_on_strangers_or_placement() -> None:
+    case = make_paged([150, 40, 290], num_kv_heads=2, head_dim=32)
+    query_lens = [60, 40, 100]
+    q = torch.randn(200, 4, 32)
+    together = case.extend(q, query_lens, batch_invariant=True)
+    moved_pages = torch.randperm(case.k_cache.shape[0])
+    moved = Paged(
+        [290],
+        case.k_cache[moved_pages],
+        case.v_cache[moved_pages],
+        moved_pages.argsort()[case.page_table[2:3].long()].int(),
+        case.scale,
+    )
+    alone = moved.extend(q[100:], [100], batch_invariant=True)
+    assert torch.equal(alone, together[100:])

@@ -1,0 +1,117 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from transformers.models.llama import modeling_llama
+
+from kernels import (
+    fused_add_rms_norm,
+    rms_norm,
+    rotary_embedding,
+    silu_and_mul,
+    store_kv_cache,
+)
+
+
+def _cos_sin_cache(positions: int, rot_dim: int) -> torch.Tensor:
+    inverse = 10000.0 ** -(torch.arange(0, rot_dim, 2) / rot_dim)
+    angles = torch.arange(positions)[:, None] * inverse
+    return torch.cat((angles.cos(), angles.sin()), dim=1)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("shape", [(5, 96), (3, 4, 32)])
+def test_rms_norm_is_hugging_faces(shape: tuple[int, ...], dtype: torch.dtype) -> None:
+    module = modeling_llama.LlamaRMSNorm(shape[-1], eps=1e-5).to(dtype)
+    module.weight.copy_(torch.randn(shape[-1]))
+    x = torch.randn(shape).to(dtype)
+    torch.testing.assert_close(rms_norm(x, module.weight, 1e-5), module(x), rtol=1e-6, atol=1e-6)
+
+
+def test_fused_add_rms_norm() -> None:
+    x, residual, weight = torch.randn(4, 48), torch.randn(4, 48), torch.randn(48)
+    normed, total = fused_add_rms_norm(x, residual, weight, 1e-6)
+    assert torch.equal(total, x + residual)
+    assert torch.equal(normed, rms_norm(x + residual, weight, 1e-6))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("rot_dim", [32, 16])
+@pytest.mark.parametrize("fused", [True, False], ids=["one projection", "separate"])
+def test_rotary_is_hugging_faces(fused: bool, rot_dim: int, dtype: torch.dtype) -> None:
+    positions = torch.tensor([0, 3, 99, 41])
+    cache = _cos_sin_cache(100, rot_dim)
+    qkv = torch.randn(4, (4 + 2 + 2) * 32).to(dtype)
+    q, k, v = (part.unflatten(1, (-1, 32)) for part in qkv.split([128, 64, 64], dim=1))
+    cos, sin = (cache[positions].chunk(2, dim=1)[i].repeat(1, 2).unsqueeze(1) for i in (0, 1))
+    expected = []
+    for x in (q, k):
+        rotated = x[..., :rot_dim].float()
+        rotated = rotated * cos + modeling_llama.rotate_half(rotated) * sin
+        expected.append(torch.cat((rotated.to(dtype), x[..., rot_dim:]), dim=-1))
+    values = v.clone()
+    if not fused:
+        q, k = q.clone(), k.clone()
+    rotary_embedding(q, k, positions, cache)
+    torch.testing.assert_close(q, expected[0], rtol=1e-6, atol=1e-6)
+    torch.testing.assert_close(k, expected[1], rtol=1e-6, atol=1e-6)
+    assert torch.equal(v, values)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_silu_and_mul(dtype: torch.dtype) -> None:
+    x = (torch.randn(7, 2 * 53) * 20).to(dtype)
+    gate, up = x.double().chunk(2, dim=1)
+    expected = (gate * gate.sigmoid() * up).to(dtype)
+    torch.testing.assert_close(
+        silu_and_mul(x), expected, rtol=1e-5 if dtype.itemsize == 4 else 1e-2, atol=1e-6
+    )
+
+
+def test_silu_and_mul_saturates() -> None:
+    x = torch.tensor([[-200.0, 200.0, 0.0, 1.0, 1.0, 1.0]])
+    assert torch.equal(silu_and_mul(x), torch.tensor([[0.0, 200.0, 0.0]]))
+
+
+def test_store_kv_cache_writes_only_its_slots() -> None:
+    qkv = torch.randn(3, (2 + 2 + 2) * 8)
+    k, v = (qkv[:, start : start + 16].view(3, 2, 8) for start in (16, 32))
+    k_cache, v_cache = torch.zeros(4, 4, 2, 8), torch.zeros(4, 4, 2, 8)
+    slots = torch.tensor([9, 2, 15])
+    store_kv_cache(k, v, k_cache, v_cache, slots)
+    assert torch.equal(k_cache.view(16, 2, 8)[slots], k)
+    assert torch.equal(v_cache.view(16, 2, 8)[slots], v)
+    assert int(k_cache.view(16, -1).any(dim=1).sum()) == 3
+
+
+def _rotated(x: torch.Tensor) -> torch.Tensor:
+    heads = x[:, : x.shape[1] // 8 * 8].unflatten(1, (-1, 8)).clone()
+    q, k = heads[:, :1], heads[:, 1:]
+    positions = x[:, 0].abs().mul(10).long()
+    rotary_embedding(q, k, positions, _cos_sin_cache(1000, 8))
+    return heads
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("width", [40, 94, 250, 1406])
+@pytest.mark.parametrize(
+    "op",
+    [
+        lambda x: rms_norm(x, torch.ones(x.shape[1]), 1e-5),
+        lambda x: fused_add_rms_norm(x, x * 0.3, torch.ones(x.shape[1]), 1e-5)[0],
+        silu_and_mul,
+        _rotated,
+    ],
+    ids=["rms_norm", "fused_add_rms_norm", "silu_and_mul", "rotary_embedding"],
+)
+def test_rows_do_not_depend_on_their_neighbours(
+    op: Callable[[torch.Tensor], torch.Tensor], width: int, threads: int
+) -> None:
+    torch.set_num_threads(threads)
+    x = torch.randn(403, width) * 3
+    whole = op(x)
+    for rows in (1, 2, 3, 17, 65, 211):
+        start = int(torch.randint(0, len(x) - rows + 1, ()))
+        assert torch.equal(op(x[start : start + rows].clone()), whole[start : start + rows])

@@ -1,0 +1,176 @@
+"""Triton kernels against the torch references; run by the interpreter (fp32) and on a GPU."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from paged_cases import Paged, make_paged
+
+from kernels import (
+    fused_add_rms_norm,
+    gumbel_noise,
+    registry,
+    rms_norm,
+    rotary_embedding,
+    silu_and_mul,
+    store_kv_cache,
+)
+from kernels.linear.tiled import TritonTiledWeight
+
+Case = Callable[[str, torch.dtype], None]
+
+
+def _compare(run: Callable[[], torch.Tensor], dtype: torch.dtype, tolerance: float = 2e-5) -> None:
+    with registry.using("torch"):
+        expected = run()
+    with registry.using("triton"):
+        actual = run()
+    assert actual.dtype == expected.dtype
+    if dtype != torch.float32:
+        tolerance = 2e-2
+    torch.testing.assert_close(actual, expected, rtol=tolerance, atol=tolerance)
+
+
+def _randn(*shape: int, device: str, dtype: torch.dtype) -> torch.Tensor:
+    return torch.randn(*shape).to(device, dtype)
+
+
+def rms_norm_case(device: str, dtype: torch.dtype) -> None:
+    for shape in ((5, 96), (3, 4, 40)):
+        x = _randn(*shape, device=device, dtype=dtype)
+        weight = _randn(shape[-1], device=device, dtype=dtype)
+        _compare(lambda x=x, weight=weight: rms_norm(x, weight, 1e-5), dtype)
+    heads = _randn(3, 6 * 32, device=device, dtype=dtype)[:, : 4 * 32].view(3, 4, 32)
+    weight = _randn(32, device=device, dtype=dtype)
+    _compare(lambda: rms_norm(heads, weight, 1e-6), dtype)
+
+
+def fused_add_rms_norm_case(device: str, dtype: torch.dtype) -> None:
+    x, residual = (_randn(5, 72, device=device, dtype=dtype) for _ in range(2))
+    weight = _randn(72, device=device, dtype=dtype)
+    for part in (0, 1):
+        _compare(lambda part=part: fused_add_rms_norm(x, residual, weight, 1e-5)[part], dtype)
+
+
+def rotary_case(device: str, dtype: torch.dtype) -> None:
+    cache = torch.randn(50, 24, device=device)
+    positions = torch.tensor([0, 7, 49], device=device)
+    qkv = _randn(3, 10 * 40, device=device, dtype=dtype)
+
+    def run() -> torch.Tensor:
+        fused = qkv.clone()
+        q, k, _ = (part.unflatten(1, (-1, 40)) for part in fused.split([240, 80, 80], dim=1))
+        rotary_embedding(q, k, positions, cache)
+        return fused
+
+    _compare(run, dtype)
+
+
+def silu_and_mul_case(device: str, dtype: torch.dtype) -> None:
+    x = _randn(4, 2 * 1100, device=device, dtype=dtype)
+    _compare(lambda: silu_and_mul(x), dtype)
+
+
+def store_kv_cache_case(device: str, dtype: torch.dtype) -> None:
+    kv = _randn(4, 2 * 3 * 24, device=device, dtype=dtype)
+    k, v = (part.unflatten(1, (3, 24)) for part in kv.chunk(2, dim=1))
+    slots = torch.tensor([5, 17, 0, 31], device=device)
+
+    def run() -> torch.Tensor:
+        caches = torch.zeros(2, 4, 8, 3, 24, device=device, dtype=dtype)
+        store_kv_cache(k, v, caches[0], caches[1], slots)
+        return caches
+
+    _compare(run, dtype, 0.0)
+
+
+def gumbel_case(device: str, dtype: torch.dtype) -> None:
+    from kernels.gumbel_noise import reference
+    from kernels.gumbel_noise.triton_kernel import hash_bits
+
+    seeds = torch.tensor([0, 1, -1, 2**40 + 5, -(2**62)], device=device)
+    positions = torch.tensor([0, 1, 2**31 - 1, 77, 1000], device=device)
+    assert torch.equal(
+        hash_bits(seeds, positions, 1500), reference.hash_bits(seeds, positions, 0, 1500)
+    )
+    _compare(lambda: gumbel_noise(seeds, positions, 1500), torch.float32, 5e-6)
+
+
+def linear_case(device: str, dtype: torch.dtype) -> None:
+    weight = _randn(150, 70, device=device, dtype=dtype)
+    bias = _randn(150, device=device, dtype=dtype)
+    x = _randn(75, 70, device=device, dtype=dtype)
+    packed = TritonTiledWeight(weight)
+    tolerance = 1e-4 if dtype == torch.float32 else 5e-2
+    expected = x @ weight.t() + bias
+    whole = packed.multiply(x, bias)
+    torch.testing.assert_close(whole, expected, rtol=tolerance, atol=tolerance)
+    if device == "cpu":
+        return  # the interpreter multiplies by BLAS, which rounds by a row's place in a tile
+    for start, stop in ((0, 1), (3, 20), (74, 75), (30, 70)):
+        assert torch.equal(packed.multiply(x[start:stop], bias), whole[start:stop])
+
+
+def decode_case(device: str, dtype: torch.dtype) -> None:
+    for num_q_heads, num_kv_heads, head_dim in ((6, 2, 40), (20, 1, 64)):
+        case = make_paged(
+            [1, 37, 270],
+            num_kv_heads=num_kv_heads,
+            head_dim=head_dim,
+            device=device,
+            dtype=dtype,
+        )
+        q = _randn(3, num_q_heads, head_dim, device=device, dtype=dtype)
+        for invariant in (False, True):
+            _compare(lambda case=case, q=q, bi=invariant: case.decode(q, batch_invariant=bi), dtype)
+
+
+def extend_case(device: str, dtype: torch.dtype) -> None:
+    query_lens = [5, 37, 1]
+    for num_q_heads, num_kv_heads, head_dim in ((4, 2, 40), (3, 1, 64)):
+        case = make_paged(
+            [5, 90, 33],
+            num_kv_heads=num_kv_heads,
+            head_dim=head_dim,
+            device=device,
+            dtype=dtype,
+        )
+        q = _randn(sum(query_lens), num_q_heads, head_dim, device=device, dtype=dtype)
+        for invariant in (False, True):
+            _compare(
+                lambda case=case, q=q, bi=invariant: case.extend(q, query_lens, batch_invariant=bi),
+                dtype,
+            )
+
+
+def invariance_case(device: str, dtype: torch.dtype) -> None:
+    """A query's bits are the same by extend, by chunks and by decode among strangers."""
+    length = 290
+    case = make_paged([length], num_kv_heads=2, head_dim=32, device=device, dtype=dtype)
+    q = _randn(length, 4, 32, device=device, dtype=dtype)
+    picked = [0, 255, 256, 280, 289]
+    with registry.using("triton"):
+        tail = case.extend(q[278:290], [12], batch_invariant=True)
+        chunk = Paged([284], case.k_cache, case.v_cache, case.page_table, case.scale)
+        part = chunk.extend(q[276:284], [8], batch_invariant=True)
+        assert torch.equal(part[2:], tail[:6])
+        rows = case.page_table.repeat(len(picked), 1)
+        lens = [index + 1 for index in picked]
+        steps = Paged(lens, case.k_cache, case.v_cache, rows, case.scale)
+        decoded = steps.decode(q[picked], batch_invariant=True)
+        assert torch.equal(decoded[3:], tail[[2, 11]])
+
+
+CASES: list[Case] = [
+    rms_norm_case,
+    fused_add_rms_norm_case,
+    rotary_case,
+    silu_and_mul_case,
+    store_kv_cache_case,
+    gumbel_case,
+    linear_case,
+    decode_case,
+    extend_case,
+    invariance_case,
+]
