@@ -139,9 +139,11 @@ class WorkerFront:
             payload = self._encode(batch)
         for submit in batch.submits:
             self._attachments[submit.gateway_id].open_requests[submit.request_id] = submit.attempt
+        last_ordinal = 0
         if self._engine is not None and (batch.submits or batch.aborts):
-            self._engine.send(payload)
-        return self._encode(SubmitReply(epoch=self.epoch, rejections=rejections))
+            last_ordinal = self._engine.send(payload, num_submits=len(batch.submits))
+        reply = SubmitReply(epoch=self.epoch, rejections=rejections, last_ordinal=last_ordinal)
+        return self._encode(reply)
 
     def engine_lost(self, reason: str) -> None:
         """The rank group is gone: tells every gateway, and voids all that was known of it."""
@@ -193,7 +195,7 @@ class WorkerFront:
                 attachment.put_step(self.epoch, deltas or [], report.block_events, report.load)
 
     def _refuse(self, submit: Submit) -> Rejection | None:
-        if self.info is None:
+        if self.info is None or self._engine is None:
             problem = "this worker is loading"
         elif submit.gateway_id not in self._attachments:
             problem = f"gateway {submit.gateway_id} is not attached to this worker"
@@ -249,6 +251,7 @@ class EngineConnection:
         self._inbox = zmq.Context(self._context).socket(zmq.PUSH)
         self._inbox.set_hwm(0)
         self._inbox.connect(f"ipc://{self.directory}/inbox")
+        self._num_submits = 0
 
     async def messages(self) -> AsyncIterator[EngineInfo | StepReport]:
         """What rank 0 sends, in its order."""
@@ -256,9 +259,15 @@ class EngineConnection:
         while True:
             yield decode(await self._reports.recv())
 
-    def send(self, payload: bytes) -> None:
-        """Queues a SubmitBatch for rank 0; without a high-water mark this never blocks."""
+    def send(self, payload: bytes, num_submits: int = 0) -> int:
+        """Queues a SubmitBatch for rank 0; without a high-water mark this never blocks.
+
+        Returns how many submits went to this engine so far. Rank 0 takes them in the same order
+        and counts along, so the loads that it reports say which of them they contain.
+        """
         self._inbox.send(payload, zmq.NOBLOCK)
+        self._num_submits += num_submits
+        return self._num_submits
 
     def close(self) -> None:
         """Drops what is unsent and removes the directory."""

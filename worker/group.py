@@ -83,6 +83,7 @@ class WorkerGroup:
         )
         self._actors: list[Any] = []
         self._broken: str | None = None
+        self._supervisor: asyncio.Task[None] | None = None
         ranks = await self._build()
         self._supervisor = asyncio.create_task(self._supervise(ranks))
 
@@ -111,7 +112,8 @@ class WorkerGroup:
 
     async def __del__(self) -> None:
         """Called by Serve before the replica ends: the ranks go first, as no failure."""
-        self._supervisor.cancel()
+        if self._supervisor is not None:
+            self._supervisor.cancel()
         await self._stop_ranks()
         self.front.close()
 

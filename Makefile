@@ -1,0 +1,42 @@
+# make serve          install and serve the demo model     (ARGS="--port 9000 --num-workers 2")
+# make test           what CI runs
+# make lint           the part of it that does not run the code
+# make demo-models    train the demo model again (about an hour on two cores)
+
+# The first that runs (a version manager's shim may not) and is new enough.
+PYTHON ?= $(shell for p in python3.12 python3.11 python3.13 python3; do \
+	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$p && break; done)
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+ARGS ?=
+TEST_ARGS ?=
+
+.PHONY: install serve test lint demo-models
+.DEFAULT_GOAL := serve
+
+install: $(STAMP)
+
+$(STAMP): pyproject.toml constraints.txt
+	@test -n "$(PYTHON)" || \
+		{ echo "Python 3.11 or newer is needed: make PYTHON=/path/to/python"; exit 1; }
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --upgrade pip
+	$(BIN)/python -m pip install "$$(grep '^torch==' constraints.txt)"
+	$(BIN)/python -m pip install -c constraints.txt -e '.[dev]'
+	@touch $@
+
+serve: $(STAMP)
+	@exec $(BIN)/rayfleet serve $(ARGS)
+
+lint: $(STAMP)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/typos
+	$(BIN)/mypy
+
+test: lint
+	RAY_USAGE_STATS_ENABLED=0 $(BIN)/python -m pytest $(TEST_ARGS)
+
+demo-models: $(STAMP)
+	$(BIN)/python -m deploy.models.train --output deploy/models/demo

@@ -1,0 +1,1 @@
+"""Puts routers and worker groups together on Ray: configuration, Serve application, CLI."""

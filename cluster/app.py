@@ -1,0 +1,122 @@
+"""The Serve application: gateways in front, one WorkerGroup deployment per model behind them.
+
+`rayfleet serve` runs it; `serve deploy` finds it as `import_path: cluster.app:build_app`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import ray
+from ray import serve
+from ray.serve.config import RequestRouterConfig
+from ray.serve.handle import DeploymentHandle
+
+from cluster.config import ModelSpec, ServeConfig, serve_config_from_mapping
+from cluster.environment import LONGEST_STREAM_S
+from cluster.transport import RayTransport
+from router.config import GatewayConfig
+from worker.engine.config import EngineConfig
+from worker.group import CPUS_PER_RANK, WorkerGroup, log_as
+
+if TYPE_CHECKING:
+    from fastapi import FastAPI
+
+UNLIMITED = 10**6
+"""Serve counts an attach stream as one request for ever; admission is the gateway's."""
+QUIET = {"enable_access_log": False}
+
+
+class GatewayReplica:
+    """One gateway process."""
+
+    async def __init__(  # type: ignore[misc]  # Serve awaits it
+        self, config: GatewayConfig, handles: dict[str, DeploymentHandle[Any]]
+    ) -> None:
+        """Loads tokenizers and attaches to the workers."""
+        from router.gateway import Gateway
+
+        log_as("gateway")
+        self._gateway = Gateway(
+            config,
+            {
+                name: RayTransport(handle, handle.deployment_name)
+                for name, handle in handles.items()
+            },
+        )
+        await self._gateway.start()
+
+    def __serve_build_asgi_app__(self) -> FastAPI:
+        """The HTTP application, built inside the replica: nothing of it is ever pickled."""
+        from router.api.app import create_app
+
+        return create_app(self._gateway)
+
+    async def __del__(self) -> None:
+        """Called by Serve before the replica ends."""
+        await self._gateway.close()
+
+
+def build_app(args: Mapping[str, Any]) -> serve.Application:
+    """Builder for Serve configs; `args` holds the keys of a rayfleet config file."""
+    return build_application(serve_config_from_mapping(args))
+
+
+def build_application(
+    config: ServeConfig, group_class: type[WorkerGroup] = WorkerGroup
+) -> serve.Application:
+    """The application for `config`, on the Ray cluster that this process is connected to."""
+    handles = {model.name: _bind_worker_group(model, group_class) for model in config.models}
+    gateway = serve.deployment(
+        serve.ingress()(GatewayReplica),
+        name="gateway",
+        num_replicas=config.endpoint.num_gateways,
+        max_ongoing_requests=UNLIMITED,
+        ray_actor_options={"num_cpus": 0.1},
+        health_check_period_s=2,
+        graceful_shutdown_timeout_s=LONGEST_STREAM_S,
+        graceful_shutdown_wait_loop_s=0.2,
+        logging_config=QUIET,
+    )
+    return gateway.bind(config.gateway(), handles)
+
+
+def resolve_device(engine: EngineConfig) -> EngineConfig:
+    """`engine` with its device decided: CUDA where the Ray cluster has GPUs.
+
+    Raises:
+        ValueError: CUDA is asked for and no node has a GPU.
+    """
+    num_gpus = ray.cluster_resources().get("GPU", 0)
+    if engine.device == "cuda" and not num_gpus:
+        raise ValueError("--device cuda was asked for, but no node of the Ray cluster has a GPU")
+    if engine.device != "auto":
+        return engine
+    return replace(engine, device="cuda" if num_gpus else "cpu")
+
+
+def _bind_worker_group(model: ModelSpec, group_class: type[WorkerGroup]) -> serve.Application:
+    engine = resolve_device(model.engine)
+    bundle = {"GPU": 1.0} if engine.device == "cuda" else {"CPU": CPUS_PER_RANK}
+    deployment = serve.deployment(
+        group_class,
+        name=model.deployment,
+        num_replicas=model.fleet.num_workers,
+        max_ongoing_requests=UNLIMITED,
+        max_constructor_retry_count=1,
+        ray_actor_options={"num_cpus": 0},
+        # One node per group: its ranks meet in files and sockets of one directory.
+        placement_group_bundles=[bundle] * engine.tensor_parallel_size,
+        placement_group_strategy="STRICT_PACK",
+        request_router_config=RequestRouterConfig(
+            request_router_class="cluster.pinning.PinnedRouter"
+        ),
+        health_check_period_s=2,
+        # Gateways close their attach streams as soon as the worker has left the set.
+        graceful_shutdown_timeout_s=10,
+        graceful_shutdown_wait_loop_s=0.2,
+        logging_config=QUIET,
+    )
+    return deployment.bind(engine)

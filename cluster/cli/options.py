@@ -1,0 +1,88 @@
+"""Command-line flags derived from configuration dataclasses: names, types, defaults, docstrings."""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import inspect
+import textwrap
+import types
+import typing
+from collections.abc import Collection, Mapping
+from dataclasses import MISSING, Field, fields
+from typing import Any
+
+
+def add_options(
+    parser: argparse.ArgumentParser | argparse._ArgumentGroup,
+    cls: type,
+    exclude: Collection[str] = (),
+) -> None:
+    """Adds a flag for each field of the dataclass `cls`. Flags not given leave no trace."""
+    hints = typing.get_type_hints(cls)
+    docs = field_docstrings(cls)
+    for field in fields(cls):
+        if field.name in exclude:
+            continue
+        parser.add_argument(
+            flag_name(field),
+            dest=field.name,
+            default=argparse.SUPPRESS,
+            help=_help(field, docs[field.name]),
+            **_argument_kind(hints[field.name]),
+        )
+
+
+def given_options(namespace: argparse.Namespace, cls: type) -> dict[str, Any]:
+    """Those fields of `cls` that were given as flags."""
+    given = {f.name: getattr(namespace, f.name) for f in fields(cls) if hasattr(namespace, f.name)}
+    return {name: tuple(v) if isinstance(v, list) else v for name, v in given.items()}
+
+
+def flag_name(field: Field[Any]) -> str:
+    """The flag of a field: its name with dashes, unless its metadata has another one."""
+    name = field.metadata.get("flag") or "--" + field.name.replace("_", "-")
+    assert isinstance(name, str)
+    return name
+
+
+def field_docstrings(cls: type) -> Mapping[str, str]:
+    """The string under each field in the source of the dataclass, as one line of text."""
+    tree = ast.parse(textwrap.dedent(inspect.getsource(cls))).body[0]
+    assert isinstance(tree, ast.ClassDef)
+    docs: dict[str, str] = {}
+    for statement, following in zip(tree.body, tree.body[1:], strict=False):
+        if (
+            isinstance(statement, ast.AnnAssign)
+            and isinstance(statement.target, ast.Name)
+            and isinstance(following, ast.Expr)
+            and isinstance(following.value, ast.Constant)
+            and isinstance(following.value.value, str)
+        ):
+            docs[statement.target.id] = " ".join(following.value.value.split())
+    missing = [field.name for field in fields(cls) if field.name not in docs]
+    assert not missing, f"{cls.__name__} has fields without a docstring: {', '.join(missing)}"
+    return docs
+
+
+def _argument_kind(hint: Any) -> dict[str, Any]:
+    """argparse's settings for values of a type."""
+    options = typing.get_args(hint)
+    if typing.get_origin(hint) in (types.UnionType, typing.Union):
+        (hint,) = (option for option in options if option is not type(None))
+        options = typing.get_args(hint)
+    if hint is bool:
+        return {"action": argparse.BooleanOptionalAction}
+    if typing.get_origin(hint) is typing.Literal:
+        return {"choices": options}
+    if typing.get_origin(hint) is tuple:
+        return {"action": "append", "type": options[0], "metavar": options[0].__name__.upper()}
+    assert hint in (int, float, str), f"no flag can be made of a {hint}"
+    return {"type": hint, "metavar": hint.__name__.upper()}
+
+
+def _help(field: Field[Any], doc: str) -> str:
+    text = doc.replace("%", "%%")
+    if field.default in (None, MISSING, ()):
+        return text
+    return f"{text} (default: {field.default})"

@@ -1,0 +1,162 @@
+"""`rayfleet serve`: starts a fleet and stays until it is told to stop."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import signal
+import threading
+import time
+from dataclasses import fields
+from pathlib import Path
+from types import FrameType
+from typing import TYPE_CHECKING, Any
+
+from cluster.cli.options import add_options, flag_name, given_options
+from cluster.config import (
+    EndpointConfig,
+    FleetConfig,
+    ServeConfig,
+    find_demo_model,
+    refuse_missing_model,
+    serve_config_from_mapping,
+)
+from worker.engine.config import EngineConfig
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+
+def register(subparsers: Any) -> None:
+    """Adds `serve` to the command's subparsers."""
+    parser = subparsers.add_parser("serve", help="serve models behind an OpenAI endpoint")
+    parser.add_argument(
+        "model",
+        nargs="?",
+        help="folder of a Hugging Face checkpoint, or its name on the Hub (default: the demo)",
+    )
+    parser.add_argument(
+        "--config", metavar="FILE", help="YAML with a list `models:`; flags of the endpoint win"
+    )
+    parser.add_argument("--address", help="a running Ray cluster (default: one of its own)")
+    add_options(parser.add_argument_group("endpoint"), EndpointConfig)
+    add_options(parser.add_argument_group("fleet"), FleetConfig)
+    add_options(parser.add_argument_group("engine"), EngineConfig, exclude=["model"])
+    parser.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Serves until SIGINT or SIGTERM; the exit code."""
+    began = time.monotonic()
+    config = configure(arguments)
+    if arguments.address is None:  # else the nodes of that cluster have the files
+        for model in config.models:
+            refuse_missing_model(model.engine.model)
+    from rich.console import Console
+
+    from cluster.launch import LaunchError, LocalFleet
+
+    console = Console(highlight=False, stderr=True)
+    stop = threading.Event()
+    fleet = LocalFleet(
+        config,
+        address=arguments.address,
+        report=lambda line: _tell(console, f"{time.monotonic() - began:5.1f} s  {line}", stop),
+    )
+    _tell(console, f"{time.monotonic() - began:5.1f} s  starting {_summary(config)}", stop)
+    try:
+        _on_signals(_interrupt)
+        fleet.start()
+        _on_signals(lambda number, frame: stop.set())
+        _show_banner(console, config, fleet.base_url, fleet.log_directory)
+        stop.wait()
+    except KeyboardInterrupt:
+        pass
+    except LaunchError as error:
+        console.print(str(error), style="red", markup=False, soft_wrap=True)
+        return 1
+    finally:
+        _on_signals(signal.SIG_IGN)
+        _tell(console, "stopping", threading.Event())
+        fleet.stop()
+    return 0
+
+
+def configure(arguments: argparse.Namespace) -> ServeConfig:
+    """The fleet that the arguments describe.
+
+    Raises:
+        ValueError: arguments that contradict each other, or a value that cannot be.
+    """
+    per_model = {**given_options(arguments, FleetConfig), **given_options(arguments, EngineConfig)}
+    if arguments.model is None:
+        per_model.pop("model")
+    settings: dict[str, Any] = {}
+    if arguments.config is not None:
+        settings = _read_yaml(arguments.config)
+        if per_model:
+            names = ", ".join(sorted(_flag(name) for name in per_model))
+            raise ValueError(f"set these per model in {arguments.config}, not as well: {names}")
+    else:
+        if arguments.model is None:
+            per_model["model"] = find_demo_model()
+        settings["models"] = [per_model]
+    settings |= given_options(arguments, EndpointConfig)
+    return serve_config_from_mapping(settings)
+
+
+def _flag(name: str) -> str:
+    all_fields = {f.name: f for cls in (FleetConfig, EngineConfig) for f in fields(cls)}
+    return "MODEL" if name == "model" else flag_name(all_fields[name])
+
+
+def _read_yaml(path: str) -> dict[str, Any]:
+    import yaml
+
+    try:
+        settings = yaml.safe_load(Path(path).read_text())
+    except (OSError, yaml.YAMLError) as error:
+        raise ValueError(f"cannot read {path}: {error}") from error
+    if not isinstance(settings, dict):
+        raise ValueError(f"{path} must hold keys and values, with a list `models:`")
+    return settings
+
+
+def _on_signals(handler: Any) -> None:
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, handler)
+
+
+def _interrupt(number: int, frame: FrameType | None) -> None:
+    raise KeyboardInterrupt
+
+
+def _tell(console: Console, line: str, stopping: threading.Event) -> None:
+    # Ray sets a SIGTERM handler of its own while it starts; ours is put back at each phase.
+    if not stopping.is_set() and line != "stopping":
+        _on_signals(_interrupt)
+    console.print(line, markup=False)
+
+
+def _summary(config: ServeConfig) -> str:
+    return ", ".join(
+        f"{m.name} ({m.fleet.num_workers} worker(s) of {m.engine.tensor_parallel_size} rank(s))"
+        for m in config.models
+    )
+
+
+def _show_banner(console: Console, config: ServeConfig, base_url: str, logs: str) -> None:
+    body = {
+        "model": config.models[0].name,
+        "messages": [{"role": "user", "content": "What is 12 + 30?"}],
+        "stream": True,
+    }
+    key = config.endpoint.api_keys[:1]
+    authorization = f" -H 'Authorization: Bearer {key[0]}'" if key else ""
+    console.print(
+        f"\nServing on {base_url}/v1   (logs: {logs})\n\n"
+        f"curl -N {base_url}/v1/chat/completions -H 'Content-Type: application/json'"
+        f"{authorization} \\\n  -d '{json.dumps(body)}'\n\nCtrl-C stops everything.",
+        markup=False,
+        soft_wrap=True,
+    )

@@ -1,0 +1,167 @@
+"""What is served, where, and how many of each. Flags, the config file and `build_app` share it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any, Literal, TypeVar
+
+import msgspec
+
+from router.config import GatewayConfig, ModelRoute
+from worker.engine.config import EngineConfig
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FleetConfig:
+    """How one model is served, besides its engine options."""
+
+    num_workers: int = 1
+    """Worker groups, each with a whole copy of the model."""
+    served_model_name: str | None = None
+    """Name that clients put into `model`; None takes the last part of the model's path."""
+
+    def __post_init__(self) -> None:
+        if self.num_workers < 1:
+            raise ValueError(f"--num-workers must be at least 1, got {self.num_workers}")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ModelSpec:
+    """One model of the fleet."""
+
+    fleet: FleetConfig
+    """How many workers, and under which name."""
+    engine: EngineConfig
+    """What each of its worker groups loads."""
+
+    @property
+    def name(self) -> str:
+        """Name that clients put into `model`."""
+        return self.fleet.served_model_name or os.path.basename(self.engine.model.rstrip("/"))
+
+    @property
+    def deployment(self) -> str:
+        """Name of its Serve deployment."""
+        safe = "".join(c if c.isalnum() or c in "._-" else "-" for c in self.name)
+        return f"worker-{safe}"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EndpointConfig:
+    """Where the endpoint listens and whom it lets in."""
+
+    host: str = "127.0.0.1"
+    """Address to listen on; 0.0.0.0 for all interfaces."""
+    port: int = 8000
+    """Port to listen on."""
+    api_keys: tuple[str, ...] = field(default=(), metadata={"flag": "--api-key"})
+    """Key that clients may present as `Authorization: Bearer KEY`; may be given several times.
+    Without any, everyone is let in."""
+    num_gateways: int = 1
+    """Gateway processes: HTTP, tokenization and routing."""
+    log_format: Literal["text", "json"] = "text"
+    """How the log lines of all processes look."""
+    log_level: Literal["debug", "info", "warning", "error"] = "info"
+    """Least severe log lines that are kept."""
+
+    def __post_init__(self) -> None:
+        if not 0 < self.port < 65536:
+            raise ValueError(f"--port must be in [1, 65535], got {self.port}")
+        if self.num_gateways < 1:
+            raise ValueError(f"--num-gateways must be at least 1, got {self.num_gateways}")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ServeConfig:
+    """A whole fleet behind one endpoint."""
+
+    endpoint: EndpointConfig
+    """Where it listens."""
+    models: tuple[ModelSpec, ...]
+    """What it serves."""
+
+    def __post_init__(self) -> None:
+        self.gateway()  # refuses no models, and names that are served twice
+
+    def gateway(self) -> GatewayConfig:
+        """The gateways' view of this."""
+        routes = tuple(ModelRoute(name=m.name, model=m.engine.model) for m in self.models)
+        return GatewayConfig(models=routes, api_keys=self.endpoint.api_keys)
+
+
+def serve_config_from_mapping(settings: Mapping[str, Any]) -> ServeConfig:
+    """The fleet that a config file or the arguments of `serve deploy` describe.
+
+        host: 0.0.0.0
+        api_keys: [secret]
+        models:
+          - model: org/name          # engine options and fleet options side by side
+            num_workers: 2
+            tensor_parallel_size: 2
+
+    Raises:
+        ValueError: an unknown key, or a value of the wrong kind; the message names it.
+    """
+    settings = dict(settings)
+    models = settings.pop("models", None)
+    if not isinstance(models, list) or not models:
+        raise ValueError("the configuration needs a list `models:` with at least one model")
+    endpoint = dataclass_from_mapping(EndpointConfig, settings, "the configuration")
+    return ServeConfig(endpoint=endpoint, models=tuple(_model_spec(model) for model in models))
+
+
+def dataclass_from_mapping(cls: type[T], settings: Mapping[str, Any], where: str) -> T:
+    """An instance of the dataclass `cls`; refuses unknown keys and values of the wrong kind."""
+    known = [f.name for f in fields(cls)]  # type: ignore[arg-type]  # cls is a dataclass
+    unknown = [key for key in settings if key not in known]
+    if unknown:
+        raise ValueError(
+            f"unknown in {where}: {', '.join(map(str, unknown))} (known: {', '.join(known)})"
+        )
+    try:
+        return msgspec.convert(dict(settings), cls)
+    except msgspec.ValidationError as error:
+        raise ValueError(f"in {where}: {error}") from error
+
+
+def refuse_missing_model(model: str) -> None:
+    """Raises ValueError where `model` looks like a folder of this machine and holds no checkpoint.
+
+    Anything of the form ORGANIZATION/NAME may be a repository on the Hub.
+    """
+    is_path = model.startswith((".", "/", "~")) or model.count("/") != 1
+    if (is_path or Path(model).exists()) and not (Path(model) / "config.json").is_file():
+        raise ValueError(f"no checkpoint at {model}: there is no config.json")
+
+
+def find_demo_model() -> str:
+    """Folder of the demo model, which the source tree carries.
+
+    Raises:
+        ValueError: this installation has no source tree beside it.
+    """
+    folder = Path(__file__).resolve().parent.parent / "deploy" / "models" / "demo"
+    if not (folder / "config.json").is_file():
+        raise ValueError(
+            f"the demo model is not at {folder}: name a model (`rayfleet serve MODEL`), or train "
+            "the demo with `make demo-models`"
+        )
+    return str(folder)
+
+
+def _model_spec(settings: object) -> ModelSpec:
+    if not isinstance(settings, Mapping) or "model" not in settings:
+        raise ValueError(f"each entry of `models:` needs a key `model`, got {settings!r}")
+    where = f"the options of model {settings['model']}"
+    fleet_keys = [f.name for f in fields(FleetConfig)]
+    fleet = {key: value for key, value in settings.items() if key in fleet_keys}
+    engine = {key: value for key, value in settings.items() if key not in fleet_keys}
+    return ModelSpec(
+        fleet=dataclass_from_mapping(FleetConfig, fleet, where),
+        engine=dataclass_from_mapping(EngineConfig, engine, where),
+    )

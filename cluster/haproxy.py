@@ -1,0 +1,44 @@
+"""Started by Ray Serve in place of the HAProxy binary; becomes it after two corrections.
+
+    python -SE haproxy.py BINARY HOST PORT [HAProxy's own arguments]
+
+1. Serve's template opens statistics and metrics on all interfaces: they move to loopback, and the
+   API port alone listens on HOST.
+2. HAProxy would outlive a killed parent: the kernel is asked to end it with its parent.
+
+The process id stays the same, which Serve checks. Imports nothing but the standard library.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import re
+import signal
+import sys
+from pathlib import Path
+
+PR_SET_PDEATHSIG = 1
+
+
+def main(argv: list[str]) -> None:
+    """Rewrites the configuration named after `-f`, then executes the binary."""
+    binary, host, port, *arguments = argv
+    path = Path(arguments[arguments.index("-f") + 1])
+    path.write_text(confine(path.read_text(), host, int(port)))
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    os.execv(binary, [binary, *arguments])
+
+
+def confine(configuration: str, host: str, port: int) -> str:
+    """The configuration with `port` bound to `host` and all other TCP ports bound to loopback."""
+
+    def rebind(match: re.Match[str]) -> str:
+        indent, bound = match.group(1), int(match.group(2))
+        return f"{indent}bind {host if bound == port else '127.0.0.1'}:{bound}"
+
+    return re.sub(r"(?m)^(\s*)bind \S*:(\d+)", rebind, configuration)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

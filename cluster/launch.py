@@ -1,0 +1,258 @@
+"""Starts and stops a fleet with a Ray cluster of its own on this machine, or on a given one."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import re
+import signal
+import socket
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from cluster.config import ServeConfig
+from cluster.environment import DIRECTORY_VARIABLE, Environment, prepare
+
+APPLICATION = "rayfleet"
+OBJECT_STORE_BYTES = 128 * 2**20
+"""Ray's object store holds code and arguments of actors here, never tensors."""
+
+Report = Callable[[str], None]
+
+
+class LaunchError(RuntimeError):
+    """The fleet did not start; the last line of the text is the root cause."""
+
+
+class LocalFleet:
+    """A fleet from `start()` to `stop()`. As a context manager it does both.
+
+    Args:
+        config: what to serve.
+        address: a running Ray cluster to join; None starts one here.
+        report: called with one line per phase of the start.
+        build: makes the Serve application; benchmarks bring their own worker groups this way.
+        haproxy: whether HAProxy takes requests; None where it is installed.
+    """
+
+    def __init__(
+        self,
+        config: ServeConfig,
+        *,
+        address: str | None = None,
+        report: Report = lambda line: None,
+        build: Callable[[ServeConfig], Any] | None = None,
+        haproxy: bool | None = None,
+    ) -> None:
+        self._config = config
+        self._address = address
+        self._report = report
+        self._build = build
+        self._haproxy = haproxy
+        self._environment: Environment | None = None
+
+    @property
+    def base_url(self) -> str:
+        """Where clients on this machine reach the endpoint."""
+        host = self._config.endpoint.host
+        shown = "127.0.0.1" if host in ("0.0.0.0", "::", "") else host
+        return f"http://{shown}:{self._config.endpoint.port}"
+
+    @property
+    def log_directory(self) -> str:
+        """Where Ray keeps the logs of all processes of this fleet."""
+        import ray
+
+        return f"/tmp/ray/{ray.get_runtime_context().get_session_name()}/logs"
+
+    def start(self) -> None:
+        """Returns when a worker can take requests.
+
+        Raises:
+            ValueError: the configuration cannot be served here.
+            LaunchError: a part did not come up.
+        """
+        endpoint = self._config.endpoint
+        refuse_used_port(endpoint.host, endpoint.port)
+        self._environment = prepare(
+            host=endpoint.host,
+            port=endpoint.port,
+            haproxy=self._haproxy,
+            local=self._address is None,
+        )
+        os.environ["RAYFLEET_LOG_FORMAT"] = endpoint.log_format
+        os.environ["RAYFLEET_LOG_LEVEL"] = endpoint.log_level
+        try:
+            self._start_ray()
+            self._start_proxies()
+            self._deploy()
+            self._wait_ready()
+        except BaseException:
+            self.stop()
+            raise
+
+    def stop(self) -> None:
+        """Ends everything that `start` began; no process of a local cluster is left."""
+        import ray
+
+        environment, self._environment = self._environment, None
+        if environment is None:
+            return
+        started = ray.is_initialized()
+        if started:
+            if self._address is not None:
+                from ray import serve
+
+                serve.delete(APPLICATION)
+            ray.shutdown()
+        # A start that was interrupted leaves processes that nobody has told to end.
+        end_processes_of(environment.directory, grace_s=5.0 if started else 0.2)
+        environment.close()
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.stop()
+
+    def _start_ray(self) -> None:
+        import ray
+
+        if self._address is not None:
+            ray.init(address=self._address, log_to_driver=False, logging_level="error")
+        else:
+            ray.init(
+                num_cpus=max(os.cpu_count() or 1, self._num_cpus_reserved()),
+                include_dashboard=False,
+                object_store_memory=OBJECT_STORE_BYTES,
+                log_to_driver=False,
+                logging_level="error",
+                _node_ip_address="127.0.0.1",
+            )
+        self._report("Ray is up")
+
+    def _start_proxies(self) -> None:
+        from ray import serve
+        from ray.serve.config import HTTPOptions
+
+        logging.getLogger("ray.serve").setLevel(logging.WARNING)
+        assert self._environment is not None
+        host, port = self._environment.serve_host, self._config.endpoint.port
+        serve.start(
+            http_options=HTTPOptions(host=host, port=port),
+            logging_config={"enable_access_log": False},
+        )
+        proxy = "HAProxy" if self._environment.haproxy else "Python proxy"
+        self._report(f"Ray Serve is up ({proxy})")
+
+    def _deploy(self) -> None:
+        """Deploys the application and tells how many workers are ready until all are."""
+        from ray import serve
+
+        from cluster.app import build_application
+
+        application = (self._build or build_application)(self._config)
+        serve.run_many(
+            [serve.RunTarget(application, name=APPLICATION)],
+            wait_for_ingress_deployment_creation=False,
+            wait_for_applications_running=False,
+        )
+        reported: dict[str, int] = {}
+        while (overview := serve.status().applications[APPLICATION]).status != "RUNNING":
+            if overview.status in ("DEPLOY_FAILED", "UNHEALTHY"):
+                messages = [deployment.message for deployment in overview.deployments.values()]
+                raise LaunchError(root_cause_last("\n".join([overview.message, *messages])))
+            self._report_ready_workers(overview.deployments, reported)
+            time.sleep(0.1)
+        self._report_ready_workers(overview.deployments, reported)
+
+    def _report_ready_workers(self, deployments: Any, reported: dict[str, int]) -> None:
+        for model in self._config.models:
+            if model.deployment not in deployments:
+                continue
+            running = int(deployments[model.deployment].replica_states.get("RUNNING", 0))
+            if running > reported.get(model.name, 0):
+                reported[model.name] = running
+                self._report(
+                    f"{model.name}: {running} of {model.fleet.num_workers} worker(s) ready"
+                )
+
+    def _wait_ready(self, timeout_s: float = 60) -> None:
+        """Waits until the endpoint itself says that a worker can take work."""
+        deadline = time.monotonic() + timeout_s
+        answer = "no answer"
+        while time.monotonic() < deadline:
+            try:
+                with urllib.request.urlopen(f"{self.base_url}/ready", timeout=5):
+                    return
+            except urllib.error.HTTPError as error:
+                answer = f"HTTP {error.code}"
+            except OSError as error:
+                answer = str(error)
+            time.sleep(0.05)
+        raise LaunchError(f"{self.base_url}/ready does not say yes: {answer}")
+
+    def _num_cpus_reserved(self) -> int:
+        ranks = sum(
+            m.fleet.num_workers * m.engine.tensor_parallel_size for m in self._config.models
+        )
+        return (ranks + self._config.endpoint.num_gateways) // 10 + 1
+
+
+def refuse_used_port(host: str, port: int) -> None:
+    """Raises ValueError if something listens on the port already."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.socket(family) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, port))
+        except OSError as error:
+            raise ValueError(
+                f"cannot listen on {host}:{port} ({error.strerror}): choose another --port"
+            ) from error
+
+
+def root_cause_last(text: str) -> str:
+    """`text` with the line that tells the root cause at its end, if it is not there."""
+    text = re.sub(r"\x1b\[[0-9;]*m", "", text)  # Ray colours parts of its messages
+    lines = [line for line in text.strip().splitlines() if line.strip()]
+    causes = [line for line in lines if "Error: " in line or "RankFailure: " in line]
+    return "\n".join([*lines, "", causes[-1].strip()]) if causes else text
+
+
+def end_processes_of(directory: Path, grace_s: float) -> None:
+    """Waits for the processes that were started under `directory`'s name, then kills the rest.
+
+    They are known by their environment, which all processes of a local cluster inherit.
+    """
+    deadline = time.monotonic() + grace_s
+    while pids := _processes_of(directory):
+        if time.monotonic() > deadline:
+            for pid in pids:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+            return
+        time.sleep(0.05)
+
+
+def _processes_of(directory: Path) -> list[int]:
+    wanted = f"{DIRECTORY_VARIABLE}={directory}".encode()
+    pids = []
+    for entry in Path("/proc").glob("[0-9]*/environ"):
+        with contextlib.suppress(OSError):
+            pid = int(entry.parent.name)
+            if wanted in entry.read_bytes().split(b"\0") and pid != os.getpid():
+                pids.append(pid)
+    return pids

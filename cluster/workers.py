@@ -1,0 +1,55 @@
+"""The worker replicas that this process knows of, by deployment.
+
+Ray Serve pickles a request router's module by value, so the router (`cluster.pinning`) and the
+transport (`cluster.transport`) would not share that module's globals: they meet here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final
+
+
+class WorkerSet:
+    """Ids of one deployment's running replicas, and who wants to hear of changes.
+
+    Not thread-safe: everything happens on the replica's one event loop
+    (RAY_SERVE_RUN_ROUTER_IN_SEPARATE_LOOP=0).
+    """
+
+    def __init__(self) -> None:
+        self.ids: tuple[str, ...] = ()
+        self._listeners: list[Callable[[tuple[str, ...]], None]] = []
+
+    def replace(self, ids: tuple[str, ...]) -> None:
+        """Takes the new set; listeners are called where it differs from the old one."""
+        ids = tuple(sorted(ids))
+        if ids == self.ids:
+            return
+        self.ids = ids
+        for listener in tuple(self._listeners):
+            listener(ids)
+
+    def listen(self, listener: Callable[[tuple[str, ...]], None]) -> None:
+        """Calls `listener` now and on every change."""
+        self._listeners.append(listener)
+        listener(self.ids)
+
+    def forget(self, listener: Callable[[tuple[str, ...]], None]) -> None:
+        """Ends what `listen` began."""
+        self._listeners.remove(listener)
+
+
+class WorkerDirectory:
+    """One `WorkerSet` per deployment."""
+
+    def __init__(self) -> None:
+        self._sets: dict[str, WorkerSet] = {}
+
+    def of(self, deployment: str) -> WorkerSet:
+        """The set of the deployment with this name, made at first use."""
+        return self._sets.setdefault(deployment, WorkerSet())
+
+
+WORKERS: Final = WorkerDirectory()
+"""Of this process. The registry that joins Serve's router objects to our transports."""

@@ -1,0 +1,77 @@
+"""Who may import whom: arrows point down only, and some floors know neither torch nor Ray."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from tests.architecture.sources import FLOORS, ROOT, Source, sources
+
+ALLOWED_BELOW = {
+    "cluster": {"cluster", "router", "worker", "kernels"},
+    "router": {"router", "worker"},
+    "worker": {"worker", "kernels"},
+    "kernels": {"kernels"},
+}
+
+FORBIDDEN = [
+    # (path prefix, modules, except in)
+    ("router/", ("torch", "ray", "transformers.AutoTokenizer", "xgrammar", "zmq"), ()),
+    ("worker/", ("ray",), ("worker/group.py",)),
+    ("worker/scheduler/", ("torch", "numpy", "zmq"), ()),
+    ("worker/cache/", ("torch", "zmq"), ()),
+    ("worker/wire/", ("torch", "ray", "transformers.AutoTokenizer", "zmq"), ()),
+    ("worker/front.py", ("torch", "ray"), ()),
+    ("kernels/", ("ray", "zmq", "msgspec"), ()),
+]
+
+TORCH_FREE = [
+    "router.gateway",
+    "router.api.app",
+    "worker.front",
+    "worker.group",
+    "worker.engine.loop",
+    "cluster.app",
+    "cluster.cli.main",
+]
+
+
+def is_below(module: str, prefix: str) -> bool:
+    return module == prefix or module.startswith(prefix + ".")
+
+
+@pytest.mark.parametrize("source", sources(*FLOORS), ids=lambda s: s.path)
+def test_arrows_point_down(source: Source) -> None:
+    floor = source.path.split("/")[0]
+    for module, _ in source.imports():
+        other = module.split(".")[0]
+        if other in FLOORS:
+            assert other in ALLOWED_BELOW[floor], f"{floor} imports {module}"
+            if floor == "router" and other == "worker":
+                assert is_below(module, "worker.wire"), f"router imports {module}"
+        assert other not in ("tests", "deploy"), f"{source.path} imports {module}"
+
+
+@pytest.mark.parametrize(("prefix", "modules", "exempt"), FORBIDDEN)
+def test_forbidden_imports(prefix: str, modules: tuple[str, ...], exempt: tuple[str, ...]) -> None:
+    for source in sources(*FLOORS):
+        if not source.path.startswith(prefix) or source.path in exempt:
+            continue
+        typing_only = source.typing_only_imports()
+        for module, _ in source.imports():
+            if module in typing_only or module.rpartition(".")[0] in typing_only:
+                continue
+            for forbidden in modules:
+                assert not is_below(module, forbidden), f"{source.path} imports {module}"
+
+
+def test_worker_package_imports_nothing() -> None:
+    assert (ROOT / "worker" / "__init__.py").read_text() == ""
+
+
+@pytest.mark.parametrize("module", TORCH_FREE)
+def test_torch_stays_out_of_processes_that_need_none(module: str) -> None:
+    code = f"import sys, {module}; sys.exit('torch' in sys.modules)"
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=ROOT)

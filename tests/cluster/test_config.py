@@ -1,0 +1,89 @@
+"""Config files, `build_app` arguments and command lines describe the same fleets."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+import pytest
+
+from cluster.cli.main import build_parser
+from cluster.cli.options import add_options, field_docstrings, given_options
+from cluster.cli.serve import configure
+from cluster.config import EndpointConfig, FleetConfig, ServeConfig, serve_config_from_mapping
+from worker.engine.config import EngineConfig
+
+
+def parse(*argv: str) -> ServeConfig:
+    return configure(build_parser().parse_args(["serve", *argv]))
+
+
+def test_flags_reach_the_configuration() -> None:
+    config = parse(
+        *("some/model", "--num-workers", "2", "--tensor-parallel-size", "2", "--port", "9000"),
+        *("--api-key", "one", "--api-key", "two", "--no-enable-prefix-caching"),
+        *("--kv-cache-tokens", "4096", "--served-model-name", "shown"),
+    )
+    (model,) = config.models
+    assert model.fleet == FleetConfig(num_workers=2, served_model_name="shown")
+    assert model.engine == EngineConfig(
+        model="some/model",
+        tensor_parallel_size=2,
+        kv_cache_tokens=4096,
+        enable_prefix_caching=False,
+    )
+    assert config.endpoint == EndpointConfig(port=9000, api_keys=("one", "two"))
+    assert config.gateway().models[0].name == "shown"
+
+
+def test_a_file_lists_models_and_flags_of_the_endpoint_win(tmp_path: Path) -> None:
+    file = tmp_path / "fleet.yaml"
+    file.write_text(
+        "port: 9000\nhost: 0.0.0.0\nmodels:\n"
+        "  - {model: a/one, num_workers: 2}\n  - {model: b/two, max_num_seqs: 8}\n"
+    )
+    config = parse("--config", str(file), "--port", "9001")
+    assert (config.endpoint.host, config.endpoint.port) == ("0.0.0.0", 9001)
+    assert [model.name for model in config.models] == ["one", "two"]
+    assert config.models[0].fleet.num_workers == 2
+    assert config.models[1].engine.max_num_seqs == 8
+    with pytest.raises(ValueError, match=r"set these per model .*--max-num-seqs"):
+        parse("--config", str(file), "--max-num-seqs", "4")
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"models": [{"model": "m", "max_num_seq": 4}]}, "options of model m: max_num_seq"),
+        ({"models": [{"model": "m"}], "prot": 1}, "unknown in the configuration: prot"),
+        ({"models": [{"model": "m", "num_workers": "two"}]}, r"Expected `int`, got `str`"),
+        ({"models": [{"num_workers": 2}]}, "needs a key `model`"),
+        ({"models": []}, "needs a list `models:`"),
+        ({"models": [{"model": "m"}, {"model": "x/m"}]}, "served twice: m"),
+        ({"models": [{"model": "m", "page_size": 12}]}, "power of two"),
+        ({"models": [{"model": "m"}], "port": 0}, "--port"),
+    ],
+)
+def test_mistakes_are_named(settings: dict[str, object], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        serve_config_from_mapping(settings)
+
+
+@pytest.mark.parametrize("cls", [EngineConfig, FleetConfig, EndpointConfig])
+def test_every_field_is_explained(cls: type) -> None:
+    docs = field_docstrings(cls)
+    assert all(doc.endswith(".") for doc in docs.values()), docs
+
+
+def test_flags_that_were_not_given_leave_no_trace() -> None:
+    parser = argparse.ArgumentParser()
+    add_options(parser, FleetConfig)
+    assert given_options(parser.parse_args([]), FleetConfig) == {}
+    assert given_options(parser.parse_args(["--num-workers", "3"]), FleetConfig) == {
+        "num_workers": 3
+    }
+
+
+def test_deployment_names_hold_what_serve_takes() -> None:
+    config = serve_config_from_mapping({"models": [{"model": "m", "served_model_name": "a/b#c"}]})
+    assert config.models[0].deployment == "worker-a-b-c"

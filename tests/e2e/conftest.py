@@ -1,0 +1,125 @@
+"""One fleet for all end-to-end tests: two workers of two ranks each, started by the command."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import httpx
+import pytest
+from openai import OpenAI
+
+from cluster.environment import free_ports
+
+API_KEY = "key-of-the-tests"
+MODEL = "tiny"
+START_TIMEOUT_S = 150
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if Path(__file__).parent in item.path.parents:
+            item.add_marker(pytest.mark.e2e)
+
+
+@dataclass(frozen=True)
+class RunningFleet:
+    """The command's process and what it serves."""
+
+    process: subprocess.Popen[bytes]
+    base_url: str
+
+    @property
+    def client(self) -> OpenAI:
+        return OpenAI(base_url=f"{self.base_url}/v1", api_key=API_KEY, max_retries=0, timeout=60)
+
+    @property
+    def http(self) -> httpx.Client:
+        headers = {"authorization": f"Bearer {API_KEY}"}
+        return httpx.Client(base_url=self.base_url, headers=headers, timeout=60)
+
+    def processes(self) -> list[int]:
+        """All processes of this fleet, the command included, by a variable that they inherit."""
+        mark = f"RAYFLEET_TEST={self.base_url}".encode()
+        found = []
+        for entry in Path("/proc").glob("[0-9]*"):
+            with contextlib.suppress(OSError):
+                if mark in (entry / "environ").read_bytes().split(b"\0"):
+                    found.append(int(entry.name))
+        return found
+
+    def rank(self, worker: str, rank: int) -> int | None:
+        """Process id of a worker's rank, if it runs."""
+        title = f"ray::Rank{rank}:{worker}".encode()
+        for pid in self.processes():
+            with contextlib.suppress(OSError):
+                if Path(f"/proc/{pid}/cmdline").read_bytes().startswith(title):
+                    return pid
+        return None
+
+    def index_blocks(self) -> dict[str, float]:
+        """Blocks in the gateway's index, by worker that can take requests."""
+        with self.http as http:
+            text = http.get("/metrics").text
+        series = r'^rayfleet_prefix_index_blocks{.*worker_id="(\w+)".*} (\S+)$'
+        return {worker: float(n) for worker, n in re.findall(series, text, re.MULTILINE)}
+
+    def wait_ready(self, num_workers: int, timeout_s: float = START_TIMEOUT_S) -> None:
+        """Waits until all workers can take requests."""
+        deadline = time.monotonic() + timeout_s
+        while time.monotonic() < deadline:
+            if self.process.poll() is not None:
+                pytest.fail(f"rayfleet serve ended with {self.process.returncode}")
+            with contextlib.suppress(httpx.TransportError):
+                if len(self.index_blocks()) == num_workers:
+                    return
+            time.sleep(0.2)
+        pytest.fail(f"rayfleet serve is not ready after {timeout_s} s")
+
+
+def start_fleet(model: Path, *arguments: str) -> RunningFleet:
+    """Starts `rayfleet serve` from a folder that is not the source tree."""
+    port = free_ports(1)[0]
+    base_url = f"http://127.0.0.1:{port}"
+    command = [sys.executable, "-m", "cluster.cli.main", "serve", str(model)]
+    command += ["--port", str(port), "--served-model-name", MODEL, "--device", "cpu"]
+    process = subprocess.Popen(
+        [*command, *arguments],
+        cwd=model.parent,
+        env={**os.environ, "RAYFLEET_TEST": base_url},
+        start_new_session=True,
+    )
+    return RunningFleet(process, base_url)
+
+
+def stop_fleet(fleet: RunningFleet) -> None:
+    """Ends it like a terminal does, and by force if that does not do."""
+    if fleet.process.poll() is None:
+        os.killpg(fleet.process.pid, signal.SIGINT)
+    try:
+        fleet.process.wait(timeout=30)
+    finally:
+        for pid in fleet.processes():
+            os.kill(pid, signal.SIGKILL)
+
+
+@pytest.fixture(scope="session")
+def fleet(tiny_chat_model: Path) -> Iterator[RunningFleet]:
+    fleet = start_fleet(
+        tiny_chat_model,
+        *("--num-workers", "2", "--tensor-parallel-size", "2"),
+        *("--kv-cache-tokens", "8192", "--api-key", API_KEY),
+    )
+    try:
+        fleet.wait_ready(num_workers=2)
+        yield fleet
+    finally:
+        stop_fleet(fleet)

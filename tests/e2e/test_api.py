@@ -1,0 +1,96 @@
+"""The official client against a fleet of two tensor-parallel workers."""
+
+from __future__ import annotations
+
+import httpx
+import openai
+import pytest
+from openai import OpenAI
+
+from tests.e2e.conftest import API_KEY, MODEL, RunningFleet
+
+MESSAGES = [{"role": "user", "content": "What is 12 + 30?"}]
+
+
+@pytest.fixture
+def client(fleet: RunningFleet) -> OpenAI:
+    return fleet.client
+
+
+def test_models_are_listed(client: OpenAI) -> None:
+    assert [model.id for model in client.models.list()] == [MODEL]
+
+
+def test_chat_streamed_and_whole_say_the_same(client: OpenAI) -> None:
+    whole = client.chat.completions.create(
+        model=MODEL, messages=MESSAGES, temperature=0, max_tokens=24
+    )
+    chunks = list(
+        client.chat.completions.create(
+            model=MODEL,
+            messages=MESSAGES,
+            temperature=0,
+            max_tokens=24,
+            stream=True,
+            stream_options={"include_usage": True},
+        )
+    )
+    text = "".join(c.choices[0].delta.content or "" for c in chunks if c.choices)
+    assert text == whole.choices[0].message.content
+    assert whole.usage is not None
+    assert chunks[-1].usage is not None
+    assert chunks[-1].usage.completion_tokens == whole.usage.completion_tokens
+    assert whole.usage.prompt_tokens > len(MESSAGES[0]["content"])
+
+
+def test_completions_with_n_and_seed(client: OpenAI) -> None:
+    def sample() -> list[str]:
+        result = client.completions.create(
+            model=MODEL, prompt="abc", n=2, seed=7, temperature=1.0, max_tokens=12
+        )
+        assert [choice.index for choice in result.choices] == [0, 1]
+        return [choice.text for choice in result.choices]
+
+    first = sample()
+    assert first[0] != first[1]
+    assert sample() == first
+
+
+@pytest.mark.parametrize("headers", [{}, {"authorization": "Bearer wrong"}])
+@pytest.mark.parametrize("path", ["/v1/models", "/metrics", "/v1/chat/completions"])
+def test_keys_guard_all_but_health(fleet: RunningFleet, path: str, headers: dict[str, str]) -> None:
+    with httpx.Client(base_url=fleet.base_url, headers=headers) as http:
+        answer = http.post(path, json={}) if "chat" in path else http.get(path)
+        assert answer.status_code == 401
+        assert "message" in answer.json()["error"]
+        assert API_KEY not in answer.text
+        assert http.get("/health").status_code == 200
+        assert http.get("/ready").status_code == 200
+
+
+def test_what_cannot_be_served_is_refused_with_the_numbers(client: OpenAI) -> None:
+    with pytest.raises(openai.BadRequestError, match="2048"):
+        client.completions.create(model=MODEL, prompt="x" * 3000, max_tokens=4)
+    with pytest.raises(openai.NotFoundError, match="nobody"):
+        client.completions.create(model="nobody", prompt="x")
+    with pytest.raises(openai.BadRequestError, match="top_p"):
+        client.completions.create(model=MODEL, prompt="x", top_p=7)
+
+
+def test_a_shared_prefix_goes_to_the_worker_that_has_it(client: OpenAI) -> None:
+    prefix = "".join(chr(97 + (i * i + i // 7) % 26) for i in range(1000))
+
+    def ask(question: str) -> tuple[str, int]:
+        answer = client.completions.with_raw_response.create(
+            model=MODEL, prompt=prefix + question, max_tokens=2, temperature=0
+        )
+        usage = answer.parse().usage
+        assert usage is not None
+        assert usage.prompt_tokens_details is not None
+        return answer.headers["x-rayfleet-worker"], usage.prompt_tokens_details.cached_tokens or 0
+
+    worker, cached = ask("one")
+    assert cached == 0
+    again, cached = ask("two!")
+    assert cached >= 960
+    assert again == worker

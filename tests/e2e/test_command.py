@@ -1,0 +1,70 @@
+"""The command itself: what it says when it cannot serve, and what it leaves behind."""
+
+from __future__ import annotations
+
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+from tests.e2e.conftest import RunningFleet
+
+
+def rayfleet(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "cluster.cli.main", *arguments]
+    return subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=60)
+
+
+def test_version_and_doctor(tmp_path: Path) -> None:
+    assert rayfleet("--version", cwd=tmp_path).stdout.startswith("rayfleet ")
+    report = rayfleet("doctor", "--port", "1", cwd=tmp_path).stdout
+    assert "package `kernels` is ours alone" in report
+
+
+def test_mistakes_cost_no_start(tmp_path: Path) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = str(taken.getsockname()[1])
+        result = rayfleet("serve", "org/model", "--port", port, cwd=tmp_path)
+    assert result.returncode == 2
+    assert "choose another --port" in result.stderr.splitlines()[-1]
+    missing = rayfleet("serve", str(tmp_path / "nothing"), cwd=tmp_path)
+    assert missing.returncode == 2
+    assert "no checkpoint" in missing.stderr.splitlines()[-1]
+
+
+def test_only_the_endpoint_and_token_guarded_ports_listen(fleet: RunningFleet) -> None:
+    """Off loopback listen Serve's gRPC servers alone, which demand Ray's token."""
+    pids = set(fleet.processes())
+    inodes = {
+        inode
+        for pid in pids
+        for fd in Path(f"/proc/{pid}/fd").glob("*")
+        if (inode := _socket_inode(fd)) is not None
+    }
+    open_ports = [
+        address
+        for table in ("/proc/net/tcp", "/proc/net/tcp6")
+        for address, inode in _listeners(Path(table))
+        if inode in inodes and not _is_loopback(address)
+    ]
+    assert len(open_ports) <= 3, "one gateway, two workers"
+
+
+def _socket_inode(fd: Path) -> str | None:
+    try:
+        target = str(fd.readlink())
+    except OSError:
+        return None
+    return target[8:-1] if target.startswith("socket:[") else None
+
+
+def _listeners(table: Path) -> list[tuple[str, str]]:
+    rows = [line.split() for line in table.read_text().splitlines()[1:]]
+    return [(row[1].split(":")[0], row[9]) for row in rows if row[3] == "0A"]
+
+
+def _is_loopback(address: str) -> bool:
+    v6_loopback = "00000000000000000000000001000000"
+    return address in ("0100007F", v6_loopback) or address.endswith("FFFF00000100007F")

@@ -1,0 +1,134 @@
+"""What clients see when ranks are killed and when they go away themselves."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+
+import httpx
+
+from tests.e2e.conftest import MODEL, RunningFleet
+
+NUM_TOKENS = 400
+
+
+class Stream:
+    """One long streamed completion, read on a thread of its own."""
+
+    def __init__(self, fleet: RunningFleet, prompt: str, num_tokens: int = NUM_TOKENS) -> None:
+        self.worker = ""
+        self.events: list[str] = []
+        self.started = threading.Event()
+        self._fleet = fleet
+        self._body = {
+            "model": MODEL,
+            "prompt": prompt,
+            "max_tokens": num_tokens,
+            "ignore_eos": True,
+            "stream": True,
+            "temperature": 0,
+        }
+        self._thread = threading.Thread(target=self._read, daemon=True)
+        self._thread.start()
+
+    def _read(self) -> None:
+        try:
+            with (
+                self._fleet.http as http,
+                http.stream("POST", "/v1/completions", json=self._body) as response,
+            ):
+                self.worker = response.headers.get("x-rayfleet-worker", "")
+                for line in response.iter_lines():
+                    if line.startswith("data: "):
+                        self.events.append(line.removeprefix("data: "))
+                        self.started.set()
+        except httpx.TransportError as error:
+            self.events.append(f"broken off: {error!r}")
+        self.started.set()
+
+    def wait(self) -> None:
+        self._thread.join(timeout=60)
+        assert not self._thread.is_alive(), "the stream hangs"
+
+    @property
+    def finished(self) -> bool:
+        return self.events[-1] == "[DONE]" and '"finish_reason":"length"' in self.events[-2]
+
+
+def wait_until(condition: Callable[[], bool], timeout_s: float) -> None:
+    began = time.monotonic()
+    while not condition():
+        assert time.monotonic() - began < timeout_s, f"not so after {timeout_s} s"
+        time.sleep(0.05)
+
+
+def gauge(fleet: RunningFleet, name: str) -> float:
+    """Sum of a gauge over the workers."""
+    with fleet.http as http:
+        text = http.get("/metrics").text
+    values = re.findall(rf"^{name}(?:{{[^}}]*}})? (\S+)$", text, re.MULTILINE)
+    assert values, f"there is no metric {name}"
+    return sum(map(float, values))
+
+
+@contextmanager
+def streams_on_both_workers(fleet: RunningFleet) -> Iterator[list[Stream]]:
+    """Streams that are under way, at least one per worker."""
+    streams = [Stream(fleet, f"{i}: a prompt of its own") for i in range(8)]
+    for stream in streams:
+        assert stream.started.wait(timeout=60)
+    assert len({stream.worker for stream in streams}) == 2
+    yield streams
+
+
+def test_a_client_that_goes_away_frees_its_pages(fleet: RunningFleet) -> None:
+    wait_until(lambda: gauge(fleet, "rayfleet_num_requests_running") == 0, 10)
+    with ExitStack() as stack:
+        http = stack.enter_context(fleet.http)
+        body = {"model": MODEL, "prompt": "going away", "max_tokens": 1500, "ignore_eos": True}
+        response = stack.enter_context(
+            http.stream("POST", "/v1/completions", json={**body, "stream": True})
+        )
+        lines = response.iter_lines()  # the response is closed with this iterator
+        next(lines)
+        wait_until(lambda: gauge(fleet, "rayfleet_num_requests_running") == 1, 10)
+    wait_until(lambda: gauge(fleet, "rayfleet_num_requests_running") == 0, 5)
+
+
+def test_a_killed_rank_takes_its_own_streams_only(fleet: RunningFleet) -> None:
+    prefix = "".join(chr(97 + (i * 5 + i // 3) % 26) for i in range(600))
+    with fleet.http as http:
+        body = {"model": MODEL, "prompt": prefix, "max_tokens": 1}
+        victim = http.post("/v1/completions", json=body).headers["x-rayfleet-worker"]
+        assert fleet.index_blocks()[victim] >= 600 // 16
+        with streams_on_both_workers(fleet) as streams:
+            before = fleet.rank(victim, 1)
+            assert before is not None
+            os.kill(before, signal.SIGKILL)
+            began = time.monotonic()
+            for stream in streams:
+                stream.wait()
+        lost = [stream for stream in streams if not stream.finished]
+        assert {stream.worker for stream in lost} == {victim}
+        assert all('"error"' in "".join(stream.events[-2:]) for stream in lost)
+
+        wait_until(lambda: fleet.index_blocks().get(victim) == 0, 20 - (time.monotonic() - began))
+        assert fleet.rank(victim, 1) not in (None, before)
+        wait_until(lambda: serves(fleet, victim), 20 - (time.monotonic() - began))
+        answer = http.post("/v1/completions", json=body)
+        details = answer.json()["usage"]["prompt_tokens_details"]
+        if answer.headers["x-rayfleet-worker"] == victim:
+            assert (details or {}).get("cached_tokens", 0) == 0
+
+
+def serves(fleet: RunningFleet, worker: str) -> bool:
+    """Whether some of a few requests at the same time go to `worker`."""
+    streams = [Stream(fleet, f"{time.monotonic_ns()} {i}", num_tokens=20) for i in range(6)]
+    for stream in streams:
+        stream.wait()
+    return worker in {stream.worker for stream in streams if stream.finished}
