@@ -19,7 +19,8 @@ from cluster.environment import LONGEST_STREAM_S
 from cluster.transport import RayTransport
 from router.config import GatewayConfig
 from worker.engine.config import EngineConfig
-from worker.group import CPUS_PER_RANK, WorkerGroup, log_as
+from worker.group import CPUS_PER_RANK, WorkerGroup
+from worker.wire.log import log_as
 
 if TYPE_CHECKING:
     from fastapi import FastAPI

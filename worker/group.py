@@ -22,7 +22,7 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from worker.engine.config import EngineConfig
 from worker.front import WorkerFront
-from worker.wire.log import LogFormat, setup_logging
+from worker.wire.log import log_as
 
 logger = logging.getLogger(__name__)
 
@@ -32,12 +32,6 @@ MAX_FAILED_REBUILDS = 3
 """After so many in a row the replica reports itself unhealthy, and Serve starts another."""
 LAST_WORDS_S = 1.0
 """How long the other ranks may still say why, after a first one has ended."""
-
-
-def log_as(process: str) -> None:
-    """Structured logs of this process, in the format that `rayfleet serve` was asked for."""
-    log_format: LogFormat = "json" if os.environ.get("RAYFLEET_LOG_FORMAT") == "json" else "text"
-    setup_logging(os.environ.get("RAYFLEET_LOG_LEVEL", "INFO"), log_format, process)
 
 
 class RankActor:
@@ -193,28 +187,25 @@ class _Ranks:
         self.tasks = [asyncio.ensure_future(rank) for rank in ranks]
 
     async def why(self) -> str:
-        """The best reason why ranks have ended, after one has.
+        """Why ranks have ended, after one has; the likeliest root cause last.
 
-        A rank that was killed says nothing; one that failed tells the others' front why.
+        A killed rank says nothing, and the others then fail in their next collective operation:
+        their words come first, and what died without a word after them.
         """
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(LAST_WORDS_S):
-                while (told := self._told()) is None:
-                    open_tasks = [task for task in self.tasks if not task.done()]
-                    if not open_tasks:
-                        break
-                    await asyncio.wait(open_tasks, return_when=asyncio.FIRST_COMPLETED)
-                else:
-                    return told
-        ended = [str(rank) for rank, task in enumerate(self.tasks) if task.done()]
-        return f"rank {', '.join(ended)} died without a word (killed, or out of memory)"
-
-    def _told(self) -> str | None:
-        for task in self.tasks:
-            error = task.exception() if task.done() and not task.cancelled() else None
-            if error is not None and not isinstance(error, RayActorError):
-                return _root_cause(error)
-        return None
+                await asyncio.wait(self.tasks)
+        words, silent = [], []
+        for rank, task in enumerate(self.tasks):
+            if not task.done() or task.cancelled():
+                continue
+            error = task.exception()
+            if error is None or isinstance(error, RayActorError):
+                silent.append(f"rank {rank} died without a word (killed, or out of memory)")
+            else:
+                words.append(_root_cause(error))
+        # Rank 0 sees all others: its account is the fullest one.
+        return "\n".join([*reversed(words), *silent])
 
 
 async def _ended(reference: ray.ObjectRef[None]) -> None:

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import signal
+import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from urllib.parse import urlsplit
 
 import httpx
+import pytest
 
-from tests.e2e.conftest import MODEL, RunningFleet
+from tests.e2e.conftest import API_KEY, MODEL, RunningFleet
 
 NUM_TOKENS = 400
 
@@ -97,17 +102,31 @@ def test_a_client_that_goes_away_frees_its_pages(fleet: RunningFleet) -> None:
         lines = response.iter_lines()  # the response is closed with this iterator
         next(lines)
         wait_until(lambda: gauge(fleet, "rayfleet_num_requests_running") == 1, 10)
-    wait_until(lambda: gauge(fleet, "rayfleet_num_requests_running") == 0, 5)
+    wait_until(lambda: gauge(fleet, "rayfleet_num_requests_running") == 0, 1)
 
 
-def test_a_killed_rank_takes_its_own_streams_only(fleet: RunningFleet) -> None:
+def test_a_client_that_stops_waiting_frees_its_pages(fleet: RunningFleet) -> None:
+    wait_until(lambda: gauge(fleet, "rayfleet_num_requests_running") == 0, 10)
+    body = {"model": MODEL, "prompt": "not waiting", "max_tokens": 1900, "ignore_eos": True}
+    payload = json.dumps(body).encode()
+    address = urlsplit(fleet.base_url)
+    with socket.create_connection((address.hostname, address.port)) as connection:
+        head = f"POST /v1/completions HTTP/1.1\r\nHost: {address.netloc}\r\n"
+        head += f"Authorization: Bearer {API_KEY}\r\nContent-Type: application/json\r\n"
+        connection.sendall(f"{head}Content-Length: {len(payload)}\r\n\r\n".encode() + payload)
+        wait_until(lambda: gauge(fleet, "rayfleet_num_requests_running") == 1, 10)
+    wait_until(lambda: gauge(fleet, "rayfleet_num_requests_running") == 0, 1)
+
+
+@pytest.mark.parametrize("process", ["rank 1", "rank 0", "step of rank 0"])
+def test_a_killed_rank_takes_its_own_streams_only(fleet: RunningFleet, process: str) -> None:
     prefix = "".join(chr(97 + (i * 5 + i // 3) % 26) for i in range(600))
     with fleet.http as http:
         body = {"model": MODEL, "prompt": prefix, "max_tokens": 1}
         victim = http.post("/v1/completions", json=body).headers["x-rayfleet-worker"]
         assert fleet.index_blocks()[victim] >= 600 // 16
         with streams_on_both_workers(fleet) as streams:
-            before = fleet.rank(victim, 1)
+            before = find(fleet, victim, process)
             assert before is not None
             os.kill(before, signal.SIGKILL)
             began = time.monotonic()
@@ -118,12 +137,21 @@ def test_a_killed_rank_takes_its_own_streams_only(fleet: RunningFleet) -> None:
         assert all('"error"' in "".join(stream.events[-2:]) for stream in lost)
 
         wait_until(lambda: fleet.index_blocks().get(victim) == 0, 20 - (time.monotonic() - began))
-        assert fleet.rank(victim, 1) not in (None, before)
+        assert find(fleet, victim, process) not in (None, before)
         wait_until(lambda: serves(fleet, victim), 20 - (time.monotonic() - began))
         answer = http.post("/v1/completions", json=body)
         details = answer.json()["usage"]["prompt_tokens_details"]
         if answer.headers["x-rayfleet-worker"] == victim:
             assert (details or {}).get("cached_tokens", 0) == 0
+
+
+def find(fleet: RunningFleet, worker: str, process: str) -> int | None:
+    """Process id of what is to be killed, or of what has taken its place."""
+    pid = fleet.rank(worker, int(process[-1]))
+    if pid is None or not process.startswith("step"):
+        return pid
+    children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    return int(children[0]) if children else None
 
 
 def serves(fleet: RunningFleet, worker: str) -> bool:

@@ -15,6 +15,7 @@ from worker.engine.config import EngineConfig
 from worker.parallel.channel import RankChannel
 from worker.parallel.guard import PlanGuard
 from worker.parallel.messages import Failure, PlanMessage, Ready, Result, Start, Stop
+from worker.wire.log import log_as
 
 if TYPE_CHECKING:
     from worker.engine.runner import ModelRunner
@@ -97,6 +98,7 @@ def main() -> None:
     """Entry of a rank that runs as a child process: RANK DIRECTORY CONFIG_JSON in argv."""
     _exit_with_parent()
     rank, directory, config_json = sys.argv[1:4]
+    log_as(f"rank {rank} step")
     try:
         run_rank(int(rank), msgspec.json.decode(config_json, type=EngineConfig), directory)
     except KeyboardInterrupt:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import sys
 from datetime import UTC, datetime
 from typing import Literal
@@ -25,6 +26,12 @@ def setup_logging(
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(level.upper())
+
+
+def log_as(process: str) -> None:
+    """Sets up this process's logs as `rayfleet serve` was asked to; its children inherit that."""
+    log_format: LogFormat = "json" if os.environ.get("RAYFLEET_LOG_FORMAT") == "json" else "text"
+    setup_logging(os.environ.get("RAYFLEET_LOG_LEVEL", "INFO"), log_format, process)
 
 
 class TextFormatter(logging.Formatter):
