@@ -115,8 +115,8 @@ def _bind_worker_group(model: ModelSpec, group_class: type[WorkerGroup]) -> serv
             request_router_class="cluster.pinning.PinnedRouter"
         ),
         health_check_period_s=2,
-        # Gateways close their attach streams as soon as the worker has left the set.
-        graceful_shutdown_timeout_s=10,
+        # Gateways close their attach streams once a worker that left the set has finished all.
+        graceful_shutdown_timeout_s=LONGEST_STREAM_S,
         graceful_shutdown_wait_loop_s=0.2,
         logging_config=QUIET,
     )

@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import contextvars
-from collections.abc import AsyncIterator, Callable, Iterator
-from typing import Any
+from collections.abc import AsyncIterator, Callable
+from types import TracebackType
+from typing import Any, Self
 
 from ray.serve.handle import DeploymentHandle
 
@@ -39,9 +40,14 @@ class RayTransport:
         Raises:
             ConnectionError: the worker is gone, or could not be reached.
         """
-        with _call_ends_with_worker(self._workers, worker_id) as track:
-            stream = track(self._call(self._attach, gateway_id=gateway_id, worker_id=worker_id))
+        with _PinnedCall(self._workers, worker_id) as call:
+            stream = call.track(
+                self._call(self._attach, gateway_id=gateway_id, worker_id=worker_id)
+            )
             async for item in stream:
+                # From here on the stream tells of the worker's end itself. One that drains is out
+                # of the set, but finishes its requests.
+                call.outlive_worker()
                 yield item
 
     async def submit(self, worker_id: str, payload: bytes) -> bytes:
@@ -50,8 +56,8 @@ class RayTransport:
         Raises:
             ConnectionError: the worker is gone, or could not be reached.
         """
-        with _call_ends_with_worker(self._workers, worker_id) as track:
-            reply: bytes = await track(
+        with _PinnedCall(self._workers, worker_id) as call:
+            reply: bytes = await call.track(
                 self._call(self._submit, payload=payload, worker_id=worker_id)
             )
         return reply
@@ -71,42 +77,60 @@ class RayTransport:
         return self._context.run(lambda: method.remote(**arguments))
 
 
-@contextlib.contextmanager
-def _call_ends_with_worker(workers: WorkerSet, worker_id: str) -> Iterator[Callable[[Any], Any]]:
-    """Cancels the tracked call when the worker leaves the set, or when the block is left.
+class _PinnedCall:
+    """A call that is cancelled when its worker leaves the set, and when the block is left.
 
     Serve would otherwise keep a call to a replica that is no more in its queue for ever.
     Whatever goes wrong with the call leaves the block as ConnectionError.
     """
-    calls: list[Any] = []
-    gone = asyncio.Event()
 
-    def on_change(ids: tuple[str, ...]) -> None:
-        if worker_id not in ids:
-            gone.set()
-            for call in calls:
-                call.cancel()
+    def __init__(self, workers: WorkerSet, worker_id: str) -> None:
+        if worker_id not in workers.ids:
+            raise ConnectionError(f"worker {worker_id} is not there")
+        self._workers = workers
+        self._worker_id = worker_id
+        self._call: Any = None
+        self._gone = False
+        self._listening = False
 
-    def track(call: Any) -> Any:
-        calls.append(call)
+    def track(self, call: Any) -> Any:
+        """Names the call; returns it."""
+        self._call = call
         return call
 
-    if worker_id not in workers.ids:
-        raise ConnectionError(f"worker {worker_id} is not there")
-    workers.listen(on_change)
-    try:
-        yield track
-    except GeneratorExit:
-        raise
-    except asyncio.CancelledError as error:
-        task = asyncio.current_task()
-        cancelled_itself = task is not None and task.cancelling() > 0
-        if not gone.is_set() or cancelled_itself:
-            raise
-        raise ConnectionError(f"worker {worker_id} has left") from error
-    except Exception as error:
-        raise ConnectionError(f"call to worker {worker_id} failed: {error}") from error
-    finally:
-        workers.forget(on_change)
-        for call in calls:
-            call.cancel()
+    def outlive_worker(self) -> None:
+        """The worker has the call: what becomes of it shows in the call itself."""
+        if self._listening:
+            self._listening = False
+            self._workers.forget(self._on_change)
+
+    def __enter__(self) -> Self:
+        self._listening = True
+        self._workers.listen(self._on_change)
+        return self
+
+    def __exit__(
+        self,
+        exc_type: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.outlive_worker()
+        self._cancel()
+        if isinstance(error, asyncio.CancelledError):
+            task = asyncio.current_task()
+            if task is not None and task.cancelling():
+                return  # the caller's own wish
+            how = "has left" if self._gone else "dropped a call: it was cancelled"
+            raise ConnectionError(f"worker {self._worker_id} {how}") from error
+        if isinstance(error, Exception):
+            raise ConnectionError(f"call to worker {self._worker_id} failed: {error}") from error
+
+    def _on_change(self, ids: tuple[str, ...]) -> None:
+        if self._worker_id not in ids:
+            self._gone = True
+            self._cancel()
+
+    def _cancel(self) -> None:
+        if self._call is not None:
+            self._call.cancel()

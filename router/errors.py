@@ -60,11 +60,16 @@ def bad_request(message: str, param: str | None = None) -> ApiError:
     return ApiError(400, message, param=param)
 
 
-def no_worker(model: str) -> ApiError:
+def too_large(message: str) -> ApiError:
+    """A 413: the body is larger than this server takes."""
+    return ApiError(413, message)
+
+
+def no_worker(model: str, problem: str = "try again shortly") -> ApiError:
     """A 503: nobody can take the request now."""
     return ApiError(
         503,
-        f"no worker of model {model} can take requests now: try again shortly",
+        f"no worker of model {model} can take requests now: {problem}",
         code="no_worker_available",
         retry_after_s=1,
     )

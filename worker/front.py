@@ -16,21 +16,19 @@ import contextlib
 import logging
 import shutil
 import tempfile
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import msgspec
 import zmq
 import zmq.asyncio
 
+from worker.attachment import Attachment, CacheMirror
 from worker.wire.limits import refuse
 from worker.wire.messages import (
     PROTOCOL_VERSION,
     Abort,
     AttachSnapshot,
-    BlockEvent,
-    BlockRemoved,
-    BlockStored,
     EngineInfo,
     EngineMessage,
     LoadSnapshot,
@@ -39,13 +37,13 @@ from worker.wire.messages import (
     Submit,
     SubmitBatch,
     SubmitReply,
-    TokenDelta,
     WorkerDown,
-    WorkerItem,
-    WorkerUpdate,
 )
 
 logger = logging.getLogger(__name__)
+
+MAX_PENDING_EVENTS = 100_000
+"""Block events that may wait for one gateway; one that stopped reading is let go."""
 
 HEARTBEAT_S = 0.2
 """Every attach stream carries an item at least this often; gateways expect one in 250 ms."""
@@ -189,10 +187,16 @@ class WorkerFront:
         self._load = report.load
         if report.block_events:
             self._mirror.apply(report.block_events)
+        stalled = []
         for gateway_id, attachment in self._attachments.items():
             deltas = report.deltas.get(gateway_id)
             if deltas or report.block_events:
                 attachment.put_step(self.epoch, deltas or [], report.block_events, report.load)
+                if attachment.num_pending_events > MAX_PENDING_EVENTS:
+                    stalled.append(gateway_id)
+        for gateway_id in stalled:
+            logger.warning("gateway %s does not read: let go", gateway_id)
+            self._abandon(self._attachments.pop(gateway_id))
 
     def _refuse(self, submit: Submit) -> Rejection | None:
         if self.info is None or self._engine is None:
@@ -207,7 +211,7 @@ class WorkerFront:
 
     def _abandon(self, attachment: Attachment) -> None:
         """Nobody reads this stream any more: its requests must not hold pages."""
-        attachment.end()
+        attachment.drop()
         aborts = [Abort(request_id=r, attempt=a) for r, a in attachment.open_requests.items()]
         attachment.open_requests.clear()
         if aborts and self._engine is not None:
@@ -276,112 +280,3 @@ class EngineConnection:
         self._context.term()
         with contextlib.suppress(OSError):
             shutil.rmtree(Path(self.directory))
-
-
-class CacheMirror:
-    """Block hashes in the engine's prefix cache, for gateways that attach later."""
-
-    def __init__(self) -> None:
-        self._parents: dict[int, int | None] = {}
-        """Hash to its parent's. The engine evicts leaves first, so parents come before children."""
-
-    def apply(self, events: Iterable[BlockEvent]) -> None:
-        """Follows one step of the engine's cache."""
-        for event in events:
-            if isinstance(event, BlockRemoved):
-                for block_hash in event.block_hashes:
-                    self._parents.pop(block_hash, None)
-                continue
-            parent = event.parent_hash
-            for block_hash in event.block_hashes:
-                self._parents[block_hash] = parent
-                parent = block_hash
-
-    def chains(self) -> list[BlockStored]:
-        """All blocks, parents first, neighbours in a chain joined into one event."""
-        chains: list[BlockStored] = []
-        last: int | None = None
-        for block_hash, parent in self._parents.items():
-            if chains and parent == last:
-                chains[-1].block_hashes.append(block_hash)
-            else:
-                chains.append(BlockStored(block_hashes=[block_hash], parent_hash=parent))
-            last = block_hash
-        return chains
-
-
-class Attachment:
-    """What one gateway has yet to be told, and which of its requests are open."""
-
-    def __init__(self) -> None:
-        self.open_requests: dict[str, int] = {}
-        """Request id to attempt."""
-        self._pending: list[WorkerItem] = []
-        self._tails: dict[tuple[str, int], TokenDelta] = {}
-        """Deltas of the pending update, where the next tokens of a request are added."""
-        self._news = asyncio.Event()
-        self._ended = False
-        self._seq = 0
-
-    def put(self, item: AttachSnapshot | WorkerDown) -> None:
-        """Adds an item that stands alone."""
-        self._pending.append(item)
-        self._tails.clear()
-        self._news.set()
-
-    def put_step(
-        self,
-        epoch: int,
-        deltas: list[TokenDelta],
-        block_events: list[BlockEvent],
-        load: LoadSnapshot,
-    ) -> None:
-        """Adds one step; merges it with the last one if that has not been taken yet."""
-        update = self._pending[-1] if self._pending else None
-        if isinstance(update, WorkerUpdate):
-            update.block_events = [*update.block_events, *block_events]
-            update.load = load
-        else:
-            update = WorkerUpdate(
-                epoch=epoch, seq=0, deltas=[], block_events=block_events, load=load
-            )
-            self._pending.append(update)
-        for delta in deltas:
-            self._merge(update, delta)
-            if delta.finish_reason is not None:
-                self.open_requests.pop(delta.request_id, None)
-        self._news.set()
-
-    async def next(self) -> WorkerItem | None:
-        """The oldest pending item, waiting for one; None when the stream has ended."""
-        while not self._pending:
-            if self._ended:
-                return None
-            self._news.clear()
-            await self._news.wait()
-        item = self._pending.pop(0)
-        if not self._pending:
-            self._tails.clear()
-        if isinstance(item, WorkerUpdate):
-            self._seq += 1
-            item.seq = self._seq
-        return item
-
-    def end(self) -> None:
-        """No more items will come."""
-        self._ended = True
-        self._news.set()
-
-    def _merge(self, update: WorkerUpdate, delta: TokenDelta) -> None:
-        key = (delta.request_id, delta.attempt)
-        tail = self._tails.get(key)
-        if tail is None:
-            self._tails[key] = delta
-            update.deltas.append(delta)
-            return
-        tail.token_ids.extend(delta.token_ids)
-        tail.finish_reason = delta.finish_reason
-        tail.stop_reason = delta.stop_reason
-        tail.error = delta.error
-        if delta.num_cached_tokens >= 0:
-            tail.num_cached_tokens = delta.num_cached_tokens

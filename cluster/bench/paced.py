@@ -66,10 +66,12 @@ class PacedEngine:
         self._events: list[BlockEvent] = []
         self._root = root_hash(config.info.block_hash_salt)
         self._seq = 0
+        self._num_submits_seen = 0
 
     def take(self, batch: SubmitBatch) -> None:
         """Adds and aborts requests."""
         for submit in batch.submits:
+            self._num_submits_seen += 1
             self._running[submit.request_id] = _Running(submit=submit)
             prompt = array("i", submit.prompt)
             hashes = block_hashes(prompt, self._config.info.page_size, self._root)
@@ -115,6 +117,7 @@ class PacedEngine:
             max_num_seqs=info.max_num_seqs,
             step_ms=self._config.step_s * 1000.0,
             num_step_tokens=len(self._running),
+            num_submits_seen=self._num_submits_seen,
         )
 
 

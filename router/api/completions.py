@@ -10,6 +10,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from router.api import params
+from router.api.body import read_body
 from router.api.protocol import ChatRequest, CommonRequest, CompletionRequest, parse_body
 from router.api.response import GenerationResponse
 from router.api.writer import ChatWriter, ResponseWriter, TextWriter
@@ -30,12 +31,12 @@ class CompletionRoutes:
 
     async def chat(self, request: Request) -> Response:
         """POST /v1/chat/completions. Raises ApiError."""
-        body = parse_body(await request.body(), ChatRequest)
+        body = parse_body(await read_body(request), ChatRequest)
         model = self._gateway.model(body.model)
         sampling = params.sampling_params(body, params.chat_max_tokens(body), model.defaults)
         prompt = await model.encoder.chat(
             params.chat_messages(body.messages),
-            cache_salt=body.cache_salt or "",
+            cache_salt=params.cache_salt(body),
             add_generation_prompt=body.add_generation_prompt is not False,
             chat_template_kwargs=params.template_arguments(body),
         )
@@ -43,12 +44,14 @@ class CompletionRoutes:
 
     async def complete(self, request: Request) -> Response:
         """POST /v1/completions. Raises ApiError."""
-        body = parse_body(await request.body(), CompletionRequest)
+        body = parse_body(await read_body(request), CompletionRequest)
         model = self._gateway.model(body.model)
         sampling = params.sampling_params(body, params.completion_max_tokens(body), model.defaults)
+        texts = params.completion_prompts(body.prompt)
+        params.check_num_completions(len(texts), sampling.n)
         prompts = await model.encoder.prompts(
-            params.completion_prompts(body.prompt),
-            cache_salt=body.cache_salt or "",
+            texts,
+            cache_salt=params.cache_salt(body),
             add_special_tokens=body.add_special_tokens is not False,
         )
         return _respond(request, body, model, prompts, sampling, TextWriter, "cmpl")

@@ -10,7 +10,13 @@ from router.errors import bad_request
 from worker.wire.sampling import SamplingParams
 
 MAX_CHOICES = 128
-MAX_PROMPTS = 2048
+MAX_COMPLETIONS = 2048
+"""Prompts of one request times its n."""
+MAX_STOP_STRINGS = 128
+MAX_STOP_CHARACTERS = 8192
+"""Of all stop strings together; each choice follows each of them through its text."""
+MAX_STOP_TOKENS = 1024
+MAX_CACHE_SALT = 1024
 DEFAULT_COMPLETION_TOKENS = 16
 DEFAULT_PRIORITY = 4
 RESERVED_TEMPLATE_NAMES = (
@@ -40,7 +46,6 @@ def sampling_params(
         "min_tokens": request.min_tokens,
     }
     values = {**defaults, **{name: value for name, value in given.items() if value is not None}}
-    stop = [request.stop] if isinstance(request.stop, str) else request.stop or []
     n = 1 if request.n is None else request.n
     if n > MAX_CHOICES:
         raise bad_request(f"n must be at most {MAX_CHOICES}, got {n}", "n")
@@ -49,8 +54,8 @@ def sampling_params(
             n=n,
             seed=request.seed,
             max_tokens=max_tokens,
-            stop=tuple(stop),
-            stop_token_ids=tuple(request.stop_token_ids or ()),
+            stop=_stop_strings(request),
+            stop_token_ids=_stop_tokens(request),
             ignore_eos=bool(request.ignore_eos),
             include_stop_str_in_output=bool(request.include_stop_str_in_output),
             skip_special_tokens=request.skip_special_tokens is not False,
@@ -70,6 +75,27 @@ def chat_max_tokens(request: ChatRequest) -> int | None:
 def completion_max_tokens(request: CompletionRequest) -> int:
     """Plain completions are short unless told otherwise."""
     return DEFAULT_COMPLETION_TOKENS if request.max_tokens is None else request.max_tokens
+
+
+def check_num_completions(num_prompts: int, n: int) -> None:
+    """Raises ApiError where prompts times choices are more than one request may ask for."""
+    if num_prompts * n > MAX_COMPLETIONS:
+        raise bad_request(
+            f"{num_prompts} prompts with n = {n} are {num_prompts * n} completions, at most "
+            f"{MAX_COMPLETIONS} per request",
+            "n" if n > 1 else "prompt",
+        )
+
+
+def cache_salt(request: CommonRequest) -> str:
+    """Empty for none. Raises ApiError where it is too long."""
+    value = request.cache_salt or ""
+    if len(value) > MAX_CACHE_SALT:
+        raise bad_request(
+            f"cache_salt must have at most {MAX_CACHE_SALT} characters, got {len(value)}",
+            "cache_salt",
+        )
+    return value
 
 
 def priority(request: CommonRequest) -> int:
@@ -106,8 +132,6 @@ def completion_prompts(prompt: str | list[Any]) -> list[str | list[int]]:
         return [prompt]
     if prompt and all(_is_int(item) for item in prompt):
         return [prompt]
-    if len(prompt) > MAX_PROMPTS:
-        raise bad_request(f"prompt holds {len(prompt)} prompts, at most {MAX_PROMPTS}", "prompt")
     if prompt and all(isinstance(item, str) for item in prompt):
         return prompt
     if prompt and all(isinstance(item, list) and all(map(_is_int, item)) for item in prompt):
@@ -116,6 +140,30 @@ def completion_prompts(prompt: str | list[Any]) -> list[str | list[int]]:
         "prompt must be a string, a list of strings, token ids, or a list of lists of token ids",
         "prompt",
     )
+
+
+def _stop_strings(request: CommonRequest) -> tuple[str, ...]:
+    stop = (request.stop,) if isinstance(request.stop, str) else tuple(request.stop or ())
+    if len(stop) > MAX_STOP_STRINGS:
+        raise bad_request(f"stop holds {len(stop)} strings, at most {MAX_STOP_STRINGS}", "stop")
+    num_characters = sum(map(len, stop))
+    if num_characters > MAX_STOP_CHARACTERS:
+        raise bad_request(
+            f"stop strings have {num_characters} characters together, at most "
+            f"{MAX_STOP_CHARACTERS}",
+            "stop",
+        )
+    return stop
+
+
+def _stop_tokens(request: CommonRequest) -> tuple[int, ...]:
+    token_ids = tuple(request.stop_token_ids or ())
+    if len(token_ids) > MAX_STOP_TOKENS:
+        raise bad_request(
+            f"stop_token_ids holds {len(token_ids)} tokens, at most {MAX_STOP_TOKENS}",
+            "stop_token_ids",
+        )
+    return token_ids
 
 
 def _message(index: int, message: Mapping[str, Any]) -> dict[str, Any]:

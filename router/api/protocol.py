@@ -75,6 +75,8 @@ def parse_body(body: bytes, kind: type[Body]) -> Body:
         fields = msgspec.json.decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise bad_request(f"the body is not valid JSON: {error}") from error
+    except RecursionError:
+        raise bad_request("the body is nested too deeply") from None
     if not isinstance(fields, dict):
         raise bad_request("the body must be a JSON object")
     _refuse_unsupported(fields)
@@ -82,6 +84,8 @@ def parse_body(body: bytes, kind: type[Body]) -> Body:
         return msgspec.convert(fields, kind)
     except msgspec.ValidationError as error:
         raise bad_request(*_explain(str(error))) from error
+    except OverflowError as error:
+        raise bad_request(f"the body holds a number that is too large: {error}") from error
 
 
 def _none_of(*harmless: Any) -> Callable[[Any], bool]:

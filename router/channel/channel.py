@@ -25,6 +25,7 @@ from worker.wire.messages import (
     Rejection,
     Submit,
     SubmitReply,
+    TokenDelta,
     WorkerDown,
     WorkerItem,
     WorkerUpdate,
@@ -78,6 +79,8 @@ class WorkerChannel:
         self._listener = listener
         self._outbox = Outbox(worker_id, transport, self._on_reply, self._on_failure)
         self._flights: dict[str, _Flight] = {}
+        self._strays: dict[str, int] = {}
+        """Attempts by request id that were aborted and whose end has not been reported yet."""
         self._leaving = False
         self._epoch: int | None = None
         """Incarnation that the last snapshot told of; None while not attached."""
@@ -123,6 +126,8 @@ class WorkerChannel:
         flight = self._flights.pop(request_id, None)
         if flight is None:
             return
+        if flight.epoch is not None:
+            self._strays[request_id] = flight.attempt
         if not flight.verdict.done():
             flight.verdict.set_result(None)
         self._outbox.abort(request_id, flight.attempt)
@@ -155,6 +160,8 @@ class WorkerChannel:
         try:
             while True:
                 done, _ = await asyncio.wait([pump], timeout=TICK_S)
+                if pump.cancelled():  # by its transport: nobody here has
+                    return "the stream was cancelled"
                 if done:
                     error = pump.exception()
                     return "the stream ended" if error is None else f"{error!r}"
@@ -200,7 +207,8 @@ class WorkerChannel:
         for delta in update.deltas:
             flight = flights.get(delta.request_id)
             if flight is None or flight.attempt != delta.attempt:
-                continue  # aborted, or of an attempt that was given up
+                self._on_stray(delta)
+                continue
             if not flight.verdict.done():  # tokens may overtake the answer to the submit
                 self._accept(flight, update.epoch)
             if delta.finish_reason is not None:
@@ -215,6 +223,19 @@ class WorkerChannel:
                 self.abort(delta.request_id)
                 flight.receiver.lose("internal error: its tokens could not be processed")
 
+    def _on_stray(self, delta: TokenDelta) -> None:
+        """Tokens that nobody waits for: of a request that was aborted or given up.
+
+        Where the submit's answer got lost, or the submit arrived after its abort, the worker would
+        generate to the end; it is told once.
+        """
+        request_id, attempt = delta.request_id, delta.attempt
+        if delta.finish_reason is not None:
+            self._strays.pop(request_id, None)
+        elif self._strays.get(request_id, -1) < attempt:
+            self._strays[request_id] = attempt
+            self._outbox.abort(request_id, attempt)
+
     def _on_snapshot(self, snapshot: AttachSnapshot) -> None:
         if snapshot.protocol_version != PROTOCOL_VERSION:
             raise ConnectionError(
@@ -222,6 +243,7 @@ class WorkerChannel:
                 f"gateway {PROTOCOL_VERSION}: run the same release on both"
             )
         if snapshot.epoch != self._epoch:
+            self._strays.clear()
             self._lose_flights("its rank group was rebuilt", before=snapshot.epoch)
         self._epoch = self._oldest_epoch = snapshot.epoch
         self._listener.on_snapshot(self.worker_id, snapshot)
@@ -236,11 +258,13 @@ class WorkerChannel:
 
     def _on_reply(self, submits: list[Submit], reply: SubmitReply) -> None:
         rejections = {rejection.request_id: rejection for rejection in reply.rejections}
+        ordinal = reply.last_ordinal - (len(submits) - len(rejections))
         for submit in submits:
+            rejection: Rejection | None = rejections.get(submit.request_id)
+            ordinal += rejection is None
             flight = self._flights.get(submit.request_id)
             if flight is None or flight.attempt != submit.attempt or flight.verdict.done():
                 continue
-            rejection: Rejection | None = rejections.get(submit.request_id)
             if rejection is not None:
                 del self._flights[submit.request_id]
                 flight.verdict.set_exception(Refused(rejection))
@@ -249,6 +273,7 @@ class WorkerChannel:
                 flight.verdict.set_exception(WorkerUnreachable("its rank group was rebuilt"))
             else:
                 self._accept(flight, reply.epoch)
+                self._listener.on_accepted(self.worker_id, submit.request_id, reply.epoch, ordinal)
 
     def _on_failure(self, submits: list[Submit], reason: str) -> None:
         for submit in submits:

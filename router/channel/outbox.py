@@ -76,7 +76,11 @@ class Outbox:
             self._submits, self._aborts = {}, []
             try:
                 reply = await self._send(SubmitBatch(submits=submits, aborts=aborts))
-            except Exception as error:  # whatever it was, nobody may wait forever
+            except (Exception, asyncio.CancelledError) as error:
+                # Whatever it was, nobody may wait forever. A transport's own call may be cancelled
+                # from below: that is not for this task.
+                if _is_cancelled():
+                    raise
                 logger.warning(
                     "submit failed: %s", _text(error), extra={"worker_id": self._worker_id}
                 )
@@ -95,5 +99,10 @@ class Outbox:
         return self._decoder.decode(payload)
 
 
-def _text(error: Exception) -> str:
+def _is_cancelled() -> bool:
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0
+
+
+def _text(error: BaseException) -> str:
     return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__

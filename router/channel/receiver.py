@@ -42,6 +42,10 @@ class ChannelListener(Protocol):
         """One step's block events and load. Called before its deltas are delivered."""
         ...
 
+    def on_accepted(self, worker_id: str, request_id: str, epoch: int, ordinal: int) -> None:
+        """The worker's incarnation `epoch` took a request, as its submit number `ordinal`."""
+        ...
+
     def on_lost(self, worker_id: str, reason: str) -> None:
         """The rank group or the worker is gone."""
         ...

@@ -14,8 +14,10 @@ class Reservation:
 
     uncached_tokens: int
     """Prompt tokens that its prefix cache does not have."""
-    reports_left: int | None = None
-    """Load reports until it is surely part of them; None before the worker accepted it."""
+    epoch: int = 0
+    """Incarnation of the worker that took it; 0 before the worker said so."""
+    ordinal: int = 0
+    """Its number among that incarnation's submits; loads that count as many contain it."""
 
 
 @dataclass(slots=True)

@@ -11,9 +11,6 @@ from router.fleet.blocks import BlockKey, PromptBlocks
 from router.fleet.index import PrefixIndex
 from worker.wire.messages import AttachSnapshot, EngineInfo, LoadSnapshot, WorkerUpdate
 
-REPORTS_TO_SETTLE = 2
-"""A report may describe a step that began before the request arrived; the second one does not."""
-
 
 class Choice(msgspec.Struct, frozen=True):
     """The worker that was chosen, and for what."""
@@ -29,8 +26,9 @@ class Fleet:
     """Chooses among the workers of one model.
 
     `reserve` chooses and books in one step without an await in between, so that requests that
-    arrive together see each other. A booking ends when the worker's reports contain the request:
-    with its first token or its end, or with the second fresh load report after it was accepted.
+    arrive together see each other. A booking ends with the very report whose load contains the
+    request, so that it is neither counted twice nor missed: workers number their submits, and say
+    with each load how many of them it contains.
     """
 
     def __init__(self, policy: RoutingPolicy) -> None:
@@ -67,7 +65,10 @@ class Fleet:
         if before is not None:
             state.draining = before.draining
             state.last_chosen = before.last_chosen
+            state.reservations = before.reservations
+            state.reserved_tokens = before.reserved_tokens
         self._workers[worker_id] = state
+        self._settle(state)
         self.index.replace(worker_id, snapshot.blocks)
 
     def update(self, worker_id: str, update: WorkerUpdate) -> None:
@@ -77,9 +78,9 @@ class Fleet:
             return
         if update.block_events:
             self.index.apply(worker_id, update.block_events)
-        if worker.reservations and update.load != worker.load:
-            self._settle(worker)
         worker.load = update.load
+        if worker.reservations:
+            self._settle(worker)
 
     def lose(self, worker_id: str) -> None:
         """The worker's rank group or the worker itself is gone, and its cache with it."""
@@ -88,8 +89,6 @@ class Fleet:
         if worker is not None:
             worker.info = None
             worker.load = LoadSnapshot()
-            worker.reservations.clear()
-            worker.reserved_tokens = 0
 
     def set_draining(self, worker_id: str, draining: bool) -> None:
         """A draining worker finishes what it has and takes nothing new."""
@@ -130,12 +129,19 @@ class Fleet:
         worker.reserved_tokens += uncached
         return Choice(worker.worker_id, worker.epoch, info, hit)
 
-    def accepted(self, worker_id: str, request_id: str) -> None:
-        """The worker has the request; its next reports will contain it."""
+    def accepted(self, worker_id: str, request_id: str, epoch: int, ordinal: int) -> None:
+        """The worker has the request: loads of this epoch that count `ordinal` submits contain it.
+
+        Answer and reports travel apart, so such a load may be here already, or the epoch's first
+        snapshot may still be on its way.
+        """
         worker = self._workers.get(worker_id)
         booking = worker.reservations.get(request_id) if worker is not None else None
-        if booking is not None:
-            booking.reports_left = REPORTS_TO_SETTLE
+        if worker is None or booking is None:
+            return
+        booking.epoch, booking.ordinal = epoch, ordinal
+        if _is_settled(booking, worker):
+            self.release(worker_id, request_id)
 
     def release(self, worker_id: str, request_id: str) -> None:
         """Ends a booking; nothing happens if it has ended already."""
@@ -147,8 +153,16 @@ class Fleet:
             worker.reserved_tokens -= booking.uncached_tokens
 
     def _settle(self, worker: WorkerState) -> None:
-        for request_id, booking in list(worker.reservations.items()):
-            if booking.reports_left is not None:
-                booking.reports_left -= 1
-                if booking.reports_left == 0:
-                    self.release(worker.worker_id, request_id)
+        settled = [r for r, booking in worker.reservations.items() if _is_settled(booking, worker)]
+        for request_id in settled:
+            self.release(worker.worker_id, request_id)
+
+
+def _is_settled(booking: Reservation, worker: WorkerState) -> bool:
+    """Whether the worker's load contains it, or the incarnation that took it is gone.
+
+    One that was not answered yet goes on: the next incarnation may be the one that takes it.
+    """
+    if not booking.epoch or booking.epoch > worker.epoch:
+        return False
+    return booking.epoch < worker.epoch or booking.ordinal <= worker.load.num_submits_seen

@@ -136,7 +136,8 @@ class Completion:
         elif delta.finish_reason is not None:
             self._new_text.append(self._text.flush())
             self.stop_reason = delta.stop_reason
-            self.error = delta.error
+            if delta.finish_reason == "error":
+                self.error = delta.error or "the worker gave up the request"
             self._end(delta.finish_reason, now)
         if self._stream or self.finish_reason is not None:
             self._notify()

@@ -46,8 +46,8 @@ class Generation:
 
     @property
     def finished(self) -> bool:
-        """Whether nothing more will come."""
-        return all(completion.finished for completion in self.completions)
+        """Whether nothing more will come: all have ended, and `take` has told so."""
+        return not self._mailbox and all(completion.finished for completion in self.completions)
 
     @property
     def workers(self) -> str:

@@ -17,6 +17,9 @@ class Mailbox(Generic[T]):
         self._items: list[T] = []
         self._waiter: asyncio.Future[None] | None = None
 
+    def __bool__(self) -> bool:
+        return bool(self._items)
+
     def put(self, item: T) -> None:
         """Adds an item and wakes the reader."""
         self._items.append(item)

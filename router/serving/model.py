@@ -13,7 +13,7 @@ import msgspec
 
 from router.channel import Refused, WorkerChannel, WorkerTransport, WorkerUnreachable
 from router.config import ModelRoute
-from router.errors import ApiError, bad_request, no_worker
+from router.errors import bad_request, no_worker
 from router.fleet import Fleet, PromptBlocks
 from router.metrics.stats import ModelStats
 from router.serving.completion import Completion, CompletionSpec
@@ -82,7 +82,7 @@ class ServedModel:
         seed = sampling.seed if sampling.seed is not None else secrets.randbits(63)
         now = asyncio.get_running_loop().time()
         completions = []
-        unique = secrets.token_hex(4)  # clients choose request ids, and may choose one twice
+        unique = secrets.token_hex(8)  # clients choose request ids, and may choose one twice
         pairs = itertools.product(request.prompts, range(sampling.n))
         for index, (prompt, choice) in enumerate(pairs):
             spec = CompletionSpec(
@@ -108,6 +108,10 @@ class ServedModel:
     def on_update(self, worker_id: str, update: WorkerUpdate) -> None:
         """See ChannelListener."""
         self.fleet.update(worker_id, update)
+
+    def on_accepted(self, worker_id: str, request_id: str, epoch: int, ordinal: int) -> None:
+        """See ChannelListener."""
+        self.fleet.accepted(worker_id, request_id, epoch, ordinal)
 
     def on_lost(self, worker_id: str, reason: str) -> None:
         """See ChannelListener."""
@@ -170,7 +174,7 @@ class ServedModel:
                 request_id=completion.spec.request_id,
             )
             if len(tried) > MAX_RETRIES:
-                raise ApiError(503, f"no worker could take the request: {problem}")
+                raise no_worker(self.route.name, problem)
             self.stats.retries += 1
             completion.attempt += 1
 
@@ -195,7 +199,6 @@ class ServedModel:
                 return error.rejection.message
             self._release(completion)
             raise bad_request(error.rejection.message, _prompt_param(spec.prompt)) from error
-        self.fleet.accepted(choice.worker_id, spec.request_id)
         self.stats.hit_tokens += choice.hit_tokens
         routed = self.stats.routed
         routed[choice.worker_id] = routed.get(choice.worker_id, 0) + 1

@@ -48,7 +48,8 @@ class PromptEncoder:
                     add_generation_prompt=add_generation_prompt,
                     **(chat_template_kwargs or {}),
                 )
-            except ValueError as error:
+            except (ValueError, AttributeError, RecursionError) as error:
+                # Templates come with checkpoints, and see whatever JSON the client sent.
                 raise bad_request(str(error), "messages") from error
             token_ids = self._tokenizer.encode(text, add_special_tokens=False)
             return _blocks(token_ids, cache_salt, keys)

@@ -24,6 +24,7 @@ FORBIDDEN = [
     ("worker/cache/", ("torch", "zmq"), ()),
     ("worker/wire/", ("torch", "ray", "transformers.AutoTokenizer", "zmq"), ()),
     ("worker/front.py", ("torch", "ray"), ()),
+    ("worker/attachment.py", ("torch", "ray"), ()),
     ("kernels/", ("ray", "zmq", "msgspec"), ()),
 ]
 

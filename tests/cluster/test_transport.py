@@ -15,8 +15,9 @@ from cluster.workers import WORKERS, WorkerSet
 class Call:
     """A pending Serve response; ends when it is cancelled."""
 
-    def __init__(self) -> None:
+    def __init__(self, opens: bool) -> None:
         self.done: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
+        self._opens = opens
 
     def cancel(self) -> None:
         self.done.cancel()
@@ -28,19 +29,21 @@ class Call:
         return self._items()
 
     async def _items(self) -> AsyncIterator[bytes]:
-        yield b"first"
+        if self._opens:
+            yield b"first"
         yield await self.done
 
 
 class Method:
     def __init__(self) -> None:
         self.calls: list[tuple[dict[str, Any], Call]] = []
+        self.opens = True
 
     def options(self, **_: Any) -> Any:
         return type("Streaming", (), {"attach": self})()
 
     def remote(self, **arguments: Any) -> Call:
-        self.calls.append((arguments, Call()))
+        self.calls.append((arguments, Call(self.opens)))
         return self.calls[-1][1]
 
 
@@ -85,16 +88,37 @@ async def test_an_unknown_worker_is_unreachable(transport: RayTransport) -> None
         await transport.submit("w9", b"batch")
 
 
-async def test_streams_of_a_worker_that_leaves_end(
-    transport: RayTransport, workers: WorkerSet
+async def test_an_open_stream_outlives_its_workers_leaving(
+    handle: Handle, transport: RayTransport, workers: WorkerSet
 ) -> None:
     stream = transport.attach("w1", "g0")
     assert await anext(stream) == b"first"
     pending = asyncio.ensure_future(anext(stream))
     await asyncio.sleep(0)
     workers.replace(("w2",))
+    handle.attach.calls[0][1].done.set_result(b"last of the drained worker")
+    assert await pending == b"last of the drained worker"
+
+
+async def test_a_stream_that_never_opened_ends_when_the_worker_leaves(
+    handle: Handle, transport: RayTransport, workers: WorkerSet
+) -> None:
+    handle.attach.opens = False
+    pending = asyncio.ensure_future(anext(transport.attach("w1", "g0")))
+    await asyncio.sleep(0)
+    workers.replace(("w2",))
     with pytest.raises(ConnectionError, match="w1 has left"):
         await pending
+
+
+async def test_a_call_cancelled_from_below_is_a_connection_error(
+    handle: Handle, transport: RayTransport
+) -> None:
+    reply = asyncio.ensure_future(transport.submit("w1", b"batch"))
+    await asyncio.sleep(0)
+    handle.submit.calls[0][1].done.cancel()
+    with pytest.raises(ConnectionError, match="was cancelled"):
+        await reply
 
 
 async def test_closing_a_stream_cancels_its_call(handle: Handle, transport: RayTransport) -> None:

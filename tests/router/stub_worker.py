@@ -56,17 +56,22 @@ class StubWorker:
         )
         self.ready = True
         self.reachable = True
+        self.failure: BaseException | None = None
         self.rejection: str | None = None
+        self.refuses: set[str] = set()
         self.protocol_version = PROTOCOL_VERSION
         self.blocks: dict[int, None] = {}
         self.batches: list[SubmitBatch] = []
         self.running: dict[str, Running] = {}
         self.aborted: list[str] = []
         self.num_attached = 0
+        self.num_submits = 0
+        self.answer_gate = asyncio.Event()
+        self.answer_gate.set()
         self.gate = asyncio.Event()
         self.gate.set()
         self.news = asyncio.Event()
-        self._queue: asyncio.Queue[WorkerItem | Exception | None] | None = None
+        self._queue: asyncio.Queue[WorkerItem | BaseException | None] | None = None
         self._seq = 0
 
     async def attach(self) -> AsyncIterator[bytes]:
@@ -77,34 +82,44 @@ class StubWorker:
         self.num_attached += 1
         queue.put_nowait(self.snapshot())
         while (item := await queue.get()) is not None:
-            if isinstance(item, Exception):
+            if isinstance(item, BaseException):
                 raise item
             yield msgspec.msgpack.encode(item)
 
     async def submit(self, payload: bytes) -> bytes:
         if not self.reachable:
             raise ConnectionError("stub is unreachable")
+        if self.failure is not None:
+            raise self.failure
         batch = msgspec.msgpack.decode(payload, type=SubmitBatch)
         self.batches.append(batch)
         await self.gate.wait()
         rejections = []
         for submit in batch.submits:
-            if self.rejection is not None:
+            if self.rejection is not None or submit.request_id in self.refuses:
                 rejections.append(
                     Rejection(
                         request_id=submit.request_id,
                         attempt=submit.attempt,
-                        message=self.rejection,
+                        message=self.rejection or "not this one",
                         status=503,
                     )
                 )
                 continue
+            self.num_submits += 1
             self.start(submit)
         for abort in batch.aborts:
             self.aborted.append(abort.request_id)
             self.running.pop(abort.request_id, None)
         self.news.set()
-        return msgspec.msgpack.encode(SubmitReply(epoch=self.epoch, rejections=rejections))
+        accepted = len(batch.submits) - len(rejections)
+        reply = SubmitReply(
+            epoch=self.epoch,
+            rejections=rejections,
+            last_ordinal=self.num_submits if accepted else 0,
+        )
+        await self.answer_gate.wait()
+        return msgspec.msgpack.encode(reply)
 
     def start(self, submit: Submit) -> None:
         hashes = self.hashes(submit)
@@ -157,7 +172,7 @@ class StubWorker:
             WorkerUpdate(self.epoch, self._seq if seq is None else seq, deltas, events, self.load())
         )
 
-    def send(self, item: WorkerItem | Exception | None) -> None:
+    def send(self, item: WorkerItem | BaseException | None) -> None:
         if self._queue is not None:
             self._queue.put_nowait(item)
 
@@ -167,6 +182,7 @@ class StubWorker:
             num_free_pages=128,
             num_total_pages=128,
             max_num_seqs=self.info.max_num_seqs,
+            num_submits_seen=self.num_submits,
         )
 
     def snapshot(self) -> AttachSnapshot:
@@ -183,6 +199,7 @@ class StubWorker:
         """The rank group dies; its front lives."""
         self.running.clear()
         self.blocks.clear()
+        self.num_submits = 0
         self.send(WorkerDown(self.epoch, "rank 0 was killed"))
         self.epoch += 1
 

@@ -7,7 +7,7 @@ import asyncio
 import pytest
 from stub_worker import StubTransport, StubWorker
 
-from router.channel import WorkerChannel, WorkerUnreachable
+from router.channel import Refused, WorkerChannel, WorkerUnreachable
 from router.channel import outbox as outbox_module
 from worker.wire.messages import AttachSnapshot, Submit, TokenDelta, WorkerUpdate
 from worker.wire.sampling import SamplingParams
@@ -22,6 +22,7 @@ class Recorder:
         self.snapshots: list[AttachSnapshot] = []
         self.down: list[str] = []
         self.closed = False
+        self.accepted: list[tuple[str, int, int]] = []
 
     def deliver(self, delta: TokenDelta, now: float) -> None:
         self.deltas.append(delta)
@@ -34,6 +35,9 @@ class Recorder:
 
     def on_update(self, worker_id: str, update: WorkerUpdate) -> None:
         pass
+
+    def on_accepted(self, worker_id: str, request_id: str, epoch: int, ordinal: int) -> None:
+        self.accepted.append((request_id, epoch, ordinal))
 
     def on_lost(self, worker_id: str, reason: str) -> None:
         self.down.append(reason)
@@ -183,3 +187,76 @@ async def test_receiver_that_fails_takes_nobody_along(wire):
     assert "internal error" in broken.lost[0]
     await wire.until(lambda: wire.worker.aborted == ["b"])
     assert wire.seen.lost == []
+
+
+async def test_accepted_submits_of_a_batch_have_consecutive_ordinals(wire):
+    """Rejected ones have none; another gateway's submits come in between batches."""
+    await wire.start()
+    wire.worker.gate.clear()
+    works = [wire.submit("a")]
+    await wire.until(lambda: bool(wire.worker.batches))
+    works += [wire.submit(name) for name in ("b", "refused", "c")]
+    await asyncio.sleep(0)
+    wire.worker.num_submits += 5
+    wire.worker.refuses = {"refused"}
+    wire.worker.gate.set()
+    results = await asyncio.gather(*works, return_exceptions=True)
+    assert [isinstance(result, Refused) for result in results] == [False, False, True, False]
+    assert wire.seen.accepted == [("a", 1, 6), ("b", 1, 7), ("c", 1, 8)]
+
+
+async def test_strays_are_aborted_once(wire):
+    """A submit whose answer got lost may run on although nobody waits for it any more."""
+    await wire.start()
+    for _ in range(3):
+        wire.worker.update([TokenDelta("stray", 0, [1])], [])
+    await wire.until(lambda: bool(wire.worker.aborted))
+    wire.worker.update([TokenDelta("stray", 0, [], "abort")], [])
+    await wire.submit("r")
+    wire.worker.step()
+    await wire.until(lambda: bool(wire.seen.deltas))
+    assert wire.worker.aborted == ["stray"]
+
+
+async def test_tokens_on_their_way_when_a_request_is_aborted_cause_no_second_abort(wire):
+    await wire.start()
+    await wire.submit("r")
+    wire.channel.abort("r")
+    wire.worker.update([TokenDelta("r", 0, [1])], [])
+    wire.worker.update([TokenDelta("r", 0, [], "abort")], [])
+    await wire.submit("next")
+    wire.worker.step()
+    await wire.until(lambda: bool(wire.seen.deltas))
+    assert wire.worker.aborted == ["r"]
+
+
+async def test_new_stream_does_not_mix_up_requests_of_the_old_one(wire):
+    await wire.start()
+    await wire.submit("old")
+    wire.worker.send(None)  # the stream just ends
+    await wire.until(lambda: len(wire.seen.snapshots) == 2)
+    assert "the stream ended" in wire.seen.lost[0]
+    await wire.submit("old", attempt=1)
+    wire.worker.update([TokenDelta("old", 0, [7])], [])
+    wire.worker.update([TokenDelta("old", 1, [8])], [])
+    await wire.until(lambda: bool(wire.seen.deltas))
+    assert [delta.token_ids for delta in wire.seen.deltas] == [[8]]
+
+
+async def test_cancelled_stream_is_attached_again(wire):
+    """A transport's own call may be cancelled from below."""
+    await wire.start()
+    wire.worker.send(asyncio.CancelledError())
+    await wire.until(lambda: len(wire.seen.snapshots) == 2)
+    assert not wire.seen.closed
+    await wire.submit()
+
+
+async def test_cancelled_submit_counts_as_not_arrived(wire):
+    await wire.start()
+    wire.worker.failure = asyncio.CancelledError()
+    with pytest.raises(WorkerUnreachable):
+        await wire.submit("first")
+    wire.worker.failure = None
+    await wire.submit("second")
+    assert wire.seen.accepted == [("second", 1, 1)]

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import msgspec
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -102,22 +103,65 @@ def test_ties_go_round() -> None:
     assert order == ["a", "b", "c"] * 2
 
 
-def test_booking_counts_until_reports_contain_the_request() -> None:
+def busy(num_running: int, num_submits_seen: int) -> LoadSnapshot:
+    return msgspec.structs.replace(IDLE, num_running=num_running, num_submits_seen=num_submits_seen)
+
+
+def test_booking_ends_with_the_load_that_contains_the_request() -> None:
     fleet = fleet_of("a")
     [worker] = fleet.workers
     fleet.reserve("r", prompt_of(12))
     assert (worker.num_active, worker.reserved_tokens) == (1, 12)
-    busy = LoadSnapshot(num_running=1, num_free_pages=247, num_total_pages=250, max_num_seqs=8)
-    fleet.update("a", update(busy))  # of another gateway: this request is not accepted yet
-    assert worker.num_active == 2
-    fleet.accepted("a", "r")
-    fleet.update("a", update(busy))  # nothing new: a heartbeat
-    assert worker.num_active == 2
-    fleet.update("a", update(IDLE))  # the step that ran when the request arrived
-    assert worker.num_active == 1
-    fleet.update("a", update(busy))
-    assert (worker.num_active, worker.reserved_tokens) == (1, 0)
+    fleet.update("a", update(busy(3, 3)))  # of other gateways: this one is not accepted yet
+    assert worker.num_active == 4
+    fleet.accepted("a", "r", 1, 5)
+    for _ in range(3):  # heartbeats, and a step that began before it arrived
+        fleet.update("a", update(busy(3, 3)))
+        fleet.update("a", update(busy(4, 4)))
+        assert worker.num_active == 5
+    fleet.update("a", update(busy(4, 5)))  # it is in; another one has ended
+    assert (worker.num_active, worker.reserved_tokens) == (4, 0)
     fleet.release("a", "r")
+    assert (worker.num_active, worker.reserved_tokens) == (4, 0)
+
+
+def test_booking_ends_with_the_answer_if_the_load_was_first() -> None:
+    fleet = fleet_of("a")
+    [worker] = fleet.workers
+    fleet.reserve("r1", prompt_of(12))
+    fleet.reserve("r2", prompt_of(8))
+    fleet.update("a", update(busy(1, 1)))
+    fleet.accepted("a", "r1", 1, 1)
+    assert (worker.num_active, worker.reserved_tokens) == (2, 8)
+    fleet.accepted("a", "r2", 1, 2)
+    assert worker.num_active == 2
+    fleet.update("a", update(busy(2, 2)))
+    assert (worker.num_active, worker.reserved_tokens) == (2, 0)
+
+
+def test_bookings_of_an_epoch_end_with_it() -> None:
+    fleet = fleet_of("a")
+    for name in ("old", "open", "young"):
+        fleet.reserve(name, prompt_of(8))
+    fleet.accepted("a", "old", 1, 7)
+    fleet.lose("a")
+    fleet.accepted("a", "young", 2, 1)  # the answer overtakes the snapshot
+    fleet.attach("a", snapshot("a", epoch=2))
+    [worker] = fleet.workers
+    assert list(worker.reservations) == ["open", "young"]
+    assert worker.reserved_tokens == 16
+    fleet.update("a", update(busy(1, 1)))
+    assert list(worker.reservations) == ["open"]
+    fleet.accepted("a", "open", 2, 1)
+    assert (worker.num_active, worker.reserved_tokens) == (1, 0)
+
+
+def test_a_snapshot_may_contain_the_request() -> None:
+    fleet = fleet_of("a")
+    fleet.reserve("r", prompt_of(8))
+    fleet.accepted("a", "r", 1, 4)
+    fleet.attach("a", snapshot("a", load=busy(1, 4)))
+    [worker] = fleet.workers
     assert (worker.num_active, worker.reserved_tokens) == (1, 0)
 
 

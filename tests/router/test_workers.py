@@ -56,6 +56,51 @@ async def test_requests_that_arrive_together_are_spread(rig):
     assert all(not w.reservations and w.reserved_tokens == 0 for w in fleet.workers)
 
 
+async def test_requests_are_counted_once_through_every_race(rig):
+    """Answer before load, load before answer, tokens before the answer."""
+    rig.workers[1].ready = False
+    await rig.start(running=False, attached=1)
+    worker = rig.workers[0]
+    fleet = rig.gateway.model("stub").fleet
+    state = next(iter(fleet.workers))
+    works = [asyncio.create_task(rig.chat("answer first"))]
+    await rig.until(lambda: bool(state.reservations) and bool(worker.running))
+    await rig.until(lambda: state.reservations[next(iter(state.reservations))].ordinal == 1)
+    assert state.num_active == 1
+    worker.update([], [])
+    await rig.until(lambda: not state.reservations)
+    assert state.num_active == 1
+    worker.answer_gate.clear()
+    works.append(asyncio.create_task(rig.chat("load first")))
+    await rig.until(lambda: len(worker.running) == 2)
+    worker.update([], [])
+    await rig.until(lambda: state.load.num_running == 2)
+    worker.answer_gate.set()
+    await rig.until(lambda: not state.reservations)
+    assert state.num_active == 2
+    worker.answer_gate.clear()
+    works.append(asyncio.create_task(rig.chat("tokens first")))
+    await rig.until(lambda: len(worker.running) == 3)
+    worker.step()
+    await rig.until(lambda: not state.reservations)
+    assert state.num_active == 3
+    worker.answer_gate.set()
+    while worker.running:
+        worker.step()
+    assert [response.status_code for response in await asyncio.gather(*works)] == [200] * 3
+
+
+async def test_rejected_and_unreachable_leave_no_booking(rig):
+    await rig.start()
+    fleet = rig.gateway.model("stub").fleet
+    rig.workers[0].rejection = "this worker is loading"
+    assert (await rig.chat()).status_code == 200
+    rig.workers[0].rejection, rig.workers[0].reachable = None, False
+    assert [(await rig.chat()).status_code for _ in range(2)] == [200, 200]
+    await rig.until(lambda: all(not w.reservations for w in fleet.workers))
+    assert all(w.reserved_tokens == 0 for w in fleet.workers)
+
+
 async def test_submits_that_arrive_meanwhile_ride_on_the_next_call(rig):
     rig.workers[1].ready = False
     await rig.start(attached=1)

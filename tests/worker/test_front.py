@@ -10,11 +10,14 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import msgspec
+import numpy as np
 import pytest
 import zmq
 import zmq.asyncio
 
-from worker.front import CacheMirror, WorkerFront
+from worker import front as front_module
+from worker.attachment import CacheMirror
+from worker.front import WorkerFront
 from worker.wire.messages import (
     AttachSnapshot,
     BlockEvent,
@@ -173,6 +176,73 @@ async def test_a_batch_goes_to_the_inbox_less_what_can_never_fit(
     assert [s.request_id for s in (await engine.batch()).submits] == ["fits"]
 
 
+async def test_replies_number_the_submits_of_all_gateways_and_of_one_epoch(
+    front: WorkerFront, engine: Engine
+) -> None:
+    one, two = Gateway(front, "g1"), Gateway(front, "g2")
+    await one.next()
+    await two.next()
+    too_long = submit("too-long", "g1", num_prompt=64)
+    assert (await send(front, submit("a", "g1"), too_long)).last_ordinal == 1
+    assert (await send(front, submit("b", "g2"), submit("c", "g2"))).last_ordinal == 3
+    assert (await send(front, too_long)).last_ordinal == 0
+    assert (await send(front, submit("d", "g1"))).last_ordinal == 4
+    taken = [s.request_id for _ in range(3) for s in (await engine.batch()).submits]
+    assert taken == ["a", "b", "c", "d"]
+    front.engine_lost("rank 0 died")
+    again = Engine(front.open())
+    await again.ready()
+    await front.wait_ready()
+    reply = await send(front, submit("e", "g2"))
+    assert (reply.epoch, reply.last_ordinal) == (2, 1)
+    again.close()
+
+
+@pytest.mark.parametrize(
+    ("fields", "problem"),
+    [
+        ({"prompt": np.array([1, 32], "<i4").tobytes()}, "token id 32 is outside"),
+        ({"prompt": np.array([1, -7], "<i4").tobytes()}, "token id -7 is outside"),
+        ({"prompt": bytes(7)}, "7 bytes"),
+        ({"prompt": b""}, "empty"),
+        ({"num_resumed": 4}, "num_resumed is 4"),
+        ({"num_resumed": -1}, "num_resumed is -1"),
+    ],
+)
+async def test_what_would_end_a_rank_never_reaches_it(
+    front: WorkerFront, engine: Engine, fields: dict[str, object], problem: str
+) -> None:
+    gateway = Gateway(front, "g0")
+    await gateway.next()
+    reply = await send(front, msgspec.structs.replace(submit("bad"), **fields), submit("good"))
+    [rejection] = reply.rejections
+    assert (rejection.request_id, rejection.status) == ("bad", 400)
+    assert problem in rejection.message
+    assert [s.request_id for s in (await engine.batch()).submits] == ["good"]
+
+
+async def test_a_gateway_that_does_not_read_costs_bounded_memory(
+    front: WorkerFront, engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is let go; when it reads again, it attaches anew and gets the cache as it stands."""
+    monkeypatch.setattr(front_module, "MAX_PENDING_EVENTS", 5)
+    stalled, probe = Gateway(front, "stalled"), Gateway(front, "probe")
+    await stalled.next()
+    await probe.next()
+    await send(front, submit("open", "stalled"))
+    await engine.batch()
+    for block in range(1, 8):
+        await engine.step(events=[BlockStored([block], None)])
+        await probe.news()
+    assert [a.request_id for a in (await engine.batch()).aborts] == ["open"]
+    with pytest.raises(StopAsyncIteration):
+        await stalled.news()
+    again = Gateway(front, "stalled")
+    snapshot = await again.next()
+    assert isinstance(snapshot, AttachSnapshot)
+    assert len(snapshot.blocks) == 7
+
+
 async def test_each_gateway_gets_its_own_tokens_and_everybodys_blocks(
     front: WorkerFront, engine: Engine
 ) -> None:
@@ -230,6 +300,21 @@ async def test_closing_the_stream_aborts_open_requests(front: WorkerFront, engin
     assert [(a.request_id, a.attempt) for a in (await engine.batch()).aborts] == [("open", 2)]
     reply = await send(front, submit("late"))
     assert reply.rejections[0].status == 503
+
+
+async def test_the_end_of_an_earlier_attempt_leaves_the_later_one_open(
+    front: WorkerFront, engine: Engine
+) -> None:
+    gateway = Gateway(front, "g0")
+    await gateway.next()
+    await send(front, submit("r", attempt=0))
+    await send(front, submit("r", attempt=1))
+    for _ in range(2):
+        await engine.batch()
+    await engine.step({"g0": [delta("r", finish="abort")]})
+    await gateway.news()
+    await gateway.close()
+    assert [(a.request_id, a.attempt) for a in (await engine.batch()).aborts] == [("r", 1)]
 
 
 async def test_attaching_again_ends_the_earlier_stream_only(

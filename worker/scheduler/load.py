@@ -23,6 +23,8 @@ class Tally:
     """Time of the last completed step."""
     num_step_tokens: int = 0
     """Tokens computed in the last completed step."""
+    num_submits: int = 0
+    """Submits since the scheduler began, those that were ignored included."""
 
 
 def snapshot(
@@ -47,4 +49,5 @@ def snapshot(
         num_preemptions=tally.num_preemptions,
         step_ms=tally.step_ms,
         num_step_tokens=tally.num_step_tokens,
+        num_submits_seen=tally.num_submits,
     )

@@ -83,12 +83,14 @@ class Scheduler:
         A higher attempt of a known request replaces it without a word, since whoever raised the
         attempt no longer listens to the older; the same or a lower one is ignored.
         """
+        self._tally.num_submits += 1
         present = self._requests.get(submit.request_id)
         if present is not None:
             if submit.attempt <= present.attempt:
                 logger.warning(
-                    "request %s: attempt %d ignored, attempt %d is under way",
-                    *(submit.request_id, submit.attempt, present.attempt),
+                    "attempt %d ignored, attempt %d is under way",
+                    *(submit.attempt, present.attempt),
+                    extra={"request_id": submit.request_id},
                 )
                 return
             self._end(present, RequestState.FINISHED_ABORTED)
@@ -243,7 +245,8 @@ class Scheduler:
         request.move_to(state)
         del self._requests[request.request_id]
         logger.debug(
-            "request %s: %s after %d prompt and %d generated tokens, %.3f s",
-            *(request.request_id, request.finish_reason, request.num_prompt, request.num_output),
+            "%s after %d prompt and %d generated tokens, %.3f s",
+            *(request.finish_reason, request.num_prompt, request.num_output),
             self._clock() - request.arrived_s,
+            extra={"request_id": request.request_id},
         )

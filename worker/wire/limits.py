@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+import numpy as np
+
+from worker.wire.blocks import TOKEN_BYTES
 from worker.wire.messages import EngineInfo, Rejection, Submit
 
 
 def refuse(submit: Submit, info: EngineInfo) -> Rejection | None:
     """A rejection with the numbers if `submit` can never run on an engine like `info`, else None.
 
+    It stands between clients and ranks: a token id that is not in the embedding would end a rank.
     `max_tokens` beyond the room that the prompt leaves is no reason: generation then ends with
     finish reason "length" at the model's maximum.
     """
-    num_prompt = len(submit.prompt) // 4
+    num_prompt, odd_bytes = divmod(len(submit.prompt), TOKEN_BYTES)
     limit = min(info.max_model_len, info.max_total_tokens)
     problem: str | None = None
-    if num_prompt == 0:
+    if odd_bytes:
+        problem = f"the prompt has {len(submit.prompt)} bytes, which are no int32 token ids"
+    elif num_prompt == 0:
         problem = "the prompt is empty: send at least one token"
     elif num_prompt >= limit:
         problem = (
@@ -27,8 +33,21 @@ def refuse(submit: Submit, info: EngineInfo) -> Rejection | None:
             f"min_tokens is {submit.sampling.min_tokens}, but after a prompt of {num_prompt} "
             f"tokens only {limit - num_prompt} can be generated"
         )
+    elif not 0 <= submit.num_resumed < num_prompt:
+        problem = f"num_resumed is {submit.num_resumed}, but the prompt has {num_prompt} tokens"
+    elif (token_id := _unknown_token(submit.prompt, info.vocab_size)) is not None:
+        problem = f"token id {token_id} is outside of the vocabulary of {info.vocab_size} tokens"
     if problem is None:
         return None
     return Rejection(
         request_id=submit.request_id, attempt=submit.attempt, message=problem, status=400
     )
+
+
+def _unknown_token(prompt: bytes, vocab_size: int) -> int | None:
+    """The first token id that the embedding does not have."""
+    # Seen as unsigned, negative ids are beyond every vocabulary.
+    ids = np.frombuffer(prompt, dtype="<u4")
+    if ids.max() < vocab_size:
+        return None
+    return int(ids[ids >= vocab_size][0].astype(np.int32))

@@ -70,6 +70,9 @@ class SubmitReply(msgspec.Struct, kw_only=True, omit_defaults=True):
 
     epoch: int
     rejections: list[Rejection] = []
+    last_ordinal: int = 0
+    """Number, within the epoch and over all gateways, of the last submit that was handed over; the
+    others of the batch have the numbers before it, in their order. 0 if all were rejected."""
 
 
 class TokenDelta(msgspec.Struct, array_like=True):
@@ -122,6 +125,9 @@ class LoadSnapshot(msgspec.Struct, array_like=True):
     """Wall time of the last step, launch to results."""
     num_step_tokens: int = 0
     """Tokens computed in the last step."""
+    num_submits_seen: int = 0
+    """Submits that rank 0 has taken since the epoch began: of those up to this ordinal (see
+    SubmitReply) this load tells, of later ones it does not."""
 
 
 class EngineInfo(msgspec.Struct, array_like=True, tag="info"):

@@ -6,6 +6,9 @@ from collections.abc import Iterable
 
 import msgspec
 
+_INT32_MAX = 2**31 - 1
+"""Bound of everything that counts or names tokens: ranks keep such values in fixed-size columns."""
+
 
 class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """How one request draws its tokens and when it ends. Names and defaults follow vLLM.
@@ -57,19 +60,24 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
             raise ValueError(f"temperature must be in [0, 100], got {self.temperature}")
         if not 0.0 < self.top_p <= 1.0:
             raise ValueError(f"top_p must be in (0, 1], got {self.top_p}")
-        if self.top_k < -1:
-            raise ValueError(f"top_k must be -1 or 0 (off) or at least 1, got {self.top_k}")
+        if not -1 <= self.top_k <= _INT32_MAX:
+            raise ValueError(
+                f"top_k must be -1 or 0 (off) or in [1, {_INT32_MAX}], got {self.top_k}"
+            )
         if not 0.0 <= self.min_p <= 1.0:
             raise ValueError(f"min_p must be in [0, 1], got {self.min_p}")
         if self.seed is not None and not -(2**63) <= self.seed < 2**64:
             raise ValueError(f"seed must fit 64 bits, got {self.seed}")
-        if self.max_tokens is not None and self.max_tokens < 1:
-            raise ValueError(f"max_tokens must be at least 1, got {self.max_tokens}")
-        if self.min_tokens < 0:
-            raise ValueError(f"min_tokens must not be negative, got {self.min_tokens}")
+        if self.max_tokens is not None and not 1 <= self.max_tokens <= _INT32_MAX:
+            raise ValueError(f"max_tokens must be in [1, {_INT32_MAX}], got {self.max_tokens}")
+        if not 0 <= self.min_tokens <= _INT32_MAX:
+            raise ValueError(f"min_tokens must be in [0, {_INT32_MAX}], got {self.min_tokens}")
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
             raise ValueError(
                 f"min_tokens ({self.min_tokens}) must not exceed max_tokens ({self.max_tokens})"
             )
         if any(not s for s in self.stop):
             raise ValueError("stop strings must not be empty")
+        for token_id in self.stop_token_ids:
+            if not 0 <= token_id <= _INT32_MAX:
+                raise ValueError(f"stop_token_ids must be in [0, {_INT32_MAX}], got {token_id}")

@@ -13,6 +13,9 @@ from tokenizers import decoders
 from worker.wire.chat_template import ChatTemplate
 from worker.wire.detokenizer import ByteDetokenizer, Detokenizer, StreamDetokenizer
 
+SHORT_TEXT = 1024
+"""Characters that are encoded sooner (within a millisecond) than another thread would take over."""
+
 SPECIAL_TOKEN_KEYS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token")
 
 
@@ -54,7 +57,12 @@ class Tokenizer:
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """Token ids of `text`; with the tokens that the checkpoint puts around every text."""
-        return self._backend.encode(text, add_special_tokens=add_special_tokens).ids
+        # HAZARD: the library's `encode` keeps the interpreter's lock: for a long prompt it would
+        # halt every stream of the process, whatever thread it runs in. Batches do not.
+        if len(text) <= SHORT_TEXT:
+            return self._backend.encode(text, add_special_tokens=add_special_tokens).ids
+        [encoding] = self._backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)
+        return encoding.ids
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         """Text of a whole sequence."""

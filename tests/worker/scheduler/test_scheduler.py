@@ -312,7 +312,8 @@ def test_strangers_and_older_attempts_change_nothing(caplog: pytest.LogCaptureFi
     with caplog.at_level(logging.WARNING):
         harness.scheduler.add(make_submit("a", prompt(9), attempt=2))
         harness.scheduler.add(make_submit("a", prompt(9), attempt=1))
-    assert caplog.text.count("request a: attempt") == 2
+    ids = [getattr(record, "request_id", None) for record in caplog.records]
+    assert ids == ["a", "a"]
     harness.drain()
     harness.finished("a", 2)
 
@@ -386,6 +387,16 @@ def test_the_load_snapshot_tells_every_number() -> None:
     load = harness.last.load
     assert (load.num_running, load.num_waiting, load.queued_prefill_tokens) == (1, 1, 12 + 11)
     assert (load.num_free_pages, load.step_ms, load.num_step_tokens) == (18, 1.5, 8)
+
+
+def test_loads_count_every_submit_even_if_it_is_ignored() -> None:
+    harness = Harness()
+    assert harness.report().load.num_submits_seen == 0
+    harness.submit(make_submit("a", prompt(4), attempt=1))
+    harness.scheduler.add(make_submit("a", prompt(4), attempt=1))
+    harness.scheduler.add(make_submit("a", prompt(4), attempt=0))
+    harness.scheduler.abort("a", 1)
+    assert harness.report().load.num_submits_seen == 3
 
 
 def test_results_that_do_not_belong_to_the_step_in_flight_are_refused() -> None:

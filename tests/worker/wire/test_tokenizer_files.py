@@ -1,12 +1,14 @@
 from __future__ import annotations
 
 import json
+import threading
+import time
 from pathlib import Path
 
 import pytest
 from tokenizers import Tokenizer as Backend
 
-from worker.wire.tokenizer import load_tokenizer
+from worker.wire.tokenizer import SHORT_TEXT, load_tokenizer
 
 TEMPLATE = """{{ bos_token }}{% for m in messages %}
     {%- if m.role == 'system' and loop.first %}[SYS]{{ m.content | trim }}[/SYS]
@@ -41,6 +43,37 @@ def folder(tmp_path: Path, byte_level: Backend) -> Path:
     (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
     (tmp_path / "chat_template.jinja").write_text(TEMPLATE)
     return tmp_path
+
+
+def test_encoding_a_long_text_lets_other_threads_run(folder: Path) -> None:
+    tokenizer = load_tokenizer(str(folder))
+    ids = tokenizer.encode("hello wörld, 你好 ")
+    marks: list[str] = []
+
+    def encode() -> None:
+        marks.append("begun")
+        assert tokenizer.encode("hello wörld, 你好 " * 40_000)[: len(ids) - 1] == ids[:-1]
+        marks.append("ended")
+
+    thread = threading.Thread(target=encode)
+    thread.start()
+    turns = 0
+    while marks != ["begun", "ended"]:
+        turns += marks == ["begun"]
+        assert thread.is_alive() or len(marks) == 2
+        time.sleep(0)
+    thread.join()
+    assert turns > 50
+
+
+def test_long_and_short_texts_are_encoded_alike(folder: Path) -> None:
+    tokenizer = load_tokenizer(str(folder))
+    backend = Backend.from_file(str(folder / "tokenizer.json"))
+    for length in (SHORT_TEXT - 1, SHORT_TEXT, SHORT_TEXT + 1, 3 * SHORT_TEXT):
+        text = ("hello <|im_end|> wörld 你好 " * length)[:length]
+        for special in (False, True):
+            expected = backend.encode(text, add_special_tokens=special).ids
+            assert tokenizer.encode(text, add_special_tokens=special) == expected
 
 
 def test_templates_render_as_in_transformers(folder: Path) -> None:

@@ -1,0 +1,202 @@
+"""Clients that read slowly, or go away, at every moment of a response."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import MutableMapping
+from typing import Any
+
+
+class SlowClient:
+    """Speaks ASGI to the app; takes each body chunk only when `gate` is open."""
+
+    def __init__(self, rig: Any, body: dict[str, Any]) -> None:
+        self.gate = asyncio.Event()
+        self.sent: list[MutableMapping[str, Any]] = []
+        self.waiting = False
+        self.gone = asyncio.Event()
+        self._body: bytes | None = json.dumps(body).encode()
+        path = "/v1/chat/completions" if "messages" in body else "/v1/completions"
+        self.scope = {
+            "type": "http",
+            "method": "POST",
+            "path": path,
+            "headers": [],
+            "query_string": b"",
+        }
+        self.task = asyncio.create_task(rig.app(self.scope, self.receive, self.send))
+
+    async def receive(self) -> dict[str, Any]:
+        if self._body is not None:
+            body, self._body = self._body, None
+            return {"type": "http.request", "body": body, "more_body": False}
+        await self.gone.wait()
+        return {"type": "http.disconnect"}
+
+    async def send(self, message: MutableMapping[str, Any]) -> None:
+        self.sent.append(message)
+        self.waiting = True
+        await self.gate.wait()
+        self.waiting = False
+
+    def text(self) -> str:
+        return b"".join(message.get("body", b"") for message in self.sent).decode()
+
+
+def request(**fields: object) -> dict[str, Any]:
+    return {"model": "stub", "prompt": "hi", "max_tokens": 100, "stream": True, **fields}
+
+
+async def test_end_that_comes_while_the_client_is_slow_is_not_lost(rig):
+    await rig.start(running=False)
+    client = SlowClient(rig, request())
+    await rig.until(lambda: bool(rig.submits()))
+    [worker] = [w for w in rig.workers if w.running]
+    worker.step()
+    await rig.until(lambda: client.waiting)
+    while worker.running:
+        worker.step()
+    fleet = rig.gateway.model("stub")
+    await rig.until(lambda: fleet.stats.finished == {"stop": 1})
+    client.gate.set()
+    await client.task
+    *events, done = [e.removeprefix("data: ") for e in client.text().split("\n\n") if e]
+    choices = [json.loads(event)["choices"][0] for event in events]
+    assert done == "[DONE]"
+    assert "".join(choice["text"] for choice in choices) == rig.answer
+    assert choices[-1]["finish_reason"] == "stop"
+
+
+async def test_error_that_comes_while_the_client_is_slow_is_told(rig):
+    await rig.start(running=False)
+    client = SlowClient(rig, request())
+    await rig.until(lambda: bool(rig.submits()))
+    [worker] = [w for w in rig.workers if w.running]
+    worker.step()
+    await rig.until(lambda: client.waiting)
+    worker.crash()
+    await rig.until(lambda: rig.gateway.model("stub").stats.finished == {"error": 1})
+    client.gate.set()
+    await client.task
+    assert "rank 0 was killed" in client.text()
+    assert "[DONE]" not in client.text()
+
+
+async def test_slow_client_holds_up_nobody_and_gets_few_large_pieces(rig):
+    await rig.start()
+    rig.answer = "hello world, the quick brown fox jumps over the lazy dog. " * 20
+    slow = SlowClient(rig, request(max_tokens=2000))
+    await rig.until(lambda: slow.waiting)
+    for _ in range(5):
+        assert (await rig.complete(max_tokens=2000)).json()["choices"][0]["text"] == rig.answer
+    await rig.until(lambda: rig.gateway.model("stub").stats.finished == {"stop": 6})
+    slow.gate.set()
+    await slow.task
+    assert len(slow.sent) <= 4
+    assert slow.text().count("data: ") <= 4
+
+
+async def test_error_before_the_response_begins_is_an_error(rig):
+    """The worker takes the request and dies before the response's task runs again."""
+    await rig.start(running=False)
+    for stream in (False, True):
+        work = asyncio.create_task(rig.complete(stream=stream))
+        await rig.until(lambda: any(w.running for w in rig.workers))
+        [worker] = [w for w in rig.workers if w.running]
+        model = rig.gateway.model("stub")
+        [channel] = [c for c in model._channels.values() if c._flights]
+        [flight] = channel._flights.values()
+        await rig.until(lambda flight=flight: flight.verdict.done())
+        worker.running.clear()
+        channel._lose_flights("gone", before=None)
+        response = await work
+        assert "was lost: gone" in response.text
+        assert '"error"' in response.text
+
+
+async def test_one_failing_choice_fails_the_request_and_aborts_the_others(rig):
+    await rig.start(running=False)
+    for stream in (False, True):
+        for worker in rig.workers:
+            worker.running.clear()
+            worker.aborted.clear()
+            worker.update([], [])
+        work = asyncio.create_task(rig.complete(n=4, stream=stream))
+        await rig.until(lambda: sum(len(w.running) for w in rig.workers) == 4)
+        for worker in rig.workers:
+            worker.step()
+        failing, other = rig.workers
+        others = set(other.running)
+        failing.crash()
+        response = await work
+        assert "rank 0 was killed" in response.text
+        assert response.status_code == (200 if stream else 500)
+        await rig.until(lambda worker=other, others=others: set(worker.aborted) == others)
+        failing.send(failing.snapshot())
+        await rig.until(lambda: len(rig.attached()) == 2)
+
+
+async def test_client_that_goes_away_while_sending_its_body(rig):
+    await rig.start()
+    scope = SlowClient(rig, request()).scope
+    parts = [
+        {"type": "http.request", "body": b'{"prompt"', "more_body": True},
+        {"type": "http.disconnect"},
+    ]
+    sent: list[MutableMapping[str, Any]] = []
+
+    async def receive() -> dict[str, Any]:
+        return parts.pop(0)
+
+    async def send(message: MutableMapping[str, Any]) -> None:
+        sent.append(message)
+
+    await rig.app(scope, receive, send)
+    assert all(message.get("status", 400) == 400 for message in sent)
+
+
+async def test_client_that_goes_away_is_not_written_to_for_ever(rig):
+    await rig.start(running=False)
+    client = SlowClient(rig, request())
+    client.gate.set()
+    await rig.until(lambda: bool(rig.submits()))
+    [worker] = [w for w in rig.workers if w.running]
+    worker.step()
+    client.gone.set()
+    async with asyncio.timeout(5):
+        await client.task
+        await worker.wait(lambda: bool(worker.aborted))
+
+
+async def test_client_that_goes_away_while_its_submit_is_in_flight(rig):
+    """The abort rides behind the submit; the answer that comes later changes nothing."""
+    await rig.start(running=False)
+    for stream in (False, True):
+        for worker in rig.workers:
+            worker.answer_gate.clear()
+            worker.aborted.clear()
+        client = SlowClient(rig, request(stream=stream))
+        client.gate.set()
+        await rig.until(lambda: any(w.running for w in rig.workers))
+        [worker] = [w for w in rig.workers if w.running]
+        client.gone.set()
+        await client.task
+        assert all(not w.reservations for w in rig.gateway.model("stub").fleet.workers)
+        worker.answer_gate.set()
+        await rig.until(lambda worker=worker: bool(worker.aborted))
+        assert worker.running == {}
+
+
+async def test_abort_and_end_cross(rig):
+    """The end is on its way when the stop string is found: one end, no error, one count."""
+    await rig.start(running=False)
+    work = asyncio.create_task(rig.complete(stop=["hello"]))
+    await rig.until(lambda: bool(rig.submits()))
+    [worker] = [w for w in rig.workers if w.running]
+    while worker.running:  # all at once: the gateway has seen none of it yet
+        worker.step()
+    [choice] = (await work).json()["choices"]
+    assert (choice["text"], choice["finish_reason"], choice["stop_reason"]) == ("", "stop", "hello")
+    assert rig.gateway.model("stub").stats.finished == {"stop": 1}
+    assert all(not w.reservations for w in rig.gateway.model("stub").fleet.workers)
