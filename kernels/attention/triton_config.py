@@ -23,6 +23,9 @@ MIN_DOT_ROWS = 16
 INVARIANT_SPLIT_TOKENS = 256
 """Keys per split in batch-invariant mode, whatever the batch."""
 
+MAX_INVARIANT_PARTIALS = 4096
+"""Queries x splits of one launch in batch-invariant mode, which bounds its partial outputs."""
+
 MIN_SPLIT_TOKENS = 128
 """Otherwise: fewest keys that are worth a split of their own."""
 
@@ -42,7 +45,7 @@ _EXTEND = {
     (128, False): AttentionBlocks(128, 64, 8, 2),
     (256, False): AttentionBlocks(64, 32, 8, 1),
     (64, True): AttentionBlocks(32, 32, 4, 2),
-    (128, True): AttentionBlocks(32, 32, 4, 1),
+    (128, True): AttentionBlocks(32, 32, 8, 1),
     (256, True): AttentionBlocks(16, 16, 4, 1),
 }
 

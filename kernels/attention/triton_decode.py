@@ -14,6 +14,7 @@ import triton.language as tl
 from kernels.attention.metadata import DecodeMetadata
 from kernels.attention.triton_config import (
     INVARIANT_SPLIT_TOKENS,
+    MAX_INVARIANT_PARTIALS,
     MAX_SPLITS,
     MIN_SPLIT_TOKENS,
     decode_blocks,
@@ -36,14 +37,44 @@ def decode_attention(
     if q.shape[0] == 0:
         return out
     if metadata.batch_invariant:
-        num_splits = max(1, triton.cdiv(metadata.max_seq_len, INVARIANT_SPLIT_TOKENS))
-    else:
-        num_splits = _num_splits(q.shape[0] * k_cache.shape[2], metadata.max_seq_len)
-    launch_split_attention(
-        q, k_cache, v_cache, out, metadata.page_table, metadata.seq_lens, None,
-        num_splits, INVARIANT_SPLIT_TOKENS if metadata.batch_invariant else 0, scale,
-    )  # fmt: skip
+        launch_invariant_attention(
+            q, k_cache, v_cache, out, metadata.page_table, metadata.seq_lens, None,
+            metadata.max_seq_len, scale,
+        )  # fmt: skip
+        return out
+    num_splits = _num_splits(q.shape[0] * k_cache.shape[2], metadata.max_seq_len)
+    _launch_split_attention(
+        q, k_cache, v_cache, out, metadata.page_table, metadata.seq_lens, None, num_splits, 0, scale
+    )
     return out
+
+
+def launch_invariant_attention(
+    q: torch.Tensor,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    out: torch.Tensor,
+    page_table: torch.Tensor,
+    visible_lens: torch.Tensor,
+    page_rows: torch.Tensor | None,
+    max_seq_len: int,
+    scale: float,
+) -> None:
+    """Attend with splits of a fixed length, for decode and extend alike; writes `out`.
+
+    In pieces of queries: the number of splits grows with the longest row, and so would the
+    partial outputs. Arguments as for a single launch.
+    """
+    num_splits = max(1, triton.cdiv(max_seq_len, INVARIANT_SPLIT_TOKENS))
+    step = max(1, MAX_INVARIANT_PARTIALS // num_splits)
+    for start in range(0, q.shape[0], step):
+        part = slice(start, start + step)
+        own_table = page_table[part] if page_rows is None else page_table
+        own_rows = None if page_rows is None else page_rows[part]
+        _launch_split_attention(
+            q[part], k_cache, v_cache, out[part], own_table, visible_lens[part], own_rows,
+            num_splits, INVARIANT_SPLIT_TOKENS, scale,
+        )  # fmt: skip
 
 
 def _num_splits(programs_per_split: int, max_seq_len: int) -> int:
@@ -52,7 +83,7 @@ def _num_splits(programs_per_split: int, max_seq_len: int) -> int:
     return max(1, min(wanted, useful, MAX_SPLITS))
 
 
-def launch_split_attention(
+def _launch_split_attention(
     q: torch.Tensor,
     k_cache: torch.Tensor,
     v_cache: torch.Tensor,
@@ -106,6 +137,23 @@ def _split_length(
 
 
 @triton.jit
+def fold_block(scores, v, highest, weights, total, PRECISION: tl.constexpr):
+    """Online softmax: fold a block's scores [M, N] and values [N, D] into the running state."""
+    new_highest = tl.maximum(highest, tl.max(scores, axis=1))
+    shrink = tl.exp(highest - new_highest)
+    probability = tl.exp(scores - new_highest[:, None])
+    product = tl.dot(probability.to(v.dtype), v, input_precision=PRECISION)
+    total = total * shrink[:, None] + product
+    weights = weights * shrink + tl.sum(probability, axis=1)
+    return new_highest, weights, total
+
+
+# What changes from step to step is not specialised on: each variant costs a compilation in the
+# middle of serving.
+@triton.jit(
+    do_not_specialize=["table_stride"],
+    do_not_specialize_on_alignment=["page_table_ptr", "visible_ptr", "page_row_ptr"],
+)
 def _split_kernel(
     q_ptr, k_ptr, v_ptr, partial_ptr, lse_ptr, page_table_ptr, visible_ptr, page_row_ptr,
     q_token_stride, q_head_stride, table_stride, scale,
@@ -155,18 +203,12 @@ def _split_kernel(
         )
         scores = tl.dot(q, k, input_precision=PRECISION) * scale
         scores = tl.where(seen[None, :], scores, float("-inf"))
-        new_highest = tl.maximum(highest, tl.max(scores, axis=1))
-        shrink = tl.exp(highest - new_highest)
-        probability = tl.exp(scores - new_highest[:, None])
         v = tl.load(
             v_ptr + offset[:, None] + column[None, :],
             mask=seen[:, None] & column_inside[None, :],
             other=0.0,
         )
-        product = tl.dot(probability.to(v.dtype), v, input_precision=PRECISION)
-        total = total * shrink[:, None] + product
-        weights = weights * shrink + tl.sum(probability, axis=1)
-        highest = new_highest
+        highest, weights, total = fold_block(scores, v, highest, weights, total, PRECISION)
 
     # An empty split is never read by stage 2, and need not be finite; the guards keep it quiet.
     safe_weights = tl.where(weights > 0, weights, 1.0)
@@ -179,7 +221,7 @@ def _split_kernel(
     tl.store(lse_ptr + row, highest + tl.log(safe_weights), mask=head_inside)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_splits"], do_not_specialize_on_alignment=["visible_ptr"])
 def _merge_kernel(
     partial_ptr, lse_ptr, out_ptr, visible_ptr, num_splits,
     SPLIT_TOKENS: tl.constexpr, BLOCK_N: tl.constexpr,

@@ -12,11 +12,8 @@ import triton
 import triton.language as tl
 
 from kernels.attention.metadata import ExtendMetadata
-from kernels.attention.triton_config import INVARIANT_SPLIT_TOKENS, dot_precision, extend_blocks
-from kernels.attention.triton_decode import launch_split_attention
-
-# Queries x splits of one batch-invariant launch, which bounds its partial outputs.
-_MAX_INVARIANT_PARTIALS = 4096
+from kernels.attention.triton_config import dot_precision, extend_blocks
+from kernels.attention.triton_decode import fold_block, launch_invariant_attention
 
 
 def extend_attention(
@@ -31,7 +28,12 @@ def extend_attention(
     if q.shape[0] == 0:
         return out
     if metadata.batch_invariant:
-        _extend_invariant(q, k_cache, v_cache, out, metadata, scale)
+        # Every new token is a decode query: one kernel, one tile shape, the same bits.
+        assert metadata.visible_lens is not None, "prepare_extend fills the per-query tensors"
+        launch_invariant_attention(
+            q, k_cache, v_cache, out, metadata.page_table, metadata.visible_lens,
+            metadata.query_rows, metadata.max_seq_len, scale,
+        )  # fmt: skip
         return out
     num_q_heads, head_dim = q.shape[1], q.shape[2]
     num_kv_heads, page_size = k_cache.shape[2], k_cache.shape[1]
@@ -52,29 +54,10 @@ def extend_attention(
     return out
 
 
-def _extend_invariant(
-    q: torch.Tensor,
-    k_cache: torch.Tensor,
-    v_cache: torch.Tensor,
-    out: torch.Tensor,
-    metadata: ExtendMetadata,
-    scale: float,
-) -> None:
-    """Treat every new token as a decode query: one kernel, one tile shape, the same bits."""
-    assert metadata.query_rows is not None, "prepare_extend fills the per-query tensors"
-    assert metadata.visible_lens is not None, "prepare_extend fills the per-query tensors"
-    num_splits = max(1, triton.cdiv(metadata.max_seq_len, INVARIANT_SPLIT_TOKENS))
-    step = max(1, _MAX_INVARIANT_PARTIALS // num_splits)
-    for start in range(0, q.shape[0], step):
-        part = slice(start, start + step)
-        launch_split_attention(
-            q[part], k_cache, v_cache, out[part], metadata.page_table,
-            metadata.visible_lens[part], metadata.query_rows[part],
-            num_splits, INVARIANT_SPLIT_TOKENS, scale,
-        )  # fmt: skip
-
-
-@triton.jit
+@triton.jit(
+    do_not_specialize=["table_stride"],
+    do_not_specialize_on_alignment=["page_table_ptr", "seq_len_ptr", "query_start_ptr"],
+)
 def _extend_kernel(
     q_ptr, k_ptr, v_ptr, out_ptr, page_table_ptr, seq_len_ptr, query_start_ptr,
     q_token_stride, q_head_stride, table_stride, scale,
@@ -122,18 +105,12 @@ def _extend_kernel(
         # Position 0 is visible to every query, so no row of the first block is all masked.
         seen = position[None, :] <= prefix + query[:, None]
         scores = tl.where(seen & exists[None, :], scores, float("-inf"))
-        new_highest = tl.maximum(highest, tl.max(scores, axis=1))
-        shrink = tl.exp(highest - new_highest)
-        probability = tl.exp(scores - new_highest[:, None])
         v = tl.load(
             v_ptr + offset[:, None] + column[None, :],
             mask=exists[:, None] & column_inside[None, :],
             other=0.0,
         )
-        product = tl.dot(probability.to(v.dtype), v, input_precision=PRECISION)
-        total = total * shrink[:, None] + product
-        weights = weights * shrink + tl.sum(probability, axis=1)
-        highest = new_highest
+        highest, weights, total = fold_block(scores, v, highest, weights, total, PRECISION)
 
     out_offset = (token * (NUM_KV_HEADS * GROUP) + head) * HEAD_DIM
     result = total / tl.where(weights > 0, weights, 1.0)[:, None]

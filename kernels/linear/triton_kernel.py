@@ -58,7 +58,8 @@ def _num_programs(device: torch.device) -> int:
     return count
 
 
-@triton.jit
+# Not specialised on the number of rows: one binary for every batch, compiled once.
+@triton.jit(do_not_specialize=["rows"])
 def _matmul_kernel(
     x_ptr, weight_ptr, bias_ptr, out_ptr, rows, columns, depth,
     x_row_stride, x_depth_stride, weight_row_stride, weight_depth_stride,

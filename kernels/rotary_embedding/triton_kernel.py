@@ -26,7 +26,8 @@ def rotary_embedding(
     )  # fmt: skip
 
 
-@triton.jit
+# Positions are a view into the step's staged inputs: wherever they lie, one binary serves.
+@triton.jit(do_not_specialize_on_alignment=["position_ptr"])
 def _rotary_kernel(
     q_ptr, k_ptr, position_ptr, cache_ptr,
     q_token_stride, q_head_stride, k_token_stride, k_head_stride, cache_stride,

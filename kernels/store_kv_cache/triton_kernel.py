@@ -28,7 +28,8 @@ def store_kv_cache(
     )  # fmt: skip
 
 
-@triton.jit
+# Slots are a view into the step's staged inputs: wherever they lie, one binary serves.
+@triton.jit(do_not_specialize_on_alignment=["slot_ptr"])
 def _store_kernel(
     k_ptr, v_ptr, k_cache_ptr, v_cache_ptr, slot_ptr, k_stride, v_stride,
     WIDTH: tl.constexpr, BLOCK: tl.constexpr,

@@ -2,15 +2,88 @@ from __future__ import annotations
 
 import pytest
 import torch
+from paged_cases import Paged, make_paged, naive_decode, naive_extend
 from triton_cases import CASES, Case
+
+from kernels import registry, store_kv_cache
+from kernels.linear.tiled import TritonTiledWeight
 
 pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
 ]
+DTYPES = [torch.float32, torch.bfloat16, torch.float16]
+TOLERANCES = {torch.float32: 1e-4, torch.bfloat16: 2e-2, torch.float16: 5e-3}
+SHAPES = [
+    (8, 8, 64, 16),
+    (14, 2, 80, 1),
+    (12, 3, 96, 128),
+    (32, 4, 128, 16),
+    (40, 1, 128, 64),
+    (4, 2, 256, 32),
+]
+"""Query heads, kv heads, head size, page size."""
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
+def assert_close(actual: torch.Tensor, expected: torch.Tensor) -> None:
+    tolerance = TOLERANCES[actual.dtype]
+    torch.testing.assert_close(actual.double(), expected, rtol=tolerance, atol=tolerance)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.__name__)
 def test_kernel_on_gpu(case: Case, dtype: torch.dtype) -> None:
     case("cuda", dtype)
+
+
+@pytest.mark.parametrize("invariant", [False, True], ids=["plain", "batch-invariant"])
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize("dtype", DTYPES[:2], ids=str)
+def test_attention_on_gpu(
+    dtype: torch.dtype, shape: tuple[int, int, int, int], invariant: bool
+) -> None:
+    num_q_heads, num_kv_heads, head_dim, page_size = shape
+    lens, query_lens = [1, 128, 257, 700, 1500], [1, 128, 200, 3, 65]
+    case = make_paged(
+        lens,
+        num_kv_heads=num_kv_heads,
+        head_dim=head_dim,
+        page_size=page_size,
+        device="cuda",
+        dtype=dtype,
+    )
+    q = torch.randn(sum(query_lens), num_q_heads, head_dim).to("cuda", dtype)
+    decoded = case.decode(q[: len(lens)], batch_invariant=invariant)
+    assert_close(decoded, naive_decode(case, q[: len(lens)]))
+    extended = case.extend(q, query_lens, batch_invariant=invariant)
+    assert_close(extended, naive_extend(case, q, query_lens))
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_wide_product_is_batch_invariant_on_gpu(dtype: torch.dtype) -> None:
+    weight = torch.randn(1536, 1024).to("cuda", dtype) / 32
+    x = torch.randn(300, 1024).to("cuda", dtype)
+    packed = TritonTiledWeight(weight)
+    whole = packed.multiply(x, None)
+    assert_close(whole, x.double() @ weight.double().t())
+    for start, stop in ((0, 1), (1, 33), (64, 128), (299, 300), (17, 250)):
+        assert torch.equal(packed.multiply(x[start:stop], None), whole[start:stop])
+
+
+def test_a_cache_of_more_elements_than_32_bits_count() -> None:
+    shape = (2**31 // (16 * 8 * 128) + 8, 16, 8, 128)
+    caches = 2 * 2 * 2**31  # bytes of keys and values
+    if torch.cuda.mem_get_info()[0] < caches + (2 << 30):
+        pytest.skip(f"needs {caches >> 30} GiB of device memory and some more")
+    k_cache, v_cache = (torch.zeros(shape, dtype=torch.bfloat16, device="cuda") for _ in range(2))
+    pages = torch.tensor([[shape[0] - 1, 3, shape[0] - 2]], dtype=torch.int32, device="cuda")
+    positions = torch.arange(40, device="cuda")
+    slots = pages[0, positions // 16].long() * 16 + positions % 16
+    k, v, q = (torch.randn(40, 8, 128).to("cuda", torch.bfloat16) for _ in range(3))
+    with registry.using("triton"):
+        store_kv_cache(k, v, k_cache, v_cache, slots)
+    case = Paged([40], k_cache, v_cache, pages, 128**-0.5)
+    assert torch.equal(case.row(k_cache, 0), k)
+    assert torch.equal(case.row(v_cache, 0), v)
+    assert_close(case.extend(q, [40]), naive_extend(case, q, [40]))
+    assert_close(case.decode(q[:1]), naive_decode(case, q[:1]))

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable
+from types import ModuleType
 
+import pytest
 import torch
-from paged_cases import Paged, make_paged
+from paged_cases import Paged, make_paged, naive_decode
 
 from kernels import (
     fused_add_rms_norm,
@@ -21,9 +24,14 @@ from kernels.linear.tiled import TritonTiledWeight
 Case = Callable[[str, torch.dtype], None]
 
 
-def _compare(run: Callable[[], torch.Tensor], dtype: torch.dtype, tolerance: float = 2e-5) -> None:
+def _compare(
+    run: Callable[[], torch.Tensor],
+    dtype: torch.dtype,
+    tolerance: float = 2e-5,
+    reference: Callable[[], torch.Tensor] | None = None,
+) -> None:
     with registry.using("torch"):
-        expected = run()
+        expected = (reference or run)()
     with registry.using("triton"):
         actual = run()
     assert actual.dtype == expected.dtype
@@ -113,26 +121,33 @@ def linear_case(device: str, dtype: torch.dtype) -> None:
 
 
 def decode_case(device: str, dtype: torch.dtype) -> None:
-    for num_q_heads, num_kv_heads, head_dim in ((6, 2, 40), (20, 1, 64)):
+    for num_q_heads, num_kv_heads, head_dim, page_size in ((6, 2, 40, 1), (20, 1, 64, 128)):
         case = make_paged(
             [1, 37, 270],
             num_kv_heads=num_kv_heads,
             head_dim=head_dim,
+            page_size=page_size,
             device=device,
             dtype=dtype,
         )
         q = _randn(3, num_q_heads, head_dim, device=device, dtype=dtype)
         for invariant in (False, True):
-            _compare(lambda case=case, q=q, bi=invariant: case.decode(q, batch_invariant=bi), dtype)
+            # The torch path is batch-invariant on CPU only: it is not asked for that here.
+            _compare(
+                lambda case=case, q=q, bi=invariant: case.decode(q, batch_invariant=bi),
+                dtype,
+                reference=lambda case=case, q=q: case.decode(q),
+            )
 
 
 def extend_case(device: str, dtype: torch.dtype) -> None:
     query_lens = [5, 37, 1]
-    for num_q_heads, num_kv_heads, head_dim in ((4, 2, 40), (3, 1, 64)):
+    for num_q_heads, num_kv_heads, head_dim, page_size in ((4, 2, 40, 128), (3, 1, 64, 1)):
         case = make_paged(
             [5, 90, 33],
             num_kv_heads=num_kv_heads,
             head_dim=head_dim,
+            page_size=page_size,
             device=device,
             dtype=dtype,
         )
@@ -141,6 +156,7 @@ def extend_case(device: str, dtype: torch.dtype) -> None:
             _compare(
                 lambda case=case, q=q, bi=invariant: case.extend(q, query_lens, batch_invariant=bi),
                 dtype,
+                reference=lambda case=case, q=q: case.extend(q, query_lens),
             )
 
 
@@ -162,6 +178,52 @@ def invariance_case(device: str, dtype: torch.dtype) -> None:
         assert torch.equal(decoded[3:], tail[[2, 11]])
 
 
+def row_invariance_case(device: str, dtype: torch.dtype) -> None:
+    """A row's bits do not depend on the other rows, nor on its place among them."""
+    x = _randn(19, 2 * 128, device=device, dtype=dtype)
+    weight = _randn(2 * 128, device=device, dtype=dtype)
+    heads = x.unflatten(1, (4, 64))
+    positions, seeds = torch.arange(19, device=device), torch.arange(19, device=device) + 2**33
+    table = torch.randn(19, 64, device=device)
+
+    def rotated(rows: slice) -> torch.Tensor:
+        q, k = heads[rows, :3].clone(), heads[rows, 3:].clone()
+        rotary_embedding(q, k, positions[rows], table)
+        return torch.cat((q, k), dim=1)
+
+    ops: list[Callable[[slice], torch.Tensor]] = [
+        lambda rows: rms_norm(x[rows], weight, 1e-6),
+        lambda rows: fused_add_rms_norm(x[rows], x[rows].flip(1), weight, 1e-6)[0],
+        lambda rows: silu_and_mul(x[rows]),
+        lambda rows: gumbel_noise(seeds[rows], positions[rows], 1500),
+        rotated,
+    ]
+    with registry.using("triton"):
+        for op in ops:
+            whole = op(slice(None))
+            for rows in (slice(0, 1), slice(3, 19), slice(18, 19), slice(5, 8)):
+                assert torch.equal(op(rows), whole[rows])
+
+
+def invariant_pieces_case(device: str, dtype: torch.dtype) -> None:
+    """Long rows in batch-invariant mode are computed in pieces of queries; so are these."""
+    lens = [300, 17, 260, 1, 90]
+    case = make_paged(lens, num_kv_heads=1, head_dim=32, device=device, dtype=dtype)
+    q = _randn(5, 2, 32, device=device, dtype=dtype)
+    with registry.using("triton"), pytest.MonkeyPatch.context() as patch:
+        whole = case.decode(q, batch_invariant=True)
+        patch.setattr(triton_decode(), "MAX_INVARIANT_PARTIALS", 4)  # two queries of two splits
+        assert torch.equal(case.decode(q, batch_invariant=True), whole)
+    tolerance = 2e-5 if dtype == torch.float32 else 2e-2
+    expected = naive_decode(case, q)
+    torch.testing.assert_close(whole.double(), expected, rtol=tolerance, atol=tolerance)
+
+
+def triton_decode() -> ModuleType:
+    """Imported late: it loads Triton, whose interpreter is chosen by an environment variable."""
+    return importlib.import_module("kernels.attention.triton_decode")
+
+
 CASES: list[Case] = [
     rms_norm_case,
     fused_add_rms_norm_case,
@@ -173,4 +235,6 @@ CASES: list[Case] = [
     decode_case,
     extend_case,
     invariance_case,
+    row_invariance_case,
+    invariant_pieces_case,
 ]

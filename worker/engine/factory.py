@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import glob
 import os
 from collections.abc import Sequence
 
@@ -13,7 +14,9 @@ def uses_cuda(config: EngineConfig) -> bool:
     """Whether the engine runs on CUDA devices; asks the driver's device files, not torch."""
     if config.device != "auto":
         return config.device == "cuda"
-    return os.path.exists("/dev/nvidia0") and os.environ.get("CUDA_VISIBLE_DEVICES") != ""
+    hidden = os.environ.get("CUDA_VISIBLE_DEVICES") in ("", "-1")
+    # A container may be given another GPU's file than the first one's.
+    return not hidden and bool(glob.glob("/dev/nvidia[0-9]*"))
 
 
 def create_executor(config: EngineConfig, directory: str, *, spawn_peers: bool) -> Executor:

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import select
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
-from worker.engine.base import Executor, StepFuture
+import torch
+
+from worker.engine.base import Executor, RankFailure, StepFuture
 from worker.engine.config import EngineConfig
 from worker.engine.info import build_engine_info
 from worker.engine.runner import ModelRunner, select_device
-from worker.parallel.coordinator import RankGroup
+from worker.parallel.coordinator import LAST_WORD_MS, RankGroup
 from worker.parallel.group import TensorParallelGroup
 from worker.parallel.messages import PlanMessage
 from worker.scheduler.plan import Plan, StepResult
@@ -34,11 +38,12 @@ class LocalExecutor(Executor):
     def start(self) -> EngineInfo:
         """Loads rank 0's shard beside the other ranks', allocates equally many pages on all."""
         device = select_device(self._config, 0)
-        self._group = TensorParallelGroup.create(
-            0, self._config.tensor_parallel_size, device, self._directory
-        )
-        self._runner = ModelRunner(self._config, self._group)
-        hellos = [self._runner.hello(), *self._others.collect_hellos().values()]
+        with self._blaming_peers():
+            self._group = TensorParallelGroup.create(
+                0, self._config.tensor_parallel_size, device, self._directory
+            )
+            self._runner = ModelRunner(self._config, self._group)
+            hellos = [self._runner.hello(), *self._others.collect_hellos().values()]
         info = build_engine_info(self._config, hellos)
         num_pages = min(hello.num_pages for hello in hellos)
         self._runner.allocate(num_pages)
@@ -49,7 +54,8 @@ class LocalExecutor(Executor):
         """Sends the Plan to the other ranks and runs it here."""
         assert self._runner is not None, "launch before start"
         self._others.send(PlanMessage(plan=plan))
-        return _CompletedStep(self._runner.execute(plan))
+        with self._blaming_peers():
+            return _CompletedStep(self._runner.execute(plan))
 
     @property
     def death_fds(self) -> list[int]:
@@ -60,13 +66,29 @@ class LocalExecutor(Executor):
         """Raises RankFailure if another rank has ended."""
         self._others.raise_on_death()
 
+    @contextmanager
+    def _blaming_peers(self) -> Iterator[None]:
+        """Raises RankFailure, with who ended, where a collective failed for lack of a peer."""
+        try:
+            yield
+        except RankFailure:
+            raise
+        except RuntimeError:
+            # The end of a peer's process may be seen a moment after that of its connection.
+            select.select(self.death_fds, [], [], LAST_WORD_MS / 1e3)
+            self.raise_on_death()
+            raise
+
     def close(self) -> None:
         """Ends all ranks."""
         self._others.close()
+        self._runner = None
         if self._group is not None:
             self._group.close()
+            if self._group.device.type == "cuda":
+                # Back to the device, for whatever this process loads next.
+                torch.cuda.empty_cache()
             self._group = None
-        self._runner = None
 
 
 class _CompletedStep:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import torch
 
 from worker.engine.config import EngineConfig
+from worker.parallel.group import TensorParallelGroup
 
 logger = logging.getLogger(__name__)
 
@@ -21,7 +22,7 @@ _CPU_MOST_BYTES = 4 << 30
 def plan_pages(
     config: EngineConfig,
     *,
-    device: torch.device,
+    group: TensorParallelGroup,
     page_bytes: int,
     max_model_len: int,
     profile: Callable[[], None],
@@ -37,8 +38,8 @@ def plan_pages(
         return -(-config.kv_cache_tokens // config.page_size) + 1
     # No more than all slots at full length could ever use.
     useful = config.max_num_seqs * -(-max_model_len // config.page_size)
-    if device.type == "cuda":
-        room = _cuda_room(config, device, profile)
+    if group.device.type == "cuda":
+        room = _cuda_room(config, group, profile)
     else:
         share = int(_available_cpu_bytes() * _CPU_SHARE)
         room = min(share // config.tensor_parallel_size, _CPU_MOST_BYTES)
@@ -52,23 +53,42 @@ def plan_pages(
     return pages
 
 
-def _cuda_room(config: EngineConfig, device: torch.device, profile: Callable[[], None]) -> int:
+def _cuda_room(
+    config: EngineConfig, group: TensorParallelGroup, profile: Callable[[], None]
+) -> int:
+    device = group.device
     torch.cuda.empty_cache()
     torch.cuda.reset_peak_memory_stats(device)
     profile()
     torch.cuda.synchronize(device)
     peak = torch.cuda.max_memory_allocated(device)
     torch.cuda.empty_cache()
+    # Ranks on one device wait for each other here: all have let go of what the step took.
+    ranks = group.gather_on_device([peak, torch.cuda.memory_reserved(device)])
     free, total = torch.cuda.mem_get_info(device)
-    # What neither this rank's tensors nor free memory account for: contexts, libraries, others.
-    foreign = total - free - torch.cuda.memory_reserved(device)
-    room = int(total * config.gpu_memory_utilization) - foreign - peak
+    room = share_of_room(total, free, config.gpu_memory_utilization, ranks)
     logger.info(
-        "memory: %.1f GB in all, %.1f GB at the peak of a step, %.1f GB elsewhere, "
+        "memory: %.1f GB in all, %.1f GB free, %.1f GB at the peak of a step, "
         "%.1f GB for the KV cache",
-        *(value / 1e9 for value in (total, peak, foreign, room)),
+        *(value / 1e9 for value in (total, free, peak, room)),
     )
     return room
+
+
+def share_of_room(total: int, free: int, utilization: float, ranks: Sequence[Sequence[int]]) -> int:
+    """Bytes for the KV cache of each of the ranks on one device.
+
+    Args:
+        total: bytes of the device.
+        free: of them, while the ranks hold what they keep between steps.
+        utilization: fraction of `total` that may be in use.
+        ranks: (bytes at the peak of a step, bytes held between steps) of each rank.
+    """
+    held = sum(held for _, held in ranks)
+    # What neither the ranks' tensors nor free memory account for: contexts, libraries, others.
+    foreign = total - free - held
+    peaks = sum(peak for peak, _ in ranks)
+    return (int(total * utilization) - foreign - peaks) // len(ranks)
 
 
 def _available_cpu_bytes() -> int:

@@ -66,7 +66,7 @@ class ModelRunner:
         """What this rank loaded and how many KV pages it has room for."""
         num_pages = plan_pages(
             self.config,
-            device=self.device,
+            group=self.group,
             page_bytes=self._page_bytes(),
             max_model_len=self.max_model_len,
             profile=self._profile,
@@ -181,10 +181,17 @@ def resolve_dtype(config: EngineConfig, device: torch.device) -> torch.dtype:
 
 
 def select_device(config: EngineConfig, rank: int) -> torch.device:
-    """This rank's device. Raises ValueError where CUDA was asked for and there is none."""
+    """This rank's device, which becomes the calling thread's current one.
+
+    Raises:
+        ValueError: CUDA was asked for and there is none.
+    """
     available = torch.cuda.is_available()
     if config.device == "cuda" and not available:
         raise ValueError("--device cuda: no CUDA device is visible; use --device cpu")
     if config.device == "cpu" or not available:
         return torch.device("cpu")
-    return torch.device("cuda", rank % torch.cuda.device_count())
+    device = torch.device("cuda", rank % torch.cuda.device_count())
+    # Triton launches on the current device, and pinning memory makes a context there.
+    torch.cuda.set_device(device)
+    return device

@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Sequence
 from datetime import timedelta
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed as dist
+
+if TYPE_CHECKING:
+    from torch._C._distributed_c10d import FileStore
 
 _STORE_FILE = "tensor_parallel_store"
 _DEFAULT_TIMEOUT_S = 300.0
@@ -17,8 +22,13 @@ _DEFAULT_TIMEOUT_S = 300.0
 class TensorParallelGroup:
     """Collectives over NCCL (CUDA) or Gloo (CPU); nothing at all with one rank.
 
-    All ranks call the same collectives in the same order. Ranks meet through a file in a directory
-    that they share, so nothing listens beyond the loopback interface.
+    NCCL wants a GPU per rank: where ranks share one, all collectives go through host memory and
+    Gloo, which is slow but runs. All ranks call the same collectives in the same order. Ranks meet
+    through a file in a directory that they share, and nothing listens beyond the loopback
+    interface.
+
+    Args:
+        device_names: of the ranks' devices, in order; equal names are one device. None for CPU.
     """
 
     def __init__(
@@ -28,11 +38,14 @@ class TensorParallelGroup:
         world_size: int,
         device: torch.device,
         process_group: dist.ProcessGroup | None,
+        device_names: Sequence[str] | None = None,
     ) -> None:
         self.rank = rank
         self.world_size = world_size
         self.device = device
         self._process_group = process_group
+        self._device_names = device_names
+        self._through_host = device_names is not None and not _all_differ(device_names)
 
     @classmethod
     def create(
@@ -50,25 +63,32 @@ class TensorParallelGroup:
             torch.distributed.DistError: the other ranks did not come within the timeout.
         """
         assert 0 <= rank < world_size, f"rank {rank} of {world_size}"
-        process_group = None
-        if world_size > 1:
-            store_file = Path(directory).resolve() / _STORE_FILE
-            if device.type == "cpu":
-                os.environ.setdefault("GLOO_SOCKET_IFNAME", _loopback_interface())
-            dist.init_process_group(
-                backend="nccl" if device.type == "cuda" else "gloo",
-                init_method=store_file.as_uri(),
-                rank=rank,
-                world_size=world_size,
-                timeout=timedelta(seconds=timeout_s),
-                device_id=device if device.type == "cuda" else None,
-            )
-            process_group = dist.group.WORLD
+        if world_size == 1:
+            return cls.alone(device)
+        timeout = timedelta(seconds=timeout_s)
+        store_file = str(Path(directory).resolve() / _STORE_FILE)
+        store = dist.FileStore(store_file, world_size)  # type: ignore[attr-defined]  # lacks __all__
+        store.set_timeout(timeout)
+        names = None
+        if device.type == "cuda":
+            names = _exchange(store, _device_name(device), rank, world_size)
+        over_nccl = names is not None and _all_differ(names)
+        for library in ("GLOO", "NCCL"):
+            os.environ.setdefault(f"{library}_SOCKET_IFNAME", _loopback_interface())
+        dist.init_process_group(
+            backend="nccl" if over_nccl else "gloo",
+            store=store,
+            rank=rank,
+            world_size=world_size,
+            timeout=timeout,
+            device_id=device if over_nccl else None,
+        )
         return cls(
             rank=rank,
             world_size=world_size,
             device=device,
-            process_group=process_group,
+            process_group=dist.group.WORLD,
+            device_names=names,
         )
 
     @classmethod
@@ -84,20 +104,35 @@ class TensorParallelGroup:
         """
         if self.world_size == 1:
             return tensor
+        total = tensor.cpu() if self._through_host else tensor
         if fixed_order and self.world_size > 2:
-            parts = self._gather(tensor)
+            parts = self._gather(total)
             total = parts[0]
             for part in parts[1:]:
                 total = total + part
-            return total
-        dist.all_reduce(tensor, group=self._process_group)
-        return tensor
+        else:
+            dist.all_reduce(total, group=self._process_group)
+        return total.to(tensor.device)
 
     def all_gather_last_dim(self, tensor: torch.Tensor) -> torch.Tensor:
         """All ranks' [..., n] side by side, in the order of ranks: [..., world_size * n]."""
         if self.world_size == 1:
             return tensor
-        return torch.cat(self._gather(tensor), dim=-1)
+        parts = self._gather(tensor.cpu() if self._through_host else tensor)
+        return torch.cat(parts, dim=-1).to(tensor.device)
+
+    def gather_on_device(self, values: Sequence[int]) -> list[list[int]]:
+        """The values of every rank on this rank's device; this rank's own where it has one alone.
+
+        Where ranks share devices, none returns before all have called. Of no meaning on CPU.
+        """
+        if not self._through_host:
+            return [list(values)]
+        assert self._device_names is not None, "only named devices are shared"
+        gathered = self._gather(torch.tensor(values))
+        mine = self._device_names[self.rank]
+        pairs = zip(self._device_names, gathered, strict=True)
+        return [part.tolist() for name, part in pairs if name == mine]
 
     def close(self) -> None:
         """Leaves the group. Safe to call twice."""
@@ -109,6 +144,21 @@ class TensorParallelGroup:
         parts = [torch.empty_like(tensor) for _ in range(self.world_size)]
         dist.all_gather(parts, tensor.contiguous(), group=self._process_group)
         return parts
+
+
+def _exchange(store: FileStore, word: str, rank: int, world_size: int) -> tuple[str, ...]:
+    """Every rank's word, in the order of ranks. Raises DistError after the store's timeout."""
+    store.set(f"device_of_rank_{rank}", word)
+    return tuple(store.get(f"device_of_rank_{other}").decode() for other in range(world_size))
+
+
+def _device_name(device: torch.device) -> str:
+    """The hardware's own name: an index means another GPU wherever other ones are visible."""
+    return str(torch.cuda.get_device_properties(device).uuid)
+
+
+def _all_differ(names: Sequence[str]) -> bool:
+    return len(set(names)) == len(names)
 
 
 def _loopback_interface() -> str:

@@ -68,6 +68,12 @@ class Engine:
         return list(outputs.values())
 
     @property
+    def peer_pids(self) -> list[int]:
+        """Processes of ranks 1 and up."""
+        children = self._executor._others._children
+        return [child.pid for _, child in children.values()]
+
+    @property
     def num_preemptions(self) -> int:
         """How often a running request was taken back so far."""
         return self.core.scheduler.take_report().load.num_preemptions

@@ -8,6 +8,7 @@ import numpy as np
 import torch
 from plan_driver import Request, generate, make_runner
 
+from worker.parallel import group as group_module
 from worker.parallel.group import TensorParallelGroup
 
 
@@ -41,4 +42,19 @@ def run_rank(
     ordered = group.all_reduce(torch.full((3,), rank + 0.1), fixed_order=True)
     torch.save((saved, gathered, ordered), Path(directory) / f"rank{rank}.pt")
     group.close()
+    group.close()
+
+
+def run_rank_on_shared_device(rank: int, device_names: list[str], directory: str) -> None:
+    """A group of CUDA ranks as the names say, whose tensors are on CPU; saves what it gathers."""
+    torch.set_num_threads(1)
+    group_module._device_name = lambda device: device_names[rank]
+    world_size = len(device_names)
+    group = TensorParallelGroup.create(
+        rank, world_size, torch.device("cuda", 0), directory, timeout_s=120
+    )
+    total = group.all_reduce(torch.full((3,), rank + 0.5, dtype=torch.bfloat16))
+    side_by_side = group.all_gather_last_dim(torch.full((2, 1), float(rank)))
+    together = group.gather_on_device([rank, 10 * rank])
+    torch.save((total, side_by_side, together), Path(directory) / f"rank{rank}.pt")
     group.close()

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import multiprocessing
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
 from checkpoints import write_checkpoint
 from plan_driver import generate, make_runner
-from tensor_parallel_rank import run_rank, scenario
+from tensor_parallel_rank import run_rank, run_rank_on_shared_device, scenario
 
 # Exact ties aside, sums in another order move fp32 logits by about this much.
 TOLERANCE = 1e-4
@@ -18,19 +19,21 @@ TOLERANCE = 1e-4
 def run_ranks(
     world_size: int, folders: list[str], directory: Path, **options: object
 ) -> list[tuple[list, torch.Tensor, torch.Tensor]]:  # type: ignore[type-arg]  # saved as is
+    arguments = [(rank, world_size, folders, options, str(directory)) for rank in range(world_size)]
+    start_and_join(run_rank, arguments)
+    return [torch.load(directory / f"rank{rank}.pt") for rank in range(world_size)]
+
+
+def start_and_join(target: Callable[..., None], arguments: list[tuple[object, ...]]) -> None:
     context = multiprocessing.get_context("forkserver")
     # The server imports torch once for all ranks.
     context.set_forkserver_preload(["worker.engine.runner"])
-    processes = [
-        context.Process(target=run_rank, args=(rank, world_size, folders, options, str(directory)))
-        for rank in range(world_size)
-    ]
+    processes = [context.Process(target=target, args=each) for each in arguments]
     for process in processes:
         process.start()
     for process in processes:
         process.join(timeout=200)
         assert process.exitcode == 0
-    return [torch.load(directory / f"rank{rank}.pt") for rank in range(world_size)]
 
 
 @pytest.fixture(scope="module")
@@ -71,3 +74,19 @@ def test_four_ranks_sum_in_fixed_order(folders: list[str], tmp_path: Path) -> No
     for saved, _, ordered in results:
         assert torch.equal(saved[0][0][1], saved[1][0][1])
         assert torch.equal(ordered, total)
+
+
+def test_ranks_that_share_a_gpu_meet_over_gloo(tmp_path: Path) -> None:
+    names = ["GPU-a", "GPU-b", "GPU-a"]
+    arguments = [(rank, names, str(tmp_path)) for rank in range(3)]
+    start_and_join(run_rank_on_shared_device, arguments)
+    results = [torch.load(tmp_path / f"rank{rank}.pt") for rank in range(3)]
+    for total, side_by_side, _ in results:
+        assert total.dtype == torch.bfloat16
+        assert total.tolist() == [4.5] * 3
+        assert side_by_side.tolist() == [[0.0, 1.0, 2.0]] * 2
+    assert [together for _, _, together in results] == [
+        [[0, 0], [2, 20]],
+        [[1, 10]],
+        [[0, 0], [2, 20]],
+    ]

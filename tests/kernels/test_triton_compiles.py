@@ -1,0 +1,118 @@
+"""The kernels compile for GPUs of several generations, with the launches that serving makes."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable
+
+import pytest
+import torch
+from paged_cases import make_paged
+
+from kernels import (
+    fused_add_rms_norm,
+    gumbel_noise,
+    registry,
+    rms_norm,
+    rotary_embedding,
+    silu_and_mul,
+    store_kv_cache,
+)
+
+pytest.importorskip("triton", reason="Triton is not installed")
+if os.environ.get("TRITON_INTERPRET") == "1":
+    pytest.skip("the interpreter compiles nothing", allow_module_level=True)
+if sys.platform != "linux":
+    pytest.skip("Triton's compiler for CUDA is there on Linux", allow_module_level=True)
+
+from aot import Binary, compiling_for
+
+from kernels.linear.triton_kernel import matmul_fixed_tiles
+
+SHARED_LIMITS = {80: 163 << 10, 89: 99 << 10, 90: 227 << 10}
+"""Shared memory that one program may take, by compute capability (CUDA C++ guide, table 30)."""
+
+
+@pytest.fixture(autouse=True)
+def _own_cache(tmp_path: object, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+
+
+def attention(head_dim: int, dtype: torch.dtype) -> None:
+    case = make_paged([1, 37, 270], num_kv_heads=2, head_dim=head_dim, dtype=dtype)
+    q = torch.randn(43, 8, head_dim).to(dtype)
+    case.decode(q[:3])
+    case.extend(q, [1, 37, 5])
+
+
+def token_ops(dtype: torch.dtype) -> None:
+    x, weight = torch.randn(5, 96).to(dtype), torch.randn(96).to(dtype)
+    heads = torch.randn(5, 3, 40).to(dtype)
+    caches = torch.zeros(2, 2, 8, 3, 40, dtype=dtype)
+    rms_norm(x, weight, 1e-6)
+    fused_add_rms_norm(x, x, weight, 1e-6)
+    silu_and_mul(x)
+    rotary_embedding(heads, heads, torch.arange(5), torch.randn(9, 24))
+    store_kv_cache(heads, heads, caches[0], caches[1], torch.arange(5))
+    gumbel_noise(torch.arange(3), torch.arange(3), 1500)
+    matmul_fixed_tiles(torch.randn(16, 128).to(dtype), torch.randn(64, 128).to(dtype))
+
+
+@pytest.mark.parametrize("capability", SHARED_LIMITS)
+def test_every_kernel_compiles(capability: int) -> None:
+    with compiling_for(capability) as compiled, registry.using("triton"):
+        token_ops(torch.bfloat16)
+        attention(128, torch.bfloat16)
+        attention(256, torch.float32)
+    assert len({binary.kernel for binary in compiled}) == 10
+    assert all(binary.shared_bytes <= SHARED_LIMITS[capability] for binary in compiled), compiled
+
+
+def variants(launch: Callable[[int], None]) -> set[tuple[str, str]]:
+    """The binaries that launches of several shapes and alignments need."""
+    compiled: list[Binary]
+    with compiling_for(90) as compiled, registry.using("triton"):
+        for number in (1, 3, 16):
+            launch(number)
+    return {(binary.kernel, binary.key) for binary in compiled}
+
+
+def shifted(tensor: torch.Tensor) -> torch.Tensor:
+    """The same values, one element behind an aligned address."""
+    return torch.cat((tensor[:1], tensor))[1:]
+
+
+def test_no_step_needs_another_binary_than_the_first() -> None:
+    dtype = torch.bfloat16
+    weight = torch.randn(64, 64).to(dtype)
+
+    def launch(number: int) -> None:
+        place = shifted if number % 2 else torch.Tensor.clone
+        heads = torch.randn(number, 2, 64).to(dtype)
+        caches = torch.zeros(2, 2, 8, 2, 64, dtype=dtype)
+        index = place(torch.zeros(number, dtype=torch.long))
+        rotary_embedding(heads, heads, index, torch.randn(9, 64))
+        store_kv_cache(heads, heads, caches[0], caches[1], index)
+        matmul_fixed_tiles(torch.randn(number, 64).to(dtype), weight)
+
+    assert len(variants(launch)) == 3
+
+
+@pytest.mark.parametrize("invariant", [False, True], ids=["plain", "batch-invariant"])
+def test_attention_needs_one_binary_per_kernel(
+    invariant: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def launch(number: int) -> None:
+        lens = [number * 16 + row for row in range(number)]
+        case = make_paged(lens, num_kv_heads=2, head_dim=64, dtype=torch.bfloat16)
+        if number % 2:
+            unaligned = shifted(torch.tensor(lens, dtype=torch.int32))
+            monkeypatch.setattr(type(case), "seq_lens", property(lambda _: unaligned))
+        q = torch.randn(2 * number, 4, 64).to(torch.bfloat16)
+        case.decode(q[:number], batch_invariant=invariant)
+        case.extend(q, [2] * number, batch_invariant=invariant)
+        monkeypatch.undo()
+
+    # Batch-invariant extends take the decode kernels, with rows of the page table by index.
+    assert len(variants(launch)) == 3

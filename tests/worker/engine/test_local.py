@@ -1,0 +1,25 @@
+"""The executor whose rank 0 steps in the caller's process."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+
+import pytest
+import torch
+from checkpoints import write_checkpoint
+from engine_driver import Engine
+
+from worker.engine.base import RankFailure
+from worker.wire.sampling import SamplingParams
+
+
+def test_a_killed_peer_is_named(tmp_path: Path) -> None:
+    torch.set_num_threads(1)
+    write_checkpoint("qwen3", tmp_path)
+    with Engine(str(tmp_path), tensor_parallel_size=2, kv_cache_tokens=1024) as engine:
+        (peer,) = engine.peer_pids
+        os.kill(peer, signal.SIGKILL)
+        with pytest.raises(RankFailure, match="was ended by SIGKILL"):
+            engine.generate([[5, 6, 7]], SamplingParams(temperature=0.0, max_tokens=8))
