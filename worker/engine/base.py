@@ -33,6 +33,9 @@ class Executor(ABC):
     be in flight.
     """
 
+    max_overlap_depth: int
+    """How many steps may usefully be launched ahead of the one whose results are awaited."""
+
     @abstractmethod
     def start(self) -> EngineInfo:
         """Loads the model on every rank and allocates the KV cache. Raises RankFailure."""

@@ -37,6 +37,8 @@ class EngineConfig:
     """Keep finished prefixes and reuse them."""
     batch_invariant: bool = False
     """Bitwise the same output whatever else runs, at a cost in speed."""
+    overlap_depth: int = 1
+    """Steps launched ahead of the one whose results are awaited, 0 or 1; hides scheduling."""
     cpu_threads: int = 0
     """Compute threads per rank on CPU; 0 divides all cores but one among the ranks."""
 
@@ -57,5 +59,7 @@ class EngineConfig:
             )
         if not 0.0 < self.gpu_memory_utilization <= 1.0:
             raise ValueError("--gpu-memory-utilization must be in (0, 1]")
+        if self.overlap_depth not in (0, 1):
+            raise ValueError(f"--overlap-depth must be 0 or 1, got {self.overlap_depth}")
         if self.cpu_threads < 0:
             raise ValueError("--cpu-threads must not be negative")

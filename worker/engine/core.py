@@ -24,7 +24,6 @@ class EngineCore:
         info: what the executor's `start` said.
         executor: a started executor.
         clock: the time source of scheduling decisions.
-        overlap_depth: how many steps may be in flight beside the one being awaited.
     """
 
     def __init__(
@@ -33,12 +32,10 @@ class EngineCore:
         info: EngineInfo,
         executor: Executor,
         clock: Clock,
-        *,
-        overlap_depth: int = 0,
     ) -> None:
         self.info = info
         self._executor = executor
-        self._overlap_depth = overlap_depth
+        self._overlap_depth = min(config.overlap_depth, executor.max_overlap_depth)
         self._in_flight: deque[StepFuture] = deque()
         self.scheduler = Scheduler(
             SchedulerConfig(

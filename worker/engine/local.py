@@ -28,6 +28,8 @@ class LocalExecutor(Executor):
         spawn: ranks from 1 on to start as child processes; the caller starts the others.
     """
 
+    max_overlap_depth = 0  # `launch` waits for the step: one ahead would only delay results
+
     def __init__(self, config: EngineConfig, directory: str, spawn: Sequence[int]) -> None:
         self._config = config
         self._others = RankGroup(config, directory, range(1, config.tensor_parallel_size), spawn)

@@ -26,6 +26,8 @@ class ProcessExecutor(Executor):
         spawn: ranks to start as child processes; the others are started by the caller.
     """
 
+    max_overlap_depth = 1
+
     def __init__(self, config: EngineConfig, directory: str, spawn: Sequence[int]) -> None:
         self._config = config
         self._group = RankGroup(config, directory, range(config.tensor_parallel_size), spawn)

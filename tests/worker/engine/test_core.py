@@ -29,6 +29,8 @@ INFO = EngineInfo(
 class InventingExecutor(Executor):
     """Notes the order of launches and collections."""
 
+    max_overlap_depth = 1
+
     def __init__(self) -> None:
         self.journal: list[str] = []
         self._tokens: Iterator[int] = iter(range(1, 10_000))
@@ -77,8 +79,10 @@ def submit(request_id: str, num_prompt: int = 5, max_tokens: int = 3) -> Submit:
 
 def make_core(overlap_depth: int) -> tuple[EngineCore, InventingExecutor]:
     executor = InventingExecutor()
-    config = EngineConfig(model="invented", page_size=4, max_num_seqs=4)
-    core = EngineCore(config, INFO, executor, lambda: 0.0, overlap_depth=overlap_depth)
+    config = EngineConfig(
+        model="invented", page_size=4, max_num_seqs=4, overlap_depth=overlap_depth
+    )
+    core = EngineCore(config, INFO, executor, lambda: 0.0)
     return core, executor
 
 
