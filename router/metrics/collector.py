@@ -10,11 +10,13 @@ from prometheus_client.core import (
     GaugeMetricFamily,
     HistogramMetricFamily,
     Metric,
+    SummaryMetricFamily,
 )
 from prometheus_client.registry import Collector
 
 from router.fleet import Fleet, WorkerState
 from router.metrics.stats import Histogram, ModelStats
+from worker.wire.messages import StepTimes
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
@@ -45,6 +47,17 @@ _GAUGES: dict[str, tuple[str, Callable[[WorkerState], float]]] = {
     "num_requests_waiting": ("Requests waiting at the worker.", lambda w: w.load.num_waiting),
     "kv_cache_usage_perc": ("KV pages in use; 1 is all.", lambda w: _usage(w)),
 }
+_STEP_PHASES: dict[str, tuple[str, Callable[[StepTimes], float]]] = {
+    "schedule": ("Deciding the step.", lambda t: t.schedule),
+    "broadcast": ("Sending the step to the ranks.", lambda t: t.broadcast),
+    "prepare": ("Rank 0: tables and input tensors.", lambda t: t.prepare),
+    "forward": ("Rank 0: the model; on CUDA its launch.", lambda t: t.forward),
+    "sample": ("Rank 0: drawing tokens; on CUDA with the wait.", lambda t: t.sample),
+    "collect": ("Waiting for the step's result.", lambda t: t.collect),
+    "process": ("Applying the result.", lambda t: t.process),
+    "deliver": ("Between two turns: reports out, requests in.", lambda t: t.deliver),
+    "bubble": ("Rank 0 idle before the step while there was work.", lambda t: t.bubble),
+}
 
 
 class GatewayCollector(Collector):
@@ -74,6 +87,15 @@ class GatewayCollector(Collector):
                     if worker.info is not None:
                         gauge.add_metric([model, worker.worker_id], read(worker))
             yield gauge
+        for name, (text, seconds) in _STEP_PHASES.items():
+            phase = SummaryMetricFamily(f"rayfleet_step_{name}_seconds", text, labels=WORKER)
+            for model, _, fleet in sources:
+                for worker in fleet.workers:
+                    if worker.info is not None:
+                        times = worker.load.step_times
+                        labels = [model, worker.worker_id]
+                        phase.add_metric(labels, times.num_steps, seconds(times))
+            yield phase
         yield from _labelled_counters(sources)
 
 

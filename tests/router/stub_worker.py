@@ -16,6 +16,7 @@ from worker.wire.messages import (
     EngineInfo,
     LoadSnapshot,
     Rejection,
+    StepTimes,
     Submit,
     SubmitBatch,
     SubmitReply,
@@ -183,6 +184,7 @@ class StubWorker:
             num_total_pages=128,
             max_num_seqs=self.info.max_num_seqs,
             num_submits_seen=self.num_submits,
+            step_times=StepTimes(num_steps=8, forward=0.5),
         )
 
     def snapshot(self) -> AttachSnapshot:

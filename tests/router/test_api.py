@@ -331,6 +331,8 @@ async def test_metrics_follow_requests_and_workers(rig):
     count = f'rayfleet_inter_token_latency_seconds_count{{model_name="stub"}} {num_tokens - 1}.0'
     assert count in text
     assert 'rayfleet_kv_cache_usage_perc{model_name="stub",worker_id="w0"} 0.0' in text
+    assert 'rayfleet_step_forward_seconds_count{model_name="stub",worker_id="w0"} 8.0' in text
+    assert 'rayfleet_step_forward_seconds_sum{model_name="stub",worker_id="w0"} 0.5' in text
     rig.workers[0].vanish()
     await rig.until(lambda: rig.attached() == ["w1"])
     text = (await rig.client.get("/metrics")).text

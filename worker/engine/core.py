@@ -6,6 +6,8 @@ from collections import deque
 
 from worker.engine.base import Executor, StepFuture
 from worker.engine.config import EngineConfig
+from worker.engine.timeline import Timeline
+from worker.scheduler.plan import StepResult
 from worker.scheduler.scheduler import Clock, Scheduler, SchedulerConfig
 from worker.wire.messages import Abort, EngineInfo, StepReport, Submit
 
@@ -19,11 +21,16 @@ class EngineCore:
         depth 0   schedule 1 │ launch 1 │ result 1 │ apply 1 │ schedule 2 │ launch 2 │ …
         depth 1   schedule 1 │ launch 1 │ schedule 2 │ launch 2 │ result 1 │ apply 1 │ …
 
+    Nothing is queued behind a step with a prompt in it, whatever the depth. Such a step is long
+    beside the host's part, so hiding that gains next to nothing; but a request that arrives while
+    it runs, which is likely, would see another whole step go first, and two prompts in a row
+    would delay its first token most. Waiting for the result lets it join the very next step.
+
     Args:
         config: the group's engine configuration.
         info: what the executor's `start` said.
         executor: a started executor.
-        clock: the time source of scheduling decisions.
+        clock: `time.monotonic`, or a test's own.
     """
 
     def __init__(
@@ -37,6 +44,9 @@ class EngineCore:
         self._executor = executor
         self._overlap_depth = min(config.overlap_depth, executor.max_overlap_depth)
         self._in_flight: deque[StepFuture] = deque()
+        self._prompt_launched = False
+        """Whether the step launched last computes part of a prompt."""
+        self.timeline = Timeline(clock)
         self.scheduler = Scheduler(
             SchedulerConfig(
                 max_num_seqs=config.max_num_seqs,
@@ -69,9 +79,27 @@ class EngineCore:
         Raises:
             RankFailure: a rank ended.
         """
+        now = self.timeline.turn()
+        launched = not (self._in_flight and self._prompt_launched) and self._launch(now)
+        result: StepResult | None = None
+        if self._in_flight and (not launched or len(self._in_flight) > self._overlap_depth):
+            awaited = self.timeline.now()
+            result = self._in_flight.popleft().result()
+            collected = self.timeline.now()
+            self.scheduler.apply(result)
+        report = self.scheduler.take_report()
+        if result is not None:
+            self.timeline.completed(result, awaited, collected)
+        report.load.step_times = self.timeline.totals()
+        self.timeline.leave(idle=not self.has_work())
+        return report
+
+    def _launch(self, scheduling: float) -> bool:
         plan = self.scheduler.schedule()
-        if plan is not None:
-            self._in_flight.append(self._executor.launch(plan))
-        if self._in_flight and (plan is None or len(self._in_flight) > self._overlap_depth):
-            self.scheduler.apply(self._in_flight.popleft().result())
-        return self.scheduler.take_report()
+        if plan is None:
+            return False
+        scheduled = self.timeline.now()
+        self._in_flight.append(self._executor.launch(plan))
+        self.timeline.launched(plan.num_tokens, scheduling, scheduled)
+        self._prompt_launched = plan.rows[-1].length > 1  # decodes come first
+        return True

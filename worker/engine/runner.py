@@ -21,7 +21,7 @@ from worker.models.registry import build_model
 from worker.parallel.group import TensorParallelGroup
 from worker.parallel.layers import LayerOptions
 from worker.parallel.messages import Hello
-from worker.scheduler.plan import Admit, Plan, Row, StepResult
+from worker.scheduler.plan import Admit, Plan, RankTimes, Row, StepResult
 
 logger = logging.getLogger(__name__)
 
@@ -100,12 +100,21 @@ class ModelRunner:
     @torch.inference_mode()
     def execute(self, plan: Plan) -> StepResult:
         """Runs one step to its end."""
-        start = time.perf_counter()
+        started = time.monotonic()
         inputs = self.prepare(plan)
-        tokens = None if inputs is None else self.launch(inputs)
-        token_ids = [] if tokens is None else self.finish(tokens)
-        compute_ms = (time.perf_counter() - start) * 1e3
-        return StepResult(seq=plan.seq, token_ids=token_ids, compute_ms=compute_ms)
+        prepared = time.monotonic()
+        hidden = None if inputs is None else self.forward(inputs)
+        forwarded = time.monotonic()
+        token_ids: list[int] = []
+        if inputs is not None and hidden is not None and inputs.num_samples:
+            token_ids = self.finish(self.sample(self.score(hidden, inputs), inputs))
+        finished = time.monotonic()
+        return StepResult(
+            seq=plan.seq,
+            token_ids=token_ids,
+            compute_ms=(finished - started) * 1e3,
+            times=RankTimes(started, prepared, forwarded, finished),
+        )
 
     def prepare(self, plan: Plan) -> StepInputs | None:
         """Applies the Plan's writes and stages its inputs; None for a Plan without rows."""
@@ -113,13 +122,6 @@ class ModelRunner:
         if not plan.rows:
             return None
         return build_inputs(plan, self._tables, batch_invariant=self.config.batch_invariant)
-
-    def launch(self, inputs: StepInputs) -> torch.Tensor | None:
-        """Forward and sampling, without waiting for the device; None where no row samples."""
-        hidden = self.forward(inputs)
-        if not inputs.num_samples:
-            return None
-        return self.sample(self.score(hidden, inputs), inputs)
 
     def forward(self, inputs: StepInputs) -> torch.Tensor:
         """Hidden states of all tokens of the step, [T, hidden]."""

@@ -61,6 +61,22 @@ class Plan(msgspec.Struct, array_like=True, frozen=True):
         return sum(row.length for row in self.rows)
 
 
+class RankTimes(msgspec.Struct, array_like=True, frozen=True):
+    """When a rank did what in a step: seconds of CLOCK_MONOTONIC, which all processes share.
+
+    Launches on CUDA do not wait: `forwarded` is there when the forward pass has been launched, and
+    what the device needs shows between it and `finished`.
+    """
+
+    started: float
+    """The Plan is at hand."""
+    prepared: float
+    """Tables updated, inputs staged."""
+    forwarded: float
+    finished: float
+    """The drawn tokens are on the host."""
+
+
 class StepResult(msgspec.Struct, array_like=True, frozen=True):
     """What a Plan's execution yields on rank 0."""
 
@@ -69,3 +85,5 @@ class StepResult(msgspec.Struct, array_like=True, frozen=True):
     """One per row with `sample`, in the order of the Plan's rows."""
     compute_ms: float
     """Time the rank spent on the step."""
+    times: RankTimes | None = None
+    """None from an executor that measures nothing."""

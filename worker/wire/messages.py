@@ -14,7 +14,7 @@ import msgspec
 
 from worker.wire.sampling import SamplingParams
 
-PROTOCOL_VERSION = 1
+PROTOCOL_VERSION = 2
 """Raised whenever a message changes shape; both sides refuse another version on attach."""
 
 FinishReason = Literal["stop", "length", "abort", "error"]
@@ -108,6 +108,34 @@ class BlockRemoved(msgspec.Struct, array_like=True, tag="removed"):
 BlockEvent = BlockStored | BlockRemoved
 
 
+class StepTimes(msgspec.Struct, array_like=True):
+    """Where the time of a worker's steps went: seconds, summed up since the epoch began.
+
+    Coordinator: schedule, broadcast, collect, process, deliver. Rank 0: prepare, forward, sample,
+    bubble. Each of the two adds up to the time the worker was busy.
+    """
+
+    num_steps: int = 0
+    schedule: float = 0.0
+    """Deciding the Plan."""
+    broadcast: float = 0.0
+    """Encoding it and sending it to the ranks."""
+    prepare: float = 0.0
+    """Tables and input tensors."""
+    forward: float = 0.0
+    """The model; on CUDA its launch alone."""
+    sample: float = 0.0
+    """Scoring, drawing, tokens to the host; on CUDA with the wait for the device."""
+    collect: float = 0.0
+    """Waiting for results."""
+    process: float = 0.0
+    """Applying results and making reports."""
+    deliver: float = 0.0
+    """Sending reports and taking requests, between two turns of the engine."""
+    bubble: float = 0.0
+    """The rank idle between two steps while there was work."""
+
+
 class LoadSnapshot(msgspec.Struct, array_like=True):
     """How busy a worker is, after the step that a report tells of."""
 
@@ -128,6 +156,7 @@ class LoadSnapshot(msgspec.Struct, array_like=True):
     num_submits_seen: int = 0
     """Submits that rank 0 has taken since the epoch began: of those up to this ordinal (see
     SubmitReply) this load tells, of later ones it does not."""
+    step_times: StepTimes = msgspec.field(default_factory=StepTimes)
 
 
 class EngineInfo(msgspec.Struct, array_like=True, tag="info"):

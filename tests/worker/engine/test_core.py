@@ -10,7 +10,7 @@ import pytest
 from worker.engine.base import Executor, StepFuture
 from worker.engine.config import EngineConfig
 from worker.engine.core import EngineCore
-from worker.scheduler.plan import Plan, StepResult
+from worker.scheduler.plan import Plan, Row, StepResult
 from worker.wire.messages import Abort, EngineInfo, Submit
 from worker.wire.sampling import SamplingParams
 
@@ -33,6 +33,7 @@ class InventingExecutor(Executor):
 
     def __init__(self) -> None:
         self.journal: list[str] = []
+        self.plans: list[Plan] = []
         self._tokens: Iterator[int] = iter(range(1, 10_000))
 
     def start(self) -> EngineInfo:
@@ -40,6 +41,7 @@ class InventingExecutor(Executor):
 
     def launch(self, plan: Plan) -> StepFuture:
         self.journal.append(f"launch {plan.seq}")
+        self.plans.append(plan)
         tokens = [next(self._tokens) for row in plan.rows if row.sample]
         return InventedStep(self, StepResult(seq=plan.seq, token_ids=tokens, compute_ms=1.0))
 
@@ -99,7 +101,8 @@ def run(core: EngineCore) -> dict[str, list[int]]:
     ("depth", "start"),
     [
         (0, ["launch 1", "result 1", "launch 2", "result 2"]),
-        (1, ["launch 1", "launch 2", "result 1", "launch 3", "result 2"]),
+        # Step 1 computes the prompt: nothing is queued behind it.
+        (1, ["launch 1", "result 1", "launch 2", "launch 3", "result 2", "result 3"]),
     ],
 )
 def test_steps_in_flight_follow_the_depth(depth: int, start: list[str]) -> None:
@@ -107,6 +110,24 @@ def test_steps_in_flight_follow_the_depth(depth: int, start: list[str]) -> None:
     core.add(submit("a"))
     assert run(core) == {"a": [1, 2, 3]}
     assert executor.journal[: len(start)] == start
+
+
+def test_a_request_joins_the_step_after_the_prompt_it_arrived_in() -> None:
+    core, executor = make_core(1)
+    core.add(submit("a", max_tokens=9))
+    for _ in range(4):
+        core.step()
+    assert executor.journal == ["launch 1", "result 1", "launch 2", "launch 3", "result 2"]
+    core.add(submit("b", num_prompt=6, max_tokens=9))
+    core.step()  # step 4 has b's prompt, and is queued behind a step that has none
+    assert executor.journal[-2:] == ["launch 4", "result 3"]
+    core.add(submit("c", num_prompt=7, max_tokens=9))
+    executor.journal.clear()
+    core.step()
+    assert executor.journal == ["result 4"]
+    core.step()
+    assert executor.journal == ["result 4", "launch 5"]
+    assert executor.plans[4].rows == [Row(0, 8, 1, True), Row(1, 6, 1, True), Row(2, 4, 3, True)]
 
 
 @pytest.mark.parametrize("depth", [0, 1])
