@@ -41,6 +41,8 @@ def add_commands(commands: Subparsers) -> None:
     add_load_flags(versus)
     throughput = _command(commands, "throughput", "the engine offline, without HTTP", _throughput)
     _add_throughput_flags(throughput)
+    overlap = _command(commands, "overlap", "steps at overlap depth 0 and 1, in turn", _overlap)
+    _add_overlap_flags(overlap)
     gateway = _command(commands, "gateway", "CPU time per token before the engine", _gateway)
     _add_gateway_flags(gateway)
 
@@ -101,6 +103,22 @@ def _throughput(args: argparse.Namespace) -> Result:
     )
 
 
+def _overlap(args: argparse.Namespace) -> Result:
+    from cluster.bench.overlap import OverlapOptions, run_overlap
+
+    args.model = args.model or find_demo_model()
+    return run_overlap(
+        OverlapOptions(
+            engine=EngineConfig(**given_options(args, EngineConfig)),
+            running=tuple(int(text) for text in args.running.split(",")),
+            pairs=args.pairs,
+            steps=args.steps,
+            input_len=args.input_len,
+            plot=args.plot,
+        )
+    )
+
+
 def _gateway(args: argparse.Namespace) -> Result:
     return run_gateway(
         GatewayOptions(
@@ -145,6 +163,18 @@ def _add_throughput_flags(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="alternate that mode with the normal one (5 rounds or more) and report the ratio",
     )
+
+
+def _add_overlap_flags(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--model", help="checkpoint folder; default: the demo model")
+    # The benchmark sets the other two itself.
+    set_here = ("model", "overlap_depth", "max_num_seqs")
+    add_options(parser.add_argument_group("engine"), EngineConfig, exclude=set_here)
+    parser.add_argument("--running", default="1,8,32", help="requests at once (default 1,8,32)")
+    parser.add_argument("--pairs", type=int, default=10, help="turns per depth (default 10)")
+    parser.add_argument("--steps", type=int, default=100, help="steps per turn (default 100)")
+    parser.add_argument("--input-len", type=int, default=16, help="prompt tokens (default 16)")
+    parser.add_argument("--plot", metavar="FILE.png", help="draw both timelines")
 
 
 def _add_gateway_flags(parser: argparse.ArgumentParser) -> None:

@@ -1,0 +1,58 @@
+"""The overlap benchmark on the real engine with a tiny model, and its arithmetic."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from cluster.bench.cli import main
+from cluster.bench.overlap import OverlapOptions, Turn, summarise
+from worker.engine.config import EngineConfig
+
+PHASES = ("schedule", "broadcast", "prepare", "forward", "sample", "collect", "process", "bubble")
+
+
+def test_figures_checks_and_picture(
+    tiny_chat_model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    engine = ("--device", "cpu", "--cpu-threads", "1", "--kv-cache-tokens", "4096")
+    load = ("--running", "1,8", "--pairs", "2", "--steps", "8")
+    plot = tmp_path / "timelines.png"
+    argv = ("overlap", "--model", str(tiny_chat_model), *engine, *load, "--json")
+    assert main([*argv, "--plot", str(plot)]) == 0
+    result = json.loads(capsys.readouterr().out)
+    assert [check["name"] for check in result["checks"]] == ["ratio_1", "hidden_8", "ratio_8"]
+    for running in (1, 8):
+        for depth in (0, 1):
+            figures = result[f"depth_{depth}_{running}"]
+            assert all(figures[f"{phase}_us"] >= 0.0 for phase in PHASES)
+            assert figures["tokens_per_second"] * figures["wall_us"] == pytest.approx(running * 1e6)
+        assert result[f"spread_{running}"]["ratio"]["count"] == 2
+    assert plot.read_bytes().startswith(b"\x89PNG")
+
+
+def turn(wall: float, prepare: float, compute: float) -> Turn:
+    phases = {"prepare": prepare, "forward": compute - 1.0, "sample": 1.0}
+    return Turn(wall_us=wall, phases_us=phases, records=())
+
+
+def test_hidden_is_the_part_of_the_host_time_that_no_longer_shows() -> None:
+    serial = [turn(100.0, 10.0, 70.0)] * 3
+    overlapped = [turn(85.0, 10.0, 70.0), turn(80.0, 10.0, 70.0), turn(100.0, 10.0, 70.0)]
+    figures = summarise(8, serial, overlapped)
+    assert figures["hidden_8"] == pytest.approx(0.75)
+    assert figures["hidden_with_prepare_8"] == pytest.approx(0.5)
+    assert figures["ratio_8"] == pytest.approx(100 / 85)
+    assert figures["spread_8"]["hidden"]["low"] == pytest.approx(0.0)
+    assert figures["spread_8"]["hidden"]["high"] == pytest.approx(1.0)
+    assert figures["depth_0_8"]["host_us"] == pytest.approx(20.0)
+
+
+def test_options_are_checked() -> None:
+    engine = EngineConfig(model="m")
+    with pytest.raises(ValueError, match="--pairs"):
+        OverlapOptions(engine=engine, pairs=0)
+    with pytest.raises(ValueError, match="--running"):
+        OverlapOptions(engine=engine, running=(0,))
