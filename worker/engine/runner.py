@@ -61,6 +61,8 @@ class ModelRunner:
         load_weights(self.model, self.model_config, show_progress=group.rank == 0)
         self._tables: DeviceTables
         self._kv_caches: tuple[KVCache, ...] = ()
+        self._forwarded = 0.0
+        """When the last forward pass had been launched."""
 
     def hello(self) -> Hello:
         """What this rank loaded and how many KV pages it has room for."""
@@ -102,18 +104,15 @@ class ModelRunner:
         """Runs one step to its end."""
         started = time.monotonic()
         inputs = self.prepare(plan)
-        prepared = time.monotonic()
-        hidden = None if inputs is None else self.forward(inputs)
-        forwarded = time.monotonic()
-        token_ids: list[int] = []
-        if inputs is not None and hidden is not None and inputs.num_samples:
-            token_ids = self.finish(self.sample(self.score(hidden, inputs), inputs))
+        self._forwarded = prepared = time.monotonic()
+        tokens = None if inputs is None else self.launch(inputs)
+        token_ids = [] if tokens is None else self.finish(tokens)
         finished = time.monotonic()
         return StepResult(
             seq=plan.seq,
             token_ids=token_ids,
             compute_ms=(finished - started) * 1e3,
-            times=RankTimes(started, prepared, forwarded, finished),
+            times=RankTimes(started, prepared, self._forwarded, finished),
         )
 
     def prepare(self, plan: Plan) -> StepInputs | None:
@@ -122,6 +121,13 @@ class ModelRunner:
         if not plan.rows:
             return None
         return build_inputs(plan, self._tables, batch_invariant=self.config.batch_invariant)
+
+    def launch(self, inputs: StepInputs) -> torch.Tensor | None:
+        """Forward and sampling, without waiting for the device; None where no row samples."""
+        hidden = self.forward(inputs)
+        if not inputs.num_samples:
+            return None
+        return self.sample(self.score(hidden, inputs), inputs)
 
     def forward(self, inputs: StepInputs) -> torch.Tensor:
         """Hidden states of all tokens of the step, [T, hidden]."""
@@ -132,7 +138,9 @@ class ModelRunner:
             decode=inputs.decode,
             extend=inputs.extend,
         )
-        return self.model.forward(inputs.input_ids, inputs.positions, context)
+        hidden = self.model.forward(inputs.input_ids, inputs.positions, context)
+        self._forwarded = time.monotonic()
+        return hidden
 
     def score(self, hidden: torch.Tensor, inputs: StepInputs) -> torch.Tensor:
         """Logits of the rows that sample, fp32 [S, vocab]."""

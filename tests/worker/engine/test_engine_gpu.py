@@ -105,7 +105,8 @@ def test_a_step_waits_for_the_device_only_for_its_tokens(checkpoint: Checkpoint)
             try:
                 inputs = runner.prepare(plan)
                 assert inputs is not None
-                drawn = runner.sample(runner.score(runner.forward(inputs), inputs), inputs)
+                drawn = runner.launch(inputs)
             finally:
                 torch.cuda.set_sync_debug_mode("default")
+            assert drawn is not None
             assert len(runner.finish(drawn)) == inputs.num_samples
