@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import os
 import sys
 import threading
@@ -57,6 +58,8 @@ def _load_and_serve(rank: int, config: EngineConfig, directory: str, channel: Ra
         start = channel.receive()
         if isinstance(start, Start):
             runner.allocate(start.num_pages)
+            # What loading made lives as long as the process: no collection need walk it again.
+            gc.freeze()
             channel.send(Ready(rank=rank))
             _execute_plans(rank, runner, channel)
     finally:
