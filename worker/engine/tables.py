@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -88,7 +89,7 @@ class SamplingColumns:
         self.temperature = np.zeros(num_rows, dtype=np.float32)
         self.top_k = np.zeros(num_rows, dtype=np.int64)
         self.top_p = np.ones(num_rows, dtype=np.float32)
-        self.min_p = np.zeros(num_rows, dtype=np.float32)
+        self.log_min_p = np.full(num_rows, -np.inf, dtype=np.float32)
         self.seed = np.zeros(num_rows, dtype=np.int64)
 
     def set(self, admit: Admit) -> None:
@@ -97,7 +98,7 @@ class SamplingColumns:
         self.temperature[slot] = admit.temperature
         self.top_k[slot] = max(0, admit.top_k)
         self.top_p[slot] = admit.top_p
-        self.min_p[slot] = admit.min_p
+        self.log_min_p[slot] = math.log(admit.min_p) if admit.min_p > 0.0 else -math.inf
         self.seed[slot] = admit.seed
 
 
