@@ -13,8 +13,9 @@ import numpy as np
 import torch
 
 from kernels import gumbel_noise
-from worker.engine.tables import IntArray, SamplingColumns, to_device
+from worker.engine.tables import IntArray, SamplingColumns
 from worker.engine.thresholds import top_k_threshold, top_p_threshold
+from worker.engine.transfer import to_device
 
 _GREEDY_BELOW = 1e-5
 """Temperatures under this are greedy: dividing by them would overflow."""

@@ -9,6 +9,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from worker.engine.rules import RuleTable
+from worker.engine.transfer import to_device
 from worker.scheduler.plan import Admit, PageWrite, Plan
 
 IntArray = npt.NDArray[np.int64]
@@ -22,7 +24,13 @@ class DeviceTables:
     """
 
     def __init__(
-        self, *, max_num_seqs: int, max_model_len: int, page_size: int, device: torch.device
+        self,
+        *,
+        max_num_seqs: int,
+        max_model_len: int,
+        page_size: int,
+        vocab_size: int,
+        device: torch.device,
     ) -> None:
         num_rows = max_num_seqs + 1
         self.max_model_len = max_model_len
@@ -38,6 +46,12 @@ class DeviceTables:
         self.flat_pages = self.page_table.view(-1)
         self.token_stride = self.token_pool.shape[1]
         self.page_stride = self.page_table.shape[1]
+        self.rules = RuleTable(
+            num_rows=num_rows,
+            token_stride=self.token_stride,
+            vocab_size=vocab_size,
+            device=device,
+        )
 
     def apply(self, plan: Plan) -> None:
         """Brings the tables to where the Plan's rows expect them. A Plan writes no cell twice."""
@@ -49,6 +63,7 @@ class DeviceTables:
     def _admit(self, admits: Sequence[Admit]) -> None:
         for admit in admits:
             self.sampling.set(admit)
+            self.rules.admit(admit)
         tokens = np.frombuffer(b"".join(admit.token_ids for admit in admits), dtype="<i4")
         lengths = [len(admit.token_ids) // 4 for admit in admits]
         assert max(lengths) <= self.max_model_len, "a request is longer than its row"
@@ -109,10 +124,3 @@ def ragged_ranges(starts: IntArray, lengths: IntArray) -> IntArray:
     ranges: IntArray = np.arange(total, dtype=np.int64)
     ranges += np.repeat(starts - (ends - lengths), lengths)
     return ranges
-
-
-def to_device(host: torch.Tensor, device: torch.device) -> torch.Tensor:
-    """Copies to CUDA without waiting, from pinned memory; on CPU the tensor itself."""
-    if device.type == "cpu":
-        return host
-    return host.pin_memory().to(device, non_blocking=True)

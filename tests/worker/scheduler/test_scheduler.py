@@ -7,7 +7,7 @@ import random
 
 import numpy as np
 import pytest
-from fake_device import Harness, expected_output, make_submit
+from fake_device import EOS, Harness, expected_output, make_submit
 
 from worker.scheduler.plan import Row, StepResult
 from worker.wire.blocks import block_hashes, root_hash
@@ -373,6 +373,21 @@ def test_sampling_parameters_reach_the_device_in_its_terms() -> None:
     assert (first.seed, first.top_k, first.top_p, first.min_p) == (-1, 0, 0.5, 0.1)
     assert (second.temperature, second.top_k, second.top_p, second.min_p) == (0.0, 0, 1.0, 0.0)
     assert np.frombuffer(first.token_ids, "<i4").tolist() == prompt(4)
+    assert (first.rules, second.rules) == (None, None)
+
+
+def test_rules_reach_the_device_only_where_there_are_any() -> None:
+    harness = Harness()
+    fields = {"min_tokens": 3, "stop_token_ids": (9, 7), "logit_bias": {4: 1.5}, "logprobs": 0}
+    harness.submit(make_submit("a", prompt(6), **fields))
+    plan = harness.scheduler.schedule()
+    assert plan is not None
+    rules = plan.admits[0].rules
+    assert rules is not None
+    assert (rules.num_prompt, rules.min_tokens) == (6, 3)
+    assert rules.stop_token_ids == sorted({*EOS, 9, 7})
+    assert (rules.bias_token_ids, rules.biases) == ([4], [1.5])
+    assert (rules.num_logprobs, rules.num_prompt_logprobs) == (0, -1)
 
 
 def test_the_load_snapshot_tells_every_number() -> None:
