@@ -456,3 +456,17 @@ def test_the_same_calls_make_the_same_plans() -> None:
                 harness.apply()
         runs.append(plans)
     assert runs[0] == runs[1]
+
+
+@pytest.mark.parametrize("depth", [0, 1])
+@pytest.mark.parametrize("num_pages", [7, 9, 12])
+@pytest.mark.parametrize("length", [4, 10, 19])
+def test_equal_prompts_in_a_small_cache_all_end(depth: int, num_pages: int, length: int) -> None:
+    """They compute the same pages side by side, and only one set of them enters the cache."""
+    harness = Harness(num_pages=num_pages, max_num_batched_tokens=64)
+    for name in "abc":
+        harness.submit(make_submit(name, prompt(length), max_tokens=40, ignore_eos=True))
+    harness.drain(depth)
+    for name in "abc":
+        harness.finished(name)
+    harness.check_drained()
