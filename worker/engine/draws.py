@@ -28,6 +28,11 @@ class Draws:
     prompt_scores: dict[int, list[Scores]] | None = None
     """By row of the Plan."""
 
+    @property
+    def is_scored(self) -> bool:
+        """Whether any request asks for log-probabilities."""
+        return self.scores is not None or self.prompt_scores is not None
+
     def add_logprobs(self, result: StepResult) -> StepResult:
         """The result with the log-probabilities that requests ask for; waits for the device."""
         if self.scores is not None:
@@ -57,7 +62,7 @@ def sample_with_rules(
     for edit in rules.edits:
         edit.edits.apply(logits, edit, tables.flat_tokens)
     if rules.penalties is not None:
-        tables.rules.penalties.apply(logits, rules.penalties)
+        tables.rules.penalties.apply(logits, rules.penalties, tables.token_pool)
     tokens = sample(logits, random)
     if rules.penalties is not None:
         tables.rules.penalties.count(tokens, rules.penalties)

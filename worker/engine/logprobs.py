@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import torch
 
-from worker.engine.thresholds import WEIGHT_BITS, integer_weights
+from worker.engine.thresholds import WEIGHT_BITS, total_weight
 from worker.wire.messages import TokenLogprobs
 from worker.wire.sampling import MAX_LOGPROBS
 
@@ -57,18 +57,15 @@ class Scores:
     weight: torch.Tensor
     """Sum over the vocabulary, in fixed point."""
     rank: torch.Tensor
-    top_tokens: torch.Tensor | None
-    """[n, k], None where nobody asks for any."""
-    top_logits: torch.Tensor | None
+    top_tokens: torch.Tensor
+    """[n, k]"""
+    top_logits: torch.Tensor
     num_top: Sequence[int]
 
     def to_host(self) -> list[TokenLogprobs]:
         """One per token; waits for the device."""
         columns = [c.tolist() for c in (self.tokens, self.own, self.best, self.weight, self.rank)]
-        top_tokens: list[list[int]] = [[] for _ in self.num_top]
-        top_logits: list[list[float]] = top_tokens  # type: ignore[assignment]  # both empty
-        if self.top_tokens is not None and self.top_logits is not None:
-            top_tokens, top_logits = self.top_tokens.tolist(), self.top_logits.tolist()
+        top_tokens, top_logits = self.top_tokens.tolist(), self.top_logits.tolist()
         found = []
         for index, (token, own, best, weight, rank) in enumerate(zip(*columns, strict=True)):
             # A checkpoint that overflows has weights without meaning.
@@ -91,19 +88,28 @@ class Scores:
 def score(logits: torch.Tensor, tokens: torch.Tensor, num_top: Sequence[int]) -> Scores:
     """Scores tokens [n] under fp32 logits [n, vocab]."""
     own = logits.gather(1, tokens.unsqueeze(1))
-    top = None
-    if any(num_top):
-        top = logits.topk(min(MAX_LOGPROBS, logits.shape[-1]), dim=-1)
+    top = logits.topk(min(MAX_LOGPROBS, logits.shape[-1]), dim=-1)
     return Scores(
         tokens=tokens,
         own=own.squeeze(1),
-        best=logits.amax(dim=-1),
-        weight=integer_weights(logits).sum(dim=-1),
-        rank=(logits >= own).sum(dim=-1),
-        top_tokens=None if top is None else top.indices,
-        top_logits=None if top is None else top.values,
+        best=top.values[:, 0],
+        weight=total_weight(logits),
+        rank=_ranks(logits, own, top.values),
+        top_tokens=top.indices,
+        top_logits=top.values,
         num_top=num_top,
     )
+
+
+def _ranks(logits: torch.Tensor, own: torch.Tensor, top: torch.Tensor) -> torch.Tensor:
+    """How many logits of each row are at least its own, [n, 1], given the likeliest, [n, k]."""
+    if logits.is_cuda:  # asking which rows need the long way would wait for the device
+        return (logits >= own).sum(dim=-1)
+    ranks = (top >= own).sum(dim=-1)
+    (low,) = (own <= top[:, -1:]).squeeze(1).nonzero(as_tuple=True)
+    if len(low):
+        ranks[low] = (logits[low] >= own[low]).sum(dim=-1)
+    return ranks
 
 
 def score_prompts(

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -12,12 +14,27 @@ from worker.engine.transfer import to_device
 from worker.scheduler.plan import TokenRules
 
 
+class Asking(NamedTuple):
+    """A row that draws a token by rules."""
+
+    sample: int
+    """Row of the logits."""
+    slot: int
+    end: int
+    """Where the new token will stand."""
+    rules: TokenRules
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PenaltyRows:
     """The rows of a step's logits that penalties apply to, [n] each."""
 
     rows: torch.Tensor
     slots: torch.Tensor
+    ends: torch.Tensor
+    """How many tokens each has."""
+    longest: int
+    """The largest of them."""
     frequency: torch.Tensor
     presence: torch.Tensor
     repetition: torch.Tensor
@@ -46,19 +63,24 @@ class PenaltyTable:
         in_prompt[slot].zero_().index_fill_(0, tokens[:num_prompt], True)
         counts[slot].zero_().index_add_(0, output, torch.ones_like(output, dtype=torch.int32))
 
-    def apply(self, logits: torch.Tensor, rows: PenaltyRows) -> None:
-        """Penalises logits [R, vocab] in place."""
+    def apply(self, logits: torch.Tensor, rows: PenaltyRows, token_pool: torch.Tensor) -> None:
+        """Penalises logits [R, vocab] in place, at the tokens that the rows hold: no others."""
         in_prompt, counts = self._tables()
-        count = counts.index_select(0, rows.slots)
+        tokens = token_pool[:, : rows.longest].index_select(0, rows.slots).long()
+        beyond = torch.arange(rows.longest, device=tokens.device) >= rows.ends.unsqueeze(1)
+        # A token that stands several times is computed as often, each time to the same value.
+        tokens = torch.where(beyond, tokens[:, :1], tokens)
+        cells, places = (rows.slots.unsqueeze(1), tokens), (rows.rows.unsqueeze(1), tokens)
+        count = counts[cells]
         in_output = count > 0
-        seen = in_prompt.index_select(0, rows.slots).logical_or_(in_output)
-        found = logits.index_select(0, rows.rows)
+        seen = in_prompt[cells].logical_or_(in_output)
+        found = logits[places]
         repetition = rows.repetition.unsqueeze(1)
         repeated = torch.where(found > 0, found / repetition, found * repetition)
         found = torch.where(seen, repeated, found)
         found -= count * rows.frequency.unsqueeze(1)
         found -= in_output * rows.presence.unsqueeze(1)
-        logits.index_copy_(0, rows.rows, found)
+        logits.index_put_(places, found)
 
     def count(self, tokens: torch.Tensor, rows: PenaltyRows) -> None:
         """Counts the step's draws, [R] int64."""
@@ -84,19 +106,26 @@ def penalizes(rules: TokenRules) -> bool:
     )
 
 
-def gather_penalty_rows(
-    asking: list[tuple[int, int, TokenRules]], device: torch.device
-) -> PenaltyRows | None:
-    """From (row of the logits, slot, rules) of all rows with rules; None where none penalises."""
-    found = [entry for entry in asking if penalizes(entry[2])]
+def gather_penalty_rows(asking: Sequence[Asking], device: torch.device) -> PenaltyRows | None:
+    """From all rows with rules; None where none penalises."""
+    found = [one for one in asking if penalizes(one.rules)]
     if not found:
         return None
-    places = torch.tensor([(row, slot) for row, slot, _ in found]).T.contiguous()
+    places = torch.tensor([(one.sample, one.slot, one.end) for one in found]).T.contiguous()
     strengths = torch.tensor(
-        [(r.frequency_penalty, r.presence_penalty, r.repetition_penalty) for _, _, r in found]
+        [
+            (one.rules.frequency_penalty, one.rules.presence_penalty, one.rules.repetition_penalty)
+            for one in found
+        ]
     ).T.contiguous()
-    rows, slots = to_device(places, device).unbind()
+    rows, slots, ends = to_device(places, device).unbind()
     frequency, presence, repetition = to_device(strengths, device).unbind()
     return PenaltyRows(
-        rows=rows, slots=slots, frequency=frequency, presence=presence, repetition=repetition
+        rows=rows,
+        slots=slots,
+        ends=ends,
+        longest=max(one.end for one in found),
+        frequency=frequency,
+        presence=presence,
+        repetition=repetition,
     )

@@ -10,7 +10,13 @@ import torch
 
 from worker.engine.logit_edits import RowEdit, SlotEdits
 from worker.engine.logprobs import LogprobRows, PromptChunk
-from worker.engine.penalties import PenaltyRows, PenaltyTable, gather_penalty_rows, penalizes
+from worker.engine.penalties import (
+    Asking,
+    PenaltyRows,
+    PenaltyTable,
+    gather_penalty_rows,
+    penalizes,
+)
 from worker.engine.transfer import to_device
 from worker.scheduler.plan import Admit, Row, TokenRules
 
@@ -60,7 +66,7 @@ class RuleTable:
         if not self._rules:
             return None
         edits: list[RowEdit] = []
-        asking: list[tuple[int, int, TokenRules]] = []
+        asking: list[Asking] = []
         prompts: list[PromptChunk] = []
         first_token = num_samples = 0
         for index, row in enumerate(rows):
@@ -69,7 +75,7 @@ class RuleTable:
                 rules, edit = entry
                 prompts += self._prompt_chunk(index, row, first_token, rules)
                 if row.sample:
-                    asking.append((num_samples, row.slot, rules))
+                    asking.append(Asking(num_samples, row.slot, row.start + row.length, rules))
                     if not edit.is_empty:
                         edits.append(self._edit(num_samples, row, rules, edit))
             first_token += row.length
@@ -92,15 +98,15 @@ class RuleTable:
             num_output=end - rules.num_prompt,
         )
 
-    def _logprob_rows(self, asking: list[tuple[int, int, TokenRules]]) -> LogprobRows | None:
-        found = [(row, rules.num_logprobs) for row, _, rules in asking if rules.num_logprobs >= 0]
+    def _logprob_rows(self, asking: list[Asking]) -> LogprobRows | None:
+        found = [one for one in asking if one.rules.num_logprobs >= 0]
         if not found:
             return None
-        rows = [row for row, _ in found]
+        rows = [one.sample for one in found]
         return LogprobRows(
             rows=to_device(torch.tensor(rows), self._device),
             rows_host=rows,
-            num_top=[num_top for _, num_top in found],
+            num_top=[one.rules.num_logprobs for one in found],
         )
 
     def _prompt_chunk(

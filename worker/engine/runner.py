@@ -6,7 +6,6 @@ import logging
 import time
 from dataclasses import replace
 
-import msgspec
 import torch
 
 from worker.engine.config import EngineConfig
@@ -109,11 +108,11 @@ class ModelRunner:
         inputs = self.prepare(plan)
         draws = None if inputs is None else self.launch(inputs)
         token_ids = [] if draws is None else self.finish(draws)
-        result = StepResult(seq=plan.seq, token_ids=token_ids, compute_ms=0.0)
-        if draws is not None and self.group.rank == 0:
-            result = draws.add_logprobs(result)
         compute_ms = (time.perf_counter() - start) * 1e3
-        return msgspec.structs.replace(result, compute_ms=compute_ms)
+        result = StepResult(seq=plan.seq, token_ids=token_ids, compute_ms=compute_ms)
+        if draws is None or not draws.is_scored or self.group.rank:
+            return result  # only rank 0 is asked
+        return draws.add_logprobs(result)
 
     def prepare(self, plan: Plan) -> StepInputs | None:
         """Applies the Plan's writes and stages its inputs; None for a Plan without rows."""

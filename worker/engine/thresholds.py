@@ -14,6 +14,8 @@ WEIGHT_BITS = 40
 NARROW = 256
 """Up to so many of the likeliest tokens are picked out by `topk`, which is fast for few."""
 
+_CACHED_WEIGHTS = 1 << 17
+
 _DIGITS = ((21, 11), (10, 11), (0, 10))
 """(lowest bit, number of bits) of the parts in which 32 bits are searched, highest first."""
 
@@ -22,6 +24,15 @@ def integer_weights(logits: torch.Tensor) -> torch.Tensor:
     """Unnormalised probabilities of fp32 logits [R, vocab] in fixed point: int64 [R, vocab]."""
     weights = logits - logits.amax(dim=-1, keepdim=True)
     return weights.exp_().mul_(2.0**WEIGHT_BITS).long()
+
+
+def total_weight(logits: torch.Tensor) -> torch.Tensor:
+    """Sum of the integer weights of each row, [R]."""
+    if logits.is_cuda:
+        return integer_weights(logits).sum(dim=-1)
+    # Few rows at a time stay in a core's cache; integers add up to the same.
+    rows = max(1, _CACHED_WEIGHTS // logits.shape[-1])
+    return torch.cat([integer_weights(block).sum(dim=-1) for block in torch.split(logits, rows)])
 
 
 def top_k_threshold(logits: torch.Tensor, top_k: torch.Tensor, max_top_k: int) -> torch.Tensor:
