@@ -11,7 +11,7 @@ import torch
 WEIGHT_BITS = 40
 """A token as likely as the likeliest weighs 2**40: the sum over 2**22 tokens fits 63 bits."""
 
-NARROW = 256
+NARROW = 64
 """Up to so many of the likeliest tokens are picked out by `topk`, which is fast for few."""
 
 _CACHED_WEIGHTS = 1 << 17
@@ -28,11 +28,7 @@ def integer_weights(logits: torch.Tensor) -> torch.Tensor:
 
 def total_weight(logits: torch.Tensor) -> torch.Tensor:
     """Sum of the integer weights of each row, [R]."""
-    if logits.is_cuda:
-        return integer_weights(logits).sum(dim=-1)
-    # Few rows at a time stay in a core's cache; integers add up to the same.
-    rows = max(1, _CACHED_WEIGHTS // logits.shape[-1])
-    return torch.cat([integer_weights(block).sum(dim=-1) for block in torch.split(logits, rows)])
+    return torch.cat([integer_weights(rows).sum(dim=-1) for rows in _cached_rows(logits)])
 
 
 def top_k_threshold(logits: torch.Tensor, top_k: torch.Tensor, max_top_k: int) -> torch.Tensor:
@@ -49,6 +45,12 @@ def top_k_threshold(logits: torch.Tensor, top_k: torch.Tensor, max_top_k: int) -
 
 def top_p_threshold(logits: torch.Tensor, top_p: torch.Tensor) -> torch.Tensor:
     """The least logit of each row's nucleus, [R]; -inf where `top_p` is 1."""
+    blocks = _cached_rows(logits)
+    shares = torch.split(top_p, blocks[0].shape[0])
+    return torch.cat([_nucleus(rows, own) for rows, own in zip(blocks, shares, strict=True)])
+
+
+def _nucleus(logits: torch.Tensor, top_p: torch.Tensor) -> torch.Tensor:
     weights = integer_weights(logits)
     total = weights.sum(dim=-1)
     targets = (top_p.double() * total.double()).ceil_().long().clamp_(min=1)
@@ -60,6 +62,13 @@ def top_p_threshold(logits: torch.Tensor, top_p: torch.Tensor) -> torch.Tensor:
         if len(flat):
             threshold[flat] = weighted_threshold(logits[flat], weights[flat], targets[flat])
     return threshold.masked_fill_(top_p >= 1.0, float("-inf"))
+
+
+def _cached_rows(logits: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """On CPU few rows at a time, which stay in a core's cache; on CUDA all at once."""
+    if logits.is_cuda:
+        return (logits,)
+    return torch.split(logits, max(1, _CACHED_WEIGHTS // logits.shape[-1]))
 
 
 def weighted_threshold(
@@ -81,7 +90,11 @@ def weighted_threshold(
         buckets = (keys >> shift) & ((1 << num_bits) - 1)
         digit, targets = _pick_bucket(buckets, weights, targets, 1 << num_bits)
         found |= digit << shift
-        weights = torch.where(buckets == digit.unsqueeze(1), weights, 0)
+        inside = buckets == digit.unsqueeze(1)
+        if len(keys) == 1 and not keys.is_cuda:  # where asking how many are left costs nothing
+            keys, weights = keys[inside].unsqueeze(0), weights[inside].unsqueeze(0)
+        else:
+            weights = torch.where(inside, weights, 0)
     return _logits_of_keys(found)
 
 

@@ -33,7 +33,7 @@ def by_sorting(logits: torch.Tensor, weights: torch.Tensor, target: int) -> floa
     raise AssertionError("the target is more than all")
 
 
-@pytest.mark.parametrize("top_k", [1, 2, 17, 256, 257, 700, VOCAB, VOCAB + 5])
+@pytest.mark.parametrize("top_k", [1, 2, 17, 64, 65, 700, VOCAB, VOCAB + 5])
 def test_top_k_equals_sorting(top_k: int) -> None:
     logits = make_logits()
     found = top_k_threshold(logits, torch.full((6,), top_k), top_k)
@@ -66,8 +66,20 @@ def test_rows_do_not_depend_on_their_place() -> None:
     logits = make_logits(rows=17, scale=0.7)
     top_p = torch.linspace(0.05, 0.99, 17)
     together = top_p_threshold(logits, top_p)
+    assert torch.equal(thresholds.total_weight(logits), integer_weights(logits).sum(-1))
     weights = integer_weights(logits)
     for row in range(17):
         alone = logits[row : row + 1].clone()
         assert torch.equal(integer_weights(alone)[0], weights[row])
         assert top_p_threshold(alone, top_p[row : row + 1]) == together[row]
+
+
+def test_a_large_vocabulary_is_worked_off_row_by_row() -> None:
+    logits = torch.randn(3, 150_000, generator=torch.Generator().manual_seed(2))
+    top_p = torch.tensor([0.9, 0.3, 1.0])
+    weights = integer_weights(logits)
+    targets = (top_p.double() * weights.sum(-1).double()).ceil().long()
+    expected = weighted_threshold(logits, weights, targets)
+    found = top_p_threshold(logits, top_p)
+    assert torch.equal(found[:2], expected[:2])
+    assert found[2] == float("-inf")
