@@ -27,13 +27,14 @@ from worker.engine.base import Executor, RankFailure
 from worker.engine.config import EngineConfig
 from worker.engine.core import EngineCore
 from worker.engine.factory import create_executor
-from worker.outputs import ChoiceState, CompletionOutput, RequestOutput
+from worker.outputs import ChoiceState, CompletionOutput, Logprob, RequestOutput
+from worker.wire.bad_words import with_bad_words
 from worker.wire.limits import refuse
 from worker.wire.messages import Abort, Submit
 from worker.wire.sampling import SamplingParams
 from worker.wire.tokenizer import Tokenizer, load_tokenizer
 
-__all__ = ["LLM", "CompletionOutput", "RequestOutput", "SamplingParams", "TokensPrompt"]
+__all__ = ["LLM", "CompletionOutput", "Logprob", "RequestOutput", "SamplingParams", "TokensPrompt"]
 
 
 class TokensPrompt(TypedDict):
@@ -199,8 +200,14 @@ class LLM:
             )
         seed = sampling.seed if sampling.seed is not None else secrets.randbits(62)
         tokenizer = self.get_tokenizer() if detokenize else None
+        if sampling.bad_words:
+            sampling = with_bad_words(sampling, self.get_tokenizer())
+        num_choices = sampling.n
         choices = []
-        for choice in range(sampling.n):
+        for choice in range(num_choices):
+            if choice:
+                # What is known of the prompt is the same for all choices.
+                sampling = msgspec.structs.replace(sampling, prompt_logprobs=None)
             submit = Submit(
                 request_id=str(next(self._ids)),
                 gateway_id=_GATEWAY,
@@ -229,6 +236,7 @@ def _assemble(item: _Pending) -> RequestOutput:
         outputs=[choice.output for choice in item.choices],
         finished=item.finished,
         num_cached_tokens=item.choices[0].num_cached_tokens,
+        prompt_logprobs=item.choices[0].prompt_logprobs,
     )
 
 

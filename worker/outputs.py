@@ -5,8 +5,19 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from worker.wire.detokenizer import RequestText
-from worker.wire.messages import FinishReason, Submit, TokenDelta
+from worker.wire.messages import FinishReason, Submit, TokenDelta, TokenLogprobs
 from worker.wire.tokenizer import Tokenizer
+
+
+@dataclass(frozen=True, slots=True)
+class Logprob:
+    """How likely one token was."""
+
+    logprob: float
+    rank: int
+    """1 is the likeliest."""
+    decoded_token: str | None
+    """None where detokenization is off."""
 
 
 @dataclass(kw_only=True, slots=True)
@@ -23,6 +34,10 @@ class CompletionOutput:
     """Why it ended; None while it runs."""
     stop_reason: int | str | None = None
     """The stop token or stop string that ended it, where one did."""
+    logprobs: list[dict[int, Logprob]] | None = None
+    """For each token, by token id: itself, then the likeliest; None where not asked for."""
+    cumulative_logprob: float | None = None
+    """Sum of the tokens' own."""
 
 
 @dataclass(kw_only=True, slots=True)
@@ -37,6 +52,8 @@ class RequestOutput:
     finished: bool
     num_cached_tokens: int
     """Prompt tokens of the first choice that the prefix cache held."""
+    prompt_logprobs: list[dict[int, Logprob] | None] | None = None
+    """As a completion's, for each prompt token; None for the first, which nothing predicts."""
 
 
 class ChoiceState:
@@ -52,6 +69,10 @@ class ChoiceState:
         self.submit = submit
         self.output = CompletionOutput(index=index)
         self.num_cached_tokens = 0
+        self.prompt_logprobs: list[dict[int, Logprob] | None] | None = None
+        self._tokenizer = tokenizer
+        if submit.sampling.logprobs is not None:
+            self.output.logprobs, self.output.cumulative_logprob = [], 0.0
         self._text: RequestText | None = None
         if tokenizer is not None:
             sampling = submit.sampling
@@ -71,6 +92,8 @@ class ChoiceState:
         """Takes one step's tokens. A stop string ends the completion before the engine does."""
         output = self.output
         output.token_ids.extend(delta.token_ids)
+        if delta.prompt_logprobs is not None:
+            self.prompt_logprobs = [None, *map(self._by_token, delta.prompt_logprobs)]
         if delta.num_cached_tokens >= 0:
             self.num_cached_tokens = delta.num_cached_tokens
         if self._text is not None:
@@ -79,11 +102,34 @@ class ChoiceState:
             if self._text.stop_reason is not None:
                 beyond = len(delta.token_ids) - (self._text.num_tokens - before)
                 del output.token_ids[len(output.token_ids) - beyond :]
+                self._take_logprobs(delta, len(delta.token_ids) - beyond)
                 output.finish_reason = "stop"
                 output.stop_reason = self._text.stop_reason
                 return
+        self._take_logprobs(delta, len(delta.token_ids))
         if delta.finish_reason is not None:
             if self._text is not None:
                 output.text += self._text.flush()
             output.finish_reason = delta.finish_reason
             output.stop_reason = delta.stop_reason
+
+    def _take_logprobs(self, delta: TokenDelta, count: int) -> None:
+        output = self.output
+        if delta.logprobs is None or output.logprobs is None:
+            return
+        for entry in delta.logprobs[:count]:
+            output.logprobs.append(self._by_token(entry))
+            output.cumulative_logprob = (output.cumulative_logprob or 0.0) + entry.logprobs[0]
+
+    def _by_token(self, entry: TokenLogprobs) -> dict[int, Logprob]:
+        ranks = (entry.rank, *range(1, len(entry.token_ids)))
+        found: dict[int, Logprob] = {}
+        for token_id, logprob, rank in zip(entry.token_ids, entry.logprobs, ranks, strict=True):
+            if token_id not in found:
+                found[token_id] = Logprob(logprob, rank, self._decode(token_id))
+        return found
+
+    def _decode(self, token_id: int) -> str | None:
+        if self._tokenizer is None:
+            return None
+        return self._tokenizer.token_bytes(token_id).decode(errors="replace")

@@ -9,7 +9,7 @@ from types import MappingProxyType
 from typing import Final
 
 from worker.cache.lease import Lease
-from worker.wire.messages import FinishReason, Submit
+from worker.wire.messages import FinishReason, Submit, TokenLogprobs
 
 
 class RequestState(Enum):
@@ -88,6 +88,7 @@ class Request:
         "gateway_id",
         "lease",
         "limit",
+        "logprobs",
         "num_cached",
         "num_computed",
         "num_placeholders",
@@ -95,6 +96,7 @@ class Request:
         "num_prompt",
         "num_sent",
         "priority",
+        "prompt_logprobs",
         "request_id",
         "sampling",
         "state",
@@ -145,6 +147,11 @@ class Request:
         """Prompt tokens found in the prefix cache at the first admission; -1 before."""
         self.cached_sent = False
         """Whether a delta has told the gateway."""
+        self.logprobs: list[TokenLogprobs] = []
+        """Of tokens that no delta has carried yet, where it asks for them."""
+        self.prompt_logprobs: list[TokenLogprobs] | None = None
+        """Of the prompt tokens computed so far, until a delta has carried them; None before it
+        runs and where it does not ask."""
 
     def move_to(self, state: RequestState) -> None:
         """Enters `state`. Raises IllegalMove unless the transition table has the move."""
@@ -168,6 +175,15 @@ class Request:
         if self.state is RequestState.RUNNING:
             return None  # by far the most frequent case, and hashing an enum is slow
         return _FINISH_REASONS.get(self.state)
+
+    @property
+    def wants_prompt_logprobs(self) -> bool:
+        """Whether all of its prompt has still to be computed, for the sake of log-probabilities.
+
+        They are complete with the first token drawn; tokens of an earlier attempt tell that its
+        gateway has them.
+        """
+        return self.sampling.prompt_logprobs is not None and not self.num_output
 
     @property
     def num_output(self) -> int:

@@ -11,9 +11,10 @@ from starlette.responses import Response
 
 from router.api import params
 from router.api.body import read_body
+from router.api.logprobs import ChatLogprobs, TextLogprobs
 from router.api.protocol import ChatRequest, CommonRequest, CompletionRequest, parse_body
 from router.api.response import GenerationResponse
-from router.api.writer import ChatWriter, ResponseWriter, TextWriter
+from router.api.writer import ChatWriter, Extras, ResponseWriter, TextWriter
 from router.errors import bad_request
 from router.fleet import PromptBlocks
 from router.gateway import Gateway
@@ -33,20 +34,29 @@ class CompletionRoutes:
         """POST /v1/chat/completions. Raises ApiError."""
         body = parse_body(await read_body(request), ChatRequest)
         model = self._gateway.model(body.model)
-        sampling = params.sampling_params(body, params.chat_max_tokens(body), model.defaults)
+        num_top = params.chat_logprobs(body)
+        sampling = await _sampling(body, params.chat_max_tokens(body), model, num_top)
         prompt = await model.encoder.chat(
             params.chat_messages(body.messages),
             cache_salt=params.cache_salt(body),
             add_generation_prompt=body.add_generation_prompt is not False,
             chat_template_kwargs=params.template_arguments(body),
         )
-        return _respond(request, body, model, [prompt], sampling, ChatWriter, "chatcmpl")
+        extras = Extras(
+            tokenizer=model.tokenizer,
+            return_token_ids=bool(body.return_token_ids),
+            logprobs=None if num_top is None else ChatLogprobs(model.tokenizer, num_top),
+            prompt_logprobs=body.prompt_logprobs is not None,
+        )
+        return _respond(request, body, model, [prompt], sampling, extras, ChatWriter)
 
     async def complete(self, request: Request) -> Response:
         """POST /v1/completions. Raises ApiError."""
         body = parse_body(await read_body(request), CompletionRequest)
         model = self._gateway.model(body.model)
-        sampling = params.sampling_params(body, params.completion_max_tokens(body), model.defaults)
+        echo_only = bool(body.echo) and body.max_tokens == 0
+        max_tokens = 1 if echo_only else params.completion_max_tokens(body)
+        sampling = await _sampling(body, max_tokens, model, body.logprobs, echo=bool(body.echo))
         texts = params.completion_prompts(body.prompt)
         params.check_num_completions(len(texts), sampling.n)
         prompts = await model.encoder.prompts(
@@ -54,7 +64,16 @@ class CompletionRoutes:
             cache_salt=params.cache_salt(body),
             add_special_tokens=body.add_special_tokens is not False,
         )
-        return _respond(request, body, model, prompts, sampling, TextWriter, "cmpl")
+        num_top = body.logprobs
+        extras = Extras(
+            tokenizer=model.tokenizer,
+            return_token_ids=bool(body.return_token_ids),
+            logprobs=None if num_top is None else TextLogprobs(model.tokenizer, num_top),
+            prompt_logprobs=body.prompt_logprobs is not None,
+            echo=await model.encoder.texts(texts) if body.echo else None,
+            echo_only=echo_only,
+        )
+        return _respond(request, body, model, prompts, sampling, extras, TextWriter)
 
 
 def request_id_of(request: Request) -> str:
@@ -63,14 +82,31 @@ def request_id_of(request: Request) -> str:
     return given if _REQUEST_ID.fullmatch(given) else secrets.token_hex(12)
 
 
+async def _sampling(
+    body: CommonRequest,
+    max_tokens: int | None,
+    model: ServedModel,
+    logprobs: int | None,
+    *,
+    echo: bool = False,
+) -> SamplingParams:
+    prompt_logprobs = params.prompt_logprobs(body)
+    if echo and prompt_logprobs is None:
+        prompt_logprobs = logprobs  # what is echoed is told of like what is generated
+    sampling = params.sampling_params(
+        body, max_tokens, model.defaults, logprobs=logprobs, prompt_logprobs=prompt_logprobs
+    )
+    return await model.encoder.bad_words(sampling)
+
+
 def _respond(
     request: Request,
     body: CommonRequest,
     model: ServedModel,
     prompts: list[PromptBlocks],
     sampling: SamplingParams,
+    extras: Extras,
     writer_type: type[ResponseWriter],
-    prefix: str,
 ) -> Response:
     if body.stream_options is not None and not body.stream:
         raise bad_request("stream_options is only allowed with stream", "stream_options")
@@ -86,10 +122,10 @@ def _respond(
     )
     writer = writer_type(
         generation,
-        response_id=f"{prefix}-{request_id}",
+        response_id=f"{writer_type.prefix}-{request_id}",
         created=int(time.time()),
         model=body.model or model.route.name,
+        extras=extras,
         options=body.stream_options,
-        return_token_ids=bool(body.return_token_ids),
     )
     return GenerationResponse(generation, writer, request_id=request_id, stream=bool(body.stream))

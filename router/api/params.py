@@ -7,7 +7,7 @@ from typing import Any
 
 from router.api.protocol import ChatRequest, CommonRequest, CompletionRequest
 from router.errors import bad_request
-from worker.wire.sampling import SamplingParams
+from worker.wire.sampling import MAX_LOGPROBS, SamplingParams
 
 MAX_CHOICES = 128
 MAX_COMPLETIONS = 2048
@@ -16,6 +16,9 @@ MAX_STOP_STRINGS = 128
 MAX_STOP_CHARACTERS = 8192
 """Of all stop strings together; each choice follows each of them through its text."""
 MAX_STOP_TOKENS = 1024
+MAX_BAD_WORDS = 256
+MAX_BIASED_TOKENS = 1024
+MAX_TOKEN_DIGITS = 10
 MAX_CACHE_SALT = 1024
 DEFAULT_COMPLETION_TOKENS = 16
 DEFAULT_PRIORITY = 4
@@ -31,7 +34,12 @@ ROLES = ("system", "developer", "user", "assistant", "tool", "function")
 
 
 def sampling_params(
-    request: CommonRequest, max_tokens: int | None, defaults: Mapping[str, Any]
+    request: CommonRequest,
+    max_tokens: int | None,
+    defaults: Mapping[str, Any],
+    *,
+    logprobs: int | None = None,
+    prompt_logprobs: int | None = None,
 ) -> SamplingParams:
     """Sampling parameters; what the client left open comes from `defaults`, then from vLLM's.
 
@@ -44,6 +52,9 @@ def sampling_params(
         "top_k": request.top_k,
         "min_p": request.min_p,
         "min_tokens": request.min_tokens,
+        "frequency_penalty": request.frequency_penalty,
+        "presence_penalty": request.presence_penalty,
+        "repetition_penalty": request.repetition_penalty,
     }
     values = {**defaults, **{name: value for name, value in given.items() if value is not None}}
     n = 1 if request.n is None else request.n
@@ -59,6 +70,11 @@ def sampling_params(
             ignore_eos=bool(request.ignore_eos),
             include_stop_str_in_output=bool(request.include_stop_str_in_output),
             skip_special_tokens=request.skip_special_tokens is not False,
+            logit_bias=_logit_bias(request),
+            bad_words=_bad_words(request),
+            allowed_token_ids=_allowed_tokens(request),
+            logprobs=logprobs,
+            prompt_logprobs=prompt_logprobs,
             **values,
         )
     except ValueError as error:
@@ -75,6 +91,27 @@ def chat_max_tokens(request: ChatRequest) -> int | None:
 def completion_max_tokens(request: CompletionRequest) -> int:
     """Plain completions are short unless told otherwise."""
     return DEFAULT_COMPLETION_TOKENS if request.max_tokens is None else request.max_tokens
+
+
+def chat_logprobs(request: ChatRequest) -> int | None:
+    """Likeliest tokens to name beside each; None for no log-probabilities. Raises ApiError."""
+    if not request.logprobs:
+        if request.top_logprobs:
+            raise bad_request("top_logprobs is only allowed with logprobs", "top_logprobs")
+        return None
+    num_top = request.top_logprobs or 0
+    if not 0 <= num_top <= MAX_LOGPROBS:
+        raise bad_request(
+            f"top_logprobs must be in [0, {MAX_LOGPROBS}], got {num_top}", "top_logprobs"
+        )
+    return num_top
+
+
+def prompt_logprobs(request: CommonRequest) -> int | None:
+    """None for none. Raises ApiError for a stream, whose chunks have no place for them."""
+    if request.prompt_logprobs is not None and request.stream:
+        raise bad_request("prompt_logprobs is not available with stream", "prompt_logprobs")
+    return request.prompt_logprobs
 
 
 def check_num_completions(num_prompts: int, n: int) -> None:
@@ -164,6 +201,36 @@ def _stop_tokens(request: CommonRequest) -> tuple[int, ...]:
             "stop_token_ids",
         )
     return token_ids
+
+
+def _logit_bias(request: CommonRequest) -> dict[int, float] | None:
+    given = request.logit_bias or {}
+    if len(given) > MAX_BIASED_TOKENS:
+        raise bad_request(
+            f"logit_bias holds {len(given)} tokens, at most {MAX_BIASED_TOKENS}", "logit_bias"
+        )
+    biases = {}
+    for token, bias in given.items():
+        if not (token.isascii() and token.isdecimal() and len(token) <= MAX_TOKEN_DIGITS):
+            raise bad_request(f"logit_bias has {token!r} in place of a token id", "logit_bias")
+        biases[int(token)] = bias
+    return biases or None
+
+
+def _bad_words(request: CommonRequest) -> tuple[str, ...]:
+    words = tuple(request.bad_words or ())
+    num_characters = sum(map(len, words))
+    if len(words) > MAX_BAD_WORDS or num_characters > MAX_STOP_CHARACTERS:
+        raise bad_request(
+            f"bad_words holds {len(words)} texts of {num_characters} characters, at most "
+            f"{MAX_BAD_WORDS} of {MAX_STOP_CHARACTERS} together",
+            "bad_words",
+        )
+    return words
+
+
+def _allowed_tokens(request: CommonRequest) -> tuple[int, ...] | None:
+    return None if request.allowed_token_ids is None else tuple(request.allowed_token_ids)
 
 
 def _message(index: int, message: Mapping[str, Any]) -> dict[str, Any]:

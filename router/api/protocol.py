@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any, TypeVar
 
 import msgspec
@@ -35,6 +35,14 @@ class CommonRequest(msgspec.Struct, kw_only=True, frozen=True):
     top_k: int | None = None
     min_p: float | None = None
     min_tokens: int | None = None
+    frequency_penalty: float | None = None
+    presence_penalty: float | None = None
+    repetition_penalty: float | None = None
+    logit_bias: dict[str, float] | None = None
+    """By token id, which JSON spells as a string."""
+    bad_words: list[str] | None = None
+    allowed_token_ids: list[int] | None = None
+    prompt_logprobs: int | None = None
     stop_token_ids: list[int] | None = None
     ignore_eos: bool | None = False
     include_stop_str_in_output: bool | None = False
@@ -49,6 +57,8 @@ class ChatRequest(CommonRequest, kw_only=True, frozen=True):
 
     messages: list[dict[str, Any]]
     max_completion_tokens: int | None = None
+    logprobs: bool | None = False
+    top_logprobs: int | None = None
     add_generation_prompt: bool | None = True
     chat_template_kwargs: dict[str, Any] | None = None
 
@@ -59,6 +69,8 @@ class CompletionRequest(CommonRequest, kw_only=True, frozen=True):
     prompt: str | list[Any]
     """A text, texts, token ids, or lists of token ids."""
     add_special_tokens: bool | None = True
+    logprobs: int | None = None
+    echo: bool | None = False
 
 
 Body = TypeVar("Body", ChatRequest, CompletionRequest)
@@ -79,7 +91,7 @@ def parse_body(body: bytes, kind: type[Body]) -> Body:
         raise bad_request("the body is nested too deeply") from None
     if not isinstance(fields, dict):
         raise bad_request("the body must be a JSON object")
-    _refuse_unsupported(fields)
+    _refuse_unsupported(fields, kind.__struct_fields__)
     try:
         return msgspec.convert(fields, kind)
     except msgspec.ValidationError as error:
@@ -93,13 +105,7 @@ def _none_of(*harmless: Any) -> Callable[[Any], bool]:
 
 
 _HARMLESS: dict[str, Callable[[Any], bool]] = {
-    "logprobs": lambda value: value is None or value is False,
     "top_logprobs": _none_of(0),
-    "prompt_logprobs": _none_of(),
-    "logit_bias": _none_of({}),
-    "presence_penalty": _none_of(0),
-    "frequency_penalty": _none_of(0),
-    "repetition_penalty": _none_of(1),
     "length_penalty": _none_of(1),
     "use_beam_search": _none_of(False),
     "best_of": _none_of(1),
@@ -119,8 +125,6 @@ _HARMLESS: dict[str, Callable[[Any], bool]] = {
     "documents": _none_of([]),
     "chat_template": _none_of(),
     "continue_final_message": _none_of(False),
-    "bad_words": _none_of([]),
-    "allowed_token_ids": _none_of(),
     "logits_processors": _none_of([]),
     "truncate_prompt_tokens": _none_of(),
     "prompt_embeds": _none_of(),
@@ -129,13 +133,13 @@ _HARMLESS: dict[str, Callable[[Any], bool]] = {
     "kv_transfer_params": _none_of(),
     "vllm_xargs": _none_of({}),
 }
-"""Fields that change what is generated and are not supported: the values that change nothing.
-Other unknown fields (user, metadata, store, ...) are ignored."""
+"""Fields that change what is generated and are not supported, by one route or both: the values
+that change nothing. Other unknown fields (user, metadata, store, ...) are ignored."""
 
 
-def _refuse_unsupported(fields: Mapping[str, Any]) -> None:
+def _refuse_unsupported(fields: Mapping[str, Any], supported: Collection[str]) -> None:
     for name, value in fields.items():
-        harmless = _HARMLESS.get(name)
+        harmless = None if name in supported else _HARMLESS.get(name)
         if harmless is not None and not harmless(value):
             raise bad_request(f"{name} is not supported by this server: leave it out", name)
     if fields.get("tools") and fields.get("tool_choice") != "none":

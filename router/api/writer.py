@@ -7,16 +7,37 @@ text is encoded.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import msgspec
 
+from router.api.logprobs import LogprobFormat, Scored, prompt_logprobs
 from router.api.protocol import StreamOptions
 from router.serving import Completion, Generation
+from worker.wire.tokenizer import Tokenizer
 
 DONE = b"data: [DONE]\n\n"
 
 _encode = msgspec.json.Encoder().encode
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Extras:
+    """What a response carries besides new text."""
+
+    tokenizer: Tokenizer
+    return_token_ids: bool = False
+    """Add token ids to every choice."""
+    logprobs: LogprobFormat | None = None
+    """Add log-probabilities to every choice."""
+    prompt_logprobs: bool = False
+    """Add those of the prompt, to whole responses."""
+    echo: Sequence[str] | None = None
+    """Texts of the prompts, to begin every choice with."""
+    echo_only: bool = False
+    """Leave out what was generated."""
 
 
 class ResponseWriter(ABC):
@@ -28,9 +49,11 @@ class ResponseWriter(ABC):
         created: Unix seconds.
         model: the name that the client used.
         options: of the stream.
-        return_token_ids: add token ids to every choice.
+        extras: what else choices carry.
     """
 
+    prefix: str
+    """Of the response's id."""
     object: str
     chunk_object: str
     opening: bytes
@@ -45,16 +68,22 @@ class ResponseWriter(ABC):
         response_id: str,
         created: int,
         model: str,
+        extras: Extras,
         options: StreamOptions | None = None,
-        return_token_ids: bool = False,
     ) -> None:
         self.generation = generation
         self.response_id = response_id
         self._created = created
         self._model = model
         self._options = options or StreamOptions()
-        self._return_token_ids = return_token_ids
-        self._plain = not (return_token_ids or self._options.continuous_usage_stats)
+        self._extras = extras
+        self._echoed: set[int] = set()
+        self._plain = not (
+            extras.return_token_ids
+            or extras.logprobs is not None
+            or extras.echo is not None
+            or self._options.continuous_usage_stats
+        )
         head = _encode(self._header(self.chunk_object))[:-1]
         self._start = b"data: " + head + b',"choices":[{"index":'
         self._heads = [
@@ -88,25 +117,29 @@ class ResponseWriter(ABC):
         """The response of a request that is not streamed."""
         choices = []
         for completion in self.generation.completions:
-            text, _ = completion.take()
+            text, token_ids = completion.take()
+            text, logprobs = self._with_extras(completion, text, token_ids)
             choice = {
                 "index": completion.spec.index,
                 **self.content(text),
-                "logprobs": None,
-                "finish_reason": completion.finish_reason,
-                "stop_reason": completion.stop_reason,
+                "logprobs": logprobs,
+                **self._ending(completion),
             }
-            if self._return_token_ids:
+            if self._extras.return_token_ids:
                 choice["token_ids"] = completion.token_ids
                 choice["prompt_token_ids"] = _prompt_ids(completion)
             choices.append(choice)
         body = {**self._header(self.object), "choices": choices, "usage": self.usage()}
+        if self._extras.prompt_logprobs:
+            self.place_prompt_logprobs(body)
         return _encode(body)
 
     def usage(self) -> dict[str, Any]:
         """Token counts so far."""
         generation = self.generation
         prompt, completion = generation.num_prompt_tokens, generation.num_completion_tokens
+        if self._extras.echo_only:
+            completion = 0
         return {
             "prompt_tokens": prompt,
             "completion_tokens": completion,
@@ -118,6 +151,40 @@ class ResponseWriter(ABC):
     def content(self, text: str) -> dict[str, Any]:
         """A whole choice's text."""
 
+    @abstractmethod
+    def place_prompt_logprobs(self, body: dict[str, Any]) -> None:
+        """Adds the log-probabilities of the prompts to a whole response."""
+
+    def _prompt_logprobs(self, completion: Completion) -> list[dict[str, Any] | None] | None:
+        return prompt_logprobs(self._extras.tokenizer, completion.prompt_logprobs)
+
+    def _with_extras(
+        self, completion: Completion, text: str, token_ids: list[int]
+    ) -> tuple[str, dict[str, Any] | None]:
+        """A choice's next text and log-probabilities, its prompt before them where echoed."""
+        extras, index = self._extras, completion.spec.index
+        scored: list[Scored] = []
+        if extras.logprobs is not None:
+            scored += zip(token_ids, completion.take_logprobs(), strict=True)
+        if extras.echo_only:
+            text, scored = "", []
+        if extras.echo is not None and index not in self._echoed:
+            self._echoed.add(index)
+            text = extras.echo[index // self.generation.request.sampling.n] + text
+            before = (None, *(completion.prompt_logprobs or ()))
+            scored = [*zip(_prompt_ids(completion), before, strict=False), *scored]
+        if extras.logprobs is None:
+            return text, None
+        return text, extras.logprobs.entries(index, scored)
+
+    def _ending(self, completion: Completion) -> dict[str, Any]:
+        if self._extras.echo_only and completion.finish_reason == "stop":
+            return {"finish_reason": "length", "stop_reason": None}
+        return {
+            "finish_reason": completion.finish_reason,
+            "stop_reason": completion.stop_reason,
+        }
+
     def _header(self, kind: str) -> dict[str, Any]:
         return {
             "id": self.response_id,
@@ -127,10 +194,11 @@ class ResponseWriter(ABC):
         }
 
     def _full_chunk(self, completion: Completion, text: str, token_ids: list[int]) -> bytes:
-        tail: dict[str, Any] = {"logprobs": None, "finish_reason": completion.finish_reason}
-        if completion.finish_reason is not None:
-            tail["stop_reason"] = completion.stop_reason
-        if self._return_token_ids:
+        text, logprobs = self._with_extras(completion, text, token_ids)
+        tail: dict[str, Any] = {"logprobs": logprobs, **self._ending(completion)}
+        if completion.finish_reason is None:
+            del tail["stop_reason"]
+        if self._extras.return_token_ids:
             tail["token_ids"] = token_ids
             if token_ids and len(token_ids) == len(completion.token_ids):
                 tail["prompt_token_ids"] = _prompt_ids(completion)
@@ -151,6 +219,7 @@ class ResponseWriter(ABC):
 class ChatWriter(ResponseWriter):
     """chat.completion and its chunks."""
 
+    prefix = "chatcmpl"
     object = "chat.completion"
     chunk_object = "chat.completion.chunk"
     opening = b',"delta":{"content":'
@@ -168,10 +237,15 @@ class ChatWriter(ResponseWriter):
         """See ResponseWriter."""
         return {"message": {"role": "assistant", "content": text}}
 
+    def place_prompt_logprobs(self, body: dict[str, Any]) -> None:
+        """A chat has one prompt."""
+        body["prompt_logprobs"] = self._prompt_logprobs(self.generation.completions[0])
+
 
 class TextWriter(ResponseWriter):
     """text_completion, streamed or not."""
 
+    prefix = "cmpl"
     object = "text_completion"
     chunk_object = "text_completion"
     opening = b',"text":'
@@ -180,6 +254,11 @@ class TextWriter(ResponseWriter):
     def content(self, text: str) -> dict[str, Any]:
         """See ResponseWriter."""
         return {"text": text}
+
+    def place_prompt_logprobs(self, body: dict[str, Any]) -> None:
+        """Each choice has its prompt's."""
+        for choice, completion in zip(body["choices"], self.generation.completions, strict=True):
+            choice["prompt_logprobs"] = self._prompt_logprobs(completion)
 
 
 def _prompt_ids(completion: Completion) -> list[int]:

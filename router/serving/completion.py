@@ -11,7 +11,7 @@ from router.fleet import PromptBlocks
 from router.metrics.stats import ModelStats
 from router.serving.mailbox import Mailbox
 from worker.wire.detokenizer import RequestText
-from worker.wire.messages import FinishReason, Submit, TokenDelta
+from worker.wire.messages import FinishReason, Submit, TokenDelta, TokenLogprobs
 from worker.wire.sampling import SamplingParams
 
 
@@ -50,6 +50,7 @@ class Completion:
         "_dirty",
         "_first_token_at",
         "_last_token_at",
+        "_logprobs_taken",
         "_mailbox",
         "_new_text",
         "_on_end",
@@ -61,7 +62,9 @@ class Completion:
         "attempt",
         "error",
         "finish_reason",
+        "logprobs",
         "num_cached_tokens",
+        "prompt_logprobs",
         "spec",
         "stop_reason",
         "token_ids",
@@ -88,6 +91,9 @@ class Completion:
         self.stop_reason: int | str | None = None
         self.error: str | None = None
         self.num_cached_tokens = 0
+        self.logprobs: list[TokenLogprobs] = []
+        """One per token where asked for, else empty."""
+        self.prompt_logprobs: list[TokenLogprobs] | None = None
         self._text = text
         self._mailbox = mailbox
         self._stats = stats
@@ -97,6 +103,7 @@ class Completion:
         self._channel: WorkerChannel | None = None
         self._new_text: list[str] = []
         self._taken = 0
+        self._logprobs_taken = 0
         self._dirty = False
         self._arrived_at = now
         self._first_token_at = 0.0
@@ -127,8 +134,10 @@ class Completion:
             return
         if delta.num_cached_tokens >= 0:
             self.num_cached_tokens = delta.num_cached_tokens
+        if delta.prompt_logprobs is not None:
+            self.prompt_logprobs = delta.prompt_logprobs
         if delta.token_ids:
-            self._take_tokens(delta.token_ids, delta.finish_reason == "stop", now)
+            self._take_tokens(delta, now)
         if self._text.stop_reason is not None:
             self.stop_reason = self._text.stop_reason
             self._abort_worker()
@@ -169,18 +178,25 @@ class Completion:
         self._taken += len(token_ids)
         return text, token_ids
 
+    def take_logprobs(self) -> list[TokenLogprobs]:
+        """Log-probabilities since the last call, of tokens that `take` has returned."""
+        start, self._logprobs_taken = self._logprobs_taken, self._taken
+        return self.logprobs[start : self._taken]
+
     def _notify(self) -> None:
         if not self._dirty:
             self._dirty = True
             self._mailbox.put(self)
 
-    def _take_tokens(self, token_ids: list[int], stopped: bool, now: float) -> None:
-        before = self._text.num_tokens
-        text = self._text.push(token_ids, stopped=stopped)
+    def _take_tokens(self, delta: TokenDelta, now: float) -> None:
+        before, token_ids = self._text.num_tokens, delta.token_ids
+        text = self._text.push(token_ids, stopped=delta.finish_reason == "stop")
         if text:
             self._new_text.append(text)
         num_new = self._text.num_tokens - before
         self.token_ids += token_ids if num_new == len(token_ids) else token_ids[:num_new]
+        if delta.logprobs is not None:
+            self.logprobs += delta.logprobs[:num_new]
         self._stats.generation_tokens += num_new
         if self._first_token_at:
             self._stats.inter_token.observe((now - self._last_token_at) / num_new, num_new)

@@ -23,6 +23,7 @@ from router.tokens.encoder import PromptEncoder
 from worker.wire.detokenizer import RequestText
 from worker.wire.limits import refuse
 from worker.wire.messages import AttachSnapshot, WorkerUpdate
+from worker.wire.sampling import SamplingParams
 from worker.wire.tokenizer import Tokenizer
 
 logger = logging.getLogger(__name__)
@@ -198,7 +199,8 @@ class ServedModel:
             if error.rejection.status >= 500:
                 return error.rejection.message
             self._release(completion)
-            raise bad_request(error.rejection.message, _prompt_param(spec.prompt)) from error
+            message = error.rejection.message
+            raise bad_request(message, _param_of(message, spec.prompt)) from error
         self.stats.hit_tokens += choice.hit_tokens
         routed = self.stats.routed
         routed[choice.worker_id] = routed.get(choice.worker_id, 0) + 1
@@ -230,8 +232,11 @@ class ServedModel:
         logger.info(message, *values, extra={"model": self.route.name, "request_id": request_id})
 
 
-def _prompt_param(prompt: PromptBlocks) -> str | None:
-    """Refusals are about lengths: of the prompt, or of what would follow it."""
+def _param_of(problem: str, prompt: PromptBlocks) -> str | None:
+    """The field that a refusal is about: it begins with one, or it is about lengths."""
+    field = problem.split()[0]
+    if field in SamplingParams.__struct_fields__:
+        return field
     return "prompt" if prompt.num_tokens == 0 else None
 
 

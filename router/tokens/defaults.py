@@ -9,8 +9,8 @@ from worker.wire.tokenizer import checkpoint_folder, read_json
 
 logger = logging.getLogger(__name__)
 
-APPLIED = ("temperature", "top_k", "top_p", "min_p")
-NEUTRAL = {"repetition_penalty": 1.0, "no_repeat_ngram_size": 0, "encoder_repetition_penalty": 1.0}
+APPLIED = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
+NEUTRAL = {"no_repeat_ngram_size": 0, "encoder_repetition_penalty": 1.0}
 
 
 def load_sampling_defaults(model: str) -> dict[str, Any]:

@@ -11,6 +11,8 @@ import numpy as np
 
 from router.errors import bad_request
 from router.fleet import BlockKey, Fleet, PromptBlocks
+from worker.wire.bad_words import with_bad_words
+from worker.wire.sampling import SamplingParams
 from worker.wire.tokenizer import Tokenizer
 
 T = TypeVar("T")
@@ -79,6 +81,34 @@ class PromptEncoder:
                     token_ids = _checked(prompt, vocab_size)
                 blocks.append(_blocks(token_ids, cache_salt, keys))
             return blocks
+
+        return await self._run(work)
+
+    async def bad_words(self, sampling: SamplingParams) -> SamplingParams:
+        """The parameters with their bad words as tokens. Raises ApiError for one without any."""
+        if not sampling.bad_words:
+            return sampling
+
+        def work() -> SamplingParams:
+            try:
+                return with_bad_words(sampling, self._tokenizer)
+            except ValueError as error:
+                raise bad_request(str(error), "bad_words") from error
+
+        return await self._run(work)
+
+    async def texts(
+        self, prompts: Sequence[str | Sequence[int]], *, skip_special_tokens: bool = True
+    ) -> list[str]:
+        """Prompts as text, decoded where they are token ids."""
+
+        def work() -> list[str]:
+            return [
+                prompt
+                if isinstance(prompt, str)
+                else self._tokenizer.decode(prompt, skip_special_tokens=skip_special_tokens)
+                for prompt in prompts
+            ]
 
         return await self._run(work)
 

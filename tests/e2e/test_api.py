@@ -56,6 +56,35 @@ def test_completions_with_n_and_seed(client: OpenAI) -> None:
     assert sample() == first
 
 
+def test_logprobs_and_masks_come_through_every_process(client: OpenAI) -> None:
+    chat = client.chat.completions.create(
+        model=MODEL,
+        messages=MESSAGES,
+        temperature=0,
+        max_tokens=6,
+        logprobs=True,
+        top_logprobs=3,
+        frequency_penalty=0.5,
+        logit_bias={"40": 100},
+        extra_body={"ignore_eos": True, "bad_words": ["zz"], "prompt_logprobs": 0},
+    )
+    logprobs = chat.choices[0].logprobs
+    assert logprobs is not None
+    assert logprobs.content is not None
+    assert [len(entry.top_logprobs) for entry in logprobs.content] == [3] * 6
+    assert all(entry.logprob <= entry.top_logprobs[0].logprob for entry in logprobs.content)
+    assert "".join(e.token for e in logprobs.content) == chat.choices[0].message.content
+    assert chat.usage is not None
+    assert len(chat.model_dump()["prompt_logprobs"]) == chat.usage.prompt_tokens
+    echo = client.completions.create(model=MODEL, prompt="abc", echo=True, max_tokens=2, logprobs=1)
+    columns = echo.choices[0].logprobs
+    assert columns is not None
+    assert columns.token_logprobs is not None
+    assert columns.token_logprobs[0] is None
+    assert all(value <= 0 for value in columns.token_logprobs[1:])
+    assert echo.choices[0].text.startswith("abc")
+
+
 @pytest.mark.parametrize("headers", [{}, {"authorization": "Bearer wrong"}])
 @pytest.mark.parametrize("path", ["/v1/models", "/metrics", "/v1/chat/completions"])
 def test_keys_guard_all_but_health(fleet: RunningFleet, path: str, headers: dict[str, str]) -> None:

@@ -21,6 +21,7 @@ from worker.wire.messages import (
     SubmitBatch,
     SubmitReply,
     TokenDelta,
+    TokenLogprobs,
     WorkerDown,
     WorkerItem,
     WorkerUpdate,
@@ -28,6 +29,13 @@ from worker.wire.messages import (
 
 PAGE_SIZE = 4
 Script = Callable[[Submit], list[int]]
+
+
+def scored(token_id: int, num_top: int) -> TokenLogprobs:
+    """The token is the second likeliest; the likeliest is the one after it."""
+    likeliest = [token_id + 1, token_id, *range(300, 320)][:num_top]
+    logprobs = [-0.5, -1.0, *(-2.0 - rank for rank in range(20))][:num_top]
+    return TokenLogprobs([token_id, *likeliest], [-1.0, *logprobs], 2)
 
 
 class Running:
@@ -156,10 +164,15 @@ class StubWorker:
                     events.append(BlockStored(block_hashes=stored, parent_hash=None))
             if finish is not None:
                 del self.running[request_id]
-            attempt = running.submit.attempt
-            deltas.append(
-                TokenDelta(request_id, attempt, token_ids, finish, num_cached_tokens=cached)
+            delta = TokenDelta(
+                request_id, running.submit.attempt, token_ids, finish, num_cached_tokens=cached
             )
+            if sampling.logprobs is not None:
+                delta.logprobs = [scored(token_id, sampling.logprobs) for token_id in token_ids]
+            if sampling.prompt_logprobs is not None and cached >= 0:
+                prompt = memoryview(running.submit.prompt).cast("i").tolist()
+                delta.prompt_logprobs = [scored(t, sampling.prompt_logprobs) for t in prompt[1:]]
+            deltas.append(delta)
         self.update(deltas, events)
 
     def update(

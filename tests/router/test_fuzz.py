@@ -64,7 +64,16 @@ FIELDS = {
     ),
     "response_format": anything,
     "tools": anything,
-    "logprobs": scalars,
+    "logprobs": scalars | numbers | st.booleans(),
+    "top_logprobs": numbers,
+    "prompt_logprobs": numbers,
+    "echo": st.booleans(),
+    "frequency_penalty": numbers,
+    "presence_penalty": numbers,
+    "repetition_penalty": numbers,
+    "logit_bias": st.dictionaries(texts | st.integers(-2, 2000).map(str), numbers, max_size=3),
+    "bad_words": st.lists(texts, max_size=4),
+    "allowed_token_ids": token_ids,
     "model": st.sampled_from(["stub", "alias", "nope", None, 5]),
 }
 prompts = st.one_of(texts, token_ids, st.lists(st.one_of(texts, token_ids), max_size=3), anything)

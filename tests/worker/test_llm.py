@@ -130,3 +130,49 @@ def test_a_killed_rank_is_named_and_the_rest_ends(tiny_chat_model: Path) -> None
     assert rank_processes() == before
     with pytest.raises(ValueError, match="closed"):
         llm.generate("more", GREEDY)
+
+
+def test_logprobs_come_in_vllms_shape(llm: LLM) -> None:
+    params = SamplingParams(
+        n=2, seed=1, max_tokens=5, ignore_eos=True, logprobs=2, prompt_logprobs=0
+    )
+    [output] = llm.generate(["logs"], params)
+    assert output.prompt_logprobs is not None
+    assert output.prompt_logprobs[0] is None
+    known = zip(output.prompt_token_ids[1:], output.prompt_logprobs[1:], strict=True)
+    assert all(list(found) == [token] for token, found in known)
+    for choice in output.outputs:
+        assert choice.logprobs is not None
+        own = [found[token] for token, found in zip(choice.token_ids, choice.logprobs, strict=True)]
+        assert choice.cumulative_logprob == sum(entry.logprob for entry in own)
+        assert all(2 <= len(found) <= 3 for found in choice.logprobs)
+        for found in choice.logprobs:
+            assert {1, 2} <= {entry.rank for entry in found.values()}
+    assert llm.generate(["logs"], GREEDY)[0].outputs[0].logprobs is None
+
+
+def test_logprobs_end_with_the_text(llm: LLM) -> None:
+    free = llm.generate("stop here", GREEDY)[0].outputs[0]
+    params = SamplingParams(
+        temperature=0.0, max_tokens=24, ignore_eos=True, stop=(free.text[6:9],), logprobs=1
+    )
+    [output] = llm.generate("stop here", params)[0].outputs
+    assert output.logprobs is not None
+    assert len(output.logprobs) == len(output.token_ids) < 24
+    decoded = [f[t].decoded_token for t, f in zip(output.token_ids, output.logprobs, strict=True)]
+    assert free.text.startswith("".join(str(piece) for piece in decoded))
+
+
+def test_bad_words_and_biases_by_text(llm: LLM) -> None:
+    free = llm.generate("words", GREEDY)[0].outputs[0].text
+    bad = free[3:5]
+    params = SamplingParams(temperature=0.0, max_tokens=24, ignore_eos=True, bad_words=bad)
+    text = llm.generate("words", params)[0].outputs[0].text
+    assert bad not in text
+    assert text[:1] == free[:1]
+    only = SamplingParams(max_tokens=4, ignore_eos=True, allowed_token_ids=[40, 41])
+    assert set(llm.generate("words", only)[0].outputs[0].token_ids) <= {40, 41}
+    biased = SamplingParams(max_tokens=4, ignore_eos=True, logit_bias={50: 1000.0})
+    assert llm.generate("words", biased)[0].outputs[0].token_ids == [50] * 4
+    with pytest.raises(ValueError, match="logit_bias names token 100000"):
+        llm.generate("words", SamplingParams(logit_bias={100000: 1.0}))

@@ -72,9 +72,13 @@ class CacheManager:
         max_pages = (len(token_ids) - 1) // self._page_size
         return self._tree.match(token_ids.tobytes(), max_pages, cache_salt)
 
-    def open(self, match: Match, cache_salt: str) -> Lease:
-        """Takes a slot and locks a match made just before; the caller saw a free slot."""
-        node = self._tree.lock(match.node, cache_salt) if self._enabled else None
+    def open(self, match: Match, cache_salt: str, *, shared: bool = True) -> Lease:
+        """Takes a slot and locks a match made just before; the caller saw a free slot.
+
+        Unless `shared`, the lease's pages stay out of the prefix cache. One that computes anew
+        what is cached would otherwise hold its own pages and lock the cached ones beside them.
+        """
+        node = self._tree.lock(match.node, cache_salt) if self._enabled and shared else None
         return Lease(
             slot=self._slots.take(1)[0],
             pages=list(match.pages),

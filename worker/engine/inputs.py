@@ -8,8 +8,10 @@ import numpy as np
 import torch
 
 from kernels import DecodeMetadata, ExtendMetadata, prepare_decode, prepare_extend
+from worker.engine.rules import StepRules
 from worker.engine.sampler import RandomRows, gather_random_rows
-from worker.engine.tables import DeviceTables, IntArray, ragged_ranges, to_device
+from worker.engine.tables import DeviceTables, IntArray, ragged_ranges
+from worker.engine.transfer import to_device
 from worker.scheduler.plan import Plan
 
 
@@ -34,6 +36,8 @@ class StepInputs:
     """[S] int64: cells of the flat token pool that the draws go to."""
     random: RandomRows | None
     """None where every draw is greedy."""
+    rules: StepRules | None
+    """None where every row is plain."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -102,6 +106,7 @@ def build_inputs(plan: Plan, tables: DeviceTables, *, batch_invariant: bool) -> 
         random=gather_random_rows(
             tables.sampling, sampling_slots, sampling_ends, tables.token_pool.device
         ),
+        rules=tables.rules.gather(plan.rows),
     )
 
 

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import logging
 import time
+from dataclasses import replace
 
 import torch
 
 from worker.engine.config import EngineConfig
 from worker.engine.cpu import lazy_zeros, tune_cpu_process
+from worker.engine.draws import Draws, sample_with_rules
 from worker.engine.inputs import StepInputs, build_inputs
+from worker.engine.logprobs import score_prompts
 from worker.engine.memory import plan_pages
 from worker.engine.sampler import sample
 from worker.engine.tables import DeviceTables
@@ -96,6 +99,7 @@ class ModelRunner:
             max_num_seqs=self.config.max_num_seqs,
             max_model_len=min(self.max_model_len, room),
             page_size=self.config.page_size,
+            vocab_size=self.model_config.vocab_size,
             device=self.device,
         )
 
@@ -105,15 +109,18 @@ class ModelRunner:
         started = time.monotonic()
         inputs = self.prepare(plan)
         self._forwarded = prepared = time.monotonic()
-        tokens = None if inputs is None else self.launch(inputs)
-        token_ids = [] if tokens is None else self.finish(tokens)
+        draws = None if inputs is None else self.launch(inputs)
+        token_ids = [] if draws is None else self.finish(draws)
         finished = time.monotonic()
-        return StepResult(
+        result = StepResult(
             seq=plan.seq,
             token_ids=token_ids,
             compute_ms=(finished - started) * 1e3,
             times=RankTimes(started, prepared, self._forwarded, finished),
         )
+        if draws is None or not draws.is_scored or self.group.rank:
+            return result  # only rank 0 is asked
+        return draws.add_logprobs(result)
 
     def prepare(self, plan: Plan) -> StepInputs | None:
         """Applies the Plan's writes and stages its inputs; None for a Plan without rows."""
@@ -122,12 +129,19 @@ class ModelRunner:
             return None
         return build_inputs(plan, self._tables, batch_invariant=self.config.batch_invariant)
 
-    def launch(self, inputs: StepInputs) -> torch.Tensor | None:
-        """Forward and sampling, without waiting for the device; None where no row samples."""
+    def launch(self, inputs: StepInputs) -> Draws | None:
+        """Forward and sampling, without waiting for the device; None where nothing comes of it."""
         hidden = self.forward(inputs)
-        if not inputs.num_samples:
-            return None
-        return self.sample(self.score(hidden, inputs), inputs)
+        rules = inputs.rules
+        draws = None
+        if inputs.num_samples:
+            draws = self.sample(self.score(hidden, inputs), inputs)
+        if rules is None or not rules.prompts:
+            return draws
+        scores = score_prompts(
+            rules.prompts, hidden, self._tables.flat_tokens, self.model.compute_logits
+        )
+        return replace(draws or Draws(tokens=None), prompt_scores=scores)
 
     def forward(self, inputs: StepInputs) -> torch.Tensor:
         """Hidden states of all tokens of the step, [T, hidden]."""
@@ -148,15 +162,20 @@ class ModelRunner:
             hidden = hidden.index_select(0, inputs.sample_tokens)
         return self.model.compute_logits(hidden)
 
-    def sample(self, logits: torch.Tensor, inputs: StepInputs) -> torch.Tensor:
+    def sample(self, logits: torch.Tensor, inputs: StepInputs) -> Draws:
         """Draws [S] tokens and puts them where the next step looks for them."""
-        tokens = sample(logits, inputs.random)
-        self._tables.flat_tokens.index_copy_(0, inputs.destinations, tokens.int())
-        return tokens
+        tables, rules = self._tables, inputs.rules
+        if rules is None:
+            draws = Draws(tokens=sample(logits, inputs.random))
+        else:
+            draws = sample_with_rules(logits, inputs.random, rules, tables)
+        assert draws.tokens is not None
+        tables.flat_tokens.index_copy_(0, inputs.destinations, draws.tokens.int())
+        return draws
 
-    def finish(self, tokens: torch.Tensor) -> list[int]:
+    def finish(self, draws: Draws) -> list[int]:
         """The drawn tokens on the host; waits for the device."""
-        token_ids: list[int] = tokens.tolist()
+        token_ids: list[int] = [] if draws.tokens is None else draws.tokens.tolist()
         return token_ids
 
     def _zeros(self, shape: tuple[int, ...]) -> torch.Tensor:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
+from worker.engine.rules import RuleTable
+from worker.engine.transfer import to_device
 from worker.scheduler.plan import Admit, PageWrite, Plan
 
 IntArray = npt.NDArray[np.int64]
@@ -21,7 +24,13 @@ class DeviceTables:
     """
 
     def __init__(
-        self, *, max_num_seqs: int, max_model_len: int, page_size: int, device: torch.device
+        self,
+        *,
+        max_num_seqs: int,
+        max_model_len: int,
+        page_size: int,
+        vocab_size: int,
+        device: torch.device,
     ) -> None:
         num_rows = max_num_seqs + 1
         self.max_model_len = max_model_len
@@ -37,6 +46,12 @@ class DeviceTables:
         self.flat_pages = self.page_table.view(-1)
         self.token_stride = self.token_pool.shape[1]
         self.page_stride = self.page_table.shape[1]
+        self.rules = RuleTable(
+            num_rows=num_rows,
+            token_stride=self.token_stride,
+            vocab_size=vocab_size,
+            device=device,
+        )
 
     def apply(self, plan: Plan) -> None:
         """Brings the tables to where the Plan's rows expect them. A Plan writes no cell twice."""
@@ -48,6 +63,7 @@ class DeviceTables:
     def _admit(self, admits: Sequence[Admit]) -> None:
         for admit in admits:
             self.sampling.set(admit)
+            self.rules.admit(admit)
         tokens = np.frombuffer(b"".join(admit.token_ids for admit in admits), dtype="<i4")
         lengths = [len(admit.token_ids) // 4 for admit in admits]
         assert max(lengths) <= self.max_model_len, "a request is longer than its row"
@@ -88,7 +104,7 @@ class SamplingColumns:
         self.temperature = np.zeros(num_rows, dtype=np.float32)
         self.top_k = np.zeros(num_rows, dtype=np.int64)
         self.top_p = np.ones(num_rows, dtype=np.float32)
-        self.min_p = np.zeros(num_rows, dtype=np.float32)
+        self.log_min_p = np.full(num_rows, -np.inf, dtype=np.float32)
         self.seed = np.zeros(num_rows, dtype=np.int64)
 
     def set(self, admit: Admit) -> None:
@@ -97,7 +113,7 @@ class SamplingColumns:
         self.temperature[slot] = admit.temperature
         self.top_k[slot] = max(0, admit.top_k)
         self.top_p[slot] = admit.top_p
-        self.min_p[slot] = admit.min_p
+        self.log_min_p[slot] = math.log(admit.min_p) if admit.min_p > 0.0 else -math.inf
         self.seed[slot] = admit.seed
 
 
@@ -108,10 +124,3 @@ def ragged_ranges(starts: IntArray, lengths: IntArray) -> IntArray:
     ranges: IntArray = np.arange(total, dtype=np.int64)
     ranges += np.repeat(starts - (ends - lengths), lengths)
     return ranges
-
-
-def to_device(host: torch.Tensor, device: torch.device) -> torch.Tensor:
-    """Copies to CUDA without waiting, from pinned memory; on CPU the tensor itself."""
-    if device.type == "cpu":
-        return host
-    return host.pin_memory().to(device, non_blocking=True)

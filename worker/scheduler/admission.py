@@ -10,6 +10,7 @@ from worker.scheduler.budget import StepBudget
 from worker.scheduler.config import SchedulerConfig
 from worker.scheduler.plan import Admit
 from worker.scheduler.queue import FcfsQueue
+from worker.scheduler.rules import token_rules
 from worker.scheduler.running import RunningSet
 from worker.scheduler.step import StepBuilder
 
@@ -35,7 +36,7 @@ def admit_waiting(
             return
         if reserve is None:
             reserve = sum(_still_needed(member, config.page_size) for member in running)
-        match = cache.match(request.token_ids, request.cache_salt)
+        match = _match(request, cache)
         num_tokens = len(request.token_ids) + 1
         needed = -(-num_tokens // config.page_size) - len(match.pages)
         if needed + reserve > cache.num_available - match.num_unlocked:
@@ -51,17 +52,27 @@ def admit_waiting(
         reserve += _still_needed(request, config.page_size)
 
 
+def _match(request: Request, cache: CacheManager) -> Match:
+    """The cached prefix that a request need not compute."""
+    if request.wants_prompt_logprobs:
+        return Match(None, [], 0)
+    return cache.match(request.token_ids, request.cache_salt)
+
+
 def _enter(
     request: Request, match: Match, length: int, cache: CacheManager, page_size: int
 ) -> Lease:
     """Gives a request its slot and the pages of its first chunk."""
-    lease = cache.open(match, request.cache_salt)
+    wants_all = request.wants_prompt_logprobs
+    lease = cache.open(match, request.cache_salt, shared=not wants_all)
     request.move_to(RequestState.RUNNING)
     request.lease = lease
     request.num_computed = len(match.pages) * page_size
     request.num_prefill = len(request.token_ids)
     if request.num_cached < 0:
         request.num_cached = request.num_computed
+    if wants_all:
+        request.prompt_logprobs = []  # of an interrupted prefill, what came of it counts no more
     cache.extend(lease, -(-length // page_size))
     return lease
 
@@ -84,6 +95,7 @@ def _admit(request: Request, lease: Lease) -> Admit:
         top_p=1.0 if greedy else sampling.top_p,
         min_p=0.0 if greedy else sampling.min_p,
         seed=_signed(sampling.seed),
+        rules=token_rules(request),
     )
 
 

@@ -36,6 +36,10 @@ class Outbox:
             stop_reason,
             num_cached,
         )
+        if request.logprobs:
+            delta.logprobs, request.logprobs = request.logprobs, []
+        if request.prompt_logprobs is not None and token_ids:
+            delta.prompt_logprobs, request.prompt_logprobs = request.prompt_logprobs, None
         deltas = self._deltas.get(request.gateway_id)
         if deltas is None:
             self._deltas[request.gateway_id] = [delta]

@@ -8,6 +8,32 @@ from __future__ import annotations
 
 import msgspec
 
+from worker.wire.messages import TokenLogprobs
+
+
+class TokenRules(msgspec.Struct, array_like=True, frozen=True):
+    """What a request asks for beyond plain draws; most ask for nothing."""
+
+    num_prompt: int
+    """Tokens of its row that count as prompt."""
+    frequency_penalty: float = 0.0
+    presence_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    bias_token_ids: list[int] = []
+    biases: list[float] = []
+    """One per token of `bias_token_ids`."""
+    allowed_token_ids: list[int] = []
+    """Only these are drawn; empty for all."""
+    bad_words: list[list[int]] = []
+    """The last token of each is not drawn after the others."""
+    min_tokens: int = 0
+    """While there is less output, none of `stop_token_ids` is drawn."""
+    stop_token_ids: list[int] = []
+    num_logprobs: int = -1
+    """Likeliest tokens to report beside each draw; -1 reports nothing."""
+    num_prompt_logprobs: int = -1
+    """The same for each prompt token after the first."""
+
 
 class Admit(msgspec.Struct, array_like=True, frozen=True):
     """Fills the row of a slot when a request enters the running set, first or again."""
@@ -22,6 +48,7 @@ class Admit(msgspec.Struct, array_like=True, frozen=True):
     min_p: float
     seed: int
     """Signed 64-bit key of the request's draws."""
+    rules: TokenRules | None = None
 
 
 class PageWrite(msgspec.Struct, array_like=True, frozen=True):
@@ -87,3 +114,7 @@ class StepResult(msgspec.Struct, array_like=True, frozen=True):
     """Time the rank spent on the step."""
     times: RankTimes | None = None
     """None from an executor that measures nothing."""
+    logprobs: list[TokenLogprobs | None] | None = None
+    """One per token, None for those whose request asks for none; None where nobody asks."""
+    prompt_logprobs: dict[int, list[TokenLogprobs]] | None = None
+    """By index of the Plan's row: the prompt tokens that its positions predict."""

@@ -18,7 +18,8 @@ class PageClaims:
     In this order: free pages, evictable ones, pages about to be freed by a step in flight (by
     waiting for it), pages of requests that stand after the claimant in the running set. The last
     of the set never takes from others: it waits, keeping what it has, until one before it ends
-    or takes it back.
+    or takes it back. One that is alone and holds pages that the cache has too is itself taken back:
+    it comes again with the cached ones.
 
     HAZARD(fence): the pages of a request with a row in flight come free only after that step, so
     taking it back at once would free nothing and throw work away. It is parked instead: left out
@@ -62,14 +63,18 @@ class PageClaims:
             if self._cache.is_fenced:
                 return False
             victim = self._running.victim()
-            if victim is request:
-                assert len(self._running) > 1, "one request alone does not fit: not refused"
+            if victim is request and len(self._running) > 1:
                 return False
             assert victim.lease is not None
             if not self._cache.is_settled(victim.lease):
                 self.parked = victim
                 return False
+            if victim is request:
+                # Alone, it can lack pages only where it holds its own beside equal cached ones.
+                assert victim.lease.duplicates, "one request alone does not fit: not refused"
             self._take_back(victim)
+            if victim is request:
+                return False
         return True
 
     def _take_back(self, request: Request) -> None:

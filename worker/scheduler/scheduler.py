@@ -14,6 +14,7 @@ from worker.scheduler.config import SchedulerConfig
 from worker.scheduler.digest import SampleDigest
 from worker.scheduler.finish import finish_state, stop_reason
 from worker.scheduler.load import Tally, snapshot
+from worker.scheduler.logprobs import take_logprobs
 from worker.scheduler.outbox import Outbox
 from worker.scheduler.plan import Plan, StepResult
 from worker.scheduler.preemption import PageClaims
@@ -157,6 +158,8 @@ class Scheduler:
         self._digest.update(step.seq, result.token_ids)
         self._tally.step_ms = result.compute_ms
         self._tally.num_step_tokens = step.num_tokens
+        if result.logprobs is not None or result.prompt_logprobs is not None:
+            take_logprobs(step, result)
         self._take_tokens(step, result.token_ids)
 
     def take_report(self) -> StepReport:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import codecs
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 
@@ -79,16 +80,10 @@ class ByteDetokenizer(Detokenizer):
         return self._decoder.decode(b"", final=True)
 
     def _bytes_of(self, token_id: int) -> bytes:
-        token = self._backend.id_to_token(token_id)
-        if token is None:
-            return b""  # beyond the vocabulary: padding rows of the embedding
         skip = self._skip_special_tokens
         if skip and not self._backend.decode([token_id], skip_special_tokens=True):
             return b""
-        try:
-            return bytes([_BYTE_OF_CHARACTER[character] for character in token])
-        except KeyError:
-            return token.encode()  # an added token, spelled as it is
+        return bytes_of_token(self._backend, token_id, byte_level=True)
 
 
 class StreamDetokenizer(Detokenizer):
@@ -201,6 +196,26 @@ class RequestText:
         return self._checker.push(text) + self._checker.flush()
 
 
+def bytes_of_token(backend: tokenizers.Tokenizer, token_id: int, *, byte_level: bool) -> bytes:
+    """What one token stands for by itself, whatever stands around it.
+
+    Args:
+        backend: names the tokens.
+        token_id: empty for one beyond the vocabulary (padding rows of the embedding).
+        byte_level: whether names are spelled in GPT-2's alphabet; else in SentencePiece's.
+    """
+    token = backend.id_to_token(token_id)
+    if token is None:
+        return b""
+    if byte_level:
+        try:
+            return bytes([_BYTE_OF_CHARACTER[character] for character in token])
+        except KeyError:
+            return token.encode()  # an added token, spelled as it is
+    byte = _BYTE_TOKEN.fullmatch(token)
+    return bytes([int(byte[1], 16)]) if byte else token.replace("\u2581", " ").encode()
+
+
 def _byte_of_character() -> dict[str, int]:
     """GPT-2's alphabet: printable Latin-1 stands for itself, other bytes for 256 and upward."""
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
@@ -211,4 +226,5 @@ def _byte_of_character() -> dict[str, int]:
 
 
 _BYTE_OF_CHARACTER = _byte_of_character()
+_BYTE_TOKEN = re.compile("<0x([0-9A-F]{2})>")
 _UTF8_DECODER = codecs.getincrementaldecoder("utf-8")

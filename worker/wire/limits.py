@@ -6,6 +6,7 @@ import numpy as np
 
 from worker.wire.blocks import TOKEN_BYTES
 from worker.wire.messages import EngineInfo, Rejection, Submit
+from worker.wire.sampling import SamplingParams
 
 
 def refuse(submit: Submit, info: EngineInfo) -> Rejection | None:
@@ -37,11 +38,29 @@ def refuse(submit: Submit, info: EngineInfo) -> Rejection | None:
         problem = f"num_resumed is {submit.num_resumed}, but the prompt has {num_prompt} tokens"
     elif (token_id := _unknown_token(submit.prompt, info.vocab_size)) is not None:
         problem = f"token id {token_id} is outside of the vocabulary of {info.vocab_size} tokens"
+    else:
+        problem = _unknown_parameter(submit.sampling, info.vocab_size)
     if problem is None:
         return None
     return Rejection(
         request_id=submit.request_id, attempt=submit.attempt, message=problem, status=400
     )
+
+
+def _unknown_parameter(sampling: SamplingParams, vocab_size: int) -> str | None:
+    """A complaint about the first parameter that names a token which the model does not have."""
+    for name, token_ids in (
+        ("logit_bias", sampling.logit_bias or ()),
+        ("allowed_token_ids", sampling.allowed_token_ids or ()),
+        ("bad_words_token_ids", (token for word in sampling.bad_words_token_ids for token in word)),
+    ):
+        for token_id in token_ids:
+            if token_id >= vocab_size:
+                return (
+                    f"{name} names token {token_id}, which is outside of the vocabulary of "
+                    f"{vocab_size} tokens"
+                )
+    return None
 
 
 def _unknown_token(prompt: bytes, vocab_size: int) -> int | None:

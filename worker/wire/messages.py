@@ -75,6 +75,17 @@ class SubmitReply(msgspec.Struct, kw_only=True, omit_defaults=True):
     others of the batch have the numbers before it, in their order. 0 if all were rejected."""
 
 
+class TokenLogprobs(msgspec.Struct, array_like=True, frozen=True):
+    """How likely the model held one token, and which it held likeliest in its place."""
+
+    token_ids: list[int]
+    """The token itself, then the likeliest, best first: the token may be among them again."""
+    logprobs: list[float]
+    """One per token of `token_ids`."""
+    rank: int
+    """Of the token itself; 1 is the likeliest."""
+
+
 class TokenDelta(msgspec.Struct, array_like=True):
     """What one step did for one request."""
 
@@ -89,6 +100,10 @@ class TokenDelta(msgspec.Struct, array_like=True):
     """Prompt tokens found in the prefix cache; sent with the first token, else -1."""
     error: str | None = None
     """Why, where `finish_reason` is "error"."""
+    logprobs: list[TokenLogprobs] | None = None
+    """One per new token, where the request asks for them."""
+    prompt_logprobs: list[TokenLogprobs] | None = None
+    """Of all prompt tokens but the first; with the first new token, where asked for."""
 
 
 class BlockStored(msgspec.Struct, array_like=True, tag="stored"):

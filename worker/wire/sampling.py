@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import math
+from collections.abc import Iterable, Mapping
 
 import msgspec
 
 _INT32_MAX = 2**31 - 1
 """Bound of everything that counts or names tokens: ranks keep such values in fixed-size columns."""
+
+MAX_LOGPROBS = 20
+"""Most alternatives reported per token: as many are always looked up, so that the choice among
+equally likely ones is the same whatever other requests ask for."""
+MAX_LOGIT_BIAS = 100.0
+"""Stronger biases are taken as this."""
 
 
 class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -35,7 +42,26 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     max_tokens: int | None = 16
     """Most tokens to generate; None means up to the model's maximum length."""
     min_tokens: int = 0
-    """End tokens and stop tokens do not end the request before this many tokens."""
+    """End tokens and stop tokens are not drawn before there are this many tokens."""
+    frequency_penalty: float = 0.0
+    """Taken off a token's logit for each time it was generated."""
+    presence_penalty: float = 0.0
+    """Taken off the logit of every token that was generated."""
+    repetition_penalty: float = 1.0
+    """Divides positive and multiplies negative logits of all tokens of prompt and output."""
+    logit_bias: dict[int, float] | None = None
+    """Added to the logits of these tokens; clamped to [-100, 100]."""
+    bad_words: tuple[str, ...] = ()
+    """Texts whose last token is not drawn where it would complete them."""
+    bad_words_token_ids: tuple[tuple[int, ...], ...] = ()
+    """The same as tokens: whoever tokenizes fills it in, see `worker.wire.bad_words`."""
+    allowed_token_ids: tuple[int, ...] | None = None
+    """Only these tokens are drawn."""
+    logprobs: int | None = None
+    """Report the log-probability of each token, and of so many likeliest ones beside it. They are
+    the model's own: before temperature, penalties and all else."""
+    prompt_logprobs: int | None = None
+    """The same for each token of the prompt but the first."""
     stop: tuple[str, ...] = ()
     """Strings that end the request where they appear in the text."""
     stop_token_ids: tuple[int, ...] = ()
@@ -48,12 +74,37 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     """Leave special tokens out of the text."""
 
     def __post_init__(self) -> None:
-        # Callers in Python write stop="\n" or stop=["a", "b"]; the wire always has tuples.
-        stop: Iterable[str] | str = self.stop
-        msgspec.structs.force_setattr(
-            self, "stop", (stop,) if isinstance(stop, str) else tuple(stop)
+        self._normalize()
+        self._check_draws()
+        self._check_end()
+        _check_range("logprobs", self.logprobs, 0, MAX_LOGPROBS)
+        _check_range("prompt_logprobs", self.prompt_logprobs, 0, MAX_LOGPROBS)
+
+    @property
+    def has_penalties(self) -> bool:
+        """Whether draws depend on which tokens there are already."""
+        return (
+            self.frequency_penalty != 0.0
+            or self.presence_penalty != 0.0
+            or self.repetition_penalty != 1.0
         )
-        msgspec.structs.force_setattr(self, "stop_token_ids", tuple(self.stop_token_ids))
+
+    def _normalize(self) -> None:
+        """Callers in Python write stop="a" or stop=["a", "b"]; the wire always has tuples."""
+        changed: dict[str, object] = {"stop_token_ids": tuple(self.stop_token_ids)}
+        for name in ("stop", "bad_words"):
+            words: Iterable[str] | str = getattr(self, name)
+            changed[name] = (words,) if isinstance(words, str) else tuple(words)
+        if self.bad_words_token_ids:
+            changed["bad_words_token_ids"] = tuple(tuple(ids) for ids in self.bad_words_token_ids)
+        if self.allowed_token_ids is not None:
+            changed["allowed_token_ids"] = tuple(dict.fromkeys(self.allowed_token_ids))
+        if self.logit_bias is not None:
+            changed["logit_bias"] = _clamped(self.logit_bias) or None
+        for name, value in changed.items():
+            msgspec.structs.force_setattr(self, name, value)
+
+    def _check_draws(self) -> None:
         if self.n < 1:
             raise ValueError(f"n must be at least 1, got {self.n}")
         if not 0.0 <= self.temperature <= 100.0:
@@ -64,20 +115,56 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
             raise ValueError(
                 f"top_k must be -1 or 0 (off) or in [1, {_INT32_MAX}], got {self.top_k}"
             )
-        if not 0.0 <= self.min_p <= 1.0:
-            raise ValueError(f"min_p must be in [0, 1], got {self.min_p}")
+        _check_range("min_p", self.min_p, 0.0, 1.0)
         if self.seed is not None and not -(2**63) <= self.seed < 2**64:
             raise ValueError(f"seed must fit 64 bits, got {self.seed}")
+        _check_range("frequency_penalty", self.frequency_penalty, -2.0, 2.0)
+        _check_range("presence_penalty", self.presence_penalty, -2.0, 2.0)
+        if not 0.0 < self.repetition_penalty <= 100.0:
+            raise ValueError(
+                f"repetition_penalty must be in (0, 100], got {self.repetition_penalty}"
+            )
+        _check_tokens("logit_bias", self.logit_bias or ())
+        if self.allowed_token_ids is not None and not self.allowed_token_ids:
+            raise ValueError("allowed_token_ids must not be empty: leave it out to allow all")
+        _check_tokens("allowed_token_ids", self.allowed_token_ids or ())
+        if not all(self.bad_words) or not all(self.bad_words_token_ids):
+            raise ValueError("bad_words must not hold empty texts")
+        for token_ids in self.bad_words_token_ids:
+            _check_tokens("bad_words_token_ids", token_ids)
+
+    def _check_end(self) -> None:
         if self.max_tokens is not None and not 1 <= self.max_tokens <= _INT32_MAX:
             raise ValueError(f"max_tokens must be in [1, {_INT32_MAX}], got {self.max_tokens}")
-        if not 0 <= self.min_tokens <= _INT32_MAX:
-            raise ValueError(f"min_tokens must be in [0, {_INT32_MAX}], got {self.min_tokens}")
+        _check_range("min_tokens", self.min_tokens, 0, _INT32_MAX)
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
             raise ValueError(
                 f"min_tokens ({self.min_tokens}) must not exceed max_tokens ({self.max_tokens})"
             )
         if any(not s for s in self.stop):
             raise ValueError("stop strings must not be empty")
-        for token_id in self.stop_token_ids:
-            if not 0 <= token_id <= _INT32_MAX:
-                raise ValueError(f"stop_token_ids must be in [0, {_INT32_MAX}], got {token_id}")
+        _check_tokens("stop_token_ids", self.stop_token_ids)
+
+
+def _check_range(name: str, value: float | None, least: float, most: float) -> None:
+    if value is not None and not least <= value <= most:
+        raise ValueError(f"{name} must be in [{_say(least)}, {_say(most)}], got {value}")
+
+
+def _say(bound: float) -> str:
+    return str(int(bound)) if bound == int(bound) else str(bound)
+
+
+def _check_tokens(name: str, token_ids: Iterable[int]) -> None:
+    for token_id in token_ids:
+        if not 0 <= token_id <= _INT32_MAX:
+            raise ValueError(f"{name} must be in [0, {_INT32_MAX}], got {token_id}")
+
+
+def _clamped(logit_bias: Mapping[int, float]) -> dict[int, float]:
+    biases = {}
+    for token_id, bias in logit_bias.items():
+        if math.isnan(bias):
+            raise ValueError(f"logit_bias must be numbers, got {bias} for token {token_id}")
+        biases[int(token_id)] = max(-MAX_LOGIT_BIAS, min(MAX_LOGIT_BIAS, float(bias)))
+    return biases

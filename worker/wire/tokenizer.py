@@ -11,7 +11,12 @@ import tokenizers
 from tokenizers import decoders
 
 from worker.wire.chat_template import ChatTemplate
-from worker.wire.detokenizer import ByteDetokenizer, Detokenizer, StreamDetokenizer
+from worker.wire.detokenizer import (
+    ByteDetokenizer,
+    Detokenizer,
+    StreamDetokenizer,
+    bytes_of_token,
+)
 
 SHORT_TEXT = 1024
 """Characters that are encoded sooner (within a millisecond) than another thread would take over."""
@@ -71,6 +76,10 @@ class Tokenizer:
     def token_id(self, token: str) -> int | None:
         """Id of a token given as text (`"<|im_end|>"`), None if there is none."""
         return self._backend.token_to_id(token)
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """What a token stands for by itself: part of a character, a special token's name, ..."""
+        return bytes_of_token(self._backend, token_id, byte_level=self._byte_level)
 
     def detokenizer(self, *, skip_special_tokens: bool = True) -> Detokenizer:
         """A fresh incremental detokenizer for one completion."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import tempfile
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any, Self
 
@@ -13,8 +14,18 @@ import numpy as np
 from worker.engine.config import EngineConfig
 from worker.engine.core import EngineCore
 from worker.engine.local import LocalExecutor
-from worker.wire.messages import Submit
+from worker.wire.messages import Submit, TokenLogprobs
 from worker.wire.sampling import SamplingParams
+
+
+@dataclass
+class Outcome:
+    """All that the deltas of one request carried."""
+
+    token_ids: list[int] = field(default_factory=list)
+    logprobs: list[TokenLogprobs] = field(default_factory=list)
+    prompt_logprobs: list[TokenLogprobs] | None = None
+    finish_reason: str | None = None
 
 
 class OverlappingExecutor(LocalExecutor):
@@ -55,8 +66,14 @@ class Engine:
         self, prompts: Sequence[Sequence[int]], sampling: SamplingParams | Sequence[SamplingParams]
     ) -> list[list[int]]:
         """Tokens of every prompt, all submitted at once; invariants checked after each step."""
+        return [outcome.token_ids for outcome in self.outcomes(prompts, sampling)]
+
+    def outcomes(
+        self, prompts: Sequence[Sequence[int]], sampling: SamplingParams | Sequence[SamplingParams]
+    ) -> list[Outcome]:
+        """The same with log-probabilities."""
         params = [sampling] * len(prompts) if isinstance(sampling, SamplingParams) else sampling
-        outputs: dict[str, list[int]] = {}
+        outputs: dict[str, Outcome] = {}
         for prompt, one in zip(prompts, params, strict=True):
             self._num_submitted += 1
             submit = Submit(
@@ -65,11 +82,15 @@ class Engine:
                 prompt=np.asarray(prompt, dtype="<i4").tobytes(),
                 sampling=one,
             )
-            outputs[submit.request_id] = []
+            outputs[submit.request_id] = Outcome()
             self.core.add(submit)
         while self.core.has_work():
             for delta in self.core.step().deltas.get("g", ()):
-                outputs[delta.request_id].extend(delta.token_ids)
+                outcome = outputs[delta.request_id]
+                outcome.token_ids += delta.token_ids
+                outcome.logprobs += delta.logprobs or []
+                outcome.prompt_logprobs = delta.prompt_logprobs or outcome.prompt_logprobs
+                outcome.finish_reason = delta.finish_reason
             self.core.scheduler.check_invariants()
         return list(outputs.values())
 

@@ -10,7 +10,9 @@ from worker.scheduler.plan import Admit, PageWrite, Plan
 
 
 def tables() -> DeviceTables:
-    return DeviceTables(max_num_seqs=3, max_model_len=10, page_size=4, device=torch.device("cpu"))
+    return DeviceTables(
+        max_num_seqs=3, max_model_len=10, page_size=4, vocab_size=50, device=torch.device("cpu")
+    )
 
 
 def admit(slot: int, tokens: list[int]) -> Admit:

@@ -7,7 +7,7 @@ import random
 
 import numpy as np
 import pytest
-from fake_device import Harness, expected_output, make_submit
+from fake_device import EOS, Harness, expected_output, make_submit
 
 from worker.scheduler.plan import Row, StepResult
 from worker.wire.blocks import block_hashes, root_hash
@@ -373,6 +373,21 @@ def test_sampling_parameters_reach_the_device_in_its_terms() -> None:
     assert (first.seed, first.top_k, first.top_p, first.min_p) == (-1, 0, 0.5, 0.1)
     assert (second.temperature, second.top_k, second.top_p, second.min_p) == (0.0, 0, 1.0, 0.0)
     assert np.frombuffer(first.token_ids, "<i4").tolist() == prompt(4)
+    assert (first.rules, second.rules) == (None, None)
+
+
+def test_rules_reach_the_device_only_where_there_are_any() -> None:
+    harness = Harness()
+    fields = {"min_tokens": 3, "stop_token_ids": (9, 7), "logit_bias": {4: 1.5}, "logprobs": 0}
+    harness.submit(make_submit("a", prompt(6), **fields))
+    plan = harness.scheduler.schedule()
+    assert plan is not None
+    rules = plan.admits[0].rules
+    assert rules is not None
+    assert (rules.num_prompt, rules.min_tokens) == (6, 3)
+    assert rules.stop_token_ids == sorted({*EOS, 9, 7})
+    assert (rules.bias_token_ids, rules.biases) == ([4], [1.5])
+    assert (rules.num_logprobs, rules.num_prompt_logprobs) == (0, -1)
 
 
 def test_the_load_snapshot_tells_every_number() -> None:
@@ -441,3 +456,17 @@ def test_the_same_calls_make_the_same_plans() -> None:
                 harness.apply()
         runs.append(plans)
     assert runs[0] == runs[1]
+
+
+@pytest.mark.parametrize("depth", [0, 1])
+@pytest.mark.parametrize("num_pages", [7, 9, 12])
+@pytest.mark.parametrize("length", [4, 10, 19])
+def test_equal_prompts_in_a_small_cache_all_end(depth: int, num_pages: int, length: int) -> None:
+    """They compute the same pages side by side, and only one set of them enters the cache."""
+    harness = Harness(num_pages=num_pages, max_num_batched_tokens=64)
+    for name in "abc":
+        harness.submit(make_submit(name, prompt(length), max_tokens=40, ignore_eos=True))
+    harness.drain(depth)
+    for name in "abc":
+        harness.finished(name)
+    harness.check_drained()

@@ -1,0 +1,123 @@
+"""Log-probabilities in responses: OpenAI's two shapes, and vLLM's for prompts."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import Any
+
+from worker.wire.messages import TokenLogprobs
+from worker.wire.tokenizer import Tokenizer
+
+LEAST_LOGPROB = -9999.0
+"""Stands for minus infinity, which JSON does not have."""
+
+Scored = tuple[int, TokenLogprobs | None]
+"""A token and its log-probabilities; None for the first of a prompt, which nothing predicts."""
+
+
+class LogprobFormat(ABC):
+    """Writes the tokens of one response; keeps where each of its choices stands.
+
+    Args:
+        tokenizer: names the tokens.
+        num_top: likeliest tokens to name beside each.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, num_top: int) -> None:
+        self._tokenizer = tokenizer
+        self._num_top = num_top
+
+    @abstractmethod
+    def entries(self, index: int, tokens: Sequence[Scored]) -> dict[str, Any]:
+        """`logprobs` of choice `index` for its next tokens."""
+
+    def _text(self, token_id: int) -> str:
+        return token_text(self._tokenizer, token_id)
+
+
+class ChatLogprobs(LogprobFormat):
+    """A list of objects, one per token."""
+
+    def entries(self, index: int, tokens: Sequence[Scored]) -> dict[str, Any]:
+        """See LogprobFormat."""
+        return {"content": [self._entry(found) for _, found in tokens if found is not None]}
+
+    def _entry(self, found: TokenLogprobs) -> dict[str, Any]:
+        own, *others = [
+            self._token(token_id, logprob)
+            for token_id, logprob in zip(found.token_ids, found.logprobs, strict=True)
+        ]
+        return {**own, "top_logprobs": others[: self._num_top]}
+
+    def _token(self, token_id: int, logprob: float) -> dict[str, Any]:
+        data = self._tokenizer.token_bytes(token_id)
+        return {
+            "token": data.decode(errors="replace"),
+            "logprob": finite(logprob),
+            "bytes": list(data),
+        }
+
+
+class TextLogprobs(LogprobFormat):
+    """Columns, with the place of each token in the text."""
+
+    def __init__(self, tokenizer: Tokenizer, num_top: int) -> None:
+        super().__init__(tokenizer, num_top)
+        self._offsets: dict[int, int] = {}
+
+    def entries(self, index: int, tokens: Sequence[Scored]) -> dict[str, Any]:
+        """See LogprobFormat."""
+        names = [self._text(token_id) for token_id, _ in tokens]
+        offset = self._offsets.get(index, 0)
+        offsets = []
+        for name in names:
+            offsets.append(offset)
+            offset += len(name)
+        self._offsets[index] = offset
+        return {
+            "tokens": names,
+            "token_logprobs": [
+                None if found is None else finite(found.logprobs[0]) for _, found in tokens
+            ],
+            "top_logprobs": [None if found is None else self._top(found) for _, found in tokens],
+            "text_offset": offsets,
+        }
+
+    def _top(self, found: TokenLogprobs) -> dict[str, float]:
+        """The token itself is named too, even where it is none of the likeliest."""
+        top: dict[str, float] = {}
+        for token_id, logprob in zip(found.token_ids, found.logprobs, strict=True):
+            top.setdefault(self._text(token_id), finite(logprob))
+        return top
+
+
+def prompt_logprobs(
+    tokenizer: Tokenizer, found: Sequence[TokenLogprobs] | None
+) -> list[dict[str, Any] | None] | None:
+    """vLLM's `prompt_logprobs`: for each prompt token an object by token id, None for the first."""
+    if found is None:
+        return None
+    entries: list[dict[str, Any] | None] = [None]
+    for scored in found:
+        ranks = (scored.rank, *range(1, len(scored.token_ids)))
+        entry: dict[str, Any] = {}
+        for token_id, logprob, rank in zip(scored.token_ids, scored.logprobs, ranks, strict=True):
+            value = {
+                "logprob": finite(logprob),
+                "rank": rank,
+                "decoded_token": token_text(tokenizer, token_id),
+            }
+            entry.setdefault(str(token_id), value)
+        entries.append(entry)
+    return entries
+
+
+def token_text(tokenizer: Tokenizer, token_id: int) -> str:
+    """A token by itself; a part of a character shows as U+FFFD."""
+    return tokenizer.token_bytes(token_id).decode(errors="replace")
+
+
+def finite(logprob: float) -> float:
+    """A number that JSON can hold; a model that overflows may yield none."""
+    return max(logprob, LEAST_LOGPROB) if logprob == logprob else LEAST_LOGPROB

@@ -1,0 +1,169 @@
+"""Log-probabilities, echo and what else rides on a choice, as clients get it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import openai
+import pytest
+from test_openai_client import MESSAGES, client_of
+
+
+async def test_chat_logprobs(rig):
+    await rig.start()
+    async with client_of(rig) as client:
+        whole = await client.chat.completions.create(
+            model="stub", messages=MESSAGES, logprobs=True, top_logprobs=2
+        )
+        stream = await client.chat.completions.create(
+            model="stub", messages=MESSAGES, logprobs=True, top_logprobs=2, stream=True
+        )
+        chunks = [chunk async for chunk in stream]
+    [choice] = whole.choices
+    content = choice.logprobs.content
+    token_ids = rig.script(None)
+    assert [bytes(entry.bytes) for entry in content] == [
+        rig.tokenizer.token_bytes(token_id) for token_id in token_ids
+    ]
+    assert "".join(entry.token for entry in content[:-1]) == rig.answer
+    assert all(entry.logprob == -1.0 for entry in content)
+    tops = [[top.token for top in entry.top_logprobs] for entry in content]
+    assert all(len(top) == 2 for top in tops)
+    assert [top[1] for top in tops] == [entry.token for entry in content]
+    streamed = [
+        entry
+        for chunk in chunks
+        if chunk.choices[0].logprobs is not None
+        for entry in chunk.choices[0].logprobs.content
+    ]
+    assert streamed == content
+    assert chunks[0].choices[0].logprobs is None
+
+
+async def test_completion_logprobs(rig):
+    await rig.start()
+    async with client_of(rig) as client:
+        whole = await client.completions.create(
+            model="stub", prompt="hi", max_tokens=5, logprobs=1, n=2
+        )
+        stream = await client.completions.create(
+            model="stub", prompt="hi", max_tokens=5, logprobs=1, stream=True
+        )
+        parts = [part.choices[0] async for part in stream]
+    for choice in whole.choices:
+        logprobs = choice.logprobs
+        assert "".join(logprobs.tokens) == choice.text
+        assert logprobs.token_logprobs == [-1.0] * 5
+        for token, top in zip(logprobs.tokens, logprobs.top_logprobs, strict=True):
+            assert list(top.values()) == [-1.0, -0.5]
+            assert next(iter(top)) == token
+        offsets = [choice.text.index(token) for token in logprobs.tokens[:2]]
+        assert logprobs.text_offset[:2] == offsets
+    assert [o for part in parts for o in part.logprobs.text_offset] == logprobs.text_offset
+    assert [t for part in parts for t in part.logprobs.tokens] == logprobs.tokens
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_echo(rig, events, stream):
+    await rig.start()
+    prompts = ["one two", "the quick fox"]
+    response = await rig.complete(prompts, echo=True, logprobs=0, max_tokens=3, stream=stream)
+    assert response.status_code == 200, response.text
+    bodies = events(response) if stream else [response.json()]
+    for index, prompt in enumerate(prompts):
+        choices = [c for body in bodies for c in body["choices"] if c["index"] == index]
+        text = "".join(choice["text"] for choice in choices)
+        assert text.startswith(prompt)
+        assert len(text) > len(prompt)
+        columns: dict[str, list[Any]] = {name: [] for name in choices[0]["logprobs"]}
+        for choice in choices:
+            for name, values in choice["logprobs"].items():
+                columns[name] += values
+        assert "".join(columns["tokens"]) == text
+        assert columns["token_logprobs"][0] is columns["top_logprobs"][0] is None
+        assert set(columns["token_logprobs"][1:]) == {-1.0}
+        num_prompt = len(rig.tokenizer.encode(prompt))
+        assert len(columns["tokens"]) == num_prompt + 3
+        assert columns["text_offset"][num_prompt] == len(prompt)
+
+
+async def test_echo_alone_scores_a_prompt(rig):
+    await rig.start()
+    token_ids = rig.tokenizer.encode("score me")
+    body = (await rig.complete(token_ids, echo=True, max_tokens=0, logprobs=2)).json()
+    [choice] = body["choices"]
+    assert (choice["text"], choice["finish_reason"]) == ("score me", "length")
+    assert len(choice["logprobs"]["tokens"]) == len(token_ids)
+    assert body["usage"]["completion_tokens"] == 0
+    body = (await rig.complete("score me", echo=True, max_tokens=2)).json()
+    assert body["choices"][0]["text"].startswith("score me")
+    assert body["choices"][0]["logprobs"] is None
+
+
+async def test_prompt_logprobs(rig):
+    await rig.start()
+    body = (await rig.complete([5, 6, 7], prompt_logprobs=1)).json()
+    first, *others = body["choices"][0]["prompt_logprobs"]
+    assert first is None
+    assert [list(entry) for entry in others] == [["6", "7"], ["7", "8"]]
+    assert others[0]["6"] == {
+        "logprob": -1.0,
+        "rank": 2,
+        "decoded_token": rig.tokenizer.decode([6]),
+    }
+    assert body["choices"][0]["logprobs"] is None
+    body = (await rig.chat(prompt_logprobs=0)).json()
+    assert body["prompt_logprobs"][0] is None
+    assert len(body["prompt_logprobs"]) == body["usage"]["prompt_tokens"]
+    assert "prompt_logprobs" not in (await rig.chat()).json()
+
+
+async def test_logprobs_end_at_a_stop_string(rig):
+    await rig.start()
+    body = (await rig.chat(logprobs=True, stop="quick")).json()
+    entries = body["choices"][0]["logprobs"]["content"]
+    assert len(entries) == body["usage"]["completion_tokens"]
+    assert "".join(entry["token"] for entry in entries).endswith("quick")
+
+
+async def test_parameters_reach_the_worker(rig):
+    await rig.start()
+    async with client_of(rig) as client:
+        await client.chat.completions.create(
+            model="stub",
+            messages=MESSAGES,
+            frequency_penalty=0.5,
+            presence_penalty=-0.5,
+            logit_bias={"7": 200, "8": -1.5},
+            extra_body={
+                "repetition_penalty": 1.2,
+                "allowed_token_ids": [7, 8],
+                "min_tokens": 2,
+                "bad_words": ["quick"],
+            },
+        )
+    [submit] = rig.submits()
+    sampling = submit.sampling
+    assert (sampling.frequency_penalty, sampling.presence_penalty) == (0.5, -0.5)
+    assert (sampling.repetition_penalty, sampling.min_tokens) == (1.2, 2)
+    assert sampling.logit_bias == {7: 100.0, 8: -1.5}
+    assert sampling.allowed_token_ids == (7, 8)
+    assert sampling.bad_words == ()
+    texts = [rig.tokenizer.decode(word) for word in sampling.bad_words_token_ids]
+    assert texts[0] == "quick"
+    assert set(texts) <= {"quick", " quick"}
+
+
+async def test_too_many_of_a_kind_are_refused(rig):
+    await rig.start()
+    async with client_of(rig) as client:
+        for name, value in (
+            ("logit_bias", {str(token): 1 for token in range(2000)}),
+            ("bad_words", ["x"] * 300),
+            ("bad_words", ["x" * 10_000]),
+        ):
+            with pytest.raises(openai.BadRequestError) as error:
+                await client.chat.completions.create(
+                    model="stub", messages=MESSAGES, extra_body={name: value}
+                )
+            assert error.value.param == name

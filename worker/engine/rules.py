@@ -1,0 +1,127 @@
+"""What requests ask for beyond plain draws, by slot, and what a step makes of it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from worker.engine.logit_edits import RowEdit, SlotEdits
+from worker.engine.logprobs import LogprobRows, PromptChunk
+from worker.engine.penalties import (
+    Asking,
+    PenaltyRows,
+    PenaltyTable,
+    gather_penalty_rows,
+    penalizes,
+)
+from worker.engine.transfer import to_device
+from worker.scheduler.plan import Admit, Row, TokenRules
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StepRules:
+    """The rules of one step's rows."""
+
+    edits: Sequence[RowEdit]
+    penalties: PenaltyRows | None
+    logprobs: LogprobRows | None
+    prompts: Sequence[PromptChunk]
+
+
+class RuleTable:
+    """Rules of the slots that have any. Steps of other slots do not touch it.
+
+    Args:
+        num_rows: slots, the padding's included.
+        token_stride: cells of one slot in the flat token pool.
+        vocab_size: tokens that a draw can yield.
+        device: where the step runs.
+    """
+
+    def __init__(
+        self, *, num_rows: int, token_stride: int, vocab_size: int, device: torch.device
+    ) -> None:
+        self.penalties = PenaltyTable(num_rows, vocab_size, device)
+        self._token_stride = token_stride
+        self._vocab_size = vocab_size
+        self._device = device
+        self._rules: dict[int, tuple[TokenRules, SlotEdits]] = {}
+
+    def admit(self, admit: Admit) -> None:
+        """Replaces the rules of the request's slot."""
+        rules = admit.rules
+        if rules is None:
+            self._rules.pop(admit.slot, None)
+            return
+        self._rules[admit.slot] = rules, SlotEdits(rules, self._vocab_size, self._device)
+        if penalizes(rules):
+            token_ids = np.frombuffer(admit.token_ids, dtype="<i4")
+            self.penalties.admit(admit.slot, token_ids, rules.num_prompt)
+
+    def gather(self, rows: Sequence[Row]) -> StepRules | None:
+        """The rules of a Plan's rows; None where no row has any."""
+        if not self._rules:
+            return None
+        edits: list[RowEdit] = []
+        asking: list[Asking] = []
+        prompts: list[PromptChunk] = []
+        first_token = num_samples = 0
+        for index, row in enumerate(rows):
+            entry = self._rules.get(row.slot)
+            if entry is not None:
+                rules, edit = entry
+                prompts += self._prompt_chunk(index, row, first_token, rules)
+                if row.sample:
+                    asking.append(Asking(num_samples, row.slot, row.start + row.length, rules))
+                    if not edit.is_empty:
+                        edits.append(self._edit(num_samples, row, rules, edit))
+            first_token += row.length
+            num_samples += row.sample
+        if not asking and not prompts:
+            return None
+        return StepRules(
+            edits=edits,
+            penalties=gather_penalty_rows(asking, self._device),
+            logprobs=self._logprob_rows(asking),
+            prompts=prompts,
+        )
+
+    def _edit(self, sample: int, row: Row, rules: TokenRules, edits: SlotEdits) -> RowEdit:
+        end = row.start + row.length
+        return RowEdit(
+            row=sample,
+            edits=edits,
+            cell=row.slot * self._token_stride + end,
+            num_output=end - rules.num_prompt,
+        )
+
+    def _logprob_rows(self, asking: list[Asking]) -> LogprobRows | None:
+        found = [one for one in asking if one.rules.num_logprobs >= 0]
+        if not found:
+            return None
+        rows = [one.sample for one in found]
+        return LogprobRows(
+            rows=to_device(torch.tensor(rows), self._device),
+            rows_host=rows,
+            num_top=[one.rules.num_logprobs for one in found],
+        )
+
+    def _prompt_chunk(
+        self, index: int, row: Row, first_token: int, rules: TokenRules
+    ) -> list[PromptChunk]:
+        # The last prompt token predicts the first of the output.
+        length = min(row.start + row.length, rules.num_prompt - 1) - row.start
+        if rules.num_prompt_logprobs < 0 or length <= 0:
+            return []
+        return [
+            PromptChunk(
+                index=index,
+                first_token=first_token,
+                first_target=row.slot * self._token_stride + row.start + 1,
+                length=length,
+                num_top=rules.num_prompt_logprobs,
+            )
+        ]

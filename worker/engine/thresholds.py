@@ -1,0 +1,134 @@
+"""Least logits that top-k and top-p keep, found by counting in integers, without sorting.
+
+HAZARD(invariance): integer sums do not depend on their order, so a row's threshold is the same
+whatever other rows there are and however a device splits the sum. Floating-point sums would not do.
+"""
+
+from __future__ import annotations
+
+import torch
+
+WEIGHT_BITS = 40
+"""A token as likely as the likeliest weighs 2**40: the sum over 2**22 tokens fits 63 bits."""
+
+NARROW = 64
+"""Up to so many of the likeliest tokens are picked out by `topk`, which is fast for few."""
+
+_CACHED_WEIGHTS = 1 << 17
+
+_DIGITS = ((21, 11), (10, 11), (0, 10))
+"""(lowest bit, number of bits) of the parts in which 32 bits are searched, highest first."""
+
+
+def integer_weights(logits: torch.Tensor) -> torch.Tensor:
+    """Unnormalised probabilities of fp32 logits [R, vocab] in fixed point: int64 [R, vocab]."""
+    weights = logits - logits.amax(dim=-1, keepdim=True)
+    return weights.exp_().mul_(2.0**WEIGHT_BITS).long()
+
+
+def total_weight(logits: torch.Tensor) -> torch.Tensor:
+    """Sum of the integer weights of each row, [R]."""
+    return torch.cat([integer_weights(rows).sum(dim=-1) for rows in _cached_rows(logits)])
+
+
+def top_k_threshold(logits: torch.Tensor, top_k: torch.Tensor, max_top_k: int) -> torch.Tensor:
+    """The k-th largest logit of each row, [R]; -inf where `top_k` is 0. `max_top_k` bounds it."""
+    vocab_size = logits.shape[-1]
+    counts = top_k.clamp(min=1, max=vocab_size)
+    if max_top_k <= NARROW:
+        largest = logits.topk(min(max_top_k, vocab_size), dim=-1).values
+        threshold = largest.gather(1, counts.unsqueeze(1) - 1).squeeze(1)
+    else:
+        threshold = weighted_threshold(logits, torch.ones_like(logits, dtype=torch.int64), counts)
+    return threshold.masked_fill_(top_k == 0, float("-inf"))
+
+
+def top_p_threshold(logits: torch.Tensor, top_p: torch.Tensor) -> torch.Tensor:
+    """The least logit of each row's nucleus, [R]; -inf where `top_p` is 1."""
+    blocks = _cached_rows(logits)
+    shares = torch.split(top_p, blocks[0].shape[0])
+    return torch.cat([_nucleus(rows, own) for rows, own in zip(blocks, shares, strict=True)])
+
+
+def _nucleus(logits: torch.Tensor, top_p: torch.Tensor) -> torch.Tensor:
+    weights = integer_weights(logits)
+    total = weights.sum(dim=-1)
+    targets = (top_p.double() * total.double()).ceil_().long().clamp_(min=1)
+    if logits.is_cuda:  # asking which rows are flat would wait for the device
+        threshold = weighted_threshold(logits, weights, targets)
+    else:
+        threshold, is_reached = _narrow_threshold(logits, weights, targets)
+        (flat,) = (~is_reached & (top_p < 1.0)).nonzero(as_tuple=True)
+        if len(flat):
+            threshold[flat] = weighted_threshold(logits[flat], weights[flat], targets[flat])
+    return threshold.masked_fill_(top_p >= 1.0, float("-inf"))
+
+
+def _cached_rows(logits: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """On CPU few rows at a time, which stay in a core's cache; on CUDA all at once."""
+    if logits.is_cuda:
+        return (logits,)
+    return torch.split(logits, max(1, _CACHED_WEIGHTS // logits.shape[-1]))
+
+
+def weighted_threshold(
+    logits: torch.Tensor, weights: torch.Tensor, targets: torch.Tensor
+) -> torch.Tensor:
+    """The largest logit t of each row for which all tokens from t up weigh at least the target.
+
+    A radix search over the bits of the logits: a histogram by the highest bits leads to a bucket,
+    one by the next bits to a bucket within it, and so on.
+
+    Args:
+        logits: fp32 [R, vocab].
+        weights: int64 [R, vocab], not negative.
+        targets: int64 [R], at least 1 and at most the row's whole weight.
+    """
+    keys = _ordered_keys(logits)
+    found = torch.zeros_like(targets)
+    for shift, num_bits in _DIGITS:
+        buckets = (keys >> shift) & ((1 << num_bits) - 1)
+        digit, targets = _pick_bucket(buckets, weights, targets, 1 << num_bits)
+        found |= digit << shift
+        inside = buckets == digit.unsqueeze(1)
+        if len(keys) == 1 and not keys.is_cuda:  # where asking how many are left costs nothing
+            keys, weights = keys[inside].unsqueeze(0), weights[inside].unsqueeze(0)
+        else:
+            weights = torch.where(inside, weights, 0)
+    return _logits_of_keys(found)
+
+
+def _narrow_threshold(
+    logits: torch.Tensor, weights: torch.Tensor, targets: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The threshold among the likeliest few, and whether these weigh enough."""
+    likeliest, tokens = logits.topk(min(NARROW, logits.shape[-1]), dim=-1)
+    cumulative = weights.gather(1, tokens).cumsum_(dim=-1)
+    num_before = (cumulative[:, :-1] < targets.unsqueeze(1)).sum(dim=-1, keepdim=True)
+    return likeliest.gather(1, num_before).squeeze(1), cumulative[:, -1] >= targets
+
+
+def _pick_bucket(
+    buckets: torch.Tensor, weights: torch.Tensor, targets: torch.Tensor, num_buckets: int
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The bucket in which the weight from the top reaches the target, and what it must add."""
+    histogram = torch.zeros(buckets.shape[0], num_buckets, dtype=torch.int64, device=buckets.device)
+    # Counted from the top.
+    histogram.scatter_add_(1, num_buckets - 1 - buckets, weights)
+    reached = histogram.cumsum(dim=-1)
+    place = (reached[:, :-1] < targets.unsqueeze(1)).sum(dim=-1, keepdim=True)
+    before = reached.gather(1, place) - histogram.gather(1, place)
+    return num_buckets - 1 - place.squeeze(1), targets - before.squeeze(1)
+
+
+def _ordered_keys(logits: torch.Tensor) -> torch.Tensor:
+    """fp32 as integers in [0, 2**32) of the same order, int64."""
+    bits = logits.contiguous().view(torch.int32)
+    # Negative floats grow as their magnitude shrinks.
+    ordered = bits ^ ((bits >> 31) & 0x7FFFFFFF)
+    return ordered.long().add_(1 << 31)
+
+
+def _logits_of_keys(keys: torch.Tensor) -> torch.Tensor:
+    ordered = (keys - (1 << 31)).int()
+    return (ordered ^ ((ordered >> 31) & 0x7FFFFFFF)).view(torch.float32)
