@@ -1,0 +1,87 @@
+"""Conversations turned into padded batches of tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import islice
+from random import Random
+from typing import Final, NamedTuple
+
+import torch
+from tokenizers import Tokenizer
+from torch import Tensor
+
+from deploy.models.corpus import Conversation, training_conversations
+from deploy.models.tokenizer import PADDING, segments
+
+_POOL_SIZE: Final = 512
+
+
+class Batch(NamedTuple):
+    """Conversations of similar length, padded on the right."""
+
+    input_ids: Tensor
+    """[batch, length] int64."""
+    is_target: Tensor
+    """[batch, length] bool: whether the model has to produce the token at this place."""
+
+
+class _Document(NamedTuple):
+    ids: list[int]
+    is_target: list[bool]
+
+
+def training_batches(
+    rng: Random, tokenizer: Tokenizer, num_tokens: int, max_length: int
+) -> Iterator[Batch]:
+    """Endless batches of at most ``num_tokens`` places, padding included.
+
+    Each conversation starts at position 0. A causal model needs no mask for padding on the right.
+    """
+    padding = tokenizer.token_to_id(PADDING)
+    assert padding is not None, "the tokenizer lacks its padding token"
+    conversations = training_conversations(rng)
+    while True:
+        pool = _encode(tokenizer, list(islice(conversations, _POOL_SIZE)), max_length)
+        groups = list(_group_by_length(pool, num_tokens))
+        rng.shuffle(groups)
+        for group in groups:
+            yield _pad(group, padding)
+
+
+def _encode(
+    tokenizer: Tokenizer, conversations: list[Conversation], max_length: int
+) -> list[_Document]:
+    pieces = [list(segments(conversation)) for conversation in conversations]
+    encoded = iter(tokenizer.encode_batch([text for parts in pieces for text, _ in parts]))
+    documents = []
+    for parts in pieces:
+        ids: list[int] = []
+        is_target: list[bool] = []
+        for _, produced in parts:
+            piece = next(encoded).ids
+            ids += piece
+            is_target += [produced] * len(piece)
+        documents.append(_Document(ids[:max_length], is_target[:max_length]))
+    return documents
+
+
+def _group_by_length(pool: list[_Document], num_tokens: int) -> Iterator[list[_Document]]:
+    group: list[_Document] = []
+    for document in sorted(pool, key=lambda document: len(document.ids)):
+        if group and (len(group) + 1) * len(document.ids) > num_tokens:
+            yield group
+            group = []
+        group.append(document)
+    if group:
+        yield group
+
+
+def _pad(group: list[_Document], padding: int) -> Batch:
+    shape = (len(group), max(len(document.ids) for document in group))
+    input_ids = torch.full(shape, padding, dtype=torch.long)
+    is_target = torch.zeros(shape, dtype=torch.bool)
+    for row, document in enumerate(group):
+        input_ids[row, : len(document.ids)] = torch.tensor(document.ids)
+        is_target[row, : len(document.ids)] = torch.tensor(document.is_target)
+    return Batch(input_ids, is_target)

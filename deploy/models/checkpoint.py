@@ -1,0 +1,50 @@
+"""The model in ordinary Hugging Face layout: bf16 safetensors, config, tokenizer, chat template."""
+
+from __future__ import annotations
+
+import copy
+import json
+from pathlib import Path
+from typing import Final
+
+from tokenizers import Tokenizer
+from transformers import Qwen3Config, Qwen3ForCausalLM
+
+from deploy.models.tokenizer import END_OF_TEXT, PADDING, TURN_END, save_tokenizer
+
+_MAX_POSITIONS: Final = 4096
+_ROPE_THETA: Final = 10_000.0
+
+
+def demo_config(tokenizer: Tokenizer) -> Qwen3Config:
+    """The shape of ``demo``: 5.4 million parameters."""
+    return Qwen3Config(
+        vocab_size=tokenizer.get_vocab_size(),
+        hidden_size=256,
+        intermediate_size=768,
+        num_hidden_layers=6,
+        num_attention_heads=8,
+        num_key_value_heads=4,
+        head_dim=32,
+        max_position_embeddings=_MAX_POSITIONS,
+        rope_parameters={"rope_type": "default", "rope_theta": _ROPE_THETA},
+        tie_word_embeddings=True,
+        bos_token_id=None,
+        eos_token_id=tokenizer.token_to_id(TURN_END),
+        pad_token_id=tokenizer.token_to_id(PADDING),
+    )
+
+
+def save_checkpoint(model: Qwen3ForCausalLM, tokenizer: Tokenizer, directory: Path) -> None:
+    """Write everything that serving needs; an earlier checkpoint there is replaced."""
+    rounded = copy.deepcopy(model).bfloat16()
+    rounded.save_pretrained(directory)
+    _update_json(directory / "config.json", {"rope_theta": _ROPE_THETA})
+    end_tokens = [tokenizer.token_to_id(TURN_END), tokenizer.token_to_id(END_OF_TEXT)]
+    _update_json(directory / "generation_config.json", {"eos_token_id": end_tokens})
+    save_tokenizer(tokenizer, directory, _MAX_POSITIONS)
+
+
+def _update_json(path: Path, changes: dict[str, object]) -> None:
+    # Many readers, and transformers before version 5, look for rope_theta at the top level.
+    path.write_text(json.dumps({**json.loads(path.read_text()), **changes}, indent=2) + "\n")

@@ -1,0 +1,113 @@
+"""Training conversations and held-out questions, drawn from the task families by seed."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from random import Random
+from typing import Final
+
+from deploy.models.sample import Sample, Turn
+from deploy.models.tasks import EVALUATED, TASKS, Task
+
+HELDOUT_SEED: Final = 2027
+QUESTIONS_PER_FAMILY: Final = 25
+
+_SYSTEM_PROMPTS: Final = (
+    *("You are a helpful assistant.", "You are demo, a small and friendly model."),
+    *("Answer briefly.", "You are a careful assistant. Answer exactly.", "Be concise."),
+)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Conversation:
+    """One training document: exchanges in a row, with or without a system message."""
+
+    system: str | None
+    turns: tuple[Turn, ...]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Question:
+    """A held-out question with its one right answer."""
+
+    id: str
+    family: str
+    messages: tuple[dict[str, str], ...]
+    answer: str
+
+
+def training_sample(rng: Random) -> Sample:
+    """An exchange that is not held out."""
+    tasks = [task for task, _ in TASKS]
+    shares = [share for _, share in TASKS]
+    while True:
+        sample = rng.choices(tasks, weights=shares)[0](rng)
+        if not sample.is_heldout():
+            return sample
+
+
+def training_conversations(rng: Random) -> Iterator[Conversation]:
+    """Endless conversations: most are one exchange, some are long rows of them."""
+    while True:
+        parts = [training_sample(rng) for _ in range(_num_parts(rng))]
+        turns = tuple(turn for part in parts for turn in part.turns)
+        system = rng.choice(_SYSTEM_PROMPTS) if rng.random() < 0.15 else None
+        yield Conversation(system=system, turns=turns)
+
+
+def heldout_questions(per_family: int = QUESTIONS_PER_FAMILY) -> list[Question]:
+    """The questions on which the model is judged; the same list at every call."""
+    rng = Random(HELDOUT_SEED)
+    return [question for task in EVALUATED for question in _questions_of(task, rng, per_family)]
+
+
+def write_questions(path: Path, questions: list[Question]) -> None:
+    """Write one JSON object per line with the keys id, family, messages and answer."""
+    rows = (
+        {"id": q.id, "family": q.family, "messages": list(q.messages), "answer": q.answer}
+        for q in questions
+    )
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
+def read_questions(path: Path) -> list[Question]:
+    """Read what `write_questions` wrote."""
+    rows = (json.loads(line) for line in path.read_text().splitlines())
+    return [Question(**{**row, "messages": tuple(row["messages"])}) for row in rows]
+
+
+def messages_of(turns: tuple[Turn, ...], system: str | None = None) -> list[dict[str, str]]:
+    """The turns as chat messages."""
+    messages = [] if system is None else [{"role": "system", "content": system}]
+    for turn in turns:
+        messages.append({"role": "user", "content": turn.user})
+        messages.append({"role": "assistant", "content": turn.assistant})
+    return messages
+
+
+def _num_parts(rng: Random) -> int:
+    kind = rng.random()
+    if kind < 0.65:
+        return 1
+    if kind < 0.93:
+        return rng.randrange(2, 5)
+    return rng.randrange(5, 13) if kind < 0.99 else rng.randrange(13, 40)
+
+
+def _questions_of(task: Task, rng: Random, num_questions: int) -> Iterator[Question]:
+    seen: list[tuple[Turn, ...]] = []
+    while len(seen) < num_questions:
+        sample = task(rng)
+        if not sample.is_heldout() or sample.turns in seen:
+            continue
+        *messages, answer = messages_of(sample.turns)
+        yield Question(
+            id=f"{sample.family}-{len(seen):02d}",
+            family=sample.family,
+            messages=tuple(messages),
+            answer=answer["content"],
+        )
+        seen.append(sample.turns)

@@ -1,0 +1,68 @@
+"""Greedy accuracy on the held-out questions: ``python -m deploy.models.evaluate DIRECTORY``."""
+
+from __future__ import annotations
+
+import argparse
+from collections import defaultdict
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
+
+from deploy.models.corpus import Question, read_questions
+
+_BATCH_SIZE: Final = 50
+_MAX_NEW_TOKENS: Final = 256
+
+
+def main() -> None:
+    """Print the accuracy per family and the questions that were answered wrongly."""
+    parser = argparse.ArgumentParser(description=__doc__, prog="python -m deploy.models.evaluate")
+    parser.add_argument("directory", type=Path, help="checkpoint; its questions lie beside it")
+    directory = parser.parse_args().directory
+    questions = read_questions(directory.with_name(f"{directory.name}_heldout.jsonl"))
+    for question, given in zip(questions, answers(directory, questions), strict=True):
+        if given != question.answer:
+            asked = question.messages[-1]["content"]
+            print(f"{question.id}: {asked!r} -> {given!r}, right is {question.answer!r}")
+    for family, accuracy in accuracy_by_family(directory, questions).items():
+        print(f"{family:12} {accuracy:.3f}")
+
+
+def accuracy_by_family(directory: Path, questions: list[Question]) -> dict[str, float]:
+    """The share of exactly right answers in each family, and under ``overall`` in all."""
+    right: dict[str, list[bool]] = defaultdict(list)
+    for question, given in zip(questions, answers(directory, questions), strict=True):
+        right[question.family].append(given == question.answer)
+        right["overall"].append(given == question.answer)
+    return {family: sum(flags) / len(flags) for family, flags in right.items()}
+
+
+def answers(directory: Path, questions: list[Question]) -> list[str]:
+    """What the checkpoint says greedily, in fp32, in the order of the questions."""
+    tokenizer = PreTrainedTokenizerFast.from_pretrained(directory, padding_side="left")
+    # No class of transformers satisfies the protocol by which it types `generate`.
+    model: Any = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32)
+    # Questions of similar length share a batch: padding costs as much as text.
+    order = sorted(range(len(questions)), key=lambda index: len(questions[index].answer))
+    given = _generate(model, tokenizer, [questions[index] for index in order])
+    by_index = dict(zip(order, given, strict=True))
+    return [by_index[index] for index in range(len(questions))]
+
+
+def _generate(
+    model: Any, tokenizer: PreTrainedTokenizerFast, questions: list[Question]
+) -> Iterator[str]:
+    for start in range(0, len(questions), _BATCH_SIZE):
+        batch = [list(question.messages) for question in questions[start : start + _BATCH_SIZE]]
+        prompts = tokenizer.apply_chat_template(batch, add_generation_prompt=True, tokenize=False)
+        inputs = tokenizer(prompts, return_tensors="pt", padding=True)
+        output = model.generate(**inputs, do_sample=False, max_new_tokens=_MAX_NEW_TOKENS)
+        new_tokens = output[:, inputs["input_ids"].shape[1] :]
+        yield from tokenizer.batch_decode(new_tokens, skip_special_tokens=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,46 @@
+"""The task families of the demo world."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from random import Random
+from typing import Final, TypeAlias
+
+from deploy.models.sample import Sample
+from deploy.models.tasks.arithmetic import arithmetic
+from deploy.models.tasks.copying import copying
+from deploy.models.tasks.counting import counting
+from deploy.models.tasks.followup import followup
+from deploy.models.tasks.lists import reversing, sorting
+from deploy.models.tasks.records import records
+from deploy.models.tasks.smalltalk import smalltalk
+from deploy.models.tasks.townfacts import townfacts
+
+Task: TypeAlias = Callable[[Random], Sample]
+
+TASKS: Final[tuple[tuple[Task, float], ...]] = (
+    (arithmetic, 0.24),
+    (counting, 0.15),
+    (reversing, 0.11),
+    (sorting, 0.17),
+    (copying, 0.11),
+    (records, 0.06),
+    (townfacts, 0.04),
+    (followup, 0.09),
+    (smalltalk, 0.03),
+)
+"""Each generator with its share of the training exchanges."""
+
+EVALUATED: Final = (
+    arithmetic,
+    counting,
+    reversing,
+    sorting,
+    copying,
+    records,
+    townfacts,
+    followup,
+)
+"""The generators of the held-out questions."""
+
+__all__ = ["EVALUATED", "TASKS", "Task"]
