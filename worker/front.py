@@ -2,8 +2,8 @@
 
 It runs on the event loop of the WorkerGroup replica and knows no Ray:
 
-    gateways ──submit──> WorkerFront ──SubmitBatch──> rank 0
-    gateways <──attach── WorkerFront <──StepReport─── rank 0
+    gateways ──submit──> WorkerFront ──PUSH {directory}/inbox───> rank 0
+    gateways <──attach── WorkerFront <──PULL {directory}/reports── rank 0
 
 Each gateway gets one item per engine step that concerns it, with all its tokens in it. What piles
 up while a gateway is slow is merged, so a slow gateway costs memory for tokens, not for items.
@@ -20,9 +20,10 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import msgspec
+import zmq
+import zmq.asyncio
 
 from worker.attachment import Attachment, CacheMirror
-from worker.parallel.front_link import FrontLink
 from worker.wire.limits import refuse
 from worker.wire.messages import (
     PROTOCOL_VERSION,
@@ -242,33 +243,40 @@ class WorkerFront:
 
 
 class EngineConnection:
-    """The socket of one epoch's engine, in a directory of their own that nobody else may enter."""
+    """The sockets of one epoch's engine, in a directory of their own that nobody else may enter."""
 
     def __init__(self, parent_directory: str) -> None:
         # mkdtemp gives mode 0700. Short names: the path of a socket may have 107 bytes.
         self.directory = tempfile.mkdtemp(prefix="rf-", dir=parent_directory)
-        self._link = FrontLink(self.directory)
+        self._context = zmq.asyncio.Context()
+        self._reports = self._context.socket(zmq.PULL)
+        self._reports.set_hwm(0)
+        self._reports.bind(f"ipc://{self.directory}/reports")
+        self._inbox = zmq.Context(self._context).socket(zmq.PUSH)
+        self._inbox.set_hwm(0)
+        self._inbox.connect(f"ipc://{self.directory}/inbox")
         self._num_submits = 0
 
     async def messages(self) -> AsyncIterator[EngineInfo | StepReport]:
         """What rank 0 sends, in its order."""
         decode = msgspec.msgpack.Decoder(EngineMessage).decode
-        await self._link.accept()
         while True:
-            yield decode(await self._link.receive())
+            yield decode(await self._reports.recv())
 
     def send(self, payload: bytes, num_submits: int = 0) -> int:
-        """Queues a SubmitBatch for rank 0; never blocks.
+        """Queues a SubmitBatch for rank 0; without a high-water mark this never blocks.
 
         Returns how many submits went to this engine so far. Rank 0 takes them in the same order
         and counts along, so the loads that it reports say which of them they contain.
         """
-        self._link.send(payload)
+        self._inbox.send(payload, zmq.NOBLOCK)
         self._num_submits += num_submits
         return self._num_submits
 
     def close(self) -> None:
         """Drops what is unsent and removes the directory."""
-        self._link.close()
+        self._inbox.close(linger=0)
+        self._reports.close(linger=0)
+        self._context.term()
         with contextlib.suppress(OSError):
             shutil.rmtree(Path(self.directory))

@@ -13,11 +13,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
+import zmq
 from tokenizers import Tokenizer
 
 from worker.engine.config import EngineConfig
 from worker.models.config import load_model_config
-from worker.parallel.front_link import EngineLink
+from worker.parallel.channel import endpoint, open_socket
 from worker.wire.blocks import block_hashes, root_hash
 from worker.wire.messages import (
     BlockEvent,
@@ -145,21 +146,28 @@ def script_text(model: str, num_tokens: int) -> str:
 
 
 def serve_paced(config: PacedConfig, directory: str) -> None:
-    """Runs the stub for the front that owns `directory`; blocks until that has gone."""
-    link = EngineLink(directory)
+    """Runs the stub for the front that owns `directory`; blocks for ever.
+
+    Same sockets as the real engine loop: binds `inbox`, connects `reports`.
+    """
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    inbox = open_socket(context, zmq.PULL)
+    inbox.bind(endpoint(directory, "inbox"))
+    reports = open_socket(context, zmq.PUSH)
+    reports.connect(endpoint(directory, "reports"))
     decode = msgspec.msgpack.Decoder(SubmitBatch).decode
     encode = msgspec.msgpack.Encoder().encode
-    link.send(encode(config.info))
+    reports.send(encode(config.info))
     engine = PacedEngine(config)
     due = time.monotonic()
-    while link.is_open:
+    while True:
         if engine.idle:
-            link.wait()
+            engine.take(decode(inbox.recv()))
             due = time.monotonic()
         due = max(due + config.step_s, time.monotonic())
-        _take_until(due, link, engine, decode)
+        _take_until(due, inbox, engine, decode)
         message: EngineMessage = engine.step()
-        link.send(encode(message))
+        reports.send(encode(message))
 
 
 def _tokenizer(folder: str) -> Tokenizer:
@@ -168,11 +176,13 @@ def _tokenizer(folder: str) -> Tokenizer:
 
 def _take_until(
     due: float,
-    link: EngineLink,
+    inbox: zmq.Socket[bytes],
     engine: PacedEngine,
     decode: Callable[[bytes], SubmitBatch],
 ) -> None:
-    while link.is_open and (left := due - time.monotonic()) > 0:
-        for payload in link.receive():
-            engine.take(decode(payload))
-        link.wait(timeout_s=left)
+    while (left := due - time.monotonic()) > 0:
+        # zmq waits whole milliseconds; the rest is slept, and what arrives then is taken next time.
+        if left < 0.001:
+            time.sleep(left)
+        elif inbox.poll(int(left * 1000.0)):
+            engine.take(decode(inbox.recv()))

@@ -6,18 +6,18 @@ import asyncio
 import contextlib
 import os
 import stat
-from collections import deque
 from collections.abc import AsyncIterator
 from pathlib import Path
 
 import msgspec
 import numpy as np
 import pytest
+import zmq
+import zmq.asyncio
 
 from worker import front as front_module
 from worker.attachment import CacheMirror
 from worker.front import WorkerFront
-from worker.parallel.front_link import EngineLink
 from worker.wire.messages import (
     AttachSnapshot,
     BlockEvent,
@@ -53,16 +53,19 @@ encode = msgspec.msgpack.encode
 
 
 class Engine:
-    """Plays rank 0 on the engine's own end of the connection."""
+    """Plays rank 0: binds the inbox, pushes reports."""
 
     def __init__(self, directory: str) -> None:
         self.directory = directory
-        self.link = EngineLink(directory)
-        self.batches: deque[bytes] = deque()
+        self.context = zmq.asyncio.Context()
+        self.inbox = self.context.socket(zmq.PULL)
+        self.inbox.bind(f"ipc://{directory}/inbox")
+        self.reports = self.context.socket(zmq.PUSH)
+        self.reports.connect(f"ipc://{directory}/reports")
         self.seq = 0
 
     async def ready(self) -> None:
-        self.link.send(encode(INFO))
+        await self.reports.send(encode(INFO))
 
     async def step(
         self,
@@ -73,16 +76,13 @@ class Engine:
         self.seq += 1
         load = LoadSnapshot(num_running=running)
         report = StepReport(seq=self.seq, deltas=deltas or {}, block_events=events or [], load=load)
-        self.link.send(encode(report))
+        await self.reports.send(encode(report))
 
     async def batch(self) -> SubmitBatch:
-        while not self.batches:
-            self.batches.extend(self.link.receive())
-            await asyncio.sleep(0)
-        return decode_batch(self.batches.popleft())
+        return decode_batch(await self.inbox.recv())
 
     def close(self) -> None:
-        self.link.close()
+        self.context.destroy(linger=0)
 
 
 class Gateway:
@@ -146,7 +146,7 @@ async def send(front: WorkerFront, *submits: Submit) -> SubmitReply:
 async def test_directory_is_private_and_its_sockets_have_short_names(front: WorkerFront) -> None:
     directory = front.open()
     assert stat.S_IMODE(os.stat(directory).st_mode) == 0o700
-    assert len(f"{directory}/front".encode()) <= 107
+    assert len(f"{directory}/reports".encode()) <= 107
     front.close()
     assert not os.path.exists(directory)
 

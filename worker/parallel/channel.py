@@ -16,12 +16,20 @@ from collections import deque
 from collections.abc import Sequence
 
 import msgspec
+import zmq
 
 from worker.parallel.frames import FrameReader, frame
 from worker.parallel.messages import FromRank, ToRank
 
+LINGER_MS = 500
+"""How long a closing socket may still flush, so that the last words arrive."""
 _RETRY_S = 0.02
 """Between a rank's attempts to reach a coordinator that is not there yet."""
+
+
+def endpoint(directory: str, name: str) -> str:
+    """The ipc address of a socket in the group's directory. Raises as `socket_path` does."""
+    return f"ipc://{socket_path(directory, name)}"
 
 
 def socket_path(directory: str, name: str) -> str:
@@ -34,6 +42,15 @@ def socket_path(directory: str, name: str) -> str:
     if len(path.encode()) > 107:
         raise ValueError(f"socket path {path!r} exceeds 107 bytes: choose a shorter directory")
     return path
+
+
+def open_socket(context: zmq.Context[zmq.Socket[bytes]], kind: int) -> zmq.Socket[bytes]:
+    """A socket to the front, without a high-water mark: no message is dropped or blocks a step."""
+    socket = context.socket(kind)
+    socket.setsockopt(zmq.SNDHWM, 0)
+    socket.setsockopt(zmq.RCVHWM, 0)
+    socket.setsockopt(zmq.LINGER, LINGER_MS)
+    return socket
 
 
 class CoordinatorChannel:
@@ -119,11 +136,11 @@ class CoordinatorChannel:
     def _accept(self) -> None:
         connection, _ = self._listener.accept()
         connection.setblocking(False)
-        self._connections[connection.fileno()] = (connection, FrameReader())
+        self._connections[connection.fileno()] = (connection, FrameReader(connection))
 
     def _read(self, fd: int) -> None:
         connection, reader = self._connections[fd]
-        is_open = reader.fill(connection)
+        is_open = reader.fill()
         while (payload := reader.next()) is not None:
             self._messages.append(self._decoder.decode(payload))
         if not is_open:
@@ -138,7 +155,7 @@ class RankChannel:
         self._encoder = msgspec.msgpack.Encoder()
         self._decoder = msgspec.msgpack.Decoder(ToRank)
         self._connection = _connect(socket_path(directory, "ranks"))
-        self._reader = FrameReader()
+        self._reader = FrameReader(self._connection)
 
     def receive(self) -> ToRank:
         """The next message of the coordinator; blocks.
@@ -147,7 +164,7 @@ class RankChannel:
             ConnectionError: the coordinator has ended.
         """
         while (payload := self._reader.next()) is None:
-            if not self._reader.fill(self._connection):
+            if not self._reader.fill():
                 raise ConnectionError("the coordinator of this worker group has ended")
         message: ToRank = self._decoder.decode(payload)
         return message

@@ -16,31 +16,27 @@ def frame(payload: bytes) -> bytes:
 class FrameReader:
     """Cuts what arrives on a connection into payloads."""
 
-    def __init__(self) -> None:
+    def __init__(self, connection: socket.socket) -> None:
+        self._connection = connection
         self._buffer = bytearray()
 
     def next(self) -> bytes | None:
-        """The oldest payload that is here in full."""
+        """The oldest payload that is here in full, without touching the connection."""
         size = int.from_bytes(self._buffer[:_HEADER_BYTES], "little")
         end = _HEADER_BYTES + size
-        if len(self._buffer) < end:
+        if len(self._buffer) < max(end, _HEADER_BYTES + 1):
             return None
         payload = bytes(self._buffer[_HEADER_BYTES:end])
         del self._buffer[:end]
         return payload
 
-    def feed(self, data: bytes) -> None:
-        """Takes what arrived."""
-        self._buffer += data
-
-    def fill(self, connection: socket.socket, flags: int = 0) -> bool:
-        """Takes what the connection has; False at its end.
-
-        Waits as the connection and `flags` say. Raises BlockingIOError where that is not at all.
-        """
+    def fill(self) -> bool:
+        """Takes what the connection has, waiting if it is a blocking one; False at its end."""
         try:
-            received = connection.recv(_CHUNK_BYTES, flags)
+            received = self._connection.recv(_CHUNK_BYTES)
+        except BlockingIOError:
+            return True
         except ConnectionError:
             return False
-        self.feed(received)
+        self._buffer += received
         return bool(received)

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from worker.parallel.channel import CoordinatorChannel, RankChannel, socket_path
+from worker.parallel.channel import CoordinatorChannel, RankChannel, endpoint
 from worker.parallel.messages import Failure, Hello, PlanMessage, Result, Start, Stop, ToRank
 from worker.scheduler.plan import Admit, PageWrite, Plan, Row, StepResult
 
@@ -119,4 +119,4 @@ def test_other_descriptors_wake_the_coordinator_after_what_ranks_said(directory:
 
 def test_a_path_too_long_for_a_unix_socket_is_refused() -> None:
     with pytest.raises(ValueError, match="107 bytes"):
-        socket_path("/tmp/" + "d" * 120, "ranks")
+        endpoint("/tmp/" + "d" * 120, "ranks")
