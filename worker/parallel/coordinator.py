@@ -10,6 +10,7 @@ import time
 from collections.abc import Sequence
 
 import msgspec
+import zmq
 
 from worker.engine.base import RankFailure
 from worker.engine.config import EngineConfig
@@ -36,7 +37,10 @@ class RankGroup:
         self._config = config
         self._directory = directory
         self._ranks = list(ranks)
-        self._channel = CoordinatorChannel(directory, len(self._ranks))
+        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self._channel = CoordinatorChannel(self._context, directory, self._ranks)
+        self._poller = zmq.Poller()
+        self._poller.register(self._channel.incoming, zmq.POLLIN)
         self._children: dict[int, tuple[int, subprocess.Popen[bytes]]] = {}
         self._closed = False
         for rank in spawn:
@@ -70,10 +74,10 @@ class RankGroup:
     def receive(self) -> FromRank:
         """The next message of any rank. Raises RankFailure if a rank failed or a child ended."""
         while True:
+            ready = dict(self._poller.poll())
             # A dying rank's last word is read before its death is looked at.
-            message = self._channel.receive(self.death_fds)
-            if message is not None:
-                return self._unless_failure(message)
+            if self._channel.incoming in ready:
+                return self._unless_failure(self._channel.receive())
             self.raise_on_death()
 
     def raise_on_death(self) -> None:
@@ -81,8 +85,8 @@ class RankGroup:
         ended = [child for _, child in self._children.values() if child.poll() is not None]
         if not ended:
             return
-        while (message := self._channel.receive(timeout_ms=LAST_WORD_MS)) is not None:
-            self._unless_failure(message)
+        while self._channel.incoming.poll(LAST_WORD_MS):
+            self._unless_failure(self._channel.receive())
         codes = ", ".join(str(child.returncode) for child in ended)
         raise RankFailure(self._describe_deaths() or f"a rank ended without a word, code {codes}")
 
@@ -112,7 +116,7 @@ class RankGroup:
         if self._closed:
             return
         self._closed = True
-        self._channel.send_last(Stop())
+        self.send(Stop())
         for fd, (_, child) in self._children.items():
             if child.stdin is not None:
                 child.stdin.close()  # a rank that awaits no Plan ends on this
@@ -124,6 +128,7 @@ class RankGroup:
             os.close(fd)
         self._children.clear()
         self._channel.close()
+        self._context.term()
 
     def _spawn(self, rank: int) -> None:
         child = subprocess.Popen(
@@ -139,3 +144,4 @@ class RankGroup:
         )
         fd = os.pidfd_open(child.pid)
         self._children[fd] = (rank, child)
+        self._poller.register(fd, zmq.POLLIN)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import gc
 import os
 import sys
@@ -11,6 +10,7 @@ import traceback
 from typing import TYPE_CHECKING
 
 import msgspec
+import zmq
 
 from worker.engine.config import EngineConfig
 from worker.parallel.channel import RankChannel
@@ -34,15 +34,16 @@ def run_rank(rank: int, config: EngineConfig, directory: str) -> None:
     Raises:
         Exception: whatever ended the rank, after the coordinator was told.
     """
-    channel = RankChannel(directory)
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    channel = RankChannel(context, directory, rank)
     try:
         _load_and_serve(rank, config, directory, channel)
     except Exception as error:
-        with contextlib.suppress(ConnectionError):
-            channel.send(Failure(rank=rank, error=_root_cause(error)))
+        channel.send(Failure(rank=rank, error=_root_cause(error)))
         raise
     finally:
         channel.close()
+        context.term()
 
 
 def _load_and_serve(rank: int, config: EngineConfig, directory: str, channel: RankChannel) -> None:
@@ -75,9 +76,9 @@ def _execute_plans(rank: int, runner: ModelRunner, channel: RankChannel) -> None
         assert isinstance(message, PlanMessage), f"rank {rank} was sent {message!r}"
         guard.check(message.plan)
         result = runner.execute(message.plan)
+        guard.record(result)
         if rank == 0:
             channel.send(Result(step=result))
-        guard.record(result)
 
 
 def _root_cause(error: Exception) -> str:
