@@ -11,6 +11,8 @@ from typing import Any
 
 import pytest
 import torch
+from transformers import PreTrainedTokenizerFast
+
 from deploy.models.corpus import (
     Question,
     heldout_questions,
@@ -22,7 +24,6 @@ from deploy.models.corpus import (
 from deploy.models.evaluate import accuracy_by_family
 from deploy.models.sample import is_heldout_key
 from deploy.models.tokenizer import segments
-from transformers import PreTrainedTokenizerFast
 
 MODELS = Path(__file__).parents[2] / "deploy" / "models"
 DEMO = MODELS / "demo"
