@@ -26,21 +26,22 @@ def linear(
 def pack_linear_weight(weight: torch.Tensor, *, batch_invariant: bool = False) -> PackedLinear:
     """Choose the packed form for a weight [N, K].
 
-    On CPU fp32 the packed form owns a copy in another layout: drop the original afterwards (keep it
-    only where it is needed unpacked too, as a tied embedding is for its lookup). Elsewhere it holds
-    the given tensor itself.
+    On CPU the packed form (fp32; bf16 where the processor has it) owns a copy in another layout:
+    drop the original afterwards (keep it only where it is needed unpacked too, as a tied embedding
+    is for its lookup). Elsewhere it holds the given tensor itself.
 
     With `batch_invariant` a row's result does not depend, in any bit, on the other rows, on their
     number or on the row's place.
     """
     if registry.uses_triton(weight):
         return TritonTiledWeight(weight) if batch_invariant else PlainWeight(weight)
-    if weight.dtype == torch.float32 and weight.device.type == "cpu" and onednn.is_available():
+    if weight.device.type == "cpu" and onednn.is_available(weight.dtype):
         if not batch_invariant:
             return onednn.OnednnWeight(weight)
-        invariant = onednn.InvariantOnednnWeight(weight)
-        if invariant.rows_agree():
-            return invariant
+        if weight.dtype == torch.float32:
+            invariant = onednn.InvariantOnednnWeight(weight)
+            if invariant.rows_agree():
+                return invariant
     return TiledWeight(weight) if batch_invariant else PlainWeight(weight)
 
 

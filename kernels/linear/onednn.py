@@ -1,4 +1,4 @@
-"""CPU fp32 weights in oneDNN's blocked layout (the ops that torch's inductor freezing uses)."""
+"""CPU weights in oneDNN's blocked layout (the ops that torch's inductor freezing uses)."""
 
 from __future__ import annotations
 
@@ -15,22 +15,33 @@ _KEEP_PLAIN_BYTES = 2 << 20
 _MAX_INVARIANT_ROWS = 512
 
 
-def is_available() -> bool:
-    """Whether this torch has oneDNN and the two packed-linear ops."""
-    return (
+def is_available(dtype: torch.dtype) -> bool:
+    """Whether this torch has oneDNN and the two packed-linear ops, for weights of `dtype`.
+
+    bf16 needs a processor with AVX-512 at least; others convert, and gain nothing.
+    """
+    if not (
         torch._C._has_mkldnn
         and hasattr(torch.ops.mkldnn, "_reorder_linear_weight")
         and hasattr(torch.ops.mkldnn, "_linear_pointwise")
-    )
+    ):
+        return False
+    if dtype == torch.bfloat16:
+        return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
+    return dtype == torch.float32
 
 
 class OnednnWeight(PackedLinear):
-    """oneDNN's blocked copy of a weight; small weights keep the plain tensor for single rows."""
+    """oneDNN's blocked copy of a weight; small fp32 ones keep the plain tensor for single rows.
+
+    In bf16 the blocked product was the faster one at every row count.
+    """
 
     def __init__(self, weight: torch.Tensor) -> None:
         self.out_features, self.in_features = weight.shape
         self._packed = _reorder(weight)
-        keep_plain = weight.numel() * weight.element_size() <= _KEEP_PLAIN_BYTES
+        is_small = weight.numel() * weight.element_size() <= _KEEP_PLAIN_BYTES
+        keep_plain = is_small and weight.dtype == torch.float32
         self._plain = weight if keep_plain else None
 
     def multiply(self, x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:

@@ -44,12 +44,24 @@ def test_plain_tensor_and_strided_input() -> None:
         torch.testing.assert_close(linear(x[:1], packed), expected[:1])
 
 
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_bf16_matches_fp64_of_the_rounded_values(shape: tuple[int, int]) -> None:
+    weight, bias = _weight(*shape).bfloat16(), torch.randn(shape[0]).bfloat16()
+    packed = pack_linear_weight(weight)
+    for rows in (0, 1, 2, 33):
+        x = torch.randn(rows, shape[1]).bfloat16()
+        expected = x.double() @ weight.double().t() + bias.double()
+        actual = linear(x, packed, bias)
+        assert actual.dtype == torch.bfloat16
+        torch.testing.assert_close(actual.double(), expected, rtol=2e-2, atol=2e-2)
+
+
 def test_other_types_stay_plain() -> None:
-    assert isinstance(pack_linear_weight(_weight(8, 8).bfloat16()), PlainWeight)
+    assert isinstance(pack_linear_weight(_weight(8, 8).half()), PlainWeight)
 
 
 def test_falls_back_without_onednn(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(onednn, "is_available", lambda: False)
+    monkeypatch.setattr(onednn, "is_available", lambda dtype: False)
     assert isinstance(pack_linear_weight(_weight(8, 8)), PlainWeight)
     assert isinstance(pack_linear_weight(_weight(8, 8), batch_invariant=True), TiledWeight)
 
