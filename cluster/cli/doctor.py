@@ -7,6 +7,7 @@ import importlib.metadata
 import importlib.util
 import os
 import platform
+import shutil
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -39,6 +40,7 @@ def run(arguments: argparse.Namespace) -> int:
         check_haproxy,
         lambda: check_port(arguments.port),
         check_machine,
+        check_compiler,
     ]
     findings = [finding for check in checks for finding in check()]
     for finding in findings:
@@ -113,3 +115,16 @@ def check_machine() -> Iterator[Finding]:
         yield Finding("ok", f"GPU {index}: {properties.name}, {properties.total_memory >> 30} GiB")
     if not torch.cuda.is_available():
         yield Finding("note", "no CUDA device: models run on the CPU")
+
+
+def check_compiler() -> Iterator[Finding]:
+    """Steps on CPU are compiled for the machine; Triton compiles its launchers with C."""
+    from kernels.native import NativeUnavailable, build_library
+
+    try:
+        build_library()
+        yield Finding("ok", "a C++ compiler: CPU steps are compiled for this machine")
+    except NativeUnavailable as error:
+        yield Finding("note", f"CPU steps run through torch, several times slower: {error}")
+    if not any(map(shutil.which, ("cc", "gcc", "clang"))):
+        yield Finding("note", "no C compiler (cc, gcc or clang), which Triton needs on GPUs")

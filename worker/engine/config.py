@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 Device = Literal["auto", "cpu", "cuda"]
+CPUBackend = Literal["auto", "native", "torch"]
 DType = Literal["auto", "float32", "bfloat16", "float16"]
 
 
@@ -41,6 +42,10 @@ class EngineConfig:
     """Steps launched ahead of the one whose results are awaited, 0 or 1; hides scheduling."""
     cpu_threads: int = 0
     """Compute threads per rank on CPU; 0 divides all cores but one among the ranks."""
+
+    cpu_backend: CPUBackend = "auto"
+    """Runs steps on CPU. native: the library compiled for this machine; torch: its operators; auto
+    is native where a C++ compiler is installed and the model's sizes allow it."""
 
     def __post_init__(self) -> None:
         if self.tensor_parallel_size < 1:

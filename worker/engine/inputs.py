@@ -16,8 +16,8 @@ from worker.scheduler.plan import Plan
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class StepInputs:
-    """What one step computes and samples, on the device."""
+class ForwardInputs:
+    """What one step's forward pass computes, on the device."""
 
     num_decode_tokens: int
     """Leading rows of one token."""
@@ -29,6 +29,16 @@ class StepInputs:
     """[T] int64."""
     decode: DecodeMetadata | None
     extend: ExtendMetadata | None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StepInputs:
+    """What one step computes and samples."""
+
+    rows: IntArray
+    """[R, 4]: the Plan's rows (slot, start, length, whether it samples), on the host."""
+    forward: ForwardInputs | None
+    """None where the compiled CPU library finds its inputs in the tables by itself."""
     num_samples: int
     sample_tokens: torch.Tensor | None
     """[S] int64, the tokens whose hidden states are scored; None for all T in order."""
@@ -44,6 +54,8 @@ class StepInputs:
 class _Rows:
     """A Plan's rows as columns."""
 
+    table: IntArray
+    """[R, 4]"""
     slots: IntArray
     starts: IntArray
     lengths: IntArray
@@ -53,6 +65,28 @@ class _Rows:
     samples: IntArray
     """Which rows sample."""
     num_decodes: int
+
+
+def build_native_inputs(plan: Plan, tables: DeviceTables) -> StepInputs:
+    """The inputs of a Plan that has rows, for a forward pass that reads the tables by itself."""
+    rows = _columns(plan)
+    sampling_slots, sampling_ends = rows.slots[rows.samples], rows.ends[rows.samples]
+    destinations = sampling_slots * tables.token_stride + sampling_ends
+    num_samples, num_tokens = len(sampling_slots), int(rows.query_ends[-1])
+    sample_tokens = None
+    if num_samples < num_tokens:
+        sample_tokens = torch.from_numpy(rows.query_ends[rows.samples] - 1)
+    return StepInputs(
+        rows=rows.table,
+        forward=None,
+        num_samples=num_samples,
+        sample_tokens=sample_tokens,
+        destinations=torch.from_numpy(destinations),
+        random=gather_random_rows(
+            tables.sampling, sampling_slots, sampling_ends, tables.token_pool.device
+        ),
+        rules=tables.rules.gather(plan.rows),
+    )
 
 
 def build_inputs(plan: Plan, tables: DeviceTables, *, batch_invariant: bool) -> StepInputs:
@@ -94,12 +128,15 @@ def build_inputs(plan: Plan, tables: DeviceTables, *, batch_invariant: bool) -> 
     num_samples = len(sampling_slots)
     decode, extend = _attention(rows, row_slots, ends.int(), query_start, tables, batch_invariant)
     return StepInputs(
-        num_decode_tokens=rows.num_decodes,
-        input_ids=tables.flat_tokens.index_select(0, token_cells),
-        positions=device_positions,
-        slot_mapping=offsets.add_(pages, alpha=tables.page_size),
-        decode=decode,
-        extend=extend,
+        rows=rows.table,
+        forward=ForwardInputs(
+            num_decode_tokens=rows.num_decodes,
+            input_ids=tables.flat_tokens.index_select(0, token_cells),
+            positions=device_positions,
+            slot_mapping=offsets.add_(pages, alpha=tables.page_size),
+            decode=decode,
+            extend=extend,
+        ),
         num_samples=num_samples,
         sample_tokens=None if num_samples == num_tokens else sample_tokens,
         destinations=destinations,
@@ -118,6 +155,7 @@ def _columns(plan: Plan) -> _Rows:
     num_decodes = int(np.count_nonzero(lengths == 1))
     assert (lengths[:num_decodes] == 1).all(), "rows of length 1 come first"
     return _Rows(
+        table=table,
         slots=slots,
         starts=starts,
         lengths=lengths,

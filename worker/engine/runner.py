@@ -11,7 +11,7 @@ import torch
 from worker.engine.config import EngineConfig
 from worker.engine.cpu import lazy_zeros, tune_cpu_process
 from worker.engine.draws import Draws, sample_with_rules
-from worker.engine.inputs import StepInputs, build_inputs
+from worker.engine.inputs import StepInputs, build_inputs, build_native_inputs
 from worker.engine.logprobs import score_prompts
 from worker.engine.memory import plan_pages
 from worker.engine.sampler import sample
@@ -20,6 +20,7 @@ from worker.models.config import load_model_config
 from worker.models.context import ForwardContext, KVCache
 from worker.models.layers import local_heads
 from worker.models.loader import load_weights
+from worker.models.native import NativeOptions
 from worker.models.registry import build_model
 from worker.parallel.group import TensorParallelGroup
 from worker.parallel.layers import LayerOptions
@@ -61,7 +62,12 @@ class ModelRunner:
             batch_invariant=config.batch_invariant,
         )
         self.model = build_model(self.model_config, options, self.max_model_len)
-        load_weights(self.model, self.model_config, show_progress=group.rank == 0)
+        load_weights(
+            self.model,
+            self.model_config,
+            show_progress=group.rank == 0,
+            native=self._native_options(),
+        )
         self._tables: DeviceTables
         self._kv_caches: tuple[KVCache, ...] = ()
         self._forwarded = 0.0
@@ -93,6 +99,8 @@ class ModelRunner:
             KVCache(k=self._zeros(shape), v=self._zeros(shape))
             for _ in range(self.model_config.num_layers)
         )
+        if self.model.native is not None:
+            self.model.native.bind([(cache.k, cache.v) for cache in self._kv_caches])
         # A request can be no longer than the whole cache.
         room = (num_pages - 1) * self.config.page_size
         self._tables = DeviceTables(
@@ -127,6 +135,8 @@ class ModelRunner:
         self._tables.apply(plan)
         if not plan.rows:
             return None
+        if self.model.native is not None:
+            return build_native_inputs(plan, self._tables)
         return build_inputs(plan, self._tables, batch_invariant=self.config.batch_invariant)
 
     def launch(self, inputs: StepInputs) -> Draws | None:
@@ -145,14 +155,21 @@ class ModelRunner:
 
     def forward(self, inputs: StepInputs) -> torch.Tensor:
         """Hidden states of all tokens of the step, [T, hidden]."""
-        context = ForwardContext(
-            kv_caches=self._kv_caches,
-            slot_mapping=inputs.slot_mapping,
-            num_decode_tokens=inputs.num_decode_tokens,
-            decode=inputs.decode,
-            extend=inputs.extend,
-        )
-        hidden = self.model.forward(inputs.input_ids, inputs.positions, context)
+        tokens = inputs.forward
+        if tokens is None:
+            assert self.model.native is not None, "who else reads the tables"
+            hidden = self.model.native.forward(
+                inputs.rows, self._tables.token_pool, self._tables.page_table
+            )
+        else:
+            context = ForwardContext(
+                kv_caches=self._kv_caches,
+                slot_mapping=tokens.slot_mapping,
+                num_decode_tokens=tokens.num_decode_tokens,
+                decode=tokens.decode,
+                extend=tokens.extend,
+            )
+            hidden = self.model.forward(tokens.input_ids, tokens.positions, context)
         self._forwarded = time.monotonic()
         return hidden
 
@@ -177,6 +194,15 @@ class ModelRunner:
         """The drawn tokens on the host; waits for the device."""
         token_ids: list[int] = [] if draws.tokens is None else draws.tokens.tolist()
         return token_ids
+
+    def _native_options(self) -> NativeOptions | None:
+        if self.device.type != "cpu" or self.config.cpu_backend == "torch":
+            return None
+        return NativeOptions(
+            page_size=self.config.page_size,
+            num_threads=torch.get_num_threads(),
+            required=self.config.cpu_backend == "native",
+        )
 
     def _zeros(self, shape: tuple[int, ...]) -> torch.Tensor:
         if self.device.type == "cpu":

@@ -7,9 +7,11 @@ from collections.abc import Iterator
 
 import torch
 
+from kernels.native import NativeDecoder
 from worker.models.config import ModelConfig
 from worker.models.context import ForwardContext
 from worker.models.layers import Attention, GatedMLP, RMSNorm
+from worker.models.native import NativeOptions, build_native
 from worker.models.rope import cos_sin_table
 from worker.parallel.layers import (
     LayerOptions,
@@ -60,7 +62,9 @@ class DecoderModel(ABC):
     def __init__(self, config: ModelConfig, options: LayerOptions, max_model_len: int) -> None:
         self.config = config
         self.options = options
-        self._cos_sin = cos_sin_table(config.rope, config.head_dim, max_model_len, options.device)
+        self.native: NativeDecoder | None = None
+        """Runs the whole forward pass in place of the layers here, where it is used."""
+        self.cos_sin = cos_sin_table(config.rope, config.head_dim, max_model_len, options.device)
         self.embed_tokens = VocabParallelEmbedding(config.vocab_size, config.hidden_size, options)
         self.layers = [
             DecoderLayer(self.build_attention(index), self.build_mlp(), config, options)
@@ -87,8 +91,17 @@ class DecoderModel(ABC):
         yield from self.norm.weight_slots("model.norm")
         yield from self.lm_head.weight_slots("lm_head")
 
-    def pack(self) -> None:
-        """Packs all linear weights, one after another, once they are loaded."""
+    def pack(self, native: NativeOptions | None = None) -> None:
+        """Brings all weights into the form they are used in, once they are loaded.
+
+        Raises:
+            ValueError: `native` requires the compiled library, which cannot run the model.
+        """
+        if native is not None:
+            self.native = build_native(self, native)
+        if self.native is not None:
+            self.lm_head.drop()
+            return
         for layer in self.layers:
             layer.attention.pack()
             layer.mlp.pack()
@@ -107,4 +120,6 @@ class DecoderModel(ABC):
 
     def compute_logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """Hidden states of the rows that sample [R, hidden] to fp32 logits [R, vocab_size]."""
+        if self.native is not None:
+            return self.lm_head.gather(self.native.logits(hidden))
         return self.lm_head.forward(hidden)

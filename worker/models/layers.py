@@ -74,6 +74,7 @@ class Attention:
     ) -> None:
         head_dim = config.head_dim
         num_heads, num_kv_heads = local_heads(config, options.group.world_size)
+        self.num_heads, self.num_kv_heads = num_heads, num_kv_heads
         self._split = [num_heads, num_kv_heads, num_kv_heads]
         self._head_dim = head_dim
         self._scale = head_dim**-0.5
@@ -98,24 +99,29 @@ class Attention:
         self.output = RowParallelLinear(
             config.num_heads * head_dim, config.hidden_size, bias=output_bias, options=options
         )
-        self._q_norm: RMSNorm | None = None
-        self._k_norm: RMSNorm | None = None
+        self.q_norm: RMSNorm | None = None
+        self.k_norm: RMSNorm | None = None
         if qk_norm:
-            self._q_norm = RMSNorm(head_dim, config.rms_norm_eps, options)
-            self._k_norm = RMSNorm(head_dim, config.rms_norm_eps, options)
+            self.q_norm = RMSNorm(head_dim, config.rms_norm_eps, options)
+            self.k_norm = RMSNorm(head_dim, config.rms_norm_eps, options)
 
     def weight_slots(self, prefix: str) -> Iterator[WeightSlot]:
         """Slots of all projections; `prefix` ends with a dot."""
         yield from self.qkv.weight_slots(prefix)
         yield from self.output.weight_slots(f"{prefix}o_proj")
-        if self._q_norm is not None and self._k_norm is not None:
-            yield from self._q_norm.weight_slots(f"{prefix}q_norm")
-            yield from self._k_norm.weight_slots(f"{prefix}k_norm")
+        if self.q_norm is not None and self.k_norm is not None:
+            yield from self.q_norm.weight_slots(f"{prefix}q_norm")
+            yield from self.k_norm.weight_slots(f"{prefix}k_norm")
 
     def pack(self) -> None:
         """Packs the projections after loading."""
         self.qkv.pack()
         self.output.pack()
+
+    def drop(self) -> None:
+        """Lets go of the projections: others hold them now."""
+        self.qkv.drop()
+        self.output.drop()
 
     def forward(
         self, hidden: torch.Tensor, positions: torch.Tensor, ctx: ForwardContext
@@ -123,8 +129,8 @@ class Attention:
         """[T, hidden] to [T, hidden]; writes the tokens' keys and values into the cache."""
         qkv = self.qkv.forward(hidden).view(hidden.shape[0], -1, self._head_dim)
         q, k, v = torch.split(qkv, self._split, dim=1)
-        if self._q_norm is not None and self._k_norm is not None:
-            q, k = self._q_norm.forward(q), self._k_norm.forward(k)
+        if self.q_norm is not None and self.k_norm is not None:
+            q, k = self.q_norm.forward(q), self.k_norm.forward(k)
         rotary_embedding(q, k, positions, self._cos_sin)
         cache = ctx.kv_caches[self._layer_index]
         store_kv_cache(k, v, cache.k, cache.v, ctx.slot_mapping)
@@ -153,6 +159,8 @@ class GatedMLP:
 
     def __init__(self, config: ModelConfig, options: LayerOptions, *, bias: bool) -> None:
         size = config.intermediate_size
+        self.size = divide(size, options.group.world_size, "the intermediate size")
+        """On this rank."""
         self.gate_up = ColumnParallelLinear(
             config.hidden_size,
             (divided_part("gate_proj", size, options), divided_part("up_proj", size, options)),
@@ -170,6 +178,11 @@ class GatedMLP:
         """Packs the projections after loading."""
         self.gate_up.pack()
         self.down.pack()
+
+    def drop(self) -> None:
+        """Lets go of the projections: others hold them now."""
+        self.gate_up.drop()
+        self.down.drop()
 
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
         """[T, hidden] to [T, hidden]."""

@@ -25,6 +25,7 @@ from safetensors import safe_open
 from worker.models.checkpoint import weight_files
 from worker.models.config import ModelConfig
 from worker.models.decoder import DecoderModel
+from worker.models.native import NativeOptions
 from worker.parallel.layers import WeightSlot
 
 logger = logging.getLogger(__name__)
@@ -42,8 +43,20 @@ class SafetensorsSlice(Protocol):
     def __getitem__(self, index: object) -> torch.Tensor: ...
 
 
-def load_weights(model: DecoderModel, config: ModelConfig, *, show_progress: bool) -> None:
-    """Reads every slot of the model from the checkpoint, then packs the linear weights.
+def load_weights(
+    model: DecoderModel,
+    config: ModelConfig,
+    *,
+    show_progress: bool,
+    native: NativeOptions | None = None,
+) -> None:
+    """Reads every slot of the model from the checkpoint, then packs the weights.
+
+    Args:
+        model: whose slots are filled.
+        config: its configuration.
+        show_progress: whether to draw a bar.
+        native: hands the weights to the compiled CPU library; None packs them for torch.
 
     At no time is more in memory than the model itself and one more tensor.
 
@@ -68,7 +81,7 @@ def load_weights(model: DecoderModel, config: ModelConfig, *, show_progress: boo
                     copy_slice(file.get_slice(name), slot, path)
                     advance(_num_bytes(slot))
         _check_complete(config.folder, sorted(pending), sorted(unexpected))
-        model.pack()
+        model.pack(native)
     logger.info("loaded %.1f MB of weights in %.1f s", num_bytes / 1e6, time.perf_counter() - start)
 
 

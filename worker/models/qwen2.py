@@ -15,7 +15,7 @@ class Qwen2ForCausalLM(DecoderModel):
             self.config,
             self.options,
             layer_index=layer_index,
-            cos_sin=self._cos_sin,
+            cos_sin=self.cos_sin,
             qkv_bias=True,
             output_bias=False,
             qk_norm=False,

@@ -15,7 +15,7 @@ class Qwen3ForCausalLM(DecoderModel):
             self.config,
             self.options,
             layer_index=layer_index,
-            cos_sin=self._cos_sin,
+            cos_sin=self.cos_sin,
             qkv_bias=self.config.attention_bias,
             output_bias=self.config.attention_bias,
             qk_norm=True,

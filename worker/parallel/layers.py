@@ -92,6 +92,10 @@ class _Linear:
         self._packed = pack_linear_weight(self.weight, batch_invariant=self._batch_invariant)
         self.weight = None
 
+    def drop(self) -> None:
+        """Lets go of the loaded weight unpacked."""
+        self.weight = None
+
 
 class ColumnParallelLinear(_Linear):
     """Splits the output features; several projections of the same input may be fused into one.
@@ -224,13 +228,24 @@ class ParallelLMHead:
 
     def pack(self, embedding: VocabParallelEmbedding) -> None:
         """Packs its own weight, or the embedding's where the two are tied."""
-        source = embedding if self._own is None else self._own
-        self._packed = pack_linear_weight(source.weight, batch_invariant=self._batch_invariant)
+        weight = self.source(embedding).weight
+        self._packed = pack_linear_weight(weight, batch_invariant=self._batch_invariant)
         self._own = None
+
+    def drop(self) -> None:
+        """Lets go of the loaded weight unpacked."""
+        self._own = None
+
+    def source(self, embedding: VocabParallelEmbedding) -> VocabParallelEmbedding:
+        """What holds its weight after loading: itself, or the embedding where the two are tied."""
+        return embedding if self._own is None else self._own
 
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
         """See the class."""
-        local = linear(hidden, self._packed)
+        return self.gather(linear(hidden, self._packed))
+
+    def gather(self, local: torch.Tensor) -> torch.Tensor:
+        """The ranks' scores [R, local vocabulary] put together: fp32 [R, vocab_size]."""
         if self._group.world_size > 1:
             local = self._group.all_gather_last_dim(local)[:, : self._vocab_size]
         return local.float()

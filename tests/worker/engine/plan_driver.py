@@ -13,7 +13,7 @@ from worker.engine.runner import ModelRunner
 from worker.parallel.group import TensorParallelGroup
 from worker.scheduler.plan import Admit, PageWrite, Plan, Row
 
-PAGE_SIZE = 8
+PAGE_SIZE = 16
 
 
 @dataclass(kw_only=True)

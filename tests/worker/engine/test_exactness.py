@@ -138,8 +138,13 @@ def test_greedy_equals_transformers(checkpoint: Checkpoint, setting: str) -> Non
         assert_greedy_of_transformers(checkpoint.model, make_prompts(), outputs)
 
 
-def test_batch_invariant_outputs_are_bitwise_equal(checkpoint: Checkpoint) -> None:
-    settings = Settings(checkpoint.folder, seeded_params(), batch_invariant=True)
+@pytest.mark.parametrize("cpu_backend", ["native", "torch"])
+def test_batch_invariant_outputs_are_bitwise_equal(
+    checkpoint: Checkpoint, cpu_backend: str
+) -> None:
+    settings = Settings(
+        checkpoint.folder, seeded_params(), batch_invariant=True, cpu_backend=cpu_backend
+    )
     alone = settings.alone()
     batched, cached = settings.batched_then_cached()
     assert batched == alone

@@ -22,9 +22,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(folder)
 
 
-@pytest.fixture(scope="module")
-def invariant(folder: str) -> ModelRunner:
-    return make_runner(folder, batch_invariant=True)
+@pytest.fixture(scope="module", params=["native", "torch"])
+def invariant(request: pytest.FixtureRequest, folder: str) -> ModelRunner:
+    return make_runner(folder, batch_invariant=True, cpu_backend=request.param)
 
 
 def prompt(length: int, seed: int = 1) -> list[int]:
@@ -64,7 +64,8 @@ def test_batch_invariance_is_bitwise(invariant: ModelRunner, temperature: float)
     owner, cached = request(slot=2), request(slot=1, arrival=5)
     cached.prefix_of = owner
     generate(invariant, [owner, cached, others()[0]], chunk=48, page_seed=7)
-    assert cached.pages[:19] == owner.pages[:19]
+    num_shared = 156 // PAGE_SIZE
+    assert cached.pages[:num_shared] == owner.pages[:num_shared]
     for variant in (chunked, batched, single_tokens, owner, cached):
         assert variant.tokens == alone.tokens
         assert torch.equal(torch.stack(variant.logits), torch.stack(alone.logits))
@@ -95,7 +96,7 @@ def test_hello_counts_the_dummy_page(folder: str) -> None:
 
 def test_cache_sized_from_memory_is_no_larger_than_useful(folder: str) -> None:
     runner = make_runner(folder, kv_cache_tokens=None, max_model_len=100, max_num_seqs=3)
-    assert runner.hello().num_pages <= 3 * 13 + 1
+    assert runner.hello().num_pages <= 3 * -(-100 // PAGE_SIZE) + 1
 
 
 def test_too_long_a_maximum_is_refused(folder: str) -> None:
@@ -103,7 +104,18 @@ def test_too_long_a_maximum_is_refused(folder: str) -> None:
         make_runner(folder, max_model_len=2000)
 
 
-def test_bfloat16_runs(folder: str) -> None:
-    request = Request(prompt=prompt(20))
-    generate(make_runner(folder, dtype="bfloat16"), [request])
-    assert all(logits.dtype == torch.float32 for logits in request.logits)
+def test_bfloat16(folder: str) -> None:
+    native, plain = (
+        Request(prompt=prompt(20), new_tokens=1),
+        Request(prompt=prompt(20), new_tokens=1),
+    )
+    generate(make_runner(folder, dtype="bfloat16", cpu_backend="native"), [native])
+    generate(make_runner(folder, dtype="bfloat16", cpu_backend="torch"), [plain])
+    assert native.logits[0].dtype == plain.logits[0].dtype == torch.float32
+    error = (native.logits[0] - plain.logits[0]).abs().max()
+    assert error < 0.05 * plain.logits[0].abs().max()
+
+
+def test_a_required_library_must_fit_the_model(folder: str) -> None:
+    with pytest.raises(ValueError, match=r"--cpu-backend native .* page size \(8\)"):
+        make_runner(folder, cpu_backend="native", page_size=8)

@@ -1,0 +1,19 @@
+"""Decoder steps on CPU in C++: a whole forward pass per call, compiled for the machine at hand.
+
+A step of a small model costs less than the dispatch of the hundred torch operators that it takes,
+and torch has no attention that reads a paged cache in place. So on CPU one call walks through all
+layers. The library is compiled once per machine (`build.py`) and loaded with ctypes. Without a
+compiler the engine runs the torch path, which this one is tested against.
+"""
+
+from kernels.native.build import NativeUnavailable, build_library
+from kernels.native.decoder import LayerTensors, LinearTensors, ModelTensors, NativeDecoder
+
+__all__ = [
+    "LayerTensors",
+    "LinearTensors",
+    "ModelTensors",
+    "NativeDecoder",
+    "NativeUnavailable",
+    "build_library",
+]

@@ -1,0 +1,120 @@
+"""Compiles the library for this machine's processor, once, into the user's cache folder."""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import os
+import platform
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+_SOURCES = Path(__file__).with_name("src")
+_TIMEOUT_S = 300
+
+
+class NativeUnavailable(RuntimeError):
+    """The library cannot be compiled or loaded here; the message says why."""
+
+
+def build_library() -> Path:
+    """The compiled library's path; compiles it, in a few seconds, where it is not there yet.
+
+    Raises:
+        NativeUnavailable: there is no C++ compiler, or it failed.
+    """
+    compiler = _compiler()
+    flags = _flags()
+    folder = _cache_folder()
+    name = f"librayfleet-{_fingerprint(compiler, flags)}.so"
+    library = folder / name
+    if library.exists():
+        return library
+    with (folder / "lock").open("w") as lock:
+        # Several ranks start at once: one compiles, the others find its work.
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not library.exists():
+            _compile(compiler, flags, library)
+    return library
+
+
+def _compile(compiler: str, flags: list[str], library: Path) -> None:
+    # Under another name first: a half-written library must never be loaded.
+    unfinished = library.with_suffix(f".{os.getpid()}")
+    command = [compiler, *flags, str(_SOURCES / "library.cpp"), "-o", str(unfinished)]
+    try:
+        done = subprocess.run(
+            command, capture_output=True, text=True, timeout=_TIMEOUT_S, check=False
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise NativeUnavailable(f"{compiler} did not finish: {error}") from error
+    if done.returncode:
+        unfinished.unlink(missing_ok=True)
+        raise NativeUnavailable(f"{compiler} failed:\n{done.stderr[-2000:]}")
+    unfinished.rename(library)
+
+
+def _compiler() -> str:
+    named = os.environ.get("CXX")
+    for candidate in [named] if named else ["c++", "g++", "clang++"]:
+        found = shutil.which(candidate)
+        if found:
+            return found
+    raise NativeUnavailable(
+        f"no C++ compiler ({named or 'c++, g++ or clang++'}) is installed: install g++, or set CXX"
+    )
+
+
+def _flags() -> list[str]:
+    machine = "-march=native" if platform.machine() in ("x86_64", "AMD64") else "-mcpu=native"
+    # A product and its addition fuse everywhere or nowhere: rows must not differ in rounding.
+    return ["-std=c++17", "-O3", machine, "-ffp-contract=fast", "-fPIC", "-shared", "-pthread"]
+
+
+def _fingerprint(compiler: str, flags: list[str]) -> str:
+    """Of everything that the compiled code depends on; homes are shared between machines."""
+    digest = hashlib.sha256()
+    for source in sorted(_SOURCES.iterdir()):
+        digest.update(source.read_bytes())
+    version = subprocess.run([compiler, "--version"], capture_output=True, check=False).stdout
+    digest.update("\0".join(flags).encode() + version + _processor().encode())
+    return digest.hexdigest()[:20]
+
+
+def _processor() -> str:
+    cpuinfo = Path("/proc/cpuinfo")
+    if cpuinfo.is_file():
+        lines = cpuinfo.read_text().splitlines()
+        kept = [line for line in lines if line.startswith(("flags", "Features", "model"))]
+        return "\n".join(dict.fromkeys(kept))
+    return platform.processor() + platform.version()
+
+
+def _cache_folder() -> Path:
+    """A folder that nobody else may write: code is loaded from it."""
+    base = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
+    folder = Path(base) / "rayfleet" / "native"
+    try:
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        status = folder.stat()
+        is_private = status.st_uid == os.getuid() and not status.st_mode & 0o022
+        if is_private and os.access(folder, os.W_OK):
+            return folder
+    except OSError:
+        pass  # a read-only home, as containers have
+    return Path(tempfile.mkdtemp(prefix="rayfleet-native-"))
+
+
+def main() -> None:
+    """Compiles ahead of the first start: `python -m kernels.native.build`."""
+    try:
+        print(build_library())
+    except NativeUnavailable as error:
+        print(f"CPU steps will run through torch, several times slower: {error}", file=sys.stderr)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,261 @@
+"""A dense decoder whose forward pass is one call of the compiled library."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from kernels.native.library import (
+    LayerWeights,
+    LinearWeight,
+    ModelWeights,
+    Reduce,
+    StepRows,
+    library,
+)
+
+_VECTOR = 16
+"""Sizes must be multiples of this: rows are worked on in vectors of 16 floats."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LinearTensors:
+    """A weight [out, in] and its bias [out]."""
+
+    weight: torch.Tensor
+    bias: torch.Tensor | None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LayerTensors:
+    """One layer; q, k and v rows follow each other in `qkv`, gate and up rows in `gate_up`."""
+
+    qkv: LinearTensors
+    output: LinearTensors
+    gate_up: LinearTensors
+    down: LinearTensors
+    input_norm: torch.Tensor
+    post_attention_norm: torch.Tensor
+    q_norm: torch.Tensor | None
+    k_norm: torch.Tensor | None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ModelTensors:
+    """One rank's share of a model, as loaded. All weights have one type, fp32 or bf16."""
+
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    eps: float
+    scale: float
+    cos_sin: torch.Tensor
+    """[positions, rotated dimensions] fp32: cosines, then sines."""
+    embedding: torch.Tensor
+    """[local vocabulary, hidden]"""
+    vocab_start: int
+    """First token of the local vocabulary."""
+    lm_head: torch.Tensor
+    """[local vocabulary, hidden]; may be the embedding."""
+    final_norm: torch.Tensor
+    num_layers: int
+    intermediate_size: int
+    """On this rank."""
+    layers: Iterable[LayerTensors]
+    """Taken one after another, each packed before the next: their owner may drop them meanwhile."""
+
+    def unsupported(self, page_size: int) -> str | None:
+        """Why the library cannot run this model; None if it can."""
+        if self.embedding.dtype not in (torch.float32, torch.bfloat16):
+            return f"{self.embedding.dtype} is neither fp32 nor bf16"
+        sizes = {
+            "hidden size": self.embedding.shape[1],
+            "intermediate size per rank": self.intermediate_size,
+            "head size": self.head_dim,
+            "page size": page_size,
+        }
+        for name, size in sizes.items():
+            if size % _VECTOR:
+                return f"its {name} ({size}) is no multiple of {_VECTOR}"
+        return None
+
+
+class NativeDecoder:
+    """Forward passes and scores; activations are fp32 whatever the type of the weights.
+
+    A token's result depends on its own request alone, in every bit: not on the other rows, on the
+    chunks its prompt came in, on the pages it has, or on the number of threads.
+
+    Args:
+        model: weights; only the embedding is kept as it is, all others are copied packed.
+        page_size: positions per page of the cache.
+        num_threads: threads of one pass, the caller's included.
+        all_reduce: sums an fp32 tensor over the ranks, in place; None for a single rank.
+
+    Raises:
+        NativeUnavailable: the library cannot be had on this machine.
+    """
+
+    def __init__(
+        self,
+        model: ModelTensors,
+        *,
+        page_size: int,
+        num_threads: int,
+        all_reduce: Callable[[torch.Tensor], None] | None = None,
+    ) -> None:
+        assert model.unsupported(page_size) is None, "asked for what it cannot do"
+        self._library = library()
+        self._kept: list[torch.Tensor] = []
+        self._num_threads = num_threads
+        self._all_reduce = all_reduce
+        self._error: BaseException | None = None
+        self._hidden_size = model.embedding.shape[1]
+        self._vocab_size = model.lm_head.shape[0]
+        self._is_bf16 = model.embedding.dtype == torch.bfloat16
+        self._reduce = Reduce(self._sum_over_ranks) if all_reduce else Reduce()
+        self._layers = (LayerWeights * model.num_layers)(*map(self._layer, model.layers))
+        self._model = self._describe(model, page_size)
+        self._handle: int | None = None
+
+    def bind(self, caches: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> None:
+        """Sets the caches (keys, values) of every layer, each of num_pages * page_size tokens.
+
+        What lies where in them is the library's own affair.
+        """
+        self.close()
+        for layer, (keys, values) in zip(self._layers, caches, strict=True):
+            layer.k_cache, layer.v_cache = keys.data_ptr(), values.data_ptr()
+        self._handle = self._library.rayfleet_create(ctypes.byref(self._model), self._num_threads)
+
+    def forward(
+        self,
+        rows: npt.NDArray[np.int64],
+        token_pool: torch.Tensor,
+        page_table: torch.Tensor,
+    ) -> torch.Tensor:
+        """Normalised hidden states [T, hidden] fp32 of all tokens of a step.
+
+        Args:
+            rows: [R, 4], contiguous: slot, first position, number of tokens, and one more that is
+                not read.
+            token_pool: [slots, positions] int32.
+            page_table: [slots, pages] int32.
+
+        Raises:
+            Exception: what `all_reduce` raised.
+        """
+        assert self._handle is not None, "bind comes first"
+        hidden = torch.empty(int(rows[:, 2].sum()), self._hidden_size)
+        step = StepRows(
+            len(rows), rows.ctypes.data,
+            token_pool.data_ptr(), token_pool.stride(0),
+            page_table.data_ptr(), page_table.stride(0),
+        )  # fmt: skip
+        done = self._library.rayfleet_forward(self._handle, ctypes.byref(step), hidden.data_ptr())
+        if not done:
+            assert self._error is not None
+            raise self._error
+        return hidden
+
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """Scores [R, local vocabulary] fp32 of hidden states [R, hidden] fp32."""
+        assert self._handle is not None, "bind comes first"
+        hidden = hidden.contiguous()
+        scores = torch.empty(hidden.shape[0], self._vocab_size)
+        self._library.rayfleet_logits(
+            self._handle, hidden.data_ptr(), hidden.shape[0], scores.data_ptr()
+        )
+        return scores
+
+    def close(self) -> None:
+        """Ends the threads. Safe to call twice."""
+        if self._handle is not None:
+            self._library.rayfleet_destroy(self._handle)
+            self._handle = None
+
+    def _sum_over_ranks(self, address: int, count: int) -> int:
+        assert self._all_reduce is not None
+        values = (ctypes.c_float * count).from_address(address)
+        try:
+            self._all_reduce(torch.frombuffer(values, dtype=torch.float32))
+        except BaseException as error:  # no exception crosses C++
+            self._error = error
+            return 1
+        return 0
+
+    def _describe(self, model: ModelTensors, page_size: int) -> ModelWeights:
+        return ModelWeights(
+            is_bf16=self._is_bf16,
+            hidden_size=self._hidden_size,
+            intermediate_size=model.intermediate_size,
+            num_heads=model.num_heads,
+            num_kv_heads=model.num_kv_heads,
+            head_dim=model.head_dim,
+            rotated_dim=model.cos_sin.shape[1],
+            page_size=page_size,
+            num_layers=model.num_layers,
+            vocab_start=model.vocab_start,
+            vocab_end=model.vocab_start + model.embedding.shape[0],
+            eps=model.eps,
+            scale=model.scale,
+            cos_sin=self._keep(model.cos_sin.float().contiguous()),
+            embedding=self._keep(model.embedding),
+            final_norm=self._floats(model.final_norm),
+            lm_head=self._linear(LinearTensors(weight=model.lm_head, bias=None)),
+            layers=self._layers,
+            reduce=self._reduce,
+        )
+
+    def _layer(self, layer: LayerTensors) -> LayerWeights:
+        return LayerWeights(
+            qkv=self._linear(layer.qkv),
+            output=self._linear(layer.output),
+            gate_up=self._linear(layer.gate_up),
+            down=self._linear(layer.down),
+            input_norm=self._floats(layer.input_norm),
+            post_attention_norm=self._floats(layer.post_attention_norm),
+            q_norm=self._floats(layer.q_norm),
+            k_norm=self._floats(layer.k_norm),
+        )
+
+    def _linear(self, linear: LinearTensors) -> LinearWeight:
+        n, k = linear.weight.shape
+        packed = pack_weight(linear.weight)
+        return LinearWeight(self._keep(packed), self._floats(linear.bias), n, k)
+
+    def _floats(self, values: torch.Tensor | None) -> int | None:
+        """Address of an fp32 copy; None stays None."""
+        return None if values is None else self._keep(values.float().contiguous().clone())
+
+    def _keep(self, tensor: torch.Tensor) -> int:
+        """The tensor's address, which stays good for as long as the decoder lives."""
+        self._kept.append(tensor)
+        return tensor.data_ptr()
+
+
+def pack_weight(weight: torch.Tensor) -> torch.Tensor:
+    """A weight [N, K] in the library's blocks: a flat tensor of the same type."""
+    compiled, (n, k) = library(), weight.shape
+    is_bf16 = weight.dtype == torch.bfloat16
+    packed = torch.empty(compiled.rayfleet_packed_elements(is_bf16, n, k), dtype=weight.dtype)
+    source = weight.contiguous()
+    compiled.rayfleet_pack(is_bf16, source.data_ptr(), n, k, packed.data_ptr())
+    return packed
+
+
+def multiply(x: torch.Tensor, packed: torch.Tensor, n: int) -> torch.Tensor:
+    """x [T, K] fp32 times a packed weight [N, K] transposed: [T, N] fp32, on one thread."""
+    rows, k = x.shape
+    source, out = x.contiguous(), torch.empty(rows, n)
+    weight = LinearWeight(packed.data_ptr(), None, n, k)
+    is_bf16 = packed.dtype == torch.bfloat16
+    library().rayfleet_linear(
+        is_bf16, source.data_ptr(), rows, ctypes.byref(weight), out.data_ptr()
+    )
+    return out

@@ -1,0 +1,85 @@
+"""The compiled library's functions and structs; the structs mirror src/decoder.h."""
+
+from __future__ import annotations
+
+import ctypes
+from functools import cache
+
+from kernels.native.build import NativeUnavailable, build_library
+
+_I64, _F32, _PTR = ctypes.c_int64, ctypes.c_float, ctypes.c_void_p
+
+Reduce = ctypes.CFUNCTYPE(ctypes.c_int32, _PTR, _I64)
+"""(values, count) to 0, or anything else to end the step."""
+
+
+class LinearWeight(ctypes.Structure):
+    """A packed weight [n, k] and its bias."""
+
+    _fields_ = (("packed", _PTR), ("bias", _PTR), ("n", _I64), ("k", _I64))
+
+
+class LayerWeights(ctypes.Structure):
+    """One decoder layer."""
+
+    _fields_ = (
+        *((name, LinearWeight) for name in ("qkv", "output", "gate_up", "down")),
+        *((name, _PTR) for name in ("input_norm", "post_attention_norm", "q_norm", "k_norm")),
+        *((name, _PTR) for name in ("k_cache", "v_cache")),
+    )
+
+
+class ModelWeights(ctypes.Structure):
+    """A model on one rank."""
+
+    _fields_ = (
+        ("is_bf16", _I64),
+        *((name, _I64) for name in ("hidden_size", "intermediate_size", "num_heads")),
+        *((name, _I64) for name in ("num_kv_heads", "head_dim", "rotated_dim")),
+        *((name, _I64) for name in ("page_size", "num_layers", "vocab_start", "vocab_end")),
+        ("eps", _F32),
+        ("scale", _F32),
+        *((name, _PTR) for name in ("cos_sin", "embedding", "final_norm")),
+        ("lm_head", LinearWeight),
+        ("layers", ctypes.POINTER(LayerWeights)),
+        ("reduce", Reduce),
+    )
+
+
+class StepRows(ctypes.Structure):
+    """What one step computes, and the tables that it reads."""
+
+    _fields_ = (
+        ("num_rows", _I64),
+        ("rows", _PTR),
+        ("token_pool", _PTR),
+        ("token_stride", _I64),
+        ("page_table", _PTR),
+        ("page_stride", _I64),
+    )
+
+
+@cache
+def library() -> ctypes.CDLL:
+    """The library, compiled where necessary and loaded once per process.
+
+    Raises:
+        NativeUnavailable: it cannot be had on this machine.
+    """
+    try:
+        loaded = ctypes.CDLL(str(build_library()))
+    except OSError as error:
+        raise NativeUnavailable(f"the compiled library does not load: {error}") from error
+    signatures = {
+        "packed_elements": (_I64, [_I64, _I64, _I64]),
+        "pack": (None, [_I64, _PTR, _I64, _I64, _PTR]),
+        "linear": (None, [_I64, _PTR, _I64, ctypes.POINTER(LinearWeight), _PTR]),
+        "create": (_PTR, [ctypes.POINTER(ModelWeights), _I64]),
+        "destroy": (None, [_PTR]),
+        "forward": (ctypes.c_int32, [_PTR, ctypes.POINTER(StepRows), _PTR]),
+        "logits": (None, [_PTR, _PTR, _I64, _PTR]),
+    }
+    for name, (result, arguments) in signatures.items():
+        function = getattr(loaded, f"rayfleet_{name}")
+        function.restype, function.argtypes = result, arguments
+    return loaded

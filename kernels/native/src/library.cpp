@@ -1,0 +1,73 @@
+// The functions that library.py calls. Plain C, so that no compiler's ABI matters.
+#include "decoder.h"
+
+using namespace rayfleet;
+
+namespace {
+
+struct Handle {
+  explicit Handle(const ModelWeights& weights, int num_threads)
+      : layers(weights.layers, weights.layers + weights.num_layers), team(num_threads) {
+    ModelWeights model = weights;
+    model.layers = layers.data();
+    if (weights.is_bf16)
+      bf16 = std::make_unique<Decoder<uint16_t>>(model, team);
+    else
+      fp32 = std::make_unique<Decoder<float>>(model, team);
+  }
+
+  std::vector<LayerWeights> layers;
+  Team team;
+  std::unique_ptr<Decoder<float>> fp32;
+  std::unique_ptr<Decoder<uint16_t>> bf16;
+};
+
+template <typename W>
+void multiply(const float* x, int64_t rows, int64_t k, const W* packed, int64_t n,
+              const float* bias, float* out) {
+  const int64_t length = Operand<W>::length(k);
+  std::vector<typename Operand<W>::Element> operand(rows * length);
+  for (int64_t row = 0; row < rows; ++row) convert_row(x + row * k, k, &operand[row * length]);
+  for (int64_t item = 0; item < linear_items(rows, n); ++item)
+    linear_item<W>(item, operand.data(), rows, k, packed, n, bias, out);
+}
+
+}  // namespace
+
+extern "C" {
+
+int64_t rayfleet_packed_elements(int64_t is_bf16, int64_t n, int64_t k) {
+  return blocks_of(n) * (is_bf16 ? block_elements<uint16_t>(k) : block_elements<float>(k));
+}
+
+void rayfleet_pack(int64_t is_bf16, const void* weight, int64_t n, int64_t k, void* packed) {
+  if (is_bf16)
+    pack((const uint16_t*)weight, n, k, (uint16_t*)packed);
+  else
+    pack((const float*)weight, n, k, (float*)packed);
+}
+
+void rayfleet_linear(int64_t is_bf16, const float* x, int64_t rows, const LinearWeight* weight,
+                     float* out) {
+  if (is_bf16)
+    multiply(x, rows, weight->k, (const uint16_t*)weight->packed, weight->n, weight->bias, out);
+  else
+    multiply(x, rows, weight->k, (const float*)weight->packed, weight->n, weight->bias, out);
+}
+
+void* rayfleet_create(const ModelWeights* weights, int64_t num_threads) {
+  return new Handle(*weights, (int)num_threads);
+}
+
+void rayfleet_destroy(void* handle) { delete (Handle*)handle; }
+
+int32_t rayfleet_forward(void* handle, const StepRows* step, float* hidden) {
+  Handle& own = *(Handle*)handle;
+  return own.bf16 ? own.bf16->forward(*step, hidden) : own.fp32->forward(*step, hidden);
+}
+
+void rayfleet_logits(void* handle, const float* hidden, int64_t rows, float* out) {
+  Handle& own = *(Handle*)handle;
+  own.bf16 ? own.bf16->logits(hidden, rows, out) : own.fp32->logits(hidden, rows, out);
+}
+}

@@ -1,0 +1,162 @@
+// Products with packed weights. A weight [N, K] lies in blocks of 32 columns of its transpose:
+//   fp32   packed[block][k][32]
+//   bf16   packed[block][k / 2][32][2]: neighbours in k side by side, as dot products take them
+// HAZARD(invariance): each output is one chain of fused multiply-adds over k, in every tile shape,
+// so a row's result never depends on the other rows.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+
+#include "simd.h"
+
+#if defined(__AVX512BF16__)
+#include <immintrin.h>
+#endif
+
+namespace rayfleet {
+
+constexpr int kBlock = 32;
+constexpr int kGroup = 4;  // blocks that one work item covers
+#if defined(__AVX512F__)
+constexpr int kMaxRows = 12;
+#else
+constexpr int kMaxRows = 3;  // registers hold a quarter or half as much
+#endif
+
+static inline int64_t blocks_of(int64_t n) { return (n + kBlock - 1) / kBlock; }
+
+// Storage of packed weights per block, in elements.
+template <typename W>
+static inline int64_t block_elements(int64_t k) {
+  return sizeof(W) == 4 ? k * kBlock : (k + 1) / 2 * 2 * kBlock;
+}
+
+template <typename W>
+void pack(const W* weight, int64_t n, int64_t k, W* packed) {
+  for (int64_t block = 0; block < blocks_of(n); ++block)
+    for (int64_t j = 0; j < kBlock; ++j) {
+      const int64_t row = block * kBlock + j;
+      W* to = packed + block * block_elements<W>(k);
+      for (int64_t i = 0; i < (sizeof(W) == 4 ? k : (k + 1) / 2 * 2); ++i) {
+        const W value = row < n && i < k ? weight[row * k + i] : W(0);
+        if constexpr (sizeof(W) == 4)
+          to[i * kBlock + j] = value;
+        else
+          to[(i / 2 * kBlock + j) * 2 + i % 2] = value;
+      }
+    }
+}
+
+// What a product reads: rows of floats, or of bf16 pairs (one 32-bit word each).
+template <typename W>
+struct Operand;
+template <>
+struct Operand<float> {
+  typedef float Element;
+  static int64_t length(int64_t k) { return k; }
+};
+template <>
+struct Operand<uint16_t> {
+  typedef uint32_t Element;
+  static int64_t length(int64_t k) { return (k + 1) / 2; }
+};
+
+static inline F32 multiply_add(F32 sum, float x, const float* w) { return sum + splat(x) * load(w); }
+
+static inline F32 multiply_add(F32 sum, uint32_t pair, const uint16_t* w) {
+#if defined(__AVX512BF16__)
+  const __m512i both = _mm512_loadu_si512(w);
+  return (F32)_mm512_dpbf16_ps((__m512)sum, (__m512bh)_mm512_set1_epi32((int)pair), (__m512bh)both);
+#else
+  const U32 both = load_as<U32>(w);
+  float low, high;
+  const uint32_t low_bits = pair << 16, high_bits = pair & 0xffff0000u;
+  std::memcpy(&low, &low_bits, 4);
+  std::memcpy(&high, &high_bits, 4);
+  sum = sum + splat(low) * (F32)(both << 16);
+  return sum + splat(high) * (F32)(both & 0xffff0000u);
+#endif
+}
+
+// ROWS rows times BLOCKS blocks of columns, the first of which is `block`.
+template <typename W, int ROWS, int BLOCKS>
+static void tile(const typename Operand<W>::Element* x, int64_t k, const W* packed, int64_t block,
+                 int64_t n, const float* bias, float* out, int64_t out_stride) {
+  constexpr int kStep = sizeof(W) == 4 ? kBlock : 2 * kBlock;  // weights per step of k
+  constexpr int kHalf = kStep / 2;
+  const int64_t length = Operand<W>::length(k);
+  const int64_t stride = block_elements<W>(k);
+  const W* w = packed + block * stride;
+  F32 sums[ROWS][2 * BLOCKS] = {};
+  for (int64_t i = 0; i < length; ++i)
+    for (int row = 0; row < ROWS; ++row)
+      for (int b = 0; b < 2 * BLOCKS; ++b)
+        sums[row][b] = multiply_add(sums[row][b], x[row * length + i],
+                                    w + (b / 2) * stride + i * kStep + (b % 2) * kHalf);
+  for (int row = 0; row < ROWS; ++row)
+    for (int b = 0; b < 2 * BLOCKS; ++b) {
+      const int64_t column = block * kBlock + b * kLanes;
+      const int64_t left = n - column;
+      float* to = out + row * out_stride + column;
+      if (left >= kLanes) {
+        store(to, bias ? sums[row][b] + load(bias + column) : sums[row][b]);
+        continue;
+      }
+      for (int64_t lane = 0; lane < left; ++lane)
+        to[lane] = sums[row][b][lane] + (bias ? bias[column + lane] : 0.0f);
+    }
+}
+
+template <typename W, int ROWS>
+static void tile_rows(const typename Operand<W>::Element* x, int64_t k, const W* packed,
+                      int64_t first, int64_t last, int64_t n, const float* bias, float* out,
+                      int64_t out_stride) {
+  constexpr int kWidth = kMaxRows < 12 ? 1 : ROWS <= 3 ? 4 : ROWS <= 6 ? 2 : 1;
+  int64_t block = first;
+  for (; block + kWidth <= last; block += kWidth)
+    tile<W, ROWS, kWidth>(x, k, packed, block, n, bias, out, out_stride);
+  for (; block < last; ++block) tile<W, ROWS, 1>(x, k, packed, block, n, bias, out, out_stride);
+}
+
+template <typename W, int ROWS>
+static void tile_up_to(int64_t rows, const typename Operand<W>::Element* x, int64_t k,
+                       const W* packed, int64_t first, int64_t last, int64_t n, const float* bias,
+                       float* out, int64_t out_stride) {
+  if (rows == ROWS) return tile_rows<W, ROWS>(x, k, packed, first, last, n, bias, out, out_stride);
+  if constexpr (ROWS > 1)
+    tile_up_to<W, ROWS - 1>(rows, x, k, packed, first, last, n, bias, out, out_stride);
+}
+
+// Work items of a product: groups of blocks, and of rows where there are many.
+constexpr int64_t kRowsPerItem = 96;
+
+static inline int64_t linear_items(int64_t rows, int64_t n) {
+  const int64_t groups = (blocks_of(n) + kGroup - 1) / kGroup;
+  return groups * ((rows + kRowsPerItem - 1) / kRowsPerItem);
+}
+
+// out[rows, n] = x[rows, k] times the weight, plus bias; one work item of it.
+template <typename W>
+static void linear_item(int64_t item, const typename Operand<W>::Element* x, int64_t rows,
+                        int64_t k, const W* packed, int64_t n, const float* bias, float* out) {
+  const int64_t groups = (blocks_of(n) + kGroup - 1) / kGroup;
+  const int64_t first = item % groups * kGroup;
+  const int64_t last = std::min(first + kGroup, blocks_of(n));
+  const int64_t begin = item / groups * kRowsPerItem;
+  const int64_t end = std::min(rows, begin + kRowsPerItem);
+  // Even tiles: 14 rows are 7 and 7 rather than 12 and 2.
+  const int64_t tiles = (end - begin + kMaxRows - 1) / kMaxRows;
+  const int64_t length = Operand<W>::length(k);
+  // Weights of few columns stay in the first-level cache while the rows pass.
+  const int64_t width = tiles > 1 ? 1 : kGroup;
+  for (int64_t block = first; block < last; block += width)
+    for (int64_t t = 0, row = begin; t < tiles; ++t) {
+      const int64_t count = (end - row + tiles - t - 1) / (tiles - t);
+      tile_up_to<W, kMaxRows>(count, x + row * length, k, packed, block,
+                              std::min(block + width, last), n, bias, out + row * n, n);
+      row += count;
+    }
+}
+
+}  // namespace rayfleet

@@ -1,0 +1,68 @@
+// What happens to single rows between the products: norms, rotation, activation, conversion.
+#pragma once
+
+#include <cmath>
+#include <cstdint>
+
+#include "simd.h"
+
+namespace rayfleet {
+
+// As products read their input: fp32 as it is, bf16 in pairs.
+static inline void convert_row(const float* from, int64_t size, float* to) {
+  if (from != to) std::memcpy(to, from, size * sizeof(float));
+}
+
+static inline void convert_row(const float* from, int64_t size, uint32_t* to) {
+  uint16_t* halves = (uint16_t*)to;
+  for (int64_t i = 0; i < size; i += kLanes) store_bf16(halves + i, load(from + i));
+}
+
+static inline float inverse_rms(const float* x, int64_t size, float eps) {
+  F32 sum = {};
+  for (int64_t i = 0; i < size; i += kLanes) {
+    const F32 value = load(x + i);
+    sum = sum + value * value;
+  }
+  return 1.0f / std::sqrt(sum_of_lanes(sum) / (float)size + eps);
+}
+
+static inline void rms_norm_row(const float* x, const float* weight, int64_t size, float eps,
+                                float* out) {
+  const F32 factor = splat(inverse_rms(x, size, eps));
+  for (int64_t i = 0; i < size; i += kLanes) store(out + i, load(x + i) * factor * load(weight + i));
+}
+
+static inline void add_row(float* to, const float* from, int64_t size) {
+  for (int64_t i = 0; i < size; i += kLanes) store(to + i, load(to + i) + load(from + i));
+}
+
+// Rotates the first `rotated` dimensions of one head in place, halves against each other
+// (the NeoX layout). `table` has the position's cosines, then its sines.
+static inline void rotate_head(float* head, const float* table, int64_t rotated) {
+  const int64_t half = rotated / 2;
+  int64_t i = 0;
+  for (; i + kLanes <= half; i += kLanes) {
+    const F32 cosine = load(table + i), sine = load(table + half + i);
+    const F32 first = load(head + i), second = load(head + half + i);
+    store(head + i, first * cosine - second * sine);
+    store(head + half + i, second * cosine + first * sine);
+  }
+  for (; i < half; ++i) {
+    const float cosine = table[i], sine = table[half + i];
+    const float first = head[i], second = head[half + i];
+    head[i] = first * cosine - second * sine;
+    head[half + i] = second * cosine + first * sine;
+  }
+}
+
+// silu(gate) * up of one row [gate | up].
+static inline void silu_and_mul_row(const float* x, int64_t size, float* out) {
+  const F32 one = splat(1.0f);
+  for (int64_t i = 0; i < size; i += kLanes) {
+    const F32 gate = load(x + i);
+    store(out + i, gate / (one + exponential(-gate)) * load(x + size + i));
+  }
+}
+
+}  // namespace rayfleet

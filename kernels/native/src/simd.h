@@ -1,0 +1,112 @@
+// Vectors of 16 floats in the compiler's portable notation; it splits them where registers are
+// narrower. HAZARD(invariance): every sum below runs in one fixed order, whatever the tile.
+#pragma once
+
+#include <cstdint>
+#include <cstring>
+
+namespace rayfleet {
+
+constexpr int kLanes = 16;
+
+typedef float F32 __attribute__((vector_size(64)));
+typedef int32_t I32 __attribute__((vector_size(64)));
+typedef uint32_t U32 __attribute__((vector_size(64)));
+typedef uint16_t U16 __attribute__((vector_size(32)));
+
+// Loads and stores need not be aligned; memcpy of a fixed size compiles to one instruction.
+template <typename Vector, typename Element>
+static inline Vector load_as(const Element* from) {
+  Vector value;
+  std::memcpy(&value, from, sizeof value);
+  return value;
+}
+
+static inline F32 load(const float* from) { return load_as<F32>(from); }
+
+static inline void store(float* to, F32 value) { std::memcpy(to, &value, sizeof value); }
+
+static inline F32 splat(float value) { return F32{} + value; }
+
+static inline F32 select(I32 mask, F32 yes, F32 no) {
+  return (F32)(((U32)mask & (U32)yes) | (~(U32)mask & (U32)no));
+}
+
+static inline F32 maximum(F32 a, F32 b) { return select(a > b, a, b); }
+
+static inline I32 lane_numbers() {
+  return I32{0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+}
+
+// Pairs of lanes 8, 4, 2, 1 apart.
+static inline float sum_of_lanes(F32 v) {
+  float lanes[kLanes];
+  store(lanes, v);
+  for (int width = kLanes / 2; width; width /= 2)
+    for (int i = 0; i < width; ++i) lanes[i] += lanes[i + width];
+  return lanes[0];
+}
+
+static inline float max_of_lanes(F32 v) {
+  float lanes[kLanes];
+  store(lanes, v);
+  for (int i = 1; i < kLanes; ++i) lanes[0] = lanes[i] > lanes[0] ? lanes[i] : lanes[0];
+  return lanes[0];
+}
+
+// e^x to about 2 ulp for x <= 88; 0 below -87. Reduction by powers of two, then a polynomial.
+static inline F32 exponential(F32 x) {
+  const F32 low = splat(-87.0f);
+  const F32 clamped = maximum(select(x > splat(88.0f), splat(88.0f), x), low);
+  const F32 rounder = splat(12582912.0f);  // 1.5 * 2^23: adding it rounds to an integer
+  const F32 shifted = clamped * splat(1.44269504f) + rounder;
+  const F32 n = shifted - rounder;
+  const F32 r = clamped - n * splat(0.693359375f) - n * splat(-2.12194440e-4f);
+  F32 p = splat(1.9875691500e-4f);
+  p = p * r + splat(1.3981999507e-3f);
+  p = p * r + splat(8.3334519073e-3f);
+  p = p * r + splat(4.1665795894e-2f);
+  p = p * r + splat(1.6666665459e-1f);
+  p = p * r + splat(5.0000001201e-1f);
+  p = p * r * r + r + splat(1.0f);
+  const I32 exponent = __builtin_convertvector(n, I32);
+  const F32 scale = (F32)((exponent + 127) << 23);
+  return select(x < low, splat(0.0f), p * scale);
+}
+
+// bfloat16: the upper half of a float.
+static inline F32 load_bf16(const uint16_t* from) {
+  return (F32)(__builtin_convertvector(load_as<U16>(from), U32) << 16);
+}
+
+static inline U16 to_bf16(F32 value) {
+  const U32 bits = (U32)value;
+  const U32 rounded = (bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16;
+  const U32 quiet = (bits >> 16) | 0x40u;
+  const U32 is_nan = (U32)(value != value);
+  return __builtin_convertvector((is_nan & quiet) | (~is_nan & rounded), U16);
+}
+
+static inline void store_bf16(uint16_t* to, F32 value) {
+  const U16 bits = to_bf16(value);
+  std::memcpy(to, &bits, sizeof bits);
+}
+
+// The storage type of weights and caches; arithmetic is in fp32 either way.
+template <typename T>
+static inline F32 load_any(const T* from) {
+  if constexpr (sizeof(T) == 4)
+    return load(from);
+  else
+    return load_bf16(from);
+}
+
+template <typename T>
+static inline void store_any(T* to, F32 value) {
+  if constexpr (sizeof(T) == 4)
+    store(to, value);
+  else
+    store_bf16(to, value);
+}
+
+}  // namespace rayfleet

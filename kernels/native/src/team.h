@@ -1,0 +1,114 @@
+// A fixed team of threads that walks through the phases of a step together.
+#pragma once
+
+#include <atomic>
+#include <condition_variable>
+#include <cstdint>
+#include <functional>
+#include <mutex>
+#include <thread>
+#include <vector>
+
+#if defined(__x86_64__)
+#include <immintrin.h>
+#endif
+
+namespace rayfleet {
+
+static inline void relax() {
+#if defined(__x86_64__)
+  _mm_pause();
+#endif
+}
+
+class Team {
+ public:
+  explicit Team(int size) : size_(size) {
+    for (int id = 1; id < size; ++id) threads_.emplace_back([this, id] { serve(id); });
+  }
+
+  ~Team() {
+    {
+      std::lock_guard<std::mutex> lock(mutex_);
+      ending_ = true;
+      generation_.fetch_add(1);
+    }
+    wake_.notify_all();
+    for (auto& thread : threads_) thread.join();
+  }
+
+  int size() const { return size_; }
+
+  // Runs work(id) on every thread of the team, the caller being number 0.
+  void run(const std::function<void(int)>& work) {
+    next_.store(0);
+    if (size_ == 1) return work(0);
+    {
+      std::lock_guard<std::mutex> lock(mutex_);
+      work_ = &work;
+      generation_.fetch_add(1);
+    }
+    wake_.notify_all();
+    work(0);
+    barrier();
+  }
+
+  // All threads arrive before any goes on. Waits spinning: a phase takes microseconds.
+  void barrier() {
+    if (size_ == 1) return;
+    const uint32_t phase = phase_.load();
+    if (arrived_.fetch_add(1) + 1 == size_) {
+      arrived_.store(0);
+      next_.store(0);
+      phase_.fetch_add(1);
+      return;
+    }
+    for (int spins = 0; phase_.load(std::memory_order_acquire) == phase; ++spins)
+      // A thread that lost its core must not be waited for on another one that it could use.
+      if (spins < kSpins) relax(); else std::this_thread::yield();
+  }
+
+  // Shares out 0..count-1: a thread that is held up by others takes fewer.
+  template <typename Item>
+  void share(int64_t count, Item&& item) {
+    if (size_ == 1) {
+      for (int64_t i = 0; i < count; ++i) item(i);
+      return;
+    }
+    for (int64_t i; (i = next_.fetch_add(1)) < count;) item(i);
+    barrier();
+  }
+
+ private:
+  static constexpr int kSpins = 4000;
+
+  void serve(int id) {
+    uint32_t seen = 0;
+    while (true) {
+      for (int spins = 0; generation_.load(std::memory_order_acquire) == seen && spins < kSpins;
+           ++spins)
+        relax();
+      if (generation_.load() == seen) {
+        std::unique_lock<std::mutex> lock(mutex_);
+        wake_.wait(lock, [&] { return generation_.load() != seen; });
+      }
+      ++seen;
+      if (ending_) return;
+      (*work_)(id);
+      barrier();
+    }
+  }
+
+  const int size_;
+  std::vector<std::thread> threads_;
+  std::mutex mutex_;
+  std::condition_variable wake_;
+  std::atomic<uint32_t> generation_{0};
+  std::atomic<uint32_t> phase_{0};
+  std::atomic<int> arrived_{0};
+  std::atomic<int64_t> next_{0};
+  const std::function<void(int)>* work_ = nullptr;
+  bool ending_ = false;
+};
+
+}  // namespace rayfleet

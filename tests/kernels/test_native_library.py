@@ -1,0 +1,217 @@
+"""The compiled CPU library: how it is built, its products, its attention by way of a small model."""
+
+from __future__ import annotations
+
+import os
+import stat
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from kernels.native import (
+    LayerTensors,
+    LinearTensors,
+    ModelTensors,
+    NativeDecoder,
+    NativeUnavailable,
+    build_library,
+)
+from kernels.native.decoder import multiply, pack_weight
+
+DTYPES = (torch.float32, torch.bfloat16)
+HIDDEN, INNER, HEADS, KV_HEADS, DIM, VOCAB, PAGE = 64, 96, 6, 2, 48, 90, 16
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("n", "k"), [(100, 48), (32, 16), (513, 256), (7, 704)])
+def test_products(dtype: torch.dtype, n: int, k: int) -> None:
+    torch.manual_seed(n)
+    weight, x = torch.randn(n, k).to(dtype), torch.randn(110, k).to(dtype).float()
+    packed = pack_weight(weight)
+    whole = multiply(x, packed, n)
+    torch.testing.assert_close(whole, x @ weight.float().T, atol=2e-4, rtol=1e-4)
+    for rows in (1, 2, 3, 5, 12, 13, 31, 97):
+        assert torch.equal(multiply(x[-rows:], packed, n), whole[-rows:]), f"{rows} rows differ"
+
+
+def make_model(dtype: torch.dtype, *, num_layers: int = 2, qk_norm: bool = True) -> ModelTensors:
+    generator = torch.Generator().manual_seed(1)
+
+    def weight(*shape: int) -> torch.Tensor:
+        return (torch.randn(*shape, generator=generator) * shape[-1] ** -0.5).to(dtype)
+
+    def linear(n: int, k: int) -> LinearTensors:
+        return LinearTensors(weight=weight(n, k), bias=weight(n))
+
+    def norm(size: int) -> torch.Tensor:
+        return (1 + 0.1 * torch.randn(size, generator=generator)).to(dtype)
+
+    angles = torch.outer(torch.arange(300.0), 0.3 ** torch.arange(DIM // 2))
+    embedding = torch.randn(VOCAB, HIDDEN, generator=generator).to(dtype)
+    return ModelTensors(
+        num_heads=HEADS,
+        num_kv_heads=KV_HEADS,
+        head_dim=DIM,
+        eps=1e-5,
+        scale=DIM**-0.5,
+        cos_sin=torch.cat((angles.cos(), angles.sin()), dim=-1),
+        embedding=embedding,
+        vocab_start=0,
+        lm_head=embedding,
+        final_norm=norm(HIDDEN),
+        num_layers=num_layers,
+        intermediate_size=INNER,
+        layers=[
+            LayerTensors(
+                qkv=linear((HEADS + 2 * KV_HEADS) * DIM, HIDDEN),
+                output=linear(HIDDEN, HEADS * DIM),
+                gate_up=linear(2 * INNER, HIDDEN),
+                down=linear(HIDDEN, INNER),
+                input_norm=norm(HIDDEN),
+                post_attention_norm=norm(HIDDEN),
+                q_norm=norm(DIM) if qk_norm else None,
+                k_norm=norm(DIM) if qk_norm else None,
+            )
+            for _ in range(num_layers)
+        ],
+    )
+
+
+def reference(model: ModelTensors, tokens: torch.Tensor) -> torch.Tensor:
+    """Hidden states of one whole sequence, in plain fp32 torch."""
+    count = len(tokens)
+
+    def norm(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        return torch.nn.functional.rms_norm(x, x.shape[-1:], weight.float(), model.eps)
+
+    def linear(x: torch.Tensor, one: LinearTensors) -> torch.Tensor:
+        assert one.bias is not None
+        return x @ one.weight.float().T + one.bias.float()
+
+    def rotate(x: torch.Tensor) -> torch.Tensor:
+        cos, sin = model.cos_sin[:count].unsqueeze(1).chunk(2, dim=-1)
+        first, second = x.chunk(2, dim=-1)
+        return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1)
+
+    x = model.embedding.float()[tokens]
+    for layer in model.layers:
+        qkv = linear(norm(x, layer.input_norm), layer.qkv).view(count, -1, DIM)
+        q, k, v = qkv.split([HEADS, KV_HEADS, KV_HEADS], dim=1)
+        if layer.q_norm is not None and layer.k_norm is not None:
+            q, k = norm(q, layer.q_norm), norm(k, layer.k_norm)
+        attended = torch.nn.functional.scaled_dot_product_attention(
+            *(part.transpose(0, 1) for part in (rotate(q), rotate(k), v)),
+            is_causal=True,
+            enable_gqa=True,
+        )
+        x = x + linear(attended.transpose(0, 1).reshape(count, -1), layer.output)
+        gate, up = linear(norm(x, layer.post_attention_norm), layer.gate_up).chunk(2, dim=-1)
+        x = x + linear(torch.nn.functional.silu(gate) * up, layer.down)
+    return norm(x, model.final_norm)
+
+
+class Bench:
+    """A decoder with its tables; pages of the requests lie scattered."""
+
+    def __init__(self, model: ModelTensors, *, num_threads: int = 1, poison: float = 0.0) -> None:
+        self.decoder = NativeDecoder(model, page_size=PAGE, num_threads=num_threads)
+        shape = (64, PAGE, KV_HEADS, DIM)
+        self.caches = [
+            tuple(torch.full(shape, poison, dtype=model.embedding.dtype) for _ in range(2))
+            for _ in range(model.num_layers)
+        ]
+        self.decoder.bind(self.caches)
+        self.tokens = torch.randint(0, VOCAB, (3, 300), dtype=torch.int32)
+        pages = np.random.default_rng(0).permutation(63) + 1
+        self.pages = torch.from_numpy(pages[:60].reshape(3, 20).astype(np.int32))
+
+    def run(self, *rows: tuple[int, int, int]) -> torch.Tensor:
+        table = np.array([(*row, 1) for row in rows], dtype=np.int64)
+        return self.decoder.forward(table, self.tokens, self.pages)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("qk_norm", [True, False])
+def test_prefill_then_decode_equals_torch(dtype: torch.dtype, qk_norm: bool) -> None:
+    torch.manual_seed(0)
+    model = make_model(dtype, qk_norm=qk_norm)
+    bench = Bench(model, poison=float("nan"))
+    expected = reference(model, bench.tokens[1, :131].long())
+    actual = torch.cat((bench.run((1, 0, 130)), bench.run((1, 130, 1))))
+    tolerance = 1e-4 if dtype == torch.float32 else 0.2
+    torch.testing.assert_close(actual, expected, atol=tolerance, rtol=0)
+    scores = bench.decoder.logits(actual[-3:])
+    rounded = actual[-3:].to(dtype).float()
+    torch.testing.assert_close(scores, rounded @ model.lm_head.float().T, atol=1e-3, rtol=1e-3)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_rows_chunks_and_threads_change_no_bit(dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    model = make_model(dtype)
+    alone = Bench(model)
+    whole = alone.run((0, 0, 200))
+    for num_threads in (1, 2, 3):
+        bench = Bench(model, num_threads=num_threads, poison=float("nan"))
+        bench.tokens[0] = alone.tokens[0]
+        bench.run((1, 0, 77))
+        first = bench.run((2, 0, 5), (0, 0, 150))[5:]
+        rest = torch.cat([bench.run((1, 77 + i, 1), (0, 150 + i, 1))[1:] for i in range(50)])
+        assert torch.equal(torch.cat((first, rest)), whole)
+
+
+def test_a_failed_sum_over_ranks_ends_the_step() -> None:
+    def fail(values: torch.Tensor) -> None:
+        raise ConnectionError(f"lost a peer summing {values.shape[0]} floats")
+
+    model = make_model(torch.float32)
+    decoder = NativeDecoder(model, page_size=PAGE, num_threads=2, all_reduce=fail)
+    decoder.bind([(torch.zeros(4, PAGE, KV_HEADS, DIM),) * 2] * model.num_layers)
+    rows, pages = np.array([[0, 0, 5, 1]]), torch.ones(1, 1, dtype=torch.int32)
+    for _ in range(2):
+        with pytest.raises(ConnectionError, match=f"{5 * HIDDEN} floats"):
+            decoder.forward(rows, torch.zeros(1, 9, dtype=torch.int32), pages)
+    decoder.close()
+
+
+def test_what_it_cannot_run() -> None:
+    model = make_model(torch.float32)
+    assert model.unsupported(16) is None
+    assert model.unsupported(8) == "its page size (8) is no multiple of 16"
+    half = make_model(torch.float16)
+    assert half.unsupported(16) == "torch.float16 is neither fp32 nor bf16"
+
+
+def test_it_is_compiled_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    compiler = tmp_path / "compiler"
+    compiler.write_text(
+        '#!/bin/sh\n[ "$1" = --version ] && exit\nfor last; do :; done\n: > "$last"\n'
+    )
+    compiler.chmod(0o700)
+    monkeypatch.setenv("CXX", str(compiler))
+    first = build_library()
+    written = first.stat().st_mtime_ns
+    assert build_library() == first
+    assert first.stat().st_mtime_ns == written
+    assert stat.S_IMODE(first.parent.stat().st_mode) & 0o022 == 0
+    # Where others may write, nothing is loaded from.
+    first.parent.chmod(0o777)
+    other = build_library()
+    assert other.parent != first.parent
+    assert os.stat(other.parent).st_mode & 0o077 == 0
+
+
+def test_no_compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setenv("CXX", str(tmp_path / "nowhere"))
+    with pytest.raises(NativeUnavailable, match=r"no C\+\+ compiler .*nowhere.* install g\+\+"):
+        build_library()
+    broken = tmp_path / "broken"
+    broken.write_text("#!/bin/sh\necho out of order >&2\nexit 1\n")
+    broken.chmod(0o700)
+    monkeypatch.setenv("CXX", str(broken))
+    with pytest.raises(NativeUnavailable, match="out of order"):
+        build_library()

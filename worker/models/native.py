@@ -1,0 +1,120 @@
+"""Hands a loaded model over to the compiled CPU library, where it can run it."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+
+from kernels.native import (
+    LayerTensors,
+    LinearTensors,
+    ModelTensors,
+    NativeDecoder,
+    NativeUnavailable,
+)
+from worker.parallel.layers import LayerOptions
+
+if TYPE_CHECKING:
+    from worker.models.decoder import DecoderLayer, DecoderModel
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class NativeOptions:
+    """How the compiled library is to run a model."""
+
+    page_size: int
+    num_threads: int
+    required: bool
+    """Whether not to fall back to torch."""
+
+
+def build_native(model: DecoderModel, options: NativeOptions) -> NativeDecoder | None:
+    """The model in the library's form; None where torch is to run it, with the reason logged.
+
+    Raises:
+        ValueError: the library is required but cannot run the model.
+    """
+    tensors = _model_tensors(model)
+    reason = tensors.unsupported(options.page_size)
+    group = model.options.group
+    if reason is None:
+        try:
+            return NativeDecoder(
+                tensors,
+                page_size=options.page_size,
+                num_threads=options.num_threads,
+                all_reduce=None if group.world_size == 1 else _all_reduce(model.options),
+            )
+        except NativeUnavailable as error:
+            reason = str(error)
+    if options.required:
+        raise ValueError(f"--cpu-backend native cannot run this model: {reason}")
+    if group.rank == 0:
+        logger.warning("steps run through torch, several times slower: %s", reason)
+    return None
+
+
+def _all_reduce(options: LayerOptions) -> Callable[[torch.Tensor], None]:
+    """Sums a buffer over the ranks, in place."""
+
+    def reduce(values: torch.Tensor) -> None:
+        total = options.group.all_reduce(values, fixed_order=options.batch_invariant)
+        if total is not values:
+            values.copy_(total)
+
+    return reduce
+
+
+def _model_tensors(model: DecoderModel) -> ModelTensors:
+    attention = model.layers[0].attention
+    return ModelTensors(
+        num_heads=attention.num_heads,
+        num_kv_heads=attention.num_kv_heads,
+        head_dim=model.config.head_dim,
+        eps=model.config.rms_norm_eps,
+        scale=model.config.head_dim**-0.5,
+        cos_sin=model.cos_sin,
+        embedding=model.embed_tokens.weight,
+        vocab_start=model.embed_tokens.start,
+        lm_head=model.lm_head.source(model.embed_tokens).weight,
+        final_norm=model.norm.weight,
+        num_layers=len(model.layers),
+        intermediate_size=model.layers[0].mlp.size,
+        layers=_layers(model),
+    )
+
+
+def _layers(model: DecoderModel) -> Iterator[LayerTensors]:
+    """Drops each layer's weights once they are packed: no second copy of the model is in memory."""
+    for layer in model.layers:
+        yield _layer_tensors(layer, model.options.group.rank)
+        layer.attention.drop()
+        layer.mlp.drop()
+
+
+def _layer_tensors(layer: DecoderLayer, rank: int) -> LayerTensors:
+    attention, mlp = layer.attention, layer.mlp
+    return LayerTensors(
+        qkv=_linear_tensors(attention.qkv.weight, attention.qkv.bias),
+        output=_linear_tensors(attention.output.weight, attention.output.bias, rank),
+        gate_up=_linear_tensors(mlp.gate_up.weight, mlp.gate_up.bias),
+        down=_linear_tensors(mlp.down.weight, mlp.down.bias, rank),
+        input_norm=layer.input_norm.weight,
+        post_attention_norm=layer.post_attention_norm.weight,
+        q_norm=None if attention.q_norm is None else attention.q_norm.weight,
+        k_norm=None if attention.k_norm is None else attention.k_norm.weight,
+    )
+
+
+def _linear_tensors(
+    weight: torch.Tensor | None, bias: torch.Tensor | None, rank: int = 0
+) -> LinearTensors:
+    """A product that the ranks' results are summed up of gets its bias on rank 0 only."""
+    assert weight is not None, "packed already"
+    return LinearTensors(weight=weight, bias=bias if rank == 0 else None)
