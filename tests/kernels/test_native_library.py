@@ -1,4 +1,4 @@
-"""The compiled CPU library: how it is built, its products, its attention by way of a small model."""
+"""The compiled CPU library: its build, its products, and its attention in a small model."""
 
 from __future__ import annotations
 

@@ -10,7 +10,6 @@ import time
 from collections.abc import Sequence
 
 import msgspec
-import zmq
 
 from worker.engine.base import RankFailure
 from worker.engine.config import EngineConfig
@@ -37,19 +36,18 @@ class RankGroup:
         self._config = config
         self._directory = directory
         self._ranks = list(ranks)
-        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-        self._channel = CoordinatorChannel(self._context, directory, self._ranks)
-        self._poller = zmq.Poller()
-        self._poller.register(self._channel.incoming, zmq.POLLIN)
+        self._channel = CoordinatorChannel(directory, self._ranks)
         self._children: dict[int, tuple[int, subprocess.Popen[bytes]]] = {}
+        self._is_connected = False
+        """Whether every rank has said hello."""
         self._closed = False
         for rank in spawn:
             self._spawn(rank)
 
     @property
     def death_fds(self) -> list[int]:
-        """Descriptors that turn readable when a child process ends; for polling while idle."""
-        return list(self._children)
+        """Descriptors that turn readable when a rank ends; for polling while idle."""
+        return [*self._children, *self._channel.fds]
 
     def collect_hellos(self) -> dict[int, Hello]:
         """Waits until every rank has loaded its shard. Raises RankFailure."""
@@ -58,6 +56,7 @@ class RankGroup:
             message = self.receive()
             assert isinstance(message, Hello), f"expected a hello, got {message!r}"
             hellos[message.rank] = message
+        self._is_connected = True
         return hellos
 
     def start(self, num_pages: int) -> None:
@@ -72,23 +71,31 @@ class RankGroup:
         self._channel.send(message)
 
     def receive(self) -> FromRank:
-        """The next message of any rank. Raises RankFailure if a rank failed or a child ended."""
-        while True:
-            ready = dict(self._poller.poll())
-            # A dying rank's last word is read before its death is looked at.
-            if self._channel.incoming in ready:
-                return self._unless_failure(self._channel.receive())
-            self.raise_on_death()
+        """The next message of any rank. Raises RankFailure if a rank failed or ended."""
+        while (message := self._channel.next()) is None:
+            # Before a child is connected, only its process tells of its end.
+            self._channel.wait(() if self._is_connected else self._children)
+            if self._channel.num_lost or not self._is_connected:
+                self.raise_on_death()
+        return self._unless_failure(message)
 
     def raise_on_death(self) -> None:
-        """Raises RankFailure if a child process has ended, with its last word where it left one."""
-        ended = [child for _, child in self._children.values() if child.poll() is not None]
-        if not ended:
+        """Raises RankFailure if a rank has ended, with its last word where it left one."""
+        self._channel.wait(timeout_ms=0)
+        if not self._channel.num_lost and not self._ended_children():
             return
-        while self._channel.incoming.poll(LAST_WORD_MS):
-            self._unless_failure(self._channel.receive())
-        codes = ", ".join(str(child.returncode) for child in ended)
-        raise RankFailure(self._describe_deaths() or f"a rank ended without a word, code {codes}")
+        # A dying rank's last word is read before its death is looked at. A process can be seen to
+        # have ended a moment after its stream has.
+        self._channel.wait(self._children, timeout_ms=LAST_WORD_MS)
+        while (message := self._channel.next()) is not None:
+            self._unless_failure(message)
+        codes = ", ".join(str(child.returncode) for child in self._ended_children())
+        raise RankFailure(
+            self._describe_deaths() or f"a rank ended without a word{codes and f', code {codes}'}"
+        )
+
+    def _ended_children(self) -> list[subprocess.Popen[bytes]]:
+        return [child for _, child in self._children.values() if child.poll() is not None]
 
     def _unless_failure(self, message: FromRank) -> FromRank:
         if not isinstance(message, Failure):
@@ -128,7 +135,6 @@ class RankGroup:
             os.close(fd)
         self._children.clear()
         self._channel.close()
-        self._context.term()
 
     def _spawn(self, rank: int) -> None:
         child = subprocess.Popen(
@@ -144,4 +150,3 @@ class RankGroup:
         )
         fd = os.pidfd_open(child.pid)
         self._children[fd] = (rank, child)
-        self._poller.register(fd, zmq.POLLIN)

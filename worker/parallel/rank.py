@@ -10,7 +10,6 @@ import traceback
 from typing import TYPE_CHECKING
 
 import msgspec
-import zmq
 
 from worker.engine.config import EngineConfig
 from worker.parallel.channel import RankChannel
@@ -34,8 +33,7 @@ def run_rank(rank: int, config: EngineConfig, directory: str) -> None:
     Raises:
         Exception: whatever ended the rank, after the coordinator was told.
     """
-    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-    channel = RankChannel(context, directory, rank)
+    channel = RankChannel(directory)
     try:
         _load_and_serve(rank, config, directory, channel)
     except Exception as error:
@@ -43,7 +41,6 @@ def run_rank(rank: int, config: EngineConfig, directory: str) -> None:
         raise
     finally:
         channel.close()
-        context.term()
 
 
 def _load_and_serve(rank: int, config: EngineConfig, directory: str, channel: RankChannel) -> None:

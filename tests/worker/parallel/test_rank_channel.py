@@ -1,23 +1,24 @@
-"""The sockets between coordinator and ranks, over real ipc."""
+"""The sockets between coordinator and ranks, over real streams."""
 
 from __future__ import annotations
 
 import tempfile
+import threading
 from collections.abc import Iterator
 
 import pytest
-import zmq
 
 from worker.parallel.channel import CoordinatorChannel, RankChannel, endpoint
-from worker.parallel.messages import Failure, Hello, PlanMessage, Result, Start, Stop
+from worker.parallel.messages import (
+    Failure,
+    FromRank,
+    Hello,
+    PlanMessage,
+    Result,
+    Start,
+    Stop,
+)
 from worker.scheduler.plan import Admit, PageWrite, Plan, Row, StepResult
-
-
-@pytest.fixture
-def context() -> Iterator[zmq.Context[zmq.Socket[bytes]]]:
-    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-    yield context
-    context.destroy(linger=0)
 
 
 @pytest.fixture
@@ -26,31 +27,37 @@ def directory() -> Iterator[str]:
         yield path
 
 
-def test_messages_arrive_at_every_rank_in_order(
-    context: zmq.Context[zmq.Socket[bytes]], directory: str
-) -> None:
-    coordinator = CoordinatorChannel(context, directory, [0, 1])
-    ranks = [RankChannel(context, directory, rank) for rank in (0, 1)]
+def receive(coordinator: CoordinatorChannel) -> FromRank:
+    while (message := coordinator.next()) is None:
+        coordinator.wait()
+    return message
+
+
+def connected(directory: str, size: int) -> tuple[CoordinatorChannel, list[RankChannel]]:
+    coordinator = CoordinatorChannel(directory, range(size))
+    ranks = [RankChannel(directory) for _ in range(size)]
+    while len(coordinator.fds) < size:
+        coordinator.wait()
+    return coordinator, ranks
+
+
+def test_messages_arrive_at_every_rank_in_order(directory: str) -> None:
+    coordinator, ranks = connected(directory, 2)
     plan = Plan(
         seq=1,
         admits=[Admit(3, b"\x01\0\0\0", 0.0, 0, 1.0, 0.0, -5)],
         page_writes=[PageWrite(3, 0, [7])],
         rows=[Row(3, 0, 1, True)],
     )
-    coordinator.send(Start(num_pages=9))
-    coordinator.send(PlanMessage(plan=plan))
-    coordinator.send(Stop())
+    said = [Start(num_pages=9), PlanMessage(plan=plan), Stop()]
+    for message in said:
+        coordinator.send(message)
     for rank in ranks:
-        assert rank.receive() == Start(num_pages=9)
-        assert rank.receive() == PlanMessage(plan=plan)
-        assert rank.receive() == Stop()
+        assert [rank.receive() for _ in said] == said
 
 
-def test_the_coordinator_hears_all_ranks(
-    context: zmq.Context[zmq.Socket[bytes]], directory: str
-) -> None:
-    coordinator = CoordinatorChannel(context, directory, [0, 1])
-    ranks = [RankChannel(context, directory, rank) for rank in (0, 1)]
+def test_the_coordinator_hears_all_ranks(directory: str) -> None:
+    coordinator, ranks = connected(directory, 2)
     said = [
         Hello(rank=0, num_pages=4, max_model_len=32, vocab_size=10),
         Result(step=StepResult(seq=1, token_ids=[5], compute_ms=0.5)),
@@ -58,19 +65,56 @@ def test_the_coordinator_hears_all_ranks(
     for message in said:
         ranks[0].send(message)
     ranks[1].send(Failure(rank=1, error="out of memory"))
-    heard = [coordinator.receive() for _ in range(3)]
+    heard = [receive(coordinator) for _ in range(3)]
     assert [message for message in heard if not isinstance(message, Failure)] == said
     assert Failure(rank=1, error="out of memory") in heard
 
 
-def test_no_message_is_dropped_while_nobody_listens(
-    context: zmq.Context[zmq.Socket[bytes]], directory: str
-) -> None:
-    coordinator = CoordinatorChannel(context, directory, [0])
+def test_no_message_is_dropped_before_a_rank_is_there(directory: str) -> None:
+    coordinator = CoordinatorChannel(directory, [0])
     for pages in range(5000):
         coordinator.send(Start(num_pages=pages))
-    rank = RankChannel(context, directory, 0)
+    rank = RankChannel(directory)
+    coordinator.wait()
     assert [rank.receive() for _ in range(5000)] == [Start(num_pages=n) for n in range(5000)]
+
+
+def test_a_rank_that_does_not_read_holds_nobody_up(directory: str) -> None:
+    coordinator, (busy, other) = connected(directory, 2)
+    prompt = Admit(0, b"\x07" * (20 << 20), 0.0, 0, 1.0, 0.0, 0)
+    plans = [PlanMessage(plan=Plan(seq, [prompt], [], [])) for seq in (1, 2)]
+    for plan in plans:
+        coordinator.send(plan)
+    done = Result(step=StepResult(seq=2, token_ids=[], compute_ms=0.0))
+
+    def obey(rank: RankChannel) -> None:
+        if [rank.receive() for _ in plans] == plans:
+            rank.send(done)
+
+    # What the system did not take is sent while the coordinator waits for something else.
+    for rank in (other, busy):
+        reader = threading.Thread(target=obey, args=(rank,))
+        reader.start()
+        assert receive(coordinator) == done
+        reader.join()
+
+
+def test_the_end_of_a_rank_shows_after_its_last_word(directory: str) -> None:
+    coordinator, (rank,) = connected(directory, 1)
+    rank.send(Failure(rank=0, error="last word"))
+    rank.close()
+    assert receive(coordinator) == Failure(rank=0, error="last word")
+    assert coordinator.num_lost == 0
+    coordinator.wait()
+    assert coordinator.num_lost == 1
+    coordinator.send(Stop())
+
+
+def test_the_end_of_the_coordinator_ends_a_rank(directory: str) -> None:
+    coordinator, (rank,) = connected(directory, 1)
+    coordinator.close()
+    with pytest.raises(EOFError):
+        rank.receive()
 
 
 def test_a_path_too_long_for_a_unix_socket_is_refused() -> None:
