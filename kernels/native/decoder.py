@@ -75,7 +75,6 @@ class ModelTensors:
             return f"{self.embedding.dtype} is neither fp32 nor bf16"
         sizes = {
             "hidden size": self.embedding.shape[1],
-            "intermediate size per rank": self.intermediate_size,
             "head size": self.head_dim,
             "page size": page_size,
         }
@@ -117,6 +116,7 @@ class NativeDecoder:
         self._error: BaseException | None = None
         self._hidden_size = model.embedding.shape[1]
         self._vocab_size = model.lm_head.shape[0]
+        self._inner_size = -(-model.intermediate_size // _VECTOR) * _VECTOR
         self._is_bf16 = model.embedding.dtype == torch.bfloat16
         self._reduce = Reduce(self._sum_over_ranks) if all_reduce else Reduce()
         self._layers = (LayerWeights * model.num_layers)(*map(self._layer, model.layers))
@@ -193,7 +193,7 @@ class NativeDecoder:
         return ModelWeights(
             is_bf16=self._is_bf16,
             hidden_size=self._hidden_size,
-            intermediate_size=model.intermediate_size,
+            intermediate_size=self._inner_size,
             num_heads=model.num_heads,
             num_kv_heads=model.num_kv_heads,
             head_dim=model.head_dim,
@@ -216,13 +216,35 @@ class NativeDecoder:
         return LayerWeights(
             qkv=self._linear(layer.qkv),
             output=self._linear(layer.output),
-            gate_up=self._linear(layer.gate_up),
-            down=self._linear(layer.down),
+            gate_up=self._linear(self._padded_gate_up(layer.gate_up)),
+            down=self._linear(self._padded_down(layer.down)),
             input_norm=self._floats(layer.input_norm),
             post_attention_norm=self._floats(layer.post_attention_norm),
             q_norm=self._floats(layer.q_norm),
             k_norm=self._floats(layer.k_norm),
         )
+
+    def _padded_gate_up(self, gate_up: LinearTensors) -> LinearTensors:
+        """With zeros after the gate's rows and after the up projection's, up to whole vectors."""
+        missing = self._inner_size - gate_up.weight.shape[0] // 2
+        if not missing:
+            return gate_up
+
+        def pad(values: torch.Tensor) -> torch.Tensor:
+            zeros = values.new_zeros(missing, *values.shape[1:])
+            gate, up = values.chunk(2)
+            return torch.cat((gate, zeros, up, zeros))
+
+        bias = gate_up.bias
+        return LinearTensors(weight=pad(gate_up.weight), bias=None if bias is None else pad(bias))
+
+    def _padded_down(self, down: LinearTensors) -> LinearTensors:
+        """With columns for the zeros that silu(0) * 0 yields."""
+        missing = self._inner_size - down.weight.shape[1]
+        if not missing:
+            return down
+        weight = torch.nn.functional.pad(down.weight, (0, missing))
+        return LinearTensors(weight=weight, bias=down.bias)
 
     def _linear(self, linear: LinearTensors) -> LinearWeight:
         n, k = linear.weight.shape

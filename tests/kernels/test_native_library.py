@@ -21,7 +21,7 @@ from kernels.native import (
 from kernels.native.decoder import multiply, pack_weight
 
 DTYPES = (torch.float32, torch.bfloat16)
-HIDDEN, INNER, HEADS, KV_HEADS, DIM, VOCAB, PAGE = 64, 96, 6, 2, 48, 90, 16
+HIDDEN, INNER, HEADS, KV_HEADS, DIM, VOCAB, PAGE = 64, 90, 6, 2, 48, 90, 16
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
