@@ -1,16 +1,17 @@
-// Attention that reads the pages of the cache in place. Within a page a kv head's keys lie
-// transposed, [head_dim][page_size], so that 16 positions are scored at once; its values lie
-// [page_size][head_dim].
+// Attention that reads the pages of the cache in place. A kv head's part of a page lies as sums of
+// products take it (operand.h): keys [head_dim / per][page_size][per], so that 16 positions are
+// scored at once, and values [page_size / per][head_dim][per]; `per` is 1 in fp32, 2 in bf16.
 // HAZARD(invariance): a query's sums run over positions from 0 on in one order, whatever it is
 // computed together with: decoding, extending and chunks of any length give the same bits.
-// Positions past a query's own are never multiplied, only skipped: they may hold anything.
+// HAZARD: places of a page that were never written may hold anything, and are never multiplied.
 #pragma once
 
+#include <algorithm>
 #include <cmath>
 #include <cstdint>
 #include <vector>
 
-#include "simd.h"
+#include "operand.h"
 
 namespace rayfleet {
 
@@ -20,55 +21,72 @@ struct Heads {
   int64_t num_heads, num_kv_heads, head_dim, page_size;
   float scale;
   int64_t group() const { return num_heads / num_kv_heads; }
-  // Elements of one kv head in one page.
-  int64_t head_page() const { return page_size * head_dim; }
 };
 
+// One kv head's keys or values in one page.
 template <typename W>
-static inline W* page_of(W* cache, const Heads& heads, int64_t page, int64_t kv_head) {
-  return cache + (page * heads.num_kv_heads + kv_head) * heads.head_page();
+static inline W* head_page(W* cache, const Heads& heads, int64_t page, int64_t kv_head) {
+  return cache + (page * heads.num_kv_heads + kv_head) * heads.page_size * heads.head_dim;
 }
 
 // Puts one token's keys and values, [kv heads][head_dim] each, into its place.
 template <typename W>
 static void store_kv(const float* k, const float* v, W* k_cache, W* v_cache, const Heads& heads,
                      int64_t page, int64_t offset) {
+  constexpr int64_t kPer = Operand<W>::kPer;
   const int64_t dim = heads.head_dim;
   for (int64_t head = 0; head < heads.num_kv_heads; ++head) {
-    W* keys = page_of(k_cache, heads, page, head) + offset;
+    W* keys = head_page(k_cache, heads, page, head) + offset * kPer;
+    W* values = head_page(v_cache, heads, page, head) + offset / kPer * dim * kPer + offset % kPer;
     for (int64_t d = 0; d < dim; d += kLanes) {
       W lanes[kLanes];
       store_any(lanes, load(k + head * dim + d));
-      for (int i = 0; i < kLanes; ++i) keys[(d + i) * heads.page_size] = lanes[i];
+      for (int64_t i = 0; i < kLanes; ++i)
+        keys[(d + i) / kPer * heads.page_size * kPer + i % kPer] = lanes[i];
+      store_any(lanes, load(v + head * dim + d));
+      for (int64_t i = 0; i < kLanes; ++i) values[(d + i) * kPer] = lanes[i];
     }
-    W* values = page_of(v_cache, heads, page, head) + offset * dim;
-    for (int64_t d = 0; d < dim; d += kLanes) store_any(values + d, load(v + head * dim + d));
   }
 }
 
 // Queries of one kv head and where they stand.
+template <typename W>
 struct Queries {
-  const float* q[kMaxQueries];
+  const typename Operand<W>::Element* q[kMaxQueries];
   float* out[kMaxQueries];
   int64_t visible[kMaxQueries];  // positions that each sees
 };
 
+// What a thread needs while it works on a few queries.
+template <typename W>
+struct Scratch {
+  std::vector<float> weights;
+  std::vector<typename Operand<W>::Element> elements;
+};
+
 template <typename W, int COUNT>
-static void score(const Queries& queries, const W* k_cache, const Heads& heads, int64_t kv_head,
+static void score(const Queries<W>& queries, const W* k_cache, const Heads& heads, int64_t kv_head,
                   const int32_t* pages, int64_t longest, float* weights, int64_t stride) {
-  const int64_t dim = heads.head_dim;
+  const int64_t length = Operand<W>::length(heads.head_dim);
+  const int64_t step = heads.page_size * Operand<W>::kPer;
+  const auto chunk = [&](int64_t position) {
+    return head_page(k_cache, heads, pages[position / heads.page_size], kv_head) +
+           position % heads.page_size * Operand<W>::kPer;
+  };
   for (int64_t position = 0; position < longest; position += kLanes) {
-    const int64_t page = pages[position / heads.page_size];
-    const W* keys = page_of(k_cache, heads, page, kv_head) + position % heads.page_size;
+    const W* keys = chunk(position);
+    const W* next = chunk(std::min(position + kLanes, longest - 1));
     F32 sums[COUNT] = {};
-    for (int64_t d = 0; d < dim; ++d) {
-      const F32 key = load_any(keys + d * heads.page_size);
-      for (int i = 0; i < COUNT; ++i) sums[i] = sums[i] + splat(queries.q[i][d]) * key;
+    for (int64_t d = 0; d < length; ++d) {
+      __builtin_prefetch(next + d * step);
+      const auto key = load_operand(keys + d * step);
+      for (int i = 0; i < COUNT; ++i) sums[i] = multiply_add(sums[i], queries.q[i][d], key);
     }
     for (int i = 0; i < COUNT; ++i) {
-      const I32 seen = lane_numbers() < (int32_t)std::min<int64_t>(queries.visible[i] - position, kLanes);
+      const int64_t seen = std::min<int64_t>(queries.visible[i] - position, kLanes);
       store(weights + i * stride + position,
-            select(seen, sums[i] * splat(heads.scale), splat(-INFINITY)));
+            select(lane_numbers() < (int32_t)seen, sums[i] * splat(heads.scale),
+                   splat(-INFINITY)));
     }
   }
 }
@@ -89,19 +107,32 @@ static inline float soften(float* weights, int64_t padded) {
 
 // COUNT queries times VECTORS vectors of the values' dimension, from `d` on.
 template <typename W, int COUNT, int VECTORS>
-static void blend(const Queries& queries, const W* v_cache, const Heads& heads, int64_t kv_head,
-                  const int32_t* pages, const int64_t longest, const float* weights,
-                  int64_t stride, const float* totals, int64_t d) {
+static void blend(const Queries<W>& queries, const W* v_cache, const Heads& heads, int64_t kv_head,
+                  const int32_t* pages, int64_t longest,
+                  const typename Operand<W>::Element* weights, int64_t stride,
+                  const float* totals, int64_t d) {
+  constexpr int64_t kPer = Operand<W>::kPer;
   F32 sums[COUNT][VECTORS] = {};
+  const auto add = [&](auto value, int64_t index, int j) {
+    for (int i = 0; i < COUNT; ++i)
+      sums[i][j] = multiply_add(sums[i][j], weights[i * stride + index], value);
+  };
   for (int64_t start = 0; start < longest; start += heads.page_size) {
-    const W* values = page_of(v_cache, heads, pages[start / heads.page_size], kv_head) + d;
-    const int64_t end = std::min(heads.page_size, longest - start);
-    for (int64_t offset = 0; offset < end; ++offset)
+    const int64_t page = start / heads.page_size;
+    const W* values = head_page(v_cache, heads, pages[page], kv_head) + d * kPer;
+    const int64_t last_page = (longest - 1) / heads.page_size;
+    const W* next = head_page(v_cache, heads, pages[std::min(page + 1, last_page)], kv_head) + d * kPer;
+    const int64_t whole = std::min(heads.page_size, longest - start) / kPer;
+    for (int64_t i = 0; i < whole; ++i)
       for (int j = 0; j < VECTORS; ++j) {
-        const F32 value = load_any(values + offset * heads.head_dim + j * kLanes);
-        for (int i = 0; i < COUNT; ++i)
-          sums[i][j] = sums[i][j] + splat(weights[i * stride + start + offset]) * value;
+        const int64_t at = (i * heads.head_dim + j * kLanes) * kPer;
+        __builtin_prefetch(next + at);
+        add(load_operand(values + at), start / kPer + i, j);
       }
+    if (start + heads.page_size > longest && longest % kPer)
+      for (int j = 0; j < VECTORS; ++j)
+        add(first_of(load_operand(values + (whole * heads.head_dim + j * kLanes) * kPer)),
+            start / kPer + whole, j);
   }
   for (int i = 0; i < COUNT; ++i)
     for (int j = 0; j < VECTORS; ++j)
@@ -109,22 +140,30 @@ static void blend(const Queries& queries, const W* v_cache, const Heads& heads, 
 }
 
 template <typename W, int COUNT>
-static void attend_some(const Queries& queries, const W* k_cache, const W* v_cache,
+static void attend_some(const Queries<W>& queries, const W* k_cache, const W* v_cache,
                         const Heads& heads, int64_t kv_head, const int32_t* pages,
-                        std::vector<float>& scratch) {
+                        Scratch<W>& scratch) {
   int64_t longest = 1;
   for (int i = 0; i < COUNT; ++i) longest = std::max(longest, queries.visible[i]);
   const int64_t stride = (longest + kLanes - 1) / kLanes * kLanes;
-  if ((int64_t)scratch.size() < stride * COUNT) scratch.resize(stride * COUNT);
-  float* weights = scratch.data();
+  if ((int64_t)scratch.weights.size() < stride * COUNT) {
+    scratch.weights.resize(stride * COUNT);
+    scratch.elements.resize(stride * COUNT);
+  }
+  float* weights = scratch.weights.data();
   score<W, COUNT>(queries, k_cache, heads, kv_head, pages, longest, weights, stride);
+  const int64_t length = Operand<W>::length(stride);
   float totals[COUNT];
-  for (int i = 0; i < COUNT; ++i) totals[i] = soften(weights + i * stride, stride);
+  for (int i = 0; i < COUNT; ++i) {
+    totals[i] = soften(weights + i * stride, stride);
+    convert_row(weights + i * stride, stride, &scratch.elements[i * length]);
+  }
+  const auto* elements = scratch.elements.data();
   int64_t d = 0;
   for (; d + 2 * kLanes <= heads.head_dim; d += 2 * kLanes)
-    blend<W, COUNT, 2>(queries, v_cache, heads, kv_head, pages, longest, weights, stride, totals, d);
+    blend<W, COUNT, 2>(queries, v_cache, heads, kv_head, pages, longest, elements, length, totals, d);
   for (; d < heads.head_dim; d += kLanes)
-    blend<W, COUNT, 1>(queries, v_cache, heads, kv_head, pages, longest, weights, stride, totals, d);
+    blend<W, COUNT, 1>(queries, v_cache, heads, kv_head, pages, longest, elements, length, totals, d);
 }
 
 // Consecutive tokens of one request, as one work item sees them.
@@ -135,23 +174,24 @@ struct Span {
   const int32_t* pages;
 };
 
-// All query heads of one kv head for the tokens of a span. A token's q starts at
-// q + token * q_stride, its result goes to out + token * num_heads * head_dim.
+// All query heads of one kv head for the tokens of a span. `q` is [tokens][heads][head_dim] as
+// elements, `out` the same as floats.
 template <typename W>
-static void attend(const Span& span, int64_t kv_head, const float* q, int64_t q_stride,
+static void attend(const Span& span, int64_t kv_head, const typename Operand<W>::Element* q,
                    const W* k_cache, const W* v_cache, const Heads& heads, float* out,
-                   std::vector<float>& scratch) {
+                   Scratch<W>& scratch) {
   const int64_t group = heads.group(), dim = heads.head_dim;
   const int64_t total = span.num_tokens * group;
   for (int64_t done = 0; done < total;) {
-    Queries queries;
+    Queries<W> queries;
     const int64_t left = total - done;
     const int count = left >= 8 ? 8 : left >= 4 ? 4 : left >= 2 ? 2 : 1;
     for (int i = 0; i < count; ++i) {
-      const int64_t token = (done + i) / group, head = kv_head * group + (done + i) % group;
-      queries.q[i] = q + (span.first_token + token) * q_stride + head * dim;
-      queries.out[i] = out + (span.first_token + token) * heads.num_heads * dim + head * dim;
-      queries.visible[i] = span.first_position + token + 1;
+      const int64_t token = span.first_token + (done + i) / group;
+      const int64_t head = token * heads.num_heads + kv_head * group + (done + i) % group;
+      queries.q[i] = q + head * Operand<W>::length(dim);
+      queries.out[i] = out + head * dim;
+      queries.visible[i] = span.first_position + (done + i) / group + 1;
     }
     const auto run = [&](auto attend_count) {
       attend_count(queries, k_cache, v_cache, heads, kv_head, span.pages, scratch);

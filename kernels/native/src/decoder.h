@@ -111,6 +111,7 @@ class Decoder {
     block_.resize(count * model_.hidden_size);
     qkv_.resize(count * qkv_size());
     attended_.resize(count * model_.num_heads * model_.head_dim);
+    queries_.resize(count * model_.num_heads * Operand<W>::length(model_.head_dim));
     gate_up_.resize(count * 2 * model_.intermediate_size);
     operand_.resize(count * Operand<W>::length(widest));
     row_.resize(team_.size());
@@ -131,7 +132,7 @@ class Decoder {
       team_.share(count, [&](int64_t t) { place(layer, t); });
       team_.share((int64_t)spans_.size() * model_.num_kv_heads, [&](int64_t item) {
         const Span& span = spans_[item / model_.num_kv_heads];
-        attend(span, item % model_.num_kv_heads, qkv_.data(), qkv_size(), (const W*)layer.k_cache,
+        attend(span, item % model_.num_kv_heads, queries_.data(), (const W*)layer.k_cache,
                (const W*)layer.v_cache, heads_, attended_.data(), scratch_[id]);
       });
       const int64_t width = model_.num_heads * model_.head_dim;
@@ -181,6 +182,9 @@ class Decoder {
     };
     for (int64_t head = 0; head < model_.num_heads; ++head) turn(q + head * dim, layer.q_norm);
     for (int64_t head = 0; head < model_.num_kv_heads; ++head) turn(k + head * dim, layer.k_norm);
+    for (int64_t head = 0; head < model_.num_heads; ++head)
+      convert_row(q + head * dim, dim,
+                  &queries_[(t * model_.num_heads + head) * Operand<W>::length(dim)]);
     store_kv(k, k + model_.num_kv_heads * dim, (W*)layer.k_cache, (W*)layer.v_cache, heads_,
              token.page, token.offset);
   }
@@ -224,9 +228,9 @@ class Decoder {
   std::vector<Token> tokens_;
   std::vector<Span> spans_;
   std::vector<float> residual_, block_, qkv_, attended_, gate_up_;
-  std::vector<Element> operand_;
+  std::vector<Element> operand_, queries_;
   std::vector<std::vector<float>> row_;
-  std::vector<std::vector<float>> scratch_;  // per thread
+  std::vector<Scratch<W>> scratch_;  // per thread
   bool failed_ = false;
 };
 

@@ -8,11 +8,7 @@
 #include <algorithm>
 #include <cstdint>
 
-#include "simd.h"
-
-#if defined(__AVX512BF16__)
-#include <immintrin.h>
-#endif
+#include "operand.h"
 
 namespace rayfleet {
 
@@ -29,7 +25,7 @@ static inline int64_t blocks_of(int64_t n) { return (n + kBlock - 1) / kBlock; }
 // Storage of packed weights per block, in elements.
 template <typename W>
 static inline int64_t block_elements(int64_t k) {
-  return sizeof(W) == 4 ? k * kBlock : (k + 1) / 2 * 2 * kBlock;
+  return Operand<W>::length(k) * Operand<W>::kPer * kBlock;
 }
 
 template <typename W>
@@ -38,52 +34,18 @@ void pack(const W* weight, int64_t n, int64_t k, W* packed) {
     for (int64_t j = 0; j < kBlock; ++j) {
       const int64_t row = block * kBlock + j;
       W* to = packed + block * block_elements<W>(k);
-      for (int64_t i = 0; i < (sizeof(W) == 4 ? k : (k + 1) / 2 * 2); ++i) {
-        const W value = row < n && i < k ? weight[row * k + i] : W(0);
-        if constexpr (sizeof(W) == 4)
-          to[i * kBlock + j] = value;
-        else
-          to[(i / 2 * kBlock + j) * 2 + i % 2] = value;
-      }
+      constexpr int64_t kPer = Operand<W>::kPer;
+      for (int64_t i = 0; i < Operand<W>::length(k) * kPer; ++i)
+        to[(i / kPer * kBlock + j) * kPer + i % kPer] =
+            row < n && i < k ? weight[row * k + i] : W(0);
     }
-}
-
-// What a product reads: rows of floats, or of bf16 pairs (one 32-bit word each).
-template <typename W>
-struct Operand;
-template <>
-struct Operand<float> {
-  typedef float Element;
-  static int64_t length(int64_t k) { return k; }
-};
-template <>
-struct Operand<uint16_t> {
-  typedef uint32_t Element;
-  static int64_t length(int64_t k) { return (k + 1) / 2; }
-};
-
-static inline F32 multiply_add(F32 sum, float x, const float* w) { return sum + splat(x) * load(w); }
-
-static inline F32 multiply_add(F32 sum, uint32_t pair, const uint16_t* w) {
-#if defined(__AVX512BF16__)
-  const __m512i both = _mm512_loadu_si512(w);
-  return (F32)_mm512_dpbf16_ps((__m512)sum, (__m512bh)_mm512_set1_epi32((int)pair), (__m512bh)both);
-#else
-  const U32 both = load_as<U32>(w);
-  float low, high;
-  const uint32_t low_bits = pair << 16, high_bits = pair & 0xffff0000u;
-  std::memcpy(&low, &low_bits, 4);
-  std::memcpy(&high, &high_bits, 4);
-  sum = sum + splat(low) * (F32)(both << 16);
-  return sum + splat(high) * (F32)(both & 0xffff0000u);
-#endif
 }
 
 // ROWS rows times BLOCKS blocks of columns, the first of which is `block`.
 template <typename W, int ROWS, int BLOCKS>
 static void tile(const typename Operand<W>::Element* x, int64_t k, const W* packed, int64_t block,
                  int64_t n, const float* bias, float* out, int64_t out_stride) {
-  constexpr int kStep = sizeof(W) == 4 ? kBlock : 2 * kBlock;  // weights per step of k
+  constexpr int kStep = Operand<W>::kPer * kBlock;  // weights per step of k
   constexpr int kHalf = kStep / 2;
   const int64_t length = Operand<W>::length(k);
   const int64_t stride = block_elements<W>(k);
@@ -92,8 +54,9 @@ static void tile(const typename Operand<W>::Element* x, int64_t k, const W* pack
   for (int64_t i = 0; i < length; ++i)
     for (int row = 0; row < ROWS; ++row)
       for (int b = 0; b < 2 * BLOCKS; ++b)
-        sums[row][b] = multiply_add(sums[row][b], x[row * length + i],
-                                    w + (b / 2) * stride + i * kStep + (b % 2) * kHalf);
+        sums[row][b] =
+            multiply_add(sums[row][b], x[row * length + i],
+                         load_operand(w + (b / 2) * stride + i * kStep + (b % 2) * kHalf));
   for (int row = 0; row < ROWS; ++row)
     for (int b = 0; b < 2 * BLOCKS; ++b) {
       const int64_t column = block * kBlock + b * kLanes;

@@ -8,16 +8,6 @@
 
 namespace rayfleet {
 
-// As products read their input: fp32 as it is, bf16 in pairs.
-static inline void convert_row(const float* from, int64_t size, float* to) {
-  if (from != to) std::memcpy(to, from, size * sizeof(float));
-}
-
-static inline void convert_row(const float* from, int64_t size, uint32_t* to) {
-  uint16_t* halves = (uint16_t*)to;
-  for (int64_t i = 0; i < size; i += kLanes) store_bf16(halves + i, load(from + i));
-}
-
 static inline float inverse_rms(const float* x, int64_t size, float eps) {
   F32 sum = {};
   for (int64_t i = 0; i < size; i += kLanes) {
