@@ -8,6 +8,7 @@ where more share a bucket (logits of equal size), the bisection reads the row it
 """
 
 # mypy: disable-error-code="no-untyped-def,untyped-decorator"
+# ruff: noqa: SIM102  (a constant condition that stands alone drops what it guards at compile time)
 from __future__ import annotations
 
 import torch
@@ -62,7 +63,7 @@ def find_thresholds(logits: torch.Tensor, parameters: SamplingParameters) -> tor
         logits, *own, chunk_best, counts, weights, *shape, **flags, **blocks, num_warps=8
     )
     _locate_kernel[(rows,)](*own, counts, weights, plan, **flags, num_warps=8)
-    _gather_kernel[grid](
+    _collect_kernel[grid](
         logits, *own, chunk_best, plan, num_candidates, candidates, *shape, **flags, **blocks,
         num_warps=8,
     )  # fmt: skip
@@ -172,7 +173,7 @@ def _locate_kernel(
 
 
 @triton.jit(do_not_specialize_on_alignment=_PARAMETERS)
-def _gather_kernel(
+def _collect_kernel(
     logits_ptr, temperature_ptr, top_k_ptr, top_p_ptr, min_p_ptr, best_ptr,
     plan_ptr, num_candidates_ptr, candidates_ptr, vocab_size, row_stride, num_chunks,
     HAS_TOP_K: tl.constexpr, HAS_TOP_P: tl.constexpr, HAS_MIN_P: tl.constexpr,
@@ -235,9 +236,7 @@ def _search_kernel(
                     tl.load(cell + 1), False, BLOCK,
                 )  # fmt: skip
                 if HAS_TOP_P:
-                    total += _weight_from(
-                        source, length, best, least, temperature, k_bucket, BLOCK
-                    )
+                    total += _weight_from(source, length, best, least, temperature, k_bucket, BLOCK)
                 threshold = tl.maximum(threshold, least)
         if HAS_TOP_P:
             first = tl.load(cell + 3)

@@ -24,9 +24,7 @@ class StepTensors:
     """[B] int32: tokens in the cache, the step's included."""
 
     @classmethod
-    def allocate(
-        cls, num_rows: int, num_tokens: int, num_pages: int, device: torch.device
-    ) -> Self:
+    def allocate(cls, num_rows: int, num_tokens: int, num_pages: int, device: torch.device) -> Self:
         """Room for a step, without content."""
         return cls(
             input_ids=torch.empty(num_tokens, dtype=torch.int32, device=device),

@@ -221,9 +221,7 @@ def step_inputs_case(device: str, dtype: torch.dtype) -> None:
         pool = torch.zeros(6, 901, dtype=torch.int32, device=device)
         table = torch.zeros(6, 120, dtype=torch.int32, device=device)
         with registry.using(backend):  # type: ignore[arg-type]
-            write_table_rows_(
-                pool, table, segments.to(device), values.to(device), longest=705
-            )
+            write_table_rows_(pool, table, segments.to(device), values.to(device), longest=705)
             step = gather_step_inputs(
                 pool, table, slots.to(device), starts.to(device), query_start.to(device),
                 num_tokens=sum(lengths), longest_query=700, num_pages=101, page_size=page_size,

@@ -17,6 +17,13 @@ def test_every_op_has_a_triton_kernel() -> None:
         "silu_and_mul",
         "store_kv_cache",
         "gumbel_noise",
+        "sample_tokens",
+        "apply_token_bitmask_",
+        "apply_penalties_",
+        "count_tokens_",
+        "token_scores",
+        "write_table_rows_",
+        "gather_step_inputs",
         "decode_attention",
         "extend_attention",
     }

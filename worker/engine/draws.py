@@ -59,6 +59,9 @@ def sample_with_rules(
     """
     scored = rules.logprobs
     raw = None if scored is None else logits.index_select(0, scored.rows)
+    if rules.token_masks is not None:
+        assert tables.rules.token_masks is not None, "masked rows come from the table of masks"
+        tables.rules.token_masks.apply(logits, rules.token_masks)
     for edit in rules.edits:
         edit.edits.apply(logits, edit, tables.flat_tokens)
     if rules.penalties is not None:

@@ -8,15 +8,16 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from kernels import PenaltyRows, registry
 from worker.engine.logit_edits import RowEdit, SlotEdits
 from worker.engine.logprobs import LogprobRows, PromptChunk
 from worker.engine.penalties import (
     Asking,
-    PenaltyRows,
     PenaltyTable,
     gather_penalty_rows,
     penalizes,
 )
+from worker.engine.token_masks import TokenMaskRows, TokenMaskTable
 from worker.engine.transfer import to_device
 from worker.scheduler.plan import Admit, Row, TokenRules
 
@@ -29,6 +30,8 @@ class StepRules:
     penalties: PenaltyRows | None
     logprobs: LogprobRows | None
     prompts: Sequence[PromptChunk]
+    token_masks: TokenMaskRows | None = None
+    """Where kernels mask; elsewhere the edits do."""
 
 
 class RuleTable:
@@ -48,6 +51,10 @@ class RuleTable:
         self._token_stride = token_stride
         self._vocab_size = vocab_size
         self._device = device
+        # Copying edits row by row costs a GPU a launch each; a CPU is faster with few tokens.
+        self.token_masks: TokenMaskTable | None = None
+        if registry.uses_triton(torch.empty(0, device=device)):
+            self.token_masks = TokenMaskTable(num_rows, vocab_size, device)
         self._rules: dict[int, tuple[TokenRules, SlotEdits]] = {}
 
     def admit(self, admit: Admit) -> None:
@@ -56,7 +63,12 @@ class RuleTable:
         if rules is None:
             self._rules.pop(admit.slot, None)
             return
-        self._rules[admit.slot] = rules, SlotEdits(rules, self._vocab_size, self._device)
+        edits = SlotEdits(
+            rules, self._vocab_size, self._device, masks_elsewhere=self.token_masks is not None
+        )
+        self._rules[admit.slot] = rules, edits
+        if self.token_masks is not None:
+            self.token_masks.admit(admit.slot, rules)
         if penalizes(rules):
             token_ids = np.frombuffer(admit.token_ids, dtype="<i4")
             self.penalties.admit(admit.slot, token_ids, rules.num_prompt)
@@ -87,6 +99,7 @@ class RuleTable:
             penalties=gather_penalty_rows(asking, self._device),
             logprobs=self._logprob_rows(asking),
             prompts=prompts,
+            token_masks=self._mask_rows(asking),
         )
 
     def _edit(self, sample: int, row: Row, rules: TokenRules, edits: SlotEdits) -> RowEdit:
@@ -96,6 +109,13 @@ class RuleTable:
             edits=edits,
             cell=row.slot * self._token_stride + end,
             num_output=end - rules.num_prompt,
+        )
+
+    def _mask_rows(self, asking: list[Asking]) -> TokenMaskRows | None:
+        if self.token_masks is None:
+            return None
+        return self.token_masks.gather(
+            [(one.sample, one.slot, one.end - one.rules.num_prompt) for one in asking]
         )
 
     def _logprob_rows(self, asking: list[Asking]) -> LogprobRows | None:

@@ -8,8 +8,10 @@ from dataclasses import replace
 
 import torch
 
+from kernels import registry
 from worker.engine.config import EngineConfig
 from worker.engine.cpu import lazy_zeros, tune_cpu_process
+from worker.engine.device_inputs import prepare_on_device
 from worker.engine.draws import Draws, sample_with_rules
 from worker.engine.inputs import StepInputs, build_inputs, build_native_inputs
 from worker.engine.logprobs import score_prompts
@@ -132,6 +134,10 @@ class ModelRunner:
 
     def prepare(self, plan: Plan) -> StepInputs | None:
         """Applies the Plan's writes and stages its inputs; None for a Plan without rows."""
+        if registry.uses_triton(self._tables.token_pool):
+            return prepare_on_device(
+                plan, self._tables, batch_invariant=self.config.batch_invariant
+            )
         self._tables.apply(plan)
         if not plan.rows:
             return None
