@@ -16,6 +16,7 @@ from kernels import (
     prepare_extend,
     write_table_rows_,
 )
+from kernels.attention import AttentionLibrary
 from kernels.sample_tokens import GREEDY_BELOW
 from worker.engine.inputs import StepInputs
 from worker.engine.sampler import RandomRows
@@ -25,7 +26,11 @@ from worker.scheduler.plan import Plan
 
 
 def prepare_on_device(
-    plan: Plan, tables: DeviceTables, *, batch_invariant: bool
+    plan: Plan,
+    tables: DeviceTables,
+    *,
+    batch_invariant: bool,
+    library: AttentionLibrary | None = None,
 ) -> StepInputs | None:
     """Applies the Plan's writes and makes its inputs; None for a Plan without rows."""
     staging = Staging()
@@ -46,7 +51,7 @@ def prepare_on_device(
         )
     if step is None:
         return None
-    return step.inputs(plan, tables, staged, batch_invariant)
+    return step.inputs(plan, tables, staged, batch_invariant, library)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -97,6 +102,7 @@ class _Step:
         tables: DeviceTables,
         staged: list[torch.Tensor],
         batch_invariant: bool,
+        library: AttentionLibrary | None,
     ) -> StepInputs:
         columns = {name: staged[place] for name, place in self.places.items()}
         num_tokens = int(self.lengths.sum())
@@ -112,7 +118,7 @@ class _Step:
             page_size=tables.page_size,
         )
         decode, extend = self._attention(
-            step, columns["extend_start"], tables.page_size, batch_invariant
+            step, columns["extend_start"], tables.page_size, batch_invariant, library
         )
         return StepInputs(
             num_decode_tokens=self.num_decodes,
@@ -134,6 +140,7 @@ class _Step:
         extend_start: torch.Tensor,
         page_size: int,
         batch_invariant: bool,
+        library: AttentionLibrary | None,
     ) -> tuple[DecodeMetadata | None, ExtendMetadata | None]:
         border, num_rows = self.num_decodes, len(self.lengths)
         ends = (self.starts + self.lengths).tolist()
@@ -145,6 +152,7 @@ class _Step:
                 seq_lens_host=ends[:border],
                 page_size=page_size,
                 batch_invariant=batch_invariant,
+                library=library,
             )
         if border < num_rows:
             extend = prepare_extend(
@@ -155,6 +163,7 @@ class _Step:
                 query_lens_host=self.lengths[border:].tolist(),
                 page_size=page_size,
                 batch_invariant=batch_invariant,
+                library=library,
             )
         return decode, extend
 
