@@ -71,7 +71,8 @@ class FlashInferWrapper:
 class FlashInfer:
     class BatchDecodeWithPagedKVCacheWrapper(FlashInferWrapper):
         def plan(self, indptr, indices, last_page_len, num_qo_heads, num_kv_heads, head_dim,
-                 page_size, *, sm_scale=None, q_data_type="float16", kv_data_type=None):  # fmt: skip
+                 page_size, *, sm_scale=None, q_data_type="float16",
+                 kv_data_type=None):  # fmt: skip
             assert q_data_type == kv_data_type == torch.float32
             shape = (num_qo_heads, num_kv_heads, head_dim, page_size)
             queries = torch.arange(len(indptr), dtype=torch.int32)
