@@ -19,11 +19,13 @@ from kernels.silu_and_mul import silu_and_mul
 from kernels.step_inputs import StepTensors, gather_step_inputs, write_table_rows_
 from kernels.store_kv_cache import store_kv_cache
 from kernels.token_bitmask import apply_token_bitmask_
+from kernels.token_edits import EditRows, TokenEdits, apply_token_edits_
 from kernels.token_scores import TokenScores, token_scores
 
 __all__ = [
     "Backend",
     "DecodeMetadata",
+    "EditRows",
     "ExtendMetadata",
     "Op",
     "OpRegistry",
@@ -31,9 +33,11 @@ __all__ = [
     "PenaltyRows",
     "SamplingParameters",
     "StepTensors",
+    "TokenEdits",
     "TokenScores",
     "apply_penalties_",
     "apply_token_bitmask_",
+    "apply_token_edits_",
     "count_tokens_",
     "decode_attention",
     "extend_attention",

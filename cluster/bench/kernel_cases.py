@@ -11,7 +11,7 @@ from typing import Self
 import torch
 
 import kernels
-from kernels import PenaltyRows, SamplingParameters
+from kernels import EditRows, PenaltyRows, SamplingParameters, TokenEdits
 from worker.wire.sampling import MAX_LOGPROBS
 
 PAGE_SIZE = 16
@@ -80,6 +80,7 @@ def make_cases(
         ("apply_token_bitmask_", maker.bitmask),
         ("apply_penalties_", maker.penalties),
         ("count_tokens_", maker.count),
+        ("apply_token_edits_", maker.edits),
         ("token_scores", maker.scores),
         ("write_table_rows_", maker.write),
         ("gather_step_inputs", maker.gather),
@@ -260,6 +261,24 @@ class _Maker:
             shape=self._drawn,
             run=lambda: kernels.count_tokens_(counts, rows, tokens),
             num_bytes=32.0 * self._rows,
+        )
+
+    def edits(self) -> Case:
+        num_edits, length = 64, 4
+        logits, (pool, _) = self._logits(), self._tables()
+        index = torch.arange(self._rows, device=self._device)
+        tokens = torch.arange(num_edits, dtype=torch.int32, device=self._device)
+        edits = TokenEdits(
+            tokens=tokens.repeat(self._rows, 1),
+            values=torch.ones(self._rows, num_edits, device=self._device),
+            before=tokens.new_full((self._rows, num_edits, length), -1),
+        )
+        rows = EditRows(rows=index, slots=index, cells=index, num_output=torch.zeros_like(index))
+        return Case(
+            op="apply_token_edits_",
+            shape=f"{self._drawn}, {num_edits} biases",
+            run=lambda: kernels.apply_token_edits_(logits, edits, rows, pool),
+            num_bytes=self._rows * (num_edits * (16.0 + 4 * length) + 32.0),
         )
 
     def scores(self) -> Case:

@@ -9,10 +9,13 @@ from collections.abc import Callable
 import torch
 
 from kernels import (
+    EditRows,
     PenaltyRows,
     SamplingParameters,
+    TokenEdits,
     apply_penalties_,
     apply_token_bitmask_,
+    apply_token_edits_,
     count_tokens_,
     gather_step_inputs,
     registry,
@@ -193,6 +196,48 @@ def penalties_case(device: str, dtype: torch.dtype) -> None:
     assert not torch.equal(found[1][0][2], untouched[2])
 
 
+def token_edits_case(device: str, dtype: torch.dtype) -> None:
+    pool = torch.tensor([[9, 9, 9, 9, 9, 9], [4, 5, 6, 5, 6, 0], [6, 5, 6, 5, 6, 0]])
+    num_edits = 200  # more than one block
+    tokens = torch.full((3, num_edits), -1)
+    values, before = torch.zeros(3, num_edits), torch.full((3, num_edits, 4), -1)
+    phrases = [
+        (11, ()),
+        (12, (5, 6)),
+        (13, (6, 5, 6)),
+        (14, (4, 5, 6, 5)),
+        (15, (6, 6)),
+        (11, (6,)),
+    ]
+    for place, (token, words) in enumerate(phrases):
+        place += 125  # across a border of blocks
+        tokens[1:, place] = token
+        values[1:, place] = 1.5 if not words else float("-inf")
+        before[1:, place, 4 - len(words) :] = torch.tensor(words, dtype=torch.long)
+    edits = TokenEdits(
+        tokens=tokens.int().to(device), values=values.to(device), before=before.int().to(device)
+    )
+    for num_output, banned in ((5, {11, 12, 13}), (2, {11, 12}), (1, {11}), (0, set())):
+        rows = EditRows(
+            rows=torch.tensor([2, 0, 1]).to(device),
+            slots=torch.tensor([1, 2, 0]).to(device),
+            cells=torch.tensor([11, 17, 5]).to(device),
+            num_output=torch.tensor([num_output, 5, 5]).to(device),
+        )
+        found = []
+        for backend in ("torch", "triton"):
+            logits = make_logits(3, 40, 1.0, device, ties=False)
+            with registry.using(backend):  # type: ignore[arg-type]
+                apply_token_edits_(logits, edits, rows, pool.int().to(device))
+            found.append(logits)
+        assert torch.equal(*found)
+        assert set((found[1][2] == float("-inf")).nonzero()[:, 0].tolist()) == banned
+        plain = make_logits(3, 40, 1.0, device, ties=False)
+        assert torch.equal(found[1][1], plain[1])
+        if not banned:
+            assert float(found[1][2, 11]) == float(plain[2, 11] + 1.5)
+
+
 def token_scores_case(device: str, dtype: torch.dtype) -> None:
     for vocab, scale in ((1, 1.0), (97, 3.0), (9000, 2.0)):
         logits = make_logits(7, vocab, scale, device, ties=vocab == 97)
@@ -240,6 +285,7 @@ SAMPLING_CASES: list[Callable[[str, torch.dtype], None]] = [
     sample_extremes_case,
     bitmask_case,
     penalties_case,
+    token_edits_case,
     token_scores_case,
     step_inputs_case,
 ]

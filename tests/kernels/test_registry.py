@@ -21,6 +21,7 @@ def test_every_op_has_a_triton_kernel() -> None:
         "apply_token_bitmask_",
         "apply_penalties_",
         "count_tokens_",
+        "apply_token_edits_",
         "token_scores",
         "write_table_rows_",
         "gather_step_inputs",

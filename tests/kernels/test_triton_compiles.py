@@ -11,10 +11,13 @@ import torch
 from paged_cases import make_paged
 
 from kernels import (
+    EditRows,
     PenaltyRows,
     SamplingParameters,
+    TokenEdits,
     apply_penalties_,
     apply_token_bitmask_,
+    apply_token_edits_,
     count_tokens_,
     fused_add_rms_norm,
     gather_step_inputs,
@@ -92,6 +95,10 @@ def draw(rows: int, place: Callable[[torch.Tensor], torch.Tensor], vocab: int = 
     counts = torch.zeros(rows, vocab, dtype=torch.int32)
     mask = torch.zeros(rows, -(-vocab // 32), dtype=torch.int32)
     apply_token_bitmask_(logits, mask, rows=integers, mask_rows=integers)
+    table = torch.zeros(rows, 64 * rows, dtype=torch.int32)
+    edits = TokenEdits(tokens=table, values=table.float(), before=table.view(rows, -1, rows))
+    edited = EditRows(rows=integers, slots=integers, cells=integers, num_output=integers)
+    apply_token_edits_(logits, edits, edited, torch.zeros(1, 1))
     apply_penalties_(logits, penalties, counts.bool(), counts, torch.zeros(1, 1))
     count_tokens_(counts, penalties, sample_tokens(logits, own))
     token_scores(logits, integers)
@@ -116,7 +123,7 @@ def test_every_kernel_compiles(capability: int) -> None:
         attention(256, torch.float32)
         draw(2, torch.Tensor.clone)
         prepare(2, torch.Tensor.clone)
-    assert len({binary.kernel for binary in compiled}) == 24
+    assert len({binary.kernel for binary in compiled}) == 25
     assert all(binary.shared_bytes <= SHARED_LIMITS[capability] for binary in compiled), compiled
 
 
@@ -156,7 +163,7 @@ def test_no_draw_and_no_preparation_needs_another_binary_than_the_first() -> Non
         draw(number, place)
         prepare(number, place)
 
-    assert len(variants(launch)) == 14
+    assert len(variants(launch)) == 15
 
 
 @pytest.mark.parametrize("invariant", [False, True], ids=["plain", "batch-invariant"])

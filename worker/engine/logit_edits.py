@@ -31,29 +31,14 @@ class SlotEdits:
     """One slot's edits, on the device from its admission on.
 
     Token ids beyond the vocabulary are left out: no draw could yield them.
-
-    Args:
-        rules: what the request asks for.
-        vocab_size: tokens that a draw can yield.
-        device: where the logits lie.
-        masks_elsewhere: a `TokenMaskTable` bans single tokens, for all rows at once.
     """
 
-    def __init__(
-        self,
-        rules: TokenRules,
-        vocab_size: int,
-        device: torch.device,
-        *,
-        masks_elsewhere: bool = False,
-    ) -> None:
+    def __init__(self, rules: TokenRules, vocab_size: int, device: torch.device) -> None:
         self._min_tokens = rules.min_tokens
+        self._allowed = _ids(rules.allowed_token_ids, vocab_size, device)
+        self._stops = _ids(rules.stop_token_ids, vocab_size, device)
         words = [word for word in rules.bad_words if word[-1] < vocab_size]
-        self._allowed = self._stops = self._bad_tokens = None
-        if not masks_elsewhere:
-            self._allowed = _ids(rules.allowed_token_ids, vocab_size, device)
-            self._stops = _ids(rules.stop_token_ids, vocab_size, device)
-            self._bad_tokens = _ids([w[0] for w in words if len(w) == 1], vocab_size, device)
+        self._bad_tokens = _ids([w[0] for w in words if len(w) == 1], vocab_size, device)
         self._phrases = _Phrases.of([word for word in words if len(word) > 1], device)
         self._biased = _ids(rules.bias_token_ids, vocab_size, device)
         if self._biased is not None:

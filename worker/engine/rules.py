@@ -9,6 +9,7 @@ import numpy as np
 import torch
 
 from kernels import PenaltyRows, registry
+from worker.engine.device_edits import DeviceEditRows, DeviceEdits
 from worker.engine.logit_edits import RowEdit, SlotEdits
 from worker.engine.logprobs import LogprobRows, PromptChunk
 from worker.engine.penalties import (
@@ -17,7 +18,6 @@ from worker.engine.penalties import (
     gather_penalty_rows,
     penalizes,
 )
-from worker.engine.token_masks import TokenMaskRows, TokenMaskTable
 from worker.engine.transfer import to_device
 from worker.scheduler.plan import Admit, Row, TokenRules
 
@@ -30,8 +30,8 @@ class StepRules:
     penalties: PenaltyRows | None
     logprobs: LogprobRows | None
     prompts: Sequence[PromptChunk]
-    token_masks: TokenMaskRows | None = None
-    """Where kernels mask; elsewhere the edits do."""
+    device_edits: DeviceEditRows | None = None
+    """In place of `edits` where kernels do them."""
 
 
 class RuleTable:
@@ -51,11 +51,13 @@ class RuleTable:
         self._token_stride = token_stride
         self._vocab_size = vocab_size
         self._device = device
-        # Copying edits row by row costs a GPU a launch each; a CPU is faster with few tokens.
-        self.token_masks: TokenMaskTable | None = None
+        self.device_edits: DeviceEdits | None = None
+        """Where kernels run: edits row by row would cost a launch each."""
         if registry.uses_triton(torch.empty(0, device=device)):
-            self.token_masks = TokenMaskTable(num_rows, vocab_size, device)
-        self._rules: dict[int, tuple[TokenRules, SlotEdits]] = {}
+            self.device_edits = DeviceEdits(
+                num_rows=num_rows, token_stride=token_stride, vocab_size=vocab_size, device=device
+            )
+        self._rules: dict[int, tuple[TokenRules, SlotEdits | None]] = {}
 
     def admit(self, admit: Admit) -> None:
         """Replaces the rules of the request's slot."""
@@ -63,12 +65,12 @@ class RuleTable:
         if rules is None:
             self._rules.pop(admit.slot, None)
             return
-        edits = SlotEdits(
-            rules, self._vocab_size, self._device, masks_elsewhere=self.token_masks is not None
-        )
-        self._rules[admit.slot] = rules, edits
-        if self.token_masks is not None:
-            self.token_masks.admit(admit.slot, rules)
+        if self.device_edits is None:
+            edits = SlotEdits(rules, self._vocab_size, self._device)
+            self._rules[admit.slot] = rules, None if edits.is_empty else edits
+        else:
+            self.device_edits.admit(admit.slot, rules)
+            self._rules[admit.slot] = rules, None
         if penalizes(rules):
             token_ids = np.frombuffer(admit.token_ids, dtype="<i4")
             self.penalties.admit(admit.slot, token_ids, rules.num_prompt)
@@ -88,7 +90,7 @@ class RuleTable:
                 prompts += self._prompt_chunk(index, row, first_token, rules)
                 if row.sample:
                     asking.append(Asking(num_samples, row.slot, row.start + row.length, rules))
-                    if not edit.is_empty:
+                    if edit is not None:
                         edits.append(self._edit(num_samples, row, rules, edit))
             first_token += row.length
             num_samples += row.sample
@@ -99,7 +101,7 @@ class RuleTable:
             penalties=gather_penalty_rows(asking, self._device),
             logprobs=self._logprob_rows(asking),
             prompts=prompts,
-            token_masks=self._mask_rows(asking),
+            device_edits=None if self.device_edits is None else self.device_edits.gather(asking),
         )
 
     def _edit(self, sample: int, row: Row, rules: TokenRules, edits: SlotEdits) -> RowEdit:
@@ -109,13 +111,6 @@ class RuleTable:
             edits=edits,
             cell=row.slot * self._token_stride + end,
             num_output=end - rules.num_prompt,
-        )
-
-    def _mask_rows(self, asking: list[Asking]) -> TokenMaskRows | None:
-        if self.token_masks is None:
-            return None
-        return self.token_masks.gather(
-            [(one.sample, one.slot, one.end - one.rules.num_prompt) for one in asking]
         )
 
     def _logprob_rows(self, asking: list[Asking]) -> LogprobRows | None:

@@ -10,6 +10,7 @@ import numpy.typing as npt
 import torch
 
 from kernels import apply_token_bitmask_
+from worker.engine.penalties import Asking
 from worker.engine.transfer import to_device
 from worker.scheduler.plan import TokenRules
 
@@ -28,8 +29,7 @@ class TokenMaskRows:
 class TokenMaskTable:
     """Two masks per slot: while stop tokens come too early, and from then on.
 
-    They hold allowed tokens, single bad words and early stop tokens. Bad words of several tokens
-    depend on what was drawn, and biases are numbers: `SlotEdits` does those.
+    They hold allowed tokens, single bad words and early stop tokens.
 
     Args:
         num_rows: slots, the padding's included.
@@ -63,13 +63,13 @@ class TokenMaskTable:
         self._masks[2 * slot : 2 * slot + 2] = to_device(torch.from_numpy(masks), self._device)
         self._min_tokens[slot] = rules.min_tokens
 
-    def gather(self, drawing: Sequence[tuple[int, int, int]]) -> TokenMaskRows | None:
-        """From (row of the logits, slot, tokens generated before); None where no row is masked."""
-        found = [
-            (row, 2 * slot + int(num_output >= self._min_tokens[slot]))
-            for row, slot, num_output in drawing
-            if slot in self._min_tokens
-        ]
+    def gather(self, asking: Sequence[Asking]) -> TokenMaskRows | None:
+        """From all rows with rules; None where none is masked."""
+        found = []
+        for one in asking:
+            if (least := self._min_tokens.get(one.slot)) is not None:
+                is_late = one.end - one.rules.num_prompt >= least
+                found.append((one.sample, 2 * one.slot + is_late))
         if not found:
             return None
         rows, mask_rows = to_device(torch.tensor(found).T.contiguous(), self._device).unbind()
