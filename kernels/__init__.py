@@ -18,7 +18,7 @@ from kernels.sample_tokens import SamplingParameters, sample_tokens
 from kernels.silu_and_mul import silu_and_mul
 from kernels.step_inputs import StepTensors, gather_step_inputs, write_table_rows_
 from kernels.store_kv_cache import store_kv_cache
-from kernels.token_bitmask import apply_token_bitmask_
+from kernels.token_bitmask import apply_token_bitmask
 from kernels.token_edits import EditRows, TokenEdits, apply_token_edits_
 from kernels.token_scores import TokenScores, token_scores
 
@@ -36,7 +36,7 @@ __all__ = [
     "TokenEdits",
     "TokenScores",
     "apply_penalties_",
-    "apply_token_bitmask_",
+    "apply_token_bitmask",
     "apply_token_edits_",
     "count_tokens_",
     "decode_attention",

@@ -77,7 +77,7 @@ def make_cases(
         ("extend_attention", maker.extend),
         ("gumbel_noise", maker.noise),
         *(("sample_tokens", partial(maker.sample, kind)) for kind in _SAMPLING),
-        ("apply_token_bitmask_", maker.bitmask),
+        ("apply_token_bitmask", maker.bitmask),
         ("apply_penalties_", maker.penalties),
         ("count_tokens_", maker.count),
         ("apply_token_edits_", maker.edits),
@@ -237,9 +237,9 @@ class _Maker:
         logits, words = self._logits(), -(-self._shape.vocab // 32)
         mask = torch.full((self._rows, words), 0x55555555, dtype=torch.int32, device=self._device)
         return Case(
-            op="apply_token_bitmask_",
+            op="apply_token_bitmask",
             shape=f"{self._drawn}, half banned",
-            run=lambda: kernels.apply_token_bitmask_(logits, mask),
+            run=lambda: kernels.apply_token_bitmask(logits, mask),
             num_bytes=4.0 * mask.numel() + 2.0 * logits.numel(),
         )
 

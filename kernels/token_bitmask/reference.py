@@ -1,25 +1,36 @@
-"""Torch token mask."""
+"""Torch token bitmask: bits to booleans, then one fill."""
 
 from __future__ import annotations
 
+import math
+
+import numpy as np
 import torch
 
 
-def apply_token_bitmask_(
+def apply_token_bitmask(
     logits: torch.Tensor,
     bitmask: torch.Tensor,
     rows: torch.Tensor | None,
     mask_rows: torch.Tensor | None,
 ) -> None:
-    """Unpack the bits, then fill."""
+    """Unpack the bits, fill where they are 0."""
     if mask_rows is not None:
         bitmask = bitmask.index_select(0, mask_rows)
-    shifts = torch.arange(32, dtype=torch.int32, device=bitmask.device)
-    bits = (bitmask.unsqueeze(-1) >> shifts).bitwise_and_(1)
-    banned = bits.flatten(1)[:, : logits.shape[1]] == 0
+    forbidden = _forbidden(bitmask, logits.shape[1])
     if rows is None:
-        logits[: banned.shape[0]].masked_fill_(banned, float("-inf"))
+        logits.masked_fill_(forbidden, -math.inf)
     else:
-        logits.index_copy_(
-            0, rows, logits.index_select(0, rows).masked_fill_(banned, float("-inf"))
-        )
+        masked = logits.index_select(0, rows).masked_fill_(forbidden, -math.inf)
+        logits.index_copy_(0, rows, masked)
+
+
+def _forbidden(bitmask: torch.Tensor, vocab_size: int) -> torch.Tensor:
+    """Booleans [M, vocab]: a bit of a word is one of its bytes', lowest byte first."""
+    if not bitmask.is_cuda:  # numpy unpacks ten times as fast as the operations below
+        octets = ~bitmask.numpy().view(np.uint8)
+        bits = np.unpackbits(octets, axis=1, count=vocab_size, bitorder="little")
+        return torch.from_numpy(bits.view(np.bool_))
+    shifts = torch.arange(8, dtype=torch.uint8, device=bitmask.device)
+    unpacked = (bitmask.view(torch.uint8).unsqueeze(-1) >> shifts).bitwise_and_(1)
+    return unpacked.flatten(1)[:, :vocab_size] == 0

@@ -10,7 +10,7 @@ import triton.language as tl
 _BLOCK = 4096
 
 
-def apply_token_bitmask_(
+def apply_token_bitmask(
     logits: torch.Tensor,
     bitmask: torch.Tensor,
     rows: torch.Tensor | None,

@@ -14,7 +14,7 @@ from kernels import (
     SamplingParameters,
     TokenEdits,
     apply_penalties_,
-    apply_token_bitmask_,
+    apply_token_bitmask,
     apply_token_edits_,
     count_tokens_,
     gather_step_inputs,
@@ -48,12 +48,12 @@ def parameters(
     temperature, top_k, top_p, min_p = zip(*cases, strict=True)
     rows = torch.arange(len(cases))
     return SamplingParameters(
-        temperature=torch.tensor(temperature).to(device),
+        temperature=torch.tensor(temperature, dtype=torch.float32).to(device),
         seeds=((rows + seed) * 2**33 - 7).to(device),
         positions=(rows + 10).to(device),
         top_k=torch.tensor(top_k).to(device),
-        top_p=torch.tensor(top_p).to(device),
-        log_min_p=torch.tensor(min_p).log().to(device),
+        top_p=torch.tensor(top_p, dtype=torch.float32).to(device),
+        log_min_p=torch.tensor(min_p, dtype=torch.float32).log().to(device),
     )
 
 
@@ -151,13 +151,18 @@ def bitmask_case(device: str, dtype: torch.dtype) -> None:
         mask = torch.randint(-(2**31), 2**31, (3, words), dtype=torch.int32).to(device)
         mask[1] = -1
         rows, mask_rows = torch.tensor([4, 0, 2]).to(device), torch.tensor([1, 2, 2]).to(device)
-        for options in ({}, {"rows": rows}, {"mask_rows": mask_rows},
-                        {"rows": rows, "mask_rows": mask_rows}):  # fmt: skip
+        whole = mask.repeat(2, 1)[:5]
+        for own, chosen in (
+            (whole, {}),
+            (mask, {"rows": rows}),
+            (mask, {"rows": rows, "mask_rows": mask_rows}),
+            (mask, {"mask_rows": torch.tensor([2, 1, 1, 0, 2]).to(device)}),
+        ):
             found = []
             for backend in ("torch", "triton"):
                 logits = make_logits(5, vocab, 1.0, device, ties=False).to(dtype)
                 with registry.using(backend):  # type: ignore[arg-type]
-                    apply_token_bitmask_(logits, mask, **options)
+                    apply_token_bitmask(logits, own, **chosen)
                 found.append(logits)
             assert torch.equal(*found)
             assert bool((found[0] == float("-inf")).any())

@@ -18,7 +18,7 @@ def test_every_op_has_a_triton_kernel() -> None:
         "store_kv_cache",
         "gumbel_noise",
         "sample_tokens",
-        "apply_token_bitmask_",
+        "apply_token_bitmask",
         "apply_penalties_",
         "count_tokens_",
         "apply_token_edits_",

@@ -16,7 +16,7 @@ from kernels import (
     SamplingParameters,
     TokenEdits,
     apply_penalties_,
-    apply_token_bitmask_,
+    apply_token_bitmask,
     apply_token_edits_,
     count_tokens_,
     fused_add_rms_norm,
@@ -94,7 +94,7 @@ def draw(rows: int, place: Callable[[torch.Tensor], torch.Tensor], vocab: int = 
     )
     counts = torch.zeros(rows, vocab, dtype=torch.int32)
     mask = torch.zeros(rows, -(-vocab // 32), dtype=torch.int32)
-    apply_token_bitmask_(logits, mask, rows=integers, mask_rows=integers)
+    apply_token_bitmask(logits, mask, rows=integers, mask_rows=integers)
     table = torch.zeros(rows, 64 * rows, dtype=torch.int32)
     edits = TokenEdits(tokens=table, values=table.float(), before=table.view(rows, -1, rows))
     edited = EditRows(rows=integers, slots=integers, cells=integers, num_output=integers)

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from kernels import apply_token_bitmask_
+from kernels import apply_token_bitmask
 from worker.engine.penalties import Asking
 from worker.engine.transfer import to_device
 from worker.scheduler.plan import TokenRules
@@ -78,7 +78,7 @@ class TokenMaskTable:
     def apply(self, logits: torch.Tensor, rows: TokenMaskRows) -> None:
         """Masks logits [R, vocab] in place."""
         assert self._masks is not None, "masked rows come from an admission"
-        apply_token_bitmask_(logits, self._masks, rows=rows.rows, mask_rows=rows.mask_rows)
+        apply_token_bitmask(logits, self._masks, rows=rows.rows, mask_rows=rows.mask_rows)
 
     def _flags(self, token_ids: Sequence[int]) -> npt.NDArray[np.bool_]:
         """Token ids beyond the vocabulary are left out: no draw could yield them."""

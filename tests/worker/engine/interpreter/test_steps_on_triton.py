@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from kernels import apply_token_bitmask_, registry
+from kernels import apply_token_bitmask, registry
 from kernels.registry import Backend
 from worker.engine.device_inputs import prepare_on_device
 from worker.engine.draws import Draws, sample_with_rules
@@ -77,7 +77,7 @@ def make_plans() -> list[Plan]:
 def draw(inputs: StepInputs, tables: DeviceTables, logits: torch.Tensor) -> Draws:
     mask = torch.full((1, -(-VOCAB // 32)), -1, dtype=torch.int32)
     mask[0, :100] = 0x55555555  # a grammar on the first row
-    apply_token_bitmask_(logits, mask, rows=torch.tensor([0]))
+    apply_token_bitmask(logits, mask, rows=torch.tensor([0]))
     if inputs.rules is None:
         draws = Draws(tokens=sample(logits, inputs.random))
     else:
