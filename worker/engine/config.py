@@ -40,8 +40,8 @@ class EngineConfig:
     batch_invariant: bool = False
     """Bitwise the same output whatever else runs, at a cost in speed."""
     attention_backend: AttentionBackend = "auto"
-    """Who attends: auto is Triton on CUDA and torch on CPU; flashinfer and flash (FlashAttention)
-    can be chosen on CUDA where they are installed."""
+    """Who attends on CUDA: auto is triton; flashinfer and flash (FlashAttention) where they are
+    installed. On CPU --cpu-backend decides; auto and torch are the same."""
     overlap_depth: int = 1
     """Steps launched ahead of the one whose results are awaited, 0 or 1; hides scheduling."""
     cpu_threads: int = 0

@@ -18,7 +18,7 @@ from kernels import (
 )
 from kernels.attention import AttentionLibrary
 from kernels.sample_tokens import GREEDY_BELOW
-from worker.engine.inputs import StepInputs
+from worker.engine.inputs import ForwardInputs, StepInputs
 from worker.engine.sampler import RandomRows
 from worker.engine.tables import DeviceTables, IntArray
 from worker.engine.transfer import Staging
@@ -58,6 +58,8 @@ def prepare_on_device(
 class _Step:
     """A Plan's rows as columns on the host, and where each was staged."""
 
+    table: IntArray
+    """[R, 4]: slot, start, length, whether it samples."""
     starts: IntArray
     lengths: IntArray
     num_decodes: int
@@ -88,6 +90,7 @@ class _Step:
         random, max_top_k = _random_columns(tables, slots[sampling], ends)
         places = {name: staging.add(column) for name, column in {**columns, **random}.items()}
         return _Step(
+            table=table,
             starts=starts,
             lengths=lengths,
             num_decodes=num_decodes,
@@ -121,12 +124,15 @@ class _Step:
             step, columns["extend_start"], tables.page_size, batch_invariant, library
         )
         return StepInputs(
-            num_decode_tokens=self.num_decodes,
-            input_ids=step.input_ids,
-            positions=step.positions,
-            slot_mapping=step.slot_mapping,
-            decode=decode,
-            extend=extend,
+            rows=self.table,
+            forward=ForwardInputs(
+                num_decode_tokens=self.num_decodes,
+                input_ids=step.input_ids,
+                positions=step.positions,
+                slot_mapping=step.slot_mapping,
+                decode=decode,
+                extend=extend,
+            ),
             num_samples=self.num_samples,
             sample_tokens=(None if self.num_samples == num_tokens else columns["sample_tokens"]),
             destinations=columns["destinations"],

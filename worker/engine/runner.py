@@ -142,7 +142,7 @@ class ModelRunner:
 
     def prepare(self, plan: Plan) -> StepInputs | None:
         """Applies the Plan's writes and stages its inputs; None for a Plan without rows."""
-        if registry.uses_triton(self._tables.token_pool):
+        if self.model.native is None and registry.uses_triton(self._tables.token_pool):
             return prepare_on_device(
                 plan,
                 self._tables,

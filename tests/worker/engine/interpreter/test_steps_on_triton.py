@@ -109,6 +109,13 @@ def run(backend: Backend) -> tuple[list[StepInputs | None], list[StepResult], De
     return found, results, tables
 
 
+def assert_equal_tensors(one: object, other: object) -> None:
+    for field in fields(type(one)):  # type: ignore[arg-type]  # dataclasses
+        found, wanted = getattr(one, field.name), getattr(other, field.name)
+        if isinstance(wanted, torch.Tensor):
+            assert torch.equal(found, wanted), field.name
+
+
 def test_steps_equal_those_on_torch() -> None:
     torch.set_num_threads(1)
     expected, expected_results, expected_tables = run("torch")
@@ -119,16 +126,15 @@ def test_steps_equal_those_on_torch() -> None:
     for one, other in zip(actual[:3], expected[:3], strict=True):
         assert one is not None
         assert other is not None
-        for field in fields(StepInputs):
-            found, wanted = getattr(one, field.name), getattr(other, field.name)
-            if isinstance(wanted, torch.Tensor):
-                assert torch.equal(found, wanted), field.name
-        assert (one.num_decode_tokens, one.num_samples) == (
-            other.num_decode_tokens,
-            other.num_samples,
-        )
+        assert np.array_equal(one.rows, other.rows)
+        assert one.num_samples == other.num_samples
+        assert_equal_tensors(one, other)
+        assert one.forward is not None
+        assert other.forward is not None
+        assert one.forward.num_decode_tokens == other.forward.num_decode_tokens
+        assert_equal_tensors(one.forward, other.forward)
         for part, names in (("decode", ("seq_lens",)), ("extend", ("seq_lens", "query_start"))):
-            own, reference = getattr(one, part), getattr(other, part)
+            own, reference = getattr(one.forward, part), getattr(other.forward, part)
             assert (own is None) == (reference is None)
             for name in names if own is not None else ():
                 assert torch.equal(getattr(own, name), getattr(reference, name)), name
