@@ -10,22 +10,39 @@ from kernels.attention import (
 )
 from kernels.gumbel_noise import gumbel_noise
 from kernels.linear import PackedLinear, linear, pack_linear_weight
+from kernels.penalties import PenaltyRows, apply_penalties_, count_tokens_
 from kernels.registry import Backend, Op, OpRegistry, registry
 from kernels.rms_norm import fused_add_rms_norm, rms_norm
 from kernels.rotary_embedding import rotary_embedding
+from kernels.sample_tokens import SamplingParameters, sample_tokens
 from kernels.silu_and_mul import silu_and_mul
+from kernels.step_inputs import StepTensors, gather_step_inputs, write_table_rows_
 from kernels.store_kv_cache import store_kv_cache
+from kernels.token_bitmask import apply_token_bitmask
+from kernels.token_edits import EditRows, TokenEdits, apply_token_edits_
+from kernels.token_scores import TokenScores, token_scores
 
 __all__ = [
     "Backend",
     "DecodeMetadata",
+    "EditRows",
     "ExtendMetadata",
     "Op",
     "OpRegistry",
     "PackedLinear",
+    "PenaltyRows",
+    "SamplingParameters",
+    "StepTensors",
+    "TokenEdits",
+    "TokenScores",
+    "apply_penalties_",
+    "apply_token_bitmask",
+    "apply_token_edits_",
+    "count_tokens_",
     "decode_attention",
     "extend_attention",
     "fused_add_rms_norm",
+    "gather_step_inputs",
     "gumbel_noise",
     "linear",
     "pack_linear_weight",
@@ -34,6 +51,9 @@ __all__ = [
     "registry",
     "rms_norm",
     "rotary_embedding",
+    "sample_tokens",
     "silu_and_mul",
     "store_kv_cache",
+    "token_scores",
+    "write_table_rows_",
 ]

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from cluster.bench.flags import add_dataset_flags, add_load_flags, dataset_options, serve_options
 from cluster.bench.gateway import ARMS, GatewayOptions, run_gateway
+from cluster.bench.kernel_options import KernelOptions
 from cluster.bench.report import Result, emit
 from cluster.bench.serve import run_serve
 from cluster.bench.versus import VersusOptions, run_versus
@@ -43,6 +44,8 @@ def add_commands(commands: Subparsers) -> None:
     _add_throughput_flags(throughput)
     overlap = _command(commands, "overlap", "steps at overlap depth 0 and 1, in turn", _overlap)
     _add_overlap_flags(overlap)
+    kernels = _command(commands, "kernels", "each op against the device's peak", _kernels)
+    add_options(kernels, KernelOptions)
     gateway = _command(commands, "gateway", "CPU time per token before the engine", _gateway)
     _add_gateway_flags(gateway)
 
@@ -117,6 +120,12 @@ def _overlap(args: argparse.Namespace) -> Result:
             plot=args.plot,
         )
     )
+
+
+def _kernels(args: argparse.Namespace) -> Result:
+    from cluster.bench.kernels import run_kernels
+
+    return run_kernels(KernelOptions(**given_options(args, KernelOptions)))
 
 
 def _gateway(args: argparse.Namespace) -> Result:

@@ -55,6 +55,8 @@ def emit(result: Result, *, as_json: bool, title: str) -> None:
         return
     console = Console()
     console.print(_values_table(title, result))
+    if result.get("rows"):
+        console.print(_rows_table(result["rows"]))
     if result.get("checks"):
         console.print(_checks_table(result["checks"]))
 
@@ -73,16 +75,26 @@ def _values_table(title: str, result: Mapping[str, Any]) -> Table:
     return table
 
 
+def _rows_table(rows: Sequence[Mapping[str, Any]]) -> Table:
+    """Rows of equal columns."""
+    table = Table()
+    for name, value in rows[0].items():
+        table.add_column(name, justify="left" if isinstance(value, str) else "right")
+    for row in rows:
+        table.add_row(*(f"{v:,.2f}" if isinstance(v, float) else str(v) for v in row.values()))
+    return table
+
+
 def _flat(result: Mapping[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
     rows: list[tuple[str, Any]] = []
     for name, value in result.items():
         if isinstance(value, dict):
             rows.extend(_flat(value, f"{prefix}{name}."))
-        elif isinstance(value, list):
+        elif isinstance(value, list) and name != "rows":
             for place, item in enumerate(value):
                 if isinstance(item, dict) and name != "checks":
                     rows.extend(_flat(item, f"{prefix}{name}[{place}]."))
-        elif value is not None:
+        elif value is not None and not isinstance(value, list):
             rows.append((prefix + name, value))
     return rows
 

@@ -8,6 +8,11 @@ from __future__ import annotations
 import torch
 
 from kernels.attention import reference
+from kernels.attention.library import (
+    AttentionBackend,
+    AttentionLibrary,
+    create_attention_library,
+)
 from kernels.attention.metadata import (
     DecodeMetadata,
     ExtendMetadata,
@@ -43,6 +48,8 @@ def decode_attention(
     everywhere, unused slots too: allocate them with zeros. A row of length 0 (padding) yields
     finite numbers without meaning.
     """
+    if metadata.step is not None:
+        return metadata.step.attend(q, k_cache, v_cache, scale)
     return _DECODE.select(q)(q, k_cache, v_cache, metadata, scale)
 
 
@@ -60,12 +67,17 @@ def extend_attention(
     cache already. Query i of row b stands at position seq_lens[b] - query_len + i. Returns
     [T, Hq, D]. Layouts and conditions as for `decode_attention`.
     """
+    if metadata.step is not None:
+        return metadata.step.attend(q, k_cache, v_cache, scale)
     return _EXTEND.select(q)(q, k_cache, v_cache, metadata, scale)
 
 
 __all__ = [
+    "AttentionBackend",
+    "AttentionLibrary",
     "DecodeMetadata",
     "ExtendMetadata",
+    "create_attention_library",
     "decode_attention",
     "extend_attention",
     "prepare_decode",

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 import torch
 
+from kernels.attention.library import AttentionLibrary, AttentionStep
 from kernels.attention.torch_plan import (
     DecodeGroup,
     ExtendPiece,
@@ -40,6 +41,8 @@ class DecodeMetadata:
     """Torch plan; empty for Triton."""
     invariant_plan: InvariantPlan | None = None
     """Torch plan where batch_invariant."""
+    step: AttentionStep | None = None
+    """Where another library attends."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -64,6 +67,8 @@ class ExtendMetadata:
     """Torch plan; empty for Triton."""
     invariant_plan: InvariantPlan | None = None
     """Torch plan where batch_invariant."""
+    step: AttentionStep | None = None
+    """Where another library attends."""
 
 
 def prepare_decode(
@@ -73,17 +78,23 @@ def prepare_decode(
     seq_lens_host: Sequence[int],
     page_size: int,
     batch_invariant: bool = False,
+    library: AttentionLibrary | None = None,
 ) -> DecodeMetadata:
     """Describe a decode step: page_table [B, P] and seq_lens [B] int32 on the caches' device.
 
     `seq_lens_host` are the same lengths as host integers (launching never waits for the device).
-    On CUDA they may be upper bounds, as a captured graph needs; on CPU they must be exact.
+    On CUDA they may be upper bounds, as a captured graph needs; on CPU, and for a `library`, they
+    must be exact.
     """
     max_seq_len = max(seq_lens_host, default=0)
     _check_page_table(page_table, len(seq_lens_host), max_seq_len, page_size)
     groups: tuple[DecodeGroup, ...] = ()
-    invariant_plan = None
-    if not registry.uses_triton(page_table):
+    invariant_plan = step = None
+    if library is not None:
+        step = library.begin_decode(
+            page_table, seq_lens, seq_lens_host=seq_lens_host, page_size=page_size
+        )
+    elif not registry.uses_triton(page_table):
         if batch_invariant:
             invariant_plan = plan_invariant_decode(page_table, seq_lens_host, page_size)
         else:
@@ -96,6 +107,7 @@ def prepare_decode(
         batch_invariant=batch_invariant,
         groups=groups,
         invariant_plan=invariant_plan,
+        step=step,
     )
 
 
@@ -108,6 +120,7 @@ def prepare_extend(
     query_lens_host: Sequence[int],
     page_size: int,
     batch_invariant: bool = False,
+    library: AttentionLibrary | None = None,
 ) -> ExtendMetadata:
     """Describe a step that extends B rows by `query_lens_host` new tokens each.
 
@@ -121,10 +134,19 @@ def prepare_extend(
     max_seq_len = max(seq_lens_host, default=0)
     _check_page_table(page_table, len(seq_lens_host), max_seq_len, page_size)
     pieces: tuple[ExtendPiece, ...] = ()
-    invariant_plan = query_rows = visible_lens = None
-    if batch_invariant and registry.uses_triton(page_table):
+    invariant_plan = query_rows = visible_lens = step = None
+    if library is not None:
+        step = library.begin_extend(
+            page_table,
+            seq_lens,
+            query_start,
+            seq_lens_host=seq_lens_host,
+            query_lens_host=query_lens_host,
+            page_size=page_size,
+        )
+    elif batch_invariant and registry.uses_triton(page_table):
         query_rows, visible_lens = _per_query(seq_lens, query_start, sum(query_lens_host))
-    if not registry.uses_triton(page_table):
+    elif not registry.uses_triton(page_table):
         lengths = (seq_lens_host, query_lens_host)
         if batch_invariant:
             invariant_plan = plan_invariant_extend(page_table, *lengths, page_size)
@@ -142,6 +164,7 @@ def prepare_extend(
         visible_lens=visible_lens,
         pieces=pieces,
         invariant_plan=invariant_plan,
+        step=step,
     )
 
 

@@ -41,7 +41,14 @@ def hash_bits(seeds: torch.Tensor, positions: torch.Tensor, vocab_size: int) -> 
 def _gumbel_kernel(seed_ptr, position_ptr, noise_ptr, vocab_size, BLOCK: tl.constexpr):
     row = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    bits = _hash(tl.load(seed_ptr + row), tl.load(position_ptr + row), column)
+    noise = noise_of(tl.load(seed_ptr + row), tl.load(position_ptr + row), column)
+    tl.store(noise_ptr + row * vocab_size + column, noise, mask=column < vocab_size)
+
+
+@triton.jit
+def noise_of(seed, position, column):
+    """The noise of a block of columns, fp32; for kernels that draw without storing it."""
+    bits = _hash(seed, position, column)
     uniform = ((bits & 0x7FFFFFFF).to(tl.int32).to(tl.float32) + 0.5) * _UNIT
     uniform = tl.minimum(uniform, _LARGEST_BELOW_ONE)
     # -log1p(-u). The device's log is approximate near 1, so small u take the series of
@@ -50,8 +57,7 @@ def _gumbel_kernel(seed_ptr, position_ptr, noise_ptr, vocab_size, BLOCK: tl.cons
     square = s * s
     series = 2.0 * s * (1.0 + square * (1.0 / 3 + square * (1.0 / 5 + square * (1.0 / 7))))
     exponential = tl.where(uniform < 0.125, series, -tl.log(1.0 - uniform))
-    noise = -tl.log(exponential)
-    tl.store(noise_ptr + row * vocab_size + column, noise, mask=column < vocab_size)
+    return -tl.log(exponential)
 
 
 @triton.jit

@@ -61,6 +61,10 @@ def test_a_file_lists_models_and_flags_of_the_endpoint_win(tmp_path: Path) -> No
         ({"models": []}, "needs a list `models:`"),
         ({"models": [{"model": "m"}, {"model": "x/m"}]}, "served twice: m"),
         ({"models": [{"model": "m", "page_size": 12}]}, "power of two"),
+        (
+            {"models": [{"model": "m", "batch_invariant": True, "attention_backend": "flash"}]},
+            "not batch-invariant",
+        ),
         ({"models": [{"model": "m"}], "port": 0}, "--port"),
     ],
 )

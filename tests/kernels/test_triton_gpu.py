@@ -3,9 +3,10 @@ from __future__ import annotations
 import pytest
 import torch
 from paged_cases import Paged, make_paged, naive_decode, naive_extend
+from sampling_cases import FILTERS, make_logits, parameters
 from triton_cases import CASES, Case
 
-from kernels import registry, store_kv_cache
+from kernels import registry, sample_tokens, store_kv_cache, token_scores
 from kernels.linear.tiled import TritonTiledWeight
 
 pytestmark = [
@@ -68,6 +69,44 @@ def test_wide_product_is_batch_invariant_on_gpu(dtype: torch.dtype) -> None:
     assert_close(whole, x.double() @ weight.double().t())
     for start, stop in ((0, 1), (1, 33), (64, 128), (299, 300), (17, 250)):
         assert torch.equal(packed.multiply(x[start:stop], None), whole[start:stop])
+
+
+@pytest.mark.parametrize("scale", [1e-3, 1.0, 4.0])
+def test_draws_of_a_large_vocabulary(scale: float) -> None:
+    """A scale of 1e-3 puts all tokens into few buckets, where the search reads whole rows."""
+    rows, vocab = 8 * len(FILTERS), 151_936
+    own = parameters(FILTERS * 8, "cuda")
+    logits = make_logits(rows, vocab, scale, "cuda", ties=False)
+    drawn = {}
+    for backend in ("torch", "triton"):
+        with registry.using(backend):  # type: ignore[arg-type]
+            drawn[backend] = sample_tokens(logits, own)
+    # The logarithms of noise, and so near ties, may differ in their last bits.
+    assert int((drawn["torch"] != drawn["triton"]).sum()) <= 1
+    tokens = drawn["triton"]
+    with registry.using("torch"):
+        expected = token_scores(logits, tokens)
+    actual = token_scores(logits, tokens)
+    assert torch.equal(actual.rank, expected.rank)
+    ratio = actual.weight.double() / expected.weight.double()
+    torch.testing.assert_close(ratio, torch.ones_like(ratio), rtol=1e-6, atol=0)
+
+
+def test_a_captured_draw_takes_any_mixture_of_rows() -> None:
+    logits = make_logits(len(FILTERS), 32_000, 3.0, "cuda", ties=False)
+    fixed = parameters([(1.0, 0, 1.0, 0.0)] * len(FILTERS), "cuda")
+    out = torch.empty(len(FILTERS), dtype=torch.int64, device="cuda")
+    sample_tokens(logits, fixed, out)  # compiles
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        sample_tokens(logits, fixed, out)
+    for seed in range(3):
+        own = parameters(FILTERS[seed:] + FILTERS[:seed], "cuda", seed)
+        for name in ("temperature", "seeds", "positions", "top_k", "top_p", "log_min_p"):
+            getattr(fixed, name).copy_(getattr(own, name))
+        graph.replay()
+        assert torch.equal(out, sample_tokens(logits, own))
 
 
 def test_a_cache_of_more_elements_than_32_bits_count() -> None:

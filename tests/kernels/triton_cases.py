@@ -9,6 +9,7 @@ from types import ModuleType
 import pytest
 import torch
 from paged_cases import Paged, make_paged, naive_decode
+from sampling_cases import SAMPLING_CASES
 
 from kernels import (
     fused_add_rms_norm,
@@ -237,4 +238,5 @@ CASES: list[Case] = [
     invariance_case,
     row_invariance_case,
     invariant_pieces_case,
+    *SAMPLING_CASES,
 ]

@@ -7,6 +7,7 @@ from typing import Literal
 
 Device = Literal["auto", "cpu", "cuda"]
 CPUBackend = Literal["auto", "native", "torch"]
+AttentionBackend = Literal["auto", "triton", "flashinfer", "flash", "torch"]
 DType = Literal["auto", "float32", "bfloat16", "float16"]
 
 
@@ -38,6 +39,9 @@ class EngineConfig:
     """Keep finished prefixes and reuse them."""
     batch_invariant: bool = False
     """Bitwise the same output whatever else runs, at a cost in speed."""
+    attention_backend: AttentionBackend = "auto"
+    """Who attends on CUDA: auto is triton; flashinfer and flash (FlashAttention) where they are
+    installed. On CPU --cpu-backend decides; auto and torch are the same."""
     overlap_depth: int = 1
     """Steps launched ahead of the one whose results are awaited, 0 or 1; hides scheduling."""
     cpu_threads: int = 0
@@ -64,6 +68,11 @@ class EngineConfig:
             )
         if not 0.0 < self.gpu_memory_utilization <= 1.0:
             raise ValueError("--gpu-memory-utilization must be in (0, 1]")
+        if self.batch_invariant and self.attention_backend in ("flashinfer", "flash"):
+            raise ValueError(
+                f"--attention-backend {self.attention_backend} is not batch-invariant; "
+                "use auto, or --no-batch-invariant"
+            )
         if self.overlap_depth not in (0, 1):
             raise ValueError(f"--overlap-depth must be 0 or 1, got {self.overlap_depth}")
         if self.cpu_threads < 0:

@@ -59,6 +59,9 @@ def sample_with_rules(
     """
     scored = rules.logprobs
     raw = None if scored is None else logits.index_select(0, scored.rows)
+    if rules.device_edits is not None:
+        assert tables.rules.device_edits is not None, "edited rows come from the table of edits"
+        tables.rules.device_edits.apply(logits, rules.device_edits, tables.token_pool)
     for edit in rules.edits:
         edit.edits.apply(logits, edit, tables.flat_tokens)
     if rules.penalties is not None:

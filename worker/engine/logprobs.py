@@ -12,7 +12,8 @@ from dataclasses import dataclass
 
 import torch
 
-from worker.engine.thresholds import WEIGHT_BITS, total_weight
+from kernels import TokenScores, registry, token_scores
+from kernels.sample_tokens.thresholds import WEIGHT_BITS, total_weight
 from worker.wire.messages import TokenLogprobs
 from worker.wire.sampling import MAX_LOGPROBS
 
@@ -87,14 +88,23 @@ class Scores:
 
 def score(logits: torch.Tensor, tokens: torch.Tensor, num_top: Sequence[int]) -> Scores:
     """Scores tokens [n] under fp32 logits [n, vocab]."""
-    own = logits.gather(1, tokens.unsqueeze(1))
     top = logits.topk(min(MAX_LOGPROBS, logits.shape[-1]), dim=-1)
+    if registry.uses_triton(logits):
+        scores = token_scores(logits, tokens)
+    else:
+        own = logits.gather(1, tokens.unsqueeze(1))
+        scores = TokenScores(
+            own=own.squeeze(1),
+            best=top.values[:, 0],
+            weight=total_weight(logits),
+            rank=_ranks(logits, own, top.values),
+        )
     return Scores(
         tokens=tokens,
-        own=own.squeeze(1),
-        best=top.values[:, 0],
-        weight=total_weight(logits),
-        rank=_ranks(logits, own, top.values),
+        own=scores.own,
+        best=scores.best,
+        weight=scores.weight,
+        rank=scores.rank,
         top_tokens=top.indices,
         top_logits=top.values,
         num_top=num_top,

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
+from kernels import PenaltyRows, apply_penalties_, count_tokens_
 from worker.engine.transfer import to_device
 from worker.scheduler.plan import TokenRules
 
@@ -23,21 +23,6 @@ class Asking(NamedTuple):
     end: int
     """Where the new token will stand."""
     rules: TokenRules
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class PenaltyRows:
-    """The rows of a step's logits that penalties apply to, [n] each."""
-
-    rows: torch.Tensor
-    slots: torch.Tensor
-    ends: torch.Tensor
-    """How many tokens each has."""
-    longest: int
-    """The largest of them."""
-    frequency: torch.Tensor
-    presence: torch.Tensor
-    repetition: torch.Tensor
 
 
 class PenaltyTable:
@@ -66,28 +51,12 @@ class PenaltyTable:
     def apply(self, logits: torch.Tensor, rows: PenaltyRows, token_pool: torch.Tensor) -> None:
         """Penalises logits [R, vocab] in place, at the tokens that the rows hold: no others."""
         in_prompt, counts = self._tables()
-        tokens = token_pool[:, : rows.longest].index_select(0, rows.slots).long()
-        beyond = torch.arange(rows.longest, device=tokens.device) >= rows.ends.unsqueeze(1)
-        # A token that stands several times is computed as often, each time to the same value.
-        tokens = torch.where(beyond, tokens[:, :1], tokens)
-        cells, places = (rows.slots.unsqueeze(1), tokens), (rows.rows.unsqueeze(1), tokens)
-        count = counts[cells]
-        in_output = count > 0
-        seen = in_prompt[cells].logical_or_(in_output)
-        found = logits[places]
-        repetition = rows.repetition.unsqueeze(1)
-        repeated = torch.where(found > 0, found / repetition, found * repetition)
-        found = torch.where(seen, repeated, found)
-        found -= count * rows.frequency.unsqueeze(1)
-        found -= in_output * rows.presence.unsqueeze(1)
-        logits.index_put_(places, found)
+        apply_penalties_(logits, rows, in_prompt, counts, token_pool)
 
     def count(self, tokens: torch.Tensor, rows: PenaltyRows) -> None:
         """Counts the step's draws, [R] int64."""
         _, counts = self._tables()
-        drawn = tokens.index_select(0, rows.rows)
-        cells = rows.slots * self._vocab_size + drawn
-        counts.view(-1).index_add_(0, cells, torch.ones_like(cells, dtype=torch.int32))
+        count_tokens_(counts, rows, tokens)
 
     def _tables(self) -> tuple[torch.Tensor, torch.Tensor]:
         if self._in_prompt is None or self._counts is None:

@@ -8,11 +8,12 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from kernels import PenaltyRows, registry
+from worker.engine.device_edits import DeviceEditRows, DeviceEdits
 from worker.engine.logit_edits import RowEdit, SlotEdits
 from worker.engine.logprobs import LogprobRows, PromptChunk
 from worker.engine.penalties import (
     Asking,
-    PenaltyRows,
     PenaltyTable,
     gather_penalty_rows,
     penalizes,
@@ -29,6 +30,8 @@ class StepRules:
     penalties: PenaltyRows | None
     logprobs: LogprobRows | None
     prompts: Sequence[PromptChunk]
+    device_edits: DeviceEditRows | None = None
+    """In place of `edits` where kernels do them."""
 
 
 class RuleTable:
@@ -48,7 +51,13 @@ class RuleTable:
         self._token_stride = token_stride
         self._vocab_size = vocab_size
         self._device = device
-        self._rules: dict[int, tuple[TokenRules, SlotEdits]] = {}
+        self.device_edits: DeviceEdits | None = None
+        """Where kernels run: edits row by row would cost a launch each."""
+        if registry.uses_triton(torch.empty(0, device=device)):
+            self.device_edits = DeviceEdits(
+                num_rows=num_rows, token_stride=token_stride, vocab_size=vocab_size, device=device
+            )
+        self._rules: dict[int, tuple[TokenRules, SlotEdits | None]] = {}
 
     def admit(self, admit: Admit) -> None:
         """Replaces the rules of the request's slot."""
@@ -56,7 +65,12 @@ class RuleTable:
         if rules is None:
             self._rules.pop(admit.slot, None)
             return
-        self._rules[admit.slot] = rules, SlotEdits(rules, self._vocab_size, self._device)
+        if self.device_edits is None:
+            edits = SlotEdits(rules, self._vocab_size, self._device)
+            self._rules[admit.slot] = rules, None if edits.is_empty else edits
+        else:
+            self.device_edits.admit(admit.slot, rules)
+            self._rules[admit.slot] = rules, None
         if penalizes(rules):
             token_ids = np.frombuffer(admit.token_ids, dtype="<i4")
             self.penalties.admit(admit.slot, token_ids, rules.num_prompt)
@@ -76,7 +90,7 @@ class RuleTable:
                 prompts += self._prompt_chunk(index, row, first_token, rules)
                 if row.sample:
                     asking.append(Asking(num_samples, row.slot, row.start + row.length, rules))
-                    if not edit.is_empty:
+                    if edit is not None:
                         edits.append(self._edit(num_samples, row, rules, edit))
             first_token += row.length
             num_samples += row.sample
@@ -87,6 +101,7 @@ class RuleTable:
             penalties=gather_penalty_rows(asking, self._device),
             logprobs=self._logprob_rows(asking),
             prompts=prompts,
+            device_edits=None if self.device_edits is None else self.device_edits.gather(asking),
         )
 
     def _edit(self, sample: int, row: Row, rules: TokenRules, edits: SlotEdits) -> RowEdit:

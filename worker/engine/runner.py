@@ -8,8 +8,11 @@ from dataclasses import replace
 
 import torch
 
+from kernels import registry
+from kernels.attention import create_attention_library
 from worker.engine.config import EngineConfig
 from worker.engine.cpu import lazy_zeros, tune_cpu_process
+from worker.engine.device_inputs import prepare_on_device
 from worker.engine.draws import Draws, sample_with_rules
 from worker.engine.inputs import StepInputs, build_inputs, build_native_inputs
 from worker.engine.logprobs import score_prompts
@@ -55,6 +58,13 @@ class ModelRunner:
         self.model_config = load_model_config(config.model)
         self.max_model_len = self.model_config.resolve_max_model_len(config.max_model_len)
         self.dtype = resolve_dtype(config, self.device)
+        self._attention = create_attention_library(
+            config.attention_backend,
+            device=self.device,
+            dtype=self.dtype,
+            page_size=config.page_size,
+            batch_invariant=config.batch_invariant,
+        )
         options = LayerOptions(
             group=group,
             dtype=self.dtype,
@@ -132,6 +142,13 @@ class ModelRunner:
 
     def prepare(self, plan: Plan) -> StepInputs | None:
         """Applies the Plan's writes and stages its inputs; None for a Plan without rows."""
+        if self.model.native is None and registry.uses_triton(self._tables.token_pool):
+            return prepare_on_device(
+                plan,
+                self._tables,
+                batch_invariant=self.config.batch_invariant,
+                library=self._attention,
+            )
         self._tables.apply(plan)
         if not plan.rows:
             return None

@@ -12,18 +12,19 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from kernels import gumbel_noise
+from kernels import SamplingParameters, gumbel_noise, registry, sample_tokens
+from kernels.sample_tokens import GREEDY_BELOW
+from kernels.sample_tokens import reference as torch_draws
 from worker.engine.tables import IntArray, SamplingColumns
-from worker.engine.thresholds import top_k_threshold, top_p_threshold
 from worker.engine.transfer import to_device
-
-_GREEDY_BELOW = 1e-5
-"""Temperatures under this are greedy: dividing by them would overflow."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RandomRows:
-    """Parameters of the rows that draw at random, [n] each; None where no row uses one."""
+    """Parameters of the rows that draw at random, [n] each; None where no row uses one.
+
+    Kernels take all rows, the greedy ones too: those have a temperature under GREEDY_BELOW.
+    """
 
     rows: torch.Tensor | None
     """Which rows of the logits, int64; None for all."""
@@ -45,7 +46,7 @@ def gather_random_rows(
 ) -> RandomRows | None:
     """Collects the parameters of a step's sampling rows; None where all are greedy."""
     temperature = columns.temperature[slots]
-    (rows,) = np.nonzero(temperature >= _GREEDY_BELOW)
+    (rows,) = np.nonzero(temperature >= GREEDY_BELOW)
     if not len(rows):
         return None
     all_random = len(rows) == len(slots)
@@ -79,27 +80,32 @@ def sample(logits: torch.Tensor, random: RandomRows | None) -> torch.Tensor:
 
 
 def masked_logits(logits: torch.Tensor, random: RandomRows) -> torch.Tensor:
-    """Logits over temperature, with -inf where min-p, top-k or top-p leave a token out.
-
-    The order is vLLM's: temperature, min-p, top-k, then top-p on what top-k kept.
-    """
-    scaled = logits / random.temperature.unsqueeze(1)
-    if random.log_min_p is not None:
-        _drop_below(scaled, scaled.amax(dim=-1) + random.log_min_p)
-    if random.top_k is not None:
-        _drop_below(scaled, top_k_threshold(scaled, random.top_k, random.max_top_k))
-    if random.top_p is not None:
-        _drop_below(scaled, top_p_threshold(scaled, random.top_p))
-    return scaled
+    """Logits over temperature, with -inf where min-p, top-k or top-p leave a token out."""
+    return torch_draws.masked_logits(
+        logits,
+        temperature=random.temperature,
+        top_k=random.top_k,
+        max_top_k=random.max_top_k,
+        top_p=random.top_p,
+        log_min_p=random.log_min_p,
+    )
 
 
 def _draw(logits: torch.Tensor, random: RandomRows) -> torch.Tensor:
     """The argmax of logits plus Gumbel noise is distributed as their softmax."""
+    if registry.uses_triton(logits):
+        return sample_tokens(logits, _parameters(random))
     scaled = masked_logits(logits, random)
     noise = gumbel_noise(random.seeds, random.positions, logits.shape[-1])
     return noise.add_(scaled).argmax(dim=-1)
 
 
-def _drop_below(logits: torch.Tensor, threshold: torch.Tensor) -> None:
-    """What equals the threshold stays, so that ties are not cut arbitrarily."""
-    logits.masked_fill_(logits < threshold.unsqueeze(1), float("-inf"))
+def _parameters(random: RandomRows) -> SamplingParameters:
+    return SamplingParameters(
+        temperature=random.temperature,
+        seeds=random.seeds,
+        positions=random.positions,
+        top_k=random.top_k,
+        top_p=random.top_p,
+        log_min_p=random.log_min_p,
+    )

@@ -60,6 +60,34 @@ class DeviceTables:
         if plan.page_writes:
             self._write_pages(plan.page_writes)
 
+    def stage(self, plan: Plan) -> tuple[IntArray, npt.NDArray[np.int32]] | None:
+        """The same for a kernel that does the writing: its segments and values; None without any.
+
+        Rules and sampling parameters are set at once, as by `apply`.
+        """
+        runs: list[tuple[int, int, npt.NDArray[np.int32]]] = []
+        for admit in plan.admits:
+            self.sampling.set(admit)
+            self.rules.admit(admit)
+            tokens = np.frombuffer(admit.token_ids, dtype="<i4")
+            assert len(tokens) <= self.max_model_len, "a request is longer than its row"
+            runs.append((0, admit.slot * self.token_stride, tokens))
+        for write in plan.page_writes:
+            pages = np.array(write.page_ids, dtype=np.int32)
+            assert write.start + len(pages) <= self.page_stride, (
+                "a request has more pages than its row"
+            )
+            runs.append((1, write.slot * self.page_stride + write.start, pages))
+        if not runs:
+            return None
+        lengths = np.array([len(values) for _, _, values in runs], dtype=np.int64)
+        segments = np.empty((len(runs), 4), dtype=np.int64)
+        segments[:, 0] = [table for table, _, _ in runs]
+        segments[:, 1] = [cell for _, cell, _ in runs]
+        segments[:, 2] = np.cumsum(lengths) - lengths
+        segments[:, 3] = lengths
+        return segments, np.concatenate([values for _, _, values in runs])
+
     def _admit(self, admits: Sequence[Admit]) -> None:
         for admit in admits:
             self.sampling.set(admit)

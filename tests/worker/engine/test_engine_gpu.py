@@ -21,7 +21,7 @@ from test_exactness import (
 from worker.engine.config import EngineConfig
 from worker.engine.runner import ModelRunner, select_device
 from worker.parallel.group import TensorParallelGroup
-from worker.scheduler.plan import Admit, PageWrite, Plan, Row
+from worker.scheduler.plan import Admit, PageWrite, Plan, Row, TokenRules
 
 pytestmark = [
     pytest.mark.gpu,
@@ -91,11 +91,26 @@ def test_a_step_waits_for_the_device_only_for_its_tokens(checkpoint: Checkpoint)
     runner = ModelRunner(config, TensorParallelGroup.alone(select_device(config, 0)))
     runner.allocate(runner.hello().num_pages)
     tokens = bytes(4 * 9)
-    admits = [Admit(0, tokens, 0.0, 0, 1.0, 0.0, 0), Admit(1, tokens, 0.8, 20, 0.9, 0.05, 7)]
-    writes = [PageWrite(slot, 0, [slot + 1]) for slot in (0, 1)]
+    rules = TokenRules(
+        9,
+        presence_penalty=1.0,
+        repetition_penalty=1.2,
+        bias_token_ids=[3],
+        biases=[1.0],
+        bad_words=[[5], [6, 7]],
+        min_tokens=3,
+        stop_token_ids=[2],
+        num_logprobs=2,
+    )
+    admits = [
+        Admit(0, tokens, 0.0, 0, 1.0, 0.0, 0),
+        Admit(1, tokens, 0.8, 20, 0.9, 0.05, 7),
+        Admit(2, tokens, 0.9, 0, 1.0, 0.0, 8, rules),
+    ]
+    writes = [PageWrite(slot, 0, [slot + 1]) for slot in (0, 1, 2)]
     plans = [
-        Plan(1, admits, writes, [Row(0, 0, 1, False), Row(1, 0, 9, True)]),
-        Plan(2, [], [], [Row(0, 1, 1, True), Row(1, 9, 1, True)]),
+        Plan(1, admits, writes, [Row(0, 0, 1, False), Row(1, 0, 9, True), Row(2, 0, 9, True)]),
+        Plan(2, [], [], [Row(0, 1, 1, True), Row(1, 9, 1, True), Row(2, 9, 1, True)]),
     ]
     for plan in plans:
         runner.execute(plan)  # compiles

@@ -24,7 +24,8 @@ def _on_triton() -> Iterator[None]:
 @pytest.mark.parametrize("name", SPECS)
 def test_logits_equal_transformers(name: str, batch_invariant: bool, tmp_path: Path) -> None:
     model = write_checkpoint(name, tmp_path)
-    runner = make_runner(str(tmp_path), batch_invariant=batch_invariant)
+    runner = make_runner(str(tmp_path), batch_invariant=batch_invariant, cpu_backend="torch")
+    assert runner.model.native is None
     # Chunks, mixed steps, and a decode beside a draw with noise.
     first = Request(prompt=list(range(5, 25)), new_tokens=3)
     second = Request(

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from worker.engine import thresholds
-from worker.engine.thresholds import (
+from kernels.sample_tokens import thresholds
+from kernels.sample_tokens.thresholds import (
     integer_weights,
     top_k_threshold,
     top_p_threshold,

@@ -1,0 +1,377 @@
+"""Every op on the shapes of a served model, with the bytes and the arithmetic that it cannot do
+without."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Self
+
+import torch
+
+import kernels
+from kernels import EditRows, PenaltyRows, SamplingParameters, TokenEdits
+from worker.wire.sampling import MAX_LOGPROBS
+
+PAGE_SIZE = 16
+_CHUNK = 512
+"""Tokens of a prefill chunk."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Shape:
+    """A model's dimensions."""
+
+    hidden: int
+    intermediate: int
+    q_heads: int
+    kv_heads: int
+    head_dim: int
+    vocab: int
+
+    @classmethod
+    def large(cls) -> Self:
+        """Qwen3-8B."""
+        return cls(
+            hidden=4096, intermediate=12288, q_heads=32, kv_heads=8, head_dim=128, vocab=151936
+        )
+
+    @classmethod
+    def small(cls) -> Self:
+        """Qwen3-0.6B with a fifth of its vocabulary."""
+        return cls(
+            hidden=1024, intermediate=3072, q_heads=16, kv_heads=8, head_dim=128, vocab=32000
+        )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Case:
+    """One op on one shape."""
+
+    op: str
+    shape: str
+    run: Callable[[], object]
+    num_bytes: float
+    """Each input read once, each output written once."""
+    num_flops: float = 0.0
+
+
+def make_cases(
+    shape: Shape,
+    rows: int,
+    context: int,
+    device: torch.device,
+    dtype: torch.dtype,
+    wanted: Sequence[str],
+) -> list[Callable[[], Case]]:
+    """Makers of the cases of a step of `rows` requests; `wanted` names ops, empty for all.
+
+    Each maker allocates when it is called, so that one case's tensors are there at a time.
+    """
+    maker = _Maker(shape, rows, context, device, dtype)
+    makers: list[tuple[str, Callable[[], Case]]] = [
+        *((name, partial(maker.token_op, name)) for name in _TOKEN_OPS),
+        *(("linear", partial(maker.linear, *size)) for size in maker.linear_sizes),
+        ("decode_attention", maker.decode),
+        ("extend_attention", maker.extend),
+        ("gumbel_noise", maker.noise),
+        *(("sample_tokens", partial(maker.sample, kind)) for kind in _SAMPLING),
+        ("apply_token_bitmask", maker.bitmask),
+        ("apply_penalties_", maker.penalties),
+        ("count_tokens_", maker.count),
+        ("apply_token_edits_", maker.edits),
+        ("token_scores", maker.scores),
+        ("write_table_rows_", maker.write),
+        ("gather_step_inputs", maker.gather),
+    ]
+    return [make for name, make in makers if not wanted or name in wanted]
+
+
+_TOKEN_OPS = (
+    "rms_norm",
+    "fused_add_rms_norm",
+    "rotary_embedding",
+    "silu_and_mul",
+    "store_kv_cache",
+)
+_SAMPLING = {  # temperature, top-k, top-p, min-p
+    "greedy": (0.0, 0, 1.0, 0.0),
+    "temperature": (1.0, 0, 1.0, 0.0),
+    "top-k 50": (1.0, 50, 1.0, 0.0),
+    "top-p 0.9": (1.0, 0, 0.9, 0.0),
+    "top-k 50, top-p 0.9, min-p 0.05": (1.0, 50, 0.9, 0.05),
+}
+
+
+class _Maker:
+    def __init__(
+        self, shape: Shape, rows: int, context: int, device: torch.device, dtype: torch.dtype
+    ) -> None:
+        self._shape, self._rows, self._context = shape, rows, context
+        self._device, self._dtype = device, dtype
+        self._item = dtype.itemsize
+
+    @property
+    def linear_sizes(self) -> list[tuple[int, int]]:
+        """Outputs and inputs of the layers' products and of the head."""
+        s = self._shape
+        attention = (s.q_heads + 2 * s.kv_heads) * s.head_dim
+        return [
+            (attention, s.hidden),
+            (s.hidden, s.q_heads * s.head_dim),
+            (2 * s.intermediate, s.hidden),
+            (s.hidden, s.intermediate),
+            (s.vocab, s.hidden),
+        ]
+
+    def token_op(self, name: str) -> Case:
+        s, rows, item = self._shape, self._rows, self._item
+        x, weight = self._randn(rows, s.hidden), self._randn(s.hidden)
+        q, k = (self._randn(rows, n, s.head_dim) for n in (s.q_heads, s.kv_heads))
+        run: Callable[[], object]
+        if name == "rms_norm":
+            run = partial(kernels.rms_norm, x, weight, 1e-6)
+            size = 2 * x.numel()
+        elif name == "fused_add_rms_norm":
+            run = partial(kernels.fused_add_rms_norm, x, x.clone(), weight, 1e-6)
+            size = 4 * x.numel()
+        elif name == "rotary_embedding":
+            table = torch.randn(self._context + 1, s.head_dim, device=self._device)
+            positions = torch.full((rows,), self._context, device=self._device)
+            run = partial(kernels.rotary_embedding, q, k, positions, table)
+            size = 2 * (q.numel() + k.numel())
+        elif name == "silu_and_mul":
+            run = partial(kernels.silu_and_mul, self._randn(rows, 2 * s.intermediate))
+            size = 3 * rows * s.intermediate
+        else:
+            caches = self._zeros(2, rows, PAGE_SIZE, s.kv_heads, s.head_dim)
+            slots = torch.arange(rows, device=self._device) * PAGE_SIZE
+            run = partial(kernels.store_kv_cache, k, k.clone(), caches[0], caches[1], slots)
+            size = 4 * k.numel()
+        return Case(op=name, shape=f"{rows} tokens", run=run, num_bytes=size * item)
+
+    def linear(self, outputs: int, inputs: int) -> Case:
+        weight = kernels.pack_linear_weight(self._randn(outputs, inputs))
+        x = self._randn(self._rows, inputs)
+        return Case(
+            op="linear",
+            shape=f"{self._rows} x {inputs} -> {outputs}",
+            run=lambda: kernels.linear(x, weight),
+            num_bytes=(outputs * inputs + self._rows * (outputs + inputs)) * self._item,
+            num_flops=2.0 * self._rows * outputs * inputs,
+        )
+
+    def decode(self) -> Case:
+        s, rows, length = self._shape, self._rows, self._context
+        caches, table = self._paged(rows, length)
+        metadata = kernels.prepare_decode(
+            table,
+            torch.full((rows,), length, dtype=torch.int32, device=self._device),
+            seq_lens_host=[length] * rows,
+            page_size=PAGE_SIZE,
+        )
+        q = self._randn(rows, s.q_heads, s.head_dim)
+        return Case(
+            op="decode_attention",
+            shape=f"{rows} rows of {length}",
+            run=lambda: kernels.decode_attention(q, *caches, metadata, scale=0.1),
+            num_bytes=(2 * rows * length * s.kv_heads * s.head_dim + 2 * q.numel()) * self._item,
+            num_flops=4.0 * rows * length * s.q_heads * s.head_dim,
+        )
+
+    def extend(self) -> Case:
+        s, length = self._shape, max(self._context, _CHUNK)
+        caches, table = self._paged(1, length)
+        metadata = kernels.prepare_extend(
+            table,
+            torch.tensor([length], dtype=torch.int32, device=self._device),
+            torch.tensor([0, _CHUNK], dtype=torch.int32, device=self._device),
+            seq_lens_host=[length],
+            query_lens_host=[_CHUNK],
+            page_size=PAGE_SIZE,
+        )
+        q = self._randn(_CHUNK, s.q_heads, s.head_dim)
+        seen = _CHUNK * (length - _CHUNK) + _CHUNK * (_CHUNK + 1) / 2
+        return Case(
+            op="extend_attention",
+            shape=f"{_CHUNK} tokens after {length - _CHUNK}",
+            run=lambda: kernels.extend_attention(q, *caches, metadata, scale=0.1),
+            num_bytes=(2 * length * s.kv_heads * s.head_dim + 2 * q.numel()) * self._item,
+            num_flops=4.0 * seen * s.q_heads * s.head_dim,
+        )
+
+    def noise(self) -> Case:
+        seeds = torch.arange(self._rows, device=self._device)
+        return Case(
+            op="gumbel_noise",
+            shape=self._drawn,
+            run=lambda: kernels.gumbel_noise(seeds, seeds, self._shape.vocab),
+            num_bytes=4.0 * self._rows * self._shape.vocab,
+        )
+
+    def sample(self, kind: str) -> Case:
+        temperature, top_k, top_p, min_p = _SAMPLING[kind]
+
+        def column(value: float, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+            return torch.full((self._rows,), value, dtype=dtype, device=self._device)
+
+        seeds = torch.arange(self._rows, device=self._device)
+        parameters = SamplingParameters(
+            temperature=column(temperature),
+            seeds=seeds,
+            positions=seeds,
+            top_k=column(top_k, torch.int64) if top_k else None,
+            top_p=column(top_p) if top_p < 1.0 else None,
+            log_min_p=column(min_p).log() if min_p else None,
+        )
+        logits = self._logits()
+        return Case(
+            op="sample_tokens",
+            shape=f"{self._drawn}, {kind}",
+            run=lambda: kernels.sample_tokens(logits, parameters),
+            num_bytes=4.0 * logits.numel(),
+        )
+
+    def bitmask(self) -> Case:
+        logits, words = self._logits(), -(-self._shape.vocab // 32)
+        mask = torch.full((self._rows, words), 0x55555555, dtype=torch.int32, device=self._device)
+        return Case(
+            op="apply_token_bitmask",
+            shape=f"{self._drawn}, half banned",
+            run=lambda: kernels.apply_token_bitmask(logits, mask),
+            num_bytes=4.0 * mask.numel() + 2.0 * logits.numel(),
+        )
+
+    def penalties(self) -> Case:
+        logits = self._logits()
+        rows, in_prompt, counts, pool = self._counted()
+        return Case(
+            op="apply_penalties_",
+            shape=f"{self._drawn}, {self._context} tokens each",
+            run=lambda: kernels.apply_penalties_(logits, rows, in_prompt, counts, pool),
+            num_bytes=5.0 * logits.numel() + 8.0 * self._rows * self._context,
+        )
+
+    def count(self) -> Case:
+        rows, _, counts, _ = self._counted()
+        tokens = torch.zeros(self._rows, dtype=torch.int64, device=self._device)
+        return Case(
+            op="count_tokens_",
+            shape=self._drawn,
+            run=lambda: kernels.count_tokens_(counts, rows, tokens),
+            num_bytes=32.0 * self._rows,
+        )
+
+    def edits(self) -> Case:
+        num_edits, length = 64, 4
+        logits, (pool, _) = self._logits(), self._tables()
+        index = torch.arange(self._rows, device=self._device)
+        tokens = torch.arange(num_edits, dtype=torch.int32, device=self._device)
+        edits = TokenEdits(
+            tokens=tokens.repeat(self._rows, 1),
+            values=torch.ones(self._rows, num_edits, device=self._device),
+            before=tokens.new_full((self._rows, num_edits, length), -1),
+        )
+        rows = EditRows(rows=index, slots=index, cells=index, num_output=torch.zeros_like(index))
+        return Case(
+            op="apply_token_edits_",
+            shape=f"{self._drawn}, {num_edits} biases",
+            run=lambda: kernels.apply_token_edits_(logits, edits, rows, pool),
+            num_bytes=self._rows * (num_edits * (16.0 + 4 * length) + 32.0),
+        )
+
+    def scores(self) -> Case:
+        logits = self._logits()
+        tokens = torch.zeros(self._rows, dtype=torch.int64, device=self._device)
+        return Case(
+            op="token_scores",
+            shape=f"{self._drawn} (top {MAX_LOGPROBS} apart)",
+            run=lambda: kernels.token_scores(logits, tokens),
+            num_bytes=4.0 * logits.numel(),
+        )
+
+    def write(self) -> Case:
+        pool, table = self._tables()
+        place = torch.arange(self._rows)
+        segments = torch.stack(
+            (place % 2, place * table.shape[1], place * 4, torch.full_like(place, 4)), dim=1
+        ).to(self._device)
+        values = torch.ones(4 * self._rows, dtype=torch.int32, device=self._device)
+        return Case(
+            op="write_table_rows_",
+            shape=f"{self._rows} runs of 4",
+            run=lambda: kernels.write_table_rows_(pool, table, segments, values, longest=4),
+            num_bytes=(32.0 + 2 * 16.0) * self._rows,
+        )
+
+    def gather(self) -> Case:
+        pool, table = self._tables()
+        rows = self._rows
+        slots = torch.arange(rows, device=self._device)
+        starts = torch.full((rows,), self._context - 1, device=self._device)
+        query_start = torch.arange(rows + 1, device=self._device)
+        num_pages = -(-self._context // PAGE_SIZE)
+
+        def run() -> object:
+            return kernels.gather_step_inputs(
+                pool, table, slots, starts, query_start, num_tokens=rows, longest_query=1,
+                num_pages=num_pages, page_size=PAGE_SIZE,
+            )  # fmt: skip
+
+        return Case(
+            op="gather_step_inputs",
+            shape=f"{rows} decodes of {num_pages} pages",
+            run=run,
+            num_bytes=rows * (8.0 * num_pages + 56.0),
+        )
+
+    @property
+    def _drawn(self) -> str:
+        return f"{self._rows} x {self._shape.vocab}"
+
+    def _randn(self, *shape: int) -> torch.Tensor:
+        return torch.randn(*shape, device=self._device, dtype=self._dtype)
+
+    def _zeros(self, *shape: int) -> torch.Tensor:
+        return torch.zeros(*shape, device=self._device, dtype=self._dtype)
+
+    def _logits(self) -> torch.Tensor:
+        """As spread as a model's, so that filters work as they will."""
+        return torch.randn(self._rows, self._shape.vocab, device=self._device) * 3
+
+    def _paged(
+        self, rows: int, length: int
+    ) -> tuple[tuple[torch.Tensor, torch.Tensor], torch.Tensor]:
+        """Caches, and pages in an order that no prefetcher guesses."""
+        per_row = -(-length // PAGE_SIZE)
+        shape = (rows * per_row, PAGE_SIZE, self._shape.kv_heads, self._shape.head_dim)
+        order = torch.randperm(rows * per_row, generator=torch.Generator().manual_seed(0))
+        table = order.int().view(rows, per_row).to(self._device)
+        return (self._randn(*shape), self._randn(*shape)), table
+
+    def _tables(self) -> tuple[torch.Tensor, torch.Tensor]:
+        pages = -(-self._context // PAGE_SIZE)
+        return (
+            torch.ones(self._rows, self._context + 1, dtype=torch.int32, device=self._device),
+            torch.ones(self._rows, max(4, pages), dtype=torch.int32, device=self._device),
+        )
+
+    def _counted(self) -> tuple[PenaltyRows, torch.Tensor, torch.Tensor, torch.Tensor]:
+        vocab, rows = self._shape.vocab, self._rows
+        pool = torch.randint(0, vocab, (rows, self._context), dtype=torch.int32)
+        counts = torch.zeros(rows, vocab, dtype=torch.int32)
+        counts.scatter_add_(1, pool.long(), torch.ones_like(pool))
+        index = torch.arange(rows, device=self._device)
+        ones = torch.ones(rows, device=self._device)
+        penalised = PenaltyRows(
+            rows=index,
+            slots=index,
+            ends=torch.full_like(index, self._context),
+            longest=self._context,
+            frequency=ones * 1e-3,
+            presence=ones * 1e-3,
+            repetition=ones * 1.001,
+        )
+        counts = counts.to(self._device)
+        return penalised, torch.zeros_like(counts, dtype=torch.bool), counts, pool.to(self._device)

@@ -1,0 +1,110 @@
+"""Attention by other libraries, chosen by name: what they offer and which are there."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Sequence
+from typing import Literal, Protocol
+
+import torch
+
+from kernels.registry import registry
+
+AttentionBackend = Literal["auto", "triton", "flashinfer", "flash", "torch"]
+
+_TYPES = (torch.float16, torch.bfloat16)
+
+
+class AttentionStep(Protocol):
+    """The attention of one step, the same for every layer."""
+
+    def attend(
+        self, q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, scale: float
+    ) -> torch.Tensor:
+        """Arguments and result as for `decode_attention` and `extend_attention`."""
+        ...
+
+
+class AttentionLibrary(Protocol):
+    """Begins steps. The lengths on the host must be exact: libraries plan by them."""
+
+    def begin_decode(
+        self,
+        page_table: torch.Tensor,
+        seq_lens: torch.Tensor,
+        *,
+        seq_lens_host: Sequence[int],
+        page_size: int,
+    ) -> AttentionStep:
+        """As `prepare_decode`."""
+        ...
+
+    def begin_extend(
+        self,
+        page_table: torch.Tensor,
+        seq_lens: torch.Tensor,
+        query_start: torch.Tensor,
+        *,
+        seq_lens_host: Sequence[int],
+        query_lens_host: Sequence[int],
+        page_size: int,
+    ) -> AttentionStep:
+        """As `prepare_extend`."""
+        ...
+
+
+def create_attention_library(
+    backend: AttentionBackend,
+    *,
+    device: torch.device,
+    dtype: torch.dtype,
+    page_size: int,
+    batch_invariant: bool,
+) -> AttentionLibrary | None:
+    """The library for `prepare_decode` and `prepare_extend`; None for the ops of this package.
+
+    Raises:
+        ValueError: the backend cannot work here; the message says what would help.
+    """
+    option = f"--attention-backend {backend}"
+    own_triton = registry.uses_triton(torch.empty(0, device=device))
+    if backend == "auto" or (backend == "torch" and not own_triton):
+        return None
+    if batch_invariant and backend != "triton":
+        raise ValueError(f"{option} is not batch-invariant; use auto or triton")
+    if backend == "triton":
+        if not own_triton:
+            raise ValueError(f"{option} needs a CUDA device; use auto or torch")
+        return None
+    if backend == "torch":
+        # Imported on demand, like the libraries: `prepare_*` imports this module.
+        from kernels.attention.torch_library import TorchAttention
+
+        return TorchAttention()
+    if device.type != "cuda":
+        raise ValueError(f"{option} needs a CUDA device; use auto or torch")
+    if dtype not in _TYPES:
+        raise ValueError(f"{option} takes float16 and bfloat16, not {dtype}; use auto, or --dtype")
+    return import_library(backend, device, page_size)
+
+
+def import_library(
+    backend: AttentionBackend, device: torch.device, page_size: int
+) -> AttentionLibrary:
+    """FlashInfer or FlashAttention. Raises ValueError where it is not installed."""
+    option = f"--attention-backend {backend}"
+    if backend == "flashinfer":
+        if importlib.util.find_spec("flashinfer") is None:
+            raise ValueError(f"{option}: run `pip install flashinfer-python`, or use auto")
+        from kernels.attention.flashinfer import FlashInferAttention
+
+        return FlashInferAttention(importlib.import_module("flashinfer"), device)
+    from kernels.attention.flash_attn import find_flash_attention
+
+    found = find_flash_attention(page_size)
+    if found is None:
+        raise ValueError(
+            f"{option}: run `pip install flash-attn` (and set --page-size 256), install "
+            "flash_attn_interface (FlashAttention 3), or use auto"
+        )
+    return found

@@ -1,0 +1,83 @@
+"""Triton penalties: one pass over a slot's counts, which writes only tokens that it holds.
+
+The vocabulary is walked, not the row's tokens: a token that stands twice would be a race.
+"""
+
+# mypy: disable-error-code="no-untyped-def,untyped-decorator"
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+from kernels.penalties.base import PenaltyRows
+
+_BLOCK = 4096
+
+
+def apply_penalties_(
+    logits: torch.Tensor,
+    rows: PenaltyRows,
+    in_prompt: torch.Tensor,
+    counts: torch.Tensor,
+    token_pool: torch.Tensor,
+) -> None:
+    """Launch over (penalised rows, blocks of the vocabulary); neutral rows return at once."""
+    assert logits.dtype == torch.float32, f"penalties take fp32 logits, got {logits.dtype}"
+    assert logits.stride(1) == 1, "a row's logits must lie side by side"
+    num_rows, vocab_size = rows.rows.shape[0], logits.shape[1]
+    assert counts.shape == in_prompt.shape, "one count per flag"
+    if num_rows == 0:
+        return
+    _penalty_kernel[(num_rows, triton.cdiv(vocab_size, _BLOCK))](
+        logits, in_prompt, counts, rows.rows, rows.slots,
+        rows.frequency, rows.presence, rows.repetition,
+        vocab_size, logits.stride(0), counts.stride(0), BLOCK=_BLOCK, num_warps=8,
+    )  # fmt: skip
+
+
+def count_tokens_(counts: torch.Tensor, rows: PenaltyRows, tokens: torch.Tensor) -> None:
+    """Launch over the penalised rows; each has a slot of its own."""
+    num_rows = rows.rows.shape[0]
+    if num_rows:
+        _count_kernel[(num_rows,)](
+            counts, rows.rows, rows.slots, tokens, counts.stride(0), num_warps=1
+        )
+
+
+_PER_ROW = ["row_ptr", "slot_ptr", "frequency_ptr", "presence_ptr", "repetition_ptr"]
+
+
+@triton.jit(do_not_specialize_on_alignment=_PER_ROW)
+def _penalty_kernel(
+    logits_ptr, in_prompt_ptr, counts_ptr, row_ptr, slot_ptr,
+    frequency_ptr, presence_ptr, repetition_ptr,
+    vocab_size, row_stride, slot_stride, BLOCK: tl.constexpr,
+):  # fmt: skip
+    index = tl.program_id(0).to(tl.int64)
+    frequency = tl.load(frequency_ptr + index)
+    presence = tl.load(presence_ptr + index)
+    repetition = tl.load(repetition_ptr + index)
+    if (frequency != 0.0) | (presence != 0.0) | (repetition != 1.0):
+        column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+        inside = column < vocab_size
+        cell = tl.load(slot_ptr + index) * slot_stride + column
+        count = tl.load(counts_ptr + cell, mask=inside, other=0)
+        in_prompt = tl.load(in_prompt_ptr + cell, mask=inside, other=0)
+        in_output = count > 0
+        seen = in_output | (in_prompt != 0)
+        place = logits_ptr + tl.load(row_ptr + index) * row_stride + column
+        found = tl.load(place, mask=seen, other=0.0)
+        found = tl.where(found > 0, tl.div_rn(found, repetition), found * repetition)
+        found -= count.to(tl.float32) * frequency
+        found -= tl.where(in_output, presence, 0.0)
+        tl.store(place, found, mask=seen)
+
+
+@triton.jit(do_not_specialize_on_alignment=["row_ptr", "slot_ptr", "token_ptr"])
+def _count_kernel(counts_ptr, row_ptr, slot_ptr, token_ptr, slot_stride):
+    index = tl.program_id(0).to(tl.int64)
+    token = tl.load(token_ptr + tl.load(row_ptr + index))
+    cell = counts_ptr + tl.load(slot_ptr + index) * slot_stride + token
+    # Padding may name one slot several times.
+    tl.atomic_add(cell, 1, sem="relaxed")

@@ -1,0 +1,89 @@
+"""Triton draws: the vocabulary in chunks, the best of each chunk, then the best of the chunks.
+
+A filter comes down to one number per row, the least logit that stays (`triton_threshold`). Noise
+is computed where it is added and never stored.
+"""
+
+# mypy: disable-error-code="no-untyped-def,untyped-decorator"
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+from kernels.gumbel_noise.triton_kernel import noise_of
+from kernels.sample_tokens import base
+from kernels.sample_tokens.base import SamplingParameters
+from kernels.sample_tokens.triton_threshold import CHUNK, find_thresholds
+
+_GREEDY_BELOW = tl.constexpr(base.GREEDY_BELOW)
+
+
+def sample_tokens(
+    logits: torch.Tensor, parameters: SamplingParameters, out: torch.Tensor | None = None
+) -> torch.Tensor:
+    """Two launches, and five before them where rows may filter."""
+    assert logits.dtype == torch.float32, f"draws take fp32 logits, got {logits.dtype}"
+    assert logits.stride(1) == 1, "a row's logits must lie side by side"
+    rows, vocab_size = logits.shape
+    device = logits.device
+    if out is None:
+        out = torch.empty(rows, dtype=torch.int64, device=device)
+    if rows == 0:
+        return out
+    num_chunks = triton.cdiv(vocab_size, CHUNK)
+    best = torch.empty(rows, num_chunks, dtype=torch.float32, device=device)
+    token = torch.empty(rows, num_chunks, dtype=torch.int32, device=device)
+    thresholds = find_thresholds(logits, parameters) if parameters.filters else None
+    _draw_kernel[(rows, num_chunks)](
+        logits, parameters.temperature, parameters.seeds, parameters.positions,
+        parameters.temperature if thresholds is None else thresholds, best, token,
+        vocab_size, logits.stride(0),
+        FILTERS=thresholds is not None, CHUNK=CHUNK, num_warps=8,
+    )  # fmt: skip
+    _pick_kernel[(rows,)](
+        best, token, out, num_chunks, BLOCK=triton.next_power_of_2(num_chunks), num_warps=1
+    )
+    return out
+
+
+@triton.jit(
+    do_not_specialize_on_alignment=[
+        "temperature_ptr", "seed_ptr", "position_ptr", "threshold_ptr",
+    ]
+)  # fmt: skip
+def _draw_kernel(
+    logits_ptr, temperature_ptr, seed_ptr, position_ptr, threshold_ptr, best_ptr, token_ptr,
+    vocab_size, row_stride,
+    FILTERS: tl.constexpr, CHUNK: tl.constexpr,
+):  # fmt: skip
+    row = tl.program_id(0).to(tl.int64)
+    chunk = tl.program_id(1)
+    column = chunk * CHUNK + tl.arange(0, CHUNK)
+    inside = column < vocab_size
+    value = tl.load(logits_ptr + row * row_stride + column, mask=inside, other=float("-inf"))
+    temperature = tl.load(temperature_ptr + row)
+    if temperature >= _GREEDY_BELOW:
+        scaled = tl.div_rn(value, temperature)
+        noise = noise_of(tl.load(seed_ptr + row), tl.load(position_ptr + row), column)
+        value = noise + scaled
+        if FILTERS:
+            value = tl.where(scaled >= tl.load(threshold_ptr + row), value, float("-inf"))
+    # What is no number would make the order of a reduction count, and could win outside the row.
+    value = tl.where(inside & (value == value), value, float("-inf"))
+    best, place = tl.max(value, axis=0, return_indices=True)
+    cell = row * tl.num_programs(1) + chunk
+    tl.store(best_ptr + cell, best)
+    tl.store(token_ptr + cell, chunk * CHUNK + place)
+
+
+@triton.jit(do_not_specialize_on_alignment=["out_ptr"])
+def _pick_kernel(best_ptr, token_ptr, out_ptr, num_chunks, BLOCK: tl.constexpr):
+    row = tl.program_id(0).to(tl.int64)
+    chunk = tl.arange(0, BLOCK)
+    best = tl.load(
+        best_ptr + row * num_chunks + chunk, mask=chunk < num_chunks, other=float("-inf")
+    )
+    # Of equals the first, as in torch.
+    _, place = tl.max(best, axis=0, return_indices=True)
+    tl.store(out_ptr + row, tl.load(token_ptr + row * num_chunks + place).to(tl.int64))

@@ -1,0 +1,69 @@
+"""Preparation of a step on the device: new table entries in, the step's tokens and pages out."""
+
+from __future__ import annotations
+
+import torch
+
+from kernels.registry import registry
+from kernels.step_inputs import reference
+from kernels.step_inputs.base import StepTensors
+
+_WRITE = registry.register(
+    "write_table_rows_",
+    reference.write_table_rows_,
+    triton="kernels.step_inputs.triton_kernel:write_table_rows_",
+)
+_GATHER = registry.register(
+    "gather_step_inputs",
+    reference.gather_step_inputs,
+    triton="kernels.step_inputs.triton_kernel:gather_step_inputs",
+)
+
+
+def write_table_rows_(
+    token_pool: torch.Tensor,
+    page_table: torch.Tensor,
+    segments: torch.Tensor,
+    values: torch.Tensor,
+    *,
+    longest: int,
+) -> None:
+    """Copy runs of `values` (int32) into the token pool and the page table, both int32.
+
+    `segments` is int64 [n, 4]: 0 for the token pool or 1 for the page table; the first cell, row
+    after row; the first of the values; how many, at most `longest`. No cell is written twice.
+    """
+    _WRITE.select(token_pool)(token_pool, page_table, segments, values, longest)
+
+
+def gather_step_inputs(
+    token_pool: torch.Tensor,
+    page_table: torch.Tensor,
+    slots: torch.Tensor,
+    starts: torch.Tensor,
+    query_start: torch.Tensor,
+    *,
+    num_tokens: int,
+    longest_query: int,
+    num_pages: int,
+    page_size: int,
+    out: StepTensors | None = None,
+) -> StepTensors:
+    """What a step of B rows reads, from the tables and three integers per row.
+
+    Args:
+        token_pool: int32 [slots, positions], page_table: int32 [slots, pages].
+        slots, starts: int64 [B]: a row's slot and the position of its first token of the step.
+        query_start: int64 [B + 1]: running sums of the rows' tokens; the last is `num_tokens`.
+        num_tokens, longest_query: the sums' end and largest difference, on the host.
+        num_pages: leading pages of each row that the step reads.
+        out: where to; at least as large. A captured graph passes the buffers that it reads.
+    """
+    out = out or StepTensors.allocate(len(slots), num_tokens, num_pages, slots.device)
+    _GATHER.select(token_pool)(
+        token_pool, page_table, slots, starts, query_start, longest_query, num_pages, page_size, out
+    )
+    return out
+
+
+__all__ = ["StepTensors", "gather_step_inputs", "write_table_rows_"]

@@ -1,0 +1,19 @@
+"""Torch scores of tokens."""
+
+from __future__ import annotations
+
+import torch
+
+from kernels.sample_tokens.thresholds import total_weight
+from kernels.token_scores.base import TokenScores
+
+
+def token_scores(logits: torch.Tensor, tokens: torch.Tensor) -> TokenScores:
+    """One pass per result."""
+    own = logits.gather(1, tokens.unsqueeze(1))
+    return TokenScores(
+        own=own.squeeze(1),
+        best=logits.amax(dim=-1),
+        weight=total_weight(logits),
+        rank=(logits >= own).sum(dim=-1),
+    )

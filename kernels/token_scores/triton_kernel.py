@@ -1,0 +1,82 @@
+"""Triton scores of tokens: two passes over the logits, nothing stored per token of the vocabulary.
+
+The first finds each chunk's largest logit and counts those above the token's; the second weighs
+them against the row's largest.
+"""
+
+# mypy: disable-error-code="no-untyped-def,untyped-decorator"
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+from kernels.sample_tokens import thresholds
+from kernels.token_scores.base import TokenScores
+
+_CHUNK = 4096
+
+_WEIGHT_SCALE = tl.constexpr(2.0**thresholds.WEIGHT_BITS)
+
+
+def token_scores(logits: torch.Tensor, tokens: torch.Tensor) -> TokenScores:
+    """Launch each pass over (rows, chunks of the vocabulary)."""
+    assert logits.dtype == torch.float32, f"scores take fp32 logits, got {logits.dtype}"
+    assert logits.stride(1) == 1, "a row's logits must lie side by side"
+    rows, vocab_size = logits.shape
+    device = logits.device
+    num_chunks = triton.cdiv(vocab_size, _CHUNK)
+    own, best = (torch.empty(rows, dtype=torch.float32, device=device) for _ in range(2))
+    weight, rank = (torch.zeros(rows, dtype=torch.int64, device=device) for _ in range(2))
+    chunk_best = torch.empty(rows, num_chunks, dtype=torch.float32, device=device)
+    if rows:
+        shape = (vocab_size, logits.stride(0), num_chunks)
+        _rank_kernel[(rows, num_chunks)](
+            logits, tokens, own, rank, chunk_best, *shape, CHUNK=_CHUNK, num_warps=8
+        )
+        _weigh_kernel[(rows, num_chunks)](
+            logits, chunk_best, best, weight, *shape,
+            CHUNK=_CHUNK, CHUNKS_BLOCK=triton.next_power_of_2(num_chunks), num_warps=8,
+        )  # fmt: skip
+    return TokenScores(own=own, best=best, weight=weight, rank=rank)
+
+
+@triton.jit(do_not_specialize_on_alignment=["token_ptr"])
+def _rank_kernel(
+    logits_ptr, token_ptr, own_ptr, rank_ptr, best_ptr, vocab_size, row_stride, num_chunks,
+    CHUNK: tl.constexpr,
+):  # fmt: skip
+    row = tl.program_id(0).to(tl.int64)
+    chunk = tl.program_id(1)
+    own = tl.load(logits_ptr + row * row_stride + tl.load(token_ptr + row))
+    if chunk == 0:
+        tl.store(own_ptr + row, own)
+    column = chunk * CHUNK + tl.arange(0, CHUNK)
+    inside = column < vocab_size
+    logit = tl.load(logits_ptr + row * row_stride + column, mask=inside, other=float("-inf"))
+    above = tl.sum((inside & (logit >= own)).to(tl.int64), axis=0)
+    tl.atomic_add(rank_ptr + row, above, sem="relaxed")
+    tl.store(best_ptr + row * num_chunks + chunk, tl.max(logit, axis=0))
+
+
+@triton.jit
+def _weigh_kernel(
+    logits_ptr, chunk_best_ptr, best_ptr, weight_ptr, vocab_size, row_stride, num_chunks,
+    CHUNK: tl.constexpr, CHUNKS_BLOCK: tl.constexpr,
+):  # fmt: skip
+    row = tl.program_id(0).to(tl.int64)
+    chunk = tl.arange(0, CHUNKS_BLOCK)
+    bests = tl.load(
+        chunk_best_ptr + row * num_chunks + chunk, mask=chunk < num_chunks, other=float("-inf")
+    )
+    best = tl.max(bests, axis=0)
+    if tl.program_id(1) == 0:
+        tl.store(best_ptr + row, best)
+    column = tl.program_id(1) * CHUNK + tl.arange(0, CHUNK)
+    logit = tl.load(
+        logits_ptr + row * row_stride + column, mask=column < vocab_size, other=float("-inf")
+    )
+    weight = tl.exp(logit - best) * _WEIGHT_SCALE
+    # What is no number weighs nothing.
+    weight = tl.where(weight >= 0.0, weight, 0.0).to(tl.int64)
+    tl.atomic_add(weight_ptr + row, tl.sum(weight, axis=0), sem="relaxed")

@@ -1,0 +1,296 @@
+"""Kernels around a draw, against their torch references; run by the interpreter and on a GPU."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections.abc import Callable
+
+import torch
+
+from kernels import (
+    EditRows,
+    PenaltyRows,
+    SamplingParameters,
+    TokenEdits,
+    apply_penalties_,
+    apply_token_bitmask,
+    apply_token_edits_,
+    count_tokens_,
+    gather_step_inputs,
+    registry,
+    sample_tokens,
+    token_scores,
+    write_table_rows_,
+)
+from kernels.sample_tokens.reference import masked_logits
+
+FILTERS = [  # temperature, top_k, top_p, min_p
+    (0.0, 0, 1.0, 0.0),
+    (1.0, 0, 1.0, 0.0),
+    (0.7, 5, 1.0, 0.0),
+    (1.3, 0, 0.6, 0.0),
+    (1.0, 0, 1.0, 0.2),
+    (0.5, 20, 0.8, 0.05),
+    (2.0, 1, 1.0, 0.0),
+    (1.0, 5000, 0.999, 0.0),
+    (1.0, 3, 0.01, 0.9),
+    (0.0, 3, 0.5, 0.5),
+    (1e-5, 0, 0.9, 0.0),
+    (100.0, 2**31 - 1, 1.0 - 2**-24, 1e-30),
+    (1.0, 40, 1e-30, 0.0),
+]
+
+
+def parameters(
+    cases: list[tuple[float, int, float, float]], device: str, seed: int = 0
+) -> SamplingParameters:
+    temperature, top_k, top_p, min_p = zip(*cases, strict=True)
+    rows = torch.arange(len(cases))
+    return SamplingParameters(
+        temperature=torch.tensor(temperature, dtype=torch.float32).to(device),
+        seeds=((rows + seed) * 2**33 - 7).to(device),
+        positions=(rows + 10).to(device),
+        top_k=torch.tensor(top_k).to(device),
+        top_p=torch.tensor(top_p, dtype=torch.float32).to(device),
+        log_min_p=torch.tensor(min_p, dtype=torch.float32).log().to(device),
+    )
+
+
+def part_of(whole: SamplingParameters, rows: slice) -> SamplingParameters:
+    fields = {f.name: getattr(whole, f.name)[rows] for f in dataclasses.fields(whole)}
+    return SamplingParameters(**fields)
+
+
+def make_logits(rows: int, vocab: int, scale: float, device: str, *, ties: bool) -> torch.Tensor:
+    logits = torch.randn(rows, vocab, generator=torch.Generator().manual_seed(vocab)) * scale
+    if ties:
+        logits = (logits * 8).round() / 8
+        logits[:, 5:9] = torch.tensor([0.0, -0.0, float("-inf"), 1e-40])
+    return logits.to(device)
+
+
+def sample_case(device: str, dtype: torch.dtype) -> None:
+    """Kept tokens are the reference's, exactly; draws too, as no two sums lie close here."""
+    from kernels.sample_tokens.triton_threshold import find_thresholds
+
+    for cases, vocab, scale, ties in (
+        (FILTERS, 97, 3.0, True),
+        (FILTERS[3:8], 5003, 3.0, False),
+        (FILTERS[5:8], 9000, 0.01, True),
+    ):
+        own = parameters(cases, device)
+        logits = make_logits(len(cases), vocab, scale, device, ties=ties)
+        is_greedy = own.temperature < 1e-5
+        masked = masked_logits(
+            logits,
+            temperature=own.temperature.masked_fill(is_greedy, 1.0),
+            top_k=own.top_k,
+            max_top_k=vocab,
+            top_p=own.top_p,
+            log_min_p=own.log_min_p,
+        )
+        scaled = logits / own.temperature.masked_fill(is_greedy, 1.0).unsqueeze(1)
+        kept = scaled >= find_thresholds(logits, own).unsqueeze(1)
+        expected = masked > float("-inf")
+        differ = (kept & (scaled > float("-inf"))) != expected
+        assert not differ[~is_greedy].any(), (vocab, differ.any(dim=1).nonzero())
+        with registry.using("torch"):
+            reference = sample_tokens(logits, own)
+        with registry.using("triton"):
+            drawn = sample_tokens(logits, own)
+            out = torch.empty_like(drawn)
+            assert sample_tokens(logits, own, out) is out
+        assert torch.equal(drawn, reference), (vocab, drawn, reference)
+        assert torch.equal(out, drawn)
+
+
+def sample_without_filters_case(device: str, dtype: torch.dtype) -> None:
+    for vocab in (1, 33, 5003):
+        logits = make_logits(6, vocab, 2.0, device, ties=False)
+        whole = parameters([(t, 0, 1.0, 0.0) for t in (0.0, 1.0, 0.0, 2.0, 0.1, 1.0)], device)
+        for names in ((), ("top_k",), ("top_p",), ("log_min_p",), ("top_k", "log_min_p")):
+            own = dataclasses.replace(
+                whole, **{n: None for n in ("top_k", "top_p", "log_min_p") if n not in names}
+            )
+            with registry.using("torch"):
+                reference = sample_tokens(logits, own)
+            with registry.using("triton"):
+                assert torch.equal(sample_tokens(logits, own), reference)
+
+
+def sample_invariance_case(device: str, dtype: torch.dtype) -> None:
+    """A row's threshold and draw do not depend on the other rows, nor on its place."""
+    from kernels.sample_tokens.triton_threshold import find_thresholds
+
+    logits = make_logits(len(FILTERS), 4100, 2.0, device, ties=False)
+    whole = parameters(FILTERS, device)
+    with registry.using("triton"):
+        drawn, thresholds = sample_tokens(logits, whole), find_thresholds(logits, whole)
+        for rows in (slice(0, 1), slice(3, 9), slice(12, 13)):
+            own = part_of(whole, rows)
+            assert torch.equal(sample_tokens(logits[rows], own), drawn[rows])
+            assert torch.equal(find_thresholds(logits[rows], own), thresholds[rows])
+
+
+def sample_extremes_case(device: str, dtype: torch.dtype) -> None:
+    """Whatever the logits of a broken checkpoint, a draw is a token."""
+    broken = (float("inf"), float("-inf"), float("nan"))
+    for value, whole in itertools.product(broken, (False, True)):
+        logits = make_logits(4, 600, 1e30, device, ties=False)
+        logits[0] = 0.0
+        logits[:, : 600 if whole else 1] = value
+        with registry.using("triton"):
+            drawn = sample_tokens(logits, parameters(FILTERS[4:8], device))
+        assert bool(((drawn >= 0) & (drawn < 600)).all())
+
+
+def bitmask_case(device: str, dtype: torch.dtype) -> None:
+    for vocab in (31, 64, 4500):
+        words = -(-vocab // 32)
+        mask = torch.randint(-(2**31), 2**31, (3, words), dtype=torch.int32).to(device)
+        mask[1] = -1
+        rows, mask_rows = torch.tensor([4, 0, 2]).to(device), torch.tensor([1, 2, 2]).to(device)
+        whole = mask.repeat(2, 1)[:5]
+        for own, chosen in (
+            (whole, {}),
+            (mask, {"rows": rows}),
+            (mask, {"rows": rows, "mask_rows": mask_rows}),
+            (mask, {"mask_rows": torch.tensor([2, 1, 1, 0, 2]).to(device)}),
+        ):
+            found = []
+            for backend in ("torch", "triton"):
+                logits = make_logits(5, vocab, 1.0, device, ties=False).to(dtype)
+                with registry.using(backend):  # type: ignore[arg-type]
+                    apply_token_bitmask(logits, own, **chosen)
+                found.append(logits)
+            assert torch.equal(*found)
+            assert bool((found[0] == float("-inf")).any())
+
+
+def penalties_case(device: str, dtype: torch.dtype) -> None:
+    vocab, slots = 4500, 5
+    pool = torch.randint(0, vocab, (slots, 40), dtype=torch.int32)
+    pool[:, 3:9] = 7  # a token that stands several times
+    ends, prompts = [30, 12, 40], [10, 12, 0]
+    in_prompt, counts = torch.zeros(slots, vocab, dtype=torch.bool), torch.zeros(slots, vocab)
+    for slot, end, num_prompt in zip((3, 0, 1), ends, prompts, strict=True):
+        in_prompt[slot, pool[slot, :num_prompt].long()] = True
+        counts[slot] = torch.bincount(pool[slot, num_prompt:end], minlength=vocab).float()
+    rows = PenaltyRows(
+        rows=torch.tensor([2, 0, 3]).to(device),
+        slots=torch.tensor([3, 0, 1]).to(device),
+        ends=torch.tensor(ends).to(device),
+        longest=40,
+        frequency=torch.tensor([0.5, 0.0, -1.0]).to(device),
+        presence=torch.tensor([0.25, 0.0, 2.0]).to(device),
+        repetition=torch.tensor([1.5, 1.2, 1.0]).to(device),
+    )
+    found: list[tuple[torch.Tensor, torch.Tensor]] = []
+    for backend in ("torch", "triton"):
+        logits = make_logits(4, vocab, 2.0, device, ties=False)
+        own = counts.int().to(device)
+        with registry.using(backend):  # type: ignore[arg-type]
+            apply_penalties_(logits, rows, in_prompt.to(device), own, pool.to(device))
+            count_tokens_(own, rows, torch.tensor([9, 9, 11, 12]).to(device))
+        found.append((logits, own))
+    torch.testing.assert_close(found[1][0], found[0][0], rtol=1e-6, atol=1e-6)
+    assert torch.equal(found[1][1], found[0][1])
+    untouched = make_logits(4, vocab, 2.0, device, ties=False)
+    assert torch.equal(found[1][0][1], untouched[1])
+    assert not torch.equal(found[1][0][2], untouched[2])
+
+
+def token_edits_case(device: str, dtype: torch.dtype) -> None:
+    pool = torch.tensor([[9, 9, 9, 9, 9, 9], [4, 5, 6, 5, 6, 0], [6, 5, 6, 5, 6, 0]])
+    num_edits = 200  # more than one block
+    tokens = torch.full((3, num_edits), -1)
+    values, before = torch.zeros(3, num_edits), torch.full((3, num_edits, 4), -1)
+    phrases = [
+        (11, ()),
+        (12, (5, 6)),
+        (13, (6, 5, 6)),
+        (14, (4, 5, 6, 5)),
+        (15, (6, 6)),
+        (11, (6,)),
+    ]
+    for place, (token, words) in enumerate(phrases):
+        place += 125  # across a border of blocks
+        tokens[1:, place] = token
+        values[1:, place] = 1.5 if not words else float("-inf")
+        before[1:, place, 4 - len(words) :] = torch.tensor(words, dtype=torch.long)
+    edits = TokenEdits(
+        tokens=tokens.int().to(device), values=values.to(device), before=before.int().to(device)
+    )
+    for num_output, banned in ((5, {11, 12, 13}), (2, {11, 12}), (1, {11}), (0, set())):
+        rows = EditRows(
+            rows=torch.tensor([2, 0, 1]).to(device),
+            slots=torch.tensor([1, 2, 0]).to(device),
+            cells=torch.tensor([11, 17, 5]).to(device),
+            num_output=torch.tensor([num_output, 5, 5]).to(device),
+        )
+        found = []
+        for backend in ("torch", "triton"):
+            logits = make_logits(3, 40, 1.0, device, ties=False)
+            with registry.using(backend):  # type: ignore[arg-type]
+                apply_token_edits_(logits, edits, rows, pool.int().to(device))
+            found.append(logits)
+        assert torch.equal(*found)
+        assert set((found[1][2] == float("-inf")).nonzero()[:, 0].tolist()) == banned
+        plain = make_logits(3, 40, 1.0, device, ties=False)
+        assert torch.equal(found[1][1], plain[1])
+        if not banned:
+            assert float(found[1][2, 11]) == float(plain[2, 11] + 1.5)
+
+
+def token_scores_case(device: str, dtype: torch.dtype) -> None:
+    for vocab, scale in ((1, 1.0), (97, 3.0), (9000, 2.0)):
+        logits = make_logits(7, vocab, scale, device, ties=vocab == 97)
+        tokens = torch.randint(0, vocab, (7,)).to(device)
+        with registry.using("torch"):
+            expected = token_scores(logits, tokens)
+        with registry.using("triton"):
+            actual = token_scores(logits, tokens)
+            part = token_scores(logits[3:5], tokens[3:5])
+        for name in ("own", "best", "rank"):
+            assert torch.equal(getattr(actual, name), getattr(expected, name)), name
+        ratio = actual.weight.double() / expected.weight.double()
+        torch.testing.assert_close(ratio, torch.ones_like(ratio), rtol=1e-6, atol=0)
+        assert all(map(torch.equal, part, (column[3:5] for column in actual)))
+
+
+def step_inputs_case(device: str, dtype: torch.dtype) -> None:
+    page_size, lengths = 8, [1, 1, 700, 3]
+    slots, starts = torch.tensor([4, 0, 2, 5]), torch.tensor([30, 0, 5, 799])
+    query_start = torch.tensor([0, 1, 2, 702, 705])
+    segments = torch.tensor([[0, 4 * 901, 0, 31], [1, 2 * 120 + 3, 31, 90], [0, 2 * 901, 121, 705],
+                             [1, 5 * 120, 826, 101], [0, 5 * 901, 3, 0]])  # fmt: skip
+    values = torch.randint(1, 10_000, (927,), dtype=torch.int32)
+    found = []
+    for backend in ("torch", "triton"):
+        pool = torch.zeros(6, 901, dtype=torch.int32, device=device)
+        table = torch.zeros(6, 120, dtype=torch.int32, device=device)
+        with registry.using(backend):  # type: ignore[arg-type]
+            write_table_rows_(pool, table, segments.to(device), values.to(device), longest=705)
+            step = gather_step_inputs(
+                pool, table, slots.to(device), starts.to(device), query_start.to(device),
+                num_tokens=sum(lengths), longest_query=700, num_pages=101, page_size=page_size,
+            )  # fmt: skip
+        found.append((pool, table, *(getattr(step, f.name) for f in dataclasses.fields(step))))
+    for expected, actual in zip(*found, strict=True):
+        assert actual.dtype == expected.dtype
+        assert torch.equal(actual, expected)
+    assert found[1][0][2, :705].all()  # the write arrived
+
+
+SAMPLING_CASES: list[Callable[[str, torch.dtype], None]] = [
+    sample_case,
+    sample_without_filters_case,
+    sample_invariance_case,
+    sample_extremes_case,
+    bitmask_case,
+    penalties_case,
+    token_edits_case,
+    token_scores_case,
+    step_inputs_case,
+]

@@ -1,0 +1,152 @@
+"""Preparation and draws on Triton kernels against the same on torch: steps without a model."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+
+import numpy as np
+import pytest
+import torch
+
+from kernels import apply_token_bitmask, registry
+from kernels.registry import Backend
+from worker.engine.device_inputs import prepare_on_device
+from worker.engine.draws import Draws, sample_with_rules
+from worker.engine.inputs import StepInputs, build_inputs
+from worker.engine.sampler import sample
+from worker.engine.tables import DeviceTables
+from worker.scheduler.plan import Admit, PageWrite, Plan, Row, StepResult, TokenRules
+
+VOCAB, PAGE_SIZE = 4300, 8
+RULES = [
+    None,
+    TokenRules(5, frequency_penalty=1.0, presence_penalty=-0.5, num_logprobs=3),
+    TokenRules(9, repetition_penalty=1.5, bad_words=[[3], [7, 9], [50, 51, 52], [VOCAB + 2]]),
+    TokenRules(
+        4, allowed_token_ids=[5, 31, 32, 4299, VOCAB + 7], bias_token_ids=[31], biases=[2.0]
+    ),
+    TokenRules(3, min_tokens=2, stop_token_ids=list(range(0, VOCAB, 2)), num_logprobs=0),
+    TokenRules(3, min_tokens=40, stop_token_ids=list(range(1, VOCAB, 2)), num_logprobs=20),
+    None,
+]
+SAMPLING = [  # temperature, top_k, top_p, min_p
+    (0.0, 0, 1.0, 0.0),
+    (0.8, 0, 0.9, 0.0),
+    (1.0, 50, 1.0, 0.0),
+    (1.2, 0, 1.0, 0.0),
+    (0.0, 0, 1.0, 0.0),
+    (1.0, 30, 0.8, 0.05),
+    (1.0, 0, 1.0, 0.0),
+]
+
+
+def make_tables() -> DeviceTables:
+    return DeviceTables(
+        max_num_seqs=8,
+        max_model_len=80,
+        page_size=PAGE_SIZE,
+        vocab_size=VOCAB,
+        device=torch.device("cpu"),
+    )
+
+
+def make_plans() -> list[Plan]:
+    """A mixed step of chunks, then decodes of all, then one without writes, then one of no rows."""
+    rng = np.random.default_rng(3)
+    lengths = [6, 12, 40, 11, 9, 8, 1]
+    admits = [
+        Admit(
+            slot, rng.integers(0, VOCAB, length).astype("<i4").tobytes(), *sampling, slot - 3, rules
+        )
+        for slot, (length, sampling, rules) in enumerate(zip(lengths, SAMPLING, RULES, strict=True))
+    ]
+    writes = [PageWrite(slot, 0, [10 * slot + 1, 10 * slot + 2]) for slot in range(7)]
+    writes.append(PageWrite(2, 2, [77, 3, 78, 79]))
+    chunks = [Row(6, 0, 1, True), *(Row(s, 0, n, s != 2) for s, n in enumerate(lengths[:6]))]
+    chunks[3] = Row(2, 0, 33, False)
+    decodes = [Row(s, n, 1, True) for s, n in enumerate(lengths) if s != 2]
+    more = [Row(s, n + 1, 1, True) for s, n in enumerate(lengths) if s != 2]
+    return [
+        Plan(1, admits, writes, chunks),
+        Plan(2, [], [PageWrite(4, 2, [55])], [*decodes, Row(2, 33, 7, True)]),
+        Plan(3, [], [], [*more, Row(2, 40, 1, True)][:5]),
+        Plan(4, [], [PageWrite(0, 2, [4])], []),
+    ]
+
+
+def draw(inputs: StepInputs, tables: DeviceTables, logits: torch.Tensor) -> Draws:
+    mask = torch.full((1, -(-VOCAB // 32)), -1, dtype=torch.int32)
+    mask[0, :100] = 0x55555555  # a grammar on the first row
+    apply_token_bitmask(logits, mask, rows=torch.tensor([0]))
+    if inputs.rules is None:
+        draws = Draws(tokens=sample(logits, inputs.random))
+    else:
+        draws = sample_with_rules(logits, inputs.random, inputs.rules, tables)
+    assert draws.tokens is not None
+    tables.flat_tokens.index_copy_(0, inputs.destinations, draws.tokens.int())
+    return draws
+
+
+def run(backend: Backend) -> tuple[list[StepInputs | None], list[StepResult], DeviceTables]:
+    generator = torch.Generator().manual_seed(1)
+    found: list[StepInputs | None] = []
+    results = []
+    with registry.using(backend), torch.inference_mode():
+        tables = make_tables()
+        for plan in make_plans():
+            if backend == "torch":
+                tables.apply(plan)
+                inputs = build_inputs(plan, tables, batch_invariant=False) if plan.rows else None
+            else:
+                inputs = prepare_on_device(plan, tables, batch_invariant=False)
+            found.append(inputs)
+            if inputs is None:
+                continue
+            logits = torch.randn(inputs.num_samples, VOCAB, generator=generator) * 4
+            draws = draw(inputs, tables, logits)
+            assert draws.tokens is not None
+            results.append(draws.add_logprobs(StepResult(plan.seq, draws.tokens.tolist(), 0.0)))
+    return found, results, tables
+
+
+def assert_equal_tensors(one: object, other: object) -> None:
+    for field in fields(type(one)):  # type: ignore[arg-type]  # dataclasses
+        found, wanted = getattr(one, field.name), getattr(other, field.name)
+        if isinstance(wanted, torch.Tensor):
+            assert torch.equal(found, wanted), field.name
+
+
+def test_steps_equal_those_on_torch() -> None:
+    torch.set_num_threads(1)
+    expected, expected_results, expected_tables = run("torch")
+    actual, results, tables = run("triton")
+    assert torch.equal(tables.token_pool, expected_tables.token_pool)
+    assert torch.equal(tables.page_table, expected_tables.page_table)
+    assert actual[3] is None
+    for one, other in zip(actual[:3], expected[:3], strict=True):
+        assert one is not None
+        assert other is not None
+        assert np.array_equal(one.rows, other.rows)
+        assert one.num_samples == other.num_samples
+        assert_equal_tensors(one, other)
+        assert one.forward is not None
+        assert other.forward is not None
+        assert one.forward.num_decode_tokens == other.forward.num_decode_tokens
+        assert_equal_tensors(one.forward, other.forward)
+        for part, names in (("decode", ("seq_lens",)), ("extend", ("seq_lens", "query_start"))):
+            own, reference = getattr(one.forward, part), getattr(other.forward, part)
+            assert (own is None) == (reference is None)
+            for name in names if own is not None else ():
+                assert torch.equal(getattr(own, name), getattr(reference, name)), name
+            if own is not None:
+                width = reference.page_table.shape[1]
+                assert torch.equal(own.page_table[:, :width], reference.page_table)
+    for result, wanted in zip(results, expected_results, strict=True):
+        assert result.token_ids == wanted.token_ids
+        for scored, reference in zip(result.logprobs or [], wanted.logprobs or [], strict=True):
+            assert (scored is None) == (reference is None)
+            if scored is not None and reference is not None:
+                assert scored.token_ids == reference.token_ids
+                assert scored.rank == reference.rank
+                assert scored.logprobs == pytest.approx(reference.logprobs, abs=1e-5)
+    assert any(result.logprobs for result in results)

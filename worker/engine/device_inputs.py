@@ -1,0 +1,212 @@
+"""A step's inputs on CUDA: one pinned copy, a launch that writes tables, one that gathers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from kernels import (
+    DecodeMetadata,
+    ExtendMetadata,
+    StepTensors,
+    gather_step_inputs,
+    prepare_decode,
+    prepare_extend,
+    write_table_rows_,
+)
+from kernels.attention import AttentionLibrary
+from kernels.sample_tokens import GREEDY_BELOW
+from worker.engine.inputs import ForwardInputs, StepInputs
+from worker.engine.sampler import RandomRows
+from worker.engine.tables import DeviceTables, IntArray
+from worker.engine.transfer import Staging
+from worker.scheduler.plan import Plan
+
+
+def prepare_on_device(
+    plan: Plan,
+    tables: DeviceTables,
+    *,
+    batch_invariant: bool,
+    library: AttentionLibrary | None = None,
+) -> StepInputs | None:
+    """Applies the Plan's writes and makes its inputs; None for a Plan without rows."""
+    staging = Staging()
+    writes = tables.stage(plan)
+    if writes is not None:
+        segments, values = writes
+        staging.add(segments.reshape(-1))
+        staging.add(values)
+    step = _Step.of(plan, tables, staging) if plan.rows else None
+    staged = staging.send(tables.token_pool.device)
+    if writes is not None:
+        write_table_rows_(
+            tables.token_pool,
+            tables.page_table,
+            staged[0].view(-1, 4),
+            staged[1],
+            longest=int(segments[:, 3].max()),
+        )
+    if step is None:
+        return None
+    return step.inputs(plan, tables, staged, batch_invariant, library)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Step:
+    """A Plan's rows as columns on the host, and where each was staged."""
+
+    table: IntArray
+    """[R, 4]: slot, start, length, whether it samples."""
+    starts: IntArray
+    lengths: IntArray
+    num_decodes: int
+    num_samples: int
+    places: dict[str, int]
+    max_top_k: int
+
+    @staticmethod
+    def of(plan: Plan, tables: DeviceTables, staging: Staging) -> _Step:
+        table = np.array(
+            [(row.slot, row.start, row.length, row.sample) for row in plan.rows], dtype=np.int64
+        )
+        slots, starts, lengths, samples = np.ascontiguousarray(table.T)
+        num_decodes = int(np.count_nonzero(lengths == 1))
+        assert (lengths[:num_decodes] == 1).all(), "rows of length 1 come first"
+        query_start = np.zeros(len(slots) + 1, dtype=np.int64)
+        np.cumsum(lengths, out=query_start[1:])
+        (sampling,) = np.nonzero(samples)
+        ends = (starts + lengths)[sampling]
+        columns = {
+            "slots": slots,
+            "starts": starts,
+            "query_start": query_start,
+            "extend_start": (query_start[num_decodes:] - num_decodes).astype(np.int32),
+            "sample_tokens": query_start[1:][sampling] - 1,
+            "destinations": slots[sampling] * tables.token_stride + ends,
+        }
+        random, max_top_k = _random_columns(tables, slots[sampling], ends)
+        places = {name: staging.add(column) for name, column in {**columns, **random}.items()}
+        return _Step(
+            table=table,
+            starts=starts,
+            lengths=lengths,
+            num_decodes=num_decodes,
+            num_samples=len(sampling),
+            places=places,
+            max_top_k=max_top_k,
+        )
+
+    def inputs(
+        self,
+        plan: Plan,
+        tables: DeviceTables,
+        staged: list[torch.Tensor],
+        batch_invariant: bool,
+        library: AttentionLibrary | None,
+    ) -> StepInputs:
+        columns = {name: staged[place] for name, place in self.places.items()}
+        num_tokens = int(self.lengths.sum())
+        step = gather_step_inputs(
+            tables.token_pool,
+            tables.page_table,
+            columns["slots"],
+            columns["starts"],
+            columns["query_start"],
+            num_tokens=num_tokens,
+            longest_query=int(self.lengths.max()),
+            num_pages=-(-int((self.starts + self.lengths).max()) // tables.page_size),
+            page_size=tables.page_size,
+        )
+        decode, extend = self._attention(
+            step, columns["extend_start"], tables.page_size, batch_invariant, library
+        )
+        return StepInputs(
+            rows=self.table,
+            forward=ForwardInputs(
+                num_decode_tokens=self.num_decodes,
+                input_ids=step.input_ids,
+                positions=step.positions,
+                slot_mapping=step.slot_mapping,
+                decode=decode,
+                extend=extend,
+            ),
+            num_samples=self.num_samples,
+            sample_tokens=(None if self.num_samples == num_tokens else columns["sample_tokens"]),
+            destinations=columns["destinations"],
+            random=self._random(columns),
+            rules=tables.rules.gather(plan.rows),
+        )
+
+    def _attention(
+        self,
+        step: StepTensors,
+        extend_start: torch.Tensor,
+        page_size: int,
+        batch_invariant: bool,
+        library: AttentionLibrary | None,
+    ) -> tuple[DecodeMetadata | None, ExtendMetadata | None]:
+        border, num_rows = self.num_decodes, len(self.lengths)
+        ends = (self.starts + self.lengths).tolist()
+        decode, extend = None, None
+        if border:
+            decode = prepare_decode(
+                step.page_rows[:border],
+                step.seq_lens[:border],
+                seq_lens_host=ends[:border],
+                page_size=page_size,
+                batch_invariant=batch_invariant,
+                library=library,
+            )
+        if border < num_rows:
+            extend = prepare_extend(
+                step.page_rows[border:],
+                step.seq_lens[border:],
+                extend_start,
+                seq_lens_host=ends[border:],
+                query_lens_host=self.lengths[border:].tolist(),
+                page_size=page_size,
+                batch_invariant=batch_invariant,
+                library=library,
+            )
+        return decode, extend
+
+    def _random(self, columns: dict[str, torch.Tensor]) -> RandomRows | None:
+        if "temperature" not in columns:
+            return None
+        return RandomRows(
+            rows=None,
+            seeds=columns["seeds"],
+            positions=columns["positions"],
+            temperature=columns["temperature"],
+            top_k=columns.get("top_k"),
+            max_top_k=self.max_top_k,
+            top_p=columns.get("top_p"),
+            log_min_p=columns.get("log_min_p"),
+        )
+
+
+def _random_columns(
+    tables: DeviceTables, slots: IntArray, positions: IntArray
+) -> tuple[dict[str, np.ndarray], int]:
+    """Parameters of all sampling rows and the largest top-k; none where all rows are greedy."""
+    sampling = tables.sampling
+    temperature = sampling.temperature[slots]
+    if not (temperature >= GREEDY_BELOW).any():
+        return {}, 0
+    columns: dict[str, np.ndarray] = {
+        "temperature": temperature,
+        "seeds": sampling.seed[slots],
+        "positions": positions,
+    }
+    top_k, top_p = sampling.top_k[slots], sampling.top_p[slots]
+    log_min_p = sampling.log_min_p[slots]
+    if top_k.any():
+        columns["top_k"] = top_k
+    if (top_p < 1.0).any():
+        columns["top_p"] = top_p
+    if (log_min_p > -np.inf).any():
+        columns["log_min_p"] = log_min_p
+    return columns, int(top_k.max())
