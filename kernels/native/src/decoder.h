@@ -197,8 +197,7 @@ class Decoder {
 
   void multiply(const LinearWeight& weight, int64_t rows, float* out) {
     team_.share(linear_items(rows, weight.n), [&](int64_t item) {
-      linear_item<W>(item, operand_.data(), rows, weight.k, (const W*)weight.packed, weight.n,
-                     weight.bias, out);
+      linear_item<W>(item, operand_.data(), rows, typed(weight), out);
     });
   }
 
@@ -214,6 +213,10 @@ class Decoder {
       failed_ = true;
     team_.barrier();
     return !failed_;
+  }
+
+  static Weight<W> typed(const LinearWeight& weight) {
+    return {(const W*)weight.packed, weight.bias, weight.n, weight.k};
   }
 
   int64_t qkv_size() const {

@@ -23,13 +23,14 @@ struct Handle {
 };
 
 template <typename W>
-void multiply(const float* x, int64_t rows, int64_t k, const W* packed, int64_t n,
-              const float* bias, float* out) {
-  const int64_t length = Operand<W>::length(k);
+void multiply(const float* x, int64_t rows, const LinearWeight& from, float* out) {
+  const Weight<W> weight{(const W*)from.packed, from.bias, from.n, from.k};
+  const int64_t length = Operand<W>::length(weight.k);
   std::vector<typename Operand<W>::Element> operand(rows * length);
-  for (int64_t row = 0; row < rows; ++row) convert_row(x + row * k, k, &operand[row * length]);
-  for (int64_t item = 0; item < linear_items(rows, n); ++item)
-    linear_item<W>(item, operand.data(), rows, k, packed, n, bias, out);
+  for (int64_t row = 0; row < rows; ++row) 
+    convert_row(x + row * weight.k, weight.k, &operand[row * length]);
+  for (int64_t item = 0; item < linear_items(rows, weight.n); ++item)
+    linear_item<W>(item, operand.data(), rows, weight, out);
 }
 
 }  // namespace
@@ -49,10 +50,7 @@ void rayfleet_pack(int64_t is_bf16, const void* weight, int64_t n, int64_t k, vo
 
 void rayfleet_linear(int64_t is_bf16, const float* x, int64_t rows, const LinearWeight* weight,
                      float* out) {
-  if (is_bf16)
-    multiply(x, rows, weight->k, (const uint16_t*)weight->packed, weight->n, weight->bias, out);
-  else
-    multiply(x, rows, weight->k, (const float*)weight->packed, weight->n, weight->bias, out);
+  is_bf16 ? multiply<uint16_t>(x, rows, *weight, out) : multiply<float>(x, rows, *weight, out);
 }
 
 void* rayfleet_create(const ModelWeights* weights, int64_t num_threads) {

@@ -41,27 +41,44 @@ void pack(const W* weight, int64_t n, int64_t k, W* packed) {
     }
 }
 
-// ROWS rows times BLOCKS blocks of columns, the first of which is `block`.
-template <typename W, int ROWS, int BLOCKS>
-static void tile(const typename Operand<W>::Element* x, int64_t k, const W* packed, int64_t block,
-                 int64_t n, const float* bias, float* out, int64_t out_stride) {
+// A weight with what belongs to it.
+template <typename W>
+struct Weight {
+  const W* packed;
+  const float* bias;  // null for none
+  int64_t n, k;
+};
+
+// ROWS rows times BLOCKS blocks of columns, the first of which is `block`. With FETCH the block
+// after them is brought near meanwhile: the memory has nothing else to do while weights that are
+// in the cache already meet more rows.
+template <typename W, int ROWS, int BLOCKS, bool FETCH>
+static void tile(const typename Operand<W>::Element* x, const Weight<W>& weight, int64_t block,
+                 float* out) {
   constexpr int kStep = Operand<W>::kPer * kBlock;  // weights per step of k
   constexpr int kHalf = kStep / 2;
-  const int64_t length = Operand<W>::length(k);
-  const int64_t stride = block_elements<W>(k);
-  const W* w = packed + block * stride;
+  const int64_t length = Operand<W>::length(weight.k);
+  const int64_t stride = block_elements<W>(weight.k);
+  const W* w = weight.packed + block * stride;
+  const W* next = w + BLOCKS * stride;
   F32 sums[ROWS][2 * BLOCKS] = {};
-  for (int64_t i = 0; i < length; ++i)
+  for (int64_t i = 0; i < length; ++i) {
+    if constexpr (FETCH) {
+      __builtin_prefetch(next + i * kStep, 0, 2);
+      __builtin_prefetch(next + i * kStep + kHalf, 0, 2);
+    }
     for (int row = 0; row < ROWS; ++row)
       for (int b = 0; b < 2 * BLOCKS; ++b)
         sums[row][b] =
             multiply_add(sums[row][b], x[row * length + i],
                          load_operand(w + (b / 2) * stride + i * kStep + (b % 2) * kHalf));
+  }
   for (int row = 0; row < ROWS; ++row)
     for (int b = 0; b < 2 * BLOCKS; ++b) {
       const int64_t column = block * kBlock + b * kLanes;
-      const int64_t left = n - column;
-      float* to = out + row * out_stride + column;
+      const int64_t left = weight.n - column;
+      const float* bias = weight.bias;
+      float* to = out + row * weight.n + column;
       if (left >= kLanes) {
         store(to, bias ? sums[row][b] + load(bias + column) : sums[row][b]);
         continue;
@@ -72,23 +89,23 @@ static void tile(const typename Operand<W>::Element* x, int64_t k, const W* pack
 }
 
 template <typename W, int ROWS>
-static void tile_rows(const typename Operand<W>::Element* x, int64_t k, const W* packed,
-                      int64_t first, int64_t last, int64_t n, const float* bias, float* out,
-                      int64_t out_stride) {
+static void tile_rows(const typename Operand<W>::Element* x, const Weight<W>& weight,
+                      int64_t first, int64_t last, bool fetch, float* out) {
   constexpr int kWidth = kMaxRows < 12 ? 1 : ROWS <= 3 ? 4 : ROWS <= 6 ? 2 : 1;
   int64_t block = first;
   for (; block + kWidth <= last; block += kWidth)
-    tile<W, ROWS, kWidth>(x, k, packed, block, n, bias, out, out_stride);
-  for (; block < last; ++block) tile<W, ROWS, 1>(x, k, packed, block, n, bias, out, out_stride);
+    tile<W, ROWS, kWidth, false>(x, weight, block, out);
+  for (; block < last; ++block)
+    fetch ? tile<W, ROWS, 1, true>(x, weight, block, out)
+          : tile<W, ROWS, 1, false>(x, weight, block, out);
 }
 
 template <typename W, int ROWS>
-static void tile_up_to(int64_t rows, const typename Operand<W>::Element* x, int64_t k,
-                       const W* packed, int64_t first, int64_t last, int64_t n, const float* bias,
-                       float* out, int64_t out_stride) {
-  if (rows == ROWS) return tile_rows<W, ROWS>(x, k, packed, first, last, n, bias, out, out_stride);
-  if constexpr (ROWS > 1)
-    tile_up_to<W, ROWS - 1>(rows, x, k, packed, first, last, n, bias, out, out_stride);
+static void tile_up_to(int64_t rows, const typename Operand<W>::Element* x,
+                       const Weight<W>& weight, int64_t first, int64_t last, bool fetch,
+                       float* out) {
+  if (rows == ROWS) return tile_rows<W, ROWS>(x, weight, first, last, fetch, out);
+  if constexpr (ROWS > 1) tile_up_to<W, ROWS - 1>(rows, x, weight, first, last, fetch, out);
 }
 
 // Work items of a product: groups of blocks, and of rows where there are many.
@@ -102,22 +119,23 @@ static inline int64_t linear_items(int64_t rows, int64_t n) {
 // out[rows, n] = x[rows, k] times the weight, plus bias; one work item of it.
 template <typename W>
 static void linear_item(int64_t item, const typename Operand<W>::Element* x, int64_t rows,
-                        int64_t k, const W* packed, int64_t n, const float* bias, float* out) {
-  const int64_t groups = (blocks_of(n) + kGroup - 1) / kGroup;
+                        const Weight<W>& weight, float* out) {
+  const int64_t groups = (blocks_of(weight.n) + kGroup - 1) / kGroup;
   const int64_t first = item % groups * kGroup;
-  const int64_t last = std::min(first + kGroup, blocks_of(n));
+  const int64_t last = std::min(first + kGroup, blocks_of(weight.n));
   const int64_t begin = item / groups * kRowsPerItem;
   const int64_t end = std::min(rows, begin + kRowsPerItem);
   // Even tiles: 14 rows are 7 and 7 rather than 12 and 2.
   const int64_t tiles = (end - begin + kMaxRows - 1) / kMaxRows;
-  const int64_t length = Operand<W>::length(k);
+  const int64_t length = Operand<W>::length(weight.k);
   // Weights of few columns stay in the first-level cache while the rows pass.
   const int64_t width = tiles > 1 ? 1 : kGroup;
   for (int64_t block = first; block < last; block += width)
     for (int64_t t = 0, row = begin; t < tiles; ++t) {
       const int64_t count = (end - row + tiles - t - 1) / (tiles - t);
-      tile_up_to<W, kMaxRows>(count, x + row * length, k, packed, block,
-                              std::min(block + width, last), n, bias, out + row * n, n);
+      const bool fetch = t + 1 == tiles && block + 1 < blocks_of(weight.n);
+      tile_up_to<W, kMaxRows>(count, x + row * length, weight, block,
+                              std::min(block + width, last), fetch, out + row * weight.n);
       row += count;
     }
 }
