@@ -40,10 +40,11 @@ class GatewayReplica:
         from router.gateway import Gateway
 
         log_as("gateway")
+        node_id = ray.get_runtime_context().get_node_id()
         self._gateway = Gateway(
             config,
             {
-                name: RayTransport(handle, handle.deployment_name)
+                name: RayTransport(handle, handle.deployment_name, node_id)
                 for name, handle in handles.items()
             },
         )

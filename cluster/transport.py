@@ -5,29 +5,46 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import contextvars
+import logging
 from collections.abc import AsyncIterator, Callable
 from types import TracebackType
 from typing import Any, Self
 
+import msgspec
 from ray.serve.handle import DeploymentHandle
 
 from cluster.workers import WORKERS, WorkerSet
+from router.channel import WorkerLink
+from worker.wire.frames import SocketOffer
+
+logger = logging.getLogger(__name__)
 
 
 class RayTransport:
     """Reaches the replicas of one WorkerGroup deployment, each by its id.
 
-    Both calls go over gRPC by value: an item costs a fifth of what it does by object reference.
-    Payloads are msgpack already, so Serve does not serialize answers again.
+    Where a worker is on the gateway's own node, its items and submits take a stream socket, at a
+    fraction of the cost of a Serve item. Serve then carries one silent call, for as long as the
+    socket is in use: it tells where the socket is, and holds a draining worker.
+
+    Elsewhere both go over gRPC by value: an item costs a fifth of what it does by object
+    reference. Payloads are msgpack already, so Serve does not serialize answers again.
+
+    Args:
+        handle: of the deployment.
+        deployment: its name.
+        node_id: of the Ray node that this process runs on; empty to use no sockets.
     """
 
-    def __init__(self, handle: DeploymentHandle, deployment: str) -> None:
+    def __init__(self, handle: DeploymentHandle, deployment: str, node_id: str = "") -> None:
         by_value = handle.options(
             _by_reference=False, request_serialization="pickle", response_serialization="noop"
         )
         self._submit = by_value.submit
         self._hello = by_value.hello
         self._attach = by_value.options(stream=True).attach
+        self._node_id = node_id
+        self._links: dict[str, WorkerLink] = {}
         self._first_call: asyncio.Future[None] | None = None
         self._workers = WORKERS.of(deployment)
         # HAZARD: Serve ties a call to the HTTP request in whose context it is made, and cancels
@@ -40,15 +57,36 @@ class RayTransport:
         Raises:
             ConnectionError: the worker is gone, or could not be reached.
         """
-        with _PinnedCall(self._workers, worker_id) as call:
-            stream = call.track(
-                self._call(self._attach, gateway_id=gateway_id, worker_id=worker_id)
-            )
-            async for item in stream:
+        for node_id in (self._node_id, ""):
+            with _PinnedCall(self._workers, worker_id) as call:
+                arguments = {"gateway_id": gateway_id, "worker_id": worker_id, "node_id": node_id}
+                stream = aiter(call.track(self._call(self._attach, **arguments)))
+                path = msgspec.msgpack.decode(await anext(stream), type=SocketOffer).path
                 # From here on the stream tells of the worker's end itself. One that drains is out
                 # of the set, but finishes its requests.
                 call.outlive_worker()
-                yield item
+                if path is None:
+                    async for item in stream:
+                        yield item
+                    return
+                try:
+                    link = await WorkerLink.open(path, gateway_id)
+                except OSError as error:
+                    logger.warning(
+                        "no way to the worker's socket, taking Serve's: %s",
+                        error,
+                        extra={"worker_id": worker_id},
+                    )
+                    continue
+                hold = asyncio.ensure_future(_outlast(stream, link))
+                self._links[worker_id] = link
+                try:
+                    async for item in link:
+                        yield item
+                finally:
+                    del self._links[worker_id]
+                    link.close()
+                    hold.cancel()
 
     async def submit(self, worker_id: str, payload: bytes) -> bytes:
         """Sends msgpack of a SubmitBatch; returns msgpack of its SubmitReply.
@@ -56,6 +94,9 @@ class RayTransport:
         Raises:
             ConnectionError: the worker is gone, or could not be reached.
         """
+        link = self._links.get(worker_id)
+        if link is not None:
+            return await link.call(payload)
         with _PinnedCall(self._workers, worker_id) as call:
             reply: bytes = await call.track(
                 self._call(self._submit, payload=payload, worker_id=worker_id)
@@ -134,3 +175,14 @@ class _PinnedCall:
     def _cancel(self) -> None:
         if self._call is not None:
             self._call.cancel()
+
+
+async def _outlast(stream: AsyncIterator[bytes], link: WorkerLink) -> None:
+    """Waits on the silent call; its end is the worker's, whatever the socket says."""
+    reason = "Serve's call to the worker ended"
+    try:
+        await anext(stream, None)
+    except Exception as error:
+        reason = f"{reason}: {error}"
+    finally:
+        link.close(reason)

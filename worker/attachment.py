@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from worker.wire.messages import (
     AttachSnapshot,
@@ -51,23 +51,31 @@ class CacheMirror:
 
 
 class Attachment:
-    """What one gateway has yet to be told, and which of its requests are open."""
+    """What one gateway has yet to be told, and which of its requests are open.
 
-    def __init__(self) -> None:
+    Args:
+        on_news: called whenever there is something to take, or the stream has ended; without it,
+            `next` waits for that.
+    """
+
+    def __init__(self, on_news: Callable[[], None] | None = None) -> None:
         self.open_requests: dict[str, int] = {}
         """Request id to attempt."""
+        self.ended = False
+        """No more items will come than those that are pending."""
         self._pending: list[WorkerItem] = []
-        self._tails: dict[tuple[str, int], TokenDelta] = {}
-        """Deltas of the pending update, where the next tokens of a request are added."""
+        self._tails: dict[tuple[str, int], TokenDelta] | None = None
+        """Deltas of the pending update, where the next tokens of a request are added; None until
+        a second step has to be merged into it."""
         self._news = asyncio.Event()
-        self._ended = False
+        self._on_news = on_news or self._news.set
         self._seq = 0
 
     def put(self, item: AttachSnapshot | WorkerDown) -> None:
         """Adds an item that stands alone."""
         self._pending.append(item)
-        self._tails.clear()
-        self._news.set()
+        self._tails = None
+        self._on_news()
 
     def put_step(
         self,
@@ -76,35 +84,42 @@ class Attachment:
         block_events: list[BlockEvent],
         load: LoadSnapshot,
     ) -> None:
-        """Adds one step; merges it with the last one if that has not been taken yet."""
+        """Adds one step; merges it with the last one if that has not been taken yet.
+
+        `deltas` belong to this gateway alone, and to this object from now on.
+        """
         update = self._pending[-1] if self._pending else None
         if isinstance(update, WorkerUpdate):
             update.block_events.extend(block_events)
             update.load = load
+            self._merge(update, deltas)
         else:
             # A copy: other gateways are told the same events.
             events = list(block_events)
-            update = WorkerUpdate(epoch=epoch, seq=0, deltas=[], block_events=events, load=load)
-            self._pending.append(update)
+            self._tails = None
+            self._pending.append(
+                WorkerUpdate(epoch=epoch, seq=0, deltas=deltas, block_events=events, load=load)
+            )
         for delta in deltas:
-            self._merge(update, delta)
             if delta.finish_reason is not None:
                 self._close_request(delta)
-        self._news.set()
+        self._on_news()
 
-    async def next(self) -> WorkerItem | None:
-        """The oldest pending item, waiting for one; None when the stream has ended."""
-        while not self._pending:
-            if self._ended:
-                return None
-            self._news.clear()
-            await self._news.wait()
-        item = self._pending.pop(0)
+    def take(self) -> WorkerItem | None:
+        """The oldest pending item, None where there is none."""
         if not self._pending:
-            self._tails.clear()
+            return None
+        item = self._pending.pop(0)
         if isinstance(item, WorkerUpdate):
             self._seq += 1
             item.seq = self._seq
+        return item
+
+    async def next(self) -> WorkerItem | None:
+        """The oldest pending item, waiting for one; None when the stream has ended."""
+        while (item := self.take()) is None and not self.ended:
+            self._news.clear()
+            await self._news.wait()
         return item
 
     @property
@@ -115,13 +130,12 @@ class Attachment:
 
     def end(self) -> None:
         """No more items will come."""
-        self._ended = True
-        self._news.set()
+        self.ended = True
+        self._on_news()
 
     def drop(self) -> None:
         """Ends at once: what is pending will not be taken either."""
         self._pending.clear()
-        self._tails.clear()
         self.end()
 
     def _close_request(self, delta: TokenDelta) -> None:
@@ -129,16 +143,29 @@ class Attachment:
         if self.open_requests.get(delta.request_id) == delta.attempt:
             del self.open_requests[delta.request_id]
 
-    def _merge(self, update: WorkerUpdate, delta: TokenDelta) -> None:
-        key = (delta.request_id, delta.attempt)
-        tail = self._tails.get(key)
-        if tail is None:
-            self._tails[key] = delta
-            update.deltas.append(delta)
-            return
-        tail.token_ids.extend(delta.token_ids)
-        tail.finish_reason = delta.finish_reason
-        tail.stop_reason = delta.stop_reason
-        tail.error = delta.error
-        if delta.num_cached_tokens >= 0:
-            tail.num_cached_tokens = delta.num_cached_tokens
+    def _merge(self, update: WorkerUpdate, deltas: list[TokenDelta]) -> None:
+        tails = self._tails
+        if tails is None:
+            tails = self._tails = {(d.request_id, d.attempt): d for d in update.deltas}
+        for delta in deltas:
+            key = (delta.request_id, delta.attempt)
+            tail = tails.get(key)
+            if tail is None:
+                tails[key] = delta
+                update.deltas.append(delta)
+            else:
+                _extend(tail, delta)
+
+
+def _extend(tail: TokenDelta, delta: TokenDelta) -> None:
+    """Adds what a later step did for the same request."""
+    tail.token_ids.extend(delta.token_ids)
+    tail.finish_reason = delta.finish_reason
+    tail.stop_reason = delta.stop_reason
+    tail.error = delta.error
+    if delta.num_cached_tokens >= 0:
+        tail.num_cached_tokens = delta.num_cached_tokens
+    if delta.logprobs is not None:
+        tail.logprobs = [*(tail.logprobs or ()), *delta.logprobs]
+    if delta.prompt_logprobs is not None:
+        tail.prompt_logprobs = delta.prompt_logprobs

@@ -16,12 +16,12 @@ import contextlib
 import logging
 import shutil
 import tempfile
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import zmq
-import zmq.asyncio
 
 from worker.attachment import Attachment, CacheMirror
 from worker.wire.limits import refuse
@@ -68,8 +68,9 @@ class WorkerFront:
         self._encode = msgspec.msgpack.Encoder().encode
         self._decode_batch = msgspec.msgpack.Decoder(SubmitBatch).decode
         self._engine: EngineConnection | None = None
+        self._num_reports = 0
+        """Of this epoch."""
         self._ready = asyncio.Event()
-        self._reader: asyncio.Task[None] | None = None
         self._heart: asyncio.Task[None] | None = None
 
     def open(self) -> str:
@@ -78,8 +79,8 @@ class WorkerFront:
         The ranks of this epoch are to be started with this directory.
         """
         assert self._engine is None, "the engine of this epoch has a directory already"
-        self._engine = EngineConnection(self._parent_directory)
-        self._reader = asyncio.create_task(self._read_reports(self._engine))
+        self._num_reports = 0
+        self._engine = EngineConnection(self._parent_directory, self._on_message)
         if self._heart is None:
             self._heart = asyncio.create_task(self._beat())
         return self._engine.directory
@@ -90,42 +91,53 @@ class WorkerFront:
         Raises:
             RuntimeError: the engine's reports cannot be read.
         """
-        assert self._reader is not None, "open() comes first"
+        assert self._engine is not None, "open() comes first"
+        broken = self._engine.broken
         ready = asyncio.ensure_future(self._ready.wait())
+        either: list[asyncio.Future[Any]] = [ready, broken]
         try:
-            await asyncio.wait({ready, self._reader}, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
         finally:
             ready.cancel()
-        if self._reader.done():
-            self._reader.result()
+        if broken.done():
+            broken.result()
         assert self.info is not None
         return self.info
 
     async def wait_broken(self) -> str:
         """Waits until the engine's reports break off or contradict each other; says how."""
-        assert self._reader is not None, "open() comes first"
-        await asyncio.wait({self._reader})
-        return str(self._reader.exception()) if not self._reader.cancelled() else "closed"
+        assert self._engine is not None, "open() comes first"
+        broken = self._engine.broken
+        await asyncio.wait({broken})
+        return str(broken.exception()) if not broken.cancelled() else "closed"
 
     async def attach(self, gateway_id: str) -> AsyncIterator[bytes]:
-        """Stream of WorkerItems for one gateway: a snapshot, then an update per step.
-
-        When the stream is closed, the gateway's requests are aborted. A gateway that attaches
-        again has lost its earlier stream: that one ends, and its requests with it.
-        """
+        """Stream of WorkerItems for one gateway, see `add`; closing it detaches."""
         attachment = Attachment()
+        self.add(gateway_id, attachment)
+        try:
+            while (item := await attachment.next()) is not None:
+                yield self._encode(item)
+        finally:
+            self.remove(gateway_id, attachment)
+
+    def add(self, gateway_id: str, attachment: Attachment) -> None:
+        """Begins a gateway's stream of WorkerItems: a snapshot, then an update per step.
+
+        A gateway that attaches again has lost its earlier stream: that one ends, and its requests
+        with it.
+        """
         earlier = self._attachments.pop(gateway_id, None)
         if earlier is not None:
             self._abandon(earlier)
         self._attachments[gateway_id] = attachment
         attachment.put(self._snapshot())
-        try:
-            while (item := await attachment.next()) is not None:
-                yield self._encode(item)
-        finally:
-            if self._attachments.get(gateway_id) is attachment:
-                del self._attachments[gateway_id]
-            self._abandon(attachment)
+
+    def remove(self, gateway_id: str, attachment: Attachment) -> None:
+        """Nobody reads this stream any more: the requests that came with it are aborted."""
+        if self._attachments.get(gateway_id) is attachment:
+            del self._attachments[gateway_id]
+        self._abandon(attachment)
 
     async def submit(self, payload: bytes) -> bytes:
         """Hands a SubmitBatch to rank 0, less what this worker cannot serve; the SubmitReply."""
@@ -163,17 +175,17 @@ class WorkerFront:
         for attachment in self._attachments.values():
             attachment.end()
 
-    async def _read_reports(self, engine: EngineConnection) -> None:
-        """Reads rank 0's messages of one epoch, in order and without gaps."""
-        seq = 0
-        async for message in engine.messages():
-            if isinstance(message, EngineInfo):
-                self._engine_ready(message)
-                continue
-            seq += 1
-            if message.seq != seq:
-                raise RuntimeError(f"engine report {message.seq} came where {seq} was due")
-            self._apply(message)
+    def _on_message(self, message: EngineInfo | StepReport) -> None:
+        """Takes rank 0's messages of one epoch, in order and without gaps."""
+        if isinstance(message, EngineInfo):
+            self._engine_ready(message)
+            return
+        self._num_reports += 1
+        if message.seq != self._num_reports:
+            raise RuntimeError(
+                f"engine report {message.seq} came where {self._num_reports} was due"
+            )
+        self._apply(message)
 
     def _engine_ready(self, info: EngineInfo) -> None:
         self.info = info
@@ -234,34 +246,54 @@ class WorkerFront:
                 attachment.put_step(self.epoch, [], [], self._load)
 
     def _close_engine(self) -> None:
-        if self._reader is not None:
-            self._reader.cancel()
-            self._reader = None
         if self._engine is not None:
             self._engine.close()
             self._engine = None
 
 
 class EngineConnection:
-    """The sockets of one epoch's engine, in a directory of their own that nobody else may enter."""
+    """The sockets of one epoch's engine, in a directory of their own that nobody else may enter.
 
-    def __init__(self, parent_directory: str) -> None:
+    Args:
+        parent_directory: where to make that directory.
+        on_message: called with what rank 0 sends, in its order; what it raises breaks the
+            connection.
+    """
+
+    def __init__(
+        self, parent_directory: str, on_message: Callable[[EngineInfo | StepReport], None]
+    ) -> None:
         # mkdtemp gives mode 0700. Short names: the path of a socket may have 107 bytes.
         self.directory = tempfile.mkdtemp(prefix="rf-", dir=parent_directory)
-        self._context = zmq.asyncio.Context()
+        self.broken: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        """Fails when the reports break off or contradict each other."""
+        self._on_message = on_message
+        self._decode = msgspec.msgpack.Decoder(EngineMessage).decode
+        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._reports = self._context.socket(zmq.PULL)
         self._reports.set_hwm(0)
         self._reports.bind(f"ipc://{self.directory}/reports")
-        self._inbox = zmq.Context(self._context).socket(zmq.PUSH)
+        self._inbox = self._context.socket(zmq.PUSH)
         self._inbox.set_hwm(0)
         self._inbox.connect(f"ipc://{self.directory}/inbox")
         self._num_submits = 0
+        # Not zmq.asyncio, which makes a future and two turns of the loop of every message.
+        self._loop = asyncio.get_running_loop()
+        self._loop.add_reader(self._reports.FD, self._read)
+        self._loop.call_soon(self._read)
 
-    async def messages(self) -> AsyncIterator[EngineInfo | StepReport]:
-        """What rank 0 sends, in its order."""
-        decode = msgspec.msgpack.Decoder(EngineMessage).decode
-        while True:
-            yield decode(await self._reports.recv())
+    def _read(self) -> None:
+        # HAZARD: the descriptor tells of changes, not of messages: it stays silent for those that
+        # are left unread here.
+        try:
+            while not self._reports.closed and self._has_message():
+                self._on_message(self._decode(self._reports.recv(zmq.NOBLOCK)))
+        except Exception as error:
+            self._loop.remove_reader(self._reports.FD)
+            self.broken.set_exception(error)
+
+    def _has_message(self) -> bool:
+        return bool(int(self._reports.getsockopt(zmq.EVENTS)) & zmq.POLLIN)
 
     def send(self, payload: bytes, num_submits: int = 0) -> int:
         """Queues a SubmitBatch for rank 0; without a high-water mark this never blocks.
@@ -275,6 +307,9 @@ class EngineConnection:
 
     def close(self) -> None:
         """Drops what is unsent and removes the directory."""
+        if not self.broken.done():
+            self._loop.remove_reader(self._reports.FD)
+            self.broken.cancel()
         self._inbox.close(linger=0)
         self._reports.close(linger=0)
         self._context.term()

@@ -14,14 +14,17 @@ from collections.abc import AsyncIterator, Coroutine, Sequence
 from contextlib import aclosing
 from typing import Any
 
+import msgspec
 import ray
 from ray import serve
 from ray.exceptions import RayActorError, RayTaskError
 from ray.util.placement_group import get_current_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
+from worker.attach_server import AttachServer
 from worker.engine.config import EngineConfig
 from worker.front import WorkerFront
+from worker.wire.frames import SocketOffer
 from worker.wire.log import log_as
 
 logger = logging.getLogger(__name__)
@@ -71,18 +74,30 @@ class WorkerGroup:
         self.config = config
         worker_id = serve.get_replica_context().replica_id.unique_id
         log_as(f"worker {worker_id}")
-        self.front = WorkerFront(
-            worker_id,
-            os.environ.get("RAYFLEET_RUNTIME_DIRECTORY", "/tmp"),
-        )
+        directory = os.environ.get("RAYFLEET_RUNTIME_DIRECTORY", "/tmp")
+        self.front = WorkerFront(worker_id, directory)
+        self._server = AttachServer(self.front, directory)
         self._actors: list[Any] = []
         self._broken: str | None = None
         self._supervisor: asyncio.Task[None] | None = None
         ranks = await self._build()
+        await self._server.open()
         self._supervisor = asyncio.create_task(self._supervise(ranks))
 
-    async def attach(self, gateway_id: str, worker_id: str) -> AsyncIterator[bytes]:
-        """The gateway's stream of WorkerItems. `worker_id` brought the call here."""
+    async def attach(
+        self, gateway_id: str, worker_id: str, node_id: str = ""
+    ) -> AsyncIterator[bytes]:
+        """A SocketOffer, then the gateway's stream of WorkerItems. `worker_id` brought the call.
+
+        A gateway on this node, so named, is offered the socket in place of the items.
+        """
+        path = self._socket_for(node_id)
+        yield msgspec.msgpack.encode(SocketOffer(path))
+        if path is not None:
+            # HAZARD: Serve ends a replica that is to go as soon as no call to it is open: this
+            # one stays for as long as the gateway needs the socket.
+            await self._server.wait_closed()
+            return
         async with aclosing(self.front.attach(gateway_id)) as items:  # type: ignore[type-var]
             async for item in items:
                 yield item
@@ -110,6 +125,13 @@ class WorkerGroup:
             self._supervisor.cancel()
         await self._stop_ranks()
         self.front.close()
+        self._server.close()
+
+    def _socket_for(self, node_id: str) -> str | None:
+        """Where a gateway on that node reaches this worker without Serve."""
+        if node_id != ray.get_runtime_context().get_node_id():
+            return None
+        return self._server.path
 
     def _start_ranks(self, directory: str) -> Sequence[Coroutine[Any, Any, None]]:
         """Starts all ranks on `directory`; per rank something that ends when the rank does."""

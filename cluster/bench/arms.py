@@ -34,7 +34,7 @@ def rayfleet(options: GatewayOptions) -> Iterator[Target]:
             ModelSpec(
                 fleet=FleetConfig(),
                 engine=EngineConfig(
-                    model=options.model, device="cpu", max_num_seqs=max(256, options.streams)
+                    model=options.model, device="cpu", max_num_seqs=max(256, *options.streams)
                 ),
             ),
         ),
@@ -43,7 +43,8 @@ def rayfleet(options: GatewayOptions) -> Iterator[Target]:
     def build(config: ServeConfig) -> Any:
         from cluster.bench.paced_group import build_paced
 
-        return build_paced(config, options.step_ms / 1000.0)
+        sockets = options.arm == "rayfleet"
+        return build_paced(config, options.step_ms / 1000.0, sockets=sockets)
 
     replica = f"ray::ServeReplica:{APPLICATION}:"
     parts = {

@@ -189,8 +189,13 @@ def _add_overlap_flags(parser: argparse.ArgumentParser) -> None:
 def _add_gateway_flags(parser: argparse.ArgumentParser) -> None:
     defaults = {f.name: f.default for f in fields(GatewayOptions)}
     parser.add_argument("--model", help="folder with a tokenizer; default: the demo model")
+    parser.add_argument(
+        "--streams",
+        type=_numbers,
+        default=defaults["streams"],
+        help="requests at once, one measurement for each number (default 1,8,32)",
+    )
     for name, text in (
-        ("streams", "requests at once"),
         ("step_ms", "pace of a token, in milliseconds"),
         ("input_len", "tokens per prompt"),
         ("output_len", "tokens per completion"),
@@ -204,10 +209,17 @@ def _add_gateway_flags(parser: argparse.ArgumentParser) -> None:
         )
     parser.add_argument(
         "--baseline",
-        action="store_true",
-        help="alternate with a plain two-hop Serve app on Ray's default settings",
+        nargs="?",
+        const="two-hop",
+        choices=ARMS,
+        help="alternate with serve-items (no socket between worker and gateway), or with two-hop "
+        "(default), a plain Serve app on Ray's default settings",
     )
     parser.add_argument("--arm", choices=ARMS, default=ARMS[0], help="what to measure alone")
+
+
+def _numbers(text: str) -> tuple[int, ...]:
+    return tuple(int(number) for number in text.split(","))
 
 
 def _add_versus_flags(parser: argparse.ArgumentParser) -> None:

@@ -1,7 +1,8 @@
 """`rayfleet bench gateway`: what it costs to carry a token from a worker's engine to the client.
 
 The real proxy, gateway and worker front run on a local Ray cluster; only the engine is a stub that
-paces tokens. The baseline is a plain two-hop Serve app on Ray's default settings.
+paces tokens. One baseline carries the tokens from worker to gateway in Serve items instead of over
+a socket, the other is a plain two-hop Serve app on Ray's default settings.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import time
 import urllib.request
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
@@ -24,12 +26,14 @@ from cluster.bench.serve import ServeOptions, run_serve
 from cluster.bench.sse import EventScanner, has_text
 from cluster.bench.stats import percentile
 
-Arm = Literal["rayfleet", "two-hop"]
-ARMS: tuple[Arm, ...] = ("rayfleet", "two-hop")
+Arm = Literal["rayfleet", "serve-items", "two-hop"]
+ARMS: tuple[Arm, ...] = ("rayfleet", "serve-items", "two-hop")
 GOAL_CPU_MS_PER_TOKEN = 0.19
 _SYSTEM = "ray_system"
 _SYSTEM_PROCESSES = ("gcs_server", "raylet", "ray::ServeController")
 """Not on a token's way; their time is reported beside the goal, not in it."""
+_IDLE_S = 3.0
+"""Every process spends some time for being there; it weighs on a token where there are few."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -38,19 +42,20 @@ class GatewayOptions:
 
     model: str
     """Checkpoint folder; only its tokenizer and chat template are used."""
-    streams: int = 32
+    streams: tuple[int, ...] = (1, 8, 32)
+    """Measured one after the other; the goal is for the last."""
     step_ms: float = 20.0
     input_len: int = 128
     output_len: int = 250
     requests_per_stream: int = 4
     rounds: int = 1
-    baseline: bool = False
-    """Alternate with the two-hop app; each measurement then runs in a process of its own."""
+    baseline: Arm | None = None
+    """Alternate with this arm; each measurement then runs in a process of its own."""
     arm: Arm = "rayfleet"
     """What a measurement without baseline measures."""
 
     def __post_init__(self) -> None:
-        if min(self.streams, self.requests_per_stream, self.rounds, self.input_len) < 1:
+        if min(*self.streams, self.requests_per_stream, self.rounds, self.input_len) < 1:
             raise ValueError("streams, requests per stream, rounds and lengths must be at least 1")
         if self.output_len < 2:
             raise ValueError("--output-len must be at least 2")
@@ -71,19 +76,22 @@ class Target:
 
 
 def run_gateway(options: GatewayOptions) -> Result:
-    """Measures one arm, or all arms in turn."""
-    if not options.baseline and options.rounds == 1:
+    """Measures one arm, or two arms in turn."""
+    baseline = options.baseline
+    if baseline is None and options.rounds == 1:
         return measure(options)
-    arms: tuple[Arm, ...] = ARMS if options.baseline else (options.arm,)
+    arms = (options.arm,) if baseline is None else (options.arm, baseline)
     runs = alternate({arm: partial(_in_process, options, arm) for arm in arms}, options.rounds)
     values = {arm: [run["cpu_ms_per_token"] for run in found] for arm, found in runs.items()}
     first = arms[0]
     middle = sorted(runs[first], key=lambda run: float(run["cpu_ms_per_token"]))
     result = dict(middle[(len(middle) - 1) // 2])
     result["cpu_ms_per_token_rounds"] = values
-    if options.baseline:
-        result["baseline_cpu_ms_per_token"] = percentile(values["two-hop"], 50.0)
-        result["baseline_over_rayfleet"] = compare(values, "rayfleet")[0].to_json()
+    by_streams = {arm: [run["by_streams"] for run in found] for arm, found in runs.items()}
+    result["by_streams_rounds"] = by_streams
+    if baseline is not None:
+        result["baseline_cpu_ms_per_token"] = percentile(values[baseline], 50.0)
+        result[f"baseline_over_{options.arm}"] = compare(values, options.arm)[0].to_json()
     return result
 
 
@@ -93,14 +101,19 @@ def measure(options: GatewayOptions) -> Result:
     Raises:
         RuntimeError: Ray Serve is in use in this process already, or a process ended meanwhile.
     """
+    cells: dict[str, Result] = {}
     with _starter(options)(options) as target:
-        load = _load(options, target)
-        run_serve(replace(load, num_prompts=options.streams, seed=load.seed + 1))
         wrong_text = target.text is not None and not _tells(target, options)
-        meter = CpuMeter({**target.parts, _SYSTEM: _SYSTEM_PROCESSES})
-        served = run_serve(load)
-        seconds = meter.seconds()
-    return _result(options, served, seconds, meter, wrong_text)
+        for streams in options.streams:
+            load = _load(options, target, streams)
+            run_serve(replace(load, num_prompts=streams, seed=load.seed + 1))
+            meter = CpuMeter({**target.parts, _SYSTEM: _SYSTEM_PROCESSES})
+            served = run_serve(load)
+            cells[str(streams)] = _cell(served, meter.seconds())
+        meter = CpuMeter(target.parts)
+        time.sleep(_IDLE_S)
+        idle = {name: spent * 1000.0 / _IDLE_S for name, spent in meter.seconds().items()}
+    return _result(options, cells, idle, meter, wrong_text)
 
 
 def _starter(
@@ -109,10 +122,10 @@ def _starter(
     # Imported here: both import Ray, whose environment has to be prepared before.
     from cluster.bench import arms
 
-    return arms.rayfleet if options.arm == "rayfleet" else arms.two_hop
+    return arms.two_hop if options.arm == "two-hop" else arms.rayfleet
 
 
-def _load(options: GatewayOptions, target: Target) -> ServeOptions:
+def _load(options: GatewayOptions, target: Target, streams: int) -> ServeOptions:
     return ServeOptions(
         base_url=target.base_url,
         endpoint=target.endpoint,
@@ -121,8 +134,8 @@ def _load(options: GatewayOptions, target: Target) -> ServeOptions:
         dataset=DatasetOptions(
             random_input_len=options.input_len, random_output_len=options.output_len
         ),
-        num_prompts=options.streams * options.requests_per_stream,
-        max_concurrency=options.streams,
+        num_prompts=streams * options.requests_per_stream,
+        max_concurrency=streams,
         num_processes=1,
         ignore_eos=True,
     )
@@ -148,38 +161,55 @@ def _tells(target: Target, options: GatewayOptions) -> bool:
     return "".join(delta["content"] for delta in deltas) == target.text
 
 
-def _result(
-    options: GatewayOptions,
-    served: Result,
-    seconds: dict[str, float],
-    meter: CpuMeter,
-    wrong_text: bool,
-) -> Result:
+def _cell(served: Result, seconds: dict[str, float]) -> Result:
     num_tokens = served["total_output_tokens"]
     if not num_tokens:
         raise ValueError(f"no token came through: {served.get('errors')}")
     parts = {name: spent * 1000.0 / num_tokens for name, spent in seconds.items()}
     system = parts.pop(_SYSTEM)
-    total = sum(parts.values())
-    wanted = options.streams * options.requests_per_stream * options.output_len
-    checks = [
-        exactly("tokens", num_tokens, "tokens", wanted),
-        exactly("failed_requests", served["failed"], "requests", 0),
-        exactly("wrong_text", int(wrong_text), "completions", 0),
-    ]
-    if options.arm == "rayfleet":
-        checks.insert(0, at_most("cpu_ms_per_token", total, "ms", GOAL_CPU_MS_PER_TOKEN))
     names = ("completed", "failed", "duration", "output_throughput", "total_output_tokens")
     latencies = ("median_ttft_ms", "p99_ttft_ms", "median_itl_ms", "p99_itl_ms")
     return {
-        "arm": options.arm,
-        "streams": options.streams,
-        "step_ms": options.step_ms,
-        "cpu_ms_per_token": total,
+        "cpu_ms_per_token": sum(parts.values()),
         "cpu_ms_per_token_parts": parts,
         "ray_system_cpu_ms_per_token": system,
-        "processes": meter.num_processes(),
         **{name: served[name] for name in (*names, *latencies)},
+    }
+
+
+def _result(
+    options: GatewayOptions,
+    cells: dict[str, Result],
+    idle: dict[str, float],
+    meter: CpuMeter,
+    wrong_text: bool,
+) -> Result:
+    per_stream = options.requests_per_stream * options.output_len
+    num_tokens = sum(cell["total_output_tokens"] for cell in cells.values())
+    failed = sum(cell["failed"] for cell in cells.values())
+    last = cells[str(options.streams[-1])]
+    checks = [
+        exactly("tokens", num_tokens, "tokens", sum(options.streams) * per_stream),
+        exactly("failed_requests", failed, "requests", 0),
+        exactly("wrong_text", int(wrong_text), "completions", 0),
+    ]
+    if options.arm == "rayfleet":
+        total = last["cpu_ms_per_token"]
+        checks.insert(0, at_most("cpu_ms_per_token", total, "ms", GOAL_CPU_MS_PER_TOKEN))
+    return {
+        "arm": options.arm,
+        "streams": options.streams[-1],
+        "step_ms": options.step_ms,
+        **last,
+        "idle_cpu_ms_per_s_parts": idle,
+        "processes": meter.num_processes(),
+        "by_streams": {
+            streams: {
+                name: cell[name]
+                for name in ("cpu_ms_per_token", "cpu_ms_per_token_parts", "median_ttft_ms")
+            }
+            for streams, cell in cells.items()
+        },
         "checks": checks_json(checks),
     }
 
@@ -187,11 +217,13 @@ def _result(
 def _in_process(options: GatewayOptions, arm: Arm, number: int) -> Result:
     """Ray reads its environment once per process, and the arms need different ones."""
     command = [sys.executable, "-m", "cluster.bench", "gateway", "--json", "--arm", arm]
-    for name in ("streams", "step_ms", "input_len", "output_len", "requests_per_stream", "model"):
+    command += ["--streams", ",".join(map(str, options.streams))]
+    for name in ("step_ms", "input_len", "output_len", "requests_per_stream", "model"):
         command += ["--" + name.replace("_", "-"), str(getattr(options, name))]
     done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False)
     if not done.stdout.strip():
         raise ValueError(f"the measurement of {arm} failed; its error is above")
     result: Result = json.loads(done.stdout.splitlines()[-1])
-    note(f"{arm}, round {number}: {result['cpu_ms_per_token']:.3f} ms CPU per token")
+    cells = [f"{cell['cpu_ms_per_token']:.3f}" for cell in result["by_streams"].values()]
+    note(f"{arm}, round {number}: {', '.join(cells)} ms CPU per token")
     return result

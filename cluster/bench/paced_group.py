@@ -24,11 +24,14 @@ class PacedRank:
         serve_paced(paced_config(config, step_s), directory)
 
 
-def build_paced(config: ServeConfig, step_s: float) -> serve.Application:
-    """The application for `config` as it is, down to the worker's front; then the stub."""
+def build_paced(config: ServeConfig, step_s: float, *, sockets: bool = True) -> serve.Application:
+    """The application for `config` as it is, down to the worker's front; then the stub.
+
+    Without `sockets` gateways are offered none, as if each were on another node.
+    """
 
     class PacedWorkerGroup(WorkerGroup):
-        """The stub's pace is part of the class: Serve hands the constructor a config alone."""
+        """Options are part of the class: Serve hands the constructor a config alone."""
 
         def _start_ranks(self, directory: str) -> Sequence[Coroutine[Any, Any, None]]:
             actor = ray.remote(PacedRank).options(num_cpus=0).remote()
@@ -38,5 +41,8 @@ def build_paced(config: ServeConfig, step_s: float) -> serve.Application:
                 await actor.run.remote(self.config, directory, step_s)
 
             return [ended()]
+
+        def _socket_for(self, node_id: str) -> str | None:
+            return super()._socket_for(node_id) if sockets else None
 
     return build_application(config, PacedWorkerGroup)

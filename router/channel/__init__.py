@@ -1,6 +1,7 @@
 """One channel per worker: an attach stream coming in, coalesced submits going out."""
 
 from router.channel.channel import WorkerChannel
+from router.channel.link import WorkerLink
 from router.channel.receiver import ChannelListener, Receiver, Refused, WorkerUnreachable
 from router.channel.transport import WorkerTransport
 
@@ -9,6 +10,7 @@ __all__ = [
     "Receiver",
     "Refused",
     "WorkerChannel",
+    "WorkerLink",
     "WorkerTransport",
     "WorkerUnreachable",
 ]

@@ -1,23 +1,38 @@
-"""The transport over handles that the test plays: pinning arguments, and calls that must end."""
+"""The transport over handles that the test plays: pinning arguments, and calls that must end.
+
+Where a socket is offered, a real front serves it.
+"""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from cluster.transport import RayTransport
 from cluster.workers import WORKERS, WorkerSet
+from worker.attach_server import AttachServer
+from worker.front import WorkerFront
+from worker.wire.frames import SocketOffer
+from worker.wire.messages import (
+    AttachSnapshot,
+    SubmitBatch,
+    SubmitReply,
+    WorkerDown,
+    WorkerItem,
+)
 
 
 class Call:
     """A pending Serve response; ends when it is cancelled."""
 
-    def __init__(self, opens: bool) -> None:
+    def __init__(self, items: list[bytes]) -> None:
         self.done: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
-        self._opens = opens
+        self._items_at_once = items
 
     def cancel(self) -> None:
         self.done.cancel()
@@ -29,8 +44,8 @@ class Call:
         return self._items()
 
     async def _items(self) -> AsyncIterator[bytes]:
-        if self._opens:
-            yield b"first"
+        for item in self._items_at_once:
+            yield item
         yield await self.done
 
 
@@ -38,12 +53,16 @@ class Method:
     def __init__(self) -> None:
         self.calls: list[tuple[dict[str, Any], Call]] = []
         self.opens = True
+        self.path: str | None = None
 
     def options(self, **_: Any) -> Any:
         return type("Streaming", (), {"attach": self})()
 
     def remote(self, **arguments: Any) -> Call:
-        self.calls.append((arguments, Call(self.opens)))
+        path = self.path if arguments.get("node_id") == "here" else None
+        offer = msgspec.msgpack.encode(SocketOffer(path))
+        items = [offer] if path else [offer, b"first"]
+        self.calls.append((arguments, Call(items if self.opens else [])))
         return self.calls[-1][1]
 
 
@@ -71,7 +90,91 @@ def workers(request: pytest.FixtureRequest) -> WorkerSet:
 
 @pytest.fixture
 def transport(handle: Handle, workers: WorkerSet, request: pytest.FixtureRequest) -> RayTransport:
-    return RayTransport(handle, request.node.name)
+    return RayTransport(handle, request.node.name, "here")
+
+
+@pytest.fixture
+async def front(handle: Handle) -> AsyncIterator[WorkerFront]:
+    """A worker that is loading, whose socket is offered."""
+    front = WorkerFront("w1")
+    server = AttachServer(front)
+    await server.open()
+    handle.attach.path = server.path
+    yield front
+    server.close()
+    front.close()
+
+
+def item_of(payload: bytes) -> WorkerItem:
+    return msgspec.msgpack.decode(payload, type=WorkerItem)
+
+
+async def test_items_and_submits_take_the_socket_that_is_offered(
+    handle: Handle, transport: RayTransport, front: WorkerFront
+) -> None:
+    stream = transport.attach("w1", "g0")
+    assert isinstance(item_of(await anext(stream)), AttachSnapshot)
+    [(arguments, hold)] = handle.attach.calls
+    assert arguments == {"gateway_id": "g0", "worker_id": "w1", "node_id": "here"}
+    reply = await transport.submit("w1", msgspec.msgpack.encode(SubmitBatch()))
+    assert msgspec.msgpack.decode(reply, type=SubmitReply).epoch == 1
+    assert handle.submit.calls == []
+    assert not hold.done.done()  # Serve must see a call for as long as the socket is in use
+    await stream.aclose()  # type: ignore[attr-defined]
+    assert hold.done.cancelled()
+    later = asyncio.ensure_future(transport.submit("w1", b"batch"))
+    await asyncio.sleep(0)
+    handle.submit.calls[0][1].done.set_result(b"over Serve again")
+    assert await later == b"over Serve again"
+
+
+async def test_a_socket_outlives_its_workers_leaving(
+    handle: Handle, transport: RayTransport, workers: WorkerSet, front: WorkerFront
+) -> None:
+    stream = transport.attach("w1", "g0")
+    await anext(stream)
+    workers.replace(("w2",))
+    front.engine_lost("told while it drains")
+    assert isinstance(item_of(await anext(stream)), WorkerDown)
+    assert await transport.submit("w1", msgspec.msgpack.encode(SubmitBatch()))
+    assert not handle.attach.calls[0][1].done.done()
+    await stream.aclose()  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("error", [RuntimeError("replica died"), None])
+async def test_the_end_of_serves_call_ends_the_socket(
+    handle: Handle, transport: RayTransport, front: WorkerFront, error: Exception | None
+) -> None:
+    stream = transport.attach("w1", "g0")
+    await anext(stream)
+    pending = asyncio.ensure_future(anext(stream))
+    await asyncio.sleep(0)
+    done = handle.attach.calls[0][1].done
+    done.cancel() if error is None else done.set_exception(error)
+    with pytest.raises(ConnectionError, match="Serve's call to the worker ended"):
+        await pending
+
+
+async def test_the_end_of_the_socket_ends_the_stream_and_serves_call(
+    handle: Handle, transport: RayTransport, front: WorkerFront
+) -> None:
+    stream = transport.attach("w1", "g0")
+    await anext(stream)
+    front.close()
+    with pytest.raises(ConnectionError, match="closed the connection"):
+        await anext(stream)
+    assert handle.attach.calls[0][1].done.cancelled()
+
+
+async def test_a_socket_that_cannot_be_reached_leaves_serves_way(
+    handle: Handle, transport: RayTransport, tmp_path: Path
+) -> None:
+    handle.attach.path = str(tmp_path / "nobody")
+    stream = transport.attach("w1", "g0")
+    assert await anext(stream) == b"first"
+    assert [arguments["node_id"] for arguments, _ in handle.attach.calls] == ["here", ""]
+    assert [call.done.cancelled() for _, call in handle.attach.calls] == [True, False]
+    await stream.aclose()  # type: ignore[attr-defined]
 
 
 async def test_a_call_names_its_worker(handle: Handle, transport: RayTransport) -> None:

@@ -30,6 +30,7 @@ from worker.wire.messages import (
     SubmitBatch,
     SubmitReply,
     TokenDelta,
+    TokenLogprobs,
     WorkerDown,
     WorkerItem,
     WorkerUpdate,
@@ -278,6 +279,29 @@ async def test_steps_that_pile_up_are_merged_in_order(front: WorkerFront, engine
     ]
     assert update.deltas[0].num_cached_tokens == 3
     assert update.block_events == [BlockStored([1], None), BlockRemoved([1])]
+
+
+async def test_log_probabilities_of_steps_that_pile_up_stay_one_per_token(
+    front: WorkerFront, engine: Engine
+) -> None:
+    gateway, probe = Gateway(front, "g0"), Gateway(front, "probe")
+    await gateway.next()
+    await probe.next()
+    for token in (4, 5, 6):
+        scored = delta("a", token)
+        scored.logprobs = [TokenLogprobs([token], [-0.5], 1)]
+        if token == 4:
+            scored.prompt_logprobs = [TokenLogprobs([1], [-2.0], 3)]
+        await engine.step({"g0": [scored]})
+    await engine.step({"probe": [delta("p", 0)]})
+    while not (isinstance(item := await probe.news(), WorkerUpdate) and item.deltas):
+        pass
+    update = await gateway.news()
+    assert isinstance(update, WorkerUpdate)
+    [merged] = update.deltas
+    assert merged.token_ids == [4, 5, 6]
+    assert [scored.token_ids for scored in merged.logprobs or ()] == [[4], [5], [6]]
+    assert [scored.token_ids for scored in merged.prompt_logprobs or ()] == [[1]]
 
 
 async def test_updates_count_without_gaps_and_come_when_idle(
