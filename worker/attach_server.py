@@ -11,6 +11,7 @@ import asyncio
 import logging
 import shutil
 import tempfile
+from typing import cast
 
 import msgspec
 
@@ -70,8 +71,8 @@ class _Connection(asyncio.Protocol):
         self._answers: set[asyncio.Task[None]] = set()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self._transport = transport
+        # Not an assertion: uvloop's transports are no subclasses.
+        self._transport = cast(asyncio.Transport, transport)
 
     def data_received(self, data: bytes) -> None:
         try:

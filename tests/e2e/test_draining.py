@@ -1,0 +1,129 @@
+"""A whole application that is told to go finishes the streams it has, sockets or not.
+
+The real gateway and worker fronts under Ray Serve; their engine is the paced stub.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+NUM_STREAMS = 8
+NUM_TOKENS = 150
+STEP_S = 0.02
+
+
+def test_streams_outlive_the_end_of_the_application(tiny_chat_model: Path) -> None:
+    """Each worker's silent call is all that Serve sees of its streams: it must hold the worker."""
+    done = subprocess.run(
+        [sys.executable, "-m", __spec__.name, str(tiny_chat_model)],
+        cwd=Path(__file__).parents[2],
+        stdout=subprocess.PIPE,
+        timeout=120,
+        check=True,
+    )
+    told = json.loads(done.stdout.splitlines()[-1])
+    assert told["links"] == [1, 1]
+    assert told["tokens_when_told_to_go"] < NUM_STREAMS * NUM_TOKENS // 2
+    assert told["tokens"] == [NUM_TOKENS] * NUM_STREAMS
+    assert len(told["workers"]) == 2
+
+
+class _Streams:
+    """Streamed completions at the same time, each read on a thread of its own."""
+
+    def __init__(self, base_url: str, model: str) -> None:
+        self.tokens = [0] * NUM_STREAMS
+        self.workers = [""] * NUM_STREAMS
+        self._url = f"{base_url}/v1/completions"
+        self._model = model
+        self._threads = [
+            threading.Thread(target=self._read, args=(number,), daemon=True)
+            for number in range(NUM_STREAMS)
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    def wait_begun(self) -> None:
+        while not all(self.tokens):
+            time.sleep(0.01)
+
+    def wait(self) -> None:
+        for thread in self._threads:
+            thread.join(timeout=60)
+
+    def _read(self, number: int) -> None:
+        import httpx
+
+        body = {
+            "model": self._model,
+            "prompt": f"{number}: a prompt of its own",
+            "max_tokens": NUM_TOKENS,
+            "ignore_eos": True,
+            "stream": True,
+            "return_token_ids": True,
+        }
+        with httpx.stream("POST", self._url, json=body, timeout=60) as response:
+            self.workers[number] = response.headers.get("x-rayfleet-worker", "")
+            for line in response.iter_lines():
+                if line.startswith("data: {"):
+                    choices = json.loads(line[6:]).get("choices", [])
+                    self.tokens[number] += sum(len(c["token_ids"]) for c in choices)
+
+
+def main(model: str) -> None:
+    """Serves two workers, deletes the application amid streams, tells what came of them."""
+    from cluster.bench.paced_group import build_paced
+    from cluster.config import EndpointConfig, FleetConfig, ModelSpec, ServeConfig
+    from cluster.environment import free_ports
+    from cluster.launch import APPLICATION, LocalFleet
+    from worker.engine.config import EngineConfig
+
+    config = ServeConfig(
+        endpoint=EndpointConfig(port=free_ports(1)[0]),
+        models=(
+            ModelSpec(
+                fleet=FleetConfig(num_workers=2, served_model_name="paced"),
+                engine=EngineConfig(model=model, device="cpu"),
+            ),
+        ),
+    )
+    with LocalFleet(config, build=lambda config: build_paced(config, STEP_S)) as fleet:
+        from ray import serve
+
+        streams = _Streams(fleet.base_url, "paced")
+        streams.wait_begun()
+        links = _links_per_worker()
+        serve.delete(APPLICATION, _blocking=False)
+        told_at = sum(streams.tokens)
+        streams.wait()
+    print(
+        json.dumps(
+            {
+                "links": links,
+                "tokens_when_told_to_go": told_at,
+                "tokens": streams.tokens,
+                "workers": sorted(set(streams.workers)),
+            }
+        )
+    )
+
+
+def _links_per_worker() -> list[int]:
+    """How many connections each attach socket of this fleet has, beside the listening one."""
+    directory = os.environ["RAYFLEET_RUNTIME_DIRECTORY"]
+    counts: dict[str, int] = {}
+    for line in Path("/proc/net/unix").read_text().splitlines():
+        path = line.split()[-1]
+        if path.startswith(directory) and path.endswith("/attach"):
+            counts[path] = counts.get(path, -1) + 1
+    return sorted(counts.values())
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])
