@@ -12,16 +12,17 @@ import sys
 import threading
 import time
 from pathlib import Path
+from typing import Any
 
 NUM_STREAMS = 8
-NUM_TOKENS = 150
+NUM_TOKENS = 100
 STEP_S = 0.02
 
 
 def test_streams_outlive_the_end_of_the_application(tiny_chat_model: Path) -> None:
     """Each worker's silent call is all that Serve sees of its streams: it must hold the worker."""
     done = subprocess.run(
-        [sys.executable, "-m", __spec__.name, str(tiny_chat_model)],
+        [sys.executable, "-m", "tests.e2e.test_draining", str(tiny_chat_model)],
         cwd=Path(__file__).parents[2],
         stdout=subprocess.PIPE,
         timeout=120,
@@ -78,11 +79,16 @@ class _Streams:
 
 def main(model: str) -> None:
     """Serves two workers, deletes the application amid streams, tells what came of them."""
-    from cluster.bench.paced_group import build_paced
     from cluster.config import EndpointConfig, FleetConfig, ModelSpec, ServeConfig
     from cluster.environment import free_ports
     from cluster.launch import APPLICATION, LocalFleet
     from worker.engine.config import EngineConfig
+
+    def build(config: ServeConfig) -> Any:
+        # Imported here: it imports Ray Serve, whose environment has to be prepared before.
+        from cluster.bench.paced_group import build_paced
+
+        return build_paced(config, STEP_S)
 
     config = ServeConfig(
         endpoint=EndpointConfig(port=free_ports(1)[0]),
@@ -93,7 +99,7 @@ def main(model: str) -> None:
             ),
         ),
     )
-    with LocalFleet(config, build=lambda config: build_paced(config, STEP_S)) as fleet:
+    with LocalFleet(config, build=build) as fleet:
         from ray import serve
 
         streams = _Streams(fleet.base_url, "paced")
