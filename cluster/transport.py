@@ -51,8 +51,10 @@ class RayTransport:
         # it with that request. Ours carry what many requests share: they are made in this one.
         self._context = contextvars.copy_context()
 
-    async def attach(self, worker_id: str, gateway_id: str) -> AsyncIterator[bytes]:
-        """Items of the worker's attach stream, as msgpack of WorkerItem.
+    async def attach(
+        self, worker_id: str, gateway_id: str, on_item: Callable[[bytes], None]
+    ) -> None:
+        """Hands each item of the worker's attach stream, msgpack of WorkerItem, to `on_item`.
 
         Raises:
             ConnectionError: the worker is gone, or could not be reached.
@@ -67,26 +69,26 @@ class RayTransport:
                 call.outlive_worker()
                 if path is None:
                     async for item in stream:
-                        yield item
+                        on_item(item)
                     return
                 try:
-                    link = await WorkerLink.open(path, gateway_id)
+                    link = await WorkerLink.open(path, gateway_id, on_item)
                 except OSError as error:
-                    logger.warning(
-                        "no way to the worker's socket, taking Serve's: %s",
-                        error,
-                        extra={"worker_id": worker_id},
-                    )
+                    problem = "no way to the worker's socket, taking Serve's: %s"
+                    logger.warning(problem, error, extra={"worker_id": worker_id})
                     continue
-                hold = asyncio.ensure_future(_outlast(stream, link))
-                self._links[worker_id] = link
-                try:
-                    async for item in link:
-                        yield item
-                finally:
-                    del self._links[worker_id]
-                    link.close()
-                    hold.cancel()
+                await self._follow(worker_id, link, stream)
+
+    async def _follow(self, worker_id: str, link: WorkerLink, call: AsyncIterator[bytes]) -> None:
+        """Has submits take the link until it ends. Raises ConnectionError then."""
+        hold = asyncio.ensure_future(_outlast(call, link))
+        self._links[worker_id] = link
+        try:
+            raise ConnectionError(await link.wait_ended())
+        finally:
+            del self._links[worker_id]
+            link.close()
+            hold.cancel()
 
     async def submit(self, worker_id: str, payload: bytes) -> bytes:
         """Sends msgpack of a SubmitBatch; returns msgpack of its SubmitReply.

@@ -177,16 +177,14 @@ class WorkerChannel:
                 await pump
 
     async def _pump(self) -> None:
-        loop = asyncio.get_running_loop()
-        stream = self._transport.attach(self.worker_id, self._gateway_id)
-        try:
-            async for payload in stream:
-                self._silent_ticks = 0
-                self._handle(self._decoder.decode(payload), loop.time())
-        finally:
-            close = getattr(stream, "aclose", None)
-            if close is not None:
-                await close()
+        clock = asyncio.get_running_loop().time
+        decode = self._decoder.decode
+
+        def on_item(payload: bytes) -> None:
+            self._silent_ticks = 0
+            self._handle(decode(payload), clock())
+
+        await self._transport.attach(self.worker_id, self._gateway_id, on_item)
 
     def _handle(self, item: WorkerItem, now: float) -> None:
         if isinstance(item, WorkerUpdate):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections import deque
+from collections.abc import Callable
 from typing import Self, cast
 
 import msgspec
@@ -13,42 +13,38 @@ from worker.wire.frames import ATTACH, CALL, FAILURE, ITEM, REPLY, Attach, Frame
 
 
 class WorkerLink(asyncio.Protocol):
-    """One worker's attach stream, an iterator of WorkerItems, and calls on the same connection.
+    """One worker's attach stream, and calls on the same connection.
 
     It ends with the connection, which the worker's death ends at once.
+
+    Args:
+        on_item: called with each WorkerItem from the very read that brings it; what it raises
+            ends the link.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, on_item: Callable[[bytes], None]) -> None:
+        self._on_item = on_item
         self._reader = FrameReader()
         self._transport: asyncio.Transport
-        self._items: deque[bytes] = deque()
-        self._waiter: asyncio.Future[None] | None = None
         self._calls: dict[int, asyncio.Future[bytes]] = {}
         self._numbers = itertools.count(1)
         self._end: str | None = None
         """Why no more items will come."""
+        self._ended = asyncio.Event()
 
     @classmethod
-    async def open(cls, path: str, gateway_id: str) -> Self:
+    async def open(cls, path: str, gateway_id: str, on_item: Callable[[bytes], None]) -> Self:
         """Connects to a worker's socket and attaches. Raises OSError."""
-        _, link = await asyncio.get_running_loop().create_unix_connection(cls, path)
+        loop = asyncio.get_running_loop()
+        _, link = await loop.create_unix_connection(lambda: cls(on_item), path)
         link._send(ATTACH, 0, msgspec.msgpack.encode(Attach(gateway_id)))
         return link
 
-    def __aiter__(self) -> Self:
-        return self
-
-    async def __anext__(self) -> bytes:
-        """The next item. Raises ConnectionError when the connection is gone."""
-        while not self._items:
-            if self._end is not None:
-                raise ConnectionError(self._end)
-            self._waiter = asyncio.get_running_loop().create_future()
-            try:
-                await self._waiter
-            finally:
-                self._waiter = None
-        return self._items.popleft()
+    async def wait_ended(self) -> str:
+        """Waits for the end of the connection; says why it ended."""
+        await self._ended.wait()
+        assert self._end is not None
+        return self._end
 
     async def call(self, payload: bytes) -> bytes:
         """Sends a SubmitBatch, returns the SubmitReply.
@@ -80,19 +76,15 @@ class WorkerLink(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         """See asyncio.Protocol."""
         try:
-            frames = self._reader.feed(data)
-        except ConnectionError as error:
-            self.close(f"the worker sent {error}")
-            return
-        for kind, call, payload in frames:
-            if kind == ITEM:
-                self._items.append(payload)
-            elif (reply := self._calls.get(call)) is not None and not reply.done():
-                if kind == REPLY:
-                    reply.set_result(payload)
-                elif kind == FAILURE:
-                    reply.set_exception(ConnectionError(payload.decode(errors="replace")))
-        self._wake()
+            for kind, call, payload in self._reader.feed(data):
+                if self._end is not None:
+                    return
+                if kind == ITEM:
+                    self._on_item(payload)
+                else:
+                    self._take_answer(kind, call, payload)
+        except Exception as error:
+            self.close(f"what the worker sent could not be taken: {error}")
 
     def connection_lost(self, exc: Exception | None) -> None:
         """See asyncio.Protocol."""
@@ -101,19 +93,20 @@ class WorkerLink(asyncio.Protocol):
     def _send(self, kind: int, call: int, payload: bytes) -> None:
         self._transport.write(frame(kind, call, payload))
 
+    def _take_answer(self, kind: int, call: int, payload: bytes) -> None:
+        reply = self._calls.get(call)
+        if reply is None or reply.done():
+            return  # nobody waits for it any more
+        if kind == REPLY:
+            reply.set_result(payload)
+        elif kind == FAILURE:
+            reply.set_exception(ConnectionError(payload.decode(errors="replace")))
+
     def _finish(self, reason: str) -> None:
         if self._end is not None:
             return
         self._end = reason
+        self._ended.set()
         for reply in self._calls.values():
             if not reply.done():
                 reply.set_exception(ConnectionError(reason))
-        self._wake()
-
-    def _wake(self) -> None:
-        if (
-            self._waiter is not None
-            and not self._waiter.done()
-            and (self._items or self._end is not None)
-        ):
-            self._waiter.set_result(None)

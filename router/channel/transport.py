@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from typing import Protocol
 
 
 class WorkerTransport(Protocol):
     """Reaches the workers of one model, each by its id. All payloads are msgpack (worker/wire)."""
 
-    def attach(self, worker_id: str, gateway_id: str) -> AsyncIterator[bytes]:
-        """Opens the worker's stream of WorkerItems for this gateway.
+    async def attach(
+        self, worker_id: str, gateway_id: str, on_item: Callable[[bytes], None]
+    ) -> None:
+        """Hands each item of the worker's stream of WorkerItems for this gateway to `on_item`.
 
-        Ends or raises when the worker is gone. Closing the iterator detaches.
+        Returns or raises when the worker is gone, or with what `on_item` raises. Cancelling
+        detaches.
         """
         ...
 

@@ -76,6 +76,29 @@ class Handle:
         return self if "stream" not in _ else type("S", (), {"attach": self.attach})()
 
 
+class Stream:
+    """What an attach call hands over, item by item."""
+
+    def __init__(self, transport: RayTransport, worker_id: str) -> None:
+        self._items: asyncio.Queue[bytes] = asyncio.Queue()
+        self._task = asyncio.ensure_future(
+            transport.attach(worker_id, "g0", self._items.put_nowait)
+        )
+
+    async def __anext__(self) -> bytes:
+        item = asyncio.ensure_future(self._items.get())
+        await asyncio.wait([item, self._task], return_when=asyncio.FIRST_COMPLETED)
+        if item.done():
+            return item.result()
+        item.cancel()
+        self._task.result()
+        raise StopAsyncIteration
+
+    async def aclose(self) -> None:
+        self._task.cancel()
+        await asyncio.wait([self._task])
+
+
 @pytest.fixture
 async def handle() -> Handle:
     return Handle()
@@ -112,7 +135,7 @@ def item_of(payload: bytes) -> WorkerItem:
 async def test_items_and_submits_take_the_socket_that_is_offered(
     handle: Handle, transport: RayTransport, front: WorkerFront
 ) -> None:
-    stream = transport.attach("w1", "g0")
+    stream = Stream(transport, "w1")
     assert isinstance(item_of(await anext(stream)), AttachSnapshot)
     [(arguments, hold)] = handle.attach.calls
     assert arguments == {"gateway_id": "g0", "worker_id": "w1", "node_id": "here"}
@@ -120,7 +143,7 @@ async def test_items_and_submits_take_the_socket_that_is_offered(
     assert msgspec.msgpack.decode(reply, type=SubmitReply).epoch == 1
     assert handle.submit.calls == []
     assert not hold.done.done()  # Serve must see a call for as long as the socket is in use
-    await stream.aclose()  # type: ignore[attr-defined]
+    await stream.aclose()
     assert hold.done.cancelled()
     later = asyncio.ensure_future(transport.submit("w1", b"batch"))
     await asyncio.sleep(0)
@@ -131,21 +154,21 @@ async def test_items_and_submits_take_the_socket_that_is_offered(
 async def test_a_socket_outlives_its_workers_leaving(
     handle: Handle, transport: RayTransport, workers: WorkerSet, front: WorkerFront
 ) -> None:
-    stream = transport.attach("w1", "g0")
+    stream = Stream(transport, "w1")
     await anext(stream)
     workers.replace(("w2",))
     front.engine_lost("told while it drains")
     assert isinstance(item_of(await anext(stream)), WorkerDown)
     assert await transport.submit("w1", msgspec.msgpack.encode(SubmitBatch()))
     assert not handle.attach.calls[0][1].done.done()
-    await stream.aclose()  # type: ignore[attr-defined]
+    await stream.aclose()
 
 
 @pytest.mark.parametrize("error", [RuntimeError("replica died"), None])
 async def test_the_end_of_serves_call_ends_the_socket(
     handle: Handle, transport: RayTransport, front: WorkerFront, error: Exception | None
 ) -> None:
-    stream = transport.attach("w1", "g0")
+    stream = Stream(transport, "w1")
     await anext(stream)
     pending = asyncio.ensure_future(anext(stream))
     await asyncio.sleep(0)
@@ -158,7 +181,7 @@ async def test_the_end_of_serves_call_ends_the_socket(
 async def test_the_end_of_the_socket_ends_the_stream_and_serves_call(
     handle: Handle, transport: RayTransport, front: WorkerFront
 ) -> None:
-    stream = transport.attach("w1", "g0")
+    stream = Stream(transport, "w1")
     await anext(stream)
     front.close()
     with pytest.raises(ConnectionError, match="closed the connection"):
@@ -170,11 +193,11 @@ async def test_a_socket_that_cannot_be_reached_leaves_serves_way(
     handle: Handle, transport: RayTransport, tmp_path: Path
 ) -> None:
     handle.attach.path = str(tmp_path / "nobody")
-    stream = transport.attach("w1", "g0")
+    stream = Stream(transport, "w1")
     assert await anext(stream) == b"first"
     assert [arguments["node_id"] for arguments, _ in handle.attach.calls] == ["here", ""]
     assert [call.done.cancelled() for _, call in handle.attach.calls] == [True, False]
-    await stream.aclose()  # type: ignore[attr-defined]
+    await stream.aclose()
 
 
 async def test_a_call_names_its_worker(handle: Handle, transport: RayTransport) -> None:
@@ -194,7 +217,7 @@ async def test_an_unknown_worker_is_unreachable(transport: RayTransport) -> None
 async def test_an_open_stream_outlives_its_workers_leaving(
     handle: Handle, transport: RayTransport, workers: WorkerSet
 ) -> None:
-    stream = transport.attach("w1", "g0")
+    stream = Stream(transport, "w1")
     assert await anext(stream) == b"first"
     pending = asyncio.ensure_future(anext(stream))
     await asyncio.sleep(0)
@@ -207,7 +230,7 @@ async def test_a_stream_that_never_opened_ends_when_the_worker_leaves(
     handle: Handle, transport: RayTransport, workers: WorkerSet
 ) -> None:
     handle.attach.opens = False
-    pending = asyncio.ensure_future(anext(transport.attach("w1", "g0")))
+    pending = asyncio.ensure_future(anext(Stream(transport, "w1")))
     await asyncio.sleep(0)
     workers.replace(("w2",))
     with pytest.raises(ConnectionError, match="w1 has left"):
@@ -225,9 +248,9 @@ async def test_a_call_cancelled_from_below_is_a_connection_error(
 
 
 async def test_closing_a_stream_cancels_its_call(handle: Handle, transport: RayTransport) -> None:
-    stream = transport.attach("w1", "g0")
+    stream = Stream(transport, "w1")
     await anext(stream)
-    await stream.aclose()  # type: ignore[attr-defined]
+    await stream.aclose()
     assert handle.attach.calls[0][1].done.cancelled()
 
 

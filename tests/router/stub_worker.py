@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
+from contextlib import aclosing
 
 import msgspec
 
@@ -253,8 +254,12 @@ class StubTransport:
         self._on_change: Callable[[tuple[str, ...]], None] | None = None
         self._members = list(self.workers)
 
-    def attach(self, worker_id: str, gateway_id: str) -> AsyncIterator[bytes]:
-        return self.workers[worker_id].attach()
+    async def attach(
+        self, worker_id: str, gateway_id: str, on_item: Callable[[bytes], None]
+    ) -> None:
+        async with aclosing(self.workers[worker_id].attach()) as items:
+            async for item in items:
+                on_item(item)
 
     async def submit(self, worker_id: str, payload: bytes) -> bytes:
         return await self.workers[worker_id].submit(payload)

@@ -52,13 +52,29 @@ import asyncio, sys
 from router.channel import WorkerLink
 
 async def main():
-    link = await WorkerLink.open(sys.argv[1], "g0")
-    await anext(link)
+    attached = asyncio.Event()
+    link = await WorkerLink.open(sys.argv[1], "g0", lambda item: attached.set())
+    await attached.wait()
     print("attached", flush=True)
     await asyncio.sleep(60)
 
 asyncio.run(main())
 """
+
+
+class Gateway(WorkerLink):
+    """A link that keeps its items until they are taken."""
+
+    def __init__(self, on_item: object = None) -> None:
+        self.items: asyncio.Queue[bytes] = asyncio.Queue()
+        super().__init__(self.items.put_nowait)
+
+    @classmethod
+    async def connect(cls, path: str, gateway_id: str) -> Gateway:
+        link = await cls.open(path, gateway_id, lambda item: None)
+        first = decode_item(await link.items.get())
+        assert isinstance(first, AttachSnapshot)
+        return link
 
 
 @pytest.fixture
@@ -85,19 +101,16 @@ async def server(front: WorkerFront) -> AsyncIterator[AttachServer]:
     server.close()
 
 
-async def attach(server: AttachServer, gateway_id: str = "g0") -> WorkerLink:
+async def attach(server: AttachServer, gateway_id: str = "g0") -> Gateway:
     assert server.path is not None
-    link = await WorkerLink.open(server.path, gateway_id)
-    first = decode_item(await anext(link))
-    assert isinstance(first, AttachSnapshot)
-    return link
+    return await Gateway.connect(server.path, gateway_id)
 
 
-async def news(link: WorkerLink) -> WorkerItem:
+async def news(link: Gateway) -> WorkerItem:
     """The next item that is no heartbeat."""
     async with asyncio.timeout(10):
         while True:
-            item = decode_item(await anext(link))
+            item = decode_item(await link.items.get())
             if not isinstance(item, WorkerUpdate) or item.deltas or item.block_events:
                 return item
 
@@ -109,12 +122,7 @@ async def send(link: WorkerLink, *submits: Submit) -> SubmitReply:
 
 async def ended(link: WorkerLink) -> str:
     async with asyncio.timeout(10):
-        try:
-            async for _ in link:
-                pass
-        except ConnectionError as error:
-            return str(error)
-    raise AssertionError("a link ends with an error")
+        return await link.wait_ended()
 
 
 async def test_the_socket_lies_in_a_private_directory(server: AttachServer) -> None:
@@ -251,6 +259,18 @@ def test_a_request_comes_and_goes_on_the_loop_that_replicas_run() -> None:
     uvloop.run(asyncio.wait_for(scenario(), 20))
 
 
+async def test_an_item_that_cannot_be_taken_ends_the_link(
+    server: AttachServer, engine: Engine
+) -> None:
+    assert server.path is not None
+
+    def refuse(item: bytes) -> None:
+        raise ConnectionError("item 3 came in place of 2")
+
+    link = await WorkerLink.open(server.path, "g0", refuse)
+    assert "item 3 came in place of 2" in await ended(link)
+
+
 async def test_a_stranger_is_shown_the_door(server: AttachServer, engine: Engine) -> None:
     assert server.path is not None
     link = await attach(server)
@@ -278,8 +298,7 @@ async def test_a_killed_gateway_is_noticed(
 async def test_a_killed_worker_is_noticed(tmp_path: Path) -> None:
     directory = str(tmp_path) if len(str(tmp_path)) < 60 else "/tmp"
     with _start(FRONT_ALONE, directory) as worker:
-        link = await WorkerLink.open(await _first_line(worker), "g0")
-        await anext(link)
+        link = await Gateway.connect(await _first_line(worker), "g0")
         call = asyncio.ensure_future(send(link, submit("a")))
         await asyncio.sleep(0)
         worker.kill()
