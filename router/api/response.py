@@ -60,12 +60,14 @@ class GenerationResponse(Response):
         pending = writer.first()
         failed = None
         while not generation.finished:
-            ready = await generation.take()
-            chunks = [writer.chunk(completion) for completion in ready if not completion.error]
-            failed = failed or next((c.error for c in ready if c.error), None)
+            body = pending
+            for completion in await generation.take():
+                if completion.error:
+                    failed = failed or completion.error
+                else:
+                    body += writer.chunk(completion)
             if failed is not None:
                 break
-            body = pending + b"".join(chunks)
             if body:
                 pending = b""
                 await send({"type": "http.response.body", "body": body, "more_body": True})

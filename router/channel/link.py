@@ -9,7 +9,17 @@ from typing import Self, cast
 
 import msgspec
 
-from worker.wire.frames import ATTACH, CALL, FAILURE, ITEM, REPLY, Attach, FrameReader, frame
+from worker.wire.frames import (
+    ATTACH,
+    CALL,
+    FAILURE,
+    ITEM,
+    MAX_PAYLOAD_BYTES,
+    REPLY,
+    Attach,
+    FrameReader,
+    frame,
+)
 
 
 class WorkerLink(asyncio.Protocol):
@@ -54,6 +64,9 @@ class WorkerLink(asyncio.Protocol):
         """
         if self._end is not None:
             raise ConnectionError(self._end)
+        if len(payload) > MAX_PAYLOAD_BYTES:
+            # The worker would take such a frame for a broken stream, and drop all requests here.
+            raise ConnectionError(f"a batch of {len(payload)} bytes is too long to submit")
         number = next(self._numbers)
         reply: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
         self._calls[number] = reply

@@ -17,6 +17,7 @@ import pytest
 import uvloop
 
 from router.channel import WorkerLink
+from router.channel import link as link_module
 from tests.worker.test_front import Engine, decode_item, decode_reply, delta, submit
 from worker import front as front_module
 from worker.attach_server import AttachServer
@@ -156,7 +157,7 @@ async def test_items_come_in_order_and_each_gateways_own(
 
 
 async def test_submits_are_answered_on_the_same_connection(
-    server: AttachServer, engine: Engine
+    server: AttachServer, engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     link = await attach(server)
     first, second = await asyncio.gather(
@@ -165,6 +166,10 @@ async def test_submits_are_answered_on_the_same_connection(
     assert (first.last_ordinal, first.rejections) == (2, [])
     assert [r.request_id for r in second.rejections] == ["too-long"]
     assert [s.request_id for s in (await engine.batch()).submits] == ["a", "b"]
+    with monkeypatch.context() as patch:
+        patch.setattr(link_module, "MAX_PAYLOAD_BYTES", 10)
+        with pytest.raises(ConnectionError, match="too long"):
+            await send(link, submit("beyond a frame"))
     with pytest.raises(ConnectionError, match=r"DecodeError|ValidationError"):
         await link.call(b"\xc1 no batch")
     assert (await send(link, submit("c"))).last_ordinal == 3
