@@ -9,13 +9,14 @@ from types import MappingProxyType
 from typing import Final
 
 from worker.cache.lease import Lease
+from worker.structured.base import GrammarState
 from worker.wire.messages import FinishReason, Submit, TokenLogprobs
 
 
 class RequestState(Enum):
     """Where a request stands; `Request.move_to` allows only the moves drawn here.
 
-    WAITING ──> RUNNING ──> FINISHED_STOPPED | FINISHED_LENGTH | FINISHED_ABORTED
+    WAITING ──> RUNNING ──> FINISHED_STOPPED | FINISHED_LENGTH | FINISHED_ABORTED | FINISHED_ERROR
                  │   ^
                  v   │
                PREEMPTED        (WAITING and PREEMPTED can also end: aborted, or no room left)
@@ -27,6 +28,7 @@ class RequestState(Enum):
     FINISHED_STOPPED = auto()
     FINISHED_LENGTH = auto()
     FINISHED_ABORTED = auto()
+    FINISHED_ERROR = auto()
 
 
 _MOVES: Final[Mapping[RequestState, tuple[RequestState, ...]]] = MappingProxyType(
@@ -34,18 +36,22 @@ _MOVES: Final[Mapping[RequestState, tuple[RequestState, ...]]] = MappingProxyTyp
         RequestState.WAITING: (
             RequestState.RUNNING,
             RequestState.FINISHED_LENGTH,
+            RequestState.FINISHED_STOPPED,
             RequestState.FINISHED_ABORTED,
+            RequestState.FINISHED_ERROR,
         ),
         RequestState.RUNNING: (
             RequestState.PREEMPTED,
             RequestState.FINISHED_STOPPED,
             RequestState.FINISHED_LENGTH,
             RequestState.FINISHED_ABORTED,
+            RequestState.FINISHED_ERROR,
         ),
         RequestState.PREEMPTED: (RequestState.RUNNING, RequestState.FINISHED_ABORTED),
         RequestState.FINISHED_STOPPED: (),
         RequestState.FINISHED_LENGTH: (),
         RequestState.FINISHED_ABORTED: (),
+        RequestState.FINISHED_ERROR: (),
     }
 )
 
@@ -54,6 +60,7 @@ _FINISH_REASONS: Final[Mapping[RequestState, FinishReason]] = MappingProxyType(
         RequestState.FINISHED_STOPPED: "stop",
         RequestState.FINISHED_LENGTH: "length",
         RequestState.FINISHED_ABORTED: "abort",
+        RequestState.FINISHED_ERROR: "error",
     }
 )
 
@@ -85,7 +92,9 @@ class Request:
         "cache_salt",
         "cached_sent",
         "end_token_ids",
+        "error",
         "gateway_id",
+        "grammar",
         "lease",
         "limit",
         "logprobs",
@@ -132,6 +141,10 @@ class Request:
         eos = () if self.sampling.ignore_eos else eos_token_ids
         self.end_token_ids = frozenset((*eos, *self.sampling.stop_token_ids))
         """Tokens that may end it; only ever asked for membership."""
+        self.grammar: GrammarState | None = None
+        """Where it stands in its grammar; set before it is first admitted."""
+        self.error: str | None = None
+        """Why it cannot go on, where it ends by an error."""
         self.state = RequestState.WAITING
         self.lease: Lease | None = None
         """What it holds of the cache; exactly while RUNNING."""

@@ -11,12 +11,15 @@ from worker.wire.sampling import SamplingParams
 
 LEGAL = {
     ("WAITING", "RUNNING"),
+    ("WAITING", "FINISHED_STOPPED"),
     ("WAITING", "FINISHED_LENGTH"),
+    ("WAITING", "FINISHED_ERROR"),
     ("WAITING", "FINISHED_ABORTED"),
     ("RUNNING", "PREEMPTED"),
     ("RUNNING", "FINISHED_STOPPED"),
     ("RUNNING", "FINISHED_LENGTH"),
     ("RUNNING", "FINISHED_ABORTED"),
+    ("RUNNING", "FINISHED_ERROR"),
     ("PREEMPTED", "RUNNING"),
     ("PREEMPTED", "FINISHED_ABORTED"),
 }

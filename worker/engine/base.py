@@ -42,7 +42,16 @@ class Executor(ABC):
 
     @abstractmethod
     def launch(self, plan: Plan) -> StepFuture:
-        """Sends one Plan to all ranks."""
+        """Sends one Plan to all ranks. One with masked draws waits for `sample` half-way."""
+
+    @abstractmethod
+    def sample(self, seq: int, masks: bytes) -> None:
+        """Sends the masks that the Plan launched last, step `seq`, waits for.
+
+        Args:
+            seq: number of the Plan; it has masked draws.
+            masks: one row of int32 words for each of `Plan.masked`, see `worker.parallel.messages`.
+        """
 
     @property
     @abstractmethod

@@ -21,6 +21,12 @@ class EngineCore:
         depth 0   schedule 1 │ launch 1 │ result 1 │ apply 1 │ schedule 2 │ launch 2 │ …
         depth 1   schedule 1 │ launch 1 │ schedule 2 │ launch 2 │ result 1 │ apply 1 │ …
 
+    A Plan with draws under a grammar leaves without their masks, since these depend on the step
+    before. They follow as soon as no earlier step is in flight; the forward pass runs meanwhile:
+
+        depth 0   launch 1 │ masks 1 │ result 1 │ apply 1 │ launch 2 │ masks 2 │ …
+        depth 1   launch 1 │ masks 1 │ launch 2 │ result 1 │ apply 1 │ masks 2 │ launch 3 │ …
+
     Nothing is queued behind a step with a prompt in it, whatever the depth. Such a step is long
     beside the host's part, so hiding that gains next to nothing; but a request that arrives while
     it runs, which is likely, would see another whole step go first, and two prompts in a row
@@ -46,6 +52,8 @@ class EngineCore:
         self._in_flight: deque[StepFuture] = deque()
         self._prompt_launched = False
         """Whether the step launched last computes part of a prompt."""
+        self._masks_due: int | None = None
+        """The newest step, where it waits for masks."""
         self.timeline = Timeline(clock)
         self.scheduler = Scheduler(
             SchedulerConfig(
@@ -87,6 +95,7 @@ class EngineCore:
             result = self._in_flight.popleft().result()
             collected = self.timeline.now()
             self.scheduler.apply(result)
+            self._send_masks()
         report = self.scheduler.take_report()
         if result is not None:
             self.timeline.completed(result, awaited, collected)
@@ -102,4 +111,12 @@ class EngineCore:
         self._in_flight.append(self._executor.launch(plan))
         self.timeline.launched(plan.num_tokens, scheduling, scheduled)
         self._prompt_launched = plan.rows[-1].length > 1  # decodes come first
+        self._masks_due = plan.seq if plan.masked else None
+        self._send_masks()
         return True
+
+    def _send_masks(self) -> None:
+        """Sends the masks that the newest step waits for, unless an earlier one is in flight."""
+        if self._masks_due is not None and len(self._in_flight) == 1:
+            self._executor.sample(self._masks_due, self.scheduler.masks())
+            self._masks_due = None

@@ -9,6 +9,7 @@ import msgspec
 import torch
 
 from worker.engine.logprobs import Scores, score
+from worker.engine.masks import MaskRows
 from worker.engine.rules import StepRules
 from worker.engine.sampler import RandomRows, sample
 from worker.engine.tables import DeviceTables
@@ -50,15 +51,21 @@ class Draws:
 
 
 def sample_with_rules(
-    logits: torch.Tensor, random: RandomRows | None, rules: StepRules, tables: DeviceTables
+    logits: torch.Tensor,
+    random: RandomRows | None,
+    rules: StepRules,
+    tables: DeviceTables,
+    masks: MaskRows | None = None,
 ) -> Draws:
     """Draws [S] tokens from fp32 logits [S, vocab], which it edits in place.
 
-    The order is vLLM's: edits, penalties, then what `sample` does. Scores are of the logits as
-    they came.
+    The order is vLLM's: grammar, edits, penalties, then what `sample` does. Scores are of the
+    logits as they came.
     """
     scored = rules.logprobs
     raw = None if scored is None else logits.index_select(0, scored.rows)
+    if masks is not None:
+        masks.apply(logits)
     if rules.device_edits is not None:
         assert tables.rules.device_edits is not None, "edited rows come from the table of edits"
         tables.rules.device_edits.apply(logits, rules.device_edits, tables.token_pool)

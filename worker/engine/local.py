@@ -11,10 +11,10 @@ import torch
 from worker.engine.base import Executor, RankFailure, StepFuture
 from worker.engine.config import EngineConfig
 from worker.engine.info import build_engine_info
-from worker.engine.runner import ModelRunner, select_device
+from worker.engine.runner import BegunStep, ModelRunner, select_device
 from worker.parallel.coordinator import LAST_WORD_MS, RankGroup
 from worker.parallel.group import TensorParallelGroup
-from worker.parallel.messages import PlanMessage
+from worker.parallel.messages import PlanMessage, Sample
 from worker.scheduler.plan import Plan, StepResult
 from worker.wire.messages import EngineInfo
 
@@ -36,6 +36,8 @@ class LocalExecutor(Executor):
         self._directory = directory
         self._runner: ModelRunner | None = None
         self._group: TensorParallelGroup | None = None
+        self._awaiting: tuple[_LocalStep, BegunStep] | None = None
+        """The step that has been launched but waits for masks."""
 
     def start(self) -> EngineInfo:
         """Loads rank 0's shard beside the other ranks', allocates equally many pages on all."""
@@ -53,11 +55,28 @@ class LocalExecutor(Executor):
         return info
 
     def launch(self, plan: Plan) -> StepFuture:
-        """Sends the Plan to the other ranks and runs it here."""
+        """Sends the Plan to the other ranks and runs it here, as far as it goes without masks."""
         assert self._runner is not None, "launch before start"
+        assert self._awaiting is None, "a Plan before the masks of the one before"
         self._others.send(PlanMessage(plan=plan))
+        step = _LocalStep(plan.seq)
         with self._blaming_peers():
-            return _CompletedStep(self._runner.execute(plan))
+            begun = self._runner.begin(plan)
+            if plan.masked:
+                self._awaiting = step, begun
+            else:
+                step.completed = self._runner.complete(begun)
+        return step
+
+    def sample(self, seq: int, masks: bytes) -> None:
+        """Sends the masks to the other ranks and completes the step here."""
+        assert self._runner is not None, "masks before start"
+        assert self._awaiting is not None, "no Plan waits for masks"
+        (step, begun), self._awaiting = self._awaiting, None
+        assert step.seq == seq, f"masks of step {seq} for step {step.seq}"
+        self._others.send(Sample(seq=seq, masks=masks))
+        with self._blaming_peers():
+            step.completed = self._runner.complete(begun, masks)
 
     @property
     def death_fds(self) -> list[int]:
@@ -93,15 +112,17 @@ class LocalExecutor(Executor):
             self._group = None
 
 
-class _CompletedStep:
-    """A step whose result is already here."""
+class _LocalStep:
+    """A step whose result is here as soon as it has its masks."""
 
-    def __init__(self, result: StepResult) -> None:
-        self._result = result
+    def __init__(self, seq: int) -> None:
+        self._seq = seq
+        self.completed: StepResult | None = None
 
     @property
     def seq(self) -> int:
-        return self._result.seq
+        return self._seq
 
     def result(self) -> StepResult:
-        return self._result
+        assert self.completed is not None, f"step {self._seq} still waits for masks"
+        return self.completed

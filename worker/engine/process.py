@@ -12,7 +12,7 @@ from worker.engine.base import Executor, StepFuture
 from worker.engine.config import EngineConfig
 from worker.engine.info import build_engine_info
 from worker.parallel.coordinator import RankGroup
-from worker.parallel.messages import PlanMessage, Result
+from worker.parallel.messages import PlanMessage, Result, Sample
 from worker.scheduler.plan import Plan, StepResult
 from worker.wire.messages import EngineInfo
 
@@ -43,6 +43,10 @@ class ProcessExecutor(Executor):
         """Sends the Plan; the ranks run it while the caller goes on."""
         self._group.send(PlanMessage(plan=plan))
         return _PendingStep(self, plan.seq)
+
+    def sample(self, seq: int, masks: bytes) -> None:
+        """Sends the masks; the ranks have begun the step meanwhile."""
+        self._group.send(Sample(seq=seq, masks=masks))
 
     @property
     def death_fds(self) -> list[int]:

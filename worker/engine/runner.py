@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import logging
 import time
-from dataclasses import replace
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -16,6 +17,7 @@ from worker.engine.device_inputs import prepare_on_device
 from worker.engine.draws import Draws, sample_with_rules
 from worker.engine.inputs import StepInputs, build_inputs, build_native_inputs
 from worker.engine.logprobs import score_prompts
+from worker.engine.masks import MaskRows
 from worker.engine.memory import plan_pages
 from worker.engine.sampler import sample
 from worker.engine.tables import DeviceTables
@@ -37,6 +39,19 @@ _DTYPES = {
     "bfloat16": torch.bfloat16,
     "float16": torch.float16,
 }
+
+
+@dataclass(frozen=True, slots=True)
+class BegunStep:
+    """A step whose forward pass is launched and that has not drawn yet."""
+
+    plan: Plan
+    inputs: StepInputs | None
+    """None for a Plan without rows."""
+    hidden: torch.Tensor | None
+    """Of all tokens of the step, [T, hidden]."""
+    times: tuple[float, float, float]
+    """When it was begun, prepared, forwarded."""
 
 
 class ModelRunner:
@@ -80,8 +95,6 @@ class ModelRunner:
         )
         self._tables: DeviceTables
         self._kv_caches: tuple[KVCache, ...] = ()
-        self._forwarded = 0.0
-        """When the last forward pass had been launched."""
 
     def hello(self) -> Hello:
         """What this rank loaded and how many KV pages it has room for."""
@@ -121,20 +134,41 @@ class ModelRunner:
             device=self.device,
         )
 
+    def execute(self, plan: Plan, masks: bytes = b"") -> StepResult:
+        """Runs one step to its end; `masks` as in `complete`."""
+        return self.complete(self.begin(plan), masks)
+
     @torch.inference_mode()
-    def execute(self, plan: Plan) -> StepResult:
-        """Runs one step to its end."""
+    def begin(self, plan: Plan) -> BegunStep:
+        """The step as far as it goes without masks: up to its forward pass, launched."""
         started = time.monotonic()
         inputs = self.prepare(plan)
-        self._forwarded = prepared = time.monotonic()
-        draws = None if inputs is None else self.launch(inputs)
+        prepared = time.monotonic()
+        hidden = None if inputs is None else self.forward(inputs)
+        forwarded = time.monotonic()
+        return BegunStep(plan, inputs, hidden, (started, prepared, forwarded))
+
+    @torch.inference_mode()
+    def complete(self, step: BegunStep, masks: bytes = b"") -> StepResult:
+        """Draws, and waits for the tokens.
+
+        Args:
+            step: the one begun last.
+            masks: one row of ceil(vocab / 32) int32 words for each of `Plan.masked`.
+        """
+        resumed = time.monotonic()
+        plan, inputs = step.plan, step.inputs
+        draws = None
+        if inputs is not None and step.hidden is not None:
+            draws = self.draw(step.hidden, inputs, self._masks(plan.masked, masks))
         token_ids = [] if draws is None else self.finish(draws)
         finished = time.monotonic()
+        started, prepared, forwarded = step.times
         result = StepResult(
             seq=plan.seq,
             token_ids=token_ids,
-            compute_ms=(finished - started) * 1e3,
-            times=RankTimes(started, prepared, self._forwarded, finished),
+            compute_ms=(finished - resumed + forwarded - started) * 1e3,
+            times=RankTimes(started, prepared, forwarded, finished),
         )
         if draws is None or not draws.is_scored or self.group.rank:
             return result  # only rank 0 is asked
@@ -156,13 +190,14 @@ class ModelRunner:
             return build_native_inputs(plan, self._tables)
         return build_inputs(plan, self._tables, batch_invariant=self.config.batch_invariant)
 
-    def launch(self, inputs: StepInputs) -> Draws | None:
-        """Forward and sampling, without waiting for the device; None where nothing comes of it."""
-        hidden = self.forward(inputs)
+    def draw(
+        self, hidden: torch.Tensor, inputs: StepInputs, masks: MaskRows | None = None
+    ) -> Draws | None:
+        """Scoring and sampling, without waiting for the device; None where nothing comes of it."""
         rules = inputs.rules
         draws = None
         if inputs.num_samples:
-            draws = self.sample(self.score(hidden, inputs), inputs)
+            draws = self.sample(self.score(hidden, inputs), inputs, masks)
         if rules is None or not rules.prompts:
             return draws
         scores = score_prompts(
@@ -175,20 +210,17 @@ class ModelRunner:
         tokens = inputs.forward
         if tokens is None:
             assert self.model.native is not None, "who else reads the tables"
-            hidden = self.model.native.forward(
+            return self.model.native.forward(
                 inputs.rows, self._tables.token_pool, self._tables.page_table
             )
-        else:
-            context = ForwardContext(
-                kv_caches=self._kv_caches,
-                slot_mapping=tokens.slot_mapping,
-                num_decode_tokens=tokens.num_decode_tokens,
-                decode=tokens.decode,
-                extend=tokens.extend,
-            )
-            hidden = self.model.forward(tokens.input_ids, tokens.positions, context)
-        self._forwarded = time.monotonic()
-        return hidden
+        context = ForwardContext(
+            kv_caches=self._kv_caches,
+            slot_mapping=tokens.slot_mapping,
+            num_decode_tokens=tokens.num_decode_tokens,
+            decode=tokens.decode,
+            extend=tokens.extend,
+        )
+        return self.model.forward(tokens.input_ids, tokens.positions, context)
 
     def score(self, hidden: torch.Tensor, inputs: StepInputs) -> torch.Tensor:
         """Logits of the rows that sample, fp32 [S, vocab]."""
@@ -196,13 +228,17 @@ class ModelRunner:
             hidden = hidden.index_select(0, inputs.sample_tokens)
         return self.model.compute_logits(hidden)
 
-    def sample(self, logits: torch.Tensor, inputs: StepInputs) -> Draws:
+    def sample(
+        self, logits: torch.Tensor, inputs: StepInputs, masks: MaskRows | None = None
+    ) -> Draws:
         """Draws [S] tokens and puts them where the next step looks for them."""
         tables, rules = self._tables, inputs.rules
         if rules is None:
+            if masks is not None:
+                masks.apply(logits)
             draws = Draws(tokens=sample(logits, inputs.random))
         else:
-            draws = sample_with_rules(logits, inputs.random, rules, tables)
+            draws = sample_with_rules(logits, inputs.random, rules, tables, masks)
         assert draws.tokens is not None
         tables.flat_tokens.index_copy_(0, inputs.destinations, draws.tokens.int())
         return draws
@@ -220,6 +256,11 @@ class ModelRunner:
             num_threads=torch.get_num_threads(),
             required=self.config.cpu_backend == "native",
         )
+
+    def _masks(self, masked: Sequence[int], masks: bytes) -> MaskRows | None:
+        if not masked:
+            return None
+        return MaskRows.of(masked, masks, self.model_config.vocab_size, self.device)
 
     def _zeros(self, shape: tuple[int, ...]) -> torch.Tensor:
         if self.device.type == "cpu":

@@ -1,6 +1,6 @@
 """What the coordinator of a worker group and its ranks say to each other, besides Plans.
 
-rank ──Hello──> coordinator ──Start──> rank ──Ready──> coordinator ──Plan*──> rank
+rank ──Hello──> coordinator ──Start──> rank ──Ready──> coordinator ──(Plan Sample?)*──> rank
 rank 0 ──StepResult*──> coordinator;   any rank ──Failure──> coordinator
 """
 
@@ -52,9 +52,18 @@ class PlanMessage(msgspec.Struct, tag="plan", frozen=True):
     plan: Plan
 
 
+class Sample(msgspec.Struct, tag="sample", frozen=True):
+    """What the Plan left open: follows every Plan that has masked draws, before the next Plan."""
+
+    seq: int
+    """Of the Plan."""
+    masks: bytes
+    """For each masked draw one row of ceil(vocab / 32) little-endian words; bit 1 allows."""
+
+
 class Stop(msgspec.Struct, tag="stop", frozen=True):
     """Ends the rank in good order."""
 
 
-ToRank = Start | PlanMessage | Stop
+ToRank = Start | PlanMessage | Sample | Stop
 FromRank = Hello | Ready | Failure | Result

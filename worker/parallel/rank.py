@@ -14,7 +14,7 @@ import msgspec
 from worker.engine.config import EngineConfig
 from worker.parallel.channel import RankChannel
 from worker.parallel.guard import PlanGuard
-from worker.parallel.messages import Failure, PlanMessage, Ready, Result, Start, Stop
+from worker.parallel.messages import Failure, PlanMessage, Ready, Result, Sample, Start, Stop
 from worker.wire.log import log_as
 
 if TYPE_CHECKING:
@@ -72,7 +72,16 @@ def _execute_plans(rank: int, runner: ModelRunner, channel: RankChannel) -> None
             return
         assert isinstance(message, PlanMessage), f"rank {rank} was sent {message!r}"
         guard.check(message.plan)
-        result = runner.execute(message.plan)
+        step = runner.begin(message.plan)
+        masks = b""
+        if message.plan.masked:
+            sample = channel.receive()
+            if isinstance(sample, Stop):
+                return
+            assert isinstance(sample, Sample), f"rank {rank} awaits masks, was sent {sample!r}"
+            assert sample.seq == message.plan.seq, f"masks of step {sample.seq}"
+            masks = sample.masks
+        result = runner.complete(step, masks)
         guard.record(result)
         if rank == 0:
             channel.send(Result(step=result))

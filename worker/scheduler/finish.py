@@ -8,18 +8,29 @@ from worker.request import Request, RequestState
 def finish_state(request: Request, token_id: int) -> RequestState | None:
     """The state that a request ends in after `token_id`, its latest; None if it goes on.
 
-    End tokens and stop tokens end it from `min_tokens` on; the token stays in the output.
+    End tokens and stop tokens end it from `min_tokens` on; the token stays in the output. Where a
+    grammar leaves nothing more to draw, that ends it too, whatever `min_tokens` and `ignore_eos`
+    say. A token that the grammar cannot take (other parameters had left none that it can) ends it
+    with an error.
     """
     if token_id in request.end_token_ids and request.num_output >= request.sampling.min_tokens:
         return RequestState.FINISHED_STOPPED
     if len(request.token_ids) >= request.limit:
         return RequestState.FINISHED_LENGTH
-    return None
+    grammar = request.grammar
+    if grammar is None:
+        return None
+    request.error = grammar.advance(token_id)
+    if request.error is not None:
+        return RequestState.FINISHED_ERROR
+    return RequestState.FINISHED_STOPPED if grammar.is_complete else None
 
 
 def stop_reason(request: Request, eos_token_ids: tuple[int, ...]) -> int | None:
-    """The stop token that ended a stopped request; None where a model's end token did."""
+    """The stop token that ended a stopped request; None where an end token or a grammar did."""
     token_id = request.token_ids[-1]
+    if token_id not in request.end_token_ids:
+        return None
     if token_id in eos_token_ids and not request.sampling.ignore_eos:
         return None
     return token_id

@@ -36,6 +36,7 @@ class Outbox:
             stop_reason,
             num_cached,
         )
+        delta.error = request.error
         if request.logprobs:
             delta.logprobs, request.logprobs = request.logprobs, []
         if request.prompt_logprobs is not None and token_ids:

@@ -81,6 +81,9 @@ class Plan(msgspec.Struct, array_like=True, frozen=True):
     digest_seq: int = 0
     """Every 64th Plan: `digest` covers all sampled tokens of steps up to this one; 0 for none."""
     digest: int = 0
+    masked: list[int] = []
+    """Draws under a grammar, counted over the rows with `sample`: where there are any, a Sample
+    message with their masks follows, and no rank samples before it."""
 
     @property
     def num_tokens(self) -> int:

@@ -21,6 +21,7 @@ from worker.scheduler.preemption import PageClaims
 from worker.scheduler.queue import FcfsQueue
 from worker.scheduler.running import RunningSet
 from worker.scheduler.step import StepBuilder, StepInFlight
+from worker.structured.base import GrammarState
 from worker.wire.messages import StepReport, Submit
 
 __all__ = ["Clock", "Scheduler", "SchedulerConfig"]
@@ -42,8 +43,9 @@ class Scheduler:
     when the result is in (the request ended meanwhile) is dropped.
 
         add ──> queue ──admit──> running ──apply──> finished
-                  ^                 │
-                  └──── taken back ─┘  (pages ran out)
+         │        ^ ^               │
+         │        │ └─ taken back ──┘  (pages ran out)
+         └> held ─┘  (until its grammar is provided)
 
     Args:
         config: limits of the worker group.
@@ -62,6 +64,8 @@ class Scheduler:
         )
         self._requests: dict[str, Request] = {}
         self._queue = FcfsQueue()
+        self._held: dict[str, Request] = {}
+        """Requests whose grammar is not here yet."""
         self._running = RunningSet()
         self._in_flight: deque[StepInFlight] = deque()
         self._outbox = Outbox()
@@ -105,11 +109,34 @@ class Scheduler:
         )
         assert len(request.token_ids) < self.config.max_total_tokens, "can never fit: not refused"
         self._requests[request.request_id] = request
-        self._queue.push(request)
+        if submit.grammar:
+            self._held[request.request_id] = request
+        else:
+            self._queue.push(request)
         if len(request.token_ids) >= request.limit:
             # An earlier attempt generated all there was to generate, but its end got lost.
             self._end(request, RequestState.FINISHED_LENGTH)
             self._outbox.put(request)
+
+    def provide(self, request_id: str, attempt: int, grammar: GrammarState | str) -> None:
+        """Queues a request that waits for its grammar, or ends it: a text says what went wrong.
+
+        Requests that have ended meanwhile are ignored.
+        """
+        request = self._held.get(request_id)
+        if request is None or attempt != request.attempt:
+            return
+        if isinstance(grammar, str):
+            request.error = grammar
+            self._end(request, RequestState.FINISHED_ERROR)
+            self._outbox.put(request)
+        elif grammar.is_complete:
+            self._end(request, RequestState.FINISHED_STOPPED)
+            self._outbox.put(request)
+        else:
+            del self._held[request_id]
+            request.grammar = grammar
+            self._queue.push(request)
 
     def abort(self, request_id: str, attempt: int) -> None:
         """Ends a request wherever it is; unknown ids and aborts of older attempts are ignored."""
@@ -120,8 +147,13 @@ class Scheduler:
         self._outbox.put(request)
 
     def has_work(self) -> bool:
-        """Whether requests are unfinished, steps in flight, or news not taken yet."""
-        return bool(self._requests or self._in_flight or self._outbox or self._cache.has_events)
+        """Whether requests can go on, steps are in flight, or news are not taken yet."""
+        return bool(
+            len(self._requests) > len(self._held)
+            or self._in_flight
+            or self._outbox
+            or self._cache.has_events
+        )
 
     def schedule(self) -> Plan | None:
         """Decides the next step; None if there is nothing to do before a result comes in."""
@@ -131,7 +163,9 @@ class Scheduler:
         self._step_running(builder, budget)
         admit_waiting(self.config, self._queue, self._running, self._cache, builder, budget)
         if not builder.num_tokens:
-            assert self._in_flight or not self._requests, "requests wait, but nothing can run"
+            assert self._in_flight or len(self._requests) == len(self._held), (
+                "requests wait, but nothing can run"
+            )
             return None
         self._launched = builder.seq
         self._in_flight.append(builder.in_flight())
@@ -162,6 +196,11 @@ class Scheduler:
             take_logprobs(step, result)
         self._take_tokens(step, result.token_ids)
 
+    def masks(self) -> bytes:
+        """Masks for the masked draws of the newest step; the only one in flight."""
+        assert len(self._in_flight) == 1, "masks depend on the results of all earlier steps"
+        return self._in_flight[0].masks()
+
     def take_report(self) -> StepReport:
         """What happened since the last report, and the load as it stands."""
         self._num_reports += 1
@@ -177,11 +216,16 @@ class Scheduler:
         running = list(self._running)
         leases = [request.lease for request in running if request.lease is not None]
         assert len(leases) == len(running), "a running request without a lease"
-        assert len(running) + len(self._queue) == len(self._requests), "a request is lost"
+        num_queued = len(self._queue) + len(self._held)
+        assert len(running) + num_queued == len(self._requests), "a request is lost"
         assert len(running) <= self.config.max_num_seqs, "more requests run than there are slots"
         for request in self._requests.values():
             request.check_invariants(self.config.page_size)
-        waiting = [r for r in self._requests.values() if r.state is not RequestState.RUNNING]
+        waiting = [
+            request
+            for request in self._requests.values()
+            if request.state is not RequestState.RUNNING and request.request_id not in self._held
+        ]
         assert self._queue.num_tokens == sum(len(r.token_ids) for r in waiting), "queue miscounted"
         assert len(waiting) == len(self._queue), "a request is queued and running"
         self._cache.check_invariants(leases)
@@ -238,7 +282,9 @@ class Scheduler:
 
         With `keep_place` the caller takes it out of the running set, with others at once.
         """
-        if request.lease is None:
+        if self._held.pop(request.request_id, None) is not None:
+            pass
+        elif request.lease is None:
             self._queue.remove(request)
         else:
             if not keep_place:

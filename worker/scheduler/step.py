@@ -30,6 +30,15 @@ class StepInFlight:
     """In the order of the Plan's rows."""
     num_tokens: int
 
+    def masks(self) -> bytes:
+        """Masks for the Plan's masked draws, once the results of all earlier steps are applied.
+
+        The draw of a request that has ended or was taken back meanwhile is dropped anyway, and
+        takes whatever mask it had last.
+        """
+        grammars = (share.request.grammar for share in self.shares if share.sample)
+        return b"".join(grammar.mask for grammar in grammars if grammar is not None)
+
 
 class StepBuilder:
     """Collects rows, and what the device's tables need before them.
@@ -41,6 +50,7 @@ class StepBuilder:
     def __init__(self, seq: int) -> None:
         self.seq = seq
         self.num_tokens = 0
+        self._any_masked = False
         self._admits: list[Admit] = []
         self._page_writes: list[PageWrite] = []
         self._single_rows: list[Row] = []
@@ -67,6 +77,7 @@ class StepBuilder:
         request.num_computed = end
         if sample:
             request.num_placeholders += 1
+            self._any_masked |= request.grammar is not None
         lease.fence = self.seq
         self.num_tokens += length
         row = Row(lease.slot, start, length, sample)
@@ -80,6 +91,11 @@ class StepBuilder:
 
     def plan(self, digest_seq: int, digest: int) -> Plan:
         """The finished Plan: rows of length 1 first."""
+        masked: list[int] = []
+        if self._any_masked:
+            shares = self._single_shares + self._chunk_shares
+            grammars = [share.request.grammar for share in shares if share.sample]
+            masked = [draw for draw, grammar in enumerate(grammars) if grammar is not None]
         return Plan(
             seq=self.seq,
             admits=self._admits,
@@ -87,6 +103,7 @@ class StepBuilder:
             rows=self._single_rows + self._chunk_rows,
             digest_seq=digest_seq,
             digest=digest,
+            masked=masked,
         )
 
     def in_flight(self) -> StepInFlight:

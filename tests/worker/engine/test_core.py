@@ -34,6 +34,7 @@ class InventingExecutor(Executor):
     def __init__(self) -> None:
         self.journal: list[str] = []
         self.plans: list[Plan] = []
+        self.masks: list[bytes] = []
         self._tokens: Iterator[int] = iter(range(1, 10_000))
 
     def start(self) -> EngineInfo:
@@ -44,6 +45,10 @@ class InventingExecutor(Executor):
         self.plans.append(plan)
         tokens = [next(self._tokens) for row in plan.rows if row.sample]
         return InventedStep(self, StepResult(seq=plan.seq, token_ids=tokens, compute_ms=1.0))
+
+    def sample(self, seq: int, masks: bytes) -> None:
+        self.journal.append(f"masks {seq}")
+        self.masks.append(masks)
 
     @property
     def death_fds(self) -> list[int]:

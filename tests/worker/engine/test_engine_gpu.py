@@ -120,7 +120,7 @@ def test_a_step_waits_for_the_device_only_for_its_tokens(checkpoint: Checkpoint)
             try:
                 inputs = runner.prepare(plan)
                 assert inputs is not None
-                drawn = runner.launch(inputs)
+                drawn = runner.draw(runner.forward(inputs), inputs)
             finally:
                 torch.cuda.set_sync_debug_mode("default")
             assert drawn is not None

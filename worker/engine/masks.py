@@ -1,0 +1,36 @@
+"""The grammar masks of one step, on the device."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from kernels import apply_token_bitmask
+from worker.engine.transfer import to_device
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MaskRows:
+    """Which rows of the logits are masked, and how."""
+
+    rows: torch.Tensor
+    """int64 [M]."""
+    bitmask: torch.Tensor
+    """int32 [M, ceil(vocab / 32)]; bit 1 allows."""
+
+    @staticmethod
+    def of(rows: Sequence[int], masks: bytes, vocab_size: int, device: torch.device) -> MaskRows:
+        """From the bytes of a Sample message."""
+        # A copy, since frombuffer's arrays are read-only, which tensors cannot be.
+        words = np.frombuffer(masks, dtype="<i4").astype(np.int32)
+        bitmask = torch.from_numpy(words.reshape(len(rows), -(-vocab_size // 32)))
+        return MaskRows(
+            rows=to_device(torch.tensor(rows), device), bitmask=to_device(bitmask, device)
+        )
+
+    def apply(self, logits: torch.Tensor) -> None:
+        """Leaves only allowed tokens in the masked rows of fp32 logits [S, vocab], in place."""
+        apply_token_bitmask(logits, self.bitmask, self.rows)

@@ -1,0 +1,1 @@
+"""Constrained decoding: compiles grammars in bounded processes, follows them token by token."""
