@@ -24,11 +24,13 @@ import msgspec
 import zmq
 
 from worker.attachment import Attachment, CacheMirror
+from worker.structured.service import GrammarService
 from worker.wire.limits import refuse
 from worker.wire.messages import (
     PROTOCOL_VERSION,
     Abort,
     AttachSnapshot,
+    CompiledGrammar,
     EngineInfo,
     EngineMessage,
     LoadSnapshot,
@@ -70,6 +72,8 @@ class WorkerFront:
         self._engine: EngineConnection | None = None
         self._num_reports = 0
         """Of this epoch."""
+        self._grammars: GrammarService | None = None
+        """There once an engine has told what to compile for."""
         self._ready = asyncio.Event()
         self._heart: asyncio.Task[None] | None = None
 
@@ -142,10 +146,22 @@ class WorkerFront:
     async def submit(self, payload: bytes) -> bytes:
         """Hands a SubmitBatch to rank 0, less what this worker cannot serve; the SubmitReply."""
         batch = self._decode_batch(payload)
-        rejections = [r for submit in batch.submits if (r := self._refuse(submit)) is not None]
-        if rejections:
+        grammars: dict[str, CompiledGrammar] = {}
+        rejections: list[Rejection] = []
+        if self._grammars is not None and _any_structured(batch):
+            # Other submits of this batch wait too: gateways send such requests by themselves.
+            grammars, rejections = await self._grammars.compile(batch.submits)
+        hopeless = {rejection.request_id for rejection in rejections}
+        rejections += [
+            r
+            for submit in batch.submits
+            if submit.request_id not in hopeless and (r := self._refuse(submit)) is not None
+        ]
+        if rejections or grammars:
             refused = {(rejection.request_id, rejection.attempt) for rejection in rejections}
             batch.submits = [s for s in batch.submits if (s.request_id, s.attempt) not in refused]
+            if self._grammars is not None:
+                self._grammars.attach(batch, grammars)
             payload = self._encode(batch)
         for submit in batch.submits:
             self._attachments[submit.gateway_id].open_requests[submit.request_id] = submit.attempt
@@ -172,6 +188,8 @@ class WorkerFront:
         if self._heart is not None:
             self._heart.cancel()
         self._close_engine()
+        if self._grammars is not None:
+            self._grammars.close()
         for attachment in self._attachments.values():
             attachment.end()
 
@@ -189,6 +207,9 @@ class WorkerFront:
 
     def _engine_ready(self, info: EngineInfo) -> None:
         self.info = info
+        if self._grammars is None:
+            self._grammars = GrammarService(info)
+        self._grammars.engine_changed()
         self._load = LoadSnapshot(max_num_seqs=info.max_num_seqs)
         self._ready.set()
         snapshot = self._snapshot()
@@ -249,6 +270,10 @@ class WorkerFront:
         if self._engine is not None:
             self._engine.close()
             self._engine = None
+
+
+def _any_structured(batch: SubmitBatch) -> bool:
+    return any(submit.sampling.structured_outputs is not None for submit in batch.submits)
 
 
 class EngineConnection:

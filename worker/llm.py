@@ -28,13 +28,24 @@ from worker.engine.config import EngineConfig
 from worker.engine.core import EngineCore
 from worker.engine.factory import create_executor
 from worker.outputs import ChoiceState, CompletionOutput, Logprob, RequestOutput
+from worker.structured.base import GrammarError
+from worker.structured.process import GrammarCompiler, grammar_key, setting_of
 from worker.wire.bad_words import with_bad_words
 from worker.wire.limits import refuse
-from worker.wire.messages import Abort, Submit
+from worker.wire.messages import Abort, Submit, SubmitBatch
 from worker.wire.sampling import SamplingParams
+from worker.wire.structured import StructuredOutputsParams
 from worker.wire.tokenizer import Tokenizer, load_tokenizer
 
-__all__ = ["LLM", "CompletionOutput", "Logprob", "RequestOutput", "SamplingParams", "TokensPrompt"]
+__all__ = [
+    "LLM",
+    "CompletionOutput",
+    "Logprob",
+    "RequestOutput",
+    "SamplingParams",
+    "StructuredOutputsParams",
+    "TokensPrompt",
+]
 
 
 class TokensPrompt(TypedDict):
@@ -44,6 +55,9 @@ class TokensPrompt(TypedDict):
 
 
 Prompt = str | TokensPrompt
+
+_MAX_GRAMMARS = 256
+"""From so many on they are dropped before the next batch."""
 
 _GATEWAY = ""
 """The only receiver of reports here."""
@@ -91,6 +105,10 @@ class LLM:
             self._finalizer()
             raise
         self._core = EngineCore(self.config, info, executor, time.monotonic)
+        self._compiler = GrammarCompiler(setting_of(info, self._tokenizer_name))
+        self._grammars: dict[str, None] = {}
+        """What the engine has."""
+        weakref.finalize(self, self._compiler.close)
 
     def get_tokenizer(self) -> Tokenizer:
         """The model's tokenizer, loaded on first use: token prompts without text need none."""
@@ -135,6 +153,8 @@ class LLM:
 
     def close(self) -> None:
         """Ends the rank processes and frees what they hold. Safe to call twice."""
+        self._compiler.close()
+        self._core.close()
         self._finalizer()
 
     def __enter__(self) -> Self:
@@ -154,6 +174,9 @@ class LLM:
         """Submits everything, then steps; yields (prompt index, output) for each one that grew."""
         if not self._finalizer.alive:
             raise ValueError("this LLM is closed")
+        if len(self._grammars) >= _MAX_GRAMMARS:
+            self._core.receive(SubmitBatch(dropped_grammars=list(self._grammars)))
+            self._grammars.clear()
         pending = [
             self._make_pending(index, prompt, sampling, detokenize)
             for index, (prompt, sampling) in enumerate(zip(prompts, params, strict=True))
@@ -165,6 +188,8 @@ class LLM:
             self._core.add(choice.submit)
         try:
             while by_id:
+                if not self._core.has_work():
+                    self._core.take_grammars(wait=True)
                 grown: dict[int, _Pending] = {}
                 for delta in self._core.step().deltas.get(_GATEWAY, ()):
                     if delta.request_id not in by_id:
@@ -202,6 +227,10 @@ class LLM:
         tokenizer = self.get_tokenizer() if detokenize else None
         if sampling.bad_words:
             sampling = with_bad_words(sampling, self.get_tokenizer())
+        grammar = ""
+        if sampling.structured_outputs is not None:
+            grammar = self._grammar(index, sampling.structured_outputs)
+            sampling = msgspec.structs.replace(sampling, structured_outputs=None)
         num_choices = sampling.n
         choices = []
         for choice in range(num_choices):
@@ -213,12 +242,26 @@ class LLM:
                 gateway_id=_GATEWAY,
                 prompt=np.asarray(token_ids, dtype="<i4").tobytes(),
                 sampling=msgspec.structs.replace(sampling, n=1, seed=(seed + choice) % 2**64),
+                grammar=grammar,
             )
             rejection = refuse(submit, self._core.info)
             if rejection is not None:
                 raise ValueError(f"prompt {index}: {rejection.message}")
             choices.append(ChoiceState(submit, choice, tokenizer))
         return _Pending(index=index, prompt=prompt, token_ids=token_ids, choices=choices)
+
+    def _grammar(self, index: int, params: StructuredOutputsParams) -> str:
+        """Compiles a grammar, unless it is there already; its key."""
+        key = grammar_key(params)
+        if key not in self._grammars:
+            try:
+                compiled = self._compiler.compile(params)
+            except GrammarError as error:
+                raise ValueError(f"prompt {index}: {error}") from error
+            vocabulary = None if self._grammars else self._compiler.vocabulary
+            self._core.receive(SubmitBatch(vocabulary=vocabulary, grammars=[compiled]))
+            self._grammars[key] = None
+        return key
 
     def _abandon(self, request_ids: list[str]) -> None:
         """Ends what an exception or a left iterator leaves behind, and drops its reports."""

@@ -98,7 +98,7 @@ class ChoiceState:
             self.num_cached_tokens = delta.num_cached_tokens
         if self._text is not None:
             before = self._text.num_tokens
-            output.text += self._text.push(delta.token_ids, stopped=delta.finish_reason == "stop")
+            output.text += self._text.push(delta.token_ids, stopped=delta.ends_with_stop_token)
             if self._text.stop_reason is not None:
                 beyond = len(delta.token_ids) - (self._text.num_tokens - before)
                 del output.token_ids[len(output.token_ids) - beyond :]

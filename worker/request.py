@@ -9,7 +9,7 @@ from types import MappingProxyType
 from typing import Final
 
 from worker.cache.lease import Lease
-from worker.structured.base import GrammarState
+from worker.structured.state import GrammarState
 from worker.wire.messages import FinishReason, Submit, TokenLogprobs
 
 
@@ -188,6 +188,16 @@ class Request:
         if self.state is RequestState.RUNNING:
             return None  # by far the most frequent case, and hashing an enum is slow
         return _FINISH_REASONS.get(self.state)
+
+    @property
+    def ended_by_grammar(self) -> bool:
+        """Whether it stopped since its grammar left nothing to draw, by no token of its own."""
+        return (
+            self.state is RequestState.FINISHED_STOPPED
+            and self.grammar is not None
+            and self.grammar.is_complete
+            and not (self.num_output and self.token_ids[-1] in self.end_token_ids)
+        )
 
     @property
     def wants_prompt_logprobs(self) -> bool:

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from router.api.protocol import ChatRequest, CommonRequest, CompletionRequest
+from router.api.structured import structured_outputs
 from router.errors import bad_request
 from worker.wire.sampling import MAX_LOGPROBS, SamplingParams
 
@@ -75,6 +76,7 @@ def sampling_params(
             allowed_token_ids=_allowed_tokens(request),
             logprobs=logprobs,
             prompt_logprobs=prompt_logprobs,
+            structured_outputs=structured_outputs(request),
             **values,
         )
     except ValueError as error:
@@ -261,7 +263,7 @@ def _is_int(value: Any) -> bool:
 
 def _field_of(problem: str) -> str | None:
     """Messages of SamplingParams begin with the field they are about."""
-    field = problem.split()[0]
+    field = problem.split()[0].rstrip(":")
     if problem.startswith("stop strings"):
         return "stop"
     return field if field in SamplingParams.__struct_fields__ else None

@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from router.api.structured import refuse_large_grammars
 from router.errors import bad_request
 
 
@@ -50,6 +51,8 @@ class CommonRequest(msgspec.Struct, kw_only=True, frozen=True):
     cache_salt: str | None = None
     priority: int | None = None
     return_token_ids: bool | None = False
+    response_format: dict[str, Any] | None = None
+    structured_outputs: dict[str, Any] | None = None
 
 
 class ChatRequest(CommonRequest, kw_only=True, frozen=True):
@@ -83,6 +86,7 @@ def parse_body(body: bytes, kind: type[Body]) -> Body:
         ApiError: 400 that names the field: malformed JSON, a wrong type, a missing field, or a
             known field that would change the result and is not supported.
     """
+    refuse_large_grammars(body)
     try:
         fields = msgspec.json.decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
@@ -111,10 +115,8 @@ _HARMLESS: dict[str, Callable[[Any], bool]] = {
     "best_of": _none_of(1),
     "echo": _none_of(False),
     "suffix": _none_of(""),
-    "response_format": _none_of({"type": "text"}),
     "functions": _none_of([]),
     "function_call": _none_of("none"),
-    "structured_outputs": _none_of({}),
     "guided_json": _none_of(),
     "guided_regex": _none_of(),
     "guided_choice": _none_of(),

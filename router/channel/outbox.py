@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import OrderedDict
 from collections.abc import Callable
 
 import msgspec
 
 from router.channel.transport import WorkerTransport
 from worker.wire.messages import Abort, Submit, SubmitBatch, SubmitReply
+from worker.wire.structured import StructuredOutputsParams
 
 logger = logging.getLogger(__name__)
 
@@ -18,6 +20,9 @@ SUBMIT_TIMEOUT_S = 10.0
 
 ABORT_RETRY_S = 1.0
 """Aborts that did not arrive ride on the next call, or on one of their own after this time."""
+
+MAX_KNOWN_GRAMMARS = 64
+"""A worker keeps many more. If it has dropped one after all, a batch waits while it compiles."""
 
 
 class Outbox:
@@ -44,13 +49,26 @@ class Outbox:
         self._submits: dict[str, Submit] = {}
         self._aborts: list[Abort] = []
         self._sender: asyncio.Task[None] | None = None
+        self._alone: dict[asyncio.Task[None], None] = {}
+        """Calls with one submit whose grammar the worker may have to compile."""
+        self._known_grammars: OrderedDict[StructuredOutputsParams, None] = OrderedDict()
+        """Those that the worker has compiled lately."""
         self._encoder = msgspec.msgpack.Encoder()
         self._decoder = msgspec.msgpack.Decoder(SubmitReply)
 
     def submit(self, submit: Submit) -> None:
-        """Sends with the next call."""
-        self._submits[submit.request_id] = submit
-        self._kick()
+        """Sends with the next call; or, where the worker must compile a grammar first, alone.
+
+        Its answer then comes later, and would hold up the other submits of a call.
+        """
+        params = submit.sampling.structured_outputs
+        if params is None or params in self._known_grammars:
+            self._submits[submit.request_id] = submit
+            self._kick()
+            return
+        task = asyncio.create_task(self._send_alone(submit))
+        self._alone[task] = None
+        task.add_done_callback(self._alone.pop)
 
     def abort(self, request_id: str, attempt: int) -> None:
         """Sends with the next call; a submit that is still here just does not go."""
@@ -62,6 +80,9 @@ class Outbox:
         """Drops everything, the call in flight included: the worker is gone."""
         self._submits.clear()
         self._aborts.clear()
+        self._known_grammars.clear()
+        for task in self._alone:
+            task.cancel()
         if self._sender is not None:
             self._sender.cancel()
             self._sender = None
@@ -92,6 +113,22 @@ class Outbox:
             else:
                 self._on_reply(submits, reply)
         self._sender = None
+
+    async def _send_alone(self, submit: Submit) -> None:
+        try:
+            reply = await self._send(SubmitBatch(submits=[submit]))
+        except (Exception, asyncio.CancelledError) as error:
+            if _is_cancelled():
+                raise
+            logger.warning("submit failed: %s", _text(error), extra={"worker_id": self._worker_id})
+            self._on_failure([submit], _text(error))
+            return
+        params = submit.sampling.structured_outputs
+        if params is not None and not reply.rejections:
+            self._known_grammars[params] = None
+            if len(self._known_grammars) > MAX_KNOWN_GRAMMARS:
+                self._known_grammars.popitem(last=False)
+        self._on_reply([submit], reply)
 
     async def _send(self, batch: SubmitBatch) -> SubmitReply:
         async with asyncio.timeout(SUBMIT_TIMEOUT_S):

@@ -190,7 +190,7 @@ class Completion:
 
     def _take_tokens(self, delta: TokenDelta, now: float) -> None:
         before, token_ids = self._text.num_tokens, delta.token_ids
-        text = self._text.push(token_ids, stopped=delta.finish_reason == "stop")
+        text = self._text.push(token_ids, stopped=delta.ends_with_stop_token)
         if text:
             self._new_text.append(text)
         num_new = self._text.num_tokens - before

@@ -234,7 +234,7 @@ class ServedModel:
 
 def _param_of(problem: str, prompt: PromptBlocks) -> str | None:
     """The field that a refusal is about: it begins with one, or it is about lengths."""
-    field = problem.split()[0]
+    field = problem.split()[0].rstrip(":")
     if field in SamplingParams.__struct_fields__:
         return field
     return "prompt" if prompt.num_tokens == 0 else None

@@ -61,6 +61,7 @@ def test_finish_reasons_are_the_apis() -> None:
         "FINISHED_STOPPED": "stop",
         "FINISHED_LENGTH": "length",
         "FINISHED_ABORTED": "abort",
+        "FINISHED_ERROR": "error",
     }
 
 

@@ -8,6 +8,7 @@ from typing import Literal
 Device = Literal["auto", "cpu", "cuda"]
 CPUBackend = Literal["auto", "native", "torch"]
 AttentionBackend = Literal["auto", "triton", "flashinfer", "flash", "torch"]
+StructuredOutputsBackend = Literal["auto", "xgrammar", "guidance"]
 DType = Literal["auto", "float32", "bfloat16", "float16"]
 
 
@@ -44,6 +45,9 @@ class EngineConfig:
     installed. On CPU --cpu-backend decides; auto and torch are the same."""
     overlap_depth: int = 1
     """Steps launched ahead of the one whose results are awaited, 0 or 1; hides scheduling."""
+    structured_outputs_backend: StructuredOutputsBackend = "auto"
+    """Library that constrains output: xgrammar, guidance (llguidance), or auto, which is xgrammar
+    and, for the schemas that it would not enforce in full, guidance."""
     cpu_threads: int = 0
     """Compute threads per rank on CPU; 0 divides all cores but one among the ranks."""
 

@@ -9,7 +9,8 @@ from worker.engine.config import EngineConfig
 from worker.engine.timeline import Timeline
 from worker.scheduler.plan import StepResult
 from worker.scheduler.scheduler import Clock, Scheduler, SchedulerConfig
-from worker.wire.messages import Abort, EngineInfo, StepReport, Submit
+from worker.structured.store import GrammarStore
+from worker.wire.messages import Abort, EngineInfo, StepReport, Submit, SubmitBatch
 
 
 class EngineCore:
@@ -54,6 +55,7 @@ class EngineCore:
         """Whether the step launched last computes part of a prompt."""
         self._masks_due: int | None = None
         """The newest step, where it waits for masks."""
+        self.grammars = GrammarStore(info)
         self.timeline = Timeline(clock)
         self.scheduler = Scheduler(
             SchedulerConfig(
@@ -69,13 +71,35 @@ class EngineCore:
             clock,
         )
 
+    def receive(self, batch: SubmitBatch) -> None:
+        """Takes a batch of the front."""
+        self.grammars.receive(batch)
+        for submit in batch.submits:
+            self.add(submit)
+        for abort in batch.aborts:
+            self.abort(abort)
+
     def add(self, submit: Submit) -> None:
-        """Queues a request; the front has refused what can never fit."""
+        """Queues a request; the front has refused what can never fit.
+
+        One that names a grammar waits, holding nobody up, until its matcher is ready.
+        """
         self.scheduler.add(submit)
+        if submit.grammar:
+            self.grammars.request(submit)
 
     def abort(self, abort: Abort) -> None:
         """Ends a request wherever it is; unknown ones are ignored."""
         self.scheduler.abort(abort.request_id, abort.attempt)
+
+    def take_grammars(self, *, wait: bool = False) -> None:
+        """Lets requests go on whose matchers are ready; with `wait`, waits for one that is due."""
+        for provided in self.grammars.take(wait=wait):
+            self.scheduler.provide(*provided)
+
+    def close(self) -> None:
+        """Ends what it runs beside the executor, which is the caller's."""
+        self.grammars.close()
 
     def has_work(self) -> bool:
         """Whether `step` would do anything."""
@@ -88,6 +112,7 @@ class EngineCore:
             RankFailure: a rank ended.
         """
         now = self.timeline.turn()
+        self.take_grammars()
         launched = not (self._in_flight and self._prompt_launched) and self._launch(now)
         result: StepResult | None = None
         if self._in_flight and (not launched or len(self._in_flight) > self._overlap_depth):

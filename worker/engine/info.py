@@ -32,4 +32,5 @@ def build_engine_info(config: EngineConfig, hellos: Sequence[Hello]) -> EngineIn
         max_num_seqs=config.max_num_seqs,
         eos_token_ids=list(model.eos_token_ids),
         block_hash_salt=model.block_hash_salt,
+        structured_outputs_backend=config.structured_outputs_backend,
     )

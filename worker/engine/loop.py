@@ -63,6 +63,7 @@ class _Loop:
         self._decoder = msgspec.msgpack.Decoder(SubmitBatch)
         self._idle_poller = zmq.Poller()
         self._idle_poller.register(inbox, zmq.POLLIN)
+        self._idle_poller.register(core.grammars.wake_fd, zmq.POLLIN)
         for fd in executor.death_fds:
             self._idle_poller.register(fd, zmq.POLLIN)
 
@@ -72,6 +73,7 @@ class _Loop:
             if not self._core.has_work():
                 self._idle_poller.poll()
                 self._executor.raise_on_death()
+                self._core.take_grammars()
             self._drain_inbox()
             if self._core.has_work():
                 self._send(self._core.step())
@@ -83,10 +85,7 @@ class _Loop:
             except zmq.Again:
                 return
             batch = self._decoder.decode(payload)
-            for submit in batch.submits:
-                self._core.add(submit)
-            for abort in batch.aborts:
-                self._core.abort(abort)
+            self._core.receive(batch)
 
     def _send(self, report: StepReport) -> None:
         message: EngineMessage = report

@@ -37,6 +37,7 @@ class Outbox:
             num_cached,
         )
         delta.error = request.error
+        delta.ended_by_grammar = request.ended_by_grammar
         if request.logprobs:
             delta.logprobs, request.logprobs = request.logprobs, []
         if request.prompt_logprobs is not None and token_ids:

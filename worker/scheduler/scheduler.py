@@ -21,7 +21,7 @@ from worker.scheduler.preemption import PageClaims
 from worker.scheduler.queue import FcfsQueue
 from worker.scheduler.running import RunningSet
 from worker.scheduler.step import StepBuilder, StepInFlight
-from worker.structured.base import GrammarState
+from worker.structured.state import GrammarState
 from worker.wire.messages import StepReport, Submit
 
 __all__ = ["Clock", "Scheduler", "SchedulerConfig"]
@@ -131,6 +131,7 @@ class Scheduler:
             self._end(request, RequestState.FINISHED_ERROR)
             self._outbox.put(request)
         elif grammar.is_complete:
+            request.grammar = grammar
             self._end(request, RequestState.FINISHED_STOPPED)
             self._outbox.put(request)
         else:

@@ -1,26 +1,69 @@
-"""What the scheduler knows of a request's grammar."""
+"""What the rooms around it know of a grammar: its life from a client's words to masks.
+
+front        StructuredOutputsParams ──compile──> CompiledGrammar      (in a bounded process)
+coordinator  CompiledGrammar ──load──> Matcher, one per request        (in a thread)
+scheduler    GrammarState: a token in, the next mask out
+"""
 
 from __future__ import annotations
 
 from typing import Protocol
 
+import numpy as np
+import numpy.typing as npt
 
-class GrammarState(Protocol):
-    """Where one request stands in its grammar. It belongs to the request and survives preemption.
+from worker.wire.messages import CompiledGrammar, Vocabulary
+from worker.wire.structured import StructuredOutputsParams
 
-    Its life: `advance` for every token that the request draws; `mask` is for the draw that follows.
-    """
+MAX_WHITESPACE = 8
+"""Most characters of white space in one place of JSON: small models fall into endless runs."""
 
-    @property
-    def mask(self) -> bytes:
-        """What the next draw may yield: ceil(vocab / 32) little-endian words, bit 1 allows."""
+Words = npt.NDArray[np.int32]
+"""A mask: ceil(vocab / 32) words, bit 1 allows."""
+
+
+class GrammarError(ValueError):
+    """The grammar cannot be served; the message tells the client why."""
+
+
+class Matcher(Protocol):
+    """One request's place in its grammar, by whichever library."""
+
+    def accept(self, token_id: int) -> bool:
+        """Takes one token; False if it cannot follow."""
         ...
 
-    @property
-    def is_complete(self) -> bool:
-        """Whether the grammar leaves nothing to draw but an end token, or not even that."""
+    def fill(self, words: Words) -> None:
+        """Writes which tokens can follow, end tokens included where the text may end."""
         ...
 
-    def advance(self, token_id: int) -> str | None:
-        """Takes one drawn token and makes the next mask; why it cannot go on, None if it can."""
+
+class LoadedGrammar(Protocol):
+    """A compiled grammar, ready to be followed by any number of requests."""
+
+    def matcher(self) -> Matcher:
+        """A fresh one, before the first token."""
         ...
+
+
+class GrammarBackend(Protocol):
+    """A library that compiles and follows grammars over one vocabulary."""
+
+    def compile(self, params: StructuredOutputsParams) -> str:
+        """What `load` takes. Raises GrammarError."""
+        ...
+
+    def load(self, payload: str) -> LoadedGrammar:
+        """From another process's `compile`. Raises GrammarError."""
+        ...
+
+
+__all__ = [
+    "CompiledGrammar",
+    "GrammarBackend",
+    "GrammarError",
+    "LoadedGrammar",
+    "Matcher",
+    "Vocabulary",
+    "Words",
+]

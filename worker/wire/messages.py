@@ -14,7 +14,7 @@ import msgspec
 
 from worker.wire.sampling import SamplingParams
 
-PROTOCOL_VERSION = 2
+PROTOCOL_VERSION = 3
 """Raised whenever a message changes shape; both sides refuse another version on attach."""
 
 FinishReason = Literal["stop", "length", "abort", "error"]
@@ -50,11 +50,40 @@ class Abort(msgspec.Struct, kw_only=True, omit_defaults=True):
     attempt: int = 0
 
 
+class Vocabulary(msgspec.Struct, array_like=True, frozen=True):
+    """The model's tokens as grammar libraries need them."""
+
+    tokens: list[bytes]
+    """What each stands for; empty for those that no grammar may yield."""
+    eos_token_ids: list[int]
+    xgrammar: str
+    """The same, prepared by xgrammar; empty where it is not in use."""
+
+
+class CompiledGrammar(msgspec.Struct, array_like=True, frozen=True):
+    """A grammar that the front has compiled."""
+
+    key: str
+    """Hash of its content."""
+    backend: str
+    payload: str
+    """In that library's words."""
+
+
 class SubmitBatch(msgspec.Struct, kw_only=True, omit_defaults=True):
-    """All that a gateway has for one worker: submits that arrived while one was in flight."""
+    """All that a gateway has for one worker: submits that arrived while one was in flight.
+
+    On the way from the front to rank 0, it brings the grammars that these submits name along.
+    """
 
     submits: list[Submit] = []
     aborts: list[Abort] = []
+    vocabulary: Vocabulary | None = None
+    """With the first grammar."""
+    grammars: list[CompiledGrammar] = []
+    """Those that rank 0 does not have."""
+    dropped_grammars: list[str] = []
+    """Keys that later submits will not name without bringing the grammar again."""
 
 
 class Rejection(msgspec.Struct, kw_only=True):
@@ -106,6 +135,13 @@ class TokenDelta(msgspec.Struct, array_like=True):
     """One per new token, where the request asks for them."""
     prompt_logprobs: list[TokenLogprobs] | None = None
     """Of all prompt tokens but the first; with the first new token, where asked for."""
+    ended_by_grammar: bool = False
+    """Where it stopped: nothing could follow the last token, which is text like the others."""
+
+    @property
+    def ends_with_stop_token(self) -> bool:
+        """Whether the last token is the one that ended the completion."""
+        return self.finish_reason == "stop" and not self.ended_by_grammar
 
 
 class BlockStored(msgspec.Struct, array_like=True, tag="stored"):
@@ -190,6 +226,8 @@ class EngineInfo(msgspec.Struct, array_like=True, tag="info"):
     eos_token_ids: list[int]
     block_hash_salt: str
     """Mixed into block hashes besides the request's cache_salt (model and its revision)."""
+    structured_outputs_backend: str = "auto"
+    """Which library the front compiles grammars with."""
 
 
 class StepReport(msgspec.Struct, array_like=True, tag="step"):

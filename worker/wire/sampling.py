@@ -7,6 +7,8 @@ from collections.abc import Iterable, Mapping
 
 import msgspec
 
+from worker.wire.structured import StructuredOutputsParams
+
 _INT32_MAX = 2**31 - 1
 """Bound of everything that counts or names tokens: ranks keep such values in fixed-size columns."""
 
@@ -72,6 +74,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     """Go on after an end token (benchmarks)."""
     skip_special_tokens: bool = True
     """Leave special tokens out of the text."""
+    structured_outputs: StructuredOutputsParams | None = None
+    """The form that the text must have: a JSON schema, a pattern, a grammar, one of some texts."""
 
     def __post_init__(self) -> None:
         self._normalize()

@@ -56,6 +56,12 @@ class Tokenizer:
         return self._backend.get_vocab_size(with_added_tokens=True)
 
     @property
+    def special_token_ids(self) -> frozenset[int]:
+        """Tokens that stand for no text, such as the ends of turns."""
+        added = self._backend.get_added_tokens_decoder()
+        return frozenset(token_id for token_id, token in added.items() if token.special)
+
+    @property
     def has_chat_template(self) -> bool:
         """Whether `render_chat` works."""
         return self._template is not None

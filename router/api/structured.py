@@ -1,0 +1,101 @@
+"""What form a completion must have: OpenAI's `response_format` and vLLM's `structured_outputs`."""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+import msgspec
+
+from router.errors import bad_request
+from worker.wire.structured import MAX_GRAMMAR_BYTES, StructuredOutputsParams
+
+_FIELDS = ("response_format", "structured_outputs")
+_FORMATS = ("text", "json_object", "json_schema", "structural_tag")
+
+
+class StructuredRequest(Protocol):
+    """The two fields of a request's body."""
+
+    @property
+    def response_format(self) -> dict[str, Any] | None:
+        """OpenAI's."""
+        ...
+
+    @property
+    def structured_outputs(self) -> dict[str, Any] | None:
+        """vLLM's."""
+        ...
+
+
+def structured_outputs(request: StructuredRequest) -> StructuredOutputsParams | None:
+    """None where any text will do. Raises ApiError."""
+    by_format = _of_format(request.response_format)
+    given = {
+        name: value
+        for name, value in (request.structured_outputs or {}).items()
+        if value is not None
+    }
+    if not given:
+        return by_format
+    if by_format is not None:
+        raise bad_request(
+            "response_format and structured_outputs exclude each other", "structured_outputs"
+        )
+    for name in given:
+        if name not in StructuredOutputsParams.__struct_fields__:
+            raise bad_request(
+                f"structured_outputs.{name} is not supported by this server", "structured_outputs"
+            )
+    return _convert(given, "structured_outputs")
+
+
+def refuse_large_grammars(body: bytes) -> None:
+    """Looks at the two fields of a large body without decoding them.
+
+    Decoding one of many megabytes would halt the streams of this process for a tenth of a second.
+
+    Raises:
+        ApiError: one is larger than any grammar may be.
+    """
+    if len(body) <= MAX_GRAMMAR_BYTES:
+        return
+    try:
+        fields = msgspec.json.decode(body, type=dict[str, msgspec.Raw])
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        return  # the same is found, and said, when all of it is decoded
+    for name in _FIELDS:
+        size = len(memoryview(fields.get(name, msgspec.Raw())))
+        # Some white space and the names around a schema are free.
+        if size > 2 * MAX_GRAMMAR_BYTES:
+            raise bad_request(
+                f"{name} has {size} bytes: a schema or grammar may have {MAX_GRAMMAR_BYTES}", name
+            )
+
+
+def _of_format(response_format: dict[str, Any] | None) -> StructuredOutputsParams | None:
+    if response_format is None:
+        return None
+    kind = response_format.get("type")
+    if kind == "text":
+        return None
+    if kind == "json_object":
+        return StructuredOutputsParams(json_object=True)
+    if kind == "json_schema":
+        wrapped = response_format.get("json_schema")
+        schema = wrapped.get("schema") if isinstance(wrapped, dict) else None
+        if not isinstance(schema, dict):
+            raise bad_request(
+                "response_format.json_schema must hold an object: schema", "response_format"
+            )
+        return _convert({"json": schema}, "response_format")
+    if kind == "structural_tag":
+        return _convert({"structural_tag": response_format}, "response_format")
+    known = ", ".join(_FORMATS)
+    raise bad_request(f"response_format.type must be one of {known}", "response_format")
+
+
+def _convert(given: dict[str, Any], field: str) -> StructuredOutputsParams:
+    try:
+        return msgspec.convert(given, StructuredOutputsParams)
+    except (ValueError, TypeError, RecursionError) as error:
+        raise bad_request(f"{field}: {error}".replace(f"{field}: {field}", field), field) from error

@@ -1,0 +1,36 @@
+"""What a compiling process and its owner say to each other."""
+
+from __future__ import annotations
+
+import struct
+
+import msgspec
+
+from worker.wire.structured import StructuredOutputsParams
+
+LENGTH = struct.Struct("<I")
+
+
+class Setting(msgspec.Struct, frozen=True):
+    """What a compiling process is told in its arguments."""
+
+    tokenizer: str
+    """Checkpoint folder or Hub repository."""
+    vocab_size: int
+    eos_token_ids: list[int]
+    backend: str
+    """auto, xgrammar or guidance."""
+
+
+class Job(msgspec.Struct, frozen=True):
+    """One grammar to compile."""
+
+    params: StructuredOutputsParams
+
+
+class Verdict(msgspec.Struct, frozen=True, kw_only=True):
+    """What became of a Job: a payload, or the reason why there is none."""
+
+    backend: str = ""
+    payload: str = ""
+    problem: str | None = None

@@ -1,0 +1,103 @@
+"""Follows one request through its grammar and keeps the mask of its next draw."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable
+
+import numpy as np
+
+from worker.structured.base import GrammarError, Matcher, Words
+from worker.structured.vocabulary import bits
+from worker.wire.sampling import SamplingParams
+
+FREE_S = 0.02
+"""Time per token that costs a request nothing."""
+CREDIT_S = 0.5
+"""What it may use beyond, in sum, before it is given up: all requests wait for the slowest mask."""
+
+
+class GrammarFollower:
+    """See GrammarState.
+
+    End tokens: where the text may end and may go on, the mask has both, unless `ignore_eos` or
+    `min_tokens` forbid the end. Where it can only end, the request is complete: nothing is drawn.
+
+    Args:
+        matcher: before the first token.
+        sampling: of the request.
+        eos_token_ids: the model's end tokens.
+        vocab_size: tokens that a draw can yield.
+        output: tokens that an earlier attempt has drawn.
+
+    Raises:
+        GrammarError: there is no first token; or `output` does not follow the grammar.
+    """
+
+    def __init__(
+        self,
+        matcher: Matcher,
+        sampling: SamplingParams,
+        *,
+        eos_token_ids: Iterable[int],
+        vocab_size: int,
+        output: Iterable[int] = (),
+    ) -> None:
+        self.is_complete = False
+        """See GrammarState."""
+        self.mask = b""
+        """See GrammarState."""
+        self._matcher = matcher
+        self._words: Words = np.zeros(-(-vocab_size // 32), dtype=np.int32)
+        self._ends = _words(list(eos_token_ids), vocab_size)
+        allowed = sampling.allowed_token_ids
+        self._allowed = None if allowed is None else _words(list(allowed), vocab_size)
+        self._min_tokens = sampling.min_tokens
+        self._ignore_eos = sampling.ignore_eos
+        self._num_output = 0
+        self._spent = 0.0
+        for token_id in output:
+            self._accept(token_id)
+        self._fill()
+
+    def advance(self, token_id: int) -> str | None:
+        """See GrammarState."""
+        began = time.thread_time()
+        try:
+            self._accept(token_id)
+            self._fill()
+        except GrammarError as error:
+            return str(error)
+        self._spent = max(0.0, self._spent + time.thread_time() - began - FREE_S)
+        if self._spent > CREDIT_S:
+            return "structured_outputs: the grammar is too ambiguous to be followed in time"
+        return None
+
+    def _accept(self, token_id: int) -> None:
+        if not self._matcher.accept(token_id):
+            raise GrammarError(
+                f"structured_outputs: the grammar cannot go on with token {token_id}, but other "
+                "parameters of the request left no other to draw"
+            )
+        self._num_output += 1
+
+    def _fill(self) -> None:
+        words = self._words
+        self._matcher.fill(words)
+        self.is_complete = not (words & ~self._ends).any()
+        if not words.any() and self._ends.any():
+            raise GrammarError("structured_outputs: the grammar has come to a dead end")
+        if self._ignore_eos or self._num_output < self._min_tokens:
+            words &= ~self._ends
+        if self._allowed is not None:
+            words &= self._allowed
+            if not self.is_complete and not words.any():
+                raise GrammarError(
+                    "structured_outputs: allowed_token_ids holds no token with which the grammar "
+                    "can go on"
+                )
+        self.mask = words.tobytes()
+
+
+def _words(token_ids: list[int], vocab_size: int) -> Words:
+    return np.frombuffer(bits(token_ids, vocab_size), dtype="<i4").astype(np.int32)

@@ -1,0 +1,170 @@
+"""Grammars at a worker's front: compiled once per content, each request waits for its own only."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import OrderedDict, deque
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+
+import msgspec
+
+from worker.structured.base import GrammarError
+from worker.structured.process import CompilerFailure, GrammarCompiler, grammar_key, setting_of
+from worker.wire.messages import (
+    CompiledGrammar,
+    EngineInfo,
+    Rejection,
+    Submit,
+    SubmitBatch,
+    Vocabulary,
+)
+from worker.wire.structured import StructuredOutputsParams
+
+logger = logging.getLogger(__name__)
+
+NUM_PROCESSES = 2
+"""So that one slow grammar does not hold all others up."""
+CACHE_BYTES = 64 * 2**20
+MAX_CACHED = 4096
+"""Refusals are kept too: a broken grammar is not compiled over and over."""
+MAX_WAITING = 8
+"""Grammars under way; beyond that, requests are sent elsewhere."""
+
+
+class GrammarService:
+    """Compiles for one engine after another of the same model; lives on one event loop.
+
+    Args:
+        info: what the engine told of itself.
+    """
+
+    def __init__(self, info: EngineInfo) -> None:
+        self._setting = setting_of(info)
+        self._threads = ThreadPoolExecutor(NUM_PROCESSES, thread_name_prefix="grammar")
+        self._idle: deque[GrammarCompiler] = deque()
+        self._compilers: list[GrammarCompiler] = []
+        self._tasks: dict[str, asyncio.Task[CompiledGrammar | GrammarError]] = {}
+        self._cache: OrderedDict[str, CompiledGrammar | GrammarError] = OrderedDict()
+        self._cached_bytes = 0
+        self._vocabulary: Vocabulary | None = None
+        self._sent: dict[str, None] = {}
+        """What the present engine has."""
+        self._dropped: list[str] = []
+        """What it has and need not keep."""
+
+    def engine_changed(self) -> None:
+        """The next engine knows nothing yet."""
+        self._sent.clear()
+        self._dropped.clear()
+
+    async def compile(
+        self, submits: Sequence[Submit]
+    ) -> tuple[dict[str, CompiledGrammar], list[Rejection]]:
+        """Compiles what these submits ask for.
+
+        Those that can be served name the grammar by its key afterwards, instead of spelling it.
+
+        Returns:
+            Grammars by key, and a rejection for each submit that cannot be served.
+        """
+        structured = [
+            (submit, params)
+            for submit in submits
+            if (params := submit.sampling.structured_outputs) is not None
+        ]
+        verdicts = await asyncio.gather(*(self._verdict(params) for _, params in structured))
+        grammars: dict[str, CompiledGrammar] = {}
+        rejections = []
+        for (submit, _), verdict in zip(structured, verdicts, strict=True):
+            if isinstance(verdict, CompiledGrammar):
+                grammars[verdict.key] = verdict
+                submit.grammar = verdict.key
+                submit.sampling = msgspec.structs.replace(submit.sampling, structured_outputs=None)
+                continue
+            status = 400 if isinstance(verdict, GrammarError) else 503
+            rejections.append(
+                Rejection(
+                    request_id=submit.request_id,
+                    attempt=submit.attempt,
+                    message=str(verdict),
+                    status=status,
+                )
+            )
+        return grammars, rejections
+
+    def attach(self, batch: SubmitBatch, grammars: Mapping[str, CompiledGrammar]) -> None:
+        """Adds to a batch, just before it goes to the engine, what the engine lacks for it."""
+        if not batch.submits:
+            return
+        keys = dict.fromkeys(submit.grammar for submit in batch.submits if submit.grammar)
+        missing = [key for key in keys if key not in self._sent]
+        if missing and not self._sent:
+            batch.vocabulary = self._vocabulary
+        batch.grammars = [grammars[key] for key in missing]
+        batch.dropped_grammars, self._dropped = self._dropped, []
+        self._sent.update(dict.fromkeys(missing))
+
+    def close(self) -> None:
+        """Ends the compiling processes."""
+        self._threads.shutdown(wait=False, cancel_futures=True)
+        for compiler in self._compilers:
+            compiler.close()
+
+    async def _verdict(self, params: StructuredOutputsParams) -> CompiledGrammar | Exception:
+        key = grammar_key(params)
+        cached = self._cache.get(key)
+        if cached is not None:
+            self._cache.move_to_end(key)
+            return cached
+        task = self._tasks.get(key)
+        if task is None:
+            if len(self._tasks) >= MAX_WAITING:
+                return CompilerFailure("too many grammars are being compiled")
+            task = asyncio.create_task(self._compile(key, params))
+            self._tasks[key] = task
+        try:
+            return await asyncio.shield(task)
+        except CompilerFailure as failure:
+            return failure
+
+    async def _compile(
+        self, key: str, params: StructuredOutputsParams
+    ) -> CompiledGrammar | GrammarError:
+        loop = asyncio.get_running_loop()
+        try:
+            verdict = await loop.run_in_executor(self._threads, self._compile_in_thread, params)
+        finally:
+            del self._tasks[key]
+        self._keep(key, verdict)
+        return verdict
+
+    def _compile_in_thread(self, params: StructuredOutputsParams) -> CompiledGrammar | GrammarError:
+        if self._idle:
+            compiler = self._idle.pop()
+        else:
+            compiler = GrammarCompiler(self._setting)
+            self._compilers.append(compiler)
+        try:
+            compiled = compiler.compile(params)
+        except GrammarError as error:
+            return error
+        finally:
+            self._idle.append(compiler)
+        self._vocabulary = compiler.vocabulary
+        return compiled
+
+    def _keep(self, key: str, verdict: CompiledGrammar | GrammarError) -> None:
+        self._cache[key] = verdict
+        self._cached_bytes += _size(verdict)
+        while self._cached_bytes > CACHE_BYTES or len(self._cache) > MAX_CACHED:
+            oldest, evicted = self._cache.popitem(last=False)
+            self._cached_bytes -= _size(evicted)
+            if oldest in self._sent:
+                del self._sent[oldest]
+                self._dropped.append(oldest)
+
+
+def _size(verdict: CompiledGrammar | GrammarError) -> int:
+    return len(verdict.payload) if isinstance(verdict, CompiledGrammar) else 0

@@ -1,0 +1,26 @@
+"""What the scheduler knows of a request's grammar."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+
+class GrammarState(Protocol):
+    """Where one request stands in its grammar. It belongs to the request and survives preemption.
+
+    Its life: `advance` for every token that the request draws; `mask` is for the draw that follows.
+    """
+
+    @property
+    def mask(self) -> bytes:
+        """What the next draw may yield: ceil(vocab / 32) little-endian words, bit 1 allows."""
+        ...
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether the grammar leaves nothing to draw but an end token, or not even that."""
+        ...
+
+    def advance(self, token_id: int) -> str | None:
+        """Takes one drawn token and makes the next mask; why it cannot go on, None if it can."""
+        ...

@@ -1,0 +1,151 @@
+"""Compiled grammars at the coordinator: loaded in a thread, so that the step loop goes on."""
+
+from __future__ import annotations
+
+import os
+import queue
+import threading
+import weakref
+from array import array
+from collections import deque
+from typing import NamedTuple
+
+from worker.structured.base import GrammarBackend, GrammarError, LoadedGrammar
+from worker.structured.follower import GrammarFollower
+from worker.structured.guidance_backend import GuidanceBackend
+from worker.structured.xgrammar_backend import XGrammarBackend
+from worker.wire.messages import CompiledGrammar, EngineInfo, Submit, SubmitBatch, Vocabulary
+
+
+class Provided(NamedTuple):
+    """What became of a request's grammar."""
+
+    request_id: str
+    attempt: int
+    grammar: GrammarFollower | str
+    """Or what went wrong."""
+
+
+class _Entry:
+    """A grammar, and the same ready for use once a request has asked for it."""
+
+    def __init__(self, compiled: CompiledGrammar) -> None:
+        self.compiled = compiled
+        self.loaded: LoadedGrammar | None = None
+
+
+class GrammarStore:
+    """Keeps grammars and makes requests' matchers of them.
+
+    xgrammar and llguidance hold the interpreter's lock for moments only: 0.5 s of loading stopped
+    another thread for 12 ms at most.
+
+    Args:
+        info: the engine's limits.
+    """
+
+    def __init__(self, info: EngineInfo) -> None:
+        self._info = info
+        self._vocabulary: Vocabulary | None = None
+        self._backends: dict[str, GrammarBackend] = {}
+        self._entries: dict[str, _Entry] = {}
+        self._jobs: queue.SimpleQueue[tuple[_Entry, Submit] | None] = queue.SimpleQueue()
+        self._provided: deque[Provided] = deque()
+        self._thread: threading.Thread | None = None
+        self._num_due = 0
+        self._wake_read, self._wake_write = os.pipe()
+        os.set_blocking(self._wake_read, False)
+        self._finalizer = weakref.finalize(self, _close_all, self._wake_read, self._wake_write)
+
+    @property
+    def wake_fd(self) -> int:
+        """Readable while `take` would return something; for polling while idle."""
+        return self._wake_read
+
+    def receive(self, batch: SubmitBatch) -> None:
+        """Takes what a batch brings along."""
+        for key in batch.dropped_grammars:
+            self._entries.pop(key, None)
+        if batch.vocabulary is not None:
+            self._vocabulary = batch.vocabulary
+        for compiled in batch.grammars:
+            self._entries[compiled.key] = _Entry(compiled)
+
+    def request(self, submit: Submit) -> None:
+        """Begins to make the matcher of a request that names a grammar."""
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._work, name="grammars", daemon=True)
+            self._thread.start()
+        self._num_due += 1
+        # The entry, not its key: a later batch may drop it while it waits here.
+        self._jobs.put((self._entries[submit.grammar], submit))
+
+    def take(self, *, wait: bool = False) -> list[Provided]:
+        """Matchers that are ready; with `wait`, at least one, if any is due."""
+        if not self._num_due:
+            return []
+        if wait and not self._provided:
+            os.set_blocking(self._wake_read, True)
+            os.read(self._wake_read, 1)
+            os.set_blocking(self._wake_read, False)
+        taken = []
+        while self._provided:
+            taken.append(self._provided.popleft())
+        self._num_due -= len(taken)
+        try:
+            os.read(self._wake_read, 65536)
+        except BlockingIOError:
+            return taken
+        return taken
+
+    def close(self) -> None:
+        """Ends the thread."""
+        if self._thread is not None:
+            self._jobs.put(None)
+            self._thread.join()
+            self._thread = None
+        self._finalizer()
+
+    def _work(self) -> None:
+        while (job := self._jobs.get()) is not None:
+            entry, submit = job
+            grammar: GrammarFollower | str
+            try:
+                grammar = self._follow(entry, submit)
+            except GrammarError as error:
+                grammar = str(error)
+            except Exception as error:
+                # Whatever it was, the request must not wait forever.
+                grammar = f"structured_outputs: internal error: {error!r}"
+            self._provided.append(Provided(submit.request_id, submit.attempt, grammar))
+            os.write(self._wake_write, b"\0")
+
+    def _follow(self, entry: _Entry, submit: Submit) -> GrammarFollower:
+        if entry.loaded is None:
+            entry.loaded = self._backend(entry.compiled.backend).load(entry.compiled.payload)
+        tokens = array("i")
+        tokens.frombytes(submit.prompt)
+        return GrammarFollower(
+            entry.loaded.matcher(),
+            submit.sampling,
+            eos_token_ids=self._info.eos_token_ids,
+            vocab_size=self._info.vocab_size,
+            output=tokens[len(tokens) - submit.num_resumed :],
+        )
+
+    def _backend(self, name: str) -> GrammarBackend:
+        backend = self._backends.get(name)
+        if backend is None:
+            vocabulary = self._vocabulary
+            assert vocabulary is not None, "a grammar came without the vocabulary"
+            if name == "xgrammar":
+                backend = XGrammarBackend.of_serialized(vocabulary.xgrammar)
+            else:
+                backend = GuidanceBackend(vocabulary.tokens, vocabulary.eos_token_ids)
+            self._backends[name] = backend
+        return backend
+
+
+def _close_all(*fds: int) -> None:
+    for fd in fds:
+        os.close(fd)
