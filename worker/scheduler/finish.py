@@ -8,22 +8,32 @@ from worker.request import Request, RequestState
 def finish_state(request: Request, token_id: int) -> RequestState | None:
     """The state that a request ends in after `token_id`, its latest; None if it goes on.
 
-    End tokens and stop tokens end it from `min_tokens` on; the token stays in the output. Where a
-    grammar leaves nothing more to draw, that ends it too, whatever `min_tokens` and `ignore_eos`
-    say. A token that the grammar cannot take (other parameters had left none that it can) ends it
-    with an error.
+    A token that its grammar does not allow ends it with an error: other parameters had left none
+    that it does. End tokens and stop tokens end it from `min_tokens` on; the token stays in the
+    output. Where a grammar leaves nothing more to draw, that ends it too, whatever `min_tokens`
+    and `ignore_eos` say.
     """
+    grammar = request.grammar
+    if grammar is not None and not _allows(grammar.mask, token_id):
+        request.error = (
+            f"structured_outputs: the grammar cannot go on with token {token_id}, but other "
+            "parameters of the request left no other to draw"
+        )
+        return RequestState.FINISHED_ERROR
     if token_id in request.end_token_ids and request.num_output >= request.sampling.min_tokens:
         return RequestState.FINISHED_STOPPED
     if len(request.token_ids) >= request.limit:
         return RequestState.FINISHED_LENGTH
-    grammar = request.grammar
     if grammar is None:
         return None
     request.error = grammar.advance(token_id)
     if request.error is not None:
         return RequestState.FINISHED_ERROR
     return RequestState.FINISHED_STOPPED if grammar.is_complete else None
+
+
+def _allows(mask: bytes, token_id: int) -> bool:
+    return bool(mask[token_id // 8] >> token_id % 8 & 1)
 
 
 def stop_reason(request: Request, eos_token_ids: tuple[int, ...]) -> int | None:

@@ -76,8 +76,7 @@ class GrammarFollower:
     def _accept(self, token_id: int) -> None:
         if not self._matcher.accept(token_id):
             raise GrammarError(
-                f"structured_outputs: the grammar cannot go on with token {token_id}, but other "
-                "parameters of the request left no other to draw"
+                f"structured_outputs: the grammar cannot go on with token {token_id}"
             )
         self._num_output += 1
 

@@ -49,10 +49,11 @@ class GrammarStore:
         self._vocabulary: Vocabulary | None = None
         self._backends: dict[str, GrammarBackend] = {}
         self._entries: dict[str, _Entry] = {}
-        self._jobs: queue.SimpleQueue[tuple[_Entry, Submit] | None] = queue.SimpleQueue()
+        self._jobs: queue.SimpleQueue[tuple[_Entry | None, Submit] | None] = queue.SimpleQueue()
         self._provided: deque[Provided] = deque()
         self._thread: threading.Thread | None = None
-        self._num_due = 0
+        self.num_due = 0
+        """Requests whose matcher `take` has not returned yet."""
         self._wake_read, self._wake_write = os.pipe()
         os.set_blocking(self._wake_read, False)
         self._finalizer = weakref.finalize(self, _close_all, self._wake_read, self._wake_write)
@@ -76,13 +77,13 @@ class GrammarStore:
         if self._thread is None:
             self._thread = threading.Thread(target=self._work, name="grammars", daemon=True)
             self._thread.start()
-        self._num_due += 1
+        self.num_due += 1
         # The entry, not its key: a later batch may drop it while it waits here.
-        self._jobs.put((self._entries[submit.grammar], submit))
+        self._jobs.put((self._entries.get(submit.grammar), submit))
 
     def take(self, *, wait: bool = False) -> list[Provided]:
         """Matchers that are ready; with `wait`, at least one, if any is due."""
-        if not self._num_due:
+        if not self.num_due:
             return []
         if wait and not self._provided:
             os.set_blocking(self._wake_read, True)
@@ -91,7 +92,7 @@ class GrammarStore:
         taken = []
         while self._provided:
             taken.append(self._provided.popleft())
-        self._num_due -= len(taken)
+        self.num_due -= len(taken)
         try:
             os.read(self._wake_read, 65536)
         except BlockingIOError:
@@ -120,7 +121,9 @@ class GrammarStore:
             self._provided.append(Provided(submit.request_id, submit.attempt, grammar))
             os.write(self._wake_write, b"\0")
 
-    def _follow(self, entry: _Entry, submit: Submit) -> GrammarFollower:
+    def _follow(self, entry: _Entry | None, submit: Submit) -> GrammarFollower:
+        if entry is None:
+            raise GrammarError("structured_outputs: internal error: the grammar was not sent along")
         if entry.loaded is None:
             entry.loaded = self._backend(entry.compiled.backend).load(entry.compiled.payload)
         tokens = array("i")

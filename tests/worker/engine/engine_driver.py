@@ -14,7 +14,8 @@ import numpy as np
 from worker.engine.config import EngineConfig
 from worker.engine.core import EngineCore
 from worker.engine.local import LocalExecutor
-from worker.wire.messages import Submit, TokenLogprobs
+from worker.structured.process import GrammarCompiler, setting_of
+from worker.wire.messages import Submit, SubmitBatch, TokenLogprobs
 from worker.wire.sampling import SamplingParams
 
 
@@ -26,6 +27,8 @@ class Outcome:
     logprobs: list[TokenLogprobs] = field(default_factory=list)
     prompt_logprobs: list[TokenLogprobs] | None = None
     finish_reason: str | None = None
+    ended_by_grammar: bool = False
+    error: str | None = None
 
 
 class OverlappingExecutor(LocalExecutor):
@@ -48,6 +51,7 @@ class Engine:
         self._executor = OverlappingExecutor(self.config, self._directory, range(1, world))
         info = self._executor.start()
         self.core = EngineCore(self.config, info, self._executor, lambda: 0.0)
+        self._compiler = GrammarCompiler(setting_of(info))
         self._num_submitted = 0
 
     def __enter__(self) -> Self:
@@ -59,6 +63,8 @@ class Engine:
         exc: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
+        self._compiler.close()
+        self.core.close()
         self._executor.close()
         shutil.rmtree(self._directory, ignore_errors=True)
 
@@ -83,7 +89,9 @@ class Engine:
                 sampling=one,
             )
             outputs[submit.request_id] = Outcome()
-            self.core.add(submit)
+            self.core.receive(self._with_grammar(submit))
+        while self.core.grammars.num_due:  # so that batches are the same each time
+            self.core.take_grammars(wait=True)
         while self.core.has_work():
             for delta in self.core.step().deltas.get("g", ()):
                 outcome = outputs[delta.request_id]
@@ -91,8 +99,21 @@ class Engine:
                 outcome.logprobs += delta.logprobs or []
                 outcome.prompt_logprobs = delta.prompt_logprobs or outcome.prompt_logprobs
                 outcome.finish_reason = delta.finish_reason
+                outcome.ended_by_grammar = delta.ended_by_grammar
+                outcome.error = delta.error
             self.core.scheduler.check_invariants()
         return list(outputs.values())
+
+    def _with_grammar(self, submit: Submit) -> SubmitBatch:
+        """What the front makes of it."""
+        params = submit.sampling.structured_outputs
+        if params is None:
+            return SubmitBatch(submits=[submit])
+        compiled = self._compiler.compile(params)
+        submit.grammar = compiled.key
+        return SubmitBatch(
+            submits=[submit], grammars=[compiled], vocabulary=self._compiler.vocabulary
+        )
 
     @property
     def peer_pids(self) -> list[int]:

@@ -8,6 +8,8 @@ from test_core import make_core, run, submit
 from worker.engine.core import EngineCore
 from worker.wire.messages import Abort
 
+ONES = b"\xff\xff\xff"
+
 
 class CountingGrammar:
     """Its mask says how many tokens it has taken; complete after `length` of them; refuses the
@@ -20,7 +22,7 @@ class CountingGrammar:
 
     @property
     def mask(self) -> bytes:
-        return bytes([len(self.taken)])
+        return bytes([255, 255, 255, len(self.taken)])
 
     @property
     def is_complete(self) -> bool:
@@ -36,7 +38,7 @@ def add(
 ) -> None:
     one = submit(request_id, max_tokens=max_tokens)
     one.grammar = "key"
-    core.add(one)
+    core.scheduler.add(one)  # what it waits for is played here
     core.scheduler.provide(request_id, 0, grammar)
 
 
@@ -55,7 +57,7 @@ def test_masks_follow_the_plan_once_the_step_before_is_applied(
     add(core, "a", CountingGrammar())
     assert run(core) == {"a": [1, 2, 3]}
     assert executor.journal[: len(start)] == start
-    assert executor.masks == [b"\0", b"\1", b"\2"]
+    assert executor.masks == [ONES + b"\0", ONES + b"\1", ONES + b"\2"]
     if depth == 1:
         assert executor.journal[7] == "masks 3"
 
@@ -68,7 +70,7 @@ def test_only_rows_with_a_grammar_are_masked_and_only_their_steps_wait(depth: in
     tokens = run(core)
     assert [len(tokens[name]) for name in ("plain", "a")] == [6, 2]
     assert [plan.masked for plan in executor.plans] == [[1], [1], [], [], [], []]
-    assert executor.masks == [b"\0", b"\1"]
+    assert executor.masks == [ONES + b"\0", ONES + b"\1"]
 
 
 @pytest.mark.parametrize("depth", [0, 1])
@@ -108,7 +110,7 @@ def test_a_request_waits_for_its_grammar_without_holding_others() -> None:
     core, executor = make_core(1)
     held = submit("held")
     held.grammar = "key"
-    core.add(held)
+    core.scheduler.add(held)
     assert not core.has_work(), "the loop may sleep"
     core.add(submit("plain"))
     assert [*run(core)] == ["plain"]
@@ -117,7 +119,7 @@ def test_a_request_waits_for_its_grammar_without_holding_others() -> None:
     core.add(submit("gone"))
     again = submit("aborted")
     again.grammar = "key"
-    core.add(again)
+    core.scheduler.add(again)
     core.abort(Abort(request_id="aborted"))
     core.scheduler.provide("aborted", 0, CountingGrammar())
     run(core)

@@ -1,0 +1,141 @@
+"""Constrained requests through whole engines: every output conforms, at every depth, under TP."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any
+
+import jsonschema
+import pytest
+import torch
+from engine_driver import Engine, Outcome
+
+from worker.wire.sampling import SamplingParams
+from worker.wire.structured import StructuredOutputsParams
+from worker.wire.tokenizer import Tokenizer, load_tokenizer
+
+MODEL = "deploy/models/demo"
+SCHEMA: dict[str, Any] = {
+    "type": "object",
+    "properties": {
+        "name": {"type": "string", "maxLength": 12},
+        "age": {"type": "integer", "minimum": 0, "maximum": 150},
+        "tags": {"type": "array", "items": {"enum": ["red", "blue"]}, "maxItems": 3},
+        "more": {"anyOf": [{"type": "null"}, {"type": "boolean"}]},
+    },
+    "required": ["name", "age", "tags", "more"],
+    "additionalProperties": False,
+}
+PHONE = r"\d{3}-\d{4}( ext \d{1,3})?"
+FORMS: list[dict[str, Any]] = [
+    {"json": SCHEMA},
+    {"json": SCHEMA, "disable_any_whitespace": True},
+    {"json": {"type": "string", "pattern": "^[a-z]+$", "maxLength": 9}},  # by llguidance
+    {"regex": PHONE},
+    {"choice": ["yes", "no", "maybe so"]},
+    {"grammar": 'root ::= digit ("+" digit){0,5}\ndigit ::= [0-9]'},
+]
+EXTRAS: list[dict[str, Any]] = [
+    {"temperature": 0.0},
+    {"temperature": 1.3},
+    {"temperature": 1.3, "min_tokens": 6, "top_p": 0.9},
+    {"temperature": 1.0, "ignore_eos": True, "frequency_penalty": 0.8, "logprobs": 2},
+]
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> Tokenizer:
+    torch.set_num_threads(1)
+    return load_tokenizer(MODEL)
+
+
+def conforms(form: dict[str, Any], text: str) -> bool:
+    if "json" in form:
+        jsonschema.validate(json.loads(text), form["json"])
+        return True
+    if "choice" in form:
+        return text in form["choice"]
+    pattern = form.get("regex", r"\d(\+\d){0,5}")
+    return re.fullmatch(pattern, text) is not None
+
+
+def requests() -> list[tuple[dict[str, Any] | None, SamplingParams]]:
+    """Each form greedy and wild, some with other parameters, plain requests between them."""
+    found: list[tuple[dict[str, Any] | None, SamplingParams]] = []
+    for number, extra in enumerate(EXTRAS):
+        for form in FORMS:
+            params = StructuredOutputsParams(**form)
+            found.append(
+                (
+                    form,
+                    SamplingParams(max_tokens=200, seed=number, structured_outputs=params, **extra),
+                )
+            )
+        found.append((None, SamplingParams(max_tokens=40, seed=number, **extra)))
+    return found
+
+
+def run(engine: Engine, tokenizer: Tokenizer, limit: int | None = None) -> list[Outcome]:
+    params = [sampling for _, sampling in requests()[:limit]]
+    prompts = [tokenizer.encode(f"Tell me of {number}.") for number in range(len(params))]
+    return engine.outcomes(prompts, params)
+
+
+def text_of(outcome: Outcome, tokenizer: Tokenizer) -> str:
+    return tokenizer.decode(outcome.token_ids)  # end tokens are no text
+
+
+@pytest.fixture(scope="module")
+def outcomes(tokenizer: Tokenizer) -> dict[str, list[Outcome]]:
+    """The same requests by depth, and where pages run out."""
+    found = {}
+    settings: dict[str, dict[str, Any]] = {
+        "depth 0": {"overlap_depth": 0},
+        "depth 1": {"overlap_depth": 1},
+        "scarce": {"overlap_depth": 1, "kv_cache_tokens": 256, "max_num_batched_tokens": 48},
+    }
+    for name, options in settings.items():
+        with Engine(MODEL, batch_invariant=True, **options) as engine:
+            found[name] = run(engine, tokenizer)
+            if name == "scarce":
+                assert engine.num_preemptions > 0
+    return found
+
+
+def test_every_output_conforms(outcomes: dict[str, list[Outcome]], tokenizer: Tokenizer) -> None:
+    for (form, _), outcome in zip(requests(), outcomes["depth 1"], strict=True):
+        text = text_of(outcome, tokenizer)
+        if form is not None:
+            assert outcome.finish_reason == "stop", (form, text, outcome.error)
+            assert conforms(form, text), (form, text)
+
+
+@pytest.mark.parametrize("other", ["depth 0", "scarce"])
+def test_depth_and_preemption_change_no_token(
+    outcomes: dict[str, list[Outcome]], other: str
+) -> None:
+    assert outcomes[other] == outcomes["depth 1"]
+
+
+def test_two_ranks_draw_from_the_same_masks(tokenizer: Tokenizer) -> None:
+    with Engine(MODEL, tensor_parallel_size=2, batch_invariant=True) as engine:
+        for (form, _), outcome in zip(requests(), run(engine, tokenizer, 14), strict=False):
+            assert form is None or conforms(form, text_of(outcome, tokenizer))
+
+
+def test_parameters_that_leave_no_token_end_the_request_alone(tokenizer: Tokenizer) -> None:
+    digits: dict[str, Any] = {"structured_outputs": StructuredOutputsParams(regex=PHONE)}
+    banned: dict[str, Any] = {"bad_words_token_ids": tuple((token,) for token in range(4, 2560))}
+    only: dict[str, Any] = {"allowed_token_ids": (tokenizer.token_id("a") or 0,)}
+    params = [
+        SamplingParams(max_tokens=20, temperature=1.0, top_p=0.5, seed=1, **digits, **banned),
+        SamplingParams(max_tokens=20, temperature=0.0, **digits, **only),
+        SamplingParams(max_tokens=20, temperature=0.0, **digits),
+    ]
+    with Engine(MODEL) as engine:
+        dead, narrow, alive = engine.outcomes([tokenizer.encode("Hello")] * 3, params)
+    assert (dead.finish_reason, narrow.finish_reason) == ("error", "error")
+    assert "cannot go on with token" in (dead.error or "")
+    assert "allowed_token_ids" in (narrow.error or "")
+    assert re.fullmatch(PHONE, text_of(alive, tokenizer))

@@ -1,0 +1,148 @@
+"""The compiling process: what it serves, what it refuses, and its limits."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from worker.structured import process as process_module
+from worker.structured.base import GrammarError
+from worker.structured.compiling_messages import Setting
+from worker.structured.process import CompilerFailure, GrammarCompiler
+from worker.wire.messages import CompiledGrammar
+from worker.wire.structured import MAX_GRAMMAR_BYTES, StructuredOutputsParams
+
+MODEL = "deploy/models/demo"
+NESTED = {
+    "$ref": "#/$defs/n",
+    "$defs": {"n": {"type": "array", "items": {"$ref": "#/$defs/n"}}},
+}
+SETTING = Setting(MODEL, 2560, [2], "auto")
+
+
+@pytest.fixture(scope="module")
+def compiler() -> Iterator[GrammarCompiler]:
+    compiler = GrammarCompiler(SETTING)
+    compile_with(compiler, regex="warm")
+    yield compiler
+    compiler.close()
+
+
+def compile_with(compiler: GrammarCompiler, **params: Any) -> CompiledGrammar:
+    return compiler.compile(StructuredOutputsParams(**params))
+
+
+def test_the_vocabulary_comes_first(compiler: GrammarCompiler) -> None:
+    vocabulary = compiler.vocabulary
+    assert vocabulary is not None
+    assert len(vocabulary.tokens) == 2560
+    assert vocabulary.tokens[2] == b"", "an end token is no text"
+    assert b"a" in vocabulary.tokens
+    assert vocabulary.xgrammar
+
+
+def test_a_key_stands_for_the_content(compiler: GrammarCompiler) -> None:
+    schema = {"type": "object", "properties": {"a": {"type": "integer"}}}
+    first = compile_with(compiler, json=schema)
+    assert first == compile_with(compiler, json=schema)
+    keys = {
+        first.key,
+        compile_with(compiler, json=schema, disable_any_whitespace=True).key,
+        compile_with(compiler, regex="a").key,
+        compile_with(compiler, choice=["a"]).key,
+    }
+    assert len(keys) == 4
+
+
+@pytest.mark.parametrize(
+    ("params", "reason"),
+    [
+        ({"regex": "(a"}, "parenthesis"),
+        ({"regex": r"(a)\1"}, "[Bb]ackreference"),
+        ({"grammar": "root ::= ("}, "EBNF"),
+        ({"grammar": 'root ::= "a" foo'}, "foo"),
+        ({"grammar": "start: foo"}, "foo"),
+        ({"grammar": "root ::= root"}, "no text conforms"),
+        ({"json": "{"}, "malformed"),
+        ({"json": {"type": "objekt"}}, "objekt"),
+        ({"json": {"$ref": "#/nope"}}, "nope"),
+        ({"json": {"$ref": "#"}}, "no text conforms"),
+        ({"json": {"required": 5}}, "required"),
+        ({"json": {"type": "array", "uniqueItems": True}}, "uniqueItems"),
+        ({"json": '{"properties":{"a":' * 9000 + "{}" + "}}" * 9000}, "malformed|recursion"),
+        ({"structural_tag": {"x": 1}}, "triggers"),
+    ],
+    ids=lambda value: str(value)[:40],
+)
+def test_broken_grammars_are_refused_with_the_reason(
+    compiler: GrammarCompiler, params: dict[str, Any], reason: str
+) -> None:
+    with pytest.raises(GrammarError, match=reason) as refusal:
+        compile_with(compiler, **params)
+    assert str(refusal.value).startswith("structured_outputs: ")
+    assert "/project/" not in str(refusal.value), "no paths of somebody's build machine"
+
+
+@pytest.mark.parametrize(
+    "params",
+    [
+        {"regex": "(a+)+$"},
+        {"regex": "(a+)+" * 50 + "$"},
+        {"regex": "(a*)*" * 50},
+        {"regex": "a{1,100000}"},
+        {"regex": "((a{1,100}){1,100}){1,100}"},
+        {"grammar": 'root ::= s s s s\ns ::= s s | "a" | "aa" | ("a" s "a") | ""'},
+        {"json": {"type": "string", "maxLength": 100000}},
+        {"json": {"enum": [f"value {i}" for i in range(20000)]}},
+        {"json": {"properties": {f"p{i}": {"type": "string"} for i in range(5000)}}},
+        {"json": NESTED},
+    ],
+    ids=lambda value: str(value)[:40],
+)
+def test_heavy_grammars_are_served_or_refused_in_time(
+    compiler: GrammarCompiler, params: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(process_module, "COMPILE_S", 0.7)
+    began = time.monotonic()
+    refusal = ""
+    try:
+        compile_with(compiler, **params)
+    except GrammarError as error:
+        refusal = str(error)
+    assert not refusal or re.search("simplify|memory|ambiguous", refusal)
+    assert time.monotonic() - began < process_module.COMPILE_S + 1.0
+    assert compile_with(compiler, regex="[a-z]{3}").payload, "the next one is served"
+
+
+def test_what_xgrammar_would_pass_over_goes_to_guidance(compiler: GrammarCompiler) -> None:
+    both = {"type": "string", "pattern": "^a+$", "maxLength": 3}
+    assert compile_with(compiler, json=both).backend == "guidance"
+    assert compile_with(compiler, json={"type": "string"}).backend == "xgrammar"
+    only = GrammarCompiler(Setting(MODEL, 2560, [2], "xgrammar"))
+    try:
+        with pytest.raises(GrammarError, match="maxLength"):
+            compile_with(only, json=both)
+    finally:
+        only.close()
+
+
+def test_sizes_and_kinds_are_checked_before_anything_is_compiled() -> None:
+    with pytest.raises(ValueError, match=str(MAX_GRAMMAR_BYTES)):
+        StructuredOutputsParams(regex="a" * (MAX_GRAMMAR_BYTES + 1))
+    with pytest.raises(ValueError, match=r"exactly one of .* got none"):
+        StructuredOutputsParams()
+    with pytest.raises(ValueError, match="got json and regex"):
+        StructuredOutputsParams(json={}, regex="a")
+    with pytest.raises(ValueError, match="choice"):
+        StructuredOutputsParams(choice=())
+
+
+def test_a_process_that_cannot_start_says_so() -> None:
+    compiler = GrammarCompiler(Setting("no/such-folder/here", 10, [2], "auto"))
+    with pytest.raises(CompilerFailure):
+        compile_with(compiler, regex="a")
+    compiler.close()

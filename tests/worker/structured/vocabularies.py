@@ -1,0 +1,45 @@
+"""A vocabulary of single bytes, and what follows grammars over it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from worker.structured.base import GrammarBackend
+from worker.structured.follower import GrammarFollower
+from worker.structured.guidance_backend import GuidanceBackend
+from worker.structured.xgrammar_backend import XGrammarBackend
+from worker.wire.sampling import SamplingParams
+from worker.wire.structured import StructuredOutputsParams
+
+TOKENS = [*(bytes([byte]) for byte in range(256)), b"", b"ab", b""]
+EOS = 256
+VOCAB_SIZE = len(TOKENS)
+
+
+def make_backend(name: str) -> GrammarBackend:
+    if name == "guidance":
+        return GuidanceBackend(TOKENS, [EOS])
+    return XGrammarBackend.of_tokens(TOKENS, [EOS])
+
+
+def follow(
+    backend: GrammarBackend, output: bytes = b"", *, sampling: Any = None, **params: Any
+) -> GrammarFollower:
+    """A request that has drawn `output` already."""
+    loaded = backend.load(backend.compile(StructuredOutputsParams(**params)))
+    return GrammarFollower(
+        loaded.matcher(),
+        sampling or SamplingParams(),
+        eos_token_ids=[EOS],
+        vocab_size=VOCAB_SIZE,
+        output=output,
+    )
+
+
+def allowed(follower: GrammarFollower) -> set[int]:
+    """Token ids whose bit is set."""
+    octets = np.frombuffer(follower.mask, dtype=np.uint8)
+    bits = np.unpackbits(octets, bitorder="little", count=VOCAB_SIZE)
+    return set(np.nonzero(bits)[0].tolist())
