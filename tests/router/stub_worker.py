@@ -68,6 +68,7 @@ class StubWorker:
         self.reachable = True
         self.failure: BaseException | None = None
         self.rejection: str | None = None
+        self.rejection_status = 503
         self.refuses: set[str] = set()
         self.protocol_version = PROTOCOL_VERSION
         self.blocks: dict[int, None] = {}
@@ -78,6 +79,9 @@ class StubWorker:
         self.num_submits = 0
         self.answer_gate = asyncio.Event()
         self.answer_gate.set()
+        self.compiled = asyncio.Event()
+        """Whether grammars are."""
+        self.compiled.set()
         self.gate = asyncio.Event()
         self.gate.set()
         self.news = asyncio.Event()
@@ -103,6 +107,8 @@ class StubWorker:
             raise self.failure
         batch = msgspec.msgpack.decode(payload, type=SubmitBatch)
         self.batches.append(batch)
+        if any(submit.sampling.structured_outputs for submit in batch.submits):
+            await self.compiled.wait()
         await self.gate.wait()
         rejections = []
         for submit in batch.submits:
@@ -112,7 +118,7 @@ class StubWorker:
                         request_id=submit.request_id,
                         attempt=submit.attempt,
                         message=self.rejection or "not this one",
-                        status=503,
+                        status=self.rejection_status,
                     )
                 )
                 continue

@@ -203,7 +203,7 @@ async def test_content_parts_and_template_arguments(rig):
         ({"allowed_token_ids": [1000]}, "allowed_token_ids"),
         ({"bad_words": [""]}, "bad_words"),
         ({"echo": True}, "echo"),
-        ({"response_format": {"type": "json_object"}}, "response_format"),
+        ({"response_format": {"type": "yaml"}}, "response_format"),
         ({"tools": [{"type": "function"}]}, "tools"),
         ({"stream_options": {"include_usage": True}}, "stream_options"),
     ],

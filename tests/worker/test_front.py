@@ -8,6 +8,7 @@ import os
 import stat
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -36,6 +37,7 @@ from worker.wire.messages import (
     WorkerUpdate,
 )
 from worker.wire.sampling import SamplingParams
+from worker.wire.structured import StructuredOutputsParams
 
 INFO = EngineInfo(
     model="tiny",
@@ -175,6 +177,49 @@ async def test_a_batch_goes_to_the_inbox_less_what_can_never_fit(
     assert [r.request_id for r in reply.rejections] == ["too-long"]
     assert reply.rejections[0].status == 400
     assert [s.request_id for s in (await engine.batch()).submits] == ["fits"]
+
+
+def structured(request_id: str, gateway_id: str = "g0", **params: Any) -> Submit:
+    one = submit(request_id, gateway_id)
+    wanted = StructuredOutputsParams(**params)
+    one.sampling = msgspec.structs.replace(one.sampling, structured_outputs=wanted)
+    return one
+
+
+async def test_grammars_are_compiled_once_and_only_their_requests_wait(front: WorkerFront) -> None:
+    demo = msgspec.structs.replace(INFO, model="deploy/models/demo", vocab_size=2560)
+    engine = Engine(front.open())
+    await engine.reports.send(encode(demo))
+    await front.wait_ready()
+    gateway = Gateway(front, "g0")
+    await gateway.next()
+    slow = asyncio.create_task(send(front, structured("slow", regex="a{3}")))
+    broken = asyncio.create_task(send(front, structured("broken", regex="(a")))
+    await asyncio.sleep(0)
+    assert (await send(front, submit("plain"))).last_ordinal == 1, "while the others compile"
+    assert not slow.done()
+    assert (await slow).last_ordinal == 2
+    [rejection] = (await broken).rejections
+    assert rejection.status == 400
+    assert "parenthesis" in rejection.message
+    assert (await send(front, structured("again", regex="a{3}"))).last_ordinal == 3
+    plain, first, again = [await engine.batch() for _ in range(3)]
+    assert [s.request_id for s in plain.submits] == ["plain"]
+    [grammar] = first.grammars
+    assert first.vocabulary is not None
+    assert first.submits[0].grammar == again.submits[0].grammar == grammar.key
+    assert first.submits[0].sampling.structured_outputs is None, "it is not spelled out twice"
+    assert (again.grammars, again.vocabulary) == ([], None)
+    front.engine_lost("rank 0 died")
+    engine.close()
+    engine = Engine(front.open())
+    await engine.reports.send(encode(demo))
+    await front.wait_ready()
+    await send(front, structured("next", regex="a{3}"))
+    batch = await engine.batch()
+    assert batch.grammars == [grammar], "the next engine knows nothing yet"
+    assert batch.vocabulary is not None
+    engine.close()
 
 
 async def test_replies_number_the_submits_of_all_gateways_and_of_one_epoch(

@@ -1,0 +1,115 @@
+"""`response_format` and `structured_outputs`, from the body to the worker and back."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+
+import pytest
+
+SCHEMA = {"type": "object", "properties": {"b": {"type": "integer"}, "a": {"type": "null"}}}
+TAG = {
+    "type": "structural_tag",
+    "structures": [{"begin": "<f>", "schema": SCHEMA, "end": "</f>"}],
+    "triggers": ["<f>"],
+}
+
+
+def schema_format(schema: object) -> dict:
+    return {"type": "json_schema", "json_schema": {"name": "x", "schema": schema, "strict": True}}
+
+
+@pytest.mark.parametrize(
+    ("fields", "kind", "text"),
+    [
+        ({"response_format": {"type": "json_object"}}, "json_object", ""),
+        ({"response_format": schema_format(SCHEMA)}, "json", json.dumps(SCHEMA)),
+        ({"response_format": TAG}, "structural_tag", json.dumps(TAG)),
+        ({"structured_outputs": {"json": SCHEMA}}, "json", json.dumps(SCHEMA)),
+        ({"structured_outputs": {"json": "{}", "regex": None}}, "json", "{}"),
+        ({"structured_outputs": {"regex": "a+"}}, "regex", "a+"),
+        ({"structured_outputs": {"choice": ["a", "b"]}}, "choice", '["a","b"]'),
+        ({"structured_outputs": {"grammar": "root ::= x"}}, "grammar", "root ::= x"),
+        ({"structured_outputs": {"structural_tag": TAG}}, "structural_tag", json.dumps(TAG)),
+        ({"structured_outputs": {"json_object": True}}, "json_object", ""),
+        ({"response_format": {"type": "text"}, "structured_outputs": {}}, None, ""),
+    ],
+    ids=lambda value: str(value)[:50],
+)
+async def test_every_form_reaches_the_worker(rig, fields, kind, text) -> None:
+    await rig.start()
+    for send in (rig.chat, rig.complete):
+        response = await send(**fields)
+        assert response.status_code == 200, response.text
+    for submit in rig.submits():
+        params = submit.sampling.structured_outputs
+        assert (params and params.kind) == kind
+        if params is not None:
+            assert params.text.replace(" ", "") == text.replace(" ", ""), "keys keep their order"
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"response_format": {"type": "yaml"}}, "response_format"),
+        ({"response_format": {}}, "response_format"),
+        ({"response_format": "json"}, "response_format"),
+        ({"response_format": {"type": "json_schema"}}, "response_format"),
+        ({"response_format": schema_format("text")}, "response_format"),
+        ({"structured_outputs": {"regex": "a", "json": {}}}, "structured_outputs"),
+        ({"structured_outputs": {"regex": 5}}, "structured_outputs"),
+        ({"structured_outputs": {"choice": []}}, "structured_outputs"),
+        ({"structured_outputs": {"whitespace_pattern": "x"}}, "structured_outputs"),
+        (
+            {"structured_outputs": {"regex": "a"}, "response_format": {"type": "json_object"}},
+            "structured_outputs",
+        ),
+        ({"structured_outputs": {"regex": "a" * (2**20 + 1)}}, "structured_outputs"),
+        ({"guided_json": SCHEMA}, "guided_json"),
+    ],
+    ids=lambda value: str(value)[:50],
+)
+async def test_what_cannot_be_meant_is_refused_by_name(rig, fields, param) -> None:
+    await rig.start()
+    response = await rig.chat(**fields)
+    assert response.status_code == 400, response.text
+    assert response.json()["error"]["param"] == param
+    assert not rig.submits()
+
+
+async def test_a_schema_of_ten_megabytes_is_refused_unseen(rig) -> None:
+    await rig.start()
+    schema = {"enum": [f"value {number:09}" for number in range(500_000)]}
+    began = time.perf_counter()
+    response = await rig.chat(response_format=schema_format(schema))
+    assert response.status_code == 400
+    assert response.json()["error"]["param"] == "response_format"
+    assert time.perf_counter() - began < 2.0
+
+
+async def test_the_status_waits_for_the_worker_s_verdict(rig) -> None:
+    await rig.start()
+    for worker in rig.workers:
+        worker.rejection = "structured_outputs: regex cannot be used: it is broken"
+        worker.rejection_status = 400
+    for stream in (False, True):
+        response = await rig.chat(structured_outputs={"regex": "(a"}, stream=stream)
+        assert response.status_code == 400
+        error = response.json()["error"]
+        assert error["message"].endswith("it is broken")
+        assert (error["type"], error["param"]) == ("invalid_request_error", "structured_outputs")
+
+
+async def test_others_do_not_wait_for_a_grammar(rig) -> None:
+    await rig.start(attached=2)
+    for worker in rig.workers:
+        worker.compiled.clear()
+    slow = asyncio.create_task(rig.chat(structured_outputs={"regex": "a"}))
+    await rig.until(lambda: len(rig.submits()) == 1)
+    plain = await asyncio.gather(*(rig.chat() for _ in range(4)))
+    assert [response.status_code for response in plain] == [200] * 4
+    assert not slow.done()
+    for worker in rig.workers:
+        worker.compiled.set()
+    assert (await slow).status_code == 200
