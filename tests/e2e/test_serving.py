@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
+
 import httpx
+import jsonschema
 import openai
 import pytest
 from openai import OpenAI
@@ -83,6 +86,51 @@ def test_logprobs_and_masks_come_through_every_process(client: OpenAI) -> None:
     assert columns.token_logprobs[0] is None
     assert all(value <= 0 for value in columns.token_logprobs[1:])
     assert echo.choices[0].text.startswith("abc")
+
+
+def test_structured_outputs_conform(client: OpenAI) -> None:
+    schema = {
+        "type": "object",
+        "properties": {
+            "sum": {"type": "integer", "minimum": 0, "maximum": 99},
+            "sure": {"type": "boolean"},
+        },
+        "required": ["sum", "sure"],
+        "additionalProperties": False,
+    }
+    form = {"type": "json_schema", "json_schema": {"name": "answer", "schema": schema}}
+
+    def chat(stream: bool, temperature: float) -> str:
+        answer = client.chat.completions.create(
+            model=MODEL,
+            messages=MESSAGES,
+            temperature=temperature,
+            response_format=form,
+            stream=stream,
+        )
+        if not stream:
+            assert answer.choices[0].finish_reason == "stop"
+            return answer.choices[0].message.content
+        return "".join(chunk.choices[0].delta.content or "" for chunk in answer)
+
+    for stream, temperature in ((False, 0.0), (True, 1.3)):
+        jsonschema.validate(json.loads(chat(stream, temperature)), schema)
+    choices = client.completions.create(
+        model=MODEL,
+        prompt="abc",
+        n=3,
+        temperature=1.3,
+        extra_body={"structured_outputs": {"choice": ["yes", "no"]}},
+    ).choices
+    assert {choice.text for choice in choices} <= {"yes", "no"}
+    for stream in (False, True):
+        with pytest.raises(openai.BadRequestError, match="parenthesis"):
+            client.completions.create(
+                model=MODEL,
+                prompt="abc",
+                stream=stream,
+                extra_body={"structured_outputs": {"regex": "(a"}},
+            )
 
 
 @pytest.mark.parametrize("headers", [{}, {"authorization": "Bearer wrong"}])
