@@ -19,7 +19,8 @@ class RequestState(Enum):
     WAITING ──> RUNNING ──> FINISHED_STOPPED | FINISHED_LENGTH | FINISHED_ABORTED | FINISHED_ERROR
                  │   ^
                  v   │
-               PREEMPTED        (WAITING and PREEMPTED can also end: aborted, or no room left)
+               PREEMPTED        (WAITING and PREEMPTED can also end: aborted, no room left, or by
+                                 their grammar)
     """
 
     WAITING = auto()
@@ -47,7 +48,12 @@ _MOVES: Final[Mapping[RequestState, tuple[RequestState, ...]]] = MappingProxyTyp
             RequestState.FINISHED_ABORTED,
             RequestState.FINISHED_ERROR,
         ),
-        RequestState.PREEMPTED: (RequestState.RUNNING, RequestState.FINISHED_ABORTED),
+        RequestState.PREEMPTED: (
+            RequestState.RUNNING,
+            RequestState.FINISHED_STOPPED,
+            RequestState.FINISHED_ABORTED,
+            RequestState.FINISHED_ERROR,
+        ),
         RequestState.FINISHED_STOPPED: (),
         RequestState.FINISHED_LENGTH: (),
         RequestState.FINISHED_ABORTED: (),

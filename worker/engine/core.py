@@ -121,6 +121,7 @@ class EngineCore:
             collected = self.timeline.now()
             self.scheduler.apply(result)
             self._send_masks()
+            self._pass_slow_grammars()
         report = self.scheduler.take_report()
         if result is not None:
             self.timeline.completed(result, awaited, collected)
@@ -139,6 +140,13 @@ class EngineCore:
         self._masks_due = plan.seq if plan.masked else None
         self._send_masks()
         return True
+
+    def _pass_slow_grammars(self) -> None:
+        slow = self.scheduler.slow_grammars
+        if slow:
+            self.scheduler.slow_grammars = []
+            for one in slow:
+                self.grammars.advance(*one)
 
     def _send_masks(self) -> None:
         """Sends the masks that the newest step waits for, unless an earlier one is in flight."""

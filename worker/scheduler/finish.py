@@ -11,7 +11,7 @@ def finish_state(request: Request, token_id: int) -> RequestState | None:
     A token that its grammar does not allow ends it with an error: other parameters had left none
     that it does. End tokens and stop tokens end it from `min_tokens` on; the token stays in the
     output. Where a grammar leaves nothing more to draw, that ends it too, whatever `min_tokens`
-    and `ignore_eos` say.
+    and `ignore_eos` say; of one that is slow, that is found out later.
     """
     grammar = request.grammar
     if grammar is not None and not _allows(grammar.mask, token_id):
@@ -24,7 +24,7 @@ def finish_state(request: Request, token_id: int) -> RequestState | None:
         return RequestState.FINISHED_STOPPED
     if len(request.token_ids) >= request.limit:
         return RequestState.FINISHED_LENGTH
-    if grammar is None:
+    if grammar is None or grammar.is_slow:
         return None
     request.error = grammar.advance(token_id)
     if request.error is not None:

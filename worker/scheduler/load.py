@@ -33,6 +33,7 @@ def snapshot(
     running: RunningSet,
     cache: CacheManager,
     tally: Tally,
+    num_held: int,
 ) -> LoadSnapshot:
     """The load as it stands; cost is one pass over the running set."""
     to_prefill = 0
@@ -41,7 +42,7 @@ def snapshot(
             to_prefill += request.num_prefill - request.num_computed
     return LoadSnapshot(
         num_running=len(running),
-        num_waiting=len(queue),
+        num_waiting=len(queue) + num_held,
         num_free_pages=cache.num_available,
         num_total_pages=config.num_pages - 1,
         queued_prefill_tokens=queue.num_tokens + to_prefill,

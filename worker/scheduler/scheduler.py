@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections import deque
 from collections.abc import Callable
+from typing import NamedTuple
 
 from worker.cache.manager import CacheManager
 from worker.request import Request, RequestState
@@ -35,6 +36,15 @@ DIGEST_INTERVAL = 64
 """Every so many Plans carry a digest."""
 
 
+class SlowGrammar(NamedTuple):
+    """A token for a grammar that takes long over it."""
+
+    request_id: str
+    attempt: int
+    grammar: GrammarState
+    token_id: int
+
+
 class Scheduler:
     """Decides every step of one worker group. Pure: same calls, same Plans.
 
@@ -44,8 +54,10 @@ class Scheduler:
 
         add ──> queue ──admit──> running ──apply──> finished
          │        ^ ^               │
-         │        │ └─ taken back ──┘  (pages ran out)
-         └> held ─┘  (until its grammar is provided)
+         │        │ └─ taken back ──┤  (pages ran out)
+         └> held ─┘                 │
+             ^                      │
+             └──────────────────────┘  (held until its grammar, or the next mask, is provided)
 
     Args:
         config: limits of the worker group.
@@ -65,7 +77,9 @@ class Scheduler:
         self._requests: dict[str, Request] = {}
         self._queue = FcfsQueue()
         self._held: dict[str, Request] = {}
-        """Requests whose grammar is not here yet."""
+        """Requests whose grammar, or its next mask, is not here yet."""
+        self.slow_grammars: list[SlowGrammar] = []
+        """Held requests for which somebody is to take the last token, and call `provide` then."""
         self._running = RunningSet()
         self._in_flight: deque[StepInFlight] = deque()
         self._outbox = Outbox()
@@ -137,7 +151,10 @@ class Scheduler:
         else:
             del self._held[request_id]
             request.grammar = grammar
-            self._queue.push(request)
+            if request.state is RequestState.PREEMPTED:
+                self._queue.push_back(request)
+            else:
+                self._queue.push(request)
 
     def abort(self, request_id: str, attempt: int) -> None:
         """Ends a request wherever it is; unknown ids and aborts of older attempts are ignored."""
@@ -209,7 +226,10 @@ class Scheduler:
             seq=self._num_reports,
             deltas=self._outbox.take(),
             block_events=self._cache.take_events(),
-            load=snapshot(self.config, self._queue, self._running, self._cache, self._tally),
+            load=snapshot(
+                *(self.config, self._queue, self._running, self._cache, self._tally),
+                num_held=len(self._held),
+            ),
         )
 
     def check_invariants(self) -> None:
@@ -265,9 +285,13 @@ class Scheduler:
                 self._cache.commit(lease, request.token_ids, end)
             if not sample:
                 continue
+            grammar = request.grammar
+            is_slow = grammar is not None and grammar.is_slow
             state = finish_state(request, token_id)
             if state is None:
                 self._outbox.put(request)
+                if grammar is not None and is_slow:
+                    self._hold(request, grammar, token_id)
                 continue
             self._end(request, state, keep_place=True)
             any_finished = True
@@ -277,6 +301,23 @@ class Scheduler:
             )
         if any_finished:
             self._running.drop_finished()
+
+    def _hold(self, request: Request, grammar: GrammarState, token_id: int) -> None:
+        """Takes a running request out until its slow grammar has taken its last token.
+
+        A row of it in flight becomes stale, as that of an aborted one does.
+        """
+        assert request.lease is not None
+        self._running.remove(request)
+        self._cache.release(request.lease)
+        request.lease = None
+        request.num_computed = request.num_placeholders = 0
+        request.num_prefill = len(request.token_ids)
+        request.move_to(RequestState.PREEMPTED)
+        self._held[request.request_id] = request
+        self.slow_grammars.append(
+            SlowGrammar(request.request_id, request.attempt, grammar, token_id)
+        )
 
     def _end(self, request: Request, state: RequestState, *, keep_place: bool = False) -> None:
         """Moves a request to a finished state and gives back all it holds.

@@ -13,8 +13,10 @@ from worker.wire.sampling import SamplingParams
 
 FREE_S = 0.02
 """Time per token that costs a request nothing."""
-CREDIT_S = 0.5
-"""What it may use beyond, in sum, before it is given up: all requests wait for the slowest mask."""
+CREDIT_S = 1.0
+"""What it may use beyond, in sum, before it is given up."""
+SLOW_S = 0.01
+"""From here on a step does not wait for it: the request is taken out until its mask is made."""
 
 
 class GrammarFollower:
@@ -45,6 +47,8 @@ class GrammarFollower:
     ) -> None:
         self.is_complete = False
         """See GrammarState."""
+        self.is_slow = False
+        """See GrammarState."""
         self.mask = b""
         """See GrammarState."""
         self._matcher = matcher
@@ -68,7 +72,9 @@ class GrammarFollower:
             self._fill()
         except GrammarError as error:
             return str(error)
-        self._spent = max(0.0, self._spent + time.thread_time() - began - FREE_S)
+        took = time.thread_time() - began
+        self.is_slow = took > SLOW_S
+        self._spent = max(0.0, self._spent + took - FREE_S)
         if self._spent > CREDIT_S:
             return "structured_outputs: the grammar is too ambiguous to be followed in time"
         return None

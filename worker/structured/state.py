@@ -21,6 +21,11 @@ class GrammarState(Protocol):
         """Whether the grammar leaves nothing to draw but an end token, or not even that."""
         ...
 
+    @property
+    def is_slow(self) -> bool:
+        """Whether `advance` takes so long that a step must not wait for it."""
+        ...
+
     def advance(self, token_id: int) -> str | None:
         """Takes one drawn token and makes the next mask; why it cannot go on, None if it can."""
         ...

@@ -8,11 +8,13 @@ import threading
 import weakref
 from array import array
 from collections import deque
+from collections.abc import Callable
 from typing import NamedTuple
 
 from worker.structured.base import GrammarBackend, GrammarError, LoadedGrammar
 from worker.structured.follower import GrammarFollower
 from worker.structured.guidance_backend import GuidanceBackend
+from worker.structured.state import GrammarState
 from worker.structured.xgrammar_backend import XGrammarBackend
 from worker.wire.messages import CompiledGrammar, EngineInfo, Submit, SubmitBatch, Vocabulary
 
@@ -22,7 +24,7 @@ class Provided(NamedTuple):
 
     request_id: str
     attempt: int
-    grammar: GrammarFollower | str
+    grammar: GrammarState | str
     """Or what went wrong."""
 
 
@@ -35,7 +37,7 @@ class _Entry:
 
 
 class GrammarStore:
-    """Keeps grammars and makes requests' matchers of them.
+    """Keeps grammars, makes requests' matchers of them, and advances those that are slow.
 
     xgrammar and llguidance hold the interpreter's lock for moments only: 0.5 s of loading stopped
     another thread for 12 ms at most.
@@ -45,15 +47,16 @@ class GrammarStore:
     """
 
     def __init__(self, info: EngineInfo) -> None:
+        self.num_due = 0
+        """Requests for which `take` has not returned anything yet."""
         self._info = info
         self._vocabulary: Vocabulary | None = None
         self._backends: dict[str, GrammarBackend] = {}
         self._entries: dict[str, _Entry] = {}
-        self._jobs: queue.SimpleQueue[tuple[_Entry | None, Submit] | None] = queue.SimpleQueue()
         self._provided: deque[Provided] = deque()
-        self._thread: threading.Thread | None = None
-        self.num_due = 0
-        """Requests whose matcher `take` has not returned yet."""
+        # Apart, so that no new request waits for a slow one.
+        self._loading = _Thread("grammar-loads")
+        self._advancing = _Thread("slow-grammars")
         self._wake_read, self._wake_write = os.pipe()
         os.set_blocking(self._wake_read, False)
         self._finalizer = weakref.finalize(self, _close_all, self._wake_read, self._wake_write)
@@ -74,15 +77,24 @@ class GrammarStore:
 
     def request(self, submit: Submit) -> None:
         """Begins to make the matcher of a request that names a grammar."""
-        if self._thread is None:
-            self._thread = threading.Thread(target=self._work, name="grammars", daemon=True)
-            self._thread.start()
-        self.num_due += 1
         # The entry, not its key: a later batch may drop it while it waits here.
-        self._jobs.put((self._entries.get(submit.grammar), submit))
+        entry = self._entries.get(submit.grammar)
+        self._begin(
+            self._loading,
+            *(submit.request_id, submit.attempt),
+            lambda: self._follow(entry, submit),
+        )
+
+    def advance(self, request_id: str, attempt: int, grammar: GrammarState, token_id: int) -> None:
+        """Begins to take a token for a grammar that is slow."""
+
+        def take() -> GrammarState | str:
+            return grammar.advance(token_id) or grammar
+
+        self._begin(self._advancing, request_id, attempt, take)
 
     def take(self, *, wait: bool = False) -> list[Provided]:
-        """Matchers that are ready; with `wait`, at least one, if any is due."""
+        """What is ready; with `wait`, at least one, if any is due."""
         if not self.num_due:
             return []
         if wait and not self._provided:
@@ -100,26 +112,32 @@ class GrammarStore:
         return taken
 
     def close(self) -> None:
-        """Ends the thread."""
-        if self._thread is not None:
-            self._jobs.put(None)
-            self._thread.join()
-            self._thread = None
+        """Ends the threads."""
+        self._loading.close()
+        self._advancing.close()
         self._finalizer()
 
-    def _work(self) -> None:
-        while (job := self._jobs.get()) is not None:
-            entry, submit = job
-            grammar: GrammarFollower | str
+    def _begin(
+        self,
+        thread: _Thread,
+        request_id: str,
+        attempt: int,
+        work: Callable[[], GrammarState | str],
+    ) -> None:
+        def run() -> None:
+            grammar: GrammarState | str
             try:
-                grammar = self._follow(entry, submit)
+                grammar = work()
             except GrammarError as error:
                 grammar = str(error)
             except Exception as error:
                 # Whatever it was, the request must not wait forever.
                 grammar = f"structured_outputs: internal error: {error!r}"
-            self._provided.append(Provided(submit.request_id, submit.attempt, grammar))
+            self._provided.append(Provided(request_id, attempt, grammar))
             os.write(self._wake_write, b"\0")
+
+        self.num_due += 1
+        thread.put(run)
 
     def _follow(self, entry: _Entry | None, submit: Submit) -> GrammarFollower:
         if entry is None:
@@ -147,6 +165,32 @@ class GrammarStore:
                 backend = GuidanceBackend(vocabulary.tokens, vocabulary.eos_token_ids)
             self._backends[name] = backend
         return backend
+
+
+class _Thread:
+    """Runs jobs one after another; started with the first."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._jobs: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._thread: threading.Thread | None = None
+
+    def put(self, job: Callable[[], None]) -> None:
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run, name=self._name, daemon=True)
+            self._thread.start()
+        self._jobs.put(job)
+
+    def close(self) -> None:
+        """Ends after the jobs that are queued."""
+        if self._thread is not None:
+            self._jobs.put(None)
+            self._thread.join()
+            self._thread = None
+
+    def _run(self) -> None:
+        while (job := self._jobs.get()) is not None:
+            job()
 
 
 def _close_all(*fds: int) -> None:

@@ -15,14 +15,19 @@ class CountingGrammar:
     """Its mask says how many tokens it has taken; complete after `length` of them; refuses the
     token that makes them `refuse_at`."""
 
-    def __init__(self, length: int = 99, refuse_at: int = -1) -> None:
+    def __init__(self, length: int = 99, refuse_at: int = -1, slow_from: int = 99) -> None:
         self.taken: list[int] = []
+        self._slow_from = slow_from
         self._length = length
         self._refuse_at = refuse_at
 
     @property
     def mask(self) -> bytes:
         return bytes([255, 255, 255, len(self.taken)])
+
+    @property
+    def is_slow(self) -> bool:
+        return len(self.taken) >= self._slow_from
 
     @property
     def is_complete(self) -> bool:
@@ -132,3 +137,39 @@ def test_a_grammar_that_is_complete_at_once_draws_nothing(depth: int) -> None:
     add(core, "a", CountingGrammar(length=0))
     assert run(core) == {"a": []}
     assert not executor.plans
+
+
+@pytest.mark.parametrize("depth", [0, 1])
+@pytest.mark.parametrize(
+    ("grammar", "tokens", "reason"),
+    [
+        (CountingGrammar(slow_from=2), 6, "length"),
+        (CountingGrammar(length=4, slow_from=2), 4, "stop"),
+        (CountingGrammar(refuse_at=4, slow_from=2), 4, "error"),
+    ],
+    ids=["length", "stop", "error"],
+)
+def test_nobody_waits_for_a_slow_grammar(
+    depth: int, grammar: CountingGrammar, tokens: int, reason: str
+) -> None:
+    core, executor = make_core(depth)
+    grammar.taken.clear()
+    add(core, "slow", grammar, max_tokens=6)
+    core.add(submit("plain", max_tokens=5))
+    drawn: dict[str, list[int]] = {}
+    ends = {}
+    while core.has_work() or core.grammars.num_due:
+        if not core.has_work():
+            core.take_grammars(wait=True)
+        for delta in core.step().deltas.get("g", ()):
+            drawn.setdefault(delta.request_id, []).extend(delta.token_ids)
+            ends[delta.request_id] = delta.finish_reason
+        core.scheduler.check_invariants()
+    assert ends == {"slow": reason, "plain": "length"}
+    assert len(drawn["slow"]) == tokens
+    assert grammar.taken == drawn["slow"][: len(grammar.taken)]
+    assert len(grammar.taken) >= tokens - 1
+    assert len(executor.masks) == sum(bool(plan.masked) for plan in executor.plans)
+    load = core.step().load
+    assert load.num_free_pages == load.num_total_pages
+    core.close()
