@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 from collections.abc import Iterator
@@ -11,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from worker.engine.base import RankFailure
-from worker.llm import LLM, SamplingParams
+from worker.llm import LLM, SamplingParams, StructuredOutputsParams
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=24, ignore_eos=True)
 OPTIONS = {"device": "cpu", "cpu_threads": 1, "kv_cache_tokens": 4096}
@@ -54,6 +55,26 @@ def test_outputs_come_in_the_order_of_the_prompts(llm: LLM) -> None:
     outputs = llm.generate(["one", "two", "three"], params)
     assert [output.prompt for output in outputs] == ["one", "two", "three"]
     assert [len(output.outputs[0].token_ids) for output in outputs] == [9, 1, 5]
+
+
+def test_outputs_have_the_form_that_is_asked_for(llm: LLM) -> None:
+    forms = [
+        StructuredOutputsParams(regex="[a-c]{2}-[0-9]{3}"),
+        StructuredOutputsParams(choice=["yes", "no"]),
+    ]
+    params = [
+        SamplingParams(n=2, temperature=1.3, seed=3, structured_outputs=form) for form in forms
+    ]
+    by_regex, by_choice = llm.generate(["one", "two"], params)
+    for output in by_regex.outputs:
+        assert re.fullmatch("[a-c]{2}-[0-9]{3}", output.text)
+        assert output.finish_reason == "stop"
+    assert {output.text for output in by_choice.outputs} <= {"yes", "no"}
+    broken = SamplingParams(structured_outputs=StructuredOutputsParams(regex="(a"))
+    with pytest.raises(ValueError, match=r"prompt 1: structured_outputs: regex .* parenthesis"):
+        llm.generate(["one", "two"], [GREEDY, broken])
+    *_, last = llm.stream("three", params[0])
+    assert last.finished
 
 
 def test_choices_of_one_prompt_differ_and_repeat_with_the_seed(llm: LLM) -> None:

@@ -17,7 +17,7 @@ class MaskRows:
     """Which rows of the logits are masked, and how."""
 
     rows: torch.Tensor
-    """int64 [M]."""
+    """int64 [M], ascending."""
     bitmask: torch.Tensor
     """int32 [M, ceil(vocab / 32)]; bit 1 allows."""
 
@@ -33,4 +33,5 @@ class MaskRows:
 
     def apply(self, logits: torch.Tensor) -> None:
         """Leaves only allowed tokens in the masked rows of fp32 logits [S, vocab], in place."""
-        apply_token_bitmask(logits, self.bitmask, self.rows)
+        every_row = len(self.rows) == len(logits)
+        apply_token_bitmask(logits, self.bitmask, None if every_row else self.rows)

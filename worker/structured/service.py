@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections import OrderedDict, deque
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -29,8 +30,10 @@ NUM_PROCESSES = 2
 CACHE_BYTES = 64 * 2**20
 MAX_CACHED = 4096
 """Refusals are kept too: a broken grammar is not compiled over and over."""
-MAX_WAITING = 8
+MAX_WAITING = 4096
 """Grammars under way; beyond that, requests are sent elsewhere."""
+PATIENCE_S = 6.0
+"""A grammar whose turn has not come by then is not compiled; gateways wait a little longer."""
 
 
 class GrammarService:
@@ -133,14 +136,21 @@ class GrammarService:
         self, key: str, params: StructuredOutputsParams
     ) -> CompiledGrammar | GrammarError:
         loop = asyncio.get_running_loop()
+        deadline = time.monotonic() + PATIENCE_S
         try:
-            verdict = await loop.run_in_executor(self._threads, self._compile_in_thread, params)
+            verdict = await loop.run_in_executor(
+                self._threads, self._compile_in_thread, params, deadline
+            )
         finally:
             del self._tasks[key]
         self._keep(key, verdict)
         return verdict
 
-    def _compile_in_thread(self, params: StructuredOutputsParams) -> CompiledGrammar | GrammarError:
+    def _compile_in_thread(
+        self, params: StructuredOutputsParams, deadline: float
+    ) -> CompiledGrammar | GrammarError:
+        if time.monotonic() > deadline:
+            raise CompilerFailure("too many grammars are being compiled")
         if self._idle:
             compiler = self._idle.pop()
         else:

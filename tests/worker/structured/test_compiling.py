@@ -68,7 +68,7 @@ def test_a_key_stands_for_the_content(compiler: GrammarCompiler) -> None:
         ({"grammar": "start: foo"}, "foo"),
         ({"grammar": "root ::= root"}, "no text conforms"),
         ({"json": "{"}, "malformed"),
-        ({"json": {"type": "objekt"}}, "objekt"),
+        ({"json": {"type": "record"}}, "record"),
         ({"json": {"$ref": "#/nope"}}, "nope"),
         ({"json": {"$ref": "#"}}, "no text conforms"),
         ({"json": {"required": 5}}, "required"),
