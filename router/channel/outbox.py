@@ -51,6 +51,8 @@ class Outbox:
         self._sender: asyncio.Task[None] | None = None
         self._alone: dict[asyncio.Task[None], None] = {}
         """Calls with one submit whose grammar the worker may have to compile."""
+        self._followers: dict[StructuredOutputsParams, dict[str, Submit]] = {}
+        """By grammar that is on its way to the worker: further submits that need it."""
         self._known_grammars: OrderedDict[StructuredOutputsParams, None] = OrderedDict()
         """Those that the worker has compiled lately."""
         self._encoder = msgspec.msgpack.Encoder()
@@ -59,20 +61,25 @@ class Outbox:
     def submit(self, submit: Submit) -> None:
         """Sends with the next call; or, where the worker must compile a grammar first, alone.
 
-        Its answer then comes later, and would hold up the other submits of a call.
+        Its answer then comes later, and would hold up the other submits of a call. Further ones
+        with the same grammar wait for it.
         """
         params = submit.sampling.structured_outputs
         if params is None or params in self._known_grammars:
             self._submits[submit.request_id] = submit
             self._kick()
-            return
-        task = asyncio.create_task(self._send_alone(submit))
-        self._alone[task] = None
-        task.add_done_callback(self._alone.pop)
+        elif params in self._followers:
+            self._followers[params][submit.request_id] = submit
+        else:
+            self._followers[params] = {}
+            task = asyncio.create_task(self._send_alone(submit, params))
+            self._alone[task] = None
+            task.add_done_callback(self._alone.pop)
 
     def abort(self, request_id: str, attempt: int) -> None:
         """Sends with the next call; a submit that is still here just does not go."""
-        if self._submits.pop(request_id, None) is None:
+        waiting = (self._submits, *self._followers.values())
+        if all(submits.pop(request_id, None) is None for submits in waiting):
             self._aborts.append(Abort(request_id=request_id, attempt=attempt))
             self._kick()
 
@@ -81,6 +88,7 @@ class Outbox:
         self._submits.clear()
         self._aborts.clear()
         self._known_grammars.clear()
+        self._followers.clear()
         for task in self._alone:
             task.cancel()
         if self._sender is not None:
@@ -114,21 +122,27 @@ class Outbox:
                 self._on_reply(submits, reply)
         self._sender = None
 
-    async def _send_alone(self, submit: Submit) -> None:
+    async def _send_alone(self, submit: Submit, params: StructuredOutputsParams) -> None:
         try:
             reply = await self._send(SubmitBatch(submits=[submit]))
         except (Exception, asyncio.CancelledError) as error:
             if _is_cancelled():
                 raise
             logger.warning("submit failed: %s", _text(error), extra={"worker_id": self._worker_id})
-            self._on_failure([submit], _text(error))
+            followers = self._followers.pop(params, {})
+            self._on_failure([submit, *followers.values()], _text(error))
             return
-        params = submit.sampling.structured_outputs
-        if params is not None and not reply.rejections:
-            self._known_grammars[params] = None
-            if len(self._known_grammars) > MAX_KNOWN_GRAMMARS:
-                self._known_grammars.popitem(last=False)
+        followers = self._followers.pop(params, {})
         self._on_reply([submit], reply)
+        if any(rejection.status >= 500 for rejection in reply.rejections):
+            self._on_failure(list(followers.values()), reply.rejections[0].message)
+            return
+        # The worker knows the grammar, or its fault, and answers at once.
+        self._known_grammars[params] = None
+        if len(self._known_grammars) > MAX_KNOWN_GRAMMARS:
+            self._known_grammars.popitem(last=False)
+        self._submits.update(followers)
+        self._kick()
 
     async def _send(self, batch: SubmitBatch) -> SubmitReply:
         async with asyncio.timeout(SUBMIT_TIMEOUT_S):

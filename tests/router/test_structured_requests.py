@@ -101,6 +101,36 @@ async def test_the_status_waits_for_the_worker_s_verdict(rig) -> None:
         assert (error["type"], error["param"]) == ("invalid_request_error", "structured_outputs")
 
 
+async def test_choices_follow_the_first_one_of_their_grammar(rig) -> None:
+    await rig.start()
+    for worker in rig.workers:
+        worker.compiled.clear()
+    answer = asyncio.create_task(rig.complete(n=6, structured_outputs={"regex": "a"}))
+    await rig.until(lambda: len(rig.submits()) == 2)  # one per worker
+    await asyncio.sleep(0.02)
+    assert len(rig.submits()) == 2
+    for worker in rig.workers:
+        worker.compiled.set()
+    response = await answer
+    assert response.status_code == 200
+    assert len(response.json()["choices"]) == len(rig.submits()) == 6
+    num_batches = sum(len(worker.batches) for worker in rig.workers)
+    await rig.complete(n=2, structured_outputs={"regex": "a"})
+    assert sum(len(worker.batches) for worker in rig.workers) <= num_batches + 2, "known by now"
+
+
+async def test_choices_fail_with_the_first_one_of_their_grammar(rig) -> None:
+    await rig.start()
+    for worker in rig.workers:
+        worker.rejection = "too many grammars are being compiled"
+    response = await rig.complete(n=6, structured_outputs={"regex": "a"})
+    assert response.status_code == 503
+    for worker in rig.workers:
+        worker.rejection, worker.rejection_status = "structured_outputs: broken", 400
+    response = await rig.complete(n=6, structured_outputs={"regex": "a"})
+    assert response.status_code == 400
+
+
 async def test_others_do_not_wait_for_a_grammar(rig) -> None:
     await rig.start(attached=2)
     for worker in rig.workers:

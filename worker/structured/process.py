@@ -39,6 +39,7 @@ class GrammarCompiler:
         self._setting = setting
         self._process: subprocess.Popen[bytes] | None = None
         self._greeted = False
+        self._closed = False
 
     def compile(self, params: StructuredOutputsParams) -> CompiledGrammar:
         """Compiles within the limits of time and memory.
@@ -76,7 +77,8 @@ class GrammarCompiler:
         return CompiledGrammar(grammar_key(params), verdict.backend, verdict.payload)
 
     def close(self) -> None:
-        """Ends the process."""
+        """Ends the process, also from another thread than the one that compiles."""
+        self._closed = True
         self._kill()
 
     def _ready_process(self) -> subprocess.Popen[bytes]:
@@ -96,6 +98,8 @@ class GrammarCompiler:
         return process
 
     def _start(self) -> subprocess.Popen[bytes]:
+        if self._closed:
+            raise CompilerFailure("this worker is ending")
         self._greeted = False
         self._process = subprocess.Popen(
             [

@@ -178,7 +178,7 @@ class StepTimes(msgspec.Struct, array_like=True):
     forward: float = 0.0
     """The model; on CUDA its launch alone."""
     sample: float = 0.0
-    """Scoring, drawing, tokens to the host; on CUDA with the wait for the device."""
+    """Scoring, drawing, tokens to the host; with the wait for masks, on CUDA for the device."""
     collect: float = 0.0
     """Waiting for results."""
     process: float = 0.0

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from vocabularies import EOS, TOKENS, allowed, follow, make_backend
 
+from worker.structured import follower as follower_module
 from worker.structured.base import GrammarBackend, GrammarError
 from worker.wire.sampling import SamplingParams
 
@@ -89,13 +90,16 @@ VOCAB_END = len(TOKENS) - 1
 """A token without text."""
 
 
-def test_a_matcher_that_is_too_slow_is_given_up() -> None:
+def test_a_matcher_that_is_too_slow_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(follower_module, "CREDIT_S", 0.1)
     backend = make_backend("xgrammar")
     follower = follow(backend, regex="(a*)*" * 50)
     problem = None
+    assert not follower.is_slow
     for _ in range(400):
         problem = follower.advance(ord("a"))
         if problem:
             break
     assert problem is not None
     assert "too ambiguous" in problem
+    assert follower.is_slow
