@@ -30,7 +30,7 @@ MEMORY_BYTES = 2 * 2**30
 """Address space of the whole process."""
 PAYLOAD_BYTES = 16 * 2**20
 """Of a compiled grammar."""
-PROBE_TOKENS = 64
+PROBE_TOKENS = 256
 PROBE_S = 0.3
 """A grammar for which the first tokens take longer together would stall everybody's steps."""
 ORPHAN_CPU_S = 10
