@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Iterable
 
@@ -10,6 +11,8 @@ import numpy as np
 from worker.structured.base import GrammarError, Matcher, Words
 from worker.structured.vocabulary import bits
 from worker.wire.sampling import SamplingParams
+
+logger = logging.getLogger(__name__)
 
 FREE_S = 0.02
 """Time per token that costs a request nothing."""
@@ -72,6 +75,10 @@ class GrammarFollower:
             self._fill()
         except GrammarError as error:
             return str(error)
+        except Exception as error:
+            # A library's trouble with one grammar must not end the whole group.
+            logger.exception("a grammar failed")
+            return f"structured_outputs: internal error: {error}"
         took = time.thread_time() - began
         self.is_slow = took > SLOW_S
         self._spent = max(0.0, self._spent + took - FREE_S)

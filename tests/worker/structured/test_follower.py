@@ -80,6 +80,15 @@ def test_a_token_that_does_not_follow_is_refused(backend: GrammarBackend) -> Non
     assert "cannot go on with token 120" in problem
 
 
+def test_a_library_that_fails_ends_the_request_and_nothing_else() -> None:
+    follower = follow(make_backend("xgrammar"), regex="a")
+    assert follower.advance(ord("a")) is None
+    assert follower.is_complete
+    problem = follower.advance(EOS) or follower.advance(EOS)
+    assert problem is not None
+    assert problem.startswith("structured_outputs: ")
+
+
 def test_special_tokens_are_no_text(backend: GrammarBackend) -> None:
     follower = follow(backend, regex="(.|\n)*")
     assert allowed(follower) >= {ord("a"), AB, EOS}
