@@ -56,7 +56,11 @@ class GrammarFollower:
         """See GrammarState."""
         self._matcher = matcher
         self._words: Words = np.zeros(-(-vocab_size // 32), dtype=np.int32)
-        self._ends = _words(list(eos_token_ids), vocab_size)
+        ends = _words(list(eos_token_ids), vocab_size)
+        self._has_ends = bool(ends.any())
+        self._no_ends = ~ends
+        if vocab_size % 32:  # libraries may set bits that stand for no token
+            self._no_ends[-1] &= (1 << vocab_size % 32) - 1
         allowed = sampling.allowed_token_ids
         self._allowed = None if allowed is None else _words(list(allowed), vocab_size)
         self._min_tokens = sampling.min_tokens
@@ -96,13 +100,14 @@ class GrammarFollower:
     def _fill(self) -> None:
         words = self._words
         self._matcher.fill(words)
-        self.is_complete = not (words & ~self._ends).any()
-        if not words.any() and self._ends.any():
+        going_on = words & self._no_ends
+        self.is_complete = not going_on.any()
+        if self.is_complete and self._has_ends and not words.any():
             raise GrammarError("structured_outputs: the grammar has come to a dead end")
         if self._ignore_eos or self._num_output < self._min_tokens:
-            words &= ~self._ends
+            words = going_on
         if self._allowed is not None:
-            words &= self._allowed
+            words = words & self._allowed
             if not self.is_complete and not words.any():
                 raise GrammarError(
                     "structured_outputs: allowed_token_ids holds no token with which the grammar "
