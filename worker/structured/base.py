@@ -33,6 +33,10 @@ class Matcher(Protocol):
         """Takes one token; False if it cannot follow."""
         ...
 
+    def may_end(self) -> bool:
+        """Whether what it has taken so far is a whole text of the grammar."""
+        ...
+
     def fill(self, words: Words) -> None:
         """Writes which tokens can follow, end tokens included where the text may end."""
         ...

@@ -36,7 +36,8 @@ class GrammarFollower:
         output: tokens that an earlier attempt has drawn.
 
     Raises:
-        GrammarError: there is no first token; or `output` does not follow the grammar.
+        GrammarError: `output` does not follow the grammar; or `allowed_token_ids` holds no token
+            to go on with.
     """
 
     def __init__(
@@ -57,7 +58,6 @@ class GrammarFollower:
         self._matcher = matcher
         self._words: Words = np.zeros(-(-vocab_size // 32), dtype=np.int32)
         ends = _words(list(eos_token_ids), vocab_size)
-        self._has_ends = bool(ends.any())
         self._no_ends = ~ends
         if vocab_size % 32:  # libraries may set bits that stand for no token
             self._no_ends[-1] &= (1 << vocab_size % 32) - 1
@@ -100,12 +100,12 @@ class GrammarFollower:
     def _fill(self) -> None:
         words = self._words
         self._matcher.fill(words)
-        going_on = words & self._no_ends
-        self.is_complete = not going_on.any()
-        if self.is_complete and self._has_ends and not words.any():
-            raise GrammarError("structured_outputs: the grammar has come to a dead end")
-        if self._ignore_eos or self._num_output < self._min_tokens:
-            words = going_on
+        self.is_complete = False
+        if self._matcher.may_end():
+            going_on = words & self._no_ends
+            self.is_complete = not going_on.any()
+            if self._ignore_eos or self._num_output < self._min_tokens:
+                words = going_on
         if self._allowed is not None:
             words = words & self._allowed
             if not self.is_complete and not words.any():

@@ -110,6 +110,10 @@ class _Matcher:
         """See Matcher."""
         return bool(self._handle.consume_token(token_id))
 
+    def may_end(self) -> bool:
+        """See Matcher."""
+        return bool(self._handle.is_accepting())
+
     def fill(self, words: Words) -> None:
         """See Matcher."""
         self._handle.unsafe_compute_mask_ptr(words.ctypes.data, words.nbytes)

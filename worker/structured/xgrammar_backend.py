@@ -113,6 +113,10 @@ class _Matcher:
         """See Matcher."""
         return bool(self._handle.accept_token(token_id, False))
 
+    def may_end(self) -> bool:
+        """See Matcher."""
+        return bool(self._handle.is_completed())
+
     def fill(self, words: Words) -> None:
         """See Matcher."""
         # It writes nothing where every token may follow.
