@@ -56,6 +56,8 @@ class TokensPrompt(TypedDict):
 
 Prompt = str | TokensPrompt
 
+_COMPILE_S = 30.0
+"""Time for a grammar; nobody else waits here."""
 _MAX_GRAMMARS = 256
 """From so many on they are dropped before the next batch."""
 
@@ -105,7 +107,7 @@ class LLM:
             self._finalizer()
             raise
         self._core = EngineCore(self.config, info, executor, time.monotonic)
-        self._compiler = GrammarCompiler(setting_of(info, self._tokenizer_name))
+        self._compiler = GrammarCompiler(setting_of(info, self._tokenizer_name), _COMPILE_S)
         self._grammars: dict[str, None] = {}
         """What the engine has."""
         weakref.finalize(self, self._compiler.close)

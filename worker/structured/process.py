@@ -31,9 +31,11 @@ class GrammarCompiler:
 
     Args:
         setting: what the process compiles for.
+        seconds: time for one grammar.
     """
 
-    def __init__(self, setting: Setting) -> None:
+    def __init__(self, setting: Setting, seconds: float = COMPILE_S) -> None:
+        self.seconds = seconds
         self.vocabulary: Vocabulary | None = None
         """The process's first word; there from the first `compile` on."""
         self._setting = setting
@@ -50,7 +52,7 @@ class GrammarCompiler:
         """
         process = self._ready_process()
         payload = msgspec.msgpack.encode(Job(params))
-        deadline = time.monotonic() + COMPILE_S
+        deadline = time.monotonic() + self.seconds
         try:
             assert process.stdin is not None
             process.stdin.write(LENGTH.pack(len(payload)) + payload)
@@ -60,7 +62,7 @@ class GrammarCompiler:
             self._kill()
             self._start()  # ready for the next one
             raise GrammarError(
-                f"structured_outputs: {params.kind} takes longer than {COMPILE_S} s to compile: "
+                f"structured_outputs: {params.kind} takes longer than {self.seconds} s to compile: "
                 "simplify it"
             ) from None
         except OSError:

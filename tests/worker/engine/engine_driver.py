@@ -51,7 +51,7 @@ class Engine:
         self._executor = OverlappingExecutor(self.config, self._directory, range(1, world))
         info = self._executor.start()
         self.core = EngineCore(self.config, info, self._executor, lambda: 0.0)
-        self._compiler = GrammarCompiler(setting_of(info))
+        self._compiler = GrammarCompiler(setting_of(info), 60.0)
         self._num_submitted = 0
 
     def __enter__(self) -> Self:

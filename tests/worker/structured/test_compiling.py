@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 
-from worker.structured import process as process_module
 from worker.structured.base import GrammarError
 from worker.structured.compiling_messages import Setting
 from worker.structured.process import CompilerFailure, GrammarCompiler
@@ -26,7 +25,7 @@ SETTING = Setting(MODEL, 2560, [2], "auto")
 
 @pytest.fixture(scope="module")
 def compiler() -> Iterator[GrammarCompiler]:
-    compiler = GrammarCompiler(SETTING)
+    compiler = GrammarCompiler(SETTING, 60.0)
     compile_with(compiler, regex="warm")
     yield compiler
     compiler.close()
@@ -106,7 +105,7 @@ def test_broken_grammars_are_refused_with_the_reason(
 def test_heavy_grammars_are_served_or_refused_in_time(
     compiler: GrammarCompiler, params: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(process_module, "COMPILE_S", 0.7)
+    monkeypatch.setattr(compiler, "seconds", 0.7)
     began = time.monotonic()
     refusal = ""
     try:
@@ -114,7 +113,8 @@ def test_heavy_grammars_are_served_or_refused_in_time(
     except GrammarError as error:
         refusal = str(error)
     assert not refusal or re.search("simplify|memory|ambiguous", refusal)
-    assert time.monotonic() - began < process_module.COMPILE_S + 1.0
+    assert time.monotonic() - began < 3.0  # killing it takes a moment where cores are busy
+    monkeypatch.undo()
     assert compile_with(compiler, regex="[a-z]{3}").payload, "the next one is served"
 
 
@@ -122,7 +122,7 @@ def test_what_xgrammar_would_pass_over_goes_to_guidance(compiler: GrammarCompile
     both = {"type": "string", "pattern": "^a+$", "maxLength": 3}
     assert compile_with(compiler, json=both).backend == "guidance"
     assert compile_with(compiler, json={"type": "string"}).backend == "xgrammar"
-    only = GrammarCompiler(Setting(MODEL, 2560, [2], "xgrammar"))
+    only = GrammarCompiler(Setting(MODEL, 2560, [2], "xgrammar"), 60.0)
     try:
         with pytest.raises(GrammarError, match="maxLength"):
             compile_with(only, json=both)
