@@ -2,8 +2,8 @@
 
 It runs on the event loop of the WorkerGroup replica and knows no Ray:
 
-    gateways ──submit──> WorkerFront ──PUSH {directory}/inbox───> rank 0
-    gateways <──attach── WorkerFront <──PULL {directory}/reports── rank 0
+    gateways ──submit──> WorkerFront ──SubmitBatch──> rank 0
+    gateways <──attach── WorkerFront <──StepReport─── rank 0      (one socket: engine_connection.py)
 
 Each gateway gets one item per engine step that concerns it, with all its tokens in it. What piles
 up while a gateway is slow is merged, so a slow gateway costs memory for tokens, not for items.
@@ -12,18 +12,14 @@ up while a gateway is slow is merged, so a slow gateway costs memory for tokens,
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
-import shutil
-import tempfile
-from collections.abc import AsyncIterator, Callable
-from pathlib import Path
+from collections.abc import AsyncIterator
 from typing import Any
 
 import msgspec
-import zmq
 
 from worker.attachment import Attachment, CacheMirror
+from worker.engine_connection import EngineConnection
 from worker.structured.service import GrammarService
 from worker.wire.limits import refuse
 from worker.wire.messages import (
@@ -32,7 +28,6 @@ from worker.wire.messages import (
     AttachSnapshot,
     CompiledGrammar,
     EngineInfo,
-    EngineMessage,
     LoadSnapshot,
     Rejection,
     StepReport,
@@ -274,69 +269,3 @@ class WorkerFront:
 
 def _any_structured(batch: SubmitBatch) -> bool:
     return any(submit.sampling.structured_outputs is not None for submit in batch.submits)
-
-
-class EngineConnection:
-    """The sockets of one epoch's engine, in a directory of their own that nobody else may enter.
-
-    Args:
-        parent_directory: where to make that directory.
-        on_message: called with what rank 0 sends, in its order; what it raises breaks the
-            connection.
-    """
-
-    def __init__(
-        self, parent_directory: str, on_message: Callable[[EngineInfo | StepReport], None]
-    ) -> None:
-        # mkdtemp gives mode 0700. Short names: the path of a socket may have 107 bytes.
-        self.directory = tempfile.mkdtemp(prefix="rf-", dir=parent_directory)
-        self.broken: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        """Fails when the reports break off or contradict each other."""
-        self._on_message = on_message
-        self._decode = msgspec.msgpack.Decoder(EngineMessage).decode
-        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-        self._reports = self._context.socket(zmq.PULL)
-        self._reports.set_hwm(0)
-        self._reports.bind(f"ipc://{self.directory}/reports")
-        self._inbox = self._context.socket(zmq.PUSH)
-        self._inbox.set_hwm(0)
-        self._inbox.connect(f"ipc://{self.directory}/inbox")
-        self._num_submits = 0
-        # Not zmq.asyncio, which makes a future and two turns of the loop of every message.
-        self._loop = asyncio.get_running_loop()
-        self._loop.add_reader(self._reports.FD, self._read)
-        self._loop.call_soon(self._read)
-
-    def _read(self) -> None:
-        # HAZARD: the descriptor tells of changes, not of messages: it stays silent for those that
-        # are left unread here.
-        try:
-            while not self._reports.closed and self._has_message():
-                self._on_message(self._decode(self._reports.recv(zmq.NOBLOCK)))
-        except Exception as error:
-            self._loop.remove_reader(self._reports.FD)
-            self.broken.set_exception(error)
-
-    def _has_message(self) -> bool:
-        return bool(int(self._reports.getsockopt(zmq.EVENTS)) & zmq.POLLIN)
-
-    def send(self, payload: bytes, num_submits: int = 0) -> int:
-        """Queues a SubmitBatch for rank 0; without a high-water mark this never blocks.
-
-        Returns how many submits went to this engine so far. Rank 0 takes them in the same order
-        and counts along, so the loads that it reports say which of them they contain.
-        """
-        self._inbox.send(payload, zmq.NOBLOCK)
-        self._num_submits += num_submits
-        return self._num_submits
-
-    def close(self) -> None:
-        """Drops what is unsent and removes the directory."""
-        if not self.broken.done():
-            self._loop.remove_reader(self._reports.FD)
-            self.broken.cancel()
-        self._inbox.close(linger=0)
-        self._reports.close(linger=0)
-        self._context.term()
-        with contextlib.suppress(OSError):
-            shutil.rmtree(Path(self.directory))

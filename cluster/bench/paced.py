@@ -6,6 +6,7 @@ that what lies in front of an engine can be measured by itself.
 
 from __future__ import annotations
 
+import select
 import time
 from array import array
 from collections.abc import Callable
@@ -13,12 +14,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
-import zmq
 from tokenizers import Tokenizer
 
 from worker.engine.config import EngineConfig
 from worker.models.config import load_model_config
-from worker.parallel.channel import endpoint, open_socket
+from worker.parallel.frames import FrameStream, connect
 from worker.wire.blocks import block_hashes, root_hash
 from worker.wire.messages import (
     BlockEvent,
@@ -146,43 +146,42 @@ def script_text(model: str, num_tokens: int) -> str:
 
 
 def serve_paced(config: PacedConfig, directory: str) -> None:
-    """Runs the stub for the front that owns `directory`; blocks for ever.
+    """Runs the stub for the front that owns `directory`, on the real engine loop's socket.
 
-    Same sockets as the real engine loop: binds `inbox`, connects `reports`.
+    Raises:
+        EOFError: the front has closed it.
     """
-    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-    inbox = open_socket(context, zmq.PULL)
-    inbox.bind(endpoint(directory, "inbox"))
-    reports = open_socket(context, zmq.PUSH)
-    reports.connect(endpoint(directory, "reports"))
+    front = connect(directory, "front")
     decode = msgspec.msgpack.Decoder(SubmitBatch).decode
     encode = msgspec.msgpack.Encoder().encode
-    reports.send(encode(config.info))
+    front.send_all(encode(config.info))
     engine = PacedEngine(config)
     due = time.monotonic()
     while True:
         if engine.idle:
-            engine.take(decode(inbox.recv()))
+            _take(front, engine, decode)
             due = time.monotonic()
         due = max(due + config.step_s, time.monotonic())
-        _take_until(due, inbox, engine, decode)
+        _take_until(due, front, engine, decode)
         message: EngineMessage = engine.step()
-        reports.send(encode(message))
+        front.send_all(encode(message))
 
 
 def _tokenizer(folder: str) -> Tokenizer:
     return Tokenizer.from_file(str(Path(folder) / "tokenizer.json"))
 
 
+def _take(front: FrameStream, engine: PacedEngine, decode: Callable[[bytes], SubmitBatch]) -> None:
+    for payload in front.read():
+        engine.take(decode(payload))
+
+
 def _take_until(
     due: float,
-    inbox: zmq.Socket[bytes],
+    front: FrameStream,
     engine: PacedEngine,
     decode: Callable[[bytes], SubmitBatch],
 ) -> None:
     while (left := due - time.monotonic()) > 0:
-        # zmq waits whole milliseconds; the rest is slept, and what arrives then is taken next time.
-        if left < 0.001:
-            time.sleep(left)
-        elif inbox.poll(int(left * 1000.0)):
-            engine.take(decode(inbox.recv()))
+        if select.select([front], [], [], left)[0]:
+            _take(front, engine, decode)

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-PACKAGES = ("torch", "ray", "transformers", "triton", "msgspec", "pyzmq", "fastapi", "tokenizers")
+PACKAGES = ("torch", "ray", "transformers", "triton", "msgspec", "fastapi", "tokenizers")
 OUR_PACKAGES = ("cluster", "router", "worker", "kernels")
 LOW_MEMORY_GIB = 4
 

@@ -13,12 +13,11 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
-import zmq
-import zmq.asyncio
 
 from worker import front as front_module
 from worker.attachment import CacheMirror
 from worker.front import WorkerFront
+from worker.parallel.frames import connect
 from worker.wire.messages import (
     AttachSnapshot,
     BlockEvent,
@@ -56,19 +55,16 @@ encode = msgspec.msgpack.encode
 
 
 class Engine:
-    """Plays rank 0: binds the inbox, pushes reports."""
+    """Plays rank 0: takes batches, sends reports."""
 
     def __init__(self, directory: str) -> None:
         self.directory = directory
-        self.context = zmq.asyncio.Context()
-        self.inbox = self.context.socket(zmq.PULL)
-        self.inbox.bind(f"ipc://{directory}/inbox")
-        self.reports = self.context.socket(zmq.PUSH)
-        self.reports.connect(f"ipc://{directory}/reports")
+        self.stream = connect(directory, "front")
+        self.batches: list[bytes] = []
         self.seq = 0
 
     async def ready(self) -> None:
-        await self.reports.send(encode(INFO))
+        self.stream.send(encode(INFO))
 
     async def step(
         self,
@@ -79,13 +75,15 @@ class Engine:
         self.seq += 1
         load = LoadSnapshot(num_running=running)
         report = StepReport(seq=self.seq, deltas=deltas or {}, block_events=events or [], load=load)
-        await self.reports.send(encode(report))
+        self.stream.send(encode(report))
 
     async def batch(self) -> SubmitBatch:
-        return decode_batch(await self.inbox.recv())
+        while not self.batches:
+            self.batches += await asyncio.to_thread(self.stream.read)
+        return decode_batch(self.batches.pop(0))
 
     def close(self) -> None:
-        self.context.destroy(linger=0)
+        self.stream.close()
 
 
 class Gateway:
@@ -149,7 +147,7 @@ async def send(front: WorkerFront, *submits: Submit) -> SubmitReply:
 async def test_directory_is_private_and_its_sockets_have_short_names(front: WorkerFront) -> None:
     directory = front.open()
     assert stat.S_IMODE(os.stat(directory).st_mode) == 0o700
-    assert len(f"{directory}/reports".encode()) <= 107
+    assert len(f"{directory}/front".encode()) <= 107
     front.close()
     assert not os.path.exists(directory)
 
@@ -189,7 +187,7 @@ def structured(request_id: str, gateway_id: str = "g0", **params: Any) -> Submit
 async def test_grammars_are_compiled_once_and_only_their_requests_wait(front: WorkerFront) -> None:
     demo = msgspec.structs.replace(INFO, model="deploy/models/demo", vocab_size=2560)
     engine = Engine(front.open())
-    await engine.reports.send(encode(demo))
+    engine.stream.send(encode(demo))
     await front.wait_ready()
     gateway = Gateway(front, "g0")
     await gateway.next()
@@ -213,7 +211,7 @@ async def test_grammars_are_compiled_once_and_only_their_requests_wait(front: Wo
     front.engine_lost("rank 0 died")
     engine.close()
     engine = Engine(front.open())
-    await engine.reports.send(encode(demo))
+    engine.stream.send(encode(demo))
     await front.wait_ready()
     await send(front, structured("next", regex="a{3}"))
     batch = await engine.batch()

@@ -8,7 +8,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from worker.parallel.channel import CoordinatorChannel, RankChannel, endpoint
+from worker.parallel.channel import CoordinatorChannel, RankChannel
+from worker.parallel.frames import socket_path
 from worker.parallel.messages import (
     Failure,
     FromRank,
@@ -119,4 +120,4 @@ def test_the_end_of_the_coordinator_ends_a_rank(directory: str) -> None:
 
 def test_a_path_too_long_for_a_unix_socket_is_refused() -> None:
     with pytest.raises(ValueError, match="107 bytes"):
-        endpoint("/tmp/" + "d" * 120, "ranks")
+        socket_path("/tmp/" + "d" * 120, "ranks")
