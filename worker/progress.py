@@ -17,7 +17,9 @@ logger = logging.getLogger(__name__)
 class Advance(Protocol):
     """Notes what has been done since the last call."""
 
-    def __call__(self, amount: int, /) -> None: ...
+    def __call__(self, amount: int, /) -> None:
+        """So much more is done."""
+        ...
 
 
 @contextmanager

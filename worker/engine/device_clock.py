@@ -2,14 +2,14 @@
 
 Events tell only how long after each other they happened. Steps are therefore chained: a step's
 moments lie as far behind the end of the step before as its events do, so that the gap between two
-steps is exactly what the device saw. The chain begins at the moment when the host saw a step's end, and
-is corrected where it would claim that a step ended after the host knew, or long before the host,
+steps is exactly what the device saw. The chain begins at the moment when the host saw a step's end.
+It is corrected where it would claim that a step ended after the host knew, or long before the host,
 which waited for it, woke up.
 """
 
 from __future__ import annotations
 
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 _LARGEST_LAG_S = 1e-3
 """How far a step's end may lie before the moment when the host saw it: more than waking up takes,
@@ -22,8 +22,8 @@ _LONGEST_CHAIN_S = 1.0
 class TimedEvent(Protocol):
     """A completed event that was recorded with its time."""
 
-    def elapsed_time(self, end_event: TimedEvent, /) -> float:
-        """Milliseconds from this event to the other."""
+    def elapsed_time(self, end_event: Any, /) -> float:
+        """Milliseconds from this event to another of its kind."""
         ...
 
 
@@ -31,16 +31,24 @@ class TimedStep(Protocol):
     """A completed step's events, in the order in which they happened."""
 
     @property
-    def started(self) -> TimedEvent: ...
+    def started(self) -> TimedEvent:
+        """Before the first launch."""
+        ...
 
     @property
-    def prepared(self) -> TimedEvent: ...
+    def prepared(self) -> TimedEvent:
+        """Before the forward pass."""
+        ...
 
     @property
-    def forwarded(self) -> TimedEvent: ...
+    def forwarded(self) -> TimedEvent:
+        """After it."""
+        ...
 
     @property
-    def finished(self) -> TimedEvent: ...
+    def finished(self) -> TimedEvent:
+        """After the last launch."""
+        ...
 
 
 class Moments(NamedTuple):

@@ -1,4 +1,4 @@
-"""A step that has been launched to its end: what is left is to wait, and to read its results."""
+"""A step under way: launched up to its draw, then to its end, when only waiting is left."""
 
 from __future__ import annotations
 
@@ -6,11 +6,32 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+import torch
+
 from worker.engine.device_clock import DeviceClock
 from worker.engine.draws import Draws
+from worker.engine.inputs import StepInputs
 from worker.engine.logprobs import Scores
+from worker.engine.static_step import StaticInputs
 from worker.engine.streams import StepSlot
-from worker.scheduler.plan import RankTimes, StepResult
+from worker.scheduler.plan import Plan, RankTimes, StepResult
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class BegunStep:
+    """A step whose forward pass is launched and that has not drawn yet."""
+
+    plan: Plan
+    inputs: StepInputs | None
+    """None for a Plan without rows, and where a graph draws."""
+    static: StaticInputs | None
+    """Where a graph ran the forward pass."""
+    hidden: torch.Tensor | None
+    """Of all tokens of the step, [T, hidden]."""
+    times: tuple[float, float, float]
+    """When it was begun, prepared, forwarded."""
+    slot: StepSlot | None
+    """None on CPU."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -79,4 +100,5 @@ def fetch_draws(draws: Draws, slot: StepSlot, *, with_logprobs: bool) -> Draws:
 
 
 def _fetch_scores(scores: Scores, slot: StepSlot) -> Scores:
-    return replace(scores, **{name: slot.fetch(getattr(scores, name)) for name in _SCORE_TENSORS})
+    fetched = {name: slot.fetch(getattr(scores, name)) for name in _SCORE_TENSORS}
+    return Scores(num_top=scores.num_top, **fetched)

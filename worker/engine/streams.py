@@ -16,13 +16,14 @@ again only when its last step has completed, which the host knows by the slot's 
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from typing import Generic, Protocol, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 import torch
+
+from worker.engine.transfer import aligned
 
 NUM_SLOTS = 3
 """Two steps may be in flight, and the times of one are told from the events of the one before."""
@@ -61,12 +62,14 @@ class DeviceStreams:
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
-        self.schedule = torch.cuda.Stream(device)
-        self.compute = torch.cuda.Stream(device)
-        self.copy = torch.cuda.Stream(device)
+        self.schedule = _stream(device)
+        self.compute = _stream(device)
+        self.copy = _stream(device)
         # What was made on the default stream, such as weights, is there for all of them.
         torch.cuda.synchronize(device)
         self._ring = SlotRing([StepSlot(self) for _ in range(NUM_SLOTS)])
+        self.latest: StepSlot | None = None
+        """The slot whose results are fetched last."""
 
     def take(self) -> StepSlot:
         """A slot for the next step."""
@@ -74,25 +77,30 @@ class DeviceStreams:
         slot.reset()
         return slot
 
+    def await_fetches(self) -> None:
+        """Has the compute stream wait until all results so far are off the device's buffers."""
+        if self.latest is not None:
+            self.latest.hold_back(self.compute)
+
 
 class StepSlot:
     """Buffers and events of one step in flight."""
 
     def __init__(self, streams: DeviceStreams) -> None:
         self._streams = streams
-        self._uploaded = torch.cuda.Event()
+        self._uploaded = _event()
         self._host = torch.empty(0, dtype=torch.uint8)
         self._staged = torch.empty(0, dtype=torch.uint8)
         self._used = 0
         self._outgrown: list[tuple[torch.Tensor, torch.Tensor]] = []
         self._fetched: list[torch.Tensor] = []
         self.started, self.prepared, self.forwarded, self.finished = (
-            torch.cuda.Event(enable_timing=True) for _ in range(4)
+            _event(enable_timing=True) for _ in range(4)
         )
         """On the compute stream: before the first launch of the step, before and after its forward
         pass, after its last launch."""
         # Blocking: the waiting thread sleeps instead of spinning.
-        self._completed = torch.cuda.Event(blocking=True)
+        self._completed = _event(blocking=True)
         self._is_pending = False
 
     def reset(self) -> None:
@@ -101,9 +109,7 @@ class StepSlot:
         self._outgrown.clear()
         self._fetched.clear()
 
-    def upload(
-        self, num_bytes: int, fill: Callable[[npt.NDArray[np.uint8]], None]
-    ) -> torch.Tensor:
+    def upload(self, num_bytes: int, fill: Callable[[npt.NDArray[np.uint8]], None]) -> torch.Tensor:
         """Copies bytes to the device: uint8 [num_bytes], for use on the compute stream.
 
         Args:
@@ -146,6 +152,7 @@ class StepSlot:
         """All results are being fetched: the slot is free when they are here."""
         self._completed.record(self._streams.copy)
         self._is_pending = True
+        self._streams.latest = self
 
     def hold_back(self, stream: torch.cuda.Stream) -> None:
         """Has the stream wait until the slot's results are fetched."""
@@ -159,7 +166,7 @@ class StepSlot:
         """
         if not self._is_pending:
             return False
-        waited = not self._completed.query()
+        waited = not self._completed.query()  # type: ignore[no-untyped-call]  # torch's own
         self._completed.synchronize()  # a failed step raises here
         self._is_pending = False
         return waited
@@ -175,15 +182,16 @@ class StepSlot:
             self._staged = torch.empty(size, dtype=torch.uint8, device=self._streams.device)
 
 
-ALIGNMENT = 16
-"""Kernels are compiled for addresses that are multiples of it; others would compile anew."""
-
-
-def aligned(num_bytes: int) -> int:
-    """The next multiple of the alignment."""
-    return -(-num_bytes // ALIGNMENT) * ALIGNMENT
-
-
 def staging_size(num_bytes: int) -> int:
     """Bytes of a staging buffer that must hold so many: a power of two, so that it grows rarely."""
-    return max(_LEAST_STAGING_BYTES, 2 ** math.ceil(math.log2(max(1, num_bytes))))
+    return max(_LEAST_STAGING_BYTES, 1 << (num_bytes - 1).bit_length())
+
+
+def _stream(device: torch.device) -> torch.cuda.Stream:
+    return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]  # torch's own
+
+
+def _event(*, enable_timing: bool = False, blocking: bool = False) -> torch.cuda.Event:
+    return torch.cuda.Event(  # type: ignore[no-untyped-call]  # torch's own
+        enable_timing=enable_timing, blocking=blocking
+    )

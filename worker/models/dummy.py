@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from worker.models.decoder import DecoderModel
+from worker.models.native import NativeOptions
 from worker.parallel.layers import WeightSlot
 
 _SEED = 0
@@ -12,13 +13,13 @@ _SPREAD = 0.02
 """Standard deviation of matrices, as models are commonly initialised."""
 
 
-def draw_weights(model: DecoderModel) -> None:
-    """Fills every slot on its device, then packs the linear weights: nothing is read."""
+def draw_weights(model: DecoderModel, native: NativeOptions | None = None) -> None:
+    """Fills every slot on its device, then packs the weights as `load_weights` does."""
     generator = torch.Generator(device=model.options.device).manual_seed(_SEED)
     with torch.inference_mode():
         for slot in model.weight_slots():
             _fill(slot, generator)
-        model.pack()
+        model.pack(native)
 
 
 def _fill(slot: WeightSlot, generator: torch.Generator) -> None:
