@@ -137,7 +137,8 @@ class DecodeCapture:
         self._sizes = tuple(sizes)
         self._streams = streams
         self._show_progress = show_progress
-        self._expected = 0
+        self.expected = 0
+        """Bytes that `measure` found."""
 
     def measure(self, step_of: Callable[[int], StaticStep]) -> int:
         """Device memory that all sizes will take, from capturing two and dropping them again.
@@ -149,13 +150,13 @@ class DecodeCapture:
         before = self._free_bytes()
         step = step_of(self._sizes[-1])
         graphs = [DecodeGraphs(step, self._sizes[-1:], capture, show_progress=False)]
-        self._expected = max(0, before - self._free_bytes())
+        self.expected = max(0, before - self._free_bytes())
         if len(self._sizes) > 1:
             before = self._free_bytes()
             graphs.append(DecodeGraphs(step, self._sizes[-2:-1], capture, show_progress=False))
             each = max(0, before - self._free_bytes())
-            self._expected += each * (len(self._sizes) - 1)
-        return self._expected
+            self.expected += each * (len(self._sizes) - 1)
+        return self.expected
 
     def run(self, step_of: Callable[[int], StaticStep]) -> DecodeGraphs:
         """All graphs. Every rank must be at it, since they capture collectives."""
@@ -173,7 +174,7 @@ class DecodeCapture:
                 *(self._sizes[0], self._sizes[-1], len(self._sizes)),
                 time.perf_counter() - start,
                 (before - self._free_bytes()) / 1e9,
-                self._expected / 1e9,
+                self.expected / 1e9,
             )
         return graphs
 

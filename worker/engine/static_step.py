@@ -21,7 +21,7 @@ import torch
 
 from kernels import (
     SamplingParameters,
-    apply_token_bitmask_,
+    apply_token_bitmask,
     gather_step_inputs,
     prepare_decode,
     sample_tokens,
@@ -124,7 +124,7 @@ class StaticStep:
         """One token for each row; puts them where the next step looks for them."""
         columns = self._views(size)
         logits = self._model.compute_logits(self.hidden[:size])
-        apply_token_bitmask_(logits, self._masks[:size])
+        apply_token_bitmask(logits, self._masks[:size])
         parameters = SamplingParameters(
             temperature=columns["temperature"],
             seeds=columns["seeds"],
