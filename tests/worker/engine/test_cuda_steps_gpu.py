@@ -143,8 +143,8 @@ class PoisoningEngine(Engine):
         streams = runner._streams
         assert streams is not None
         with torch.inference_mode():
-            pages = torch.tensor(cache._pages._free, device=runner.device)
-            slots = torch.tensor(cache._slots._free, device=runner.device)
+            pages = torch.tensor(cache._pages._free, dtype=torch.int64, device=runner.device)
+            slots = torch.tensor(cache._slots._free, dtype=torch.int64, device=runner.device)
             for layer in runner._kv_caches:
                 layer.k.index_fill_(0, pages, 1e4)
                 layer.v.index_fill_(0, pages, 1e4)
