@@ -56,6 +56,15 @@ def run_plans(runner: ModelRunner) -> list[StepResult]:
     return [runner.execute(plan, masks) for plan, masks in make_plans()]
 
 
+def run_plans_ahead(runner: ModelRunner) -> list[StepResult]:
+    """The same, each launched before the results of the one before it are taken."""
+    steps, results = [], []
+    for plan, masks in make_plans():
+        steps.append(runner.conclude(runner.begin(plan), masks))
+        results += [step.result() for step in steps[-2:-1]]
+    return [*results, steps[-1].result()]
+
+
 def assert_same(
     results: list[StepResult], expected: list[StepResult], tolerance: float = 1e-4
 ) -> None:

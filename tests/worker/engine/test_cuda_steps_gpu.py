@@ -11,7 +11,14 @@ import numpy as np
 import pytest
 import torch
 from checkpoints import VOCAB_SIZE, write_checkpoint
-from decode_plans import GRAPH_SIZES, OPTIONS, assert_same, assert_same_state, make_plans, run_plans
+from decode_plans import (
+    GRAPH_SIZES,
+    OPTIONS,
+    assert_same,
+    assert_same_state,
+    run_plans,
+    run_plans_ahead,
+)
 from engine_driver import Engine, Outcome
 from plan_driver import make_runner
 from test_exactness import SCARCE_TOKENS, make_prompts
@@ -59,14 +66,7 @@ def test_plans_launched_ahead_draw_what_awaited_ones_draw(folder: str) -> None:
     options = {**OPTIONS, "dtype": "float32", "cudagraph_capture_sizes": GRAPH_SIZES}
     awaited, ahead = cuda_runner(folder, **options), cuda_runner(folder, **options)
     expected = run_plans(awaited)
-    results, before = [], None
-    for plan, masks in make_plans():
-        step = ahead.conclude(ahead.begin(plan), masks)
-        if before is not None:
-            results.append(before.result())
-        before = step
-    assert before is not None
-    results.append(before.result())
+    results = run_plans_ahead(ahead)
     assert_same(results, expected)
     for result, following in itertools.pairwise(results):
         assert result.times is not None
