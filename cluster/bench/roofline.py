@@ -17,6 +17,7 @@ import torch
 from cluster.bench.decode import DecodeEngine, Turn
 from cluster.bench.kernels import Peaks, measure_peaks
 from cluster.bench.model_shapes import SHAPES, write_shape
+from cluster.bench.overlap import idle_checks
 from cluster.bench.report import Check, Result, at_least, checks_json, note
 from cluster.bench.roofline_options import RooflineOptions
 from cluster.bench.stats import percentile
@@ -42,6 +43,11 @@ def run_roofline(options: RooflineOptions) -> Result:
         models[name] = _measure(name, options, peaks, dtype)
         if device.type == "cuda":
             checks += _checks(name, models[name])
+    if device.type == "cuda":
+        cells = [cell for model in models.values() for cell in model.values()]
+        checks += idle_checks(
+            [(cell["idle_us"], cell["idle_us"] / cell["wall_us"]) for cell in cells]
+        )
     return {
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
         "dtype": str(dtype).removeprefix("torch."),
