@@ -11,7 +11,9 @@ from typing import TYPE_CHECKING
 from cluster.bench.flags import add_dataset_flags, add_load_flags, dataset_options, serve_options
 from cluster.bench.gateway import ARMS, GatewayOptions, run_gateway
 from cluster.bench.kernel_options import KernelOptions
+from cluster.bench.model_shapes import SHAPES
 from cluster.bench.report import Result, emit
+from cluster.bench.roofline_options import RooflineOptions
 from cluster.bench.serve import run_serve
 from cluster.bench.versus import VersusOptions, run_versus
 from cluster.cli.options import add_options, given_options
@@ -46,6 +48,10 @@ def add_commands(commands: Subparsers) -> None:
     _add_overlap_flags(overlap)
     kernels = _command(commands, "kernels", "each op against the device's peak", _kernels)
     add_options(kernels, KernelOptions)
+    roofline = _command(
+        commands, "roofline", "decode steps against the memory's bandwidth", _roofline
+    )
+    _add_roofline_flags(roofline)
     gateway = _command(commands, "gateway", "CPU time per token before the engine", _gateway)
     _add_gateway_flags(gateway)
 
@@ -128,6 +134,21 @@ def _kernels(args: argparse.Namespace) -> Result:
     return run_kernels(KernelOptions(**given_options(args, KernelOptions)))
 
 
+def _roofline(args: argparse.Namespace) -> Result:
+    from cluster.bench.roofline import run_roofline
+
+    return run_roofline(
+        RooflineOptions(
+            models=tuple(args.models),
+            engine=EngineConfig(model="", **given_options(args, EngineConfig)),
+            running=tuple(int(text) for text in args.running.split(",")),
+            turns=args.turns,
+            steps=args.steps,
+            input_len=args.input_len,
+        )
+    )
+
+
 def _gateway(args: argparse.Namespace) -> Result:
     return run_gateway(
         GatewayOptions(
@@ -184,6 +205,21 @@ def _add_overlap_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--steps", type=int, default=100, help="steps per turn (default 100)")
     parser.add_argument("--input-len", type=int, default=16, help="prompt tokens (default 16)")
     parser.add_argument("--plot", metavar="FILE.png", help="draw both timelines")
+
+
+def _add_roofline_flags(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--models",
+        nargs="+",
+        default=list(SHAPES),
+        help=f"{', '.join(SHAPES)} (default: all), or folders with a config.json",
+    )
+    set_here = ("model", "overlap_depth", "max_num_seqs", "load_format")
+    add_options(parser.add_argument_group("engine"), EngineConfig, exclude=set_here)
+    parser.add_argument("--running", default="1,32,128", help="requests at once (default 1,32,128)")
+    parser.add_argument("--turns", type=int, default=3, help="measurements (default 3)")
+    parser.add_argument("--steps", type=int, default=64, help="steps per turn (default 64)")
+    parser.add_argument("--input-len", type=int, default=512, help="prompt tokens (default 512)")
 
 
 def _add_gateway_flags(parser: argparse.ArgumentParser) -> None:

@@ -76,7 +76,11 @@ def _argument_kind(hint: Any) -> dict[str, Any]:
     if typing.get_origin(hint) is typing.Literal:
         return {"choices": options}
     if typing.get_origin(hint) is tuple:
-        return {"action": "append", "type": options[0], "metavar": options[0].__name__.upper()}
+        kind = {"type": options[0], "metavar": options[0].__name__.upper()}
+        if options[0] is str:
+            # Several values after one flag would take a command's own arguments with them.
+            return {"action": "append", **kind}
+        return {"action": "extend", "nargs": "+", **kind}
     assert hint in (int, float, str), f"no flag can be made of a {hint}"
     return {"type": hint, "metavar": hint.__name__.upper()}
 

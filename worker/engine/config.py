@@ -10,6 +10,7 @@ CPUBackend = Literal["auto", "native", "torch"]
 AttentionBackend = Literal["auto", "triton", "flashinfer", "flash", "torch"]
 StructuredOutputsBackend = Literal["auto", "xgrammar", "guidance"]
 DType = Literal["auto", "float32", "bfloat16", "float16"]
+LoadFormat = Literal["auto", "dummy"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -50,6 +51,13 @@ class EngineConfig:
     and, for the schemas that it would not enforce in full, guidance."""
     cpu_threads: int = 0
     """Compute threads per rank on CPU; 0 divides all cores but one among the ranks."""
+    enforce_eager: bool = False
+    """Launch every kernel by itself instead of replaying CUDA graphs of decode steps."""
+    cudagraph_capture_sizes: tuple[int, ...] = ()
+    """Numbers of rows that decode steps are captured for (CUDA); none takes 1, 2, 4, 8, 16 and so
+    on up to --max-num-seqs."""
+    load_format: LoadFormat = "auto"
+    """auto reads the checkpoint's safetensors; dummy draws random weights, for measuring speed."""
 
     cpu_backend: CPUBackend = "auto"
     """Runs steps on CPU. native: the library compiled for this machine; torch: its operators; auto
@@ -81,3 +89,5 @@ class EngineConfig:
             raise ValueError(f"--overlap-depth must be 0 or 1, got {self.overlap_depth}")
         if self.cpu_threads < 0:
             raise ValueError("--cpu-threads must not be negative")
+        if any(size < 1 for size in self.cudagraph_capture_sizes):
+            raise ValueError("--cudagraph-capture-sizes must be numbers of at least 1")

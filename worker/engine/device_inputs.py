@@ -18,10 +18,12 @@ from kernels import (
 )
 from kernels.attention import AttentionLibrary
 from kernels.sample_tokens import GREEDY_BELOW
-from worker.engine.inputs import ForwardInputs, StepInputs
+from worker.engine.inputs import ForwardInputs, StepInputs, plan_table
+from worker.engine.rules import StepRules
 from worker.engine.sampler import RandomRows
+from worker.engine.static_step import StaticInputs, StaticStep, fill_columns
 from worker.engine.tables import DeviceTables, IntArray
-from worker.engine.transfer import Staging
+from worker.engine.transfer import Staging, Uploader, uploader_to
 from worker.scheduler.plan import Plan
 
 
@@ -31,27 +33,70 @@ def prepare_on_device(
     *,
     batch_invariant: bool,
     library: AttentionLibrary | None = None,
+    uploader: Uploader | None = None,
 ) -> StepInputs | None:
-    """Applies the Plan's writes and makes its inputs; None for a Plan without rows."""
+    """Applies the Plan's writes and makes its inputs; None for a Plan without rows.
+
+    Args:
+        plan: the step.
+        tables: take its writes.
+        batch_invariant: see `prepare_decode`.
+        library: see `prepare_decode`.
+        uploader: takes to the device what is staged.
+    """
     staging = Staging()
-    writes = tables.stage(plan)
-    if writes is not None:
+    writes = _Writes.of(plan, tables, staging)
+    step = _Step.of(plan, tables, staging) if plan.rows else None
+    staged = staging.send(uploader or uploader_to(tables.token_pool.device))
+    writes.apply(tables, staged)
+    if step is None:
+        return None
+    forward = step.forward(tables, staged, batch_invariant, library)
+    return step.inputs(staged, forward, tables.rules.gather(plan.rows))
+
+
+def prepare_static(
+    plan: Plan, tables: DeviceTables, step: StaticStep, size: int, uploader: Uploader
+) -> tuple[StaticInputs, StepInputs | None]:
+    """The same for a step of decodes that runs on static buffers, padded to `size` rows.
+
+    Its draw has inputs of its own where rows have rules, which no graph knows.
+    """
+    staging = Staging()
+    writes = _Writes.of(plan, tables, staging)
+    rules = tables.rules.gather(plan.rows)
+    content, inputs = fill_columns(plan_table(plan), tables, size)
+    place = staging.add(content)
+    ruled = None if rules is None else _Step.of(plan, tables, staging)
+    staged = staging.send(uploader)
+    writes.apply(tables, staged)
+    step.load(staged[place])
+    return inputs, None if ruled is None else ruled.inputs(staged, None, rules)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Writes:
+    """A Plan's writes to the tables; the first that is staged."""
+
+    longest: int
+    """Of a run of cells; 0 without writes."""
+
+    @staticmethod
+    def of(plan: Plan, tables: DeviceTables, staging: Staging) -> _Writes:
+        writes = tables.stage(plan)
+        if writes is None:
+            return _Writes(longest=0)
         segments, values = writes
         staging.add(segments.reshape(-1))
         staging.add(values)
-    step = _Step.of(plan, tables, staging) if plan.rows else None
-    staged = staging.send(tables.token_pool.device)
-    if writes is not None:
-        write_table_rows_(
-            tables.token_pool,
-            tables.page_table,
-            staged[0].view(-1, 4),
-            staged[1],
-            longest=int(segments[:, 3].max()),
-        )
-    if step is None:
-        return None
-    return step.inputs(plan, tables, staged, batch_invariant, library)
+        return _Writes(longest=int(segments[:, 3].max()))
+
+    def apply(self, tables: DeviceTables, staged: list[torch.Tensor]) -> None:
+        if self.longest:
+            segments, values = staged[0].view(-1, 4), staged[1]
+            write_table_rows_(
+                tables.token_pool, tables.page_table, segments, values, longest=self.longest
+            )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -69,9 +114,7 @@ class _Step:
 
     @staticmethod
     def of(plan: Plan, tables: DeviceTables, staging: Staging) -> _Step:
-        table = np.array(
-            [(row.slot, row.start, row.length, row.sample) for row in plan.rows], dtype=np.int64
-        )
+        table = plan_table(plan)
         slots, starts, lengths, samples = np.ascontiguousarray(table.T)
         num_decodes = int(np.count_nonzero(lengths == 1))
         assert (lengths[:num_decodes] == 1).all(), "rows of length 1 come first"
@@ -99,23 +142,21 @@ class _Step:
             max_top_k=max_top_k,
         )
 
-    def inputs(
+    def forward(
         self,
-        plan: Plan,
         tables: DeviceTables,
         staged: list[torch.Tensor],
         batch_invariant: bool,
         library: AttentionLibrary | None,
-    ) -> StepInputs:
-        columns = {name: staged[place] for name, place in self.places.items()}
-        num_tokens = int(self.lengths.sum())
+    ) -> ForwardInputs:
+        columns = self._columns(staged)
         step = gather_step_inputs(
             tables.token_pool,
             tables.page_table,
             columns["slots"],
             columns["starts"],
             columns["query_start"],
-            num_tokens=num_tokens,
+            num_tokens=self.num_tokens,
             longest_query=int(self.lengths.max()),
             num_pages=-(-int((self.starts + self.lengths).max()) // tables.page_size),
             page_size=tables.page_size,
@@ -123,22 +164,36 @@ class _Step:
         decode, extend = self._attention(
             step, columns["extend_start"], tables.page_size, batch_invariant, library
         )
+        return ForwardInputs(
+            num_decode_tokens=self.num_decodes,
+            input_ids=step.input_ids,
+            positions=step.positions,
+            slot_mapping=step.slot_mapping,
+            decode=decode,
+            extend=extend,
+        )
+
+    def inputs(
+        self, staged: list[torch.Tensor], forward: ForwardInputs | None, rules: StepRules | None
+    ) -> StepInputs:
+        columns = self._columns(staged)
+        draws_all = self.num_samples == self.num_tokens
         return StepInputs(
             rows=self.table,
-            forward=ForwardInputs(
-                num_decode_tokens=self.num_decodes,
-                input_ids=step.input_ids,
-                positions=step.positions,
-                slot_mapping=step.slot_mapping,
-                decode=decode,
-                extend=extend,
-            ),
+            forward=forward,
             num_samples=self.num_samples,
-            sample_tokens=(None if self.num_samples == num_tokens else columns["sample_tokens"]),
+            sample_tokens=None if draws_all else columns["sample_tokens"],
             destinations=columns["destinations"],
             random=self._random(columns),
-            rules=tables.rules.gather(plan.rows),
+            rules=rules,
         )
+
+    @property
+    def num_tokens(self) -> int:
+        return int(self.lengths.sum())
+
+    def _columns(self, staged: list[torch.Tensor]) -> dict[str, torch.Tensor]:
+        return {name: staged[place] for name, place in self.places.items()}
 
     def _attention(
         self,

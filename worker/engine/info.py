@@ -16,7 +16,7 @@ def build_engine_info(config: EngineConfig, hellos: Sequence[Hello]) -> EngineIn
     Raises:
         ValueError: the ranks' memory holds no page of KV cache.
     """
-    model = load_model_config(config.model)
+    model = load_model_config(config.model, weights=config.load_format != "dummy")
     num_pages = min(hello.num_pages for hello in hellos) - 1  # page 0 takes padding writes
     if num_pages < 1:
         raise ValueError(

@@ -147,10 +147,15 @@ def build_inputs(plan: Plan, tables: DeviceTables, *, batch_invariant: bool) -> 
     )
 
 
-def _columns(plan: Plan) -> _Rows:
-    table = np.array(
+def plan_table(plan: Plan) -> IntArray:
+    """The Plan's rows as an array [R, 4], as in StepInputs."""
+    return np.array(
         [(row.slot, row.start, row.length, row.sample) for row in plan.rows], dtype=np.int64
     )
+
+
+def _columns(plan: Plan) -> _Rows:
+    table = plan_table(plan)
     slots, starts, lengths, samples = table.T
     num_decodes = int(np.count_nonzero(lengths == 1))
     assert (lengths[:num_decodes] == 1).all(), "rows of length 1 come first"

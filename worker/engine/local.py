@@ -1,20 +1,21 @@
-"""Executor for CUDA: rank 0's step runs in the scheduler's process, where launches do not block."""
+"""Executor for CUDA: rank 0's step runs in the scheduler's process, where launches do not wait."""
 
 from __future__ import annotations
 
 import select
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 
 import torch
 
 from worker.engine.base import Executor, RankFailure, StepFuture
 from worker.engine.config import EngineConfig
 from worker.engine.info import build_engine_info
-from worker.engine.runner import BegunStep, ModelRunner, select_device
+from worker.engine.launched import BegunStep, LaunchedStep
+from worker.engine.runner import ModelRunner, select_device
 from worker.parallel.coordinator import LAST_WORD_MS, RankGroup
 from worker.parallel.group import TensorParallelGroup
-from worker.parallel.messages import PlanMessage, Sample
+from worker.parallel.messages import PlanMessage, Sample, Start
 from worker.scheduler.plan import Plan, StepResult
 from worker.wire.messages import EngineInfo
 
@@ -28,7 +29,7 @@ class LocalExecutor(Executor):
         spawn: ranks from 1 on to start as child processes; the caller starts the others.
     """
 
-    max_overlap_depth = 0  # `launch` waits for the step: one ahead would only delay results
+    max_overlap_depth = 1
 
     def __init__(self, config: EngineConfig, directory: str, spawn: Sequence[int]) -> None:
         self._config = config
@@ -50,33 +51,35 @@ class LocalExecutor(Executor):
             hellos = [self._runner.hello(), *self._others.collect_hellos().values()]
         info = build_engine_info(self._config, hellos)
         num_pages = min(hello.num_pages for hello in hellos)
-        self._runner.allocate(num_pages)
-        self._others.start(num_pages)
+        self._others.send(Start(num_pages=num_pages))
+        with self._blaming_peers():
+            self._runner.allocate(num_pages)
+            self._others.collect_readies()
         return info
 
     def launch(self, plan: Plan) -> StepFuture:
-        """Sends the Plan to the other ranks and runs it here, as far as it goes without masks."""
+        """Sends the Plan to the other ranks; launches it here as far as it goes without masks."""
         assert self._runner is not None, "launch before start"
         assert self._awaiting is None, "a Plan before the masks of the one before"
         self._others.send(PlanMessage(plan=plan))
-        step = _LocalStep(plan.seq)
+        step = _LocalStep(plan.seq, self._blaming_peers)
         with self._blaming_peers():
             begun = self._runner.begin(plan)
             if plan.masked:
                 self._awaiting = step, begun
             else:
-                step.completed = self._runner.complete(begun)
+                step.launched = self._runner.conclude(begun)
         return step
 
     def sample(self, seq: int, masks: bytes) -> None:
-        """Sends the masks to the other ranks and completes the step here."""
+        """Sends the masks to the other ranks and launches the rest of the step here."""
         assert self._runner is not None, "masks before start"
         assert self._awaiting is not None, "no Plan waits for masks"
         (step, begun), self._awaiting = self._awaiting, None
         assert step.seq == seq, f"masks of step {seq} for step {step.seq}"
         self._others.send(Sample(seq=seq, masks=masks))
         with self._blaming_peers():
-            step.completed = self._runner.complete(begun, masks)
+            step.launched = self._runner.conclude(begun, masks)
 
     @property
     def death_fds(self) -> list[int]:
@@ -113,16 +116,19 @@ class LocalExecutor(Executor):
 
 
 class _LocalStep:
-    """A step whose result is here as soon as it has its masks."""
+    """A step in flight on this process's device."""
 
-    def __init__(self, seq: int) -> None:
+    def __init__(self, seq: int, blaming: Callable[[], AbstractContextManager[None]]) -> None:
         self._seq = seq
-        self.completed: StepResult | None = None
+        self._blaming = blaming
+        self.launched: LaunchedStep | None = None
+        """None until it has its masks."""
 
     @property
     def seq(self) -> int:
         return self._seq
 
     def result(self) -> StepResult:
-        assert self.completed is not None, f"step {self._seq} still waits for masks"
-        return self.completed
+        assert self.launched is not None, f"step {self._seq} still waits for masks"
+        with self._blaming():
+            return self.launched.result()

@@ -18,6 +18,7 @@ class MaskRows:
 
     rows: torch.Tensor
     """int64 [M], ascending."""
+    rows_host: Sequence[int]
     bitmask: torch.Tensor
     """int32 [M, ceil(vocab / 32)]; bit 1 allows."""
 
@@ -28,8 +29,14 @@ class MaskRows:
         words = np.frombuffer(masks, dtype="<i4").astype(np.int32)
         bitmask = torch.from_numpy(words.reshape(len(rows), -(-vocab_size // 32)))
         return MaskRows(
-            rows=to_device(torch.tensor(rows), device), bitmask=to_device(bitmask, device)
+            rows=to_device(torch.tensor(rows), device),
+            rows_host=rows,
+            bitmask=to_device(bitmask, device),
         )
+
+    def rows_among(self, samples: Sequence[int]) -> torch.Tensor:
+        """The masked rows of a batch in which `samples` are the rows that draw."""
+        return to_device(torch.tensor([samples[row] for row in self.rows_host]), self.rows.device)
 
     def apply(self, logits: torch.Tensor) -> None:
         """Leaves only allowed tokens in the masked rows of fp32 logits [S, vocab], in place."""

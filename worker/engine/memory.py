@@ -26,10 +26,12 @@ def plan_pages(
     page_bytes: int,
     max_model_len: int,
     profile: Callable[[], None],
+    graphs: Callable[[], int],
 ) -> int:
     """Pages for one rank, the dummy page included.
 
-    `profile` runs the largest step once, so that its activations count on CUDA.
+    On CUDA `profile` runs the largest step once, so that its activations count, and `graphs` tells
+    the bytes that captured steps will take, and lets go of what `profile` made.
 
     Raises:
         ValueError: there is no room for a single page.
@@ -39,7 +41,7 @@ def plan_pages(
     # No more than all slots at full length could ever use.
     useful = config.max_num_seqs * -(-max_model_len // config.page_size)
     if group.device.type == "cuda":
-        room = _cuda_room(config, group, profile)
+        room = _cuda_room(config, group, profile, graphs)
     else:
         share = int(_available_cpu_bytes() * _CPU_SHARE)
         room = min(share // config.tensor_parallel_size, _CPU_MOST_BYTES)
@@ -54,7 +56,10 @@ def plan_pages(
 
 
 def _cuda_room(
-    config: EngineConfig, group: TensorParallelGroup, profile: Callable[[], None]
+    config: EngineConfig,
+    group: TensorParallelGroup,
+    profile: Callable[[], None],
+    graphs: Callable[[], int],
 ) -> int:
     device = group.device
     torch.cuda.empty_cache()
@@ -62,15 +67,17 @@ def _cuda_room(
     profile()
     torch.cuda.synchronize(device)
     peak = torch.cuda.max_memory_allocated(device)
+    graph_bytes = graphs()
+    torch.cuda.synchronize(device)
     torch.cuda.empty_cache()
     # Ranks on one device wait for each other here: all have let go of what the step took.
-    ranks = group.gather_on_device([peak, torch.cuda.memory_reserved(device)])
+    ranks = group.gather_on_device([peak + graph_bytes, torch.cuda.memory_reserved(device)])
     free, total = torch.cuda.mem_get_info(device)
     room = share_of_room(total, free, config.gpu_memory_utilization, ranks)
     logger.info(
-        "memory: %.1f GB in all, %.1f GB free, %.1f GB at the peak of a step, "
-        "%.1f GB for the KV cache",
-        *(value / 1e9 for value in (total, free, peak, room)),
+        "memory: %.1f GB in all, %.1f GB free, %.1f GB at the peak of a step, %.1f GB for CUDA "
+        "graphs, %.1f GB for the KV cache",
+        *(value / 1e9 for value in (total, free, peak, graph_bytes, room)),
     )
     return room
 
@@ -82,7 +89,7 @@ def share_of_room(total: int, free: int, utilization: float, ranks: Sequence[Seq
         total: bytes of the device.
         free: of them, while the ranks hold what they keep between steps.
         utilization: fraction of `total` that may be in use.
-        ranks: (bytes at the peak of a step, bytes held between steps) of each rank.
+        ranks: (bytes at the peak of a step and of graphs, bytes held between steps) of each rank.
     """
     held = sum(held for _, held in ranks)
     # What neither the ranks' tensors nor free memory account for: contexts, libraries, others.

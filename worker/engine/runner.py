@@ -5,7 +5,8 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 
 import torch
 
@@ -13,16 +14,23 @@ from kernels import registry
 from kernels.attention import create_attention_library
 from worker.engine.config import EngineConfig
 from worker.engine.cpu import lazy_zeros, tune_cpu_process
-from worker.engine.device_inputs import prepare_on_device
+from worker.engine.device_clock import DeviceClock
+from worker.engine.device_inputs import prepare_on_device, prepare_static
 from worker.engine.draws import Draws, sample_with_rules
+from worker.engine.graphs import DecodeCapture, DecodeGraphs, can_capture, capture_sizes
 from worker.engine.inputs import StepInputs, build_inputs, build_native_inputs
+from worker.engine.launched import BegunStep, LaunchedStep, fetch_draws
 from worker.engine.logprobs import score_prompts
 from worker.engine.masks import MaskRows
 from worker.engine.memory import plan_pages
 from worker.engine.sampler import sample
+from worker.engine.static_step import StaticInputs, StaticStep
+from worker.engine.streams import DeviceStreams, StepSlot
 from worker.engine.tables import DeviceTables
+from worker.engine.transfer import uploader_to
 from worker.models.config import load_model_config
 from worker.models.context import ForwardContext, KVCache
+from worker.models.dummy import draw_weights
 from worker.models.layers import local_heads
 from worker.models.loader import load_weights
 from worker.models.native import NativeOptions
@@ -41,24 +49,12 @@ _DTYPES = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class BegunStep:
-    """A step whose forward pass is launched and that has not drawn yet."""
-
-    plan: Plan
-    inputs: StepInputs | None
-    """None for a Plan without rows."""
-    hidden: torch.Tensor | None
-    """Of all tokens of the step, [T, hidden]."""
-    times: tuple[float, float, float]
-    """When it was begun, prepared, forwarded."""
-
-
 class ModelRunner:
     """One rank's model, KV cache and tables.
 
-    Life: construct (loads the weights), `hello`, `allocate`, then `execute` for each Plan. All
-    ranks of the group execute the same Plans in the same order and draw the same tokens.
+    Life: construct (loads the weights), `hello`, `allocate`, then for each Plan `begin` and
+    `conclude`, which do not wait for a CUDA device, and the result of what this returns. All ranks
+    of the group execute the same Plans in the same order and draw the same tokens.
 
     Raises:
         ValueError: the checkpoint cannot be served with this configuration.
@@ -70,7 +66,8 @@ class ModelRunner:
         self.device = group.device
         if self.device.type == "cpu":
             tune_cpu_process(config.cpu_threads, group.world_size)
-        self.model_config = load_model_config(config.model)
+        is_dummy = config.load_format == "dummy"
+        self.model_config = load_model_config(config.model, weights=not is_dummy)
         self.max_model_len = self.model_config.resolve_max_model_len(config.max_model_len)
         self.dtype = resolve_dtype(config, self.device)
         self._attention = create_attention_library(
@@ -87,14 +84,23 @@ class ModelRunner:
             batch_invariant=config.batch_invariant,
         )
         self.model = build_model(self.model_config, options, self.max_model_len)
-        load_weights(
-            self.model,
-            self.model_config,
-            show_progress=group.rank == 0,
-            native=self._native_options(),
-        )
+        native = self._native_options()
+        if is_dummy:
+            draw_weights(self.model, native)
+        else:
+            load_weights(
+                self.model, self.model_config, show_progress=group.rank == 0, native=native
+            )
         self._tables: DeviceTables
         self._kv_caches: tuple[KVCache, ...] = ()
+        self._streams = DeviceStreams(self.device) if self.device.type == "cuda" else None
+        self._clock = DeviceClock()
+        self._capture: DecodeCapture | None = None
+        # An attention library plans each step on the host.
+        if self._streams is not None and self._attention is None and can_capture(config, group):
+            sizes = capture_sizes(config)
+            self._capture = DecodeCapture(sizes, self._streams, show_progress=group.rank == 0)
+        self._graphs: DecodeGraphs | None = None
 
     def hello(self) -> Hello:
         """What this rank loaded and how many KV pages it has room for."""
@@ -104,6 +110,7 @@ class ModelRunner:
             page_bytes=self._page_bytes(),
             max_model_len=self.max_model_len,
             profile=self._profile,
+            graphs=self._measure_graphs,
         )
         return Hello(
             rank=self.group.rank,
@@ -113,68 +120,81 @@ class ModelRunner:
         )
 
     def allocate(self, num_pages: int) -> None:
-        """Makes the KV cache of `num_pages` pages (page 0 is the dummy page) and the tables."""
+        """Makes the KV cache of `num_pages` pages (page 0 is the dummy page) and the tables.
+
+        On CUDA, captures the graphs of decode steps: every rank must be at it, since they capture
+        collectives.
+        """
         assert num_pages >= 2, "a cache has one page besides the dummy page"
-        _, num_kv_heads = local_heads(self.model_config, self.group.world_size)
-        shape = (num_pages, self.config.page_size, num_kv_heads, self.model_config.head_dim)
-        # Zeros, since attention reads unused slots of a page (and masks them).
-        self._kv_caches = tuple(
-            KVCache(k=self._zeros(shape), v=self._zeros(shape))
-            for _ in range(self.model_config.num_layers)
-        )
-        if self.model.native is not None:
-            self.model.native.bind([(cache.k, cache.v) for cache in self._kv_caches])
-        # A request can be no longer than the whole cache.
-        room = (num_pages - 1) * self.config.page_size
-        self._tables = DeviceTables(
-            max_num_seqs=self.config.max_num_seqs,
-            max_model_len=min(self.max_model_len, room),
-            page_size=self.config.page_size,
-            vocab_size=self.model_config.vocab_size,
-            device=self.device,
-        )
+        with self._on_compute_stream():
+            self._allocate(num_pages)
+            if self._capture is not None:
+                with torch.inference_mode():
+                    self._graphs = self._capture.run(self._static_step)
 
     def execute(self, plan: Plan, masks: bytes = b"") -> StepResult:
-        """Runs one step to its end; `masks` as in `complete`."""
-        return self.complete(self.begin(plan), masks)
+        """Runs one step to its end; `masks` as in `conclude`."""
+        return self.conclude(self.begin(plan), masks).result()
 
     @torch.inference_mode()
     def begin(self, plan: Plan) -> BegunStep:
         """The step as far as it goes without masks: up to its forward pass, launched."""
         started = time.monotonic()
-        inputs = self.prepare(plan)
-        prepared = time.monotonic()
-        hidden = None if inputs is None else self.forward(inputs)
-        forwarded = time.monotonic()
-        return BegunStep(plan, inputs, hidden, (started, prepared, forwarded))
+        with self._on_compute_stream():
+            slot = None if self._streams is None else self._streams.take()
+            if slot is not None:
+                slot.started.record()
+            inputs, static = self._prepare(plan, slot)
+            prepared = time.monotonic()
+            if slot is not None:
+                slot.prepared.record()
+            hidden = None
+            if static is not None and self._graphs is not None:
+                hidden = self._graphs.forward(static)
+            elif inputs is not None:
+                hidden = self.forward(inputs)
+            if slot is not None:
+                slot.forwarded.record()
+        return BegunStep(
+            plan=plan,
+            inputs=inputs,
+            static=static,
+            hidden=hidden,
+            times=(started, prepared, time.monotonic()),
+            slot=slot,
+        )
 
     @torch.inference_mode()
-    def complete(self, step: BegunStep, masks: bytes = b"") -> StepResult:
-        """Draws, and waits for the tokens.
+    def conclude(self, step: BegunStep, masks: bytes = b"") -> LaunchedStep:
+        """Launches the draw, and sends its tokens to the host.
 
         Args:
             step: the one begun last.
             masks: one row of ceil(vocab / 32) int32 words for each of `Plan.masked`.
         """
         resumed = time.monotonic()
-        plan, inputs = step.plan, step.inputs
-        draws = None
-        if inputs is not None and step.hidden is not None:
-            draws = self.draw(step.hidden, inputs, self._masks(plan.masked, masks))
-        token_ids = [] if draws is None else self.finish(draws)
+        slot, is_first = step.slot, self.group.rank == 0
+        with self._on_compute_stream():
+            draws = self._draw(step, self._masks(step.plan.masked, masks))
+            if slot is not None:
+                slot.finish()
+                draws = draws and fetch_draws(draws, slot, with_logprobs=is_first)
+                slot.close()
         finished = time.monotonic()
         started, prepared, forwarded = step.times
-        result = StepResult(
-            seq=plan.seq,
-            token_ids=token_ids,
-            compute_ms=(finished - resumed + forwarded - started) * 1e3,
+        drawn_by_graph = step.static is not None and step.inputs is None
+        return LaunchedStep(
+            seq=step.plan.seq,
+            draws=draws,
+            samples=step.static.samples if step.static is not None and drawn_by_graph else None,
             times=RankTimes(started, prepared, forwarded, finished),
+            compute_ms=(finished - resumed + forwarded - started) * 1e3,
+            slot=slot,
+            clock=self._clock,
+            wants_logprobs=is_first,
         )
-        if draws is None or not draws.is_scored or self.group.rank:
-            return result  # only rank 0 is asked
-        return draws.add_logprobs(result)
 
-    def prepare(self, plan: Plan) -> StepInputs | None:
+    def prepare(self, plan: Plan, slot: StepSlot | None = None) -> StepInputs | None:
         """Applies the Plan's writes and stages its inputs; None for a Plan without rows."""
         if self.model.native is None and registry.uses_triton(self._tables.token_pool):
             return prepare_on_device(
@@ -182,6 +202,7 @@ class ModelRunner:
                 self._tables,
                 batch_invariant=self.config.batch_invariant,
                 library=self._attention,
+                uploader=slot,
             )
         self._tables.apply(plan)
         if not plan.rows:
@@ -248,6 +269,27 @@ class ModelRunner:
         token_ids: list[int] = [] if draws.tokens is None else draws.tokens.tolist()
         return token_ids
 
+    def _prepare(
+        self, plan: Plan, slot: StepSlot | None
+    ) -> tuple[StepInputs | None, StaticInputs | None]:
+        size = None if self._graphs is None else self._graphs.size_for(plan.rows)
+        if size is None or self._graphs is None:
+            return self.prepare(plan, slot), None
+        uploader = slot or uploader_to(self.device)
+        static, inputs = prepare_static(plan, self._tables, self._graphs.step, size, uploader)
+        return inputs, static
+
+    def _draw(self, step: BegunStep, masks: MaskRows | None) -> Draws | None:
+        if step.static is not None and step.inputs is None:
+            assert self._graphs is not None, "who else uses static buffers"
+            if self._streams is not None:
+                # HAZARD(stream): the tokens of the step before leave from the same buffer.
+                self._streams.await_fetches()
+            return Draws(tokens=self._graphs.sample(step.static, masks))
+        if step.inputs is None or step.hidden is None:
+            return None
+        return self.draw(step.hidden, step.inputs, masks)
+
     def _native_options(self) -> NativeOptions | None:
         if self.device.type != "cpu" or self.config.cpu_backend == "torch":
             return None
@@ -261,6 +303,40 @@ class ModelRunner:
         if not masked:
             return None
         return MaskRows.of(masked, masks, self.model_config.vocab_size, self.device)
+
+    def _on_compute_stream(self) -> AbstractContextManager[object]:
+        if self._streams is None:
+            return nullcontext()
+        return torch.cuda.stream(self._streams.compute)
+
+    def _allocate(self, num_pages: int) -> None:
+        _, num_kv_heads = local_heads(self.model_config, self.group.world_size)
+        shape = (num_pages, self.config.page_size, num_kv_heads, self.model_config.head_dim)
+        # Zeros, since attention reads unused slots of a page (and masks them).
+        self._kv_caches = tuple(
+            KVCache(k=self._zeros(shape), v=self._zeros(shape))
+            for _ in range(self.model_config.num_layers)
+        )
+        if self.model.native is not None:
+            self.model.native.bind([(cache.k, cache.v) for cache in self._kv_caches])
+        # A request can be no longer than the whole cache.
+        room = (num_pages - 1) * self.config.page_size
+        self._tables = DeviceTables(
+            max_num_seqs=self.config.max_num_seqs,
+            max_model_len=min(self.max_model_len, room),
+            page_size=self.config.page_size,
+            vocab_size=self.model_config.vocab_size,
+            device=self.device,
+        )
+
+    def _static_step(self, max_rows: int) -> StaticStep:
+        return StaticStep(
+            self.model,
+            self._kv_caches,
+            self._tables,
+            max_rows=max_rows,
+            batch_invariant=self.config.batch_invariant,
+        )
 
     def _zeros(self, shape: tuple[int, ...]) -> torch.Tensor:
         if self.device.type == "cpu":
@@ -277,13 +353,23 @@ class ModelRunner:
         slots = range(self.config.max_num_seqs)
         chunk = min(self.config.max_num_batched_tokens, self.max_model_len - 1)
         num_chunks = min(len(slots), -(-self.config.max_num_batched_tokens // chunk))
-        self.allocate(-(-(chunk + 1) // self.config.page_size) + 1)
+        with self._on_compute_stream():
+            self._allocate(-(-(chunk + 1) // self.config.page_size) + 1)
         # Random draws with top-p take the most memory.
         admits = [Admit(slot, bytes(4 * chunk), 1.0, 0, 0.5, 0.0, slot) for slot in slots]
         prefill = [Row(slot, 0, chunk, True) for slot in slots[:num_chunks]]
         self.execute(Plan(0, admits, [], prefill))
         self.execute(Plan(0, [], [], [Row(slot, 0, 1, True) for slot in slots]))
+
+    @torch.inference_mode()
+    def _measure_graphs(self) -> int:
+        """Bytes that graphs will take beside the cache; then lets go of what profiling took."""
+        num_bytes = 0
+        if self._capture is not None:
+            with self._on_compute_stream():
+                num_bytes = self._capture.measure(self._static_step)
         self._kv_caches = ()
+        return num_bytes
 
 
 def resolve_dtype(config: EngineConfig, device: torch.device) -> torch.dtype:

@@ -3,6 +3,8 @@
     coordinator   schedule │ broadcast │ collect (waits) │ process │ deliver │ schedule …
     rank 0                    bubble │ prepare │ forward │ sample │ bubble │ prepare …
 
+On CUDA the lower row is rank 0's device, and launching is the coordinator's (`broadcast`).
+
 Each row adds up to the wall time of a busy period. At depth 1 the coordinator's row for the next
 step stands beside the rank's for this one, and the bubble shrinks to the time of a message.
 """
@@ -31,7 +33,7 @@ class StepRecord(NamedTuple):
     """The coordinator begins to decide the step."""
     scheduled: float
     launched: float
-    """The Plan is sent (on CUDA: the rank in the coordinator's process has run it as well)."""
+    """The Plan is sent; on CUDA it is launched on rank 0's device as well."""
     rank: RankTimes
     awaited: float
     """The coordinator begins to wait for the result."""
@@ -89,8 +91,9 @@ class Timeline:
         rank = result.times
         if rank is None:
             return
-        # On CUDA `launch` returns when the rank has run the step: that part is the rank's.
-        sent = min(launch.launched, max(launch.scheduled, rank.started))
+        sent = launch.launched
+        if rank.finished <= launch.launched:  # the step ran within its launch: that is the rank's
+            sent = min(sent, max(launch.scheduled, rank.started))
         bubble = 0.0
         if self._rank_finished is not None:
             bubble = rank.started - self._rank_finished

@@ -9,13 +9,18 @@ from typing import Any
 
 _INDEX = "model.safetensors.index.json"
 _SINGLE = "model.safetensors"
-_HUB_FILES = ["*.json", "*.safetensors", "*.jinja", "*.txt", "tokenizer.model"]
+_HUB_FILES_WITHOUT_WEIGHTS = ["*.json", "*.jinja", "*.txt", "tokenizer.model"]
+_HUB_FILES = ["*.safetensors", *_HUB_FILES_WITHOUT_WEIGHTS]
 # Second copies of the weights in other layouts that some repositories carry.
 _HUB_IGNORED = ["consolidated*", "*/*"]
 
 
-def resolve_checkpoint(model: str) -> Path:
+def resolve_checkpoint(model: str, *, weights: bool = True) -> Path:
     """The folder of a checkpoint; a Hub repository is downloaded into the Hub's cache first.
+
+    Args:
+        model: the folder or the repository's name.
+        weights: whether the weights are downloaded too.
 
     HF_HUB_OFFLINE, HF_HOME and HF_TOKEN work as everywhere.
 
@@ -31,7 +36,7 @@ def resolve_checkpoint(model: str) -> Path:
         return folder
     if model.startswith((".", "/", "~")) or model.count("/") > 1:
         raise ValueError(f"the model folder {model} does not exist")
-    return _download(model)
+    return _download(model, _HUB_FILES if weights else _HUB_FILES_WITHOUT_WEIGHTS)
 
 
 def weight_files(folder: Path) -> list[Path]:
@@ -59,10 +64,15 @@ def weight_files(folder: Path) -> list[Path]:
     return files
 
 
-def block_hash_salt(folder: Path) -> str:
-    """A short name for this very checkpoint: its configuration and its weight files' sizes."""
+def block_hash_salt(folder: Path, *, weights: bool = True) -> str:
+    """A short name for this very checkpoint: its configuration and its weight files' sizes.
+
+    Without `weights` the name is that of a model which never reads them.
+    """
     digest = hashlib.sha256((folder / "config.json").read_bytes())
-    for path in weight_files(folder):
+    if not weights:
+        digest.update(b"without weights")
+    for path in weight_files(folder) if weights else ():
         digest.update(f"{path.name}:{path.stat().st_size};".encode())
     return digest.hexdigest()[:16]
 
@@ -78,13 +88,13 @@ def read_json(path: Path) -> dict[str, Any]:
     return content
 
 
-def _download(repository: str) -> Path:
+def _download(repository: str, files: list[str]) -> Path:
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 
     try:
         return Path(
-            snapshot_download(repository, allow_patterns=_HUB_FILES, ignore_patterns=_HUB_IGNORED)
+            snapshot_download(repository, allow_patterns=files, ignore_patterns=_HUB_IGNORED)
         )
     except LocalEntryNotFoundError as error:
         raise ValueError(

@@ -75,8 +75,11 @@ class ModelConfig:
     """Names this very checkpoint in block hashes."""
 
     @classmethod
-    def parse(cls, raw: dict[str, Any], folder: Path) -> ModelConfig:
-        """Reads the content of config.json; end tokens and salt come from the folder's files."""
+    def parse(cls, raw: dict[str, Any], folder: Path, *, weights: bool = True) -> ModelConfig:
+        """Reads the content of config.json; end tokens and salt come from the folder's files.
+
+        Without `weights` the folder may lack them.
+        """
         architecture = _architecture(raw)
         given = {key: value for key, value in raw.items() if value is not None}
         # null switches a window off and lets head counts and sizes follow from others.
@@ -108,7 +111,7 @@ class ModelConfig:
             max_model_len=limit,
             max_model_len_reason=reason,
             eos_token_ids=_eos_token_ids(merged, folder),
-            block_hash_salt=block_hash_salt(folder),
+            block_hash_salt=block_hash_salt(folder, weights=weights),
         )
 
     def resolve_max_model_len(self, requested: int | None) -> int:
@@ -127,15 +130,19 @@ class ModelConfig:
         return requested
 
 
-def load_model_config(model: str) -> ModelConfig:
+def load_model_config(model: str, *, weights: bool = True) -> ModelConfig:
     """Reads a checkpoint folder or a Hub repository.
+
+    Args:
+        model: the folder or the repository's name.
+        weights: whether the checkpoint's weights are needed too.
 
     Raises:
         ValueError: there is no such checkpoint, or its mathematics is not supported; the message
             names the key.
     """
-    folder = resolve_checkpoint(model)
-    return ModelConfig.parse(read_json(folder / "config.json"), folder)
+    folder = resolve_checkpoint(model, weights=weights)
+    return ModelConfig.parse(read_json(folder / "config.json"), folder, weights=weights)
 
 
 def _architecture(raw: dict[str, Any]) -> str:

@@ -3,23 +3,13 @@
 from __future__ import annotations
 
 import logging
-import sys
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Protocol
 
 import torch
-from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    DownloadColumn,
-    Progress,
-    TextColumn,
-    TimeElapsedColumn,
-    TransferSpeedColumn,
-)
+from rich.progress import DownloadColumn, TransferSpeedColumn
 from safetensors import safe_open
 
 from worker.models.checkpoint import weight_files
@@ -27,6 +17,7 @@ from worker.models.config import ModelConfig
 from worker.models.decoder import DecoderModel
 from worker.models.native import NativeOptions
 from worker.parallel.layers import WeightSlot
+from worker.progress import Advance, progress
 
 logger = logging.getLogger(__name__)
 
@@ -128,44 +119,11 @@ def _num_bytes(slot: WeightSlot) -> int:
     return slot.destination.numel() * slot.destination.element_size()
 
 
-class _Advance(Protocol):
-    def __call__(self, num_bytes: int, /) -> None: ...
-
-
-@contextmanager
-def _progress(num_bytes: int, show: bool) -> Iterator[_Advance]:
-    """A bar on a terminal, a log line every quarter elsewhere, nothing where not shown."""
-    if not show:
-        yield lambda _num_bytes: None
-        return
-    if not sys.stderr.isatty():
-        yield _LoggedProgress(num_bytes)
-        return
-    columns = (
-        TextColumn("loading weights"),
-        BarColumn(),
-        DownloadColumn(),
-        TransferSpeedColumn(),
-        TimeElapsedColumn(),
+def _progress(num_bytes: int, show: bool) -> AbstractContextManager[Advance]:
+    return progress(
+        "loading weights",
+        num_bytes,
+        amount=f"{num_bytes / 1e6:.1f} MB",
+        columns=(DownloadColumn(), TransferSpeedColumn()),
+        show=show,
     )
-    with Progress(*columns, console=Console(stderr=True)) as progress:
-        task = progress.add_task("weights", total=num_bytes)
-        yield lambda count: progress.advance(task, count)
-
-
-class _LoggedProgress:
-    """Says in the log when each quarter of the weights is read."""
-
-    def __init__(self, total: int) -> None:
-        self._total = max(1, total)
-        self._done = 0
-
-    def __call__(self, num_bytes: int) -> None:
-        before = self._done * 4 // self._total
-        self._done += num_bytes
-        if self._done * 4 // self._total > before:
-            logger.info(
-                "loading weights: %d %% of %.1f MB",
-                100 * self._done // self._total,
-                self._total / 1e6,
-            )

@@ -62,6 +62,10 @@ class RankGroup:
     def start(self, num_pages: int) -> None:
         """Has every rank allocate its KV cache and waits for it. Raises RankFailure."""
         self.send(Start(num_pages=num_pages))
+        self.collect_readies()
+
+    def collect_readies(self) -> None:
+        """Waits until every rank has done what `Start` asks for. Raises RankFailure."""
         for _ in self._ranks:
             message = self.receive()
             assert isinstance(message, Ready), f"expected ready, got {message!r}"

@@ -45,7 +45,8 @@ class TensorParallelGroup:
         self.device = device
         self._process_group = process_group
         self._device_names = device_names
-        self._through_host = device_names is not None and not _all_differ(device_names)
+        self.is_through_host = device_names is not None and not _all_differ(device_names)
+        """Whether collectives of a CUDA device wait for the host."""
 
     @classmethod
     def create(
@@ -104,7 +105,7 @@ class TensorParallelGroup:
         """
         if self.world_size == 1:
             return tensor
-        total = tensor.cpu() if self._through_host else tensor
+        total = tensor.cpu() if self.is_through_host else tensor
         if fixed_order and self.world_size > 2:
             parts = self._gather(total)
             total = parts[0]
@@ -118,7 +119,7 @@ class TensorParallelGroup:
         """All ranks' [..., n] side by side, in the order of ranks: [..., world_size * n]."""
         if self.world_size == 1:
             return tensor
-        parts = self._gather(tensor.cpu() if self._through_host else tensor)
+        parts = self._gather(tensor.cpu() if self.is_through_host else tensor)
         return torch.cat(parts, dim=-1).to(tensor.device)
 
     def gather_on_device(self, values: Sequence[int]) -> list[list[int]]:
@@ -126,7 +127,7 @@ class TensorParallelGroup:
 
         Where ranks share devices, none returns before all have called. Of no meaning on CPU.
         """
-        if not self._through_host:
+        if not self.is_through_host:
             return [list(values)]
         assert self._device_names is not None, "only named devices are shared"
         gathered = self._gather(torch.tensor(values))

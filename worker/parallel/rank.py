@@ -81,10 +81,13 @@ def _execute_plans(rank: int, runner: ModelRunner, channel: RankChannel) -> None
             assert isinstance(sample, Sample), f"rank {rank} awaits masks, was sent {sample!r}"
             assert sample.seq == message.plan.seq, f"masks of step {sample.seq}"
             masks = sample.masks
-        result = runner.complete(step, masks)
-        guard.record(result)
+        launched = runner.conclude(step, masks)
         if rank == 0:
+            result = launched.result()
+            guard.record(result)
             channel.send(Result(step=result))
+        else:
+            guard.follow(launched)
 
 
 def _root_cause(error: Exception) -> str:

@@ -94,12 +94,12 @@ class Plan(msgspec.Struct, array_like=True, frozen=True):
 class RankTimes(msgspec.Struct, array_like=True, frozen=True):
     """When a rank did what in a step: seconds of CLOCK_MONOTONIC, which all processes share.
 
-    Launches on CUDA do not wait: `forwarded` is there when the forward pass has been launched, and
-    what the device needs shows between it and `finished`.
+    On CUDA it is the device that did it: launching, which takes the host's time, shows in the
+    coordinator's.
     """
 
     started: float
-    """The Plan is at hand."""
+    """The Plan is at hand. On CUDA: the step before is over, and this one's first launch is in."""
     prepared: float
     """Tables updated, inputs staged."""
     forwarded: float

@@ -164,21 +164,21 @@ BlockEvent = BlockStored | BlockRemoved
 class StepTimes(msgspec.Struct, array_like=True):
     """Where the time of a worker's steps went: seconds, summed up since the epoch began.
 
-    Coordinator: schedule, broadcast, collect, process, deliver. Rank 0: prepare, forward, sample,
-    bubble. Each of the two adds up to the time the worker was busy.
+    Coordinator: schedule, broadcast, collect, process, deliver. Rank 0 (on CUDA its device):
+    prepare, forward, sample, bubble. Each of the two adds up to the time the worker was busy.
     """
 
     num_steps: int = 0
     schedule: float = 0.0
     """Deciding the Plan."""
     broadcast: float = 0.0
-    """Encoding it and sending it to the ranks."""
+    """Encoding it and sending it to the ranks; on CUDA also launching it on rank 0's device."""
     prepare: float = 0.0
     """Tables and input tensors."""
     forward: float = 0.0
-    """The model; on CUDA its launch alone."""
+    """The model."""
     sample: float = 0.0
-    """Scoring, drawing, tokens to the host; with the wait for masks, on CUDA for the device."""
+    """Scoring, drawing, tokens to the host; with the wait for masks."""
     collect: float = 0.0
     """Waiting for results."""
     process: float = 0.0

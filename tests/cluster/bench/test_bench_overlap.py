@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from cluster.bench.cli import main
-from cluster.bench.overlap import OverlapOptions, Turn, summarise
+from cluster.bench.decode import Turn
+from cluster.bench.overlap import OverlapOptions, idle_checks, summarise
 from worker.engine.config import EngineConfig
 
 PHASES = ("schedule", "broadcast", "prepare", "forward", "sample", "collect", "process", "bubble")
@@ -34,7 +35,8 @@ def test_figures_checks_and_picture(
 
 
 def turn(wall: float, prepare: float, compute: float) -> Turn:
-    phases = {"prepare": prepare, "forward": compute - 1.0, "sample": 1.0}
+    bubble = wall - prepare - compute
+    phases = {"prepare": prepare, "forward": compute - 1.0, "sample": 1.0, "bubble": bubble}
     return Turn(wall_us=wall, phases_us=phases, records=())
 
 
@@ -48,6 +50,15 @@ def test_hidden_is_the_part_of_the_host_time_that_no_longer_shows() -> None:
     assert figures["spread_8"]["hidden"]["low"] == pytest.approx(0.0)
     assert figures["spread_8"]["hidden"]["high"] == pytest.approx(1.0)
     assert figures["depth_0_8"]["host_us"] == pytest.approx(20.0)
+
+
+def test_a_device_idles_from_a_draw_to_the_next_forward_pass() -> None:
+    overlapped = [turn(1000.0, 5.0, 975.0), turn(1000.0, 5.0, 980.0), turn(2000.0, 6.0, 1900.0)]
+    figures = summarise(8, [turn(1200.0, 10.0, 975.0)] * 3, overlapped)
+    assert figures["idle_gap_us_8"] == pytest.approx(25.0)
+    assert figures["idle_share_8"] == pytest.approx(0.025)
+    found = [(check.name, check.holds) for check in idle_checks([(25.0, 0.025), (90.0, 0.04)])]
+    assert found == [("idle_gap_us", True), ("idle_share", False)]
 
 
 def test_options_are_checked() -> None:

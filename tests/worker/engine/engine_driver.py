@@ -14,6 +14,7 @@ import numpy as np
 from worker.engine.config import EngineConfig
 from worker.engine.core import EngineCore
 from worker.engine.local import LocalExecutor
+from worker.engine.runner import ModelRunner
 from worker.structured.process import GrammarCompiler, setting_of
 from worker.wire.messages import Submit, SubmitBatch, TokenLogprobs
 from worker.wire.sampling import SamplingParams
@@ -31,12 +32,6 @@ class Outcome:
     error: str | None = None
 
 
-class OverlappingExecutor(LocalExecutor):
-    """Has its results early; a caller that takes them a step late cannot tell."""
-
-    max_overlap_depth = 1
-
-
 class Engine:
     """Rank 0 runs here; further ranks are child processes, as offline use has them.
 
@@ -48,7 +43,7 @@ class Engine:
         self.config = EngineConfig(model=model, **{**settings, **options})
         self._directory = tempfile.mkdtemp(prefix="rf-")
         world = self.config.tensor_parallel_size
-        self._executor = OverlappingExecutor(self.config, self._directory, range(1, world))
+        self._executor = LocalExecutor(self.config, self._directory, range(1, world))
         info = self._executor.start()
         self.core = EngineCore(self.config, info, self._executor, lambda: 0.0)
         self._compiler = GrammarCompiler(setting_of(info), 60.0)
@@ -102,6 +97,7 @@ class Engine:
                 outcome.ended_by_grammar = delta.ended_by_grammar
                 outcome.error = delta.error
             self.core.scheduler.check_invariants()
+            self.after_step()
         return list(outputs.values())
 
     def _with_grammar(self, submit: Submit) -> SubmitBatch:
@@ -114,6 +110,15 @@ class Engine:
         return SubmitBatch(
             submits=[submit], grammars=[compiled], vocabulary=self._compiler.vocabulary
         )
+
+    def after_step(self) -> None:
+        """For subclasses that meddle between steps."""
+
+    @property
+    def runner(self) -> ModelRunner:
+        """Rank 0's."""
+        assert self._executor._runner is not None
+        return self._executor._runner
 
     @property
     def peer_pids(self) -> list[int]:

@@ -44,3 +44,40 @@ def test_digests_are_compared(sampled: tuple[int, int], agrees: bool) -> None:
     else:
         with pytest.raises(OutOfStep, match="differ from rank 0's"):
             guard.check(carrying)
+
+
+class LaunchedStep:
+    """A step on a device: nobody may ask for its tokens before it is over."""
+
+    def __init__(self, seq: int, token_id: int, journal: list[int]) -> None:
+        self.seq = seq
+        self._token_id = token_id
+        self._journal = journal
+
+    def result(self) -> StepResult:
+        self._journal.append(self.seq)
+        return result(self.seq, self._token_id)
+
+
+def test_a_rank_looks_at_its_tokens_one_step_late() -> None:
+    guard, journal = PlanGuard(), list[int]()
+    for seq in range(1, 4):
+        guard.check(plan(seq))
+        guard.follow(LaunchedStep(seq, 7, journal))
+        assert journal == list(range(1, seq))
+
+
+@pytest.mark.parametrize("agrees", [True, False])
+def test_a_digest_waits_for_the_steps_that_it_covers(agrees: bool) -> None:
+    rank0, guard, journal = SampleDigest(), PlanGuard(), list[int]()
+    for seq in (1, 2):
+        rank0.update(seq, [seq + 10])
+        guard.check(plan(seq))
+        guard.follow(LaunchedStep(seq, seq + 10 if agrees else 5, journal))
+    carrying = plan(3, digest_seq=2, digest=rank0.value(2))
+    if agrees:
+        guard.check(carrying)
+    else:
+        with pytest.raises(OutOfStep, match="differ from rank 0's"):
+            guard.check(carrying)
+    assert journal == [1, 2]

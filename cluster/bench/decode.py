@@ -1,0 +1,145 @@
+"""An engine that decodes a fixed number of requests for a fixed number of steps, and its times."""
+
+from __future__ import annotations
+
+import itertools
+import shutil
+import tempfile
+import time
+from dataclasses import dataclass, replace
+from types import TracebackType
+from typing import Self
+
+import msgspec
+import numpy as np
+
+from worker.engine.config import EngineConfig
+from worker.engine.core import EngineCore
+from worker.engine.factory import create_executor, uses_cuda
+from worker.engine.timeline import StepRecord
+from worker.wire.messages import Abort, Submit
+from worker.wire.sampling import SamplingParams
+
+KEPT_RECORDS = 5
+_GATEWAY = "bench"
+_SETTLING_STEPS = 4
+"""Steps between the last first token and the first step that counts."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Turn:
+    """One engine's steps at one number of requests, per step in microseconds."""
+
+    wall_us: float
+    phases_us: dict[str, float]
+    """Of StepTimes."""
+    records: tuple[StepRecord, ...]
+    """The last steps that counted."""
+
+    @property
+    def rank_us(self) -> float:
+        """Rank 0's own time."""
+        return self.compute_us + self.phases_us["prepare"]
+
+    @property
+    def compute_us(self) -> float:
+        """The model and the draw alone."""
+        return self.phases_us["forward"] + self.phases_us["sample"]
+
+    @property
+    def idle_us(self) -> float:
+        """From the end of a draw to the next forward pass: what a device might idle at most."""
+        return self.phases_us["bubble"] + self.phases_us["prepare"]
+
+
+class DecodeEngine:
+    """One engine as `LLM` has it, driven step by step.
+
+    Args:
+        config: of the engine; `max_num_seqs` is the most requests of a turn.
+        steps: that count in a turn.
+        input_len: tokens of every prompt.
+    """
+
+    def __init__(self, config: EngineConfig, *, steps: int, input_len: int) -> None:
+        self.config = config
+        self._steps = steps
+        self._input_len = input_len
+        # More than it takes: those that get their first token early run while others wait.
+        self._max_tokens = 2 * steps + 64
+        if uses_cuda(config) and config.kv_cache_tokens is None:
+            # Several engines share the device: none may take all of it.
+            pages = -(-(input_len + self._max_tokens) // config.page_size) + 1
+            tokens = config.max_num_seqs * pages * config.page_size
+            config = replace(config, kv_cache_tokens=tokens)
+        self._directory = tempfile.mkdtemp(prefix="rf-")
+        self._executor = create_executor(config, self._directory, spawn_peers=True)
+        try:
+            self._core = EngineCore(config, self._executor.start(), self._executor, time.monotonic)
+        except BaseException:
+            self.close()
+            raise
+        self._ids = itertools.count()
+        self._encoder = msgspec.msgpack.Encoder()
+
+    def turn(self, running: int, number: int) -> Turn:
+        """Brings `running` requests to decode, and times their steps."""
+        steps = self._steps
+        submitted = [self._submit(number, index) for index in range(running)]
+        waiting = set(submitted)
+        while waiting:
+            for delta in self._core.step().deltas.get(_GATEWAY, ()):
+                waiting.discard(delta.request_id)
+        self._step(_SETTLING_STEPS)
+        before, start = self._core.timeline.totals(), time.monotonic()
+        self._step(steps)
+        elapsed, after = time.monotonic() - start, self._core.timeline.totals()
+        records = tuple(self._core.timeline.records)[-KEPT_RECORDS:]
+        for request_id in submitted:
+            self._core.abort(Abort(request_id=request_id))
+        while self._core.has_work():
+            self._core.step()
+        count = after.num_steps - before.num_steps
+        assert count == steps, f"{count} steps were completed in {steps} turns"
+        phases = {
+            name: (value - getattr(before, name)) / steps * 1e6
+            for name, value in msgspec.structs.asdict(after).items()
+            if name != "num_steps"
+        }
+        return Turn(wall_us=elapsed / steps * 1e6, phases_us=phases, records=records)
+
+    def _step(self, count: int) -> None:
+        for _ in range(count):
+            self._encoder.encode(self._core.step())  # as the worker does for its front
+
+    def _submit(self, number: int, index: int) -> str:
+        request_id = str(next(self._ids))
+        rng = np.random.default_rng((number, index))
+        prompt = rng.integers(0, self._core.info.vocab_size, self._input_len)
+        self._core.add(
+            Submit(
+                request_id=request_id,
+                gateway_id=_GATEWAY,
+                prompt=prompt.astype("<i4").tobytes(),
+                sampling=SamplingParams(
+                    temperature=0.0, max_tokens=self._max_tokens, ignore_eos=True, seed=0
+                ),
+            )
+        )
+        return request_id
+
+    def close(self) -> None:
+        """Ends the engine's ranks."""
+        self._executor.close()
+        shutil.rmtree(self._directory, ignore_errors=True)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()

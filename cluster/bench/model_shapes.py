@@ -1,0 +1,46 @@
+"""Dimensions of well-known models, for benchmarks that draw random weights."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+_QWEN3: dict[str, Any] = {
+    "architectures": ["Qwen3ForCausalLM"],
+    "vocab_size": 151936,
+    "num_key_value_heads": 8,
+    "head_dim": 128,
+    "hidden_act": "silu",
+    "rms_norm_eps": 1e-6,
+    "rope_theta": 1e6,
+    "max_position_embeddings": 40960,
+    "eos_token_id": 151645,
+}
+SHAPES: dict[str, dict[str, Any]] = {
+    "qwen3-8b": {
+        **_QWEN3,
+        "hidden_size": 4096,
+        "intermediate_size": 12288,
+        "num_hidden_layers": 36,
+        "num_attention_heads": 32,
+        "tie_word_embeddings": False,
+    },
+    "qwen3-0.6b": {
+        **_QWEN3,
+        "hidden_size": 1024,
+        "intermediate_size": 3072,
+        "num_hidden_layers": 28,
+        "num_attention_heads": 16,
+        "tie_word_embeddings": True,
+    },
+}
+"""What their config.json say, by short name."""
+
+
+def write_shape(name: str, directory: str) -> str:
+    """Makes a folder with the model's config.json alone; returns it."""
+    folder = Path(directory) / name
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(SHAPES[name]))
+    return str(folder)

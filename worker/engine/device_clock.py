@@ -1,0 +1,98 @@
+"""Places what CUDA events measure on the host's clock.
+
+Events tell only how long after each other they happened. Steps are therefore chained: a step's
+moments lie as far behind the end of the step before as its events do, so that the gap between two
+steps is exactly what the device saw. The chain begins at the moment when the host saw a step's end.
+It is corrected where it would claim that a step ended after the host knew, or long before the host,
+which waited for it, woke up.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple, Protocol
+
+_LARGEST_LAG_S = 1e-3
+"""How far a step's end may lie before the moment when the host saw it: more than waking up takes,
+and so little that the two clocks' drift shows in one step of thousands."""
+
+_LONGEST_CHAIN_S = 1.0
+"""Beyond so much idle time nothing is gained by measuring from the step before."""
+
+
+class TimedEvent(Protocol):
+    """A completed event that was recorded with its time."""
+
+    def elapsed_time(self, end_event: Any, /) -> float:
+        """Milliseconds from this event to another of its kind."""
+        ...
+
+
+class TimedStep(Protocol):
+    """A completed step's events, in the order in which they happened."""
+
+    @property
+    def started(self) -> TimedEvent:
+        """Before the first launch."""
+        ...
+
+    @property
+    def prepared(self) -> TimedEvent:
+        """Before the forward pass."""
+        ...
+
+    @property
+    def forwarded(self) -> TimedEvent:
+        """After it."""
+        ...
+
+    @property
+    def finished(self) -> TimedEvent:
+        """After the last launch."""
+        ...
+
+
+class Moments(NamedTuple):
+    """When the device did what in a step: seconds of the host's clock."""
+
+    started: float
+    prepared: float
+    forwarded: float
+    finished: float
+
+
+class DeviceClock:
+    """Takes steps in the order of their completion."""
+
+    def __init__(self) -> None:
+        self._last: tuple[TimedEvent, float] | None = None
+        """The end of the step before, as event and as moment."""
+
+    def place(self, step: TimedStep, *, launched: float, seen: float, waited: bool) -> Moments:
+        """The moments of a completed step.
+
+        Args:
+            step: its events.
+            launched: when the host began to launch it.
+            seen: when the host knew that it had completed.
+            waited: whether the host had to wait, so that it knew soon.
+        """
+        finished = self._finished(step, launched, seen, waited)
+        started = finished - step.started.elapsed_time(step.finished) / 1e3
+        moments = Moments(
+            started,
+            started + step.started.elapsed_time(step.prepared) / 1e3,
+            started + step.started.elapsed_time(step.forwarded) / 1e3,
+            finished,
+        )
+        self._last = step.finished, finished
+        return moments
+
+    def _finished(self, step: TimedStep, launched: float, seen: float, waited: bool) -> float:
+        if self._last is None:
+            return seen
+        event, moment = self._last
+        if launched - moment > _LONGEST_CHAIN_S:
+            return seen
+        finished = moment + event.elapsed_time(step.finished) / 1e3
+        lag = seen - finished
+        return seen if lag < 0.0 or (waited and lag > _LARGEST_LAG_S) else finished

@@ -1,0 +1,192 @@
+"""CUDA graphs of decode steps: which sizes, how they are captured, and how a step replays them."""
+
+from __future__ import annotations
+
+import bisect
+import logging
+import time
+from collections.abc import Callable, Sequence
+from functools import partial
+
+import torch
+from rich.progress import MofNCompleteColumn
+
+from kernels import registry
+from worker.engine.config import EngineConfig
+from worker.engine.masks import MaskRows
+from worker.engine.static_step import StaticInputs, StaticStep
+from worker.engine.streams import DeviceStreams
+from worker.parallel.group import TensorParallelGroup
+from worker.progress import progress
+from worker.scheduler.plan import Row
+
+logger = logging.getLogger(__name__)
+
+_LARGEST_DEFAULT = 512
+"""Beyond so many rows a step computes longer than it takes to launch."""
+
+Replay = Callable[[], None]
+Capture = Callable[[Callable[[], None]], Replay]
+"""Makes of a sequence of launches one that repeats them."""
+
+
+def capture_sizes(config: EngineConfig) -> tuple[int, ...]:
+    """Numbers of rows to capture, ascending; the engine's largest step is among them by default."""
+    most = config.max_num_seqs
+    if config.cudagraph_capture_sizes:
+        # Larger ones would never be full.
+        return tuple(sorted({min(size, most) for size in config.cudagraph_capture_sizes}))
+    limit = min(most, _LARGEST_DEFAULT)
+    steps = (1, 2, 4, *range(8, 257, 8), *range(272, limit + 1, 16))
+    return (*(size for size in steps if size < limit), limit)
+
+
+class DecodeGraphs:
+    """The forward pass and the draw of decode steps, captured at a few sizes.
+
+    Args:
+        step: what is captured.
+        sizes: numbers of rows, ascending.
+        capture: `GraphCapture`; a test on CPU passes its launches through.
+        show_progress: whether to say how far it is.
+    """
+
+    def __init__(
+        self, step: StaticStep, sizes: Sequence[int], capture: Capture, *, show_progress: bool
+    ) -> None:
+        self.step = step
+        self._sizes = tuple(sizes)
+        self._forward: dict[int, Replay] = {}
+        self._sample: dict[tuple[int, bool], Replay] = {}
+        shown = progress(
+            "capturing CUDA graphs",
+            len(self._sizes),
+            amount=f"{len(self._sizes)} batch sizes",
+            columns=(MofNCompleteColumn(),),
+            show=show_progress,
+        )
+        with shown as advance:
+            # The largest first: the others find room in its memory.
+            for size in reversed(self._sizes):
+                self._forward[size] = capture(partial(step.forward, size))
+                for filters in (False, True):
+                    launch = partial(step.sample, size, filters=filters)
+                    self._sample[size, filters] = capture(launch)
+                advance(1)
+
+    def size_for(self, rows: Sequence[Row]) -> int | None:
+        """The captured size that a step of these rows is padded to; None where none serves."""
+        # Rows of one token come first.
+        if not rows or rows[-1].length > 1 or len(rows) > self._sizes[-1]:
+            return None
+        return self._sizes[bisect.bisect_left(self._sizes, len(rows))]
+
+    def forward(self, inputs: StaticInputs) -> torch.Tensor:
+        """Hidden states [R, hidden] of the rows that the static buffers hold."""
+        self._forward[inputs.size]()
+        return self.step.hidden[: inputs.num_rows]
+
+    def sample(self, inputs: StaticInputs, masks: MaskRows | None) -> torch.Tensor:
+        """Tokens [R] of these rows; rows that do not sample have some token too."""
+        replay = self._sample[inputs.size, inputs.filters]
+        if masks is None:
+            replay()
+        else:
+            rows = self.step.set_masks(masks, inputs.samples)
+            replay()
+            self.step.reset_masks(rows)
+        return self.step.tokens[: inputs.num_rows]
+
+
+class GraphCapture:
+    """Captures launches on the compute stream. All graphs share one pool of memory.
+
+    They may, since they run one after another and hand nothing on in it. Kernels are compiled and
+    libraries set up by a run before each capture.
+    """
+
+    def __init__(self, streams: DeviceStreams) -> None:
+        self._stream = streams.compute
+        self._pool = torch.cuda.graph_pool_handle()
+
+    def __call__(self, launch: Callable[[], None]) -> Replay:
+        """Captures what `launch` does; the replay does it again on the current stream."""
+        launch()
+        self._stream.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        # Other threads (of the process group, say) may go on asking their events.
+        with torch.cuda.graph(
+            graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"
+        ):
+            launch()
+        return graph.replay
+
+
+class DecodeCapture:
+    """Captures the decode steps of one rank, after telling how much memory that will take.
+
+    Args:
+        sizes: numbers of rows, ascending.
+        streams: of the rank.
+        show_progress: whether to say anything.
+    """
+
+    def __init__(
+        self, sizes: Sequence[int], streams: DeviceStreams, *, show_progress: bool
+    ) -> None:
+        self._sizes = tuple(sizes)
+        self._streams = streams
+        self._show_progress = show_progress
+        self.expected = 0
+        """Bytes that `measure` found."""
+
+    def measure(self, step_of: Callable[[int], StaticStep]) -> int:
+        """Device memory that all sizes will take, from capturing two and dropping them again.
+
+        Args:
+            step_of: makes the step and its buffers for so many rows.
+        """
+        capture = GraphCapture(self._streams)
+        before = self._free_bytes()
+        step = step_of(self._sizes[-1])
+        graphs = [DecodeGraphs(step, self._sizes[-1:], capture, show_progress=False)]
+        self.expected = max(0, before - self._free_bytes())
+        if len(self._sizes) > 1:
+            before = self._free_bytes()
+            graphs.append(DecodeGraphs(step, self._sizes[-2:-1], capture, show_progress=False))
+            each = max(0, before - self._free_bytes())
+            self.expected += each * (len(self._sizes) - 1)
+        return self.expected
+
+    def run(self, step_of: Callable[[int], StaticStep]) -> DecodeGraphs:
+        """All graphs. Every rank must be at it, since they capture collectives."""
+        before, start = self._free_bytes(), time.perf_counter()
+        graphs = DecodeGraphs(
+            step_of(self._sizes[-1]),
+            self._sizes,
+            GraphCapture(self._streams),
+            show_progress=self._show_progress,
+        )
+        if self._show_progress:
+            logger.info(
+                "captured decode steps of %d to %d rows (%d sizes) in %.1f s: %.2f GB, after %.2f "
+                "GB were set aside",
+                *(self._sizes[0], self._sizes[-1], len(self._sizes)),
+                time.perf_counter() - start,
+                (before - self._free_bytes()) / 1e9,
+                self.expected / 1e9,
+            )
+        return graphs
+
+    def _free_bytes(self) -> int:
+        """Memory of the device that nobody holds, not even torch's cache."""
+        torch.cuda.synchronize(self._streams.device)
+        torch.cuda.empty_cache()
+        free, _ = torch.cuda.mem_get_info(self._streams.device)
+        return free
+
+
+def can_capture(config: EngineConfig, group: TensorParallelGroup) -> bool:
+    """Whether decode steps may be captured: not where their collectives wait on the host."""
+    on_triton = registry.uses_triton(torch.empty(0, device=group.device))
+    return on_triton and not config.enforce_eager and not group.is_through_host

@@ -1,0 +1,104 @@
+"""A step under way: launched up to its draw, then to its end, when only waiting is left."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import torch
+
+from worker.engine.device_clock import DeviceClock
+from worker.engine.draws import Draws
+from worker.engine.inputs import StepInputs
+from worker.engine.logprobs import Scores
+from worker.engine.static_step import StaticInputs
+from worker.engine.streams import StepSlot
+from worker.scheduler.plan import Plan, RankTimes, StepResult
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class BegunStep:
+    """A step whose forward pass is launched and that has not drawn yet."""
+
+    plan: Plan
+    inputs: StepInputs | None
+    """None for a Plan without rows, and where a graph draws."""
+    static: StaticInputs | None
+    """Where a graph ran the forward pass."""
+    hidden: torch.Tensor | None
+    """Of all tokens of the step, [T, hidden]."""
+    times: tuple[float, float, float]
+    """When it was begun, prepared, forwarded."""
+    slot: StepSlot | None
+    """None on CPU."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LaunchedStep:
+    """Results of one step, on the host or on their way there."""
+
+    seq: int
+    draws: Draws | None
+    """On the host as soon as the slot's step has completed; None where nothing comes of it."""
+    samples: Sequence[int] | None = None
+    """Which of the drawn tokens count; None for all."""
+    times: RankTimes
+    """Of the host: of a step on CUDA, when it was launched."""
+    compute_ms: float
+    slot: StepSlot | None = None
+    """None on CPU, where a launched step is a completed one."""
+    clock: DeviceClock | None = None
+    wants_logprobs: bool
+    """Whether this rank is asked for log-probabilities."""
+
+    def result(self) -> StepResult:
+        """Waits for the device. Steps are asked for their results in the order of their launches.
+
+        Raises:
+            RuntimeError: the device failed.
+        """
+        times, compute_ms = self.times, self.compute_ms
+        if self.slot is not None and self.clock is not None:
+            waited = self.slot.wait()
+            moments = self.clock.place(
+                self.slot, launched=times.started, seen=time.monotonic(), waited=waited
+            )
+            times = RankTimes(*moments)
+            compute_ms = (moments.finished - moments.started) * 1e3
+        draws = self.draws
+        result = StepResult(
+            seq=self.seq, token_ids=self._token_ids(), compute_ms=compute_ms, times=times
+        )
+        if draws is None or not draws.is_scored or not self.wants_logprobs:
+            return result
+        return draws.add_logprobs(result)
+
+    def _token_ids(self) -> list[int]:
+        if self.draws is None or self.draws.tokens is None:
+            return []
+        token_ids: list[int] = self.draws.tokens.tolist()
+        return token_ids if self.samples is None else [token_ids[row] for row in self.samples]
+
+
+_SCORE_TENSORS = ("tokens", "own", "best", "weight", "rank", "top_tokens", "top_logits")
+
+
+def fetch_draws(draws: Draws, slot: StepSlot, *, with_logprobs: bool) -> Draws:
+    """The same on the host once the slot's step has completed; without waiting."""
+    tokens = None if draws.tokens is None else slot.fetch(draws.tokens)
+    if not with_logprobs:
+        return Draws(tokens=tokens)
+    scores = None if draws.scores is None else _fetch_scores(draws.scores, slot)
+    prompts = None
+    if draws.prompt_scores is not None:
+        prompts = {
+            index: [_fetch_scores(block, slot) for block in blocks]
+            for index, blocks in draws.prompt_scores.items()
+        }
+    return replace(draws, tokens=tokens, scores=scores, prompt_scores=prompts)
+
+
+def _fetch_scores(scores: Scores, slot: StepSlot) -> Scores:
+    fetched = {name: slot.fetch(getattr(scores, name)) for name in _SCORE_TENSORS}
+    return Scores(num_top=scores.num_top, **fetched)

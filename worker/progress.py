@@ -1,0 +1,64 @@
+"""How far a long start-up has come: a bar on a terminal, a log line every quarter elsewhere."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Protocol
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, ProgressColumn, TextColumn, TimeElapsedColumn
+
+logger = logging.getLogger(__name__)
+
+
+class Advance(Protocol):
+    """Notes what has been done since the last call."""
+
+    def __call__(self, amount: int, /) -> None:
+        """So much more is done."""
+        ...
+
+
+@contextmanager
+def progress(
+    label: str, total: int, *, amount: str, columns: Sequence[ProgressColumn], show: bool
+) -> Iterator[Advance]:
+    """Shows progress on standard error while the block runs; nothing where `show` is False.
+
+    Args:
+        label: what is being done, such as "loading weights".
+        total: how much there is of it.
+        amount: `total` in words, for log lines.
+        columns: of the bar, between it and the elapsed time.
+        show: whether to say anything.
+    """
+    if not show:
+        yield lambda _amount: None
+        return
+    if not sys.stderr.isatty():
+        yield _LoggedProgress(label, total, amount)
+        return
+    shown = (TextColumn(label), BarColumn(), *columns, TimeElapsedColumn())
+    with Progress(*shown, console=Console(stderr=True)) as bar:
+        task = bar.add_task(label, total=total)
+        yield lambda done: bar.advance(task, done)
+
+
+class _LoggedProgress:
+    """Says in the log when each quarter is done."""
+
+    def __init__(self, label: str, total: int, amount: str) -> None:
+        self._label = label
+        self._total = max(1, total)
+        self._amount = amount
+        self._done = 0
+
+    def __call__(self, amount: int) -> None:
+        before = self._done * 4 // self._total
+        self._done += amount
+        if self._done * 4 // self._total > before:
+            share = 100 * self._done // self._total
+            logger.info("%s: %d %% of %s", self._label, share, self._amount)
