@@ -38,12 +38,14 @@ class Engine:
     Options are EngineConfig's fields; CPU with one thread unless said otherwise.
     """
 
+    executor_class = LocalExecutor
+
     def __init__(self, model: str, **options: Any) -> None:
         settings: dict[str, Any] = {"device": "cpu", "cpu_threads": 1, "max_num_seqs": 32}
         self.config = EngineConfig(model=model, **{**settings, **options})
         self._directory = tempfile.mkdtemp(prefix="rf-")
         world = self.config.tensor_parallel_size
-        self._executor = LocalExecutor(self.config, self._directory, range(1, world))
+        self._executor = self.executor_class(self.config, self._directory, range(1, world))
         info = self._executor.start()
         self.core = EngineCore(self.config, info, self._executor, lambda: 0.0)
         self._compiler = GrammarCompiler(setting_of(info), 60.0)
@@ -74,31 +76,38 @@ class Engine:
     ) -> list[Outcome]:
         """The same with log-probabilities."""
         params = [sampling] * len(prompts) if isinstance(sampling, SamplingParams) else sampling
-        outputs: dict[str, Outcome] = {}
-        for prompt, one in zip(prompts, params, strict=True):
-            self._num_submitted += 1
-            submit = Submit(
-                request_id=str(self._num_submitted),
-                gateway_id="g",
-                prompt=np.asarray(prompt, dtype="<i4").tobytes(),
-                sampling=one,
-            )
-            outputs[submit.request_id] = Outcome()
-            self.core.receive(self._with_grammar(submit))
+        pairs = zip(prompts, params, strict=True)
+        outputs = dict(self.submit(prompt, one) for prompt, one in pairs)
         while self.core.grammars.num_due:  # so that batches are the same each time
             self.core.take_grammars(wait=True)
         while self.core.has_work():
-            for delta in self.core.step().deltas.get("g", ()):
-                outcome = outputs[delta.request_id]
-                outcome.token_ids += delta.token_ids
-                outcome.logprobs += delta.logprobs or []
-                outcome.prompt_logprobs = delta.prompt_logprobs or outcome.prompt_logprobs
-                outcome.finish_reason = delta.finish_reason
-                outcome.ended_by_grammar = delta.ended_by_grammar
-                outcome.error = delta.error
-            self.core.scheduler.check_invariants()
-            self.after_step()
+            self.step(outputs)
         return list(outputs.values())
+
+    def submit(self, prompt: Sequence[int], sampling: SamplingParams) -> tuple[str, Outcome]:
+        """Queues one request; its id, and where its outcome is to be collected."""
+        self._num_submitted += 1
+        submit = Submit(
+            request_id=str(self._num_submitted),
+            gateway_id="g",
+            prompt=np.asarray(prompt, dtype="<i4").tobytes(),
+            sampling=sampling,
+        )
+        self.core.receive(self._with_grammar(submit))
+        return submit.request_id, Outcome()
+
+    def step(self, outputs: dict[str, Outcome]) -> None:
+        """One turn of the engine, whose news are added to `outputs`; invariants are checked."""
+        for delta in self.core.step().deltas.get("g", ()):
+            outcome = outputs[delta.request_id]
+            outcome.token_ids += delta.token_ids
+            outcome.logprobs += delta.logprobs or []
+            outcome.prompt_logprobs = delta.prompt_logprobs or outcome.prompt_logprobs
+            outcome.finish_reason = delta.finish_reason
+            outcome.ended_by_grammar = delta.ended_by_grammar
+            outcome.error = delta.error
+        self.core.scheduler.check_invariants()
+        self.after_step()
 
     def _with_grammar(self, submit: Submit) -> SubmitBatch:
         """What the front makes of it."""
