@@ -52,6 +52,10 @@ def add_commands(commands: Subparsers) -> None:
         commands, "roofline", "decode steps against the memory's bandwidth", _roofline
     )
     _add_roofline_flags(roofline)
+    structured = _command(
+        commands, "structured", "constrained requests against free ones, in turn", _structured
+    )
+    _add_structured_flags(structured)
     gateway = _command(commands, "gateway", "CPU time per token before the engine", _gateway)
     _add_gateway_flags(gateway)
 
@@ -149,6 +153,18 @@ def _roofline(args: argparse.Namespace) -> Result:
     )
 
 
+def _structured(args: argparse.Namespace) -> Result:
+    from cluster.bench.structured import StructuredOptions, run_structured
+
+    args.model = args.model or find_demo_model()
+    return run_structured(
+        StructuredOptions(
+            engine=EngineConfig(**given_options(args, EngineConfig)),
+            **{name: getattr(args, name) for name in _STRUCTURED_FLAGS},
+        )
+    )
+
+
 def _gateway(args: argparse.Namespace) -> Result:
     return run_gateway(
         GatewayOptions(
@@ -220,6 +236,23 @@ def _add_roofline_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--turns", type=int, default=3, help="measurements (default 3)")
     parser.add_argument("--steps", type=int, default=64, help="steps per turn (default 64)")
     parser.add_argument("--input-len", type=int, default=512, help="prompt tokens (default 512)")
+
+
+_STRUCTURED_FLAGS = {
+    "streams": (16, "requests at once"),
+    "pairs": (10, "turns per arm"),
+    "max_tokens": (128, "most tokens per request"),
+    "input_len": (32, "prompt tokens"),
+}
+
+
+def _add_structured_flags(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--model", help="checkpoint folder; default: the demo model")
+    set_here = ("model", "max_num_seqs")
+    add_options(parser.add_argument_group("engine"), EngineConfig, exclude=set_here)
+    for name, (default, text) in _STRUCTURED_FLAGS.items():
+        flag = "--" + name.replace("_", "-")
+        parser.add_argument(flag, type=int, default=default, help=f"{text} (default {default})")
 
 
 def _add_gateway_flags(parser: argparse.ArgumentParser) -> None:

@@ -6,6 +6,7 @@ import itertools
 import shutil
 import tempfile
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import Self
@@ -17,7 +18,14 @@ from worker.engine.config import EngineConfig
 from worker.engine.core import EngineCore
 from worker.engine.factory import create_executor, uses_cuda
 from worker.engine.timeline import StepRecord
-from worker.wire.messages import Abort, Submit
+from worker.wire.messages import (
+    Abort,
+    CompiledGrammar,
+    EngineInfo,
+    Submit,
+    SubmitBatch,
+    Vocabulary,
+)
 from worker.wire.sampling import SamplingParams
 
 KEPT_RECORDS = 5
@@ -108,25 +116,57 @@ class DecodeEngine:
         }
         return Turn(wall_us=elapsed / steps * 1e6, phases_us=phases, records=records)
 
+    @property
+    def info(self) -> EngineInfo:
+        """What was loaded."""
+        return self._core.info
+
+    def learn(self, vocabulary: Vocabulary, grammar: CompiledGrammar) -> None:
+        """Gives the engine a grammar that requests may name, as the worker's front does."""
+        self._core.receive(SubmitBatch(vocabulary=vocabulary, grammars=[grammar]))
+
+    def complete(
+        self, params: Sequence[SamplingParams], grammar: str = ""
+    ) -> tuple[list[int], float]:
+        """Runs one request per parameters to its end; their lengths, and seconds in all."""
+        lengths: dict[str, int] = {}
+        for index, sampling in enumerate(params):
+            submit = self._request(0, index, sampling)
+            submit.grammar = grammar
+            lengths[submit.request_id] = 0
+            self._core.receive(SubmitBatch(submits=[submit]))
+        while self._core.grammars.num_due:
+            self._core.take_grammars(wait=True)
+        start = time.monotonic()
+        while self._core.has_work():
+            report = self._core.step()
+            self._encoder.encode(report)
+            for delta in report.deltas.get(_GATEWAY, ()):
+                lengths[delta.request_id] += len(delta.token_ids)
+                assert delta.error is None, delta.error
+        return list(lengths.values()), time.monotonic() - start
+
     def _step(self, count: int) -> None:
         for _ in range(count):
             self._encoder.encode(self._core.step())  # as the worker does for its front
 
     def _submit(self, number: int, index: int) -> str:
-        request_id = str(next(self._ids))
+        sampling = SamplingParams(
+            temperature=0.0, max_tokens=self._max_tokens, ignore_eos=True, seed=0
+        )
+        submit = self._request(number, index, sampling)
+        self._core.add(submit)
+        return submit.request_id
+
+    def _request(self, number: int, index: int, sampling: SamplingParams) -> Submit:
         rng = np.random.default_rng((number, index))
         prompt = rng.integers(0, self._core.info.vocab_size, self._input_len)
-        self._core.add(
-            Submit(
-                request_id=request_id,
-                gateway_id=_GATEWAY,
-                prompt=prompt.astype("<i4").tobytes(),
-                sampling=SamplingParams(
-                    temperature=0.0, max_tokens=self._max_tokens, ignore_eos=True, seed=0
-                ),
-            )
+        return Submit(
+            request_id=str(next(self._ids)),
+            gateway_id=_GATEWAY,
+            prompt=prompt.astype("<i4").tobytes(),
+            sampling=sampling,
         )
-        return request_id
 
     def close(self) -> None:
         """Ends the engine's ranks."""

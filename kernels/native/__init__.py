@@ -8,6 +8,7 @@ compiler the engine runs the torch path, which this one is tested against.
 
 from kernels.native.build import NativeUnavailable, build_library
 from kernels.native.decoder import LayerTensors, LinearTensors, ModelTensors, NativeDecoder
+from kernels.native.sampler import sample_native
 
 __all__ = [
     "LayerTensors",
@@ -16,4 +17,5 @@ __all__ = [
     "NativeDecoder",
     "NativeUnavailable",
     "build_library",
+    "sample_native",
 ]

@@ -59,6 +59,16 @@ class StepRows(ctypes.Structure):
     )
 
 
+class RandomRows(ctypes.Structure):
+    """Rows of the logits that draw at random, and their parameters; None filters nothing."""
+
+    _fields_ = (
+        ("count", _I64),
+        *((name, _PTR) for name in ("rows", "seeds", "positions", "temperature")),
+        *((name, _PTR) for name in ("top_k", "top_p", "log_min_p")),
+    )
+
+
 @cache
 def library() -> ctypes.CDLL:
     """The library, compiled where necessary and loaded once per process.
@@ -74,6 +84,7 @@ def library() -> ctypes.CDLL:
         "packed_elements": (_I64, [_I64, _I64, _I64]),
         "pack": (None, [_I64, _PTR, _I64, _I64, _PTR]),
         "linear": (None, [_I64, _PTR, _I64, ctypes.POINTER(LinearWeight), _PTR]),
+        "sample": (None, [_PTR, _I64, _I64, ctypes.POINTER(RandomRows), _PTR]),
         "create": (_PTR, [ctypes.POINTER(ModelWeights), _I64]),
         "destroy": (None, [_PTR]),
         "forward": (ctypes.c_int32, [_PTR, ctypes.POINTER(StepRows), _PTR]),

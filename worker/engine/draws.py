@@ -73,7 +73,7 @@ def sample_with_rules(
         edit.edits.apply(logits, edit, tables.flat_tokens)
     if rules.penalties is not None:
         tables.rules.penalties.apply(logits, rules.penalties, tables.token_pool)
-    tokens = sample(logits, random)
+    tokens = sample(logits, random, native=tables.native_draws)
     if rules.penalties is not None:
         tables.rules.penalties.count(tokens, rules.penalties)
     if scored is None or raw is None:

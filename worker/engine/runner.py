@@ -257,7 +257,7 @@ class ModelRunner:
         if rules is None:
             if masks is not None:
                 masks.apply(logits)
-            draws = Draws(tokens=sample(logits, inputs.random))
+            draws = Draws(tokens=sample(logits, inputs.random, native=tables.native_draws))
         else:
             draws = sample_with_rules(logits, inputs.random, rules, tables, masks)
         assert draws.tokens is not None
@@ -327,6 +327,7 @@ class ModelRunner:
             page_size=self.config.page_size,
             vocab_size=self.model_config.vocab_size,
             device=self.device,
+            native_draws=self.model.native is not None,
         )
 
     def _static_step(self, max_rows: int) -> StaticStep:

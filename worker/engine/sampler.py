@@ -13,6 +13,7 @@ import numpy as np
 import torch
 
 from kernels import SamplingParameters, gumbel_noise, registry, sample_tokens
+from kernels.native import sample_native
 from kernels.sample_tokens import GREEDY_BELOW
 from kernels.sample_tokens import reference as torch_draws
 from worker.engine.tables import IntArray, SamplingColumns
@@ -69,8 +70,16 @@ def gather_random_rows(
     )
 
 
-def sample(logits: torch.Tensor, random: RandomRows | None) -> torch.Tensor:
-    """One token per row of the fp32 logits [R, vocab]: int64 [R]."""
+def sample(
+    logits: torch.Tensor, random: RandomRows | None, *, native: bool = False
+) -> torch.Tensor:
+    """One token per row of the fp32 logits [R, vocab]: int64 [R].
+
+    With `native` the compiled CPU library draws.
+    """
+    if native:
+        parameters = None if random is None else _parameters(random)
+        return sample_native(logits, parameters, None if random is None else random.rows)
     if random is None:
         return logits.argmax(dim=-1)
     if random.rows is None:

@@ -31,8 +31,11 @@ class DeviceTables:
         page_size: int,
         vocab_size: int,
         device: torch.device,
+        native_draws: bool = False,
     ) -> None:
         num_rows = max_num_seqs + 1
+        self.native_draws = native_draws
+        """Whether the compiled CPU library draws."""
         self.max_model_len = max_model_len
         self.page_size = page_size
         self.token_pool = torch.zeros(num_rows, max_model_len + 1, dtype=torch.int32, device=device)

@@ -1,5 +1,6 @@
 // The functions that library.py calls. Plain C, so that no compiler's ABI matters.
 #include "decoder.h"
+#include "sample.h"
 
 using namespace rayfleet;
 
@@ -20,6 +21,16 @@ struct Handle {
   Team team;
   std::unique_ptr<Decoder<float>> fp32;
   std::unique_ptr<Decoder<uint16_t>> bf16;
+};
+
+// Rows of the logits that draw at random; mirrored in library.py. Null pointers filter nothing.
+struct RandomRows {
+  int64_t count;
+  const int64_t* rows;  // null for the first `count`
+  const int64_t *seeds, *positions;
+  const float* temperature;
+  const int64_t* top_k;
+  const float *top_p, *log_min_p;
 };
 
 template <typename W>
@@ -51,6 +62,26 @@ void rayfleet_pack(int64_t is_bf16, const void* weight, int64_t n, int64_t k, vo
 void rayfleet_linear(int64_t is_bf16, const float* x, int64_t rows, const LinearWeight* weight,
                      float* out) {
   is_bf16 ? multiply<uint16_t>(x, rows, *weight, out) : multiply<float>(x, rows, *weight, out);
+}
+
+// Tokens of all rows: drawn where `random` says so, else the likeliest.
+void rayfleet_sample(const float* logits, int64_t rows, int64_t vocab_size,
+                     const RandomRows* random, int64_t* tokens) {
+  const int64_t count = random ? random->count : 0;
+  const bool some_greedy = count < rows;
+  for (int64_t row = 0; row < rows && some_greedy; ++row)
+    tokens[row] = Sampler::argmax(logits + row * vocab_size, vocab_size);
+  Sampler sampler;
+  for (int64_t i = 0; i < count; ++i) {
+    const int64_t row = random->rows ? random->rows[i] : i;
+    const Draw draw{random->temperature[i],
+                    random->top_p ? random->top_p[i] : 1.0f,
+                    random->log_min_p ? random->log_min_p[i] : -INFINITY,
+                    random->top_k ? random->top_k[i] : 0,
+                    random->seeds[i],
+                    random->positions[i]};
+    tokens[row] = sampler.draw(logits + row * vocab_size, vocab_size, draw);
+  }
 }
 
 void* rayfleet_create(const ModelWeights* weights, int64_t num_threads) {

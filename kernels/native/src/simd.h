@@ -32,6 +32,17 @@ static inline F32 select(I32 mask, F32 yes, F32 no) {
   return (F32)(((U32)mask & (U32)yes) | (~(U32)mask & (U32)no));
 }
 
+static inline I32 select_int(I32 mask, I32 yes, I32 no) { return (mask & yes) | (~mask & no); }
+
+static inline bool any_of(I32 mask) {
+  int64_t words[8], any = 0;
+  std::memcpy(words, &mask, sizeof words);
+  for (const int64_t word : words) any |= word;
+  return any != 0;
+}
+
+static inline F32 minimum(F32 a, F32 b) { return select(a < b, a, b); }
+
 static inline F32 maximum(F32 a, F32 b) { return select(a > b, a, b); }
 
 static inline I32 lane_numbers() {
