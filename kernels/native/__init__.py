@@ -8,7 +8,7 @@ compiler the engine runs the torch path, which this one is tested against.
 
 from kernels.native.build import NativeUnavailable, build_library
 from kernels.native.decoder import LayerTensors, LinearTensors, ModelTensors, NativeDecoder
-from kernels.native.sampler import sample_native
+from kernels.native.sampler import apply_bitmask_native, sample_native
 
 __all__ = [
     "LayerTensors",
@@ -16,6 +16,7 @@ __all__ = [
     "ModelTensors",
     "NativeDecoder",
     "NativeUnavailable",
+    "apply_bitmask_native",
     "build_library",
     "sample_native",
 ]

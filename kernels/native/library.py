@@ -84,6 +84,7 @@ def library() -> ctypes.CDLL:
         "packed_elements": (_I64, [_I64, _I64, _I64]),
         "pack": (None, [_I64, _PTR, _I64, _I64, _PTR]),
         "linear": (None, [_I64, _PTR, _I64, ctypes.POINTER(LinearWeight), _PTR]),
+        "apply_bitmask": (None, [_PTR, _I64, _PTR, _I64, ctypes.c_char_p]),
         "sample": (None, [_PTR, _I64, _I64, ctypes.POINTER(RandomRows), _PTR]),
         "create": (_PTR, [ctypes.POINTER(ModelWeights), _I64]),
         "destroy": (None, [_PTR]),

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Sequence
 
+import numpy as np
 import torch
 
 from kernels.native.library import RandomRows, library
@@ -34,3 +36,19 @@ def _describe(random: SamplingParameters, rows: torch.Tensor | None) -> RandomRo
     filters = (random.top_k, random.top_p, random.log_min_p)
     addresses = [None if one is None else one.data_ptr() for one in (*columns, *filters)]
     return RandomRows(len(random.seeds), *addresses)
+
+
+def apply_bitmask_native(logits: torch.Tensor, rows: Sequence[int], masks: bytes) -> None:
+    """Sets fp32 logits [R, vocab] to -inf, in place, where the bit of the token is 0.
+
+    Args:
+        logits: contiguous.
+        rows: which of them are masked.
+        masks: ceil(vocab / 32) little-endian words for each of these.
+    """
+    vocab_size = logits.shape[1]
+    assert len(masks) == len(rows) * -(-vocab_size // 32) * 4, "one row of words per masked row"
+    index = np.array(rows, dtype=np.int64)
+    library().rayfleet_apply_bitmask(
+        logits.data_ptr(), vocab_size, index.ctypes.data, len(rows), masks
+    )

@@ -7,8 +7,8 @@ import math
 import pytest
 import torch
 
-from kernels import gumbel_noise
-from kernels.native import sample_native
+from kernels import apply_token_bitmask, gumbel_noise
+from kernels.native import apply_bitmask_native, sample_native
 from kernels.sample_tokens.base import SamplingParameters
 from kernels.sample_tokens.reference import masked_logits
 
@@ -105,3 +105,16 @@ def test_rows_without_a_finite_logit_yield_some_token() -> None:
     logits = torch.full((2, 33), -math.inf)
     tokens = sample_native(logits, parameters(2, {"top_p": 0.5, "top_k": 3}, 1.0))
     assert ((tokens >= 0) & (tokens < 33)).all()
+
+
+@pytest.mark.parametrize("vocab_size", [32, 37, 2560, 2571])
+def test_bitmasks_equal_the_reference(vocab_size: int) -> None:
+    torch.manual_seed(4)
+    words = -(-vocab_size // 32)
+    bitmask = torch.randint(-(2**31), 2**31, (3, words), dtype=torch.int32)
+    bitmask[1, : words // 2] = -1
+    expected, rows = torch.randn(5, vocab_size), [4, 0, 2]
+    actual = expected.clone()
+    apply_token_bitmask(expected, bitmask, torch.tensor(rows))
+    apply_bitmask_native(actual, rows, bitmask.numpy().astype("<i4").tobytes())
+    assert torch.equal(actual, expected)

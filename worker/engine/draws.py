@@ -65,7 +65,7 @@ def sample_with_rules(
     scored = rules.logprobs
     raw = None if scored is None else logits.index_select(0, scored.rows)
     if masks is not None:
-        masks.apply(logits)
+        masks.apply(logits, native=tables.native_draws)
     if rules.device_edits is not None:
         assert tables.rules.device_edits is not None, "edited rows come from the table of edits"
         tables.rules.device_edits.apply(logits, rules.device_edits, tables.token_pool)

@@ -3,42 +3,58 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 import torch
 
 from kernels import apply_token_bitmask
+from kernels.native import apply_bitmask_native
 from worker.engine.transfer import to_device
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
 class MaskRows:
-    """Which rows of the logits are masked, and how."""
+    """Which rows of the logits are masked, and how.
 
-    rows: torch.Tensor
-    """int64 [M], ascending."""
-    rows_host: Sequence[int]
-    bitmask: torch.Tensor
-    """int32 [M, ceil(vocab / 32)]; bit 1 allows."""
+    Args:
+        rows: of the logits, ascending.
+        masks: as in a Sample message: one row of ceil(vocab / 32) little-endian words for each of
+            `rows`; bit 1 allows.
+        vocab_size: tokens that a draw can yield.
+        device: where the logits are.
+    """
 
-    @staticmethod
-    def of(rows: Sequence[int], masks: bytes, vocab_size: int, device: torch.device) -> MaskRows:
-        """From the bytes of a Sample message."""
+    def __init__(
+        self, rows: Sequence[int], masks: bytes, vocab_size: int, device: torch.device
+    ) -> None:
+        self._rows = rows
+        self._masks = masks
+        self._shape = (len(rows), -(-vocab_size // 32))
+        self._device = device
+
+    @cached_property
+    def rows(self) -> torch.Tensor:
+        """int64 [M]."""
+        return to_device(torch.tensor(self._rows), self._device)
+
+    @cached_property
+    def bitmask(self) -> torch.Tensor:
+        """int32 [M, ceil(vocab / 32)]."""
         # A copy, since frombuffer's arrays are read-only, which tensors cannot be.
-        words = np.frombuffer(masks, dtype="<i4").astype(np.int32)
-        bitmask = torch.from_numpy(words.reshape(len(rows), -(-vocab_size // 32)))
-        return MaskRows(
-            rows=to_device(torch.tensor(rows), device),
-            rows_host=rows,
-            bitmask=to_device(bitmask, device),
-        )
+        words = np.frombuffer(self._masks, dtype="<i4").astype(np.int32)
+        return to_device(torch.from_numpy(words.reshape(self._shape)), self._device)
 
     def rows_among(self, samples: Sequence[int]) -> torch.Tensor:
         """The masked rows of a batch in which `samples` are the rows that draw."""
-        return to_device(torch.tensor([samples[row] for row in self.rows_host]), self.rows.device)
+        return to_device(torch.tensor([samples[row] for row in self._rows]), self._device)
 
-    def apply(self, logits: torch.Tensor) -> None:
-        """Leaves only allowed tokens in the masked rows of fp32 logits [S, vocab], in place."""
-        every_row = len(self.rows) == len(logits)
+    def apply(self, logits: torch.Tensor, *, native: bool = False) -> None:
+        """Leaves only allowed tokens in the masked rows of fp32 logits [S, vocab], in place.
+
+        With `native` the compiled CPU library does, straight from the message.
+        """
+        if native and logits.is_contiguous():
+            apply_bitmask_native(logits, self._rows, self._masks)
+            return
+        every_row = len(self._rows) == len(logits)
         apply_token_bitmask(logits, self.bitmask, None if every_row else self.rows)

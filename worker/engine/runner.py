@@ -256,7 +256,7 @@ class ModelRunner:
         tables, rules = self._tables, inputs.rules
         if rules is None:
             if masks is not None:
-                masks.apply(logits)
+                masks.apply(logits, native=tables.native_draws)
             draws = Draws(tokens=sample(logits, inputs.random, native=tables.native_draws))
         else:
             draws = sample_with_rules(logits, inputs.random, rules, tables, masks)
@@ -302,7 +302,7 @@ class ModelRunner:
     def _masks(self, masked: Sequence[int], masks: bytes) -> MaskRows | None:
         if not masked:
             return None
-        return MaskRows.of(masked, masks, self.model_config.vocab_size, self.device)
+        return MaskRows(masked, masks, self.model_config.vocab_size, self.device)
 
     def _on_compute_stream(self) -> AbstractContextManager[object]:
         if self._streams is None:

@@ -64,6 +64,14 @@ void rayfleet_linear(int64_t is_bf16, const float* x, int64_t rows, const Linear
   is_bf16 ? multiply<uint16_t>(x, rows, *weight, out) : multiply<float>(x, rows, *weight, out);
 }
 
+// -inf where a row's bit is 0; `masks` has ceil(vocab_size / 32) words for each of the rows.
+void rayfleet_apply_bitmask(float* logits, int64_t vocab_size, const int64_t* rows, int64_t count,
+                            const char* masks) {
+  const int64_t num_words = (vocab_size + 31) / 32;
+  for (int64_t i = 0; i < count; ++i)
+    mask_row(logits + rows[i] * vocab_size, vocab_size, masks + i * num_words * 4);
+}
+
 // Tokens of all rows: drawn where `random` says so, else the likeliest.
 void rayfleet_sample(const float* logits, int64_t rows, int64_t vocab_size,
                      const RandomRows* random, int64_t* tokens) {

@@ -46,6 +46,23 @@ static inline void rotate_head(float* head, const float* table, int64_t rotated)
   }
 }
 
+// -inf for the tokens whose bit is 0 in little-endian words of 32 bits.
+static inline void mask_row(float* logits, int64_t size, const char* words) {
+  const F32 nothing = splat(-INFINITY);
+  for (int64_t i = 0; i < size; i += kLanes) {
+    uint16_t bits;
+    std::memcpy(&bits, words + i / 8, sizeof bits);
+    if (bits == 0xffff) continue;
+    const I32 allowed = ((I32{} + (int32_t)bits) & (1 << lane_numbers())) != 0;
+    if (i + kLanes <= size) {
+      store(logits + i, select(allowed, load(logits + i), nothing));
+      continue;
+    }
+    for (int64_t j = 0; i + j < size; ++j)
+      if (!allowed[j]) logits[i + j] = -INFINITY;
+  }
+}
+
 // silu(gate) * up of one row [gate | up].
 static inline void silu_and_mul_row(const float* x, int64_t size, float* out) {
   const F32 one = splat(1.0f);
