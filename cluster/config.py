@@ -10,7 +10,7 @@ from typing import Any, Literal, TypeVar
 
 import msgspec
 
-from router.config import GatewayConfig, ModelRoute
+from router.config import GatewayConfig, ModelRoute, RoutingConfig
 from worker.engine.config import EngineConfig
 
 T = TypeVar("T")
@@ -38,6 +38,8 @@ class ModelSpec:
     """How many workers, and under which name."""
     engine: EngineConfig
     """What each of its worker groups loads."""
+    routing: RoutingConfig = field(default_factory=RoutingConfig)
+    """How gateways choose one of them."""
 
     @property
     def name(self) -> str:
@@ -90,7 +92,9 @@ class ServeConfig:
 
     def gateway(self) -> GatewayConfig:
         """The gateways' view of this."""
-        routes = tuple(ModelRoute(name=m.name, model=m.engine.model) for m in self.models)
+        routes = tuple(
+            ModelRoute(name=m.name, model=m.engine.model, routing=m.routing) for m in self.models
+        )
         return GatewayConfig(models=routes, api_keys=self.endpoint.api_keys)
 
 
@@ -158,10 +162,13 @@ def _model_spec(settings: object) -> ModelSpec:
     if not isinstance(settings, Mapping) or "model" not in settings:
         raise ValueError(f"each entry of `models:` needs a key `model`, got {settings!r}")
     where = f"the options of model {settings['model']}"
-    fleet_keys = [f.name for f in fields(FleetConfig)]
-    fleet = {key: value for key, value in settings.items() if key in fleet_keys}
-    engine = {key: value for key, value in settings.items() if key not in fleet_keys}
+    engine = dict(settings)
+    fleet, routing = (
+        {f.name: engine.pop(f.name) for f in fields(cls) if f.name in engine}
+        for cls in (FleetConfig, RoutingConfig)
+    )
     return ModelSpec(
         fleet=dataclass_from_mapping(FleetConfig, fleet, where),
         engine=dataclass_from_mapping(EngineConfig, engine, where),
+        routing=dataclass_from_mapping(RoutingConfig, routing, where),
     )

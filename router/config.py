@@ -2,7 +2,43 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Literal
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RoutingConfig:
+    """How gateways choose a worker."""
+
+    routing_policy: Literal[
+        "adaptive", "prefix-score", "least-load", "power-of-two", "round-robin", "session"
+    ] = "adaptive"
+    """What decides which worker takes a request."""
+    adaptive_min_beta: float = 0.5
+    """adaptive: least weight of recomputing, beside its own time."""
+    adaptive_max_beta: float = 8.0
+    """adaptive: greatest such weight, reached as the fleet fills up."""
+    adaptive_window_s: float = 30.0
+    """adaptive: seconds over which the fleet's utilisation is smoothed."""
+    adaptive_eviction_weight: float = 0.1
+    """adaptive: what evicting a cached token costs, in times its computation."""
+    prefix_score_hit_weight: float = 10.0
+    """prefix-score: per prompt token in the worker's cache."""
+    prefix_score_utilisation_weight: float = 100.0
+    """prefix-score: against a full batch."""
+    prefix_score_kv_free_weight: float = 0.1
+    """prefix-score: per percent of KV pages free."""
+    prefix_score_batch_room_weight: float = 0.5
+    """prefix-score: per free place in the batch."""
+
+    def __post_init__(self) -> None:
+        if not 0.0 <= self.adaptive_min_beta <= self.adaptive_max_beta:
+            raise ValueError(
+                "--adaptive-min-beta must be in [0, --adaptive-max-beta], got "
+                f"{self.adaptive_min_beta} and {self.adaptive_max_beta}"
+            )
+        if self.adaptive_window_s <= 0.0:
+            raise ValueError(f"--adaptive-window-s must be above 0, got {self.adaptive_window_s}")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -15,6 +51,8 @@ class ModelRoute:
     """Folder or Hub repository of the checkpoint: tokenizer and chat template are read here."""
     aliases: tuple[str, ...] = ()
     """Further names of the same model."""
+    routing: RoutingConfig = field(default_factory=RoutingConfig)
+    """How its worker is chosen."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -13,11 +13,12 @@ from concurrent.futures import ThreadPoolExecutor
 from router.channel import WorkerTransport
 from router.config import GatewayConfig, ModelRoute
 from router.errors import ApiError, bad_request
-from router.fleet import Fleet, create_policy
+from router.fleet import Fleet
 from router.metrics.collector import GatewayCollector, Source, render
 from router.serving import ServedModel
 from router.tokens.defaults import load_sampling_defaults
 from router.tokens.encoder import PromptEncoder
+from router.tokens.parity import ParityCheck
 from worker.wire.tokenizer import load_tokenizer
 
 logger = logging.getLogger(__name__)
@@ -105,7 +106,7 @@ class Gateway:
 
     def _load(self, route: ModelRoute) -> ServedModel:
         tokenizer = load_tokenizer(route.model)
-        fleet = Fleet(create_policy())
+        fleet = Fleet(route.routing, parity=ParityCheck(tokenizer))
         return ServedModel(
             route,
             self.gateway_id,

@@ -11,6 +11,7 @@ from worker.wire.messages import (
     BlockRemoved,
     BlockStored,
     LoadSnapshot,
+    Tier,
     TokenDelta,
     WorkerDown,
     WorkerItem,
@@ -22,31 +23,33 @@ class CacheMirror:
     """Block hashes in the engine's prefix cache, for gateways that attach later."""
 
     def __init__(self) -> None:
-        self._parents: dict[int, int | None] = {}
+        self._tiers: dict[Tier, dict[int, int | None]] = {"device": {}, "host": {}}
         """Hash to its parent's. The engine evicts leaves first, so parents come before children."""
 
     def apply(self, events: Iterable[BlockEvent]) -> None:
         """Follows one step of the engine's cache."""
         for event in events:
+            parents = self._tiers[event.tier]
             if isinstance(event, BlockRemoved):
                 for block_hash in event.block_hashes:
-                    self._parents.pop(block_hash, None)
+                    parents.pop(block_hash, None)
                 continue
             parent = event.parent_hash
             for block_hash in event.block_hashes:
-                self._parents[block_hash] = parent
+                parents[block_hash] = parent
                 parent = block_hash
 
     def chains(self) -> list[BlockStored]:
         """All blocks, parents first, neighbours in a chain joined into one event."""
         chains: list[BlockStored] = []
-        last: int | None = None
-        for block_hash, parent in self._parents.items():
-            if chains and parent == last:
-                chains[-1].block_hashes.append(block_hash)
-            else:
-                chains.append(BlockStored(block_hashes=[block_hash], parent_hash=parent))
-            last = block_hash
+        for tier, parents in self._tiers.items():
+            last: int | None = None
+            for block_hash, parent in parents.items():
+                if last is not None and parent == last:
+                    chains[-1].block_hashes.append(block_hash)
+                else:
+                    chains.append(BlockStored([block_hash], parent, tier))
+                last = block_hash
         return chains
 
 

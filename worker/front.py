@@ -20,6 +20,7 @@ import msgspec
 
 from worker.attachment import Attachment, CacheMirror
 from worker.engine_connection import EngineConnection
+from worker.reserved import ReservedWork
 from worker.structured.service import GrammarService
 from worker.wire.limits import refuse
 from worker.wire.messages import (
@@ -61,6 +62,7 @@ class WorkerFront:
         self._parent_directory = parent_directory
         self._mirror = CacheMirror()
         self._load = LoadSnapshot()
+        self._reserved = ReservedWork()
         self._attachments: dict[str, Attachment] = {}
         self._encode = msgspec.msgpack.Encoder().encode
         self._decode_batch = msgspec.msgpack.Decoder(SubmitBatch).decode
@@ -163,6 +165,7 @@ class WorkerFront:
         last_ordinal = 0
         if self._engine is not None and (batch.submits or batch.aborts):
             last_ordinal = self._engine.send(payload, num_submits=len(batch.submits))
+            self._reserve(batch.submits, last_ordinal)
         reply = SubmitReply(epoch=self.epoch, rejections=rejections, last_ordinal=last_ordinal)
         return self._encode(reply)
 
@@ -177,6 +180,7 @@ class WorkerFront:
         self._ready.clear()
         self._mirror = CacheMirror()
         self._load = LoadSnapshot()
+        self._reserved = ReservedWork()
 
     def close(self) -> None:
         """Ends all attach streams and removes the directory."""
@@ -212,19 +216,29 @@ class WorkerFront:
             attachment.put(snapshot)
 
     def _apply(self, report: StepReport) -> None:
-        self._load = report.load
+        self._load = self._reserved.told_with(report.load)
         if report.block_events:
             self._mirror.apply(report.block_events)
         stalled = []
         for gateway_id, attachment in self._attachments.items():
             deltas = report.deltas.get(gateway_id)
             if deltas or report.block_events:
-                attachment.put_step(self.epoch, deltas or [], report.block_events, report.load)
+                attachment.put_step(self.epoch, deltas or [], report.block_events, self._load)
                 if attachment.num_pending_events > MAX_PENDING_EVENTS:
                     stalled.append(gateway_id)
         for gateway_id in stalled:
             logger.warning("gateway %s does not read: let go", gateway_id)
             self._abandon(self._attachments.pop(gateway_id))
+
+    def _reserve(self, submits: list[Submit], last_ordinal: int) -> None:
+        """Tells the other gateways at once, so that they do not choose this worker as well."""
+        if not submits:
+            return
+        self._reserved.add(submits, last_ordinal)
+        self._load = self._reserved.told_with(self._load)
+        for gateway_id, attachment in self._attachments.items():
+            if gateway_id != submits[0].gateway_id:
+                attachment.put_step(self.epoch, [], [], self._load)
 
     def _refuse(self, submit: Submit) -> Rejection | None:
         if self.info is None or self._engine is None:

@@ -106,6 +106,7 @@ class Request:
         "logprobs",
         "num_cached",
         "num_computed",
+        "num_expected_cached",
         "num_placeholders",
         "num_prefill",
         "num_prompt",
@@ -131,6 +132,7 @@ class Request:
         self.attempt = submit.attempt
         self.gateway_id = submit.gateway_id
         self.cache_salt = submit.cache_salt
+        self.num_expected_cached = submit.num_expected_cached
         self.priority = submit.priority
         self.sampling = submit.sampling
         self.arrival = arrival

@@ -58,6 +58,8 @@ def add_commands(commands: Subparsers) -> None:
     _add_structured_flags(structured)
     gateway = _command(commands, "gateway", "CPU time per token before the engine", _gateway)
     _add_gateway_flags(gateway)
+    router = _command(commands, "router", "routing: what a decision costs", _router)
+    _add_router_flags(router)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -172,6 +174,14 @@ def _gateway(args: argparse.Namespace) -> Result:
             **{f.name: getattr(args, f.name) for f in fields(GatewayOptions) if f.name != "model"},
         )
     )
+
+
+def _router(args: argparse.Namespace) -> Result:
+    from cluster.bench.router_micro import MicroOptions, run_router_micro
+
+    if not args.micro:
+        raise ValueError("say what to measure: --micro")
+    return run_router_micro(MicroOptions(**given_options(args, MicroOptions)))
 
 
 def _versus(args: argparse.Namespace) -> Result:
@@ -289,6 +299,13 @@ def _add_gateway_flags(parser: argparse.ArgumentParser) -> None:
 
 def _numbers(text: str) -> tuple[int, ...]:
     return tuple(int(number) for number in text.split(","))
+
+
+def _add_router_flags(parser: argparse.ArgumentParser) -> None:
+    from cluster.bench.router_micro import MicroOptions
+
+    parser.add_argument("--micro", action="store_true", help="microseconds per decision")
+    add_options(parser.add_argument_group("micro"), MicroOptions)
 
 
 def _add_versus_flags(parser: argparse.ArgumentParser) -> None:

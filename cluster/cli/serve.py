@@ -21,6 +21,7 @@ from cluster.config import (
     refuse_missing_model,
     serve_config_from_mapping,
 )
+from router.config import RoutingConfig
 from worker.engine.config import EngineConfig
 
 if TYPE_CHECKING:
@@ -41,6 +42,7 @@ def register(subparsers: Any) -> None:
     parser.add_argument("--address", help="a running Ray cluster (default: one of its own)")
     add_options(parser.add_argument_group("endpoint"), EndpointConfig)
     add_options(parser.add_argument_group("fleet"), FleetConfig)
+    add_options(parser.add_argument_group("routing"), RoutingConfig)
     add_options(parser.add_argument_group("engine"), EngineConfig, exclude=["model"])
     parser.set_defaults(run=run)
 
@@ -88,7 +90,9 @@ def configure(arguments: argparse.Namespace) -> ServeConfig:
     Raises:
         ValueError: arguments that contradict each other, or a value that cannot be.
     """
-    per_model = {**given_options(arguments, FleetConfig), **given_options(arguments, EngineConfig)}
+    per_model: dict[str, Any] = {}
+    for cls in (FleetConfig, RoutingConfig, EngineConfig):
+        per_model |= given_options(arguments, cls)
     if arguments.model is None:
         per_model.pop("model")
     settings: dict[str, Any] = {}
@@ -106,7 +110,9 @@ def configure(arguments: argparse.Namespace) -> ServeConfig:
 
 
 def _flag(name: str) -> str:
-    all_fields = {f.name: f for cls in (FleetConfig, EngineConfig) for f in fields(cls)}
+    all_fields = {
+        f.name: f for cls in (FleetConfig, RoutingConfig, EngineConfig) for f in fields(cls)
+    }
     return "MODEL" if name == "model" else flag_name(all_fields[name])
 
 

@@ -39,6 +39,7 @@ class CompletionRoutes:
         prompt = await model.encoder.chat(
             params.chat_messages(body.messages),
             cache_salt=params.cache_salt(body),
+            session=body.prompt_cache_key or "",
             add_generation_prompt=body.add_generation_prompt is not False,
             chat_template_kwargs=params.template_arguments(body),
         )
@@ -62,6 +63,7 @@ class CompletionRoutes:
         prompts = await model.encoder.prompts(
             texts,
             cache_salt=params.cache_salt(body),
+            session=body.prompt_cache_key or "",
             add_special_tokens=body.add_special_tokens is not False,
         )
         num_top = body.logprobs

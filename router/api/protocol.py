@@ -49,6 +49,8 @@ class CommonRequest(msgspec.Struct, kw_only=True, frozen=True):
     include_stop_str_in_output: bool | None = False
     skip_special_tokens: bool | None = True
     cache_salt: str | None = None
+    prompt_cache_key: str | None = None
+    """Name of the conversation, for policies that keep one together."""
     priority: int | None = None
     return_token_ids: bool | None = False
     response_format: dict[str, Any] | None = None

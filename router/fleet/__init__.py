@@ -1,18 +1,27 @@
 """Which worker serves a request: prefix index, load, routing policies."""
 
-from router.fleet.base import RoutingPolicy, WorkerState
+from router.fleet.base import Decision, RequestView, RoutingPolicy
 from router.fleet.blocks import BlockKey, PromptBlocks
 from router.fleet.factory import create_policy
 from router.fleet.fleet import Choice, Fleet
 from router.fleet.index import PrefixIndex
+from router.fleet.memo import HashMemo
+from router.fleet.state import WorkerState
+from router.fleet.turn import Turn
+from router.fleet.workers import WorkerTable
 
 __all__ = [
     "BlockKey",
     "Choice",
+    "Decision",
     "Fleet",
+    "HashMemo",
     "PrefixIndex",
     "PromptBlocks",
+    "RequestView",
     "RoutingPolicy",
+    "Turn",
     "WorkerState",
+    "WorkerTable",
     "create_policy",
 ]

@@ -1,55 +1,94 @@
-"""What is known of a worker, and the rule that rates it for a request."""
+"""What is known of a request and of workers, and the rule that chooses one of them."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from typing import ClassVar
 
-from worker.wire.messages import EngineInfo, LoadSnapshot
+import numpy as np
+from numpy.typing import NDArray
 
-
-@dataclass(slots=True)
-class Reservation:
-    """A request that was sent to a worker and is not yet part of the load it reports."""
-
-    uncached_tokens: int
-    """Prompt tokens that its prefix cache does not have."""
-    epoch: int = 0
-    """Incarnation of the worker that took it; 0 before the worker said so."""
-    ordinal: int = 0
-    """Its number among that incarnation's submits; loads that count as many contain it."""
+from router.fleet.workers import Floats, WorkerTable
 
 
 @dataclass(slots=True)
-class WorkerState:
-    """One worker as its reports tell, plus what this gateway has sent there since."""
+class RequestView:
+    """A request as policies see it. Arrays have one entry per row of the WorkerTable."""
 
-    worker_id: str
-    epoch: int
-    info: EngineInfo | None
-    load: LoadSnapshot
-    draining: bool = False
-    last_chosen: int = 0
-    """Turn in which it was chosen last; ties go to the one that waited longest."""
-    reservations: dict[str, Reservation] = field(default_factory=dict)
-    """By request id."""
-    reserved_tokens: int = 0
-    """Sum of the reservations' uncached tokens."""
+    num_tokens: int
+    """Of its prompt."""
+    eligible: NDArray[np.bool_]
+    """Workers that may take it."""
+    hit_tokens: Floats
+    """Leading tokens that the worker's cache holds, or will by the time it gets to them."""
+    host_hit_tokens: Floats | None
+    """Those of `hit_tokens` that have to be fetched from host memory; None where none have."""
+    best_hit: float
+    """The most of `hit_tokens`, eligible or not."""
+    sharers: int
+    """Requests in flight that share at least half of `best_hit`."""
+    num_in_flight: int
+    """All requests in flight."""
+    tie_key: int | None
+    """Names the first block that no worker holds: equal for siblings, different for others."""
+    session: str
+    """Name of the conversation, where the client gave one."""
 
-    @property
-    def ready(self) -> bool:
-        """Whether it can take requests."""
-        return self.info is not None and not self.draining
 
-    @property
-    def num_active(self) -> int:
-        """Requests there: running, waiting, and on their way."""
-        return self.load.num_running + self.load.num_waiting + len(self.reservations)
+@dataclass(slots=True)
+class Decision:
+    """What a policy says about a request."""
+
+    row: int
+    """Of the worker."""
+    costs: Floats
+    """Per row; infinite for workers that may not take it."""
 
 
 class RoutingPolicy(ABC):
-    """Rates workers for one request; the highest score wins, ties go round."""
+    """Rates workers for one request; the lowest cost wins.
+
+    Pure but for what a policy remembers of its own choices: no clock, no event loop, no metrics.
+    """
+
+    tolerance: ClassVar[float] = 0.0
+    """Costs that differ by less than this part count as equal."""
 
     @abstractmethod
-    def score(self, worker: WorkerState, info: EngineInfo, hit_tokens: int) -> float:
-        """How good `worker` is for a prompt of which it has `hit_tokens` in its prefix cache."""
+    def costs(self, request: RequestView, workers: WorkerTable, now: float) -> Floats:
+        """What it costs to give the request to each worker; ineligible ones may get any number."""
+
+    def choose(self, request: RequestView, workers: WorkerTable, now: float) -> Decision | None:
+        """The cheapest eligible worker; None if there is none."""
+        costs = np.where(request.eligible, self.costs(request, workers, now), np.inf)
+        row = int(costs.argmin())
+        best = costs.item(row)
+        if best == np.inf:
+            return None
+        ties = np.flatnonzero(costs <= best + self.tolerance * abs(best))
+        if len(ties) > 1:
+            row = break_tie(ties, request, workers)
+        return Decision(row, costs)
+
+
+def break_tie(rows: NDArray[np.intp], request: RequestView, workers: WorkerTable) -> int:
+    """One of equally good workers, in the long run each as often.
+
+    By rendezvous hashing of what the request would bring into a cache: several gateways send
+    siblings to the same worker and strangers to different ones, without asking each other. A
+    request that brings nothing new goes to the worker that has waited longest.
+    """
+    if request.tie_key is None:
+        return int(rows[workers.last_chosen[rows].argmin()])
+    return int(rows[rendezvous(workers.seeds[rows], request.tie_key).argmax()])
+
+
+def rendezvous(seeds: NDArray[np.uint64], key: int) -> NDArray[np.uint64]:
+    """A number per seed, as good as random but always the same for one key."""
+    values = seeds ^ np.uint64(key)
+    values *= np.uint64(0x9E3779B97F4A7C15)
+    values ^= values >> np.uint64(32)
+    values *= np.uint64(0xD6E8FEB86659FD93)
+    values ^= values >> np.uint64(32)
+    return values

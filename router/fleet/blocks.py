@@ -4,7 +4,14 @@ from __future__ import annotations
 
 import msgspec
 
-from worker.wire.blocks import TOKEN_BYTES, block_hashes, root_hash
+from router.fleet.memo import HashMemo
+from worker.wire.blocks import (
+    TOKEN_BYTES,
+    BlockHashes,
+    block_hash_array,
+    cache_scope,
+    root_hash,
+)
 from worker.wire.messages import EngineInfo
 
 
@@ -26,25 +33,41 @@ class PromptBlocks:
     Args:
         token_ids: little-endian int32.
         cache_salt: separates the prefix caches of clients.
+        adapter: of the model, if one is used: its key-value pairs differ.
+        tenant: whose cache it is, where tenants share none.
+        session: what a client calls its conversation; only policies that ask for it use it.
+        memo: hashes of earlier prompts.
     """
 
-    __slots__ = ("_hashes", "cache_salt", "token_ids")
+    __slots__ = ("_hashes", "_memo", "cache_salt", "session", "token_ids")
 
-    def __init__(self, token_ids: bytes, cache_salt: str = "") -> None:
+    def __init__(
+        self,
+        token_ids: bytes,
+        cache_salt: str = "",
+        *,
+        adapter: str = "",
+        tenant: str = "",
+        session: str = "",
+        memo: HashMemo | None = None,
+    ) -> None:
         self.token_ids = token_ids
-        self.cache_salt = cache_salt
-        self._hashes: dict[BlockKey, list[int]] = {}
+        self.cache_salt = cache_scope(cache_salt, adapter, tenant)
+        """Of all three; what a Submit carries."""
+        self.session = session
+        self._memo = memo
+        self._hashes: dict[BlockKey, BlockHashes] = {}
 
     @property
     def num_tokens(self) -> int:
         """Length of the prompt."""
         return len(self.token_ids) // TOKEN_BYTES
 
-    def hashes(self, key: BlockKey) -> list[int]:
+    def hashes(self, key: BlockKey) -> BlockHashes:
         """Chained hashes of the full blocks."""
         known = self._hashes.get(key)
         if known is None:
             root = root_hash(key.block_hash_salt, self.cache_salt)
-            known = block_hashes(self.token_ids, key.page_size, root)
-            self._hashes[key] = known
+            compute = block_hash_array if self._memo is None else self._memo.hashes
+            known = self._hashes[key] = compute(self.token_ids, key.page_size, root)
         return known

@@ -2,14 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+import logging
+import time
+from collections.abc import Callable, Collection, Iterable, Sequence
 
 import msgspec
 
-from router.fleet.base import Reservation, RoutingPolicy, WorkerState
+from router.config import RoutingConfig
+from router.fleet.base import RequestView
 from router.fleet.blocks import BlockKey, PromptBlocks
+from router.fleet.burst import group_order
+from router.fleet.factory import create_policy
+from router.fleet.hits import HitFinder
+from router.fleet.in_flight import InFlight
 from router.fleet.index import PrefixIndex
+from router.fleet.memo import HashMemo
+from router.fleet.pace import FleetPace
+from router.fleet.pricing import price_load
+from router.fleet.state import Reservation, WorkerState
+from router.fleet.utilisation import Utilisation
+from router.fleet.workers import WorkerTable
 from worker.wire.messages import AttachSnapshot, EngineInfo, LoadSnapshot, WorkerUpdate
+
+logger = logging.getLogger(__name__)
+
+_OUTPUT_STEPS = 256
+"""Steps that a request is taken to occupy a place in the batch for."""
+
+Parity = Callable[[EngineInfo], "str | None"]
+"""What is wrong with a worker's way to write, tokenize and hash prompts; None if nothing is."""
 
 
 class Choice(msgspec.Struct, frozen=True):
@@ -20,21 +41,56 @@ class Choice(msgspec.Struct, frozen=True):
     info: EngineInfo
     hit_tokens: int
     """Prompt tokens that its prefix cache should have."""
+    best_hit_tokens: int
+    """Prompt tokens that the cache of some worker has."""
+    waiting_s: float
+    """Expected time until it begins the prompt."""
+    work_s: float
+    """Expected time that it computes the prompt."""
+    cost: float
+    """In the policy's own unit."""
+
+    @property
+    def first_token_s(self) -> float:
+        """Expected time to the first token."""
+        return self.waiting_s + self.work_s
 
 
 class Fleet:
-    """Chooses among the workers of one model.
+    """Chooses among the workers of one model. Pure but for its clock: usable without a gateway.
 
     `reserve` chooses and books in one step without an await in between, so that requests that
     arrive together see each other. A booking ends with the very report whose load contains the
     request, so that it is neither counted twice nor missed: workers number their submits, and say
-    with each load how many of them it contains.
+    with each load how many of them it contains, those of other gateways included. Its blocks count
+    as held from the booking until the request has been computed, when they are in the events.
+
+    Args:
+        config: policy and its weights.
+        clock: seconds from some fixed moment.
+        parity: checks what a worker says of itself.
     """
 
-    def __init__(self, policy: RoutingPolicy) -> None:
+    def __init__(
+        self,
+        config: RoutingConfig | None = None,
+        clock: Callable[[], float] = time.monotonic,
+        parity: Parity | None = None,
+    ) -> None:
+        config = config or RoutingConfig()
         self.index = PrefixIndex()
-        self._policy = policy
+        self.in_flight = InFlight()
+        self.memo = HashMemo()
+        self.table = WorkerTable()
+        self.pace = FleetPace()
+        self.utilisation = Utilisation(config.adaptive_window_s)
+        self.policy = create_policy(config, self.utilisation)
+        self._clock = clock
+        self._parity = parity
         self._workers: dict[str, WorkerState] = {}
+        self._hits = HitFinder(self.index, self.in_flight, self.table)
+        self._priced_with = self.pace.costs
+        self._keys: list[BlockKey] = []
         self._turn = 0
 
     @property
@@ -55,79 +111,141 @@ class Fleet:
 
     def block_keys(self) -> list[BlockKey]:
         """What prompts should be hashed with before they are routed."""
-        infos = [worker.info for worker in self._workers.values() if worker.ready]
-        return list(dict.fromkeys(BlockKey.of(info) for info in infos if info is not None))
+        return list(self._keys)
 
     def attach(self, worker_id: str, snapshot: AttachSnapshot) -> None:
         """Takes a worker in as it stands, in place of all that was known of it."""
-        before = self._workers.get(worker_id)
-        state = WorkerState(worker_id, snapshot.epoch, snapshot.info, snapshot.load)
-        if before is not None:
-            state.draining = before.draining
-            state.last_chosen = before.last_chosen
-            state.reservations = before.reservations
-            state.reserved_tokens = before.reserved_tokens
-        self._workers[worker_id] = state
-        self._settle(state)
-        self.index.replace(worker_id, snapshot.blocks)
+        info = snapshot.info
+        problem = self._parity(info) if self._parity and info is not None else None
+        if problem is not None:
+            logger.error(
+                "worker %s is refused, its cache could never be hit: %s", worker_id, problem
+            )
+            info = None
+        worker = self._workers.get(worker_id)
+        if worker is None:
+            row = self.table.add(worker_id)
+            worker = WorkerState(worker_id, row, snapshot.epoch, info, snapshot.load)
+            self._workers[worker_id] = worker
+        worker.epoch, worker.info, worker.load = snapshot.epoch, info, snapshot.load
+        self.index.replace(worker_id, snapshot.blocks if info is not None else ())
+        self._settle(worker)
+        self._members_changed()
+        self._tabulate(worker)
 
     def update(self, worker_id: str, update: WorkerUpdate) -> None:
         """Takes the news of one engine step."""
         worker = self._workers.get(worker_id)
-        if worker is None:
+        if worker is None or worker.info is None:
             return
         if update.block_events:
             self.index.apply(worker_id, update.block_events)
-        worker.load = update.load
+        before, worker.load = worker.load, update.load
+        if update.load.step_shape.seq != before.step_shape.seq:
+            self.pace.observe(worker_id, update.load)
+            if busy := self.pace.busy_s(worker_id, update.load):
+                self.utilisation.add(busy, self._clock())
         if worker.reservations:
             self._settle(worker)
+        self._tabulate(worker)
+        if self.pace.costs is not self._priced_with:
+            # All at once: workers are compared, and must not differ by when they last reported.
+            self._priced_with = self.pace.costs
+            for other in self._workers.values():
+                self._price(other)
 
     def lose(self, worker_id: str) -> None:
         """The worker's rank group or the worker itself is gone, and its cache with it."""
         self.index.drop(worker_id)
+        self.pace.forget(worker_id)
         worker = self._workers.get(worker_id)
         if worker is not None:
             worker.info = None
             worker.load = LoadSnapshot()
+            self._members_changed()
 
     def set_draining(self, worker_id: str, draining: bool) -> None:
         """A draining worker finishes what it has and takes nothing new."""
         if worker_id in self._workers:
             self._workers[worker_id].draining = draining
+            self._members_changed()
 
     def remove(self, worker_id: str) -> None:
         """Forgets a worker."""
         self.index.drop(worker_id)
-        self._workers.pop(worker_id, None)
+        self.pace.forget(worker_id)
+        worker = self._workers.pop(worker_id, None)
+        if worker is not None:
+            for flight in worker.flights.values():
+                self.in_flight.remove(flight, worker.row)
+            self.table.remove(worker.row)
+            self._members_changed()
+
+    def view(self, prompt: PromptBlocks, excluded: Collection[str] = ()) -> RequestView:
+        """The prompt as policies see it."""
+        eligible = self.table.eligible
+        if excluded:
+            eligible = eligible.copy()
+            for worker_id in excluded:
+                if worker_id in self._workers:
+                    eligible[self._workers[worker_id].row] = False
+        return self._hits.view(prompt, self._keys, eligible)
 
     def reserve(
         self, request_id: str, prompt: PromptBlocks, excluded: Collection[str] = ()
     ) -> Choice | None:
         """Chooses a worker and books the request there; None if none can take it."""
-        best: tuple[float, int, WorkerState, EngineInfo, int] | None = None
-        matches: dict[BlockKey, dict[str, int]] = {}
-        for worker in self._workers.values():
-            info = worker.info
-            if info is None or worker.draining or worker.worker_id in excluded:
-                continue
-            key = BlockKey.of(info)
-            if key not in matches:
-                matches[key] = self.index.match(prompt.hashes(key))
-            # One token is always computed, so that there is something to sample from.
-            hit = matches[key].get(worker.worker_id, 0) * info.page_size
-            hit = min(hit, max(prompt.num_tokens - 1, 0))
-            score = self._policy.score(worker, info, hit)
-            if best is None or (score, -worker.last_chosen) > best[:2]:
-                best = (score, -worker.last_chosen, worker, info, hit)
-        if best is None:
+        now = self._clock()
+        table = self.table
+        request = self.view(prompt, excluded)
+        decision = self.policy.choose(request, table, now)
+        if decision is None:
             return None
-        _, _, worker, info, hit = best
+        row = decision.row
+        worker = self._workers[table.ids[row]]
+        assert worker.info is not None, "a worker that is not ready was eligible"
         self._turn += 1
-        worker.last_chosen = self._turn
-        uncached = prompt.num_tokens - hit
-        worker.reservations[request_id] = Reservation(uncached)
-        worker.reserved_tokens += uncached
-        return Choice(worker.worker_id, worker.epoch, info, hit)
+        table.last_chosen[row] = self._turn
+        hit = int(request.hit_tokens.item(row))
+        uncached = request.num_tokens - hit
+        prefill_s = uncached * (
+            table.prefill_token_s.item(row) + table.attended_s.item(row) * (hit + 0.5 * uncached)
+        )
+        step_s, steps = table.step_s.item(row), uncached / table.chunk.item(row)
+        done = min(now - table.reported_at.item(row), table.drain_s.item(row))
+        waiting_s = max(table.queue_s.item(row) - done, 0.0) + table.reserved_s.item(row)
+        waiting_s += table.place_s.item(row)
+        # Those behind it share its steps; it waits for whole ones itself.
+        reserved_s = prefill_s + steps * step_s
+        worker.reservations[request_id] = Reservation(uncached, reserved_s)
+        self._book(worker, uncached, reserved_s)
+        worker.flights[request_id] = self.in_flight.add(
+            prompt.hashes(BlockKey.of(worker.info)), row
+        )
+        return Choice(
+            worker.worker_id,
+            worker.epoch,
+            worker.info,
+            hit,
+            int(request.best_hit),
+            waiting_s,
+            prefill_s + max(steps, 1.0) * step_s,
+            decision.costs.item(row),
+        )
+
+    def reserve_group(
+        self, requests: Sequence[tuple[str, PromptBlocks, Collection[str]]]
+    ) -> list[Choice | None]:
+        """Places requests that arrived together: siblings one after the other, large groups first.
+
+        Answers are in the order of the requests.
+        """
+        if len(requests) == 1:
+            return [self.reserve(*requests[0])]
+        choices: list[Choice | None] = [None] * len(requests)
+        for place in group_order([prompt for _, prompt, _ in requests], self._keys):
+            choices[place] = self.reserve(*requests[place])
+        return choices
 
     def accepted(self, worker_id: str, request_id: str, epoch: int, ordinal: int) -> None:
         """The worker has the request: loads of this epoch that count `ordinal` submits contain it.
@@ -140,29 +258,77 @@ class Fleet:
         if worker is None or booking is None:
             return
         booking.epoch, booking.ordinal = epoch, ordinal
-        if _is_settled(booking, worker):
-            self.release(worker_id, request_id)
+        if worker.contains(booking):
+            self._unbook(worker, request_id)
 
     def release(self, worker_id: str, request_id: str) -> None:
-        """Ends a booking; nothing happens if it has ended already."""
+        """The request has been computed, or never will be there. Nothing happens a second time."""
         worker = self._workers.get(worker_id)
         if worker is None:
             return
-        booking = worker.reservations.pop(request_id, None)
-        if booking is not None:
-            worker.reserved_tokens -= booking.uncached_tokens
+        self._unbook(worker, request_id)
+        flight = worker.flights.pop(request_id, None)
+        if flight is not None:
+            self.in_flight.remove(flight, worker.row)
 
     def _settle(self, worker: WorkerState) -> None:
-        settled = [r for r, booking in worker.reservations.items() if _is_settled(booking, worker)]
-        for request_id in settled:
-            self.release(worker.worker_id, request_id)
+        bookings = worker.reservations.items()
+        for request_id in [r for r, booking in bookings if worker.contains(booking)]:
+            self._unbook(worker, request_id)
 
+    def _unbook(self, worker: WorkerState, request_id: str) -> None:
+        booking = worker.reservations.pop(request_id, None)
+        if booking is not None:
+            self._book(worker, -booking.uncached_tokens, -booking.work_s)
 
-def _is_settled(booking: Reservation, worker: WorkerState) -> bool:
-    """Whether the worker's load contains it, or the incarnation that took it is gone.
+    def _book(self, worker: WorkerState, tokens: int, work_s: float) -> None:
+        table, row = self.table, worker.row
+        worker.reserved_tokens += tokens
+        table.reserved_tokens[row] = worker.reserved_tokens
+        # Sums of what came and went drift; with nothing booked they are zero again.
+        table.reserved_s[row] = table.reserved_s[row] + work_s if worker.reservations else 0.0
+        table.empty_tokens[row] -= tokens
+        self._count_places(worker)
 
-    One that was not answered yet goes on: the next incarnation may be the one that takes it.
-    """
-    if not booking.epoch or booking.epoch > worker.epoch:
-        return False
-    return booking.epoch < worker.epoch or booking.ordinal <= worker.load.num_submits_seen
+    def _members_changed(self) -> None:
+        for worker in self._workers.values():
+            self.table.eligible[worker.row] = worker.ready
+        infos = [worker.info for worker in self._workers.values() if worker.ready]
+        self._keys = list(dict.fromkeys(BlockKey.of(i) for i in infos if i is not None))
+        self.utilisation.set_num_workers(len(infos), self._clock())
+        self._hits.members_changed({w.worker_id: w.row for w in self._workers.values()})
+
+    def _tabulate(self, worker: WorkerState) -> None:
+        info, load, table, row = worker.info, worker.load, self.table, worker.row
+        if info is None:
+            return
+        table.reported_at[row] = self._clock()
+        table.places[row] = max(load.max_num_seqs or info.max_num_seqs, 1)
+        table.page_size[row] = info.page_size
+        table.free_pages[row] = load.num_free_pages
+        table.total_pages[row] = load.num_total_pages
+        held = self.index.num_blocks(worker.worker_id)
+        empty = min(load.num_free_pages, load.num_total_pages - held)
+        table.empty_tokens[row] = empty * info.page_size - worker.reserved_tokens
+        self._price(worker)
+
+    def _price(self, worker: WorkerState) -> None:
+        info, table, row = worker.info, self.table, worker.row
+        if info is None:
+            return
+        costs, factor = self.pace.costs, self.pace.factor(worker.worker_id)
+        price = price_load(worker.load, info, costs, factor)
+        table.queue_s[row] = price.queue_s
+        table.drain_s[row] = price.drain_s
+        table.step_s[row] = price.step_s
+        table.chunk[row] = price.chunk
+        table.prefill_token_s[row] = costs.prefill_token * factor
+        table.attended_s[row] = costs.attended * factor
+        self._count_places(worker)
+
+    def _count_places(self, worker: WorkerState) -> None:
+        table, row = self.table, worker.row
+        active, places = worker.num_active, table.places.item(row)
+        table.num_active[row] = active
+        over = max(active + 1 - places, 0.0)
+        table.place_s[row] = over / places * _OUTPUT_STEPS * table.step_s.item(row)

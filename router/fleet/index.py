@@ -4,27 +4,60 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from worker.wire.messages import BlockEvent, BlockStored
+import numpy as np
+
+from router.fleet.growing_table import GrowingTable, Keys
+from router.fleet.worker_sets import WorkerSets
+from worker.wire.blocks import BlockHashes
+from worker.wire.messages import BlockEvent, BlockStored, Tier
+
+Reach = tuple[int, int]
+"""Slots as the bits of a number (see WorkerSets.reaches), and to how many leading blocks they
+hold."""
+
+_MANY = 192
+"""From so many blocks on arrays are faster than single steps."""
+_ZERO = 2**64 - 1
+"""Stands in for hash 0, which the table keeps for itself."""
 
 
 class PrefixIndex:
-    """Block hash → workers that hold the block.
+    """Block hash → set of workers that hold the block, per tier.
 
-    Hashes are chained, so the table is flat: one lookup per block, and the holders of a prefix are
-    the intersection along it. Workers are bits of an integer.
+    Hashes are chained, so one flat table suffices; caches evict from the leaves, so whoever holds a
+    block holds all before it, and the end of a match is found by bisection.
+
+    Each incarnation of a worker's cache has a slot of its own: to forget one is to take its bits
+    out of every answer. Its blocks leave the table later, a piece with each call of `apply`.
     """
 
     def __init__(self) -> None:
-        self._holders: dict[int, int] = {}
-        self._blocks: dict[str, set[int]] = {}
-        self._bits: dict[str, int] = {}
+        self._sets = WorkerSets()
+        self._table = GrowingTable(self._sets)
+        self._slots: dict[str, int] = {}
+        self._live = 0
+        """Both bits of every slot in use."""
+        self._held: list[list[int]] = []
+        """Per slot, how many blocks each tier holds."""
+        self._free: list[int] = []
 
     def __len__(self) -> int:
-        return len(self._holders)
+        """Blocks in the table, those of forgotten workers that are still to leave it included."""
+        return len(self._table)
 
-    def num_blocks(self, worker_id: str) -> int:
-        """Blocks that one worker holds."""
-        return len(self._blocks.get(worker_id, ()))
+    @property
+    def num_bytes(self) -> int:
+        """Memory of the table."""
+        return self._table.num_bytes
+
+    def slot(self, worker_id: str) -> int | None:
+        """Where the worker's bits lie: 2·slot for its device, 2·slot + 1 for any tier."""
+        return self._slots.get(worker_id)
+
+    def num_blocks(self, worker_id: str, tier: Tier = "device") -> int:
+        """Blocks that one worker holds in a tier."""
+        slot = self._slots.get(worker_id)
+        return 0 if slot is None else self._held[slot][tier == "host"]
 
     def replace(self, worker_id: str, stored: Iterable[BlockStored]) -> None:
         """Forgets what the worker held; `stored` is its whole cache now."""
@@ -33,65 +66,79 @@ class PrefixIndex:
 
     def apply(self, worker_id: str, events: Iterable[BlockEvent]) -> None:
         """Takes blocks that entered or left the worker's cache, in order."""
+        slot = self._slots.get(worker_id)
+        if slot is None:
+            slot = self._new_slot(worker_id)
         for event in events:
-            if isinstance(event, BlockStored):
-                self._store(worker_id, event.block_hashes)
-            else:
-                self._remove(worker_id, event.block_hashes)
+            tier = int(event.tier == "host")
+            bit = 1 << (2 * slot + tier)
+            added = isinstance(event, BlockStored)
+            moved = self._change(event.block_hashes, bit if added else 0, 0 if added else bit)
+            self._held[slot][tier] += moved if added else -moved
+        self._free += self._table.work()
 
     def drop(self, worker_id: str) -> None:
-        """Forgets a worker."""
-        self._remove(worker_id, list(self._blocks.get(worker_id, ())))
-        self._blocks.pop(worker_id, None)
-        self._bits.pop(worker_id, None)
-
-    def match(self, hashes: Sequence[int]) -> dict[str, int]:
-        """For each worker that holds the first block, how many leading blocks it holds."""
-        lengths: list[tuple[int, int]] = []
-        alive = -1
-        for length, block_hash in enumerate(hashes):
-            holders = self._holders.get(block_hash, 0) & alive
-            if holders != alive:
-                if length:
-                    lengths.append((alive & ~holders, length))
-                alive = holders
-                if not alive:
-                    break
-        else:
-            if hashes:
-                lengths.append((alive, len(hashes)))
-        return {
-            worker_id: length
-            for workers, length in lengths
-            for worker_id, bit in self._bits.items()
-            if workers & bit
-        }
-
-    def _store(self, worker_id: str, hashes: Sequence[int]) -> None:
-        bit = self._bits.get(worker_id)
-        if bit is None:
-            bit = self._free_bit()
-            self._bits[worker_id] = bit
-            self._blocks[worker_id] = set()
-        holders = self._holders
-        for block_hash in hashes:
-            holders[block_hash] = holders.get(block_hash, 0) | bit
-        self._blocks[worker_id].update(hashes)
-
-    def _remove(self, worker_id: str, hashes: Sequence[int]) -> None:
-        bit = self._bits.get(worker_id)
-        if bit is None:
+        """Forgets a worker; costs nothing per block."""
+        slot = self._slots.pop(worker_id, None)
+        if slot is None:
             return
-        for block_hash in hashes:
-            left = self._holders.get(block_hash, 0) & ~bit
-            if left:
-                self._holders[block_hash] = left
-            else:
-                self._holders.pop(block_hash, None)
-        self._blocks[worker_id].difference_update(hashes)
+        bits = 0b11 << 2 * slot
+        self._live &= ~bits
+        if any(self._held[slot]):
+            self._table.sweep_later(slot, sum(self._held[slot]))
+        else:
+            self._free.append(slot)
 
-    def _free_bit(self) -> int:
-        taken = 0
-        for bit in self._bits.values():
-            taken |= bit
-        return ~taken & (taken + 1)
+    def match(self, hashes: BlockHashes) -> list[Reach]:
+        """Who holds how many leading blocks: falling sets, rising lengths, the last the longest.
+
+        A slot's length is the last one whose set has its bit. O(log n) look-ups per set.
+        """
+        count = len(hashes)
+        if not count:
+            return []
+        get, reaches, live = self._table.reader(), self._sets.reaches, self._live
+        first = reaches[get(hashes.item(0) or _ZERO)] & live
+        if not first:
+            return []
+        last = reaches[get(hashes.item(count - 1) or _ZERO)] & first
+        found: list[Reach] = []
+        spans = [(0, first, count - 1, last)]
+        while spans:
+            low, holders, high, fewer = spans.pop()
+            if holders == fewer:
+                continue
+            if high - low == 1:
+                found.append((holders, high))
+                continue
+            middle = (low + high) // 2
+            # The bounds hold where caches evict leaves first; they keep a stray hash from
+            # breaking the search.
+            between = reaches[get(hashes.item(middle) or _ZERO)] & holders | fewer
+            spans.append((middle, between, high, fewer))
+            spans.append((low, holders, middle, between))
+        if last:
+            found.append((last, count))
+        return found
+
+    def _new_slot(self, worker_id: str) -> int:
+        if self._free:
+            slot = self._free.pop()
+            self._held[slot] = [0, 0]
+        else:
+            slot = len(self._held)
+            self._held.append([0, 0])
+            self._sets.add_slot(slot)
+        self._slots[worker_id] = slot
+        self._live |= 0b11 << 2 * slot
+        return slot
+
+    def _change(self, hashes: Sequence[int], add: int, remove: int) -> int:
+        """Adds or removes one bit for each block; returns for how many that was news."""
+        if len(hashes) >= _MANY:
+            keys: Keys = np.unique(np.array(hashes, np.uint64))
+            if not keys[0]:
+                keys = np.unique(np.where(keys == 0, np.uint64(_ZERO), keys))
+            return self._table.change_many(keys, add, remove)
+        change = self._table.change
+        return sum(change(block_hash or _ZERO, add, remove) for block_hash in hashes)

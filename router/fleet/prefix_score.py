@@ -1,13 +1,16 @@
-"""Prefix hits against load, in one weighted sum."""
+"""The reference policy: cached tokens first, load second, by fixed weights."""
 
 from __future__ import annotations
 
-from router.fleet.base import RoutingPolicy, WorkerState
-from worker.wire.messages import EngineInfo
+import numpy as np
+
+from router.config import RoutingConfig
+from router.fleet.base import RequestView, RoutingPolicy
+from router.fleet.workers import Floats, WorkerTable
 
 
 class PrefixScorePolicy(RoutingPolicy):
-    """score = hit_tokens·10 − utilisation·100 + kv_free·0.1 + batch_room·0.5.
+    """score = hit_tokens·10 − utilisation·100 + kv_free·0.1 + batch_room·0.5, at stock weights.
 
     - hit_tokens: leading prompt tokens in the worker's prefix cache;
     - utilisation: requests there (running, waiting, on their way) per place in its batch; 1 is a
@@ -16,14 +19,18 @@ class PrefixScorePolicy(RoutingPolicy):
     - batch_room: places free in the batch.
     """
 
-    def score(self, worker: WorkerState, info: EngineInfo, hit_tokens: int) -> float:
-        """See RoutingPolicy."""
-        load = worker.load
-        places = max(load.max_num_seqs or info.max_num_seqs, 1)
-        utilisation = worker.num_active / places
-        kv_free = 0.0
-        if load.num_total_pages:
-            free = load.num_free_pages - worker.reserved_tokens / info.page_size
-            kv_free = 100.0 * max(free, 0.0) / load.num_total_pages
-        batch_room = max(places - worker.num_active, 0)
-        return hit_tokens * 10.0 - utilisation * 100.0 + kv_free * 0.1 + batch_room * 0.5
+    def __init__(self, config: RoutingConfig) -> None:
+        self._config = config
+
+    def costs(self, request: RequestView, workers: WorkerTable, now: float) -> Floats:
+        """The score with its sign turned."""
+        config = self._config
+        free = workers.free_pages - workers.reserved_tokens / workers.page_size
+        kv_free = 100.0 * np.maximum(free, 0.0) / np.maximum(workers.total_pages, 1.0)
+        room = np.maximum(workers.places - workers.num_active, 0.0)
+        return (
+            config.prefix_score_utilisation_weight * workers.num_active / workers.places
+            - config.prefix_score_hit_weight * request.hit_tokens
+            - config.prefix_score_kv_free_weight * kv_free
+            - config.prefix_score_batch_room_weight * room
+        )

@@ -14,7 +14,7 @@ import msgspec
 from router.channel import Refused, WorkerChannel, WorkerTransport, WorkerUnreachable
 from router.config import ModelRoute
 from router.errors import bad_request, no_worker
-from router.fleet import Fleet, PromptBlocks
+from router.fleet import Fleet, PromptBlocks, Turn
 from router.metrics.stats import ModelStats
 from router.serving.completion import Completion, CompletionSpec
 from router.serving.generation import Generation, GenerationRequest
@@ -59,6 +59,7 @@ class ServedModel:
         self.tokenizer = tokenizer
         self.encoder = encoder
         self.fleet = fleet
+        self._turn = Turn(fleet)
         self.defaults = defaults
         self.stats = ModelStats()
         self._gateway_id = gateway_id
@@ -182,12 +183,18 @@ class ServedModel:
     async def _try_worker(self, completion: Completion, tried: list[str]) -> str | None:
         """Submits to the best worker that was not tried yet; returns why it did not get it."""
         spec = completion.spec
-        choice = self.fleet.reserve(spec.request_id, spec.prompt, tried)
+        choice = await self._turn.place(spec.request_id, spec.prompt, tried)
         if choice is None:
             raise no_worker(self.route.name)
+        if completion.finished:  # its client has left meanwhile
+            self.fleet.release(choice.worker_id, spec.request_id)
+            return None
         tried.append(choice.worker_id)
-        channel = self._channels[choice.worker_id]
+        channel = self._channels.get(choice.worker_id)
+        if channel is None:
+            return "it has left"
         submit = completion.submit_to(channel)
+        submit.num_expected_cached = choice.hit_tokens
         rejection = refuse(submit, choice.info)
         try:
             if rejection is not None:

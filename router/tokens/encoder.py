@@ -37,6 +37,7 @@ class PromptEncoder:
         messages: Sequence[Mapping[str, Any]],
         *,
         cache_salt: str = "",
+        session: str = "",
         add_generation_prompt: bool = True,
         chat_template_kwargs: Mapping[str, Any] | None = None,
     ) -> PromptBlocks:
@@ -54,7 +55,7 @@ class PromptEncoder:
                 # Templates come with checkpoints, and see whatever JSON the client sent.
                 raise bad_request(str(error), "messages") from error
             token_ids = self._tokenizer.encode(text, add_special_tokens=False)
-            return _blocks(token_ids, cache_salt, keys)
+            return self._blocks(token_ids, cache_salt, session, keys)
 
         return await self._run(work)
 
@@ -63,6 +64,7 @@ class PromptEncoder:
         prompts: Sequence[str | Sequence[int]],
         *,
         cache_salt: str = "",
+        session: str = "",
         add_special_tokens: bool = True,
     ) -> list[PromptBlocks]:
         """Plain prompts, as text or token ids. Raises ApiError for ids outside the vocabulary."""
@@ -79,7 +81,7 @@ class PromptEncoder:
                     )
                 else:
                     token_ids = _checked(prompt, vocab_size)
-                blocks.append(_blocks(token_ids, cache_salt, keys))
+                blocks.append(self._blocks(token_ids, cache_salt, session, keys))
             return blocks
 
         return await self._run(work)
@@ -112,6 +114,15 @@ class PromptEncoder:
 
         return await self._run(work)
 
+    def _blocks(
+        self, token_ids: list[int], cache_salt: str, session: str, keys: list[BlockKey]
+    ) -> PromptBlocks:
+        data = np.asarray(token_ids, dtype="<i4").tobytes()
+        blocks = PromptBlocks(data, cache_salt, session=session, memo=self._fleet.memo)
+        for key in keys:
+            blocks.hashes(key)
+        return blocks
+
     async def _run(self, work: Callable[[], T]) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._executor, work)
 
@@ -123,10 +134,3 @@ def _checked(token_ids: Sequence[int], vocab_size: int) -> list[int]:
                 f"token id {token_id} is outside of the vocabulary of {vocab_size} tokens", "prompt"
             )
     return list(token_ids)
-
-
-def _blocks(token_ids: list[int], cache_salt: str, keys: list[BlockKey]) -> PromptBlocks:
-    blocks = PromptBlocks(np.asarray(token_ids, dtype="<i4").tobytes(), cache_salt)
-    for key in keys:
-        blocks.hashes(key)
-    return blocks

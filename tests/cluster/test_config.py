@@ -11,6 +11,7 @@ from cluster.cli.main import build_parser
 from cluster.cli.options import add_options, field_docstrings, given_options
 from cluster.cli.serve import configure
 from cluster.config import EndpointConfig, FleetConfig, ServeConfig, serve_config_from_mapping
+from router.config import RoutingConfig
 from worker.engine.config import EngineConfig
 
 
@@ -73,10 +74,19 @@ def test_mistakes_are_named(settings: dict[str, object], message: str) -> None:
         serve_config_from_mapping(settings)
 
 
-@pytest.mark.parametrize("cls", [EngineConfig, FleetConfig, EndpointConfig])
+@pytest.mark.parametrize("cls", [EngineConfig, FleetConfig, EndpointConfig, RoutingConfig])
 def test_every_field_is_explained(cls: type) -> None:
     docs = field_docstrings(cls)
     assert all(doc.endswith(".") for doc in docs.values()), docs
+
+
+def test_routing_is_chosen_per_model() -> None:
+    settings = {"model": "m", "routing_policy": "least-load", "prefix_score_hit_weight": 3.0}
+    route = serve_config_from_mapping({"models": [settings]}).gateway().models[0]
+    expected = RoutingConfig(routing_policy="least-load", prefix_score_hit_weight=3.0)
+    assert route.routing == expected
+    with pytest.raises(ValueError, match="routing_policy"):
+        serve_config_from_mapping({"models": [{"model": "m", "routing_policy": "nope"}]})
 
 
 def test_flags_that_were_not_given_leave_no_trace() -> None:

@@ -438,3 +438,56 @@ def test_mirror_gives_chains_parents_first() -> None:
         BlockStored([20], 2),
         BlockStored([4], 3),
     ]
+
+
+async def test_other_gateways_are_told_of_submits_before_rank_0_takes_them(
+    front: WorkerFront, engine: Engine
+) -> None:
+    one, two = Gateway(front, "one"), Gateway(front, "two")
+    assert isinstance(await one.next(), AttachSnapshot)
+    assert isinstance(await two.next(), AttachSnapshot)
+    tokens = np.arange(24, dtype="<i4").tobytes()
+    submits = [
+        Submit(
+            request_id=f"r{number}",
+            gateway_id="one",
+            prompt=tokens,
+            sampling=SamplingParams(),
+            num_expected_cached=8 * number,
+        )
+        for number in range(2)
+    ]
+    reply = decode_reply(await front.submit(encode(SubmitBatch(submits=submits))))
+    item = await two.next()
+    assert isinstance(item, WorkerUpdate)
+    load = item.load
+    assert (load.num_reserved, load.reserved_prefill_tokens) == (2, 24 + 16)
+    assert load.num_submits_reserved == reply.last_ordinal == 2
+    # Who attaches now sees them as well.
+    three = Gateway(front, "three")
+    snapshot = await three.next()
+    assert isinstance(snapshot, AttachSnapshot)
+    assert snapshot.load.num_reserved == 2
+    await engine.batch()
+    for seen, left in ((1, (1, 16)), (2, (0, 0))):
+        engine.seq += 1
+        load = LoadSnapshot(num_running=seen, num_submits_seen=seen)
+        events: list[BlockEvent] = [BlockStored([seen], None)]
+        report = StepReport(seq=engine.seq, deltas={}, block_events=events, load=load)
+        await engine.reports.send(encode(report))
+        item = await two.news()
+        assert isinstance(item, WorkerUpdate)
+        assert (item.load.num_reserved, item.load.reserved_prefill_tokens) == left
+        assert item.load.num_running == seen
+    front.engine_lost("killed")
+    down = await two.news()
+    assert isinstance(down, WorkerDown)
+    for gateway in (one, two, three):
+        await gateway.close()
+
+
+def test_mirror_keeps_tiers_apart() -> None:
+    mirror = CacheMirror()
+    mirror.apply([BlockStored([1, 2, 3], None), BlockStored([2, 3], 1, "host")])
+    mirror.apply([BlockRemoved([3]), BlockRemoved([2], "host"), BlockStored([4], 3, "host")])
+    assert mirror.chains() == [BlockStored([1, 2], None), BlockStored([3, 4], 2, "host")]

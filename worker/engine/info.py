@@ -33,4 +33,5 @@ def build_engine_info(config: EngineConfig, hellos: Sequence[Hello]) -> EngineIn
         eos_token_ids=list(model.eos_token_ids),
         block_hash_salt=model.block_hash_salt,
         structured_outputs_backend=config.structured_outputs_backend,
+        max_num_batched_tokens=config.max_num_batched_tokens,
     )

@@ -13,7 +13,9 @@ from worker.engine.config import EngineConfig
 from worker.engine.core import EngineCore
 from worker.engine.factory import create_executor
 from worker.parallel.frames import FrameStream, connect
-from worker.wire.messages import EngineMessage, SubmitBatch
+from worker.wire.canary import sing
+from worker.wire.messages import Canary, EngineInfo, EngineMessage, SubmitBatch
+from worker.wire.tokenizer import load_tokenizer
 
 
 def serve_engine(config: EngineConfig, directory: str) -> None:
@@ -30,6 +32,7 @@ def serve_engine(config: EngineConfig, directory: str) -> None:
     executor = create_executor(config, directory, spawn_peers=False)
     try:
         info = executor.start()
+        info.canary = _canary(config.model, info)
         front.send(msgspec.msgpack.encode(info))
         core = EngineCore(config, info, executor, time.monotonic)
         # What start-up made lives as long as the process: no collection need walk it again.
@@ -40,6 +43,15 @@ def serve_engine(config: EngineConfig, directory: str) -> None:
     finally:
         executor.close()
         front.close()
+
+
+def _canary(model: str, info: EngineInfo) -> Canary | None:
+    """The probe chat done here; the tokenizer, which may be large, is let go again."""
+    try:
+        tokenizer = load_tokenizer(model)
+    except ValueError:  # nothing to compare, and gateways could not serve it either
+        return None
+    return sing(tokenizer, info.page_size, info.block_hash_salt)
 
 
 class _Loop:

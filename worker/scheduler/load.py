@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from worker.cache.manager import CacheManager
 from worker.scheduler.config import SchedulerConfig
 from worker.scheduler.queue import FcfsQueue
 from worker.scheduler.running import RunningSet
-from worker.wire.messages import LoadSnapshot
+from worker.wire.messages import LoadSnapshot, StepShape
 
 
 @dataclass(slots=True, kw_only=True)
@@ -23,6 +23,8 @@ class Tally:
     """Time of the last completed step."""
     num_step_tokens: int = 0
     """Tokens computed in the last completed step."""
+    step_shape: StepShape = field(default_factory=StepShape)
+    """What that step computed."""
     num_submits: int = 0
     """Submits since the scheduler began, those that were ignored included."""
 
@@ -51,4 +53,6 @@ def snapshot(
         step_ms=tally.step_ms,
         num_step_tokens=tally.num_step_tokens,
         num_submits_seen=tally.num_submits,
+        step_shape=tally.step_shape,
+        queued_cached_tokens=queue.num_expected_cached,
     )

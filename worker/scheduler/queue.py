@@ -14,6 +14,8 @@ class FcfsQueue:
     def __init__(self) -> None:
         self.num_tokens = 0
         """Tokens of all that wait."""
+        self.num_expected_cached = 0
+        """Those of them that gateways expect in the prefix cache."""
         self._resumed: list[Request] = []
         self._new: OrderedDict[str, Request] = OrderedDict()
 
@@ -23,6 +25,7 @@ class FcfsQueue:
     def push(self, request: Request) -> None:
         """Adds a request that has never run."""
         self._new[request.request_id] = request
+        self.num_expected_cached += request.num_expected_cached
         self.num_tokens += len(request.token_ids)
 
     def push_back(self, request: Request) -> None:
@@ -40,6 +43,8 @@ class FcfsQueue:
         """Takes out a request, admitted or ended."""
         if self._new.pop(request.request_id, None) is None:
             self._resumed.remove(request)
+        else:
+            self.num_expected_cached -= request.num_expected_cached
         self.num_tokens -= len(request.token_ids)
 
 

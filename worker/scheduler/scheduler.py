@@ -210,6 +210,7 @@ class Scheduler:
         self._digest.update(step.seq, result.token_ids)
         self._tally.step_ms = result.compute_ms
         self._tally.num_step_tokens = step.num_tokens
+        self._tally.step_shape = step.shape
         if result.logprobs is not None or result.prompt_logprobs is not None:
             take_logprobs(step, result)
         self._take_tokens(step, result.token_ids)

@@ -8,6 +8,7 @@ from typing import NamedTuple
 from worker.cache.lease import Lease
 from worker.request import Request
 from worker.scheduler.plan import Admit, PageWrite, Plan, Row
+from worker.wire.messages import StepShape
 
 
 class Share(NamedTuple):
@@ -29,6 +30,7 @@ class StepInFlight:
     shares: list[Share]
     """In the order of the Plan's rows."""
     num_tokens: int
+    shape: StepShape
 
     def masks(self) -> bytes:
         """Masks for the Plan's masked draws, once the results of all earlier steps are applied.
@@ -51,6 +53,8 @@ class StepBuilder:
         self.seq = seq
         self.num_tokens = 0
         self._any_masked = False
+        self._num_attended = 0
+        self._num_context = 0
         self._admits: list[Admit] = []
         self._page_writes: list[PageWrite] = []
         self._single_rows: list[Row] = []
@@ -85,9 +89,11 @@ class StepBuilder:
         if length == 1:
             self._single_rows.append(row)
             self._single_shares.append(share)
+            self._num_context += end
         else:
             self._chunk_rows.append(row)
             self._chunk_shares.append(share)
+            self._num_attended += length * start + length * (length + 1) // 2
 
     def plan(self, digest_seq: int, digest: int) -> Plan:
         """The finished Plan: rows of length 1 first."""
@@ -112,4 +118,11 @@ class StepBuilder:
             seq=self.seq,
             shares=self._single_shares + self._chunk_shares,
             num_tokens=self.num_tokens,
+            shape=StepShape(
+                seq=self.seq,
+                prefill_tokens=self.num_tokens - len(self._single_rows),
+                prefill_attended=self._num_attended,
+                decode_rows=len(self._single_rows),
+                decode_context=self._num_context,
+            ),
         )

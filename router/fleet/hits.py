@@ -1,0 +1,137 @@
+"""How much of a prompt each worker holds, or will."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from router.fleet.base import RequestView
+from router.fleet.blocks import BlockKey, PromptBlocks
+from router.fleet.in_flight import InFlight
+from router.fleet.index import PrefixIndex
+from router.fleet.workers import WorkerTable
+
+Rows = NDArray[np.intp]
+
+_MAX_KNOWN = 4096
+
+
+class _Holders(NamedTuple):
+    """Rows of a set of workers."""
+
+    any: Rows
+    """In whatever tier."""
+    device: Rows | None
+    """On the device; None where these are the same."""
+
+
+class HitFinder:
+    """Joins the index of what is cached with the tree of what is in flight.
+
+    Args:
+        index: what workers hold.
+        in_flight: what they will hold.
+        table: whose rows the answers are in.
+    """
+
+    def __init__(self, index: PrefixIndex, in_flight: InFlight, table: WorkerTable) -> None:
+        self._index = index
+        self._in_flight = in_flight
+        self._table = table
+        self._slot_rows: Rows = np.zeros(0, np.intp)
+        # Sets of holders recur; their bits are turned into rows once.
+        self._holders: dict[int, _Holders] = {}
+        self._flying: dict[int, Rows] = {}
+
+    def members_changed(self, rows: Mapping[str, int]) -> None:
+        """Workers came or went, or began another incarnation; `rows` has all there are."""
+        slots = {self._index.slot(worker_id): row for worker_id, row in rows.items()}
+        placed = {slot: row for slot, row in slots.items() if slot is not None}
+        self._slot_rows = np.zeros(max(placed, default=-1) + 1, np.intp)
+        for slot, row in placed.items():
+            self._slot_rows[slot] = row
+        self._holders.clear()
+
+    def view(
+        self, prompt: PromptBlocks, keys: Sequence[BlockKey], eligible: NDArray[np.bool_]
+    ) -> RequestView:
+        """The prompt as policies see it."""
+        size = len(eligible)
+        num_tokens = prompt.num_tokens
+        hits = np.zeros(size)
+        on_device: NDArray[np.float64] | None = None
+        best = 0
+        sharers = 0
+        tie_key: int | None = None
+        for key in keys:
+            hashes = prompt.hashes(key)
+            page = key.page_size
+            longest = 0
+            for mask, length in self._index.match(hashes):
+                holders = self._holders_of(mask)
+                if on_device is not None or holders.device is not None:
+                    if on_device is None:
+                        on_device = hits.copy()
+                    device = holders.any if holders.device is None else holders.device
+                    on_device[device] = length * page
+                hits[holders.any] = length * page
+                longest = length
+            flights = self._in_flight.match(hashes)
+            for bits, length, _ in flights:
+                rows = self._rows_of(bits)
+                for array in (hits,) if on_device is None else (hits, on_device):
+                    array[rows] = np.maximum(array[rows], length * page)
+                longest = max(longest, length)
+            sharers += next((total for _, length, total in flights if 2 * length >= longest), 0)
+            best = max(best, longest * page)
+            if tie_key is None and longest < len(hashes):
+                tie_key = hashes.item(longest)
+        # One token is always computed, so that there is something to sample from.
+        limit = max(num_tokens - 1, 0)
+        host_hits = None
+        if best > limit:
+            best = limit
+            np.minimum(hits, limit, out=hits)
+        if on_device is not None:
+            host_hits = np.maximum(hits - on_device, 0.0)
+        return RequestView(
+            num_tokens=num_tokens,
+            eligible=eligible,
+            hit_tokens=hits,
+            host_hit_tokens=host_hits,
+            best_hit=best,
+            sharers=sharers,
+            num_in_flight=len(self._in_flight),
+            tie_key=tie_key,
+            session=prompt.session,
+        )
+
+    def _holders_of(self, mask: int) -> _Holders:
+        known = self._holders.get(mask)
+        if known is None:
+            if len(self._holders) >= _MAX_KNOWN:
+                self._holders.clear()
+            slots = _places(mask)
+            anywhere, device = slots[slots & 1 == 1] >> 1, slots[slots & 1 == 0] >> 1
+            same = len(device) == len(anywhere)
+            known = self._holders[mask] = _Holders(
+                self._slot_rows[anywhere], None if same else self._slot_rows[device]
+            )
+        return known
+
+    def _rows_of(self, bits: int) -> Rows:
+        known = self._flying.get(bits)
+        if known is None:
+            if len(self._flying) >= _MAX_KNOWN:
+                self._flying.clear()
+            known = self._flying[bits] = _places(bits)
+        return known
+
+
+def _places(bits: int) -> Rows:
+    """Where the ones are."""
+    data = np.frombuffer(bits.to_bytes((bits.bit_length() + 7) // 8, "little"), np.uint8)
+    return np.flatnonzero(np.unpackbits(data, bitorder="little"))

@@ -1,0 +1,62 @@
+"""What a gateway knows of one worker."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from router.fleet.in_flight import Flight
+from worker.wire.messages import EngineInfo, LoadSnapshot
+
+
+@dataclass(slots=True)
+class Reservation:
+    """A request that was sent to a worker and is not yet part of the load it reports."""
+
+    uncached_tokens: int
+    """Prompt tokens that its prefix cache does not have."""
+    work_s: float = 0.0
+    """To compute them."""
+    epoch: int = 0
+    """Incarnation of the worker that took it; 0 before the worker said so."""
+    ordinal: int = 0
+    """Its number among that incarnation's submits; loads that count as many contain it."""
+
+
+@dataclass(slots=True)
+class WorkerState:
+    """One worker as its reports tell, plus what this gateway has sent there since."""
+
+    worker_id: str
+    row: int
+    """In the WorkerTable."""
+    epoch: int
+    info: EngineInfo | None
+    load: LoadSnapshot
+    draining: bool = False
+    reservations: dict[str, Reservation] = field(default_factory=dict)
+    """By request id."""
+    reserved_tokens: int = 0
+    """Sum of the reservations' uncached tokens."""
+    flights: dict[str, Flight] = field(default_factory=dict)
+    """By request id, prompts sent there that are not known to be computed."""
+
+    @property
+    def ready(self) -> bool:
+        """Whether it can take requests."""
+        return self.info is not None and not self.draining
+
+    @property
+    def num_active(self) -> int:
+        """Requests there: running, waiting, and on their way."""
+        load = self.load
+        return load.num_running + load.num_waiting + load.num_reserved + len(self.reservations)
+
+    def contains(self, booking: Reservation) -> bool:
+        """Whether the load contains it, or the incarnation that took it is gone.
+
+        One that was not answered yet goes on: the next incarnation may be the one that takes it.
+        """
+        if not booking.epoch or booking.epoch > self.epoch:
+            return False
+        seen = max(self.load.num_submits_seen, self.load.num_submits_reserved)
+        return booking.epoch < self.epoch or booking.ordinal <= seen

@@ -1,0 +1,58 @@
+"""Requests of one event-loop turn are placed together."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Collection
+from typing import NamedTuple
+
+from router.fleet.blocks import PromptBlocks
+from router.fleet.fleet import Choice, Fleet
+
+
+class _Waiting(NamedTuple):
+    request_id: str
+    prompt: PromptBlocks
+    excluded: Collection[str]
+    answer: asyncio.Future[Choice | None]
+
+
+class Turn:
+    """Collects what arrives until the event loop comes round, which takes no time when it is idle.
+
+    Args:
+        fleet: places the requests.
+    """
+
+    def __init__(self, fleet: Fleet) -> None:
+        self._fleet = fleet
+        self._waiting: list[_Waiting] = []
+
+    async def place(
+        self, request_id: str, prompt: PromptBlocks, excluded: Collection[str] = ()
+    ) -> Choice | None:
+        """See Fleet.reserve."""
+        loop = asyncio.get_running_loop()
+        answer: asyncio.Future[Choice | None] = loop.create_future()
+        if not self._waiting:
+            loop.call_soon(self._place)
+        self._waiting.append(_Waiting(request_id, prompt, excluded, answer))
+        try:
+            return await answer
+        except asyncio.CancelledError:
+            # It may have been placed in the very turn in which its client left.
+            if answer.done() and not answer.cancelled() and (choice := answer.result()):
+                self._fleet.release(choice.worker_id, request_id)
+            raise
+
+    def _place(self) -> None:
+        waiting = [one for one in self._waiting if not one.answer.done()]
+        self._waiting.clear()
+        try:
+            choices = self._fleet.reserve_group([one[:3] for one in waiting])
+        except Exception as error:
+            for one in waiting:
+                one.answer.set_exception(error)
+            return
+        for one, choice in zip(waiting, choices, strict=True):
+            one.answer.set_result(choice)

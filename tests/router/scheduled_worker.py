@@ -1,0 +1,133 @@
+"""Workers that are the real scheduler and cache over a device that computes nothing."""
+
+from __future__ import annotations
+
+import pytest
+
+from worker.attachment import Attachment, CacheMirror
+from worker.reserved import ReservedWork
+from worker.scheduler.plan import StepResult
+from worker.scheduler.scheduler import Scheduler, SchedulerConfig
+from worker.wire.messages import (
+    PROTOCOL_VERSION,
+    AttachSnapshot,
+    EngineInfo,
+    LoadSnapshot,
+    Submit,
+    TokenDelta,
+    WorkerDown,
+    WorkerItem,
+)
+
+PAGE_SIZE = 4
+SALT = "salt"
+
+
+class ScheduledWorker:
+    """One worker with its front's book-keeping; `clock` of its own, advanced by `step`."""
+
+    def __init__(
+        self,
+        worker_id: str,
+        *,
+        num_pages: int = 24,
+        max_num_seqs: int = 4,
+        max_num_batched_tokens: int = 32,
+        max_model_len: int = 90,
+    ) -> None:
+        self.worker_id = worker_id
+        self.epoch = 1
+        self.config = SchedulerConfig(
+            max_num_seqs=max_num_seqs,
+            max_num_batched_tokens=max_num_batched_tokens,
+            max_model_len=max_model_len,
+            page_size=PAGE_SIZE,
+            num_pages=num_pages + 1,
+            eos_token_ids=(0,),
+            block_hash_salt=SALT,
+        )
+        self.info = EngineInfo(
+            model="m",
+            max_model_len=max_model_len,
+            max_total_tokens=num_pages * PAGE_SIZE,
+            vocab_size=100_000,
+            page_size=PAGE_SIZE,
+            max_num_seqs=max_num_seqs,
+            eos_token_ids=[0],
+            block_hash_salt=SALT,
+            max_num_batched_tokens=max_num_batched_tokens,
+        )
+        self.attachments: dict[str, Attachment] = {}
+        self.step_ms = 1.0
+        self._begin()
+
+    def _begin(self) -> None:
+        self.scheduler = Scheduler(self.config, lambda: 0.0)
+        self.mirror = CacheMirror()
+        self.reserved = ReservedWork()
+        self.load = LoadSnapshot(
+            num_free_pages=self.config.num_pages - 1,
+            num_total_pages=self.config.num_pages - 1,
+            max_num_seqs=self.config.max_num_seqs,
+        )
+        self.num_submits = 0
+
+    def attach(self, gateway_id: str) -> None:
+        """A new stream for a gateway; what an older one held is lost with it."""
+        attachment = self.attachments[gateway_id] = Attachment()
+        attachment.put(self.snapshot())
+
+    def take(self, gateway_id: str) -> WorkerItem | None:
+        """The gateway's next item, if there is one."""
+        attachment = self.attachments[gateway_id]
+        if not attachment._pending:  # its `next` would wait for a step, on an event loop
+            return None
+        waiting = attachment.next()
+        with pytest.raises(StopIteration) as stop:
+            waiting.send(None)
+        item: WorkerItem | None = stop.value.value
+        return item
+
+    def submit(self, submit: Submit) -> int:
+        """Hands a request over; its ordinal."""
+        self.num_submits += 1
+        self.scheduler.add(submit)
+        self.reserved.add([submit], self.num_submits)
+        return self.num_submits
+
+    def step(self) -> None:
+        """One engine step, told to all gateways."""
+        plan = self.scheduler.schedule()
+        if plan is not None:
+            drawn = [7 for row in plan.rows if row.sample]
+            self.scheduler.apply(StepResult(plan.seq, drawn, self.step_ms))
+        report = self.scheduler.take_report()
+        self.load = self.reserved.told_with(report.load)
+        self.mirror.apply(report.block_events)
+        for gateway_id, attachment in self.attachments.items():
+            deltas: list[TokenDelta] = report.deltas.get(gateway_id, [])
+            attachment.put_step(self.epoch, deltas, report.block_events, self.load)
+
+    def restart(self) -> None:
+        """The rank group dies with its cache; another one comes up."""
+        for attachment in self.attachments.values():
+            attachment.put(WorkerDown(epoch=self.epoch, reason="killed"))
+        self.epoch += 1
+        self._begin()
+        for attachment in self.attachments.values():
+            attachment.put(self.snapshot())
+
+    def snapshot(self) -> AttachSnapshot:
+        return AttachSnapshot(
+            PROTOCOL_VERSION,
+            self.worker_id,
+            self.epoch,
+            self.info,
+            self.mirror.chains(),
+            self.load,
+        )
+
+    def cached_hashes(self) -> set[int]:
+        """What the radix tree holds, by itself."""
+        nodes = self.scheduler._cache._tree.nodes()
+        return {value for node in nodes if not node.is_root for value in node.hashes}

@@ -1,0 +1,242 @@
+"""Policies on fleets whose workers say what the test wants; no event loop, no clock."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import msgspec
+import numpy as np
+import pytest
+
+from router.config import RoutingConfig
+from router.fleet import Fleet, PromptBlocks
+from worker.wire.blocks import block_hash_array, root_hash
+from worker.wire.messages import (
+    PROTOCOL_VERSION,
+    AttachSnapshot,
+    BlockStored,
+    EngineInfo,
+    LoadSnapshot,
+    StepShape,
+    WorkerUpdate,
+)
+
+PAGE = 16
+INFO = EngineInfo("m", 10**6, 10**6, 10**5, PAGE, 32, [0], "salt", max_num_batched_tokens=2048)
+IDLE = LoadSnapshot(num_free_pages=5000, num_total_pages=5000, max_num_seqs=32)
+POLICIES = ("adaptive", "prefix-score", "least-load", "power-of-two", "round-robin", "session")
+
+
+class Bench:
+    def __init__(self, policy: str, num_workers: int = 4, **options: float) -> None:
+        self.now = 0.0
+        config = RoutingConfig(routing_policy=policy, **options)  # type: ignore[arg-type]
+        self.fleet = Fleet(config, clock=lambda: self.now)
+        self.names = [f"w{number}" for number in range(num_workers)]
+        for name in self.names:
+            self.attach(name)
+        self.num_requests = 0
+
+    def attach(self, name: str, load: LoadSnapshot = IDLE, info: EngineInfo = INFO) -> None:
+        self.fleet.attach(name, AttachSnapshot(PROTOCOL_VERSION, name, 1, info, [], load))
+
+    def cache(self, name: str, tokens: np.ndarray, tier: str = "device") -> None:
+        hashes = block_hash_array(tokens, PAGE, root_hash("salt")).tolist()
+        self.fleet.index.apply(name, [BlockStored(hashes, None, tier)])  # type: ignore[arg-type]
+
+    def load(self, name: str, **fields: object) -> None:
+        load = msgspec.structs.replace(IDLE, **fields)
+        self.fleet.update(name, WorkerUpdate(1, 1, [], [], load))
+
+    def choose(self, tokens: np.ndarray, *, keep: bool = False, session: str = "") -> str:
+        self.num_requests += 1
+        name = f"r{self.num_requests}"
+        choice = self.fleet.reserve(name, PromptBlocks(tokens.tobytes(), session=session))
+        assert choice is not None
+        if not keep:
+            self.fleet.release(choice.worker_id, name)
+        return choice.worker_id
+
+
+def tokens(count: int, seed: int = 0) -> np.ndarray:
+    return np.random.default_rng(seed).integers(0, 10**5, count).astype("<i4")
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_idle_workers_are_chosen_without_bias(policy: str) -> None:
+    bench = Bench(policy)
+    counts = Counter(bench.choose(tokens(64, n), session=f"s{n}") for n in range(800))
+    assert len(counts) == 4
+    assert min(counts.values()) > 150, counts
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_every_policy_keeps_to_the_eligible_workers(policy: str) -> None:
+    bench = Bench(policy, num_workers=3)
+    bench.fleet.set_draining("w1", True)
+    chosen = {bench.choose(tokens(64, n), session=f"s{n}") for n in range(40)}
+    assert chosen == {"w0", "w2"}
+    prompt = PromptBlocks(tokens(64).tobytes(), session="s")
+    choice = bench.fleet.reserve("r", prompt, ["w0"])
+    assert choice is not None
+    assert choice.worker_id == "w2"
+    assert bench.fleet.reserve("r2", prompt, ["w0", "w2"]) is None
+
+
+@pytest.mark.parametrize("policy", ["adaptive", "prefix-score"])
+def test_a_cached_prefix_attracts(policy: str) -> None:
+    bench = Bench(policy)
+    prompt = tokens(4000)
+    bench.cache("w2", prompt[:3200])
+    assert bench.choose(prompt) == "w2"
+
+
+@pytest.mark.parametrize("policy", ["adaptive", "least-load", "power-of-two"])
+def test_load_repels(policy: str) -> None:
+    bench = Bench(policy, num_workers=2)
+    bench.load("w0", num_waiting=5, queued_prefill_tokens=30_000)
+    assert {bench.choose(tokens(1000, n)) for n in range(20)} == {"w1"}
+
+
+def test_adaptive_leaves_the_holder_for_queues_that_cost_more_than_the_prefix() -> None:
+    bench = Bench("adaptive", num_workers=2)
+    prompt = tokens(2000)
+    bench.cache("w0", prompt)
+    bench.load("w0", num_waiting=1, queued_prefill_tokens=1000)
+    assert bench.choose(prompt) == "w0"
+    bench.load("w0", num_waiting=20, queued_prefill_tokens=20_000)
+    assert bench.choose(prompt) == "w1"
+    bench.load("w0", num_waiting=20, queued_prefill_tokens=20_000, queued_cached_tokens=19_500)
+    assert bench.choose(prompt) == "w0"
+
+
+def test_adaptive_keeps_to_the_holder_longer_the_busier_the_fleet() -> None:
+    def length_of_queue_that_moves(busy_part: float) -> int:
+        bench = Bench("adaptive", num_workers=2)
+        prompt = tokens(2000)
+        bench.cache("w0", prompt)
+        for second in range(300):
+            bench.now = float(second)
+            for _ in range(2):
+                bench.fleet.utilisation.add(busy_part, bench.now)
+        for queued in range(0, 60_000, 500):
+            bench.load("w0", num_waiting=10, queued_prefill_tokens=queued)
+            if bench.choose(prompt) == "w1":
+                return queued
+        raise AssertionError("never moved")
+
+    idle, half, full = (length_of_queue_that_moves(part) for part in (0.0, 0.7, 1.0))
+    assert idle < half < full
+    assert full > 4 * idle
+
+
+@pytest.mark.parametrize(("others", "copied"), [(0, True), (60, False)])
+def test_adaptive_copies_what_deserves_more_copies_than_it_has(others: int, copied: bool) -> None:
+    bench = Bench("adaptive", num_workers=4)
+    prompt = tokens(4000)
+    bench.cache("w0", prompt)
+    for second in range(200):
+        bench.now = float(second)
+        bench.fleet.utilisation.add(4 * 0.8, bench.now)  # beta is 4
+    for number in range(others):
+        bench.choose(tokens(64, 1000 + number), keep=True)
+    for number in range(3):
+        own = np.concatenate([prompt, tokens(64, number)])
+        assert bench.choose(own, keep=True) == "w0"
+    bench.load("w0", num_waiting=9, queued_prefill_tokens=14_000)
+    chosen = bench.choose(np.concatenate([prompt, tokens(64, 9)]))
+    assert (chosen != "w0") == copied
+
+
+def test_adaptive_prefers_the_device_to_the_host_and_the_host_to_nothing() -> None:
+    bench = Bench("adaptive", num_workers=3)
+    prompt = tokens(3000)
+    bench.cache("w1", prompt, "host")
+    assert bench.choose(prompt) == "w1"
+    bench.cache("w2", prompt)
+    assert bench.choose(prompt) == "w2"
+    view = bench.fleet.view(PromptBlocks(prompt.tobytes()))
+    assert view.host_hit_tokens is not None
+    assert view.host_hit_tokens[:3].tolist() == [0.0, 2992.0, 0.0]
+    assert view.hit_tokens[:3].tolist() == [0.0, 2992.0, 2992.0]
+
+
+def test_adaptive_avoids_full_batches_and_full_caches() -> None:
+    bench = Bench("adaptive", num_workers=2)
+    bench.load("w0", num_running=32)
+    bench.load("w1", num_running=20)
+    assert {bench.choose(tokens(100, n)) for n in range(10)} == {"w1"}
+    bench = Bench("adaptive", num_workers=2)
+    bench.cache("w1", tokens(4000 * PAGE, 999))
+    for name in bench.names:
+        bench.load(name, num_free_pages=4000, num_total_pages=4000)
+    assert {bench.choose(tokens(2000, n)) for n in range(10)} == {"w0"}
+
+
+def test_speeds_are_learned_and_used() -> None:
+    bench = Bench("adaptive", num_workers=3)
+    random = np.random.default_rng(0)
+    factors = {"w0": 1.0, "w1": 1.03, "w2": 4.0}
+    for seq in range(1, 400):
+        for name, factor in factors.items():
+            count = int(random.integers(0, 2) * random.integers(1, 2048))
+            shape = StepShape(seq, count, count * count // 2, 8, 8 * 500)
+            seconds = factor * (0.003 + 5e-5 * count + 1e-9 * count * count + 8 * 2e-5)
+            noisy = seconds * float(random.normal(1.0, 0.05)) * 1000.0
+            bench.load(name, step_shape=shape, step_ms=noisy, num_running=0)
+    table = bench.fleet.table
+    per_token = table.prefill_token_s[:3] / table.prefill_token_s[0]
+    assert per_token[1] == 1.0  # too little to tell
+    assert per_token[2] == pytest.approx(4.0, rel=0.2)
+    counts = Counter(bench.choose(tokens(1000, n), keep=True) for n in range(90))
+    assert counts["w2"] < counts["w0"] / 2.5
+    assert abs(counts["w0"] - counts["w1"]) <= 5
+
+
+def test_prefix_score_follows_the_formula_and_its_weights() -> None:
+    for weights in ((10.0, 100.0, 0.1, 0.5), (3.0, 20.0, 1.0, 2.0)):
+        hit, utilisation, free, room = weights
+        bench = Bench(
+            "prefix-score",
+            num_workers=1,
+            prefix_score_hit_weight=hit,
+            prefix_score_utilisation_weight=utilisation,
+            prefix_score_kv_free_weight=free,
+            prefix_score_batch_room_weight=room,
+        )
+        bench.cache("w0", tokens(160))
+        bench.load("w0", num_running=2, num_waiting=1, num_free_pages=50, num_total_pages=100)
+        choice = bench.fleet.reserve("a", PromptBlocks(tokens(320, 9).tobytes()))
+        assert choice is not None
+        choice = bench.fleet.reserve("b", PromptBlocks(tokens(480).tobytes()))
+        assert choice is not None
+        expected = 160 * hit - utilisation * 4 / 32 + free * (50 - 320 / PAGE) + room * 28
+        assert -choice.cost == pytest.approx(expected)
+
+
+def test_round_robin_goes_round_and_sessions_stay() -> None:
+    bench = Bench("round-robin", num_workers=3)
+    assert [bench.choose(tokens(64)) for _ in range(6)] == ["w0", "w1", "w2"] * 2
+    bench = Bench("session", num_workers=4)
+    homes = {f"s{n}": bench.choose(tokens(64, n), session=f"s{n}") for n in range(60)}
+    bench.fleet.remove("w1")
+    for name, home in homes.items():
+        now = bench.choose(tokens(64, 99), session=name)
+        assert now == home if home != "w1" else now != "w1"
+    assert len({bench.choose(tokens(64)) for _ in range(3)}) == 3  # without a name: in turn
+
+
+def test_power_of_two_is_blind_to_all_but_two() -> None:
+    bench = Bench("power-of-two", num_workers=8)
+    bench.load("w7")
+    for name in bench.names[:7]:
+        bench.load(name, num_waiting=1, queued_prefill_tokens=5000)
+    chosen = Counter(bench.choose(tokens(64, n)) for n in range(400))
+    assert 60 < chosen["w7"] < 140  # one pair in four has it
+
+
+def test_bounds_of_beta_are_checked() -> None:
+    with pytest.raises(ValueError, match="--adaptive-min-beta"):
+        RoutingConfig(adaptive_min_beta=9.0)
+    with pytest.raises(ValueError, match="--adaptive-window-s"):
+        RoutingConfig(adaptive_window_s=0.0)

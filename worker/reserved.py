@@ -1,0 +1,48 @@
+"""Work that a front has handed to rank 0 and that no load tells of yet."""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import NamedTuple
+
+import msgspec
+
+from worker.wire.blocks import TOKEN_BYTES
+from worker.wire.messages import LoadSnapshot, Submit
+
+
+class _Handed(NamedTuple):
+    ordinal: int
+    num_tokens: int
+
+
+class ReservedWork:
+    """The submits of all gateways between the front and rank 0, of one epoch.
+
+    Told with every load, it lets each gateway see at once what the others have sent.
+    """
+
+    def __init__(self) -> None:
+        self._handed: deque[_Handed] = deque()
+        self._num_tokens = 0
+        self._last_ordinal = 0
+
+    def add(self, submits: list[Submit], last_ordinal: int) -> None:
+        """Takes a batch; the last of it has this ordinal, the others those before it."""
+        first = last_ordinal - len(submits) + 1
+        for ordinal, submit in enumerate(submits, first):
+            num_tokens = len(submit.prompt) // TOKEN_BYTES - submit.num_expected_cached
+            self._handed.append(_Handed(ordinal, max(num_tokens, 0)))
+            self._num_tokens += self._handed[-1].num_tokens
+        self._last_ordinal = max(self._last_ordinal, last_ordinal)
+
+    def told_with(self, load: LoadSnapshot) -> LoadSnapshot:
+        """The load with what it does not contain yet beside it."""
+        while self._handed and self._handed[0].ordinal <= load.num_submits_seen:
+            self._num_tokens -= self._handed.popleft().num_tokens
+        return msgspec.structs.replace(
+            load,
+            num_reserved=len(self._handed),
+            reserved_prefill_tokens=self._num_tokens,
+            num_submits_reserved=self._last_ordinal,
+        )
