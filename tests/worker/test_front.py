@@ -474,7 +474,7 @@ async def test_other_gateways_are_told_of_submits_before_rank_0_takes_them(
         load = LoadSnapshot(num_running=seen, num_submits_seen=seen)
         events: list[BlockEvent] = [BlockStored([seen], None)]
         report = StepReport(seq=engine.seq, deltas={}, block_events=events, load=load)
-        await engine.reports.send(encode(report))
+        engine.stream.send(encode(report))
         item = await two.news()
         assert isinstance(item, WorkerUpdate)
         assert (item.load.num_reserved, item.load.reserved_prefill_tokens) == left
