@@ -14,12 +14,13 @@ _HOST_COPY = 0.1
 
 
 class AdaptivePolicy(RoutingPolicy):
-    """cost = waiting + (1 + β)·work + eviction, in seconds.
+    """cost = waiting + (1 + β)·work + slowdown + eviction, in seconds.
 
     - waiting: until the worker begins the prompt: queue, reservations, a place in the batch;
     - work: to compute what is not in its cache, and to fetch what is in host memory only;
     - β = ρ/(1 − ρ) within bounds, where ρ is how busy the fleet is with prompts: in a queue with
       utilisation ρ, work that need not be done delays all that come behind by that much;
+    - slowdown: of the requests that generate there by one more, at a part of its cost;
     - eviction: what is thrown out of a full cache to make room, at a part of its cost.
 
     Work that other workers need not do because they hold the prefix buys a copy of it. A prefix
@@ -53,6 +54,8 @@ class AdaptivePolicy(RoutingPolicy):
             cost -= self._copy_discount(request, workers, beta)
         cost += workers.waiting_s(now)
         cost += workers.place_s
+        if config.adaptive_decode_weight:
+            cost += config.adaptive_decode_weight * workers.slowdown_s
         if config.adaptive_eviction_weight:
             evicted = np.minimum(np.maximum(uncached - workers.empty_tokens, 0.0), uncached)
             evicted *= workers.prefill_token_s

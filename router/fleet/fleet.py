@@ -142,9 +142,10 @@ class Fleet:
             self.index.apply(worker_id, update.block_events)
         before, worker.load = worker.load, update.load
         if update.load.step_shape.seq != before.step_shape.seq:
-            self.pace.observe(worker_id, update.load)
+            now = self._clock()
+            self.pace.observe(worker_id, update.load, now)
             if busy := self.pace.busy_s(worker_id, update.load):
-                self.utilisation.add(busy, self._clock())
+                self.utilisation.add(busy, now)
         if worker.reservations:
             self._settle(worker)
         self._tabulate(worker)
@@ -321,6 +322,7 @@ class Fleet:
         table.queue_s[row] = price.queue_s
         table.drain_s[row] = price.drain_s
         table.step_s[row] = price.step_s
+        table.row_s[row] = price.row_s
         table.chunk[row] = price.chunk
         table.prefill_token_s[row] = costs.prefill_token * factor
         table.attended_s[row] = costs.attended * factor
@@ -332,3 +334,4 @@ class Fleet:
         table.num_active[row] = active
         over = max(active + 1 - places, 0.0)
         table.place_s[row] = over / places * _OUTPUT_STEPS * table.step_s.item(row)
+        table.slowdown_s[row] = active * _OUTPUT_STEPS * table.row_s.item(row)

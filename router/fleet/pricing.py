@@ -17,6 +17,7 @@ class Price(NamedTuple):
     queue_s: float
     drain_s: float
     step_s: float
+    row_s: float
     chunk: int
 
 
@@ -37,4 +38,5 @@ def price_load(load: LoadSnapshot, info: EngineInfo, costs: StepCosts, factor: f
     elif rows:
         queue = 0.5 * step  # the one that runs
     drain = costs.prefill(min(tokens, chunk)) + step
-    return Price(queue * factor, drain * factor, step * factor, chunk)
+    row = costs.decode_row + (costs.context_token * context / rows if rows else 0.0)
+    return Price(queue * factor, drain * factor, step * factor, row * factor, chunk)

@@ -37,6 +37,8 @@ class WorkerTable:
     """Per pair of a prompt token and a position that it attends to."""
     step_s: Floats
     """A step without prompts, as its running requests are."""
+    row_s: Floats
+    """What one more running request adds to that."""
     chunk: Floats
     """Most prompt tokens of one step."""
     num_active: Floats
@@ -48,6 +50,8 @@ class WorkerTable:
     total_pages: Floats
     empty_tokens: Floats
     """Room in pages that hold nothing that anyone could hit, less what was sent there since."""
+    slowdown_s: Floats
+    """What one more request costs those that are there, over the time in which it generates."""
     place_s: Floats
     """Until there is a place in the batch; 0 while there is one."""
     page_size: Floats

@@ -193,6 +193,35 @@ def test_speeds_are_learned_and_used() -> None:
     assert abs(counts["w0"] - counts["w1"]) <= 5
 
 
+def test_a_worker_that_looked_slow_gets_another_chance() -> None:
+    bench = Bench("adaptive", num_workers=2)
+
+    def steps(name: str, factor: float, start: int) -> None:
+        for seq in range(start, start + 100):
+            bench.now += 0.1
+            seconds = factor * (0.003 + 5e-5 * 500)
+            bench.load(name, step_shape=StepShape(seq, 500, 125_000, 0, 0), step_ms=1000 * seconds)
+
+    steps("w0", 1.0, 1)
+    steps("w1", 3.0, 1)  # something disturbs it
+    steps("w0", 1.0, 101)
+    assert {bench.choose(tokens(1000, n)) for n in range(10)} == {"w0"}
+    for turn in range(10):
+        steps("w0", 1.0, 201 + 100 * turn)
+    bench.load("w0")
+    assert {bench.choose(tokens(1000, n)) for n in range(20)} == {"w0", "w1"}
+
+
+def test_running_requests_repel_a_little() -> None:
+    bench = Bench("adaptive", num_workers=2)
+    bench.load("w0", num_running=8)
+    bench.load("w1", num_running=7)
+    assert {bench.choose(tokens(100, n)) for n in range(10)} == {"w1"}
+    prompt = tokens(1000)
+    bench.cache("w0", prompt)
+    assert bench.choose(prompt) == "w0"
+
+
 def test_prefix_score_follows_the_formula_and_its_weights() -> None:
     for weights in ((10.0, 100.0, 0.1, 0.5), (3.0, 20.0, 1.0, 2.0)):
         hit, utilisation, free, room = weights
