@@ -20,7 +20,7 @@ class RoutingConfig:
     """adaptive: greatest such weight, reached as the fleet fills up."""
     adaptive_window_s: float = 30.0
     """adaptive: seconds over which the fleet's utilisation is smoothed."""
-    adaptive_decode_weight: float = 0.02
+    adaptive_decode_weight: float = 0.005
     """adaptive: how much slower generation of all at the worker counts, beside the wait for a
     first token."""
     adaptive_eviction_weight: float = 0.1

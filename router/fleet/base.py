@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from router.fleet.workers import Floats, WorkerTable
+from worker.wire.blocks import BlockHashes
 
 
 @dataclass(slots=True)
@@ -30,8 +31,10 @@ class RequestView:
     """Requests in flight that share at least half of `best_hit`."""
     num_in_flight: int
     """All requests in flight."""
-    tie_key: int | None
-    """Names the first block that no worker holds: equal for siblings, different for others."""
+    hashes: BlockHashes
+    """Of its full blocks."""
+    page_size: int
+    """Tokens per block of these."""
     session: str
     """Name of the conversation, where the client gave one."""
 
@@ -75,13 +78,15 @@ class RoutingPolicy(ABC):
 def break_tie(rows: NDArray[np.intp], request: RequestView, workers: WorkerTable) -> int:
     """One of equally good workers, in the long run each as often.
 
-    By rendezvous hashing of what the request would bring into a cache: several gateways send
-    siblings to the same worker and strangers to different ones, without asking each other. A
-    request that brings nothing new goes to the worker that has waited longest.
+    By rendezvous hashing of the first block that the request would bring into a cache: several
+    gateways send siblings to the same worker and strangers to different ones, without asking each
+    other. A request that brings nothing new goes to the worker that has waited longest.
     """
-    if request.tie_key is None:
+    place = int(request.hit_tokens.item(rows[0])) // request.page_size
+    if place >= len(request.hashes):
         return int(rows[workers.last_chosen[rows].argmin()])
-    return int(rows[rendezvous(workers.seeds[rows], request.tie_key).argmax()])
+    key = request.hashes.item(place)
+    return int(rows[rendezvous(workers.seeds[rows], key).argmax()])
 
 
 def rendezvous(seeds: NDArray[np.uint64], key: int) -> NDArray[np.uint64]:

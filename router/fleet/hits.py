@@ -65,7 +65,6 @@ class HitFinder:
         on_device: NDArray[np.float64] | None = None
         best = 0
         sharers = 0
-        tie_key: int | None = None
         for key in keys:
             hashes = prompt.hashes(key)
             page = key.page_size
@@ -87,8 +86,6 @@ class HitFinder:
                 longest = max(longest, length)
             sharers += next((total for _, length, total in flights if 2 * length >= longest), 0)
             best = max(best, longest * page)
-            if tie_key is None and longest < len(hashes):
-                tie_key = hashes.item(longest)
         # One token is always computed, so that there is something to sample from.
         limit = max(num_tokens - 1, 0)
         host_hits = None
@@ -105,7 +102,8 @@ class HitFinder:
             best_hit=best,
             sharers=sharers,
             num_in_flight=len(self._in_flight),
-            tie_key=tie_key,
+            hashes=prompt.hashes(keys[0]) if keys else np.zeros(0, np.uint64),
+            page_size=keys[0].page_size if keys else 1,
             session=prompt.session,
         )
 
