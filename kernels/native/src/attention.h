@@ -64,31 +64,42 @@ struct Scratch {
   std::vector<typename Operand<W>::Element> elements;
 };
 
-template <typename W, int COUNT>
-static void score(const Queries<W>& queries, const W* k_cache, const Heads& heads, int64_t kv_head,
-                  const int32_t* pages, int64_t longest, float* weights, int64_t stride) {
+// Scores of COUNT queries for CHUNKS times 16 positions at a time: sums that wait for themselves
+// are the limit where few run side by side. Returns the first position that is left.
+template <typename W, int COUNT, int CHUNKS>
+static int64_t score(const Queries<W>& queries, const W* k_cache, const Heads& heads,
+                     int64_t kv_head, const int32_t* pages, int64_t position, int64_t longest,
+                     float* weights, int64_t stride) {
   const int64_t length = Operand<W>::length(heads.head_dim);
   const int64_t step = heads.page_size * Operand<W>::kPer;
   const auto chunk = [&](int64_t position) {
     return head_page(k_cache, heads, pages[position / heads.page_size], kv_head) +
            position % heads.page_size * Operand<W>::kPer;
   };
-  for (int64_t position = 0; position < longest; position += kLanes) {
-    const W* keys = chunk(position);
-    const W* next = chunk(std::min(position + kLanes, longest - 1));
-    F32 sums[COUNT] = {};
-    for (int64_t d = 0; d < length; ++d) {
-      __builtin_prefetch(next + d * step);
-      const auto key = load_operand(keys + d * step);
-      for (int i = 0; i < COUNT; ++i) sums[i] = multiply_add(sums[i], queries.q[i][d], key);
+  for (; position + (CHUNKS - 1) * kLanes < longest; position += CHUNKS * kLanes) {
+    const W *keys[CHUNKS], *next[CHUNKS];
+    for (int c = 0; c < CHUNKS; ++c) {
+      keys[c] = chunk(position + c * kLanes);
+      next[c] = chunk(std::min(position + (CHUNKS + c) * kLanes, longest - 1));
     }
-    for (int i = 0; i < COUNT; ++i) {
-      const int64_t seen = std::min<int64_t>(queries.visible[i] - position, kLanes);
-      store(weights + i * stride + position,
-            select(lane_numbers() < (int32_t)seen, sums[i] * splat(heads.scale),
-                   splat(-INFINITY)));
-    }
+    F32 sums[COUNT][CHUNKS] = {};
+    for (int64_t d = 0; d < length; ++d)
+      for (int c = 0; c < CHUNKS; ++c) {
+        __builtin_prefetch(next[c] + d * step);
+        const auto key = load_operand(keys[c] + d * step);
+        for (int i = 0; i < COUNT; ++i)
+          sums[i][c] = multiply_add(sums[i][c], queries.q[i][d], key);
+      }
+    for (int i = 0; i < COUNT; ++i)
+      for (int c = 0; c < CHUNKS; ++c) {
+        const int64_t first = position + c * kLanes;
+        const int64_t seen = std::min<int64_t>(queries.visible[i] - first, kLanes);
+        store(weights + i * stride + first,
+              select(lane_numbers() < (int32_t)seen, sums[i][c] * splat(heads.scale),
+                     splat(-INFINITY)));
+      }
   }
+  return position;
 }
 
 // Turns a query's scores into weights that sum up to the returned number.
@@ -105,38 +116,52 @@ static inline float soften(float* weights, int64_t padded) {
   return sum_of_lanes(total);
 }
 
-// COUNT queries times VECTORS vectors of the values' dimension, from `d` on.
+// COUNT queries times VECTORS vectors of the values' dimension, from `d` on. Elements of the values
+// with even and with odd numbers are summed apart, so that fewer sums wait for themselves.
 template <typename W, int COUNT, int VECTORS>
 static void blend(const Queries<W>& queries, const W* v_cache, const Heads& heads, int64_t kv_head,
                   const int32_t* pages, int64_t longest,
                   const typename Operand<W>::Element* weights, int64_t stride,
                   const float* totals, int64_t d) {
   constexpr int64_t kPer = Operand<W>::kPer;
-  F32 sums[COUNT][VECTORS] = {};
-  const auto add = [&](auto value, int64_t index, int j) {
+  F32 sums[2][COUNT][VECTORS] = {};
+  const auto add = [&](int parity, auto value, int64_t index, int j) {
     for (int i = 0; i < COUNT; ++i)
-      sums[i][j] = multiply_add(sums[i][j], weights[i * stride + index], value);
+      sums[parity][i][j] = multiply_add(sums[parity][i][j], weights[i * stride + index], value);
   };
   for (int64_t start = 0; start < longest; start += heads.page_size) {
     const int64_t page = start / heads.page_size;
     const W* values = head_page(v_cache, heads, pages[page], kv_head) + d * kPer;
     const int64_t last_page = (longest - 1) / heads.page_size;
-    const W* next = head_page(v_cache, heads, pages[std::min(page + 1, last_page)], kv_head) + d * kPer;
+    const W* next =
+        head_page(v_cache, heads, pages[std::min(page + 1, last_page)], kv_head) + d * kPer;
     const int64_t whole = std::min(heads.page_size, longest - start) / kPer;
-    for (int64_t i = 0; i < whole; ++i)
+    const auto add_element = [&](int parity, int64_t i) {
       for (int j = 0; j < VECTORS; ++j) {
         const int64_t at = (i * heads.head_dim + j * kLanes) * kPer;
         __builtin_prefetch(next + at);
-        add(load_operand(values + at), start / kPer + i, j);
+        add(parity, load_operand(values + at), start / kPer + i, j);
       }
+    };
+    int64_t i = 0;
+    for (; i + 1 < whole; i += 2) {
+      add_element(0, i);
+      add_element(1, i + 1);
+    }
+    if (i < whole) add_element(0, i);
     if (start + heads.page_size > longest && longest % kPer)
-      for (int j = 0; j < VECTORS; ++j)
-        add(first_of(load_operand(values + (whole * heads.head_dim + j * kLanes) * kPer)),
-            start / kPer + whole, j);
+      for (int j = 0; j < VECTORS; ++j) {
+        const int64_t at = (whole * heads.head_dim + j * kLanes) * kPer;
+        // A constant each: sums that are indexed at run time would not stay in registers.
+        if (whole % 2)
+          add(1, first_of(load_operand(values + at)), start / kPer + whole, j);
+        else
+          add(0, first_of(load_operand(values + at)), start / kPer + whole, j);
+      }
   }
   for (int i = 0; i < COUNT; ++i)
     for (int j = 0; j < VECTORS; ++j)
-      store(queries.out[i] + d + j * kLanes, sums[i][j] / splat(totals[i]));
+      store(queries.out[i] + d + j * kLanes, (sums[0][i][j] + sums[1][i][j]) / splat(totals[i]));
 }
 
 template <typename W, int COUNT>
@@ -151,7 +176,10 @@ static void attend_some(const Queries<W>& queries, const W* k_cache, const W* v_
     scratch.elements.resize(stride * COUNT);
   }
   float* weights = scratch.weights.data();
-  score<W, COUNT>(queries, k_cache, heads, kv_head, pages, longest, weights, stride);
+  constexpr int kChunks = COUNT <= 2 ? 4 : COUNT <= 4 ? 2 : 1;
+  const int64_t left = score<W, COUNT, kChunks>(queries, k_cache, heads, kv_head, pages, 0,
+                                                longest, weights, stride);
+  score<W, COUNT, 1>(queries, k_cache, heads, kv_head, pages, left, longest, weights, stride);
   const int64_t length = Operand<W>::length(stride);
   float totals[COUNT];
   for (int i = 0; i < COUNT; ++i) {
@@ -160,10 +188,13 @@ static void attend_some(const Queries<W>& queries, const W* k_cache, const W* v_
   }
   const auto* elements = scratch.elements.data();
   int64_t d = 0;
-  for (; d + 2 * kLanes <= heads.head_dim; d += 2 * kLanes)
-    blend<W, COUNT, 2>(queries, v_cache, heads, kv_head, pages, longest, elements, length, totals, d);
+  constexpr int kVectors = COUNT <= 4 ? 2 : 1;
+  for (; d + kVectors * kLanes <= heads.head_dim; d += kVectors * kLanes)
+    blend<W, COUNT, kVectors>(queries, v_cache, heads, kv_head, pages, longest, elements, length,
+                              totals, d);
   for (; d < heads.head_dim; d += kLanes)
-    blend<W, COUNT, 1>(queries, v_cache, heads, kv_head, pages, longest, elements, length, totals, d);
+    blend<W, COUNT, 1>(queries, v_cache, heads, kv_head, pages, longest, elements, length, totals,
+                       d);
 }
 
 // Consecutive tokens of one request, as one work item sees them.
