@@ -13,7 +13,12 @@ import torch
 from kernels import registry
 from kernels.attention import create_attention_library
 from worker.engine.config import EngineConfig
-from worker.engine.cpu import lazy_zeros, tune_cpu_process
+from worker.engine.cpu import (
+    available_cores,
+    default_threads,
+    lazy_zeros,
+    tune_cpu_process,
+)
 from worker.engine.device_clock import DeviceClock
 from worker.engine.device_inputs import prepare_on_device, prepare_static
 from worker.engine.draws import Draws, sample_with_rules
@@ -64,10 +69,13 @@ class ModelRunner:
         self.config = config
         self.group = group
         self.device = group.device
-        if self.device.type == "cpu":
-            tune_cpu_process(config.cpu_threads, group.world_size)
         is_dummy = config.load_format == "dummy"
         self.model_config = load_model_config(config.model, weights=not is_dummy)
+        if self.device.type == "cpu":
+            size = self.model_config.num_layer_parameters
+            tune_cpu_process(
+                config.cpu_threads or default_threads(size, group.world_size, available_cores())
+            )
         self.max_model_len = self.model_config.resolve_max_model_len(config.max_model_len)
         self.dtype = resolve_dtype(config, self.device)
         self._attention = create_attention_library(
