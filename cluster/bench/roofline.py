@@ -21,7 +21,7 @@ from cluster.bench.overlap import idle_checks
 from cluster.bench.report import Check, Result, at_least, checks_json, note
 from cluster.bench.roofline_options import RooflineOptions
 from cluster.bench.stats import percentile
-from worker.engine.runner import resolve_dtype, select_device
+from worker.engine.device import resolve_dtype, select_device
 from worker.models.config import ModelConfig, load_model_config
 
 _GOALS = {"qwen3-8b": {32: 65.0, 128: 65.0}, "qwen3-0.6b": {1: 40.0}}

@@ -10,9 +10,10 @@ import torch
 
 from worker.engine.base import Executor, RankFailure, StepFuture
 from worker.engine.config import EngineConfig
+from worker.engine.device import select_device
 from worker.engine.info import build_engine_info
 from worker.engine.launched import BegunStep, LaunchedStep
-from worker.engine.runner import ModelRunner, select_device
+from worker.engine.runner import ModelRunner
 from worker.parallel.coordinator import LAST_WORD_MS, RankGroup
 from worker.parallel.group import TensorParallelGroup
 from worker.parallel.messages import PlanMessage, Sample, Start

@@ -19,6 +19,7 @@ from worker.engine.cpu import (
     lazy_zeros,
     tune_cpu_process,
 )
+from worker.engine.device import resolve_dtype
 from worker.engine.device_clock import DeviceClock
 from worker.engine.device_inputs import prepare_on_device, prepare_static
 from worker.engine.draws import Draws, sample_with_rules
@@ -46,12 +47,6 @@ from worker.parallel.messages import Hello
 from worker.scheduler.plan import Admit, Plan, RankTimes, Row, StepResult
 
 logger = logging.getLogger(__name__)
-
-_DTYPES = {
-    "float32": torch.float32,
-    "bfloat16": torch.bfloat16,
-    "float16": torch.float16,
-}
 
 
 class ModelRunner:
@@ -379,27 +374,3 @@ class ModelRunner:
                 num_bytes = self._capture.measure(self._static_step)
         self._kv_caches = ()
         return num_bytes
-
-
-def resolve_dtype(config: EngineConfig, device: torch.device) -> torch.dtype:
-    """The type of weights, activations and KV cache."""
-    if config.dtype == "auto":
-        return torch.bfloat16 if device.type == "cuda" else torch.float32
-    return _DTYPES[config.dtype]
-
-
-def select_device(config: EngineConfig, rank: int) -> torch.device:
-    """This rank's device, which becomes the calling thread's current one.
-
-    Raises:
-        ValueError: CUDA was asked for and there is none.
-    """
-    available = torch.cuda.is_available()
-    if config.device == "cuda" and not available:
-        raise ValueError("--device cuda: no CUDA device is visible; use --device cpu")
-    if config.device == "cpu" or not available:
-        return torch.device("cpu")
-    device = torch.device("cuda", rank % torch.cuda.device_count())
-    # Triton launches on the current device, and pinning memory makes a context there.
-    torch.cuda.set_device(device)
-    return device

@@ -45,7 +45,8 @@ def run_rank(rank: int, config: EngineConfig, directory: str) -> None:
 
 def _load_and_serve(rank: int, config: EngineConfig, directory: str, channel: RankChannel) -> None:
     # Imported here: the coordinator on CPU imports this module's package and must stay torch-free.
-    from worker.engine.runner import ModelRunner, select_device
+    from worker.engine.device import select_device
+    from worker.engine.runner import ModelRunner
     from worker.parallel.group import TensorParallelGroup
 
     device = select_device(config, rank)

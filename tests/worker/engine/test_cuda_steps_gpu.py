@@ -26,7 +26,8 @@ from test_exactness import SCARCE_TOKENS, make_prompts
 from cluster.bench.decode import DecodeEngine
 from cluster.bench.model_shapes import write_shape
 from worker.engine.config import EngineConfig
-from worker.engine.runner import ModelRunner, select_device
+from worker.engine.device import select_device
+from worker.engine.runner import ModelRunner
 from worker.parallel.group import TensorParallelGroup
 from worker.scheduler.plan import Admit, PageWrite, Plan, Row
 from worker.wire.sampling import SamplingParams

@@ -19,7 +19,8 @@ from test_exactness import (
 )
 
 from worker.engine.config import EngineConfig
-from worker.engine.runner import ModelRunner, select_device
+from worker.engine.device import select_device
+from worker.engine.runner import ModelRunner
 from worker.parallel.group import TensorParallelGroup
 from worker.scheduler.plan import Admit, PageWrite, Plan, Row, TokenRules
 
