@@ -93,7 +93,8 @@ class NativeDecoder:
     Args:
         model: weights; only the embedding is kept as it is, all others are copied packed.
         page_size: positions per page of the cache.
-        num_threads: threads of one pass, the caller's included.
+        num_threads: most threads of one pass, the caller's included.
+        ms_per_thread: milliseconds of work, by estimate, for which a pass takes one more thread.
         all_reduce: sums an fp32 tensor over the ranks, in place; None for a single rank.
 
     Raises:
@@ -106,12 +107,13 @@ class NativeDecoder:
         *,
         page_size: int,
         num_threads: int,
+        ms_per_thread: float = 1.0,
         all_reduce: Callable[[torch.Tensor], None] | None = None,
     ) -> None:
         assert model.unsupported(page_size) is None, "asked for what it cannot do"
         self._library = library()
         self._kept: list[torch.Tensor] = []
-        self._num_threads = num_threads
+        self._threads = (num_threads, ms_per_thread)
         self._all_reduce = all_reduce
         self._error: BaseException | None = None
         self._hidden_size = model.embedding.shape[1]
@@ -131,7 +133,7 @@ class NativeDecoder:
         self.close()
         for layer, (keys, values) in zip(self._layers, caches, strict=True):
             layer.k_cache, layer.v_cache = keys.data_ptr(), values.data_ptr()
-        self._handle = self._library.rayfleet_create(ctypes.byref(self._model), self._num_threads)
+        self._handle = self._library.rayfleet_create(ctypes.byref(self._model), *self._threads)
 
     def forward(
         self,

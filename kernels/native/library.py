@@ -86,7 +86,7 @@ def library() -> ctypes.CDLL:
         "linear": (None, [_I64, _PTR, _I64, ctypes.POINTER(LinearWeight), _PTR]),
         "apply_bitmask": (None, [_PTR, _I64, _PTR, _I64, ctypes.c_char_p]),
         "sample": (None, [_PTR, _I64, _I64, ctypes.POINTER(RandomRows), _PTR]),
-        "create": (_PTR, [ctypes.POINTER(ModelWeights), _I64]),
+        "create": (_PTR, [ctypes.POINTER(ModelWeights), _I64, ctypes.c_double]),
         "destroy": (None, [_PTR]),
         "forward": (ctypes.c_int32, [_PTR, ctypes.POINTER(StepRows), _PTR]),
         "logits": (None, [_PTR, _PTR, _I64, _PTR]),

@@ -116,7 +116,10 @@ class Bench:
     """A decoder with its tables; pages of the requests lie scattered."""
 
     def __init__(self, model: ModelTensors, *, num_threads: int = 1, poison: float = 0.0) -> None:
-        self.decoder = NativeDecoder(model, page_size=PAGE, num_threads=num_threads)
+        # Passes of this size would not wake the other threads by themselves.
+        self.decoder = NativeDecoder(
+            model, page_size=PAGE, num_threads=num_threads, ms_per_thread=1e-9
+        )
         shape = (64, PAGE, KV_HEADS, DIM)
         self.caches = [
             tuple(torch.full(shape, poison, dtype=model.embedding.dtype) for _ in range(2))
@@ -162,12 +165,28 @@ def test_rows_chunks_and_threads_change_no_bit(dtype: torch.dtype) -> None:
         assert torch.equal(torch.cat((first, rest)), whole)
 
 
+def test_a_pass_takes_as_many_threads_as_its_work_is_worth() -> None:
+    torch.manual_seed(0)
+    model = make_model(torch.float32)
+    alone = Bench(model)
+    # By this estimate a token is worth one thread, ten are worth two and a hundred all four.
+    bench = Bench(model, num_threads=4)
+    bench.decoder = NativeDecoder(model, page_size=PAGE, num_threads=4, ms_per_thread=2e-3)
+    bench.decoder.bind(bench.caches)
+    bench.tokens = alone.tokens
+    rows = [(0, 0, 1), (1, 0, 100), (0, 1, 10), (1, 100, 1), (2, 0, 100), (0, 11, 1)]
+    for row in rows:
+        assert torch.equal(bench.run(row), alone.run(row))
+
+
 def test_a_failed_sum_over_ranks_ends_the_step() -> None:
     def fail(values: torch.Tensor) -> None:
         raise ConnectionError(f"lost a peer summing {values.shape[0]} floats")
 
     model = make_model(torch.float32)
-    decoder = NativeDecoder(model, page_size=PAGE, num_threads=2, all_reduce=fail)
+    decoder = NativeDecoder(
+        model, page_size=PAGE, num_threads=2, ms_per_thread=1e-9, all_reduce=fail
+    )
     decoder.bind([(torch.zeros(4, PAGE, KV_HEADS, DIM),) * 2] * model.num_layers)
     rows, pages = np.array([[0, 0, 5, 1]]), torch.ones(1, 1, dtype=torch.int32)
     for _ in range(2):

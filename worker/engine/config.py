@@ -50,8 +50,7 @@ class EngineConfig:
     """Library that constrains output: xgrammar, guidance (llguidance), or auto, which is xgrammar
     and, for the schemas that it would not enforce in full, guidance."""
     cpu_threads: int = 0
-    """Compute threads per rank on CPU; 0 divides the cores among the ranks, all of them for large
-    models and all but one for small ones."""
+    """Most compute threads per rank on CPU; 0 divides the cores among the ranks."""
     enforce_eager: bool = False
     """Launch every kernel by itself instead of replaying CUDA graphs of decode steps."""
     cudagraph_capture_sizes: tuple[int, ...] = ()

@@ -18,29 +18,19 @@ _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
 _KEEP_BYTES = 1 << 30
 
 
-_HEAVY_PARAMETERS = 32_000_000
-"""From here on a step takes milliseconds, beside which scheduler and front need little."""
+def tune_cpu_process(num_threads: int, world_size: int) -> None:
+    """Sets up the process of one rank for torch; 0 threads divides the cores but one.
 
-
-def tune_cpu_process(num_threads: int) -> None:
-    """Sets up the process of one rank."""
-    torch.set_num_threads(num_threads)
+    That one is for the scheduler and the front: a compute thread that must wait for a core holds
+    up the whole step.
+    """
+    torch.set_num_threads(num_threads or max(1, (available_cores() - 1) // world_size))
     _keep_freed_memory()
 
 
-def default_threads(num_parameters: int, world_size: int, num_cores: int) -> int:
-    """Compute threads of one rank.
-
-    A small model leaves one core to the scheduler and the front: a compute thread that must wait
-    for a core holds up the whole step. A large one takes all.
-
-    Args:
-        num_parameters: of the layers of the whole model.
-        world_size: ranks that share the cores.
-        num_cores: of the machine.
-    """
-    is_heavy = num_parameters >= _HEAVY_PARAMETERS
-    return max(1, (num_cores if is_heavy else num_cores - 1) // world_size)
+def native_threads(num_threads: int, world_size: int) -> int:
+    """Most threads of the compiled library; 0 divides all cores: short steps take fewer anyway."""
+    return num_threads or max(1, available_cores() // world_size)
 
 
 def available_cores() -> int:

@@ -13,12 +13,7 @@ import torch
 from kernels import registry
 from kernels.attention import create_attention_library
 from worker.engine.config import EngineConfig
-from worker.engine.cpu import (
-    available_cores,
-    default_threads,
-    lazy_zeros,
-    tune_cpu_process,
-)
+from worker.engine.cpu import lazy_zeros, native_threads, tune_cpu_process
 from worker.engine.device import resolve_dtype
 from worker.engine.device_clock import DeviceClock
 from worker.engine.device_inputs import prepare_on_device, prepare_static
@@ -67,10 +62,7 @@ class ModelRunner:
         is_dummy = config.load_format == "dummy"
         self.model_config = load_model_config(config.model, weights=not is_dummy)
         if self.device.type == "cpu":
-            size = self.model_config.num_layer_parameters
-            tune_cpu_process(
-                config.cpu_threads or default_threads(size, group.world_size, available_cores())
-            )
+            tune_cpu_process(config.cpu_threads, group.world_size)
         self.max_model_len = self.model_config.resolve_max_model_len(config.max_model_len)
         self.dtype = resolve_dtype(config, self.device)
         self._attention = create_attention_library(
@@ -298,7 +290,7 @@ class ModelRunner:
             return None
         return NativeOptions(
             page_size=self.config.page_size,
-            num_threads=torch.get_num_threads(),
+            num_threads=native_threads(self.config.cpu_threads, self.group.world_size),
             required=self.config.cpu_backend == "native",
         )
 

@@ -114,12 +114,6 @@ class ModelConfig:
             block_hash_salt=block_hash_salt(folder, weights=weights),
         )
 
-    @property
-    def num_layer_parameters(self) -> int:
-        """Weights of all layers' projections: what each token is multiplied with."""
-        attention = 2 * (self.num_heads + self.num_kv_heads) * self.head_dim
-        return self.num_layers * self.hidden_size * (attention + 3 * self.intermediate_size)
-
     def resolve_max_model_len(self, requested: int | None) -> int:
         """The length limit of an engine: what was asked for, or the checkpoint's own.
 

@@ -57,8 +57,9 @@ class Decoder {
  public:
   typedef typename Operand<W>::Element Element;
 
-  Decoder(const ModelWeights& model, Team& team)
+  Decoder(const ModelWeights& model, Team& team, double ms_per_thread)
       : model_(model),
+        ms_per_thread_(ms_per_thread),
         heads_{model.num_heads, model.num_kv_heads, model.head_dim, model.page_size, model.scale},
         team_(team),
         scratch_(team.size()) {}
@@ -67,7 +68,8 @@ class Decoder {
   bool forward(const StepRows& step, float* hidden) {
     begin(step);
     failed_ = false;
-    team_.run([&](int id) { walk(id, hidden); });
+    team_.run(threads_for((int64_t)tokens_.size(), layer_weights() * model_.num_layers),
+              [&](int id) { walk(id, hidden); });
     return !failed_;
   }
 
@@ -77,7 +79,8 @@ class Decoder {
     for (int64_t row = 0; row < rows; ++row)
       convert_row(hidden + row * model_.hidden_size, model_.hidden_size,
                   operand_.data() + row * Operand<W>::length(model_.hidden_size));
-    team_.run([&](int) { multiply(model_.lm_head, rows, out); });
+    team_.run(threads_for(rows, model_.lm_head.n * model_.lm_head.k),
+              [&](int) { multiply(model_.lm_head, rows, out); });
   }
 
  private:
@@ -88,6 +91,21 @@ class Decoder {
 
   // Tokens that one work item of attention takes.
   static constexpr int64_t kSpanTokens = 16;
+
+  // Threads for `rows` rows times so many weights: short steps leave cores to whoever schedules
+  // them and carries their tokens away.
+  int threads_for(int64_t rows, int64_t weights) const {
+    constexpr double kProductsPerMs = sizeof(W) == 2 ? 200e6 : 100e6;
+    constexpr double kBytesPerMs = 30e6;
+    const double ms = std::max(rows * (double)weights / kProductsPerMs,
+                               weights * (double)sizeof(W) / kBytesPerMs);
+    return (int)std::min((double)team_.size(), std::ceil(ms / ms_per_thread_));
+  }
+
+  int64_t layer_weights() const {
+    return model_.hidden_size * (qkv_size() + model_.num_heads * model_.head_dim +
+                                 3 * model_.intermediate_size);
+  }
 
   void begin(const StepRows& step) {
     tokens_.clear();
@@ -226,6 +244,7 @@ class Decoder {
   Element* operand(int64_t t, int64_t size) { return &operand_[t * Operand<W>::length(size)]; }
 
   const ModelWeights model_;
+  const double ms_per_thread_;
   const Heads heads_;
   Team& team_;
   std::vector<Token> tokens_;

@@ -7,14 +7,14 @@ using namespace rayfleet;
 namespace {
 
 struct Handle {
-  explicit Handle(const ModelWeights& weights, int num_threads)
+  Handle(const ModelWeights& weights, int num_threads, double ms_per_thread)
       : layers(weights.layers, weights.layers + weights.num_layers), team(num_threads) {
     ModelWeights model = weights;
     model.layers = layers.data();
     if (weights.is_bf16)
-      bf16 = std::make_unique<Decoder<uint16_t>>(model, team);
+      bf16 = std::make_unique<Decoder<uint16_t>>(model, team, ms_per_thread);
     else
-      fp32 = std::make_unique<Decoder<float>>(model, team);
+      fp32 = std::make_unique<Decoder<float>>(model, team, ms_per_thread);
   }
 
   std::vector<LayerWeights> layers;
@@ -92,8 +92,8 @@ void rayfleet_sample(const float* logits, int64_t rows, int64_t vocab_size,
   }
 }
 
-void* rayfleet_create(const ModelWeights* weights, int64_t num_threads) {
-  return new Handle(*weights, (int)num_threads);
+void* rayfleet_create(const ModelWeights* weights, int64_t num_threads, double ms_per_thread) {
+  return new Handle(*weights, (int)num_threads, ms_per_thread);
 }
 
 void rayfleet_destroy(void* handle) { delete (Handle*)handle; }

@@ -1,4 +1,4 @@
-// A fixed team of threads that walks through the phases of a step together.
+// A team of threads, some or all of which walk through the phases of a step together.
 #pragma once
 
 #include <atomic>
@@ -39,12 +39,17 @@ class Team {
 
   int size() const { return size_; }
 
-  // Runs work(id) on every thread of the team, the caller being number 0.
-  void run(const std::function<void(int)>& work) {
+  // Runs work(id) on the first `count` threads, the caller being number 0.
+  void run(int count, const std::function<void(int)>& work) {
     next_.store(0);
-    if (size_ == 1) return work(0);
+    if (count == 1) {
+      // The others do not even wake: no run of theirs is under way that could see this.
+      active_ = 1;
+      return work(0);
+    }
     {
       std::lock_guard<std::mutex> lock(mutex_);
+      active_ = count;
       work_ = &work;
       generation_.fetch_add(1);
     }
@@ -53,11 +58,11 @@ class Team {
     barrier();
   }
 
-  // All threads arrive before any goes on. Waits spinning: a phase takes microseconds.
+  // All active threads arrive before any goes on. Waits spinning: a phase takes microseconds.
   void barrier() {
-    if (size_ == 1) return;
+    if (active_ == 1) return;
     const uint32_t phase = phase_.load();
-    if (arrived_.fetch_add(1) + 1 == size_) {
+    if (arrived_.fetch_add(1) + 1 == active_) {
       arrived_.store(0);
       next_.store(0);
       phase_.fetch_add(1);
@@ -71,7 +76,7 @@ class Team {
   // Shares out 0..count-1: a thread that is held up by others takes fewer.
   template <typename Item>
   void share(int64_t count, Item&& item) {
-    if (size_ == 1) {
+    if (active_ == 1) {
       for (int64_t i = 0; i < count; ++i) item(i);
       return;
     }
@@ -88,13 +93,17 @@ class Team {
       for (int spins = 0; generation_.load(std::memory_order_acquire) == seen && spins < kSpins;
            ++spins)
         relax();
-      if (generation_.load() == seen) {
+      const std::function<void(int)>* work;
+      {
         std::unique_lock<std::mutex> lock(mutex_);
         wake_.wait(lock, [&] { return generation_.load() != seen; });
+        // A run that went by without this thread is nothing to it.
+        seen = generation_.load();
+        if (ending_) return;
+        work = id < active_ ? work_ : nullptr;
       }
-      ++seen;
-      if (ending_) return;
-      (*work_)(id);
+      if (!work) continue;
+      (*work)(id);
       barrier();
     }
   }
@@ -106,6 +115,7 @@ class Team {
   std::atomic<uint32_t> generation_{0};
   std::atomic<uint32_t> phase_{0};
   std::atomic<int> arrived_{0};
+  std::atomic<int> active_{1};
   std::atomic<int64_t> next_{0};
   const std::function<void(int)>* work_ = nullptr;
   bool ending_ = false;
