@@ -106,7 +106,8 @@ class Sampler {
     Best best;
     for (int64_t i = 0; i < padded; i += kLanes) {
       const F32 value = load(&scaled_[i]);
-      const I32 kept = value >= splat(least);
+      const I32 kept = (value >= splat(least)) & (value > splat(-INFINITY));
+      // Under a mask or a filter most vectors hold no token that could be drawn.
       if (any_of(kept))
         best.take(select(kept, value + gumbel(key, (uint32_t)i), splat(-INFINITY)), i);
     }
