@@ -92,14 +92,16 @@ class Decoder {
   // Tokens that one work item of attention takes.
   static constexpr int64_t kSpanTokens = 16;
 
-  // Threads for `rows` rows times so many weights: short steps leave cores to whoever schedules
-  // them and carries their tokens away.
+  // Threads for `rows` rows times so many weights. Short steps leave cores to whoever schedules
+  // them and carries their tokens away. A small model leaves one even in its long steps: these
+  // have short phases, and a thread that must wait for its core holds up all others in each.
   int threads_for(int64_t rows, int64_t weights) const {
     constexpr double kProductsPerMs = sizeof(W) == 2 ? 200e6 : 100e6;
     constexpr double kBytesPerMs = 30e6;
-    const double ms = std::max(rows * (double)weights / kProductsPerMs,
-                               weights * (double)sizeof(W) / kBytesPerMs);
-    return (int)std::min((double)team_.size(), std::ceil(ms / ms_per_thread_));
+    const double to_read = weights * (double)sizeof(W) / kBytesPerMs;
+    const double ms = std::max(rows * (double)weights / kProductsPerMs, to_read);
+    const int most = to_read >= ms_per_thread_ ? team_.size() : std::max(1, team_.size() - 1);
+    return (int)std::min((double)most, std::ceil(ms / ms_per_thread_));
   }
 
   int64_t layer_weights() const {
