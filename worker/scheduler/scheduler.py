@@ -15,6 +15,7 @@ from worker.scheduler.drain import DrainRate
 from worker.scheduler.fairness import TenantService
 from worker.scheduler.filler import StepFiller
 from worker.scheduler.finish import finish_state, stop_reason
+from worker.scheduler.forecast import StepForecast
 from worker.scheduler.load import Tally, snapshot
 from worker.scheduler.logprobs import take_logprobs
 from worker.scheduler.outbox import Outbox
@@ -22,7 +23,7 @@ from worker.scheduler.overload import QueueLimits
 from worker.scheduler.plan import Plan, StepResult
 from worker.scheduler.queue import WaitingQueue
 from worker.scheduler.running import RunningSet
-from worker.scheduler.slo import Forecast, NoForecast, Urgency
+from worker.scheduler.slo import Urgency
 from worker.scheduler.step import StepBuilder, StepInFlight
 from worker.structured.state import GrammarState
 from worker.wire.admission import AdmissionChange
@@ -62,12 +63,9 @@ class Scheduler:
     Args:
         config: limits of the worker group.
         clock: the time, for deadlines and logs; nothing else tells the time here.
-        forecast: predicts how long a prompt takes, for deadlines.
     """
 
-    def __init__(
-        self, config: SchedulerConfig, clock: Clock, forecast: Forecast | None = None
-    ) -> None:
+    def __init__(self, config: SchedulerConfig, clock: Clock) -> None:
         self.config = config
         self._clock = clock
         self._cache = CacheManager(
@@ -79,7 +77,8 @@ class Scheduler:
         )
         self._requests: dict[str, Request] = {}
         self._service = TenantService()
-        urgency = Urgency(config.deadline_margin_s, forecast or NoForecast())
+        self._forecast = StepForecast(config.max_num_batched_tokens)
+        urgency = Urgency(config.deadline_margin_s, self._forecast)
         self._queue = WaitingQueue(urgency, self._service)
         self._held: dict[str, Request] = {}
         """Requests whose grammar, or its next mask, is not here yet."""
@@ -236,6 +235,7 @@ class Scheduler:
         self._tally.step_ms = result.compute_ms
         self._tally.num_step_tokens = step.num_tokens
         self._tally.step_shape = step.shape
+        self._forecast.observe(step.shape, result.compute_ms / 1e3)
         if result.logprobs is not None or result.prompt_logprobs is not None:
             take_logprobs(step, result)
         self._take_tokens(step, result.token_ids)

@@ -20,14 +20,6 @@ class Forecast(Protocol):
         ...
 
 
-class NoForecast:
-    """Knows nothing: the margin is all the time that is kept."""
-
-    def first_token_s(self, num_tokens: int) -> float:
-        """See Forecast."""
-        return 0.0
-
-
 class Standing(NamedTuple):
     """How a request stands in the queue at some moment."""
 

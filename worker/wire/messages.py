@@ -16,7 +16,7 @@ from worker.wire.admission import AdmissionChange
 from worker.wire.sampling import SamplingParams
 from worker.wire.slo import Slo
 
-PROTOCOL_VERSION = 5
+PROTOCOL_VERSION = 4
 """Raised whenever a message changes shape; both sides refuse another version on attach."""
 
 FinishReason = Literal["stop", "length", "abort", "error"]

@@ -11,10 +11,17 @@ from hypothesis import strategies as st
 
 from worker.request import Request
 from worker.scheduler.fairness import TenantService
+from worker.scheduler.forecast import StepForecast
 from worker.scheduler.queue import WaitingQueue
-from worker.scheduler.slo import NoForecast, Urgency
+from worker.scheduler.slo import Urgency
 from worker.wire.admission import AdmissionOptions
+from worker.wire.messages import StepShape
 from worker.wire.slo import Slo
+
+
+class NoForecast:
+    def first_token_s(self, num_tokens: int) -> float:
+        return 0.0
 
 
 def prompt(length: int, family: int = 3) -> list[int]:
@@ -70,6 +77,19 @@ def test_the_last_moment_is_the_deadline_less_the_time_it_takes() -> None:
     assert urgency.standing(request, 0.0) == (4, 1.0, pytest.approx(0.55))
     assert urgency.standing(request, 0.56) == (6, 1.0, pytest.approx(0.6))
     assert urgency.standing(request, 0.61)[0] == 4
+
+
+def test_the_forecast_learns_what_steps_take() -> None:
+    forecast = StepForecast(100)
+    assert forecast.first_token_s(1000) == 0.0
+    rng = random.Random(1)
+    for seq in range(400):
+        tokens, rows = rng.choice([0, 20, 60, 90]), rng.randint(1, 10)
+        shape = StepShape(seq + 1, tokens, tokens * tokens // 2, rows, 50 * rows)
+        forecast.observe(shape, 0.01 + 0.001 * tokens + 0.0005 * rows)
+    forecast.observe(StepShape(500, 0, 0, 10, 500), 0.015)
+    # 180 tokens beside 10 decodes: two steps of 90.
+    assert forecast.first_token_s(180) == pytest.approx(0.18 + 2 * 0.015, rel=0.1)
 
 
 def test_what_it_waited_at_its_gateway_counts() -> None:
