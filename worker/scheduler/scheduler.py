@@ -78,6 +78,8 @@ class Scheduler:
         self._requests: dict[str, Request] = {}
         self._service = TenantService()
         self._forecast = StepForecast(config.max_num_batched_tokens)
+        self._any_slo = False
+        """Whether anybody ever asked for a deadline: before, nobody asks the forecast."""
         urgency = Urgency(config.deadline_margin_s, self._forecast)
         self._queue = WaitingQueue(urgency, self._service)
         self._held: dict[str, Request] = {}
@@ -135,6 +137,7 @@ class Scheduler:
         )
         assert len(request.token_ids) < self.config.max_total_tokens, "can never fit: not refused"
         self._requests[request.request_id] = request
+        self._any_slo |= request.slo is not None
         if submit.grammar:
             self._held[request.request_id] = request
         elif submit.num_resumed:
@@ -235,7 +238,8 @@ class Scheduler:
         self._tally.step_ms = result.compute_ms
         self._tally.num_step_tokens = step.num_tokens
         self._tally.step_shape = step.shape
-        self._forecast.observe(step.shape, result.compute_ms / 1e3)
+        if self._any_slo:
+            self._forecast.observe(step.shape, result.compute_ms / 1e3)
         if result.logprobs is not None or result.prompt_logprobs is not None:
             take_logprobs(step, result)
         self._take_tokens(step, result.token_ids)
