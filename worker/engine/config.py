@@ -52,7 +52,7 @@ class EngineConfig:
     """Most prompt tokens of one step; 0 for what --max-num-batched-tokens leaves."""
     prefill_max_batch_size: int = 0
     """Most requests admitted in one step; 0 for any number."""
-    max_prefill_share: float = 1.0
+    max_prefill_share: float = 0.5
     """Part of a step's prompt tokens that one prompt may take while others want some, 1 for all."""
     preempt_priority_gap: int = 3
     """A waiting request takes the place of a running one if its priority is higher by this much; 0

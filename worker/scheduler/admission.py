@@ -23,6 +23,7 @@ from worker.scheduler.policy import AdmissionPolicy, Item, Outcome, TokenRoom, r
 from worker.scheduler.queue import WaitingQueue
 from worker.scheduler.rules import token_rules
 from worker.scheduler.running import RunningSet
+from worker.scheduler.siblings import Siblings
 from worker.scheduler.step import StepBuilder
 from worker.wire.admission import AdmissionOptions
 
@@ -63,6 +64,7 @@ class Admission:
         displacement: Displacement,
         service: TenantService,
         drain: DrainRate,
+        siblings: Siblings,
     ) -> None:
         self.options = options
         """May be changed between steps."""
@@ -73,6 +75,7 @@ class Admission:
         self._displacement = displacement
         self._service = service
         self._drain = drain
+        self._siblings = siblings
         self._ageing = Ageing()
         self._num_rounds = 0
         self._reserve: int | None = None
@@ -97,6 +100,7 @@ class Admission:
         self._num_rounds += 1
         self._reserve = None
         self._displacement.begin_round()
+        self._siblings.begin_round(self._running)
         if self._service.is_shared:
             self._service.charge_output(self._running)
         generation, aged = elder.generation, self._ageing.is_due(elder)
@@ -107,9 +111,14 @@ class Admission:
         leases: dict[int, Lease] = {}
 
         def enter(index: int, only_displacing: bool) -> Outcome:
-            outcome, lease = self._try_enter(requests[index], only_displacing)
+            request = requests[index]
+            if not aged and self._siblings.is_coming(request):
+                request.uncached_round = -1
+                return Outcome.WAITS
+            outcome, lease = self._try_enter(request, only_displacing)
             if lease is not None:
                 leases[index] = lease
+                self._siblings.add(request)
             return outcome
 
         policy: AdmissionPolicy = Fifo()
@@ -158,7 +167,8 @@ class Admission:
         left = room.tokens
         for request in requests:
             items.append(Item(self._cost(request), rank(request)))
-            left -= items[-1].cost
+            if not self._siblings.is_coming(request):
+                left -= min(items[-1].cost, room.most)
             if not packs and left <= 0:
                 break  # those behind would not get any tokens
         return requests, items

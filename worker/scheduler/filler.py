@@ -17,6 +17,7 @@ from worker.scheduler.load import Tally
 from worker.scheduler.preemption import PageClaims, Withdrawal
 from worker.scheduler.queue import WaitingQueue
 from worker.scheduler.running import RunningSet
+from worker.scheduler.siblings import Siblings
 from worker.scheduler.step import StepBuilder
 
 
@@ -46,6 +47,7 @@ class StepFiller:
         self.admission = Admission(
             *(config.admission, config.page_size, cache, running, queue),
             *(displacement, service, drain),
+            Siblings(config.page_size, config.max_num_batched_tokens // 8),
         )
         """The way into the running set."""
 

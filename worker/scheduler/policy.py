@@ -33,6 +33,8 @@ class Outcome(Enum):
     ENTERED = auto()
     NO_PLACE = auto()
     """Slots or pages are missing."""
+    WAITS = auto()
+    """It is better off later, and keeps nobody back."""
     MAKING_PLACE = auto()
     """They will be there in the next step, where running requests give way."""
 
@@ -52,7 +54,7 @@ class TokenRoom:
     def __init__(self, *, tokens: int, most: int, alone: int, requests: int, chunked: bool) -> None:
         self.tokens = tokens
         self.requests = requests
-        self._most = most
+        self.most = most
         self._alone = alone
         self._chunked = chunked
 
@@ -67,7 +69,7 @@ class TokenRoom:
 
     def take(self, cost: int) -> int:
         """Hands out tokens to a request that fits; how many."""
-        length = min(cost, self._most, self.tokens)
+        length = min(cost, self.most, self.tokens)
         self.tokens -= length
         self.requests -= 1
         return length
@@ -117,6 +119,8 @@ def run_round(
         outcome = enter(index, making_place)
         if outcome is Outcome.ENTERED:
             lengths[index] = room.take(cost)
+        elif outcome is Outcome.WAITS:
+            continue
         elif outcome is Outcome.MAKING_PLACE:
             room.take(cost)
             making_place, floor = True, level

@@ -29,7 +29,7 @@ class AdmissionOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Prompt tokens of one step; 0 for what the step's budget leaves."""
     prefill_max_batch_size: int = 0
     """Requests that one round admits; 0 for any number."""
-    max_prefill_share: float = 1.0
+    max_prefill_share: float = 0.5
     """Part of a step's prompt tokens that one request may take while others want some."""
 
     def __post_init__(self) -> None:
