@@ -138,6 +138,9 @@ class Scheduler:
         assert len(request.token_ids) < self.config.max_total_tokens, "can never fit: not refused"
         self._requests[request.request_id] = request
         self._any_slo |= request.slo is not None
+        if request.tenant:
+            # A tenant that comes is to be lifted to what the others have been served by now.
+            self._service.charge_output(self._running)
         if submit.grammar:
             self._held[request.request_id] = request
         elif submit.num_resumed:
