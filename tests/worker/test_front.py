@@ -428,9 +428,9 @@ async def test_rules_of_admission_reach_rank_0_and_the_next_one(
     change = AdmissionChange(prefill_admission_policy="pack")
     await front.submit(encode(SubmitBatch(admission=change)))
     assert (await engine.batch()).admission == change
+    wrong = encode(SubmitBatch(admission=AdmissionChange(prefill_max_tokens=-1)))
     with pytest.raises(ValueError, match="--prefill-max-tokens"):
-        wrong = AdmissionChange(prefill_max_tokens=-1)
-        await front.submit(encode(SubmitBatch(admission=wrong)))
+        await front.submit(wrong)
     front.engine_lost("rank 0 died")
     again = Engine(front.open())
     await again.ready()
