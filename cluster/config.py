@@ -64,6 +64,9 @@ class EndpointConfig:
     api_keys: tuple[str, ...] = field(default=(), metadata={"flag": "--api-key"})
     """Key that clients may present as `Authorization: Bearer KEY`; may be given several times.
     Without any, everyone is let in."""
+    fair_by: Literal["none", "key", "user"] = "none"
+    """Among equally urgent requests, who has been served least goes first: key counts by API key;
+    user by API key and the request field `user`, which clients choose freely."""
     num_gateways: int = 1
     """Gateway processes: HTTP, tokenization and routing."""
     log_format: Literal["text", "json"] = "text"
@@ -95,7 +98,9 @@ class ServeConfig:
         routes = tuple(
             ModelRoute(name=m.name, model=m.engine.model, routing=m.routing) for m in self.models
         )
-        return GatewayConfig(models=routes, api_keys=self.endpoint.api_keys)
+        return GatewayConfig(
+            models=routes, api_keys=self.endpoint.api_keys, fair_by=self.endpoint.fair_by
+        )
 
 
 def serve_config_from_mapping(settings: Mapping[str, Any]) -> ServeConfig:

@@ -67,6 +67,9 @@ class GatewayConfig:
     api_keys: tuple[str, ...] = ()
     """Keys that clients may present as `Authorization: Bearer KEY`; empty lets everyone in."""
 
+    fair_by: Literal["none", "key", "user"] = "none"
+    """Who shares a worker evenly: API keys, or users of API keys."""
+
     def __post_init__(self) -> None:
         names = [name for route in self.models for name in (route.name, *route.aliases)]
         if not names:

@@ -73,3 +73,8 @@ def no_worker(model: str, problem: str = "try again shortly") -> ApiError:
         code="no_worker_available",
         retry_after_s=1,
     )
+
+
+def overloaded(message: str, retry_after_s: int) -> ApiError:
+    """A 429: too much is waiting already."""
+    return ApiError(429, message, code="queue_full", retry_after_s=max(retry_after_s, 1))

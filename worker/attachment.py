@@ -167,6 +167,7 @@ def _extend(tail: TokenDelta, delta: TokenDelta) -> None:
     tail.stop_reason = delta.stop_reason
     tail.error = delta.error
     tail.ended_by_grammar = delta.ended_by_grammar
+    tail.rejection = delta.rejection
     if delta.num_cached_tokens >= 0:
         tail.num_cached_tokens = delta.num_cached_tokens
     if delta.logprobs is not None:

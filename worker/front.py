@@ -13,11 +13,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Collection
 from typing import Any
 
 import msgspec
 
+from worker.admission_desk import AdmissionDesk
 from worker.attachment import Attachment, CacheMirror
 from worker.engine_connection import EngineConnection
 from worker.reserved import ReservedWork
@@ -67,6 +68,9 @@ class WorkerFront:
         self._encode = msgspec.msgpack.Encoder().encode
         self._decode_batch = msgspec.msgpack.Decoder(SubmitBatch).decode
         self._engine: EngineConnection | None = None
+        self._desk = AdmissionDesk()
+        self._num_handed = 0
+        """Submits that rank 0 was sent in this epoch."""
         self._num_reports = 0
         """Of this epoch."""
         self._grammars: GrammarService | None = None
@@ -80,7 +84,7 @@ class WorkerFront:
         The ranks of this epoch are to be started with this directory.
         """
         assert self._engine is None, "the engine of this epoch has a directory already"
-        self._num_reports = 0
+        self._num_reports = self._num_handed = 0
         self._engine = EngineConnection(self._parent_directory, self._on_message)
         if self._heart is None:
             self._heart = asyncio.create_task(self._beat())
@@ -148,12 +152,9 @@ class WorkerFront:
         if self._grammars is not None and _any_structured(batch):
             # Other submits of this batch wait too: gateways send such requests by themselves.
             grammars, rejections = await self._grammars.compile(batch.submits)
-        hopeless = {rejection.request_id for rejection in rejections}
-        rejections += [
-            r
-            for submit in batch.submits
-            if submit.request_id not in hopeless and (r := self._refuse(submit)) is not None
-        ]
+        if batch.admission is not None:
+            self._desk.take(batch.admission)
+        rejections += self._refusals(batch, {rejection.request_id for rejection in rejections})
         if rejections or grammars:
             refused = {(rejection.request_id, rejection.attempt) for rejection in rejections}
             batch.submits = [s for s in batch.submits if (s.request_id, s.attempt) not in refused]
@@ -163,9 +164,10 @@ class WorkerFront:
         for submit in batch.submits:
             self._attachments[submit.gateway_id].open_requests[submit.request_id] = submit.attempt
         last_ordinal = 0
-        if self._engine is not None and (batch.submits or batch.aborts):
+        if self._engine is not None and (batch.submits or batch.aborts or batch.admission):
             last_ordinal = self._engine.send(payload, num_submits=len(batch.submits))
             self._reserve(batch.submits, last_ordinal)
+            self._num_handed = last_ordinal
         reply = SubmitReply(epoch=self.epoch, rejections=rejections, last_ordinal=last_ordinal)
         return self._encode(reply)
 
@@ -210,6 +212,8 @@ class WorkerFront:
             self._grammars = GrammarService(info)
         self._grammars.engine_changed()
         self._load = LoadSnapshot(max_num_seqs=info.max_num_seqs)
+        if self._engine is not None and self._desk.change.given():
+            self._engine.send(self._encode(SubmitBatch(admission=self._desk.change)))
         self._ready.set()
         snapshot = self._snapshot()
         for attachment in self._attachments.values():
@@ -240,13 +244,29 @@ class WorkerFront:
             if gateway_id != submits[0].gateway_id:
                 attachment.put_step(self.epoch, [], [], self._load)
 
-    def _refuse(self, submit: Submit) -> Rejection | None:
+    def _refusals(self, batch: SubmitBatch, hopeless: Collection[str]) -> list[Rejection]:
+        """What cannot be served of a batch, besides what is refused already."""
+        refusals = []
+        num_handed = self._num_handed
+        for submit in batch.submits:
+            if submit.request_id in hopeless:
+                continue
+            refusal = self._refuse(submit, num_handed)
+            if refusal is None:
+                num_handed += 1
+            else:
+                refusals.append(refusal)
+        return refusals
+
+    def _refuse(self, submit: Submit, num_handed: int) -> Rejection | None:
         if self.info is None or self._engine is None:
             problem = "this worker is loading"
         elif submit.gateway_id not in self._attachments:
             problem = f"gateway {submit.gateway_id} is not attached to this worker"
         else:
-            return refuse(submit, self.info)
+            return refuse(submit, self.info) or self._desk.refuse(
+                submit, self.info, self._load, num_handed
+            )
         return Rejection(
             request_id=submit.request_id, attempt=submit.attempt, message=problem, status=503
         )

@@ -93,6 +93,8 @@ class LLM:
     """
 
     def __init__(self, model: str, *, tokenizer: str | None = None, **engine_options: Any) -> None:
+        # The caller waits for all it asks for: nothing is turned away.
+        engine_options = {"max_queued_requests": 0, **engine_options}
         self.config = EngineConfig(model=model, **engine_options)
         self._tokenizer_name = tokenizer or model
         self._tokenizer: Tokenizer | None = None

@@ -5,12 +5,13 @@ from __future__ import annotations
 from array import array
 from collections.abc import Mapping
 from enum import Enum, auto
+from math import inf
 from types import MappingProxyType
 from typing import Final
 
 from worker.cache.lease import Lease
 from worker.structured.state import GrammarState
-from worker.wire.messages import FinishReason, Submit, TokenLogprobs
+from worker.wire.messages import FinishReason, Rejection, Submit, TokenLogprobs
 
 
 class RequestState(Enum):
@@ -86,7 +87,7 @@ class Request:
     Args:
         submit: the message it came in.
         arrival: counts requests of one scheduler; lower is older.
-        arrived_s: the clock at arrival, for logs.
+        arrived_s: the scheduler's clock at arrival, less what it waited before.
         max_total_tokens: most tokens of prompt plus completion on this worker.
         eos_token_ids: the model's end tokens.
     """
@@ -97,26 +98,38 @@ class Request:
         "attempt",
         "cache_salt",
         "cached_sent",
+        "deadline_s",
         "end_token_ids",
         "error",
+        "first_token_s",
         "gateway_id",
+        "generation",
         "grammar",
         "lease",
+        "level",
         "limit",
         "logprobs",
         "num_cached",
+        "num_charged",
         "num_computed",
         "num_expected_cached",
         "num_placeholders",
+        "num_preempted",
         "num_prefill",
         "num_prompt",
         "num_sent",
+        "num_uncached",
         "priority",
         "prompt_logprobs",
+        "rejection",
         "request_id",
+        "resumed_at",
         "sampling",
+        "slo",
         "state",
+        "tenant",
         "token_ids",
+        "uncached_round",
     )
 
     def __init__(
@@ -134,6 +147,8 @@ class Request:
         self.cache_salt = submit.cache_salt
         self.num_expected_cached = submit.num_expected_cached
         self.priority = submit.priority
+        self.slo = submit.slo
+        self.tenant = submit.tenant
         self.sampling = submit.sampling
         self.arrival = arrival
         self.arrived_s = arrived_s
@@ -173,6 +188,7 @@ class Request:
         self.prompt_logprobs: list[TokenLogprobs] | None = None
         """Of the prompt tokens computed so far, until a delta has carried them; None before it
         runs and where it does not ask."""
+        self._begin_to_wait()
 
     def move_to(self, state: RequestState) -> None:
         """Enters `state`. Raises IllegalMove unless the transition table has the move."""
@@ -220,6 +236,30 @@ class Request:
     def num_output(self) -> int:
         """Known tokens that were generated."""
         return len(self.token_ids) - self.num_prompt
+
+    def _begin_to_wait(self) -> None:
+        """What decides who runs next."""
+        self.level = self.priority
+        """Its urgency, 0 to 9: the priority, or more where its deadline was near when it was
+        queued; while it runs, that with which it was admitted."""
+        self.deadline_s = inf
+        """When its next token is due, by the scheduler's clock, if that can still be done."""
+        self.generation = 0
+        """Changes whenever it enters or leaves the queue: entries of an older one are dead."""
+        self.num_uncached = 0
+        """Tokens to compute if it is admitted, as of `uncached_round`."""
+        self.uncached_round = -1
+        """Admission round in which they were counted last; -1 for never."""
+        self.num_preempted = 0
+        """How often it was taken back."""
+        self.resumed_at = 0
+        """Known tokens when it was last admitted again; 0 if it never was taken back."""
+        self.first_token_s = -1.0
+        """When its first token came, on the scheduler's clock; -1 before, and without an SLO."""
+        self.num_charged = 0
+        """Generated tokens that its tenant has been charged for."""
+        self.rejection: Rejection | None = None
+        """Where it ends since the queue is full."""
 
     def check_invariants(self, page_size: int) -> None:
         """Asserts that its counts agree with its state and its lease."""

@@ -56,6 +56,8 @@ def add_commands(commands: Subparsers) -> None:
         commands, "structured", "constrained requests against free ones, in turn", _structured
     )
     _add_structured_flags(structured)
+    admission = _command(commands, "admission", "fifo against pack, in turn", _admission)
+    _add_admission_flags(admission)
     gateway = _command(commands, "gateway", "CPU time per token before the engine", _gateway)
     _add_gateway_flags(gateway)
     router = _command(commands, "router", "routing: what a decision costs", _router)
@@ -167,6 +169,18 @@ def _structured(args: argparse.Namespace) -> Result:
     )
 
 
+def _admission(args: argparse.Namespace) -> Result:
+    from cluster.bench.admission import AdmissionBenchOptions, run_admission
+
+    args.model = args.model or find_demo_model()
+    return run_admission(
+        AdmissionBenchOptions(
+            engine=EngineConfig(**given_options(args, EngineConfig)),
+            **{name: getattr(args, name) for name in _ADMISSION_FLAGS},
+        )
+    )
+
+
 def _gateway(args: argparse.Namespace) -> Result:
     return run_gateway(
         GatewayOptions(
@@ -261,6 +275,28 @@ def _add_structured_flags(parser: argparse.ArgumentParser) -> None:
     set_here = ("model", "max_num_seqs")
     add_options(parser.add_argument_group("engine"), EngineConfig, exclude=set_here)
     for name, (default, text) in _STRUCTURED_FLAGS.items():
+        flag = "--" + name.replace("_", "-")
+        parser.add_argument(flag, type=int, default=default, help=f"{text} (default {default})")
+
+
+_ADMISSION_FLAGS = {
+    "pairs": (5, "turns per policy and setting"),
+    "num_prompts": (128, "requests, all at once"),
+    "base_len": (1, "tokens of a short prompt; long ones have 512 times as many"),
+    "output_len": (32, "tokens per completion"),
+    "budget": (256, "prompt tokens of a step"),
+    "force_fifo_every": (8, "pack: every so many rounds are fifo"),
+    "seed": (0, "of the prompts"),
+}
+
+
+def _add_admission_flags(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--model", help="checkpoint folder; default: the demo model")
+    set_here = {f.name for f in fields(EngineConfig) if f.name.startswith("prefill_")}
+    set_here |= {"model", "max_num_seqs", "max_num_batched_tokens", "enable_chunked_prefill"}
+    set_here |= {"max_queued_requests", "enable_prefix_caching"}
+    add_options(parser.add_argument_group("engine"), EngineConfig, exclude=set_here)
+    for name, (default, text) in _ADMISSION_FLAGS.items():
         flag = "--" + name.replace("_", "-")
         parser.add_argument(flag, type=int, default=default, help=f"{text} (default {default})")
 

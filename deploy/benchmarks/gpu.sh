@@ -1,7 +1,8 @@
 #!/bin/sh
 # What a GPU must show: its tests, every kernel against the measured peaks, the idle gaps between
-# steps, and decode on random weights against the memory's bandwidth. Run in the project's folder;
-# results go to deploy/benchmarks/results/, or to the folder given. Takes about ten minutes.
+# steps, decode on random weights against the memory's bandwidth, and fifo against pack. Run in the
+# project's folder; results go to deploy/benchmarks/results/, or to the folder given. Takes about ten
+# minutes.
 set -u
 results=${1:-deploy/benchmarks/results}
 python=${PYTHON:-.venv/bin/python}
@@ -9,7 +10,7 @@ mkdir -p "$results"
 status=0
 
 $python -m pytest -m gpu -q || status=1
-for bench in kernels roofline overlap; do
+for bench in kernels roofline overlap admission; do
     $python -m cluster.bench $bench --device cuda --json >"$results/gpu-$bench.json" || status=1
 done
 $python - "$results" <<'END' || status=1

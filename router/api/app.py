@@ -12,6 +12,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
+from router.api.admin import AdminRoutes
 from router.api.auth import ApiKeys
 from router.api.completions import CompletionRoutes, request_id_of
 from router.errors import ApiError
@@ -35,6 +36,8 @@ def create_app(gateway: Gateway) -> FastAPI:
     app.router.add_route("/ready", monitor.ready, methods=["GET"])
     app.router.add_route("/metrics", monitor.metrics, methods=["GET"])
     app.router.add_route("/version", monitor.version, methods=["GET"])
+    admin = AdminRoutes(gateway)
+    app.router.add_route("/admin/admission", admin.admission, methods=["POST"])
     app.add_exception_handler(ApiError, _api_error)
     app.add_exception_handler(HTTPException, _http_error)
     app.add_exception_handler(Exception, _unexpected_error)

@@ -14,6 +14,7 @@ from router.api.body import read_body
 from router.api.logprobs import ChatLogprobs, TextLogprobs
 from router.api.protocol import ChatRequest, CommonRequest, CompletionRequest, parse_body
 from router.api.response import GenerationResponse
+from router.api.tenant import tenant_of
 from router.api.writer import ChatWriter, Extras, ResponseWriter, TextWriter
 from router.errors import bad_request
 from router.fleet import PromptBlocks
@@ -49,7 +50,7 @@ class CompletionRoutes:
             logprobs=None if num_top is None else ChatLogprobs(model.tokenizer, num_top),
             prompt_logprobs=body.prompt_logprobs is not None,
         )
-        return _respond(request, body, model, [prompt], sampling, extras, ChatWriter)
+        return self._respond(request, body, model, [prompt], sampling, extras, ChatWriter)
 
     async def complete(self, request: Request) -> Response:
         """POST /v1/completions. Raises ApiError."""
@@ -75,7 +76,43 @@ class CompletionRoutes:
             echo=await model.encoder.texts(texts) if body.echo else None,
             echo_only=echo_only,
         )
-        return _respond(request, body, model, prompts, sampling, extras, TextWriter)
+        return self._respond(request, body, model, prompts, sampling, extras, TextWriter)
+
+    def _respond(
+        self,
+        request: Request,
+        body: CommonRequest,
+        model: ServedModel,
+        prompts: list[PromptBlocks],
+        sampling: SamplingParams,
+        extras: Extras,
+        writer_type: type[ResponseWriter],
+    ) -> Response:
+        if body.stream_options is not None and not body.stream:
+            raise bad_request("stream_options is only allowed with stream", "stream_options")
+        request_id = request_id_of(request)
+        generation = model.generation(
+            GenerationRequest(
+                request_id=request_id,
+                prompts=prompts,
+                sampling=sampling,
+                stream=bool(body.stream),
+                priority=params.priority(body),
+                slo=None if body.slo is None or body.slo.is_empty else body.slo,
+                tenant=tenant_of(request, body.user, self._gateway.config.fair_by),
+            )
+        )
+        writer = writer_type(
+            generation,
+            response_id=f"{writer_type.prefix}-{request_id}",
+            created=int(time.time()),
+            model=body.model or model.route.name,
+            extras=extras,
+            options=body.stream_options,
+        )
+        return GenerationResponse(
+            generation, writer, request_id=request_id, stream=bool(body.stream)
+        )
 
 
 def request_id_of(request: Request) -> str:
@@ -99,35 +136,3 @@ async def _sampling(
         body, max_tokens, model.defaults, logprobs=logprobs, prompt_logprobs=prompt_logprobs
     )
     return await model.encoder.bad_words(sampling)
-
-
-def _respond(
-    request: Request,
-    body: CommonRequest,
-    model: ServedModel,
-    prompts: list[PromptBlocks],
-    sampling: SamplingParams,
-    extras: Extras,
-    writer_type: type[ResponseWriter],
-) -> Response:
-    if body.stream_options is not None and not body.stream:
-        raise bad_request("stream_options is only allowed with stream", "stream_options")
-    request_id = request_id_of(request)
-    generation = model.generation(
-        GenerationRequest(
-            request_id=request_id,
-            prompts=prompts,
-            sampling=sampling,
-            stream=bool(body.stream),
-            priority=params.priority(body),
-        )
-    )
-    writer = writer_type(
-        generation,
-        response_id=f"{writer_type.prefix}-{request_id}",
-        created=int(time.time()),
-        model=body.model or model.route.name,
-        extras=extras,
-        options=body.stream_options,
-    )
-    return GenerationResponse(generation, writer, request_id=request_id, stream=bool(body.stream))

@@ -10,6 +10,7 @@ import msgspec
 
 from router.api.structured import refuse_large_grammars
 from router.errors import bad_request
+from worker.wire.slo import Slo
 
 
 class StreamOptions(msgspec.Struct, frozen=True):
@@ -52,6 +53,8 @@ class CommonRequest(msgspec.Struct, kw_only=True, frozen=True):
     prompt_cache_key: str | None = None
     """Name of the conversation, for policies that keep one together."""
     priority: int | None = None
+    slo: Slo | None = None
+    user: str | None = None
     return_token_ids: bool | None = False
     response_format: dict[str, Any] | None = None
     structured_outputs: dict[str, Any] | None = None

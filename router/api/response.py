@@ -9,8 +9,8 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from router.api.writer import ResponseWriter
-from router.errors import ApiError
-from router.serving import Generation
+from router.errors import ApiError, overloaded
+from router.serving import Completion, Generation
 
 logger = logging.getLogger(__name__)
 
@@ -56,25 +56,34 @@ class GenerationResponse(Response):
 
     async def _send_events(self, send: Send) -> None:
         generation, writer = self._generation, self._writer
-        await send(self._head(EVENT_STREAM))
+        # The head waits for the first news: a request that is refused while it waits at its worker
+        # gets its status as any other.
+        head: dict[str, object] | None = self._head(EVENT_STREAM)
         pending = writer.first()
-        failed = None
+        failed: ApiError | None = None
         while not generation.finished:
             body = pending
             for completion in await generation.take():
                 if completion.error:
-                    failed = failed or completion.error
+                    failed = failed or _failure(completion)
                 else:
                     body += writer.chunk(completion)
             if failed is not None:
                 break
             if body:
                 pending = b""
+                if head is not None:
+                    await send(head)
+                    head = None
                 await send({"type": "http.response.body", "body": body, "more_body": True})
         end = writer.last()
+        if head is not None:
+            if failed is not None:
+                raise failed
+            await send(head)
         if failed is not None:
             # The status has gone out as 200; the error takes the place of the end of the stream.
-            end = b"data: " + ApiError(500, failed).body() + b"\n\n"
+            end = b"data: " + failed.body() + b"\n\n"
         await send({"type": "http.response.body", "body": pending + end, "more_body": False})
 
     async def _send_whole(self, send: Send) -> None:
@@ -82,7 +91,7 @@ class GenerationResponse(Response):
         while not generation.finished:
             for completion in await generation.take():
                 if completion.error:
-                    raise ApiError(500, completion.error)
+                    raise _failure(completion)
         body = self._writer.whole()
         await send(self._head(JSON, len(body)))
         await send({"type": "http.response.body", "body": body, "more_body": False})
@@ -99,6 +108,14 @@ class GenerationResponse(Response):
         else:
             headers.append((b"content-length", b"%d" % length))
         return {"type": "http.response.start", "status": 200, "headers": headers}
+
+
+def _failure(completion: Completion) -> ApiError:
+    """What the client is told of a completion that ended by an error."""
+    rejection = completion.rejection
+    if rejection is not None and rejection.status == 429:
+        return overloaded(rejection.message, rejection.retry_after_s)
+    return ApiError(500, completion.error or "internal server error")
 
 
 async def send_error(send: Send, error: ApiError, request_id: str | None = None) -> None:

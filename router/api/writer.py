@@ -180,10 +180,13 @@ class ResponseWriter(ABC):
     def _ending(self, completion: Completion) -> dict[str, Any]:
         if self._extras.echo_only and completion.finish_reason == "stop":
             return {"finish_reason": "length", "stop_reason": None}
-        return {
+        ending: dict[str, Any] = {
             "finish_reason": completion.finish_reason,
             "stop_reason": completion.stop_reason,
         }
+        if completion.slo is not None:
+            ending["slo"] = completion.slo
+        return ending
 
     def _header(self, kind: str) -> dict[str, Any]:
         return {

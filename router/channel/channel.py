@@ -19,6 +19,7 @@ import msgspec
 from router.channel.outbox import Outbox
 from router.channel.receiver import ChannelListener, Receiver, Refused, WorkerUnreachable
 from router.channel.transport import WorkerTransport
+from worker.wire.admission import AdmissionChange
 from worker.wire.messages import (
     PROTOCOL_VERSION,
     AttachSnapshot,
@@ -131,6 +132,13 @@ class WorkerChannel:
         if not flight.verdict.done():
             flight.verdict.set_result(None)
         self._outbox.abort(request_id, flight.attempt)
+
+    def set_admission(self, change: AdmissionChange) -> bool:
+        """Tells the worker new rules of admission; False if it is not attached."""
+        if self._epoch is None:
+            return False
+        self._outbox.set_admission(change)
+        return True
 
     # The stream coming in.
 

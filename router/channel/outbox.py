@@ -10,6 +10,7 @@ from collections.abc import Callable
 import msgspec
 
 from router.channel.transport import WorkerTransport
+from worker.wire.admission import AdmissionChange
 from worker.wire.messages import Abort, Submit, SubmitBatch, SubmitReply
 from worker.wire.structured import StructuredOutputsParams
 
@@ -48,6 +49,7 @@ class Outbox:
         self._on_failure = on_failure
         self._submits: dict[str, Submit] = {}
         self._aborts: list[Abort] = []
+        self._admission: AdmissionChange | None = None
         self._sender: asyncio.Task[None] | None = None
         self._alone: dict[asyncio.Task[None], None] = {}
         """Calls with one submit whose grammar the worker may have to compile."""
@@ -83,10 +85,16 @@ class Outbox:
             self._aborts.append(Abort(request_id=request_id, attempt=attempt))
             self._kick()
 
+    def set_admission(self, change: AdmissionChange) -> None:
+        """Sends new rules of admission with the next call."""
+        self._admission = change if self._admission is None else self._admission.then(change)
+        self._kick()
+
     def clear(self) -> None:
         """Drops everything, the call in flight included: the worker is gone."""
         self._submits.clear()
         self._aborts.clear()
+        self._admission = None
         self._known_grammars.clear()
         self._followers.clear()
         for task in self._alone:
@@ -96,15 +104,16 @@ class Outbox:
             self._sender = None
 
     def _kick(self) -> None:
-        if self._sender is None and (self._submits or self._aborts):
+        if self._sender is None and (self._submits or self._aborts or self._admission):
             self._sender = asyncio.create_task(self._send_all())
 
     async def _send_all(self) -> None:
-        while self._submits or self._aborts:
+        while self._submits or self._aborts or self._admission:
             submits, aborts = list(self._submits.values()), self._aborts
-            self._submits, self._aborts = {}, []
+            batch = SubmitBatch(submits=submits, aborts=aborts, admission=self._admission)
+            self._submits, self._aborts, self._admission = {}, [], None
             try:
-                reply = await self._send(SubmitBatch(submits=submits, aborts=aborts))
+                reply = await self._send(batch)
             except (Exception, asyncio.CancelledError) as error:
                 # Whatever it was, nobody may wait forever. A transport's own call may be cancelled
                 # from below: that is not for this task.
@@ -115,12 +124,19 @@ class Outbox:
                 )
                 self._on_failure(submits, _text(error))
                 self._aborts = aborts + self._aborts
+                self._keep(batch.admission)
                 if not self._submits:
                     asyncio.get_running_loop().call_later(ABORT_RETRY_S, self._kick)
                     break
             else:
                 self._on_reply(submits, reply)
         self._sender = None
+
+    def _keep(self, change: AdmissionChange | None) -> None:
+        """A change that did not arrive goes before later ones."""
+        if change is not None:
+            later = self._admission
+            self._admission = change if later is None else change.then(later)
 
     async def _send_alone(self, submit: Submit, params: StructuredOutputsParams) -> None:
         try:

@@ -31,6 +31,7 @@ _COUNTERS: dict[str, tuple[str, Callable[[ModelStats], float]]] = {
     "generation_tokens": ("Tokens generated.", lambda s: s.generation_tokens),
     "prompt_tokens_cached": ("Prompt tokens found in prefix caches.", lambda s: s.cached_tokens),
     "routing_hit_tokens": ("Prompt tokens that routing expected cached.", lambda s: s.hit_tokens),
+    "requests_refused": ("Completions answered with 429: queues are full.", lambda s: s.refused),
     "routing_retries": ("Submits that were repeated on another worker.", lambda s: s.retries),
 }
 _HISTOGRAMS: dict[str, tuple[str, Callable[[ModelStats], Histogram]]] = {
@@ -116,14 +117,25 @@ def _labelled_counters(sources: list[Source]) -> Iterator[Metric]:
     blocks = GaugeMetricFamily(
         "rayfleet_prefix_index_blocks", "Blocks in the prefix index.", labels=WORKER
     )
+    slo = CounterMetricFamily(
+        "rayfleet_slo_requests", "Completions with an SLO.", labels=[*MODEL, "priority", "met"]
+    )
+    preemptions = CounterMetricFamily(
+        "rayfleet_preemptions", "Requests taken back from the running batch.", labels=WORKER
+    )
     for model, stats, fleet in sources:
+        for (priority, met), count in sorted(stats.slo.items()):
+            slo.add_metric([model, str(priority), str(met).lower()], count)
         for reason, count in sorted(stats.finished.items()):
             success.add_metric([model, reason], count)
         for worker in fleet.workers:
             if worker.info is not None:
                 labels = [model, worker.worker_id]
+                preemptions.add_metric(labels, worker.load.num_preemptions)
                 routed.add_metric(labels, stats.routed.get(worker.worker_id, 0))
                 blocks.add_metric(labels, fleet.index.num_blocks(worker.worker_id))
+    yield slo
+    yield preemptions
     yield success
     yield routed
     yield blocks

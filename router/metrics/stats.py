@@ -55,9 +55,11 @@ class ModelStats:
         "hit_tokens",
         "inter_token",
         "prompt_tokens",
+        "refused",
         "request",
         "retries",
         "routed",
+        "slo",
         "time_per_token",
     )
 
@@ -69,6 +71,10 @@ class ModelStats:
         self.hit_tokens = 0
         """Prompt tokens that routing expected to find there."""
         self.retries = 0
+        self.refused = 0
+        """Completions that no worker had room for in its queue."""
+        self.slo: dict[tuple[int, bool], int] = {}
+        """Completions with an SLO, by priority and whether it was met."""
         self.routed: dict[str, int] = {}
         """Requests by worker."""
         self.finished: dict[str, int] = {}

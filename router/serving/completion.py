@@ -11,8 +11,9 @@ from router.fleet import PromptBlocks
 from router.metrics.stats import ModelStats
 from router.serving.mailbox import Mailbox
 from worker.wire.detokenizer import RequestText
-from worker.wire.messages import FinishReason, Submit, TokenDelta, TokenLogprobs
+from worker.wire.messages import FinishReason, Rejection, Submit, TokenDelta, TokenLogprobs
 from worker.wire.sampling import SamplingParams
+from worker.wire.slo import Slo, SloOutcome, outcome
 
 
 class CompletionSpec(msgspec.Struct, frozen=True, kw_only=True):
@@ -26,6 +27,8 @@ class CompletionSpec(msgspec.Struct, frozen=True, kw_only=True):
     """With n = 1 and its own seed."""
     priority: int
     gateway_id: str
+    slo: Slo | None = None
+    tenant: str = ""
 
 
 class Completion:
@@ -65,6 +68,8 @@ class Completion:
         "logprobs",
         "num_cached_tokens",
         "prompt_logprobs",
+        "rejection",
+        "slo",
         "spec",
         "stop_reason",
         "token_ids",
@@ -94,6 +99,10 @@ class Completion:
         self.logprobs: list[TokenLogprobs] = []
         """One per token where asked for, else empty."""
         self.prompt_logprobs: list[TokenLogprobs] | None = None
+        self.rejection: Rejection | None = None
+        """Of a worker whose queue is full, while no other has taken it."""
+        self.slo: SloOutcome | None = None
+        """Whether the times it was asked for were met; None before the end, and where none were."""
         self._text = text
         self._mailbox = mailbox
         self._stats = stats
@@ -114,8 +123,8 @@ class Completion:
         """Whether nothing more will come."""
         return self.finish_reason is not None
 
-    def submit_to(self, channel: WorkerChannel) -> Submit:
-        """Binds the completion to a worker; the message to send there."""
+    def submit_to(self, channel: WorkerChannel, now: float) -> Submit:
+        """Binds the completion to a worker; the message to send there, at time `now`."""
         self._channel = channel
         self.worker_id = channel.worker_id
         return Submit(
@@ -126,6 +135,9 @@ class Completion:
             attempt=self.attempt,
             cache_salt=self.spec.prompt.cache_salt,
             priority=self.spec.priority,
+            slo=self.spec.slo,
+            tenant=self.spec.tenant,
+            waited_ms=(now - self._arrived_at) * 1e3,
         )
 
     def deliver(self, delta: TokenDelta, now: float) -> None:
@@ -147,6 +159,8 @@ class Completion:
             self.stop_reason = delta.stop_reason
             if delta.finish_reason == "error":
                 self.error = delta.error or "the worker gave up the request"
+                self.rejection = delta.rejection
+                self._stats.refused += delta.rejection is not None
             self._end(delta.finish_reason, now)
         if self._stream or self.finish_reason is not None:
             self._notify()
@@ -216,6 +230,16 @@ class Completion:
         stats.finished[reason] = stats.finished.get(reason, 0) + 1
         stats.cached_tokens += self.num_cached_tokens
         num_later = len(self.token_ids) - 1
+        if self.spec.slo is not None and reason != "abort":
+            self.slo = outcome(
+                self.spec.slo,
+                arrived_s=self._arrived_at,
+                first_token_s=self._first_token_at,
+                last_token_s=now,
+                num_tokens=len(self.token_ids),
+            )
+            key = (self.spec.priority, self.slo.met)
+            stats.slo[key] = stats.slo.get(key, 0) + 1
         if reason in ("stop", "length"):
             stats.request.observe(now - self._arrived_at)
             if num_later > 0:

@@ -10,6 +10,7 @@ from router.fleet import PromptBlocks
 from router.serving.completion import Completion
 from router.serving.mailbox import Mailbox
 from worker.wire.sampling import SamplingParams
+from worker.wire.slo import Slo
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -24,6 +25,9 @@ class GenerationRequest:
     stream: bool
     """Whether `take` returns with each token, or at the end only."""
     priority: int = 4
+    slo: Slo | None = None
+    tenant: str = ""
+    """Whom its service is charged to."""
 
 
 class Generation:

@@ -13,13 +13,14 @@ import msgspec
 
 from router.channel import Refused, WorkerChannel, WorkerTransport, WorkerUnreachable
 from router.config import ModelRoute
-from router.errors import bad_request, no_worker
+from router.errors import ApiError, bad_request, no_worker, overloaded
 from router.fleet import Fleet, PromptBlocks, Turn
 from router.metrics.stats import ModelStats
 from router.serving.completion import Completion, CompletionSpec
 from router.serving.generation import Generation, GenerationRequest
 from router.serving.mailbox import Mailbox
 from router.tokens.encoder import PromptEncoder
+from worker.wire.admission import AdmissionChange
 from worker.wire.detokenizer import RequestText
 from worker.wire.limits import refuse
 from worker.wire.messages import AttachSnapshot, WorkerUpdate
@@ -66,6 +67,7 @@ class ServedModel:
         self._transport = transport
         self._channels: dict[str, WorkerChannel] = {}
         self._closed = False
+        self._admission = AdmissionChange()
 
     def start(self) -> None:
         """Follows the set of workers from now on."""
@@ -93,17 +95,30 @@ class ServedModel:
                 prompt=prompt,
                 sampling=msgspec.structs.replace(sampling, n=1, seed=_wrap(seed + choice)),
                 priority=request.priority,
+                slo=request.slo,
+                tenant=request.tenant,
                 gateway_id=self._gateway_id,
             )
             completions.append(self._completion(spec, mailbox, request.stream, now))
         self.stats.prompt_tokens += sum(prompt.num_tokens for prompt in request.prompts)
         return Generation(request, completions, mailbox, self._place)
 
+    def set_admission(self, change: AdmissionChange) -> list[str]:
+        """Changes how the workers admit requests, now and whenever one attaches; whom it told."""
+        self._admission = self._admission.then(change)
+        return [
+            worker_id
+            for worker_id, channel in self._channels.items()
+            if channel.set_admission(change)
+        ]
+
     # ChannelListener
 
     def on_snapshot(self, worker_id: str, snapshot: AttachSnapshot) -> None:
         """See ChannelListener."""
         self.fleet.attach(worker_id, snapshot)
+        if self._admission.given():
+            self._channels[worker_id].set_admission(self._admission)
         state = "loading" if snapshot.info is None else "ready"
         self._log("worker %s attached, epoch %d, %s", worker_id, snapshot.epoch, state)
 
@@ -176,7 +191,7 @@ class ServedModel:
                 request_id=completion.spec.request_id,
             )
             if len(tried) > MAX_RETRIES:
-                raise no_worker(self.route.name, problem)
+                raise self._nobody(completion, problem)
             self.stats.retries += 1
             completion.attempt += 1
 
@@ -185,7 +200,7 @@ class ServedModel:
         spec = completion.spec
         choice = await self._turn.place(spec.request_id, spec.prompt, tried)
         if choice is None:
-            raise no_worker(self.route.name)
+            raise self._nobody(completion)
         if completion.finished:  # its client has left meanwhile
             self.fleet.release(choice.worker_id, spec.request_id)
             return None
@@ -193,7 +208,7 @@ class ServedModel:
         channel = self._channels.get(choice.worker_id)
         if channel is None:
             return "it has left"
-        submit = completion.submit_to(channel)
+        submit = completion.submit_to(channel, asyncio.get_running_loop().time())
         submit.num_expected_cached = choice.hit_tokens
         rejection = refuse(submit, choice.info)
         try:
@@ -203,15 +218,26 @@ class ServedModel:
         except WorkerUnreachable as error:
             return str(error)
         except Refused as error:
-            if error.rejection.status >= 500:
+            if error.rejection.status == 429:
+                completion.rejection = error.rejection
+            if error.rejection.status == 429 or error.rejection.status >= 500:
                 return error.rejection.message
             self._release(completion)
             message = error.rejection.message
             raise bad_request(message, _param_of(message, spec.prompt)) from error
+        completion.rejection = None
         self.stats.hit_tokens += choice.hit_tokens
         routed = self.stats.routed
         routed[choice.worker_id] = routed.get(choice.worker_id, 0) + 1
         return None
+
+    def _nobody(self, completion: Completion, problem: str = "try again shortly") -> ApiError:
+        """What the client of a completion is told that no worker takes."""
+        rejection = completion.rejection
+        if rejection is None:
+            return no_worker(self.route.name, problem)
+        self.stats.refused += 1
+        return overloaded(rejection.message, rejection.retry_after_s)
 
     def _release(self, completion: Completion) -> None:
         self.fleet.release(completion.worker_id, completion.spec.request_id)

@@ -296,11 +296,15 @@ async def test_official_client_sees_errors_in_the_stream(rig):
         rig.server() as url,
         openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="x", max_retries=0) as client,
     ):
-        stream = await client.chat.completions.create(
-            model="stub", messages=[{"role": "user", "content": "hi"}], stream=True
+        opening = asyncio.create_task(
+            client.chat.completions.create(
+                model="stub", messages=[{"role": "user", "content": "hi"}], stream=True
+            )
         )
+        await rig.until(lambda: any(w.running for w in rig.workers))
         [worker] = [w for w in rig.workers if w.running]
         worker.step()
+        stream = await opening
         worker.crash()
         with pytest.raises(openai.APIError, match="rank 0 was killed"):
             async for _ in stream:

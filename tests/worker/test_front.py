@@ -18,6 +18,7 @@ from worker import front as front_module
 from worker.attachment import CacheMirror
 from worker.front import WorkerFront
 from worker.parallel.frames import connect
+from worker.wire.admission import AdmissionChange
 from worker.wire.messages import (
     AttachSnapshot,
     BlockEvent,
@@ -419,6 +420,38 @@ async def test_a_lost_engine_voids_its_epoch(front: WorkerFront, engine: Engine)
     assert isinstance(snapshot, AttachSnapshot)
     assert (snapshot.epoch, snapshot.blocks, snapshot.info) == (2, [], INFO)
     again.close()
+
+
+async def test_rules_of_admission_reach_rank_0_and_the_next_one(
+    front: WorkerFront, engine: Engine
+) -> None:
+    change = AdmissionChange(prefill_admission_policy="pack")
+    await front.submit(encode(SubmitBatch(admission=change)))
+    assert (await engine.batch()).admission == change
+    wrong = encode(SubmitBatch(admission=AdmissionChange(prefill_max_tokens=-1)))
+    with pytest.raises(ValueError, match="--prefill-max-tokens"):
+        await front.submit(wrong)
+    front.engine_lost("rank 0 died")
+    again = Engine(front.open())
+    await again.ready()
+    assert (await again.batch()).admission == change
+    again.close()
+
+
+async def test_a_flood_between_two_reports_is_turned_away_beyond_slots_and_queue(
+    front: WorkerFront,
+) -> None:
+    engine = Engine(front.open())
+    engine.stream.send(encode(msgspec.structs.replace(INFO, max_queued_requests=3)))
+    await front.wait_ready()
+    gateway = Gateway(front, "g0")
+    await gateway.next()
+    reply = await send(front, *(submit(f"r{i}") for i in range(20)))
+    assert [r.status for r in reply.rejections] == [429] * 9  # 8 slots and 3 in the queue
+    assert all(r.retry_after_s >= 1 for r in reply.rejections)
+    assert [s.request_id for s in (await engine.batch()).submits] == [f"r{i}" for i in range(11)]
+    assert [r.status for r in (await send(front, submit("more"))).rejections] == [429]
+    engine.close()
 
 
 async def test_a_gap_in_the_reports_breaks_the_engine(front: WorkerFront, engine: Engine) -> None:

@@ -60,6 +60,11 @@ class CacheManager:
         """Whether no step in flight touches a lease: a release would take effect at once."""
         return self._slots.passed(lease.fence)
 
+    def num_held_alone(self, lease: Lease) -> int:
+        """Pages that would be available if this lease alone were released."""
+        cached = self._tree.num_held_alone(lease.node) if lease.node is not None else 0
+        return len(self._own_pages(lease)) + cached
+
     @property
     def has_events(self) -> bool:
         """Whether `take_events` would return any."""

@@ -85,6 +85,15 @@ class RadixTree:
         self._lock_up_to(node, None)
         return node
 
+    def num_held_alone(self, node: Node) -> int:
+        """Pages on the path to a locked node that no other lock protects."""
+        count = 0
+        above: Node | None = node
+        while above is not None and above.locks == 1:
+            count += len(above.pages)
+            above = above.parent
+        return count
+
     def unlock(self, node: Node, fence: int) -> None:
         """Gives a lock back, effective once step `fence`, the last that read the path, is over."""
         if self._fence.passed(fence):

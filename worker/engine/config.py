@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from worker.wire.admission import AdmissionOptions, AdmissionPolicyName, SchedulePolicy, flag
+
 Device = Literal["auto", "cpu", "cuda"]
 CPUBackend = Literal["auto", "native", "torch"]
 AttentionBackend = Literal["auto", "triton", "flashinfer", "flash", "torch"]
@@ -31,6 +33,38 @@ class EngineConfig:
     """Most requests in the running set."""
     max_num_batched_tokens: int = 1024
     """Token budget of one step; longer prompts are computed in chunks."""
+    enable_chunked_prefill: bool = True
+    """Compute prompts in parts beside other work. Without, a prompt goes into one step, and one
+    that is longer than --prefill-max-tokens into a step of its own; only what is longer than
+    --max-num-batched-tokens is computed in parts."""
+    schedule_policy: SchedulePolicy = "fcfs"
+    """Order of equally urgent requests: fcfs; or lpm, longest cached prefix first, which is fcfs
+    where more than 128 wait."""
+    prefill_admission_policy: AdmissionPolicyName = "fifo"
+    """Which of the waiting requests a step takes. fifo: from the head of the queue, while they fit;
+    pack: the cheapest first, counted in uncached prompt tokens."""
+    prefill_admission_lookahead: int = 64
+    """Waiting requests that pack and lpm look at."""
+    prefill_force_fifo_every: int = 0
+    """Under pack every so many admission rounds are fifo; 0 for none. In any case nobody is passed
+    over for ever."""
+    prefill_max_tokens: int = 0
+    """Most prompt tokens of one step; 0 for what --max-num-batched-tokens leaves."""
+    prefill_max_batch_size: int = 0
+    """Most requests admitted in one step; 0 for any number."""
+    max_prefill_share: float = 0.5
+    """Part of a step's prompt tokens that one prompt may take while others want some, 1 for all."""
+    preempt_priority_gap: int = 3
+    """A waiting request takes the place of a running one if its priority is higher by this much; 0
+    for never."""
+    deadline_margin_ms: float = 50.0
+    """A waiting request gains two levels of priority so long before the last moment at which it
+    can meet its SLO."""
+    max_queued_requests: int = 4096
+    """Requests that may wait at a worker; further ones get 429 unless they are more urgent. 0 for
+    any number."""
+    max_queued_tokens: int = 0
+    """Tokens that the waiting requests may have together; 0 for any number."""
     page_size: int = 16
     """Tokens per KV-cache page, and per block of the prefix cache."""
     kv_cache_tokens: int | None = None
@@ -91,3 +125,24 @@ class EngineConfig:
             raise ValueError("--cpu-threads must not be negative")
         if any(size < 1 for size in self.cudagraph_capture_sizes):
             raise ValueError("--cudagraph-capture-sizes must be numbers of at least 1")
+        if not 0 <= self.preempt_priority_gap <= 9:
+            raise ValueError(
+                f"--preempt-priority-gap must be in [0, 9], got {self.preempt_priority_gap}"
+            )
+        for name in ("deadline_margin_ms", "max_queued_requests", "max_queued_tokens"):
+            if getattr(self, name) < 0:
+                raise ValueError(f"{flag(name)} must not be negative, got {getattr(self, name)}")
+        _ = self.admission  # refuses what is out of range
+
+    @property
+    def admission(self) -> AdmissionOptions:
+        """The rules of admission to begin with."""
+        return AdmissionOptions(
+            schedule_policy=self.schedule_policy,
+            prefill_admission_policy=self.prefill_admission_policy,
+            prefill_admission_lookahead=self.prefill_admission_lookahead,
+            prefill_force_fifo_every=self.prefill_force_fifo_every,
+            prefill_max_tokens=self.prefill_max_tokens,
+            prefill_max_batch_size=self.prefill_max_batch_size,
+            max_prefill_share=self.max_prefill_share,
+        )

@@ -67,6 +67,12 @@ class EngineCore:
                 eos_token_ids=tuple(info.eos_token_ids),
                 block_hash_salt=info.block_hash_salt,
                 enable_prefix_caching=config.enable_prefix_caching,
+                enable_chunked_prefill=config.enable_chunked_prefill,
+                admission=config.admission,
+                preempt_priority_gap=config.preempt_priority_gap,
+                deadline_margin_s=config.deadline_margin_ms / 1e3,
+                max_queued_requests=config.max_queued_requests,
+                max_queued_tokens=config.max_queued_tokens,
             ),
             clock,
         )
@@ -78,6 +84,8 @@ class EngineCore:
             self.add(submit)
         for abort in batch.aborts:
             self.abort(abort)
+        if batch.admission is not None:
+            self.scheduler.set_admission(batch.admission)
 
     def add(self, submit: Submit) -> None:
         """Queues a request; the front has refused what can never fit.

@@ -34,4 +34,6 @@ def build_engine_info(config: EngineConfig, hellos: Sequence[Hello]) -> EngineIn
         block_hash_salt=model.block_hash_salt,
         structured_outputs_backend=config.structured_outputs_backend,
         max_num_batched_tokens=config.max_num_batched_tokens,
+        max_queued_requests=config.max_queued_requests,
+        max_queued_tokens=config.max_queued_tokens,
     )

@@ -2,86 +2,244 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import NamedTuple
+
 from worker.cache.lease import Lease
 from worker.cache.manager import CacheManager
 from worker.cache.radix import Match
 from worker.request import Request, RequestState
+from worker.scheduler.admission_fifo import Fifo
+from worker.scheduler.admission_pack import Pack, PackInTurn
+from worker.scheduler.ageing import Ageing
 from worker.scheduler.budget import StepBudget
-from worker.scheduler.config import SchedulerConfig
+from worker.scheduler.displacement import Displacement
+from worker.scheduler.drain import DrainRate
+from worker.scheduler.fairness import TenantService
+from worker.scheduler.ordering import COUNTED_ROUNDS, cheapest_in_turn, lpm_order, rank
+from worker.scheduler.pages import num_still_needed
 from worker.scheduler.plan import Admit
-from worker.scheduler.queue import FcfsQueue
+from worker.scheduler.policy import AdmissionPolicy, Item, Outcome, TokenRoom, run_round
+from worker.scheduler.queue import WaitingQueue
 from worker.scheduler.rules import token_rules
 from worker.scheduler.running import RunningSet
+from worker.scheduler.siblings import Siblings
 from worker.scheduler.step import StepBuilder
+from worker.wire.admission import AdmissionOptions
+
+LPM_MAX_QUEUE = 128
+"""Where more than so many wait, lpm is fcfs: to order them all would take longer than it gains."""
+MAX_DISPLACING = 8
+"""Waiting requests that fifo looks at where there is no free slot."""
 
 
-def admit_waiting(
-    config: SchedulerConfig,
-    queue: FcfsQueue,
-    running: RunningSet,
-    cache: CacheManager,
-    builder: StepBuilder,
-    budget: StepBudget,
-) -> None:
-    """Admits from the head of the queue until one does not fit.
+class Admitted(NamedTuple):
+    """A request that has its slot, and the pages for all that it may compute in this step."""
 
-    One fits if pages for all its known tokens are available beside what the running set will need
-    next (see `_still_needed`), so that nobody is taken back for a request just admitted. With
+    request: Request
+    lease: Lease
+    length: int
+    """Tokens it computes at least."""
+    cost: int
+    """Tokens it could compute."""
+
+
+class Admission:
+    """Makes one round per step in which there is room for prompts and somebody waits.
+
+    Who is admitted finds pages for all its known tokens beside what the running set will need next
+    (see `num_still_needed`), so that nobody is taken back for a request just admitted. With
     nothing running that reserve is empty, and whatever passed the front's check fits.
+
+    Who does not find place, and is much more urgent than running ones, takes theirs.
     """
-    reserve: int | None = None
-    while cache.num_free_slots and budget.has_room_for_new:
-        request = queue.peek()
-        if request is None:
-            return
-        if reserve is None:
-            reserve = sum(_still_needed(member, config.page_size) for member in running)
-        match = _match(request, cache)
-        num_tokens = len(request.token_ids) + 1
-        needed = -(-num_tokens // config.page_size) - len(match.pages)
-        if needed + reserve > cache.num_available - match.num_unlocked:
-            return
-        queue.remove(request)
-        length = budget.grant_new(num_tokens - 1 - len(match.pages) * config.page_size)
-        budget.spend_new(length)
-        lease = _enter(request, match, length, cache, config.page_size)
-        running.add(request)
+
+    def __init__(
+        self,
+        options: AdmissionOptions,
+        page_size: int,
+        cache: CacheManager,
+        running: RunningSet,
+        queue: WaitingQueue,
+        displacement: Displacement,
+        service: TenantService,
+        drain: DrainRate,
+        siblings: Siblings,
+    ) -> None:
+        self.options = options
+        """May be changed between steps."""
+        self._page_size = page_size
+        self._cache = cache
+        self._running = running
+        self._queue = queue
+        self._displacement = displacement
+        self._service = service
+        self._drain = drain
+        self._siblings = siblings
+        self._ageing = Ageing()
+        self._num_rounds = 0
+        self._reserve: int | None = None
+        """Pages that running requests will need; None where it has to be counted anew."""
+
+    def round(self, budget: StepBudget, needs: Sequence[int], now: float) -> list[Admitted]:
+        """Admits requests; their pages, tables and rows follow with `launch`.
+
+        Args:
+            budget: of the step.
+            needs: tokens that each running prompt has still to compute.
+            now: the clock.
+        """
+        options, queue = self.options, self._queue
+        elder = queue.elder()
+        if elder is None or not self._can_admit(elder.level):
+            return []
+        room = budget.room(needs, options.prefill_max_batch_size or len(queue))
+        # An oversize request may go alone though there is no room for one that shares the step.
+        if not room.is_open and needs:
+            return []
+        self._num_rounds += 1
+        self._reserve = None
+        self._displacement.begin_round()
+        self._siblings.begin_round(self._running)
+        if self._service.is_shared:
+            self._service.charge_output(self._running)
+        generation, aged = elder.generation, self._ageing.is_due(elder)
+        force = options.prefill_force_fifo_every
+        forced = aged or (force > 0 and self._num_rounds % force == 0)
+        packs = options.prefill_admission_policy == "pack" and not forced
+        requests, items = self._candidates(room, packs, elder if aged else None)
+        leases: dict[int, Lease] = {}
+
+        def enter(index: int, only_displacing: bool) -> Outcome:
+            request = requests[index]
+            if not aged and self._siblings.is_coming(request):
+                request.uncached_round = -1
+                return Outcome.WAITS
+            outcome, lease = self._try_enter(request, only_displacing)
+            if lease is not None:
+                leases[index] = lease
+                self._siblings.add(request)
+            return outcome
+
+        policy: AdmissionPolicy = Fifo()
+        if packs:
+            policy = PackInTurn() if self._is_shared(requests) else Pack()
+        lengths = run_round(policy, items, room, enter)
+        self._ageing.count(elder, generation, [requests[index] for index in leases])
+        admitted = []
+        for index, length in lengths.items():
+            request = requests[index]
+            self._note(request, now)
+            cost = request.num_pending
+            admitted.append(Admitted(request, leases[index], min(length, cost), cost))
+        return admitted
+
+    def launch(self, admitted: Admitted, length: int, builder: StepBuilder) -> None:
+        """Gives an admitted request the pages of its first `length` tokens, and its row."""
+        request, lease, _, _ = admitted
+        num_pages = -(-(request.num_computed + length) // self._page_size)
+        self._cache.extend(lease, num_pages - len(lease.pages))
         builder.admit(_admit(request, lease))
         builder.write_pages(lease.slot, 0, list(lease.pages))
         builder.add_row(request, lease, length)
-        reserve += _still_needed(request, config.page_size)
 
+    def _can_admit(self, level: int) -> bool:
+        return bool(self._cache.num_free_slots) or self._displacement.is_possible(level)
 
-def _match(request: Request, cache: CacheManager) -> Match:
-    """The cached prefix that a request need not compute."""
-    if request.wants_prompt_logprobs:
-        return Match(None, [], 0)
-    return cache.match(request.token_ids, request.cache_salt)
+    def _candidates(
+        self, room: TokenRoom, packs: bool, aged: Request | None
+    ) -> tuple[list[Request], list[Item]]:
+        """Whom the round looks at, in the order of the queue."""
+        options = self.options
+        by_prefix = options.schedule_policy == "lpm" and len(self._queue) <= LPM_MAX_QUEUE
+        if packs or by_prefix:
+            count = options.prefill_admission_lookahead
+        else:
+            count = max(self._cache.num_free_slots, MAX_DISPLACING)
+        requests = self._queue.window(count)
+        if by_prefix:
+            requests = lpm_order(requests, [self._cost(request) for request in requests])
+        if packs and self._is_shared(requests):
+            requests = cheapest_in_turn(requests, [self._cost(request) for request in requests])
+        if aged is not None:
+            requests = [aged, *(request for request in requests if request is not aged)]
+        items: list[Item] = []
+        left = room.tokens
+        for request in requests:
+            items.append(Item(self._cost(request), rank(request)))
+            if not self._siblings.is_coming(request):
+                left -= min(items[-1].cost, room.most)
+            if not packs and left <= 0:
+                break  # those behind would not get any tokens
+        return requests, items
 
+    def _is_shared(self, requests: Sequence[Request]) -> bool:
+        """Whether there are several tenants to be fair to among `requests`."""
+        return self._service.is_shared and any(r.tenant != requests[0].tenant for r in requests)
 
-def _enter(
-    request: Request, match: Match, length: int, cache: CacheManager, page_size: int
-) -> Lease:
-    """Gives a request its slot and the pages of its first chunk."""
-    wants_all = request.wants_prompt_logprobs
-    lease = cache.open(match, request.cache_salt, shared=not wants_all)
-    request.move_to(RequestState.RUNNING)
-    request.lease = lease
-    request.num_computed = len(match.pages) * page_size
-    request.num_prefill = len(request.token_ids)
-    if request.num_cached < 0:
-        request.num_cached = request.num_computed
-    if wants_all:
-        request.prompt_logprobs = []  # of an interrupted prefill, what came of it counts no more
-    cache.extend(lease, -(-length // page_size))
-    return lease
+    def _cost(self, request: Request) -> int:
+        """Tokens to compute; cached prefixes are looked up again every few rounds only."""
+        age = self._num_rounds - request.uncached_round
+        if request.uncached_round < 0 or age >= COUNTED_ROUNDS:
+            self._count(request, self._match(request))
+        return request.num_uncached
 
+    def _count(self, request: Request, match: Match) -> None:
+        request.num_uncached = len(request.token_ids) - len(match.pages) * self._page_size
+        request.uncached_round = self._num_rounds
 
-def _still_needed(request: Request, page_size: int) -> int:
-    """Pages a running request will take to compute all its known tokens and a page beyond."""
-    assert request.lease is not None
-    num_tokens = min(request.limit, len(request.token_ids) + page_size)
-    return max(0, -(-num_tokens // page_size) - len(request.lease.pages))
+    def _match(self, request: Request) -> Match:
+        """The cached prefix that a request need not compute."""
+        if request.wants_prompt_logprobs:
+            return Match(None, [], 0)
+        return self._cache.match(request.token_ids, request.cache_salt)
+
+    def _try_enter(self, request: Request, only_displacing: bool) -> tuple[Outcome, Lease | None]:
+        """Finds a slot and pages, or takes them from less urgent requests."""
+        match = self._match(request)
+        num_missing = self._num_missing(request, match)
+        if only_displacing or num_missing > 0 or not self._cache.num_free_slots:
+            outcome = self._displacement.make_place(request, num_missing)
+            if outcome is not Outcome.ENTERED:
+                return outcome, None
+            self._reserve = None
+            match = self._match(request)
+            if self._num_missing(request, match) > 0:
+                return Outcome.NO_PLACE, None
+        return Outcome.ENTERED, self._enter(request, match)
+
+    def _num_missing(self, request: Request, match: Match) -> int:
+        """Pages short of what it needs, beside what running requests will need."""
+        if self._reserve is None:
+            self._reserve = sum(num_still_needed(r, self._page_size) for r in self._running)
+        needed = -(-(len(request.token_ids) + 1) // self._page_size) - len(match.pages)
+        return needed + self._reserve - (self._cache.num_available - match.num_unlocked)
+
+    def _enter(self, request: Request, match: Match) -> Lease:
+        """Moves a request into the running set: with a slot, and a lock on what is cached."""
+        self._queue.remove(request)
+        self._count(request, match)
+        wants_all = request.wants_prompt_logprobs
+        lease = self._cache.open(match, request.cache_salt, shared=not wants_all)
+        request.move_to(RequestState.RUNNING)
+        request.lease = lease
+        request.num_computed = len(match.pages) * self._page_size
+        request.num_prefill = len(request.token_ids)
+        if request.num_cached < 0:
+            request.num_cached = request.num_computed
+        if request.num_preempted:
+            request.resumed_at = len(request.token_ids)
+        if wants_all:
+            request.prompt_logprobs = []  # of an interrupted prefill, what came counts no more
+        self._running.add(request)
+        if self._reserve is not None:
+            self._reserve += num_still_needed(request, self._page_size)
+        return lease
+
+    def _note(self, request: Request, now: float) -> None:
+        self._drain.note(len(request.token_ids), now)
+        if not request.num_preempted:
+            self._service.charge_prompt(request, request.num_uncached)
 
 
 def _admit(request: Request, lease: Lease) -> Admit:

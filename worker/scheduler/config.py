@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+
+from worker.wire.admission import AdmissionOptions
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -25,6 +27,19 @@ class SchedulerConfig:
     """Mixed into block hashes (model and its revision)."""
     enable_prefix_caching: bool = True
     """Whether computed pages are kept for later requests."""
+    enable_chunked_prefill: bool = True
+    """Whether a prompt may be computed in parts at will; else in one step, where it fits into
+    one."""
+    admission: AdmissionOptions = field(default_factory=AdmissionOptions)
+    """Rules of admission, to begin with."""
+    preempt_priority_gap: int = 3
+    """Levels by which a waiting request must outrank a running one to take its place; 0: never."""
+    deadline_margin_s: float = 0.05
+    """Time before the last moment for a deadline from which on a request is more urgent."""
+    max_queued_requests: int = 0
+    """Requests that may wait; 0 for any number."""
+    max_queued_tokens: int = 0
+    """Tokens that they may have together; 0 for any number."""
 
     def __post_init__(self) -> None:
         if self.max_num_seqs < 1:

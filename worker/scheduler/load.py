@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from worker.cache.manager import CacheManager
 from worker.scheduler.config import SchedulerConfig
-from worker.scheduler.queue import FcfsQueue
+from worker.scheduler.queue import WaitingQueue
 from worker.scheduler.running import RunningSet
 from worker.wire.messages import LoadSnapshot, StepShape
 
@@ -31,11 +31,12 @@ class Tally:
 
 def snapshot(
     config: SchedulerConfig,
-    queue: FcfsQueue,
+    queue: WaitingQueue,
     running: RunningSet,
     cache: CacheManager,
     tally: Tally,
     num_held: int,
+    retry_after_s: int,
 ) -> LoadSnapshot:
     """The load as it stands; cost is one pass over the running set."""
     to_prefill = 0
@@ -55,4 +56,7 @@ def snapshot(
         num_submits_seen=tally.num_submits,
         step_shape=tally.step_shape,
         queued_cached_tokens=queue.num_expected_cached,
+        num_queued_tokens=queue.num_tokens,
+        least_queued_priority=queue.least_level,
+        retry_after_s=retry_after_s,
     )

@@ -1,15 +1,71 @@
-"""Pages for running requests; when they run out, the youngest lowest request is taken back."""
+"""Taking requests back from the running set: for pages that run out, or for a more urgent one."""
 
 from __future__ import annotations
 
 from worker.cache.lease import Lease
 from worker.cache.manager import CacheManager
 from worker.request import Request, RequestState
-from worker.scheduler.config import SchedulerConfig
+from worker.scheduler.clock import Clock
 from worker.scheduler.load import Tally
-from worker.scheduler.queue import FcfsQueue
+from worker.scheduler.queue import WaitingQueue
 from worker.scheduler.running import RunningSet
 from worker.scheduler.step import StepBuilder
+
+
+class Withdrawal:
+    """The one way out of the running set and back into the queue.
+
+    What the request has computed stays in the prefix cache, as far as it fills pages, until others
+    need them; what it holds beside that is free again.
+
+    HAZARD(fence): the pages and the slot of a request with a row in flight come free only after
+    that step, so taking it back at once would free nothing and throw work away. It is parked
+    instead: left out of one step, so that the next one finds it with nothing in flight.
+    """
+
+    def __init__(
+        self,
+        cache: CacheManager,
+        running: RunningSet,
+        queue: WaitingQueue,
+        tally: Tally,
+        clock: Clock,
+    ) -> None:
+        self.parked: dict[str, Request] = {}
+        """Get no row in the step being put together."""
+        self._cache = cache
+        self._running = running
+        self._queue = queue
+        self._tally = tally
+        self._clock = clock
+
+    def is_settled(self, request: Request) -> bool:
+        """Whether taking it back frees what it holds at once."""
+        assert request.lease is not None
+        return self._cache.is_settled(request.lease)
+
+    def park(self, request: Request) -> None:
+        """Leaves it out of the step being put together."""
+        self.parked[request.request_id] = request
+
+    def take_back(self, request: Request) -> None:
+        """Moves a settled request from the running set into the queue."""
+        assert not request.num_placeholders, "a step in flight draws a token for it"
+        self.withdraw(request)
+        self._queue.push_back(request, self._clock())
+        self._tally.num_preemptions += 1
+
+    def withdraw(self, request: Request) -> None:
+        """Takes a request out of the running set; the caller keeps it elsewhere."""
+        assert request.lease is not None
+        self._running.remove(request)
+        self._cache.release(request.lease)
+        request.lease = None
+        request.num_computed = request.num_placeholders = 0
+        request.num_prefill = len(request.token_ids)
+        request.num_preempted += 1
+        request.uncached_round = -1
+        request.move_to(RequestState.PREEMPTED)
 
 
 class PageClaims:
@@ -20,27 +76,15 @@ class PageClaims:
     of the set never takes from others: it waits, keeping what it has, until one before it ends
     or takes it back. One that is alone and holds pages that the cache has too is itself taken back:
     it comes again with the cached ones.
-
-    HAZARD(fence): the pages of a request with a row in flight come free only after that step, so
-    taking it back at once would free nothing and throw work away. It is parked instead: left out
-    of this step, so that the next one finds it with nothing in flight.
     """
 
     def __init__(
-        self,
-        config: SchedulerConfig,
-        cache: CacheManager,
-        running: RunningSet,
-        queue: FcfsQueue,
-        tally: Tally,
+        self, page_size: int, cache: CacheManager, running: RunningSet, withdrawal: Withdrawal
     ) -> None:
-        self.parked: Request | None = None
-        """Gets no row in the step being put together."""
-        self._page_size = config.page_size
+        self._page_size = page_size
         self._cache = cache
         self._running = running
-        self._queue = queue
-        self._tally = tally
+        self._withdrawal = withdrawal
 
     def claim(self, request: Request, lease: Lease, length: int, builder: StepBuilder) -> int:
         """Extends `lease` for `length` more positions, or for as many as there are pages for.
@@ -62,29 +106,17 @@ class PageClaims:
         while not self._cache.num_available:
             if self._cache.is_fenced:
                 return False
-            victim = self._running.victim()
+            victim = self._running.last()
             if victim is request and len(self._running) > 1:
                 return False
             assert victim.lease is not None
-            if not self._cache.is_settled(victim.lease):
-                self.parked = victim
+            if not self._withdrawal.is_settled(victim):
+                self._withdrawal.park(victim)
                 return False
             if victim is request:
                 # Alone, it can lack pages only where it holds its own beside equal cached ones.
                 assert victim.lease.duplicates, "one request alone does not fit: not refused"
-            self._take_back(victim)
+            self._withdrawal.take_back(victim)
             if victim is request:
                 return False
         return True
-
-    def _take_back(self, request: Request) -> None:
-        assert request.lease is not None
-        assert not request.num_placeholders, "a step in flight draws a token for it"
-        self._running.remove(request)
-        self._cache.release(request.lease)
-        request.lease = None
-        request.num_computed = 0
-        request.num_prefill = len(request.token_ids)
-        request.move_to(RequestState.PREEMPTED)
-        self._queue.push_back(request)
-        self._tally.num_preemptions += 1

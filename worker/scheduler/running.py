@@ -9,7 +9,7 @@ from worker.request import Request, RequestState
 
 
 class RunningSet:
-    """Ordered by priority, then age; the last is the first to be taken back.
+    """Ordered by level, then age; the last is the first to be taken back when pages run out.
 
     Whoever claims pages takes them from members after it, so a step that walks the set in order
     never takes back a request that has a row in it already.
@@ -36,10 +36,10 @@ class RunningSet:
         """Takes out all that have ended."""
         self._requests = [r for r in self._requests if r.state is RequestState.RUNNING]
 
-    def victim(self) -> Request:
-        """The youngest request of the lowest priority."""
+    def last(self) -> Request:
+        """The youngest request of the lowest level."""
         return self._requests[-1]
 
 
 def _claim(request: Request) -> tuple[int, int]:
-    return -request.priority, request.arrival
+    return -request.level, request.arrival

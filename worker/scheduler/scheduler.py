@@ -4,33 +4,34 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Callable
 from typing import NamedTuple
 
 from worker.cache.manager import CacheManager
 from worker.request import Request, RequestState
-from worker.scheduler.admission import admit_waiting
-from worker.scheduler.budget import StepBudget
+from worker.scheduler.clock import Clock
 from worker.scheduler.config import SchedulerConfig
 from worker.scheduler.digest import SampleDigest
+from worker.scheduler.drain import DrainRate
+from worker.scheduler.fairness import TenantService
+from worker.scheduler.filler import StepFiller
 from worker.scheduler.finish import finish_state, stop_reason
+from worker.scheduler.forecast import StepForecast
 from worker.scheduler.load import Tally, snapshot
 from worker.scheduler.logprobs import take_logprobs
 from worker.scheduler.outbox import Outbox
+from worker.scheduler.overload import QueueLimits
 from worker.scheduler.plan import Plan, StepResult
-from worker.scheduler.preemption import PageClaims
-from worker.scheduler.queue import FcfsQueue
+from worker.scheduler.queue import WaitingQueue
 from worker.scheduler.running import RunningSet
+from worker.scheduler.slo import Urgency
 from worker.scheduler.step import StepBuilder, StepInFlight
 from worker.structured.state import GrammarState
+from worker.wire.admission import AdmissionChange
 from worker.wire.messages import StepReport, Submit
 
 __all__ = ["Clock", "Scheduler", "SchedulerConfig"]
 
 logger = logging.getLogger(__name__)
-
-Clock = Callable[[], float]
-"""Seconds from some fixed moment, such as `time.monotonic`; only told in logs."""
 
 DIGEST_INTERVAL = 64
 """Every so many Plans carry a digest."""
@@ -54,14 +55,14 @@ class Scheduler:
 
         add ──> queue ──admit──> running ──apply──> finished
          │        ^ ^               │
-         │        │ └─ taken back ──┤  (pages ran out)
+         │        │ └─ taken back ──┤  (pages ran out, or for a much more urgent one)
          └> held ─┘                 │
              ^                      │
              └──────────────────────┘  (held until its grammar, or the next mask, is provided)
 
     Args:
         config: limits of the worker group.
-        clock: time source for logs; no decision depends on it.
+        clock: the time, for deadlines and logs; nothing else tells the time here.
     """
 
     def __init__(self, config: SchedulerConfig, clock: Clock) -> None:
@@ -75,7 +76,12 @@ class Scheduler:
             enable_prefix_caching=config.enable_prefix_caching,
         )
         self._requests: dict[str, Request] = {}
-        self._queue = FcfsQueue()
+        self._service = TenantService()
+        self._forecast = StepForecast(config.max_num_batched_tokens)
+        self._any_slo = False
+        """Whether anybody ever asked for a deadline: before, nobody asks the forecast."""
+        urgency = Urgency(config.deadline_margin_s, self._forecast)
+        self._queue = WaitingQueue(urgency, self._service)
         self._held: dict[str, Request] = {}
         """Requests whose grammar, or its next mask, is not here yet."""
         self.slow_grammars: list[SlowGrammar] = []
@@ -85,7 +91,14 @@ class Scheduler:
         self._outbox = Outbox()
         self._digest = SampleDigest()
         self._tally = Tally()
-        self._claims = PageClaims(config, self._cache, self._running, self._queue, self._tally)
+        drain = DrainRate()
+        self._limits = QueueLimits(
+            config.max_queued_requests, config.max_queued_tokens, self._queue, self._cache, drain
+        )
+        self._filler = StepFiller(
+            *(config, self._cache, self._running, self._queue),
+            *(self._tally, self._service, drain, clock),
+        )
         self._num_arrivals = 0
         self._num_reports = 0
         self._launched = 0
@@ -114,19 +127,28 @@ class Scheduler:
                 return
             self._end(present, RequestState.FINISHED_ABORTED)
         self._num_arrivals += 1
+        now = self._clock()
         request = Request(
             submit,
             arrival=self._num_arrivals,
-            arrived_s=self._clock(),
+            arrived_s=now - submit.waited_ms / 1e3,
             max_total_tokens=self.config.max_total_tokens,
             eos_token_ids=self.config.eos_token_ids,
         )
         assert len(request.token_ids) < self.config.max_total_tokens, "can never fit: not refused"
         self._requests[request.request_id] = request
+        self._any_slo |= request.slo is not None
+        if request.tenant:
+            # A tenant that comes is to be lifted to what the others have been served by now.
+            self._service.charge_output(self._running)
         if submit.grammar:
             self._held[request.request_id] = request
+        elif submit.num_resumed:
+            self._queue.push_back(request, now)  # another worker had begun it
+        elif not self._turn_away(request, now):
+            self._queue.push(request, now)
         else:
-            self._queue.push(request)
+            return
         if len(request.token_ids) >= request.limit:
             # An earlier attempt generated all there was to generate, but its end got lost.
             self._end(request, RequestState.FINISHED_LENGTH)
@@ -151,10 +173,11 @@ class Scheduler:
         else:
             del self._held[request_id]
             request.grammar = grammar
+            now = self._clock()
             if request.state is RequestState.PREEMPTED:
-                self._queue.push_back(request)
+                self._queue.push_back(request, now)
             else:
-                self._queue.push(request)
+                self._queue.push(request, now)
 
     def abort(self, request_id: str, attempt: int) -> None:
         """Ends a request wherever it is; unknown ids and aborts of older attempts are ignored."""
@@ -163,6 +186,11 @@ class Scheduler:
             return
         self._end(request, RequestState.FINISHED_ABORTED)
         self._outbox.put(request)
+
+    def set_admission(self, change: AdmissionChange) -> None:
+        """Changes the rules of admission. Raises ValueError for a value out of range."""
+        admission = self._filler.admission
+        admission.options = change.applied_to(admission.options)
 
     def has_work(self) -> bool:
         """Whether requests can go on, steps are in flight, or news are not taken yet."""
@@ -176,10 +204,12 @@ class Scheduler:
     def schedule(self) -> Plan | None:
         """Decides the next step; None if there is nothing to do before a result comes in."""
         builder = StepBuilder(self._launched + 1)
-        num_decodes = sum(request.num_pending == 1 for request in self._running)
-        budget = StepBudget(self.config.max_num_batched_tokens, num_decodes)
-        self._step_running(builder, budget)
-        admit_waiting(self.config, self._queue, self._running, self._cache, builder, budget)
+        now = self._clock()
+        self._queue.tick(now)
+        self._filler.fill(builder, now)
+        if not (builder.num_tokens or len(self._running)) and len(self._queue):
+            # The only one was taken back; it comes again with what it finds in the cache.
+            self._filler.fill(builder, now)
         if not builder.num_tokens:
             assert self._in_flight or len(self._requests) == len(self._held), (
                 "requests wait, but nothing can run"
@@ -211,6 +241,8 @@ class Scheduler:
         self._tally.step_ms = result.compute_ms
         self._tally.num_step_tokens = step.num_tokens
         self._tally.step_shape = step.shape
+        if self._any_slo:
+            self._forecast.observe(step.shape, result.compute_ms / 1e3)
         if result.logprobs is not None or result.prompt_logprobs is not None:
             take_logprobs(step, result)
         self._take_tokens(step, result.token_ids)
@@ -230,6 +262,7 @@ class Scheduler:
             load=snapshot(
                 *(self.config, self._queue, self._running, self._cache, self._tally),
                 num_held=len(self._held),
+                retry_after_s=self._limits.retry_after_s(self._clock()),
             ),
         )
 
@@ -252,24 +285,20 @@ class Scheduler:
         assert len(waiting) == len(self._queue), "a request is queued and running"
         self._cache.check_invariants(leases)
 
-    def _step_running(self, builder: StepBuilder, budget: StepBudget) -> None:
-        page_size = self.config.page_size
-        # A copy: claiming pages may take members back, always from the end of the order.
-        for request in list(self._running):
-            lease = request.lease
-            if lease is None or request is self._claims.parked:
-                continue
-            pending = request.num_pending
-            length = budget.grant(pending)
-            if length <= 0:
-                continue
-            if request.num_computed + length > len(lease.pages) * page_size:
-                length = self._claims.claim(request, lease, length, builder)
-                if not length:
-                    continue
-            budget.spend(pending, length)
-            builder.add_row(request, lease, length)
-        self._claims.parked = None
+    def _turn_away(self, arrival: Request, now: float) -> bool:
+        """Where the queue is full, ends who gives way; whether it is the arrival."""
+        loser = self._limits.loser(arrival)
+        if loser is None:
+            return False
+        loser.rejection = self._limits.rejection(loser, now)
+        loser.error = loser.rejection.message
+        if loser is arrival:
+            arrival.move_to(RequestState.FINISHED_ERROR)
+            del self._requests[arrival.request_id]
+        else:
+            self._end(loser, RequestState.FINISHED_ERROR)
+        self._outbox.put(loser)
+        return loser is arrival
 
     def _take_tokens(self, step: StepInFlight, token_ids: list[int]) -> None:
         tokens = iter(token_ids)
@@ -282,6 +311,8 @@ class Scheduler:
             if sample:
                 request.token_ids.append(token_id)
                 request.num_placeholders -= 1
+                if request.slo is not None and request.first_token_s < 0.0:
+                    request.first_token_s = self._clock()
             if end >= (lease.num_cached_pages + 1) * self.config.page_size:
                 self._cache.commit(lease, request.token_ids, end)
             if not sample:
@@ -308,13 +339,7 @@ class Scheduler:
 
         A row of it in flight becomes stale, as that of an aborted one does.
         """
-        assert request.lease is not None
-        self._running.remove(request)
-        self._cache.release(request.lease)
-        request.lease = None
-        request.num_computed = request.num_placeholders = 0
-        request.num_prefill = len(request.token_ids)
-        request.move_to(RequestState.PREEMPTED)
+        self._filler.withdrawal.withdraw(request)
         self._held[request.request_id] = request
         self.slow_grammars.append(
             SlowGrammar(request.request_id, request.attempt, grammar, token_id)
@@ -334,6 +359,7 @@ class Scheduler:
                 self._running.remove(request)
             self._cache.release(request.lease)
             request.lease = None
+        self._service.charge_output((request,))
         request.move_to(state)
         del self._requests[request.request_id]
         logger.debug(

@@ -12,9 +12,11 @@ from typing import Literal
 
 import msgspec
 
+from worker.wire.admission import AdmissionChange
 from worker.wire.sampling import SamplingParams
+from worker.wire.slo import Slo
 
-PROTOCOL_VERSION = 3
+PROTOCOL_VERSION = 4
 """Raised whenever a message changes shape; both sides refuse another version on attach."""
 
 FinishReason = Literal["stop", "length", "abort", "error"]
@@ -46,6 +48,12 @@ class Submit(msgspec.Struct, kw_only=True, omit_defaults=True):
     """From the front to rank 0: key of the compiled grammar that it must follow; empty for none."""
     num_expected_cached: int = 0
     """Prompt tokens that the gateway expects in the worker's prefix cache."""
+    slo: Slo | None = None
+    """When its tokens are due; None for no matter when."""
+    waited_ms: float = 0.0
+    """Time since it reached its gateway: deadlines count from there."""
+    tenant: str = ""
+    """Among equals, the tenants share service evenly; one tenant where all are empty."""
 
 
 class Abort(msgspec.Struct, kw_only=True, omit_defaults=True):
@@ -89,6 +97,8 @@ class SubmitBatch(msgspec.Struct, kw_only=True, omit_defaults=True):
     """Those that rank 0 does not have."""
     dropped_grammars: list[str] = []
     """Keys that later submits will not name without bringing the grammar again."""
+    admission: AdmissionChange | None = None
+    """New rules of admission, from now on."""
 
 
 class Rejection(msgspec.Struct, kw_only=True):
@@ -98,7 +108,10 @@ class Rejection(msgspec.Struct, kw_only=True):
     attempt: int
     message: str
     status: int
-    """HTTP status for the client: 400 can never fit, 503 the worker is not ready."""
+    """HTTP status for the client: 400 can never fit, 429 the queue is full, 503 the worker is not
+    ready."""
+    retry_after_s: int = 0
+    """With 429: when there should be room again."""
 
 
 class SubmitReply(msgspec.Struct, kw_only=True, omit_defaults=True):
@@ -142,6 +155,8 @@ class TokenDelta(msgspec.Struct, array_like=True):
     """Of all prompt tokens but the first; with the first new token, where asked for."""
     ended_by_grammar: bool = False
     """Where it stopped: nothing could follow the last token, which is text like the others."""
+    rejection: Rejection | None = None
+    """Where it ends by an error before it ran: the queue is full of more urgent ones."""
 
     @property
     def ends_with_stop_token(self) -> bool:
@@ -243,6 +258,12 @@ class LoadSnapshot(msgspec.Struct, array_like=True):
     """Prompt tokens of these that gateways do not expect in the prefix cache."""
     num_submits_reserved: int = 0
     """Last ordinal among them: this load and its reserved part tell of all up to it."""
+    num_queued_tokens: int = 0
+    """Tokens of the requests that wait."""
+    least_queued_priority: int = -1
+    """Lowest priority among those of them that have never run; -1 where there are none."""
+    retry_after_s: int = 0
+    """Seconds in which what waits now should have been admitted, from the rate of late."""
 
 
 class Canary(msgspec.Struct, array_like=True, frozen=True):
@@ -277,6 +298,10 @@ class EngineInfo(msgspec.Struct, array_like=True, tag="info"):
     """Most tokens of one step; 0 where it is not known."""
     canary: Canary | None = None
     """None where the worker has no tokenizer."""
+    max_queued_requests: int = 0
+    """Requests that may wait at this worker; 0 for any number."""
+    max_queued_tokens: int = 0
+    """Tokens that they may have together; 0 for any number."""
 
 
 class StepReport(msgspec.Struct, array_like=True, tag="step"):

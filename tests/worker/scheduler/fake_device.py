@@ -16,7 +16,7 @@ import numpy as np
 from worker.scheduler import Scheduler, SchedulerConfig
 from worker.scheduler.digest import SampleDigest
 from worker.scheduler.plan import Plan, Row, StepResult
-from worker.wire.messages import BlockEvent, BlockStored, StepReport, Submit, TokenDelta
+from worker.wire.messages import BlockEvent, BlockStored, Rejection, StepReport, Submit, TokenDelta
 from worker.wire.sampling import SamplingParams
 
 VOCAB = 50
@@ -154,6 +154,7 @@ def expected_output(submit: Submit, config: SchedulerConfig) -> tuple[list[int],
 def make_submit(request_id: str, prompt: list[int], **options: object) -> Submit:
     """A submit; options beyond Submit's own fields are SamplingParams'."""
     own = {"attempt", "cache_salt", "priority", "gateway_id", "num_resumed", "num_expected_cached"}
+    own |= {"slo", "tenant", "waited_ms"}
     sampling = {name: value for name, value in options.items() if name not in own}
     sampling.setdefault("seed", 7)
     rest = {name: value for name, value in options.items() if name in own}
@@ -173,6 +174,7 @@ class Outcome:
     num_cached: int = -1
     finish_reason: str | None = None
     stop_reason: int | None = None
+    rejection: Rejection | None = None
 
 
 class Harness:
@@ -189,7 +191,8 @@ class Harness:
             "block_hash_salt": "m",
         }
         self.config = SchedulerConfig(**{**defaults, **limits})  # type: ignore[arg-type]
-        self.scheduler = Scheduler(self.config, lambda: 0.0)
+        self.now = 0.0
+        self.scheduler = Scheduler(self.config, lambda: self.now)
         self.device = FakeDevice(self.config)
         self.outcomes: dict[tuple[str, int], Outcome] = {}
         self.mirror: dict[int, int | None] = {}
@@ -284,6 +287,7 @@ class Harness:
         outcome.tokens += delta.token_ids
         outcome.finish_reason = delta.finish_reason
         outcome.stop_reason = delta.stop_reason
+        outcome.rejection = delta.rejection
 
     def _take_event(self, event: BlockEvent) -> None:
         if isinstance(event, BlockStored):

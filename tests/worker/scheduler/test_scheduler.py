@@ -10,6 +10,7 @@ import pytest
 from fake_device import EOS, Harness, expected_output, make_submit
 
 from worker.scheduler.plan import Row, StepResult
+from worker.wire.admission import AdmissionOptions
 from worker.wire.blocks import block_hashes, root_hash
 from worker.wire.messages import BlockStored, StepShape
 
@@ -87,11 +88,33 @@ def test_chunks_of_a_step_in_flight_are_not_hit() -> None:
     harness = Harness()
     harness.submit(make_submit("a", prompt(8), max_tokens=3))
     harness.schedule()
-    sibling = harness.submit(make_submit("b", prompt(8), max_tokens=3))
+    # One page of six in common is not worth to wait for.
+    sibling = harness.submit(make_submit("b", [*prompt(4), *prompt(20, 9)], max_tokens=3))
     harness.schedule()
     harness.drain()
     assert sibling.num_cached == 0
     harness.finished("b")
+
+
+@pytest.mark.parametrize("policy", ["fifo", "pack"])
+def test_siblings_wait_for_the_first_and_hold_nobody_back(policy: str) -> None:
+    harness = Harness(
+        max_num_batched_tokens=32,
+        max_num_seqs=8,
+        max_model_len=128,
+        num_pages=129,
+        admission=AdmissionOptions(prefill_admission_policy=policy),
+    )
+    for i in range(4):
+        harness.submit(make_submit(f"s{i}", [*prompt(60), 5 + i], max_tokens=2, ignore_eos=True))
+    stranger = harness.submit(make_submit("x", prompt(9, 20), max_tokens=2, ignore_eos=True))
+    harness.step()
+    harness.step()
+    assert stranger.tokens
+    harness.drain()
+    cached = sorted(harness.finished(f"s{i}").num_cached for i in range(4))
+    assert cached == [0, 60, 60, 60]
+    harness.check_drained()
 
 
 def test_generated_pages_are_cached_for_the_next_turn() -> None:

@@ -10,9 +10,12 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
+from worker.wire.admission import AdmissionChange
 from worker.wire.messages import Submit
+from worker.wire.slo import Slo
 
 SALTS = ("", "a", "b")
+TENANTS = ("", "x", "y")
 
 
 def random_submit(rng: random.Random, request_id: str, limit: int) -> Submit:
@@ -28,7 +31,10 @@ def random_submit(rng: random.Random, request_id: str, limit: int) -> Submit:
         prompt,
         seed=salt * SALT_SEEDS + rng.randrange(2),
         cache_salt=SALTS[salt],
-        priority=rng.choice([4, 4, 4, 0, 9]),
+        priority=rng.choice([4, 4, 4, 0, 9, 7]),
+        slo=rng.choice([None, None, Slo(ttft_ms=50.0), Slo(tpot_ms=5.0, e2e_ms=300.0)]),
+        tenant=rng.choice(TENANTS),
+        waited_ms=rng.choice([0.0, 20.0]),
         gateway_id=f"g{rng.randrange(2)}",
         max_tokens=max_tokens,
         min_tokens=0 if max_tokens is None else rng.randint(0, max_tokens),
@@ -89,11 +95,34 @@ class Campaign:
         cache._pages.release(cache._tree.evict(self.rng.randint(1, 6)), fence=0)
         self.harness.check()
 
+    def change(self) -> None:
+        """Other rules of admission from now on."""
+        rng = self.rng
+        self.harness.scheduler.set_admission(
+            AdmissionChange(
+                schedule_policy=rng.choice(["fcfs", "lpm"]),
+                prefill_admission_policy=rng.choice(["fifo", "pack"]),
+                prefill_admission_lookahead=rng.choice([1, 4, 64]),
+                prefill_force_fifo_every=rng.choice([0, 1, 3]),
+                prefill_max_tokens=rng.choice([0, 1, 7]),
+                prefill_max_batch_size=rng.choice([0, 1, 3]),
+                max_prefill_share=rng.choice([0.1, 0.5, 1.0]),
+            )
+        )
+
+    def wait(self) -> None:
+        """Deadlines come nearer."""
+        self.harness.now += self.rng.choice([0.001, 0.02, 0.5])
+
     def finish(self, depth: int) -> None:
         self.harness.drain(depth)
         self.harness.check_drained()
         for (request_id, attempt), outcome in self.harness.outcomes.items():
-            if (request_id, attempt) in self.ended:
+            if outcome.rejection is not None:
+                assert outcome.finish_reason == "error"
+                assert not outcome.tokens, "turned away though it had begun"
+                assert self.harness.config.max_queued_requests, "there was no limit"
+            elif (request_id, attempt) in self.ended:
                 assert outcome.finish_reason in ("abort", None)
             else:
                 self.harness.finished(request_id, attempt)
@@ -119,6 +148,8 @@ def test_ten_thousand_operations_leave_every_page_free_or_cached_once(
         (2, campaign.evict),
         (1, campaign.strangers),
         (1, campaign.replace),
+        (1, campaign.change),
+        (20, campaign.wait),
     ]
     weights = [weight for weight, _ in operations]
     for _ in range(10_000):
@@ -143,6 +174,9 @@ class SchedulerMachine(RuleBasedStateMachine):
         max_num_batched_tokens=st.integers(1, 24),
         page_size=st.sampled_from([1, 2, 4]),
         caching=st.booleans(),
+        chunked=st.booleans(),
+        gap=st.sampled_from([0, 1, 3]),
+        max_queued=st.sampled_from([0, 0, 2]),
     )
     def start(
         self,
@@ -151,6 +185,9 @@ class SchedulerMachine(RuleBasedStateMachine):
         max_num_batched_tokens: int,
         page_size: int,
         caching: bool,
+        chunked: bool,
+        gap: int,
+        max_queued: int,
     ) -> None:
         self.harness = Harness(
             num_pages=num_pages,
@@ -159,6 +196,9 @@ class SchedulerMachine(RuleBasedStateMachine):
             page_size=page_size,
             max_model_len=32,
             enable_prefix_caching=caching,
+            enable_chunked_prefill=chunked,
+            preempt_priority_gap=gap,
+            max_queued_requests=max_queued,
         )
 
     @initialize(seed=st.integers(0, 2**32))
@@ -202,6 +242,14 @@ class SchedulerMachine(RuleBasedStateMachine):
     @rule()
     def strangers(self) -> None:
         self.campaign.strangers()
+
+    @rule()
+    def change(self) -> None:
+        self.campaign.change()
+
+    @rule()
+    def wait(self) -> None:
+        self.campaign.wait()
 
     @rule()
     def evict(self) -> None:

@@ -1,0 +1,51 @@
+"""The admission benchmark on the real engine with a tiny model, and its goals."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from cluster.bench.admission import admission_checks
+from cluster.bench.cli import main
+
+FIGURES = (
+    "a_ttft_p99_ratio",
+    "a_ttft_p50_ratio",
+    "b_short_ttft_p99_ratio",
+    "b_short_ttft_p50_ratio",
+    "b_ttft_p99_ratio",
+    "tpot_p50_ratio",
+    "throughput_ratio",
+)
+
+
+def test_both_settings_are_compared(
+    tiny_chat_model: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    engine = ("--device", "cpu", "--cpu-threads", "1", "--kv-cache-tokens", "16384")
+    load = ("--pairs", "1", "--num-prompts", "12", "--output-len", "3", "--budget", "64")
+    argv = ["admission", "--model", str(tiny_chat_model), *engine, *load, "--json"]
+    assert main(argv) == 0
+    result = json.loads(capsys.readouterr().out)
+    assert [check["name"] for check in result["checks"]] == list(FIGURES)
+    assert all(result[name] > 0.0 for name in FIGURES)
+    # Nine short prompts of twelve: under pack half of all wait for no long one.
+    assert result["a"]["pack"]["ttft_p50_ms"] < result["a"]["fifo"]["ttft_p50_ms"]
+    assert result["b"]["pack"]["short_ttft_p99_ms"] < result["b"]["fifo"]["short_ttft_p99_ms"]
+
+
+def test_goals() -> None:
+    held = dict.fromkeys(FIGURES, 0.3) | {"throughput_ratio": 1.0}
+    assert all(check.holds for check in admission_checks(held))
+    missed = {
+        "a_ttft_p99_ratio": 0.71,
+        "a_ttft_p50_ratio": 0.41,
+        "b_short_ttft_p99_ratio": 0.41,
+        "b_short_ttft_p50_ratio": 0.36,
+        "b_ttft_p99_ratio": 1.11,
+        "tpot_p50_ratio": 1.04,
+        "throughput_ratio": 0.98,
+    }
+    assert not any(check.holds for check in admission_checks(missed))

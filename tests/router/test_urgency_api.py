@@ -1,0 +1,167 @@
+"""Priorities, SLOs, fair share, full queues and rules of admission, through HTTP."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+
+import pytest
+
+from worker.wire.messages import Rejection, TokenDelta
+from worker.wire.slo import Slo
+
+KEYS = ("alpha", "beta")
+
+
+async def test_urgency_reaches_the_worker(rig):
+    await rig.start()
+    await rig.chat(priority=8, slo={"ttft_ms": 250, "tpot_ms": 40})
+    [submit] = rig.submits()
+    assert submit.priority == 8
+    assert submit.slo == Slo(ttft_ms=250, tpot_ms=40)
+    assert 0.0 <= submit.waited_ms < 5000.0
+    assert submit.tenant == ""
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"priority": 10}, "priority"),
+        ({"slo": {"ttft_ms": 0}}, "slo"),
+        ({"slo": {"ttft_ms": "soon"}}, "slo"),
+        ({"slo": {"ttf_ms": 5}}, "slo"),
+        ({"slo": 5}, "slo"),
+    ],
+)
+async def test_wrong_urgency_is_a_400_that_names_the_field(rig, fields, param):
+    await rig.start()
+    response = await rig.chat(**fields)
+    assert response.status_code == 400
+    assert response.json()["error"]["param"] == param
+
+
+async def test_responses_and_metrics_say_whether_the_slo_was_met(rig):
+    await rig.start()
+    met = (await rig.complete(slo={"ttft_ms": 60_000, "e2e_ms": 60_000})).json()["choices"][0]
+    assert met["slo"]["met"] is True
+    assert 0 < met["slo"]["ttft_ms"] <= met["slo"]["e2e_ms"]
+    missed = (await rig.complete(slo={"e2e_ms": 0.001}, priority=9)).json()["choices"][0]
+    assert missed["slo"]["met"] is False
+    assert "slo" not in (await rig.complete()).json()["choices"][0]
+    text = (await rig.client.get("/metrics")).text
+    assert 'rayfleet_slo_requests_total{met="true",model_name="stub",priority="4"} 1.0' in text
+    assert 'rayfleet_slo_requests_total{met="false",model_name="stub",priority="9"} 1.0' in text
+
+
+async def test_the_last_chunk_of_a_stream_tells_of_the_slo(rig):
+    await rig.start()
+    response = await rig.chat(stream=True, slo={"tpot_ms": 60_000})
+    events = [json.loads(line[6:]) for line in response.text.split("\n\n") if line[6:7] == "{"]
+    told = [event["choices"][0].get("slo") for event in events]
+    assert told[:-1] == [None] * (len(told) - 1)
+    assert told[-1]["met"] is True
+
+
+@pytest.mark.parametrize(
+    ("fair_by", "same", "other"),
+    [
+        ("key", ("alpha", "u2"), ("beta", "u1")),
+        ("user", ("alpha", "u1"), ("alpha", "u2")),
+        ("user", ("alpha", "u1"), ("beta", "u1")),
+    ],
+)
+async def test_tenants_are_keys_or_their_users(rig, fair_by, same, other):
+    await rig.start(fair_by=fair_by, api_keys=KEYS)
+    for key, user in (("alpha", "u1"), same, other):
+        rig.client.headers["authorization"] = f"Bearer {key}"
+        assert (await rig.chat(user=user)).status_code == 200
+    first, alike, different = [submit.tenant for submit in rig.submits()]
+    assert first == alike != different
+    assert first
+    assert "alpha" not in first
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_full_queues_everywhere_are_a_429_with_retry_after(rig, stream):
+    await rig.start()
+    for worker in rig.workers:
+        worker.rejection, worker.rejection_status = "all full", 429
+    response = await rig.chat(stream=stream)
+    assert response.status_code == 429
+    assert int(response.headers["retry-after"]) >= 1
+    assert response.json()["error"]["type"] == "rate_limit_error"
+    assert len(rig.submits()) == 2, "the other worker was not tried"
+    assert (
+        'rayfleet_requests_refused_total{model_name="stub"} 1.0'
+        in (await rig.client.get("/metrics")).text
+    )
+
+
+async def test_a_full_worker_passes_the_request_on_to_another(rig):
+    await rig.start()
+    rig.workers[0].rejection, rig.workers[0].rejection_status = "full", 429
+    for _ in range(3):
+        assert (await rig.chat()).status_code == 200
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_who_is_displaced_while_it_waits_gets_429_too(rig, stream):
+    await rig.start(running=False)
+    work = asyncio.create_task(rig.chat(stream=stream))
+    await rig.until(lambda: any(worker.running for worker in rig.workers))
+    [worker] = [worker for worker in rig.workers if worker.running]
+    [request_id] = worker.running
+    worker.running.clear()
+    rejection = Rejection(
+        request_id=request_id, attempt=0, message="full of others", status=429, retry_after_s=9
+    )
+    delta = TokenDelta(request_id, 0, [], "error", error="full of others", rejection=rejection)
+    worker.update([delta], [])
+    response = await work
+    assert response.status_code == 429
+    assert response.headers["retry-after"] == "9"
+    assert "full of others" in response.text
+
+
+async def test_rules_of_admission_go_to_every_worker_and_to_those_that_come_later(rig):
+    await rig.start()
+    body = {"model": "stub", "prefill_admission_policy": "pack", "max_prefill_share": 0.25}
+    response = await rig.client.post("/admin/admission", json=body)
+    assert response.status_code == 200
+    assert sorted(response.json()["workers"]) == ["w0", "w1"]
+
+    def told(worker):
+        return [batch.admission.given() for batch in worker.batches if batch.admission]
+
+    given = {"prefill_admission_policy": "pack", "max_prefill_share": 0.25}
+    await rig.until(lambda: all(told(worker) == [given] for worker in rig.workers))
+    rig.workers[1].crash()
+    rig.workers[1].send(rig.workers[1].snapshot())
+    await rig.until(lambda: told(rig.workers[1]) == [given, given])
+
+
+@pytest.mark.parametrize(
+    ("body", "complaint"),
+    [
+        ({"prefill_admission_policy": "best"}, "prefill_admission_policy"),
+        ({"prefill_admission_lookahead": 0}, "--prefill-admission-lookahead"),
+        ({"lookahead": 3}, "lookahead"),
+        ({}, "nothing to change"),
+        ([], "object"),
+        ({"model": 5}, "model"),
+    ],
+)
+async def test_wrong_rules_are_a_400_and_reach_nobody(rig, body, complaint):
+    await rig.start()
+    response = await rig.client.post("/admin/admission", json=body)
+    assert response.status_code == 400
+    assert complaint in response.json()["error"]["message"]
+    assert not any(batch.admission for worker in rig.workers for batch in worker.batches)
+
+
+async def test_rules_are_behind_the_api_keys(rig):
+    await rig.start(api_keys=KEYS)
+    body = {"prefill_admission_policy": "pack"}
+    assert (await rig.client.post("/admin/admission", json=body)).status_code == 401
+    rig.client.headers["authorization"] = "Bearer alpha"
+    assert (await rig.client.post("/admin/admission", json=body)).status_code == 200

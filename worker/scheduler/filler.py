@@ -1,0 +1,119 @@
+"""Who gets how many tokens of a step: the running set and the queue share one budget."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from worker.cache.manager import CacheManager
+from worker.request import Request
+from worker.scheduler.admission import Admission, Admitted
+from worker.scheduler.budget import StepBudget
+from worker.scheduler.clock import Clock
+from worker.scheduler.config import SchedulerConfig
+from worker.scheduler.displacement import Displacement
+from worker.scheduler.drain import DrainRate
+from worker.scheduler.fairness import TenantService
+from worker.scheduler.load import Tally
+from worker.scheduler.preemption import PageClaims, Withdrawal
+from worker.scheduler.queue import WaitingQueue
+from worker.scheduler.running import RunningSet
+from worker.scheduler.siblings import Siblings
+from worker.scheduler.step import StepBuilder
+
+
+class StepFiller:
+    """Puts a step together: decodes first, then prompts under way and new requests."""
+
+    def __init__(
+        self,
+        config: SchedulerConfig,
+        cache: CacheManager,
+        running: RunningSet,
+        queue: WaitingQueue,
+        tally: Tally,
+        service: TenantService,
+        drain: DrainRate,
+        clock: Clock,
+    ) -> None:
+        self.config = config
+        self._running = running
+        self._queue = queue
+        self.withdrawal = Withdrawal(cache, running, queue, tally, clock)
+        """The way back into the queue."""
+        self._claims = PageClaims(config.page_size, cache, running, self.withdrawal)
+        displacement = Displacement(
+            config.preempt_priority_gap, config.page_size, cache, running, self.withdrawal
+        )
+        self.admission = Admission(
+            *(config.admission, config.page_size, cache, running, queue),
+            *(displacement, service, drain),
+            Siblings(config.page_size, config.max_num_batched_tokens // 8),
+        )
+        """The way into the running set."""
+
+    def fill(self, builder: StepBuilder, now: float) -> None:
+        """Shares the step's tokens among those that run and those that wait."""
+        # A copy: admission adds members, and claiming pages takes some back.
+        members = [(request, request.num_pending) for request in self._running]
+        prompts = [member for member in members if member[1] > 1]
+        budget = self._budget(sum(pending == 1 for _, pending in members))
+        admitted: list[Admitted] = []
+        if len(self._queue):
+            admitted = self.admission.round(budget, [n for _, n in prompts], now)
+            parked = self.withdrawal.parked
+            prompts = [
+                m for m in prompts if m[0].lease is not None and m[0].request_id not in parked
+            ]
+        lengths = budget.allot(
+            [pending for _, pending in prompts],
+            [one.length for one in admitted],
+            [one.cost for one in admitted],
+        )
+        chunks = {m[0].request_id: length for m, length in zip(prompts, lengths, strict=False)}
+        self._step_running(members, chunks, budget, builder)
+        for one, length in zip(admitted, lengths[len(prompts) :], strict=True):
+            self.admission.launch(one, length, builder)
+
+    def _budget(self, num_decodes: int) -> StepBudget:
+        options = self.admission.options
+        return StepBudget(
+            self.config.max_num_batched_tokens,
+            num_decodes,
+            max_prefill_tokens=options.prefill_max_tokens,
+            share=options.max_prefill_share,
+            chunked=self.config.enable_chunked_prefill,
+        )
+
+    def _step_running(
+        self,
+        members: Sequence[tuple[Request, int]],
+        chunks: Mapping[str, int],
+        budget: StepBudget,
+        builder: StepBuilder,
+    ) -> None:
+        """Adds the rows of those that ran before this step.
+
+        Args:
+            members: they and their pending tokens, in the order in which they may claim pages.
+            chunks: what prompts among them compute now, by request id.
+            budget: has tokens for the decodes.
+            builder: of the step.
+        """
+        page_size = self.config.page_size
+        parked = self.withdrawal.parked
+        for request, pending in members:
+            lease = request.lease
+            if lease is None or request.request_id in parked:
+                continue
+            if pending == 1:
+                length = int(budget.take_decode())
+            else:
+                length = chunks.get(request.request_id, 0)
+            if length <= 0:
+                continue
+            if request.num_computed + length > len(lease.pages) * page_size:
+                length = self._claims.claim(request, lease, length, builder)
+                if not length:
+                    continue
+            builder.add_row(request, lease, length)
+        parked.clear()
