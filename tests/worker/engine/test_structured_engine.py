@@ -111,6 +111,25 @@ def test_every_output_conforms(outcomes: dict[str, list[Outcome]], tokenizer: To
             assert conforms(form, text), (form, text)
 
 
+def test_five_hundred_outputs_conform(tokenizer: Tokenizer) -> None:
+    params = [
+        SamplingParams(
+            max_tokens=200,
+            temperature=(0.0, 1.0, 1.3)[seed % 3],
+            seed=seed,
+            structured_outputs=StructuredOutputsParams(**FORMS[seed % len(FORMS)]),
+        )
+        for seed in range(500)
+    ]
+    prompts = [tokenizer.encode(f"Tell me of {number}.") for number in range(len(params))]
+    with Engine(MODEL) as engine:
+        outcomes = engine.outcomes(prompts, params)
+    for seed, outcome in enumerate(outcomes):
+        form, text = FORMS[seed % len(FORMS)], text_of(outcome, tokenizer)
+        assert outcome.finish_reason == "stop", (form, text, outcome.error)
+        assert conforms(form, text), (form, text)
+
+
 @pytest.mark.parametrize("other", ["depth 0", "scarce"])
 def test_depth_and_preemption_change_no_token(
     outcomes: dict[str, list[Outcome]], other: str
