@@ -60,7 +60,9 @@ def add_commands(commands: Subparsers) -> None:
     _add_admission_flags(admission)
     gateway = _command(commands, "gateway", "CPU time per token before the engine", _gateway)
     _add_gateway_flags(gateway)
-    router = _command(commands, "router", "routing: what a decision costs", _router)
+    router = _command(
+        commands, "router", "routing policies compared, or what a decision costs", _router
+    )
     _add_router_flags(router)
 
 
@@ -192,10 +194,11 @@ def _gateway(args: argparse.Namespace) -> Result:
 
 def _router(args: argparse.Namespace) -> Result:
     from cluster.bench.router_micro import MicroOptions, run_router_micro
+    from cluster.bench.routing.compare import SimOptions, run_router_sim
 
-    if not args.micro:
-        raise ValueError("say what to measure: --micro")
-    return run_router_micro(MicroOptions(**given_options(args, MicroOptions)))
+    if args.micro:
+        return run_router_micro(MicroOptions(**given_options(args, MicroOptions)))
+    return run_router_sim(SimOptions(**given_options(args, SimOptions)))
 
 
 def _versus(args: argparse.Namespace) -> Result:
@@ -339,8 +342,12 @@ def _numbers(text: str) -> tuple[int, ...]:
 
 def _add_router_flags(parser: argparse.ArgumentParser) -> None:
     from cluster.bench.router_micro import MicroOptions
+    from cluster.bench.routing.compare import SimOptions
 
-    parser.add_argument("--micro", action="store_true", help="microseconds per decision")
+    add_options(parser.add_argument_group("simulation"), SimOptions)
+    parser.add_argument(
+        "--micro", action="store_true", help="microseconds per decision instead of a simulation"
+    )
     add_options(parser.add_argument_group("micro"), MicroOptions)
 
 

@@ -28,8 +28,6 @@ def test_micro_grows_to_the_sizes_asked_for(capsys: pytest.CaptureFixture[str]) 
     assert [(row["workers"], row["blocks"]) for row in rows] == [(4, 2048), (8, 2048), (4, 20480)]
 
 
-def test_router_bench_wants_to_know_what(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["router"]) == 2
-    assert "--micro" in capsys.readouterr().err
+def test_micro_refuses_an_index_too_small(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["router", "--micro", "--workers", "64", "--blocks", "100"]) == 2
     assert "--blocks" in capsys.readouterr().err

@@ -1,0 +1,1 @@
+"""Routing policies against each other on simulated workers, in simulated time."""

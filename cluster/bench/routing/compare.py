@@ -1,0 +1,202 @@
+"""`bench router`: all contenders on all workloads, over several seeds."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any
+
+from cluster.bench.report import Result, at_least, at_most, checks_json, note
+from cluster.bench.routing.bound import pooled_hit_rate
+from cluster.bench.routing.figures import Figures, figures, ratio_to_best, spread
+from cluster.bench.routing.lineup import CONTENDERS, OWN, Entry, Settings, lineup
+from cluster.bench.routing.simulation import Outcome, Simulation
+from cluster.bench.routing.traces import find_traces
+from cluster.bench.routing.workload import Workload
+from cluster.bench.routing.workloads import Maker, workloads
+
+_TUNING_SEED = 10_000
+"""Far from those that are reported."""
+_TUNING_SCALE = 0.5
+_MEAN_GOAL = 1.02
+_P99_GOAL = 1.10
+_P99_SHARE = 0.8
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SimOptions:
+    """What is simulated."""
+
+    contenders: tuple[str, ...] = field(default=(), metadata={"flag": "--contender"})
+    """Routing policy, or ray-prefix for Ray Serve LLM's prefix router; may be given several times.
+    None named means all."""
+    workloads: tuple[str, ...] = field(default=(), metadata={"flag": "--workload"})
+    """Workload; may be given several times. None named means all."""
+    seeds: int = 5
+    """Repetitions with other data."""
+    first_seed: int = 1
+    """Seed of the first repetition."""
+    scale: float = 1.0
+    """Length of the workloads; results are reported for 1."""
+    traces: str = ""
+    """Folder with Mooncake's conversation_trace.jsonl and synthetic_trace.jsonl; without it these
+    workloads are left out."""
+    sweep: bool = True
+    """Let contenders with settings also run at the best of a fixed grid, found on other data."""
+    plot: str = ""
+    """PNG file with the ratios of all contenders."""
+
+    def __post_init__(self) -> None:
+        if self.seeds < 1:
+            raise ValueError(f"--seeds must be at least 1, got {self.seeds}")
+        if self.scale <= 0.0:
+            raise ValueError(f"--scale must be above 0, got {self.scale}")
+        if self.contenders and (OWN not in self.contenders or len(self.contenders) < 2):
+            raise ValueError(f"--contender must name {OWN} and at least one to compare it with")
+
+
+def run_router_sim(options: SimOptions) -> Result:
+    """Times to first token and hit rates by workload and contender; ratios against their goals."""
+    folder = find_traces(options.traces) if options.traces else None
+    entries, notes = lineup(options.contenders or CONTENDERS)
+    if folder is None:
+        where = f"in {options.traces}" if options.traces else "without --traces FOLDER"
+        notes.append(f"trace workloads are left out: no conversation_trace.jsonl {where}")
+    for text in notes:
+        note(text)
+    makers = workloads(options.scale, folder)
+    small = workloads(options.scale * _TUNING_SCALE, folder)
+    names = options.workloads or tuple(makers)
+    if unknown := [name for name in names if name not in makers]:
+        raise ValueError(f"unknown workloads: {', '.join(unknown)} (there are {', '.join(makers)})")
+    rows: list[dict[str, Any]] = []
+    ratios: dict[str, Any] = {}
+    for name in names:
+        tuning = small[name] if options.sweep else None
+        runs = _runs(entries, makers[name], tuning, options)
+        rows += _rows(name, runs)
+        ratios[name] = _ratios(runs)
+        note(f"{name}: mean {ratios[name]['mean_ttft_ratio']:.3f} of the best other's")
+    result: Result = {
+        "seeds": options.seeds,
+        "scale": options.scale,
+        "notes": notes,
+        **_worst(ratios),
+        "workloads": ratios,
+        "rows": rows,
+    }
+    if options.plot:
+        from cluster.bench.routing.plot import draw_ratios
+
+        draw_ratios(rows, OWN, options.plot)
+    return result
+
+
+@dataclass(kw_only=True, slots=True)
+class _Runs:
+    """One contender's simulations of a workload."""
+
+    settings: Settings
+    figures: list[Figures]
+    bound: float = 0.0
+
+
+def _runs(
+    entries: Sequence[Entry], make: Maker, tuning: Maker | None, options: SimOptions
+) -> dict[str, _Runs]:
+    """By contender; one with settings appears again at the best of them."""
+    runs: dict[str, _Runs] = {}
+    for entry in entries:
+        runs[entry.name] = _Runs(settings={}, figures=[])
+        if entry.grid and tuning is not None:
+            best = _best_settings(entry, tuning(_TUNING_SEED))
+            runs[f"{entry.name} (tuned)"] = _Runs(settings=best, figures=[])
+    by_name = {entry.name: entry for entry in entries}
+    for seed in range(options.first_seed, options.first_seed + options.seeds):
+        workload = make(seed)
+        for name, run in runs.items():
+            entry = by_name[name.removesuffix(" (tuned)")]
+            outcomes = simulate(workload, entry, run.settings, seed)
+            run.figures.append(figures(outcomes))
+            if name == OWN:
+                shape = workload.fleet
+                bound = pooled_hit_rate(outcomes, shape.page_size, shape.pooled_pages)
+                run.bound += bound / options.seeds
+    return runs
+
+
+def simulate(workload: Workload, entry: Entry, settings: Settings, seed: int) -> list[Outcome]:
+    """One simulation."""
+    return Simulation(workload, partial(entry.create, settings, seed)).run()
+
+
+def _best_settings(entry: Entry, workload: Workload) -> Settings:
+    def mean_ttft(settings: Settings) -> float:
+        return figures(simulate(workload, entry, settings, _TUNING_SEED)).mean_ttft
+
+    return min(entry.grid, key=mean_ttft)
+
+
+def _rows(workload: str, runs: Mapping[str, _Runs]) -> list[dict[str, Any]]:
+    bound = runs[OWN].bound
+    rows = []
+    for name, run in runs.items():
+        mean = spread([one.mean_ttft for one in run.figures])
+        p99 = spread([one.p99_ttft for one in run.figures])
+        rows.append(
+            {
+                "workload": workload,
+                "policy": name,
+                "mean_ttft_s": mean.mean,
+                "mean_ci": mean.half,
+                "p50_ttft_s": spread([one.p50_ttft for one in run.figures]).mean,
+                "p99_ttft_s": p99.mean,
+                "p99_ci": p99.half,
+                "hit_rate": spread([one.hit_rate for one in run.figures]).mean,
+                "pooled_hit_rate": bound,
+                "settings": ", ".join(f"{k}={v}" for k, v in run.settings.items()),
+            }
+        )
+    return rows
+
+
+def _ratios(runs: Mapping[str, _Runs]) -> dict[str, Any]:
+    def series(select: Callable[[Figures], float]) -> dict[str, list[float]]:
+        return {name: [select(one) for one in run.figures] for name, run in runs.items()}
+
+    mean, mean_half, mean_best = ratio_to_best(series(lambda one: one.mean_ttft), OWN)
+    p99, p99_half, p99_best = ratio_to_best(series(lambda one: one.p99_ttft), OWN)
+    hit = spread([one.hit_rate for one in runs[OWN].figures]).mean
+    bound = runs[OWN].bound
+    return {
+        "mean_ttft_ratio": mean,
+        "mean_ttft_ratio_ci": mean_half,
+        "best_mean": mean_best,
+        "p99_ttft_ratio": p99,
+        "p99_ttft_ratio_ci": p99_half,
+        "best_p99": p99_best,
+        "hit_of_pooled": hit / bound if bound else 1.0,
+    }
+
+
+def _worst(ratios: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+    mean = max(one["mean_ttft_ratio"] for one in ratios.values())
+    p99 = max(one["p99_ttft_ratio"] for one in ratios.values())
+    near = sum(one["p99_ttft_ratio"] <= _P99_GOAL for one in ratios.values()) / len(ratios)
+    checks = [
+        at_most("worst_mean_ttft_ratio", mean, "x", _MEAN_GOAL),
+        replace(
+            at_most("worst_p99_ttft_ratio", p99, "x", _P99_GOAL),
+            goal=f"<= {_P99_GOAL:g} on {_P99_SHARE:.0%} of the workloads",
+            holds=near >= _P99_SHARE,
+        ),
+        at_least("p99_near_best", near, "of workloads", _P99_SHARE),
+    ]
+    return {
+        "worst_mean_ttft_ratio": mean,
+        "worst_p99_ttft_ratio": p99,
+        "mean_losers": [n for n, one in ratios.items() if one["mean_ttft_ratio"] > _MEAN_GOAL],
+        "p99_losers": [n for n, one in ratios.items() if one["p99_ttft_ratio"] > _P99_GOAL],
+        "checks": checks_json(checks),
+    }

@@ -1,0 +1,116 @@
+"""Who decides in a simulation: this gateway's own code, under any of its policies."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+from cluster.bench.routing.worker import SimWorker
+from cluster.bench.routing.workload import Arrival
+from router.config import RoutingConfig
+from router.fleet import Fleet, PromptBlocks
+from worker.wire.messages import StepReport, WorkerUpdate
+
+Clock = Callable[[], float]
+
+
+class Placement(NamedTuple):
+    """An answer to one request."""
+
+    worker_id: str
+    hit_tokens: int = 0
+    """Prompt tokens that are expected in the worker's cache."""
+    predicted_s: float = 0.0
+    """Expected time to the first token; 0 where nothing is expected."""
+
+
+class Contender(ABC):
+    """One gateway's view of a simulation."""
+
+    @abstractmethod
+    def joined(self, worker: SimWorker) -> None:
+        """A worker came up, or its stream began anew."""
+
+    @abstractmethod
+    def lost(self, worker: SimWorker) -> None:
+        """A worker's ranks died, or it is gone for good."""
+
+    def draining(self, worker: SimWorker) -> None:
+        """A worker takes nothing new."""
+        self.lost(worker)
+
+    @abstractmethod
+    def place(self, arrivals: Sequence[Arrival]) -> list[Placement | None]:
+        """Chooses workers for requests that arrive together; None where there is no worker."""
+
+    @abstractmethod
+    def submitted(self, worker: SimWorker, request_id: str, ordinal: int) -> None:
+        """A request was handed to the worker that was chosen."""
+
+    @abstractmethod
+    def reported(self, worker: SimWorker, report: StepReport) -> None:
+        """A worker ended a step."""
+
+    def ended(self, worker_id: str, request_id: str) -> None:
+        """A request has ended, or its worker has."""
+        return
+
+    def close(self) -> None:
+        """The simulation is over."""
+        return
+
+
+class FleetContender(Contender):
+    """The code that serves: index, hashes, joint placement, reservations, step-time model, policy.
+
+    Args:
+        config: policy and its settings.
+        clock: of the simulation.
+    """
+
+    def __init__(self, config: RoutingConfig, clock: Clock) -> None:
+        self.fleet = Fleet(config, clock=clock)
+
+    def joined(self, worker: SimWorker) -> None:
+        """See Contender."""
+        self.fleet.attach(worker.worker_id, worker.snapshot())
+
+    def lost(self, worker: SimWorker) -> None:
+        """See Contender."""
+        self.fleet.lose(worker.worker_id)
+
+    def draining(self, worker: SimWorker) -> None:
+        """See Contender."""
+        self.fleet.set_draining(worker.worker_id, True)
+
+    def place(self, arrivals: Sequence[Arrival]) -> list[Placement | None]:
+        """See Contender."""
+        memo = self.fleet.memo
+        choices = self.fleet.reserve_group(
+            [
+                (a.request_id, PromptBlocks(a.tokens, session=a.session, memo=memo), ())
+                for a in arrivals
+            ]
+        )
+        return [
+            None if c is None else Placement(c.worker_id, c.hit_tokens, c.first_token_s)
+            for c in choices
+        ]
+
+    def submitted(self, worker: SimWorker, request_id: str, ordinal: int) -> None:
+        """See Contender."""
+        self.fleet.accepted(worker.worker_id, request_id, worker.epoch, ordinal)
+
+    def reported(self, worker: SimWorker, report: StepReport) -> None:
+        """See Contender."""
+        update = WorkerUpdate(worker.epoch, report.seq, [], report.block_events, report.load)
+        self.fleet.update(worker.worker_id, update)
+        for deltas in report.deltas.values():
+            for delta in deltas:
+                if delta.num_cached_tokens >= 0:
+                    self.fleet.release(worker.worker_id, delta.request_id)
+
+    def ended(self, worker_id: str, request_id: str) -> None:
+        """See Contender."""
+        self.fleet.release(worker_id, request_id)

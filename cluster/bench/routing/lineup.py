@@ -1,0 +1,77 @@
+"""Which contenders a benchmark compares, and the settings that each is tried with."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from cluster.bench.routing.contender import Clock, Contender, FleetContender
+from router.config import RoutingConfig
+
+Settings = Mapping[str, Any]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Entry:
+    """One contender."""
+
+    name: str
+    create: Callable[[Settings, int, Clock], Contender]
+    """From settings, a seed and the simulation's clock."""
+    grid: tuple[Settings, ...] = ()
+    """Settings among which the best is looked for, on data of other seeds."""
+
+
+OWN = "adaptive"
+"""The policy whose figures are reported."""
+CONTENDERS = (
+    OWN,
+    "prefix-score",
+    "least-load",
+    "power-of-two",
+    "round-robin",
+    "session",
+    "ray-prefix",
+)
+
+_FLEET_GRIDS: Mapping[str, tuple[Settings, ...]] = {
+    "prefix-score": tuple(
+        {"prefix_score_hit_weight": hit, "prefix_score_utilisation_weight": busy}
+        for hit in (0.01, 0.03, 0.1, 0.3, 1.0)
+        for busy in (100.0, 1000.0)
+    ),
+}
+_RAY_GRID: tuple[Settings, ...] = tuple(
+    {"imbalanced_threshold": threshold, "match_rate_threshold": rate}
+    for threshold in (2, 5, 10, 20, 50)
+    for rate in (0.1, 0.3)
+)
+
+
+def lineup(names: tuple[str, ...]) -> tuple[list[Entry], list[str]]:
+    """The contenders by name, and what is to be said about those that cannot take part."""
+    entries, notes = [], []
+    for name in names:
+        if name == "ray-prefix":
+            if importlib.util.find_spec("ray") is None:
+                notes.append("ray-prefix is left out: ray is not installed")
+                continue
+            entries.append(Entry(name=name, create=_ray, grid=_RAY_GRID))
+        else:
+            create = partial(_fleet, name)
+            entries.append(Entry(name=name, create=create, grid=_FLEET_GRIDS.get(name, ())))
+    return entries, notes
+
+
+def _fleet(policy: str, settings: Settings, seed: int, clock: Clock) -> Contender:
+    return FleetContender(RoutingConfig(routing_policy=policy, **settings), clock)  # type: ignore[arg-type]
+
+
+def _ray(settings: Settings, seed: int, clock: Clock) -> Contender:
+    # Imported here: only this contender needs Ray.
+    from cluster.bench.routing.ray_prefix import RayPrefixContender
+
+    return RayPrefixContender(clock, seed, dict(settings))

@@ -1,0 +1,140 @@
+"""The simulation of routing: deterministic, complete, and its figures what they say."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from cluster.bench.cli import main
+from cluster.bench.routing.bound import pooled_hit_rate
+from cluster.bench.routing.contender import FleetContender
+from cluster.bench.routing.figures import ratio_to_best, spread
+from cluster.bench.routing.lineup import lineup
+from cluster.bench.routing.simulation import Outcome, Simulation
+from cluster.bench.routing.traces import TraceFile, trace_workload
+from cluster.bench.routing.workload import Arrival, FleetShape, Workload
+from cluster.bench.routing.workloads import workloads
+from router.config import RoutingConfig
+from worker.wire.blocks import block_hash_array
+
+NAMES = sorted(workloads(0.02, None))
+
+
+def simulate(workload: Workload, name: str = "adaptive") -> list[Outcome]:
+    [entry], _ = lineup((name,))
+    return Simulation(workload, lambda clock: entry.create({}, 1, clock)).run()
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_request_is_served_and_a_second_run_is_the_same(name: str) -> None:
+    workload = workloads(0.03, None)[name](3)
+    first, second = simulate(workload), simulate(workload)
+    assert len(first) == len(workload.arrivals)
+    for a, b in zip(first, second, strict=True):
+        assert (a.arrival, a.placement) == (b.arrival, b.placement)
+        assert a.first_token_s == b.first_token_s > 0.0
+        assert 0 <= a.cached_tokens < a.arrival.num_tokens
+
+
+def test_a_lone_request_takes_as_long_as_its_steps() -> None:
+    shape = FleetShape(slowness=(2.0,))
+    tokens = np.arange(3000, dtype="<i4").tobytes()
+    arrival = Arrival(request_id="r", at=1.0, tokens=tokens, output_len=4)
+    [outcome] = simulate(Workload(name="one", arrivals=(arrival,), fleet=shape))
+    costs = shape.costs
+    expected = 2.0 * (2 * costs.constant + costs.prefill(3000))
+    assert outcome.first_token_s == pytest.approx(expected, rel=1e-3)
+
+
+def test_what_is_predicted_comes_true_once_the_fleet_is_known() -> None:
+    workload = workloads(0.3, None)["no-sharing"](1)
+    outcomes = simulate(workload)[150:]
+    errors = [abs(o.placement.predicted_s / o.first_token_s - 1.0) for o in outcomes]
+    assert np.median(errors) < 0.25
+
+
+def test_no_hit_is_expected_that_an_eviction_or_a_broken_stream_has_taken() -> None:
+    workload = workloads(0.3, None)["churn"](1)
+    outcomes = simulate(workload)
+    wrong = [o for o in outcomes if o.placement.hit_tokens > o.cached_tokens and not o.attempt]
+    # Only predicted blocks may fail to come: those of a request that is still being computed.
+    assert len(wrong) <= 0.02 * len(outcomes)
+
+
+def test_the_prefix_router_of_ray_follows_prefixes() -> None:
+    workload = workloads(0.1, None)["sibling-burst"](1)
+    outcomes = simulate(workload, "ray-prefix")
+    by_burst: dict[str, set[str]] = {}
+    for outcome in outcomes:
+        burst = outcome.arrival.request_id.split(".")[0]
+        by_burst.setdefault(burst, set()).add(outcome.placement.worker_id)
+    assert all(len(workers) == 1 for workers in by_burst.values())
+    assert len({next(iter(workers)) for workers in by_burst.values()}) > 1
+
+
+def test_pooled_bound_counts_whole_blocks_and_evicts_the_oldest() -> None:
+    def outcome(first: int, length: int = 64) -> Outcome:
+        tokens = np.arange(first, first + length, dtype="<i4").tobytes()
+        arrival = Arrival(request_id=str(first), at=0.0, tokens=tokens, output_len=1)
+        return Outcome(arrival=arrival, arrived_at=0.0, placement=None)  # type: ignore[arg-type]
+
+    a, b = outcome(0), outcome(1000)
+    assert pooled_hit_rate([a, b, a], 16, 8) == pytest.approx(63 / 192)
+    assert pooled_hit_rate([a, b, a], 16, 4) == 0.0
+    assert pooled_hit_rate([a, outcome(0, 40)], 16, 8) == pytest.approx(32 / 104)
+
+
+def test_trace_blocks_are_equal_where_their_ids_are(tmp_path: Path) -> None:
+    lines = [
+        {"timestamp": 0, "input_length": 1500, "output_length": 9, "hash_ids": [5, 6, 7]},
+        {"timestamp": 1400, "input_length": 1100, "output_length": 9, "hash_ids": [5, 8, 9]},
+    ]
+    path = tmp_path / "conversation_trace.jsonl"
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    workload = trace_workload(1, trace=TraceFile(str(path)), speed=1.4)
+    a, b = workload.arrivals
+    assert b.at - a.at == pytest.approx(1.0)
+    assert (a.num_tokens, b.num_tokens) == (1500, 1100)
+    first, second = (block_hash_array(x.tokens, 512, 1) for x in (a, b))
+    assert first[0] == second[0]
+    assert first[1] != second[1]
+
+
+def test_ratio_is_to_the_best_other_and_paired_by_seed() -> None:
+    values = {"adaptive": [1.0, 3.0], "a": [2.0, 6.0], "b": [9.0, 9.0]}
+    assert ratio_to_best(values, "adaptive") == (0.5, 0.0, "a")
+    assert spread([1.0, 3.0]).half == pytest.approx(12.706)
+
+
+def test_command_reports_ratios(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    plot = tmp_path / "ratios.png"
+    arguments = "router --json --scale 0.03 --seeds 2 --workload no-sharing --no-sweep"
+    contenders = "--contender adaptive --contender round-robin"
+    assert main([*arguments.split(), *contenders.split(), "--plot", str(plot)]) == 0
+    result = json.loads(capsys.readouterr().out)
+    assert [row["policy"] for row in result["rows"]] == ["adaptive", "round-robin"]
+    ratio = result["rows"][0]["mean_ttft_s"] / result["rows"][1]["mean_ttft_s"]
+    assert result["worst_mean_ttft_ratio"] == pytest.approx(ratio)
+    assert "trace workloads are left out" in result["notes"][0]
+    assert plot.stat().st_size > 1000
+
+
+def test_unknown_workloads_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["router", "--workload", "nonsense"]) == 2
+    assert "hot-prefix" in capsys.readouterr().err
+
+
+def test_contender_leaves_nothing_behind() -> None:
+    fleets: list[FleetContender] = []
+
+    def create(clock: object) -> FleetContender:
+        fleets.append(FleetContender(RoutingConfig(), clock))  # type: ignore[arg-type]
+        return fleets[-1]
+
+    Simulation(workloads(0.1, None)["churn"](1), create).run()
+    fleet = fleets[0].fleet
+    assert len(fleet.in_flight) == 0
+    assert not any(worker.reservations for worker in fleet.workers)
