@@ -33,6 +33,12 @@ class RoutingConfig:
     """prefix-score: per percent of KV pages free."""
     prefix_score_batch_room_weight: float = 0.5
     """prefix-score: per free place in the batch."""
+    explain_routing: bool = False
+    """Answer with headers that tell what routing expected, what was achievable and what came of it,
+    and count it; up to a millisecond per 128k-token prompt."""
+    decision_log: str = ""
+    """Folder for logs of all decisions, one file per gateway and model, which
+    `bench router --replay` runs again under other policies; they hold hashes, no text."""
 
     def __post_init__(self) -> None:
         if not 0.0 <= self.adaptive_min_beta <= self.adaptive_max_beta:

@@ -195,9 +195,12 @@ def _gateway(args: argparse.Namespace) -> Result:
 def _router(args: argparse.Namespace) -> Result:
     from cluster.bench.router_micro import MicroOptions, run_router_micro
     from cluster.bench.routing.compare import SimOptions, run_router_sim
+    from cluster.bench.routing.replay import ReplayOptions, run_replay
 
     if args.micro:
         return run_router_micro(MicroOptions(**given_options(args, MicroOptions)))
+    if getattr(args, "replay", ""):
+        return run_replay(ReplayOptions(**given_options(args, ReplayOptions)))
     return run_router_sim(SimOptions(**given_options(args, SimOptions)))
 
 
@@ -343,8 +346,10 @@ def _numbers(text: str) -> tuple[int, ...]:
 def _add_router_flags(parser: argparse.ArgumentParser) -> None:
     from cluster.bench.router_micro import MicroOptions
     from cluster.bench.routing.compare import SimOptions
+    from cluster.bench.routing.replay import ReplayOptions
 
     add_options(parser.add_argument_group("simulation"), SimOptions)
+    add_options(parser.add_argument_group("replay"), ReplayOptions, exclude=("contenders",))
     parser.add_argument(
         "--micro", action="store_true", help="microseconds per decision instead of a simulation"
     )

@@ -11,6 +11,7 @@ from starlette.types import Receive, Scope, Send
 from router.api.writer import ResponseWriter
 from router.errors import ApiError, overloaded
 from router.serving import Completion, Generation
+from router.serving.account import explanation_headers
 
 logger = logging.getLogger(__name__)
 
@@ -102,6 +103,7 @@ class GenerationResponse(Response):
             (b"x-request-id", self._request_id.encode("latin-1")),
             (b"x-rayfleet-worker", self._generation.workers.encode("latin-1")),
         ]
+        headers += explanation_headers(self._generation)
         if length is None:
             # Proxies must hand each event on as it comes.
             headers += [(b"cache-control", b"no-cache"), (b"x-accel-buffering", b"no")]

@@ -2,6 +2,7 @@
 
 from router.fleet.base import Decision, RequestView, RoutingPolicy
 from router.fleet.blocks import BlockKey, PromptBlocks
+from router.fleet.explain import Explanation
 from router.fleet.factory import create_policy
 from router.fleet.fleet import Choice, Fleet
 from router.fleet.index import PrefixIndex
@@ -14,6 +15,7 @@ __all__ = [
     "BlockKey",
     "Choice",
     "Decision",
+    "Explanation",
     "Fleet",
     "HashMemo",
     "PrefixIndex",

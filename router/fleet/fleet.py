@@ -12,6 +12,7 @@ from router.config import RoutingConfig
 from router.fleet.base import RequestView
 from router.fleet.blocks import BlockKey, PromptBlocks
 from router.fleet.burst import group_order
+from router.fleet.explain import Explainer, Explanation
 from router.fleet.factory import create_policy
 from router.fleet.hits import HitFinder
 from router.fleet.in_flight import InFlight
@@ -49,6 +50,8 @@ class Choice(msgspec.Struct, frozen=True):
     """Expected time that it computes the prompt."""
     cost: float
     """In the policy's own unit."""
+    explanation: Explanation | None = None
+    """Where explanations are asked for."""
 
     @property
     def first_token_s(self) -> float:
@@ -85,6 +88,8 @@ class Fleet:
         self.pace = FleetPace()
         self.utilisation = Utilisation(config.adaptive_window_s)
         self.policy = create_policy(config, self.utilisation)
+        explained = config.explain_routing or bool(config.decision_log)
+        self._explainer = Explainer() if explained else None
         self._clock = clock
         self._parity = parity
         self._workers: dict[str, WorkerState] = {}
@@ -97,6 +102,10 @@ class Fleet:
     def workers(self) -> Iterable[WorkerState]:
         """All attached workers, ready or not."""
         return self._workers.values()
+
+    def worker(self, worker_id: str) -> WorkerState:
+        """An attached worker."""
+        return self._workers[worker_id]
 
     @property
     def ready(self) -> bool:
@@ -216,6 +225,9 @@ class Fleet:
         done = min(now - table.reported_at.item(row), table.drain_s.item(row))
         waiting_s = max(table.queue_s.item(row) - done, 0.0) + table.reserved_s.item(row)
         waiting_s += table.place_s.item(row)
+        explanation = None
+        if self._explainer is not None:
+            explanation = self._explainer.explain(request, table, row, now)
         # Those behind it share its steps; it waits for whole ones itself.
         reserved_s = prefill_s + steps * step_s
         worker.reservations[request_id] = Reservation(uncached, reserved_s)
@@ -232,6 +244,7 @@ class Fleet:
             waiting_s,
             prefill_s + max(steps, 1.0) * step_s,
             decision.costs.item(row),
+            explanation,
         )
 
     def reserve_group(

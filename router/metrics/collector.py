@@ -32,10 +32,26 @@ _COUNTERS: dict[str, tuple[str, Callable[[ModelStats], float]]] = {
     "prompt_tokens_cached": ("Prompt tokens found in prefix caches.", lambda s: s.cached_tokens),
     "routing_hit_tokens": ("Prompt tokens that routing expected cached.", lambda s: s.hit_tokens),
     "requests_refused": ("Completions answered with 429: queues are full.", lambda s: s.refused),
+    "routing_achievable_hit_tokens": (
+        "Prompt tokens in the cache of the worker that held most of the prompt.",
+        lambda s: s.achievable_hit_tokens,
+    ),
+    "routing_pooled_hit_tokens": (
+        "Prompt tokens that one cache for all workers would have had (--explain-routing).",
+        lambda s: s.pooled_hit_tokens,
+    ),
+    "routing_regret_seconds": (
+        "Expected first tokens over the earliest expected ones (--explain-routing).",
+        lambda s: s.regret_s,
+    ),
     "routing_retries": ("Submits that were repeated on another worker.", lambda s: s.retries),
 }
 _HISTOGRAMS: dict[str, tuple[str, Callable[[ModelStats], Histogram]]] = {
     "time_to_first_token_seconds": ("Arrival to first token.", lambda s: s.first_token),
+    "routing_prediction_error_seconds": (
+        "First tokens before or after the time that routing expected.",
+        lambda s: s.prediction_error,
+    ),
     "inter_token_latency_seconds": ("From one token to the next.", lambda s: s.inter_token),
     "request_time_per_output_token_seconds": (
         "Mean time per token after the first, by request.",

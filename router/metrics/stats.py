@@ -48,14 +48,18 @@ class ModelStats:
     """Counters of one model in one gateway."""
 
     __slots__ = (
+        "achievable_hit_tokens",
         "cached_tokens",
         "finished",
         "first_token",
         "generation_tokens",
         "hit_tokens",
         "inter_token",
+        "pooled_hit_tokens",
+        "prediction_error",
         "prompt_tokens",
         "refused",
+        "regret_s",
         "request",
         "retries",
         "routed",
@@ -70,6 +74,13 @@ class ModelStats:
         """Prompt tokens that workers found in their prefix caches."""
         self.hit_tokens = 0
         """Prompt tokens that routing expected to find there."""
+        self.achievable_hit_tokens = 0
+        """Prompt tokens that the worker that held most of the prompt would have been expected to
+        find."""
+        self.pooled_hit_tokens = 0
+        """Prompt tokens that one cache for all workers would have had; where explained."""
+        self.regret_s = 0.0
+        """Expected first tokens over the earliest expected ones; where explained."""
         self.retries = 0
         self.refused = 0
         """Completions that no worker had room for in its queue."""
@@ -80,6 +91,8 @@ class ModelStats:
         self.finished: dict[str, int] = {}
         """Completions by finish reason."""
         self.first_token = Histogram(FIRST_TOKEN_BUCKETS)
+        self.prediction_error = Histogram(FIRST_TOKEN_BUCKETS)
+        """First tokens before or after their time."""
         self.inter_token = Histogram(TOKEN_TIME_BUCKETS)
         self.time_per_token = Histogram(TOKEN_TIME_BUCKETS)
         self.request = Histogram(REQUEST_BUCKETS)

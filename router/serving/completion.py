@@ -7,7 +7,7 @@ from collections.abc import Callable
 import msgspec
 
 from router.channel import WorkerChannel
-from router.fleet import PromptBlocks
+from router.fleet import Choice, PromptBlocks
 from router.metrics.stats import ModelStats
 from router.serving.mailbox import Mailbox
 from worker.wire.detokenizer import RequestText
@@ -63,6 +63,7 @@ class Completion:
         "_taken",
         "_text",
         "attempt",
+        "choice",
         "error",
         "finish_reason",
         "logprobs",
@@ -91,6 +92,8 @@ class Completion:
         self.spec = spec
         self.attempt = 0
         self.worker_id = ""
+        self.choice: Choice | None = None
+        """The last decision about it."""
         self.token_ids: list[int] = []
         self.finish_reason: FinishReason | None = None
         self.stop_reason: int | str | None = None
@@ -122,6 +125,16 @@ class Completion:
     def finished(self) -> bool:
         """Whether nothing more will come."""
         return self.finish_reason is not None
+
+    @property
+    def arrived_at(self) -> float:
+        """On the event loop's clock."""
+        return self._arrived_at
+
+    @property
+    def first_token_s(self) -> float:
+        """From arrival to the first token; negative while there is none."""
+        return self._first_token_at - self._arrived_at if self._first_token_at else -1.0
 
     def submit_to(self, channel: WorkerChannel, now: float) -> Submit:
         """Binds the completion to a worker; the message to send there, at time `now`."""

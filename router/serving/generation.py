@@ -42,9 +42,13 @@ class Generation:
         completions: Sequence[Completion],
         mailbox: Mailbox[Completion],
         place: Callable[[Completion], Awaitable[None]],
+        *,
+        explain: bool = False,
     ) -> None:
         self.request = request
         self.completions = completions
+        self.explain = explain
+        """Whether the client is told of the decisions."""
         self._mailbox = mailbox
         self._place = place
 

@@ -14,8 +14,10 @@ import msgspec
 from router.channel import Refused, WorkerChannel, WorkerTransport, WorkerUnreachable
 from router.config import ModelRoute
 from router.errors import ApiError, bad_request, no_worker, overloaded
+from router.explain import DecisionLog
 from router.fleet import Fleet, PromptBlocks, Turn
 from router.metrics.stats import ModelStats
+from router.serving.account import count_choice, decision_line
 from router.serving.completion import Completion, CompletionSpec
 from router.serving.generation import Generation, GenerationRequest
 from router.serving.mailbox import Mailbox
@@ -68,6 +70,8 @@ class ServedModel:
         self._channels: dict[str, WorkerChannel] = {}
         self._closed = False
         self._admission = AdmissionChange()
+        folder = route.routing.decision_log
+        self._log_file = DecisionLog(folder, route.name, gateway_id) if folder else None
 
     def start(self) -> None:
         """Follows the set of workers from now on."""
@@ -78,6 +82,8 @@ class ServedModel:
         self._closed = True
         for channel in list(self._channels.values()):
             await channel.close()
+        if self._log_file is not None:
+            self._log_file.close(self.fleet)
 
     def generation(self, request: GenerationRequest) -> Generation:
         """The request with its completions, not placed yet."""
@@ -101,7 +107,8 @@ class ServedModel:
             )
             completions.append(self._completion(spec, mailbox, request.stream, now))
         self.stats.prompt_tokens += sum(prompt.num_tokens for prompt in request.prompts)
-        return Generation(request, completions, mailbox, self._place)
+        explain = self.route.routing.explain_routing
+        return Generation(request, completions, mailbox, self._place, explain=explain)
 
     def set_admission(self, change: AdmissionChange) -> list[str]:
         """Changes how the workers admit requests, now and whenever one attaches; whom it told."""
@@ -119,6 +126,8 @@ class ServedModel:
         self.fleet.attach(worker_id, snapshot)
         if self._admission.given():
             self._channels[worker_id].set_admission(self._admission)
+        if self._log_file is not None:
+            self._log_file.worker(self.fleet.worker(worker_id))
         state = "loading" if snapshot.info is None else "ready"
         self._log("worker %s attached, epoch %d, %s", worker_id, snapshot.epoch, state)
 
@@ -172,7 +181,7 @@ class ServedModel:
             stream=stream,
             stats=self.stats,
             now=now,
-            on_first=self._release,
+            on_first=self._begun,
             on_end=self._ended,
         )
 
@@ -205,6 +214,7 @@ class ServedModel:
             self.fleet.release(choice.worker_id, spec.request_id)
             return None
         tried.append(choice.worker_id)
+        completion.choice = choice
         channel = self._channels.get(choice.worker_id)
         if channel is None:
             return "it has left"
@@ -226,7 +236,7 @@ class ServedModel:
             message = error.rejection.message
             raise bad_request(message, _param_of(message, spec.prompt)) from error
         completion.rejection = None
-        self.stats.hit_tokens += choice.hit_tokens
+        count_choice(self.stats, choice)
         routed = self.stats.routed
         routed[choice.worker_id] = routed.get(choice.worker_id, 0) + 1
         return None
@@ -239,11 +249,19 @@ class ServedModel:
         self.stats.refused += 1
         return overloaded(rejection.message, rejection.retry_after_s)
 
+    def _begun(self, completion: Completion) -> None:
+        self._release(completion)
+        if completion.choice is not None and not completion.attempt:
+            error = completion.first_token_s - completion.choice.first_token_s
+            self.stats.prediction_error.observe(abs(error))
+
     def _release(self, completion: Completion) -> None:
         self.fleet.release(completion.worker_id, completion.spec.request_id)
 
     def _ended(self, completion: Completion) -> None:
         self._release(completion)
+        if self._log_file is not None and (line := decision_line(completion)) is not None:
+            self._log_file.decided(line, self.fleet)
         level = logging.WARNING if completion.finish_reason == "error" else logging.INFO
         if logger.isEnabledFor(level):
             logger.log(

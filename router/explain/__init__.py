@@ -1,0 +1,6 @@
+"""Decisions on record: written by gateways, read by `rayfleet bench router --replay`."""
+
+from router.explain.log import DecisionLog, read_decisions
+from router.explain.record import Decided, FleetSpeed, LogLine, WorkerSeen
+
+__all__ = ["Decided", "DecisionLog", "FleetSpeed", "LogLine", "WorkerSeen", "read_decisions"]

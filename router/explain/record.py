@@ -1,0 +1,62 @@
+"""The lines of a decision log. They hold no text and no tokens, only salted hashes of blocks."""
+
+from __future__ import annotations
+
+import msgspec
+
+from worker.wire.step_time import StepCosts
+
+
+class Decided(msgspec.Struct, kw_only=True, tag="decided"):
+    """One request, written when it has ended."""
+
+    request_id: str
+    at: float
+    """Arrival, in seconds of the gateway's clock."""
+    num_tokens: int
+    """Of the prompt."""
+    num_output: int
+    """Generated."""
+    page_size: int
+    hashes: bytes
+    """Of the prompt's full blocks, as little-endian uint64."""
+    session: str
+    worker_id: str
+    """That took it at last."""
+    attempt: int
+    """0 where the first worker did."""
+    hit_tokens: int
+    """Expected in that worker's cache."""
+    achievable_hit_tokens: int
+    """In the cache of the worker that had most."""
+    pooled_hit_tokens: int
+    """In one cache as large as all workers' together."""
+    cached_tokens: int
+    """Found in the worker's cache."""
+    predicted_s: float
+    """Time to the first token, as expected."""
+    first_token_s: float
+    """As it was; negative if there was none."""
+    regret_s: float
+    """Expected time to the first token, over the shortest expected at any worker."""
+
+
+class WorkerSeen(msgspec.Struct, kw_only=True, tag="worker"):
+    """A worker that can be chosen from now on."""
+
+    worker_id: str
+    page_size: int
+    num_pages: int
+    max_num_seqs: int
+    max_num_batched_tokens: int
+
+
+class FleetSpeed(msgspec.Struct, kw_only=True, tag="speed"):
+    """How long steps take, as learned so far."""
+
+    costs: StepCosts
+    factors: dict[str, float]
+    """By worker, its times over those of `costs`."""
+
+
+LogLine = Decided | WorkerSeen | FleetSpeed

@@ -1,0 +1,68 @@
+"""Accounts of routing decisions: counters, response headers, lines of the decision log."""
+
+from __future__ import annotations
+
+from router.explain import Decided
+from router.fleet import BlockKey, Choice
+from router.metrics.stats import ModelStats
+from router.serving.completion import Completion
+from router.serving.generation import Generation
+
+
+def count_choice(stats: ModelStats, choice: Choice) -> None:
+    """Adds a decision to the counters."""
+    stats.hit_tokens += choice.hit_tokens
+    stats.achievable_hit_tokens += choice.best_hit_tokens
+    if choice.explanation is not None:
+        stats.pooled_hit_tokens += choice.explanation.pooled_hit_tokens
+        stats.regret_s += choice.explanation.regret_s
+
+
+def explanation_headers(generation: Generation) -> list[tuple[bytes, bytes]]:
+    """Headers on the first completion of a response; none where nothing was explained.
+
+    What came of the decision is known where the response was not streamed.
+    """
+    if not generation.explain:
+        return []
+    completion = generation.completions[0]
+    choice = completion.choice
+    if choice is None or choice.explanation is None:
+        return []
+    values = {
+        "hit-tokens": str(choice.hit_tokens),
+        "achievable-hit-tokens": str(choice.best_hit_tokens),
+        "pooled-hit-tokens": str(choice.explanation.pooled_hit_tokens),
+        "predicted-ttft-ms": f"{choice.first_token_s * 1000.0:.1f}",
+        "regret-ms": f"{choice.explanation.regret_s * 1000.0:.1f}",
+    }
+    if completion.finished:
+        values["cached-tokens"] = str(completion.num_cached_tokens)
+        values["ttft-ms"] = f"{completion.first_token_s * 1000.0:.1f}"
+    return [(b"x-rayfleet-" + name.encode(), value.encode()) for name, value in values.items()]
+
+
+def decision_line(completion: Completion) -> Decided | None:
+    """The line of a completion that has ended; None if it never got to a worker."""
+    choice, spec = completion.choice, completion.spec
+    if choice is None or choice.explanation is None:
+        return None
+    prompt = spec.prompt
+    return Decided(
+        request_id=spec.request_id,
+        at=completion.arrived_at,
+        num_tokens=prompt.num_tokens,
+        num_output=len(completion.token_ids),
+        page_size=choice.info.page_size,
+        hashes=prompt.hashes(BlockKey.of(choice.info)).astype("<u8").tobytes(),
+        session=prompt.session,
+        worker_id=choice.worker_id,
+        attempt=completion.attempt,
+        hit_tokens=choice.hit_tokens,
+        achievable_hit_tokens=choice.best_hit_tokens,
+        pooled_hit_tokens=choice.explanation.pooled_hit_tokens,
+        cached_tokens=completion.num_cached_tokens,
+        predicted_s=choice.first_token_s,
+        first_token_s=completion.first_token_s,
+        regret_s=choice.explanation.regret_s,
+    )
