@@ -6,6 +6,7 @@ import numpy as np
 
 from router.config import RoutingConfig
 from router.fleet.base import RequestView, RoutingPolicy
+from router.fleet.demand import Demand
 from router.fleet.utilisation import Utilisation
 from router.fleet.workers import Floats, WorkerTable
 
@@ -28,6 +29,11 @@ class AdaptivePolicy(RoutingPolicy):
     long as it has fewer, its β is reduced by as much, down to the lower bound: a hot prefix is
     computed once more as soon as the queue in front of it costs (1 + β_min) times as much.
 
+    A prefix that keeps coming back, in bursts or one by one, is worth more: as often as it came
+    lately it is expected to come again, and each time it would wait that much less. This is what
+    a further copy is worth, at most what it costs, as long as such prefixes have fewer copies than
+    their part of all requests deserves.
+
     Args:
         config: bounds of β, and the part that evicted blocks cost.
         utilisation: of the fleet.
@@ -38,6 +44,7 @@ class AdaptivePolicy(RoutingPolicy):
     def __init__(self, config: RoutingConfig, utilisation: Utilisation) -> None:
         self._config = config
         self._utilisation = utilisation
+        self._demand = Demand()
 
     def costs(self, request: RequestView, workers: WorkerTable, now: float) -> Floats:
         """See RoutingPolicy."""
@@ -52,7 +59,12 @@ class AdaptivePolicy(RoutingPolicy):
         cost *= 1.0 + beta
         if request.sharers and beta > config.adaptive_min_beta:
             cost -= self._copy_discount(request, workers, beta)
-        cost += workers.waiting_s(now)
+        waiting = workers.waiting_s(now)
+        if request.best_hit >= request.page_size:
+            worth = self._copy_worth(request, workers, waiting, now)
+            if worth is not None:
+                cost -= np.minimum(worth, (1.0 + beta) * _copy_s(request, workers))
+        cost += waiting
         cost += workers.place_s
         if config.adaptive_decode_weight:
             cost += config.adaptive_decode_weight * workers.slowdown_s
@@ -71,6 +83,27 @@ class AdaptivePolicy(RoutingPolicy):
         deserved = members * request.sharers / request.num_in_flight
         reduced = beta * min(1.0, holders / deserved)
         discount = beta - max(reduced, self._config.adaptive_min_beta)
-        copied = np.maximum(request.best_hit - hits, 0.0)
-        per_token = workers.prefill_token_s + workers.attended_s * (hits + 0.5 * copied)
-        return discount * copied * per_token
+        return discount * _copy_s(request, workers)
+
+    def _copy_worth(
+        self, request: RequestView, workers: WorkerTable, waiting: Floats, now: float
+    ) -> Floats | None:
+        """What later requests save where another worker has the shared prefix too, per worker."""
+        block = int(request.best_hit) // request.page_size - 1
+        count, share = self._demand.take(request.hashes.item(block), now)
+        if not count:
+            return None
+        holders = request.eligible & (2.0 * request.hit_tokens >= request.best_hit)
+        num_holders = np.count_nonzero(holders)
+        deserved = share * np.count_nonzero(request.eligible)
+        if not num_holders or num_holders + 1 > deserved:
+            return None
+        shorter = np.maximum(waiting[holders].min() - waiting, 0.0)
+        return shorter * (count / (num_holders + 1))
+
+
+def _copy_s(request: RequestView, workers: WorkerTable) -> Floats:
+    """To compute that part of the shared prefix which a worker lacks, per worker."""
+    hits = request.hit_tokens
+    copied = np.maximum(request.best_hit - hits, 0.0)
+    return copied * (workers.prefill_token_s + workers.attended_s * (hits + 0.5 * copied))

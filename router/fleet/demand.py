@@ -1,44 +1,49 @@
-"""How often prefixes are asked for again."""
+"""How often prefixes are asked for again, and what part of all requests that is."""
 
 from __future__ import annotations
 
 from math import exp
+from typing import NamedTuple
 
+_WINDOW_S = 10.0
+"""Time after which a recurrence weighs 1/e."""
 _APART_S = 0.1
 """What comes within so long is one burst, and a burst says nothing of what comes after it."""
 _MAX_KNOWN = 8192
 
 
+class Recurrence(NamedTuple):
+    """Of one prefix."""
+
+    count: float
+    """How often it came back lately, which is also how often it may be expected to again."""
+    share: float
+    """Of all that came lately."""
+
+
 class Demand:
-    """Counts of recurrences, older ones weighing less.
+    """Counts recurrences of prefixes, older ones weighing less."""
 
-    Args:
-        window_s: time after which a recurrence weighs 1/e.
-    """
-
-    def __init__(self, window_s: float) -> None:
-        self._window_s = window_s
+    def __init__(self) -> None:
         self._known: dict[int, tuple[float, float]] = {}
         """By block hash, the least recently counted first: the count, and when it was made."""
+        self._all: tuple[float, float] = (0.0, 0.0)
 
-    def __len__(self) -> int:
-        return len(self._known)
-
-    def count(self, block_hash: int, now: float) -> float:
-        """How often the prefix that ends with this block came back, in about one window.
-
-        The call itself counts for later ones.
-        """
-        known = self._known.get(block_hash)
+    def take(self, block_hash: int, now: float) -> Recurrence:
+        """A request shares the prefix that ends with this block; what is known of that one."""
+        self._all = _counted(self._all, now)
+        known = self._known.pop(block_hash, None)
         if known is None:
             if len(self._known) >= _MAX_KNOWN:
                 del self._known[next(iter(self._known))]
             self._known[block_hash] = (0.0, now)
-            return 0.0
-        value, at = known
-        if now - at < _APART_S:
-            return value
-        value = value * exp((at - now) / self._window_s) + 1.0
-        del self._known[block_hash]
-        self._known[block_hash] = (value, now)
-        return value
+            return Recurrence(0.0, 0.0)
+        counted = self._known[block_hash] = _counted(known, now)
+        return Recurrence(counted[0], counted[0] / max(self._all[0], counted[0], 1.0))
+
+
+def _counted(known: tuple[float, float], now: float) -> tuple[float, float]:
+    value, at = known
+    if now - at < _APART_S:
+        return known
+    return value * exp((at - now) / _WINDOW_S) + 1.0, now

@@ -1,0 +1,156 @@
+"""The gateway's routing as Serve's request router: by itself, and in a small Serve application."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import ray
+from ray import serve
+from ray.serve._private.common import (
+    DeploymentHandleSource,
+    DeploymentID,
+    ReplicaID,
+    RequestMetadata,
+)
+from ray.serve.config import RequestRouterConfig
+from ray.serve.request_router import PendingRequest
+
+from cluster.serve_router import FleetRouter
+
+DEPLOYMENT = DeploymentID(name="model", app_name="app")
+
+
+class Replica:
+    """What a router sees of one."""
+
+    node_id = "node"
+    availability_zone = None
+    multiplexed_model_ids: frozenset[str] = frozenset()
+    max_ongoing_requests = 100
+
+    def __init__(self, name: str) -> None:
+        self.replica_id = ReplicaID(name, DEPLOYMENT)
+
+    async def get_queue_len(self, *, deadline_s: float) -> int:
+        return 0
+
+
+class Rig:
+    def __init__(self, num_replicas: int, **settings: Any) -> None:
+        self.router = FleetRouter(
+            deployment_id=DEPLOYMENT, handle_source=DeploymentHandleSource.REPLICA
+        )
+        self.router.initialize_state(**settings)
+        self.replicas = [Replica(f"r{number}") for number in range(num_replicas)]
+        self.router.update_replicas(self.replicas)
+        self.num_requests = 0
+
+    async def route(self, *args: Any, **kwargs: Any) -> tuple[str, str]:
+        """Replica and request id of a call that was sent."""
+        self.num_requests += 1
+        name = f"q{self.num_requests}"
+        metadata = RequestMetadata(request_id=name, internal_request_id=name)
+        pending = PendingRequest(args=list(args), kwargs=kwargs, metadata=metadata)
+        replica = await self.router._choose_replica_for_request(pending)
+        self.router.on_request_routed(pending, replica.replica_id, None)
+        return replica.replica_id.unique_id, name
+
+    def complete(self, replica: str, name: str) -> None:
+        self.router.on_request_completed(ReplicaID(replica, DEPLOYMENT), name)
+
+
+async def test_conversations_stay_where_their_prefix_is() -> None:
+    rig = Rig(4)
+    homes = {}
+    for talk in range(8):
+        homes[talk] = await rig.route({"prompt": f"talk {talk}: " + "word " * 400})
+        rig.complete(*homes[talk])
+    assert len({home for home, _ in homes.values()}) == 4
+    for talk in (5, 2, 7, 0):
+        replica, name = await rig.route({"prompt": f"talk {talk}: " + "word " * 400 + "more"})
+        assert replica == homes[talk][0]
+        rig.complete(replica, name)
+
+
+async def test_siblings_of_a_burst_find_the_prompt_that_is_on_its_way() -> None:
+    rig = Rig(4)
+    text = "a long document " * 2000
+    placed = [await rig.route(SimpleNamespace(prompt=text + str(n))) for n in range(6)]
+    assert len({replica for replica, _ in placed}) == 1
+
+
+async def test_messages_and_texts_are_prompts_and_calls_without_one_are_spread() -> None:
+    rig = Rig(2)
+    chat = [{"role": "user", "content": [{"type": "text", "text": "word " * 400}]}]
+    first = await rig.route(messages=chat)
+    rig.complete(*first)
+    assert (await rig.route({"messages": chat}))[0] == first[0]
+    replicas = Counter([(await rig.route(1, 2))[0] for _ in range(8)])
+    assert min(replicas.values()) >= 3
+
+
+async def test_a_cache_forgets_what_was_used_least_recently() -> None:
+    rig = Rig(1, cache_tokens=256)
+    for text in ("a" * 800, "b" * 800):
+        rig.complete(*await rig.route(text))
+    assert rig.router._fleet.index.num_blocks("r0") == 16
+
+
+async def test_a_replica_that_leaves_takes_nothing_more() -> None:
+    rig = Rig(2)
+    replica, name = await rig.route("word " * 400)
+    rig.complete(replica, name)
+    rig.router.update_replicas([r for r in rig.replicas if r.replica_id.unique_id != replica])
+    other, name = await rig.route("word " * 400)
+    assert other != replica
+    rig.complete(other, name)
+    await asyncio.sleep(0)
+    assert not rig.router._placed
+    assert len(rig.router._fleet.in_flight) == 0
+
+
+async def test_bad_settings_are_refused() -> None:
+    with pytest.raises(ValueError, match="unknown routing policy"):
+        Rig(1, routing_policy="best")
+    with pytest.raises(ValueError, match="positive"):
+        Rig(1, cache_tokens=0)
+
+
+@pytest.fixture
+def serve_here() -> Iterator[None]:
+    ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False, configure_logging=False)
+    try:
+        yield
+    finally:
+        serve.shutdown()
+        ray.shutdown()
+
+
+def test_a_serve_application_routes_by_prefix(serve_here: None) -> None:
+    config = RequestRouterConfig(request_router_class="cluster.serve_router.FleetRouter")
+
+    @serve.deployment(
+        num_replicas=2,
+        request_router_config=config,
+        max_ongoing_requests=100,
+        ray_actor_options={"num_cpus": 0.1},
+    )
+    class Model:
+        async def __call__(self, body: dict[str, str]) -> str:
+            await asyncio.sleep(0.01)
+            return str(serve.get_replica_context().replica_id.unique_id)
+
+    serve.start(proxy_location="Disabled")
+    handle = serve.run(Model.bind(), route_prefix=None)
+    homes = {}
+    for talk in range(6):
+        homes[talk] = handle.remote({"prompt": f"talk {talk}: " + "w " * 2000}).result()
+    assert len(set(homes.values())) == 2
+    for talk in range(6):
+        again = handle.remote({"prompt": f"talk {talk}: " + "w " * 2000 + "more"}).result()
+        assert again == homes[talk]
