@@ -90,16 +90,17 @@ class AdaptivePolicy(RoutingPolicy):
     ) -> Floats | None:
         """What later requests save where another worker has the shared prefix too, per worker."""
         block = int(request.best_hit) // request.page_size - 1
-        count, share = self._demand.take(request.hashes.item(block), now)
-        if not count:
+        times, share = self._demand.take(request.hashes.item(block), now)
+        if not times:
             return None
         holders = request.eligible & (2.0 * request.hit_tokens >= request.best_hit)
         num_holders = np.count_nonzero(holders)
         deserved = share * np.count_nonzero(request.eligible)
-        if not num_holders or num_holders + 1 > deserved:
+        if not num_holders or num_holders + 0.5 > deserved:
             return None
         shorter = np.maximum(waiting[holders].min() - waiting, 0.0)
-        return shorter * (count / (num_holders + 1))
+        worth: Floats = shorter * (times / (num_holders + 1))
+        return worth
 
 
 def _copy_s(request: RequestView, workers: WorkerTable) -> Floats:

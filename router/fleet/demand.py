@@ -15,7 +15,7 @@ _MAX_KNOWN = 8192
 class Recurrence(NamedTuple):
     """Of one prefix."""
 
-    count: float
+    times: float
     """How often it came back lately, which is also how often it may be expected to again."""
     share: float
     """Of all that came lately."""

@@ -1,0 +1,101 @@
+"""Prefixes that keep coming back: what counts, and what adaptive makes of it."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from router.fleet import Fleet, PromptBlocks
+from router.fleet.demand import Demand
+from worker.wire.messages import (
+    PROTOCOL_VERSION,
+    AttachSnapshot,
+    BlockStored,
+    EngineInfo,
+    LoadSnapshot,
+    WorkerUpdate,
+)
+
+PAGE = 16
+INFO = EngineInfo("m", 10**6, 10**6, 10**5, PAGE, 32, [0], "salt", max_num_batched_tokens=2048)
+IDLE = LoadSnapshot(num_free_pages=50_000, num_total_pages=50_000, max_num_seqs=32)
+PROMPT = np.arange(6000, dtype="<i4")
+
+
+def test_a_burst_counts_once() -> None:
+    demand = Demand()
+    assert [demand.take(5, 1.0).times for _ in range(16)] == [0.0] * 16
+    assert demand.take(5, 1.5).times == pytest.approx(1.0)
+    assert demand.take(5, 1.55).times == pytest.approx(1.0)
+
+
+def test_what_came_long_ago_counts_less_and_shares_add_up() -> None:
+    demand = Demand()
+    for second in range(20):
+        hot = demand.take(1, float(second))
+        cold = demand.take(100 + second, second + 0.5)
+    assert 5.0 < hot.times < 11.0
+    assert hot.share == pytest.approx(0.5, abs=0.05)
+    assert cold.times == cold.share == 0.0
+    assert demand.take(1, 1000.0).times == pytest.approx(1.0)
+
+
+def test_only_so_many_prefixes_are_known() -> None:
+    demand = Demand()
+    for key in range(20_000):
+        demand.take(key, float(key))
+    assert len(demand._known) == 8192
+
+
+class Rig:
+    """Two workers; the first holds the prompt and has other work."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        self.fleet = Fleet(clock=lambda: self.now)
+        for name in ("busy", "idle"):
+            self.fleet.attach(name, AttachSnapshot(PROTOCOL_VERSION, name, 1, INFO, [], IDLE))
+        hashes = PromptBlocks(PROMPT.tobytes()).hashes(self.fleet.block_keys()[0]).tolist()
+        load = LoadSnapshot(
+            num_free_pages=50_000,
+            num_total_pages=50_000,
+            max_num_seqs=32,
+            num_running=8,
+            num_waiting=1,
+            queued_prefill_tokens=1000,
+        )
+        event = BlockStored(hashes, None)
+        self.fleet.update("busy", WorkerUpdate(1, 1, [], [event], load))
+
+    def ask(self, number: int) -> str:
+        tokens = np.concatenate([PROMPT, np.full(100, number, "<i4")])
+        choice = self.fleet.reserve(str(number), PromptBlocks(tokens.astype("<i4").tobytes()))
+        assert choice is not None
+        self.fleet.release(choice.worker_id, str(number))
+        self.now += 0.2
+        return choice.worker_id
+
+
+def test_a_prefix_that_all_keep_asking_for_is_copied() -> None:
+    rig = Rig()
+    chosen = [rig.ask(number) for number in range(60)]
+    assert chosen[0] == chosen[1] == "busy"
+    assert "idle" in chosen
+
+
+def test_a_prefix_among_many_others_is_not_copied() -> None:
+    rig = Rig()
+    chosen = []
+    for number in range(60):
+        chosen.append(rig.ask(number))
+        for other in range(3):
+            strange = np.full(64, 10_000 + 10 * number + other, "<i4")
+            for _ in range(2):  # the second time they are known, and count
+                choice = rig.fleet.reserve("x", PromptBlocks(strange.tobytes()))
+                assert choice is not None
+                key = rig.fleet.block_keys()[0]
+                blocks = PromptBlocks(strange.tobytes()).hashes(key).tolist()
+                rig.fleet.index.apply("idle", [BlockStored(blocks, None)])
+                rig.fleet.release(choice.worker_id, "x")
+                rig.now += 0.15
+    assert set(chosen) == {"busy"}
