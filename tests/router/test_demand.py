@@ -56,7 +56,7 @@ class Rig:
         for name in ("busy", "idle"):
             self.fleet.attach(name, AttachSnapshot(PROTOCOL_VERSION, name, 1, INFO, [], IDLE))
         hashes = PromptBlocks(PROMPT.tobytes()).hashes(self.fleet.block_keys()[0]).tolist()
-        load = LoadSnapshot(
+        self.load = LoadSnapshot(
             num_free_pages=50_000,
             num_total_pages=50_000,
             max_num_seqs=32,
@@ -65,9 +65,10 @@ class Rig:
             queued_prefill_tokens=1000,
         )
         event = BlockStored(hashes, None)
-        self.fleet.update("busy", WorkerUpdate(1, 1, [], [event], load))
+        self.fleet.update("busy", WorkerUpdate(1, 1, [], [event], self.load))
 
     def ask(self, number: int) -> str:
+        self.fleet.update("busy", WorkerUpdate(1, 1, [], [], self.load))
         tokens = np.concatenate([PROMPT, np.full(100, number, "<i4")])
         choice = self.fleet.reserve(str(number), PromptBlocks(tokens.astype("<i4").tobytes()))
         assert choice is not None
