@@ -77,7 +77,10 @@ def run_router_sim(options: SimOptions) -> Result:
         runs = _runs(entries, makers[name], tuning, options)
         rows += _rows(name, runs)
         ratios[name] = _ratios(runs)
-        note(f"{name}: mean {ratios[name]['mean_ttft_ratio']:.3f} of the best other's")
+        note(
+            f"{name}: mean {ratios[name]['mean_ttft_ratio']:.3f} of {ratios[name]['best_mean']}, "
+            f"p99 {ratios[name]['p99_ttft_ratio']:.3f} of {ratios[name]['best_p99']}"
+        )
     result: Result = {
         "seeds": options.seeds,
         "scale": options.scale,
