@@ -6,19 +6,23 @@ _KEEP = 0.9
 """Weight that a row's drafts keep with each later one's: about ten count."""
 _FIRST_RATE, _FIRST_TRIALS = 0.8, 2.0
 """Acceptance that is expected before any draft was verified, and its weight in drafts."""
-_FIRST_GAIN, _FIRST_LOOKS = 0.5, 4.0
-"""The same for the gain per row, and its weight in rows."""
+_FIRST_LOOKS = 2.0
+"""Rows that the expected gain counts for."""
 _FIRST_WAIT, _LONGEST_WAIT = 16, 512
 
 
 class RequestRecord:
-    """Follows one request's drafts, with forgetting."""
+    """Follows one request's drafts, with forgetting.
+
+    Args:
+        gain: tokens that a row is expected to gain before any was tried.
+    """
 
     __slots__ = ("_accepted", "_gained", "_looks", "_trials", "_wait", "_waited")
 
-    def __init__(self) -> None:
+    def __init__(self, gain: float) -> None:
         self._accepted, self._trials = _FIRST_RATE * _FIRST_TRIALS, _FIRST_TRIALS
-        self._gained, self._looks = _FIRST_GAIN * _FIRST_LOOKS, _FIRST_LOOKS
+        self._gained, self._looks = gain * _FIRST_LOOKS, _FIRST_LOOKS
         self._wait = _FIRST_WAIT
         self._waited = 0
 
@@ -49,16 +53,13 @@ class RequestRecord:
             self._wait = _FIRST_WAIT
 
     def is_due(self) -> bool:
-        """Counts one step without drafts; whether it is time to try again.
-
-        Then it starts afresh, and goes on while that pays. The wait doubles with each attempt until
-        a draft is accepted.
-        """
+        """Counts one step without drafts; whether it is time to try again."""
         self._waited += 1
-        if self._waited < self._wait:
-            return False
+        return self._waited >= self._wait
+
+    def try_again(self, gain: float) -> None:
+        """Starts afresh. The wait doubles with each attempt until a draft is accepted."""
         self._waited = 0
         self._wait = min(2 * self._wait, _LONGEST_WAIT)
         self._accepted, self._trials = _FIRST_RATE * _FIRST_TRIALS, _FIRST_TRIALS
-        self._gained, self._looks = _FIRST_GAIN * _FIRST_LOOKS, _FIRST_LOOKS
-        return True
+        self._gained, self._looks = gain * _FIRST_LOOKS, _FIRST_LOOKS

@@ -17,6 +17,10 @@ if TYPE_CHECKING:
     from worker.scheduler.step import StepInFlight
 
 _FIRST_LOOK_MS = 0.02
+_FIRST_GAIN, _GAIN_STEP = 0.5, 0.02
+"""Where the gain per row starts, and the weight of the newest row in it."""
+_PROBE_SHARE, _MOST_PROBE_MS = 0.005, 2.0
+"""Share of all steps' time that attempts may take, and how much of it is kept for later."""
 _LOOK_STEP = 0.02
 """Weight of the newest step in the time that looking takes."""
 _MARGIN = 1.1
@@ -46,6 +50,10 @@ class SpeculationGate:
         self._costs = StepCosts()
         self._look_ms = _FIRST_LOOK_MS
         """Rank 0's time per row that may draft; with a draft model, per draft."""
+        self._gain = _FIRST_GAIN
+        """Tokens that a row of any request gains where it may draft."""
+        self._probe_ms = 0.0
+        """Time that may be spent on attempts without much hope."""
         self._utilization = 0.0
         self._threshold: float | None = None
         self._look_cost = 0.0
@@ -88,13 +96,18 @@ class SpeculationGate:
             if share.num_drafts and num_drawn:
                 record = self._record(share.request)
                 record.observe(num_drafts, num_drawn - 1, threshold)
+                gain = num_drawn - 1 - threshold * num_drafts
+                self._gain += _GAIN_STEP * (gain - self._gain)
             if num_drafts:
                 self.totals.add_row(num_drafts, num_drawn - 1)
         num_looks = sum(share.num_drafts > 0 for share in looking)
         if self.config.has_draft_model:
             num_looks = sum(drafted)
         if num_looks:
-            self._look_ms += _LOOK_STEP * (result.draft_ms / num_looks - self._look_ms)
+            # What was held up by something else tells nothing.
+            look_ms = min(result.draft_ms / num_looks, 2.0 * self._look_ms)
+            self._look_ms += _LOOK_STEP * (look_ms - self._look_ms)
+        self._probe_ms = min(self._probe_ms + _PROBE_SHARE * result.compute_ms, _MOST_PROBE_MS)
         if not step.has_chunks:
             num_tokens = len(result.token_ids)
             self.totals.num_decode_rows += len(step.shares)
@@ -123,14 +136,16 @@ class SpeculationGate:
             number = _number_worth(record.rate, self._threshold, config.num_speculative_tokens)
         if number:
             return number, Decision.DRAFT
-        if record.is_due():
-            return 1, Decision.PROBE
+        if record.is_due() and self._probe_ms >= self._look_ms:
+            self._probe_ms -= self._look_ms
+            record.try_again(self._gain)
+            return config.num_speculative_tokens, Decision.PROBE
         return 0, Decision.ACCEPTANCE
 
     def _record(self, request: Request) -> RequestRecord:
         record = request.speculation
         if record is None:
-            record = request.speculation = RequestRecord()
+            record = request.speculation = RequestRecord(self._gain)
         return record
 
 

@@ -13,7 +13,7 @@ class Decision(IntEnum):
     DRAFT = 0
     """They are worth their cost, or the gate is told not to ask."""
     PROBE = 1
-    """One, to see whether they have become so."""
+    """To see whether they have become so."""
     ACCEPTANCE = 2
     """None: too few of its drafts are accepted."""
     COST = 3
