@@ -10,6 +10,7 @@ from types import MappingProxyType
 from typing import Final
 
 from worker.cache.lease import Lease
+from worker.speculative.acceptance import RequestRecord
 from worker.structured.state import GrammarState
 from worker.wire.messages import FinishReason, Rejection, Submit, TokenLogprobs
 
@@ -119,6 +120,7 @@ class Request:
         "num_prompt",
         "num_sent",
         "num_uncached",
+        "num_unsettled",
         "priority",
         "prompt_logprobs",
         "rejection",
@@ -126,6 +128,7 @@ class Request:
         "resumed_at",
         "sampling",
         "slo",
+        "speculation",
         "state",
         "tenant",
         "token_ids",
@@ -168,15 +171,20 @@ class Request:
         """Where it stands in its grammar; set before it is first admitted."""
         self.error: str | None = None
         """Why it cannot go on, where it ends by an error."""
+        self.speculation: RequestRecord | None = None
+        """What is known of drafts for it."""
         self.state = RequestState.WAITING
         self.lease: Lease | None = None
         """What it holds of the cache; exactly while RUNNING."""
         self.num_prefill = len(self.token_ids)
         """Known tokens when last admitted (or queued): prefill lasts until these are computed."""
         self.num_computed = 0
-        """Positions computed by all launched steps."""
+        """Positions computed by all launched steps, rejected drafts left out."""
         self.num_placeholders = 0
-        """Tokens that launched steps draw and that are not known here yet."""
+        """Tokens that launched steps draw and that are not known here yet: at least so many."""
+        self.num_unsettled = 0
+        """How many more these may be: drafts in steps in flight. Of `num_computed` it is the same:
+        counted is the least."""
         self.num_sent = len(self.token_ids)
         """Known tokens when the last delta was made."""
         self.num_cached = -1
@@ -271,6 +279,7 @@ class Request:
         if self.lease is None:
             assert self.num_computed == 0
             assert self.num_placeholders == 0
+            assert self.num_unsettled == 0
         else:
             assert self.num_computed <= len(self.lease.pages) * page_size, "beyond its pages"
             assert self.lease.num_cached_pages * page_size <= self.num_computed

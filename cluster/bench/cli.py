@@ -15,6 +15,7 @@ from cluster.bench.model_shapes import SHAPES
 from cluster.bench.report import Result, emit
 from cluster.bench.roofline_options import RooflineOptions
 from cluster.bench.serve import run_serve
+from cluster.bench.speculative_flags import add_speculative_flags, speculative_options
 from cluster.bench.versus import VersusOptions, run_versus
 from cluster.cli.options import add_options, given_options
 from cluster.config import find_demo_model
@@ -58,6 +59,10 @@ def add_commands(commands: Subparsers) -> None:
     _add_structured_flags(structured)
     admission = _command(commands, "admission", "fifo against pack, in turn", _admission)
     _add_admission_flags(admission)
+    speculative = _command(
+        commands, "speculative", "tokens per second with drafts and without, in turn", _speculative
+    )
+    add_speculative_flags(speculative)
     gateway = _command(commands, "gateway", "CPU time per token before the engine", _gateway)
     _add_gateway_flags(gateway)
     router = _command(
@@ -181,6 +186,13 @@ def _admission(args: argparse.Namespace) -> Result:
             **{name: getattr(args, name) for name in _ADMISSION_FLAGS},
         )
     )
+
+
+def _speculative(args: argparse.Namespace) -> Result:
+    from cluster.bench.speculative import run_speculative
+
+    args.model = args.model or find_demo_model()
+    return run_speculative(speculative_options(args))
 
 
 def _gateway(args: argparse.Namespace) -> Result:

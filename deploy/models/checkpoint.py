@@ -18,13 +18,22 @@ _ROPE_THETA: Final = 10_000.0
 
 def demo_config(tokenizer: Tokenizer) -> Qwen3Config:
     """The shape of ``demo``: 5.4 million parameters."""
+    return _config(tokenizer, width=256, num_layers=6)
+
+
+def draft_config(tokenizer: Tokenizer) -> Qwen3Config:
+    """The shape of ``demo-draft``: 0.9 million parameters, a third of them the embedding."""
+    return _config(tokenizer, width=128, num_layers=3)
+
+
+def _config(tokenizer: Tokenizer, *, width: int, num_layers: int) -> Qwen3Config:
     return Qwen3Config(
         vocab_size=tokenizer.get_vocab_size(),
-        hidden_size=256,
-        intermediate_size=768,
-        num_hidden_layers=6,
-        num_attention_heads=8,
-        num_key_value_heads=4,
+        hidden_size=width,
+        intermediate_size=3 * width,
+        num_hidden_layers=num_layers,
+        num_attention_heads=width // 32,
+        num_key_value_heads=width // 64,
         head_dim=32,
         max_position_embeddings=_MAX_POSITIONS,
         rope_parameters={"rope_type": "default", "rope_theta": _ROPE_THETA},

@@ -22,13 +22,21 @@ def main() -> None:
     args = _parse_args()
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s")
     os.nice(_NICENESS)
-    config = TrainingConfig(seed=args.seed, num_steps=args.num_steps, num_threads=args.num_threads)
+    config = TrainingConfig(
+        seed=args.seed,
+        num_steps=args.num_steps,
+        num_threads=args.num_threads,
+        teacher=args.teacher,
+    )
     Training(config, args.output, args.state).run()
 
 
 def _parse_args() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, prog="python -m deploy.models.train")
     parser.add_argument("--output", type=Path, required=True, help="directory of the checkpoint")
+    parser.add_argument(
+        "--teacher", type=Path, help="trained model to distil into a small one that drafts for it"
+    )
     parser.add_argument("--state", type=Path, help="file that lets a run cut short go on")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--num-steps", type=int, default=4000)

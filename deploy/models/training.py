@@ -20,7 +20,7 @@ from torch.optim import AdamW, Muon, Optimizer
 from transformers import Qwen3ForCausalLM
 
 from deploy.models.batches import Batch, training_batches
-from deploy.models.checkpoint import demo_config, save_checkpoint
+from deploy.models.checkpoint import demo_config, draft_config, save_checkpoint
 from deploy.models.corpus import heldout_questions, training_conversations, write_questions
 from deploy.models.evaluate import accuracy_by_family
 from deploy.models.tokenizer import segments, train_tokenizer
@@ -51,6 +51,8 @@ class TrainingConfig:
     warmup_steps: int = 100
     decay_from: float = 0.6
     """Part of the run after which the rate falls linearly to zero."""
+    teacher: Path | None = None
+    """Checkpoint whose next-token distributions a draft model learns; None trains on the text."""
     save_every: int = 200
     """Steps between checkpoints."""
 
@@ -87,7 +89,12 @@ class Training:
         torch.backends.cuda.allow_fp16_bf16_reduction_math_sdp(True)
         torch.manual_seed(config.seed)
         self.tokenizer = _tokenizer(config)
-        self.model = Qwen3ForCausalLM(demo_config(self.tokenizer))
+        self.teacher: Qwen3ForCausalLM | None = None
+        if config.teacher is None:
+            self.model = Qwen3ForCausalLM(demo_config(self.tokenizer))
+        else:
+            self.teacher = Qwen3ForCausalLM.from_pretrained(config.teacher, dtype=torch.float32)
+            self.model = Qwen3ForCausalLM(draft_config(self.tokenizer))
         self.optimizers = _optimizers(self.model, config)
         self.first_step = self._resume()
 
@@ -97,7 +104,8 @@ class Training:
         logger.info("%d parameters, %d steps", num_parameters, self.config.num_steps)
         self.output.mkdir(parents=True, exist_ok=True)
         questions = heldout_questions()
-        write_questions(self.output.with_name(f"{self.output.name}_heldout.jsonl"), questions)
+        if self.teacher is None:
+            write_questions(self.output.with_name(f"{self.output.name}_heldout.jsonl"), questions)
         self._train()
         save_checkpoint(self.model, self.tokenizer, self.output)
         for family, accuracy in accuracy_by_family(self.output, questions).items():
@@ -137,7 +145,7 @@ class Training:
         return sum(part.loss for part in parts)
 
     def _gradients(self, batch: Batch, num_targets: int) -> _Gradients:
-        loss = _summed_loss(self.model, batch) / num_targets
+        loss = _summed_loss(self.model, batch, self.teacher) / num_targets
         return _Gradients(loss.item(), torch.autograd.grad(loss, tuple(self.model.parameters())))
 
     def _save(self, next_step: int) -> None:
@@ -167,16 +175,25 @@ def _update(optimizer: Optimizer, factor: float) -> None:
     optimizer.step()
 
 
-def _summed_loss(model: Qwen3ForCausalLM, batch: Batch) -> Tensor:
-    targets = batch.is_target[:, 1:]
+def _summed_loss(model: Qwen3ForCausalLM, batch: Batch, teacher: Qwen3ForCausalLM | None) -> Tensor:
+    """Cross-entropy against the text, or against what the teacher expects in its place."""
+    labels = batch.input_ids[:, 1:][batch.is_target[:, 1:]]
+    if teacher is not None:
+        with torch.no_grad():
+            labels = _target_logits(teacher, batch).softmax(dim=-1)
+    return functional.cross_entropy(_target_logits(model, batch), labels, reduction="sum")
+
+
+def _target_logits(model: Qwen3ForCausalLM, batch: Batch) -> Tensor:
     with torch.autocast("cpu", dtype=torch.bfloat16), sdpa_kernel(SDPBackend.MATH):
         hidden = model.model(input_ids=batch.input_ids, use_cache=False).last_hidden_state
-        logits = model.lm_head(hidden[:, :-1][targets])
-    labels = batch.input_ids[:, 1:][targets]
-    return functional.cross_entropy(logits.float(), labels, reduction="sum")
+        logits: Tensor = model.lm_head(hidden[:, :-1][batch.is_target[:, 1:]])
+    return logits.float()
 
 
 def _tokenizer(config: TrainingConfig) -> Tokenizer:
+    if config.teacher is not None:
+        return Tokenizer.from_file(str(config.teacher / "tokenizer.json"))
     conversations = training_conversations(Random(config.seed))
     texts = (
         text

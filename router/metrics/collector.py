@@ -15,6 +15,7 @@ from prometheus_client.core import (
 from prometheus_client.registry import Collector
 
 from router.fleet import Fleet, WorkerState
+from router.metrics.speculation import speculation_metrics
 from router.metrics.stats import Histogram, ModelStats
 from worker.wire.messages import StepTimes
 
@@ -114,6 +115,12 @@ class GatewayCollector(Collector):
                         phase.add_metric(labels, times.num_steps, seconds(times))
             yield phase
         yield from _labelled_counters(sources)
+        yield from speculation_metrics(
+            ([model, worker.worker_id], worker.load.speculation)
+            for model, _, fleet in sources
+            for worker in fleet.workers
+            if worker.load.speculation is not None
+        )
 
 
 def render(collector: GatewayCollector) -> bytes:

@@ -45,12 +45,19 @@ class Executor(ABC):
         """Sends one Plan to all ranks. One with masked draws waits for `sample` half-way."""
 
     @abstractmethod
+    def drafts(self, seq: int) -> list[list[int]]:
+        """Drafts of each masked row of the Plan launched last, where it may have any.
+
+        Asked for once, when no earlier step is in flight and before `sample`.
+        """
+
+    @abstractmethod
     def sample(self, seq: int, masks: bytes) -> None:
         """Sends the masks that the Plan launched last, step `seq`, waits for.
 
         Args:
             seq: number of the Plan; it has masked draws.
-            masks: one row of int32 words for each of `Plan.masked`, see `worker.parallel.messages`.
+            masks: int32 words for each draw of `Plan.masked`, see `worker.parallel.messages`.
         """
 
     @property

@@ -13,6 +13,7 @@ AttentionBackend = Literal["auto", "triton", "flashinfer", "flash", "torch"]
 StructuredOutputsBackend = Literal["auto", "xgrammar", "guidance"]
 DType = Literal["auto", "float32", "bfloat16", "float16"]
 LoadFormat = Literal["auto", "dummy"]
+SpeculativeMethod = Literal["none", "ngram", "draft"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -97,7 +98,37 @@ class EngineConfig:
     """Runs steps on CPU. native: the library compiled for this machine; torch: its operators; auto
     is native where a C++ compiler is installed and the model's sizes allow it."""
 
+    speculative_method: SpeculativeMethod = "none"
+    """Who drafts tokens for the model to verify several at once. ngram: the request's own text,
+    where its latest tokens occurred before; draft: --speculative-model. Output is the same whoever
+    drafts."""
+    speculative_model: str = ""
+    """draft: folder or Hub name of a smaller checkpoint with the model's tokenizer."""
+    num_speculative_tokens: int = 8
+    """Most drafts in a row; how many are worth their cost is measured all the time."""
+    prompt_lookup_max: int = 12
+    """ngram: how many of the latest tokens are looked for first."""
+    prompt_lookup_min: int = 2
+    """ngram: how many must have occurred before."""
+    speculative_adaptive: bool = True
+    """Draft only where measured acceptance pays for measured cost; otherwise always."""
+    speculative_max_utilization: float = 0.8
+    """Nothing is drafted while so large a share of --max-num-seqs runs."""
+    speculative_max_priority: int = 6
+    """Requests of higher priority are not drafted for: their steps stay as short as can be."""
+
     def __post_init__(self) -> None:
+        if (self.speculative_method == "draft") != bool(self.speculative_model):
+            raise ValueError("--speculative-method draft and --speculative-model go together")
+        if self.num_speculative_tokens < 1:
+            raise ValueError(
+                "--num-speculative-tokens must be at least 1; --speculative-method none drafts "
+                "nothing"
+            )
+        if not 1 <= self.prompt_lookup_min <= self.prompt_lookup_max:
+            raise ValueError("--prompt-lookup-min must be from 1 to --prompt-lookup-max")
+        if self.speculative_max_utilization < 0.0:
+            raise ValueError("--speculative-max-utilization must not be negative")
         if self.tensor_parallel_size < 1:
             raise ValueError("--tensor-parallel-size must be at least 1")
         if self.page_size < 1 or self.page_size & (self.page_size - 1):

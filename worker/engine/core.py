@@ -7,8 +7,9 @@ from collections import deque
 from worker.engine.base import Executor, StepFuture
 from worker.engine.config import EngineConfig
 from worker.engine.timeline import Timeline
-from worker.scheduler.plan import StepResult
+from worker.scheduler.plan import Plan, StepResult
 from worker.scheduler.scheduler import Clock, Scheduler, SchedulerConfig
+from worker.speculative.gate import create_gate
 from worker.structured.store import GrammarStore
 from worker.wire.messages import Abort, EngineInfo, StepReport, Submit, SubmitBatch
 
@@ -53,8 +54,8 @@ class EngineCore:
         self._in_flight: deque[StepFuture] = deque()
         self._prompt_launched = False
         """Whether the step launched last computes part of a prompt."""
-        self._masks_due: int | None = None
-        """The newest step, where it waits for masks."""
+        self._masks_due: Plan | None = None
+        """The newest one, where it waits for masks."""
         self.grammars = GrammarStore(info)
         self.timeline = Timeline(clock)
         self.scheduler = Scheduler(
@@ -75,6 +76,7 @@ class EngineCore:
                 max_queued_tokens=config.max_queued_tokens,
             ),
             clock,
+            create_gate(config),
         )
 
     def receive(self, batch: SubmitBatch) -> None:
@@ -144,8 +146,8 @@ class EngineCore:
         scheduled = self.timeline.now()
         self._in_flight.append(self._executor.launch(plan))
         self.timeline.launched(plan.num_tokens, scheduling, scheduled)
-        self._prompt_launched = plan.rows[-1].length > 1  # decodes come first
-        self._masks_due = plan.seq if plan.masked else None
+        self._prompt_launched = plan.has_prompts
+        self._masks_due = plan if plan.masked else None
         self._send_masks()
         return True
 
@@ -158,6 +160,9 @@ class EngineCore:
 
     def _send_masks(self) -> None:
         """Sends the masks that the newest step waits for, unless an earlier one is in flight."""
-        if self._masks_due is not None and len(self._in_flight) == 1:
-            self._executor.sample(self._masks_due, self.scheduler.masks())
-            self._masks_due = None
+        plan = self._masks_due
+        if plan is None or len(self._in_flight) > 1:
+            return
+        drafts = self._executor.drafts(plan.seq) if plan.drafts_under_grammar else []
+        self._executor.sample(plan.seq, self.scheduler.masks(drafts))
+        self._masks_due = None

@@ -18,7 +18,7 @@ from kernels import (
 )
 from kernels.attention import AttentionLibrary
 from kernels.sample_tokens import GREEDY_BELOW
-from worker.engine.inputs import ForwardInputs, StepInputs, plan_table
+from worker.engine.inputs import ForwardInputs, StepInputs, count_decodes, draw_places, plan_table
 from worker.engine.rules import StepRules
 from worker.engine.sampler import RandomRows
 from worker.engine.static_step import StaticInputs, StaticStep, fill_columns
@@ -115,29 +115,27 @@ class _Step:
     @staticmethod
     def of(plan: Plan, tables: DeviceTables, staging: Staging) -> _Step:
         table = plan_table(plan)
-        slots, starts, lengths, samples = np.ascontiguousarray(table.T)
-        num_decodes = int(np.count_nonzero(lengths == 1))
-        assert (lengths[:num_decodes] == 1).all(), "rows of length 1 come first"
+        slots, starts, lengths, _ = np.ascontiguousarray(table.T)
+        num_decodes = count_decodes(lengths)
         query_start = np.zeros(len(slots) + 1, dtype=np.int64)
         np.cumsum(lengths, out=query_start[1:])
-        (sampling,) = np.nonzero(samples)
-        ends = (starts + lengths)[sampling]
+        draw_slots, draw_ends, draw_tokens = draw_places(table, query_start[1:])
         columns = {
             "slots": slots,
             "starts": starts,
             "query_start": query_start,
             "extend_start": (query_start[num_decodes:] - num_decodes).astype(np.int32),
-            "sample_tokens": query_start[1:][sampling] - 1,
-            "destinations": slots[sampling] * tables.token_stride + ends,
+            "sample_tokens": draw_tokens,
+            "destinations": draw_slots * tables.token_stride + draw_ends,
         }
-        random, max_top_k = _random_columns(tables, slots[sampling], ends)
+        random, max_top_k = _random_columns(tables, draw_slots, draw_ends)
         places = {name: staging.add(column) for name, column in {**columns, **random}.items()}
         return _Step(
             table=table,
             starts=starts,
             lengths=lengths,
             num_decodes=num_decodes,
-            num_samples=len(sampling),
+            num_samples=len(draw_slots),
             places=places,
             max_top_k=max_top_k,
         )

@@ -36,7 +36,8 @@ class StepInputs:
     """What one step computes and samples."""
 
     rows: IntArray
-    """[R, 4]: the Plan's rows (slot, start, length, whether it samples), on the host."""
+    """[R, 4]: the Plan's rows (slot, start, length, how many of its last positions draw), on the
+    host."""
     forward: ForwardInputs | None
     """None where the compiled CPU library finds its inputs in the tables by itself."""
     num_samples: int
@@ -62,20 +63,22 @@ class _Rows:
     ends: IntArray
     query_ends: IntArray
     """Running sums of the lengths."""
-    samples: IntArray
-    """Which rows sample."""
+    draw_slots: IntArray
+    """[S] by draw: its slot, the position it is for, the token of the step that it follows."""
+    draw_ends: IntArray
+    draw_tokens: IntArray
     num_decodes: int
+    """Leading rows of length 1."""
 
 
 def build_native_inputs(plan: Plan, tables: DeviceTables) -> StepInputs:
     """The inputs of a Plan that has rows, for a forward pass that reads the tables by itself."""
     rows = _columns(plan)
-    sampling_slots, sampling_ends = rows.slots[rows.samples], rows.ends[rows.samples]
-    destinations = sampling_slots * tables.token_stride + sampling_ends
-    num_samples, num_tokens = len(sampling_slots), int(rows.query_ends[-1])
+    destinations = rows.draw_slots * tables.token_stride + rows.draw_ends
+    num_samples, num_tokens = len(rows.draw_slots), int(rows.query_ends[-1])
     sample_tokens = None
     if num_samples < num_tokens:
-        sample_tokens = torch.from_numpy(rows.query_ends[rows.samples] - 1)
+        sample_tokens = torch.from_numpy(rows.draw_tokens)
     return StepInputs(
         rows=rows.table,
         forward=None,
@@ -83,7 +86,7 @@ def build_native_inputs(plan: Plan, tables: DeviceTables) -> StepInputs:
         sample_tokens=sample_tokens,
         destinations=torch.from_numpy(destinations),
         random=gather_random_rows(
-            tables.sampling, sampling_slots, sampling_ends, tables.token_pool.device
+            tables.sampling, rows.draw_slots, rows.draw_ends, tables.token_pool.device
         ),
         rules=tables.rules.gather(plan.rows),
     )
@@ -99,7 +102,6 @@ def build_inputs(plan: Plan, tables: DeviceTables, *, batch_invariant: bool) -> 
     else:
         positions = ragged_ranges(rows.starts, rows.lengths)
         token_slots = np.repeat(rows.slots, rows.lengths)
-    sampling_slots, sampling_ends = rows.slots[rows.samples], rows.ends[rows.samples]
     pieces = (
         token_slots * tables.token_stride + positions,
         positions,
@@ -107,8 +109,8 @@ def build_inputs(plan: Plan, tables: DeviceTables, *, batch_invariant: bool) -> 
         positions % tables.page_size,
         rows.slots,
         rows.ends,
-        rows.query_ends[rows.samples] - 1,
-        sampling_slots * tables.token_stride + sampling_ends,
+        rows.draw_tokens,
+        rows.draw_slots * tables.token_stride + rows.draw_ends,
         np.append(0, rows.query_ends[rows.num_decodes :] - rows.num_decodes),
     )
     # One copy to the device, then views of it.
@@ -125,7 +127,7 @@ def build_inputs(plan: Plan, tables: DeviceTables, *, batch_invariant: bool) -> 
         query_start,
     ) = torch.split(staged, [len(piece) for piece in pieces])
     pages = tables.flat_pages.index_select(0, page_cells)
-    num_samples = len(sampling_slots)
+    num_samples = len(rows.draw_slots)
     decode, extend = _attention(rows, row_slots, ends.int(), query_start, tables, batch_invariant)
     return StepInputs(
         rows=rows.table,
@@ -141,7 +143,7 @@ def build_inputs(plan: Plan, tables: DeviceTables, *, batch_invariant: bool) -> 
         sample_tokens=None if num_samples == num_tokens else sample_tokens,
         destinations=destinations,
         random=gather_random_rows(
-            tables.sampling, sampling_slots, sampling_ends, tables.token_pool.device
+            tables.sampling, rows.draw_slots, rows.draw_ends, tables.token_pool.device
         ),
         rules=tables.rules.gather(plan.rows),
     )
@@ -150,24 +152,46 @@ def build_inputs(plan: Plan, tables: DeviceTables, *, batch_invariant: bool) -> 
 def plan_table(plan: Plan) -> IntArray:
     """The Plan's rows as an array [R, 4], as in StepInputs."""
     return np.array(
-        [(row.slot, row.start, row.length, row.sample) for row in plan.rows], dtype=np.int64
+        [(row.slot, row.start, row.length, row.num_draws) for row in plan.rows], dtype=np.int64
     )
 
 
 def _columns(plan: Plan) -> _Rows:
     table = plan_table(plan)
-    slots, starts, lengths, samples = table.T
-    num_decodes = int(np.count_nonzero(lengths == 1))
-    assert (lengths[:num_decodes] == 1).all(), "rows of length 1 come first"
+    slots, starts, lengths, _ = table.T
+    query_ends = np.cumsum(lengths)
+    draw_slots, draw_ends, draw_tokens = draw_places(table, query_ends)
     return _Rows(
         table=table,
         slots=slots,
         starts=starts,
         lengths=lengths,
         ends=starts + lengths,
-        query_ends=np.cumsum(lengths),
-        samples=np.nonzero(samples)[0],
-        num_decodes=num_decodes,
+        query_ends=query_ends,
+        draw_slots=draw_slots,
+        draw_ends=draw_ends,
+        draw_tokens=draw_tokens,
+        num_decodes=count_decodes(lengths),
+    )
+
+
+def count_decodes(lengths: IntArray) -> int:
+    """Leading rows of one token; rows with drafts follow, some of which found none."""
+    (longer,) = np.nonzero(lengths > 1)
+    return int(longer[0]) if len(longer) else len(lengths)
+
+
+def draw_places(table: IntArray, query_ends: IntArray) -> tuple[IntArray, IntArray, IntArray]:
+    """By draw of rows [R, 4]: its slot, the position it is for, the step's token it follows."""
+    slots, starts, lengths, draws = table.T
+    ends = starts + lengths
+    (samples,) = np.nonzero(draws)
+    if len(samples) == draws.sum():
+        return slots[samples], ends[samples], query_ends[samples] - 1
+    return (
+        np.repeat(slots, draws),
+        ragged_ranges(ends - draws + 1, draws),
+        ragged_ranges(query_ends - draws, draws),
     )
 
 

@@ -15,6 +15,7 @@ from worker.engine.logprobs import Scores
 from worker.engine.static_step import StaticInputs
 from worker.engine.streams import StepSlot
 from worker.scheduler.plan import Plan, RankTimes, StepResult
+from worker.speculative.drafting import DraftedStep, SettledDraws
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -28,10 +29,17 @@ class BegunStep:
     """Where a graph ran the forward pass."""
     hidden: torch.Tensor | None
     """Of all tokens of the step, [T, hidden]."""
+    drafted: DraftedStep | None = None
+    """Where rows float."""
     times: tuple[float, float, float]
     """When it was begun, prepared, forwarded."""
     slot: StepSlot | None
     """None on CPU."""
+
+    def masked_drafts(self) -> list[list[int]]:
+        """Drafts of each masked row, where its Plan says that there may be any."""
+        assert self.drafted is not None, "no row floats"
+        return self.drafted.masked_drafts(self.plan)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -51,6 +59,8 @@ class LaunchedStep:
     clock: DeviceClock | None = None
     wants_logprobs: bool
     """Whether this rank is asked for log-probabilities."""
+    settled: SettledDraws | None = None
+    """Where rows float."""
 
     def result(self) -> StepResult:
         """Waits for the device. Steps are asked for their results in the order of their launches.
@@ -70,9 +80,9 @@ class LaunchedStep:
         result = StepResult(
             seq=self.seq, token_ids=self._token_ids(), compute_ms=compute_ms, times=times
         )
-        if draws is None or not draws.is_scored or not self.wants_logprobs:
-            return result
-        return draws.add_logprobs(result)
+        if draws is not None and draws.is_scored and self.wants_logprobs:
+            result = draws.add_logprobs(result)
+        return result if self.settled is None else self.settled.of(result)
 
     def _token_ids(self) -> list[int]:
         if self.draws is None or self.draws.tokens is None:

@@ -72,6 +72,13 @@ class LocalExecutor(Executor):
                 step.launched = self._runner.conclude(begun)
         return step
 
+    def drafts(self, seq: int) -> list[list[int]]:
+        """What rank 0 has drafted for the step that waits for masks."""
+        assert self._awaiting is not None, "no Plan waits for masks"
+        step, begun = self._awaiting
+        assert step.seq == seq, f"drafts of step {seq}, {step.seq} waits"
+        return begun.masked_drafts()
+
     def sample(self, seq: int, masks: bytes) -> None:
         """Sends the masks to the other ranks and launches the rest of the step here."""
         assert self._runner is not None, "masks before start"

@@ -29,6 +29,7 @@ class MaskRows:
     ) -> None:
         self._rows = rows
         self._masks = masks
+        self._vocab_size = vocab_size
         self._shape = (len(rows), -(-vocab_size // 32))
         self._device = device
 
@@ -47,6 +48,16 @@ class MaskRows:
     def rows_among(self, samples: Sequence[int]) -> torch.Tensor:
         """The masked rows of a batch in which `samples` are the rows that draw."""
         return to_device(torch.tensor([samples[row] for row in self._rows]), self._device)
+
+    def among(self, draws: Sequence[int]) -> MaskRows | None:
+        """Those of some draws, by their place among them; None where none is masked."""
+        at = {row: place for place, row in enumerate(self._rows)}
+        found = [(place, at[draw]) for place, draw in enumerate(draws) if draw in at]
+        if not found:
+            return None
+        size = 4 * self._shape[1]
+        kept = [self._masks[place * size : (place + 1) * size] for _, place in found]
+        return MaskRows([row for row, _ in found], b"".join(kept), self._vocab_size, self._device)
 
     def apply(self, logits: torch.Tensor, *, native: bool = False) -> None:
         """Leaves only allowed tokens in the masked rows of fp32 logits [S, vocab], in place.

@@ -12,7 +12,7 @@ from worker.engine.base import Executor, StepFuture
 from worker.engine.config import EngineConfig
 from worker.engine.info import build_engine_info
 from worker.parallel.coordinator import RankGroup
-from worker.parallel.messages import PlanMessage, Result, Sample
+from worker.parallel.messages import Drafts, PlanMessage, Result, Sample
 from worker.scheduler.plan import Plan, StepResult
 from worker.wire.messages import EngineInfo
 
@@ -43,6 +43,13 @@ class ProcessExecutor(Executor):
         """Sends the Plan; the ranks run it while the caller goes on."""
         self._group.send(PlanMessage(plan=plan))
         return _PendingStep(self, plan.seq)
+
+    def drafts(self, seq: int) -> list[list[int]]:
+        """Waits until rank 0 has drafted, which it does first."""
+        message = self._group.receive()
+        assert isinstance(message, Drafts), f"expected drafts, got {message!r}"
+        assert message.seq == seq, f"drafts of step {message.seq}, expected {seq}"
+        return message.token_ids
 
     def sample(self, seq: int, masks: bytes) -> None:
         """Sends the masks; the ranks have begun the step meanwhile."""

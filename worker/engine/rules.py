@@ -88,12 +88,14 @@ class RuleTable:
             if entry is not None:
                 rules, edit = entry
                 prompts += self._prompt_chunk(index, row, first_token, rules)
-                if row.sample:
-                    asking.append(Asking(num_samples, row.slot, row.start + row.length, rules))
+                end = row.start + row.length
+                for draw in range(1 - row.num_draws, 1):
+                    sample = num_samples + row.num_draws - 1 + draw
+                    asking.append(Asking(sample, row.slot, end + draw, rules))
                     if edit is not None:
-                        edits.append(self._edit(num_samples, row, rules, edit))
+                        edits.append(self._edit(asking[-1], edit))
             first_token += row.length
-            num_samples += row.sample
+            num_samples += row.num_draws
         if not asking and not prompts:
             return None
         return StepRules(
@@ -104,13 +106,12 @@ class RuleTable:
             device_edits=None if self.device_edits is None else self.device_edits.gather(asking),
         )
 
-    def _edit(self, sample: int, row: Row, rules: TokenRules, edits: SlotEdits) -> RowEdit:
-        end = row.start + row.length
+    def _edit(self, asking: Asking, edits: SlotEdits) -> RowEdit:
         return RowEdit(
-            row=sample,
+            row=asking.sample,
             edits=edits,
-            cell=row.slot * self._token_stride + end,
-            num_output=end - rules.num_prompt,
+            cell=asking.slot * self._token_stride + asking.end,
+            num_output=asking.end - asking.rules.num_prompt,
         )
 
     def _logprob_rows(self, asking: list[Asking]) -> LogprobRows | None:

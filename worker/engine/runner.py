@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 
@@ -40,6 +39,10 @@ from worker.parallel.group import TensorParallelGroup
 from worker.parallel.layers import LayerOptions
 from worker.parallel.messages import Hello
 from worker.scheduler.plan import Admit, Plan, RankTimes, Row, StepResult
+from worker.speculative.draft_model import draft_page_bytes
+from worker.speculative.drafting import DraftedStep, Drafter
+from worker.speculative.factory import create_drafter
+from worker.speculative.waves import draw_in_waves
 
 logger = logging.getLogger(__name__)
 
@@ -96,6 +99,7 @@ class ModelRunner:
             sizes = capture_sizes(config)
             self._capture = DecodeCapture(sizes, self._streams, show_progress=group.rank == 0)
         self._graphs: DecodeGraphs | None = None
+        self._drafter: Drafter | None = None
 
     def hello(self) -> Hello:
         """What this rank loaded and how many KV pages it has room for."""
@@ -123,6 +127,7 @@ class ModelRunner:
         assert num_pages >= 2, "a cache has one page besides the dummy page"
         with self._on_compute_stream():
             self._allocate(num_pages)
+            self._drafter = create_drafter(self.config, self._tables, num_pages, self.dtype)
             if self._capture is not None:
                 with torch.inference_mode():
                     self._graphs = self._capture.run(self._static_step)
@@ -139,7 +144,8 @@ class ModelRunner:
             slot = None if self._streams is None else self._streams.take()
             if slot is not None:
                 slot.started.record()
-            inputs, static = self._prepare(plan, slot)
+            drafted = None if self._drafter is None else self._drafter.resolve(plan)
+            inputs, static = self._prepare(plan if drafted is None else drafted.plan, slot)
             prepared = time.monotonic()
             if slot is not None:
                 slot.prepared.record()
@@ -155,6 +161,7 @@ class ModelRunner:
             inputs=inputs,
             static=static,
             hidden=hidden,
+            drafted=drafted,
             times=(started, prepared, time.monotonic()),
             slot=slot,
         )
@@ -165,12 +172,15 @@ class ModelRunner:
 
         Args:
             step: the one begun last.
-            masks: one row of ceil(vocab / 32) int32 words for each of `Plan.masked`.
+            masks: one row of ceil(vocab / 32) int32 words for each draw of `Plan.masked`.
         """
         resumed = time.monotonic()
         slot, is_first = step.slot, self.group.rank == 0
         with self._on_compute_stream():
-            draws = self._draw(step, self._masks(step.plan.masked, masks))
+            draws = self._draw(step, self._masks(step, masks))
+            settled = None
+            if self._drafter is not None:
+                settled = self._drafter.settle(step.plan, step.drafted, draws)
             if slot is not None:
                 slot.finish()
                 draws = draws and fetch_draws(draws, slot, with_logprobs=is_first)
@@ -182,6 +192,7 @@ class ModelRunner:
             seq=step.plan.seq,
             draws=draws,
             samples=step.static.samples if step.static is not None and drawn_by_graph else None,
+            settled=settled,
             times=RankTimes(started, prepared, forwarded, finished),
             compute_ms=(finished - resumed + forwarded - started) * 1e3,
             slot=slot,
@@ -207,13 +218,17 @@ class ModelRunner:
         return build_inputs(plan, self._tables, batch_invariant=self.config.batch_invariant)
 
     def draw(
-        self, hidden: torch.Tensor, inputs: StepInputs, masks: MaskRows | None = None
+        self,
+        hidden: torch.Tensor,
+        inputs: StepInputs,
+        masks: MaskRows | None = None,
+        drafted: DraftedStep | None = None,
     ) -> Draws | None:
         """Scoring and sampling, without waiting for the device; None where nothing comes of it."""
         rules = inputs.rules
         draws = None
         if inputs.num_samples:
-            draws = self.sample(self.score(hidden, inputs), inputs, masks)
+            draws = self.sample(self.score(hidden, inputs), inputs, masks, drafted)
         if rules is None or not rules.prompts:
             return draws
         scores = score_prompts(
@@ -245,7 +260,11 @@ class ModelRunner:
         return self.model.compute_logits(hidden)
 
     def sample(
-        self, logits: torch.Tensor, inputs: StepInputs, masks: MaskRows | None = None
+        self,
+        logits: torch.Tensor,
+        inputs: StepInputs,
+        masks: MaskRows | None = None,
+        drafted: DraftedStep | None = None,
     ) -> Draws:
         """Draws [S] tokens and puts them where the next step looks for them."""
         tables, rules = self._tables, inputs.rules
@@ -253,6 +272,8 @@ class ModelRunner:
             if masks is not None:
                 masks.apply(logits, native=tables.native_draws)
             draws = Draws(tokens=sample(logits, inputs.random, native=tables.native_draws))
+        elif drafted is not None and rules.penalties is not None:
+            draws = draw_in_waves(logits, drafted, tables, masks)
         else:
             draws = sample_with_rules(logits, inputs.random, rules, tables, masks)
         assert draws.tokens is not None
@@ -283,7 +304,7 @@ class ModelRunner:
             return Draws(tokens=self._graphs.sample(step.static, masks))
         if step.inputs is None or step.hidden is None:
             return None
-        return self.draw(step.hidden, step.inputs, masks)
+        return self.draw(step.hidden, step.inputs, masks, step.drafted)
 
     def _native_options(self) -> NativeOptions | None:
         if self.device.type != "cpu" or self.config.cpu_backend == "torch":
@@ -294,10 +315,14 @@ class ModelRunner:
             required=self.config.cpu_backend == "native",
         )
 
-    def _masks(self, masked: Sequence[int], masks: bytes) -> MaskRows | None:
-        if not masked:
+    def _masks(self, step: BegunStep, masks: bytes) -> MaskRows | None:
+        if not step.plan.masked:
             return None
-        return MaskRows(masked, masks, self.model_config.vocab_size, self.device)
+        vocab_size = self.model_config.vocab_size
+        if step.drafted is None:
+            return MaskRows(step.plan.masked, masks, vocab_size, self.device)
+        draws, kept = step.drafted.masked_draws(step.plan, masks, -(-vocab_size // 32) * 4)
+        return MaskRows(draws, kept, vocab_size, self.device) if draws else None
 
     def _on_compute_stream(self) -> AbstractContextManager[object]:
         if self._streams is None:
@@ -342,7 +367,8 @@ class ModelRunner:
     def _page_bytes(self) -> int:
         _, num_kv_heads = local_heads(self.model_config, self.group.world_size)
         values = num_kv_heads * self.model_config.head_dim * self.config.page_size
-        return 2 * self.model_config.num_layers * values * self.dtype.itemsize
+        own = 2 * self.model_config.num_layers * values * self.dtype.itemsize
+        return own + draft_page_bytes(self.config, self.dtype)
 
     def _profile(self) -> None:
         """The largest prefill and the largest draw, on a cache whose every page is the dummy."""

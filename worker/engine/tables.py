@@ -38,6 +38,7 @@ class DeviceTables:
         """Whether the compiled CPU library draws."""
         self.max_model_len = max_model_len
         self.page_size = page_size
+        self.vocab_size = vocab_size
         self.token_pool = torch.zeros(num_rows, max_model_len + 1, dtype=torch.int32, device=device)
         """[slots, positions]: every token of a request, the newest draw included."""
         self.page_table = torch.zeros(

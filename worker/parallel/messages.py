@@ -1,7 +1,7 @@
 """What the coordinator of a worker group and its ranks say to each other, besides Plans.
 
 rank ──Hello──> coordinator ──Start──> rank ──Ready──> coordinator ──(Plan Sample?)*──> rank
-rank 0 ──StepResult*──> coordinator;   any rank ──Failure──> coordinator
+rank 0 ──(Drafts? Result)*──> coordinator;   any rank ──Failure──> coordinator
 """
 
 from __future__ import annotations
@@ -46,6 +46,15 @@ class Result(msgspec.Struct, tag="result", frozen=True):
     step: StepResult
 
 
+class Drafts(msgspec.Struct, tag="drafts", frozen=True):
+    """Rank 0's drafts under a grammar: what follows them in the text, the masks must tell."""
+
+    seq: int
+    """Of the Plan."""
+    token_ids: list[list[int]]
+    """Of each masked row."""
+
+
 class PlanMessage(msgspec.Struct, tag="plan", frozen=True):
     """One step to execute."""
 
@@ -53,12 +62,15 @@ class PlanMessage(msgspec.Struct, tag="plan", frozen=True):
 
 
 class Sample(msgspec.Struct, tag="sample", frozen=True):
-    """What the Plan left open: follows every Plan that has masked draws, before the next Plan."""
+    """What the Plan left open: follows every Plan that has masked draws, before the next Plan.
+
+    Where masked rows may draft it answers rank 0's `Drafts`.
+    """
 
     seq: int
     """Of the Plan."""
     masks: bytes
-    """For each masked draw one row of ceil(vocab / 32) little-endian words; bit 1 allows."""
+    """For each draw of the masked rows ceil(vocab / 32) little-endian words; bit 1 allows."""
 
 
 class Stop(msgspec.Struct, tag="stop", frozen=True):
@@ -66,4 +78,4 @@ class Stop(msgspec.Struct, tag="stop", frozen=True):
 
 
 ToRank = Start | PlanMessage | Sample | Stop
-FromRank = Hello | Ready | Failure | Result
+FromRank = Hello | Ready | Failure | Result | Drafts

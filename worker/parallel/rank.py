@@ -14,7 +14,16 @@ import msgspec
 from worker.engine.config import EngineConfig
 from worker.parallel.channel import RankChannel
 from worker.parallel.guard import PlanGuard
-from worker.parallel.messages import Failure, PlanMessage, Ready, Result, Sample, Start, Stop
+from worker.parallel.messages import (
+    Drafts,
+    Failure,
+    PlanMessage,
+    Ready,
+    Result,
+    Sample,
+    Start,
+    Stop,
+)
 from worker.wire.log import log_as
 
 if TYPE_CHECKING:
@@ -76,6 +85,8 @@ def _execute_plans(rank: int, runner: ModelRunner, channel: RankChannel) -> None
         step = runner.begin(message.plan)
         masks = b""
         if message.plan.masked:
+            if rank == 0 and message.plan.drafts_under_grammar:
+                channel.send(Drafts(seq=message.plan.seq, token_ids=step.masked_drafts()))
             sample = channel.receive()
             if isinstance(sample, Stop):
                 return

@@ -37,6 +37,8 @@ class StepBudget:
         self._decodes = min(max_tokens, num_decodes)
         self._rest = max_tokens - self._decodes
         self._prompts = min(self._rest, max_prefill_tokens) if max_prefill_tokens else self._rest
+        self._unused = self._rest
+        """What `allot` left."""
         self._share = share if chunked else 1.0
         self._chunked = chunked
 
@@ -85,12 +87,19 @@ class StepBudget:
             extra = max(min(wants[place] - lengths[place], left), 0)
             lengths[place] += extra
             left -= extra
+        self._unused = self._rest - sum(lengths)
         return lengths
 
     def take_decode(self) -> bool:
         """Whether a decode may go; takes its token."""
         self._decodes -= 1
         return self._decodes >= 0
+
+    def take_drafts(self, most: int) -> int:
+        """How many of so many drafts may follow a decode; takes them from what prompts left."""
+        granted = max(0, min(most, self._unused))
+        self._unused -= granted
+        return granted
 
     def _most(self, tokens: int) -> int:
         return max(1, int(self._share * tokens)) if tokens > 0 else 0

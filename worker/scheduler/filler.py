@@ -19,6 +19,7 @@ from worker.scheduler.queue import WaitingQueue
 from worker.scheduler.running import RunningSet
 from worker.scheduler.siblings import Siblings
 from worker.scheduler.step import StepBuilder
+from worker.speculative.gate import SpeculationGate
 
 
 class StepFiller:
@@ -34,8 +35,11 @@ class StepFiller:
         service: TenantService,
         drain: DrainRate,
         clock: Clock,
+        *,
+        speculation: SpeculationGate | None = None,
     ) -> None:
         self.config = config
+        self._speculation = speculation
         self._running = running
         self._queue = queue
         self.withdrawal = Withdrawal(cache, running, queue, tally, clock)
@@ -56,7 +60,10 @@ class StepFiller:
         # A copy: admission adds members, and claiming pages takes some back.
         members = [(request, request.num_pending) for request in self._running]
         prompts = [member for member in members if member[1] > 1]
-        budget = self._budget(sum(pending == 1 for _, pending in members))
+        num_decodes = sum(pending == 1 for _, pending in members)
+        budget = self._budget(num_decodes)
+        if self._speculation is not None:
+            builder.draft_threshold = self._speculation.begin(len(members), num_decodes)
         admitted: list[Admitted] = []
         if len(self._queue):
             admitted = self.admission.round(budget, [n for _, n in prompts], now)
@@ -111,6 +118,11 @@ class StepFiller:
                 length = chunks.get(request.request_id, 0)
             if length <= 0:
                 continue
+            if pending == 1 and self._speculation is not None:
+                num_drafts = budget.take_drafts(self._speculation.num_drafts(request))
+                if num_drafts or request.num_unsettled:
+                    self._claims.add_floating(request, lease, num_drafts, builder)
+                    continue
             if request.num_computed + length > len(lease.pages) * page_size:
                 length = self._claims.claim(request, lease, length, builder)
                 if not length:

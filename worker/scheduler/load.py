@@ -9,6 +9,7 @@ from worker.scheduler.config import SchedulerConfig
 from worker.scheduler.queue import WaitingQueue
 from worker.scheduler.running import RunningSet
 from worker.wire.messages import LoadSnapshot, StepShape
+from worker.wire.speculation import SpeculationTotals
 
 
 @dataclass(slots=True, kw_only=True)
@@ -37,6 +38,7 @@ def snapshot(
     tally: Tally,
     num_held: int,
     retry_after_s: int,
+    speculation: SpeculationTotals | None,
 ) -> LoadSnapshot:
     """The load as it stands; cost is one pass over the running set."""
     to_prefill = 0
@@ -54,6 +56,7 @@ def snapshot(
         step_ms=tally.step_ms,
         num_step_tokens=tally.num_step_tokens,
         num_submits_seen=tally.num_submits,
+        speculation=speculation,
         step_shape=tally.step_shape,
         queued_cached_tokens=queue.num_expected_cached,
         num_queued_tokens=queue.num_tokens,

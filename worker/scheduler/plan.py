@@ -67,10 +67,25 @@ class Row(msgspec.Struct, array_like=True, frozen=True):
     length: int
     sample: bool
     """Whether the last position draws a token, written to position start + length."""
+    num_drafts: int = -1
+    """-1 for a row as planned. Otherwise the row floats: it begins with the slot's newest token,
+    wherever in [start, start + length) that stands by then, and goes on with up to so many drafts,
+    all within that range; each of its positions draws. Where the newest token stands beyond it,
+    nothing is computed."""
+
+    @property
+    def num_draws(self) -> int:
+        """Positions that draw, of a row whose drafts are known."""
+        return self.sample * (1 + max(0, self.num_drafts))
+
+    @property
+    def most_tokens(self) -> int:
+        """Positions that it computes at most."""
+        return self.length if self.num_drafts < 0 else min(self.length, 1 + self.num_drafts)
 
 
 class Plan(msgspec.Struct, array_like=True, frozen=True):
-    """One step. Rows of length 1 come first (decodes), then the prefill chunks."""
+    """One step. Rows of length 1 come first (decodes), then those that float, then the chunks."""
 
     seq: int
     """Counts from 1 without gaps; a rank that sees a gap ends."""
@@ -82,13 +97,29 @@ class Plan(msgspec.Struct, array_like=True, frozen=True):
     """Every 64th Plan: `digest` covers all sampled tokens of steps up to this one; 0 for none."""
     digest: int = 0
     masked: list[int] = []
-    """Draws under a grammar, counted over the rows with `sample`: where there are any, a Sample
-    message with their masks follows, and no rank samples before it."""
+    """Rows under a grammar, counted over the rows with `sample`: where there are any, a Sample
+    message with the masks of their draws follows, and no rank samples before it."""
+
+    draft_threshold: float = 0.0
+    """Drafts that are less likely to count than this are not worth their cost."""
 
     @property
     def num_tokens(self) -> int:
-        """Tokens computed in this step."""
-        return sum(row.length for row in self.rows)
+        """Tokens computed in this step, at most."""
+        return sum(row.most_tokens for row in self.rows)
+
+    @property
+    def drafts_under_grammar(self) -> bool:
+        """Whether masked rows may draft: then the masks depend on the drafts."""
+        if not self.masked:
+            return False
+        sampling = [row for row in self.rows if row.sample]
+        return any(sampling[sample].num_drafts > 0 for sample in self.masked)
+
+    @property
+    def has_prompts(self) -> bool:
+        """Whether it computes part of a prompt."""
+        return bool(self.rows) and self.rows[-1].num_drafts < 0 and self.rows[-1].length > 1
 
 
 class RankTimes(msgspec.Struct, array_like=True, frozen=True):
@@ -112,7 +143,8 @@ class StepResult(msgspec.Struct, array_like=True, frozen=True):
 
     seq: int
     token_ids: list[int]
-    """One per row with `sample`, in the order of the Plan's rows."""
+    """In the order of the Plan's rows: one per row with `sample`, and of a row that floats those
+    up to the first that differs from its draft."""
     compute_ms: float
     """Time the rank spent on the step."""
     times: RankTimes | None = None
@@ -121,3 +153,9 @@ class StepResult(msgspec.Struct, array_like=True, frozen=True):
     """One per token, None for those whose request asks for none; None where nobody asks."""
     prompt_logprobs: dict[int, list[TokenLogprobs]] | None = None
     """By index of the Plan's row: the prompt tokens that its positions predict."""
+    drafted: list[int] | None = None
+    """Per row that floats: the number of its drafts."""
+    drawn: list[int] | None = None
+    """Per row that floats: the number of its tokens in `token_ids`."""
+    draft_ms: float = 0.0
+    """Time the rank spent on drafting; part of `compute_ms`."""

@@ -61,7 +61,7 @@ class Withdrawal:
         self._running.remove(request)
         self._cache.release(request.lease)
         request.lease = None
-        request.num_computed = request.num_placeholders = 0
+        request.num_computed = request.num_placeholders = request.num_unsettled = 0
         request.num_prefill = len(request.token_ids)
         request.num_preempted += 1
         request.uncached_round = -1
@@ -100,6 +100,31 @@ class PageClaims:
         if missing:
             builder.write_pages(lease.slot, start, self._cache.extend(lease, missing))
         return min(length, room + missing * self._page_size)
+
+    def add_floating(
+        self, request: Request, lease: Lease, num_drafts: int, builder: StepBuilder
+    ) -> None:
+        """Adds a row that floats, with pages for as far as it may reach.
+
+        Drafts take pages only where nobody else has to give any: they can do without. So can a
+        token whose place the steps in flight leave open: it waits for them. Without a page for its
+        own token the request is skipped.
+        """
+        page_size, start = self._page_size, request.num_computed
+        # The last token of a request is drawn and never computed.
+        least = min(request.limit - 1, start + request.num_unsettled + 1)
+        most = min(request.limit - 1, least + num_drafts)
+        num_pages = len(lease.pages)
+        missing = -(-least // page_size) - num_pages
+        if missing > self._cache.num_available and (
+            request.num_unsettled or not self._make_available(request)
+        ):
+            return
+        missing = min(-(-most // page_size) - num_pages, self._cache.num_available)
+        if missing > 0:
+            builder.write_pages(lease.slot, num_pages, self._cache.extend(lease, missing))
+        end = min(most, len(lease.pages) * page_size)
+        builder.add_floating(request, lease, end, min(num_drafts, end - start - 1))
 
     def _make_available(self, request: Request) -> bool:
         """Whether at least one page is available, after taking back whom it takes."""

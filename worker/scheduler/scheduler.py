@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections import deque
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from worker.cache.manager import CacheManager
@@ -25,6 +26,7 @@ from worker.scheduler.queue import WaitingQueue
 from worker.scheduler.running import RunningSet
 from worker.scheduler.slo import Urgency
 from worker.scheduler.step import StepBuilder, StepInFlight
+from worker.speculative.gate import SpeculationGate
 from worker.structured.state import GrammarState
 from worker.wire.admission import AdmissionChange
 from worker.wire.messages import StepReport, Submit
@@ -63,9 +65,12 @@ class Scheduler:
     Args:
         config: limits of the worker group.
         clock: the time, for deadlines and logs; nothing else tells the time here.
+        speculation: decides on drafts; None drafts nothing.
     """
 
-    def __init__(self, config: SchedulerConfig, clock: Clock) -> None:
+    def __init__(
+        self, config: SchedulerConfig, clock: Clock, speculation: SpeculationGate | None = None
+    ) -> None:
         self.config = config
         self._clock = clock
         self._cache = CacheManager(
@@ -98,7 +103,9 @@ class Scheduler:
         self._filler = StepFiller(
             *(config, self._cache, self._running, self._queue),
             *(self._tally, self._service, drain, clock),
+            speculation=speculation,
         )
+        self._speculation = speculation
         self._num_arrivals = 0
         self._num_reports = 0
         self._launched = 0
@@ -230,11 +237,7 @@ class Scheduler:
         step = self._in_flight.popleft() if self._in_flight else None
         if step is None or step.seq != result.seq:
             raise ValueError(f"got the result of step {result.seq}, expected {step}")
-        num_samples = sum(share.sample for share in step.shares)
-        if num_samples != len(result.token_ids):
-            raise ValueError(
-                f"step {result.seq} draws {num_samples} tokens, got {len(result.token_ids)}"
-            )
+        counts = step.counts(result)
         self._completed = step.seq
         self._cache.complete(step.seq)
         self._digest.update(step.seq, result.token_ids)
@@ -244,13 +247,19 @@ class Scheduler:
         if self._any_slo:
             self._forecast.observe(step.shape, result.compute_ms / 1e3)
         if result.logprobs is not None or result.prompt_logprobs is not None:
-            take_logprobs(step, result)
-        self._take_tokens(step, result.token_ids)
+            take_logprobs(step, result, counts)
+        if self._speculation is not None:
+            self._speculation.observe(step, result)
+        self._take_tokens(step, result.token_ids, counts)
 
-    def masks(self) -> bytes:
-        """Masks for the masked draws of the newest step; the only one in flight."""
+    def masks(self, drafts: Sequence[Sequence[int]] = ()) -> bytes:
+        """Masks for the masked draws of the newest step; the only one in flight.
+
+        Args:
+            drafts: of each masked row, where its Plan says that there may be any.
+        """
         assert len(self._in_flight) == 1, "masks depend on the results of all earlier steps"
-        return self._in_flight[0].masks()
+        return self._in_flight[0].masks(drafts)
 
     def take_report(self) -> StepReport:
         """What happened since the last report, and the load as it stands."""
@@ -263,6 +272,7 @@ class Scheduler:
                 *(self.config, self._queue, self._running, self._cache, self._tally),
                 num_held=len(self._held),
                 retry_after_s=self._limits.retry_after_s(self._clock()),
+                speculation=None if self._speculation is None else self._speculation.totals,
             ),
         )
 
@@ -300,30 +310,41 @@ class Scheduler:
         self._outbox.put(loser)
         return loser is arrival
 
-    def _take_tokens(self, step: StepInFlight, token_ids: list[int]) -> None:
-        tokens = iter(token_ids)
+    def _take_tokens(self, step: StepInFlight, token_ids: list[int], counts: list[int]) -> None:
         any_finished = False
-        for request, lease, end, sample in step.shares:
-            token_id = next(tokens) if sample else -1
+        next_token = 0
+        for share, count in zip(step.shares, counts, strict=True):
+            request, lease, end, sample, num_drafts = share
+            first_token, next_token = next_token, next_token + count
             if request.lease is not lease:
-                self._tally.num_dropped_tokens += sample
+                self._tally.num_dropped_tokens += count
                 continue
-            if sample:
-                request.token_ids.append(token_id)
-                request.num_placeholders -= 1
-                if request.slo is not None and request.first_token_s < 0.0:
-                    request.first_token_s = self._clock()
+            request.num_placeholders -= sample
+            if num_drafts >= 0:
+                request.num_unsettled -= num_drafts
+                request.num_computed += count - 1
+            if count and request.slo is not None and request.first_token_s < 0.0:
+                request.first_token_s = self._clock()
+            state: RequestState | None = None
+            grammar = request.grammar
+            is_slow = False
+            for place in range(first_token, next_token):
+                request.token_ids.append(token_ids[place])
+                is_slow = grammar is not None and grammar.is_slow
+                state = finish_state(request, token_ids[place])
+                if state is not None or is_slow:
+                    self._drop(request, next_token - place - 1)
+                    break
+            if num_drafts >= 0:
+                end = len(request.token_ids) - 1
             if end >= (lease.num_cached_pages + 1) * self.config.page_size:
                 self._cache.commit(lease, request.token_ids, end)
-            if not sample:
+            if not count:
                 continue
-            grammar = request.grammar
-            is_slow = grammar is not None and grammar.is_slow
-            state = finish_state(request, token_id)
             if state is None:
                 self._outbox.put(request)
                 if grammar is not None and is_slow:
-                    self._hold(request, grammar, token_id)
+                    self._hold(request, grammar, request.token_ids[-1])
                 continue
             self._end(request, state, keep_place=True)
             any_finished = True
@@ -333,6 +354,13 @@ class Scheduler:
             )
         if any_finished:
             self._running.drop_finished()
+
+    def _drop(self, request: Request, count: int) -> None:
+        """Leaves out tokens that were drawn after the one that ends a request, or holds it up."""
+        if count:
+            self._tally.num_dropped_tokens += count
+            if request.logprobs:
+                del request.logprobs[-count:]
 
     def _hold(self, request: Request, grammar: GrammarState, token_id: int) -> None:
         """Takes a running request out until its slow grammar has taken its last token.

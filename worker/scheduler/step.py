@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
 from worker.cache.lease import Lease
 from worker.request import Request
-from worker.scheduler.plan import Admit, PageWrite, Plan, Row
+from worker.scheduler.plan import Admit, PageWrite, Plan, Row, StepResult
 from worker.wire.messages import StepShape
 
 
@@ -20,6 +21,8 @@ class Share(NamedTuple):
     end: int
     """Positions computed when the step has completed."""
     sample: bool
+    num_drafts: int = -1
+    """Most drafts of a row that floats (see Row); -1 for others."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -31,15 +34,50 @@ class StepInFlight:
     """In the order of the Plan's rows."""
     num_tokens: int
     shape: StepShape
+    has_chunks: bool
+    """Whether any row is longer than one planned position."""
 
-    def masks(self) -> bytes:
+    def counts(self, result: StepResult) -> list[int]:
+        """How many of the result's tokens each share has.
+
+        Raises:
+            ValueError: the result has another number of tokens than were to be drawn.
+        """
+        if result.drawn is None:
+            counts = [int(share.sample) for share in self.shares]
+        else:
+            drawn = iter(result.drawn)
+            counts = [
+                int(share.sample) if share.num_drafts < 0 else next(drawn) for share in self.shares
+            ]
+        if sum(counts) != len(result.token_ids):
+            raise ValueError(
+                f"step {self.seq} draws {sum(counts)} tokens, got {len(result.token_ids)}"
+            )
+        return counts
+
+    def masks(self, drafts: Sequence[Sequence[int]]) -> bytes:
         """Masks for the Plan's masked draws, once the results of all earlier steps are applied.
 
         The draw of a request that has ended or was taken back meanwhile is dropped anyway, and
         takes whatever mask it had last.
+
+        Args:
+            drafts: of each masked row, where any of them may have drafts.
         """
-        grammars = (share.request.grammar for share in self.shares if share.sample)
-        return b"".join(grammar.mask for grammar in grammars if grammar is not None)
+        masked = [
+            (share, share.request.grammar)
+            for share in self.shares
+            if share.sample and share.request.grammar is not None
+        ]
+        masks: list[bytes] = []
+        for number, (share, grammar) in enumerate(masked):
+            ahead = drafts[number] if drafts else ()
+            if ahead and share.request.lease is share.lease:
+                masks += grammar.walk(ahead)
+            else:
+                masks += [grammar.mask] * (1 + len(ahead))
+        return b"".join(masks)
 
 
 class StepBuilder:
@@ -51,6 +89,8 @@ class StepBuilder:
 
     def __init__(self, seq: int) -> None:
         self.seq = seq
+        self.draft_threshold = 0.0
+        """See Plan."""
         self.num_tokens = 0
         self._any_masked = False
         self._num_attended = 0
@@ -59,6 +99,10 @@ class StepBuilder:
         self._page_writes: list[PageWrite] = []
         self._single_rows: list[Row] = []
         self._single_shares: list[Share] = []
+        self._num_floating = 0
+        """Tokens of rows that float, at most."""
+        self._floating_rows: list[Row] = []
+        self._floating_shares: list[Share] = []
         self._chunk_rows: list[Row] = []
         self._chunk_shares: list[Share] = []
 
@@ -95,34 +139,59 @@ class StepBuilder:
             self._chunk_shares.append(share)
             self._num_attended += length * start + length * (length + 1) // 2
 
+    def add_floating(self, request: Request, lease: Lease, end: int, num_drafts: int) -> None:
+        """Computes a decoding request's newest token and up to `num_drafts` drafts after it.
+
+        Its place may depend on the steps in flight; no position from `end` on is computed.
+        """
+        start = request.num_computed
+        assert start < end, "its row has no room"
+        request.num_computed += 1
+        request.num_placeholders += 1
+        request.num_unsettled += num_drafts
+        self._any_masked |= request.grammar is not None
+        lease.fence = self.seq
+        self.num_tokens += 1 + num_drafts
+        self._num_floating += 1 + num_drafts
+        self._num_context += (1 + num_drafts) * (start + 1)
+        self._floating_rows.append(Row(lease.slot, start, end - start, True, num_drafts))
+        self._floating_shares.append(Share(request, lease, end, True, num_drafts))
+
     def plan(self, digest_seq: int, digest: int) -> Plan:
-        """The finished Plan: rows of length 1 first."""
+        """The finished Plan: rows of length 1 first, those that float next."""
         masked: list[int] = []
         if self._any_masked:
-            shares = self._single_shares + self._chunk_shares
+            shares = self._shares()
             grammars = [share.request.grammar for share in shares if share.sample]
             masked = [draw for draw, grammar in enumerate(grammars) if grammar is not None]
         return Plan(
             seq=self.seq,
             admits=self._admits,
             page_writes=self._page_writes,
-            rows=self._single_rows + self._chunk_rows,
+            rows=self._single_rows + self._floating_rows + self._chunk_rows,
             digest_seq=digest_seq,
             digest=digest,
             masked=masked,
+            draft_threshold=self.draft_threshold,
         )
 
     def in_flight(self) -> StepInFlight:
         """What to remember until the result is in."""
+        # A draft costs what a row does.
+        num_decodes = len(self._single_rows) + self._num_floating
         return StepInFlight(
             seq=self.seq,
-            shares=self._single_shares + self._chunk_shares,
+            shares=self._shares(),
             num_tokens=self.num_tokens,
             shape=StepShape(
                 seq=self.seq,
-                prefill_tokens=self.num_tokens - len(self._single_rows),
+                prefill_tokens=self.num_tokens - num_decodes,
                 prefill_attended=self._num_attended,
-                decode_rows=len(self._single_rows),
+                decode_rows=num_decodes,
                 decode_context=self._num_context,
             ),
+            has_chunks=bool(self._chunk_rows),
         )
+
+    def _shares(self) -> list[Share]:
+        return self._single_shares + self._floating_shares + self._chunk_shares

@@ -33,6 +33,10 @@ class Matcher(Protocol):
         """Takes one token; False if it cannot follow."""
         ...
 
+    def rollback(self, count: int) -> None:
+        """Takes back the last `count` tokens."""
+        ...
+
     def may_end(self) -> bool:
         """Whether what it has taken so far is a whole text of the grammar."""
         ...

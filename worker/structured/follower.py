@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 
@@ -53,6 +53,8 @@ class GrammarFollower:
         """See GrammarState."""
         self.is_slow = False
         """See GrammarState."""
+        self.may_draft = True
+        """See GrammarState."""
         self.mask = b""
         """See GrammarState."""
         self._matcher = matcher
@@ -70,6 +72,29 @@ class GrammarFollower:
         for token_id in output:
             self._accept(token_id)
         self._fill()
+
+    def walk(self, drafts: Sequence[int]) -> list[bytes]:
+        """See GrammarState."""
+        masks = [self.mask]
+        began, place = time.thread_time(), (self.mask, self._num_output)
+        num_taken = 0
+        try:
+            for token_id in drafts:
+                if self.is_complete or not self._goes_on_with(token_id):
+                    break
+                self._accept(token_id)
+                num_taken += 1
+                self._fill()
+                masks.append(self.mask)
+        except GrammarError:
+            pass  # were this draft accepted, it would end the request
+        finally:
+            if num_taken:
+                self._matcher.rollback(num_taken)
+            self.mask, self._num_output = place
+            self.is_complete = False
+        self.may_draft = time.thread_time() - began <= SLOW_S
+        return masks + [b"\xff" * len(self.mask)] * (1 + len(drafts) - len(masks))
 
     def advance(self, token_id: int) -> str | None:
         """See GrammarState."""
@@ -89,6 +114,12 @@ class GrammarFollower:
         if self._spent > CREDIT_S:
             return "structured_outputs: the grammar is too ambiguous to be followed in time"
         return None
+
+    def _goes_on_with(self, token_id: int) -> bool:
+        """Whether a token is allowed and is no end token."""
+        word, bit = divmod(token_id, 32)
+        allowed = np.frombuffer(self.mask, dtype="<i4")[word] & self._no_ends[word]
+        return bool(int(allowed) >> bit & 1)
 
     def _accept(self, token_id: int) -> None:
         if not self._matcher.accept(token_id):

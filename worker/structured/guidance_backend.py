@@ -110,6 +110,11 @@ class _Matcher:
         """See Matcher."""
         return bool(self._handle.consume_token(token_id))
 
+    def rollback(self, count: int) -> None:
+        """See Matcher."""
+        if not self._handle.rollback(count):
+            raise GrammarError(self._handle.get_error())
+
     def may_end(self) -> bool:
         """See Matcher."""
         return bool(self._handle.is_accepting())

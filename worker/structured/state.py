@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Protocol
 
 
@@ -24,6 +25,19 @@ class GrammarState(Protocol):
     @property
     def is_slow(self) -> bool:
         """Whether `advance` takes so long that a step must not wait for it."""
+        ...
+
+    @property
+    def may_draft(self) -> bool:
+        """Whether `walk` is fast enough to look ahead with."""
+        ...
+
+    def walk(self, drafts: Sequence[int]) -> list[bytes]:
+        """Masks of the next draw and of those after each draft, were they drawn; stays in place.
+
+        After a draft that it does not allow, or that ends the text, masks allow everything: such
+        a draft is never accepted, or the last.
+        """
         ...
 
     def advance(self, token_id: int) -> str | None:

@@ -113,6 +113,10 @@ class _Matcher:
         """See Matcher."""
         return bool(self._handle.accept_token(token_id, False))
 
+    def rollback(self, count: int) -> None:
+        """See Matcher."""
+        self._handle.rollback(count)
+
     def may_end(self) -> bool:
         """See Matcher."""
         return bool(self._handle.is_completed())

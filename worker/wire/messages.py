@@ -15,6 +15,7 @@ import msgspec
 from worker.wire.admission import AdmissionChange
 from worker.wire.sampling import SamplingParams
 from worker.wire.slo import Slo
+from worker.wire.speculation import SpeculationTotals
 
 PROTOCOL_VERSION = 4
 """Raised whenever a message changes shape; both sides refuse another version on attach."""
@@ -247,6 +248,8 @@ class LoadSnapshot(msgspec.Struct, array_like=True):
     """Submits that rank 0 has taken since the epoch began: of those up to this ordinal (see
     SubmitReply) this load tells, of later ones it does not."""
     step_times: StepTimes = msgspec.field(default_factory=StepTimes)
+    speculation: SpeculationTotals | None = None
+    """None where nothing is drafted."""
     step_shape: StepShape = StepShape()
     """The step that `step_ms` tells of."""
     queued_cached_tokens: int = 0

@@ -46,6 +46,9 @@ class InventingExecutor(Executor):
         tokens = [next(self._tokens) for row in plan.rows if row.sample]
         return InventedStep(self, StepResult(seq=plan.seq, token_ids=tokens, compute_ms=1.0))
 
+    def drafts(self, seq: int) -> list[list[int]]:
+        raise AssertionError("nothing is drafted here")
+
     def sample(self, seq: int, masks: bytes) -> None:
         self.journal.append(f"masks {seq}")
         self.masks.append(masks)

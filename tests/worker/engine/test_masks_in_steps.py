@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import pytest
 from test_core import make_core, run, submit
 
@@ -32,6 +34,13 @@ class CountingGrammar:
     @property
     def is_complete(self) -> bool:
         return len(self.taken) >= self._length
+
+    @property
+    def may_draft(self) -> bool:
+        return False
+
+    def walk(self, drafts: Sequence[int]) -> list[bytes]:
+        raise AssertionError("nothing is drafted here")
 
     def advance(self, token_id: int) -> str | None:
         self.taken.append(token_id)

@@ -1,0 +1,154 @@
+"""An engine that works off requests with a fixed number of them running."""
+
+from __future__ import annotations
+
+import itertools
+import shutil
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Self
+
+import msgspec
+
+from cluster.bench.speculative_prompts import Task
+from worker.engine.config import EngineConfig
+from worker.engine.core import EngineCore
+from worker.engine.factory import create_executor
+from worker.wire.messages import LoadSnapshot, StepReport, Submit
+from worker.wire.speculation import SpeculationTotals
+
+_GATEWAY = "bench"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Turn:
+    """What one engine did in one turn."""
+
+    num_tokens: int
+    elapsed_s: float
+    num_steps: int
+    busy_s: float
+    """Rank 0's own time."""
+    num_rows: int
+    """Decoding requests, summed up over the steps."""
+    num_draft_tokens: int
+    num_accepted_tokens: int
+
+    @property
+    def tokens_per_second(self) -> float:
+        """The figure that counts."""
+        return self.num_tokens / self.elapsed_s
+
+    @property
+    def tokens_per_row(self) -> float:
+        """Tokens that one request gets from one step."""
+        return self.num_tokens / self.num_rows
+
+    @property
+    def row_s(self) -> float:
+        """Rank 0's time for one request in one step."""
+        return self.busy_s / self.num_rows
+
+
+class SpeculativeEngine:
+    """One engine as `LLM` has it, driven step by step.
+
+    Args:
+        config: of the engine.
+    """
+
+    def __init__(self, config: EngineConfig) -> None:
+        self._directory = tempfile.mkdtemp(prefix="rf-")
+        self._executor = create_executor(config, self._directory, spawn_peers=True)
+        try:
+            self.info = self._executor.start()
+            self._core = EngineCore(config, self.info, self._executor, time.monotonic)
+        except BaseException:
+            self.close()
+            raise
+        self._ids = itertools.count()
+        self._encoder = msgspec.msgpack.Encoder()
+
+    def turn(self, tasks: Sequence[Task], running: int, count: int, number: int) -> Turn:
+        """Works off `count` of the tasks, others in each turn, with `running` of them at once."""
+        first = number * count
+        waiting = iter([tasks[(first + place) % len(tasks)] for place in range(count)])
+        before = self._load()
+        num_tokens = num_rows = num_running = 0
+        start = time.monotonic()
+        for task in itertools.islice(waiting, running):
+            self._submit(task)
+            num_running += 1
+        while num_running:
+            report = self._step()
+            for delta in report.deltas.get(_GATEWAY, ()):
+                num_tokens += len(delta.token_ids)
+                num_rows += bool(delta.token_ids)
+                if delta.finish_reason is None:
+                    continue
+                num_running -= 1
+                for task in itertools.islice(waiting, 1):
+                    self._submit(task)
+                    num_running += 1
+        elapsed = time.monotonic() - start
+        while self._core.has_work():
+            self._step()
+        return _turn(before, self._load(), num_tokens, num_rows, elapsed)
+
+    def _load(self) -> LoadSnapshot:
+        """What the engine has done so far: a copy, since sums go on."""
+        report = self._core.scheduler.take_report()
+        report.load.step_times = self._core.timeline.totals()
+        return msgspec.msgpack.decode(self._encoder.encode(report.load), type=LoadSnapshot)
+
+    def _step(self) -> StepReport:
+        report = self._core.step()
+        self._encoder.encode(report)  # as the worker does for its front
+        return report
+
+    def _submit(self, task: Task) -> None:
+        self._core.add(
+            Submit(
+                request_id=str(next(self._ids)),
+                gateway_id=_GATEWAY,
+                prompt=task.prompt,
+                sampling=task.sampling,
+            )
+        )
+
+    def close(self) -> None:
+        """Ends the engine's ranks."""
+        self._executor.close()
+        shutil.rmtree(self._directory, ignore_errors=True)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+def _turn(
+    before: LoadSnapshot, after: LoadSnapshot, num_tokens: int, num_rows: int, elapsed: float
+) -> Turn:
+    a, b = before.step_times, after.step_times
+    c, d = (load.speculation or SpeculationTotals() for load in (before, after))
+    return Turn(
+        num_tokens=num_tokens,
+        elapsed_s=elapsed,
+        num_steps=b.num_steps - a.num_steps,
+        busy_s=sum(
+            getattr(b, name) - getattr(a, name) for name in ("prepare", "forward", "sample")
+        ),
+        num_rows=num_rows,
+        num_draft_tokens=d.num_draft_tokens - c.num_draft_tokens,
+        num_accepted_tokens=d.num_accepted_tokens - c.num_accepted_tokens,
+    )

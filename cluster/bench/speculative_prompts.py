@@ -1,0 +1,74 @@
+"""What `rayfleet bench speculative` asks: held-out questions, texts to copy, and noise."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from worker.wire.sampling import SamplingParams
+from worker.wire.tokenizer import load_tokenizer
+
+KINDS = ("heldout", "copy", "random")
+_MOST_TOKENS = 160
+_COPIED = 6
+"""Sentences to copy in one request."""
+_RANDOM_LENGTH = 48
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Task:
+    """One request."""
+
+    prompt: bytes
+    """Little-endian int32."""
+    sampling: SamplingParams
+
+
+def make_tasks(kind: str, model: str, questions: str, vocab_size: int) -> list[Task]:
+    """All tasks of a kind, in a fixed order.
+
+    Args:
+        kind: one of KINDS. heldout: the file's questions; copy: its answers that are sentences, to
+            be given back; random: tokens without sense, drawn on at temperature 1, which nobody
+            can guess.
+        model: folder with a chat template.
+        questions: JSON lines with `messages` and `answer`.
+        vocab_size: of the model.
+    """
+    if kind == "random":
+        rng = np.random.default_rng(3)
+        return [
+            Task(
+                prompt=rng.integers(0, vocab_size, _RANDOM_LENGTH).astype("<i4").tobytes(),
+                sampling=SamplingParams(
+                    temperature=1.0, seed=number, max_tokens=96, ignore_eos=True
+                ),
+            )
+            for number in range(256)
+        ]
+    lines = [json.loads(line) for line in Path(questions).read_text().splitlines()]
+    conversations = [line["messages"] for line in lines]
+    if kind == "copy":
+        sentences = sorted({line["answer"] for line in lines if line["answer"].endswith(".")})
+        conversations = [
+            [{"role": "user", "content": f"Repeat exactly: {_text(sentences, number)}"}]
+            for number in range(len(sentences))
+        ]
+    tokenizer = load_tokenizer(model)
+    sampling = SamplingParams(temperature=0.0, max_tokens=_MOST_TOKENS)
+    encoded = [
+        tokenizer.encode(tokenizer.render_chat(messages), add_special_tokens=False)
+        for messages in conversations
+    ]
+    return [
+        Task(prompt=np.asarray(ids, dtype="<i4").tobytes(), sampling=sampling) for ids in encoded
+    ]
+
+
+def _text(sentences: Sequence[str], number: int) -> str:
+    picked = [sentences[(number + 7 * place) % len(sentences)] for place in range(_COPIED)]
+    return " ".join(picked)

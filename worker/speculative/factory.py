@@ -1,0 +1,37 @@
+"""Makes what the configuration asks for."""
+
+from __future__ import annotations
+
+import torch
+
+from worker.engine.config import EngineConfig
+from worker.engine.tables import DeviceTables
+from worker.speculative.base import Proposer
+from worker.speculative.draft_model import DraftModelProposer, load_draft_model
+from worker.speculative.drafting import Drafter
+from worker.speculative.ngram import NgramProposer
+
+
+def create_drafter(
+    config: EngineConfig, tables: DeviceTables, num_pages: int, dtype: torch.dtype
+) -> Drafter | None:
+    """One rank's drafter; None where nothing is drafted.
+
+    Args:
+        config: the group's engine configuration.
+        tables: of the rank.
+        num_pages: of the KV cache.
+        dtype: of the model.
+
+    Raises:
+        ValueError: the draft model does not go with the model or the device.
+    """
+    if config.speculative_method == "none":
+        return None
+    proposer: Proposer
+    if config.speculative_method == "ngram":
+        proposer = NgramProposer(config.prompt_lookup_max, config.prompt_lookup_min)
+    else:
+        model = load_draft_model(config, tables, dtype)
+        proposer = DraftModelProposer(model, tables, num_pages)
+    return Drafter(tables, proposer)
