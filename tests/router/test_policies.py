@@ -266,6 +266,6 @@ def test_power_of_two_is_blind_to_all_but_two() -> None:
 
 def test_bounds_of_beta_are_checked() -> None:
     with pytest.raises(ValueError, match="--adaptive-min-beta"):
-        RoutingConfig(adaptive_min_beta=9.0)
+        RoutingConfig(adaptive_min_beta=21.0)
     with pytest.raises(ValueError, match="--adaptive-window-s"):
         RoutingConfig(adaptive_window_s=0.0)
