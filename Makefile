@@ -24,7 +24,7 @@ $(STAMP): pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --quiet --upgrade pip
 	$(BIN)/python -m pip install "$$(grep '^torch==' constraints.txt)"
 	$(BIN)/python -m pip install -c constraints.txt -e '.[dev]'
-	$(BIN)/python -m kernels.native.build
+	$(BIN)/python -m kernels.native
 	@touch $@
 
 serve: $(STAMP)

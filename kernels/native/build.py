@@ -109,12 +109,8 @@ def _cache_folder() -> Path:
 
 
 def main() -> None:
-    """Compiles ahead of the first start: `python -m kernels.native.build`."""
+    """Compiles now rather than at the first start, and says where to."""
     try:
         print(build_library())
     except NativeUnavailable as error:
         print(f"CPU steps will run through torch, several times slower: {error}", file=sys.stderr)
-
-
-if __name__ == "__main__":
-    main()

@@ -54,7 +54,7 @@ def test_an_edit_is_followed_again_after_the_changed_word() -> None:
     assert propose(proposer, source + "The ") == "hen is o"
     assert propose(proposer, source + "The goat is n") == "ear the "
     proposer.admit(0)
-    assert propose(proposer, "nothing lke bfr") == "", "of another request nothing is left"
+    assert propose(proposer, "nothing like it") == "", "of another request nothing is left"
 
 
 def test_a_threshold_cuts_what_is_unlikely_and_guesses_are_learnt_undrafted() -> None:

@@ -1,0 +1,5 @@
+"""Compiles ahead of the first start: `python -m kernels.native`."""
+
+from kernels.native.build import main
+
+main()
