@@ -46,6 +46,8 @@ def add_commands(commands: Subparsers) -> None:
     _add_throughput_flags(throughput)
     overlap = _command(commands, "overlap", "steps at overlap depth 0 and 1, in turn", _overlap)
     _add_overlap_flags(overlap)
+    fdfo = _command(commands, "fdfo", "block diffusion: first done, first out", _fdfo)
+    _add_fdfo_flags(fdfo)
     kernels = _command(commands, "kernels", "each op against the device's peak", _kernels)
     add_options(kernels, KernelOptions)
     roofline = _command(
@@ -132,6 +134,23 @@ def _overlap(args: argparse.Namespace) -> Result:
             steps=args.steps,
             input_len=args.input_len,
             plot=args.plot,
+        )
+    )
+
+
+def _fdfo(args: argparse.Namespace) -> Result:
+    from cluster.bench.fdfo import FdfoOptions, run_fdfo
+
+    return run_fdfo(
+        FdfoOptions(
+            engine=EngineConfig(**given_options(args, EngineConfig)),
+            questions=args.questions,
+            num_questions=args.num_questions,
+            running=tuple(int(text) for text in args.running.split(",")),
+            pairs=args.pairs,
+            max_tokens=args.max_tokens,
+            long_prompt_blocks=args.long_prompt_blocks,
+            num_long=args.num_long,
         )
     )
 
@@ -245,6 +264,21 @@ def _add_overlap_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--steps", type=int, default=100, help="steps per turn (default 100)")
     parser.add_argument("--input-len", type=int, default=16, help="prompt tokens (default 16)")
     parser.add_argument("--plot", metavar="FILE.png", help="draw both timelines")
+
+
+def _add_fdfo_flags(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--model", required=True, help="folder of a block-diffusion checkpoint")
+    set_here = ("model", "max_num_seqs", "dllm_fdfo", "dllm_disable", "enable_prefix_caching")
+    add_options(parser.add_argument_group("engine"), EngineConfig, exclude=set_here)
+    parser.add_argument("--questions", help="JSON lines; default: MODEL_heldout.jsonl")
+    parser.add_argument("--num-questions", type=int, default=0, help="default: all")
+    parser.add_argument("--running", default="4,16", help="requests at once (default 4,16)")
+    parser.add_argument("--pairs", type=int, default=10, help="turns per arm (default 10)")
+    parser.add_argument("--max-tokens", type=int, default=128, help="per answer (default 128)")
+    parser.add_argument(
+        "--long-prompt-blocks", type=int, default=20, help="of the longest prompt (default 20)"
+    )
+    parser.add_argument("--num-long", type=int, default=32, help="long prompts (default 32)")
 
 
 def _add_roofline_flags(parser: argparse.ArgumentParser) -> None:

@@ -161,6 +161,34 @@ def extend_case(device: str, dtype: torch.dtype) -> None:
             )
 
 
+def block_extend_case(device: str, dtype: torch.dtype) -> None:
+    """Blocks within a tile of queries, as wide as one, and wider; chunks that begin inside."""
+    for block_size, lens, query_lens in (
+        (4, [8, 100], [8, 36]),
+        (8, [8, 88, 120], [8, 48, 8]),
+        (32, [96, 64], [64, 32]),
+        (128, [256], [128]),
+    ):
+        case = make_paged(lens, num_kv_heads=2, head_dim=32, device=device, dtype=dtype)
+        q = _randn(sum(query_lens), 4, 32, device=device, dtype=dtype)
+
+        def run(
+            invariant: bool,
+            case: Paged = case,
+            q: torch.Tensor = q,
+            query_lens: list[int] = query_lens,
+            block_size: int = block_size,
+        ) -> torch.Tensor:
+            return case.extend(q, query_lens, batch_invariant=invariant, block_size=block_size)
+
+        for invariant in (False, True):
+            _compare(
+                lambda bi=invariant, run=run: run(bi),
+                dtype,
+                reference=lambda run=run: run(False),
+            )
+
+
 def invariance_case(device: str, dtype: torch.dtype) -> None:
     """A query's bits are the same by extend, by chunks and by decode among strangers."""
     length = 290
@@ -235,6 +263,7 @@ CASES: list[Case] = [
     linear_case,
     decode_case,
     extend_case,
+    block_extend_case,
     invariance_case,
     row_invariance_case,
     invariant_pieces_case,

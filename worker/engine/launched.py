@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
+from worker.diffusion.decoder import BlockResults
 from worker.engine.device_clock import DeviceClock
 from worker.engine.draws import Draws
 from worker.engine.inputs import StepInputs
@@ -51,6 +52,8 @@ class LaunchedStep:
     clock: DeviceClock | None = None
     wants_logprobs: bool
     """Whether this rank is asked for log-probabilities."""
+    blocks: BlockResults | None = None
+    """Of a block-diffusion model, whose steps wait for the device."""
 
     def result(self) -> StepResult:
         """Waits for the device. Steps are asked for their results in the order of their launches.
@@ -70,6 +73,8 @@ class LaunchedStep:
         result = StepResult(
             seq=self.seq, token_ids=self._token_ids(), compute_ms=compute_ms, times=times
         )
+        if self.blocks is not None:
+            return self.blocks.add_to(result)
         if draws is None or not draws.is_scored or not self.wants_logprobs:
             return result
         return draws.add_logprobs(result)

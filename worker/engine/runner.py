@@ -12,6 +12,8 @@ import torch
 
 from kernels import registry
 from kernels.attention import create_attention_library
+from worker.diffusion.checks import check_blocks
+from worker.diffusion.decoder import BlockDecoder
 from worker.engine.config import EngineConfig
 from worker.engine.cpu import lazy_zeros, native_threads, tune_cpu_process
 from worker.engine.device import resolve_dtype
@@ -24,6 +26,7 @@ from worker.engine.launched import BegunStep, LaunchedStep, fetch_draws
 from worker.engine.logprobs import score_prompts
 from worker.engine.masks import MaskRows
 from worker.engine.memory import plan_pages
+from worker.engine.profiling import profile_plans
 from worker.engine.sampler import sample
 from worker.engine.static_step import StaticInputs, StaticStep
 from worker.engine.streams import DeviceStreams, StepSlot
@@ -39,7 +42,7 @@ from worker.models.registry import build_model
 from worker.parallel.group import TensorParallelGroup
 from worker.parallel.layers import LayerOptions
 from worker.parallel.messages import Hello
-from worker.scheduler.plan import Admit, Plan, RankTimes, Row, StepResult
+from worker.scheduler.plan import Plan, RankTimes, StepResult
 
 logger = logging.getLogger(__name__)
 
@@ -72,6 +75,7 @@ class ModelRunner:
             page_size=config.page_size,
             batch_invariant=config.batch_invariant,
         )
+        check_blocks(config, self.model_config, self._attention)
         options = LayerOptions(
             group=group,
             dtype=self.dtype,
@@ -91,11 +95,13 @@ class ModelRunner:
         self._streams = DeviceStreams(self.device) if self.device.type == "cuda" else None
         self._clock = DeviceClock()
         self._capture: DecodeCapture | None = None
-        # An attention library plans each step on the host.
-        if self._streams is not None and self._attention is None and can_capture(config, group):
+        # An attention library plans each step on the host; blocks are no rows of one token.
+        is_static = self._attention is None and self.model_config.block_size == 1
+        if self._streams is not None and is_static and can_capture(config, group):
             sizes = capture_sizes(config)
             self._capture = DecodeCapture(sizes, self._streams, show_progress=group.rank == 0)
         self._graphs: DecodeGraphs | None = None
+        self._blocks: BlockDecoder | None = None
 
     def hello(self) -> Hello:
         """What this rank loaded and how many KV pages it has room for."""
@@ -139,6 +145,8 @@ class ModelRunner:
             slot = None if self._streams is None else self._streams.take()
             if slot is not None:
                 slot.started.record()
+            if self._blocks is not None:
+                self._blocks.begin(plan)
             inputs, static = self._prepare(plan, slot)
             prepared = time.monotonic()
             if slot is not None:
@@ -170,7 +178,11 @@ class ModelRunner:
         resumed = time.monotonic()
         slot, is_first = step.slot, self.group.rank == 0
         with self._on_compute_stream():
-            draws = self._draw(step, self._masks(step.plan.masked, masks))
+            draws = blocks = None
+            if self._blocks is not None and step.hidden is not None:
+                blocks = self._blocks.run(step.plan, step.hidden)
+            else:
+                draws = self._draw(step, self._masks(step.plan.masked, masks))
             if slot is not None:
                 slot.finish()
                 draws = draws and fetch_draws(draws, slot, with_logprobs=is_first)
@@ -187,6 +199,7 @@ class ModelRunner:
             slot=slot,
             clock=self._clock,
             wants_logprobs=is_first,
+            blocks=blocks,
         )
 
     def prepare(self, plan: Plan, slot: StepSlot | None = None) -> StepInputs | None:
@@ -285,6 +298,11 @@ class ModelRunner:
             return None
         return self.draw(step.hidden, step.inputs, masks)
 
+    def _forward_plan(self, plan: Plan) -> torch.Tensor:
+        inputs = self.prepare(plan)
+        assert inputs is not None, "a round has rows"
+        return self.forward(inputs)
+
     def _native_options(self) -> NativeOptions | None:
         if self.device.type != "cpu" or self.config.cpu_backend == "torch":
             return None
@@ -323,7 +341,16 @@ class ModelRunner:
             vocab_size=self.model_config.vocab_size,
             device=self.device,
             native_draws=self.model.native is not None,
+            block_size=self.model_config.block_size,
         )
+        if self.model_config.mask_token_id is not None:
+            self._blocks = BlockDecoder(
+                self.config,
+                self.model_config,
+                self._tables,
+                forward=self._forward_plan,
+                score=self.model.compute_logits,
+            )
 
     def _static_step(self, max_rows: int) -> StaticStep:
         return StaticStep(
@@ -346,16 +373,15 @@ class ModelRunner:
 
     def _profile(self) -> None:
         """The largest prefill and the largest draw, on a cache whose every page is the dummy."""
-        slots = range(self.config.max_num_seqs)
-        chunk = min(self.config.max_num_batched_tokens, self.max_model_len - 1)
-        num_chunks = min(len(slots), -(-self.config.max_num_batched_tokens // chunk))
+        largest = profile_plans(
+            self.config,
+            max_model_len=self.max_model_len,
+            block_size=self.model_config.block_size,
+        )
         with self._on_compute_stream():
-            self._allocate(-(-(chunk + 1) // self.config.page_size) + 1)
-        # Random draws with top-p take the most memory.
-        admits = [Admit(slot, bytes(4 * chunk), 1.0, 0, 0.5, 0.0, slot) for slot in slots]
-        prefill = [Row(slot, 0, chunk, True) for slot in slots[:num_chunks]]
-        self.execute(Plan(0, admits, [], prefill))
-        self.execute(Plan(0, [], [], [Row(slot, 0, 1, True) for slot in slots]))
+            self._allocate(-(-largest.num_tokens // self.config.page_size) + 1)
+        for plan in largest.plans:
+            self.execute(plan)
 
     @torch.inference_mode()
     def _measure_graphs(self) -> int:

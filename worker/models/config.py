@@ -18,6 +18,7 @@ ARCHITECTURES = (
     "MistralForCausalLM",
     "Qwen2ForCausalLM",
     "Qwen3ForCausalLM",
+    "SDARForCausalLM",
 )
 """Supported values of `architectures` in config.json."""
 
@@ -43,6 +44,13 @@ _DEFAULTS: dict[str, dict[str, Any]] = {
         "head_dim": 128,
         "sliding_window": 4096,
         "max_window_layers": 28,
+    },
+    "SDARForCausalLM": {
+        "max_position_embeddings": 32768,
+        "num_key_value_heads": 8,
+        "head_dim": 128,
+        "block_size": 4,
+        "mask_token_id": 151669,
     },
 }
 
@@ -73,6 +81,10 @@ class ModelConfig:
     eos_token_ids: tuple[int, ...]
     block_hash_salt: str
     """Names this very checkpoint in block hashes."""
+    block_size: int = 1
+    """Tokens that are decided together, and see each other: 1 for an autoregressive model."""
+    mask_token_id: int | None = None
+    """Stands for what is undecided; None for an autoregressive model."""
 
     @classmethod
     def parse(cls, raw: dict[str, Any], folder: Path, *, weights: bool = True) -> ModelConfig:
@@ -93,6 +105,7 @@ class ModelConfig:
         max_position_embeddings = _integer(merged, "max_position_embeddings")
         rope = parse_rope(merged, max_position_embeddings)
         limit, reason = _length_limit(architecture, merged, rope, max_position_embeddings)
+        block_size, mask_token_id = _block_diffusion(merged)
         return cls(
             architecture=architecture,
             folder=folder,
@@ -108,14 +121,16 @@ class ModelConfig:
             attention_bias=bool(merged.get("attention_bias", False)),
             mlp_bias=bool(merged.get("mlp_bias", False)),
             tie_word_embeddings=bool(merged.get("tie_word_embeddings", False)),
-            max_model_len=limit,
+            max_model_len=limit // block_size * block_size,
             max_model_len_reason=reason,
             eos_token_ids=_eos_token_ids(merged, folder),
             block_hash_salt=block_hash_salt(folder, weights=weights),
+            block_size=block_size,
+            mask_token_id=mask_token_id,
         )
 
     def resolve_max_model_len(self, requested: int | None) -> int:
-        """The length limit of an engine: what was asked for, or the checkpoint's own.
+        """The length limit of an engine: what was asked for, or the checkpoint's own; whole blocks.
 
         Raises:
             ValueError: more was asked for than the checkpoint can do.
@@ -127,7 +142,12 @@ class ModelConfig:
                 f"--max-model-len {requested} is more than this checkpoint's "
                 f"{self.max_model_len} ({self.max_model_len_reason}): lower it"
             )
-        return requested
+        if requested < self.block_size:
+            raise ValueError(
+                f"--max-model-len {requested} is less than one block of this model, "
+                f"{self.block_size} tokens: raise it"
+            )
+        return requested // self.block_size * self.block_size
 
 
 def load_model_config(model: str, *, weights: bool = True) -> ModelConfig:
@@ -163,6 +183,21 @@ def _integer(raw: dict[str, Any], key: str) -> int:
     return value
 
 
+def _block_diffusion(raw: dict[str, Any]) -> tuple[int, int | None]:
+    """Block size and mask token; (1, None) for an autoregressive model."""
+    if raw.get("mask_token_id") is None:
+        return 1, None
+    size, mask_token_id = _integer(raw, "block_size"), int(raw["mask_token_id"])
+    if size < 2 or size & (size - 1):
+        raise ValueError(
+            f"block_size in config.json must be a power of two from 2 on, got {size}: "
+            "use another checkpoint"
+        )
+    if not 0 <= mask_token_id < _integer(raw, "vocab_size"):
+        raise ValueError(f"mask_token_id {mask_token_id} in config.json is not in the vocabulary")
+    return size, mask_token_id
+
+
 def _length_limit(
     architecture: str, raw: dict[str, Any], rope: RopeConfig, max_position_embeddings: int
 ) -> tuple[int, str]:
@@ -188,7 +223,7 @@ def _window(architecture: str, raw: dict[str, Any]) -> int | None:
     layer_types = raw.get("layer_types")
     if architecture == "LlamaForCausalLM":
         return None
-    if architecture.startswith("Qwen"):
+    if not architecture.startswith("Mistral"):
         if not raw.get("use_sliding_window", False):
             return None
         if layer_types is None and raw["max_window_layers"] >= raw["num_hidden_layers"]:

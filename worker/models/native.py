@@ -85,6 +85,7 @@ def _model_tensors(model: DecoderModel) -> ModelTensors:
         lm_head=model.lm_head.source(model.embed_tokens).weight,
         final_norm=model.norm.weight,
         num_layers=len(model.layers),
+        block_size=model.config.block_size,
         intermediate_size=model.layers[0].mlp.size,
         layers=_layers(model),
     )

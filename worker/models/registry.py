@@ -8,6 +8,7 @@ from worker.models.llama import LlamaForCausalLM
 from worker.models.mistral import MistralForCausalLM
 from worker.models.qwen2 import Qwen2ForCausalLM
 from worker.models.qwen3 import Qwen3ForCausalLM
+from worker.models.sdar import SDARForCausalLM
 from worker.parallel.layers import LayerOptions
 
 
@@ -18,6 +19,7 @@ def model_class(architecture: str) -> type[DecoderModel]:
         "MistralForCausalLM": MistralForCausalLM,
         "Qwen2ForCausalLM": Qwen2ForCausalLM,
         "Qwen3ForCausalLM": Qwen3ForCausalLM,
+        "SDARForCausalLM": SDARForCausalLM,
     }
     assert tuple(classes) == ARCHITECTURES, "config.py and the registry name the same"
     return classes[architecture]

@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from worker.cache.manager import CacheManager
 from worker.request import Request, RequestState
+from worker.scheduler.block_filler import BlockFiller
 from worker.scheduler.clock import Clock
 from worker.scheduler.config import SchedulerConfig
 from worker.scheduler.digest import SampleDigest
@@ -95,7 +96,8 @@ class Scheduler:
         self._limits = QueueLimits(
             config.max_queued_requests, config.max_queued_tokens, self._queue, self._cache, drain
         )
-        self._filler = StepFiller(
+        filler = StepFiller if config.blocks is None else BlockFiller
+        self._filler = filler(
             *(config, self._cache, self._running, self._queue),
             *(self._tally, self._service, drain, clock),
         )
@@ -134,6 +136,7 @@ class Scheduler:
             arrived_s=now - submit.waited_ms / 1e3,
             max_total_tokens=self.config.max_total_tokens,
             eos_token_ids=self.config.eos_token_ids,
+            block_size=1 if self.config.blocks is None else self.config.blocks.size,
         )
         assert len(request.token_ids) < self.config.max_total_tokens, "can never fit: not refused"
         self._requests[request.request_id] = request
@@ -230,11 +233,7 @@ class Scheduler:
         step = self._in_flight.popleft() if self._in_flight else None
         if step is None or step.seq != result.seq:
             raise ValueError(f"got the result of step {result.seq}, expected {step}")
-        num_samples = sum(share.sample for share in step.shares)
-        if num_samples != len(result.token_ids):
-            raise ValueError(
-                f"step {result.seq} draws {num_samples} tokens, got {len(result.token_ids)}"
-            )
+        self._check_result(step, result)
         self._completed = step.seq
         self._cache.complete(step.seq)
         self._digest.update(step.seq, result.token_ids)
@@ -243,9 +242,7 @@ class Scheduler:
         self._tally.step_shape = step.shape
         if self._any_slo:
             self._forecast.observe(step.shape, result.compute_ms / 1e3)
-        if result.logprobs is not None or result.prompt_logprobs is not None:
-            take_logprobs(step, result)
-        self._take_tokens(step, result.token_ids)
+        self._take_result(step, result)
 
     def masks(self) -> bytes:
         """Masks for the masked draws of the newest step; the only one in flight."""
@@ -299,6 +296,19 @@ class Scheduler:
             self._end(loser, RequestState.FINISHED_ERROR)
         self._outbox.put(loser)
         return loser is arrival
+
+    def _check_result(self, step: StepInFlight, result: StepResult) -> None:
+        """Raises ValueError if it has another number of tokens than were to be drawn."""
+        num_samples = sum(share.sample for share in step.shares)
+        if num_samples != len(result.token_ids):
+            raise ValueError(
+                f"step {result.seq} draws {num_samples} tokens, got {len(result.token_ids)}"
+            )
+
+    def _take_result(self, step: StepInFlight, result: StepResult) -> None:
+        if result.logprobs is not None or result.prompt_logprobs is not None:
+            take_logprobs(step, result)
+        self._take_tokens(step, result.token_ids)
 
     def _take_tokens(self, step: StepInFlight, token_ids: list[int]) -> None:
         tokens = iter(token_ids)
