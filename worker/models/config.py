@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from worker.models.checkpoint import block_hash_salt, read_json, resolve_checkpoint
+from worker.models.moe_config import MoeConfig, parse_llada2_moe, parse_qwen3_moe
 from worker.models.rope_config import RopeConfig, parse_rope
 from worker.models.unsupported import refuse_unsupported
 
@@ -18,12 +20,21 @@ ARCHITECTURES = (
     "MistralForCausalLM",
     "Qwen2ForCausalLM",
     "Qwen3ForCausalLM",
+    "Qwen3MoeForCausalLM",
     "SDARForCausalLM",
+    "SDARMoeForCausalLM",
+    "LLaDA2MoeModelLM",
 )
 """Supported values of `architectures` in config.json."""
 
 # What a missing key means, by architecture, as transformers' configuration classes have it.
 _COMMON_DEFAULTS: dict[str, Any] = {"rms_norm_eps": 1e-6, "hidden_act": "silu"}
+_QWEN3_EXPERTS: dict[str, Any] = {
+    "num_experts": 128,
+    "num_experts_per_tok": 8,
+    "moe_intermediate_size": 768,
+    "norm_topk_prob": False,
+}
 _DEFAULTS: dict[str, dict[str, Any]] = {
     "LlamaForCausalLM": {"max_position_embeddings": 2048, "eos_token_id": 2},
     "MistralForCausalLM": {
@@ -52,6 +63,45 @@ _DEFAULTS: dict[str, dict[str, Any]] = {
         "block_size": 4,
         "mask_token_id": 151669,
     },
+    "Qwen3MoeForCausalLM": {
+        "max_position_embeddings": 32768,
+        "num_key_value_heads": 4,
+        "sliding_window": 4096,
+        "max_window_layers": 28,
+        **_QWEN3_EXPERTS,
+    },
+    "SDARMoeForCausalLM": {
+        "max_position_embeddings": 32768,
+        "num_key_value_heads": 4,
+        "head_dim": 128,
+        "block_size": 4,
+        "mask_token_id": 151669,
+        **_QWEN3_EXPERTS,
+        "norm_topk_prob": True,
+    },
+    "LLaDA2MoeModelLM": {
+        "max_position_embeddings": 32768,
+        "num_key_value_heads": 4,
+        "head_dim": 128,
+        "block_size": 32,
+        "mask_token_id": 156895,
+        "partial_rotary_factor": 0.5,
+        "num_experts": 256,
+        "num_experts_per_tok": 8,
+        "moe_intermediate_size": 512,
+        "first_k_dense_replace": 1,
+        "norm_topk_prob": True,
+        "moe_router_enable_expert_bias": True,
+        "n_group": 8,
+        "topk_group": 4,
+        "routed_scaling_factor": 2.5,
+        "num_shared_experts": 1,
+    },
+}
+_EXPERTS: dict[str, Callable[[dict[str, Any]], MoeConfig]] = {
+    "Qwen3MoeForCausalLM": parse_qwen3_moe,
+    "SDARMoeForCausalLM": parse_qwen3_moe,
+    "LLaDA2MoeModelLM": parse_llada2_moe,
 }
 
 
@@ -68,6 +118,8 @@ class ModelConfig:
     num_heads: int
     num_kv_heads: int
     head_dim: int
+    rotary_dim: int
+    """Leading dimensions of a head that rotate."""
     rms_norm_eps: float
     rope: RopeConfig
     attention_bias: bool
@@ -85,6 +137,8 @@ class ModelConfig:
     """Tokens that are decided together, and see each other: 1 for an autoregressive model."""
     mask_token_id: int | None = None
     """Stands for what is undecided; None for an autoregressive model."""
+    moe: MoeConfig | None = None
+    """None for a dense model."""
 
     @classmethod
     def parse(cls, raw: dict[str, Any], folder: Path, *, weights: bool = True) -> ModelConfig:
@@ -99,6 +153,14 @@ class ModelConfig:
         for key in ("sliding_window", "head_dim", "num_key_value_heads"):
             if key in raw and raw[key] is None:
                 merged[key] = None
+        moe, partial = None, 1.0
+        if architecture in _EXPERTS:
+            # transformers 5 writes the second name.
+            merged["num_experts"] = merged.pop("num_local_experts", merged["num_experts"])
+            moe = _EXPERTS[architecture](merged)
+            merged.pop("num_experts")
+        if architecture == "LLaDA2MoeModelLM":
+            partial = float(merged.pop("partial_rotary_factor"))
         refuse_unsupported(merged)
         num_heads = _integer(merged, "num_attention_heads")
         hidden_size = _integer(merged, "hidden_size")
@@ -106,6 +168,7 @@ class ModelConfig:
         rope = parse_rope(merged, max_position_embeddings)
         limit, reason = _length_limit(architecture, merged, rope, max_position_embeddings)
         block_size, mask_token_id = _block_diffusion(merged)
+        head_dim = int(merged.get("head_dim") or hidden_size // num_heads)
         return cls(
             architecture=architecture,
             folder=folder,
@@ -115,7 +178,9 @@ class ModelConfig:
             num_layers=_integer(merged, "num_hidden_layers"),
             num_heads=num_heads,
             num_kv_heads=int(merged.get("num_key_value_heads") or num_heads),
-            head_dim=int(merged.get("head_dim") or hidden_size // num_heads),
+            head_dim=head_dim,
+            rotary_dim=int(head_dim * partial),
+            moe=moe,
             rms_norm_eps=float(merged["rms_norm_eps"]),
             rope=rope,
             attention_bias=bool(merged.get("attention_bias", False)),
