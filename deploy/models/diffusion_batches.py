@@ -66,15 +66,15 @@ def diffusion_batches(
     conversations = training_conversations(rng)
     while True:
         documents = encode(tokenizer, list(islice(conversations, _POOL_SIZE)), max_length)
-        noiser = _Noiser(rng, block_size, end=ids[TURN_END], mask=ids[MASK])
-        rows = [noiser.row(document) for document in documents]
+        masker = _Masker(rng, block_size, end=ids[TURN_END], mask=ids[MASK])
+        rows = [masker.row(document) for document in documents]
         groups = list(_group_by_length(rows, num_tokens))
         rng.shuffle(groups)
         for group in groups:
             yield _pad(group, ids[PADDING], block_size)
 
 
-class _Noiser:
+class _Masker:
     """Makes noisy copies.
 
     Args:
