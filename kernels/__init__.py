@@ -8,6 +8,7 @@ from kernels.attention import (
     prepare_decode,
     prepare_extend,
 )
+from kernels.fused_moe import fused_moe
 from kernels.gumbel_noise import gumbel_noise
 from kernels.linear import PackedLinear, linear, pack_linear_weight
 from kernels.penalties import PenaltyRows, apply_penalties_, count_tokens_
@@ -42,6 +43,7 @@ __all__ = [
     "decode_attention",
     "extend_attention",
     "fused_add_rms_norm",
+    "fused_moe",
     "gather_step_inputs",
     "gumbel_noise",
     "linear",

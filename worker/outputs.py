@@ -38,6 +38,10 @@ class CompletionOutput:
     """For each token, by token id: itself, then the likeliest; None where not asked for."""
     cumulative_logprob: float | None = None
     """Sum of the tokens' own."""
+    num_rounds: int = 0
+    """Of a block-diffusion model: passes that found something to decide."""
+    num_forwards: int = 0
+    """Of a block-diffusion model: all forward passes."""
 
 
 @dataclass(kw_only=True, slots=True)
@@ -92,6 +96,7 @@ class ChoiceState:
         """Takes one step's tokens. A stop string ends the completion before the engine does."""
         output = self.output
         output.token_ids.extend(delta.token_ids)
+        output.num_rounds, output.num_forwards = delta.num_rounds, delta.num_forwards
         if delta.prompt_logprobs is not None:
             self.prompt_logprobs = [None, *map(self._by_token, delta.prompt_logprobs)]
         if delta.num_cached_tokens >= 0:

@@ -91,12 +91,15 @@ class Request:
         arrived_s: the scheduler's clock at arrival, less what it waited before.
         max_total_tokens: most tokens of prompt plus completion on this worker.
         eos_token_ids: the model's end tokens.
+        block_size: tokens that the model decides together; 1 for an autoregressive one.
     """
 
     __slots__ = (
         "arrival",
         "arrived_s",
         "attempt",
+        "block_size",
+        "block_state",
         "cache_salt",
         "cached_sent",
         "deadline_s",
@@ -114,10 +117,12 @@ class Request:
         "num_charged",
         "num_computed",
         "num_expected_cached",
+        "num_forwards",
         "num_placeholders",
         "num_preempted",
         "num_prefill",
         "num_prompt",
+        "num_rounds",
         "num_sent",
         "num_uncached",
         "num_unsettled",
@@ -143,6 +148,7 @@ class Request:
         arrived_s: float,
         max_total_tokens: int,
         eos_token_ids: tuple[int, ...],
+        block_size: int = 1,
     ) -> None:
         self.request_id = submit.request_id
         self.attempt = submit.attempt
@@ -173,6 +179,13 @@ class Request:
         """Why it cannot go on, where it ends by an error."""
         self.speculation: RequestRecord | None = None
         """What is known of drafts for it."""
+        self.block_size = block_size
+        self.block_state = b""
+        """Its running block as the last step left it, opaque; empty where none has begun."""
+        self.num_rounds = 0
+        """Passes in which something of it was to be decided, of a block-diffusion model."""
+        self.num_forwards = 0
+        """All passes that computed something for it, of a block-diffusion model."""
         self.state = RequestState.WAITING
         self.lease: Lease | None = None
         """What it holds of the cache; exactly while RUNNING."""
@@ -212,7 +225,18 @@ class Request:
         surely ends the request.
         """
         num_tokens = len(self.token_ids) + self.num_placeholders
-        return num_tokens - self.num_computed if num_tokens < self.limit else 0
+        return self.num_wanted - self.num_computed if num_tokens < self.limit else 0
+
+    @property
+    def num_wanted(self) -> int:
+        """Positions to compute before the next token comes, or the next block.
+
+        A block-diffusion model computes the block that the next token lies in.
+        """
+        num_tokens = len(self.token_ids) + self.num_placeholders
+        if self.block_size == 1:
+            return num_tokens
+        return (num_tokens // self.block_size + 1) * self.block_size
 
     @property
     def finish_reason(self) -> FinishReason | None:
@@ -275,7 +299,7 @@ class Request:
         assert self.num_prompt > 0
         assert self.num_computed >= 0
         assert len(self.token_ids) < self.limit, "it should have ended"
-        assert self.num_computed <= len(self.token_ids) + self.num_placeholders
+        assert self.num_computed <= self.num_wanted
         if self.lease is None:
             assert self.num_computed == 0
             assert self.num_placeholders == 0

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import fields, replace
 from typing import TYPE_CHECKING
 
+from cluster.bench.fdfo_flags import add_fdfo_flags, fdfo_options
 from cluster.bench.flags import add_dataset_flags, add_load_flags, dataset_options, serve_options
 from cluster.bench.gateway import ARMS, GatewayOptions, run_gateway
 from cluster.bench.kernel_options import KernelOptions
@@ -47,6 +48,8 @@ def add_commands(commands: Subparsers) -> None:
     _add_throughput_flags(throughput)
     overlap = _command(commands, "overlap", "steps at overlap depth 0 and 1, in turn", _overlap)
     _add_overlap_flags(overlap)
+    fdfo = _command(commands, "fdfo", "block diffusion: first done, first out", _fdfo)
+    add_fdfo_flags(fdfo)
     kernels = _command(commands, "kernels", "each op against the device's peak", _kernels)
     add_options(kernels, KernelOptions)
     roofline = _command(
@@ -141,6 +144,12 @@ def _overlap(args: argparse.Namespace) -> Result:
             plot=args.plot,
         )
     )
+
+
+def _fdfo(args: argparse.Namespace) -> Result:
+    from cluster.bench.fdfo import run_fdfo
+
+    return run_fdfo(fdfo_options(args))
 
 
 def _kernels(args: argparse.Namespace) -> Result:

@@ -25,8 +25,15 @@ class Batch(NamedTuple):
     is_target: Tensor
     """[batch, length] bool: whether the model has to produce the token at this place."""
 
+    @property
+    def num_targets(self) -> int:
+        """Tokens that count in the loss."""
+        return int(self.is_target.sum())
 
-class _Document(NamedTuple):
+
+class Document(NamedTuple):
+    """A conversation's tokens, and which of them the model has to produce."""
+
     ids: list[int]
     is_target: list[bool]
 
@@ -42,16 +49,17 @@ def training_batches(
     assert padding is not None, "the tokenizer lacks its padding token"
     conversations = training_conversations(rng)
     while True:
-        pool = _encode(tokenizer, list(islice(conversations, _POOL_SIZE)), max_length)
+        pool = encode(tokenizer, list(islice(conversations, _POOL_SIZE)), max_length)
         groups = list(_group_by_length(pool, num_tokens))
         rng.shuffle(groups)
         for group in groups:
             yield _pad(group, padding)
 
 
-def _encode(
+def encode(
     tokenizer: Tokenizer, conversations: list[Conversation], max_length: int
-) -> list[_Document]:
+) -> list[Document]:
+    """Each conversation's tokens, cut at ``max_length``."""
     pieces = [list(segments(conversation)) for conversation in conversations]
     encoded = iter(tokenizer.encode_batch([text for parts in pieces for text, _ in parts]))
     documents = []
@@ -62,12 +70,12 @@ def _encode(
             piece = next(encoded).ids
             ids += piece
             is_target += [produced] * len(piece)
-        documents.append(_Document(ids[:max_length], is_target[:max_length]))
+        documents.append(Document(ids[:max_length], is_target[:max_length]))
     return documents
 
 
-def _group_by_length(pool: list[_Document], num_tokens: int) -> Iterator[list[_Document]]:
-    group: list[_Document] = []
+def _group_by_length(pool: list[Document], num_tokens: int) -> Iterator[list[Document]]:
+    group: list[Document] = []
     for document in sorted(pool, key=lambda document: len(document.ids)):
         if group and (len(group) + 1) * len(document.ids) > num_tokens:
             yield group
@@ -77,7 +85,7 @@ def _group_by_length(pool: list[_Document], num_tokens: int) -> Iterator[list[_D
         yield group
 
 
-def _pad(group: list[_Document], padding: int) -> Batch:
+def _pad(group: list[Document], padding: int) -> Batch:
     shape = (len(group), max(len(document.ids) for document in group))
     input_ids = torch.full(shape, padding, dtype=torch.long)
     is_target = torch.zeros(shape, dtype=torch.bool)

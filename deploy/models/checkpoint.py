@@ -10,9 +10,10 @@ from typing import Final
 from tokenizers import Tokenizer
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
-from deploy.models.tokenizer import END_OF_TEXT, PADDING, TURN_END, save_tokenizer
+from deploy.models.tokenizer import END_OF_TEXT, MASK, PADDING, TURN_END, save_tokenizer
 
 _MAX_POSITIONS: Final = 4096
+_DIFFUSION_MAX_POSITIONS: Final = 2048
 _ROPE_THETA: Final = 10_000.0
 
 
@@ -42,6 +43,43 @@ def _config(tokenizer: Tokenizer, *, width: int, num_layers: int) -> Qwen3Config
         eos_token_id=tokenizer.token_to_id(TURN_END),
         pad_token_id=tokenizer.token_to_id(PADDING),
     )
+
+
+def demo_diffusion_config(tokenizer: Tokenizer) -> Qwen3Config:
+    """The shape of ``demo-diffusion``: 2.5 million parameters."""
+    return Qwen3Config(
+        vocab_size=tokenizer.get_vocab_size(),
+        hidden_size=192,
+        intermediate_size=512,
+        num_hidden_layers=5,
+        num_attention_heads=6,
+        num_key_value_heads=2,
+        head_dim=32,
+        max_position_embeddings=_DIFFUSION_MAX_POSITIONS,
+        rope_parameters={"rope_type": "default", "rope_theta": _ROPE_THETA},
+        tie_word_embeddings=True,
+        bos_token_id=None,
+        eos_token_id=tokenizer.token_to_id(TURN_END),
+        pad_token_id=tokenizer.token_to_id(PADDING),
+    )
+
+
+def save_diffusion_checkpoint(
+    model: Qwen3ForCausalLM, tokenizer: Tokenizer, directory: Path, block_size: int
+) -> None:
+    """The same in the format of SDAR, whose layers and tensor names are Qwen3's."""
+    save_checkpoint(model, tokenizer, directory)
+    path = directory / "config.json"
+    config = json.loads(path.read_text())
+    for name in ("rope_parameters", "layer_types", "transformers_version"):
+        config.pop(name, None)
+    config |= {
+        "architectures": ["SDARForCausalLM"],
+        "model_type": "sdar",
+        "block_size": block_size,
+        "mask_token_id": tokenizer.token_to_id(MASK),
+    }
+    path.write_text(json.dumps(config, indent=2) + "\n")
 
 
 def save_checkpoint(model: Qwen3ForCausalLM, tokenizer: Tokenizer, directory: Path) -> None:

@@ -15,6 +15,8 @@ END_OF_TEXT: Final = "<|endoftext|>"
 TURN_START: Final = "<|im_start|>"
 TURN_END: Final = "<|im_end|>"
 PADDING: Final = "<|pad|>"
+MASK: Final = "<|MASK|>"
+"""Stands for what is not decided yet; only in tokenizers of block-diffusion models."""
 SPECIAL_TOKENS: Final = (END_OF_TEXT, TURN_START, TURN_END, PADDING)
 
 CHAT_TEMPLATE: Final = """\

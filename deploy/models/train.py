@@ -1,5 +1,7 @@
 """Train a demo model from nothing: ``python -m deploy.models.train --output deploy/models/demo``.
 
+With ``--kind diffusion`` it is the block-diffusion one, ``demo-diffusion``.
+
 Generates the corpus, trains the tokenizer and the model, and writes the checkpoint and, beside it,
 the held-out questions. Two CPU cores need less than an hour.
 """
@@ -9,12 +11,15 @@ from __future__ import annotations
 import argparse
 import logging
 import os
+from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
-from deploy.models.training import Training, TrainingConfig
+from deploy.models.diffusion_training import DiffusionTraining
+from deploy.models.training import CausalTraining, DraftTraining, TrainingConfig
 
 _NICENESS: Final = 5
+_DIFFUSION_MAX_LENGTH: Final = 768
 
 
 def main() -> None:
@@ -28,7 +33,14 @@ def main() -> None:
         num_threads=args.num_threads,
         teacher=args.teacher,
     )
-    Training(config, args.output, args.state).run()
+    if args.kind == "diffusion":
+        # Noisy copies make rows longer, and attention is computed with a mask.
+        config = replace(config, max_length=_DIFFUSION_MAX_LENGTH)
+        DiffusionTraining(config, args.output, args.state).run()
+    elif args.teacher is not None:
+        DraftTraining(config, args.output, args.state).run()
+    else:
+        CausalTraining(config, args.output, args.state).run()
 
 
 def _parse_args() -> argparse.Namespace:
@@ -37,11 +49,15 @@ def _parse_args() -> argparse.Namespace:
     parser.add_argument(
         "--teacher", type=Path, help="trained model to distil into a small one that drafts for it"
     )
+    parser.add_argument("--kind", choices=("causal", "diffusion"), default="causal")
     parser.add_argument("--state", type=Path, help="file that lets a run cut short go on")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--num-steps", type=int, default=4000)
     parser.add_argument("--num-threads", type=int, default=2)
-    return parser.parse_args()
+    args = parser.parse_args()
+    if args.kind == "diffusion" and args.teacher is not None:
+        parser.error("--teacher trains a causal model: leave --kind diffusion out")
+    return args
 
 
 if __name__ == "__main__":

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import logging
 import time
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from random import Random
-from typing import NamedTuple
+from typing import Generic, NamedTuple, Protocol, TypeVar
 
 import torch
 from tokenizers import Tokenizer
@@ -17,11 +19,16 @@ from torch import Tensor
 from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.optim import AdamW, Muon, Optimizer
-from transformers import Qwen3ForCausalLM
+from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from deploy.models.batches import Batch, training_batches
 from deploy.models.checkpoint import demo_config, draft_config, save_checkpoint
-from deploy.models.corpus import heldout_questions, training_conversations, write_questions
+from deploy.models.corpus import (
+    Question,
+    heldout_questions,
+    training_conversations,
+    write_questions,
+)
 from deploy.models.evaluate import accuracy_by_family
 from deploy.models.tokenizer import segments, train_tokenizer
 
@@ -70,7 +77,19 @@ class _Gradients(NamedTuple):
     """In the order of the model's parameters."""
 
 
-class Training:
+class CountedBatch(Protocol):
+    """What a run must know of a batch."""
+
+    @property
+    def num_targets(self) -> int:
+        """Tokens that count in the loss."""
+        ...
+
+
+BatchT = TypeVar("BatchT", bound=CountedBatch)
+
+
+class Training(ABC, Generic[BatchT]):
     """One run, from the corpus to the checkpoint in ``output``.
 
     With ``state`` the run keeps all it needs to go on in that file and resumes from it.
@@ -88,15 +107,41 @@ class Training:
         # fused kernel, whose backward pass alone takes a third of a step.
         torch.backends.cuda.allow_fp16_bf16_reduction_math_sdp(True)
         torch.manual_seed(config.seed)
-        self.tokenizer = _tokenizer(config)
-        self.teacher: Qwen3ForCausalLM | None = None
-        if config.teacher is None:
-            self.model = Qwen3ForCausalLM(demo_config(self.tokenizer))
-        else:
-            self.teacher = Qwen3ForCausalLM.from_pretrained(config.teacher, dtype=torch.float32)
-            self.model = Qwen3ForCausalLM(draft_config(self.tokenizer))
+        self.tokenizer = self.make_tokenizer()
+        self.model = Qwen3ForCausalLM(self.model_config())
         self.optimizers = _optimizers(self.model, config)
         self.first_step = self._resume()
+
+    def make_tokenizer(self) -> Tokenizer:
+        """Learns the merges."""
+        config = self.config
+        conversations = training_conversations(Random(config.seed))
+        texts = (
+            text
+            for conversation in islice(conversations, config.tokenizer_conversations)
+            for text, _ in segments(conversation)
+        )
+        return train_tokenizer(texts, config.vocab_size)
+
+    @abstractmethod
+    def model_config(self) -> Qwen3Config:
+        """Shape of the model."""
+
+    @abstractmethod
+    def batches(self, rng: Random) -> Iterator[BatchT]:
+        """Endless batches."""
+
+    @abstractmethod
+    def summed_loss(self, batch: BatchT) -> Tensor:
+        """Loss of all of the batch's targets together."""
+
+    @abstractmethod
+    def save_checkpoint(self) -> None:
+        """Writes everything that serving needs."""
+
+    @abstractmethod
+    def accuracy(self, questions: list[Question]) -> dict[str, float]:
+        """The saved checkpoint's share of right answers by family."""
 
     def run(self) -> None:
         """Train, write the checkpoint and the held-out questions, and report the accuracy."""
@@ -104,17 +149,17 @@ class Training:
         logger.info("%d parameters, %d steps", num_parameters, self.config.num_steps)
         self.output.mkdir(parents=True, exist_ok=True)
         questions = heldout_questions()
-        if self.teacher is None:
+        if self.config.teacher is None:
             write_questions(self.output.with_name(f"{self.output.name}_heldout.jsonl"), questions)
         self._train()
-        save_checkpoint(self.model, self.tokenizer, self.output)
-        for family, accuracy in accuracy_by_family(self.output, questions).items():
+        self.save_checkpoint()
+        for family, accuracy in self.accuracy(questions).items():
             logger.info("%-12s %.3f", family, accuracy)
 
     def _train(self) -> None:
         config = self.config
         rng = Random(config.seed + 1)
-        batches = training_batches(rng, self.tokenizer, config.batch_tokens, config.max_length)
+        batches = self.batches(rng)
         started, losses = time.perf_counter(), []
         for step in range(config.num_steps):
             step_batches = list(islice(batches, config.num_threads))
@@ -129,11 +174,11 @@ class Training:
                 )
                 losses.clear()
             if (step + 1) % config.save_every == 0:
-                save_checkpoint(self.model, self.tokenizer, self.output)
+                self.save_checkpoint()
                 self._save(step + 1)
 
-    def _step(self, step: int, batches: list[Batch]) -> float:
-        num_targets = sum(int(batch.is_target.sum()) for batch in batches)
+    def _step(self, step: int, batches: list[BatchT]) -> float:
+        num_targets = sum(batch.num_targets for batch in batches)
         parts = list(self.threads.map(lambda batch: self._gradients(batch, num_targets), batches))
         for parameter, *gradients in zip(
             self.model.parameters(), *(part.gradients for part in parts), strict=True
@@ -144,8 +189,8 @@ class Training:
         list(self.threads.map(lambda optimizer: _update(optimizer, factor), self.optimizers))
         return sum(part.loss for part in parts)
 
-    def _gradients(self, batch: Batch, num_targets: int) -> _Gradients:
-        loss = _summed_loss(self.model, batch, self.teacher) / num_targets
+    def _gradients(self, batch: BatchT, num_targets: int) -> _Gradients:
+        loss = self.summed_loss(batch) / num_targets
         return _Gradients(loss.item(), torch.autograd.grad(loss, tuple(self.model.parameters())))
 
     def _save(self, next_step: int) -> None:
@@ -169,19 +214,63 @@ class Training:
         return int(state["next_step"])
 
 
+class CausalTraining(Training[Batch]):
+    """Of ``demo``, which produces one token after another."""
+
+    def model_config(self) -> Qwen3Config:
+        """See the base class."""
+        return demo_config(self.tokenizer)
+
+    def batches(self, rng: Random) -> Iterator[Batch]:
+        """See the base class."""
+        config = self.config
+        return training_batches(rng, self.tokenizer, config.batch_tokens, config.max_length)
+
+    def summed_loss(self, batch: Batch) -> Tensor:
+        """See the base class."""
+        logits = _target_logits(self.model, batch)
+        return functional.cross_entropy(logits, self.labels(batch), reduction="sum")
+
+    def labels(self, batch: Batch) -> Tensor:
+        """What the model is to predict: the text."""
+        return batch.input_ids[:, 1:][batch.is_target[:, 1:]]
+
+    def save_checkpoint(self) -> None:
+        """See the base class."""
+        save_checkpoint(self.model, self.tokenizer, self.output)
+
+    def accuracy(self, questions: list[Question]) -> dict[str, float]:
+        """See the base class."""
+        return accuracy_by_family(self.output, questions)
+
+
+class DraftTraining(CausalTraining):
+    """Of ``demo-draft``, a small model that learns what a trained one expects."""
+
+    def __init__(self, config: TrainingConfig, output: Path, state: Path | None = None) -> None:
+        assert config.teacher is not None, "nobody to learn from"
+        self.teacher_path = config.teacher
+        self.teacher = Qwen3ForCausalLM.from_pretrained(config.teacher, dtype=torch.float32)
+        super().__init__(config, output, state)
+
+    def make_tokenizer(self) -> Tokenizer:
+        """The teacher's."""
+        return Tokenizer.from_file(str(self.teacher_path / "tokenizer.json"))
+
+    def model_config(self) -> Qwen3Config:
+        """See the base class."""
+        return draft_config(self.tokenizer)
+
+    def labels(self, batch: Batch) -> Tensor:
+        """What the teacher expects in the text's place."""
+        with torch.no_grad():
+            return _target_logits(self.teacher, batch).softmax(dim=-1)
+
+
 def _update(optimizer: Optimizer, factor: float) -> None:
     for group in optimizer.param_groups:
         group["lr"] = group["peak_lr"] * factor
     optimizer.step()
-
-
-def _summed_loss(model: Qwen3ForCausalLM, batch: Batch, teacher: Qwen3ForCausalLM | None) -> Tensor:
-    """Cross-entropy against the text, or against what the teacher expects in its place."""
-    labels = batch.input_ids[:, 1:][batch.is_target[:, 1:]]
-    if teacher is not None:
-        with torch.no_grad():
-            labels = _target_logits(teacher, batch).softmax(dim=-1)
-    return functional.cross_entropy(_target_logits(model, batch), labels, reduction="sum")
 
 
 def _target_logits(model: Qwen3ForCausalLM, batch: Batch) -> Tensor:
@@ -189,18 +278,6 @@ def _target_logits(model: Qwen3ForCausalLM, batch: Batch) -> Tensor:
         hidden = model.model(input_ids=batch.input_ids, use_cache=False).last_hidden_state
         logits: Tensor = model.lm_head(hidden[:, :-1][batch.is_target[:, 1:]])
     return logits.float()
-
-
-def _tokenizer(config: TrainingConfig) -> Tokenizer:
-    if config.teacher is not None:
-        return Tokenizer.from_file(str(config.teacher / "tokenizer.json"))
-    conversations = training_conversations(Random(config.seed))
-    texts = (
-        text
-        for conversation in islice(conversations, config.tokenizer_conversations)
-        for text, _ in segments(conversation)
-    )
-    return train_tokenizer(texts, config.vocab_size)
 
 
 def _optimizers(model: Qwen3ForCausalLM, config: TrainingConfig) -> list[Optimizer]:

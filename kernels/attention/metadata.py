@@ -69,6 +69,8 @@ class ExtendMetadata:
     """Torch plan where batch_invariant."""
     step: AttentionStep | None = None
     """Where another library attends."""
+    block_size: int = 1
+    """Positions of one block see each other; 1 is causal."""
 
 
 def prepare_decode(
@@ -121,21 +123,29 @@ def prepare_extend(
     page_size: int,
     batch_invariant: bool = False,
     library: AttentionLibrary | None = None,
+    block_size: int = 1,
 ) -> ExtendMetadata:
     """Describe a step that extends B rows by `query_lens_host` new tokens each.
 
     `seq_lens` counts the new tokens too; `query_start` [B + 1] int32 are the running sums of the
-    query lengths. The host sequences repeat the tensors' values.
+    query lengths. The host sequences repeat the tensors' values. A query sees all positions up to
+    the end of its block, where blocks of `block_size` positions are counted from 0: rows must
+    begin and end where blocks do.
     """
     assert len(query_lens_host) == len(seq_lens_host), "one query length per sequence length"
     assert all(0 < q <= s for q, s in zip(query_lens_host, seq_lens_host, strict=True)), (
         "a row extends by at least one token and holds at least its new tokens"
     )
+    assert all(
+        q % block_size == 0 == s % block_size
+        for q, s in zip(query_lens_host, seq_lens_host, strict=True)
+    ), f"rows are to consist of whole blocks of {block_size}"
     max_seq_len = max(seq_lens_host, default=0)
     _check_page_table(page_table, len(seq_lens_host), max_seq_len, page_size)
     pieces: tuple[ExtendPiece, ...] = ()
     invariant_plan = query_rows = visible_lens = step = None
     if library is not None:
+        assert block_size == 1, "other libraries attend causally"
         step = library.begin_extend(
             page_table,
             seq_lens,
@@ -145,13 +155,15 @@ def prepare_extend(
             page_size=page_size,
         )
     elif batch_invariant and registry.uses_triton(page_table):
-        query_rows, visible_lens = _per_query(seq_lens, query_start, sum(query_lens_host))
+        query_rows, visible_lens = _per_query(
+            seq_lens, query_start, sum(query_lens_host), block_size
+        )
     elif not registry.uses_triton(page_table):
         lengths = (seq_lens_host, query_lens_host)
         if batch_invariant:
-            invariant_plan = plan_invariant_extend(page_table, *lengths, page_size)
+            invariant_plan = plan_invariant_extend(page_table, *lengths, page_size, block_size)
         else:
-            pieces = plan_extend_pieces(page_table, *lengths, page_size)
+            pieces = plan_extend_pieces(page_table, *lengths, page_size, block_size)
     return ExtendMetadata(
         page_table=page_table,
         seq_lens=seq_lens,
@@ -165,6 +177,7 @@ def prepare_extend(
         pieces=pieces,
         invariant_plan=invariant_plan,
         step=step,
+        block_size=block_size,
     )
 
 
@@ -177,7 +190,7 @@ def _check_page_table(
 
 
 def _per_query(
-    seq_lens: torch.Tensor, query_start: torch.Tensor, num_queries: int
+    seq_lens: torch.Tensor, query_start: torch.Tensor, num_queries: int, block_size: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Each query's row and number of visible positions, computed without waiting for the device."""
     ends = query_start[1:]
@@ -189,4 +202,5 @@ def _per_query(
     # Counted back from the row's end: its last new token sees the whole row.
     index = torch.arange(num_queries, dtype=torch.int32, device=seq_lens.device)
     after = (ends - seq_lens).index_select(0, rows)
-    return rows, index + 1 - after
+    position = index - after
+    return rows, (position // block_size + 1) * block_size

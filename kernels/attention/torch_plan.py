@@ -103,20 +103,23 @@ def plan_extend_pieces(
     seq_lens_host: Sequence[int],
     query_lens_host: Sequence[int],
     page_size: int,
+    block_size: int = 1,
 ) -> tuple[ExtendPiece, ...]:
     """One piece per row; more where a row's mask would grow large."""
     pieces = []
     row_start = 0
     for row, (seq_len, query_len) in enumerate(zip(seq_lens_host, query_lens_host, strict=True)):
         prefix = seq_len - query_len
-        step = query_len if prefix == 0 else max(1, _MAX_MASK_ELEMENTS // seq_len)
+        needs_no_mask = prefix == 0 and block_size == 1
+        step = query_len if needs_no_mask else max(1, _MAX_MASK_ELEMENTS // seq_len)
         for first in range(0, query_len, step):
             last = min(first + step, query_len)
-            length = prefix + last
+            length = min(visible_length(prefix + last - 1, block_size), seq_len)
             mask = None
-            if prefix and last - first > 1:
+            if not needs_no_mask and last - first > 1:
                 positions = torch.arange(length, device=page_table.device)
-                visible = positions[prefix + first :] + 1
+                queries = positions[prefix + first : prefix + last]
+                visible = (queries // block_size + 1) * block_size
                 mask = causal_mask(positions, visible.unsqueeze(1))
             pieces.append(
                 ExtendPiece(
@@ -124,12 +127,17 @@ def plan_extend_pieces(
                     query_stop=row_start + last,
                     pages=page_table[row, : -(-length // page_size)].long(),
                     length=length,
-                    is_causal=prefix == 0,
+                    is_causal=needs_no_mask,
                     mask=mask,
                 )
             )
         row_start += query_len
     return tuple(pieces)
+
+
+def visible_length(position: int, block_size: int) -> int:
+    """How many positions a query sees: up to the end of its block; blocks of 1 are causal."""
+    return (position // block_size + 1) * block_size
 
 
 def causal_mask(positions: torch.Tensor, visible: torch.Tensor) -> torch.Tensor:

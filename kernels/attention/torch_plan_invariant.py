@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 import torch
 
-from kernels.attention.torch_plan import causal_mask
+from kernels.attention.torch_plan import causal_mask, visible_length
 
 SPLIT_TOKENS = 128
 """Keys of one split (one page where pages are larger)."""
@@ -96,6 +96,7 @@ def plan_invariant_extend(
     seq_lens_host: Sequence[int],
     query_lens_host: Sequence[int],
     page_size: int,
+    block_size: int = 1,
 ) -> InvariantPlan:
     """One block per row, cut where it has very many queries."""
     split = max(SPLIT_TOKENS, page_size)
@@ -112,6 +113,7 @@ def plan_invariant_extend(
                     (offset + begin, offset + end),
                     split,
                     page_size,
+                    block_size,
                 )
             )
         row_start += query_len
@@ -124,16 +126,18 @@ def _extend_block(
     positions: tuple[int, int],
     split: int,
     page_size: int,
+    block_size: int,
 ) -> InvariantBlock:
     first_tile = positions[0] // TILE_QUERIES
     num_tiles = -(-positions[1] // TILE_QUERIES) - first_tile
     origin = first_tile * TILE_QUERIES
-    visible = torch.arange(origin, origin + num_tiles * TILE_QUERIES, device=table.device) + 1
-    visible = visible.view(num_tiles, TILE_QUERIES)
+    visible = torch.arange(origin, origin + num_tiles * TILE_QUERIES, device=table.device)
+    visible = ((visible // block_size + 1) * block_size).view(num_tiles, TILE_QUERIES)
     splits = []
-    for position in range(0, positions[1], split):
-        # A split starts where a tile starts: all rows of a tile see it or none does.
-        first = max(0, position // TILE_QUERIES - first_tile)
+    for position in range(0, visible_length(positions[1] - 1, block_size), split):
+        # A split starts where a block and a tile start: of the tiles from there on, and of those
+        # that share a block with one, every row sees some of it; of those before, none does.
+        first = max(0, position // block_size * block_size // TILE_QUERIES - first_tile)
         pages = _split_pages(table, position, split, page_size)
         mask = _split_mask(visible[first:], position, split)
         splits.append(InvariantSplit(first=first, stop=num_tiles, pages=pages, mask=mask))

@@ -1,7 +1,7 @@
 """Triton extend attention: ragged queries over paged keys, cached prefix and new tokens alike.
 
 One stage: a program owns (row, query head, block of queries) and walks the row's keys from
-position 0 to its last query with an online softmax.
+position 0 to the last that any of its queries sees, with an online softmax.
 """
 
 # mypy: disable-error-code="no-untyped-def,untyped-decorator"
@@ -48,8 +48,8 @@ def extend_attention(
         q.stride(0), q.stride(1), metadata.page_table.stride(0), scale,
         NUM_KV_HEADS=num_kv_heads, GROUP=num_q_heads // num_kv_heads, PAGE_SIZE=page_size,
         HEAD_DIM=head_dim, BLOCK_D=triton.next_power_of_2(max(16, head_dim)),
-        BLOCK_M=blocks.queries, BLOCK_N=blocks.keys, PRECISION=dot_precision(q.dtype),
-        num_warps=blocks.warps, num_stages=blocks.stages,
+        BLOCK_SIZE=metadata.block_size, BLOCK_M=blocks.queries, BLOCK_N=blocks.keys,
+        PRECISION=dot_precision(q.dtype), num_warps=blocks.warps, num_stages=blocks.stages,
     )  # fmt: skip
     return out
 
@@ -62,7 +62,7 @@ def _extend_kernel(
     q_ptr, k_ptr, v_ptr, out_ptr, page_table_ptr, seq_len_ptr, query_start_ptr,
     q_token_stride, q_head_stride, table_stride, scale,
     NUM_KV_HEADS: tl.constexpr, GROUP: tl.constexpr, PAGE_SIZE: tl.constexpr,
-    HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr,
+    HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_SIZE: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
@@ -87,7 +87,8 @@ def _extend_kernel(
     total = tl.zeros((BLOCK_M, BLOCK_D), tl.float32)
     # Blocks of queries past the row's end have nothing to walk.
     last = tl.minimum((tl.program_id(2) + 1) * BLOCK_M, query_len)
-    stop = tl.where(tl.program_id(2) * BLOCK_M < query_len, prefix + last, 0)
+    visible = ((prefix + last - 1) // BLOCK_SIZE + 1) * BLOCK_SIZE
+    stop = tl.where(tl.program_id(2) * BLOCK_M < query_len, visible, 0)
     for block in range(0, stop, BLOCK_N):
         position = block + tl.arange(0, BLOCK_N)
         exists = position < stop
@@ -103,7 +104,7 @@ def _extend_kernel(
         )
         scores = tl.dot(q, k, input_precision=PRECISION) * scale
         # Position 0 is visible to every query, so no row of the first block is all masked.
-        seen = position[None, :] <= prefix + query[:, None]
+        seen = position[None, :] < ((prefix + query[:, None]) // BLOCK_SIZE + 1) * BLOCK_SIZE
         scores = tl.where(seen & exists[None, :], scores, float("-inf"))
         v = tl.load(
             v_ptr + offset[:, None] + column[None, :],

@@ -66,6 +66,9 @@ class ModelTensors:
     num_layers: int
     intermediate_size: int
     """On this rank."""
+    block_size: int = 1
+    """Positions of one block, counted from 0, see each other; 1 is causal. Rows of a step must then
+    end where blocks end."""
     layers: Iterable[LayerTensors]
     """Taken one after another, each packed before the next: their owner may drop them meanwhile."""
 
@@ -81,6 +84,8 @@ class ModelTensors:
         for name, size in sizes.items():
             if size % _VECTOR:
                 return f"its {name} ({size}) is no multiple of {_VECTOR}"
+        if page_size % self.block_size:
+            return f"its page size ({page_size}) is no multiple of its block size"
         return None
 
 
@@ -201,6 +206,7 @@ class NativeDecoder:
             head_dim=model.head_dim,
             rotated_dim=model.cos_sin.shape[1],
             page_size=page_size,
+            block_size=model.block_size,
             num_layers=model.num_layers,
             vocab_start=model.vocab_start,
             vocab_end=model.vocab_start + model.embedding.shape[0],

@@ -5,9 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import msgspec
+
 from router.api.protocol import ChatRequest, CommonRequest, CompletionRequest
 from router.api.structured import structured_outputs
 from router.errors import bad_request
+from worker.wire.diffusion import DiffusionParams
 from worker.wire.sampling import MAX_LOGPROBS, SamplingParams
 
 MAX_CHOICES = 128
@@ -77,6 +80,7 @@ def sampling_params(
             logprobs=logprobs,
             prompt_logprobs=prompt_logprobs,
             structured_outputs=structured_outputs(request),
+            diffusion=_diffusion(request),
             **values,
         )
     except ValueError as error:
@@ -233,6 +237,20 @@ def _bad_words(request: CommonRequest) -> tuple[str, ...]:
 
 def _allowed_tokens(request: CommonRequest) -> tuple[int, ...] | None:
     return None if request.allowed_token_ids is None else tuple(request.allowed_token_ids)
+
+
+def _diffusion(request: CommonRequest) -> DiffusionParams | None:
+    if request.diffusion is None:
+        return None
+    names = DiffusionParams.__struct_fields__
+    for name in request.diffusion:
+        if name not in names:
+            known = ", ".join(names)
+            raise bad_request(f"diffusion has no {name!r}: choose from {known}", "diffusion")
+    try:
+        return msgspec.convert(request.diffusion, DiffusionParams)
+    except msgspec.ValidationError as error:
+        raise bad_request(f"diffusion: {error}", "diffusion") from error
 
 
 def _message(index: int, message: Mapping[str, Any]) -> dict[str, Any]:

@@ -58,6 +58,8 @@ class CommonRequest(msgspec.Struct, kw_only=True, frozen=True):
     return_token_ids: bool | None = False
     response_format: dict[str, Any] | None = None
     structured_outputs: dict[str, Any] | None = None
+    diffusion: dict[str, Any] | None = None
+    """How a block-diffusion model fills its blocks; see worker.wire.diffusion."""
 
 
 class ChatRequest(CommonRequest, kw_only=True, frozen=True):

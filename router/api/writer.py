@@ -140,12 +140,20 @@ class ResponseWriter(ABC):
         prompt, completion = generation.num_prompt_tokens, generation.num_completion_tokens
         if self._extras.echo_only:
             completion = 0
-        return {
+        usage: dict[str, Any] = {
             "prompt_tokens": prompt,
             "completion_tokens": completion,
             "total_tokens": prompt + completion,
             "prompt_tokens_details": {"cached_tokens": generation.num_cached_tokens},
         }
+        rounds, forwards = generation.num_rounds, generation.num_forwards
+        if forwards:
+            usage["diffusion"] = {
+                "rounds": rounds,
+                "forwards": forwards,
+                "tokens_per_forward": round(generation.num_completion_tokens / forwards, 4),
+            }
+        return usage
 
     @abstractmethod
     def content(self, text: str) -> dict[str, Any]:

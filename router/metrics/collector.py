@@ -17,7 +17,7 @@ from prometheus_client.registry import Collector
 from router.fleet import Fleet, WorkerState
 from router.metrics.speculation import speculation_metrics
 from router.metrics.stats import Histogram, ModelStats
-from worker.wire.messages import StepTimes
+from worker.wire.messages import BlockTotals, StepTimes
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
@@ -65,6 +65,12 @@ _GAUGES: dict[str, tuple[str, Callable[[WorkerState], float]]] = {
     "num_requests_waiting": ("Requests waiting at the worker.", lambda w: w.load.num_waiting),
     "kv_cache_usage_perc": ("KV pages in use; 1 is all.", lambda w: _usage(w)),
 }
+_BLOCKS: dict[str, tuple[str, Callable[[BlockTotals], int]]] = {
+    "forwards": ("Forward passes of block diffusion.", lambda b: b.num_forwards),
+    "rounds": ("Passes that found something to decide, by block.", lambda b: b.num_rounds),
+    "block_passes": ("Passes of running blocks, by block.", lambda b: b.num_passes),
+    "tokens": ("Tokens of blocks that were done.", lambda b: b.num_tokens),
+}
 _STEP_PHASES: dict[str, tuple[str, Callable[[StepTimes], float]]] = {
     "schedule": ("Deciding the step.", lambda t: t.schedule),
     "broadcast": ("Sending the step to the ranks.", lambda t: t.broadcast),
@@ -105,6 +111,13 @@ class GatewayCollector(Collector):
                     if worker.info is not None:
                         gauge.add_metric([model, worker.worker_id], read(worker))
             yield gauge
+        for name, (text, total) in _BLOCKS.items():
+            totals = CounterMetricFamily(f"rayfleet_diffusion_{name}", text, labels=WORKER)
+            for model, _, fleet in sources:
+                for worker in fleet.workers:
+                    if worker.info is not None and worker.load.blocks is not None:
+                        totals.add_metric([model, worker.worker_id], total(worker.load.blocks))
+            yield totals
         for name, (text, seconds) in _STEP_PHASES.items():
             phase = SummaryMetricFamily(f"rayfleet_step_{name}_seconds", text, labels=WORKER)
             for model, _, fleet in sources:

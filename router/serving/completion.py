@@ -68,6 +68,8 @@ class Completion:
         "finish_reason",
         "logprobs",
         "num_cached_tokens",
+        "num_forwards",
+        "num_rounds",
         "prompt_logprobs",
         "rejection",
         "slo",
@@ -99,6 +101,8 @@ class Completion:
         self.stop_reason: int | str | None = None
         self.error: str | None = None
         self.num_cached_tokens = 0
+        self.num_rounds = 0
+        self.num_forwards = 0
         self.logprobs: list[TokenLogprobs] = []
         """One per token where asked for, else empty."""
         self.prompt_logprobs: list[TokenLogprobs] | None = None
@@ -159,6 +163,7 @@ class Completion:
             return
         if delta.num_cached_tokens >= 0:
             self.num_cached_tokens = delta.num_cached_tokens
+        self.num_rounds, self.num_forwards = delta.num_rounds, delta.num_forwards
         if delta.prompt_logprobs is not None:
             self.prompt_logprobs = delta.prompt_logprobs
         if delta.token_ids:

@@ -73,6 +73,16 @@ class Generation:
         return sum(len(completion.token_ids) for completion in self.completions)
 
     @property
+    def num_rounds(self) -> int:
+        """Of a block-diffusion model, so far: passes that found something to decide."""
+        return sum(completion.num_rounds for completion in self.completions)
+
+    @property
+    def num_forwards(self) -> int:
+        """Of a block-diffusion model, so far: forward passes; 0 for an autoregressive one."""
+        return sum(completion.num_forwards for completion in self.completions)
+
+    @property
     def num_cached_tokens(self) -> int:
         """Prompt tokens found in prefix caches; of several completions of a prompt, the best."""
         best: dict[int, int] = {}

@@ -46,7 +46,12 @@ class Paged:
         return decode_attention(q, self.k_cache, self.v_cache, metadata, scale=self.scale)
 
     def extend(
-        self, q: torch.Tensor, query_lens: list[int], *, batch_invariant: bool = False
+        self,
+        q: torch.Tensor,
+        query_lens: list[int],
+        *,
+        batch_invariant: bool = False,
+        block_size: int = 1,
     ) -> torch.Tensor:
         starts = torch.tensor([0, *query_lens], device=q.device).cumsum(0).int()
         metadata = prepare_extend(
@@ -57,6 +62,7 @@ class Paged:
             query_lens_host=query_lens,
             page_size=self.page_size,
             batch_invariant=batch_invariant,
+            block_size=block_size,
         )
         return extend_attention(q, self.k_cache, self.v_cache, metadata, scale=self.scale)
 
@@ -87,15 +93,16 @@ def make_paged(
 
 
 def naive_attention(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float, block_size: int = 1
 ) -> torch.Tensor:
-    """q [t, Hq, D] stand at the end of k, v [l, Hkv, D]; fp64."""
+    """q [t, Hq, D] stand at the end of k, v [l, Hkv, D]; they see all of their own block; fp64."""
     group = q.shape[1] // k.shape[1]
     keys = k.double().repeat_interleave(group, 1)
     values = v.double().repeat_interleave(group, 1)
     scores = torch.einsum("thd,lhd->htl", q.double(), keys) * scale
     own = torch.arange(q.shape[0]) + k.shape[0] - q.shape[0]
-    hidden = (torch.arange(k.shape[0])[None, :] > own[:, None]).to(q.device)
+    blocks = torch.arange(k.shape[0]) // block_size
+    hidden = (blocks[None, :] > own[:, None] // block_size).to(q.device)
     weights = scores.masked_fill(hidden, float("-inf")).softmax(-1)
     return torch.einsum("htl,lhd->thd", weights, values)
 
@@ -110,9 +117,13 @@ def naive_decode(case: Paged, q: torch.Tensor) -> torch.Tensor:
     return torch.cat(parts)
 
 
-def naive_extend(case: Paged, q: torch.Tensor, query_lens: list[int]) -> torch.Tensor:
+def naive_extend(
+    case: Paged, q: torch.Tensor, query_lens: list[int], block_size: int = 1
+) -> torch.Tensor:
     parts = [
-        naive_attention(part, case.row(case.k_cache, i), case.row(case.v_cache, i), case.scale)
+        naive_attention(
+            part, case.row(case.k_cache, i), case.row(case.v_cache, i), case.scale, block_size
+        )
         for i, part in enumerate(q.split(query_lens))
     ]
     return torch.cat(parts)

@@ -51,12 +51,52 @@ def test_extend_matches_naive(
     torch.testing.assert_close(out.double(), expected, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.parametrize("batch_invariant", [False, True], ids=["fast", "invariant"])
+@pytest.mark.parametrize(
+    ("block_size", "lens", "query_lens"),
+    [
+        (2, [20, 6], [20, 2]),
+        (4, [64, 12, 200], [4, 12, 72]),
+        (32, [96, 32, 320], [32, 32, 160]),
+        (256, [512, 1024], [256, 768]),
+    ],
+)
+def test_blocks_see_all_of_themselves(
+    block_size: int, lens: list[int], query_lens: list[int], batch_invariant: bool
+) -> None:
+    case = make_paged(lens, num_kv_heads=2, head_dim=32)
+    q = torch.randn(sum(query_lens), 4, 32)
+    out = case.extend(q, query_lens, batch_invariant=batch_invariant, block_size=block_size)
+    expected = naive_extend(case, q, query_lens, block_size)
+    torch.testing.assert_close(out.double(), expected, rtol=1e-5, atol=1e-5)
+
+
+def test_rows_of_blocks_are_whole_blocks() -> None:
+    case = make_paged([12], num_kv_heads=1, head_dim=16)
+    with pytest.raises(AssertionError, match="whole blocks of 8"):
+        case.extend(torch.randn(8, 1, 16), [8], block_size=8)
+
+
+def test_bits_of_a_block_do_not_depend_on_chunks_or_strangers() -> None:
+    case = make_paged([160, 48], num_kv_heads=2, head_dim=32)
+    q = torch.randn(208, 4, 32)
+    together = case.extend(q, [160, 48], batch_invariant=True, block_size=8)
+    for start, stop in ((0, 64), (64, 72), (72, 160)):
+        part = Paged([stop], case.k_cache, case.v_cache, case.page_table[:1], case.scale)
+        alone = part.extend(q[start:stop], [stop - start], batch_invariant=True, block_size=8)
+        assert torch.equal(alone, together[start:stop])
+
+
 def test_long_extend_is_cut_into_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch_plan, "_MAX_MASK_ELEMENTS", 500)
     case = make_paged([100], num_kv_heads=2, head_dim=16)
     q = torch.randn(60, 4, 16)
     out = case.extend(q, [60])
     torch.testing.assert_close(out.double(), naive_extend(case, q, [60]), rtol=1e-5, atol=1e-5)
+    # Five queries a piece: blocks are cut too.
+    out = case.extend(q, [60], block_size=4)
+    expected = naive_extend(case, q, [60], block_size=4)
+    torch.testing.assert_close(out.double(), expected, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("page_size", [1, 64, 256])

@@ -36,7 +36,9 @@ def test_products(dtype: torch.dtype, n: int, k: int) -> None:
         assert torch.equal(multiply(x[-rows:], packed, n), whole[-rows:]), f"{rows} rows differ"
 
 
-def make_model(dtype: torch.dtype, *, num_layers: int = 2, qk_norm: bool = True) -> ModelTensors:
+def make_model(
+    dtype: torch.dtype, *, num_layers: int = 2, qk_norm: bool = True, block_size: int = 1
+) -> ModelTensors:
     generator = torch.Generator().manual_seed(1)
 
     def weight(*shape: int) -> torch.Tensor:
@@ -63,6 +65,7 @@ def make_model(dtype: torch.dtype, *, num_layers: int = 2, qk_norm: bool = True)
         final_norm=norm(HIDDEN),
         num_layers=num_layers,
         intermediate_size=INNER,
+        block_size=block_size,
         layers=[
             LayerTensors(
                 qkv=linear((HEADS + 2 * KV_HEADS) * DIM, HIDDEN),
@@ -101,9 +104,10 @@ def reference(model: ModelTensors, tokens: torch.Tensor) -> torch.Tensor:
         q, k, v = qkv.split([HEADS, KV_HEADS, KV_HEADS], dim=1)
         if layer.q_norm is not None and layer.k_norm is not None:
             q, k = norm(q, layer.q_norm), norm(k, layer.k_norm)
+        blocks = torch.arange(count) // model.block_size
         attended = torch.nn.functional.scaled_dot_product_attention(
             *(part.transpose(0, 1) for part in (rotate(q), rotate(k), v)),
-            is_causal=True,
+            attn_mask=blocks[:, None] >= blocks[None, :],
             enable_gqa=True,
         )
         x = x + linear(attended.transpose(0, 1).reshape(count, -1), layer.output)
@@ -179,6 +183,27 @@ def test_a_pass_takes_as_many_threads_as_its_work_is_worth() -> None:
         assert torch.equal(bench.run(row), alone.run(row))
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("block_size", [4, 16])
+def test_blocks_see_all_of_themselves(dtype: torch.dtype, block_size: int) -> None:
+    torch.manual_seed(0)
+    model = make_model(dtype, block_size=block_size)
+    bench = Bench(model, poison=float("nan"))
+    expected = reference(model, bench.tokens[1, :128].long())
+    whole = bench.run((1, 0, 128))
+    tolerance = 1e-4 if dtype == torch.float32 else 0.2
+    torch.testing.assert_close(whole, expected, atol=tolerance, rtol=0)
+    other = Bench(model, num_threads=2, poison=float("nan"))
+    other.tokens[0] = bench.tokens[1]
+    other.run((2, 0, 48))
+    # In chunks, beside another row, one block over and over: no bit changes.
+    chunks = [other.run((0, 0, 64))]
+    other.run((0, 64, 16), (2, 48, 16))
+    chunks.append(other.run((2, 48, 16), (0, 64, 16))[16:])
+    chunks.append(other.run((0, 80, 48)))
+    assert torch.equal(torch.cat(chunks), whole)
+
+
 def test_a_failed_sum_over_ranks_ends_the_step() -> None:
     def fail(values: torch.Tensor) -> None:
         raise ConnectionError(f"lost a peer summing {values.shape[0]} floats")
@@ -199,6 +224,9 @@ def test_what_it_cannot_run() -> None:
     model = make_model(torch.float32)
     assert model.unsupported(16) is None
     assert model.unsupported(8) == "its page size (8) is no multiple of 16"
+    assert "no multiple of its block size" in str(
+        make_model(torch.float32, block_size=32).unsupported(16)
+    )
     half = make_model(torch.float16)
     assert half.unsupported(16) == "torch.float16 is neither fp32 nor bf16"
 

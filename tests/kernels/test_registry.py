@@ -27,6 +27,7 @@ def test_every_op_has_a_triton_kernel() -> None:
         "gather_step_inputs",
         "decode_attention",
         "extend_attention",
+        "fused_moe",
     }
     assert all(registry[name].has_triton for name in registry)
 

@@ -20,6 +20,7 @@ from kernels import (
     silu_and_mul,
     store_kv_cache,
 )
+from kernels.fused_moe import fused_moe
 from kernels.linear.tiled import TritonTiledWeight
 
 Case = Callable[[str, torch.dtype], None]
@@ -161,6 +162,59 @@ def extend_case(device: str, dtype: torch.dtype) -> None:
             )
 
 
+def block_extend_case(device: str, dtype: torch.dtype) -> None:
+    """Blocks within a tile of queries, as wide as one, and wider; chunks that begin inside."""
+    for block_size, lens, query_lens in (
+        (4, [8, 100], [8, 36]),
+        (8, [8, 88, 120], [8, 48, 8]),
+        (32, [96, 64], [64, 32]),
+        (128, [256], [128]),
+    ):
+        case = make_paged(lens, num_kv_heads=2, head_dim=32, device=device, dtype=dtype)
+        q = _randn(sum(query_lens), 4, 32, device=device, dtype=dtype)
+
+        def run(
+            invariant: bool,
+            case: Paged = case,
+            q: torch.Tensor = q,
+            query_lens: list[int] = query_lens,
+            block_size: int = block_size,
+        ) -> torch.Tensor:
+            return case.extend(q, query_lens, batch_invariant=invariant, block_size=block_size)
+
+        for invariant in (False, True):
+            _compare(
+                lambda bi=invariant, run=run: run(bi),
+                dtype,
+                reference=lambda run=run: run(False),
+            )
+
+
+def fused_moe_case(device: str, dtype: torch.dtype) -> None:
+    """More experts than tokens, fewer, and one that nobody takes; rows alone have the same bits."""
+    for num_tokens, num_experts, num_choices in ((3, 9, 2), (40, 4, 3)):
+        x = _randn(num_tokens, 72, device=device, dtype=dtype)
+        gate_up = _randn(num_experts, 2 * 48, 72, device=device, dtype=dtype) * 72**-0.5
+        down = _randn(num_experts, 72, 48, device=device, dtype=dtype) * 48**-0.5
+        choice = [torch.randperm(num_experts - 1)[:num_choices] for _ in range(num_tokens)]
+        expert_ids = torch.stack(choice).to(device)
+        weights = torch.rand(num_tokens, num_choices, device=device)
+
+        def run(
+            rows: slice = slice(None),
+            x: torch.Tensor = x,
+            gate_up: torch.Tensor = gate_up,
+            down: torch.Tensor = down,
+            expert_ids: torch.Tensor = expert_ids,
+            weights: torch.Tensor = weights,
+        ) -> torch.Tensor:
+            return fused_moe(x[rows], gate_up, down, expert_ids[rows], weights[rows])
+
+        _compare(run, dtype)
+        with registry.using("triton"):
+            assert torch.equal(run(slice(1, 2)), run()[1:2])
+
+
 def invariance_case(device: str, dtype: torch.dtype) -> None:
     """A query's bits are the same by extend, by chunks and by decode among strangers."""
     length = 290
@@ -235,6 +289,8 @@ CASES: list[Case] = [
     linear_case,
     decode_case,
     extend_case,
+    block_extend_case,
+    fused_moe_case,
     invariance_case,
     row_invariance_case,
     invariant_pieces_case,

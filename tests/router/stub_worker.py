@@ -14,6 +14,7 @@ from worker.wire.messages import (
     AttachSnapshot,
     BlockRemoved,
     BlockStored,
+    BlockTotals,
     EngineInfo,
     LoadSnapshot,
     Rejection,
@@ -45,6 +46,7 @@ class Running:
         self.left = list(token_ids)
         self.cached = cached
         self.first = True
+        self.num_rounds = 0
 
 
 class StubWorker:
@@ -155,7 +157,8 @@ class StubWorker:
         deltas, events = [], []
         for request_id, running in list(self.running.items()):
             sampling = running.submit.sampling
-            token_ids, running.left = running.left[:1], running.left[1:]
+            count = self.info.block_size
+            token_ids, running.left = running.left[:count], running.left[count:]
             finish = None if running.left else "stop"
             if sampling.max_tokens is not None:
                 taken = len(self.script(running.submit)) - len(running.left)
@@ -174,6 +177,9 @@ class StubWorker:
             delta = TokenDelta(
                 request_id, running.submit.attempt, token_ids, finish, num_cached_tokens=cached
             )
+            if count > 1:
+                running.num_rounds += 3
+                delta.num_rounds, delta.num_forwards = running.num_rounds, running.num_rounds + 1
             if sampling.logprobs is not None:
                 delta.logprobs = [scored(token_id, sampling.logprobs) for token_id in token_ids]
             if sampling.prompt_logprobs is not None and cached >= 0:
@@ -205,6 +211,7 @@ class StubWorker:
             max_num_seqs=self.info.max_num_seqs,
             num_submits_seen=self.num_submits,
             step_times=StepTimes(num_steps=8, forward=0.5),
+            blocks=BlockTotals(5, 12, 14, 60) if self.info.block_size > 1 else None,
         )
 
     def snapshot(self) -> AttachSnapshot:

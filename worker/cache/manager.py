@@ -70,11 +70,11 @@ class CacheManager:
         """Whether `take_events` would return any."""
         return self._tree.has_events
 
-    def match(self, token_ids: array[int], cache_salt: str) -> Match:
-        """The longest cached prefix that leaves at least one token to compute. Holds nothing."""
+    def match(self, token_ids: array[int], cache_salt: str, *, num_left: int = 1) -> Match:
+        """The longest cached prefix that leaves `num_left` tokens to compute. Holds nothing."""
         if not self._enabled:
             return Match(None, [], 0)
-        max_pages = (len(token_ids) - 1) // self._page_size
+        max_pages = (len(token_ids) - num_left) // self._page_size
         return self._tree.match(token_ids.tobytes(), max_pages, cache_salt)
 
     def open(self, match: Match, cache_salt: str, *, shared: bool = True) -> Lease:

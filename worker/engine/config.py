@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
 
 from worker.wire.admission import AdmissionOptions, AdmissionPolicyName, SchedulePolicy, flag
+from worker.wire.diffusion import DllmAlgorithm, DllmFeature
 
 Device = Literal["auto", "cpu", "cuda"]
 CPUBackend = Literal["auto", "native", "torch"]
@@ -117,6 +118,28 @@ class EngineConfig:
     speculative_max_priority: int = 6
     """Requests of higher priority are not drafted for: their steps stay as short as can be."""
 
+    dllm_algorithm: DllmAlgorithm = "LowConfidence"
+    """Block-diffusion models: what decides positions, where a request does not name it."""
+    dllm_fdfo: bool = True
+    """First done, first out: a block that is done leaves its batch at once. Otherwise all blocks of
+    a batch wait for the last."""
+    dllm_threshold: float | None = None
+    """Probability above which a position is decided; None takes the algorithm's own (0.95 of
+    LowConfidence, 0.5 of JointThreshold)."""
+    dllm_edit_threshold: float = 0.0
+    """Probability above which a decided token is replaced (JointThreshold)."""
+    dllm_max_post_edit_steps: int = 16
+    """Most rounds of replacing once nothing is undecided (JointThreshold)."""
+    dllm_penalty: float = 0.0
+    """Taken off the logit of the token just before (JointThreshold); 0 for none."""
+    dllm_disable: tuple[str, ...] = ()
+    """Refinement to do without, to measure its share; may be given several times: inplace (running
+    blocks keep slot and pages, and go on while none is done), mixed_rounds (prompts beside running
+    blocks, many blocks at once), fused_commit (a finished block's last pass rides on the next one's
+    first), skip_last_commit (none for a request's last block), report_at_once (an edit that changes
+    nothing ends its block), early_exit (a block is left at the end token), masked_logits (only
+    undecided positions are scored)."""
+
     def __post_init__(self) -> None:
         if (self.speculative_method == "draft") != bool(self.speculative_model):
             raise ValueError("--speculative-method draft and --speculative-model go together")
@@ -152,6 +175,11 @@ class EngineConfig:
             )
         if self.overlap_depth not in (0, 1):
             raise ValueError(f"--overlap-depth must be 0 or 1, got {self.overlap_depth}")
+        if unknown := [name for name in self.dllm_disable if name not in get_args(DllmFeature)]:
+            raise ValueError(
+                f"--dllm-disable {unknown[0]}: choose from {', '.join(get_args(DllmFeature))}"
+            )
+        self._check_dllm_defaults()
         if self.cpu_threads < 0:
             raise ValueError("--cpu-threads must not be negative")
         if any(size < 1 for size in self.cudagraph_capture_sizes):
@@ -177,3 +205,18 @@ class EngineConfig:
             prefill_max_batch_size=self.prefill_max_batch_size,
             max_prefill_share=self.max_prefill_share,
         )
+
+    def _check_dllm_defaults(self) -> None:
+        for name in ("dllm_threshold", "dllm_edit_threshold"):
+            value = getattr(self, name)
+            if value is not None and not 0.0 <= value <= 1.0:
+                raise ValueError(f"--{name.replace('_', '-')} must be in [0, 1], got {value}")
+        if self.dllm_max_post_edit_steps < 0:
+            raise ValueError("--dllm-max-post-edit-steps must not be negative")
+        if self.dllm_penalty < 0.0:
+            raise ValueError("--dllm-penalty must not be negative")
+
+    @property
+    def dllm_features(self) -> tuple[str, ...]:
+        """Refinements of block diffusion that are on."""
+        return tuple(name for name in get_args(DllmFeature) if name not in self.dllm_disable)

@@ -7,8 +7,9 @@ from collections import deque
 from worker.engine.base import Executor, StepFuture
 from worker.engine.config import EngineConfig
 from worker.engine.timeline import Timeline
+from worker.scheduler import BlockPolicy, SchedulerConfig, create_scheduler
 from worker.scheduler.plan import Plan, StepResult
-from worker.scheduler.scheduler import Clock, Scheduler, SchedulerConfig
+from worker.scheduler.scheduler import Clock
 from worker.speculative.gate import create_gate
 from worker.structured.store import GrammarStore
 from worker.wire.messages import Abort, EngineInfo, StepReport, Submit, SubmitBatch
@@ -51,6 +52,9 @@ class EngineCore:
         self.info = info
         self._executor = executor
         self._overlap_depth = min(config.overlap_depth, executor.max_overlap_depth)
+        if info.block_size > 1:
+            # What comes after a round depends on which blocks it finished.
+            self._overlap_depth = 0
         self._in_flight: deque[StepFuture] = deque()
         self._prompt_launched = False
         """Whether the step launched last computes part of a prompt."""
@@ -58,7 +62,7 @@ class EngineCore:
         """The newest one, where it waits for masks."""
         self.grammars = GrammarStore(info)
         self.timeline = Timeline(clock)
-        self.scheduler = Scheduler(
+        self.scheduler = create_scheduler(
             SchedulerConfig(
                 max_num_seqs=config.max_num_seqs,
                 max_num_batched_tokens=config.max_num_batched_tokens,
@@ -74,6 +78,7 @@ class EngineCore:
                 deadline_margin_s=config.deadline_margin_ms / 1e3,
                 max_queued_requests=config.max_queued_requests,
                 max_queued_tokens=config.max_queued_tokens,
+                blocks=_block_policy(config, info),
             ),
             clock,
             create_gate(config),
@@ -166,3 +171,16 @@ class EngineCore:
         drafts = self._executor.drafts(plan.seq) if plan.drafts_under_grammar else []
         self._executor.sample(plan.seq, self.scheduler.masks(drafts))
         self._masks_due = None
+
+
+def _block_policy(config: EngineConfig, info: EngineInfo) -> BlockPolicy | None:
+    if info.block_size == 1:
+        return None
+    features = config.dllm_features
+    return BlockPolicy(
+        size=info.block_size,
+        first_done_first_out=config.dllm_fdfo,
+        inplace="inplace" in features,
+        mixed_rounds="mixed_rounds" in features,
+        fused_commit="fused_commit" in features,
+    )

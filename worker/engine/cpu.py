@@ -11,6 +11,9 @@ import sys
 
 import torch
 
+from worker.engine.config import EngineConfig
+from worker.models.native import NativeOptions
+
 logger = logging.getLogger(__name__)
 
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
@@ -28,9 +31,20 @@ def tune_cpu_process(num_threads: int, world_size: int) -> None:
     _keep_freed_memory()
 
 
-def native_threads(num_threads: int, world_size: int) -> int:
-    """Most threads of the compiled library; 0 divides all cores: short steps take fewer anyway."""
-    return num_threads or max(1, available_cores() // world_size)
+def native_options(
+    config: EngineConfig, device: torch.device, world_size: int
+) -> NativeOptions | None:
+    """How a rank uses the compiled library; None where it does not.
+
+    By default all cores are divided: short steps take fewer threads anyway.
+    """
+    if device.type != "cpu" or config.cpu_backend == "torch":
+        return None
+    return NativeOptions(
+        page_size=config.page_size,
+        num_threads=config.cpu_threads or max(1, available_cores() // world_size),
+        required=config.cpu_backend == "native",
+    )
 
 
 def available_cores() -> int:

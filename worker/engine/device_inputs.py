@@ -160,7 +160,7 @@ class _Step:
             page_size=tables.page_size,
         )
         decode, extend = self._attention(
-            step, columns["extend_start"], tables.page_size, batch_invariant, library
+            step, columns["extend_start"], tables, batch_invariant, library
         )
         return ForwardInputs(
             num_decode_tokens=self.num_decodes,
@@ -197,7 +197,7 @@ class _Step:
         self,
         step: StepTensors,
         extend_start: torch.Tensor,
-        page_size: int,
+        tables: DeviceTables,
         batch_invariant: bool,
         library: AttentionLibrary | None,
     ) -> tuple[DecodeMetadata | None, ExtendMetadata | None]:
@@ -209,7 +209,7 @@ class _Step:
                 step.page_rows[:border],
                 step.seq_lens[:border],
                 seq_lens_host=ends[:border],
-                page_size=page_size,
+                page_size=tables.page_size,
                 batch_invariant=batch_invariant,
                 library=library,
             )
@@ -220,9 +220,10 @@ class _Step:
                 extend_start,
                 seq_lens_host=ends[border:],
                 query_lens_host=self.lengths[border:].tolist(),
-                page_size=page_size,
+                page_size=tables.page_size,
                 batch_invariant=batch_invariant,
                 library=library,
+                block_size=tables.block_size,
             )
         return decode, extend
 

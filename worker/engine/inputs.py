@@ -223,6 +223,7 @@ def _attention(
             query_lens_host=rows.lengths[border:].tolist(),
             page_size=tables.page_size,
             batch_invariant=batch_invariant,
+            block_size=tables.block_size,
         )
     return decode, extend
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
+from worker.diffusion.decoder import BlockResults
 from worker.engine.device_clock import DeviceClock
 from worker.engine.draws import Draws
 from worker.engine.inputs import StepInputs
@@ -61,6 +62,8 @@ class LaunchedStep:
     """Whether this rank is asked for log-probabilities."""
     settled: SettledDraws | None = None
     """Where rows float."""
+    blocks: BlockResults | None = None
+    """Of a block-diffusion model, whose steps wait for the device."""
 
     def result(self) -> StepResult:
         """Waits for the device. Steps are asked for their results in the order of their launches.
@@ -80,6 +83,8 @@ class LaunchedStep:
         result = StepResult(
             seq=self.seq, token_ids=self._token_ids(), compute_ms=compute_ms, times=times
         )
+        if self.blocks is not None:
+            return self.blocks.add_to(result)
         if draws is not None and draws.is_scored and self.wants_logprobs:
             result = draws.add_logprobs(result)
         return result if self.settled is None else self.settled.of(result)

@@ -11,18 +11,22 @@ import torch
 
 from kernels import registry
 from kernels.attention import create_attention_library
+from worker.diffusion.checks import check_blocks
+from worker.diffusion.decoder import BlockDecoder
 from worker.engine.config import EngineConfig
-from worker.engine.cpu import lazy_zeros, native_threads, tune_cpu_process
+from worker.engine.cpu import native_options, tune_cpu_process
 from worker.engine.device import resolve_dtype
 from worker.engine.device_clock import DeviceClock
 from worker.engine.device_inputs import prepare_on_device, prepare_static
 from worker.engine.draws import Draws, sample_with_rules
 from worker.engine.graphs import DecodeCapture, DecodeGraphs, can_capture, capture_sizes
 from worker.engine.inputs import StepInputs, build_inputs, build_native_inputs
+from worker.engine.kv_cache import allocate_kv_caches, page_bytes
 from worker.engine.launched import BegunStep, LaunchedStep, fetch_draws
 from worker.engine.logprobs import score_prompts
 from worker.engine.masks import MaskRows
 from worker.engine.memory import plan_pages
+from worker.engine.profiling import profile_plans
 from worker.engine.sampler import sample
 from worker.engine.static_step import StaticInputs, StaticStep
 from worker.engine.streams import DeviceStreams, StepSlot
@@ -31,15 +35,12 @@ from worker.engine.transfer import uploader_to
 from worker.models.config import load_model_config
 from worker.models.context import ForwardContext, KVCache
 from worker.models.dummy import draw_weights
-from worker.models.layers import local_heads
 from worker.models.loader import load_weights
-from worker.models.native import NativeOptions
 from worker.models.registry import build_model
 from worker.parallel.group import TensorParallelGroup
 from worker.parallel.layers import LayerOptions
 from worker.parallel.messages import Hello
-from worker.scheduler.plan import Admit, Plan, RankTimes, Row, StepResult
-from worker.speculative.draft_model import draft_page_bytes
+from worker.scheduler.plan import Plan, RankTimes, StepResult
 from worker.speculative.drafting import DraftedStep, Drafter
 from worker.speculative.factory import create_drafter
 from worker.speculative.waves import draw_in_waves
@@ -75,6 +76,7 @@ class ModelRunner:
             page_size=config.page_size,
             batch_invariant=config.batch_invariant,
         )
+        check_blocks(config, self.model_config, self._attention)
         options = LayerOptions(
             group=group,
             dtype=self.dtype,
@@ -82,7 +84,7 @@ class ModelRunner:
             batch_invariant=config.batch_invariant,
         )
         self.model = build_model(self.model_config, options, self.max_model_len)
-        native = self._native_options()
+        native = native_options(config, self.device, group.world_size)
         if is_dummy:
             draw_weights(self.model, native)
         else:
@@ -94,19 +96,21 @@ class ModelRunner:
         self._streams = DeviceStreams(self.device) if self.device.type == "cuda" else None
         self._clock = DeviceClock()
         self._capture: DecodeCapture | None = None
-        # An attention library plans each step on the host.
-        if self._streams is not None and self._attention is None and can_capture(config, group):
+        # An attention library plans each step on the host; blocks are no rows of one token.
+        is_static = self._attention is None and self.model_config.block_size == 1
+        if self._streams is not None and is_static and can_capture(config, group):
             sizes = capture_sizes(config)
             self._capture = DecodeCapture(sizes, self._streams, show_progress=group.rank == 0)
         self._graphs: DecodeGraphs | None = None
         self._drafter: Drafter | None = None
+        self._blocks: BlockDecoder | None = None
 
     def hello(self) -> Hello:
         """What this rank loaded and how many KV pages it has room for."""
         num_pages = plan_pages(
             self.config,
             group=self.group,
-            page_bytes=self._page_bytes(),
+            page_bytes=page_bytes(self.config, self.model_config, self.group, self.dtype),
             max_model_len=self.max_model_len,
             profile=self._profile,
             graphs=self._measure_graphs,
@@ -144,6 +148,8 @@ class ModelRunner:
             slot = None if self._streams is None else self._streams.take()
             if slot is not None:
                 slot.started.record()
+            if self._blocks is not None:
+                self._blocks.begin(plan)
             drafted = None if self._drafter is None else self._drafter.resolve(plan)
             inputs, static = self._prepare(plan if drafted is None else drafted.plan, slot)
             prepared = time.monotonic()
@@ -177,8 +183,11 @@ class ModelRunner:
         resumed = time.monotonic()
         slot, is_first = step.slot, self.group.rank == 0
         with self._on_compute_stream():
-            draws = self._draw(step, self._masks(step, masks))
-            settled = None
+            draws = settled = blocks = None
+            if self._blocks is not None and step.hidden is not None:
+                blocks = self._blocks.run(step.plan, step.hidden)
+            else:
+                draws = self._draw(step, self._masks(step, masks))
             if self._drafter is not None:
                 settled = self._drafter.settle(step.plan, step.drafted, draws)
             if slot is not None:
@@ -198,6 +207,7 @@ class ModelRunner:
             slot=slot,
             clock=self._clock,
             wants_logprobs=is_first,
+            blocks=blocks,
         )
 
     def prepare(self, plan: Plan, slot: StepSlot | None = None) -> StepInputs | None:
@@ -306,14 +316,10 @@ class ModelRunner:
             return None
         return self.draw(step.hidden, step.inputs, masks, step.drafted)
 
-    def _native_options(self) -> NativeOptions | None:
-        if self.device.type != "cpu" or self.config.cpu_backend == "torch":
-            return None
-        return NativeOptions(
-            page_size=self.config.page_size,
-            num_threads=native_threads(self.config.cpu_threads, self.group.world_size),
-            required=self.config.cpu_backend == "native",
-        )
+    def _forward_plan(self, plan: Plan) -> torch.Tensor:
+        inputs = self.prepare(plan)
+        assert inputs is not None, "a round has rows"
+        return self.forward(inputs)
 
     def _masks(self, step: BegunStep, masks: bytes) -> MaskRows | None:
         if not step.plan.masked:
@@ -330,12 +336,8 @@ class ModelRunner:
         return torch.cuda.stream(self._streams.compute)
 
     def _allocate(self, num_pages: int) -> None:
-        _, num_kv_heads = local_heads(self.model_config, self.group.world_size)
-        shape = (num_pages, self.config.page_size, num_kv_heads, self.model_config.head_dim)
-        # Zeros, since attention reads unused slots of a page (and masks them).
-        self._kv_caches = tuple(
-            KVCache(k=self._zeros(shape), v=self._zeros(shape))
-            for _ in range(self.model_config.num_layers)
+        self._kv_caches = allocate_kv_caches(
+            num_pages, self.config.page_size, self.model_config, self.group, self.dtype
         )
         if self.model.native is not None:
             self.model.native.bind([(cache.k, cache.v) for cache in self._kv_caches])
@@ -348,7 +350,16 @@ class ModelRunner:
             vocab_size=self.model_config.vocab_size,
             device=self.device,
             native_draws=self.model.native is not None,
+            block_size=self.model_config.block_size,
         )
+        if self.model_config.mask_token_id is not None:
+            self._blocks = BlockDecoder(
+                self.config,
+                self.model_config,
+                self._tables,
+                forward=self._forward_plan,
+                score=self.model.compute_logits,
+            )
 
     def _static_step(self, max_rows: int) -> StaticStep:
         return StaticStep(
@@ -359,29 +370,17 @@ class ModelRunner:
             batch_invariant=self.config.batch_invariant,
         )
 
-    def _zeros(self, shape: tuple[int, ...]) -> torch.Tensor:
-        if self.device.type == "cpu":
-            return lazy_zeros(shape, self.dtype)
-        return torch.zeros(shape, dtype=self.dtype, device=self.device)
-
-    def _page_bytes(self) -> int:
-        _, num_kv_heads = local_heads(self.model_config, self.group.world_size)
-        values = num_kv_heads * self.model_config.head_dim * self.config.page_size
-        own = 2 * self.model_config.num_layers * values * self.dtype.itemsize
-        return own + draft_page_bytes(self.config, self.dtype)
-
     def _profile(self) -> None:
         """The largest prefill and the largest draw, on a cache whose every page is the dummy."""
-        slots = range(self.config.max_num_seqs)
-        chunk = min(self.config.max_num_batched_tokens, self.max_model_len - 1)
-        num_chunks = min(len(slots), -(-self.config.max_num_batched_tokens // chunk))
+        largest = profile_plans(
+            self.config,
+            max_model_len=self.max_model_len,
+            block_size=self.model_config.block_size,
+        )
         with self._on_compute_stream():
-            self._allocate(-(-(chunk + 1) // self.config.page_size) + 1)
-        # Random draws with top-p take the most memory.
-        admits = [Admit(slot, bytes(4 * chunk), 1.0, 0, 0.5, 0.0, slot) for slot in slots]
-        prefill = [Row(slot, 0, chunk, True) for slot in slots[:num_chunks]]
-        self.execute(Plan(0, admits, [], prefill))
-        self.execute(Plan(0, [], [], [Row(slot, 0, 1, True) for slot in slots]))
+            self._allocate(-(-largest.num_tokens // self.config.page_size) + 1)
+        for plan in largest.plans:
+            self.execute(plan)
 
     @torch.inference_mode()
     def _measure_graphs(self) -> int:

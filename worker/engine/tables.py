@@ -32,10 +32,13 @@ class DeviceTables:
         vocab_size: int,
         device: torch.device,
         native_draws: bool = False,
+        block_size: int = 1,
     ) -> None:
         num_rows = max_num_seqs + 1
         self.native_draws = native_draws
         """Whether the compiled CPU library draws."""
+        self.block_size = block_size
+        """Positions that see each other; rows consist of whole blocks."""
         self.max_model_len = max_model_len
         self.page_size = page_size
         self.vocab_size = vocab_size
@@ -63,6 +66,14 @@ class DeviceTables:
             self._admit(plan.admits)
         if plan.page_writes:
             self._write_pages(plan.page_writes)
+
+    def write_tokens(
+        self, slots: IntArray, starts: IntArray, token_ids: npt.NDArray[np.int32]
+    ) -> None:
+        """Writes token ids [R, n] to positions from `starts` on of each slot."""
+        lengths = np.full(len(slots), token_ids.shape[1], dtype=np.int64)
+        cells = slots * self.token_stride + starts
+        self._write(self.flat_tokens, cells.tolist(), lengths.tolist(), token_ids.reshape(-1))
 
     def stage(self, plan: Plan) -> tuple[IntArray, npt.NDArray[np.int32]] | None:
         """The same for a kernel that does the writing: its segments and values; None without any.

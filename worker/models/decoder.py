@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
+from typing import ClassVar, Protocol
 
 import torch
 
 from kernels.native import NativeDecoder
 from worker.models.config import ModelConfig
 from worker.models.context import ForwardContext
-from worker.models.layers import Attention, GatedMLP, RMSNorm
+from worker.models.layers import Attention, RMSNorm
 from worker.models.native import NativeOptions, build_native
 from worker.models.rope import cos_sin_table
 from worker.parallel.layers import (
@@ -21,20 +22,40 @@ from worker.parallel.layers import (
 )
 
 
+class FeedForward(Protocol):
+    """What follows attention in a layer."""
+
+    def weight_slots(self, prefix: str) -> Iterator[WeightSlot]:
+        """Slots of all its weights; `prefix` ends with a dot."""
+        ...
+
+    def pack(self) -> None:
+        """Brings the weights into the form they are used in, once they are loaded."""
+        ...
+
+    def drop(self) -> None:
+        """Lets go of the weights: others hold them now."""
+        ...
+
+    def forward(self, hidden: torch.Tensor) -> torch.Tensor:
+        """[T, hidden] to [T, hidden]."""
+        ...
+
+
 class DecoderLayer:
     """Attention and feed-forward, each behind a norm and beside a residual."""
 
     def __init__(
-        self, attention: Attention, mlp: GatedMLP, config: ModelConfig, options: LayerOptions
+        self, attention: Attention, mlp: FeedForward, config: ModelConfig, options: LayerOptions
     ) -> None:
         self.attention = attention
         self.mlp = mlp
         self.input_norm = RMSNorm(config.hidden_size, config.rms_norm_eps, options)
         self.post_attention_norm = RMSNorm(config.hidden_size, config.rms_norm_eps, options)
 
-    def weight_slots(self, prefix: str) -> Iterator[WeightSlot]:
+    def weight_slots(self, prefix: str, attention_name: str) -> Iterator[WeightSlot]:
         """Slots of the layer; `prefix` ends with a dot."""
-        yield from self.attention.weight_slots(f"{prefix}self_attn.")
+        yield from self.attention.weight_slots(f"{prefix}{attention_name}.")
         yield from self.mlp.weight_slots(f"{prefix}mlp.")
         yield from self.input_norm.weight_slots(f"{prefix}input_layernorm")
         yield from self.post_attention_norm.weight_slots(f"{prefix}post_attention_layernorm")
@@ -57,17 +78,20 @@ class DecoderLayer:
 
 
 class DecoderModel(ABC):
-    """A dense decoder-only language model on one rank."""
+    """A decoder-only language model on one rank."""
+
+    embedding_name: ClassVar[str] = "model.embed_tokens"
+    attention_name: ClassVar[str] = "self_attn"
 
     def __init__(self, config: ModelConfig, options: LayerOptions, max_model_len: int) -> None:
         self.config = config
         self.options = options
         self.native: NativeDecoder | None = None
         """Runs the whole forward pass in place of the layers here, where it is used."""
-        self.cos_sin = cos_sin_table(config.rope, config.head_dim, max_model_len, options.device)
+        self.cos_sin = cos_sin_table(config.rope, config.rotary_dim, max_model_len, options.device)
         self.embed_tokens = VocabParallelEmbedding(config.vocab_size, config.hidden_size, options)
         self.layers = [
-            DecoderLayer(self.build_attention(index), self.build_mlp(), config, options)
+            DecoderLayer(self.build_attention(index), self.build_mlp(index), config, options)
             for index in range(config.num_layers)
         ]
         self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps, options)
@@ -80,14 +104,14 @@ class DecoderModel(ABC):
         """The attention block of one layer."""
 
     @abstractmethod
-    def build_mlp(self) -> GatedMLP:
+    def build_mlp(self, layer_index: int) -> FeedForward:
         """The feed-forward block of one layer."""
 
     def weight_slots(self) -> Iterator[WeightSlot]:
         """Every tensor that the checkpoint must hold."""
-        yield from self.embed_tokens.weight_slots("model.embed_tokens")
+        yield from self.embed_tokens.weight_slots(self.embedding_name)
         for index, layer in enumerate(self.layers):
-            yield from layer.weight_slots(f"model.layers.{index}.")
+            yield from layer.weight_slots(f"model.layers.{index}.", self.attention_name)
         yield from self.norm.weight_slots("model.norm")
         yield from self.lm_head.weight_slots("lm_head")
 

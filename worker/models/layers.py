@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 import torch
 
@@ -26,6 +27,20 @@ from worker.parallel.layers import (
     divide,
     divided_part,
 )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AttentionNames:
+    """What a checkpoint calls the parts of an attention block."""
+
+    q: str = "q_proj"
+    k: str = "k_proj"
+    v: str = "v_proj"
+    output: str = "o_proj"
+    q_norm: str = "q_norm"
+    k_norm: str = "k_norm"
+    is_fused: bool = False
+    """Whether q, k and v are one tensor, their rows in this order."""
 
 
 class RMSNorm:
@@ -71,6 +86,7 @@ class Attention:
         qkv_bias: bool,
         output_bias: bool,
         qk_norm: bool,
+        names: AttentionNames | None = None,
     ) -> None:
         head_dim = config.head_dim
         num_heads, num_kv_heads = local_heads(config, options.group.world_size)
@@ -80,19 +96,10 @@ class Attention:
         self._scale = head_dim**-0.5
         self._layer_index = layer_index
         self._cos_sin = cos_sin
-        first_kv_head = options.group.rank * config.num_kv_heads // options.group.world_size
-        kv_size = {
-            "full_size": config.num_kv_heads * head_dim,
-            "local_size": num_kv_heads * head_dim,
-            "start": first_kv_head * head_dim,
-        }
+        self._names = names or AttentionNames()
         self.qkv = ColumnParallelLinear(
             config.hidden_size,
-            (
-                divided_part("q_proj", config.num_heads * head_dim, options),
-                ColumnPart(name="k_proj", **kv_size),
-                ColumnPart(name="v_proj", **kv_size),
-            ),
+            _qkv_parts(config, options, self._names),
             bias=qkv_bias,
             options=options,
         )
@@ -108,10 +115,10 @@ class Attention:
     def weight_slots(self, prefix: str) -> Iterator[WeightSlot]:
         """Slots of all projections; `prefix` ends with a dot."""
         yield from self.qkv.weight_slots(prefix)
-        yield from self.output.weight_slots(f"{prefix}o_proj")
+        yield from self.output.weight_slots(f"{prefix}{self._names.output}")
         if self.q_norm is not None and self.k_norm is not None:
-            yield from self.q_norm.weight_slots(f"{prefix}q_norm")
-            yield from self.k_norm.weight_slots(f"{prefix}k_norm")
+            yield from self.q_norm.weight_slots(f"{prefix}{self._names.q_norm}")
+            yield from self.k_norm.weight_slots(f"{prefix}{self._names.k_norm}")
 
     def pack(self) -> None:
         """Packs the projections after loading."""
@@ -157,8 +164,10 @@ class Attention:
 class GatedMLP:
     """down(silu(gate(x)) * up(x))."""
 
-    def __init__(self, config: ModelConfig, options: LayerOptions, *, bias: bool) -> None:
-        size = config.intermediate_size
+    def __init__(
+        self, config: ModelConfig, options: LayerOptions, *, bias: bool, size: int = 0
+    ) -> None:
+        size = size or config.intermediate_size
         self.size = divide(size, options.group.world_size, "the intermediate size")
         """On this rank."""
         self.gate_up = ColumnParallelLinear(
@@ -187,6 +196,28 @@ class GatedMLP:
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
         """[T, hidden] to [T, hidden]."""
         return self.down.forward(silu_and_mul(self.gate_up.forward(hidden)))
+
+
+def _qkv_parts(
+    config: ModelConfig, options: LayerOptions, names: AttentionNames
+) -> tuple[ColumnPart, ColumnPart, ColumnPart]:
+    """This rank's heads of q, k and v."""
+    head_dim = config.head_dim
+    num_heads, num_kv_heads = local_heads(config, options.group.world_size)
+    first_kv_head = options.group.rank * config.num_kv_heads // options.group.world_size
+    sizes = [heads * head_dim for heads in (config.num_heads, *[config.num_kv_heads] * 2)]
+    starts = [options.group.rank * num_heads * head_dim, *[first_kv_head * head_dim] * 2]
+    local = [heads * head_dim for heads in (num_heads, num_kv_heads, num_kv_heads)]
+    if names.is_fused:
+        starts = [start + sum(sizes[:index]) for index, start in enumerate(starts)]
+        sizes = [sum(sizes)] * 3
+    q, k, v = (
+        ColumnPart(name=name, full_size=size, local_size=own, start=start)
+        for name, size, own, start in zip(
+            (names.q, names.k, names.v), sizes, local, starts, strict=True
+        )
+    )
+    return q, k, v
 
 
 def local_heads(config: ModelConfig, world_size: int) -> tuple[int, int]:

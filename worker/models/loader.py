@@ -54,23 +54,26 @@ def load_weights(
     Raises:
         ValueError: tensors are missing, unexpected or of another shape; the message names them.
     """
-    slots = {slot.name: slot for slot in model.weight_slots()}
+    slots: dict[str, list[WeightSlot]] = {}
+    for slot in model.weight_slots():
+        slots.setdefault(slot.name, []).append(slot)
     pending = dict(slots)
     unexpected: list[str] = []
     start = time.perf_counter()
-    num_bytes = sum(_num_bytes(slot) for slot in slots.values())
+    num_bytes = sum(_num_bytes(slot) for parts in slots.values() for slot in parts)
     with torch.inference_mode(), _progress(num_bytes, show_progress) as advance:
         for path in weight_files(config.folder):
             with safe_open(path, framework="pt", device="cpu") as file:
                 # offset_keys is the order in the file, so reading is sequential.
                 for name in file.offset_keys():
-                    slot = pending.pop(name, None)
-                    if slot is None:
+                    parts = pending.pop(name, None)
+                    if parts is None:
                         if name not in slots and not _is_ignored(name, config):
                             unexpected.append(name)
                         continue
-                    copy_slice(file.get_slice(name), slot, path)
-                    advance(_num_bytes(slot))
+                    for slot in parts:
+                        copy_slice(file.get_slice(name), slot, path)
+                        advance(_num_bytes(slot))
         _check_complete(config.folder, sorted(pending), sorted(unexpected))
         model.pack(native)
     logger.info("loaded %.1f MB of weights in %.1f s", num_bytes / 1e6, time.perf_counter() - start)

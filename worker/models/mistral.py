@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from worker.models.decoder import DecoderModel
+from worker.models.decoder import DecoderModel, FeedForward
 from worker.models.layers import Attention, GatedMLP
 
 
@@ -21,6 +21,6 @@ class MistralForCausalLM(DecoderModel):
             qk_norm=False,
         )
 
-    def build_mlp(self) -> GatedMLP:
+    def build_mlp(self, layer_index: int) -> FeedForward:
         """SiLU-gated, no biases."""
         return GatedMLP(self.config, self.options, bias=False)

@@ -16,6 +16,7 @@ from kernels.native import (
     NativeDecoder,
     NativeUnavailable,
 )
+from worker.models.layers import GatedMLP
 from worker.parallel.layers import LayerOptions
 
 if TYPE_CHECKING:
@@ -40,10 +41,12 @@ def build_native(model: DecoderModel, options: NativeOptions) -> NativeDecoder |
     Raises:
         ValueError: the library is required but cannot run the model.
     """
-    tensors = _model_tensors(model)
-    reason = tensors.unsupported(options.page_size)
     group = model.options.group
-    if reason is None:
+    tensors, reason = None, "it is a mixture of experts"
+    if model.config.moe is None:
+        tensors = _model_tensors(model)
+        reason = tensors.unsupported(options.page_size) or ""
+    if tensors is not None and not reason:
         try:
             return NativeDecoder(
                 tensors,
@@ -85,7 +88,8 @@ def _model_tensors(model: DecoderModel) -> ModelTensors:
         lm_head=model.lm_head.source(model.embed_tokens).weight,
         final_norm=model.norm.weight,
         num_layers=len(model.layers),
-        intermediate_size=model.layers[0].mlp.size,
+        block_size=model.config.block_size,
+        intermediate_size=_dense(model.layers[0]).size,
         layers=_layers(model),
     )
 
@@ -99,7 +103,7 @@ def _layers(model: DecoderModel) -> Iterator[LayerTensors]:
 
 
 def _layer_tensors(layer: DecoderLayer, rank: int) -> LayerTensors:
-    attention, mlp = layer.attention, layer.mlp
+    attention, mlp = layer.attention, _dense(layer)
     return LayerTensors(
         qkv=_linear_tensors(attention.qkv.weight, attention.qkv.bias),
         output=_linear_tensors(attention.output.weight, attention.output.bias, rank),
@@ -110,6 +114,11 @@ def _layer_tensors(layer: DecoderLayer, rank: int) -> LayerTensors:
         q_norm=None if attention.q_norm is None else attention.q_norm.weight,
         k_norm=None if attention.k_norm is None else attention.k_norm.weight,
     )
+
+
+def _dense(layer: DecoderLayer) -> GatedMLP:
+    assert isinstance(layer.mlp, GatedMLP), "a mixture of experts is left to torch"
+    return layer.mlp
 
 
 def _linear_tensors(

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 from worker.models.config import ARCHITECTURES, ModelConfig
 from worker.models.decoder import DecoderModel
+from worker.models.llada2 import LLaDA2MoeModelLM
 from worker.models.llama import LlamaForCausalLM
 from worker.models.mistral import MistralForCausalLM
 from worker.models.qwen2 import Qwen2ForCausalLM
 from worker.models.qwen3 import Qwen3ForCausalLM
+from worker.models.qwen3_moe import Qwen3MoeForCausalLM
+from worker.models.sdar import SDARForCausalLM
+from worker.models.sdar_moe import SDARMoeForCausalLM
 from worker.parallel.layers import LayerOptions
 
 
@@ -18,6 +22,10 @@ def model_class(architecture: str) -> type[DecoderModel]:
         "MistralForCausalLM": MistralForCausalLM,
         "Qwen2ForCausalLM": Qwen2ForCausalLM,
         "Qwen3ForCausalLM": Qwen3ForCausalLM,
+        "Qwen3MoeForCausalLM": Qwen3MoeForCausalLM,
+        "SDARForCausalLM": SDARForCausalLM,
+        "SDARMoeForCausalLM": SDARMoeForCausalLM,
+        "LLaDA2MoeModelLM": LLaDA2MoeModelLM,
     }
     assert tuple(classes) == ARCHITECTURES, "config.py and the registry name the same"
     return classes[architecture]

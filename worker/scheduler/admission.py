@@ -18,7 +18,7 @@ from worker.scheduler.drain import DrainRate
 from worker.scheduler.fairness import TenantService
 from worker.scheduler.ordering import COUNTED_ROUNDS, cheapest_in_turn, lpm_order, rank
 from worker.scheduler.pages import num_still_needed
-from worker.scheduler.plan import Admit
+from worker.scheduler.plan import Admit, BlockAdmit
 from worker.scheduler.policy import AdmissionPolicy, Item, Outcome, TokenRoom, run_round
 from worker.scheduler.queue import WaitingQueue
 from worker.scheduler.rules import token_rules
@@ -185,14 +185,16 @@ class Admission:
         return request.num_uncached
 
     def _count(self, request: Request, match: Match) -> None:
-        request.num_uncached = len(request.token_ids) - len(match.pages) * self._page_size
+        request.num_uncached = request.num_wanted - len(match.pages) * self._page_size
         request.uncached_round = self._num_rounds
 
     def _match(self, request: Request) -> Match:
         """The cached prefix that a request need not compute."""
         if request.wants_prompt_logprobs:
             return Match(None, [], 0)
-        return self._cache.match(request.token_ids, request.cache_salt)
+        # A running block is computed in any case, and may hold no known token at all.
+        num_left = 1 if request.block_size == 1 else 0
+        return self._cache.match(request.token_ids, request.cache_salt, num_left=num_left)
 
     def _try_enter(self, request: Request, only_displacing: bool) -> tuple[Outcome, Lease | None]:
         """Finds a slot and pages, or takes them from less urgent requests."""
@@ -212,7 +214,8 @@ class Admission:
         """Pages short of what it needs, beside what running requests will need."""
         if self._reserve is None:
             self._reserve = sum(num_still_needed(r, self._page_size) for r in self._running)
-        needed = -(-(len(request.token_ids) + 1) // self._page_size) - len(match.pages)
+        room = max(request.num_wanted, len(request.token_ids) + 1)
+        needed = -(-room // self._page_size) - len(match.pages)
         return needed + self._reserve - (self._cache.num_available - match.num_unlocked)
 
     def _enter(self, request: Request, match: Match) -> Lease:
@@ -254,6 +257,16 @@ def _admit(request: Request, lease: Lease) -> Admit:
         min_p=0.0 if greedy else sampling.min_p,
         seed=_signed(sampling.seed),
         rules=token_rules(request),
+        block=None if request.block_size == 1 else _block_admit(request),
+    )
+
+
+def _block_admit(request: Request) -> BlockAdmit:
+    return BlockAdmit(
+        params=request.sampling.diffusion,
+        end_token_ids=sorted(request.end_token_ids),
+        limit=request.limit,
+        state=request.block_state,
     )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from worker.scheduler.block_policy import BlockPolicy
 from worker.wire.admission import AdmissionOptions
 
 
@@ -40,6 +41,8 @@ class SchedulerConfig:
     """Requests that may wait; 0 for any number."""
     max_queued_tokens: int = 0
     """Tokens that they may have together; 0 for any number."""
+    blocks: BlockPolicy | None = None
+    """Of a block-diffusion model; None for an autoregressive one."""
 
     def __post_init__(self) -> None:
         if self.max_num_seqs < 1:
@@ -52,6 +55,8 @@ class SchedulerConfig:
             raise ValueError("num_pages must be at least 2: one dummy page and one to use")
         if self.max_model_len < 2:
             raise ValueError("max_model_len must be at least 2")
+        if self.blocks is not None and self.page_size % self.blocks.size:
+            raise ValueError("page_size must be a multiple of the block size")
 
     @property
     def max_total_tokens(self) -> int:

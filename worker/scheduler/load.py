@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from msgspec.structs import replace
+
 from worker.cache.manager import CacheManager
 from worker.scheduler.config import SchedulerConfig
 from worker.scheduler.queue import WaitingQueue
 from worker.scheduler.running import RunningSet
-from worker.wire.messages import LoadSnapshot, StepShape
+from worker.wire.messages import BlockTotals, LoadSnapshot, StepShape
 from worker.wire.speculation import SpeculationTotals
 
 
@@ -26,6 +28,8 @@ class Tally:
     """Tokens computed in the last completed step."""
     step_shape: StepShape = field(default_factory=StepShape)
     """What that step computed."""
+    blocks: BlockTotals | None = None
+    """Of a block-diffusion model."""
     num_submits: int = 0
     """Submits since the scheduler began, those that were ignored included."""
 
@@ -62,4 +66,5 @@ def snapshot(
         num_queued_tokens=queue.num_tokens,
         least_queued_priority=queue.least_level,
         retry_after_s=retry_after_s,
+        blocks=None if tally.blocks is None else replace(tally.blocks),
     )

@@ -39,6 +39,7 @@ class Outbox:
         delta.error = request.error
         delta.ended_by_grammar = request.ended_by_grammar
         delta.rejection = request.rejection
+        delta.num_rounds, delta.num_forwards = request.num_rounds, request.num_forwards
         if request.logprobs:
             delta.logprobs, request.logprobs = request.logprobs, []
         if request.prompt_logprobs is not None and token_ids:

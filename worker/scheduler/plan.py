@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import msgspec
 
+from worker.wire.diffusion import DiffusionParams
 from worker.wire.messages import TokenLogprobs
 
 
@@ -35,6 +36,19 @@ class TokenRules(msgspec.Struct, array_like=True, frozen=True):
     """The same for each prompt token after the first."""
 
 
+class BlockAdmit(msgspec.Struct, array_like=True, frozen=True):
+    """What a request of a block-diffusion model asks for."""
+
+    params: DiffusionParams | None
+    """None takes the server's defaults."""
+    end_token_ids: list[int]
+    """Tokens that end it."""
+    limit: int
+    """Position at which it ends."""
+    state: bytes = b""
+    """Its running block, where it was taken back in the middle of one: as `BlockOutcome` had it."""
+
+
 class Admit(msgspec.Struct, array_like=True, frozen=True):
     """Fills the row of a slot when a request enters the running set, first or again."""
 
@@ -49,6 +63,8 @@ class Admit(msgspec.Struct, array_like=True, frozen=True):
     seed: int
     """Signed 64-bit key of the request's draws."""
     rules: TokenRules | None = None
+    block: BlockAdmit | None = None
+    """Of a block-diffusion model's request."""
 
 
 class PageWrite(msgspec.Struct, array_like=True, frozen=True):
@@ -66,7 +82,8 @@ class Row(msgspec.Struct, array_like=True, frozen=True):
     start: int
     length: int
     sample: bool
-    """Whether the last position draws a token, written to position start + length."""
+    """Whether the last position draws a token, written to position start + length. Of a
+    block-diffusion model: whether the row's last block is a running one, to be decided."""
     num_drafts: int = -1
     """-1 for a row as planned. Otherwise the row floats: it begins with the slot's newest token,
     wherever in [start, start + length) that stands by then, and goes on with up to so many drafts,
@@ -99,9 +116,10 @@ class Plan(msgspec.Struct, array_like=True, frozen=True):
     masked: list[int] = []
     """Rows under a grammar, counted over the rows with `sample`: where there are any, a Sample
     message with the masks of their draws follows, and no rank samples before it."""
-
     draft_threshold: float = 0.0
     """Drafts that are less likely to count than this are not worth their cost."""
+    max_rounds: int = 1
+    """Of running blocks: most forward passes before control returns without any being done."""
 
     @property
     def num_tokens(self) -> int:
@@ -138,6 +156,21 @@ class RankTimes(msgspec.Struct, array_like=True, frozen=True):
     """The drawn tokens are on the host."""
 
 
+class BlockOutcome(msgspec.Struct, array_like=True, frozen=True):
+    """What a step came to for one running block."""
+
+    num_tokens: int
+    """Tokens that the block adds to its request; 0 where it is not done."""
+    is_committed: bool
+    """Whether the cache holds the block as it is now: it was done before the last pass."""
+    num_rounds: int
+    """Passes that found something to decide in it."""
+    num_forwards: int
+    """All passes it was in."""
+    state: bytes = b""
+    """Of a block that is not done: opaque to all but the rank that is to go on with it."""
+
+
 class StepResult(msgspec.Struct, array_like=True, frozen=True):
     """What a Plan's execution yields on rank 0."""
 
@@ -159,3 +192,8 @@ class StepResult(msgspec.Struct, array_like=True, frozen=True):
     """Per row that floats: the number of its tokens in `token_ids`."""
     draft_ms: float = 0.0
     """Time the rank spent on drafting; part of `compute_ms`."""
+    blocks: list[BlockOutcome] | None = None
+    """One per row with `sample`, of a block-diffusion model: `token_ids` are those of all of them
+    that are done, one after another."""
+    num_forwards: int = 1
+    """Forward passes of the step."""

@@ -5,10 +5,10 @@ from __future__ import annotations
 import logging
 from collections import deque
 from collections.abc import Sequence
-from typing import NamedTuple
 
 from worker.cache.manager import CacheManager
 from worker.request import Request, RequestState
+from worker.scheduler.block_filler import BlockFiller
 from worker.scheduler.clock import Clock
 from worker.scheduler.config import SchedulerConfig
 from worker.scheduler.digest import SampleDigest
@@ -25,6 +25,7 @@ from worker.scheduler.plan import Plan, StepResult
 from worker.scheduler.queue import WaitingQueue
 from worker.scheduler.running import RunningSet
 from worker.scheduler.slo import Urgency
+from worker.scheduler.slow_grammar import SlowGrammar
 from worker.scheduler.step import StepBuilder, StepInFlight
 from worker.speculative.gate import SpeculationGate
 from worker.structured.state import GrammarState
@@ -37,15 +38,6 @@ logger = logging.getLogger(__name__)
 
 DIGEST_INTERVAL = 64
 """Every so many Plans carry a digest."""
-
-
-class SlowGrammar(NamedTuple):
-    """A token for a grammar that takes long over it."""
-
-    request_id: str
-    attempt: int
-    grammar: GrammarState
-    token_id: int
 
 
 class Scheduler:
@@ -100,7 +92,8 @@ class Scheduler:
         self._limits = QueueLimits(
             config.max_queued_requests, config.max_queued_tokens, self._queue, self._cache, drain
         )
-        self._filler = StepFiller(
+        filler = StepFiller if config.blocks is None else BlockFiller
+        self._filler = filler(
             *(config, self._cache, self._running, self._queue),
             *(self._tally, self._service, drain, clock),
             speculation=speculation,
@@ -141,6 +134,7 @@ class Scheduler:
             arrived_s=now - submit.waited_ms / 1e3,
             max_total_tokens=self.config.max_total_tokens,
             eos_token_ids=self.config.eos_token_ids,
+            block_size=1 if self.config.blocks is None else self.config.blocks.size,
         )
         assert len(request.token_ids) < self.config.max_total_tokens, "can never fit: not refused"
         self._requests[request.request_id] = request
@@ -237,7 +231,7 @@ class Scheduler:
         step = self._in_flight.popleft() if self._in_flight else None
         if step is None or step.seq != result.seq:
             raise ValueError(f"got the result of step {result.seq}, expected {step}")
-        counts = step.counts(result)
+        counts = self._counts(step, result)
         self._completed = step.seq
         self._cache.complete(step.seq)
         self._digest.update(step.seq, result.token_ids)
@@ -246,11 +240,7 @@ class Scheduler:
         self._tally.step_shape = step.shape
         if self._any_slo:
             self._forecast.observe(step.shape, result.compute_ms / 1e3)
-        if result.logprobs is not None or result.prompt_logprobs is not None:
-            take_logprobs(step, result, counts)
-        if self._speculation is not None:
-            self._speculation.observe(step, result)
-        self._take_tokens(step, result.token_ids, counts)
+        self._take_result(step, result, counts)
 
     def masks(self, drafts: Sequence[Sequence[int]] = ()) -> bytes:
         """Masks for the masked draws of the newest step; the only one in flight.
@@ -309,6 +299,17 @@ class Scheduler:
             self._end(loser, RequestState.FINISHED_ERROR)
         self._outbox.put(loser)
         return loser is arrival
+
+    def _counts(self, step: StepInFlight, result: StepResult) -> list[int]:
+        """How many of the result's tokens each share has; ValueError if it has others in all."""
+        return step.counts(result)
+
+    def _take_result(self, step: StepInFlight, result: StepResult, counts: list[int]) -> None:
+        if result.logprobs is not None or result.prompt_logprobs is not None:
+            take_logprobs(step, result, counts)
+        if self._speculation is not None:
+            self._speculation.observe(step, result)
+        self._take_tokens(step, result.token_ids, counts)
 
     def _take_tokens(self, step: StepInFlight, token_ids: list[int], counts: list[int]) -> None:
         any_finished = False

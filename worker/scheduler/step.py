@@ -105,6 +105,17 @@ class StepBuilder:
         self._floating_shares: list[Share] = []
         self._chunk_rows: list[Row] = []
         self._chunk_shares: list[Share] = []
+        self.max_rounds = 1
+        """See Plan."""
+
+    @property
+    def has_rows_without_draws(self) -> bool:
+        """Whether a row computes part of what is known, and no more."""
+        return any(not share.sample for share in self._shares())
+
+    def has_row_of(self, request: Request) -> bool:
+        """Whether the step computes anything for a request."""
+        return any(share.request is request for share in self._shares())
 
     def admit(self, admit: Admit) -> None:
         """Fills the row of a slot before the step."""
@@ -121,9 +132,9 @@ class StepBuilder:
         """
         start = request.num_computed
         end = start + length
-        sample = end == len(request.token_ids) + request.num_placeholders
+        sample = end == request.num_wanted
         request.num_computed = end
-        if sample:
+        if sample and request.block_size == 1:
             request.num_placeholders += 1
             self._any_masked |= request.grammar is not None
         lease.fence = self.seq
@@ -173,6 +184,7 @@ class StepBuilder:
             digest=digest,
             masked=masked,
             draft_threshold=self.draft_threshold,
+            max_rounds=self.max_rounds,
         )
 
     def in_flight(self) -> StepInFlight:

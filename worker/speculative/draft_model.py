@@ -121,6 +121,10 @@ def load_draft_model(
     if device.type != "cpu":
         raise ValueError("--speculative-method draft runs on CPU only; use ngram")
     model_config = load_model_config(config.speculative_model)
+    if model_config.block_size > 1:
+        raise ValueError(
+            "--speculative-model decides blocks of tokens: use one that produces one after another"
+        )
     if model_config.vocab_size != tables.vocab_size:
         raise ValueError(
             f"--speculative-model has a vocabulary of {model_config.vocab_size} tokens, the model "

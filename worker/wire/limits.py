@@ -39,12 +39,40 @@ def refuse(submit: Submit, info: EngineInfo) -> Rejection | None:
     elif (token_id := _unknown_token(submit.prompt, info.vocab_size)) is not None:
         problem = f"token id {token_id} is outside of the vocabulary of {info.vocab_size} tokens"
     else:
-        problem = _unknown_parameter(submit.sampling, info.vocab_size)
+        problem = _unknown_parameter(submit.sampling, info.vocab_size) or _unsuited(submit, info)
     if problem is None:
         return None
     return Rejection(
         request_id=submit.request_id, attempt=submit.attempt, message=problem, status=400
     )
+
+
+def _unsuited(submit: Submit, info: EngineInfo) -> str | None:
+    """A complaint about the first parameter that makes no sense for this kind of model."""
+    sampling = submit.sampling
+    if info.block_size == 1:
+        if sampling.diffusion is not None:
+            return "diffusion is for block-diffusion models, this one is autoregressive"
+        return None
+    problems = {
+        "frequency_penalty": sampling.frequency_penalty != 0.0,
+        "presence_penalty": sampling.presence_penalty != 0.0,
+        "repetition_penalty": sampling.repetition_penalty != 1.0,
+        "logit_bias": bool(sampling.logit_bias),
+        "bad_words": bool(sampling.bad_words or sampling.bad_words_token_ids),
+        "allowed_token_ids": sampling.allowed_token_ids is not None,
+        "min_tokens": sampling.min_tokens > 0,
+        "logprobs": sampling.logprobs is not None,
+        "prompt_logprobs": sampling.prompt_logprobs is not None,
+        "structured_outputs": bool(sampling.structured_outputs or submit.grammar),
+    }
+    for name, is_asked_for in problems.items():
+        if is_asked_for:
+            return (
+                f"{name} is not available for this model, which decides its tokens block by block "
+                "in no fixed order: leave it out"
+            )
+    return None
 
 
 def _unknown_parameter(sampling: SamplingParams, vocab_size: int) -> str | None:

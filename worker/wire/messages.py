@@ -158,6 +158,10 @@ class TokenDelta(msgspec.Struct, array_like=True):
     """Where it stopped: nothing could follow the last token, which is text like the others."""
     rejection: Rejection | None = None
     """Where it ends by an error before it ran: the queue is full of more urgent ones."""
+    num_rounds: int = 0
+    """Of a block-diffusion model, so far: passes that found something to decide."""
+    num_forwards: int = 0
+    """Of a block-diffusion model, so far: all forward passes."""
 
     @property
     def ends_with_stop_token(self) -> bool:
@@ -227,6 +231,19 @@ class StepShape(msgspec.Struct, array_like=True, frozen=True):
     """Positions that these attended to, over all rows."""
 
 
+class BlockTotals(msgspec.Struct, array_like=True):
+    """What block diffusion has done since the epoch began."""
+
+    num_forwards: int = 0
+    """Forward passes."""
+    num_rounds: int = 0
+    """Passes that found something to decide in a block, summed over blocks."""
+    num_passes: int = 0
+    """All passes of running blocks, summed over blocks."""
+    num_tokens: int = 0
+    """Tokens of blocks that were done."""
+
+
 class LoadSnapshot(msgspec.Struct, array_like=True):
     """How busy a worker is, after the step that a report tells of."""
 
@@ -267,6 +284,8 @@ class LoadSnapshot(msgspec.Struct, array_like=True):
     """Lowest priority among those of them that have never run; -1 where there are none."""
     retry_after_s: int = 0
     """Seconds in which what waits now should have been admitted, from the rate of late."""
+    blocks: BlockTotals | None = None
+    """None for an autoregressive model."""
 
 
 class Canary(msgspec.Struct, array_like=True, frozen=True):
@@ -305,6 +324,8 @@ class EngineInfo(msgspec.Struct, array_like=True, tag="info"):
     """Requests that may wait at this worker; 0 for any number."""
     max_queued_tokens: int = 0
     """Tokens that they may have together; 0 for any number."""
+    block_size: int = 1
+    """Tokens that the model decides together, of block diffusion; 1 for an autoregressive model."""
 
 
 class StepReport(msgspec.Struct, array_like=True, tag="step"):

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping
 
 import msgspec
 
+from worker.wire.diffusion import DiffusionParams
 from worker.wire.structured import StructuredOutputsParams
 
 _INT32_MAX = 2**31 - 1
@@ -76,6 +77,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     """Leave special tokens out of the text."""
     structured_outputs: StructuredOutputsParams | None = None
     """The form that the text must have: a JSON schema, a pattern, a grammar, one of some texts."""
+    diffusion: DiffusionParams | None = None
+    """How a block-diffusion model fills the request's blocks."""
 
     def __post_init__(self) -> None:
         self._normalize()

@@ -19,8 +19,12 @@ constexpr int kMaxQueries = 8;  // that share the loads of keys and values
 
 struct Heads {
   int64_t num_heads, num_kv_heads, head_dim, page_size;
+  int64_t block_size;  // positions of one block see each other; 1 is causal
   float scale;
   int64_t group() const { return num_heads / num_kv_heads; }
+  // How many positions a query at `position` sees. HAZARD: those of its block that come after it
+  // must be in the cache already, so rows end where blocks end.
+  int64_t visible(int64_t position) const { return (position / block_size + 1) * block_size; }
 };
 
 // One kv head's keys or values in one page.
@@ -222,7 +226,7 @@ static void attend(const Span& span, int64_t kv_head, const typename Operand<W>:
       const int64_t head = token * heads.num_heads + kv_head * group + (done + i) % group;
       queries.q[i] = q + head * Operand<W>::length(dim);
       queries.out[i] = out + head * dim;
-      queries.visible[i] = span.first_position + (done + i) / group + 1;
+      queries.visible[i] = heads.visible(span.first_position + (done + i) / group);
     }
     const auto run = [&](auto attend_count) {
       attend_count(queries, k_cache, v_cache, heads, kv_head, span.pages, scratch);

@@ -32,7 +32,7 @@ typedef int32_t (*Reduce)(float* values, int64_t count);
 struct ModelWeights {
   int64_t is_bf16;
   int64_t hidden_size, intermediate_size, num_heads, num_kv_heads, head_dim, rotated_dim;
-  int64_t page_size, num_layers;
+  int64_t page_size, block_size, num_layers;
   int64_t vocab_start, vocab_end;  // rows of the embedding on this rank
   float eps, scale;
   const float* cos_sin;     // [positions, rotated_dim]
@@ -60,7 +60,8 @@ class Decoder {
   Decoder(const ModelWeights& model, Team& team, double ms_per_thread)
       : model_(model),
         ms_per_thread_(ms_per_thread),
-        heads_{model.num_heads, model.num_kv_heads, model.head_dim, model.page_size, model.scale},
+        heads_{model.num_heads, model.num_kv_heads, model.head_dim,
+               model.page_size, model.block_size,   model.scale},
         team_(team),
         scratch_(team.size()) {}
 

@@ -1,8 +1,9 @@
-"""The tiny checkpoints, shared with the tests of the models."""
+"""The tiny checkpoints of the neighbouring rooms, and the driver of engines over blocks."""
 
 from __future__ import annotations
 
 import sys
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "models"))
+for room in ("models", "diffusion"):
+    sys.path.insert(0, str(Path(__file__).parents[1] / room))

@@ -1,0 +1,250 @@
+"""`rayfleet bench fdfo`: what First Done, First Out gains over synchronous batches of blocks.
+
+Engines of the same block-diffusion model take turns over the same prompts; the one that does not
+run blocks. The arms:
+
+    synchronous   all blocks of a batch wait for the last
+    fdfo          a block that is done leaves at once; all else the same
+    reentry       as fdfo, but every round ends with slot and running block given back
+    fused         as fdfo, with prompts and commits riding on rounds of running blocks
+    full          everything there is
+
+These compute prompts beside running blocks. On long uncached prompts `synchronous` and `fdfo` do as
+their origin does: prompts in passes of their own, before all running blocks and one block each at a
+time, by which first done, first out can lose. All but `reentry` and what it is compared with run
+without a prefix cache. Forward passes are
+counted by the engine and, independently, from the rounds of every block.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Final, get_args
+
+import numpy as np
+
+from cluster.bench.alternate import alternate
+from cluster.bench.fdfo_count import CountedRequest, count_joined, count_separate
+from cluster.bench.fdfo_engine import FdfoEngine, FdfoTurn
+from cluster.bench.report import Check, Result, at_least, checks_json, exactly, note
+from cluster.bench.stats import percentile, ratios, spread
+from worker.engine.config import EngineConfig
+from worker.wire.diffusion import DllmFeature
+from worker.wire.tokenizer import load_tokenizer
+
+ARMS: Final[Mapping[str, tuple[bool, tuple[str, ...], bool]]] = {
+    "synchronous": (False, ("inplace", "mixed_rounds"), False),
+    "fdfo": (True, ("inplace", "mixed_rounds"), False),
+    "fused": (True, ("inplace", "mixed_rounds", "fused_commit", "skip_last_commit"), False),
+    "full": (True, get_args(DllmFeature), False),
+    "cached": (True, ("inplace", "mixed_rounds"), True),
+    "reentry": (True, ("mixed_rounds",), True),
+}
+"""First done first out, refinements, prefix cache. `cached` is what `reentry` is compared with."""
+LONG_ARMS: Final[Mapping[str, tuple[bool, tuple[str, ...], bool]]] = {
+    "synchronous": (False, ("inplace",), False),
+    "fdfo": (True, ("inplace",), False),
+    "full": ARMS["full"],
+}
+_WALL_GOALS: Final = {4: 1.30, 16: 1.60}
+_LONG_GOAL: Final = 2.5
+_ACCURACY_SLACK: Final = 0.02
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FdfoOptions:
+    """What runs; the benchmark sets the engine's modes and `max_num_seqs` itself."""
+
+    engine: EngineConfig
+    questions: str | None = None
+    """JSON lines with `messages` and `answer`; None takes `MODEL_heldout.jsonl`."""
+    num_questions: int = 0
+    """Of the file's; 0 takes all."""
+    running: tuple[int, ...] = (4, 16)
+    pairs: int = 10
+    max_tokens: int = 128
+    long_prompt_blocks: int = 20
+    """Of the long uncached prompts, at most; the shortest have a fifth."""
+    num_long: int = 32
+
+    def __post_init__(self) -> None:
+        if self.pairs < 1 or not self.running or min(self.running) < 1 or self.max_tokens < 1:
+            raise ValueError("--pairs, --running and --max-tokens must be at least 1")
+        if self.long_prompt_blocks < 5 or self.num_long < 1 or self.num_questions < 0:
+            raise ValueError("--long-prompt-blocks must be at least 5, --num-long at least 1")
+
+
+def run_fdfo(options: FdfoOptions) -> Result:
+    """Measures both workloads at every number of running requests."""
+    prompts, answers = _questions(options)
+    result: Result = {
+        "model": options.engine.model,
+        "algorithm": options.engine.dllm_algorithm,
+        "pairs": options.pairs,
+        "questions": len(prompts),
+    }
+    checks: list[Check] = []
+    decode = load_tokenizer(options.engine.model).decode
+    for running in options.running:
+        turns = _turns(options, prompts, running, ARMS)
+        result |= summarise(running, turns)
+        checks += _checks(running, turns, result)
+        for arm in ("synchronous", "fdfo", "full"):
+            texts = [decode(answer.token_ids) for answer in turns[arm][0].answers]
+            right = [text == wanted for text, wanted in zip(texts, answers, strict=True)]
+            result[f"accuracy_{arm}_{running}"] = sum(right) / len(right)
+        gap = result[f"accuracy_synchronous_{running}"] - result[f"accuracy_full_{running}"]
+        checks.append(at_least(f"accuracy_change_{running}", -abs(gap), "", -_ACCURACY_SLACK))
+    running = max(options.running)
+    long = _turns(options, _long_prompts(options, prompts), running, LONG_ARMS)
+    for arm, name in (("fdfo", "long_prompt_fdfo"), ("full", "long_prompt")):
+        figures = _against(long["synchronous"], long[arm])
+        result |= {f"{name}_{key}": value for key, value in figures.items()}
+    checks.append(
+        at_least("long_prompt_wall_ratio", result["long_prompt_wall_ratio"], "", _LONG_GOAL)
+    )
+    return {**result, "checks": checks_json(checks)}
+
+
+def summarise(running: int, turns: Mapping[str, list[FdfoTurn]]) -> Result:
+    """Figures of paired turns over the questions: medians over the pairs, with their spread."""
+    sync = turns["synchronous"]
+    rounds = [number for answer in sync[0].answers for number in answer.rounds]
+    result: Result = {
+        f"rounds_per_block_{running}": {
+            "mean": float(np.mean(rounds)),
+            "std": float(np.std(rounds)),
+            "most": max(rounds),
+        },
+    }
+    for arm, prefix in (("fdfo", "fdfo_"), ("fused", "fused_"), ("full", "full_")):
+        figures = _against(sync, turns[arm])
+        result |= {f"{prefix}{name}_{running}": value for name, value in figures.items()}
+    result[f"forwards_ratio_{running}"] = result.pop(f"fdfo_forwards_ratio_{running}")
+    result[f"wall_ratio_{running}"] = result[f"full_wall_ratio_{running}"]
+    result[f"inplace_ratio_{running}"] = _against(turns["reentry"], turns["cached"])["wall_ratio"]
+    for arm, own in turns.items():
+        result[f"{arm}_{running}"] = {
+            "tokens_per_second": percentile([turn.tokens_per_second for turn in own], 50.0),
+            "forwards": own[0].num_forwards,
+            "block_passes": own[0].num_passes,
+            "tokens_per_forward": own[0].num_tokens / own[0].num_forwards,
+        }
+    note(f"{running} running: {result[f'wall_ratio_{running}']:.2f} times the synchronous speed")
+    return result
+
+
+def expected_forwards(arm: str, turn: FdfoTurn, running: int, block_size: int) -> int:
+    """What the independent count says of an arm's turn."""
+    joined = arm in ("fused", "full")
+    requests = [
+        CountedRequest(
+            prompt_blocks=answer.num_prompt // block_size,
+            # Without riding, each block has a pass of its own that commits it.
+            passes=tuple(number + (not joined) for number in answer.rounds),
+        )
+        for answer in turn.answers
+    ]
+    if joined:
+        return count_joined(requests, running)
+    return count_separate(requests, running, synchronous=arm == "synchronous", mixed=True)
+
+
+def _checks(running: int, turns: Mapping[str, list[FdfoTurn]], result: Result) -> list[Check]:
+    block_size = result["block_size"] = turns["synchronous"][0].block_size
+    checks = [
+        exactly(
+            f"forwards_{arm}_{running}",
+            turns[arm][0].num_forwards,
+            "",
+            expected_forwards(arm, turns[arm][0], running, block_size),
+        )
+        for arm in ("synchronous", "fdfo", "fused", "full")
+    ]
+    checks.append(at_least(f"forwards_ratio_{running}", result[f"forwards_ratio_{running}"], "", 1))
+    if running in _WALL_GOALS:
+        name = f"wall_ratio_{running}"
+        checks.append(at_least(name, result[name], "", _WALL_GOALS[running]))
+    return checks
+
+
+def _against(baseline: list[FdfoTurn], arm: list[FdfoTurn]) -> Result:
+    wall = ratios(
+        [turn.tokens_per_second for turn in arm], [turn.tokens_per_second for turn in baseline]
+    )
+    return {
+        "forwards_ratio": baseline[0].num_forwards / arm[0].num_forwards,
+        "wall_ratio": percentile(wall, 50.0),
+        "wall_spread": asdict(spread(wall)),
+    }
+
+
+def _turns(
+    options: FdfoOptions,
+    prompts: Sequence[Sequence[int]],
+    running: int,
+    chosen: Mapping[str, tuple[bool, tuple[str, ...], bool]],
+) -> dict[str, list[FdfoTurn]]:
+    with ExitStack() as stack:
+        engines = {
+            name: stack.enter_context(FdfoEngine(arm_config(options.engine, arm, running)))
+            for name, arm in chosen.items()
+        }
+        arms = {
+            name: partial(engine.turn, prompts, options.max_tokens)
+            for name, engine in engines.items()
+        }
+        alternate({name: partial(_numbered, arm, -1) for name, arm in arms.items()}, 1)
+        return alternate(arms, options.pairs)
+
+
+def _numbered(arm: partial[FdfoTurn], number: int, _: int) -> FdfoTurn:
+    return arm(number)
+
+
+def arm_config(
+    engine: EngineConfig, arm: tuple[bool, tuple[str, ...], bool], running: int
+) -> EngineConfig:
+    """The engine of one arm: first done first out, refinements, prefix cache."""
+    fdfo, features, caches = arm
+    return replace(
+        engine,
+        max_num_seqs=running,
+        dllm_fdfo=fdfo,
+        dllm_disable=tuple(f for f in get_args(DllmFeature) if f not in features),
+        enable_prefix_caching=caches,
+    )
+
+
+def _questions(options: FdfoOptions) -> tuple[list[list[int]], list[str]]:
+    """Token ids of the questions, and the right answers."""
+    folder = Path(options.engine.model)
+    path = Path(options.questions or folder.with_name(f"{folder.name}_heldout.jsonl"))
+    if not path.is_file():
+        raise ValueError(f"there are no questions at {path}: name a file with --questions")
+    rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+    rows = rows[: options.num_questions or len(rows)]
+    tokenizer = load_tokenizer(options.engine.model)
+    texts = [tokenizer.render_chat(row["messages"]) for row in rows]
+    prompts = [tokenizer.encode(text, add_special_tokens=False) for text in texts]
+    return prompts, [row["answer"] for row in rows]
+
+
+def _long_prompts(options: FdfoOptions, questions: list[list[int]]) -> list[list[int]]:
+    """A fifth to all of so many blocks: questions after each other, the last to be answered."""
+    rng = np.random.default_rng(0)
+    size = options.engine.page_size
+    most = options.long_prompt_blocks
+    prompts = []
+    for _ in range(options.num_long):
+        length = int(rng.integers(most // 5, most + 1)) * size
+        prompt: list[int] = []
+        while len(prompt) < length:
+            prompt = questions[int(rng.integers(len(questions)))] + prompt
+        prompts.append(prompt[-length:])
+    return prompts

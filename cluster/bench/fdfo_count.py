@@ -1,0 +1,70 @@
+"""How many forward passes a schedule takes, counted from rounds alone, without an engine.
+
+All requests are there from the start; the running set is refilled, first come first served, before
+every forward pass (or, synchronously, before every batch).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CountedRequest:
+    """What a request needs."""
+
+    prompt_blocks: int
+    """Whole blocks of its prompt."""
+    passes: tuple[int, ...]
+    """Of each running block, that which commits it included where there is one."""
+
+
+@dataclass(slots=True)
+class _State:
+    prompt_blocks: int
+    left: list[int]
+
+
+def count_joined(requests: Sequence[CountedRequest], running: int) -> int:
+    """First done, first out, where prompts and commits ride on rounds of running blocks."""
+    ends = [0] * running
+    for request in requests:
+        first = min(range(running), key=ends.__getitem__)
+        ends[first] += sum(request.passes)
+    return max(ends)
+
+
+def count_separate(
+    requests: Sequence[CountedRequest], running: int, *, synchronous: bool, mixed: bool
+) -> int:
+    """A prompt, and each block's commit, in a pass before what follows of the same request.
+
+    Prompts are computed beside running blocks, each at once (mixed), or before all running blocks,
+    one block each at a time. A request whose prompt fills no block begins at once in either case.
+    """
+    waiting = [_State(request.prompt_blocks, list(request.passes)) for request in requests]
+    waiting.reverse()
+    members: list[_State] = []
+    num_forwards = 0
+    while waiting or members:
+        prompts = [member for member in members if member.prompt_blocks]
+        decided: list[_State] = []
+        new: list[_State] = []
+        while waiting and len(members) < running:
+            new.append(waiting.pop())
+            members.append(new[-1])
+        for member in new:
+            (prompts if member.prompt_blocks else decided).append(member)
+        if mixed or not prompts:
+            decided = [member for member in members if not member.prompt_blocks]
+        for member in prompts:
+            member.prompt_blocks -= member.prompt_blocks if mixed else 1
+        num_rounds = max((member.left[0] for member in decided), default=1) if synchronous else 1
+        num_forwards += num_rounds
+        for member in decided:
+            member.left[0] -= num_rounds
+            if member.left[0] <= 0:
+                del member.left[0]
+        members = [member for member in members if member.left]
+    return num_forwards

@@ -1,0 +1,44 @@
+"""Command-line flags of `rayfleet bench fdfo`, and options from them."""
+
+from __future__ import annotations
+
+import argparse
+from typing import TYPE_CHECKING
+
+from cluster.cli.options import add_options, given_options
+from worker.engine.config import EngineConfig
+
+if TYPE_CHECKING:
+    from cluster.bench.fdfo import FdfoOptions
+
+
+def add_fdfo_flags(parser: argparse.ArgumentParser) -> None:
+    """The fields of FdfoOptions and of the engine."""
+    parser.add_argument("--model", required=True, help="folder of a block-diffusion checkpoint")
+    set_here = ("model", "max_num_seqs", "dllm_fdfo", "dllm_disable", "enable_prefix_caching")
+    add_options(parser.add_argument_group("engine"), EngineConfig, exclude=set_here)
+    parser.add_argument("--questions", help="JSON lines; default: MODEL_heldout.jsonl")
+    parser.add_argument("--num-questions", type=int, default=0, help="default: all")
+    parser.add_argument("--running", default="4,16", help="requests at once (default 4,16)")
+    parser.add_argument("--pairs", type=int, default=10, help="turns per arm (default 10)")
+    parser.add_argument("--max-tokens", type=int, default=128, help="per answer (default 128)")
+    parser.add_argument(
+        "--long-prompt-blocks", type=int, default=20, help="of the longest prompt (default 20)"
+    )
+    parser.add_argument("--num-long", type=int, default=32, help="long prompts (default 32)")
+
+
+def fdfo_options(args: argparse.Namespace) -> FdfoOptions:
+    """Options from flags."""
+    from cluster.bench.fdfo import FdfoOptions
+
+    return FdfoOptions(
+        engine=EngineConfig(**given_options(args, EngineConfig)),
+        questions=args.questions,
+        num_questions=args.num_questions,
+        running=tuple(int(text) for text in args.running.split(",")),
+        pairs=args.pairs,
+        max_tokens=args.max_tokens,
+        long_prompt_blocks=args.long_prompt_blocks,
+        num_long=args.num_long,
+    )

@@ -1,0 +1,185 @@
+"""Conversations turned into batches for block diffusion: clean text, and noisy copies of blocks.
+
+A row is a conversation's clean tokens, then noisy copies of the blocks that hold parts of answers,
+each at its own positions. A clean token sees the blocks up to its own; a noisy one sees its own
+copy and the clean blocks before it, as a running block does when the model is served (Block
+Diffusion, arXiv 2503.09573).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import islice
+from random import Random
+from typing import Final
+
+import torch
+from tokenizers import Tokenizer
+from torch import Tensor
+
+from deploy.models.batches import Document, encode
+from deploy.models.corpus import training_conversations
+from deploy.models.tokenizer import MASK, PADDING, TURN_END
+
+_POOL_SIZE: Final = 512
+_LEAST_NOISE: Final = 0.15
+_ALL_MASKED_SHARE: Final = 0.15
+"""Of the copies: serving starts each block with nothing decided."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DiffusionBatch:
+    """Rows of clean and noisy tokens, padded on the right."""
+
+    input_ids: Tensor
+    """[batch, length] int64."""
+    positions: Tensor
+    """[batch, length] int64."""
+    visible: Tensor
+    """[batch, 1, length, length] bool."""
+    labels: Tensor
+    """[batch, length] int64: what a masked token stands for."""
+    is_masked: Tensor
+    """[batch, length] bool: tokens that the model has to find."""
+
+    @property
+    def num_targets(self) -> int:
+        """Tokens that count in the loss."""
+        return int(self.is_masked.sum())
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Row:
+    num_clean: int
+    ids: list[int]
+    positions: list[int]
+    labels: list[int]
+    is_masked: list[bool]
+
+
+def diffusion_batches(
+    rng: Random, tokenizer: Tokenizer, num_tokens: int, max_length: int, block_size: int
+) -> Iterator[DiffusionBatch]:
+    """Endless batches of at most ``num_tokens`` places, padding included."""
+    ids = {name: tokenizer.token_to_id(name) for name in (PADDING, TURN_END, MASK)}
+    conversations = training_conversations(rng)
+    while True:
+        documents = encode(tokenizer, list(islice(conversations, _POOL_SIZE)), max_length)
+        masker = _Masker(rng, block_size, end=ids[TURN_END], mask=ids[MASK])
+        rows = [masker.row(document) for document in documents]
+        groups = list(_group_by_length(rows, num_tokens))
+        rng.shuffle(groups)
+        for group in groups:
+            yield _pad(group, ids[PADDING], block_size)
+
+
+class _Masker:
+    """Makes noisy copies.
+
+    Args:
+        rng: decides what is masked.
+        block_size: places of a block.
+        end: the token that ends an answer, and fills the rest of its last block.
+        mask: the token that stands for what is not known.
+    """
+
+    def __init__(self, rng: Random, block_size: int, *, end: int, mask: int) -> None:
+        self._rng = rng
+        self._block_size = block_size
+        self._end = end
+        self._mask = mask
+
+    def row(self, document: Document) -> _Row:
+        """The document with one copy of each block that holds a part of an answer.
+
+        Where a block holds parts of two answers, one of them is chosen.
+        """
+        row = _Row(
+            num_clean=len(document.ids),
+            ids=list(document.ids),
+            positions=list(range(len(document.ids))),
+            labels=list(document.ids),
+            is_masked=[False] * len(document.ids),
+        )
+        by_block: dict[int, list[tuple[int, int]]] = {}
+        for start, stop in _runs(document.is_target):
+            for block in range(start // self._block_size, (stop - 1) // self._block_size + 1):
+                by_block.setdefault(block, []).append((start, stop))
+        for block, answers in by_block.items():
+            self._add_copy(row, document.ids, block, *self._rng.choice(answers))
+        return row
+
+    def _add_copy(self, row: _Row, ids: list[int], block: int, start: int, stop: int) -> None:
+        first = block * self._block_size
+        places = range(first, first + self._block_size)
+        labels = [ids[place] if place < stop else self._end for place in places]
+        noise = self._rng.uniform(_LEAST_NOISE, 1.0)
+        if self._rng.random() < _ALL_MASKED_SHARE:
+            noise = 1.0
+        masked = [place >= start and self._rng.random() < noise for place in places]
+        if not any(masked):
+            masked[self._rng.randrange(max(start - first, 0), self._block_size)] = True
+        row.ids.extend(
+            self._mask if is_masked else label
+            for is_masked, label in zip(masked, labels, strict=True)
+        )
+        row.positions.extend(places)
+        row.labels.extend(labels)
+        row.is_masked.extend(masked)
+
+
+def _runs(flags: list[bool]) -> Iterator[tuple[int, int]]:
+    """(start, stop) of each stretch of true flags."""
+    start = None
+    for place, flag in enumerate([*flags, False]):
+        if flag and start is None:
+            start = place
+        elif not flag and start is not None:
+            yield start, place
+            start = None
+
+
+def _group_by_length(rows: list[_Row], num_tokens: int) -> Iterator[list[_Row]]:
+    group: list[_Row] = []
+    for row in sorted(rows, key=lambda row: len(row.ids)):
+        if group and (len(group) + 1) * len(row.ids) > num_tokens:
+            yield group
+            group = []
+        group.append(row)
+    if group:
+        yield group
+
+
+def _pad(group: list[_Row], padding: int, block_size: int) -> DiffusionBatch:
+    shape = (len(group), max(len(row.ids) for row in group))
+    input_ids = torch.full(shape, padding, dtype=torch.long)
+    positions, labels = torch.zeros(shape, dtype=torch.long), torch.zeros(shape, dtype=torch.long)
+    is_masked = torch.zeros(shape, dtype=torch.bool)
+    kind = torch.full(shape, 2)  # 0 clean, 1 noisy, 2 padding
+    for index, row in enumerate(group):
+        length = len(row.ids)
+        input_ids[index, :length] = torch.tensor(row.ids)
+        positions[index, :length] = torch.tensor(row.positions)
+        labels[index, :length] = torch.tensor(row.labels)
+        is_masked[index, :length] = torch.tensor(row.is_masked)
+        kind[index, :length] = 1
+        kind[index, : row.num_clean] = 0
+    return DiffusionBatch(
+        input_ids=input_ids,
+        positions=positions,
+        visible=_visible(kind, positions // block_size),
+        labels=labels,
+        is_masked=is_masked,
+    )
+
+
+def _visible(kind: Tensor, block: Tensor) -> Tensor:
+    """Which places see which, from what they are and the blocks they stand in."""
+    query, key = kind.unsqueeze(2), kind.unsqueeze(1)
+    before = block.unsqueeze(1) < block.unsqueeze(2)
+    same = block.unsqueeze(1) == block.unsqueeze(2)
+    clean_sees = (query == 0) & (key == 0) & (before | same)
+    noisy_sees = (query == 1) & (((key == 0) & before) | ((key == 1) & same))
+    itself = torch.eye(kind.shape[1], dtype=torch.bool)  # no row of a softmax may be empty
+    return (clean_sees | noisy_sees | itself).unsqueeze(1)

@@ -1,0 +1,69 @@
+"""Accuracy and rounds of a block-diffusion model, served by rayfleet's own engine.
+
+``python -m deploy.models.evaluate_diffusion DIRECTORY`` asks the held-out questions beside it.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections import defaultdict
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+from deploy.models.corpus import Question, read_questions
+from worker.llm import LLM, SamplingParams
+
+_MAX_NEW_TOKENS: Final = 256
+
+
+@dataclass(kw_only=True, slots=True)
+class FamilyResult:
+    """Of the questions of one family."""
+
+    right: list[bool] = field(default_factory=list)
+    num_tokens: int = 0
+    num_rounds: int = 0
+
+    @property
+    def accuracy(self) -> float:
+        """Share of exactly right answers."""
+        return sum(self.right) / len(self.right)
+
+    @property
+    def tokens_per_round(self) -> float:
+        """How many tokens a round decides on average."""
+        return self.num_tokens / max(1, self.num_rounds)
+
+
+def main() -> None:
+    """Print the accuracy per family, and how many tokens a round decides."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, prog="python -m deploy.models.evaluate_diffusion"
+    )
+    parser.add_argument("directory", type=Path, help="checkpoint; its questions lie beside it")
+    directory = parser.parse_args().directory
+    questions = read_questions(directory.with_name(f"{directory.name}_heldout.jsonl"))
+    for family, result in evaluate(directory, questions).items():
+        print(f"{family:12} {result.accuracy:.3f} {result.tokens_per_round:6.2f} tokens per round")
+
+
+def evaluate(directory: Path, questions: list[Question]) -> dict[str, FamilyResult]:
+    """Greedy answers by family, and under ``overall`` all of them."""
+    sampling = SamplingParams(temperature=0.0, max_tokens=_MAX_NEW_TOKENS)
+    results: dict[str, FamilyResult] = defaultdict(FamilyResult)
+    with LLM(str(directory), device="cpu") as llm:
+        tokenizer = llm.get_tokenizer()
+        prompts = [tokenizer.render_chat(list(question.messages)) for question in questions]
+        outputs = llm.generate(prompts, sampling)
+    for question, output in zip(questions, outputs, strict=True):
+        choice = output.outputs[0]
+        for family in (question.family, "overall"):
+            results[family].right.append(choice.text == question.answer)
+            results[family].num_tokens += len(choice.token_ids)
+            results[family].num_rounds += choice.num_rounds
+    return dict(results)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,73 @@
+"""The benchmark of block diffusion on an untrained model: counts agree, figures are there."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+from pathlib import Path
+from random import Random
+
+import pytest
+
+from cluster.bench.cli import main
+from cluster.bench.fdfo import FdfoOptions
+from cluster.bench.fdfo_count import CountedRequest, count_joined, count_separate
+from worker.engine.config import EngineConfig
+
+DEMO = Path(__file__).parents[3] / "deploy" / "models" / "demo"
+sys.path.insert(0, str(Path(__file__).parents[2] / "worker" / "diffusion"))
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The demo model's words with random weights, in blocks of 16."""
+    from sdar_checkpoints import write_sdar
+
+    folder = tmp_path_factory.mktemp("fdfo") / "model"
+    write_sdar(folder, 16, sharpness=40.0, vocab_size=2560)
+    for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
+        shutil.copy(DEMO / name, folder / name)
+    lines = (DEMO.parent / "demo_heldout.jsonl").read_text().splitlines()
+    folder.with_name("model_heldout.jsonl").write_text("\n".join(Random(0).sample(lines, 8)))
+    return folder
+
+
+def test_figures_and_checks(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    engine = ("--device", "cpu", "--cpu-threads", "1", "--kv-cache-tokens", "8192")
+    load = ("--running", "3", "--pairs", "1", "--max-tokens", "40", "--num-long", "3")
+    questions = ("--dllm-threshold", "0.2", "--long-prompt-blocks", "6")
+    argv = ("fdfo", "--model", str(model), *engine, *load, *questions, "--json")
+    assert main(argv) == 0
+    result = json.loads(capsys.readouterr().out)
+    checks = {check["name"]: check for check in result["checks"]}
+    for arm in ("synchronous", "fdfo", "fused", "full"):
+        assert checks[f"forwards_{arm}_3"]["holds"], checks[f"forwards_{arm}_3"]
+    assert result["fdfo_3"]["forwards"] <= result["synchronous_3"]["forwards"]
+    assert result["fused_3"]["forwards"] < result["fdfo_3"]["forwards"]
+    assert result["fdfo_3"]["block_passes"] < result["synchronous_3"]["block_passes"]
+    for name in ("forwards_ratio", "fused_forwards_ratio", "wall_ratio", "inplace_ratio"):
+        assert result[f"{name}_3"] > 0
+    assert result["long_prompt_forwards_ratio"] > 1
+    assert "long_prompt_wall_ratio" in checks
+
+
+def test_counts_of_three_eight_and_two_passes() -> None:
+    requests = [CountedRequest(prompt_blocks=0, passes=(number,)) for number in (3, 8, 2)]
+    assert count_joined(requests, 3) == 8
+    assert count_joined(requests, 1) == 13
+    for mixed in (True, False):
+        assert count_separate(requests, 3, synchronous=True, mixed=mixed) == 8
+        assert count_separate(requests, 2, synchronous=True, mixed=mixed) == 10
+        assert count_separate(requests, 2, synchronous=False, mixed=mixed) == 8
+    long = [CountedRequest(prompt_blocks=4, passes=(3, 3)) for _ in range(2)]
+    assert count_separate(long, 2, synchronous=True, mixed=False) == 10
+    assert count_separate(long, 2, synchronous=True, mixed=True) == 7
+
+
+def test_options_are_checked() -> None:
+    engine = EngineConfig(model="m")
+    with pytest.raises(ValueError, match="--pairs"):
+        FdfoOptions(engine=engine, pairs=0)
+    with pytest.raises(ValueError, match="--long-prompt-blocks"):
+        FdfoOptions(engine=engine, long_prompt_blocks=2)

@@ -1,0 +1,110 @@
+"""Requests to block-diffusion models: parameters, refusals, blocks in streams, usage, metrics."""
+
+from __future__ import annotations
+
+import pytest
+
+from worker.wire.diffusion import DiffusionParams
+
+FIELDS = {"algorithm": "JointThreshold", "threshold": 0.7, "max_post_edit_steps": 4}
+
+
+def make_diffusion(rig) -> None:
+    for worker in rig.workers:
+        worker.info.block_size = 4
+
+
+async def test_parameters_reach_the_worker(rig) -> None:
+    make_diffusion(rig)
+    await rig.start()
+    for send in (rig.chat, rig.complete):
+        response = await send(diffusion=FIELDS)
+        assert response.status_code == 200, response.text
+        assert (await send()).status_code == 200
+    expected = DiffusionParams(algorithm="JointThreshold", threshold=0.7, max_post_edit_steps=4)
+    assert {s.sampling.diffusion for s in rig.submits()} == {expected, None}
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"threshold": 1.5}, "diffusion.threshold must be in [0, 1], got 1.5"),
+        ({"algorithm": "Magic"}, "Magic"),
+        ({"steps": 3}, "diffusion has no 'steps': choose from algorithm, threshold, "),
+        ({"max_post_edit_steps": -1}, "diffusion.max_post_edit_steps must be in [0, 1024]"),
+        ({"penalty": "much"}, "float"),
+    ],
+)
+async def test_parameters_out_of_range(rig, fields, message) -> None:
+    make_diffusion(rig)
+    await rig.start()
+    response = await rig.chat(diffusion=fields)
+    assert response.status_code == 400
+    error = response.json()["error"]
+    assert message in error["message"]
+    assert error["param"] == "diffusion"
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"frequency_penalty": 1.0},
+        {"repetition_penalty": 1.1},
+        {"logit_bias": {"5": 1.0}},
+        {"min_tokens": 3},
+        {"logprobs": True},
+        {"prompt_logprobs": 1},
+        {"bad_words": ["quick"]},
+        {"allowed_token_ids": [5]},
+        {"response_format": {"type": "json_object"}},
+    ],
+    ids=str,
+)
+async def test_what_blocks_cannot_do(rig, fields) -> None:
+    make_diffusion(rig)
+    await rig.start()
+    response = await rig.chat(**fields)
+    assert response.status_code == 400, response.text
+    assert "block by block" in response.json()["error"]["message"]
+    assert not rig.submits()
+
+
+async def test_autoregressive_models_have_no_diffusion(rig) -> None:
+    await rig.start()
+    response = await rig.complete(diffusion={})
+    assert response.status_code == 400
+    assert "autoregressive" in response.json()["error"]["message"]
+    response = await rig.complete()
+    assert "diffusion" not in response.json()["usage"]
+
+
+async def test_a_chunk_per_block_and_usage(rig, events) -> None:
+    make_diffusion(rig)
+    await rig.start()
+    response = await rig.complete(
+        stream=True, stream_options={"include_usage": True}, return_token_ids=True
+    )
+    chunks = events(response)
+    sizes = [len(c["choices"][0].get("token_ids", ())) for c in chunks if c["choices"]]
+    tokens = rig.script(rig.submits()[0])
+    assert sum(sizes) in (len(tokens), len(tokens) - 1)
+    blocks = -(-len(tokens) // 4)
+    assert len([size for size in sizes if size]) <= blocks
+    rounds = 3 * blocks
+    usage = chunks[-1]["usage"]
+    assert usage["diffusion"] == {
+        "rounds": rounds,
+        "forwards": rounds + 1,
+        "tokens_per_forward": round(usage["completion_tokens"] / (rounds + 1), 4),
+    }
+
+
+async def test_metrics(rig) -> None:
+    await rig.start()
+    make_diffusion(rig)
+    assert (await rig.complete()).status_code == 200
+    text = (await rig.client.get("/metrics")).text
+    for name, value in (("forwards", 5), ("rounds", 12), ("block_passes", 14), ("tokens", 60)):
+        assert f"rayfleet_diffusion_{name}_total{{" in text
+        line = next(x for x in text.splitlines() if x.startswith(f"rayfleet_diffusion_{name}_tot"))
+        assert line.endswith(f" {value}.0")

@@ -1,0 +1,168 @@
+"""A model made of hashes behind the real scheduler, block table and decoder.
+
+What it leaves in the cache for a position depends on all that the position sees, so a wrong page,
+a page reused too early, a block read before its last pass or a wrong prefix hit shows in the
+tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from types import SimpleNamespace
+from typing import cast
+
+import numpy as np
+import torch
+
+from worker.diffusion.decoder import BlockDecoder
+from worker.engine.config import EngineConfig
+from worker.engine.tables import DeviceTables
+from worker.models.config import ModelConfig
+from worker.scheduler import SchedulerConfig, create_scheduler
+from worker.scheduler.block_policy import BlockPolicy
+from worker.scheduler.plan import Plan, StepResult
+from worker.wire.messages import StepReport, Submit
+from worker.wire.sampling import SamplingParams
+
+VOCAB = 24
+MASK = 23
+BITS = 2**52 - 1
+
+
+def block_contents(before: Sequence[int], ids: Sequence[int]) -> list[int]:
+    """What a block's positions leave in the cache, given what lies there before them."""
+    seen = hash((tuple(before), tuple(ids)))
+    return [hash((seen, place)) & BITS for place in range(len(ids))]
+
+
+def scores(content: int) -> np.ndarray:
+    """Logits of a position: confidences between near 0 and near 1."""
+    rng = np.random.default_rng(content)
+    return (rng.normal(size=VOCAB) * rng.uniform(0.5, 6.0)).astype(np.float32)
+
+
+def pure_logits(block_size: int) -> object:
+    """The same without cache, for the oracle."""
+
+    def logits(token_ids: Sequence[int]) -> torch.Tensor:
+        contents: list[int] = []
+        for start in range(0, len(token_ids), block_size):
+            contents += block_contents(contents, token_ids[start : start + block_size])
+        return torch.from_numpy(np.stack([scores(content) for content in contents]))
+
+    return logits
+
+
+class InventedEngine:
+    """Steps until told otherwise; every option of EngineConfig that block diffusion has.
+
+    Args:
+        block_size: positions of a block; pages are twice as large.
+        num_pages: pages that requests share.
+        flat: whether all logits are equal, so that a round decides one position.
+    """
+
+    def __init__(
+        self,
+        block_size: int,
+        *,
+        num_pages: int = 64,
+        flat: bool = False,
+        max_num_seqs: int = 8,
+        max_num_batched_tokens: int = 256,
+        **options: object,
+    ) -> None:
+        self.block_size, self._page_size, self._flat = block_size, 2 * block_size, flat
+        config = EngineConfig(
+            model="",
+            page_size=self._page_size,
+            **options,  # type: ignore[arg-type]  # test options
+        )
+        features = config.dllm_features
+        self.scheduler = create_scheduler(
+            SchedulerConfig(
+                max_num_seqs=max_num_seqs,
+                max_num_batched_tokens=max_num_batched_tokens,
+                max_model_len=16 * block_size,
+                page_size=self._page_size,
+                num_pages=num_pages + 1,
+                eos_token_ids=(1,),
+                blocks=BlockPolicy(
+                    size=block_size,
+                    first_done_first_out=config.dllm_fdfo,
+                    inplace="inplace" in features,
+                    mixed_rounds="mixed_rounds" in features,
+                    fused_commit="fused_commit" in features,
+                ),
+            ),
+            lambda: 0.0,
+        )
+        self._tables = DeviceTables(
+            max_num_seqs=max_num_seqs,
+            max_model_len=16 * block_size,
+            page_size=self._page_size,
+            vocab_size=VOCAB,
+            device=torch.device("cpu"),
+            block_size=block_size,
+        )
+        model = SimpleNamespace(block_size=block_size, mask_token_id=MASK)
+        self._decoder = BlockDecoder(
+            config,
+            cast("ModelConfig", model),
+            self._tables,
+            forward=self._forward,
+            score=self._score,
+        )
+        self._cache = np.full((num_pages + 1, self._page_size), -1, dtype=np.int64)
+        self.num_forwards = 0
+        self.num_row_steps = 0
+        """Passes of running blocks, summed over blocks."""
+
+    def add(self, request_id: str, prompt: Sequence[int], sampling: SamplingParams) -> None:
+        self.scheduler.add(
+            Submit(
+                request_id=request_id,
+                gateway_id="g",
+                prompt=np.asarray(prompt, dtype="<i4").tobytes(),
+                sampling=sampling,
+            )
+        )
+
+    def step(self) -> StepReport:
+        plan = self.scheduler.schedule()
+        if plan is not None:
+            self._tables.apply(plan)
+            self._decoder.begin(plan)
+            results = self._decoder.run(plan, self._forward(plan))
+            self.scheduler.apply(results.add_to(StepResult(plan.seq, [], 1.0)))
+        report = self.scheduler.take_report()
+        self.scheduler.check_invariants()
+        return report
+
+    def _forward(self, plan: Plan) -> torch.Tensor:
+        self.num_forwards += 1
+        self.num_row_steps += sum(row.sample for row in plan.rows)
+        hidden: list[int] = []
+        for row in plan.rows:
+            assert row.start % self.block_size == row.length % self.block_size == 0
+            for start in range(row.start, row.start + row.length, self.block_size):
+                before = [self._place(row.slot, position) for position in range(start)]
+                seen = [int(self._cache[place]) for place in before]
+                assert -1 not in seen, "it reads what was never written"
+                ids = self._tables.token_pool[row.slot, start : start + self.block_size].tolist()
+                contents = block_contents(seen, ids)
+                for offset, content in enumerate(contents):
+                    self._cache[self._place(row.slot, start + offset)] = content
+                hidden += contents
+        return torch.tensor(hidden, dtype=torch.float64).unsqueeze(1)
+
+    def _place(self, slot: int, position: int) -> tuple[int, int]:
+        page = int(self._tables.page_table[slot, position // self._page_size])
+        assert page > 0, "it touches the dummy page"
+        return page, position % self._page_size
+
+    def _score(self, hidden: torch.Tensor) -> torch.Tensor:
+        if self._flat:
+            return torch.zeros(len(hidden), VOCAB)
+        rows = [scores(int(content)) for content in hidden[:, 0].tolist()]
+        return torch.from_numpy(np.stack(rows)) if rows else torch.zeros(0, VOCAB)

@@ -1,0 +1,99 @@
+"""Tokens and rounds per block are those of a cache-less oracle, whatever the engine does."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from block_engine import BlockEngine
+from oracle import Answer, Terms, answer, qwen3_logits
+from sdar_checkpoints import EOS, MASK, VOCAB_SIZE, SdarCheckpoint, write_sdar
+
+from worker.wire.diffusion import DiffusionParams
+from worker.wire.sampling import SamplingParams
+
+ALGORITHMS = {
+    "LowConfidence": Terms(threshold=0.3),
+    "JointThreshold": Terms(
+        algorithm="JointThreshold",
+        threshold=0.25,
+        edit_threshold=0.3,
+        max_post_edit_steps=3,
+        penalty=1.5,
+    ),
+}
+
+
+@pytest.fixture(scope="module", params=[4, 8, 32])
+def checkpoint(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> SdarCheckpoint:
+    torch.set_num_threads(1)
+    return write_sdar(tmp_path_factory.mktemp(f"sdar-{request.param}"), request.param)
+
+
+def params_of(terms: Terms, **options: object) -> SamplingParams:
+    diffusion = DiffusionParams(
+        algorithm=terms.algorithm,  # type: ignore[arg-type]  # names of the table above
+        threshold=terms.threshold,
+        edit_threshold=terms.edit_threshold,
+        max_post_edit_steps=terms.max_post_edit_steps,
+        penalty=terms.penalty,
+    )
+    return SamplingParams(temperature=0.0, diffusion=diffusion, **options)  # type: ignore[arg-type]
+
+
+def prompts_of(block_size: int) -> list[list[int]]:
+    """Every length modulo the block size (some, of large blocks); mask tokens in each."""
+    rng = np.random.default_rng(block_size)
+    step = max(1, block_size // 8)
+    lengths = [1, *range(block_size, 2 * block_size, step), 5 * block_size + 3]
+    prompts = [rng.integers(0, VOCAB_SIZE, length).tolist() for length in lengths]
+    for prompt in prompts[1::2]:
+        prompt[-1] = prompt[0] = MASK
+    return prompts
+
+
+def oracles(checkpoint: SdarCheckpoint, terms: Terms, num_blocks: int = 3) -> list[Answer]:
+    size = checkpoint.block_size
+    logits = qwen3_logits(checkpoint.model, size)
+    return [
+        answer(
+            logits,
+            prompt,
+            block_size=size,
+            mask=MASK,
+            max_tokens=num_blocks * size - 2,
+            terms=terms,
+            ends=EOS,
+        )
+        for prompt in prompts_of(size)
+    ]
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_tokens_and_rounds(checkpoint: SdarCheckpoint, name: str) -> None:
+    terms, size = ALGORITHMS[name], checkpoint.block_size
+    expected = oracles(checkpoint, terms)
+    margin = min(one.margin for one in expected)
+    assert margin > 1e-5, f"a confidence is {margin} from its threshold: choose another seed"
+    sampling = params_of(terms, max_tokens=3 * size - 2)
+    page = max(16, size)
+    for options in (
+        {},
+        {"cpu_backend": "torch"},
+        {"cpu_backend": "torch", "batch_invariant": True, "dllm_fdfo": False},
+        {"dllm_disable": ("fused_commit", "skip_last_commit", "mixed_rounds")},
+    ):
+        disable = (*options.pop("dllm_disable", ()), "early_exit")
+        with BlockEngine(
+            checkpoint.folder,
+            page_size=page,
+            max_num_seqs=5,
+            max_num_batched_tokens=4 * size,
+            dllm_disable=disable,
+            **options,
+        ) as engine:
+            outputs = engine.serve(prompts_of(size), sampling)
+        assert [one.token_ids for one in outputs] == [one.token_ids for one in expected]
+        assert [one.rounds for one in outputs] == [one.rounds for one in expected]

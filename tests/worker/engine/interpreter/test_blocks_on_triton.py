@@ -1,0 +1,48 @@
+"""Running blocks whose every op is a Triton kernel come to the oracle's tokens and rounds."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from block_engine import BlockEngine
+from oracle import Terms, answer, qwen3_logits
+from sdar_checkpoints import EOS, MASK, write_sdar
+
+from kernels import registry
+from worker.wire.sampling import SamplingParams
+
+
+@pytest.fixture(autouse=True)
+def _on_triton() -> Iterator[None]:
+    torch.set_num_threads(1)
+    with registry.using("triton"):
+        yield
+
+
+def test_tokens_and_rounds(tmp_path: Path) -> None:
+    checkpoint = write_sdar(tmp_path, 4)
+    prompts = [list(range(5, 14)), [9, 4, MASK]]
+    with BlockEngine(
+        checkpoint.folder,
+        cpu_backend="torch",
+        kv_cache_tokens=512,
+        max_num_seqs=2,
+        max_num_batched_tokens=12,
+        dllm_threshold=0.3,
+        dllm_disable=("early_exit",),
+    ) as engine:
+        found = engine.serve(prompts, SamplingParams(temperature=0.0, max_tokens=6))
+    for prompt, output in zip(prompts, found, strict=True):
+        expected = answer(
+            qwen3_logits(checkpoint.model, 4),
+            prompt,
+            block_size=4,
+            mask=MASK,
+            max_tokens=6,
+            terms=Terms(threshold=0.3),
+            ends=EOS,
+        )
+        assert (output.token_ids, output.rounds) == (expected.token_ids, expected.rounds)

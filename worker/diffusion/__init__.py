@@ -1,0 +1,1 @@
+"""Block diffusion: algorithms that decide positions, and the two ways to run a batch of blocks."""

@@ -1,0 +1,263 @@
+"""Runs the rounds of a Plan's blocks on one rank."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import msgspec
+import numpy as np
+import torch
+
+from worker.diffusion.base import BlockBatch, IntArray, scored_positions
+from worker.diffusion.modes import ExecutionMode, FirstDoneFirstOut, Synchronous
+from worker.diffusion.proposal import propose, random_positions
+from worker.diffusion.table import BlockDefaults, BlockTable
+from worker.engine.config import EngineConfig
+from worker.engine.tables import DeviceTables
+from worker.engine.transfer import to_device
+from worker.models.config import ModelConfig
+from worker.scheduler.plan import BlockOutcome, Plan, Row, StepResult
+from worker.wire.diffusion import DllmAlgorithm
+
+Forward = Callable[[Plan], torch.Tensor]
+"""Hidden states of a Plan's rows, [T, hidden]."""
+Score = Callable[[torch.Tensor], torch.Tensor]
+"""Logits of hidden states."""
+
+
+@dataclass(kw_only=True, slots=True)
+class _Running:
+    """One block of the Plan."""
+
+    row: Row
+    """Its last round alone: positions of the block."""
+    first: int
+    """Of its positions among those of the next forward pass."""
+    is_done: bool = False
+    is_committed: bool = False
+    token_ids: list[int] = field(default_factory=list)
+    num_rounds: int = 0
+    num_forwards: int = 0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class BlockResults:
+    """What the rounds of one Plan came to."""
+
+    outcomes: list[BlockOutcome]
+    token_ids: list[int]
+    num_forwards: int
+
+    def add_to(self, result: StepResult) -> StepResult:
+        """The result of the step with these in it."""
+        return msgspec.structs.replace(
+            result,
+            token_ids=self.token_ids,
+            blocks=self.outcomes,
+            num_forwards=self.num_forwards,
+        )
+
+
+class BlockDecoder:
+    """The rounds of running blocks, by one algorithm or several, in one execution mode.
+
+    Every rank runs the same rounds: all decide by the same logits.
+
+    Args:
+        config: the engine's configuration.
+        model: names the block size and the mask token.
+        tables: where the next forward pass reads tokens.
+        forward: runs a Plan's rows; their tokens are in the tables.
+        score: makes logits of hidden states.
+    """
+
+    def __init__(
+        self,
+        config: EngineConfig,
+        model: ModelConfig,
+        tables: DeviceTables,
+        *,
+        forward: Forward,
+        score: Score,
+    ) -> None:
+        assert model.mask_token_id is not None, "an autoregressive model has no blocks"
+        self._tables = tables
+        self._forward = forward
+        self._score = score
+        self._mode: ExecutionMode = FirstDoneFirstOut() if config.dllm_fdfo else Synchronous()
+        features = config.dllm_features
+        self._early_exit = "early_exit" in features
+        self._masked_logits = "masked_logits" in features
+        self._report_at_once = "report_at_once" in features
+        self._needs_no_commit = "fused_commit" in features or "skip_last_commit" in features
+        self._block_size = model.block_size
+        self.table = BlockTable(
+            num_slots=tables.token_pool.shape[0],
+            block_size=model.block_size,
+            mask_token_id=model.mask_token_id,
+            defaults=BlockDefaults(
+                algorithm=config.dllm_algorithm,
+                threshold=config.dllm_threshold,
+                edit_threshold=config.dllm_edit_threshold,
+                max_post_edit_steps=config.dllm_max_post_edit_steps,
+                penalty=config.dllm_penalty,
+            ),
+        )
+
+    def begin(self, plan: Plan) -> None:
+        """Takes the Plan's requests in, and puts the tokens of blocks that begin into the tables.
+
+        HAZARD: these cells must be others than those that the Plan's own writes go to: undecided
+        positions lie beyond the tokens that an admission brings.
+        """
+        for admit in plan.admits:
+            self.table.admit(admit)
+        fresh = [
+            row.slot
+            for row in plan.rows
+            if row.sample and self.table.enter(row.slot, self._block_start(row))
+        ]
+        self._write(fresh)
+
+    def run(self, plan: Plan, hidden: torch.Tensor) -> BlockResults:
+        """The Plan's rounds, after its first forward pass.
+
+        Args:
+            plan: its rows that `sample` end with a running block each.
+            hidden: of all its rows, [T, hidden].
+        """
+        blocks, end = [], 0
+        for row in plan.rows:
+            end += row.length
+            if row.sample:
+                block = Row(row.slot, self._block_start(row), self._block_size, True)
+                blocks.append(_Running(row=block, first=end - self._block_size))
+        if not blocks:
+            return BlockResults(outcomes=[], token_ids=[], num_forwards=1)
+        rounds = _Rounds(self, plan.seq, blocks, hidden)
+        self._mode.run(rounds.advance, len(blocks), plan.max_rounds)
+        return BlockResults(
+            outcomes=[self._outcome(block) for block in blocks],
+            token_ids=[token_id for block in blocks for token_id in block.token_ids],
+            num_forwards=rounds.num_forwards,
+        )
+
+    def forward(self, seq: int, blocks: Sequence[_Running]) -> torch.Tensor:
+        """One pass over the blocks alone."""
+        for index, block in enumerate(blocks):
+            block.first = index * self._block_size
+        return self._forward(Plan(seq, [], [], [block.row for block in blocks]))
+
+    def step(self, blocks: Sequence[_Running], hidden: torch.Tensor) -> None:
+        """One step for blocks that are not done."""
+        by_name: dict[DllmAlgorithm, list[_Running]] = {}
+        for block in blocks:
+            by_name.setdefault(self.table.algorithm_name(block.row.slot), []).append(block)
+        for name, own in by_name.items():
+            self._step_algorithm(name, own, hidden)
+        self._write([block.row.slot for block in blocks])
+
+    def _step_algorithm(
+        self, name: DllmAlgorithm, blocks: Sequence[_Running], hidden: torch.Tensor
+    ) -> None:
+        table, algorithm = self.table, self.table.algorithm(name)
+        slots = [block.row.slot for block in blocks]
+        undecided, fixed = table.undecided[slots], table.fixed[slots]
+        was_open = [bool(row.any()) for row in undecided]
+        scored = scored_positions(algorithm, undecided, fixed, only_needed=self._masked_logits)
+        rows, columns = np.nonzero(scored)
+        index = np.array([block.first for block in blocks], dtype=np.int64)[rows] + columns
+        slot_of = np.array(slots, dtype=np.int64)[rows]
+        random = random_positions(
+            self._tables.sampling,
+            slot_of,
+            table.starts[slot_of] + columns,
+            table.rounds[slot_of],
+            hidden.device,
+        )
+        batch = BlockBatch(
+            ids=table.ids[slots],
+            undecided=undecided,
+            fixed=fixed,
+            scored=scored,
+            params=table.params(slots),
+            report_at_once=self._report_at_once,
+            propose=lambda logits: propose(
+                logits, scored, mask_token_id=table.mask_token_id, random=random
+            ),
+        )
+        logits = self._score(
+            hidden.index_select(0, to_device(torch.from_numpy(index), hidden.device))
+        )
+        states: IntArray | None = table.states[slots] if algorithm.init_step_state() else None
+        done = algorithm.step(batch, logits, states)
+        table.ids[slots], table.undecided[slots] = batch.ids, batch.undecided
+        if states is not None:
+            table.states[slots] = states
+        table.rounds[slots] += 1
+        for block, is_done, was in zip(blocks, done.tolist(), was_open, strict=True):
+            block.num_rounds += was or algorithm.edits
+            self._settle(block, is_done, edits=algorithm.edits)
+
+    def _settle(self, block: _Running, is_done: bool, *, edits: bool) -> None:
+        """Decides whether the block leaves, and with which tokens."""
+        slot = block.row.slot
+        if is_done:
+            block.is_done = block.is_committed = True
+            block.token_ids = self.table.tokens(slot)
+        elif edits:
+            return
+        elif self._needs_no_commit and not self.table.undecided[slot].any():
+            block.is_done = True
+            block.token_ids = self.table.tokens(slot)
+        elif self._early_exit and (tokens := self.table.finished_tokens(slot)) is not None:
+            block.is_done = True
+            block.token_ids = tokens
+
+    def _outcome(self, block: _Running) -> BlockOutcome:
+        return BlockOutcome(
+            num_tokens=len(block.token_ids),
+            is_committed=block.is_committed,
+            num_rounds=block.num_rounds,
+            num_forwards=block.num_forwards,
+            state=b"" if block.is_done else self.table.save(block.row.slot),
+        )
+
+    def _write(self, slots: Sequence[int]) -> None:
+        if not slots:
+            return
+        rows = np.asarray(slots, dtype=np.int64)
+        self._tables.write_tokens(rows, self.table.starts[rows], self.table.ids[rows])
+
+    def _block_start(self, row: Row) -> int:
+        return row.start + row.length - self._block_size
+
+
+class _Rounds:
+    """The rounds of one Plan, as an execution mode sees them."""
+
+    def __init__(
+        self,
+        decoder: BlockDecoder,
+        seq: int,
+        blocks: Sequence[_Running],
+        hidden: torch.Tensor,
+    ) -> None:
+        self.num_forwards = 0
+        self._decoder = decoder
+        self._seq = seq
+        self._blocks = blocks
+        self._hidden: torch.Tensor | None = hidden
+
+    def advance(self, rows: Sequence[int]) -> list[bool]:
+        """One forward pass over these blocks, and one step for those that are not done."""
+        blocks = [self._blocks[row] for row in rows]
+        hidden, self._hidden = self._hidden, None
+        if hidden is None:
+            hidden = self._decoder.forward(self._seq, blocks)
+        self.num_forwards += 1
+        for block in blocks:
+            block.num_forwards += 1
+        self._decoder.step([block for block in blocks if not block.is_done], hidden)
+        return [block.is_done for block in blocks]

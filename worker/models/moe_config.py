@@ -1,0 +1,85 @@
+"""What config.json says about a mixture of experts. No torch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MoeConfig:
+    """Which layers have experts, how many, and how tokens choose among them."""
+
+    num_experts: int
+    num_chosen: int
+    """Experts of each token."""
+    intermediate_size: int
+    """Of an expert."""
+    dense_layers: frozenset[int]
+    """Layers with a single MLP; only ever asked for membership."""
+    normalize: bool
+    """Whether a token's weights are scaled to sum to one."""
+    sigmoid: bool = False
+    """Scores by sigmoid; otherwise by softmax over all experts."""
+    has_bias: bool = False
+    """Whether a bias per expert counts in the choice, and not in the weights."""
+    num_groups: int = 1
+    num_chosen_groups: int = 1
+    """Experts are chosen from these groups only, those with the largest sums of two best scores."""
+    scale: float = 1.0
+    """Multiplies the weights."""
+    shared_size: int = 0
+    """Of an MLP that every token takes besides; 0 for none."""
+
+
+def parse_qwen3_moe(raw: dict[str, Any]) -> MoeConfig:
+    """Of Qwen3-MoE, whose keys SDAR-MoE shares."""
+    step = int(raw.get("decoder_sparse_step", 1))
+    dense = frozenset(
+        layer
+        for layer in range(int(raw["num_hidden_layers"]))
+        if layer in (raw.get("mlp_only_layers") or ()) or (layer + 1) % step
+    )
+    return _checked(
+        MoeConfig(
+            num_experts=int(raw["num_experts"]),
+            num_chosen=int(raw["num_experts_per_tok"]),
+            intermediate_size=int(raw["moe_intermediate_size"]),
+            dense_layers=dense,
+            normalize=bool(raw["norm_topk_prob"]),
+        )
+    )
+
+
+def parse_llada2_moe(raw: dict[str, Any]) -> MoeConfig:
+    """Of LLaDA 2, whose router is that of Ling 2."""
+    size = int(raw["moe_intermediate_size"])
+    return _checked(
+        MoeConfig(
+            num_experts=int(raw["num_experts"]),
+            num_chosen=int(raw["num_experts_per_tok"]),
+            intermediate_size=size,
+            dense_layers=frozenset(range(int(raw["first_k_dense_replace"]))),
+            normalize=bool(raw["norm_topk_prob"]),
+            sigmoid=True,
+            has_bias=bool(raw["moe_router_enable_expert_bias"]),
+            num_groups=int(raw["n_group"]),
+            num_chosen_groups=int(raw["topk_group"]),
+            scale=float(raw["routed_scaling_factor"]),
+            shared_size=size * int(raw["num_shared_experts"] or 0),
+        )
+    )
+
+
+def _checked(config: MoeConfig) -> MoeConfig:
+    if config.num_experts % config.num_groups:
+        raise ValueError(
+            f"n_group {config.num_groups} in config.json does not divide num_experts "
+            f"({config.num_experts}): repair it"
+        )
+    allowed = config.num_experts // config.num_groups * config.num_chosen_groups
+    if not 1 <= config.num_chosen <= allowed:
+        raise ValueError(
+            f"num_experts_per_tok {config.num_chosen} in config.json must be in [1, {allowed}]"
+        )
+    return config

@@ -1,0 +1,53 @@
+"""What a request may ask of block diffusion, and the names of all there is to choose from."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+DllmAlgorithm = Literal["LowConfidence", "JointThreshold"]
+DllmFeature = Literal[
+    "inplace",
+    "mixed_rounds",
+    "fused_commit",
+    "skip_last_commit",
+    "report_at_once",
+    "early_exit",
+    "masked_logits",
+]
+
+_MOST_STEPS = 1024
+
+
+class DiffusionParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """How a block-diffusion model fills the blocks of one request; None takes the server's value.
+
+    Raises:
+        ValueError: a value is out of range; the message names the field and the range.
+    """
+
+    algorithm: DllmAlgorithm | None = None
+    """Which positions a round decides."""
+    threshold: float | None = None
+    """A position is decided where its token's probability is above this; the likeliest one is in
+    any case."""
+    edit_threshold: float | None = None
+    """A decided token is replaced where another's probability is above this (JointThreshold)."""
+    max_post_edit_steps: int | None = None
+    """Most rounds of replacing once a block has no undecided position (JointThreshold)."""
+    penalty: float | None = None
+    """Taken off the logit of the token that stands just before a position (JointThreshold)."""
+
+    def __post_init__(self) -> None:
+        for name in ("threshold", "edit_threshold"):
+            value = getattr(self, name)
+            if value is not None and not 0.0 <= value <= 1.0:
+                raise ValueError(f"diffusion.{name} must be in [0, 1], got {value}")
+        steps = self.max_post_edit_steps
+        if steps is not None and not 0 <= steps <= _MOST_STEPS:
+            raise ValueError(
+                f"diffusion.max_post_edit_steps must be in [0, {_MOST_STEPS}], got {steps}"
+            )
+        if self.penalty is not None and not 0.0 <= self.penalty <= 100.0:
+            raise ValueError(f"diffusion.penalty must be in [0, 100], got {self.penalty}")
