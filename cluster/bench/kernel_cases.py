@@ -84,6 +84,7 @@ def make_cases(
         ("token_scores", maker.scores),
         ("write_table_rows_", maker.write),
         ("gather_step_inputs", maker.gather),
+        ("fused_moe", maker.moe),
     ]
     return [make for name, make in makers if not wanted or name in wanted]
 
@@ -231,6 +232,27 @@ class _Maker:
             shape=f"{self._drawn}, {kind}",
             run=lambda: kernels.sample_tokens(logits, parameters),
             num_bytes=4.0 * logits.numel(),
+        )
+
+    def moe(self) -> Case:
+        experts, taken, inner = 8, 2, self._shape.intermediate // 8
+        rows, hidden = self._rows, self._shape.hidden
+        new = partial(torch.randn, dtype=self._dtype, device=self._device)
+        x = new(rows, hidden)
+        gate_up = new(experts, 2 * inner, hidden)
+        down = new(experts, hidden, inner)
+        index = torch.arange(rows * taken, device=self._device)
+        ids, weights = (
+            (index % experts).view(rows, taken),
+            torch.ones(rows, taken, device=self._device),
+        )
+        used = min(experts, rows * taken) * 3 * inner * hidden
+        return Case(
+            op="fused_moe",
+            shape=f"{rows} tokens, {taken} of {experts} experts",
+            run=lambda: kernels.fused_moe(x, gate_up, down, ids, weights),
+            num_bytes=float((used + 2 * x.numel()) * x.element_size()),
+            num_flops=2.0 * rows * taken * 3 * inner * hidden,
         )
 
     def bitmask(self) -> Case:
