@@ -2,26 +2,20 @@
 
 from __future__ import annotations
 
-import itertools
-import shutil
-import tempfile
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from types import TracebackType
-from typing import Self
 
 import msgspec
 import numpy as np
 
+from cluster.bench.engine import GATEWAY, BenchEngine
 from worker.engine.config import EngineConfig
-from worker.engine.core import EngineCore
-from worker.engine.factory import create_executor, uses_cuda
+from worker.engine.factory import uses_cuda
 from worker.engine.timeline import StepRecord
 from worker.wire.messages import (
     Abort,
     CompiledGrammar,
-    EngineInfo,
     Submit,
     SubmitBatch,
     Vocabulary,
@@ -29,7 +23,6 @@ from worker.wire.messages import (
 from worker.wire.sampling import SamplingParams
 
 KEPT_RECORDS = 5
-_GATEWAY = "bench"
 _SETTLING_STEPS = 4
 """Steps between the last first token and the first step that counts."""
 
@@ -60,7 +53,7 @@ class Turn:
         return self.phases_us["bubble"] + self.phases_us["prepare"]
 
 
-class DecodeEngine:
+class DecodeEngine(BenchEngine):
     """One engine as `LLM` has it, driven step by step.
 
     Args:
@@ -70,7 +63,6 @@ class DecodeEngine:
     """
 
     def __init__(self, config: EngineConfig, *, steps: int, input_len: int) -> None:
-        self.config = config
         self._steps = steps
         self._input_len = input_len
         # More than it takes: those that get their first token early run while others wait.
@@ -80,15 +72,7 @@ class DecodeEngine:
             pages = -(-(input_len + self._max_tokens) // config.page_size) + 1
             tokens = config.max_num_seqs * pages * config.page_size
             config = replace(config, kv_cache_tokens=tokens)
-        self._directory = tempfile.mkdtemp(prefix="rf-")
-        self._executor = create_executor(config, self._directory, spawn_peers=True)
-        try:
-            self._core = EngineCore(config, self._executor.start(), self._executor, time.monotonic)
-        except BaseException:
-            self.close()
-            raise
-        self._ids = itertools.count()
-        self._encoder = msgspec.msgpack.Encoder()
+        super().__init__(config)
 
     def turn(self, running: int, number: int) -> Turn:
         """Brings `running` requests to decode, and times their steps."""
@@ -96,11 +80,11 @@ class DecodeEngine:
         submitted = [self._submit(number, index) for index in range(running)]
         waiting = set(submitted)
         while waiting:
-            for delta in self._core.step().deltas.get(_GATEWAY, ()):
+            for delta in self._core.step().deltas.get(GATEWAY, ()):
                 waiting.discard(delta.request_id)
-        self._step(_SETTLING_STEPS)
+        self._steps_of(_SETTLING_STEPS)
         before, start = self._core.timeline.totals(), time.monotonic()
-        self._step(steps)
+        self._steps_of(steps)
         elapsed, after = time.monotonic() - start, self._core.timeline.totals()
         records = tuple(self._core.timeline.records)[-KEPT_RECORDS:]
         for request_id in submitted:
@@ -116,11 +100,6 @@ class DecodeEngine:
         }
         return Turn(wall_us=elapsed / steps * 1e6, phases_us=phases, records=records)
 
-    @property
-    def info(self) -> EngineInfo:
-        """What was loaded."""
-        return self._core.info
-
     def learn(self, vocabulary: Vocabulary, grammar: CompiledGrammar) -> None:
         """Gives the engine a grammar that requests may name, as the worker's front does."""
         self._core.receive(SubmitBatch(vocabulary=vocabulary, grammars=[grammar]))
@@ -131,7 +110,7 @@ class DecodeEngine:
         """Runs one request per parameters to its end; their lengths, and seconds in all."""
         lengths: dict[str, int] = {}
         for index, sampling in enumerate(params):
-            submit = self._request(0, index, sampling)
+            submit = self._random_request(0, index, sampling)
             submit.grammar = grammar
             lengths[submit.request_id] = 0
             self._core.receive(SubmitBatch(submits=[submit]))
@@ -139,47 +118,24 @@ class DecodeEngine:
             self._core.take_grammars(wait=True)
         start = time.monotonic()
         while self._core.has_work():
-            report = self._core.step()
-            self._encoder.encode(report)
-            for delta in report.deltas.get(_GATEWAY, ()):
+            for delta in self._step().deltas.get(GATEWAY, ()):
                 lengths[delta.request_id] += len(delta.token_ids)
                 assert delta.error is None, delta.error
         return list(lengths.values()), time.monotonic() - start
 
-    def _step(self, count: int) -> None:
+    def _steps_of(self, count: int) -> None:
         for _ in range(count):
-            self._encoder.encode(self._core.step())  # as the worker does for its front
+            self._step()
 
     def _submit(self, number: int, index: int) -> str:
         sampling = SamplingParams(
             temperature=0.0, max_tokens=self._max_tokens, ignore_eos=True, seed=0
         )
-        submit = self._request(number, index, sampling)
+        submit = self._random_request(number, index, sampling)
         self._core.add(submit)
         return submit.request_id
 
-    def _request(self, number: int, index: int, sampling: SamplingParams) -> Submit:
+    def _random_request(self, number: int, index: int, sampling: SamplingParams) -> Submit:
         rng = np.random.default_rng((number, index))
         prompt = rng.integers(0, self._core.info.vocab_size, self._input_len)
-        return Submit(
-            request_id=str(next(self._ids)),
-            gateway_id=_GATEWAY,
-            prompt=prompt.astype("<i4").tobytes(),
-            sampling=sampling,
-        )
-
-    def close(self) -> None:
-        """Ends the engine's ranks."""
-        self._executor.close()
-        shutil.rmtree(self._directory, ignore_errors=True)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.close()
+        return self._request(prompt.astype("<i4").tobytes(), sampling)

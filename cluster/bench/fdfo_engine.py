@@ -2,24 +2,16 @@
 
 from __future__ import annotations
 
-import itertools
-import shutil
-import tempfile
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from types import TracebackType
-from typing import Self
 
 import numpy as np
 
+from cluster.bench.engine import GATEWAY, BenchEngine
 from worker.engine.config import EngineConfig
-from worker.engine.core import EngineCore
-from worker.engine.factory import create_executor
-from worker.wire.messages import BlockTotals, Submit
+from worker.wire.messages import BlockTotals
 from worker.wire.sampling import SamplingParams
-
-_GATEWAY = "bench"
 
 
 @dataclass(kw_only=True, slots=True)
@@ -54,7 +46,7 @@ class FdfoTurn:
         return self.num_tokens / self.seconds
 
 
-class FdfoEngine:
+class FdfoEngine(BenchEngine):
     """One arm.
 
     Args:
@@ -62,19 +54,11 @@ class FdfoEngine:
     """
 
     def __init__(self, config: EngineConfig) -> None:
-        self.config = config
-        self._directory = tempfile.mkdtemp(prefix="rf-")
-        self._executor = create_executor(config, self._directory, spawn_peers=True)
-        self._ids = itertools.count()
-        try:
-            info = self._executor.start()
-            if info.block_size == 1:
-                raise ValueError(f"{config.model} is no block-diffusion model")
-            self.block_size = info.block_size
-            self._core = EngineCore(config, info, self._executor, time.monotonic)
-        except BaseException:
+        super().__init__(config)
+        self.block_size = self.info.block_size
+        if self.block_size == 1:
             self.close()
-            raise
+            raise ValueError(f"{config.model} is no block-diffusion model")
 
     def turn(self, prompts: Sequence[Sequence[int]], max_tokens: int, number: int) -> FdfoTurn:
         """Answers all prompts, submitted at once; nothing cached in another turn is found."""
@@ -82,22 +66,15 @@ class FdfoEngine:
         answers: dict[str, Answer] = {}
         before, start = self._totals(), time.monotonic()
         for prompt in prompts:
-            request_id = str(next(self._ids))
-            answers[request_id] = Answer(num_prompt=len(prompt))
-            self._core.add(
-                Submit(
-                    request_id=request_id,
-                    gateway_id=_GATEWAY,
-                    prompt=np.asarray(prompt, dtype="<i4").tobytes(),
-                    sampling=sampling,
-                    cache_salt=str(number),
-                )
-            )
+            data = np.asarray(prompt, dtype="<i4").tobytes()
+            submit = self._request(data, sampling, cache_salt=str(number))
+            answers[submit.request_id] = Answer(num_prompt=len(prompt))
+            self._core.add(submit)
         last = before
         while self._core.has_work():
-            report = self._core.step()
+            report = self._step()
             last = report.load.blocks or last
-            for delta in report.deltas.get(_GATEWAY, ()):
+            for delta in report.deltas.get(GATEWAY, ()):
                 answer = answers[delta.request_id]
                 answer.token_ids += delta.token_ids
                 answer.rounds.append(delta.num_rounds - sum(answer.rounds))
@@ -111,19 +88,3 @@ class FdfoEngine:
 
     def _totals(self) -> BlockTotals:
         return self._core.scheduler.take_report().load.blocks or BlockTotals()
-
-    def close(self) -> None:
-        """Ends the engine's ranks."""
-        self._executor.close()
-        shutil.rmtree(self._directory, ignore_errors=True)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.close()

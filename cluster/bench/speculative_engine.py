@@ -3,24 +3,16 @@
 from __future__ import annotations
 
 import itertools
-import shutil
-import tempfile
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from types import TracebackType
-from typing import Self
 
 import msgspec
 
+from cluster.bench.engine import GATEWAY, BenchEngine
 from cluster.bench.speculative_prompts import Task
-from worker.engine.config import EngineConfig
-from worker.engine.core import EngineCore
-from worker.engine.factory import create_executor
-from worker.wire.messages import LoadSnapshot, StepReport, Submit
+from worker.wire.messages import LoadSnapshot
 from worker.wire.speculation import SpeculationTotals
-
-_GATEWAY = "bench"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -53,24 +45,12 @@ class Turn:
         return self.busy_s / self.num_rows
 
 
-class SpeculativeEngine:
+class SpeculativeEngine(BenchEngine):
     """One engine as `LLM` has it, driven step by step.
 
     Args:
         config: of the engine.
     """
-
-    def __init__(self, config: EngineConfig) -> None:
-        self._directory = tempfile.mkdtemp(prefix="rf-")
-        self._executor = create_executor(config, self._directory, spawn_peers=True)
-        try:
-            self.info = self._executor.start()
-            self._core = EngineCore(config, self.info, self._executor, time.monotonic)
-        except BaseException:
-            self.close()
-            raise
-        self._ids = itertools.count()
-        self._encoder = msgspec.msgpack.Encoder()
 
     def turn(self, tasks: Sequence[Task], running: int, count: int, number: int) -> Turn:
         """Works off `count` of the tasks, others in each turn, with `running` of them at once."""
@@ -84,7 +64,7 @@ class SpeculativeEngine:
             num_running += 1
         while num_running:
             report = self._step()
-            for delta in report.deltas.get(_GATEWAY, ()):
+            for delta in report.deltas.get(GATEWAY, ()):
                 num_tokens += len(delta.token_ids)
                 num_rows += bool(delta.token_ids)
                 if delta.finish_reason is None:
@@ -104,36 +84,8 @@ class SpeculativeEngine:
         report.load.step_times = self._core.timeline.totals()
         return msgspec.msgpack.decode(self._encoder.encode(report.load), type=LoadSnapshot)
 
-    def _step(self) -> StepReport:
-        report = self._core.step()
-        self._encoder.encode(report)  # as the worker does for its front
-        return report
-
     def _submit(self, task: Task) -> None:
-        self._core.add(
-            Submit(
-                request_id=str(next(self._ids)),
-                gateway_id=_GATEWAY,
-                prompt=task.prompt,
-                sampling=task.sampling,
-            )
-        )
-
-    def close(self) -> None:
-        """Ends the engine's ranks."""
-        self._executor.close()
-        shutil.rmtree(self._directory, ignore_errors=True)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.close()
+        self._core.add(self._request(task.prompt, task.sampling))
 
 
 def _turn(
