@@ -62,15 +62,24 @@ class GatewayReplica:
 
 
 def build_app(args: Mapping[str, Any]) -> serve.Application:
-    """Builder for Serve configs; `args` holds the keys of a rayfleet config file."""
-    return build_application(serve_config_from_mapping(args))
+    """Builder for Serve configs; `args` holds the keys of a rayfleet config file.
+
+    A config names its device: nodes with GPUs may join after it has been applied.
+    """
+    return build_application(serve_config_from_mapping(args), nodes_may_join=True)
 
 
 def build_application(
-    config: ServeConfig, group_class: type[WorkerGroup] = WorkerGroup
+    config: ServeConfig,
+    group_class: type[WorkerGroup] = WorkerGroup,
+    *,
+    nodes_may_join: bool = False,
 ) -> serve.Application:
     """The application for `config`, on the Ray cluster that this process is connected to."""
-    handles = {model.name: _bind_worker_group(model, group_class) for model in config.models}
+    handles = {
+        model.name: _bind_worker_group(model, group_class, nodes_may_join)
+        for model in config.models
+    }
     gateway = serve.deployment(
         serve.ingress()(GatewayReplica),
         name="gateway",
@@ -85,22 +94,24 @@ def build_application(
     return gateway.bind(config.gateway(), handles)
 
 
-def resolve_device(engine: EngineConfig) -> EngineConfig:
+def resolve_device(engine: EngineConfig, *, nodes_may_join: bool = False) -> EngineConfig:
     """`engine` with its device decided: CUDA where the Ray cluster has GPUs.
 
     Raises:
-        ValueError: CUDA is asked for and no node has a GPU.
+        ValueError: CUDA is asked for, no node has a GPU, and none that may join is waited for.
     """
+    if engine.device == "cpu" or (engine.device == "cuda" and nodes_may_join):
+        return engine
     num_gpus = ray.cluster_resources().get("GPU", 0)
     if engine.device == "cuda" and not num_gpus:
         raise ValueError("--device cuda was asked for, but no node of the Ray cluster has a GPU")
-    if engine.device != "auto":
-        return engine
     return replace(engine, device="cuda" if num_gpus else "cpu")
 
 
-def _bind_worker_group(model: ModelSpec, group_class: type[WorkerGroup]) -> serve.Application:
-    engine = resolve_device(model.engine)
+def _bind_worker_group(
+    model: ModelSpec, group_class: type[WorkerGroup], nodes_may_join: bool
+) -> serve.Application:
+    engine = resolve_device(model.engine, nodes_may_join=nodes_may_join)
     bundle = {"GPU": 1.0} if engine.device == "cuda" else {"CPU": CPUS_PER_RANK}
     deployment = serve.deployment(
         group_class,

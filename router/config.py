@@ -72,6 +72,8 @@ class GatewayConfig:
     """All models behind this endpoint."""
     api_keys: tuple[str, ...] = ()
     """Keys that clients may present as `Authorization: Bearer KEY`; empty lets everyone in."""
+    api_key_file: str = ""
+    """File, or folder of files, with further keys; see router.api.key_file."""
 
     fair_by: Literal["none", "key", "user"] = "none"
     """Who shares a worker evenly: API keys, or users of API keys."""

@@ -15,6 +15,7 @@ from starlette.responses import JSONResponse, Response
 from router.api.admin import AdminRoutes
 from router.api.auth import ApiKeys
 from router.api.completions import CompletionRoutes, request_id_of
+from router.api.key_file import KeyFile
 from router.errors import ApiError
 from router.gateway import Gateway
 from router.metrics.collector import CONTENT_TYPE
@@ -23,7 +24,11 @@ logger = logging.getLogger(__name__)
 
 
 def create_app(gateway: Gateway) -> FastAPI:
-    """All routes over `gateway`, which the caller starts and closes on the same event loop."""
+    """All routes over `gateway`, which the caller starts and closes on the same event loop.
+
+    Raises:
+        ValueError: the file of API keys cannot be read, or holds none.
+    """
     app = FastAPI(title="rayfleet", openapi_url=None)
     completions = CompletionRoutes(gateway)
     monitor = MonitorRoutes(gateway)
@@ -41,8 +46,10 @@ def create_app(gateway: Gateway) -> FastAPI:
     app.add_exception_handler(ApiError, _api_error)
     app.add_exception_handler(HTTPException, _http_error)
     app.add_exception_handler(Exception, _unexpected_error)
-    if gateway.config.api_keys:
-        app.add_middleware(ApiKeys, keys=gateway.config.api_keys)
+    config = gateway.config
+    key_file = KeyFile(config.api_key_file) if config.api_key_file else None
+    if config.api_keys or key_file is not None:
+        app.add_middleware(ApiKeys, keys=config.api_keys, key_file=key_file)
     return app
 
 
