@@ -1,0 +1,56 @@
+{{/* A pod that makes load. Takes root, container. */}}
+{{- define "rayfleet.benchmarkPod" -}}
+{{- $values := .root.Values -}}
+metadata:
+  labels:
+    {{- include "rayfleet.selectorLabels" .root | nindent 4 }}
+    app.kubernetes.io/component: benchmark
+spec:
+  serviceAccountName: {{ include "rayfleet.serviceAccountName" .root }}
+  automountServiceAccountToken: false
+  enableServiceLinks: false
+  securityContext: {{- toYaml $values.pod.securityContext | nindent 4 }}
+  {{- with $values.image.pullSecrets }}
+  imagePullSecrets: {{- toYaml . | nindent 4 }}
+  {{- end }}
+  {{- with $values.benchmark.nodeSelector }}
+  nodeSelector: {{- toYaml . | nindent 4 }}
+  {{- end }}
+  containers:
+    - name: {{ .container }}
+      image: {{ include "rayfleet.image" .root }}
+      imagePullPolicy: {{ $values.image.pullPolicy }}
+      env:
+        - {name: HOME, value: /tmp/rayfleet}
+        - {name: RAY_USAGE_STATS_ENABLED, value: "0"}
+        {{- with include "rayfleet.apiKeySecret" .root }}
+        - name: OPENAI_API_KEY
+          valueFrom:
+            secretKeyRef: {name: {{ . }}, key: {{ include "rayfleet.apiKeyEntry" $.root }}}
+        {{- end }}
+        {{- if $values.huggingFace.offline }}
+        - {name: HF_HUB_OFFLINE, value: "1"}
+        {{- end }}
+        - {name: HF_HOME, value: {{ include "rayfleet.hubFolder" .root }}}
+      securityContext: {{- toYaml $values.pod.containerSecurityContext | nindent 8 }}
+      resources: {{- toYaml $values.benchmark.resources | nindent 8 }}
+      volumeMounts:
+        - {name: tmp, mountPath: /tmp}
+        - {name: shm, mountPath: /dev/shm}
+        {{- if $values.modelCache.enabled }}
+        - {name: models, mountPath: {{ $values.modelCache.mountPath }}}
+        {{- end }}
+  volumes:
+    - name: tmp
+      emptyDir: {sizeLimit: {{ $values.pod.tmpSize }}}
+    - name: shm
+      emptyDir: {medium: Memory, sizeLimit: {{ $values.pod.shmSize }}}
+    {{- if $values.modelCache.enabled }}
+    - name: models
+      {{- if or $values.modelCache.persistent $values.modelCache.existingClaim }}
+      persistentVolumeClaim: {claimName: {{ include "rayfleet.modelCacheClaim" .root }}}
+      {{- else }}
+      emptyDir: {sizeLimit: {{ $values.modelCache.size }}}
+      {{- end }}
+    {{- end }}
+{{- end -}}

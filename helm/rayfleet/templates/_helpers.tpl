@@ -1,0 +1,85 @@
+{{/* Names and labels. */}}
+
+{{- define "rayfleet.fullname" -}}
+{{- if .Values.fullnameOverride -}}
+{{- .Values.fullnameOverride -}}
+{{- else -}}
+{{- $name := default .Chart.Name .Values.nameOverride -}}
+{{- if contains $name .Release.Name -}}{{- .Release.Name -}}{{- else -}}{{- printf "%s-%s" .Release.Name $name -}}{{- end -}}
+{{- end -}}
+{{- end -}}
+
+{{- define "rayfleet.selectorLabels" -}}
+app.kubernetes.io/name: {{ default .Chart.Name .Values.nameOverride }}
+app.kubernetes.io/instance: {{ .Release.Name }}
+{{- end -}}
+
+{{- define "rayfleet.labels" -}}
+{{ include "rayfleet.selectorLabels" . }}
+app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
+app.kubernetes.io/managed-by: {{ .Release.Service }}
+helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
+{{- end -}}
+
+{{- define "rayfleet.image" -}}
+{{- printf "%s:%s" .Values.image.repository (default .Chart.AppVersion .Values.image.tag) -}}
+{{- end -}}
+
+{{- define "rayfleet.serviceAccountName" -}}
+{{- if .Values.serviceAccount.create -}}
+{{- default (include "rayfleet.fullname" .) .Values.serviceAccount.name -}}
+{{- else -}}
+{{- default "default" .Values.serviceAccount.name -}}
+{{- end -}}
+{{- end -}}
+
+{{/* The Service that KubeRay makes for the API port of whichever cluster serves at the moment. */}}
+{{- define "rayfleet.serveService" -}}
+{{- printf "%s-serve-svc" (include "rayfleet.fullname" .) -}}
+{{- end -}}
+
+{{/* Secrets: the given one, or the chart's own; empty where there is neither. */}}
+
+{{- define "rayfleet.apiKeySecret" -}}
+{{- if .Values.apiKeys.existingSecret -}}
+{{- .Values.apiKeys.existingSecret -}}
+{{- else if .Values.apiKeys.keys -}}
+{{- printf "%s-api-keys" (include "rayfleet.fullname" .) -}}
+{{- end -}}
+{{- end -}}
+
+{{/* The entry of that Secret which holds a key for the chart's own pods and for Prometheus. */}}
+{{- define "rayfleet.apiKeyEntry" -}}
+{{- if .Values.apiKeys.existingSecret -}}{{- .Values.apiKeys.entry -}}{{- else -}}key-0{{- end -}}
+{{- end -}}
+
+{{- define "rayfleet.huggingFaceSecret" -}}
+{{- if .Values.huggingFace.existingSecret -}}
+{{- .Values.huggingFace.existingSecret -}}
+{{- else if .Values.huggingFace.token -}}
+{{- printf "%s-hugging-face" (include "rayfleet.fullname" .) -}}
+{{- end -}}
+{{- end -}}
+
+{{- define "rayfleet.modelCacheClaim" -}}
+{{- default (printf "%s-model-cache" (include "rayfleet.fullname" .)) .Values.modelCache.existingClaim -}}
+{{- end -}}
+
+{{/* Where checkpoints from the Hub are kept. */}}
+{{- define "rayfleet.hubFolder" -}}
+{{- printf "%s/huggingface" (ternary .Values.modelCache.mountPath "/tmp" .Values.modelCache.enabled) -}}
+{{- end -}}
+
+{{/* The worker group of a name, as YAML; fails where there is none. Takes root, name, model. */}}
+{{- define "rayfleet.group" -}}
+{{- $found := dict -}}
+{{- $names := list -}}
+{{- range .root.Values.workerGroups -}}
+{{- $names = append $names .name -}}
+{{- if eq .name $.name -}}{{- $found = . -}}{{- end -}}
+{{- end -}}
+{{- if not $found -}}
+{{- fail (printf "models: %q is to run in group %q, but workerGroups has only: %s" .model .name (join ", " $names)) -}}
+{{- end -}}
+{{- toYaml $found -}}
+{{- end -}}

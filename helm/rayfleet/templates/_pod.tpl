@@ -1,0 +1,154 @@
+{{/* The template of a Ray pod. Takes root, component (head, gateway, worker), settings, group. */}}
+{{- define "rayfleet.podTemplate" -}}
+{{- $root := .root -}}
+{{- $values := .root.Values -}}
+{{- $isHead := eq .component "head" -}}
+{{- $pod := mergeOverwrite (deepCopy $values.pod) (deepCopy (default dict .settings.pod)) -}}
+{{- $selector := include "rayfleet.selectorLabels" $root | fromYaml -}}
+{{- $_ := set $selector "app.kubernetes.io/component" .component -}}
+{{- with .group -}}{{- $_ := set $selector "rayfleet.io/group" . -}}{{- end -}}
+metadata:
+  labels:
+    {{- toYaml (merge (deepCopy $selector) $pod.labels) | nindent 4 }}
+  annotations:
+    checksum/secrets: {{ $values.huggingFace.token | sha256sum }}
+    {{- with $pod.annotations }}{{ toYaml . | nindent 4 }}{{ end }}
+spec:
+  serviceAccountName: {{ include "rayfleet.serviceAccountName" $root }}
+  automountServiceAccountToken: {{ and $isHead $values.autoscaler.enabled }}
+  enableServiceLinks: false
+  terminationGracePeriodSeconds: {{ ternary 60 (add (int64 $values.longestStreamSeconds) 60) $isHead }}
+  securityContext: {{- toYaml $pod.securityContext | nindent 4 }}
+  {{- with $values.image.pullSecrets }}
+  imagePullSecrets: {{- toYaml . | nindent 4 }}
+  {{- end }}
+  {{- with $pod.priorityClassName }}
+  priorityClassName: {{ . }}
+  {{- end }}
+  {{- with $pod.runtimeClassName }}
+  runtimeClassName: {{ . }}
+  {{- end }}
+  {{- with $pod.nodeSelector }}
+  nodeSelector: {{- toYaml . | nindent 4 }}
+  {{- end }}
+  {{- with $pod.tolerations }}
+  tolerations: {{- toYaml . | nindent 4 }}
+  {{- end }}
+  {{- with $pod.affinity }}
+  affinity: {{- toYaml . | nindent 4 }}
+  {{- end }}
+  {{- if $pod.topologySpreadConstraints }}
+  topologySpreadConstraints: {{- toYaml $pod.topologySpreadConstraints | nindent 4 }}
+  {{- else if and $pod.topologySpread (not $isHead) }}
+  topologySpreadConstraints:
+    {{- range list "kubernetes.io/hostname" "topology.kubernetes.io/zone" }}
+    - maxSkew: 1
+      topologyKey: {{ . }}
+      whenUnsatisfiable: ScheduleAnyway
+      labelSelector:
+        matchLabels: {{- toYaml $selector | nindent 10 }}
+    {{- end }}
+  {{- end }}
+  containers:
+    - name: {{ ternary "ray-head" "ray-worker" $isHead }}
+      image: {{ include "rayfleet.image" $root }}
+      imagePullPolicy: {{ $values.image.pullPolicy }}
+      ports: {{- include "rayfleet.ports" . | nindent 8 }}
+      env:
+        {{- include "rayfleet.environment" $root | trim | nindent 8 }}
+        {{- with $pod.env }}{{ toYaml . | nindent 8 }}{{ end }}
+      {{- with $pod.envFrom }}
+      envFrom: {{- toYaml . | nindent 8 }}
+      {{- end }}
+      securityContext: {{- toYaml $pod.containerSecurityContext | nindent 8 }}
+      {{- include "rayfleet.probes" (dict "probes" $pod.probes) | nindent 6 }}
+      {{- if not $isHead }}
+      lifecycle: {{- include "rayfleet.drain" $root | nindent 8 }}
+      {{- end }}
+      resources: {{- include "rayfleet.resources" .settings | nindent 8 }}
+      volumeMounts:
+        - {name: tmp, mountPath: /tmp}
+        - {name: shm, mountPath: /dev/shm}
+        {{- if $values.modelCache.enabled }}
+        - {name: models, mountPath: {{ $values.modelCache.mountPath }}}
+        {{- end }}
+        {{- if and (eq .component "gateway") (include "rayfleet.apiKeySecret" $root) }}
+        - {name: api-keys, mountPath: /etc/rayfleet/api-keys, readOnly: true}
+        {{- end }}
+        {{- with $pod.volumeMounts }}{{ toYaml . | nindent 8 }}{{ end }}
+  volumes:
+    - name: tmp
+      emptyDir: {sizeLimit: {{ $pod.tmpSize }}}
+    - name: shm
+      emptyDir: {medium: Memory, sizeLimit: {{ $pod.shmSize }}}
+    {{- if $values.modelCache.enabled }}
+    - name: models
+      {{- if or $values.modelCache.persistent $values.modelCache.existingClaim }}
+      persistentVolumeClaim: {claimName: {{ include "rayfleet.modelCacheClaim" $root }}}
+      {{- else }}
+      emptyDir: {sizeLimit: {{ $values.modelCache.size }}}
+      {{- end }}
+    {{- end }}
+    {{- if and (eq .component "gateway") (include "rayfleet.apiKeySecret" $root) }}
+    - name: api-keys
+      secret: {secretName: {{ include "rayfleet.apiKeySecret" $root }}, defaultMode: 0440}
+    {{- end }}
+    {{- with $pod.volumes }}{{ toYaml . | nindent 4 }}{{ end }}
+{{- end -}}
+
+{{- define "rayfleet.ports" -}}
+- {name: serve, containerPort: 8000}
+- {name: metrics, containerPort: 8080}
+{{- if eq .component "head" }}
+- {name: gcs-server, containerPort: 6379}
+- {name: dashboard, containerPort: 8265}
+- {name: client, containerPort: 10001}
+{{- end }}
+{{- end -}}
+
+{{/* They ask for Ray's processes, never for a model: a pod that loads for an hour is healthy. The
+readiness probe is KubeRay's, which also asks Serve's proxy on the pod. */}}
+{{- define "rayfleet.probes" -}}
+{{- $ask := dict "exec" (dict "command" (list "wget" "-q" "-T" "4" "-O" "/dev/null" "http://127.0.0.1:52365/api/local_raylet_healthz")) "periodSeconds" 10 "timeoutSeconds" 5 -}}
+startupProbe:
+  {{- toYaml (merge (dict "failureThreshold" (int (ceil (divf .probes.startupSeconds 10)))) $ask) | nindent 2 }}
+livenessProbe:
+  {{- toYaml (merge (dict "failureThreshold" (int (ceil (divf .probes.livenessSeconds 10)))) $ask) | nindent 2 }}
+{{- end -}}
+
+{{/* Before a pod ends: Serve moves its replicas elsewhere, and they finish their streams. Where Ray
+cannot be asked (the whole cluster goes), nothing is waited for. */}}
+{{- define "rayfleet.drain" -}}
+preStop:
+  exec:
+    command:
+      - /bin/sh
+      - -c
+      - >-
+        ray drain-node --reason DRAIN_NODE_REASON_PREEMPTION --reason-message "the pod is to end"
+        --deadline-remaining-seconds {{ int64 .Values.longestStreamSeconds }} || exit 0;
+        while grep -qs '^ray::ServeReplica' /proc/[0-9]*/cmdline; do sleep 1; done
+{{- end -}}
+
+{{/* What Ray counts of a pod: CPUs as requested, rounded up, and GPUs. */}}
+{{- define "rayfleet.rayStartParams" -}}
+{{- $cpu := toString (default "1" (get (default dict .resources.requests) "cpu")) -}}
+{{- if hasSuffix "m" $cpu -}}
+{{- $cpu = divf (trimSuffix "m" $cpu) 1000 -}}
+{{- end -}}
+num-cpus: {{ ceil $cpu | toString | quote }}
+num-gpus: {{ int .gpus | toString | quote }}
+object-store-memory: "268435456"
+{{- end -}}
+
+{{/* A component's resources, with the GPUs of a worker group. */}}
+{{- define "rayfleet.resources" -}}
+{{- $resources := deepCopy (default dict .resources) -}}
+{{- if gt (int .gpus) 0 -}}
+{{- $gpus := dict (default "nvidia.com/gpu" .gpuResource) (int .gpus) -}}
+{{- range list "requests" "limits" -}}
+{{- $_ := set $resources . (merge (deepCopy (default dict (get $resources .))) $gpus) -}}
+{{- end -}}
+{{- end -}}
+{{- toYaml $resources -}}
+{{- end -}}

@@ -1,0 +1,73 @@
+{{/* What Ray Serve is to run: the text of serveConfigV2, a ServeDeploySchema. */}}
+
+{{- define "rayfleet.serveConfig" -}}
+{{- $grace := int64 .Values.longestStreamSeconds -}}
+{{- $models := list -}}
+{{- $gateway := dict
+  "name" "gateway"
+  "num_replicas" (int .Values.gateway.replicas)
+  "graceful_shutdown_timeout_s" $grace
+  "ray_actor_options" (dict "num_cpus" 0.1 "resources" (dict "rayfleet_gateway" 1))
+-}}
+{{- $deployments := list $gateway -}}
+{{- range .Values.models -}}
+{{- $group := include "rayfleet.group" (dict "root" $ "name" .group "model" .name) | fromYaml -}}
+{{- $entry := dict
+  "served_model_name" .name
+  "model" .model
+  "num_workers" (int (default 1 .workers))
+  "tensor_parallel_size" (int (default 1 .tensorParallelSize))
+  "device" (ternary "cuda" "cpu" (gt (int $group.gpus) 0))
+-}}
+{{- $models = append $models (merge $entry (default dict .options)) -}}
+{{- $deployments = append $deployments (include "rayfleet.workerDeployment" (dict "model" . "group" $group "grace" $grace) | fromYaml) -}}
+{{- end -}}
+{{- $args := dict "num_gateways" (int .Values.gateway.replicas) "fair_by" .Values.gateway.fairBy "models" $models -}}
+{{- if include "rayfleet.apiKeySecret" . -}}
+{{- $_ := set $args "api_key_file" "/etc/rayfleet/api-keys" -}}
+{{- end -}}
+{{- $args = merge $args (default dict .Values.gateway.options) -}}
+{{- $application := dict
+  "name" "rayfleet"
+  "route_prefix" "/"
+  "import_path" "cluster.app:build_app"
+  "args" $args
+  "deployments" $deployments
+-}}
+{{- with .Values.autoscalingPolicy -}}
+{{- $_ := set $application "autoscaling_policy" . -}}
+{{- end -}}
+{{- toYaml (dict
+  "proxy_location" "EveryNode"
+  "http_options" (dict "host" "0.0.0.0" "port" 8000)
+  "logging_config" (dict "enable_access_log" false "encoding" (upper .Values.logging.format) "log_level" (upper .Values.logging.level))
+  "applications" (list $application)
+) -}}
+{{- end -}}
+
+{{/* One model's deployment: its replicas, and where the ranks of each go. */}}
+{{- define "rayfleet.workerDeployment" -}}
+{{- $bundle := dict (printf "rayfleet_group_%s" .group.name) 0.001 -}}
+{{- if gt (int .group.gpus) 0 -}}
+{{- $_ := set $bundle "GPU" 1 -}}
+{{- else -}}
+{{- $_ := set $bundle "CPU" (default 1 .group.cpusPerRank) -}}
+{{- end -}}
+{{- $bundles := list -}}
+{{- range until (int (default 1 .model.tensorParallelSize)) -}}
+{{- $bundles = append $bundles $bundle -}}
+{{- end -}}
+{{- $deployment := dict
+  "name" (printf "worker-%s" .model.name)
+  "placement_group_bundles" $bundles
+  "placement_group_strategy" (default "STRICT_PACK" .model.placement)
+  "graceful_shutdown_timeout_s" .grace
+-}}
+{{- if .model.autoscaling -}}
+{{- $_ := set $deployment "num_replicas" "auto" -}}
+{{- $_ := set $deployment "autoscaling_config" .model.autoscaling -}}
+{{- else -}}
+{{- $_ := set $deployment "num_replicas" (int (default 1 .model.workers)) -}}
+{{- end -}}
+{{- toYaml $deployment -}}
+{{- end -}}

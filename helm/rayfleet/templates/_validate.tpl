@@ -1,0 +1,92 @@
+{{/* What a schema cannot say: values that contradict each other. Each message names the remedy. */}}
+{{- define "rayfleet.validate" -}}
+{{- $values := .Values -}}
+{{- if gt (len (include "rayfleet.fullname" .)) 40 -}}
+{{- fail (printf "the name %q is longer than 40 characters, to which KubeRay adds its own: set fullnameOverride" (include "rayfleet.fullname" .)) -}}
+{{- end -}}
+
+{{- $groups := dict -}}
+{{- range $values.workerGroups -}}
+{{- if or (eq .name "gateway") (eq .name "head") -}}
+{{- fail (printf "workerGroups: the name %q is taken by the chart, choose another" .name) -}}
+{{- end -}}
+{{- if hasKey $groups .name -}}{{- fail (printf "workerGroups: there are two named %q" .name) -}}{{- end -}}
+{{- $_ := set $groups .name (dict "ranks" 0) -}}
+{{- if and (hasKey . "maxReplicas") (lt (int .maxReplicas) (int .replicas)) -}}
+{{- fail (printf "workerGroups: %q has maxReplicas %d below replicas %d" .name (int .maxReplicas) (int .replicas)) -}}
+{{- end -}}
+{{- end -}}
+
+{{- $names := dict -}}
+{{- range $values.models -}}
+{{- $model := . -}}
+{{- if hasKey $names .name -}}{{- fail (printf "models: two are served as %q" .name) -}}{{- end -}}
+{{- $_ := set $names .name true -}}
+{{- range list "model" "served_model_name" "num_workers" "tensor_parallel_size" "device" -}}
+{{- if hasKey (default dict $model.options) . -}}
+{{- fail (printf "models: options of %q must not hold %q, for which the chart has a value of its own" $model.name .) -}}
+{{- end -}}
+{{- end -}}
+{{- include "rayfleet.validateFit" (dict "root" $ "model" . "groups" $groups) -}}
+{{- end -}}
+{{- range list "models" "num_gateways" "fair_by" "api_key_file" "api_keys" -}}
+{{- if hasKey (default dict $values.gateway.options) . -}}
+{{- fail (printf "gateway.options must not hold %q, for which the chart has a value of its own" .) -}}
+{{- end -}}
+{{- end -}}
+
+{{- if and $values.apiKeys.existingSecret $values.apiKeys.keys -}}
+{{- fail "apiKeys: give either existingSecret or keys, not both" -}}
+{{- end -}}
+{{- if and $values.huggingFace.existingSecret $values.huggingFace.token -}}
+{{- fail "huggingFace: give either existingSecret or token, not both" -}}
+{{- end -}}
+{{- $outside := or $values.ingress.enabled $values.httpRoute.enabled (ne $values.service.type "ClusterIP") -}}
+{{- if and $outside (not (include "rayfleet.apiKeySecret" .)) (not $values.allowOpenEndpoint) -}}
+{{- fail "the endpoint is to be reached from outside the cluster and lets everyone in: set apiKeys, or allowOpenEndpoint=true if something in front asks for keys" -}}
+{{- end -}}
+{{- if and (not $values.rayAuth.enabled) (not $values.networkPolicy.enabled) -}}
+{{- fail "with rayAuth.enabled=false and networkPolicy.enabled=false whoever reaches the pods could run code in them: enable one" -}}
+{{- end -}}
+{{- if and $values.gcsFaultTolerance.enabled (not $values.gcsFaultTolerance.redisAddress) -}}
+{{- fail "gcsFaultTolerance needs redisAddress, such as redis:6379" -}}
+{{- end -}}
+{{- if and $values.ingress.enabled (not $values.ingress.host) -}}
+{{- fail "ingress needs a host" -}}
+{{- end -}}
+{{- if and $values.httpRoute.enabled (not $values.httpRoute.parentRefs) -}}
+{{- fail "httpRoute needs parentRefs, the Gateway that it belongs to" -}}
+{{- end -}}
+{{- if eq $values.upgradeStrategy.type "NewClusterWithIncrementalUpgrade" -}}
+{{- range list "gatewayClassName" "stepSizePercent" "intervalSeconds" -}}
+{{- if not (get $values.upgradeStrategy.options .) -}}
+{{- fail (printf "upgradeStrategy.type NewClusterWithIncrementalUpgrade needs upgradeStrategy.options.%s" .) -}}
+{{- end -}}
+{{- end -}}
+{{- if not $values.autoscaler.enabled -}}
+{{- fail "upgradeStrategy.type NewClusterWithIncrementalUpgrade needs autoscaler.enabled=true" -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+
+{{/* Whether the ranks of a model, and with it all of its group, find a place. */}}
+{{- define "rayfleet.validateFit" -}}
+{{- $group := include "rayfleet.group" (dict "root" .root "name" .model.group "model" .model.name) | fromYaml -}}
+{{- $tp := int (default 1 .model.tensorParallelSize) -}}
+{{- if and .model.autoscaling (hasKey .model "workers") -}}
+{{- fail (printf "models: %q has both workers and autoscaling, which decides their number" .model.name) -}}
+{{- end -}}
+{{- $gpus := int $group.gpus -}}
+{{- if gt $gpus 0 -}}
+{{- $hosts := int (default 1 $group.numOfHosts) -}}
+{{- if and (eq (default "STRICT_PACK" .model.placement) "STRICT_PACK") (gt $tp $gpus) -}}
+{{- fail (printf "models: %q needs %d GPUs in one pod (tensorParallelSize with placement STRICT_PACK), but pods of group %q have %d" .model.name $tp .model.group $gpus) -}}
+{{- end -}}
+{{- $sum := get .groups .model.group -}}
+{{- $_ := set $sum "ranks" (add (get $sum "ranks") (mul $tp (int (ternary 0 (default 1 .model.workers) (not (empty .model.autoscaling)))))) -}}
+{{- $there := mul $gpus $hosts (int (default $group.replicas (ternary $group.maxReplicas nil .root.Values.autoscaler.enabled))) -}}
+{{- if gt (int (get $sum "ranks")) (int $there) -}}
+{{- fail (printf "models: group %q has %d GPUs in all, but its models need %d" .model.group (int $there) (int (get $sum "ranks"))) -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}

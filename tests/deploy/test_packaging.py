@@ -1,0 +1,70 @@
+"""Images and Serve configs name what there is, and are taken by what reads them."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from cluster.app import build_app
+from cluster.config import serve_config_from_mapping
+
+ROOT = Path(__file__).resolve().parents[2]
+DEPLOY = ROOT / "deploy"
+DOCKERFILES = sorted((DEPLOY / "images").glob("*.Dockerfile"))
+SERVE_CONFIGS = sorted((DEPLOY / "serve").glob("*.yaml"))
+
+
+def read(path: Path) -> Any:
+    return yaml.safe_load(path.read_text())
+
+
+def instructions(path: Path) -> list[tuple[str, str]]:
+    text = re.sub(r"\\\n", " ", re.sub(r"(?m)^\s*#.*\n", "", path.read_text()))
+    return [tuple(line.split(None, 1)) for line in text.splitlines() if line.strip()]
+
+
+@pytest.mark.parametrize("path", DOCKERFILES, ids=lambda p: p.stem)
+def test_images_have_stages_and_an_unprivileged_user(path: Path) -> None:
+    lines = instructions(path)
+    assert sum(word == "FROM" for word, _ in lines) == 2
+    last_stage = lines[len(lines) - [word for word, _ in lines][::-1].index("FROM") :]
+    (user,) = (rest for word, rest in last_stage if word == "USER")
+    assert re.fullmatch(r"[1-9]\d*:[1-9]\d*", user)
+    assert "pip install" not in " ".join(rest for _, rest in last_stage)
+    (python,) = (rest for word, rest in lines if rest.startswith("PYTHON="))
+    assert re.search(r"=3\.\d+-\w+", python)
+
+
+@pytest.mark.parametrize("path", DOCKERFILES, ids=lambda p: p.stem)
+def test_images_copy_what_there_is(path: Path) -> None:
+    allowed = (ROOT / ".dockerignore").read_text().splitlines()
+    copied = [rest.split()[:-1] for word, rest in instructions(path) if word == "COPY"]
+    names = [name for rest in copied if not rest[0].startswith("--from") for name in rest]
+    assert {"cluster", "router", "worker", "kernels", "deploy"} <= set(names)
+    for name in names:
+        assert (ROOT / name).exists(), name
+        assert f"!{name}" in allowed, name
+
+
+def test_the_chart_runs_the_user_of_the_images() -> None:
+    context = read(ROOT / "helm" / "rayfleet" / "values.yaml")["pod"]["securityContext"]
+    expected = f"{context['runAsUser']}:{context['runAsGroup']}"
+    for path in DOCKERFILES:
+        assert ("USER", expected) in instructions(path)
+
+
+@pytest.mark.parametrize("path", SERVE_CONFIGS, ids=lambda p: p.stem)
+def test_serve_takes_the_configs(path: Path) -> None:
+    from ray._common.utils import import_attr
+    from ray.serve.schema import ServeDeploySchema
+
+    (application,) = ServeDeploySchema.model_validate(read(path)).applications
+    assert import_attr(application.import_path) is build_app
+    assert build_app(application.args)._bound_deployment.name == "gateway"
+    models = serve_config_from_mapping(application.args).models
+    known = {"gateway", *(model.deployment for model in models)}
+    assert {deployment.name for deployment in application.deployments} <= known

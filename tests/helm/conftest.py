@@ -1,0 +1,74 @@
+"""Both versions of Helm, and everything the chart can render."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import yaml
+
+from tests.helm.binaries import HelmUnavailableError, find_helm
+from tests.helm.chart import Helm
+
+EVERYTHING = {
+    "apiKeys": {"keys": ["key-one", "key-two"]},
+    "huggingFace": {"token": "hf_token"},
+    "modelCache": {"persistent": True},
+    "gcsFaultTolerance": {
+        "enabled": True,
+        "redisAddress": "redis:6379",
+        "redisUsername": "ray",
+        "existingSecret": "redis",
+        "externalStorageNamespace": "fleet",
+    },
+    "autoscaler": {"enabled": True},
+    "upgradeStrategy": {
+        "type": "NewClusterWithIncrementalUpgrade",
+        "options": {"gatewayClassName": "istio", "stepSizePercent": 10, "intervalSeconds": 30},
+    },
+    "ingress": {"enabled": True, "host": "llm.example.com", "tlsSecret": "tls"},
+    "httpRoute": {"enabled": True, "parentRefs": [{"name": "public"}]},
+    "networkPolicy": {"egress": {"restricted": True}},
+    "monitoring": {
+        "monitor": "PodMonitor",
+        "dashboards": {"enabled": True},
+        "rules": {"enabled": True},
+    },
+    "benchmark": {"enabled": True},
+    "extraObjects": [
+        {
+            "apiVersion": "v1",
+            "kind": "ConfigMap",
+            "metadata": {"name": "{{ .Release.Name }}-extra"},
+            "data": {"a": "b"},
+        }
+    ],
+}
+"""Values that switch on whatever the chart has."""
+
+
+def _helm(major: int) -> Helm:
+    try:
+        return Helm(find_helm(major), major)
+    except HelmUnavailableError as error:
+        pytest.skip(f"no Helm {major}: {error}")
+
+
+@pytest.fixture(scope="session", params=[3, 4], ids=["helm3", "helm4"])
+def helm(request: pytest.FixtureRequest) -> Helm:
+    """Each of the two versions in turn."""
+    return _helm(request.param)
+
+
+@pytest.fixture(scope="session")
+def helm4() -> Helm:
+    """The newer one alone, for what does not depend on it."""
+    return _helm(4)
+
+
+@pytest.fixture(scope="session")
+def everything(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A values file that switches on whatever the chart has."""
+    path = tmp_path_factory.mktemp("values") / "everything.yaml"
+    path.write_text(yaml.safe_dump(EVERYTHING))
+    return path

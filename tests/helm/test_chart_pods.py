@@ -1,0 +1,235 @@
+"""What is true of the pods: their rights, their environment, how they begin and end."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from cluster.environment import cluster_settings, haproxy_settings, has_haproxy
+from tests.helm.chart import CHART, EXAMPLES, Helm, Object, only, pod_specs
+from tests.helm.small_endpoint import serve_models
+
+LONGER_BEHIND_LOAD_BALANCERS = {
+    "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S",
+    "RAY_SERVE_PROXY_MIN_DRAINING_PERIOD_S",
+}
+SET_BY_KUBERAY = {"RAY_AUTH_MODE"}
+
+
+@pytest.fixture(scope="module")
+def objects(helm4: Helm, everything: Path) -> list[Object]:
+    return helm4.template("-f", str(everything))
+
+
+def ray_pods(objects: list[Object]) -> dict[str, Object]:
+    return {name: pod["spec"] for name, pod in pod_specs(objects) if "RayService" in name}
+
+
+def environment_of(pod: Object) -> dict[str, str]:
+    (container,) = pod["containers"]
+    return {entry["name"]: entry["value"] for entry in container["env"] if "value" in entry}
+
+
+@pytest.mark.parametrize("example", EXAMPLES)
+def test_nothing_runs_as_root_or_writes_to_its_image(helm4: Helm, example: str) -> None:
+    rendered = helm4.template("-f", str(CHART / example))
+    pods = dict(pod_specs(rendered))
+    assert len(pods) >= 4  # head, gateway, worker, smoke test
+    for pod in pods.values():
+        spec = pod["spec"]
+        assert spec["securityContext"]["runAsNonRoot"]
+        assert spec["securityContext"]["runAsUser"] > 0
+        assert spec["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
+        assert not spec["automountServiceAccountToken"] or "autoscaler" in str(rendered)
+        for container in spec["containers"]:
+            context = container["securityContext"]
+            assert context["readOnlyRootFilesystem"]
+            assert not context["allowPrivilegeEscalation"]
+            assert context["capabilities"] == {"drop": ["ALL"]}
+            assert container["resources"]["limits"]["memory"]
+
+
+def test_the_environment_is_that_of_the_code(objects: list[Object]) -> None:
+    pods = ray_pods(objects)
+    expected = {k: v for k, v in cluster_settings().items() if k not in SET_BY_KUBERAY}
+    assert set(pods) == {"RayService head", "RayService gateway", "RayService cpu"}
+    for pod in pods.values():
+        environment = environment_of(pod)
+        assert expected.keys() <= environment.keys()
+        different = {name for name in expected if environment[name] != expected[name]}
+        assert different == LONGER_BEHIND_LOAD_BALANCERS
+
+
+@pytest.mark.skipif(not has_haproxy(), reason="no wheel of HAProxy for this platform")
+def test_haproxy_is_set_as_in_the_code(objects: list[Object], tmp_path: Path) -> None:
+    ours = haproxy_settings(tmp_path / "haproxy", "0.0.0.0", 8000)
+    environment = environment_of(ray_pods(objects)["RayService gateway"])
+    shared = {k for k in ours if k in environment} - {"RAY_SERVE_HAPROXY_NBTHREAD"}
+    assert {"RAY_SERVE_ENABLE_HA_PROXY", "RAY_SERVE_HAPROXY_HARD_STOP_AFTER_S"} <= shared
+    assert {k: environment[k] for k in shared} == {k: ours[k] for k in shared}
+
+
+def test_pods_and_replicas_wait_for_the_longest_stream(helm4: Helm) -> None:
+    rendered = helm4.template("--set", "longestStreamSeconds=7200")
+    service = only(rendered, "RayService")
+    for name, pod in ray_pods(rendered).items():
+        if name == "RayService head":
+            continue
+        assert pod["terminationGracePeriodSeconds"] > 7200
+        assert environment_of(pod)["RAY_SERVE_HAPROXY_HARD_STOP_AFTER_S"] == "7200"
+        (drain,) = pod["containers"][0]["lifecycle"]["preStop"]["exec"]["command"][2:]
+        assert "ray drain-node" in drain
+        assert "--deadline-remaining-seconds 7200 " in drain
+    config = yaml.safe_load(service["spec"]["serveConfigV2"])
+    deployments = config["applications"][0]["deployments"]
+    assert [d["graceful_shutdown_timeout_s"] for d in deployments] == [7200, 7200]
+
+
+def test_the_preparation_for_the_end_is_valid_shell(objects: list[Object]) -> None:
+    """And ends at once where there is no Ray to ask."""
+    gateway = ray_pods(objects)["RayService gateway"]
+    command = gateway["containers"][0]["lifecycle"]["preStop"]["exec"]["command"]
+    done = subprocess.run(command, env={"PATH": "/usr/bin:/bin"}, timeout=10, check=False)
+    assert done.returncode == 0
+
+
+def test_large_numbers_stay_numbers(helm4: Helm) -> None:
+    options = {"kv_cache_tokens": 12_000_000, "speculative_max_utilization": 0.5}
+    models = [{"name": "demo", "model": "m", "group": "cpu", "options": options}]
+    rendered = helm4.template("--set-json", f"models={json.dumps(models)}")
+    config = yaml.safe_load(only(rendered, "RayService")["spec"]["serveConfigV2"])
+    (model,) = config["applications"][0]["args"]["models"]
+    assert {name: model[name] for name in options} == options
+
+
+def test_gpus_become_ray_resources(helm4: Helm) -> None:
+    rendered = helm4.template("-f", str(CHART / "values-h100-tp8.yaml"))
+    service = only(rendered, "RayService")
+    worker = ray_pods(rendered)["RayService h100"]
+    resources = worker["containers"][0]["resources"]
+    assert resources["limits"]["nvidia.com/gpu"] == resources["requests"]["nvidia.com/gpu"] == 8
+    assert worker["runtimeClassName"] == "nvidia"
+    assert "nvidia.com/gpu" not in str(ray_pods(rendered)["RayService gateway"])
+    (group,) = (
+        g
+        for g in service["spec"]["rayClusterConfig"]["workerGroupSpecs"]
+        if g["groupName"] == "h100"
+    )
+    offered = json.loads(json.loads(group["rayStartParams"]["resources"]))
+    config = yaml.safe_load(service["spec"]["serveConfigV2"])
+    bundles = config["applications"][0]["deployments"][1]["placement_group_bundles"]
+    assert bundles == [{"GPU": 1, "rayfleet_group_h100": 0.001}] * 8
+    assert offered["rayfleet_group_h100"] >= sum(b["rayfleet_group_h100"] for b in bundles)
+
+
+def test_keys_come_from_secrets_alone(objects: list[Object], helm4: Helm) -> None:
+    secret = only(objects[:], "RayService")
+    text = yaml.safe_dump([o for o in objects if o["kind"] != "Secret"])
+    for word in ("key-one", "key-two", "hf_token"):
+        assert word not in text
+    config = yaml.safe_load(secret["spec"]["serveConfigV2"])
+    arguments = config["applications"][0]["args"]
+    gateway = ray_pods(objects)["RayService gateway"]
+    (mount,) = (m for m in gateway["containers"][0]["volumeMounts"] if m["name"] == "api-keys")
+    assert mount["mountPath"] == arguments["api_key_file"]
+    assert mount["readOnly"]
+    assert "api-keys" not in str(ray_pods(objects)["RayService cpu"])
+    for pod in ray_pods(objects).values():
+        assert any(e["name"] == "HF_TOKEN" for e in pod["containers"][0]["env"])
+
+
+def test_probes_leave_loading_pods_alone(objects: list[Object]) -> None:
+    for pod in ray_pods(objects).values():
+        (container,) = pod["containers"]
+        assert "readinessProbe" not in container  # KubeRay's own
+        for name in ("startupProbe", "livenessProbe"):
+            probe = container[name]
+            assert "local_raylet_healthz" in str(probe["exec"])
+            assert probe["failureThreshold"] * probe["periodSeconds"] >= 600
+
+
+def test_only_the_api_port_is_open_to_clients(objects: list[Object]) -> None:
+    policy = only(objects, "NetworkPolicy")["spec"]
+    assert policy["policyTypes"] == ["Ingress", "Egress"]
+    among_ray, clients, operator, monitoring = policy["ingress"]
+    (ray,) = among_ray["from"]
+    assert "ports" not in among_ray
+    selected = {
+        name: pod["metadata"]["labels"] for name, pod in pod_specs(objects) if "smoke" not in name
+    }
+    for labels in selected.values():
+        for selector in (policy["podSelector"], ray["podSelector"]):
+            assert selector["matchLabels"].items() <= labels.items()
+            (expression,) = selector["matchExpressions"]
+            assert labels[expression["key"]] in expression["values"]
+    assert [p["port"] for p in clients["ports"]] == [8000]
+    assert 8265 in [p["port"] for p in operator["ports"]]
+    assert {"app.kubernetes.io/name": "kuberay-operator"} == operator["from"][0]["podSelector"][
+        "matchLabels"
+    ]
+    assert {p["port"] for p in monitoring["ports"]} == {8000, 8080}
+
+
+def test_budgets_and_spread_select_the_pods_that_there_are(objects: list[Object]) -> None:
+    pods = {name: pod for name, pod in pod_specs(objects) if "RayService" in name}
+    budgets = [o["spec"]["selector"]["matchLabels"] for o in objects if "Disruption" in o["kind"]]
+    for name in ("RayService gateway", "RayService cpu"):
+        labels = pods[name]["metadata"]["labels"]
+        assert sum(budget.items() <= labels.items() for budget in budgets) == 1
+        for constraint in pods[name]["spec"]["topologySpreadConstraints"]:
+            assert constraint["labelSelector"]["matchLabels"].items() <= labels.items()
+
+
+def test_a_changed_token_restarts_the_pods(helm4: Helm) -> None:
+    checksums, configs = set(), set()
+    for token in ("one", "two"):
+        rendered = helm4.template("--set", f"huggingFace.token={token}")
+        annotations = [pod["metadata"]["annotations"] for name, pod in pod_specs(rendered)]
+        checksums.add(annotations[0]["checksum/secrets"])
+        configs.add(only(rendered, "RayService")["metadata"]["annotations"]["checksum/config"])
+    assert len(checksums) == 2
+    assert len(configs) == 1
+
+
+def test_the_smoke_test_asks_every_model(helm4: Helm, tmp_path: Path) -> None:
+    """The script of `helm test`, run as it is against an endpoint that answers."""
+    rendered = helm4.template("-f", str(CHART / "values-multi-node.yaml"))
+    (container,) = only(rendered, "Pod")["spec"]["containers"]
+    environment = {e["name"]: e["value"] for e in container["env"] if "value" in e}
+    with serve_models(["llama-405b", "qwen-8b"]) as (url, asked):
+        environment |= {"BASE_URL": url, "API_KEY": "secret\nother", "TIMEOUT_S": "20"}
+        script = [sys.executable, "-c", *container["args"]]
+        subprocess.run(script, env=environment, check=True, timeout=30)
+        assert asked == ["llama-405b", "qwen-8b"]
+        missing = environment | {"MODELS": "llama-405b,other"}
+        done = subprocess.run(script, env=missing, capture_output=True, text=True, timeout=30)
+    assert done.returncode == 1
+    assert "other is not among the models served" in done.stderr
+
+
+def test_the_benchmark_is_a_command_that_there_is(objects: list[Object]) -> None:
+    from cluster.cli.main import build_parser
+
+    job = only(objects, "RayJob")["spec"]
+    program, *arguments = shlex.split(job["entrypoint"])
+    parsed = build_parser().parse_args(arguments)
+    assert program == "rayfleet"
+    assert parsed.base_url == "http://fleet-rayfleet-serve-svc:8000"
+    assert (parsed.model, parsed.num_prompts, parsed.json) == ("demo", 200, True)
+    service = only(objects, "RayService")["spec"]["serveService"]["metadata"]["name"]
+    assert service == "fleet-rayfleet-serve-svc"
+
+
+def test_ray_counts_what_pods_request(helm4: Helm) -> None:
+    counted = {}
+    for cpu in ("250m", "1500m", "3", "2.5"):
+        arguments = ["--set-string", f"gateway.resources.requests.cpu={cpu}"]
+        cluster = only(helm4.template(*arguments), "RayService")["spec"]["rayClusterConfig"]
+        counted[cpu] = cluster["workerGroupSpecs"][0]["rayStartParams"]["num-cpus"]
+    assert counted == {"250m": "1", "1500m": "2", "3": "3", "2.5": "3"}

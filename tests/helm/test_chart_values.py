@@ -1,0 +1,68 @@
+"""Values that cannot be are refused, with a message that names them."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from tests.helm.chart import CHART, Helm, HelmError
+
+H100 = ["-f", str(CHART / "values-h100-tp8.yaml")]
+LONG = "a-name-that-goes-on-and-on-and-on-and-on-and-on"
+DEMO = '{"name": "demo", "model": "m", "group": "cpu"'
+
+WRONG = {
+    # what the schema says
+    "misspelt": (["--set", "gateways.replicas=2"], "gateways"),
+    "no gateway": (["--set", "gateway.replicas=0"], "replicas"),
+    "kind of service": (["--set", "service.type=Loadbalancer"], "type"),
+    "strategy": (["--set", "upgradeStrategy.type=Recreate"], "type"),
+    "name of a model": (["--set-json", 'models=[{"name": "a b", "model": "m", "group": "cpu"}]'], "name"),
+    "no model": (["--set-json", "models=[]"], "models"),
+    "placement": (["--set-json", f'models=[{DEMO}, "placement": "TIGHT"}}]'], "placement"),
+    "resources": (["--set-json", 'head.resources={"limit": {}}'], "limit"),
+    "key with a space": (["--set-json", 'apiKeys.keys=["a b"]'], "keys"),
+    "ray's version": (["--set", "rayVersion=latest"], "rayVersion"),
+    # what contradicts something else
+    "no such group": (["--set-json", 'models=[{"name": "a", "model": "m", "group": "gpu"}]'], 'group "gpu", but workerGroups has only: cpu'),
+    "group twice": (["--set-json", 'workerGroups=[{"name": "a", "replicas": 1, "resources": {}}, {"name": "a", "replicas": 1, "resources": {}}]'], 'two named "a"'),
+    "group of the chart": (["--set-json", 'workerGroups=[{"name": "gateway", "replicas": 1, "resources": {}}]'], 'the name "gateway" is taken'),
+    "model twice": (["--set-json", f"models=[{DEMO}}}, {DEMO}}}]"], 'two are served as "demo"'),
+    "option of the chart": (["--set-json", f'models=[{DEMO}, "options": {{"device": "cuda"}}}}]'], 'must not hold "device"'),
+    "gateway option of the chart": (["--set-json", 'gateway.options={"api_keys": ["k"]}'], 'must not hold "api_keys"'),
+    "workers and autoscaling": (["--set-json", f'models=[{DEMO}, "workers": 1, "autoscaling": {{"max_replicas": 2}}}}]'], "both workers and autoscaling"),
+    "more ranks than GPUs in a pod": ([*H100, "--set-json", 'models=[{"name": "a", "model": "m", "group": "h100", "tensorParallelSize": 16}]'], "needs 16 GPUs in one pod"),
+    "more workers than GPUs": ([*H100, "--set-json", 'models=[{"name": "a", "model": "m", "group": "h100", "workers": 9}]'], "has 8 GPUs in all, but its models need 9"),
+    "open to the world": (["--set", "ingress.enabled=true,ingress.host=a.b"], "set apiKeys, or allowOpenEndpoint=true"),
+    "open load balancer": (["--set", "service.type=LoadBalancer"], "set apiKeys"),
+    "two sources of keys": (["--set-json", 'apiKeys={"existingSecret": "s", "keys": ["k"]}'], "either existingSecret or keys"),
+    "two tokens": (["--set", "huggingFace.token=a,huggingFace.existingSecret=b"], "either existingSecret or token"),
+    "Ray open to all": (["--set", "rayAuth.enabled=false,networkPolicy.enabled=false"], "could run code"),
+    "no Redis": (["--set", "gcsFaultTolerance.enabled=true"], "needs redisAddress"),
+    "no Gateway": (["--set", "httpRoute.enabled=true,allowOpenEndpoint=true"], "needs parentRefs"),
+    "no host": (["--set", "ingress.enabled=true,allowOpenEndpoint=true"], "needs a host"),
+    "no class for steps": (["--set", "upgradeStrategy.type=NewClusterWithIncrementalUpgrade"], "gatewayClassName"),
+    "long name": (["--set", f"nameOverride={LONG}"], "set fullnameOverride"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("arguments", "says"), WRONG.values(), ids=WRONG)
+def test_wrong_values_fail_with_a_message(helm4: Helm, arguments: list[str], says: str) -> None:
+    with pytest.raises(HelmError, match=re.escape(says)):
+        helm4.template(*arguments)
+
+
+@pytest.mark.parametrize("case", ["misspelt", "kind of service", "no such group", "no Redis"])
+def test_helm_3_refuses_alike(helm: Helm, case: str) -> None:
+    arguments, says = WRONG[case]
+    if helm.major == 3:
+        with pytest.raises(HelmError, match=re.escape(says)):
+            helm.template(*arguments)
+
+
+def test_what_is_nearly_wrong_is_rendered(helm4: Helm) -> None:
+    helm4.template("--set", "service.type=LoadBalancer,allowOpenEndpoint=true")
+    helm4.template("--set", "rayAuth.enabled=false")
+    eight = '[{"name": "a", "model": "m", "group": "h100", "workers": 8}]'
+    helm4.template(*H100, "--set-json", f"models={eight}")
