@@ -4,7 +4,8 @@ All requests are there at once, and all may run: every fourth prompt is 512 time
 others, and no two share a prefix. Two settings, each on one engine that is told its rules anew
 before each turn:
 
-    a   prompts are not chunked, and a step takes 256 prompt tokens: a long one goes alone
+    a   prompts are not chunked, and a step takes 256 prompt tokens: a long one goes alone; pack
+        begins all requests before it goes on with any
     b   prompts are chunked into steps of 256 tokens; fifo without a share for long ones, pack with
 """
 
@@ -30,6 +31,8 @@ from worker.wire.sampling import SamplingParams
 LEAST_PAIRS = 5
 _PATTERN = (512, 1, 1, 1)
 """Lengths of prompts, in base prompts."""
+_FIRST_STEPS = 64
+"""Under pack: most steps in a row without decodes; more than all prompts take."""
 _GATEWAY = "bench"
 
 
@@ -85,8 +88,12 @@ def run_admission(options: AdmissionBenchOptions) -> Result:
     a = _compare(
         options,
         whole,
-        fifo=AdmissionChange(prefill_admission_policy="fifo"),
-        pack=AdmissionChange(prefill_admission_policy="pack", prefill_force_fifo_every=force),
+        fifo=AdmissionChange(prefill_admission_policy="fifo", prefill_first_steps=0),
+        pack=AdmissionChange(
+            prefill_admission_policy="pack",
+            prefill_force_fifo_every=force,
+            prefill_first_steps=_FIRST_STEPS,
+        ),
     )
     b = _compare(
         options,

@@ -56,6 +56,10 @@ class EngineConfig:
     """Most requests admitted in one step; 0 for any number."""
     max_prefill_share: float = 0.5
     """Part of a step's prompt tokens that one prompt may take while others want some, 1 for all."""
+    prefill_first_steps: int = 0
+    """Most steps in a row that leave out decodes which are no more urgent than the prompts that
+    wait, while these would fill such a step by themselves: first tokens come sooner, others later.
+    0 keeps all decodes in every step."""
     preempt_priority_gap: int = 3
     """A waiting request takes the place of a running one if its priority is higher by this much; 0
     for never."""
@@ -204,6 +208,7 @@ class EngineConfig:
             prefill_max_tokens=self.prefill_max_tokens,
             prefill_max_batch_size=self.prefill_max_batch_size,
             max_prefill_share=self.max_prefill_share,
+            prefill_first_steps=self.prefill_first_steps,
         )
 
     def _check_dllm_defaults(self) -> None:

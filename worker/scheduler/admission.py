@@ -16,7 +16,7 @@ from worker.scheduler.budget import StepBudget
 from worker.scheduler.displacement import Displacement
 from worker.scheduler.drain import DrainRate
 from worker.scheduler.fairness import TenantService
-from worker.scheduler.ordering import COUNTED_ROUNDS, cheapest_in_turn, lpm_order, rank
+from worker.scheduler.ordering import COUNTED_ROUNDS, LEVEL, cheapest_in_turn, lpm_order, rank
 from worker.scheduler.pages import num_still_needed
 from worker.scheduler.plan import Admit, BlockAdmit
 from worker.scheduler.policy import AdmissionPolicy, Item, Outcome, TokenRoom, run_round
@@ -81,13 +81,21 @@ class Admission:
         self._reserve: int | None = None
         """Pages that running requests will need; None where it has to be counted anew."""
 
-    def round(self, budget: StepBudget, needs: Sequence[int], now: float) -> list[Admitted]:
+    @property
+    def has_slots(self) -> bool:
+        """Whether somebody could enter without taking another's place."""
+        return self._cache.num_free_slots > 0
+
+    def round(
+        self, budget: StepBudget, needs: Sequence[int], now: float, level: int = -1
+    ) -> list[Admitted]:
         """Admits requests; their pages, tables and rows follow with `launch`.
 
         Args:
             budget: of the step.
             needs: tokens that each running prompt has still to compute.
             now: the clock.
+            level: highest of the running prompts; whom these outrank by the gap waits.
         """
         options, queue = self.options, self._queue
         elder = queue.elder()
@@ -124,7 +132,9 @@ class Admission:
         policy: AdmissionPolicy = Fifo()
         if packs:
             policy = PackInTurn() if self._is_shared(requests) else Pack()
-        lengths = run_round(policy, items, room, enter)
+        drop = self._displacement.gap * LEVEL
+        floor = level * LEVEL - drop + 1 if drop else -1
+        lengths = run_round(policy, items, room, enter, drop, floor)
         self._ageing.count(elder, generation, [requests[index] for index in leases])
         admitted = []
         for index, length in lengths.items():

@@ -42,6 +42,11 @@ class StepBudget:
         self._share = share if chunked else 1.0
         self._chunked = chunked
 
+    @property
+    def max_prompts(self) -> int:
+        """Prompt tokens that the step has room for."""
+        return self._prompts
+
     def room(self, needs: Sequence[int], max_requests: int) -> TokenRoom:
         """What new requests may take beside running ones that need so many tokens each."""
         if not self._chunked:
@@ -94,6 +99,12 @@ class StepBudget:
         """Whether a decode may go; takes its token."""
         self._decodes -= 1
         return self._decodes >= 0
+
+    def add_decodes(self, count: int) -> None:
+        """Lets so many more decodes go, as far as prompts left tokens for them."""
+        granted = min(count, self._unused)
+        self._decodes += granted
+        self._unused -= granted
 
     def take_drafts(self, most: int) -> int:
         """How many of so many drafts may follow a decode; takes them from what prompts left."""

@@ -37,7 +37,7 @@ class Displacement:
         running: RunningSet,
         withdrawal: Withdrawal,
     ) -> None:
-        self._gap = gap
+        self.gap = gap
         self._page_size = page_size
         self._cache = cache
         self._running = running
@@ -52,7 +52,7 @@ class Displacement:
     def is_possible(self, level: int) -> bool:
         """Whether somebody runs who is outranked by one of this level."""
         return bool(
-            self._gap and len(self._running) and self._running.last().level <= level - self._gap
+            self.gap and len(self._running) and self._running.last().level <= level - self.gap
         )
 
     def make_place(self, request: Request, num_missing: int) -> Outcome:
@@ -63,7 +63,7 @@ class Displacement:
         if not self.is_possible(request.level):
             return Outcome.NO_PLACE
         victims: list[Request] = []
-        for victim in self._candidates(request.level - self._gap, num_missing > 0):
+        for victim in self._candidates(request.level - self.gap, num_missing > 0):
             victims.append(victim)
             num_missing -= self._num_gained(victim)
             if num_missing <= 0:

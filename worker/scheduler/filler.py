@@ -23,7 +23,11 @@ from worker.speculative.gate import SpeculationGate
 
 
 class StepFiller:
-    """Puts a step together: decodes first, then prompts under way and new requests."""
+    """Puts a step together: decodes first, then prompts under way and new requests.
+
+    A prompt that another one of the step outranks by the preemption gap is left out of it: it would
+    only make the step longer for the other.
+    """
 
     def __init__(
         self,
@@ -54,6 +58,8 @@ class StepFiller:
             Siblings(config.page_size, config.max_num_batched_tokens // 8),
         )
         """The way into the running set."""
+        self._num_without = 0
+        """Steps in a row that left decodes out."""
 
     def fill(self, builder: StepBuilder, now: float) -> None:
         """Shares the step's tokens among those that run and those that wait."""
@@ -61,25 +67,57 @@ class StepFiller:
         members = [(request, request.num_pending) for request in self._running]
         prompts = [member for member in members if member[1] > 1]
         num_decodes = sum(pending == 1 for _, pending in members)
-        budget = self._budget(num_decodes)
         if self._speculation is not None:
             builder.draft_threshold = self._speculation.begin(len(members), num_decodes)
+        elder = self._queue.elder()
+        running_level = max((request.level for request, _ in prompts), default=-1)
+        level = max(running_level, -1 if elder is None else elder.level)
+        left_out = self._left_out(members, prompts, level)
+        budget = self._budget(num_decodes - len(left_out))
         admitted: list[Admitted] = []
-        if len(self._queue):
-            admitted = self.admission.round(budget, [n for _, n in prompts], now)
+        if elder is not None:
+            needs = [n for request, n in prompts if not self._is_outranked(request, level)]
+            admitted = self.admission.round(budget, needs, now, running_level)
             parked = self.withdrawal.parked
             prompts = [
                 m for m in prompts if m[0].lease is not None and m[0].request_id not in parked
             ]
+        level = max([m[0].level for m in prompts] + [a.request.level for a in admitted], default=-1)
+        prompts = [m for m in prompts if not self._is_outranked(m[0], level)]
         lengths = budget.allot(
             [pending for _, pending in prompts],
             [one.length for one in admitted],
             [one.cost for one in admitted],
         )
+        if left_out and sum(lengths) < budget.max_prompts:
+            budget.add_decodes(len(left_out))  # slots or pages kept prompts out
+            left_out = {}
+        self._num_without = self._num_without + 1 if left_out else 0
         chunks = {m[0].request_id: length for m, length in zip(prompts, lengths, strict=False)}
+        members = [member for member in members if member[0].request_id not in left_out]
         self._step_running(members, chunks, budget, builder)
         for one, length in zip(admitted, lengths[len(prompts) :], strict=True):
             self.admission.launch(one, length, builder)
+
+    def _left_out(
+        self,
+        members: Sequence[tuple[Request, int]],
+        prompts: Sequence[tuple[Request, int]],
+        level: int,
+    ) -> dict[str, Request]:
+        """Decodes that step aside for prompts of this level, where these fill a step."""
+        if self._num_without >= self.admission.options.prefill_first_steps:
+            return {}
+        waiting = sum(pending for _, pending in prompts)
+        if self.admission.has_slots:
+            waiting += self._queue.num_tokens - self._queue.num_expected_cached
+        if waiting < self._budget(0).max_prompts:
+            return {}
+        return {r.request_id: r for r, pending in members if pending == 1 and r.level <= level}
+
+    def _is_outranked(self, request: Request, level: int) -> bool:
+        gap = self.config.preempt_priority_gap
+        return gap > 0 and request.level <= level - gap
 
     def _budget(self, num_decodes: int) -> StepBudget:
         options = self.admission.options

@@ -9,11 +9,13 @@ from worker.request import Request, RequestState
 
 COUNTED_ROUNDS = 16
 """Rounds for which a look-up in the prefix cache is taken to hold: the cache changes slowly."""
+LEVEL = 2
+"""Ranks of a level."""
 
 
 def rank(request: Request) -> int:
     """Its level, and within it before the others where it has run already."""
-    return 2 * request.level + (request.state is RequestState.PREEMPTED)
+    return LEVEL * request.level + (request.state is RequestState.PREEMPTED)
 
 
 def lpm_order(requests: Sequence[Request], costs: Sequence[int]) -> list[Request]:

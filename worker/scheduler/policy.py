@@ -88,6 +88,8 @@ def run_round(
     items: Sequence[Item],
     room: TokenRoom,
     enter: Callable[[int, bool], Outcome],
+    max_drop: int = 0,
+    floor: int = -1,
 ) -> dict[int, int]:
     """Admits by `policy`; returns index → tokens to compute now, in the order of `items`.
 
@@ -99,11 +101,13 @@ def run_round(
         items: in the order of the queue.
         room: what the step has to give.
         enter: finds slot and pages; told whether only places that others make count.
+        max_drop: levels below somebody who is admitted from which on nobody else is, so that the
+            step does not get longer for the urgent one; 0 for any number.
+        floor: level below which nobody is admitted.
     """
     lengths: dict[int, int] = {}
     top = items[0].level if items else 0
-    floor = -1
-    """Less urgent ones may not take the pages that a more urgent one lacks."""
+    # It rises, too: less urgent ones may not take the pages that a more urgent one lacks.
     making_place = top_misfit = False
     for index in policy.order(items):
         cost, level = items[index]
@@ -119,6 +123,8 @@ def run_round(
         outcome = enter(index, making_place)
         if outcome is Outcome.ENTERED:
             lengths[index] = room.take(cost)
+            if max_drop:
+                floor = max(floor, level - max_drop + 1)
         elif outcome is Outcome.WAITS:
             continue
         elif outcome is Outcome.MAKING_PLACE:

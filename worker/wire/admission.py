@@ -31,9 +31,16 @@ class AdmissionOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Requests that one round admits; 0 for any number."""
     max_prefill_share: float = 0.5
     """Part of a step's prompt tokens that one request may take while others want some."""
+    prefill_first_steps: int = 0
+    """Steps in a row without decodes while prompts wait; 0 for none."""
 
     def __post_init__(self) -> None:
-        for name in ("prefill_force_fifo_every", "prefill_max_tokens", "prefill_max_batch_size"):
+        for name in (
+            "prefill_force_fifo_every",
+            "prefill_max_tokens",
+            "prefill_max_batch_size",
+            "prefill_first_steps",
+        ):
             if getattr(self, name) < 0:
                 raise ValueError(f"{flag(name)} must not be negative, got {getattr(self, name)}")
         if self.prefill_admission_lookahead < 1:
@@ -55,6 +62,7 @@ class AdmissionChange(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     prefill_max_tokens: int | msgspec.UnsetType = msgspec.UNSET
     prefill_max_batch_size: int | msgspec.UnsetType = msgspec.UNSET
     max_prefill_share: float | msgspec.UnsetType = msgspec.UNSET
+    prefill_first_steps: int | msgspec.UnsetType = msgspec.UNSET
 
     def applied_to(self, options: AdmissionOptions) -> AdmissionOptions:
         """The options with these changes. Raises ValueError for a value out of range."""

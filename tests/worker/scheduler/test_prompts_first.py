@@ -1,0 +1,130 @@
+"""Decodes that step aside for prompts, and prompts that step aside for much more urgent ones."""
+
+from __future__ import annotations
+
+import pytest
+from fake_device import Harness, make_submit
+
+from worker.scheduler.plan import Plan
+from worker.wire.admission import AdmissionOptions
+
+
+def submit(harness: Harness, name: str, length: int, max_tokens: int, priority: int = 4) -> None:
+    token = sum(map(ord, name)) % 90 + 3  # no two share a prefix
+    harness.submit(
+        make_submit(
+            name, [token] * length, max_tokens=max_tokens, ignore_eos=True, priority=priority
+        )
+    )
+
+
+def plans(harness: Harness, count: int) -> list[Plan]:
+    found = []
+    for _ in range(count):
+        plan = harness.schedule()
+        if plan is None:
+            break
+        found.append(plan)
+        harness.apply()
+    return found
+
+
+def backlog(steps: int, decoding: int, prompts: int = 4) -> tuple[Harness, list[bool]]:
+    """Whether each step decodes, while ten prompts of a whole step each wait behind a decode."""
+    harness = Harness(
+        max_num_seqs=16,
+        max_num_batched_tokens=16,
+        num_pages=200,
+        enable_prefix_caching=False,
+        admission=AdmissionOptions(prefill_first_steps=steps, max_prefill_share=1.0),
+    )
+    submit(harness, "decoding", 4, 30, decoding)
+    plans(harness, 2)
+    for number in range(10):
+        submit(harness, f"prompt{number}", 16, 2, prompts)
+    return harness, [any(row.length == 1 for row in plan.rows) for plan in plans(harness, 9)]
+
+
+def test_decodes_step_aside_for_so_many_steps_in_a_row() -> None:
+    harness, decodes = backlog(3, 4)
+    assert decodes == [False] * 3 + [True] + [False] * 3 + [True] + [False]
+    harness.drain()
+    harness.finished("decoding")
+    for number in range(10):
+        harness.finished(f"prompt{number}")
+    harness.check_drained()
+
+
+def test_none_steps_aside_by_default_nor_for_less_urgent_prompts() -> None:
+    assert backlog(0, 4)[1] == [True] * 9
+    assert backlog(3, 5)[1] == [True] * 9
+
+
+def test_none_steps_aside_where_prompts_do_not_fill_a_step() -> None:
+    harness = Harness(
+        max_num_batched_tokens=16,
+        num_pages=100,
+        admission=AdmissionOptions(prefill_first_steps=3),
+    )
+    submit(harness, "decoding", 4, 10)
+    plans(harness, 2)
+    submit(harness, "prompt", 12, 2)
+    (plan,) = plans(harness, 1)
+    assert sorted(row.length for row in plan.rows) == [1, 12]
+
+
+def test_none_steps_aside_where_prompts_find_no_pages() -> None:
+    harness = Harness(
+        max_num_seqs=8,
+        max_num_batched_tokens=16,
+        num_pages=8,
+        enable_prefix_caching=False,
+        admission=AdmissionOptions(prefill_first_steps=3),
+    )
+    submit(harness, "decoding", 12, 4)
+    plans(harness, 2)
+    for name in ("c", "d"):
+        submit(harness, name, 18, 2)
+    found = plans(harness, 2)
+    assert all(any(row.length == 1 for row in plan.rows) for plan in found), found
+    harness.drain()
+    harness.finished("d")
+
+
+def test_none_steps_aside_where_no_prompt_could_take_a_slot() -> None:
+    harness = Harness(
+        max_num_seqs=2,
+        max_num_batched_tokens=16,
+        num_pages=100,
+        admission=AdmissionOptions(prefill_first_steps=3),
+    )
+    for name in ("a", "b"):
+        submit(harness, name, 4, 10)
+    plans(harness, 2)
+    for name in ("c", "d"):
+        submit(harness, name, 16, 2)
+    assert [len(plan.rows) for plan in plans(harness, 4)] == [2] * 4
+
+
+@pytest.mark.parametrize(("urgent", "shared"), [(7, False), (6, True)])
+def test_an_urgent_prompt_has_the_step_for_itself(urgent: int, shared: bool) -> None:
+    harness = Harness(max_num_batched_tokens=16, num_pages=100, max_num_seqs=8)
+    submit(harness, "under way", 40, 2)
+    plans(harness, 1)
+    submit(harness, "waiting", 40, 2)
+    submit(harness, "urgent", 32, 2, urgent)
+    first, second = plans(harness, 2)
+    if shared:
+        assert max(row.length for row in first.rows) == 8
+        assert len(first.rows) > 1
+    else:
+        assert [row.length for row in [*first.rows, *second.rows]] == [16, 16]
+    harness.drain()
+    for name in ("under way", "waiting", "urgent"):
+        harness.finished(name)
+    harness.check_drained()
+
+
+def test_a_negative_number_of_steps_is_refused() -> None:
+    with pytest.raises(ValueError, match="--prefill-first-steps"):
+        AdmissionOptions(prefill_first_steps=-1)
