@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -23,3 +24,20 @@ def arrival_times(count: int, rate: float, burstiness: float, seed: int) -> list
     if count:
         times *= (count / rate) / times[-1]
     return [float(time) for time in times]
+
+
+def phased_arrival_times(phases: Sequence[tuple[float, float]], seed: int) -> list[float]:
+    """A Poisson process whose rate changes, ascending; phases are (seconds, requests per second).
+
+    Every phase has as many requests as its rate says, at least one where that is above 0.
+    """
+    times: list[float] = []
+    begin = 0.0
+    for number, (seconds, rate) in enumerate(phases):
+        if seconds <= 0.0 or rate < 0.0:
+            raise ValueError("a phase lasts some time, and its rate is not negative")
+        count = max(1, round(seconds * rate)) if rate else 0
+        drawn = arrival_times(count, count / seconds, 1.0, seed + number) if count else []
+        times += [begin + time for time in drawn]
+        begin += seconds
+    return times

@@ -15,6 +15,7 @@ from cluster.bench.kernel_options import KernelOptions
 from cluster.bench.model_shapes import SHAPES
 from cluster.bench.report import Result, emit
 from cluster.bench.roofline_options import RooflineOptions
+from cluster.bench.scenarios.flags import add_scenarios_command
 from cluster.bench.serve import run_serve
 from cluster.bench.speculative_flags import add_speculative_flags, speculative_options
 from cluster.bench.versus import VersusOptions, run_versus
@@ -66,6 +67,7 @@ def add_commands(commands: Subparsers) -> None:
         commands, "speculative", "tokens per second with drafts and without, in turn", _speculative
     )
     add_speculative_flags(speculative)
+    add_scenarios_command(commands, _command)
     gateway = _command(commands, "gateway", "CPU time per token before the engine", _gateway)
     _add_gateway_flags(gateway)
     router = _command(

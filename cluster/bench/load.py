@@ -7,7 +7,7 @@ import math
 import multiprocessing
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 
@@ -121,17 +121,28 @@ def _child(load: Load, pipe: Connection) -> None:
 
 def _run_part(load: Load, start: float) -> tuple[list[Record], float]:
     cpu = time.process_time()
-    records = uvloop.run(_drive(load, start))
+    records = uvloop.run(drive(load, start))
     return records, time.process_time() - cpu
 
 
-async def _drive(load: Load, start: float) -> list[Record]:
+async def drive(
+    load: Load, start: float, on_record: Callable[[Record], None] | None = None
+) -> list[Record]:
+    """Sends a load from this event loop; `on_record` is told of each request as it ends.
+
+    Args:
+        load: requests and where they go.
+        start: on `time.perf_counter`'s clock.
+    """
     gate = asyncio.Semaphore(load.max_concurrency or max(1, len(load.requests)))
     async with open_session(load.headers) as session:
 
         async def limited(request: Request) -> Record:
             async with gate:
-                return await send(session, load.url, request)
+                record = await send(session, load.url, request)
+            if on_record is not None:
+                on_record(record)
+            return record
 
         tasks: list[asyncio.Task[Record]] = []
         for request in load.requests:

@@ -25,6 +25,8 @@ class Backend:
     with_usage: bool = True
     fail_with: str | None = None
     """"status" refuses requests, "event" ends streams in an error event, "cut" just ends them."""
+    pace_s: float = 0.0
+    """Between events."""
     running: int = 0
     most_running: int = 0
 
@@ -53,7 +55,7 @@ class Backend:
         try:
             for data in self._events(body, chat=request.path.endswith("chat/completions")):
                 await response.write(b"data: " + data + b"\n\n")
-                await asyncio.sleep(0)
+                await asyncio.sleep(self.pace_s)
         finally:
             self.running -= 1
         await response.write_eof()

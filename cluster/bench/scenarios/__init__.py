@@ -1,0 +1,1 @@
+"""Scenarios: the whole system under traffic, against first come first served."""

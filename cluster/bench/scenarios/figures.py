@@ -1,0 +1,101 @@
+"""From turns to figures, and from pairs of turns to ratios."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import Any
+
+from cluster.bench.client import Record
+from cluster.bench.report import Result
+from cluster.bench.scenarios.traffic import URGENT, Planned
+from cluster.bench.scenarios.turn import Turn
+from cluster.bench.stats import mean, percentile, ratios, spread
+
+RATIOS = {
+    "throughput": "tokens_per_second",
+    "ttft_p50": "ttft_p50_ms",
+    "ttft_p99": "ttft_p99_ms",
+    "itl_p50": "itl_p50_ms",
+    "itl_p99": "itl_p99_ms",
+}
+"""Name of the ratio → figure."""
+_MORE_IS_BETTER = ("throughput",)
+
+
+def figures(turn: Turn) -> Result:
+    """One turn in numbers; times in milliseconds. Failed requests miss their SLO."""
+    pairs = list(zip(turn.planned, turn.records, strict=True))
+    done = [record for _, record in pairs if not record.error]
+    gaps = [gap for record in done for gap in record.itl]
+    urgent = [pair for pair in pairs if pair[0].priority >= URGENT]
+    first, last = turn.moments[:1], turn.moments[-1:]
+    result: Result = {
+        "completed": len(done),
+        "failed": len(pairs) - len(done),
+        "duration_s": turn.duration_s,
+        "tokens_per_second": sum(record.output_len for record in done) / turn.duration_s,
+        **_ttft("ttft", done),
+        "itl_p50_ms": 1e3 * percentile(gaps, 50),
+        "itl_p99_ms": 1e3 * percentile(gaps, 99),
+        "slo_miss": slo_miss(pairs, turn.base_s),
+        "hit_rate": sum(r.cached_tokens for r in done) / max(1, sum(r.prompt_len for r in done)),
+        "preemptions": sum(m.num_preemptions for m in last) - sum(m.num_preemptions for m in first),
+        "queue_depth": mean([moment.num_waiting for moment in turn.moments]),
+        "workers_busy": mean(
+            [moment.num_busy_workers / max(1, moment.num_workers) for moment in turn.moments]
+        ),
+    }
+    if urgent:
+        result |= _ttft("urgent_ttft", [record for _, record in urgent if not record.error])
+        result["urgent_slo_miss"] = slo_miss(urgent, turn.base_s)
+    for priority in sorted({planned.priority for planned, _ in pairs}):
+        mine = [r for planned, r in pairs if planned.priority == priority and not r.error]
+        result[f"ttft_p99_ms_of_{priority}"] = 1e3 * percentile([r.ttft for r in mine], 99)
+    return result
+
+
+def slo_miss(pairs: Sequence[tuple[Planned, Record]], base_s: float) -> float:
+    """The part of the requests whose first token came too late, or never."""
+    missed = [
+        bool(record.error) or record.ttft > planned.slo_factor * base_s for planned, record in pairs
+    ]
+    return mean([float(miss) for miss in missed])
+
+
+def compared(ours: Sequence[Result], other: Sequence[Result]) -> dict[str, dict[str, Any]]:
+    """Ours over the other's, round by round; `losing_rounds` are those in which ours is worse."""
+    found = {}
+    for name, key in RATIOS.items():
+        pairs = ratios([turn[key] for turn in ours], [turn[key] for turn in other])
+        better = [ratio >= 1.0 if name in _MORE_IS_BETTER else ratio <= 1.0 for ratio in pairs]
+        found[f"{name}_ratio"] = {
+            **asdict(spread(pairs)),
+            "losing_rounds": [number for number, good in enumerate(better) if not good],
+        }
+    gaps = [a["slo_miss"] - b["slo_miss"] for a, b in zip(ours, other, strict=True)]
+    found["slo_miss_difference"] = {
+        **asdict(spread(gaps)),
+        "losing_rounds": [number for number, gap in enumerate(gaps) if gap > 0.0],
+    }
+    return found
+
+
+def medians(turns: Sequence[Result]) -> Result:
+    """Of each figure over the turns."""
+    names = [name for name in turns[0] if all(name in turn for turn in turns)]
+    return {name: percentile([float(turn[name]) for turn in turns], 50) for name in names}
+
+
+def priority_ratio(drafts: Sequence[Result], plain: Sequence[Result]) -> float:
+    """The worst, over the priorities, of the median ratios of the p99 times to the first token."""
+    names = [name for name in drafts[0] if name.startswith("ttft_p99_ms_of_")]
+    return max(
+        percentile(ratios([t[name] for t in drafts], [t[name] for t in plain]), 50)
+        for name in names
+    )
+
+
+def _ttft(name: str, done: Sequence[Record]) -> Result:
+    times = [record.ttft for record in done]
+    return {f"{name}_p{q}_ms": 1e3 * percentile(times, q) for q in (50, 99)}

@@ -1,0 +1,47 @@
+"""The fleets that are compared: models of one endpoint, with workers of their own each."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from cluster.bench.scenarios.options import ScenarioRun
+from cluster.config import EndpointConfig, FleetConfig, ModelSpec, ServeConfig
+from cluster.environment import free_ports
+from router.config import RoutingConfig
+
+OURS = "rayfleet"
+FIFO = "fifo"
+DRAFTS = "drafts"
+
+
+def serve_config(run: ScenarioRun) -> ServeConfig:
+    """All fleets that the options ask for, on a free port; only one is loaded at a time.
+
+    They share proxy and gateway, so what these cost is the same for all. The first come, first
+    served one takes prompts in order, each as far as a step has room beside the decodes, never
+    takes a running request back for a more urgent one, and its workers take turns.
+    """
+    engine, options = run.engine, run.options
+    plain = replace(engine, speculative_method="none", speculative_model="")
+    specs = [_spec(OURS, run, ModelSpec(fleet=FleetConfig(), engine=plain))]
+    if options.compare_fifo:
+        fifo = replace(
+            plain,
+            schedule_policy="fcfs",
+            prefill_admission_policy="fifo",
+            prefill_force_fifo_every=0,
+            prefill_first_steps=0,
+            max_prefill_share=1.0,
+            preempt_priority_gap=0,
+        )
+        routing = RoutingConfig(routing_policy="round-robin")
+        specs.append(_spec(FIFO, run, ModelSpec(fleet=FleetConfig(), engine=fifo, routing=routing)))
+    if options.speculative_compare:
+        specs.append(_spec(DRAFTS, run, ModelSpec(fleet=FleetConfig(), engine=engine)))
+    endpoint = EndpointConfig(host="127.0.0.1", port=free_ports(1)[0], log_level="warning")
+    return ServeConfig(endpoint=endpoint, models=tuple(specs))
+
+
+def _spec(name: str, run: ScenarioRun, spec: ModelSpec) -> ModelSpec:
+    fleet = FleetConfig(num_workers=run.options.workers, served_model_name=name)
+    return replace(spec, fleet=fleet)

@@ -1,0 +1,222 @@
+"""`rayfleet bench scenarios`: traffic on fleets over HTTP, in turn.
+
+The fleets are models of one endpoint, each with its own workers, and only one is under load at any
+time. In each round all get the same traffic; ratios are those of the rounds.
+
+    sustainable   requests per second that end while all places of the baseline are taken
+    base          p99 time to the first token, one request at a time: what SLOs are multiples of
+    step          median time between tokens under load: what a decode step takes
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+
+from cluster.bench.alternate import alternate
+from cluster.bench.prompts import PromptSpace
+from cluster.bench.report import Result, checks_json, note
+from cluster.bench.scenarios.board import Board
+from cluster.bench.scenarios.figures import compared, figures, medians, priority_ratio
+from cluster.bench.scenarios.fleets import DRAFTS, FIFO, OURS, serve_config
+from cluster.bench.scenarios.goals import prefix, scenario_checks
+from cluster.bench.scenarios.options import LEAST_ROUNDS, ScenarioName, ScenarioRun
+from cluster.bench.scenarios.traffic import URGENT, Planned, make_traffic, offered
+from cluster.bench.scenarios.turn import Target, Turn, run_turn
+from cluster.bench.stats import percentile
+from cluster.launch import LocalFleet
+
+_MIDDLE = (0.2, 0.8)
+"""Part of their ends that counts: before, the fleet fills up; afterwards it runs dry."""
+_WARM_SEED = 1_000_003
+_IDLE = "idle"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Effort:
+    """Requests spent on what is not compared."""
+
+    warm_up: int = 300
+    """Before anything else, per fleet."""
+    alone: int = 100
+    """One at a time, which tell what an idle fleet takes."""
+    per_place: int = 4
+    """For each place in the fleet's batches, which tell what a full one carries."""
+
+
+def run_scenarios(run: ScenarioRun) -> Result:
+    """Starts the fleets, measures every scenario asked for, and stops them.
+
+    Raises:
+        ValueError: requests fail, so that nothing can be measured.
+        LaunchError: the fleets did not come up.
+    """
+    config = serve_config(run)
+    with LocalFleet(config, report=note) as endpoint:
+        targets = {
+            model.name: Target(
+                base_url=endpoint.base_url, name=model.name, tells_urgency=model.name != FIFO
+            )
+            for model in config.models
+        }
+        with Board(tuple(targets)) as board:
+            return ScenarioBench(run, targets, board).run()
+
+
+class ScenarioBench:
+    """Measures on fleets that run."""
+
+    def __init__(
+        self,
+        run: ScenarioRun,
+        targets: dict[str, Target],
+        board: Board,
+        effort: Effort | None = None,
+    ) -> None:
+        self._effort = effort or Effort()
+        self._options = run.options
+        self._engine = run.engine
+        self._targets = targets
+        self._board = board
+        self._vocabulary = PromptSpace.load(run.engine.model).vocabulary
+        self._baseline = FIFO if FIFO in targets else OURS
+
+    def run(self) -> Result:
+        """All scenarios in turn, with the goals that hold or do not."""
+        options = self._options
+        self._warm_up()
+        base_s = self._alone(OURS, options.seed)
+        sustainable = 0.0 if options.rps else self._sustainable()
+        result: Result = {
+            "model": self._engine.model,
+            "workers": options.workers,
+            "rounds": options.rounds,
+            "sustainable_rps": sustainable,
+            "base_ttft_ms": 1e3 * base_s,
+        }
+        values: dict[str, float] = {}
+        for scenario in options.scenarios:
+            rps = options.rps or offered(scenario, sustainable)
+            result[scenario], found = self._scenario(scenario, rps, base_s)
+            values |= {prefix(scenario) + name: value for name, value in found.items()}
+        enough = options.rounds >= LEAST_ROUNDS
+        checks = scenario_checks(values) if enough else []
+        failed = sum(
+            fleet["failed"] for scenario in options.scenarios for fleet in result[scenario]["rows"]
+        )
+        return {**result, **values, "failed": failed, "checks": checks_json(checks)}
+
+    def _scenario(
+        self, scenario: ScenarioName, rps: float, base_s: float
+    ) -> tuple[Result, dict[str, float]]:
+        """One scenario on all fleets: what is reported, and the values that goals are about."""
+        options = self._options
+        kept: dict[str, Turn] = {}
+        arms: dict[str, Callable[[int], Result]] = {
+            name: partial(self._turn, scenario, rps, base_s, kept, name) for name in self._targets
+        }
+        if scenario == "mixed_priority":
+            arms[_IDLE] = lambda number: {"p99_ms": 1e3 * self._alone(OURS, options.seed + number)}
+        turns = alternate(arms, options.rounds)
+        idle = turns.pop(_IDLE, [])
+        if options.plot:
+            self._draw(scenario, kept)
+        rows = [{"fleet": name, **medians(found)} for name, found in turns.items()]
+        result: Result = {"rps": rps, "rows": rows}
+        values = _urgent_values(turns[OURS], idle) if idle else {}
+        if FIFO in turns:
+            result["over_fifo"] = compared(turns[OURS], turns[FIFO])
+            values |= {name: found["median"] for name, found in result["over_fifo"].items()}
+        if DRAFTS in turns:
+            result["drafts_over_plain"] = compared(turns[DRAFTS], turns[OURS])
+            values["spec_ttft_p99_ratio"] = priority_ratio(turns[DRAFTS], turns[OURS])
+        return result, values
+
+    def _turn(
+        self,
+        scenario: ScenarioName,
+        rps: float,
+        base_s: float,
+        kept: dict[str, Turn],
+        name: str,
+        number: int,
+    ) -> Result:
+        options = self._options
+        self._board.begin(f"{scenario}, round {number}, {rps:.1f} requests/s")
+        traffic = make_traffic(
+            scenario,
+            rps,
+            options.duration,
+            self._vocabulary,
+            seed=options.seed + 1000 * (number + 1),
+            mixed=options.speculative_compare,
+        )
+        turn = run_turn(
+            self._targets[name],
+            traffic,
+            base_s,
+            on_record=self._board.record,
+            on_moment=partial(self._board.moment, name),
+        )
+        kept[name] = turn
+        result = figures(turn)
+        self._board.end(name, result)
+        return result
+
+    def _warm_up(self) -> None:
+        """Fills caches with the texts that are shared, and lets step-time models settle."""
+        for name, target in self._targets.items():
+            traffic = self._traffic(self._effort.warm_up, _WARM_SEED)
+            turn = run_turn(target, traffic, 0.0, concurrency=16)
+            if all(record.error for record in turn.records):
+                raise ValueError(f"every request to {name} failed: {turn.records[0].error}")
+
+    def _alone(self, name: str, seed: int) -> float:
+        """p99 time to the first token of urgent requests with nothing beside them, in seconds."""
+        traffic = self._traffic(self._effort.alone, _WARM_SEED + 1 + seed)
+        urgent = [replace(one, priority=URGENT, arrival_s=0.0) for one in traffic]
+        turn = run_turn(self._targets[name], urgent, 0.0, concurrency=1)
+        return percentile([record.ttft for record in turn.records], 99)
+
+    def _sustainable(self) -> float:
+        """Requests per second that the baseline completes while all its places are taken."""
+        places = self._engine.max_num_seqs * self._options.workers
+        traffic = self._traffic(self._effort.per_place * places, _WARM_SEED - 1)
+        at_once = [replace(one, arrival_s=0.0) for one in traffic]
+        turn = run_turn(self._targets[self._baseline], at_once, 0.0, concurrency=places)
+        ends = sorted(r.start + r.latency for r in turn.records if not r.error)
+        if len(ends) < places:
+            raise ValueError(f"most requests failed: {turn.records[0].error}")
+        first, last = (int(part * (len(ends) - 1)) for part in _MIDDLE)
+        rate = (last - first) / (ends[last] - ends[first])
+        note(f"sustainable: {rate:.1f} requests/s")
+        return rate
+
+    def _traffic(self, count: int, seed: int) -> list[Planned]:
+        return make_traffic("steady", float(count), 1.0, self._vocabulary, seed=seed)
+
+    def _draw(self, scenario: ScenarioName, turns: dict[str, Turn]) -> None:
+        from cluster.bench.scenarios.plot import draw_turns
+
+        folder = Path(self._options.plot)
+        folder.mkdir(parents=True, exist_ok=True)
+        draw_turns(scenario, turns, str(folder / f"{scenario}.png"))
+
+
+def _urgent_values(loaded: Sequence[Result], idle: Sequence[Result]) -> dict[str, float]:
+    """How much later urgent requests begin than on an idle fleet, in steps; medians."""
+    excess = [
+        (turn["urgent_ttft_p99_ms"] - alone["p99_ms"]) / turn["itl_p50_ms"]
+        for turn, alone in zip(loaded, idle, strict=True)
+        if "urgent_ttft_p99_ms" in turn
+    ]
+    if not excess:
+        return {}  # so little traffic that nothing of it was urgent
+    return {
+        "urgent_ttft_p99_excess_steps": percentile(excess, 50),
+        "urgent_slo_miss": percentile(
+            [turn["urgent_slo_miss"] for turn in loaded if "urgent_slo_miss" in turn], 50
+        ),
+    }

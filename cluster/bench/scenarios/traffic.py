@@ -1,0 +1,166 @@
+"""Traffic: when requests come, how long they are, what they share, how urgent they are.
+
+Prompts have log-normal lengths and are random tokens; most of them begin with one of some
+texts that many share. Equal seeds give equal traffic, whoever serves it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from cluster.bench.arrivals import phased_arrival_times
+from cluster.bench.datasets import Ids
+from cluster.bench.scenarios.options import ScenarioName
+
+DEFAULT_PRIORITY = 4
+URGENT = 7
+"""Least priority of urgent requests."""
+BURST_RISE = 40.0
+"""The peak of a burst over the rate before and after (5 to 200 requests per second)."""
+_MIX = ((9, 0.05), (7, 0.05), (4, 0.6), (1, 0.3))
+"""Priorities and their parts of mixed traffic."""
+_SLO_FACTORS = ((URGENT, 6.0), (DEFAULT_PRIORITY, 15.0), (0, 60.0))
+"""From which priority on: allowed times to the first token, in times of an idle fleet's p99."""
+_LOADS: dict[ScenarioName, float] = {
+    "steady": 0.6,
+    "burst": 2.0,
+    "mixed_priority": 1.3,
+    "long_short": 0.6,
+}
+_PREFIX_SEED = 77
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Lengths:
+    """A log-normal distribution, cut off."""
+
+    median: float
+    sigma: float
+    least: int
+    most: int
+
+    def draw(self, rng: np.random.Generator) -> int:
+        """One length."""
+        length = self.median * np.exp(self.sigma * rng.standard_normal())
+        return int(min(max(length, self.least), self.most))
+
+
+PROMPTS = Lengths(median=64, sigma=0.8, least=8, most=768)
+OUTPUTS = Lengths(median=32, sigma=0.5, least=8, most=128)
+_LONG_PROMPTS = Lengths(median=1024, sigma=0.3, least=512, most=2048)
+_LONG_PART = 0.1
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Sharing:
+    """Texts with which prompts begin."""
+
+    part: float = 0.6
+    """Of the requests that begin with such a text."""
+    count: int = 96
+    """All of them fill the cache of one worker, and half the cache of two, with the benchmark's
+    own settings: which worker holds what makes a difference."""
+    lengths: Lengths = Lengths(median=320, sigma=0.3, least=64, most=640)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Planned:
+    """A request of the traffic."""
+
+    index: int
+    arrival_s: float
+    prompt: list[int]
+    output_len: int
+    priority: int
+    slo_factor: float
+    """Time allowed to the first token, in times of an idle fleet's p99."""
+
+
+def phases(scenario: ScenarioName, rps: float, duration: float) -> list[tuple[float, float]]:
+    """(seconds, requests per second), one after the other; `rps` is the highest rate."""
+    if scenario != "burst":
+        return [(duration, rps)]
+    calm = rps / BURST_RISE
+    return [(0.4 * duration, calm), (0.2 * duration, rps), (0.4 * duration, calm)]
+
+
+def offered(scenario: ScenarioName, sustainable: float) -> float:
+    """The scenario's highest rate for a fleet that can carry `sustainable` requests per second."""
+    return _LOADS[scenario] * sustainable
+
+
+def make_traffic(
+    scenario: ScenarioName,
+    rps: float,
+    duration: float,
+    vocabulary: Ids,
+    *,
+    seed: int,
+    mixed: bool = False,
+    sharing: Sharing | None = None,
+) -> list[Planned]:
+    """Requests in the order of their arrival.
+
+    Args:
+        scenario: which traffic.
+        rps: requests per second, in a burst at its peak.
+        duration: seconds.
+        vocabulary: ids of ordinary tokens.
+        seed: of all draws but the shared texts, which are the same in every round.
+        mixed: whether requests are of all urgencies, as they are in mixed_priority.
+        sharing: what prompts have in common.
+    """
+    times = phased_arrival_times(phases(scenario, rps, duration), seed)
+    draw = _Draw(scenario, vocabulary, seed, mixed=mixed, sharing=sharing or Sharing())
+    return [draw.request(index, time) for index, time in enumerate(times)]
+
+
+def slo_factor(priority: int) -> float:
+    """Time allowed to the first token, in times of an idle fleet's p99."""
+    return next(factor for least, factor in _SLO_FACTORS if priority >= least)
+
+
+class _Draw:
+    """Draws requests one by one."""
+
+    def __init__(
+        self, scenario: ScenarioName, vocabulary: Ids, seed: int, *, mixed: bool, sharing: Sharing
+    ) -> None:
+        self._long_part = _LONG_PART if scenario == "long_short" else 0.0
+        self._mixed = mixed or scenario == "mixed_priority"
+        self._vocabulary = vocabulary
+        self._sharing = sharing
+        self._rng = np.random.default_rng((seed, 1))
+        texts = np.random.default_rng(_PREFIX_SEED)
+        self._shared: Sequence[list[int]] = [
+            texts.choice(vocabulary, sharing.lengths.draw(texts)).tolist()
+            for _ in range(sharing.count)
+        ]
+
+    def request(self, index: int, arrival_s: float) -> Planned:
+        rng = self._rng
+        # All draws are made in any case: requests then differ in nothing but what is asked for.
+        is_long, is_shared = rng.random() < self._long_part, rng.random() < self._sharing.part
+        shared = self._shared[int(rng.integers(len(self._shared)))]
+        number, level = (_LONG_PROMPTS if is_long else PROMPTS).draw(rng), rng.random()
+        prompt: list[int] = rng.choice(self._vocabulary, number).tolist()
+        priority = _priority(level) if self._mixed else DEFAULT_PRIORITY
+        return Planned(
+            index=index,
+            arrival_s=arrival_s,
+            prompt=shared + prompt if is_shared and not is_long else prompt,
+            output_len=OUTPUTS.draw(rng),
+            priority=priority,
+            slo_factor=slo_factor(priority),
+        )
+
+
+def _priority(level: float) -> int:
+    for priority, part in _MIX:
+        if level < part:
+            return priority
+        level -= part
+    return _MIX[-1][0]

@@ -1,0 +1,114 @@
+"""One turn: traffic on one fleet, from the first request to the end of the last stream."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import uvloop
+
+from cluster.bench.client import Record, Request
+from cluster.bench.load import Load, drive
+from cluster.bench.scenarios.traffic import Planned
+from cluster.bench.scenarios.watch import Moment, Watch
+from cluster.bench.serve import COMPLETIONS
+
+_LOOK_S = 0.5
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Target:
+    """A fleet behind an endpoint."""
+
+    base_url: str
+    name: str
+    tells_urgency: bool = True
+    """Whether requests carry their priorities and SLOs."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Turn:
+    """What was sent and what became of it."""
+
+    planned: Sequence[Planned]
+    records: Sequence[Record]
+    """Of the same places."""
+    moments: Sequence[Moment]
+    base_s: float
+    """Time that SLOs are multiples of."""
+
+    @property
+    def duration_s(self) -> float:
+        """From the first request to the end of the last."""
+        start = min(record.start for record in self.records)
+        return max(record.start + record.latency for record in self.records) - start
+
+
+def run_turn(
+    target: Target,
+    planned: Sequence[Planned],
+    base_s: float,
+    *,
+    concurrency: int | None = None,
+    on_record: Callable[[Record], None] | None = None,
+    on_moment: Callable[[Moment], None] | None = None,
+) -> Turn:
+    """Sends the traffic, and watches the fleet meanwhile.
+
+    Args:
+        target: who serves.
+        planned: the traffic.
+        base_s: time that SLOs are multiples of; 0 sends none.
+        concurrency: most requests at once; None sends each at its time.
+        on_record: told of each request that has ended.
+        on_moment: told of each look at the fleet.
+    """
+    load = Load(
+        url=target.base_url + COMPLETIONS,
+        headers={},
+        requests=tuple(_request(target, one, base_s) for one in planned),
+        max_concurrency=concurrency,
+    )
+    watch = Watch(target.base_url, target.name, _LOOK_S, on_moment or (lambda moment: None))
+    records = uvloop.run(_drive(load, watch, on_record))
+    return Turn(planned=planned, records=records, moments=watch.moments, base_s=base_s)
+
+
+async def _drive(
+    load: Load, watch: Watch, on_record: Callable[[Record], None] | None
+) -> list[Record]:
+    start = time.perf_counter()
+    looking = asyncio.create_task(watch.run(start))
+    try:
+        return await drive(load, start, on_record)
+    finally:
+        looking.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await looking
+
+
+def _request(target: Target, planned: Planned, base_s: float) -> Request:
+    body = {
+        "model": target.name,
+        "prompt": planned.prompt,
+        "max_tokens": planned.output_len,
+        "ignore_eos": True,
+        "temperature": 0.0,
+        "stream": True,
+        "stream_options": {"include_usage": True},
+    }
+    if target.tells_urgency:
+        body["priority"] = planned.priority
+        if base_s:
+            body["slo"] = {"ttft_ms": 1e3 * planned.slo_factor * base_s}
+    return Request(
+        index=planned.index,
+        body=json.dumps(body).encode(),
+        prompt_len=len(planned.prompt),
+        output_len=planned.output_len,
+        arrival_s=planned.arrival_s,
+    )
