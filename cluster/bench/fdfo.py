@@ -19,7 +19,7 @@ counted by the engine and, independently, from the rounds of every block.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
 from functools import partial
@@ -31,7 +31,7 @@ import numpy as np
 from cluster.bench.alternate import alternate
 from cluster.bench.fdfo_count import CountedRequest, count_joined, count_separate
 from cluster.bench.fdfo_engine import FdfoEngine, FdfoTurn
-from cluster.bench.report import Check, Result, at_least, checks_json, exactly, note
+from cluster.bench.report import Check, Result, at_least, at_most, checks_json, exactly, note
 from cluster.bench.stats import percentile, ratios, spread
 from worker.engine.config import EngineConfig
 from worker.wire.diffusion import DllmFeature
@@ -51,8 +51,16 @@ LONG_ARMS: Final[Mapping[str, tuple[bool, tuple[str, ...], bool]]] = {
     "fdfo": (True, ("inplace",), False),
     "full": ARMS["full"],
 }
-_WALL_GOALS: Final = {4: 1.30, 16: 1.60}
+_GOALS: Final[Mapping[str, Mapping[int, float]]] = {
+    "forwards_ratio": {4: 1.68, 16: 2.27},
+    "fused_forwards_ratio": {4: 2.38, 16: 3.21},
+    "wall_ratio": {4: 1.30, 16: 1.60},
+    "inplace_ratio": {4: 1.074, 16: 1.013},
+}
+"""By requests at once: of forward passes, what was counted on rounds per block of mean 2.5 and
+deviation 2.3; of in-place reuse, what its origin measured. Elsewhere: not less than 1."""
 _LONG_GOAL: Final = 2.5
+_JUDGED: Final = ("synchronous", "fdfo", "full")
 _ACCURACY_SLACK: Final = 0.02
 
 
@@ -94,12 +102,10 @@ def run_fdfo(options: FdfoOptions) -> Result:
         turns = _turns(options, prompts, running, ARMS)
         result |= summarise(running, turns)
         checks += _checks(running, turns, result)
-        for arm in ("synchronous", "fdfo", "full"):
-            texts = [decode(answer.token_ids) for answer in turns[arm][0].answers]
-            right = [text == wanted for text, wanted in zip(texts, answers, strict=True)]
-            result[f"accuracy_{arm}_{running}"] = sum(right) / len(right)
-        gap = result[f"accuracy_synchronous_{running}"] - result[f"accuracy_full_{running}"]
-        checks.append(at_least(f"accuracy_change_{running}", -abs(gap), "", -_ACCURACY_SLACK))
+        accuracies = {arm: _accuracy(decode, turns[arm][0], answers) for arm in _JUDGED}
+        result |= {f"accuracy_{arm}_{running}": share for arm, share in accuracies.items()}
+        change = max(abs(accuracies["synchronous"] - accuracies[arm]) for arm in _JUDGED)
+        checks.append(at_most(f"accuracy_change_{running}", change, "", _ACCURACY_SLACK))
     running = max(options.running)
     long = _turns(options, _long_prompts(options, prompts), running, LONG_ARMS)
     for arm, name in (("fdfo", "long_prompt_fdfo"), ("full", "long_prompt")):
@@ -109,6 +115,11 @@ def run_fdfo(options: FdfoOptions) -> Result:
         at_least("long_prompt_wall_ratio", result["long_prompt_wall_ratio"], "", _LONG_GOAL)
     )
     return {**result, "checks": checks_json(checks)}
+
+
+def _accuracy(decode: Callable[[list[int]], str], turn: FdfoTurn, answers: Sequence[str]) -> float:
+    texts = [decode(answer.token_ids) for answer in turn.answers]
+    return sum(text == right for text, right in zip(texts, answers, strict=True)) / len(texts)
 
 
 def summarise(running: int, turns: Mapping[str, list[FdfoTurn]]) -> Result:
@@ -166,11 +177,10 @@ def _checks(running: int, turns: Mapping[str, list[FdfoTurn]], result: Result) -
         )
         for arm in ("synchronous", "fdfo", "fused", "full")
     ]
-    checks.append(at_least(f"forwards_ratio_{running}", result[f"forwards_ratio_{running}"], "", 1))
-    if running in _WALL_GOALS:
-        name = f"wall_ratio_{running}"
-        checks.append(at_least(name, result[name], "", _WALL_GOALS[running]))
-    return checks
+    return checks + [
+        at_least(f"{name}_{running}", result[f"{name}_{running}"], "", goals.get(running, 1.0))
+        for name, goals in _GOALS.items()
+    ]
 
 
 def _against(baseline: list[FdfoTurn], arm: list[FdfoTurn]) -> Result:

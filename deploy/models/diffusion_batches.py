@@ -26,6 +26,10 @@ _POOL_SIZE: Final = 512
 _LEAST_NOISE: Final = 0.15
 _ALL_MASKED_SHARE: Final = 0.15
 """Of the copies: serving starts each block with nothing decided."""
+_NUM_COPIES: Final = 3
+"""Of each block, each with other places masked: they share what is computed of the clean text."""
+_CLEAN: Final = 0
+_NOT_THERE: Final = -1
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -51,11 +55,12 @@ class DiffusionBatch:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Row:
-    num_clean: int
     ids: list[int]
     positions: list[int]
     labels: list[int]
     is_masked: list[bool]
+    copy: list[int]
+    """Which noisy copy a place belongs to, from 1; clean text is 0."""
 
 
 def diffusion_batches(
@@ -91,23 +96,24 @@ class _Masker:
         self._mask = mask
 
     def row(self, document: Document) -> _Row:
-        """The document with one copy of each block that holds a part of an answer.
+        """The document with copies of each block that holds a part of an answer.
 
         Where a block holds parts of two answers, one of them is chosen.
         """
         row = _Row(
-            num_clean=len(document.ids),
             ids=list(document.ids),
             positions=list(range(len(document.ids))),
             labels=list(document.ids),
             is_masked=[False] * len(document.ids),
+            copy=[_CLEAN] * len(document.ids),
         )
         by_block: dict[int, list[tuple[int, int]]] = {}
         for start, stop in _runs(document.is_target):
             for block in range(start // self._block_size, (stop - 1) // self._block_size + 1):
                 by_block.setdefault(block, []).append((start, stop))
         for block, answers in by_block.items():
-            self._add_copy(row, document.ids, block, *self._rng.choice(answers))
+            for _ in range(_NUM_COPIES):
+                self._add_copy(row, document.ids, block, *self._rng.choice(answers))
         return row
 
     def _add_copy(self, row: _Row, ids: list[int], block: int, start: int, stop: int) -> None:
@@ -127,6 +133,7 @@ class _Masker:
         row.positions.extend(places)
         row.labels.extend(labels)
         row.is_masked.extend(masked)
+        row.copy.extend([row.copy[-1] + 1] * self._block_size)
 
 
 def _runs(flags: list[bool]) -> Iterator[tuple[int, int]]:
@@ -156,30 +163,29 @@ def _pad(group: list[_Row], padding: int, block_size: int) -> DiffusionBatch:
     input_ids = torch.full(shape, padding, dtype=torch.long)
     positions, labels = torch.zeros(shape, dtype=torch.long), torch.zeros(shape, dtype=torch.long)
     is_masked = torch.zeros(shape, dtype=torch.bool)
-    kind = torch.full(shape, 2)  # 0 clean, 1 noisy, 2 padding
+    copy = torch.full(shape, _NOT_THERE)
     for index, row in enumerate(group):
         length = len(row.ids)
         input_ids[index, :length] = torch.tensor(row.ids)
         positions[index, :length] = torch.tensor(row.positions)
         labels[index, :length] = torch.tensor(row.labels)
         is_masked[index, :length] = torch.tensor(row.is_masked)
-        kind[index, :length] = 1
-        kind[index, : row.num_clean] = 0
+        copy[index, :length] = torch.tensor(row.copy)
     return DiffusionBatch(
         input_ids=input_ids,
         positions=positions,
-        visible=_visible(kind, positions // block_size),
+        visible=_visible(copy, positions // block_size),
         labels=labels,
         is_masked=is_masked,
     )
 
 
-def _visible(kind: Tensor, block: Tensor) -> Tensor:
-    """Which places see which, from what they are and the blocks they stand in."""
-    query, key = kind.unsqueeze(2), kind.unsqueeze(1)
+def _visible(copy: Tensor, block: Tensor) -> Tensor:
+    """Which places see which, from their copies and the blocks they stand in."""
+    query, key = copy.unsqueeze(2), copy.unsqueeze(1)
     before = block.unsqueeze(1) < block.unsqueeze(2)
     same = block.unsqueeze(1) == block.unsqueeze(2)
-    clean_sees = (query == 0) & (key == 0) & (before | same)
-    noisy_sees = (query == 1) & (((key == 0) & before) | ((key == 1) & same))
-    itself = torch.eye(kind.shape[1], dtype=torch.bool)  # no row of a softmax may be empty
+    clean_sees = (query == _CLEAN) & (key == _CLEAN) & (before | same)
+    noisy_sees = (query > _CLEAN) & (((key == _CLEAN) & before) | (key == query))
+    itself = torch.eye(copy.shape[1], dtype=torch.bool)  # no row of a softmax may be empty
     return (clean_sees | noisy_sees | itself).unsqueeze(1)

@@ -19,7 +19,8 @@ from deploy.models.diffusion_training import DiffusionTraining
 from deploy.models.training import CausalTraining, DraftTraining, TrainingConfig
 
 _NICENESS: Final = 5
-_DIFFUSION_MAX_LENGTH: Final = 768
+_DIFFUSION_MAX_LENGTH: Final = 512
+_DIFFUSION_BATCH_TOKENS: Final = 2048
 
 
 def main() -> None:
@@ -35,7 +36,9 @@ def main() -> None:
     )
     if args.kind == "diffusion":
         # Noisy copies make rows longer, and attention is computed with a mask.
-        config = replace(config, max_length=_DIFFUSION_MAX_LENGTH)
+        config = replace(
+            config, max_length=_DIFFUSION_MAX_LENGTH, batch_tokens=_DIFFUSION_BATCH_TOKENS
+        )
         DiffusionTraining(config, args.output, args.state).run()
     elif args.teacher is not None:
         DraftTraining(config, args.output, args.state).run()

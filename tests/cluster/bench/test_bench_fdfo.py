@@ -47,7 +47,8 @@ def test_figures_and_checks(model: Path, capsys: pytest.CaptureFixture[str]) -> 
     assert result["fused_3"]["forwards"] < result["fdfo_3"]["forwards"]
     assert result["fdfo_3"]["block_passes"] < result["synchronous_3"]["block_passes"]
     for name in ("forwards_ratio", "fused_forwards_ratio", "wall_ratio", "inplace_ratio"):
-        assert result[f"{name}_3"] > 0
+        assert result[f"{name}_3"] == checks[f"{name}_3"]["value"] > 0
+    assert checks["accuracy_change_3"]["holds"]
     assert result["long_prompt_forwards_ratio"] > 1
     assert "long_prompt_wall_ratio" in checks
 

@@ -109,18 +109,22 @@ def test_any_order_of_events(seed: int, fdfo: bool) -> None:
     assert load.num_running == load.num_waiting == 0
 
 
+@pytest.mark.parametrize("abort_share", [0.0, 0.5])
 @pytest.mark.parametrize("seed", range(4))
 def test_taken_back_in_mid_block_it_repeats_no_round(
-    seed: int, monkeypatch: pytest.MonkeyPatch
+    seed: int, abort_share: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Rounds are the oracle's, so blocks go on where they were; no pass goes to a done row."""
+    """Rounds are the oracle's, so blocks go on where they were; no pass goes to a done row, and
+    none to a request that was aborted."""
     monkeypatch.setattr(block_filler, "MAX_ROUNDS", 1)
     rng = np.random.default_rng(seed)
     engine = InventedEngine(8, num_pages=16, dllm_disable=("early_exit",))
     crowd = Crowd(engine, rng)
-    crowd.run(take_back_share=0.5)
+    crowd.run(abort_share=abort_share, take_back_share=0.5)
     crowd.check()
     assert engine.scheduler.take_report().load.num_preemptions > 10
+    assert ("abort" in crowd.reasons.values()) == bool(abort_share)
     for name, rounds in crowd.num_rounds.items():
-        assert rounds == sum(crowd.expected[name].rounds)
+        if crowd.reasons[name] != "abort":
+            assert rounds == sum(crowd.expected[name].rounds)
     assert engine.num_row_steps == sum(crowd.num_rounds.values())
