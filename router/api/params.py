@@ -248,9 +248,12 @@ def _diffusion(request: CommonRequest) -> DiffusionParams | None:
             known = ", ".join(names)
             raise bad_request(f"diffusion has no {name!r}: choose from {known}", "diffusion")
     try:
-        return msgspec.convert(request.diffusion, DiffusionParams)
+        params = msgspec.convert(request.diffusion, DiffusionParams)
     except msgspec.ValidationError as error:
         raise bad_request(f"diffusion: {error}", "diffusion") from error
+    if params.stream_drafts and not request.stream:
+        raise bad_request("diffusion.stream_drafts needs stream: true", "diffusion")
+    return params
 
 
 def _message(index: int, message: Mapping[str, Any]) -> dict[str, Any]:

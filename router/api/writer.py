@@ -13,7 +13,7 @@ from typing import Any
 
 import msgspec
 
-from router.api.logprobs import LogprobFormat, Scored, prompt_logprobs
+from router.api.logprobs import LogprobFormat, Scored, prompt_logprobs, token_text
 from router.api.protocol import StreamOptions
 from router.serving import Completion, Generation
 from worker.wire.tokenizer import Tokenizer
@@ -100,6 +100,9 @@ class ResponseWriter(ABC):
     def chunk(self, completion: Completion) -> bytes:
         """Everything new about a completion as one server-sent event; empty if nothing shows."""
         text, token_ids = completion.take()
+        draft = completion.take_draft()
+        if draft is not None and not token_ids and completion.finish_reason is None:
+            return self._draft_chunk(completion, draft)
         if self._plain and completion.finish_reason is None:
             if not text:
                 return b""
@@ -203,6 +206,17 @@ class ResponseWriter(ABC):
             "created": self._created,
             "model": self._model,
         }
+
+    def _draft_chunk(self, completion: Completion, draft: list[int]) -> bytes:
+        """No new text; the tokens of the running block, null where undecided."""
+        tokenizer = self._extras.tokenizer
+        texts = [None if token < 0 else token_text(tokenizer, token) for token in draft]
+        return b'%b""%b,"draft":%b%b' % (
+            self._heads[completion.spec.index],
+            self.closing,
+            _encode(texts),
+            self._middle.removeprefix(self.closing),
+        )
 
     def _full_chunk(self, completion: Completion, text: str, token_ids: list[int]) -> bytes:
         text, logprobs = self._with_extras(completion, text, token_ids)

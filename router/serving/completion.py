@@ -64,6 +64,7 @@ class Completion:
         "_text",
         "attempt",
         "choice",
+        "draft",
         "error",
         "finish_reason",
         "logprobs",
@@ -103,6 +104,9 @@ class Completion:
         self.num_cached_tokens = 0
         self.num_rounds = 0
         self.num_forwards = 0
+        self.draft: list[int] | None = None
+        """How the running block stands, -1 where undecided, until a response has taken it; of
+        streams that ask for it."""
         self.logprobs: list[TokenLogprobs] = []
         """One per token where asked for, else empty."""
         self.prompt_logprobs: list[TokenLogprobs] | None = None
@@ -164,6 +168,7 @@ class Completion:
         if delta.num_cached_tokens >= 0:
             self.num_cached_tokens = delta.num_cached_tokens
         self.num_rounds, self.num_forwards = delta.num_rounds, delta.num_forwards
+        self.draft = delta.draft
         if delta.prompt_logprobs is not None:
             self.prompt_logprobs = delta.prompt_logprobs
         if delta.token_ids:
@@ -209,6 +214,11 @@ class Completion:
         token_ids = self.token_ids[self._taken :]
         self._taken += len(token_ids)
         return text, token_ids
+
+    def take_draft(self) -> list[int] | None:
+        """How the running block stands, if that is news."""
+        draft, self.draft = self.draft, None
+        return draft
 
     def take_logprobs(self) -> list[TokenLogprobs]:
         """Log-probabilities since the last call, of tokens that `take` has returned."""

@@ -46,6 +46,7 @@ class Running:
         self.left = list(token_ids)
         self.cached = cached
         self.first = True
+        self.drafted = False
         self.num_rounds = 0
 
 
@@ -158,6 +159,14 @@ class StubWorker:
         for request_id, running in list(self.running.items()):
             sampling = running.submit.sampling
             count = self.info.block_size
+            asked = sampling.diffusion is not None and sampling.diffusion.stream_drafts
+            running.drafted = asked and not running.drafted
+            if running.drafted:
+                shown = TokenDelta(request_id, running.submit.attempt, [])
+                places = enumerate(running.left[:count])
+                shown.draft = [-1 if place % 2 else token for place, token in places]
+                deltas.append(shown)
+                continue
             token_ids, running.left = running.left[:count], running.left[count:]
             finish = None if running.left else "stop"
             if sampling.max_tokens is not None:

@@ -56,7 +56,6 @@ async def test_parameters_out_of_range(rig, fields, message) -> None:
         {"prompt_logprobs": 1},
         {"bad_words": ["quick"]},
         {"allowed_token_ids": [5]},
-        {"response_format": {"type": "json_object"}},
     ],
     ids=str,
 )
@@ -67,6 +66,37 @@ async def test_what_blocks_cannot_do(rig, fields) -> None:
     assert response.status_code == 400, response.text
     assert "block by block" in response.json()["error"]["message"]
     assert not rig.submits()
+
+
+async def test_structured_outputs_need_an_algorithm_that_never_edits(rig) -> None:
+    make_diffusion(rig)
+    await rig.start()
+    form = {"response_format": {"type": "json_object"}}
+    response = await rig.chat(**form, diffusion={"algorithm": "JointThreshold"})
+    assert response.status_code == 400
+    assert '"algorithm": "LowConfidence"' in response.json()["error"]["message"]
+    assert (await rig.chat(**form)).status_code == 200
+
+
+async def test_drafts_of_blocks(rig, events) -> None:
+    make_diffusion(rig)
+    await rig.start()
+    response = await rig.chat(diffusion={"stream_drafts": True})
+    assert response.status_code == 400
+    assert response.json()["error"]["message"] == "diffusion.stream_drafts needs stream: true"
+    response = await rig.chat(diffusion={"stream_drafts": True}, stream=True)
+    choices = [chunk["choices"][0] for chunk in events(response)]
+    drafts = [choice for choice in choices if "draft" in choice]
+    assert drafts
+    for choice in drafts:
+        assert choice["delta"] == {"content": ""}
+        assert choice["finish_reason"] is None
+        assert choice["draft"][1::2] == [None, None]
+        assert all(choice["draft"][::2])
+    plain = await rig.chat(stream=True)
+    texts = ["".join(c["delta"]["content"] for c in choices)]
+    texts += ["".join(c["choices"][0]["delta"]["content"] for c in events(plain))]
+    assert texts[0] == texts[1] != ""
 
 
 async def test_autoregressive_models_have_no_diffusion(rig) -> None:

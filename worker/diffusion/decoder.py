@@ -9,11 +9,13 @@ import msgspec
 import numpy as np
 import torch
 
-from worker.diffusion.base import BlockBatch, IntArray, scored_positions
+from worker.diffusion.base import BlockBatch, BoolArray, IntArray, scored_positions
 from worker.diffusion.modes import ExecutionMode, FirstDoneFirstOut, Synchronous
 from worker.diffusion.proposal import propose, random_positions
 from worker.diffusion.table import BlockDefaults, BlockTable
 from worker.engine.config import EngineConfig
+from worker.engine.masks import MaskRows
+from worker.engine.sampler import RandomRows
 from worker.engine.tables import DeviceTables
 from worker.engine.transfer import to_device
 from worker.models.config import ModelConfig
@@ -34,7 +36,11 @@ class _Running:
     """Its last round alone: positions of the block."""
     first: int
     """Of its positions among those of the next forward pass."""
+    mask: bytes | None = None
+    """Under a grammar: of the leftmost undecided position."""
     is_done: bool = False
+    is_paused: bool = False
+    """Whether the grammar must be asked before it can go on."""
     is_committed: bool = False
     token_ids: list[int] = field(default_factory=list)
     num_rounds: int = 0
@@ -92,6 +98,7 @@ class BlockDecoder:
         self._report_at_once = "report_at_once" in features
         self._needs_no_commit = "fused_commit" in features or "skip_last_commit" in features
         self._block_size = model.block_size
+        self._vocab_size = model.vocab_size
         self.table = BlockTable(
             num_slots=tables.token_pool.shape[0],
             block_size=model.block_size,
@@ -111,6 +118,10 @@ class BlockDecoder:
         HAZARD: these cells must be others than those that the Plan's own writes go to: undecided
         positions lie beyond the tokens that an admission brings.
         """
+        for accept in plan.accepts:
+            self.table.accept(accept.slot, accept.end)
+        # Before a next block begins: this one is still to be committed.
+        self._write([accept.slot for accept in plan.accepts])
         for admit in plan.admits:
             self.table.admit(admit)
         fresh = [
@@ -120,14 +131,16 @@ class BlockDecoder:
         ]
         self._write(fresh)
 
-    def run(self, plan: Plan, hidden: torch.Tensor) -> BlockResults:
+    def run(self, plan: Plan, hidden: torch.Tensor, masks: bytes = b"") -> BlockResults:
         """The Plan's rounds, after its first forward pass.
 
         Args:
             plan: its rows that `sample` end with a running block each.
             hidden: of all its rows, [T, hidden].
+            masks: of the blocks of `Plan.masked`, as in a Sample message.
         """
-        blocks, end = [], 0
+        blocks: list[_Running] = []
+        end = 0
         for row in plan.rows:
             end += row.length
             if row.sample:
@@ -135,6 +148,9 @@ class BlockDecoder:
                 blocks.append(_Running(row=block, first=end - self._block_size))
         if not blocks:
             return BlockResults(outcomes=[], token_ids=[], num_forwards=1)
+        mask_bytes = -(-self._vocab_size // 32) * 4
+        for place, number in enumerate(plan.masked):
+            blocks[number].mask = masks[place * mask_bytes : (place + 1) * mask_bytes]
         rounds = _Rounds(self, plan.seq, blocks, hidden)
         self._mode.run(rounds.advance, len(blocks), plan.max_rounds)
         return BlockResults(
@@ -152,11 +168,17 @@ class BlockDecoder:
     def step(self, blocks: Sequence[_Running], hidden: torch.Tensor) -> None:
         """One step for blocks that are not done."""
         by_name: dict[DllmAlgorithm, list[_Running]] = {}
+        guided: list[_Running] = []
         for block in blocks:
-            by_name.setdefault(self.table.algorithm_name(block.row.slot), []).append(block)
+            if block.mask is None:
+                by_name.setdefault(self.table.algorithm_name(block.row.slot), []).append(block)
+            else:
+                guided.append(block)
         for name, own in by_name.items():
             self._step_algorithm(name, own, hidden)
-        self._write([block.row.slot for block in blocks])
+        self._write([block.row.slot for block in blocks if block.mask is None])
+        if guided:
+            self._step_guided(guided, hidden)
 
     def _step_algorithm(
         self, name: DllmAlgorithm, blocks: Sequence[_Running], hidden: torch.Tensor
@@ -166,16 +188,7 @@ class BlockDecoder:
         undecided, fixed = table.undecided[slots], table.fixed[slots]
         was_open = [bool(row.any()) for row in undecided]
         scored = scored_positions(algorithm, undecided, fixed, only_needed=self._masked_logits)
-        rows, columns = np.nonzero(scored)
-        index = np.array([block.first for block in blocks], dtype=np.int64)[rows] + columns
-        slot_of = np.array(slots, dtype=np.int64)[rows]
-        random = random_positions(
-            self._tables.sampling,
-            slot_of,
-            table.starts[slot_of] + columns,
-            table.rounds[slot_of],
-            hidden.device,
-        )
+        logits, random = self._scores(blocks, scored, hidden)
         batch = BlockBatch(
             ids=table.ids[slots],
             undecided=undecided,
@@ -187,9 +200,6 @@ class BlockDecoder:
                 logits, scored, mask_token_id=table.mask_token_id, random=random
             ),
         )
-        logits = self._score(
-            hidden.index_select(0, to_device(torch.from_numpy(index), hidden.device))
-        )
         states: IntArray | None = table.states[slots] if algorithm.init_step_state() else None
         done = algorithm.step(batch, logits, states)
         table.ids[slots], table.undecided[slots] = batch.ids, batch.undecided
@@ -199,6 +209,47 @@ class BlockDecoder:
         for block, is_done, was in zip(blocks, done.tolist(), was_open, strict=True):
             block.num_rounds += was or algorithm.edits
             self._settle(block, is_done, edits=algorithm.edits)
+
+    def _step_guided(self, blocks: Sequence[_Running], hidden: torch.Tensor) -> None:
+        """One step for blocks under a grammar: a run of tokens from the left, to be examined."""
+        table = self.table
+        slots = [block.row.slot for block in blocks]
+        undecided = table.undecided[slots]
+        logits, random = self._scores(blocks, undecided, hidden)
+        counts = undecided.sum(axis=1)
+        masks = b"".join(block.mask or b"" for block in blocks)
+        firsts = (counts.cumsum() - counts).tolist()
+        rows = MaskRows(firsts, masks, self._vocab_size, hidden.device)
+        rows.apply(logits, native=self._tables.native_draws)
+        proposal = propose(logits, undecided, mask_token_id=table.mask_token_id, random=random)
+        sure = proposal.confidence > table.params(slots).threshold
+        table.proposed[slots] = proposal.token_ids
+        table.rounds[slots] += 1
+        for place, block in enumerate(blocks):
+            first = int(undecided[place].argmax())
+            later = sure[place, first + 1 :]
+            num_sure = len(later) if later.all() else int(later.argmin())
+            tokens = proposal.token_ids[place, first : first + 1 + num_sure]
+            block.token_ids = tokens.tolist()
+            block.num_rounds += 1
+            block.is_paused = True
+
+    def _scores(
+        self, blocks: Sequence[_Running], scored: BoolArray, hidden: torch.Tensor
+    ) -> tuple[torch.Tensor, RandomRows | None]:
+        """Logits of scored positions [N, B], row by row, and with what they draw."""
+        rows, columns = np.nonzero(scored)
+        slots = np.array([block.row.slot for block in blocks], dtype=np.int64)[rows]
+        index = np.array([block.first for block in blocks], dtype=np.int64)[rows] + columns
+        random = random_positions(
+            self._tables.sampling,
+            slots,
+            self.table.starts[slots] + columns,
+            self.table.rounds[slots],
+            hidden.device,
+        )
+        chosen = to_device(torch.from_numpy(index), hidden.device)
+        return self._score(hidden.index_select(0, chosen)), random
 
     def _settle(self, block: _Running, is_done: bool, *, edits: bool) -> None:
         """Decides whether the block leaves, and with which tokens."""
@@ -222,7 +273,14 @@ class BlockDecoder:
             num_rounds=block.num_rounds,
             num_forwards=block.num_forwards,
             state=b"" if block.is_done else self.table.save(block.row.slot),
+            draft=self._draft(block),
         )
+
+    def _draft(self, block: _Running) -> list[int] | None:
+        slot = block.row.slot
+        if block.is_done or block.is_paused or not self.table.wants_drafts[slot]:
+            return None
+        return self.table.draft(slot)
 
     def _write(self, slots: Sequence[int]) -> None:
         if not slots:
@@ -259,5 +317,7 @@ class _Rounds:
         self.num_forwards += 1
         for block in blocks:
             block.num_forwards += 1
-        self._decoder.step([block for block in blocks if not block.is_done], hidden)
-        return [block.is_done for block in blocks]
+        self._decoder.step(
+            [block for block in blocks if not (block.is_done or block.is_paused)], hidden
+        )
+        return [block.is_done or block.is_paused for block in blocks]

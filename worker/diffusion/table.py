@@ -57,6 +57,10 @@ class BlockTable:
         """Steps that the block has seen."""
         self.starts = np.full(num_slots, -1, dtype=np.int64)
         """First position of the block; -1 before the first."""
+        self.proposed = np.zeros(shape, dtype=np.int32)
+        """Under a grammar: tokens of the last round, which `accept` may make good."""
+        self.wants_drafts = np.zeros(num_slots, dtype=np.bool_)
+        """Whether the request is told how its block stands."""
         self._fresh = np.zeros(num_slots, dtype=np.bool_)
         """Whether the device's tokens are still to be brought to `ids`."""
         self._names: list[DllmAlgorithm] = [defaults.algorithm] * num_slots
@@ -79,7 +83,14 @@ class BlockTable:
         self._set_params(slot, block.params or DiffusionParams())
         self.starts[slot] = -1
         if block.state:
-            self._restore(slot, block.state)
+            self._restore(slot, block.state, tokens)
+
+    def accept(self, slot: int, end: int) -> None:
+        """Decides the undecided positions before `end` as they were proposed."""
+        positions = self.starts[slot] + np.arange(self.block_size)
+        taken = self.undecided[slot] & (positions < end)
+        self.ids[slot, taken] = self.proposed[slot, taken]
+        self.undecided[slot, taken] = False
 
     def enter(self, slot: int, start: int) -> bool:
         """Makes the block at `start` the slot's running one.
@@ -127,6 +138,12 @@ class BlockTable:
         token_ids: list[int] = self.ids[slot][~self.fixed[slot]].tolist()
         return token_ids
 
+    def draft(self, slot: int) -> list[int]:
+        """The slot's block beyond the prompt, -1 where undecided."""
+        shown = np.where(self.undecided[slot], -1, self.ids[slot])
+        token_ids: list[int] = shown[~self.fixed[slot]].tolist()
+        return token_ids
+
     def finished_tokens(self, slot: int) -> list[int] | None:
         """What the block adds if its request surely ends within it, else None.
 
@@ -150,14 +167,18 @@ class BlockTable:
         parts = (header, self.undecided[slot], self.ids[slot], self.states[slot])
         return b"".join(part.astype("<i4").tobytes() for part in parts)
 
-    def _restore(self, slot: int, state: bytes) -> None:
+    def _restore(self, slot: int, state: bytes, tokens: IntArray) -> None:
         values, size = np.frombuffer(state, dtype="<i4"), self.block_size
         self._begin(slot, int(values[0]))
         self.rounds[slot] = values[1]
         self.undecided[slot] = values[2 : 2 + size]
         self.ids[slot] = values[2 + size : 2 + 2 * size]
         self.states[slot] = values[2 + 2 * size :]
-        self.fixed[slot] = self.starts[slot] + np.arange(size) < self._known[slot]
+        known = tokens[self.starts[slot] :][:size]
+        self.fixed[slot] = np.arange(size) < len(known)
+        # Under a grammar, what the round before proposed may be known by now.
+        self.ids[slot, : len(known)] = known
+        self.undecided[slot, : len(known)] = False
 
     def _begin(self, slot: int, start: int) -> None:
         self.starts[slot] = start
@@ -170,6 +191,7 @@ class BlockTable:
         if name == defaults.algorithm and defaults.threshold is not None:
             own = defaults.threshold
         self._names[slot] = name
+        self.wants_drafts[slot] = params.stream_drafts
         self._threshold[slot] = _or(params.threshold, own)
         self._edit_threshold[slot] = _or(params.edit_threshold, defaults.edit_threshold)
         self._penalty[slot] = _or(params.penalty, defaults.penalty)

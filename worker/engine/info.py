@@ -33,6 +33,7 @@ def build_engine_info(config: EngineConfig, hellos: Sequence[Hello]) -> EngineIn
         eos_token_ids=list(model.eos_token_ids),
         block_hash_salt=model.block_hash_salt,
         block_size=model.block_size,
+        dllm_algorithm=config.dllm_algorithm if model.block_size > 1 else "",
         structured_outputs_backend=config.structured_outputs_backend,
         max_num_batched_tokens=config.max_num_batched_tokens,
         max_queued_requests=config.max_queued_requests,

@@ -185,7 +185,7 @@ class ModelRunner:
         with self._on_compute_stream():
             draws = settled = blocks = None
             if self._blocks is not None and step.hidden is not None:
-                blocks = self._blocks.run(step.plan, step.hidden)
+                blocks = self._blocks.run(step.plan, step.hidden, masks)
             else:
                 draws = self._draw(step, self._masks(step, masks))
             if self._drafter is not None:

@@ -40,7 +40,7 @@ class BlockFiller(StepFiller):
             lengths = [budget.grant(pending) for _, pending in rest]
             self._add_rows(rest, lengths, budget, builder)
         # While every request of the step is in a running block, nothing need be scheduled.
-        if policy.inplace and not builder.has_rows_without_draws:
+        if policy.inplace and not builder.has_rows_without_draws and not self._any_watched():
             builder.max_rounds = MAX_ROUNDS
 
     def _add_rows(
@@ -52,6 +52,11 @@ class BlockFiller(StepFiller):
     ) -> None:
         by_id = {m[0].request_id: length for m, length in zip(members, lengths, strict=True)}
         self._step_running(members, by_id, budget, builder)
+
+    def _any_watched(self) -> bool:
+        """Whether anybody is to be told of every round."""
+        params = [request.sampling.diffusion for request in self._running]
+        return any(one is not None and one.stream_drafts for one in params)
 
     @staticmethod
     def _is_prompt(request: Request, block_size: int) -> bool:

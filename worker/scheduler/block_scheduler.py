@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import msgspec
+
+from worker.cache.lease import Lease
 from worker.request import Request, RequestState
 from worker.scheduler.block_policy import BlockPolicy
 from worker.scheduler.config import SchedulerConfig
-from worker.scheduler.finish import finish_state, stop_reason
-from worker.scheduler.plan import BlockOutcome, StepResult
+from worker.scheduler.finish import allows, finish_state, stop_reason
+from worker.scheduler.plan import Accept, BlockOutcome, Plan, StepResult
 from worker.scheduler.scheduler import Clock, Scheduler
 from worker.scheduler.step import Share, StepInFlight
-from worker.wire.messages import BlockTotals, StepShape
+from worker.wire.messages import BlockTotals
 
 
 class BlockScheduler(Scheduler):
@@ -23,6 +26,11 @@ class BlockScheduler(Scheduler):
     tokens. A running block is computed again in every round, in place; what is before it is
     computed once. A request that is taken back keeps the state of its running block, which no one
     here reads, and goes on with it. Only blocks that are done enter the prefix cache.
+
+    Under a grammar a block is decided from left to right. A round proposes the token of the
+    leftmost undecided position, drawn under the grammar's mask, and those after it that are sure
+    enough; they count as far as the grammar goes along, and the next Plan tells the ranks how far
+    that is. To everybody else they are like a prompt's tail, in front of what is undecided.
     """
 
     def __init__(self, config: SchedulerConfig, clock: Clock) -> None:
@@ -30,6 +38,21 @@ class BlockScheduler(Scheduler):
         super().__init__(config, clock)
         self._policy: BlockPolicy = config.blocks
         self._totals = self._tally.blocks = BlockTotals()
+        self._accepted: list[tuple[Request, Lease]] = []
+        """Under a grammar, with known tokens in their running blocks that ranks do not know."""
+
+    def schedule(self) -> Plan | None:
+        """See the base class."""
+        plan = super().schedule()
+        if plan is None or not self._accepted:
+            return plan
+        accepts = [
+            Accept(lease.slot, len(request.token_ids))
+            for request, lease in self._accepted
+            if request.lease is lease
+        ]
+        self._accepted.clear()
+        return msgspec.structs.replace(plan, accepts=accepts)
 
     def _counts(self, step: StepInFlight, result: StepResult) -> list[int]:
         num_blocks = sum(share.sample for share in step.shares)
@@ -45,8 +68,6 @@ class BlockScheduler(Scheduler):
 
     def _take_result(self, step: StepInFlight, result: StepResult, counts: list[int]) -> None:
         self._totals.num_forwards += result.num_forwards
-        # Several passes took the time of this step: nothing can be learned from its shape.
-        self._tally.step_shape = StepShape()
         outcomes, next_token = iter(result.blocks or ()), 0
         interrupted: list[Request] = []
         for share, count in zip(step.shares, counts, strict=True):
@@ -74,7 +95,6 @@ class BlockScheduler(Scheduler):
     def _count(self, outcome: BlockOutcome) -> None:
         self._totals.num_rounds += outcome.num_rounds
         self._totals.num_passes += outcome.num_forwards
-        self._totals.num_tokens += outcome.num_tokens
 
     def _take_block(self, share: Share, outcome: BlockOutcome, token_ids: list[int]) -> None:
         request = share.request
@@ -85,12 +105,9 @@ class BlockScheduler(Scheduler):
         request.num_computed = computed
         if token_ids and request.slo is not None and request.first_token_s < 0.0:
             request.first_token_s = self._clock()
-        state: RequestState | None = None
-        for token_id in token_ids:
-            request.token_ids.append(token_id)
-            state = finish_state(request, token_id)
-            if state is not None:
-                break
+        num_known = len(request.token_ids)
+        state = self._take_tokens_of(request, token_ids)
+        self._totals.num_tokens += len(request.token_ids) - num_known
         self._commit_pages(share, computed)
         if state is not None:
             self._end(request, state, keep_place=True)
@@ -98,8 +115,25 @@ class BlockScheduler(Scheduler):
             self._outbox.put(
                 request, stop_reason(request, self.config.eos_token_ids) if stopped else None
             )
-        elif token_ids:
-            self._outbox.put(request)
+        elif token_ids or outcome.draft is not None:
+            self._outbox.put(request, draft=outcome.draft)
+        if state is None and request.grammar is not None:
+            self._accepted.append((request, share.lease))
+            if request.grammar.is_slow and token_ids:
+                self._hold(request, request.grammar, request.token_ids[-1])
+
+    @staticmethod
+    def _take_tokens_of(request: Request, token_ids: list[int]) -> RequestState | None:
+        """Appends tokens, as far as its grammar goes along; the state that they end it in."""
+        grammar = request.grammar
+        for place, token_id in enumerate(token_ids):
+            if place and grammar is not None and not allows(grammar.mask, token_id):
+                return None
+            request.token_ids.append(token_id)
+            state = finish_state(request, token_id)
+            if state is not None or (grammar is not None and grammar.is_slow):
+                return state
+        return None
 
     def _commit_pages(self, share: Share, num_computed: int) -> None:
         """HAZARD: a block that its request ended in the middle of was computed with what came

@@ -14,7 +14,7 @@ def finish_state(request: Request, token_id: int) -> RequestState | None:
     and `ignore_eos` say; of one that is slow, that is found out later.
     """
     grammar = request.grammar
-    if grammar is not None and not _allows(grammar.mask, token_id):
+    if grammar is not None and not allows(grammar.mask, token_id):
         request.error = (
             f"structured_outputs: the grammar cannot go on with token {token_id}, but other "
             "parameters of the request left no other to draw"
@@ -32,7 +32,8 @@ def finish_state(request: Request, token_id: int) -> RequestState | None:
     return RequestState.FINISHED_STOPPED if grammar.is_complete else None
 
 
-def _allows(mask: bytes, token_id: int) -> bool:
+def allows(mask: bytes, token_id: int) -> bool:
+    """Whether a mask, little-endian words, has the token's bit."""
     return bool(mask[token_id // 8] >> token_id % 8 & 1)
 
 

@@ -15,8 +15,15 @@ class Outbox:
     def __bool__(self) -> bool:
         return bool(self._deltas)
 
-    def put(self, request: Request, stop_reason: int | None = None) -> None:
+    def put(
+        self,
+        request: Request,
+        stop_reason: int | None = None,
+        draft: list[int] | None = None,
+    ) -> None:
         """Adds a request's news: tokens not sent yet, and why it ended if it has.
+
+        `draft` tells how its running block stands, of a request that asks for it.
 
         The number of cached prompt tokens goes with the first token, or with the end if that
         comes before any token.
@@ -40,6 +47,7 @@ class Outbox:
         delta.ended_by_grammar = request.ended_by_grammar
         delta.rejection = request.rejection
         delta.num_rounds, delta.num_forwards = request.num_rounds, request.num_forwards
+        delta.draft = draft
         if request.logprobs:
             delta.logprobs, request.logprobs = request.logprobs, []
         if request.prompt_logprobs is not None and token_ids:

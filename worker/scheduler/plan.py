@@ -101,6 +101,14 @@ class Row(msgspec.Struct, array_like=True, frozen=True):
         return self.length if self.num_drafts < 0 else min(self.length, 1 + self.num_drafts)
 
 
+class Accept(msgspec.Struct, array_like=True, frozen=True):
+    """Decides positions of a slot's running block that a round under a grammar proposed."""
+
+    slot: int
+    end: int
+    """Those before this one."""
+
+
 class Plan(msgspec.Struct, array_like=True, frozen=True):
     """One step. Rows of length 1 come first (decodes), then those that float, then the chunks."""
 
@@ -120,6 +128,8 @@ class Plan(msgspec.Struct, array_like=True, frozen=True):
     """Drafts that are less likely to count than this are not worth their cost."""
     max_rounds: int = 1
     """Of running blocks: most forward passes before control returns without any being done."""
+    accepts: list[Accept] = []
+    """Of running blocks under a grammar; applied before the admits."""
 
     @property
     def num_tokens(self) -> int:
@@ -160,7 +170,8 @@ class BlockOutcome(msgspec.Struct, array_like=True, frozen=True):
     """What a step came to for one running block."""
 
     num_tokens: int
-    """Tokens that the block adds to its request; 0 where it is not done."""
+    """Tokens that the block adds to its request; 0 where it is not done. Under a grammar, tokens
+    that a round proposes from the leftmost undecided position on: the first fits."""
     is_committed: bool
     """Whether the cache holds the block as it is now: it was done before the last pass."""
     num_rounds: int
@@ -169,6 +180,8 @@ class BlockOutcome(msgspec.Struct, array_like=True, frozen=True):
     """All passes it was in."""
     state: bytes = b""
     """Of a block that is not done: opaque to all but the rank that is to go on with it."""
+    draft: list[int] | None = None
+    """Of such a block, where its request asks for it: its tokens, -1 where undecided."""
 
 
 class StepResult(msgspec.Struct, array_like=True, frozen=True):

@@ -235,11 +235,11 @@ class Scheduler:
         self._completed = step.seq
         self._cache.complete(step.seq)
         self._digest.update(step.seq, result.token_ids)
-        self._tally.step_ms = result.compute_ms
+        shape, step_ms = step.measured(result)
+        self._tally.step_shape, self._tally.step_ms = shape, step_ms
         self._tally.num_step_tokens = step.num_tokens
-        self._tally.step_shape = step.shape
         if self._any_slo:
-            self._forecast.observe(step.shape, result.compute_ms / 1e3)
+            self._forecast.observe(shape, step_ms / 1e3)
         self._take_result(step, result, counts)
 
     def masks(self, drafts: Sequence[Sequence[int]] = ()) -> bytes:

@@ -56,6 +56,25 @@ class StepInFlight:
             )
         return counts
 
+    def measured(self, result: StepResult) -> tuple[StepShape, float]:
+        """What its average forward pass computed, and in how many milliseconds.
+
+        Only running blocks take more than one; after the first, nothing else is computed.
+        """
+        num_passes = result.num_forwards
+        if num_passes == 1:
+            return self.shape, result.compute_ms
+        blocks = [(share.request.block_size, share.end) for share in self.shares if share.sample]
+        tokens = sum(size for size, _ in blocks)
+        attended = sum(size * end for size, end in blocks)
+        shape = StepShape(
+            seq=self.seq,
+            prefill_tokens=(self.shape.prefill_tokens + (num_passes - 1) * tokens) // num_passes,
+            prefill_attended=(self.shape.prefill_attended + (num_passes - 1) * attended)
+            // num_passes,
+        )
+        return shape, result.compute_ms / num_passes
+
     def masks(self, drafts: Sequence[Sequence[int]]) -> bytes:
         """Masks for the Plan's masked draws, once the results of all earlier steps are applied.
 
@@ -134,8 +153,8 @@ class StepBuilder:
         end = start + length
         sample = end == request.num_wanted
         request.num_computed = end
-        if sample and request.block_size == 1:
-            request.num_placeholders += 1
+        if sample:
+            request.num_placeholders += request.block_size == 1
             self._any_masked |= request.grammar is not None
         lease.fence = self.seq
         self.num_tokens += length

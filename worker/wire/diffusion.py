@@ -38,6 +38,8 @@ class DiffusionParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=T
     """Most rounds of replacing once a block has no undecided position (JointThreshold)."""
     penalty: float | None = None
     """Taken off the logit of the token that stands just before a position (JointThreshold)."""
+    stream_drafts: bool = False
+    """Whether a stream tells after every round how the running block stands."""
 
     def __post_init__(self) -> None:
         for name in ("threshold", "edit_threshold"):

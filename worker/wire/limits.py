@@ -64,7 +64,6 @@ def _unsuited(submit: Submit, info: EngineInfo) -> str | None:
         "min_tokens": sampling.min_tokens > 0,
         "logprobs": sampling.logprobs is not None,
         "prompt_logprobs": sampling.prompt_logprobs is not None,
-        "structured_outputs": bool(sampling.structured_outputs or submit.grammar),
     }
     for name, is_asked_for in problems.items():
         if is_asked_for:
@@ -72,6 +71,13 @@ def _unsuited(submit: Submit, info: EngineInfo) -> str | None:
                 f"{name} is not available for this model, which decides its tokens block by block "
                 "in no fixed order: leave it out"
             )
+    own = sampling.diffusion.algorithm if sampling.diffusion is not None else None
+    algorithm = own or info.dllm_algorithm
+    if sampling.structured_outputs is not None and algorithm == "JointThreshold":
+        return (
+            "structured_outputs needs an algorithm that leaves decided tokens as they are, "
+            'JointThreshold replaces them: ask for "diffusion": {"algorithm": "LowConfidence"}'
+        )
     return None
 
 

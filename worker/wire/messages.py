@@ -17,7 +17,7 @@ from worker.wire.sampling import SamplingParams
 from worker.wire.slo import Slo
 from worker.wire.speculation import SpeculationTotals
 
-PROTOCOL_VERSION = 4
+PROTOCOL_VERSION = 5
 """Raised whenever a message changes shape; both sides refuse another version on attach."""
 
 FinishReason = Literal["stop", "length", "abort", "error"]
@@ -162,6 +162,8 @@ class TokenDelta(msgspec.Struct, array_like=True):
     """Of a block-diffusion model, so far: passes that found something to decide."""
     num_forwards: int = 0
     """Of a block-diffusion model, so far: all forward passes."""
+    draft: list[int] | None = None
+    """Of a request that asks for it: its running block, -1 where undecided."""
 
     @property
     def ends_with_stop_token(self) -> bool:
@@ -326,6 +328,8 @@ class EngineInfo(msgspec.Struct, array_like=True, tag="info"):
     """Tokens that they may have together; 0 for any number."""
     block_size: int = 1
     """Tokens that the model decides together, of block diffusion; 1 for an autoregressive model."""
+    dllm_algorithm: str = ""
+    """What decides them where a request names none; empty for an autoregressive model."""
 
 
 class StepReport(msgspec.Struct, array_like=True, tag="step"):

@@ -49,7 +49,7 @@ def test_figures_and_checks(model: Path, capsys: pytest.CaptureFixture[str]) -> 
     for name in ("forwards_ratio", "fused_forwards_ratio", "wall_ratio", "inplace_ratio"):
         assert result[f"{name}_3"] == checks[f"{name}_3"]["value"] > 0
     assert checks["accuracy_change_3"]["holds"]
-    assert result["long_prompt_forwards_ratio"] > 1
+    assert result["long_prompt_forwards_ratio_3"] > 1
     assert "long_prompt_wall_ratio" in checks
 
 

@@ -19,6 +19,8 @@ class BlockOutput:
     """By block, as deltas come block by block."""
     finish_reason: str | None = None
     num_forwards: int = 0
+    drafts: list[list[int]] = field(default_factory=list)
+    """In the order in which they came, each followed by its number of known tokens then."""
 
 
 class BlockEngine(Engine):
@@ -45,6 +47,9 @@ class BlockEngine(Engine):
             for delta in self.core.step().deltas.get("g", ()):
                 output = outputs[delta.request_id]
                 output.token_ids += delta.token_ids
+                if delta.draft is not None:
+                    output.drafts.append([*delta.draft, len(output.token_ids)])
+                    continue
                 output.rounds.append(delta.num_rounds - sum(output.rounds))
                 output.finish_reason = delta.finish_reason
                 output.num_forwards = delta.num_forwards

@@ -105,7 +105,7 @@ class InventedEngine:
             device=torch.device("cpu"),
             block_size=block_size,
         )
-        model = SimpleNamespace(block_size=block_size, mask_token_id=MASK)
+        model = SimpleNamespace(block_size=block_size, mask_token_id=MASK, vocab_size=VOCAB)
         self._decoder = BlockDecoder(
             config,
             cast("ModelConfig", model),

@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
 import torch
@@ -158,6 +159,34 @@ def test_committed_blocks_are_found_again(checkpoint: SdarCheckpoint) -> None:
     assert second.token_ids == fresh.token_ids
     # The last block of the first request was never committed; its other pages were.
     assert second.num_forwards <= fresh.num_forwards
+
+
+def test_drafts_tell_how_a_block_comes_about(
+    checkpoint: SdarCheckpoint, alone: list[BlockOutput]
+) -> None:
+    asked = [
+        SamplingParams(
+            **{
+                **{name: getattr(one, name) for name in ("temperature", "top_k", "top_p", "seed")},
+                "max_tokens": 29,
+                "ignore_eos": True,
+                "diffusion": msgspec.structs.replace(
+                    one.diffusion or DiffusionParams(), stream_drafts=index % 3 > 0
+                ),
+            }
+        )
+        for index, one in enumerate(sampling())
+    ]
+    found = serve(checkpoint, [(prompts(), asked)])
+    for index, (one, other) in enumerate(zip(found, alone, strict=True)):
+        assert (one.token_ids, sum(one.rounds)) == (other.token_ids, sum(other.rounds))
+        assert bool(one.drafts) == bool(index % 3)
+        if index % 2:
+            continue  # JointThreshold may replace what it has shown
+        for *draft, known in one.drafts:
+            assert len(draft) - draft.count(-1) > 0
+            shown = zip(draft, one.token_ids[known:], strict=False)
+            assert all(token in (-1, final) for token, final in shown)
 
 
 @pytest.mark.parametrize(

@@ -60,3 +60,16 @@ def test_commits_ride_on_the_next_block() -> None:
             engine.step()
         # A prompt of whole blocks rides on the first round, or takes a pass of its own.
         assert engine.num_forwards == forwards + (disable != ())
+
+
+def test_steps_are_measured_by_their_average_pass() -> None:
+    """Two whole blocks of prompt and one running block, then seven passes over that alone."""
+    engine = InventedEngine(8, flat=True)
+    sampling = SamplingParams(temperature=0.0, max_tokens=16, ignore_eos=True)
+    engine.add("a", [5] * 16, sampling)
+    load = engine.step().load
+    assert load.step_ms == 1.0 / 8
+    assert load.step_shape.prefill_tokens == (3 * 8 + 7 * 8) // 8
+    whole = 3 * 8 * (3 * 8 + 1) // 2
+    assert load.step_shape.prefill_attended == (whole + 7 * 8 * 24) // 8
+    assert load.step_shape.decode_rows == 0
