@@ -121,13 +121,7 @@ cannot be asked (the whole cluster goes), nothing is waited for. */}}
 {{- define "rayfleet.drain" -}}
 preStop:
   exec:
-    command:
-      - /bin/sh
-      - -c
-      - >-
-        ray drain-node --reason DRAIN_NODE_REASON_PREEMPTION --reason-message "the pod is to end"
-        --deadline-remaining-seconds {{ int64 .Values.longestStreamSeconds }} || exit 0;
-        while grep -qs '^ray::ServeReplica' /proc/[0-9]*/cmdline; do sleep 1; done
+    command: [python, -m, cluster.drain, --deadline, {{ int64 .Values.longestStreamSeconds | quote }}]
 {{- end -}}
 
 {{/* What Ray counts of a pod: CPUs as requested, rounded up, and GPUs. */}}

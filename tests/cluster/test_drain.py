@@ -1,0 +1,80 @@
+"""A node's replicas are found, and waited for, in a /proc as Linux lays it out."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from pathlib import Path
+
+import pytest
+
+from cluster import drain
+from cluster.drain import Raylet, announce, count_replicas, find_raylets, wait_for_replicas
+
+RAYLET = ["/venv/ray/core/src/ray/raylet/raylet", "--node_id=ab12", "--gcs-address=10.0.0.1:6379"]
+
+
+class Machine:
+    """Processes as files."""
+
+    def __init__(self, folder: Path) -> None:
+        self.proc = folder
+        self.add(10, 1, RAYLET)
+        self.add(11, 1, ["python", "-c", "raylet"])
+
+    def add(self, pid: int, parent: int, arguments: list[str]) -> None:
+        (self.proc / str(pid)).mkdir()
+        (self.proc / str(pid) / "cmdline").write_text("\0".join([*arguments, ""]))
+        (self.proc / str(pid) / "stat").write_text(f"{pid} (a ) b) S {parent} {pid} 0")
+
+    def end(self, pid: int) -> None:
+        shutil.rmtree(self.proc / str(pid))
+
+
+@pytest.fixture
+def machine(tmp_path: Path) -> Machine:
+    return Machine(tmp_path)
+
+
+def test_the_raylet_is_found(machine: Machine) -> None:
+    assert list(find_raylets(machine.proc)) == [Raylet(10, "ab12", "10.0.0.1:6379")]
+
+
+def test_replicas_of_this_node_alone_are_waited_for(machine: Machine) -> None:
+    machine.add(20, 10, ["ray::ServeReplica:rayfleet:gateway"])
+    machine.add(21, 10, ["ray::ServeReplica:rayfleet:worker-demo"])
+    machine.add(22, 10, ["ray::IDLE"])
+    machine.add(23, 99, ["ray::ServeReplica:other:gateway"])
+    assert count_replicas(10, machine.proc) == 2
+    now, ends = 0.0, {3.0: 20, 7.0: 21}
+
+    def sleep(seconds: float) -> None:
+        nonlocal now
+        now += seconds
+        if now in ends:
+            machine.end(ends[now])
+
+    assert wait_for_replicas(10, 60, machine.proc, lambda: now, sleep)
+    assert now == 7.0
+
+
+def test_the_deadline_ends_the_wait(machine: Machine) -> None:
+    machine.add(20, 10, ["ray::ServeReplica:rayfleet:gateway"])
+    now = 0.0
+
+    def sleep(seconds: float) -> None:
+        nonlocal now
+        now += seconds
+
+    assert not wait_for_replicas(10, 5, machine.proc, lambda: now, sleep)
+    assert now == 5.0
+
+
+def test_nothing_is_waited_for_where_there_is_no_node(capsys: pytest.CaptureFixture[str]) -> None:
+    assert drain.main(["--deadline", "5", "--node-id", "none-such"]) == 0
+    assert "no Ray node" in capsys.readouterr().err
+
+
+def test_an_unreachable_control_plane_is_told_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "executable", shutil.which("false"))
+    assert not announce(Raylet(10, "ab12", "127.0.0.1:1"), 5)
