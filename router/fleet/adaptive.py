@@ -1,11 +1,12 @@
-"""The default policy: seconds, with recomputing dearer the busier the fleet is."""
+"""The default policy: seconds, with recomputing dearer the longer the queues."""
 
 from __future__ import annotations
 
 import numpy as np
 
 from router.config import RoutingConfig
-from router.fleet.base import RequestView, RoutingPolicy
+from router.fleet.base import Decision, RequestView, RoutingPolicy
+from router.fleet.crowding import Crowding
 from router.fleet.demand import Demand
 from router.fleet.utilisation import Utilisation
 from router.fleet.workers import Floats, WorkerTable
@@ -17,10 +18,11 @@ _HOST_COPY = 0.1
 class AdaptivePolicy(RoutingPolicy):
     """cost = waiting + (1 + β)·work + slowdown + eviction, in seconds.
 
-    - waiting: until the worker begins the prompt: queue, reservations, a place in the batch;
+    - waiting: what others take of the worker's time before the prompt is done, in the order in
+      which its scheduler lets them: a short prompt does not wait for long ones under way;
     - work: to compute what is not in its cache, and to fetch what is in host memory only;
-    - β = ρ/(1 − ρ) within bounds, where ρ is how busy the fleet is with prompts: in a queue with
-      utilisation ρ, work that need not be done delays all that come behind by that much;
+    - β: how many requests such work delays, within bounds (see Crowding), on a fast worker more
+      than on a slow one;
     - slowdown: of the requests that generate there by one more, at a part of its cost;
     - eviction: what is thrown out of a full cache to make room, at a part of its cost.
 
@@ -43,28 +45,42 @@ class AdaptivePolicy(RoutingPolicy):
 
     def __init__(self, config: RoutingConfig, utilisation: Utilisation) -> None:
         self._config = config
-        self._utilisation = utilisation
+        self._crowding = Crowding(utilisation)
         self._demand = Demand()
+
+    def choose(self, request: RequestView, workers: WorkerTable, now: float) -> Decision | None:
+        """See RoutingPolicy."""
+        decision = super().choose(request, workers, now)
+        if decision is not None:
+            hit = request.hit_tokens.item(decision.row)
+            self._crowding.placed(
+                workers.row_compute_s(decision.row, request.num_tokens - hit, hit)
+            )
+        return decision
 
     def costs(self, request: RequestView, workers: WorkerTable, now: float) -> Floats:
         """See RoutingPolicy."""
         config = self._config
-        busy = min(self._utilisation.at(now), 0.999)
-        beta = min(max(busy / (1.0 - busy), config.adaptive_min_beta), config.adaptive_max_beta)
         hits = request.hit_tokens
         uncached = request.num_tokens - hits
+        waiting = workers.waiting_s(now)
+        members = max(np.count_nonzero(request.eligible), 1)
+        queue_s = float(waiting @ request.eligible) / members
+        beta = self._crowding.delayed(queue_s, now)
+        beta = min(max(beta, config.adaptive_min_beta), config.adaptive_max_beta)
         cost = workers.compute_s(uncached, hits)
+        delay = workers.delay_s(now, uncached, cost, waiting, request.coming_tokens)
         if request.host_hit_tokens is not None:
             cost += request.host_hit_tokens * workers.prefill_token_s * _HOST_COPY
-        cost *= 1.0 + beta
+        cost *= 1.0 + beta * workers.worth
         if request.sharers and beta > config.adaptive_min_beta:
             cost -= self._copy_discount(request, workers, beta)
-        waiting = workers.waiting_s(now)
         if request.best_hit >= request.page_size:
             worth = self._copy_worth(request, workers, waiting, now)
             if worth is not None:
-                cost -= np.minimum(worth, (1.0 + beta) * _copy_s(request, workers))
-        cost += waiting
+                copy_s = _copy_s(request, workers)
+                cost -= np.minimum(worth, (1.0 + beta * workers.worth) * copy_s)
+        cost += delay
         cost += workers.place_s
         if config.adaptive_decode_weight:
             cost += config.adaptive_decode_weight * workers.slowdown_s
@@ -83,7 +99,7 @@ class AdaptivePolicy(RoutingPolicy):
         deserved = members * request.sharers / request.num_in_flight
         reduced = beta * min(1.0, holders / deserved)
         discount = beta - max(reduced, self._config.adaptive_min_beta)
-        return discount * _copy_s(request, workers)
+        return discount * workers.worth * _copy_s(request, workers)
 
     def _copy_worth(
         self, request: RequestView, workers: WorkerTable, waiting: Floats, now: float

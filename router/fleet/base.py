@@ -25,6 +25,8 @@ class RequestView:
     """Leading tokens that the worker's cache holds, or will by the time it gets to them."""
     host_hit_tokens: Floats | None
     """Those of `hit_tokens` that have to be fetched from host memory; None where none have."""
+    coming_tokens: Floats | None
+    """Those of `hit_tokens` that other requests are about to compute; None where there are none."""
     best_hit: float
     """The most of `hit_tokens`, eligible or not."""
     sharers: int

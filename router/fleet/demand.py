@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 _WINDOW_S = 10.0
 """Time after which a recurrence weighs 1/e."""
-_APART_S = 0.1
+_APART_S = 0.005
 """What comes within so long is one burst, and a burst says nothing of what comes after it."""
 _MAX_KNOWN = 8192
 
@@ -39,7 +39,7 @@ class Demand:
             self._known[block_hash] = (0.0, now)
             return Recurrence(0.0, 0.0)
         counted = self._known[block_hash] = _counted(known, now)
-        return Recurrence(counted[0], counted[0] / max(self._all[0], counted[0], 1.0))
+        return Recurrence(counted[0] + 1.0, min((counted[0] + 1.0) / max(self._all[0], 1.0), 1.0))
 
 
 def _counted(known: tuple[float, float], now: float) -> tuple[float, float]:

@@ -32,8 +32,10 @@ class Explainer:
         self, request: RequestView, table: WorkerTable, row: int, now: float
     ) -> Explanation:
         """Of the choice of `row`; before the request is booked there."""
-        times = table.compute_s(request.num_tokens - request.hit_tokens, request.hit_tokens)
-        times += table.waiting_s(now)
+        uncached = request.num_tokens - request.hit_tokens
+        times = table.compute_s(uncached, request.hit_tokens)
+        waiting = table.waiting_s(now)
+        times += table.delay_s(now, uncached, times, waiting, request.coming_tokens)
         times += table.place_s
         best = float(np.where(request.eligible, times, np.inf).min())
         pages = table.total_pages[table.eligible].sum()

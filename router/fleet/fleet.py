@@ -163,6 +163,7 @@ class Fleet:
             self._priced_with = self.pace.costs
             for other in self._workers.values():
                 self._price(other)
+            self._compare_speeds()
 
     def lose(self, worker_id: str) -> None:
         """The worker's rank group or the worker itself is gone, and its cache with it."""
@@ -218,20 +219,16 @@ class Fleet:
         table.last_chosen[row] = self._turn
         hit = int(request.hit_tokens.item(row))
         uncached = request.num_tokens - hit
-        prefill_s = uncached * (
-            table.prefill_token_s.item(row) + table.attended_s.item(row) * (hit + 0.5 * uncached)
-        )
-        step_s, steps = table.step_s.item(row), uncached / table.chunk.item(row)
-        done = min(now - table.reported_at.item(row), table.drain_s.item(row))
-        waiting_s = max(table.queue_s.item(row) - done, 0.0) + table.reserved_s.item(row)
+        work_s = table.row_compute_s(row, uncached, hit)
+        coming = request.coming_tokens is not None and request.coming_tokens.item(row) > 0.0
+        waiting_s = table.row_delay_s(row, now, uncached, work_s, coming=coming)
         waiting_s += table.place_s.item(row)
         explanation = None
         if self._explainer is not None:
             explanation = self._explainer.explain(request, table, row, now)
-        # Those behind it share its steps; it waits for whole ones itself.
-        reserved_s = prefill_s + steps * step_s
-        worker.reservations[request_id] = Reservation(uncached, reserved_s)
-        self._book(worker, uncached, reserved_s)
+        booking = _reservation(table, row, uncached, work_s)
+        worker.reservations[request_id] = booking
+        self._book(worker, booking, 1)
         worker.flights[request_id] = self.in_flight.add(
             prompt.hashes(BlockKey.of(worker.info)), row
         )
@@ -242,7 +239,7 @@ class Fleet:
             hit,
             int(request.best_hit),
             waiting_s,
-            prefill_s + max(steps, 1.0) * step_s,
+            work_s,
             decision.costs.item(row),
             explanation,
         )
@@ -293,14 +290,19 @@ class Fleet:
     def _unbook(self, worker: WorkerState, request_id: str) -> None:
         booking = worker.reservations.pop(request_id, None)
         if booking is not None:
-            self._book(worker, -booking.uncached_tokens, -booking.work_s)
+            self._book(worker, booking, -1)
 
-    def _book(self, worker: WorkerState, tokens: int, work_s: float) -> None:
+    def _book(self, worker: WorkerState, booking: Reservation, sign: int) -> None:
         table, row = self.table, worker.row
+        tokens = sign * booking.uncached_tokens
         worker.reserved_tokens += tokens
         table.reserved_tokens[row] = worker.reserved_tokens
         # Sums of what came and went drift; with nothing booked they are zero again.
-        table.reserved_s[row] = table.reserved_s[row] + work_s if worker.reservations else 0.0
+        if worker.reservations:
+            table.reserved_s[row] += sign * booking.work_s
+            table.reserved_first_s[row] += sign * booking.first_s
+        else:
+            table.reserved_s[row] = table.reserved_first_s[row] = 0.0
         table.empty_tokens[row] -= tokens
         self._count_places(worker)
 
@@ -310,7 +312,14 @@ class Fleet:
         infos = [worker.info for worker in self._workers.values() if worker.ready]
         self._keys = list(dict.fromkeys(BlockKey.of(i) for i in infos if i is not None))
         self.utilisation.set_num_workers(len(infos), self._clock())
+        self._compare_speeds()
         self._hits.members_changed({w.worker_id: w.row for w in self._workers.values()})
+
+    def _compare_speeds(self) -> None:
+        ready = [worker for worker in self._workers.values() if worker.ready]
+        speeds = [1.0 / self.pace.factor(worker.worker_id) for worker in ready]
+        for worker, speed in zip(ready, speeds, strict=True):
+            self.table.worth[worker.row] = speed * len(speeds) / sum(speeds)
 
     def _tabulate(self, worker: WorkerState) -> None:
         info, load, table, row = worker.info, worker.load, self.table, worker.row
@@ -333,10 +342,13 @@ class Fleet:
         costs, factor = self.pace.costs, self.pace.factor(worker.worker_id)
         price = price_load(worker.load, info, costs, factor)
         table.queue_s[row] = price.queue_s
+        table.first_s[row] = price.first_s
         table.drain_s[row] = price.drain_s
         table.step_s[row] = price.step_s
         table.row_s[row] = price.row_s
         table.chunk[row] = price.chunk
+        table.piece[row] = price.piece
+        table.stretch[row] = price.stretch
         table.prefill_token_s[row] = costs.prefill_token * factor
         table.attended_s[row] = costs.attended * factor
         self._count_places(worker)
@@ -348,3 +360,11 @@ class Fleet:
         over = max(active + 1 - places, 0.0)
         table.place_s[row] = over / places * _OUTPUT_STEPS * table.step_s.item(row)
         table.slowdown_s[row] = active * _OUTPUT_STEPS * table.row_s.item(row)
+
+
+def _reservation(table: WorkerTable, row: int, uncached: int, work_s: float) -> Reservation:
+    """Of a request that takes `work_s` by itself: those behind it share its last step."""
+    part = uncached / table.chunk.item(row)
+    work_s -= max(1.0 - part, 0.0) * table.step_s.item(row)
+    first_s = work_s * min(1.0, table.piece.item(row) / max(uncached, 1))
+    return Reservation(uncached, work_s, first_s)

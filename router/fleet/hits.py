@@ -63,6 +63,7 @@ class HitFinder:
         num_tokens = prompt.num_tokens
         hits = np.zeros(size)
         on_device: NDArray[np.float64] | None = None
+        cached: NDArray[np.float64] | None = None
         best = 0
         sharers = 0
         for key in keys:
@@ -79,6 +80,8 @@ class HitFinder:
                 hits[holders.any] = length * page
                 longest = length
             flights = self._in_flight.match(hashes)
+            if flights and cached is None:
+                cached = hits.copy()
             for bits, length, _ in flights:
                 rows = self._rows_of(bits)
                 for array in (hits,) if on_device is None else (hits, on_device):
@@ -94,11 +97,13 @@ class HitFinder:
             np.minimum(hits, limit, out=hits)
         if on_device is not None:
             host_hits = np.maximum(hits - on_device, 0.0)
+        coming = None if cached is None else np.maximum(hits - cached, 0.0)
         return RequestView(
             num_tokens=num_tokens,
             eligible=eligible,
             hit_tokens=hits,
             host_hit_tokens=host_hits,
+            coming_tokens=coming,
             best_hit=best,
             sharers=sharers,
             num_in_flight=len(self._in_flight),

@@ -16,6 +16,8 @@ class Reservation:
     """Prompt tokens that its prefix cache does not have."""
     work_s: float = 0.0
     """To compute them."""
+    first_s: float = 0.0
+    """Of that, what is computed though other prompts are under way."""
     epoch: int = 0
     """Incarnation of the worker that took it; 0 before the worker said so."""
     ordinal: int = 0

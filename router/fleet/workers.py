@@ -25,22 +25,33 @@ class WorkerTable:
     """To compute the prompts that its last report tells of."""
     reported_at: Floats
     """When that was."""
+    first_s: Floats
+    """Of `queue_s`, the first pieces of prompts that wait: what a step does of a new prompt though
+    others are under way."""
     drain_s: Floats
     """As much of `queue_s` can have been done since: what is in one step."""
     reserved_s: Floats
     """To compute what this gateway has sent there since."""
+    reserved_first_s: Floats
+    """Of `reserved_s`, the same."""
     reserved_tokens: Floats
     """Uncached prompt tokens of these."""
     prefill_token_s: Floats
     """Per prompt token."""
     attended_s: Floats
     """Per pair of a prompt token and a position that it attends to."""
+    worth: Floats
+    """Of a second of its time, for what it computes in it; 1 on average."""
     step_s: Floats
     """A step without prompts, as its running requests are."""
     row_s: Floats
     """What one more running request adds to that."""
     chunk: Floats
     """Most prompt tokens of one step."""
+    piece: Floats
+    """Most tokens of such a first piece; 0 where prompts under way leave nothing."""
+    stretch: Floats
+    """What its time is multiplied by while prompts under way take the rest of each step."""
     num_active: Floats
     """Requests running, waiting, and on their way."""
     places: Floats
@@ -98,6 +109,55 @@ class WorkerTable:
         waiting += self.reserved_s
         return waiting
 
+    def delay_s(
+        self,
+        now: float,
+        num_tokens: Floats,
+        work_s: Floats,
+        waiting: Floats,
+        coming: Floats | None,
+    ) -> Floats:
+        """What others take of the time until a prompt with so much to compute is done, per row.
+
+        One that is a single piece need not wait for those under way: while it and the pieces
+        before it are computed, they only get the rest of each step.
+
+        Args:
+            now: the clock.
+            num_tokens: to compute, per row.
+            work_s: what that takes.
+            waiting: `waiting_s`.
+            coming: tokens that it waits for others to compute; None for none.
+        """
+        first = self.reserved_first_s + np.maximum(self.first_s - (now - self.reported_at), 0.0)
+        first *= self.stretch
+        first += (self.stretch - 1.0) * work_s
+        np.minimum(first, waiting, out=first)
+        soon = num_tokens <= self.piece
+        if coming is not None:
+            soon &= coming <= 0.0
+        result: Floats = np.where(soon, first, waiting)
+        return result
+
+    def row_delay_s(
+        self,
+        row: int,
+        now: float,
+        num_tokens: float,
+        work_s: float,
+        *,
+        coming: bool,
+    ) -> float:
+        """The same for one row; all of its queue where what others compute is waited for."""
+        since = now - self.reported_at.item(row)
+        waiting = max(self.queue_s.item(row) - min(since, self.drain_s.item(row)), 0.0)
+        waiting += self.reserved_s.item(row)
+        if coming or num_tokens > self.piece.item(row):
+            return waiting
+        stretch = self.stretch.item(row)
+        first = max(self.first_s.item(row) - since, 0.0) + self.reserved_first_s.item(row)
+        return min(waiting, stretch * first + (stretch - 1.0) * work_s)
+
     def compute_s(self, num_tokens: Floats, num_cached: Floats) -> Floats:
         """To compute so many tokens of a prompt after so many that are cached, per row."""
         seconds = self.attended_s * (num_cached + 0.5 * num_tokens)
@@ -105,6 +165,13 @@ class WorkerTable:
         seconds *= num_tokens
         seconds += np.maximum(num_tokens / self.chunk, 1.0) * self.step_s
         return seconds
+
+    def row_compute_s(self, row: int, num_tokens: float, num_cached: float) -> float:
+        """The same for one row."""
+        attended_s = self.attended_s.item(row) * (num_cached + 0.5 * num_tokens)
+        steps = max(num_tokens / self.chunk.item(row), 1.0)
+        seconds = num_tokens * (self.prefill_token_s.item(row) + attended_s)
+        return seconds + steps * self.step_s.item(row)
 
     def _resize(self, capacity: int) -> None:
         for name in _FLOATS:

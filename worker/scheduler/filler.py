@@ -61,6 +61,13 @@ class StepFiller:
         self._num_without = 0
         """Steps in a row that left decodes out."""
 
+    @property
+    def new_prompt_share(self) -> float:
+        """Part of a step's prompt tokens that prompts under way leave to those that wait."""
+        if not self.config.enable_chunked_prefill:
+            return 0.0
+        return 1.0 - self.admission.options.max_prefill_share
+
     def fill(self, builder: StepBuilder, now: float) -> None:
         """Shares the step's tokens among those that run and those that wait."""
         # A copy: admission adds members, and claiming pages takes some back.

@@ -43,12 +43,15 @@ def snapshot(
     num_held: int,
     retry_after_s: int,
     speculation: SpeculationTotals | None,
+    new_prompt_share: float,
 ) -> LoadSnapshot:
     """The load as it stands; cost is one pass over the running set."""
-    to_prefill = 0
+    to_prefill = attended = 0
     for request in running:
-        if request.num_prefill > request.num_computed:
-            to_prefill += request.num_prefill - request.num_computed
+        left = request.num_prefill - request.num_computed
+        if left > 0:
+            to_prefill += left
+            attended += left * (request.num_computed + request.num_prefill) // 2
     return LoadSnapshot(
         num_running=len(running),
         num_waiting=len(queue) + num_held,
@@ -67,4 +70,6 @@ def snapshot(
         least_queued_priority=queue.least_level,
         retry_after_s=retry_after_s,
         blocks=None if tally.blocks is None else replace(tally.blocks),
+        prefilling_attended=attended,
+        new_prompt_share=new_prompt_share,
     )

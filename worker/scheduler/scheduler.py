@@ -263,6 +263,7 @@ class Scheduler:
                 num_held=len(self._held),
                 retry_after_s=self._limits.retry_after_s(self._clock()),
                 speculation=None if self._speculation is None else self._speculation.totals,
+                new_prompt_share=self._filler.new_prompt_share,
             ),
         )
 

@@ -288,6 +288,11 @@ class LoadSnapshot(msgspec.Struct, array_like=True):
     """Seconds in which what waits now should have been admitted, from the rate of late."""
     blocks: BlockTotals | None = None
     """None for an autoregressive model."""
+    prefilling_attended: int = 0
+    """Pairs of a prompt token, of those admitted and not computed yet, and a position that it
+    attends to."""
+    new_prompt_share: float = 0.0
+    """Part of a step's prompt tokens that prompts under way leave to those that wait."""
 
 
 class Canary(msgspec.Struct, array_like=True, frozen=True):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -35,6 +36,7 @@ CONTENDERS = (
     "round-robin",
     "session",
     "ray-prefix",
+    "dynamo",
 )
 
 _FLEET_GRIDS: Mapping[str, tuple[Settings, ...]] = {
@@ -49,6 +51,13 @@ _RAY_GRID: tuple[Settings, ...] = tuple(
     for threshold in (2, 5, 10, 20, 50)
     for rate in (0.1, 0.3)
 )
+_NEVER_S = 10**6
+_DYNAMO_GRID: tuple[Settings, ...] = tuple(
+    {"PREFILL_LOAD_SCALE": scale, **predicted}
+    for scale in (0.5, 1.0, 2.0, 5.0, 10.0)
+    for predicted in ({}, {"PREDICTED_TTL_SECS": _NEVER_S})
+)
+"""Its clock is not the simulation's, so what it predicts is let expire at once or never."""
 
 
 def lineup(names: tuple[str, ...]) -> tuple[list[Entry], list[str]]:
@@ -60,6 +69,11 @@ def lineup(names: tuple[str, ...]) -> tuple[list[Entry], list[str]]:
                 notes.append("ray-prefix is left out: ray is not installed")
                 continue
             entries.append(Entry(name=name, create=_ray, grid=_RAY_GRID))
+        elif name == "dynamo":
+            if importlib.util.find_spec("dynamo") is None:
+                notes.append("dynamo is left out: pip install 'rayfleet[bench-peers]'")
+                continue
+            entries.append(Entry(name=name, create=_dynamo, grid=_DYNAMO_GRID))
         else:
             create = partial(_fleet, name)
             entries.append(Entry(name=name, create=create, grid=_FLEET_GRIDS.get(name, ())))
@@ -75,3 +89,11 @@ def _ray(settings: Settings, seed: int, clock: Clock) -> Contender:
     from cluster.bench.routing.ray_prefix import RayPrefixContender
 
     return RayPrefixContender(clock, seed, dict(settings))
+
+
+def _dynamo(settings: Settings, seed: int, clock: Clock) -> Contender:
+    # It logs every decision, and looks at this when it is imported.
+    os.environ.setdefault("DYN_LOG", "error")
+    from cluster.bench.routing.dynamo import DynamoContender
+
+    return DynamoContender(clock, settings)

@@ -17,7 +17,7 @@ from worker.wire.messages import (
 )
 
 SALT = "simulated"
-_TOKEN = 7
+TOKEN = 7
 """What every step draws."""
 
 
@@ -100,7 +100,7 @@ class SimWorker:
         plan = self._plan
         assert plan is not None, "no step was begun"
         self._plan = None
-        drawn = [_TOKEN for row in plan.rows if row.sample]
+        drawn = [TOKEN for row in plan.rows if row.sample]
         self._scheduler.apply(StepResult(plan.seq, drawn, self._step_s * 1000.0))
         report = self._scheduler.take_report()
         self.load = report.load

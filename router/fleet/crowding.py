@@ -1,0 +1,51 @@
+"""How many requests are delayed by a second of work that need not be done."""
+
+from __future__ import annotations
+
+from math import exp
+
+from router.fleet.utilisation import Utilisation
+
+_BUSIEST = 0.98
+"""Utilisation is not known better than that."""
+_WINDOW_S = 3.0
+"""Time after which a queue that was seen weighs 1/e."""
+_GAIN = 0.02
+"""Weight of a new request in the mean work of one."""
+
+
+class Crowding:
+    """β = ρ/(1 − ρ)·(1 + W/S), with utilisation ρ, mean queue W and mean work S of a request.
+
+    Work at the end of a queue delays whoever comes until the queue has run empty. At a single
+    worker that are λ·(W + S)/(1 − ρ) requests, where λ·S = ρ: in overload ever more, while ρ alone
+    has long been as high as it gets. All workers together count as one, since requests can go
+    elsewhere.
+
+    Args:
+        utilisation: of the fleet.
+    """
+
+    def __init__(self, utilisation: Utilisation) -> None:
+        self._utilisation = utilisation
+        self._queue_s = 0.0
+        self._work_s = 0.0
+        self._at = 0.0
+
+    def delayed(self, queue_s: float, now: float) -> float:
+        """Requests that a second of work delays; `queue_s` is the mean over the workers now.
+
+        Requests of one moment are no queue to each other: only the first is counted.
+        """
+        passed = now - self._at
+        if passed > 0.0:
+            self._queue_s += (1.0 - exp(-passed / _WINDOW_S)) * (queue_s - self._queue_s)
+            self._at = now
+        busy = min(self._utilisation.at(now), _BUSIEST)
+        ahead = self._queue_s / self._work_s if self._work_s else 0.0
+        return busy / (1.0 - busy) * (1.0 + ahead)
+
+    def placed(self, work_s: float) -> None:
+        """A request with so much work was given to a worker."""
+        gain = _GAIN if self._work_s else 1.0
+        self._work_s += gain * (work_s - self._work_s)
