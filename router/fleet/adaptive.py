@@ -64,7 +64,7 @@ class AdaptivePolicy(RoutingPolicy):
         hits = request.hit_tokens
         uncached = request.num_tokens - hits
         waiting = workers.waiting_s(now)
-        members = max(np.count_nonzero(request.eligible), 1)
+        members = max(int(np.count_nonzero(request.eligible)), 1)
         queue_s = float(waiting @ request.eligible) / members
         beta = self._crowding.delayed(queue_s, now)
         beta = min(max(beta, config.adaptive_min_beta), config.adaptive_max_beta)

@@ -16,7 +16,8 @@ class Recurrence(NamedTuple):
     """Of one prefix."""
 
     times: float
-    """How often it came back lately, which is also how often it may be expected to again."""
+    """How often it was asked for lately, which is also how often it may be expected to be again;
+    0 where that was all at once."""
     share: float
     """Of all that came lately."""
 
@@ -39,6 +40,8 @@ class Demand:
             self._known[block_hash] = (0.0, now)
             return Recurrence(0.0, 0.0)
         counted = self._known[block_hash] = _counted(known, now)
+        if not counted[0]:
+            return Recurrence(0.0, 0.0)  # all so far are one burst
         return Recurrence(counted[0] + 1.0, min((counted[0] + 1.0) / max(self._all[0], 1.0), 1.0))
 
 

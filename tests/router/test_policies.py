@@ -104,10 +104,40 @@ def test_adaptive_leaves_the_holder_for_queues_that_cost_more_than_the_prefix() 
     bench.cache("w0", prompt)
     bench.load("w0", num_waiting=1, queued_prefill_tokens=1000)
     assert bench.choose(prompt) == "w0"
-    bench.load("w0", num_waiting=20, queued_prefill_tokens=20_000)
+    queue = {"num_waiting": 20, "queued_prefill_tokens": 20_000, "num_queued_tokens": 20_000}
+    bench.load("w0", **queue)
     assert bench.choose(prompt) == "w1"
-    bench.load("w0", num_waiting=20, queued_prefill_tokens=20_000, queued_cached_tokens=19_500)
+    bench.load("w0", **queue, queued_cached_tokens=19_500)
     assert bench.choose(prompt) == "w0"
+
+
+@pytest.mark.parametrize(
+    ("share", "tail", "chosen"),
+    [
+        (0.5, 200, "w0"),  # a single piece, which those under way let pass
+        (0.5, 2000, "w1"),
+        (0.0, 200, "w1"),
+    ],
+)
+def test_a_short_prompt_does_not_wait_for_long_ones_under_way(
+    share: float, tail: int, chosen: str
+) -> None:
+    bench = Bench("adaptive", num_workers=2)
+    prompt = tokens(2000)
+    bench.cache("w0", prompt)
+    bench.load("w0", num_running=1, queued_prefill_tokens=40_000, new_prompt_share=share)
+    assert bench.choose(np.concatenate([prompt, tokens(tail, 1)])) == chosen
+
+
+def test_what_is_on_its_way_to_the_cache_is_waited_for() -> None:
+    bench = Bench("adaptive", num_workers=2)
+    prompt = tokens(2000)
+    bench.load("w0", num_running=1, queued_prefill_tokens=40_000, new_prompt_share=0.5)
+    bench.fleet.reserve("elder", PromptBlocks(prompt.tobytes()), ["w1"])
+    younger = np.concatenate([prompt, tokens(200, 1)])
+    assert bench.choose(younger) == "w1"
+    bench.cache("w0", prompt)
+    assert bench.choose(younger) == "w0"
 
 
 def test_adaptive_keeps_to_the_holder_longer_the_busier_the_fleet() -> None:
@@ -119,7 +149,7 @@ def test_adaptive_keeps_to_the_holder_longer_the_busier_the_fleet() -> None:
             bench.now = float(second)
             for _ in range(2):
                 bench.fleet.utilisation.add(busy_part, bench.now)
-        for queued in range(0, 60_000, 500):
+        for queued in range(0, 400_000, 500):
             bench.load("w0", num_waiting=10, queued_prefill_tokens=queued)
             if bench.choose(prompt) == "w1":
                 return queued
@@ -188,6 +218,8 @@ def test_speeds_are_learned_and_used() -> None:
     per_token = table.prefill_token_s[:3] / table.prefill_token_s[0]
     assert per_token[1] == 1.0  # too little to tell
     assert per_token[2] == pytest.approx(4.0, rel=0.2)
+    assert table.worth[:3].mean() == pytest.approx(1.0)
+    assert table.worth[0] / table.worth[2] == pytest.approx(per_token[2], rel=1e-6)
     counts = Counter(bench.choose(tokens(1000, n), keep=True) for n in range(90))
     assert counts["w2"] < counts["w0"] / 2.5
     assert abs(counts["w0"] - counts["w1"]) <= 5
@@ -266,6 +298,6 @@ def test_power_of_two_is_blind_to_all_but_two() -> None:
 
 def test_bounds_of_beta_are_checked() -> None:
     with pytest.raises(ValueError, match="--adaptive-min-beta"):
-        RoutingConfig(adaptive_min_beta=21.0)
+        RoutingConfig(adaptive_min_beta=1001.0)
     with pytest.raises(ValueError, match="--adaptive-window-s"):
         RoutingConfig(adaptive_window_s=0.0)

@@ -1,0 +1,51 @@
+"""How many requests a second of work delays."""
+
+from __future__ import annotations
+
+from math import exp
+
+import pytest
+
+from router.fleet.crowding import Crowding
+from router.fleet.utilisation import Utilisation
+
+
+class Rig:
+    """One worker that is busy a given part of its time, up to second 300."""
+
+    def __init__(self, busy: float) -> None:
+        utilisation = Utilisation(10.0)
+        utilisation.set_num_workers(1, 0.0)
+        for second in range(1, 301):
+            utilisation.add(busy, float(second))
+        self.crowding = Crowding(utilisation)
+
+
+@pytest.mark.parametrize(("busy", "delayed"), [(0.0, 0.0), (0.5, 1.0), (0.8, 4.0)])
+def test_without_a_queue_it_is_the_utilisation_over_what_is_idle(
+    busy: float, delayed: float
+) -> None:
+    assert Rig(busy).crowding.delayed(0.0, 300.0) == pytest.approx(delayed, rel=0.25)
+
+
+def test_it_grows_with_the_queue_in_requests() -> None:
+    delayed = []
+    for queue_s in (0.0, 2.0):
+        crowding = Rig(0.9).crowding
+        crowding.placed(0.5)
+        crowding.delayed(0.0, 300.0)
+        times = [crowding.delayed(queue_s, 300.0 + place / 1000.0) for place in range(1, 1001)]
+        delayed.append(times[-1])
+    seen = 2.0 * (1.0 - exp(-1.0 / 3.0))  # of the queue, after a second
+    assert delayed[1] / delayed[0] == pytest.approx(1.0 + seen / 0.5, rel=0.01)
+
+
+def test_a_burst_is_no_queue_to_itself() -> None:
+    rig = Rig(0.5)
+    rig.crowding.placed(0.1)
+    first = rig.crowding.delayed(0.0, 301.0)
+    assert [rig.crowding.delayed(float(n), 301.0) for n in range(1, 9)] == [first] * 8
+
+
+def test_it_is_finite_however_busy() -> None:
+    assert 40.0 < Rig(1.0).crowding.delayed(0.0, 300.0) < 60.0
