@@ -18,6 +18,7 @@ from kernels.native.library import (
     StepRows,
     library,
 )
+from kernels.native.weight_memory import Allocate, WeightMemory
 
 _VECTOR = 16
 """Sizes must be multiples of this: rows are worked on in vectors of 16 floats."""
@@ -118,6 +119,7 @@ class NativeDecoder:
         assert model.unsupported(page_size) is None, "asked for what it cannot do"
         self._library = library()
         self._kept: list[torch.Tensor] = []
+        self._memory = WeightMemory()
         self._threads = (num_threads, ms_per_thread)
         self._all_reduce = all_reduce
         self._error: BaseException | None = None
@@ -224,7 +226,7 @@ class NativeDecoder:
         return LayerWeights(
             qkv=self._linear(layer.qkv),
             output=self._linear(layer.output),
-            gate_up=self._linear(self._padded_gate_up(layer.gate_up)),
+            gate_up=self._linear(self._paired_gate_up(layer.gate_up)),
             down=self._linear(self._padded_down(layer.down)),
             input_norm=self._floats(layer.input_norm),
             post_attention_norm=self._floats(layer.post_attention_norm),
@@ -232,19 +234,21 @@ class NativeDecoder:
             k_norm=self._floats(layer.k_norm),
         )
 
-    def _padded_gate_up(self, gate_up: LinearTensors) -> LinearTensors:
-        """With zeros after the gate's rows and after the up projection's, up to whole vectors."""
-        missing = self._inner_size - gate_up.weight.shape[0] // 2
-        if not missing:
-            return gate_up
+    def _paired_gate_up(self, gate_up: LinearTensors) -> LinearTensors:
+        """Rows in turns, a vector of the gate's and the up projection's that belong to them.
 
-        def pad(values: torch.Tensor) -> torch.Tensor:
+        Zeros fill the last vectors.
+        """
+        missing = self._inner_size - gate_up.weight.shape[0] // 2
+
+        def pair(values: torch.Tensor) -> torch.Tensor:
             zeros = values.new_zeros(missing, *values.shape[1:])
-            gate, up = values.chunk(2)
-            return torch.cat((gate, zeros, up, zeros))
+            halves = (torch.cat((half, zeros)) for half in values.chunk(2))
+            vectors = [half.view(-1, _VECTOR, *values.shape[1:]) for half in halves]
+            return torch.stack(vectors, dim=1).flatten(0, 2)
 
         bias = gate_up.bias
-        return LinearTensors(weight=pad(gate_up.weight), bias=None if bias is None else pad(bias))
+        return LinearTensors(weight=pair(gate_up.weight), bias=None if bias is None else pair(bias))
 
     def _padded_down(self, down: LinearTensors) -> LinearTensors:
         """With columns for the zeros that silu(0) * 0 yields."""
@@ -256,7 +260,7 @@ class NativeDecoder:
 
     def _linear(self, linear: LinearTensors) -> LinearWeight:
         n, k = linear.weight.shape
-        packed = pack_weight(linear.weight)
+        packed = pack_weight(linear.weight, self._memory.take)
         return LinearWeight(self._keep(packed), self._floats(linear.bias), n, k)
 
     def _floats(self, values: torch.Tensor | None) -> int | None:
@@ -269,11 +273,11 @@ class NativeDecoder:
         return tensor.data_ptr()
 
 
-def pack_weight(weight: torch.Tensor) -> torch.Tensor:
+def pack_weight(weight: torch.Tensor, allocate: Allocate = torch.empty) -> torch.Tensor:
     """A weight [N, K] in the library's blocks: a flat tensor of the same type."""
     compiled, (n, k) = library(), weight.shape
     is_bf16 = weight.dtype == torch.bfloat16
-    packed = torch.empty(compiled.rayfleet_packed_elements(is_bf16, n, k), dtype=weight.dtype)
+    packed = allocate(compiled.rayfleet_packed_elements(is_bf16, n, k), dtype=weight.dtype)
     source = weight.contiguous()
     compiled.rayfleet_pack(is_bf16, source.data_ptr(), n, k, packed.data_ptr())
     return packed

@@ -220,7 +220,7 @@ static void attend(const Span& span, int64_t kv_head, const typename Operand<W>:
   for (int64_t done = 0; done < total;) {
     Queries<W> queries;
     const int64_t left = total - done;
-    const int count = left >= 8 ? 8 : left >= 4 ? 4 : left >= 2 ? 2 : 1;
+    const int count = left >= 8 ? 8 : left >= 4 ? 4 : (int)left;
     for (int i = 0; i < count; ++i) {
       const int64_t token = span.first_token + (done + i) / group;
       const int64_t head = token * heads.num_heads + kv_head * group + (done + i) % group;
@@ -233,6 +233,7 @@ static void attend(const Span& span, int64_t kv_head, const typename Operand<W>:
     };
     if (count == 8) run(attend_some<W, 8>);
     else if (count == 4) run(attend_some<W, 4>);
+    else if (count == 3) run(attend_some<W, 3>);
     else if (count == 2) run(attend_some<W, 2>);
     else run(attend_some<W, 1>);
     done += count;

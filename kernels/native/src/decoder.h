@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "attention.h"
+#include "buffer.h"
 #include "linear.h"
 #include "rows.h"
 #include "team.h"
@@ -20,6 +21,7 @@ struct LinearWeight {
 };
 
 struct LayerWeights {
+  // gate_up's rows: 16 of the gate, the 16 of the up projection that belong to them, and so on.
   LinearWeight qkv, output, gate_up, down;
   const float *input_norm, *post_attention_norm;
   const float *q_norm, *k_norm;  // null for none
@@ -76,12 +78,12 @@ class Decoder {
 
   // Scores of this rank's part of the vocabulary, [rows, lm_head.n].
   void logits(const float* hidden, int64_t rows, float* out) {
-    operand_.resize(rows * Operand<W>::length(model_.hidden_size));
+    operand_.reserve(rows * Operand<W>::length(model_.hidden_size));
     for (int64_t row = 0; row < rows; ++row)
       convert_row(hidden + row * model_.hidden_size, model_.hidden_size,
                   operand_.data() + row * Operand<W>::length(model_.hidden_size));
     team_.run(threads_for(rows, model_.lm_head.n * model_.lm_head.k),
-              [&](int) { multiply(model_.lm_head, rows, out); });
+              [&](int) { multiply(model_.lm_head, rows, operand_.data(), Floats{out}); });
   }
 
  private:
@@ -126,17 +128,16 @@ class Decoder {
                            position % model_.page_size});
     }
     const int64_t count = (int64_t)tokens_.size();
-    const int64_t widest = std::max({model_.hidden_size, model_.intermediate_size,
-                                     model_.num_heads * model_.head_dim});
-    residual_.resize(count * model_.hidden_size);
-    block_.resize(count * model_.hidden_size);
-    qkv_.resize(count * qkv_size());
-    attended_.resize(count * model_.num_heads * model_.head_dim);
-    queries_.resize(count * model_.num_heads * Operand<W>::length(model_.head_dim));
-    gate_up_.resize(count * 2 * model_.intermediate_size);
-    operand_.resize(count * Operand<W>::length(widest));
+    const int64_t widest = std::max(model_.hidden_size, model_.num_heads * model_.head_dim);
+    residual_.reserve(count * model_.hidden_size);
+    block_.reserve(count * model_.hidden_size);
+    qkv_.reserve(count * qkv_size());
+    attended_.reserve(count * model_.num_heads * model_.head_dim);
+    queries_.reserve(count * model_.num_heads * Operand<W>::length(model_.head_dim));
+    operand_.reserve(count * Operand<W>::length(widest));
+    inner_.reserve(count * Operand<W>::length(model_.intermediate_size));
     row_.resize(team_.size());
-    for (auto& row : row_) row.resize(widest);
+    for (auto& row : row_) row.reserve(model_.hidden_size);
   }
 
   void walk(int id, float* hidden) {
@@ -149,29 +150,22 @@ class Decoder {
         if (i) add_row(residual(t), &block_[t * size], size);
         normalise(id, t, layer.input_norm);
       });
-      multiply(layer.qkv, count, qkv_.data());
+      multiply(layer.qkv, count, operand_.data(), Floats{qkv_.data()});
       team_.share(count, [&](int64_t t) { place(layer, t); });
       team_.share((int64_t)spans_.size() * model_.num_kv_heads, [&](int64_t item) {
         const Span& span = spans_[item / model_.num_kv_heads];
-        attend(span, item % model_.num_kv_heads, queries_.data(), (const W*)layer.k_cache,
-               (const W*)layer.v_cache, heads_, attended_.data(), scratch_[id]);
+        const int64_t kv_head = item % model_.num_kv_heads;
+        attend(span, kv_head, queries_.data(), (const W*)layer.k_cache, (const W*)layer.v_cache,
+               heads_, attended_.data(), scratch_[id]);
+        convert_attended(span, kv_head);
       });
-      const int64_t width = model_.num_heads * model_.head_dim;
-      team_.share(count, [&](int64_t t) {
-        convert_row(&attended_[t * width], width, operand(t, width));
-      });
-      if (!multiply_and_reduce(id, layer.output, count)) return;
+      if (!multiply_and_reduce(id, layer.output, count, operand_.data())) return;
       team_.share(count, [&](int64_t t) {
         add_row(residual(t), &block_[t * size], size);
         normalise(id, t, layer.post_attention_norm);
       });
-      multiply(layer.gate_up, count, gate_up_.data());
-      const int64_t inner = model_.intermediate_size;
-      team_.share(count, [&](int64_t t) {
-        silu_and_mul_row(&gate_up_[t * 2 * inner], inner, row_[id].data());
-        convert_row(row_[id].data(), inner, operand(t, inner));
-      });
-      if (!multiply_and_reduce(id, layer.down, count)) return;
+      multiply(layer.gate_up, count, operand_.data(), Gated<W>{inner_.data()});
+      if (!multiply_and_reduce(id, layer.down, count, inner_.data())) return;
     }
     team_.share(count, [&](int64_t t) {
       add_row(residual(t), &block_[t * size], size);
@@ -210,25 +204,37 @@ class Decoder {
              token.page, token.offset);
   }
 
+  // What one work item of attention found, as elements for the product that follows.
+  void convert_attended(const Span& span, int64_t kv_head) {
+    const int64_t width = model_.num_heads * model_.head_dim;
+    const int64_t part = heads_.group() * model_.head_dim, first = kv_head * part;
+    for (int64_t t = span.first_token; t < span.first_token + span.num_tokens; ++t)
+      convert_row(&attended_[t * width + first], part,
+                  operand(t, width) + Operand<W>::length(first));
+  }
+
   void normalise(int id, int64_t t, const float* weight) {
     float* row = row_[id].data();
     rms_norm_row(residual(t), weight, model_.hidden_size, model_.eps, row);
     convert_row(row, model_.hidden_size, operand(t, model_.hidden_size));
   }
 
-  void multiply(const LinearWeight& weight, int64_t rows, float* out) {
+  template <typename Sink>
+  void multiply(const LinearWeight& weight, int64_t rows, const Element* operand,
+                const Sink& sink) {
     team_.share(linear_items(rows, weight.n), [&](int64_t item) {
-      linear_item<W>(item, operand_.data(), rows, typed(weight), out);
+      linear_item<W>(item, operand, rows, typed(weight), sink);
     });
   }
 
   // A row-parallel product, summed over the ranks, into block_.
-  bool multiply_and_reduce(int id, const LinearWeight& weight, int64_t rows) {
-    multiply(weight, rows, block_.data());
+  bool multiply_and_reduce(int id, const LinearWeight& weight, int64_t rows,
+                           const Element* operand) {
+    multiply(weight, rows, operand, Floats{block_.data()});
     return reduce(id, block_);
   }
 
-  bool reduce(int id, std::vector<float>& values) {
+  bool reduce(int id, Buffer<float>& values) {
     if (!model_.reduce) return true;
     if (id == 0 && model_.reduce(values.data(), (int64_t)tokens_.size() * model_.hidden_size))
       failed_ = true;
@@ -252,9 +258,9 @@ class Decoder {
   Team& team_;
   std::vector<Token> tokens_;
   std::vector<Span> spans_;
-  std::vector<float> residual_, block_, qkv_, attended_, gate_up_;
-  std::vector<Element> operand_, queries_;
-  std::vector<std::vector<float>> row_;
+  Buffer<float> residual_, block_, qkv_, attended_;
+  Buffer<Element> operand_, queries_, inner_;
+  std::vector<Buffer<float>> row_;
   std::vector<Scratch<W>> scratch_;  // per thread
   bool failed_ = false;
 };

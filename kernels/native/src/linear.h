@@ -49,15 +49,54 @@ struct Weight {
   int64_t n, k;
 };
 
-// ROWS rows times BLOCKS blocks of columns, the first of which is `block`. With FETCH the block
-// after them is brought near meanwhile: the memory has nothing else to do while weights that are
-// in the cache already meet more rows.
-template <typename W, int ROWS, int BLOCKS, bool FETCH>
-static void tile(const typename Operand<W>::Element* x, const Weight<W>& weight, int64_t block,
-                 float* out) {
+// Where sums go as they are: [rows, n] floats.
+struct Floats {
+  float* out;
+
+  template <typename W>
+  void take(const F32* sums, int64_t row, int64_t block, const Weight<W>& weight) const {
+    for (int half = 0; half < 2; ++half) {
+      const int64_t column = block * kBlock + half * kLanes;
+      const int64_t left = weight.n - column;
+      const float* bias = weight.bias;
+      float* to = out + row * weight.n + column;
+      if (left >= kLanes) {
+        store(to, bias ? sums[half] + load(bias + column) : sums[half]);
+        continue;
+      }
+      for (int64_t lane = 0; lane < left; ++lane)
+        to[lane] = sums[half][lane] + (bias ? bias[column + lane] : 0.0f);
+    }
+  }
+};
+
+// Where each block is 16 columns of a gate and the 16 of the up projection that belong to them:
+// silu(gate) * up, as the elements of the next product, [rows, length(n / 2)].
+template <typename W>
+struct Gated {
+  typename Operand<W>::Element* out;
+
+  void take(const F32* sums, int64_t row, int64_t block, const Weight<W>& weight) const {
+    F32 gate = sums[0], up = sums[1];
+    if (weight.bias) {
+      gate = gate + load(weight.bias + block * kBlock);
+      up = up + load(weight.bias + block * kBlock + kLanes);
+    }
+    W* to = (W*)(out + row * Operand<W>::length(weight.n / 2)) + block * kLanes;
+    store_any(to, gate / (splat(1.0f) + exponential(-gate)) * up);
+  }
+};
+
+// ROWS rows from `row` on times BLOCKS blocks of columns, the first of which is `block`. With FETCH
+// the block after them is brought near meanwhile: the memory has nothing else to do while weights
+// that are in the cache already meet more rows.
+template <typename W, int ROWS, int BLOCKS, bool FETCH, typename Sink>
+static void tile(const typename Operand<W>::Element* operand, const Weight<W>& weight, int64_t row,
+                 int64_t block, const Sink& sink) {
   constexpr int kStep = Operand<W>::kPer * kBlock;  // weights per step of k
   constexpr int kHalf = kStep / 2;
   const int64_t length = Operand<W>::length(weight.k);
+  const auto* x = operand + row * length;
   const int64_t stride = block_elements<W>(weight.k);
   const W* w = weight.packed + block * stride;
   const W* next = w + BLOCKS * stride;
@@ -67,45 +106,35 @@ static void tile(const typename Operand<W>::Element* x, const Weight<W>& weight,
       __builtin_prefetch(next + i * kStep, 0, 2);
       __builtin_prefetch(next + i * kStep + kHalf, 0, 2);
     }
-    for (int row = 0; row < ROWS; ++row)
+    for (int r = 0; r < ROWS; ++r)
       for (int b = 0; b < 2 * BLOCKS; ++b)
-        sums[row][b] =
-            multiply_add(sums[row][b], x[row * length + i],
+        sums[r][b] =
+            multiply_add(sums[r][b], x[r * length + i],
                          load_operand(w + (b / 2) * stride + i * kStep + (b % 2) * kHalf));
   }
-  for (int row = 0; row < ROWS; ++row)
-    for (int b = 0; b < 2 * BLOCKS; ++b) {
-      const int64_t column = block * kBlock + b * kLanes;
-      const int64_t left = weight.n - column;
-      const float* bias = weight.bias;
-      float* to = out + row * weight.n + column;
-      if (left >= kLanes) {
-        store(to, bias ? sums[row][b] + load(bias + column) : sums[row][b]);
-        continue;
-      }
-      for (int64_t lane = 0; lane < left; ++lane)
-        to[lane] = sums[row][b][lane] + (bias ? bias[column + lane] : 0.0f);
-    }
+  for (int r = 0; r < ROWS; ++r)
+    for (int b = 0; b < BLOCKS; ++b) sink.take(&sums[r][2 * b], row + r, block + b, weight);
 }
 
-template <typename W, int ROWS>
-static void tile_rows(const typename Operand<W>::Element* x, const Weight<W>& weight,
-                      int64_t first, int64_t last, bool fetch, float* out) {
+template <typename W, int ROWS, typename Sink>
+static void tile_rows(const typename Operand<W>::Element* operand, const Weight<W>& weight,
+                      int64_t row, int64_t first, int64_t last, bool fetch, const Sink& sink) {
   constexpr int kWidth = kMaxRows < 12 ? 1 : ROWS <= 3 ? 4 : ROWS <= 6 ? 2 : 1;
   int64_t block = first;
   for (; block + kWidth <= last; block += kWidth)
-    tile<W, ROWS, kWidth, false>(x, weight, block, out);
+    tile<W, ROWS, kWidth, false>(operand, weight, row, block, sink);
   for (; block < last; ++block)
-    fetch ? tile<W, ROWS, 1, true>(x, weight, block, out)
-          : tile<W, ROWS, 1, false>(x, weight, block, out);
+    fetch ? tile<W, ROWS, 1, true>(operand, weight, row, block, sink)
+          : tile<W, ROWS, 1, false>(operand, weight, row, block, sink);
 }
 
-template <typename W, int ROWS>
-static void tile_up_to(int64_t rows, const typename Operand<W>::Element* x,
-                       const Weight<W>& weight, int64_t first, int64_t last, bool fetch,
-                       float* out) {
-  if (rows == ROWS) return tile_rows<W, ROWS>(x, weight, first, last, fetch, out);
-  if constexpr (ROWS > 1) tile_up_to<W, ROWS - 1>(rows, x, weight, first, last, fetch, out);
+template <typename W, int ROWS, typename Sink>
+static void tile_up_to(int64_t count, const typename Operand<W>::Element* operand,
+                       const Weight<W>& weight, int64_t row, int64_t first, int64_t last,
+                       bool fetch, const Sink& sink) {
+  if (count == ROWS) return tile_rows<W, ROWS>(operand, weight, row, first, last, fetch, sink);
+  if constexpr (ROWS > 1)
+    tile_up_to<W, ROWS - 1>(count, operand, weight, row, first, last, fetch, sink);
 }
 
 // Work items of a product: groups of blocks, and of rows where there are many.
@@ -116,10 +145,10 @@ static inline int64_t linear_items(int64_t rows, int64_t n) {
   return groups * ((rows + kRowsPerItem - 1) / kRowsPerItem);
 }
 
-// out[rows, n] = x[rows, k] times the weight, plus bias; one work item of it.
-template <typename W>
-static void linear_item(int64_t item, const typename Operand<W>::Element* x, int64_t rows,
-                        const Weight<W>& weight, float* out) {
+// rows of the operand times the weight, into the sink; one work item of it.
+template <typename W, typename Sink>
+static void linear_item(int64_t item, const typename Operand<W>::Element* operand, int64_t rows,
+                        const Weight<W>& weight, const Sink& sink) {
   const int64_t groups = (blocks_of(weight.n) + kGroup - 1) / kGroup;
   const int64_t first = item % groups * kGroup;
   const int64_t last = std::min(first + kGroup, blocks_of(weight.n));
@@ -127,15 +156,14 @@ static void linear_item(int64_t item, const typename Operand<W>::Element* x, int
   const int64_t end = std::min(rows, begin + kRowsPerItem);
   // Even tiles: 14 rows are 7 and 7 rather than 12 and 2.
   const int64_t tiles = (end - begin + kMaxRows - 1) / kMaxRows;
-  const int64_t length = Operand<W>::length(weight.k);
   // Weights of few columns stay in the first-level cache while the rows pass.
   const int64_t width = tiles > 1 ? 1 : kGroup;
   for (int64_t block = first; block < last; block += width)
     for (int64_t t = 0, row = begin; t < tiles; ++t) {
       const int64_t count = (end - row + tiles - t - 1) / (tiles - t);
       const bool fetch = t + 1 == tiles && block + 1 < blocks_of(weight.n);
-      tile_up_to<W, kMaxRows>(count, x + row * length, weight, block,
-                              std::min(block + width, last), fetch, out + row * weight.n);
+      tile_up_to<W, kMaxRows>(count, operand, weight, row, block, std::min(block + width, last),
+                              fetch, sink);
       row += count;
     }
 }

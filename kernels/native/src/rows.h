@@ -63,13 +63,4 @@ static inline void mask_row(float* logits, int64_t size, const char* words) {
   }
 }
 
-// silu(gate) * up of one row [gate | up].
-static inline void silu_and_mul_row(const float* x, int64_t size, float* out) {
-  const F32 one = splat(1.0f);
-  for (int64_t i = 0; i < size; i += kLanes) {
-    const F32 gate = load(x + i);
-    store(out + i, gate / (one + exponential(-gate)) * load(x + size + i));
-  }
-}
-
 }  // namespace rayfleet
