@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import msgspec
@@ -14,6 +14,8 @@ from block_engine import BlockEngine, BlockOutput
 from oracle import Terms, answer, qwen3_logits
 from sdar_checkpoints import EOS, MASK, VOCAB_SIZE, SdarCheckpoint, write_sdar
 
+from worker.diffusion.base import BlockBatch, BoolArray, DiffusionAlgorithm, IntArray, Proposal
+from worker.diffusion.registry import ALGORITHMS
 from worker.engine.config import EngineConfig
 from worker.engine.tables import DeviceTables
 from worker.llm import LLM
@@ -70,11 +72,42 @@ def alone(checkpoint: SdarCheckpoint) -> list[BlockOutput]:
     return serve(checkpoint, singles, enable_prefix_caching=False)
 
 
+def watch_margins(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """Collects, of every undecided position, how far its confidence is from the threshold."""
+    margins: list[float] = []
+    for algorithm in ALGORITHMS.values():
+
+        def step(
+            self: DiffusionAlgorithm,
+            batch: BlockBatch,
+            logits: torch.Tensor,
+            states: IntArray | None,
+            original: Callable[..., BoolArray] = algorithm.step,
+        ) -> BoolArray:
+            def propose(values: torch.Tensor) -> Proposal:
+                proposal = batch.propose(values)
+                gaps = np.abs(proposal.confidence - batch.params.threshold)[batch.undecided]
+                margins.extend(gaps.tolist())
+                return proposal
+
+            return original(self, dataclasses.replace(batch, propose=propose), logits, states)
+
+        monkeypatch.setattr(algorithm, "step", step)
+    return margins
+
+
 @pytest.mark.parametrize("together", [2, 4, 16])
 @pytest.mark.parametrize("backend", ["native", "torch"])
 def test_company_changes_no_token_and_no_round(
-    checkpoint: SdarCheckpoint, alone: list[BlockOutput], together: int, backend: str
+    checkpoint: SdarCheckpoint,
+    alone: list[BlockOutput],
+    together: int,
+    backend: str,
+    monkeypatch: pytest.MonkeyPatch,
+    record_testsuite_property: Callable[[str, object], None],
 ) -> None:
+    """The smallest distance of a confidence from its threshold is in the report of the run."""
+    margins = watch_margins(monkeypatch)
     found = serve(
         checkpoint,
         [(prompts(), sampling())],
@@ -82,6 +115,8 @@ def test_company_changes_no_token_and_no_round(
         cpu_backend=backend,
         batch_invariant=backend == "torch",
     )
+    record_testsuite_property(f"smallest_margin_{backend}_{together}", min(margins))
+    assert len(margins) > 1000
     for one, other in zip(found, alone, strict=True):
         assert (one.token_ids, one.rounds) == (other.token_ids, other.rounds)
 
