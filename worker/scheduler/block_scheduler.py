@@ -106,7 +106,7 @@ class BlockScheduler(Scheduler):
         if token_ids and request.slo is not None and request.first_token_s < 0.0:
             request.first_token_s = self._clock()
         num_known = len(request.token_ids)
-        state = self._take_tokens_of(request, token_ids)
+        state, is_slow = self._take_tokens_of(request, token_ids)
         self._totals.num_tokens += len(request.token_ids) - num_known
         self._commit_pages(share, computed)
         if state is not None:
@@ -119,21 +119,25 @@ class BlockScheduler(Scheduler):
             self._outbox.put(request, draft=outcome.draft)
         if state is None and request.grammar is not None:
             self._accepted.append((request, share.lease))
-            if request.grammar.is_slow and token_ids:
+            if is_slow:
                 self._hold(request, request.grammar, request.token_ids[-1])
 
     @staticmethod
-    def _take_tokens_of(request: Request, token_ids: list[int]) -> RequestState | None:
-        """Appends tokens, as far as its grammar goes along; the state that they end it in."""
+    def _take_tokens_of(request: Request, token_ids: list[int]) -> tuple[RequestState | None, bool]:
+        """Appends tokens as far as its grammar goes along.
+
+        Returns the state that they end it in, and whether its grammar is still to take the last.
+        """
         grammar = request.grammar
         for place, token_id in enumerate(token_ids):
             if place and grammar is not None and not allows(grammar.mask, token_id):
-                return None
+                break
+            is_slow = grammar is not None and grammar.is_slow
             request.token_ids.append(token_id)
             state = finish_state(request, token_id)
-            if state is not None or (grammar is not None and grammar.is_slow):
-                return state
-        return None
+            if state is not None or is_slow:
+                return state, is_slow
+        return None, False
 
     def _commit_pages(self, share: Share, num_computed: int) -> None:
         """HAZARD: a block that its request ended in the middle of was computed with what came

@@ -13,6 +13,7 @@ import torch
 from engine_driver import Engine, Outcome
 from sdar_checkpoints import write_sdar
 
+from worker.structured import follower
 from worker.wire.diffusion import DiffusionParams
 from worker.wire.limits import refuse
 from worker.wire.messages import Submit
@@ -122,6 +123,26 @@ def test_several_tokens_of_a_round_count(model: str, tokenizer: Tokenizer) -> No
         rounds[threshold] = totals.num_rounds / len(outcome.token_ids)
     assert rounds[1.0] == 1.0
     assert rounds[0.0] < 0.5
+
+
+def test_nobody_waits_for_a_slow_grammar(
+    model: str, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """From its second token on each of them is taken out until its grammar has taken the last."""
+    monkeypatch.setattr(follower, "SLOW_S", -1.0)
+    monkeypatch.setattr(follower, "CREDIT_S", 60.0)
+    guided = [(pattern, one) for pattern, one in requests() if pattern is not None]
+    with Engine(model, kv_cache_tokens=1024, max_num_seqs=4) as engine:
+        outputs = dict(engine.submit(tokenizer.encode("Tell me."), one) for _, one in guided)
+        num_held = 0
+        while engine.core.grammars.num_due or engine.core.has_work():
+            engine.core.take_grammars(wait=not engine.core.has_work())
+            engine.step(outputs)
+            num_held += len(engine.core.scheduler._held)
+    assert num_held > 20
+    for (pattern, _), outcome in zip(guided, outputs.values(), strict=True):
+        assert outcome.finish_reason == "stop", outcome.error
+        assert re.fullmatch(pattern, tokenizer.decode(outcome.token_ids))
 
 
 def test_an_algorithm_that_edits_is_refused(model: str) -> None:
