@@ -1,7 +1,7 @@
 # make serve          install and serve the demo model     (ARGS="--port 9000 --num-workers 2")
 # make test           what CI runs
 # make lint           the part of it that does not run the code
-# make demo-models    train the demo models again (about half an hour each)
+# make demo-models    train the demo models again (up to an hour each)
 
 # The first that runs (a version manager's shim may not) and is new enough.
 PYTHON ?= $(shell for p in python3.12 python3.11 python3.13 python3; do \
@@ -41,5 +41,5 @@ test: lint
 
 demo-models: $(STAMP)
 	$(BIN)/python -m deploy.models.train --output deploy/models/demo
-	$(BIN)/python -m deploy.models.train --kind diffusion --num-steps 6000 --num-threads 1 \
+	$(BIN)/python -m deploy.models.train --kind diffusion --num-steps 9000 --num-threads 1 \
 		--output deploy/models/demo-diffusion
