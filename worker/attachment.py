@@ -24,7 +24,8 @@ class CacheMirror:
 
     def __init__(self) -> None:
         self._tiers: dict[Tier, dict[int, int | None]] = {"device": {}, "host": {}}
-        """Hash to its parent's. The engine evicts leaves first, so parents come before children."""
+        """Hash to its parent's. The engine evicts leaves first, so parents come before children on
+        the device, and after them on the host."""
 
     def apply(self, events: Iterable[BlockEvent]) -> None:
         """Follows one step of the engine's cache."""
@@ -40,7 +41,7 @@ class CacheMirror:
                 parent = block_hash
 
     def chains(self) -> list[BlockStored]:
-        """All blocks, parents first, neighbours in a chain joined into one event."""
+        """All blocks, those on the device parents first, neighbours in a chain joined."""
         chains: list[BlockStored] = []
         for tier, parents in self._tiers.items():
             last: int | None = None

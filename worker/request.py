@@ -126,6 +126,7 @@ class Request:
         "num_sent",
         "num_uncached",
         "num_unsettled",
+        "num_withdrawn",
         "priority",
         "prompt_logprobs",
         "rejection",
@@ -284,6 +285,8 @@ class Request:
         """Admission round in which they were counted last; -1 for never."""
         self.num_preempted = 0
         """How often it was taken back."""
+        self.num_withdrawn = 0
+        """Positions that were computed when that happened last."""
         self.resumed_at = 0
         """Known tokens when it was last admitted again; 0 if it never was taken back."""
         self.first_token_s = -1.0

@@ -15,6 +15,7 @@ from prometheus_client.core import (
 from prometheus_client.registry import Collector
 
 from router.fleet import Fleet, WorkerState
+from router.metrics.host_cache import host_cache_metrics
 from router.metrics.speculation import speculation_metrics
 from router.metrics.stats import Histogram, ModelStats
 from worker.wire.messages import BlockTotals, StepTimes
@@ -133,6 +134,12 @@ class GatewayCollector(Collector):
             for model, _, fleet in sources
             for worker in fleet.workers
             if worker.load.speculation is not None
+        )
+        yield from host_cache_metrics(
+            ([model, worker.worker_id], worker.load.host_cache, worker.info.page_size)
+            for model, _, fleet in sources
+            for worker in fleet.workers
+            if worker.info is not None and worker.load.host_cache is not None
         )
 
 

@@ -14,6 +14,7 @@ from worker.wire.messages import (
     EngineInfo,
     LoadSnapshot,
     Submit,
+    Tier,
     TokenDelta,
     WorkerDown,
     WorkerItem,
@@ -34,6 +35,7 @@ class ScheduledWorker:
         max_num_seqs: int = 4,
         max_num_batched_tokens: int = 32,
         max_model_len: int = 90,
+        num_host_pages: int = 0,
     ) -> None:
         self.worker_id = worker_id
         self.epoch = 1
@@ -45,6 +47,8 @@ class ScheduledWorker:
             num_pages=num_pages + 1,
             eos_token_ids=(0,),
             block_hash_salt=SALT,
+            num_host_pages=num_host_pages,
+            host_cache_policy="always",
         )
         self.info = EngineInfo(
             model="m",
@@ -127,7 +131,8 @@ class ScheduledWorker:
             self.load,
         )
 
-    def cached_hashes(self) -> set[int]:
+    def cached_hashes(self, tier: Tier) -> set[int]:
         """What the radix tree holds, by itself."""
-        nodes = self.scheduler._cache._tree.nodes()
-        return {value for node in nodes if not node.is_root for value in node.hashes}
+        nodes = [node for node in self.scheduler._cache._tree.nodes() if not node.is_root]
+        on_host = tier == "host"
+        return {value for node in nodes if node.on_host == on_host for value in node.hashes}

@@ -13,6 +13,7 @@ from worker.wire.messages import AttachSnapshot, Submit, WorkerDown
 from worker.wire.sampling import SamplingParams
 
 WORKERS = ("w0", "w1", "w2")
+HOST_PAGES = {"w0": 0, "w1": 9, "w2": 60}
 GATEWAYS = ("g0", "g1")
 KEY = BlockKey(PAGE_SIZE, SALT)
 
@@ -22,7 +23,10 @@ class IndexMachine(RuleBasedStateMachine):
 
     @initialize()
     def begin(self) -> None:
-        self.workers = {worker_id: ScheduledWorker(worker_id) for worker_id in WORKERS}
+        self.workers = {
+            worker_id: ScheduledWorker(worker_id, num_host_pages=HOST_PAGES[worker_id])
+            for worker_id in WORKERS
+        }
         self.fleets = {gateway_id: Fleet(clock=lambda: 0.0) for gateway_id in GATEWAYS}
         self.broken: set[tuple[str, str]] = set()
         self.num_requests = 0
@@ -136,27 +140,31 @@ class IndexMachine(RuleBasedStateMachine):
             self.check(fleet)
 
     def check(self, fleet: Fleet) -> None:
-        held = {worker_id: self.workers[worker_id].cached_hashes() for worker_id in WORKERS}
-        for worker_id, hashes in held.items():
-            assert fleet.index.num_blocks(worker_id) == len(hashes)
+        held: dict[str, set[int]] = {}
+        for worker_id, worker in self.workers.items():
+            device, host = worker.cached_hashes("device"), worker.cached_hashes("host")
+            held[worker_id] = device | host
+            assert fleet.index.num_blocks(worker_id) == len(device)
+            assert fleet.index.num_blocks(worker_id, "host") == len(host)
             slot = fleet.index.slot(worker_id)
             assert slot is not None
-            for value in hashes:
+            for value in held[worker_id]:
                 [(mask, _)] = fleet.index.match(np.array([value], np.uint64))
-                assert mask >> 2 * slot & 1
-        for worker in fleet.workers:
-            assert not worker.reservations
-            assert not worker.flights
-            assert fleet.table.reserved_s[worker.row] == 0.0
+                assert mask >> 2 * slot & 1 == (value in device)
+                assert mask >> 2 * slot + 1 & 1
+        for state in fleet.workers:
+            assert not state.reservations
+            assert not state.flights
+            assert fleet.table.reserved_s[state.row] == 0.0
         assert len(fleet.in_flight) == 0
         for prompt in self.prompts:
             hits = fleet.view(prompt).hit_tokens
             hashes = prompt.hashes(KEY).tolist()
-            for worker in fleet.workers:
-                cached = held[worker.worker_id]
+            for state in fleet.workers:
+                cached = held[state.worker_id]
                 length = next((i for i, h in enumerate(hashes) if h not in cached), len(hashes))
                 expected = min(length * PAGE_SIZE, prompt.num_tokens - 1)
-                assert hits[worker.row] == expected
+                assert hits[state.row] == expected
 
 
 TestIndexOperations = IndexMachine.TestCase

@@ -5,9 +5,11 @@ from __future__ import annotations
 from array import array
 from collections.abc import Iterable
 
+from worker.cache.host import NO_COPIES, Copies, HostPool
 from worker.cache.lease import Lease
+from worker.cache.match import Match
 from worker.cache.pool import FencedPool
-from worker.cache.radix import Match, RadixTree
+from worker.cache.radix import RadixTree
 from worker.wire.blocks import TOKEN_BYTES
 from worker.wire.messages import BlockEvent
 
@@ -16,7 +18,7 @@ class CacheManager:
     """Sole owner of pages and slots.
 
     Each page is free, fenced (waits for a step in flight), cached (the tree's) or owned by one
-    lease; each slot is free, fenced or a lease's.
+    lease; each slot is free, fenced or a lease's; each host slot free, fenced or the tree's.
 
     Args:
         num_pages: pages on the device; page 0 is the dummy and never handed out.
@@ -24,6 +26,7 @@ class CacheManager:
         num_slots: rows of the device's tables.
         block_hash_salt: mixed into block hashes.
         enable_prefix_caching: whether computed pages are kept for later requests.
+        num_host_pages: slots in host memory for pages that are evicted; 0 for no such tier.
     """
 
     def __init__(
@@ -34,11 +37,14 @@ class CacheManager:
         num_slots: int,
         block_hash_salt: str,
         enable_prefix_caching: bool,
+        num_host_pages: int = 0,
     ) -> None:
         self._page_size = page_size
         self._pages = FencedPool(1, num_pages - 1)
         self._slots = FencedPool(0, num_slots)
-        self._tree = RadixTree(page_size, block_hash_salt)
+        self.host = HostPool(num_host_pages) if num_host_pages else None
+        """The tier in host memory; None without one."""
+        self._tree = RadixTree(page_size, block_hash_salt, self.host)
         self._enabled = enable_prefix_caching
 
     @property
@@ -80,16 +86,24 @@ class CacheManager:
     def open(self, match: Match, cache_salt: str, *, shared: bool = True) -> Lease:
         """Takes a slot and locks a match made just before; the caller saw a free slot.
 
+        What the match has in host memory gets pages, which the next Plan loads; the caller has
+        checked `num_available`.
+
         Unless `shared`, the lease's pages stay out of the prefix cache. One that computes anew
         what is cached would otherwise hold its own pages and lock the cached ones beside them.
         """
-        node = self._tree.lock(match.node, cache_salt) if self._enabled and shared else None
-        return Lease(
+        end = match.host_node or match.node
+        node = self._tree.lock(end, cache_salt) if self._enabled and shared else None
+        lease = Lease(
             slot=self._slots.take(1)[0],
             pages=list(match.pages),
             node=node,
-            num_cached_pages=len(match.pages),
+            num_cached_pages=match.num_pages,
         )
+        if match.num_host:
+            assert node is not None
+            self._tree.recall(node, self.extend(lease, match.num_host))
+        return lease
 
     def extend(self, lease: Lease, count: int) -> list[int]:
         """Adds `count` pages to a lease, evicting as needed; returns them.
@@ -131,6 +145,15 @@ class CacheManager:
         self._pages.complete(seq)
         self._slots.complete(seq)
         self._tree.complete(seq)
+        if self.host is not None:
+            self.host.complete(seq)
+
+    def take_copies(self, seq: int) -> tuple[Copies, Copies]:
+        """Stores and loads that Plan `seq` makes, in this order and before its rows.
+
+        Every Plan takes them.
+        """
+        return (NO_COPIES, NO_COPIES) if self.host is None else self.host.take_copies(seq)
 
     def take_events(self) -> list[BlockEvent]:
         """What entered and left the prefix cache since the last call, in that order."""
@@ -139,10 +162,13 @@ class CacheManager:
     def check_invariants(self, leases: Iterable[Lease]) -> None:
         """Asserts that `leases` are all there are, and that nothing is lost or owned twice."""
         leases = list(leases)
-        cached = [page for node in self._tree.nodes() for page in node.pages]
+        nodes = list(self._tree.nodes())
+        cached = [page for node in nodes if not node.on_host for page in node.pages]
         owned = [page for lease in leases for page in self._own_pages(lease)]
         self._pages.check_invariants([*cached, *owned])
         self._slots.check_invariants(lease.slot for lease in leases)
+        if self.host is not None:
+            self.host.check_invariants(slot for n in nodes if n.on_host for slot in n.pages)
         self._tree.check_invariants([lease.node for lease in leases if lease.node is not None])
 
     @staticmethod

@@ -4,17 +4,30 @@ from __future__ import annotations
 
 
 class Node:
-    """A run of cached pages; a root has none and stands for one cache salt.
+    """A run of cached pages in one tier; a root has none and stands for one cache salt.
+
+    Below a run in host memory there are only such runs: a request could use none of the others.
 
     Args:
         parent: None for a root, and again once the node has left the tree.
         key: token ids of its pages, little-endian int32; of a root its cache salt.
-        pages: page ids.
+        pages: page ids; of a run in host memory its slots.
         hashes: block hash per page; for a root the one hash that starts the chain.
         serial: counts the nodes of a tree; breaks ties between equal `last_use`.
     """
 
-    __slots__ = ("children", "hashes", "key", "last_use", "locks", "pages", "parent", "serial")
+    __slots__ = (
+        "children",
+        "hashes",
+        "key",
+        "last_use",
+        "locks",
+        "num_device_children",
+        "on_host",
+        "pages",
+        "parent",
+        "serial",
+    )
 
     def __init__(
         self, parent: Node | None, key: bytes, pages: list[int], hashes: list[int], serial: int
@@ -26,6 +39,10 @@ class Node:
         self.serial = serial
         self.children: dict[bytes, Node] = {}
         """By the token ids of the child's first page."""
+        self.num_device_children = 0
+        """Children that are not in host memory."""
+        self.on_host = False
+        """Whether it is in host memory; never while it is locked, but for a moment."""
         self.locks = 0
         """Locks on this node or below it."""
         self.last_use = 0
@@ -46,3 +63,59 @@ class Node:
                 break
             count += 1
         return count
+
+    def cut_head(self, count: int, width: int, serial: int) -> Node:
+        """Cuts off the first `count` pages: a new node, which comes above this one.
+
+        Paths that ended at the end of this one still do.
+        """
+        parent, cut = self.parent, count * width
+        assert parent is not None
+        upper = Node(parent, self.key[:cut], self.pages[:count], self.hashes[:count], serial)
+        upper._stand_beside(self)
+        upper.num_device_children = int(not self.on_host)
+        parent.children[upper.key[:width]] = upper
+        self.key = self.key[cut:]
+        del self.pages[:count], self.hashes[:count]
+        upper.children[self.key[:width]] = self
+        self.parent = upper
+        return upper
+
+    def cut_tail(self, count: int, width: int, serial: int) -> Node:
+        """Cuts off all but the first `count` pages: a new node, with all that was below this one.
+
+        For one that nobody has locked: paths that ended at its end would not any more. Takes less
+        time where the tail is short.
+        """
+        assert not self.locks
+        cut = count * width
+        lower = Node(self, self.key[cut:], self.pages[count:], self.hashes[count:], serial)
+        lower._stand_beside(self)
+        lower._adopt(self)
+        self.children = {lower.key[:width]: lower}
+        self.num_device_children = int(not self.on_host)
+        self.key = self.key[:cut]
+        del self.pages[count:], self.hashes[count:]
+        return lower
+
+    def absorb(self, child: Node) -> None:
+        """Takes over the only child, in the same tier and unlocked as this one is."""
+        assert child.on_host == self.on_host
+        assert not self.locks
+        assert not child.locks
+        self.key += child.key
+        self.pages += child.pages
+        self.hashes += child.hashes
+        self._adopt(child)
+        child.parent = None
+
+    def _stand_beside(self, other: Node) -> None:
+        self.locks = other.locks
+        self.last_use = other.last_use
+        self.on_host = other.on_host
+
+    def _adopt(self, other: Node) -> None:
+        self.children, other.children = other.children, {}
+        self.num_device_children = other.num_device_children
+        for child in self.children.values():
+            child.parent = self

@@ -7,6 +7,7 @@ from typing import Literal, get_args
 
 from worker.wire.admission import AdmissionOptions, AdmissionPolicyName, SchedulePolicy, flag
 from worker.wire.diffusion import DllmAlgorithm, DllmFeature
+from worker.wire.host_cache import HostCachePolicy
 
 Device = Literal["auto", "cpu", "cuda"]
 CPUBackend = Literal["auto", "native", "torch"]
@@ -79,6 +80,12 @@ class EngineConfig:
     """Fraction of device memory for weights, activations and KV cache (CUDA)."""
     enable_prefix_caching: bool = True
     """Keep finished prefixes and reuse them."""
+    host_cache_gib: float = 0.0
+    """Host memory, in GiB and for all ranks of a worker together, where pages go that leave the
+    prefix cache; 0 for none. They come back by copy instead of being computed again."""
+    host_cache_policy: HostCachePolicy = "auto"
+    """When pages come back from host memory: auto, where the copy is quicker than computing them,
+    by the times of late; or always."""
     batch_invariant: bool = False
     """Bitwise the same output whatever else runs, at a cost in speed."""
     attention_backend: AttentionBackend = "auto"
@@ -172,6 +179,12 @@ class EngineConfig:
             )
         if not 0.0 < self.gpu_memory_utilization <= 1.0:
             raise ValueError("--gpu-memory-utilization must be in (0, 1]")
+        if self.host_cache_gib < 0.0:
+            raise ValueError(f"--host-cache-gib must not be negative, got {self.host_cache_gib}")
+        if self.host_cache_gib and not self.enable_prefix_caching:
+            raise ValueError(
+                "--host-cache-gib extends the prefix cache: leave out --no-enable-prefix-caching"
+            )
         if self.batch_invariant and self.attention_backend in ("flashinfer", "flash"):
             raise ValueError(
                 f"--attention-backend {self.attention_backend} is not batch-invariant; "

@@ -78,6 +78,8 @@ class EngineCore:
                 deadline_margin_s=config.deadline_margin_ms / 1e3,
                 max_queued_requests=config.max_queued_requests,
                 max_queued_tokens=config.max_queued_tokens,
+                num_host_pages=info.num_host_pages,
+                host_cache_policy=config.host_cache_policy,
                 blocks=_block_policy(config, info),
             ),
             clock,

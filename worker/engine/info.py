@@ -38,4 +38,5 @@ def build_engine_info(config: EngineConfig, hellos: Sequence[Hello]) -> EngineIn
         max_num_batched_tokens=config.max_num_batched_tokens,
         max_queued_requests=config.max_queued_requests,
         max_queued_tokens=config.max_queued_tokens,
+        num_host_pages=min(hello.num_host_pages for hello in hellos),
     )

@@ -17,10 +17,16 @@ def page_bytes(
     config: EngineConfig, model: ModelConfig, group: TensorParallelGroup, dtype: torch.dtype
 ) -> int:
     """Bytes that a page takes on this rank, in a draft model's cache included."""
+    return own_page_bytes(config, model, group, dtype) + draft_page_bytes(config, dtype)
+
+
+def own_page_bytes(
+    config: EngineConfig, model: ModelConfig, group: TensorParallelGroup, dtype: torch.dtype
+) -> int:
+    """Bytes that a page takes on this rank in the cache of the model itself."""
     _, num_kv_heads = local_heads(model, group.world_size)
     values = num_kv_heads * model.head_dim * config.page_size
-    own = 2 * model.num_layers * values * dtype.itemsize
-    return own + draft_page_bytes(config, dtype)
+    return 2 * model.num_layers * values * dtype.itemsize
 
 
 def allocate_kv_caches(

@@ -11,6 +11,7 @@ import torch
 from worker.diffusion.decoder import BlockResults
 from worker.engine.device_clock import DeviceClock
 from worker.engine.draws import Draws
+from worker.engine.host_pages import LoadClock
 from worker.engine.inputs import StepInputs
 from worker.engine.logprobs import Scores
 from worker.engine.static_step import StaticInputs
@@ -34,8 +35,12 @@ class BegunStep:
     """Where rows float."""
     times: tuple[float, float, float]
     """When it was begun, prepared, forwarded."""
+    copy_s: float = 0.0
+    """Of the time up to `prepared`: for copies to and from host memory."""
     slot: StepSlot | None
     """None on CPU."""
+    loads: LoadClock | None = None
+    """Of its copies from host memory."""
 
     def masked_drafts(self) -> list[list[int]]:
         """Drafts of each masked row, where its Plan says that there may be any."""
@@ -64,6 +69,8 @@ class LaunchedStep:
     """Where rows float."""
     blocks: BlockResults | None = None
     """Of a block-diffusion model, whose steps wait for the device."""
+    loads: LoadClock | None = None
+    """Of its copies from host memory."""
 
     def result(self) -> StepResult:
         """Waits for the device. Steps are asked for their results in the order of their launches.
@@ -81,7 +88,11 @@ class LaunchedStep:
             compute_ms = (moments.finished - moments.started) * 1e3
         draws = self.draws
         result = StepResult(
-            seq=self.seq, token_ids=self._token_ids(), compute_ms=compute_ms, times=times
+            seq=self.seq,
+            token_ids=self._token_ids(),
+            compute_ms=compute_ms,
+            times=times,
+            load_ms=0.0 if self.loads is None else self.loads.milliseconds(),
         )
         if self.blocks is not None:
             return self.blocks.add_to(result)

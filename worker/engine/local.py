@@ -52,9 +52,9 @@ class LocalExecutor(Executor):
             hellos = [self._runner.hello(), *self._others.collect_hellos().values()]
         info = build_engine_info(self._config, hellos)
         num_pages = min(hello.num_pages for hello in hellos)
-        self._others.send(Start(num_pages=num_pages))
+        self._others.send(Start(num_pages=num_pages, num_host_pages=info.num_host_pages))
         with self._blaming_peers():
-            self._runner.allocate(num_pages)
+            self._runner.allocate(num_pages, info.num_host_pages)
             self._others.collect_readies()
         return info
 

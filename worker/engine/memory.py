@@ -10,6 +10,8 @@ from pathlib import Path
 import torch
 
 from worker.engine.config import EngineConfig
+from worker.engine.kv_cache import own_page_bytes
+from worker.models.config import ModelConfig
 from worker.parallel.group import TensorParallelGroup
 
 logger = logging.getLogger(__name__)
@@ -53,6 +55,36 @@ def plan_pages(
             "--max-num-batched-tokens, or set --kv-cache-tokens"
         )
     return pages
+
+
+def plan_host_pages(
+    config: EngineConfig, model: ModelConfig, group: TensorParallelGroup, dtype: torch.dtype
+) -> int:
+    """Pages that one rank keeps in host memory; 0 for none.
+
+    A draft model's part of a page is not kept: it is computed anew for each request that enters a
+    slot, cached prefix or not.
+
+    Raises:
+        ValueError: the machine has not so much memory, or not even a page fits.
+    """
+    if not config.host_cache_gib:
+        return 0
+    num_bytes = int(config.host_cache_gib * 2**30)
+    most = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    if num_bytes >= most:
+        raise ValueError(
+            f"--host-cache-gib {config.host_cache_gib:g}: this machine has "
+            f"{most / 2**30:.1f} GiB of memory in all"
+        )
+    page_bytes = own_page_bytes(config, model, group, dtype)
+    num_pages = num_bytes // config.tensor_parallel_size // page_bytes
+    if not num_pages:
+        least = page_bytes * config.tensor_parallel_size / 2**30
+        raise ValueError(
+            f"--host-cache-gib {config.host_cache_gib:g} holds no page: the least is {least:.4f}"
+        )
+    return num_pages
 
 
 def _cuda_room(

@@ -36,7 +36,7 @@ class ProcessExecutor(Executor):
         """Waits for every rank's shard, allocates equally many pages on all."""
         hellos = list(self._group.collect_hellos().values())
         info = build_engine_info(self._config, hellos)
-        self._group.start(min(hello.num_pages for hello in hellos))
+        self._group.start(min(hello.num_pages for hello in hellos), info.num_host_pages)
         return info
 
     def launch(self, plan: Plan) -> StepFuture:

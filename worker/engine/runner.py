@@ -20,12 +20,13 @@ from worker.engine.device_clock import DeviceClock
 from worker.engine.device_inputs import prepare_on_device, prepare_static
 from worker.engine.draws import Draws, sample_with_rules
 from worker.engine.graphs import DecodeCapture, DecodeGraphs, can_capture, capture_sizes
+from worker.engine.host_pages import HostPages, create_host_pages
 from worker.engine.inputs import StepInputs, build_inputs, build_native_inputs
 from worker.engine.kv_cache import allocate_kv_caches, page_bytes
 from worker.engine.launched import BegunStep, LaunchedStep, fetch_draws
 from worker.engine.logprobs import score_prompts
 from worker.engine.masks import MaskRows
-from worker.engine.memory import plan_pages
+from worker.engine.memory import plan_host_pages, plan_pages
 from worker.engine.profiling import profile_plans
 from worker.engine.sampler import sample
 from worker.engine.static_step import StaticInputs, StaticStep
@@ -104,6 +105,7 @@ class ModelRunner:
         self._graphs: DecodeGraphs | None = None
         self._drafter: Drafter | None = None
         self._blocks: BlockDecoder | None = None
+        self._host_pages: HostPages | None = None
 
     def hello(self) -> Hello:
         """What this rank loaded and how many KV pages it has room for."""
@@ -120,9 +122,10 @@ class ModelRunner:
             num_pages=num_pages,
             max_model_len=self.max_model_len,
             vocab_size=self.model_config.vocab_size,
+            num_host_pages=plan_host_pages(self.config, self.model_config, self.group, self.dtype),
         )
 
-    def allocate(self, num_pages: int) -> None:
+    def allocate(self, num_pages: int, num_host_pages: int = 0) -> None:
         """Makes the KV cache of `num_pages` pages (page 0 is the dummy page) and the tables.
 
         On CUDA, captures the graphs of decode steps: every rank must be at it, since they capture
@@ -131,6 +134,7 @@ class ModelRunner:
         assert num_pages >= 2, "a cache has one page besides the dummy page"
         with self._on_compute_stream():
             self._allocate(num_pages)
+            self._host_pages = create_host_pages(num_host_pages, self._kv_caches, self._streams)
             self._drafter = create_drafter(self.config, self._tables, num_pages, self.dtype)
             if self._capture is not None:
                 with torch.inference_mode():
@@ -144,6 +148,8 @@ class ModelRunner:
     def begin(self, plan: Plan) -> BegunStep:
         """The step as far as it goes without masks: up to its forward pass, launched."""
         started = time.monotonic()
+        loads = None if self._host_pages is None else self._host_pages.copy(plan)
+        copied = time.monotonic()
         with self._on_compute_stream():
             slot = None if self._streams is None else self._streams.take()
             if slot is not None:
@@ -169,7 +175,9 @@ class ModelRunner:
             hidden=hidden,
             drafted=drafted,
             times=(started, prepared, time.monotonic()),
+            copy_s=copied - started,
             slot=slot,
+            loads=loads,
         )
 
     @torch.inference_mode()
@@ -203,11 +211,12 @@ class ModelRunner:
             samples=step.static.samples if step.static is not None and drawn_by_graph else None,
             settled=settled,
             times=RankTimes(started, prepared, forwarded, finished),
-            compute_ms=(finished - resumed + forwarded - started) * 1e3,
+            compute_ms=(finished - resumed + forwarded - started - step.copy_s) * 1e3,
             slot=slot,
             clock=self._clock,
             wants_logprobs=is_first,
             blocks=blocks,
+            loads=step.loads,
         )
 
     def prepare(self, plan: Plan, slot: StepSlot | None = None) -> StepInputs | None:
@@ -331,9 +340,8 @@ class ModelRunner:
         return MaskRows(draws, kept, vocab_size, self.device) if draws else None
 
     def _on_compute_stream(self) -> AbstractContextManager[object]:
-        if self._streams is None:
-            return nullcontext()
-        return torch.cuda.stream(self._streams.compute)
+        streams = self._streams
+        return nullcontext() if streams is None else torch.cuda.stream(streams.compute)
 
     def _allocate(self, num_pages: int) -> None:
         self._kv_caches = allocate_kv_caches(
@@ -373,9 +381,7 @@ class ModelRunner:
     def _profile(self) -> None:
         """The largest prefill and the largest draw, on a cache whose every page is the dummy."""
         largest = profile_plans(
-            self.config,
-            max_model_len=self.max_model_len,
-            block_size=self.model_config.block_size,
+            self.config, max_model_len=self.max_model_len, block_size=self.model_config.block_size
         )
         with self._on_compute_stream():
             self._allocate(-(-largest.num_tokens // self.config.page_size) + 1)

@@ -59,9 +59,9 @@ class RankGroup:
         self._is_connected = True
         return hellos
 
-    def start(self, num_pages: int) -> None:
+    def start(self, num_pages: int, num_host_pages: int = 0) -> None:
         """Has every rank allocate its KV cache and waits for it. Raises RankFailure."""
-        self.send(Start(num_pages=num_pages))
+        self.send(Start(num_pages=num_pages, num_host_pages=num_host_pages))
         self.collect_readies()
 
     def collect_readies(self) -> None:

@@ -19,12 +19,15 @@ class Hello(msgspec.Struct, tag="hello", frozen=True):
     """KV pages that its memory could hold, one dummy page included."""
     max_model_len: int
     vocab_size: int
+    num_host_pages: int = 0
+    """Pages for which it has host memory."""
 
 
 class Start(msgspec.Struct, tag="start", frozen=True):
     """The coordinator's answer when all ranks said hello: allocate this many pages."""
 
     num_pages: int
+    num_host_pages: int = 0
 
 
 class Ready(msgspec.Struct, tag="ready", frozen=True):

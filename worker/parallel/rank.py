@@ -65,7 +65,7 @@ def _load_and_serve(rank: int, config: EngineConfig, directory: str, channel: Ra
         channel.send(runner.hello())
         start = channel.receive()
         if isinstance(start, Start):
-            runner.allocate(start.num_pages)
+            runner.allocate(start.num_pages, start.num_host_pages)
             # What loading made lives as long as the process: no collection need walk it again.
             gc.freeze()
             channel.send(Ready(rank=rank))

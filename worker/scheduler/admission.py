@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from worker.cache.lease import Lease
 from worker.cache.manager import CacheManager
-from worker.cache.radix import Match
+from worker.cache.match import Match
 from worker.request import Request, RequestState
 from worker.scheduler.admission_fifo import Fifo
 from worker.scheduler.admission_pack import Pack, PackInTurn
@@ -21,6 +21,7 @@ from worker.scheduler.pages import num_still_needed
 from worker.scheduler.plan import Admit, BlockAdmit
 from worker.scheduler.policy import AdmissionPolicy, Item, Outcome, TokenRoom, run_round
 from worker.scheduler.queue import WaitingQueue
+from worker.scheduler.recall import Recall
 from worker.scheduler.rules import token_rules
 from worker.scheduler.running import RunningSet
 from worker.scheduler.siblings import Siblings
@@ -64,6 +65,7 @@ class Admission:
         displacement: Displacement,
         service: TenantService,
         drain: DrainRate,
+        recall: Recall,
         siblings: Siblings,
     ) -> None:
         self.options = options
@@ -75,6 +77,7 @@ class Admission:
         self._displacement = displacement
         self._service = service
         self._drain = drain
+        self._recall = recall
         self._siblings = siblings
         self._ageing = Ageing()
         self._num_rounds = 0
@@ -195,16 +198,17 @@ class Admission:
         return request.num_uncached
 
     def _count(self, request: Request, match: Match) -> None:
-        request.num_uncached = request.num_wanted - len(match.pages) * self._page_size
+        request.num_uncached = request.num_wanted - match.num_pages * self._page_size
         request.uncached_round = self._num_rounds
 
     def _match(self, request: Request) -> Match:
-        """The cached prefix that a request need not compute."""
+        """The cached prefix that a request does not compute."""
         if request.wants_prompt_logprobs:
             return Match(None, [], 0)
         # A running block is computed in any case, and may hold no known token at all.
         num_left = 1 if request.block_size == 1 else 0
-        return self._cache.match(request.token_ids, request.cache_salt, num_left=num_left)
+        match = self._cache.match(request.token_ids, request.cache_salt, num_left=num_left)
+        return self._recall.choose(match)
 
     def _try_enter(self, request: Request, only_displacing: bool) -> tuple[Outcome, Lease | None]:
         """Finds a slot and pages, or takes them from less urgent requests."""
@@ -236,12 +240,13 @@ class Admission:
         lease = self._cache.open(match, request.cache_salt, shared=not wants_all)
         request.move_to(RequestState.RUNNING)
         request.lease = lease
-        request.num_computed = len(match.pages) * self._page_size
+        request.num_computed = match.num_pages * self._page_size
         request.num_prefill = len(request.token_ids)
         if request.num_cached < 0:
             request.num_cached = request.num_computed
         if request.num_preempted:
             request.resumed_at = len(request.token_ids)
+            self._recall.note_resumed(request, match)
         if wants_all:
             request.prompt_logprobs = []  # of an interrupted prefill, what came counts no more
         self._running.add(request)

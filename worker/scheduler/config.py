@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 from worker.scheduler.block_policy import BlockPolicy
 from worker.wire.admission import AdmissionOptions
+from worker.wire.host_cache import HostCachePolicy
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -41,6 +42,10 @@ class SchedulerConfig:
     """Requests that may wait; 0 for any number."""
     max_queued_tokens: int = 0
     """Tokens that they may have together; 0 for any number."""
+    num_host_pages: int = 0
+    """Slots in host memory for pages that are evicted; 0 for no such tier."""
+    host_cache_policy: HostCachePolicy = "auto"
+    """Whether pages in host memory are copied back only where that is quicker, or always."""
     blocks: BlockPolicy | None = None
     """Of a block-diffusion model; None for an autoregressive one."""
 
@@ -53,6 +58,8 @@ class SchedulerConfig:
             raise ValueError("page_size must be at least 1")
         if self.num_pages < 2:
             raise ValueError("num_pages must be at least 2: one dummy page and one to use")
+        if self.num_host_pages and not self.enable_prefix_caching:
+            raise ValueError("num_host_pages needs enable_prefix_caching")
         if self.max_model_len < 2:
             raise ValueError("max_model_len must be at least 2")
         if self.blocks is not None and self.page_size % self.blocks.size:

@@ -7,6 +7,7 @@ from worker.request import Request
 from worker.scheduler.pages import num_still_needed
 from worker.scheduler.policy import Outcome
 from worker.scheduler.preemption import Withdrawal
+from worker.scheduler.recall import Recall
 from worker.scheduler.running import RunningSet
 
 MAX_PROGRESS = 64
@@ -16,7 +17,8 @@ MAX_PROGRESS = 64
 class Displacement:
     """Chooses who gives way: of those outranked by `gap` the least urgent, then the cheapest.
 
-    Cheapest is who has the fewest tokens to compute again. Nobody is taken back unless that makes
+    Cheapest is who has the fewest tokens to compute again, where those that come back from host
+    memory count by the time that takes. Nobody is taken back unless that makes
     place at once: with a row in flight it is parked first, and gives way in the next step.
 
     No ping-pong: a running request keeps the level with which it was admitted, and whoever took
@@ -36,12 +38,14 @@ class Displacement:
         cache: CacheManager,
         running: RunningSet,
         withdrawal: Withdrawal,
+        recall: Recall,
     ) -> None:
         self.gap = gap
         self._page_size = page_size
         self._cache = cache
         self._running = running
         self._withdrawal = withdrawal
+        self._recall = recall
         self._chosen: dict[str, Request] = {}
         """Will give way to somebody else."""
 
@@ -91,10 +95,14 @@ class Displacement:
         return found
 
     def _resume_cost(self, request: Request, loses_pages: bool) -> int:
-        """Tokens it would compute again: all where others take its pages, else the loose end."""
+        """Tokens it would compute again: the loose end, and where others take its pages all.
+
+        Pages that go to host memory count by the time in which they come back.
+        """
         assert request.lease is not None
-        num_kept = 0 if loses_pages else request.lease.num_cached_pages * self._page_size
-        return request.num_computed - num_kept
+        num_cached = request.lease.num_cached_pages * self._page_size
+        loose_end = request.num_computed - num_cached
+        return loose_end + self._recall.cost(num_cached) if loses_pages else loose_end
 
     def _num_gained(self, victim: Request) -> int:
         """Pages for others: what it frees, and what is kept for it now."""

@@ -16,6 +16,7 @@ from worker.scheduler.fairness import TenantService
 from worker.scheduler.load import Tally
 from worker.scheduler.preemption import PageClaims, Withdrawal
 from worker.scheduler.queue import WaitingQueue
+from worker.scheduler.recall import Recall
 from worker.scheduler.running import RunningSet
 from worker.scheduler.siblings import Siblings
 from worker.scheduler.step import StepBuilder
@@ -40,6 +41,7 @@ class StepFiller:
         drain: DrainRate,
         clock: Clock,
         *,
+        recall: Recall,
         speculation: SpeculationGate | None = None,
     ) -> None:
         self.config = config
@@ -50,11 +52,12 @@ class StepFiller:
         """The way back into the queue."""
         self._claims = PageClaims(config.page_size, cache, running, self.withdrawal)
         displacement = Displacement(
-            config.preempt_priority_gap, config.page_size, cache, running, self.withdrawal
+            *(config.preempt_priority_gap, config.page_size, cache, running, self.withdrawal),
+            recall,
         )
         self.admission = Admission(
             *(config.admission, config.page_size, cache, running, queue),
-            *(displacement, service, drain),
+            *(displacement, service, drain, recall),
             Siblings(config.page_size, config.max_num_batched_tokens // 8),
         )
         """The way into the running set."""

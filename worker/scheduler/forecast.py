@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from worker.wire.messages import StepShape
-from worker.wire.step_time import StepTimeModel
+from worker.wire.step_time import StepCosts, StepTimeModel
 
 _SETTLED = 20
 """Steps before which nothing is predicted."""
@@ -30,17 +30,27 @@ class StepForecast:
         self._model.observe(shape, seconds)
         self._last = shape
 
+    def prefill_s(self, num_tokens: int, num_cached: int) -> float | None:
+        """Seconds to compute so many tokens after others; None before that can be told."""
+        if self._model.num_observations < _SETTLED:
+            return None
+        return self._current_costs().prefill(num_tokens, num_cached)
+
     def first_token_s(self, num_tokens: int) -> float:
         """Seconds from admission to the first token of a request with so many to compute.
 
         As many steps as they fill, each with the decodes of the last step beside them.
         """
-        count = self._model.num_observations
-        if count < _SETTLED:
+        if self._model.num_observations < _SETTLED:
             return 0.0
+        costs = self._current_costs()
+        decodes = costs.decode(self._last.decode_rows, self._last.decode_context)
+        room = max(self._max_tokens - self._last.decode_rows, 1)
+        return costs.prefill(num_tokens) + -(-num_tokens // room) * decodes
+
+    def _current_costs(self) -> StepCosts:
+        count = self._model.num_observations
         if count - self._solved_at >= _SOLVED_EVERY:
             self._solved_at = count
             self._costs = self._model.costs
-        decodes = self._costs.decode(self._last.decode_rows, self._last.decode_context)
-        room = max(self._max_tokens - self._last.decode_rows, 1)
-        return self._costs.prefill(num_tokens) + -(-num_tokens // room) * decodes
+        return self._costs

@@ -8,8 +8,10 @@ from msgspec.structs import replace
 
 from worker.cache.manager import CacheManager
 from worker.scheduler.config import SchedulerConfig
+from worker.scheduler.plan import StepResult
 from worker.scheduler.queue import WaitingQueue
 from worker.scheduler.running import RunningSet
+from worker.scheduler.step import StepInFlight
 from worker.wire.messages import BlockTotals, LoadSnapshot, StepShape
 from worker.wire.speculation import SpeculationTotals
 
@@ -32,6 +34,11 @@ class Tally:
     """Of a block-diffusion model."""
     num_submits: int = 0
     """Submits since the scheduler began, those that were ignored included."""
+
+    def observe(self, step: StepInFlight, result: StepResult) -> None:
+        """A step has completed."""
+        self.step_shape, self.step_ms = step.measured(result)
+        self.num_step_tokens = step.num_tokens
 
 
 def snapshot(
@@ -72,4 +79,5 @@ def snapshot(
         blocks=None if tally.blocks is None else replace(tally.blocks),
         prefilling_attended=attended,
         new_prompt_share=new_prompt_share,
+        host_cache=None if cache.host is None else cache.host.totals,
     )

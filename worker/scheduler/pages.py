@@ -1,8 +1,22 @@
-"""How many pages requests take."""
+"""The pages there are, and how many requests take."""
 
 from __future__ import annotations
 
+from worker.cache.manager import CacheManager
 from worker.request import Request
+from worker.scheduler.config import SchedulerConfig
+
+
+def create_cache(config: SchedulerConfig) -> CacheManager:
+    """The bookkeeping of all pages and slots."""
+    return CacheManager(
+        num_pages=config.num_pages,
+        page_size=config.page_size,
+        num_slots=config.max_num_seqs,
+        block_hash_salt=config.block_hash_salt,
+        enable_prefix_caching=config.enable_prefix_caching,
+        num_host_pages=config.num_host_pages,
+    )
 
 
 def num_still_needed(request: Request, page_size: int) -> int:

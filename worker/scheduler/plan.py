@@ -75,6 +75,13 @@ class PageWrite(msgspec.Struct, array_like=True, frozen=True):
     page_ids: list[int]
 
 
+class PageCopies(msgspec.Struct, array_like=True, frozen=True):
+    """Copies between device pages and slots in host memory, one to one; each rank has its part."""
+
+    pages: list[int]
+    slots: list[int]
+
+
 class Row(msgspec.Struct, array_like=True, frozen=True):
     """One request's share of a step: compute positions [start, start + length)."""
 
@@ -130,6 +137,11 @@ class Plan(msgspec.Struct, array_like=True, frozen=True):
     """Of running blocks: most forward passes before control returns without any being done."""
     accepts: list[Accept] = []
     """Of running blocks under a grammar; applied before the admits."""
+    stores: PageCopies | None = None
+    """Pages that leave for host memory: copied before anything else writes to them."""
+    loads: PageCopies | None = None
+    """Pages that come back: after the stores, which may touch the same pages and slots, and before
+    the rows."""
 
     @property
     def num_tokens(self) -> int:
@@ -192,7 +204,7 @@ class StepResult(msgspec.Struct, array_like=True, frozen=True):
     """In the order of the Plan's rows: one per row with `sample`, and of a row that floats those
     up to the first that differs from its draft."""
     compute_ms: float
-    """Time the rank spent on the step."""
+    """Time the rank spent on the step, apart from copies to and from host memory."""
     times: RankTimes | None = None
     """None from an executor that measures nothing."""
     logprobs: list[TokenLogprobs | None] | None = None
@@ -210,3 +222,5 @@ class StepResult(msgspec.Struct, array_like=True, frozen=True):
     that are done, one after another."""
     num_forwards: int = 1
     """Forward passes of the step."""
+    load_ms: float = 0.0
+    """Time that the Plan's loads took."""

@@ -16,7 +16,8 @@ class Withdrawal:
     """The one way out of the running set and back into the queue.
 
     What the request has computed stays in the prefix cache, as far as it fills pages, until others
-    need them; what it holds beside that is free again.
+    need them, and in host memory, where there is such a tier, thereafter; what it holds beside that
+    is free again.
 
     HAZARD(fence): the pages and the slot of a request with a row in flight come free only after
     that step, so taking it back at once would free nothing and throw work away. It is parked
@@ -61,6 +62,7 @@ class Withdrawal:
         self._running.remove(request)
         self._cache.release(request.lease)
         request.lease = None
+        request.num_withdrawn = request.num_computed
         request.num_computed = request.num_placeholders = request.num_unsettled = 0
         request.num_prefill = len(request.token_ids)
         request.num_preempted += 1

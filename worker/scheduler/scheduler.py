@@ -6,7 +6,6 @@ import logging
 from collections import deque
 from collections.abc import Sequence
 
-from worker.cache.manager import CacheManager
 from worker.request import Request, RequestState
 from worker.scheduler.block_filler import BlockFiller
 from worker.scheduler.clock import Clock
@@ -21,8 +20,10 @@ from worker.scheduler.load import Tally, snapshot
 from worker.scheduler.logprobs import take_logprobs
 from worker.scheduler.outbox import Outbox
 from worker.scheduler.overload import QueueLimits
+from worker.scheduler.pages import create_cache
 from worker.scheduler.plan import Plan, StepResult
 from worker.scheduler.queue import WaitingQueue
+from worker.scheduler.recall import Recall
 from worker.scheduler.running import RunningSet
 from worker.scheduler.slo import Urgency
 from worker.scheduler.slow_grammar import SlowGrammar
@@ -65,18 +66,15 @@ class Scheduler:
     ) -> None:
         self.config = config
         self._clock = clock
-        self._cache = CacheManager(
-            num_pages=config.num_pages,
-            page_size=config.page_size,
-            num_slots=config.max_num_seqs,
-            block_hash_salt=config.block_hash_salt,
-            enable_prefix_caching=config.enable_prefix_caching,
-        )
+        self._cache = create_cache(config)
         self._requests: dict[str, Request] = {}
         self._service = TenantService()
         self._forecast = StepForecast(config.max_num_batched_tokens)
         self._any_slo = False
         """Whether anybody ever asked for a deadline: before, nobody asks the forecast."""
+        self._recall = Recall(
+            config.host_cache_policy, config.page_size, self._cache.host, self._forecast
+        )
         urgency = Urgency(config.deadline_margin_s, self._forecast)
         self._queue = WaitingQueue(urgency, self._service)
         self._held: dict[str, Request] = {}
@@ -96,6 +94,7 @@ class Scheduler:
         self._filler = filler(
             *(config, self._cache, self._running, self._queue),
             *(self._tally, self._service, drain, clock),
+            recall=self._recall,
             speculation=speculation,
         )
         self._speculation = speculation
@@ -217,6 +216,7 @@ class Scheduler:
             )
             return None
         self._launched = builder.seq
+        builder.copy_pages(*self._cache.take_copies(builder.seq))
         self._in_flight.append(builder.in_flight())
         if builder.seq % DIGEST_INTERVAL:
             return builder.plan(0, 0)
@@ -235,11 +235,10 @@ class Scheduler:
         self._completed = step.seq
         self._cache.complete(step.seq)
         self._digest.update(step.seq, result.token_ids)
-        shape, step_ms = step.measured(result)
-        self._tally.step_shape, self._tally.step_ms = shape, step_ms
-        self._tally.num_step_tokens = step.num_tokens
-        if self._any_slo:
-            self._forecast.observe(shape, step_ms / 1e3)
+        self._tally.observe(step, result)
+        if self._any_slo or self.config.num_host_pages:
+            self._forecast.observe(self._tally.step_shape, self._tally.step_ms / 1e3)
+        self._recall.observe(step.num_loads, result.load_ms / 1e3)
         self._take_result(step, result, counts)
 
     def masks(self, drafts: Sequence[Sequence[int]] = ()) -> bytes:

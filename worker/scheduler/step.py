@@ -6,9 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from worker.cache.host import Copies
 from worker.cache.lease import Lease
 from worker.request import Request
-from worker.scheduler.plan import Admit, PageWrite, Plan, Row, StepResult
+from worker.scheduler.plan import Admit, PageCopies, PageWrite, Plan, Row, StepResult
 from worker.wire.messages import StepShape
 
 
@@ -36,6 +37,8 @@ class StepInFlight:
     shape: StepShape
     has_chunks: bool
     """Whether any row is longer than one planned position."""
+    num_loads: int = 0
+    """Pages copied from host memory."""
 
     def counts(self, result: StepResult) -> list[int]:
         """How many of the result's tokens each share has.
@@ -126,6 +129,8 @@ class StepBuilder:
         self._chunk_shares: list[Share] = []
         self.max_rounds = 1
         """See Plan."""
+        self._stores: PageCopies | None = None
+        self._loads: PageCopies | None = None
 
     @property
     def has_rows_without_draws(self) -> bool:
@@ -143,6 +148,11 @@ class StepBuilder:
     def write_pages(self, slot: int, start: int, page_ids: list[int]) -> None:
         """Extends the page-table row of a slot before the step."""
         self._page_writes.append(PageWrite(slot, start, page_ids))
+
+    def copy_pages(self, stores: Copies, loads: Copies) -> None:
+        """Moves pages to host memory and back before the step."""
+        self._stores = _page_copies(stores)
+        self._loads = _page_copies(loads)
 
     def add_row(self, request: Request, lease: Lease, length: int) -> None:
         """Computes the next `length` positions of a request, and counts them as computed.
@@ -204,6 +214,8 @@ class StepBuilder:
             masked=masked,
             draft_threshold=self.draft_threshold,
             max_rounds=self.max_rounds,
+            stores=self._stores,
+            loads=self._loads,
         )
 
     def in_flight(self) -> StepInFlight:
@@ -222,7 +234,12 @@ class StepBuilder:
                 decode_context=self._num_context,
             ),
             has_chunks=bool(self._chunk_rows),
+            num_loads=0 if self._loads is None else len(self._loads.pages),
         )
 
     def _shares(self) -> list[Share]:
         return self._single_shares + self._floating_shares + self._chunk_shares
+
+
+def _page_copies(copies: Copies) -> PageCopies | None:
+    return PageCopies(list(copies.pages), list(copies.slots)) if copies.pages else None

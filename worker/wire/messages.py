@@ -13,6 +13,7 @@ from typing import Literal
 import msgspec
 
 from worker.wire.admission import AdmissionChange
+from worker.wire.host_cache import HostCacheTotals
 from worker.wire.sampling import SamplingParams
 from worker.wire.slo import Slo
 from worker.wire.speculation import SpeculationTotals
@@ -181,7 +182,7 @@ class BlockStored(msgspec.Struct, array_like=True, tag="stored"):
 
 
 class BlockRemoved(msgspec.Struct, array_like=True, tag="removed"):
-    """Pages that left a tier of the prefix cache."""
+    """Pages that left a tier of the prefix cache; what goes to another has been stored before."""
 
     block_hashes: list[int]
     tier: Tier = "device"
@@ -293,6 +294,8 @@ class LoadSnapshot(msgspec.Struct, array_like=True):
     attends to."""
     new_prompt_share: float = 0.0
     """Part of a step's prompt tokens that prompts under way leave to those that wait."""
+    host_cache: HostCacheTotals | None = None
+    """None without a host-memory tier."""
 
 
 class Canary(msgspec.Struct, array_like=True, frozen=True):
@@ -335,6 +338,8 @@ class EngineInfo(msgspec.Struct, array_like=True, tag="info"):
     """Tokens that the model decides together, of block diffusion; 1 for an autoregressive model."""
     dllm_algorithm: str = ""
     """What decides them where a request names none; empty for an autoregressive model."""
+    num_host_pages: int = 0
+    """Pages of the host-memory tier; 0 for none."""
 
 
 class StepReport(msgspec.Struct, array_like=True, tag="step"):

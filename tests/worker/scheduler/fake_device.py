@@ -60,10 +60,15 @@ class FakeDevice:
         self.config = config
         self.slots: dict[int, SlotRow] = {}
         self.pages = [[POISON] * config.page_size for _ in range(config.num_pages)]
+        self.host = [[POISON] * config.page_size for _ in range(config.num_host_pages)]
         self.in_flight: deque[Plan] = deque()
         self.launched = 0
         self.digest = SampleDigest()
         self.num_rows = 0
+        self.token_ms = 0.0
+        """Time of a step per token, beside what any step takes."""
+        self.load_ms = 0.5
+        """Time to load a page."""
 
     def launch(self, plan: Plan) -> None:
         assert plan.seq == self.launched + 1
@@ -89,6 +94,13 @@ class FakeDevice:
 
     def run(self) -> StepResult:
         plan = self.in_flight.popleft()
+        if plan.stores is not None:
+            for page, slot in zip(plan.stores.pages, plan.stores.slots, strict=True):
+                self.host[slot] = list(self.pages[page])
+        if plan.loads is not None:
+            for page, slot in zip(plan.loads.pages, plan.loads.slots, strict=True):
+                assert POISON not in self.host[slot], "a slot was used again too early"
+                self.pages[page] = list(self.host[slot])
         # Rows run in parallel on a real device: all reads of earlier steps' pages, then writes.
         for row in plan.rows:
             self._check_past(row)
@@ -97,11 +109,15 @@ class FakeDevice:
         sampled = [self._sample(row) for row in plan.rows if row.sample]
         self.num_rows += len(plan.rows)
         self.digest.update(plan.seq, sampled)
-        return StepResult(plan.seq, sampled, 1.5)
+        load_ms = 0.0 if plan.loads is None else self.load_ms * len(plan.loads.pages)
+        compute_ms = 1.5 + self.token_ms * plan.num_tokens
+        return StepResult(plan.seq, sampled, compute_ms, load_ms=load_ms)
 
-    def poison(self, pages: list[int]) -> None:
+    def poison(self, pages: list[int], slots: list[int]) -> None:
         for page in pages:
             self.pages[page] = [POISON] * self.config.page_size
+        for slot in slots:
+            self.host[slot] = [POISON] * self.config.page_size
 
     def _check_past(self, row: Row) -> None:
         slot, size = self.slots[row.slot], self.config.page_size
@@ -196,6 +212,8 @@ class Harness:
         self.device = FakeDevice(self.config)
         self.outcomes: dict[tuple[str, int], Outcome] = {}
         self.mirror: dict[int, int | None] = {}
+        """Blocks on the device."""
+        self.host_mirror: dict[int, int | None] = {}
         self.reports = 0
         self.checked = checked
         self.last: StepReport | None = None
@@ -247,12 +265,20 @@ class Harness:
 
     def check(self) -> None:
         """Invariants; and what is free now holds garbage from here on."""
-        self.device.poison(self.free_pages())
+        host = self.scheduler._cache.host
+        slots = [] if host is None else host._slots._free
+        self.device.poison(self.free_pages(), slots)
         if self.checked:
             self.scheduler.check_invariants()
 
     def free_pages(self) -> list[int]:
-        return self.scheduler._cache._pages._free
+        """Pages that anybody may write to now."""
+        cache = self.scheduler._cache
+        # What tests evict without need is free, but waits to be stored.
+        stored = set() if cache.host is None else set(cache.host.stored_pages)
+        for plan in self.device.in_flight:
+            stored.update(() if plan.stores is None else plan.stores.pages)
+        return [page for page in cache._pages._free if page not in stored]
 
     def finished(self, request_id: str, attempt: int = 0) -> Outcome:
         """The outcome of a request, which must equal its run alone."""
@@ -272,8 +298,13 @@ class Harness:
         assert cache._slots.num_free == self.config.max_num_seqs
         assert cache._pages.num_free + tree.num_pages == self.config.num_pages - 1
         assert tree.num_evictable == tree.num_pages
-        cached = [value for node in tree.nodes() if not node.is_root for value in node.hashes]
-        assert sorted(cached) == sorted(self.mirror)
+        nodes = [node for node in tree.nodes() if not node.is_root]
+        for mirror, on_host in ((self.mirror, False), (self.host_mirror, True)):
+            cached = [value for n in nodes if n.on_host == on_host for value in n.hashes]
+            assert sorted(cached) == sorted(mirror)
+        if cache.host is not None:
+            assert cache.host._slots.num_fenced == 0
+            assert cache.host.num_free + len(self.host_mirror) == self.config.num_host_pages
 
     def _take_delta(self, gateway_id: str, delta: TokenDelta) -> None:
         outcome = self.outcomes[delta.request_id, delta.attempt]
@@ -290,14 +321,19 @@ class Harness:
         outcome.rejection = delta.rejection
 
     def _take_event(self, event: BlockEvent) -> None:
+        mirror = self.host_mirror if event.tier == "host" else self.mirror
         if isinstance(event, BlockStored):
             parent = event.parent_hash
             for value in event.block_hashes:
-                assert parent is None or parent in self.mirror, "stored before its parent"
-                assert value not in self.mirror
-                self.mirror[value] = parent
+                known = parent in mirror or (event.tier == "host" and parent in self.mirror)
+                assert parent is None or known, "stored before its parent"
+                assert value not in mirror
+                mirror[value] = parent
                 parent = value
         else:
             for value in event.block_hashes:
-                assert value not in self.mirror.values(), "removed before its child"
-                del self.mirror[value]
+                other = self.mirror if event.tier == "host" else self.host_mirror
+                if value not in other:
+                    below = value in mirror.values() or value in other.values()
+                    assert not below, "removed before its child"
+                del mirror[value]

@@ -177,6 +177,8 @@ class SchedulerMachine(RuleBasedStateMachine):
         chunked=st.booleans(),
         gap=st.sampled_from([0, 1, 3]),
         max_queued=st.sampled_from([0, 0, 2]),
+        num_host_pages=st.sampled_from([0, 0, 5, 60]),
+        host_cache_policy=st.sampled_from(["auto", "always"]),
     )
     def start(
         self,
@@ -188,6 +190,8 @@ class SchedulerMachine(RuleBasedStateMachine):
         chunked: bool,
         gap: int,
         max_queued: int,
+        num_host_pages: int,
+        host_cache_policy: str,
     ) -> None:
         self.harness = Harness(
             num_pages=num_pages,
@@ -199,6 +203,8 @@ class SchedulerMachine(RuleBasedStateMachine):
             enable_chunked_prefill=chunked,
             preempt_priority_gap=gap,
             max_queued_requests=max_queued,
+            num_host_pages=num_host_pages if caching else 0,
+            host_cache_policy=host_cache_policy,
         )
 
     @initialize(seed=st.integers(0, 2**32))

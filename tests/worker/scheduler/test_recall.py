@@ -1,0 +1,66 @@
+from __future__ import annotations
+
+import pytest
+
+from worker.cache.host import HostPool
+from worker.cache.match import Match
+from worker.cache.node import Node
+from worker.scheduler.forecast import StepForecast
+from worker.scheduler.recall import Recall
+from worker.wire.host_cache import HostCachePolicy
+from worker.wire.messages import StepShape
+
+PAGE_SIZE = 16
+TOKEN_S = 1e-3
+
+
+def make_recall(policy: HostCachePolicy = "auto") -> Recall:
+    """Computing a page takes 16 ms, and more the more is before it."""
+    forecast = StepForecast(1024)
+    for seq in range(1, 61):
+        tokens = 32 * (seq % 4)
+        forecast.observe(
+            StepShape(seq, tokens, tokens * tokens // 2, 4, 400), 0.002 + TOKEN_S * tokens
+        )
+    return Recall(policy, PAGE_SIZE, HostPool(64), forecast)
+
+
+def match(num_host: int = 4) -> Match:
+    node = Node(None, b"", [1], [1], 1)
+    return Match(node, [1], 0, node, num_host)
+
+
+def test_pages_are_copied_until_a_copy_is_known_to_take_longer() -> None:
+    recall = make_recall()
+    assert recall.choose(match()).num_host == 4
+    recall.observe(4, 4 * 0.001)
+    assert recall.choose(match()).num_host == 4
+    for _ in range(20):
+        recall.observe(4, 4 * 0.030)
+    found = recall.choose(match())
+    assert (found.num_pages, found.num_host, found.host_node) == (1, 0, None)
+
+
+def test_a_dear_copy_is_tried_again_some_day() -> None:
+    recall = make_recall()
+    recall.observe(1, 0.030)
+    assert not recall.choose(match()).num_host
+    for _ in range(1500):
+        recall.observe(0, 0.0)
+    assert recall.choose(match()).num_host == 4
+
+
+def test_always_asks_for_no_price() -> None:
+    recall = make_recall("always")
+    recall.observe(1, 100.0)
+    assert recall.choose(match()).num_host == 4
+
+
+def test_what_is_copied_counts_by_its_time() -> None:
+    recall = make_recall()
+    recall.observe(10, 10 * 0.004)
+    assert recall.cost(160) == pytest.approx(40, rel=0.2)
+    for _ in range(50):
+        recall.observe(10, 10.0)
+    assert recall.cost(160) == 160
+    assert Recall("auto", PAGE_SIZE, None, StepForecast(64)).cost(160) == 160
