@@ -21,6 +21,7 @@ from deploy.models.training import CausalTraining, DraftTraining, TrainingConfig
 _NICENESS: Final = 5
 _DIFFUSION_MAX_LENGTH: Final = 512
 _DIFFUSION_BATCH_TOKENS: Final = 2048
+_DRAFT_MAX_LENGTH: Final = 768
 
 
 def main() -> None:
@@ -41,6 +42,8 @@ def main() -> None:
         )
         DiffusionTraining(config, args.output, args.state).run()
     elif args.teacher is not None:
+        # A third of the time would go into rows longer than nearly all that is ever asked.
+        config = replace(config, max_length=_DRAFT_MAX_LENGTH)
         DraftTraining(config, args.output, args.state).run()
     else:
         CausalTraining(config, args.output, args.state).run()
