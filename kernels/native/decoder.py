@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from kernels.native.drafts import DraftSettings, NativeDrafts
 from kernels.native.library import (
     LayerWeights,
     LinearWeight,
@@ -161,11 +162,7 @@ class NativeDecoder:
         """
         assert self._handle is not None, "bind comes first"
         hidden = torch.empty(int(rows[:, 2].sum()), self._hidden_size)
-        step = StepRows(
-            len(rows), rows.ctypes.data,
-            token_pool.data_ptr(), token_pool.stride(0),
-            page_table.data_ptr(), page_table.stride(0),
-        )  # fmt: skip
+        step = step_rows(rows, token_pool, page_table)
         done = self._library.rayfleet_forward(self._handle, ctypes.byref(step), hidden.data_ptr())
         if not done:
             assert self._error is not None
@@ -181,6 +178,31 @@ class NativeDecoder:
             self._handle, hidden.data_ptr(), hidden.shape[0], scores.data_ptr()
         )
         return scores
+
+    def draft(
+        self,
+        rows: npt.NDArray[np.int64],
+        token_pool: torch.Tensor,
+        page_table: torch.Tensor,
+        settings: DraftSettings,
+    ) -> NativeDrafts:
+        """Tokens that follow each row, one after another, which also go into the pool.
+
+        Args:
+            rows: [R, 4], contiguous: slot, first position, number of tokens, most drafts.
+            token_pool: [slots, positions] int32.
+            page_table: [slots, pages] int32.
+            settings: of these rows.
+        """
+        assert self._handle is not None, "bind comes first"
+        assert self._all_reduce is None, "a model that drafts is whole on every rank"
+        drafts = NativeDrafts.room(len(rows), int(rows[:, 3].max()))
+        self._library.rayfleet_draft(
+            self._handle,
+            ctypes.byref(step_rows(rows, token_pool, page_table)),
+            ctypes.byref(settings.describe(token_pool, drafts)),
+        )
+        return drafts
 
     def close(self) -> None:
         """Ends the threads. Safe to call twice."""
@@ -271,6 +293,17 @@ class NativeDecoder:
         """The tensor's address, which stays good for as long as the decoder lives."""
         self._kept.append(tensor)
         return tensor.data_ptr()
+
+
+def step_rows(
+    rows: npt.NDArray[np.int64], token_pool: torch.Tensor, page_table: torch.Tensor
+) -> StepRows:
+    """The library's view of a step, for as long as its arguments live."""
+    return StepRows(
+        len(rows), rows.ctypes.data,
+        token_pool.data_ptr(), token_pool.stride(0),
+        page_table.data_ptr(), page_table.stride(0),
+    )  # fmt: skip
 
 
 def pack_weight(weight: torch.Tensor, allocate: Allocate = torch.empty) -> torch.Tensor:

@@ -70,6 +70,21 @@ class RandomRows(ctypes.Structure):
     )
 
 
+class Drafting(ctypes.Structure):
+    """How rows draft, and where to; mirrors src/draft.h."""
+
+    _fields_ = (
+        *((name, _PTR) for name in ("temperature", "top_p", "log_min_p", "top_k", "seeds")),
+        *((name, _PTR) for name in ("shares", "bounds")),
+        ("num_levels", _I64),
+        ("greedy_below", _F32),
+        ("threshold", _F32),
+        ("token_pool", _PTR),
+        ("most", _I64),
+        *((name, _PTR) for name in ("tokens", "levels", "guessed", "drafted")),
+    )
+
+
 @cache
 def library() -> ctypes.CDLL:
     """The library, compiled where necessary and loaded once per process.
@@ -91,6 +106,7 @@ def library() -> ctypes.CDLL:
         "destroy": (None, [_PTR]),
         "forward": (ctypes.c_int32, [_PTR, ctypes.POINTER(StepRows), _PTR]),
         "logits": (None, [_PTR, _PTR, _I64, _PTR]),
+        "draft": (None, [_PTR, ctypes.POINTER(StepRows), ctypes.POINTER(Drafting)]),
     }
     for name, (result, arguments) in signatures.items():
         function = getattr(loaded, f"rayfleet_{name}")

@@ -36,15 +36,15 @@ class RequestRecord:
         """Tokens that a row gains where it may draft, beyond what its drafts cost."""
         return self._gained / self._looks
 
-    def observe(self, num_drafts: int, num_accepted: int, threshold: float) -> None:
+    def observe(self, num_drafts: int, num_accepted: int, cost: float) -> None:
         """Takes the outcome of one row that was allowed to draft.
 
         Args:
             num_drafts: 0 where there was no guess.
             num_accepted: drafts after the first rejected one tell nothing.
-            threshold: tokens that the time of one draft would have yielded.
+            cost: tokens that the time of its drafts would have yielded.
         """
-        self._gained = self._gained * _KEEP + num_accepted - threshold * num_drafts
+        self._gained = self._gained * _KEEP + num_accepted - cost
         self._looks = self._looks * _KEEP + 1.0
         if num_drafts:
             self._accepted = self._accepted * _KEEP + num_accepted

@@ -18,6 +18,9 @@ _WARM_UP = 8.0
 """Steps of a size before its line is believed, and before one is held against it."""
 _HELD_UP = 2.0
 """A step that took more than so many times what was expected counts as one that took this."""
+_FIRST_LOOK_MS = 0.02
+_LOOK_STEP = 0.05
+"""Weight of the newest step in the time that looking takes."""
 _PRIOR_SHARE = 0.3
 """A draft's cost beside that of an average token of its step, until it is measured."""
 _PRIOR_WEIGHT = 4.0
@@ -35,8 +38,12 @@ class _Line:
     elapsed: float = 0.0
     drafts_elapsed: float = 0.0
     tokens: float = 0.0
+    spent: float = 0.0
+    """With what drafting took."""
 
-    def add(self, num_rows: int, num_drafts: int, num_tokens: int, step_ms: float) -> None:
+    def add(
+        self, num_rows: int, num_drafts: int, num_tokens: int, step_ms: float, drafting_ms: float
+    ) -> None:
         if self.weight >= _WARM_UP:
             slope = self.draft_ms()
             expected = self.elapsed / self.weight
@@ -49,6 +56,7 @@ class _Line:
         self.elapsed = self.elapsed * _KEEP + step_ms
         self.drafts_elapsed = self.drafts_elapsed * _KEEP + num_drafts * step_ms
         self.tokens = self.tokens * _KEEP + num_tokens
+        self.spent = self.spent * _KEEP + step_ms + min(drafting_ms, _HELD_UP * step_ms)
 
     def draft_ms(self) -> float:
         # One more token in a step costs no more than those that are in it do on average.
@@ -65,17 +73,25 @@ class StepCosts:
     def __init__(self) -> None:
         self._lines: dict[int, _Line] = {}
 
-    def observe(self, num_rows: int, num_drafts: int, num_tokens: int, step_ms: float) -> None:
+    def observe(
+        self,
+        num_rows: int,
+        num_drafts: int,
+        num_tokens: int,
+        step_ms: float,
+        drafting_ms: float = 0.0,
+    ) -> None:
         """Takes one step without prompts.
 
         Args:
             num_rows: requests that decoded.
             num_drafts: drafts that were verified.
             num_tokens: tokens that came of it.
-            step_ms: its time.
+            step_ms: its time, without that of drafting.
+            drafting_ms: this.
         """
         line = self._lines.setdefault(_key(num_rows), _Line())
-        line.add(num_rows, num_drafts, num_tokens, step_ms)
+        line.add(num_rows, num_drafts, num_tokens, step_ms, drafting_ms)
 
     def rates(self, num_rows: int) -> tuple[float, float] | None:
         """Milliseconds of a draft and tokens per millisecond in steps of so many rows.
@@ -89,7 +105,27 @@ class StepCosts:
             if not known:
                 return None
             line = self._lines[min(known, key=lambda other: (abs(other - key), other))]
-        return line.draft_ms(), line.tokens / line.elapsed
+        return line.draft_ms(), line.tokens / line.spent
+
+
+class LookCosts:
+    """Milliseconds of looking for a draft, by size of batch: of one row, or of one guess."""
+
+    def __init__(self) -> None:
+        self._ms: dict[int, float] = {}
+        self._last = _FIRST_LOOK_MS
+
+    def observe(self, num_rows: int, num_looks: int, elapsed_ms: float) -> None:
+        """Takes what one step of so many rows looked, and the time that it took."""
+        key = _key(num_rows)
+        known = self._ms.get(key, self._last)
+        # What was held up by something else tells nothing.
+        found = min(elapsed_ms / num_looks, _HELD_UP * known)
+        self._ms[key] = self._last = known + _LOOK_STEP * (found - known)
+
+    def value(self, num_rows: int) -> float:
+        """Of a look in a step of so many rows."""
+        return self._ms.get(_key(num_rows), self._last)
 
 
 def _key(num_rows: int) -> int:

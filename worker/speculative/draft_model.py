@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 import torch
 
+from kernels.native import DraftSettings
 from worker.engine.config import EngineConfig
 from worker.engine.cpu import lazy_zeros
-from worker.engine.sampler import gather_random_rows, sample
 from worker.engine.tables import DeviceTables, IntArray
 from worker.models.config import load_model_config
 from worker.models.decoder import DecoderModel
@@ -19,6 +20,7 @@ from worker.models.registry import build_model
 from worker.parallel.group import TensorParallelGroup
 from worker.parallel.layers import LayerOptions
 from worker.speculative.base import DraftRequest, Proposer, count_equal
+from worker.speculative.certainty import LEVELS, Certainty
 
 
 class DraftModelProposer(Proposer):
@@ -36,7 +38,6 @@ class DraftModelProposer(Proposer):
     """
 
     def __init__(self, model: DecoderModel, tables: DeviceTables, num_pages: int) -> None:
-        self._model = model
         config = model.config
         shape = (num_pages, tables.page_size, config.num_kv_heads, config.head_dim)
         # HAZARD: the library has their addresses only.
@@ -45,59 +46,73 @@ class DraftModelProposer(Proposer):
             for _ in range(config.num_layers)
         ]
         assert model.native is not None, "who else reads the tables"
-        model.native.bind(self._caches)
+        self._native = model.native
+        self._native.bind(self._caches)
         self._tables = tables
-        self._drafted: dict[int, tuple[int, list[int]]] = {}
-        """By slot: how many tokens it had when it last drafted, and the drafts, of which all but
-        the last are computed."""
+        self._certainty = Certainty(tables.token_pool.shape[0])
+        self._guesses: dict[int, _Guesses] = {}
+        """By slot: the latest."""
 
     def admit(self, slot: int) -> None:
         """See Proposer."""
-        self._drafted.pop(slot, None)
+        self._guesses.pop(slot, None)
+        self._certainty.admit(slot)
 
     def propose(self, requests: Sequence[DraftRequest], threshold: float) -> list[list[int]]:
-        """See Proposer. How likely a draft is it does not know: it drafts all it may."""
-        drafts: list[list[int]] = [[] for _ in requests]
-        computed = [self._num_computed(request) for request in requests]
-        going_on = list(range(len(requests)))
-        while going_on:
-            rows = np.array(
-                [_row(requests[i], computed[i], len(drafts[i])) for i in going_on], dtype=np.int64
+        """See Proposer."""
+        rows = np.empty((len(requests), 4), dtype=np.int64)
+        for place, request in enumerate(requests):
+            num_computed = self._take_outcome(request)
+            num_pending = len(request.tokens) - num_computed
+            rows[place] = request.slot, num_computed, num_pending, request.num_drafts
+        tables = self._tables
+        drafts = self._native.draft(
+            rows, tables.token_pool, tables.page_table, self._settings(rows[:, 0], threshold)
+        )
+        tokens, levels = drafts.tokens.tolist(), drafts.levels.tolist()
+        guessed, drafted = drafts.guessed.tolist(), drafts.drafted.tolist()
+        for place, request in enumerate(requests):
+            number = guessed[place]
+            self._guesses[request.slot] = _Guesses(
+                len(request.tokens), tokens[place][:number], levels[place][:number]
             )
-            tokens = self._draw(rows)
-            for i, token in zip(going_on, tokens, strict=True):
-                computed[i] = len(requests[i].tokens) + len(drafts[i])
-                drafts[i].append(token)
-            going_on = [i for i in going_on if len(drafts[i]) < requests[i].num_drafts]
-        for request, drafted in zip(requests, drafts, strict=True):
-            self._drafted[request.slot] = len(request.tokens), drafted
-        return drafts
+        return [row[:number] for row, number in zip(tokens, drafted, strict=True)]
 
-    def _num_computed(self, request: DraftRequest) -> int:
-        """Positions of the slot that its own cache holds, those of wrong drafts left out."""
-        num_tokens, drafts = self._drafted.get(request.slot, (0, []))
-        came = request.tokens[num_tokens : num_tokens + len(drafts)].tolist()
-        return num_tokens + count_equal(drafts[:-1], came)
+    def _take_outcome(self, request: DraftRequest) -> int:
+        """Learns from the slot's last guesses.
 
-    def _draw(self, rows: IntArray) -> list[int]:
-        tables, native = self._tables, self._model.native
-        assert native is not None, "it is loaded into the compiled library"
-        slots, ends = rows[:, 0], rows[:, 1] + rows[:, 2]
-        hidden = native.forward(rows, tables.token_pool, tables.page_table)
-        last = torch.from_numpy(np.cumsum(rows[:, 2]) - 1)
-        logits = self._model.compute_logits(hidden.index_select(0, last))
-        random = gather_random_rows(tables.sampling, slots, ends, logits.device)
-        tokens = sample(logits, random, native=tables.native_draws)
-        cells = torch.from_numpy(slots * tables.token_stride + ends)
-        tables.flat_tokens.index_copy_(0, cells, tokens.int())
-        drawn: list[int] = tokens.tolist()
-        return drawn
+        Returns:
+            Positions of the slot that the cache holds, those of wrong guesses left out.
+        """
+        guesses = self._guesses.get(request.slot)
+        if guesses is None:
+            return 0
+        first = guesses.num_tokens
+        came = request.tokens[first : first + len(guesses.token_ids)].tolist()
+        num_right = count_equal(guesses.token_ids, came)
+        self._certainty.observe(request.slot, guesses.levels, num_right, len(came))
+        # The last guess came of computing all before it.
+        return first + min(num_right, len(guesses.token_ids) - 1)
+
+    def _settings(self, slots: IntArray, threshold: float) -> DraftSettings:
+        sampling = self._tables.sampling
+        return DraftSettings(
+            temperature=sampling.temperature[slots],
+            top_p=sampling.top_p[slots],
+            log_min_p=sampling.log_min_p[slots],
+            top_k=sampling.top_k[slots],
+            seeds=sampling.seed[slots],
+            shares=self._certainty.shares(slots),
+            bounds=LEVELS,
+            threshold=threshold,
+        )
 
 
-def _row(request: DraftRequest, num_computed: int, num_drafts: int) -> tuple[int, int, int, int]:
-    """Slot, first position, length of what is to be computed for the next draft."""
-    end = len(request.tokens) + num_drafts
-    return request.slot, num_computed, end - num_computed, 1
+class _Guesses(NamedTuple):
+    num_tokens: int
+    """Of the request when they were made."""
+    token_ids: list[int]
+    levels: list[int]
 
 
 def draft_page_bytes(config: EngineConfig, dtype: torch.dtype) -> int:

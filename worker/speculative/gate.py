@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from worker.speculative.acceptance import RequestRecord
 from worker.speculative.config import GateConfig
-from worker.speculative.costs import StepCosts
+from worker.speculative.costs import LookCosts, StepCosts
 from worker.wire.speculation import Decision, SpeculationTotals
 
 if TYPE_CHECKING:
@@ -16,13 +16,10 @@ if TYPE_CHECKING:
     from worker.scheduler.plan import StepResult
     from worker.scheduler.step import StepInFlight
 
-_FIRST_LOOK_MS = 0.02
 _FIRST_GAIN, _GAIN_STEP = 0.5, 0.02
 """Where the gain per row starts, and the weight of the newest row in it."""
 _PROBE_SHARE, _MOST_PROBE_MS = 0.005, 2.0
 """Share of all steps' time that attempts may take, and how much of it is kept for later."""
-_LOOK_STEP = 0.02
-"""Weight of the newest step in the time that looking takes."""
 _MARGIN = 1.1
 """A draft must promise so many times its cost: the estimates are not exact."""
 _HOPELESS = 0.95
@@ -48,8 +45,10 @@ class SpeculationGate:
         self.config = config
         self.totals = SpeculationTotals.of(config.num_speculative_tokens)
         self._costs = StepCosts()
-        self._look_ms = _FIRST_LOOK_MS
-        """Rank 0's time per row that may draft; with a draft model, per draft."""
+        self._looks = LookCosts()
+        """Rank 0's time per row that may draft; with a draft model, per guess."""
+        self._look_ms = 0.0
+        """The same in this step."""
         self._gain = _FIRST_GAIN
         """Tokens that a row of any request gains where it may draft."""
         self._probe_ms = 0.0
@@ -74,6 +73,7 @@ class SpeculationGate:
             self._threshold = None
             return 0.0
         draft_ms, tokens_per_ms = rates
+        self._look_ms = self._looks.value(num_decodes)
         self._threshold = _MARGIN * draft_ms * tokens_per_ms
         self._look_cost = _MARGIN * self._look_ms * tokens_per_ms
         if self.config.has_draft_model:
@@ -92,28 +92,30 @@ class SpeculationGate:
         drafted, drawn = result.drafted or [], result.drawn or []
         looking = [share for share in step.shares if share.num_drafts >= 0]
         threshold = self._threshold or 0.0
+        num_looks = 0
         for share, num_drafts, num_drawn in zip(looking, drafted, drawn, strict=True):
             if share.num_drafts and num_drawn:
-                record = self._record(share.request)
-                record.observe(num_drafts, num_drawn - 1, threshold)
-                gain = num_drawn - 1 - threshold * num_drafts
-                self._gain += _GAIN_STEP * (gain - self._gain)
+                num_guesses = num_drafts
+                if self.config.has_draft_model:
+                    # It guessed once more where it found that guess not worth verifying.
+                    num_guesses = min(num_drafts + 1, share.num_drafts)
+                num_looks += num_guesses if self.config.has_draft_model else 1
+                cost = threshold * num_guesses
+                self._record(share.request).observe(num_drafts, num_drawn - 1, cost)
+                self._gain += _GAIN_STEP * (num_drawn - 1 - cost - self._gain)
             if num_drafts:
                 self.totals.add_row(num_drafts, num_drawn - 1)
-        num_looks = sum(share.num_drafts > 0 for share in looking)
-        if self.config.has_draft_model:
-            num_looks = sum(drafted)
         if num_looks:
-            # What was held up by something else tells nothing.
-            look_ms = min(result.draft_ms / num_looks, 2.0 * self._look_ms)
-            self._look_ms += _LOOK_STEP * (look_ms - self._look_ms)
+            self._looks.observe(len(step.shares), num_looks, result.draft_ms)
         self._probe_ms = min(self._probe_ms + _PROBE_SHARE * result.compute_ms, _MOST_PROBE_MS)
         if not step.has_chunks:
             num_tokens = len(result.token_ids)
             self.totals.num_decode_rows += len(step.shares)
             self.totals.num_decode_tokens += num_tokens
             step_ms = result.compute_ms - result.draft_ms
-            self._costs.observe(len(step.shares), sum(drafted), num_tokens, step_ms)
+            self._costs.observe(
+                *(len(step.shares), sum(drafted), num_tokens, step_ms, result.draft_ms)
+            )
 
     def _decide(self, request: Request) -> tuple[int, Decision]:
         config = self.config

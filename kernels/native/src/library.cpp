@@ -1,5 +1,6 @@
 // The functions that library.py calls. Plain C, so that no compiler's ABI matters.
 #include "decoder.h"
+#include "draft.h"
 #include "sample.h"
 
 using namespace rayfleet;
@@ -15,12 +16,15 @@ struct Handle {
       bf16 = std::make_unique<Decoder<uint16_t>>(model, team, ms_per_thread);
     else
       fp32 = std::make_unique<Decoder<float>>(model, team, ms_per_thread);
+    hidden_size = model.hidden_size;
+    vocab_size = model.lm_head.n;
   }
 
   std::vector<LayerWeights> layers;
   Team team;
   std::unique_ptr<Decoder<float>> fp32;
   std::unique_ptr<Decoder<uint16_t>> bf16;
+  int64_t hidden_size, vocab_size;
 };
 
 // Rows of the logits that draw at random; mirrored in library.py. Null pointers filter nothing.
@@ -106,5 +110,14 @@ int32_t rayfleet_forward(void* handle, const StepRows* step, float* hidden) {
 void rayfleet_logits(void* handle, const float* hidden, int64_t rows, float* out) {
   Handle& own = *(Handle*)handle;
   own.bf16 ? own.bf16->logits(hidden, rows, out) : own.fp32->logits(hidden, rows, out);
+}
+
+// Of a model that is whole on this rank.
+void rayfleet_draft(void* handle, const StepRows* step, const Drafting* how) {
+  Handle& own = *(Handle*)handle;
+  if (own.bf16)
+    Drafter<uint16_t>(*own.bf16, own.hidden_size, own.vocab_size).run(*step, *how);
+  else
+    Drafter<float>(*own.fp32, own.hidden_size, own.vocab_size).run(*step, *how);
 }
 }

@@ -119,10 +119,13 @@ static void tile(const typename Operand<W>::Element* operand, const Weight<W>& w
 template <typename W, int ROWS, typename Sink>
 static void tile_rows(const typename Operand<W>::Element* operand, const Weight<W>& weight,
                       int64_t row, int64_t first, int64_t last, bool fetch, const Sink& sink) {
-  constexpr int kWidth = kMaxRows < 12 ? 1 : ROWS <= 3 ? 4 : ROWS <= 6 ? 2 : 1;
+  // One or two rows wait for the memory, which streams best from several blocks at once; more of
+  // them have time to fetch ahead.
+  constexpr int kWidth = kMaxRows < 12 ? 1 : ROWS <= 2 ? 4 : ROWS <= 3 ? 2 : 1;
   int64_t block = first;
-  for (; block + kWidth <= last; block += kWidth)
-    tile<W, ROWS, kWidth, false>(operand, weight, row, block, sink);
+  if constexpr (kWidth > 1)
+    for (; block + kWidth <= last; block += kWidth)
+      tile<W, ROWS, kWidth, false>(operand, weight, row, block, sink);
   for (; block < last; ++block)
     fetch ? tile<W, ROWS, 1, true>(operand, weight, row, block, sink)
           : tile<W, ROWS, 1, false>(operand, weight, row, block, sink);

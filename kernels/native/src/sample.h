@@ -4,6 +4,7 @@
 // HAZARD(invariance): a row is worked on alone, in one fixed order.
 #pragma once
 
+#include <algorithm>
 #include <cmath>
 #include <cstdint>
 #include <vector>
@@ -82,6 +83,21 @@ class Sampler {
     int64_t i = 0;
     for (; i + kLanes <= size; i += kLanes) best.take(load(values + i), i);
     return best.token(values, i, size);
+  }
+
+  // Of a token, before any filter.
+  static float probability(const float* logits, int64_t size, int64_t token, float temperature) {
+    F32 top = splat(-INFINITY), total = {};
+    int64_t whole = size / kLanes * kLanes;
+    for (int64_t i = 0; i < whole; i += kLanes) top = maximum(load(logits + i), top);
+    float largest = max_of_lanes(top);
+    for (int64_t i = whole; i < size; ++i) largest = std::max(largest, logits[i]);
+    const F32 scale = splat(1.0f / temperature), highest = splat(largest);
+    for (int64_t i = 0; i < whole; i += kLanes)
+      total = total + exponential((load(logits + i) - highest) * scale);
+    float sum = sum_of_lanes(total);
+    for (int64_t i = whole; i < size; ++i) sum += std::exp((logits[i] - largest) / temperature);
+    return std::exp((logits[token] - largest) / temperature) / sum;
   }
 
   int64_t draw(const float* logits, int64_t size, const Draw& how) {

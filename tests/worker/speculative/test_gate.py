@@ -33,7 +33,7 @@ def test_costs_are_fitted_by_size_of_batch_though_steps_are_held_up(draft_ms: fl
 def test_a_request_whose_drafts_are_wrong_falls_silent_and_tries_again_ever_later() -> None:
     record = RequestRecord(0.5)
     for _ in range(8):
-        record.observe(3, 0, 0.2)
+        record.observe(3, 0, 0.6)
     assert record.rate < 0.2
     assert record.gain < 0.0
     waits = []
@@ -45,15 +45,15 @@ def test_a_request_whose_drafts_are_wrong_falls_silent_and_tries_again_ever_late
         record.try_again(0.5)
         assert record.gain > 0.0, "it gets another chance"
         for _ in range(8):
-            record.observe(3, 0, 0.2)
+            record.observe(3, 0, 0.6)
     assert waits == [16, 32, 64]
-    record.observe(3, 2, 0.2)
+    record.observe(3, 2, 0.6)
     assert [record.is_due() for _ in range(16)] == [False] * 15 + [True]
 
 
 def test_looks_that_find_nothing_gain_nothing() -> None:
     record = RequestRecord(0.5)
     for _ in range(20):
-        record.observe(0, 0, 0.2)
+        record.observe(0, 0, 0.0)
     assert 0.0 < record.gain < 0.1
     assert record.rate == pytest.approx(0.8), "of drafts nothing was learnt"

@@ -1,0 +1,105 @@
+// Drafts of a small model: one token of each row after another, without leaving the library.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <numeric>
+#include <vector>
+
+#include "decoder.h"
+#include "sample.h"
+
+namespace rayfleet {
+
+// Mirrored in library.py. Arrays have one entry per row of the step unless said otherwise.
+struct Drafting {
+  const float *temperature, *top_p, *log_min_p;
+  const int64_t *top_k, *seeds;
+  const float* shares;  // [rows, num_levels]: how likely a guess of each level is right
+  const float* bounds;  // [num_levels], descending to 0: least probabilities of the levels
+  int64_t num_levels;
+  float greedy_below;
+  float threshold;      // drafts that count with less probability than this are left out
+  int32_t* token_pool;  // the step's
+  int64_t most;         // columns of the following two
+  int64_t *tokens, *levels;
+  int64_t *guessed, *drafted;  // guesses made, and how many of them are worth verifying
+};
+
+// A row's drafts end before the first that is too unlikely to count, or with rows[4 * i + 3].
+template <typename W>
+class Drafter {
+ public:
+  Drafter(Decoder<W>& decoder, int64_t hidden_size, int64_t vocab_size)
+      : decoder_(decoder), hidden_size_(hidden_size), vocab_size_(vocab_size) {}
+
+  void run(const StepRows& step, const Drafting& how) {
+    std::vector<int64_t> going(step.num_rows), rows(step.rows, step.rows + 4 * step.num_rows);
+    std::iota(going.begin(), going.end(), 0);
+    std::vector<float> reach(step.num_rows, 1.0f);
+    std::fill_n(how.guessed, step.num_rows, 0);
+    std::fill_n(how.drafted, step.num_rows, 0);
+    while (!going.empty()) {
+      score(step, rows, (int64_t)going.size());
+      size_t kept = 0;
+      for (size_t place = 0; place < going.size(); ++place) {
+        const int64_t row = going[place], end = rows[4 * place + 1] + rows[4 * place + 2];
+        const int64_t slot = rows[4 * place], most = rows[4 * place + 3];
+        if (!guess(row, end, &logits_[place * vocab_size_], how, reach[row])) continue;
+        how.token_pool[slot * step.token_stride + end] =
+            (int32_t)how.tokens[row * how.most + how.guessed[row] - 1];
+        if (++how.drafted[row] == most) continue;
+        going[kept] = row;
+        const int64_t next[] = {slot, end, 1, most};
+        std::copy_n(next, 4, &rows[4 * kept++]);
+      }
+      going.resize(kept);
+    }
+  }
+
+ private:
+  // Logits of the last token of each of the first `count` rows.
+  void score(const StepRows& step, const std::vector<int64_t>& rows, int64_t count) {
+    int64_t num_tokens = 0;
+    for (int64_t row = 0; row < count; ++row) num_tokens += rows[4 * row + 2];
+    hidden_.resize(num_tokens * hidden_size_);
+    logits_.resize(count * vocab_size_);
+    StepRows own = step;
+    own.num_rows = count;
+    own.rows = rows.data();
+    decoder_.forward(own, hidden_.data());
+    int64_t last = 0;
+    for (int64_t row = 0; row < count; ++row) {
+      last += rows[4 * row + 2];
+      std::copy_n(&hidden_[(last - 1) * hidden_size_], hidden_size_,
+                  &hidden_[row * hidden_size_]);
+    }
+    decoder_.logits(hidden_.data(), count, logits_.data());
+  }
+
+  // Draws as the target does; whether the draft is worth verifying.
+  bool guess(int64_t row, int64_t position, const float* logits, const Drafting& how,
+             float& reach) {
+    const bool greedy = how.temperature[row] < how.greedy_below;
+    const Draw draw{how.temperature[row], how.top_p[row], how.log_min_p[row],
+                    how.top_k[row],       how.seeds[row], position};
+    const int64_t token = greedy ? Sampler::argmax(logits, vocab_size_)
+                                 : sampler_.draw(logits, vocab_size_, draw);
+    const float probability = Sampler::probability(logits, vocab_size_, token,
+                                                   greedy ? 1.0f : how.temperature[row]);
+    int64_t level = 0;
+    while (level + 1 < how.num_levels && probability < how.bounds[level]) ++level;
+    const int64_t cell = row * how.most + how.guessed[row]++;
+    how.tokens[cell] = token;
+    how.levels[cell] = level;
+    reach *= how.shares[row * how.num_levels + level];
+    return reach >= how.threshold;
+  }
+
+  Decoder<W>& decoder_;
+  const int64_t hidden_size_, vocab_size_;
+  Sampler sampler_;
+  std::vector<float> hidden_, logits_;
+};
+
+}  // namespace rayfleet
