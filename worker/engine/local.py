@@ -46,7 +46,8 @@ class LocalExecutor(Executor):
         device = select_device(self._config, 0)
         with self._blaming_peers():
             self._group = TensorParallelGroup.create(
-                0, self._config.tensor_parallel_size, device, self._directory
+                *(0, self._config.tensor_parallel_size, device, self._directory),
+                while_waiting=self._others.raise_on_death,
             )
             self._runner = ModelRunner(self._config, self._group)
             hellos = [self._runner.hello(), *self._others.collect_hellos().values()]

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
 
 _STORE_FILE = "tensor_parallel_store"
 _DEFAULT_TIMEOUT_S = 300.0
+_ARRIVAL_POLL_S = 0.02
 
 
 class TensorParallelGroup:
@@ -57,8 +59,18 @@ class TensorParallelGroup:
         directory: str | Path,
         *,
         timeout_s: float = _DEFAULT_TIMEOUT_S,
+        while_waiting: Callable[[], None] | None = None,
     ) -> TensorParallelGroup:
         """Joins the group; returns when all ranks have. The directory must be fresh per group.
+
+        Args:
+            rank: this process's place in the group.
+            world_size: number of ranks.
+            device: of this rank.
+            directory: that all ranks share.
+            timeout_s: for which the others are waited for.
+            while_waiting: called again and again until all others are there; may raise, where one
+                will never come. The library itself waits without a look at anything.
 
         Raises:
             torch.distributed.DistError: the other ranks did not come within the timeout.
@@ -70,6 +82,12 @@ class TensorParallelGroup:
         store_file = str(Path(directory).resolve() / _STORE_FILE)
         store = dist.FileStore(store_file, world_size)  # type: ignore[attr-defined]  # lacks __all__
         store.set_timeout(timeout)
+        store.set(_arrival(rank), "")
+        if while_waiting is not None:
+            arrivals = [_arrival(other) for other in range(world_size)]
+            while not store.check(arrivals):
+                while_waiting()
+                time.sleep(_ARRIVAL_POLL_S)
         names = None
         if device.type == "cuda":
             names = _exchange(store, _device_name(device), rank, world_size)
@@ -145,6 +163,10 @@ class TensorParallelGroup:
         parts = [torch.empty_like(tensor) for _ in range(self.world_size)]
         dist.all_gather(parts, tensor.contiguous(), group=self._process_group)
         return parts
+
+
+def _arrival(rank: int) -> str:
+    return f"rank_{rank}_is_here"
 
 
 def _exchange(store: FileStore, word: str, rank: int, world_size: int) -> tuple[str, ...]:

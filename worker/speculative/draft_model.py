@@ -64,6 +64,7 @@ class DraftModelProposer(Proposer):
         for place, request in enumerate(requests):
             num_computed = self._take_outcome(request)
             num_pending = len(request.tokens) - num_computed
+            assert num_pending > 0, "it drafts for the same tokens again"
             rows[place] = request.slot, num_computed, num_pending, request.num_drafts
         tables = self._tables
         drafts = self._native.draft(
