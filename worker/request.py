@@ -266,6 +266,25 @@ class Request:
         return self.sampling.prompt_logprobs is not None and not self.num_output
 
     @property
+    def due_s(self) -> float:
+        """When its next token is due, by the scheduler's clock; infinite without an SLO.
+
+        The first by `ttft_ms`; a later one by `tpot_ms`, as if tokens came evenly; any by `e2e_ms`.
+        """
+        slo = self.slo
+        if slo is None:
+            return inf
+        due = inf
+        if slo.e2e_ms is not None:
+            due = self.arrived_s + slo.e2e_ms / 1e3
+        if not self.num_output:
+            if slo.ttft_ms is not None:
+                due = min(due, self.arrived_s + slo.ttft_ms / 1e3)
+        elif slo.tpot_ms is not None and self.first_token_s >= 0.0:
+            due = min(due, self.first_token_s + self.num_output * slo.tpot_ms / 1e3)
+        return due
+
+    @property
     def num_output(self) -> int:
         """Known tokens that were generated."""
         return len(self.token_ids) - self.num_prompt

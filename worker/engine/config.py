@@ -128,6 +128,9 @@ class EngineConfig:
     """Nothing is drafted while so large a share of --max-num-seqs runs."""
     speculative_max_priority: int = 6
     """Requests of higher priority are not drafted for: their steps stay as short as can be."""
+    speculative_deadline_margin_ms: float = 50.0
+    """Nothing is drafted for a request whose next token is due, by its SLO, within so long: a step
+    with drafts takes longer, whatever becomes of them."""
 
     dllm_algorithm: DllmAlgorithm = "LowConfidence"
     """Block-diffusion models: what decides positions, where a request does not name it."""
@@ -205,7 +208,10 @@ class EngineConfig:
             raise ValueError(
                 f"--preempt-priority-gap must be in [0, 9], got {self.preempt_priority_gap}"
             )
-        for name in ("deadline_margin_ms", "max_queued_requests", "max_queued_tokens"):
+        for name in (
+            *("deadline_margin_ms", "speculative_deadline_margin_ms"),
+            *("max_queued_requests", "max_queued_tokens"),
+        ):
             if getattr(self, name) < 0:
                 raise ValueError(f"{flag(name)} must not be negative, got {getattr(self, name)}")
         _ = self.admission  # refuses what is out of range

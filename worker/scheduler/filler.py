@@ -78,7 +78,7 @@ class StepFiller:
         prompts = [member for member in members if member[1] > 1]
         num_decodes = sum(pending == 1 for _, pending in members)
         if self._speculation is not None:
-            builder.draft_threshold = self._speculation.begin(len(members), num_decodes)
+            builder.draft_threshold = self._speculation.begin(len(members), num_decodes, now)
         elder = self._queue.elder()
         running_level = max((request.level for request, _ in prompts), default=-1)
         level = max(running_level, -1 if elder is None else elder.level)

@@ -51,7 +51,7 @@ class Urgency:
 
     def standing(self, request: Request, now: float) -> Standing:
         """Where `request` stands from `now` on."""
-        deadline = deadline_s(request)
+        deadline = request.due_s
         if deadline == inf:
             return Standing(request.priority, inf, inf)
         last_moment = deadline - self._forecast.first_token_s(
@@ -63,23 +63,3 @@ class Urgency:
             level = max(request.priority, min(MAX_LEVEL, request.priority + BOOST))
             return Standing(level, deadline, last_moment)
         return Standing(request.priority, deadline, last_moment - self._margin_s)
-
-
-def deadline_s(request: Request) -> float:
-    """When the next token is due; infinite without an SLO.
-
-    The first by `ttft_ms`; a later one, of a request that was taken back, by `tpot_ms`, as if it
-    came on average; any by `e2e_ms`.
-    """
-    slo = request.slo
-    if slo is None:
-        return inf
-    due = inf
-    if slo.e2e_ms is not None:
-        due = request.arrived_s + slo.e2e_ms / 1e3
-    if not request.num_output:
-        if slo.ttft_ms is not None:
-            due = min(due, request.arrived_s + slo.ttft_ms / 1e3)
-    elif slo.tpot_ms is not None and request.first_token_s >= 0.0:
-        due = min(due, request.first_token_s + request.num_output * slo.tpot_ms / 1e3)
-    return due

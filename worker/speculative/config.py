@@ -17,6 +17,8 @@ class GateConfig:
     """Share of the slots in use from which nothing is drafted."""
     max_priority: int = 6
     """Requests above this priority are not drafted for."""
+    deadline_margin_s: float = 0.05
+    """Nothing is drafted for a request whose next token is due, by its SLO, within so long."""
     has_draft_model: bool = False
     """Whether each draft takes time to make; otherwise looking for any takes it, found or not."""
     adaptive: bool = True

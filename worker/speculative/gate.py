@@ -54,17 +54,20 @@ class SpeculationGate:
         self._probe_ms = 0.0
         """Time that may be spent on attempts without much hope."""
         self._utilization = 0.0
+        self._now = 0.0
         self._threshold: float | None = None
         self._look_cost = 0.0
         """The same in tokens, in this step."""
 
-    def begin(self, num_running: int, num_decodes: int) -> float:
+    def begin(self, num_running: int, num_decodes: int, now: float) -> float:
         """Begins a step; returns its `Plan.draft_threshold`.
 
         Args:
             num_running: requests in the running set.
             num_decodes: those of them that decode.
+            now: by the scheduler's clock.
         """
+        self._now = now
         self._utilization = num_running / self.config.max_num_seqs
         if not self.config.adaptive:
             return 0.0
@@ -123,6 +126,10 @@ class SpeculationGate:
             return 0, Decision.PRIORITY
         if self._utilization >= config.max_utilization:
             return 0, Decision.UTILIZATION
+        if request.slo is not None and (
+            0.0 <= request.due_s - self._now <= config.deadline_margin_s
+        ):
+            return 0, Decision.DEADLINE
         grammar = request.grammar
         if grammar is not None and (grammar.is_slow or not grammar.may_draft):
             return 0, Decision.GRAMMAR
@@ -170,6 +177,7 @@ def create_gate(config: EngineConfig) -> SpeculationGate | None:
             max_num_seqs=config.max_num_seqs,
             max_utilization=config.speculative_max_utilization,
             max_priority=config.speculative_max_priority,
+            deadline_margin_s=config.speculative_deadline_margin_ms / 1e3,
             has_draft_model=config.speculative_method == "draft",
             adaptive=config.speculative_adaptive,
         )

@@ -26,6 +26,8 @@ class Decision(IntEnum):
     """None: its priority is too high to take chances."""
     GRAMMAR = 7
     """None: its grammar is slow."""
+    DEADLINE = 8
+    """None: its next token is due, by its SLO, too soon to take chances."""
 
 
 class SpeculationTotals(msgspec.Struct, array_like=True):

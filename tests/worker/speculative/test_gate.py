@@ -6,8 +6,15 @@ import random
 
 import pytest
 
+from worker.request import Request
 from worker.speculative.acceptance import RequestRecord
-from worker.speculative.costs import StepCosts
+from worker.speculative.config import GateConfig
+from worker.speculative.costs import LookCosts, StepCosts
+from worker.speculative.gate import SpeculationGate
+from worker.wire.messages import Submit
+from worker.wire.sampling import SamplingParams
+from worker.wire.slo import Slo
+from worker.wire.speculation import Decision
 
 
 @pytest.mark.parametrize("draft_ms", [0.02, 0.1])
@@ -57,3 +64,61 @@ def test_looks_that_find_nothing_gain_nothing() -> None:
         record.observe(0, 0, 0.0)
     assert 0.0 < record.gain < 0.1
     assert record.rate == pytest.approx(0.8), "of drafts nothing was learnt"
+
+
+def decisions(gate: SpeculationGate) -> dict[Decision, int]:
+    counted = zip(Decision, gate.totals.decisions, strict=True)
+    return {decision: count for decision, count in counted if count}
+
+
+def make_request(priority: int = 4, slo: Slo | None = None) -> Request:
+    submit = Submit(
+        request_id="a",
+        gateway_id="g",
+        prompt=bytes(16),
+        sampling=SamplingParams(temperature=0.0, max_tokens=50, seed=0),
+        priority=priority,
+        slo=slo,
+    )
+    return Request(submit, arrival=1, arrived_s=10.0, max_total_tokens=99, eos_token_ids=())
+
+
+@pytest.mark.parametrize(
+    ("now", "num_running", "request_", "decision"),
+    [
+        (10.0, 1, make_request(), Decision.DRAFT),
+        (10.0, 7, make_request(), Decision.DRAFT),
+        (10.0, 8, make_request(), Decision.UTILIZATION),
+        (10.0, 1, make_request(priority=6), Decision.DRAFT),
+        (10.0, 1, make_request(priority=7), Decision.PRIORITY),
+        (10.94, 1, make_request(slo=Slo(e2e_ms=1000)), Decision.DRAFT),
+        (10.96, 1, make_request(slo=Slo(e2e_ms=1000)), Decision.DEADLINE),
+        (11.01, 1, make_request(slo=Slo(e2e_ms=1000)), Decision.DRAFT),
+    ],
+)
+def test_each_limit_keeps_drafts_out(
+    now: float, num_running: int, request_: Request, decision: Decision
+) -> None:
+    limits = GateConfig(num_speculative_tokens=4, max_num_seqs=10, adaptive=False)
+    gate = SpeculationGate(limits)
+    gate.begin(num_running, num_running, now)
+    assert (gate.num_drafts(request_) > 0) == (decision is Decision.DRAFT)
+    assert decisions(gate) == {decision: 1}
+
+
+def test_a_later_token_is_due_as_if_tokens_came_evenly() -> None:
+    request = make_request(slo=Slo(ttft_ms=300, tpot_ms=100))
+    assert request.due_s == pytest.approx(10.3)
+    request.first_token_s = 10.2
+    request.token_ids.extend((5, 6, 7))
+    assert request.due_s == pytest.approx(10.5)
+
+
+def test_looks_have_a_price_of_their_own_by_size_of_batch() -> None:
+    looks = LookCosts()
+    for _ in range(200):
+        looks.observe(1, 4, 0.4)
+        looks.observe(32, 100, 2.0)
+    looks.observe(1, 4, 30.0)
+    assert looks.value(1) == pytest.approx(0.1, rel=0.1)
+    assert looks.value(32) == pytest.approx(0.02, rel=0.05)
