@@ -2,6 +2,7 @@
 # make test           what CI runs
 # make lint           the part of it that does not run the code
 # make demo-models    train the demo models again (up to an hour each)
+# make check-speculative  drafts change no token: every combination of features (ten minutes)
 
 # The first that runs (a version manager's shim may not) and is new enough.
 PYTHON ?= $(shell for p in python3.12 python3.11 python3.13 python3; do \
@@ -12,7 +13,7 @@ STAMP := $(VENV)/.installed
 ARGS ?=
 TEST_ARGS ?=
 
-.PHONY: install serve test lint demo-models
+.PHONY: install serve test lint demo-models check-speculative
 .DEFAULT_GOAL := serve
 
 install: $(STAMP)
@@ -43,3 +44,8 @@ demo-models: $(STAMP)
 	$(BIN)/python -m deploy.models.train --output deploy/models/demo
 	$(BIN)/python -m deploy.models.train --kind diffusion --num-steps 9000 --num-threads 1 \
 		--output deploy/models/demo-diffusion
+	$(BIN)/python -m deploy.models.train --teacher deploy/models/demo --num-steps 2400 \
+		--num-threads 1 --output deploy/models/demo-draft
+
+check-speculative: $(STAMP)
+	$(BIN)/python tests/worker/engine/check_speculation.py

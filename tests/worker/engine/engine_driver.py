@@ -84,14 +84,20 @@ class Engine:
             self.step(outputs)
         return list(outputs.values())
 
-    def submit(self, prompt: Sequence[int], sampling: SamplingParams) -> tuple[str, Outcome]:
-        """Queues one request; its id, and where its outcome is to be collected."""
+    def submit(
+        self, prompt: Sequence[int], sampling: SamplingParams, **options: Any
+    ) -> tuple[str, Outcome]:
+        """Queues one request; its id, and where its outcome is to be collected.
+
+        Options are further fields of Submit.
+        """
         self._num_submitted += 1
         submit = Submit(
             request_id=str(self._num_submitted),
             gateway_id="g",
             prompt=np.asarray(prompt, dtype="<i4").tobytes(),
             sampling=sampling,
+            **options,
         )
         self.core.receive(self._with_grammar(submit))
         return submit.request_id, Outcome()

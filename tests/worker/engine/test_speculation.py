@@ -2,86 +2,31 @@
 
 from __future__ import annotations
 
-import json
-import random
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from check_speculation import differing_texts
 from engine_driver import Engine, Outcome
+from speculation_cases import (
+    DRAFT,
+    NGRAM,
+    SETTINGS,
+    SpeculatingEngine,
+    check_grammars,
+    prompts,
+    run_in_waves,
+    settings,
+)
 
-from worker.request import Request
-from worker.speculative.gate import SpeculationGate
 from worker.wire.sampling import SamplingParams
-from worker.wire.structured import StructuredOutputsParams
-from worker.wire.tokenizer import load_tokenizer
 
-MODEL = "deploy/models/demo"
-NUM_PROMPTS = 24
-SETTINGS: list[dict[str, Any]] = [
-    {"temperature": 0.0},
-    {"temperature": 0.7, "top_p": 0.9},
-    {"temperature": 1.3, "top_p": 0.95, "frequency_penalty": 0.5, "repetition_penalty": 1.1},
-    {"temperature": 0.0, "presence_penalty": 0.7, "logprobs": 3},
-    {"temperature": 0.7, "min_p": 0.05, "logit_bias": {40: 1.5, 17: -2.0}, "logprobs": 1},
-    {"temperature": 1.3, "top_p": 0.9, "min_tokens": 30, "prompt_logprobs": 1},
-    {"temperature": 0.0, "structured_outputs": StructuredOutputsParams(regex="(ab|cd ){2,30}x")},
-    {
-        "temperature": 0.7,
-        "frequency_penalty": 0.3,
-        "logprobs": 2,
-        "structured_outputs": StructuredOutputsParams(
-            json={"type": "array", "items": {"enum": ["red", "blue"]}, "minItems": 5, "maxItems": 9}
-        ),
-    },
-]
-DRAFT: dict[str, Any] = {"speculative_method": "draft", "speculative_model": MODEL}
-"""The model drafts for itself: where no rule interferes, all its drafts are right."""
-SPECULATION: dict[str, Any] = {"speculative_method": "ngram", "speculative_adaptive": False}
-
-
-class RandomGate(SpeculationGate):
-    """Any number of drafts at any time."""
-
-    random = random.Random(5)
-
-    def num_drafts(self, request: Request) -> int:
-        most = self.config.num_speculative_tokens
-        return self.random.choice((0, 0, self.random.randint(0, most)))
-
-
-class SpeculatingEngine(Engine):
-    """Draws its gate's decisions where `at_random`."""
-
-    def __init__(self, *, at_random: bool = False, **options: Any) -> None:
-        super().__init__(MODEL, batch_invariant=True, max_model_len=1024, **options)
-        gate = self.core.scheduler._speculation
-        if at_random:
-            assert gate is not None
-            random_gate = RandomGate(gate.config)
-            self.core.scheduler._speculation = random_gate
-            self.core.scheduler._filler._speculation = random_gate
-
-    @property
-    def num_accepted(self) -> int:
-        gate = self.core.scheduler._speculation
-        assert gate is not None
-        return gate.totals.num_accepted_tokens
+NUM_PROMPTS = 27
 
 
 def run(engine: Engine) -> list[Outcome]:
-    tokenizer = load_tokenizer(MODEL)
-    lines = Path("deploy/models/demo_heldout.jsonl").read_text().splitlines()[:NUM_PROMPTS]
-    return engine.outcomes(
-        [tokenizer.encode(json.dumps(json.loads(line)["messages"])) for line in lines],
-        [
-            SamplingParams(
-                seed=i, max_tokens=50 + i % 3, ignore_eos=i % 3 == 0, **SETTINGS[i % len(SETTINGS)]
-            )
-            for i in range(NUM_PROMPTS)
-        ],
-    )
+    return engine.outcomes(prompts(NUM_PROMPTS), settings(NUM_PROMPTS))
 
 
 @pytest.fixture(scope="module")
@@ -111,17 +56,18 @@ def plain() -> list[Outcome]:
 def test_outcomes_are_those_of_plain_decoding(
     plain: list[Outcome], options: dict[str, Any]
 ) -> None:
-    with SpeculatingEngine(**{"kv_cache_tokens": 16384, **SPECULATION, **options}) as engine:
+    with SpeculatingEngine(**{"kv_cache_tokens": 16384, **NGRAM, **options}) as engine:
         outcomes = run(engine)
         assert engine.num_accepted > 0, "no draft was right: nothing was tried"
         if engine.config.kv_cache_tokens == 768:
             assert engine.num_preemptions > 0, "pages were not scarce"
+    assert check_grammars(outcomes) > 2
     for setting, (expected, outcome) in enumerate(zip(plain, outcomes, strict=True)):
         assert outcome == expected, SETTINGS[setting % len(SETTINGS)]
 
 
 def test_a_model_that_drafts_for_itself_is_always_right() -> None:
-    with SpeculatingEngine(**{**SPECULATION, **DRAFT}, kv_cache_tokens=4096) as engine:
+    with SpeculatingEngine(**DRAFT, kv_cache_tokens=4096) as engine:
         prompts = [[9 + i, *range(40, 70)] for i in range(6)]
         for temperature in (0.0, 1.3):
             engine.generate(
@@ -134,7 +80,7 @@ def test_a_model_that_drafts_for_itself_is_always_right() -> None:
 
 
 def test_a_draft_model_must_share_the_vocabulary(tiny_chat_model: Path) -> None:
-    options = {**SPECULATION, **DRAFT, "speculative_model": str(tiny_chat_model)}
+    options = {**DRAFT, "speculative_model": str(tiny_chat_model)}
     with pytest.raises(ValueError, match="must share a tokenizer"):
         SpeculatingEngine(kv_cache_tokens=4096, **options)
 
@@ -143,6 +89,23 @@ def test_ranks_draft_alike() -> None:
     options: dict[str, Any] = {"tensor_parallel_size": 2, "kv_cache_tokens": 16384}
     with SpeculatingEngine(**options) as engine:
         expected = run(engine)
-    with SpeculatingEngine(**options, **SPECULATION, at_random=True) as engine:
+    with SpeculatingEngine(**options, **NGRAM, at_random=True) as engine:
         assert run(engine) == expected
         assert engine.num_accepted > 0
+
+
+def test_requests_that_come_in_waves_and_come_again_from_the_cache() -> None:
+    texts, sampling = prompts(NUM_PROMPTS), settings(NUM_PROMPTS)
+    options: dict[str, Any] = {"kv_cache_tokens": 1536, "max_num_batched_tokens": 64}
+    with SpeculatingEngine(**options) as engine:
+        expected = run_in_waves(engine, texts, sampling)
+        assert run_in_waves(engine, texts, sampling) == expected
+    with SpeculatingEngine(**options, **NGRAM, num_speculative_tokens=4) as engine:
+        assert run_in_waves(engine, texts, sampling) == expected
+        before = engine.num_accepted
+        assert run_in_waves(engine, texts, sampling) == expected
+        assert engine.num_accepted > before > 0
+
+
+def test_texts_end_at_their_stop_strings() -> None:
+    assert differing_texts(NGRAM, num_prompts=12) == (0, 12)

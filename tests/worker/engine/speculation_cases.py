@@ -1,0 +1,142 @@
+"""Engines that draft, in all circumstances, and the requests whose outcomes must not show it."""
+
+from __future__ import annotations
+
+import json
+import random
+import re
+from collections import deque
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from engine_driver import Engine, Outcome
+
+from worker.request import Request
+from worker.speculative.gate import SpeculationGate
+from worker.wire.sampling import SamplingParams
+from worker.wire.slo import Slo
+from worker.wire.structured import StructuredOutputsParams
+from worker.wire.tokenizer import load_tokenizer
+
+MODELS = Path(__file__).parents[3] / "deploy" / "models"
+MODEL = str(MODELS / "demo")
+NGRAM: dict[str, Any] = {"speculative_method": "ngram", "speculative_adaptive": False}
+DRAFT: dict[str, Any] = {**NGRAM, "speculative_method": "draft", "speculative_model": MODEL}
+"""The model drafts for itself: where no rule interferes, all its drafts are right."""
+PATTERN = "(ab|cd ){2,30}x"
+SCHEMA = {"type": "array", "items": {"enum": ["red", "blue"]}, "minItems": 5, "maxItems": 9}
+SETTINGS: list[dict[str, Any]] = [
+    {"temperature": 0.0},
+    {"temperature": 0.7, "top_p": 0.9},
+    {"temperature": 1.3, "top_p": 0.95, "frequency_penalty": 0.5, "repetition_penalty": 1.1},
+    {"temperature": 0.0, "presence_penalty": 0.7, "logprobs": 3},
+    {"temperature": 0.7, "min_p": 0.05, "logit_bias": {40: 1.5, 17: -2.0}, "logprobs": 1},
+    {"temperature": 1.3, "top_p": 0.9, "min_tokens": 30, "prompt_logprobs": 1},
+    {"temperature": 0.0, "structured_outputs": StructuredOutputsParams(regex=PATTERN)},
+    {
+        "temperature": 0.7,
+        "frequency_penalty": 0.3,
+        "logprobs": 2,
+        "structured_outputs": StructuredOutputsParams(json=SCHEMA),
+    },
+    {"temperature": 0.7, "top_k": 20, "stop_token_ids": (17, 300), "bad_words_token_ids": ((40,),)},
+]
+
+
+class RandomGate(SpeculationGate):
+    """Any number of drafts at any time."""
+
+    random = random.Random(5)
+
+    def num_drafts(self, request: Request) -> int:
+        most = self.config.num_speculative_tokens
+        return self.random.choice((0, 0, self.random.randint(0, most)))
+
+
+class SpeculatingEngine(Engine):
+    """Draws its gate's decisions where `at_random`."""
+
+    def __init__(self, *, at_random: bool = False, **options: Any) -> None:
+        super().__init__(MODEL, batch_invariant=True, max_model_len=1024, **options)
+        gate = self.core.scheduler._speculation
+        if at_random:
+            assert gate is not None
+            random_gate = RandomGate(gate.config)
+            self.core.scheduler._speculation = random_gate
+            self.core.scheduler._filler._speculation = random_gate
+
+    @property
+    def num_drafted(self) -> int:
+        return self._gate.totals.num_draft_tokens
+
+    @property
+    def num_accepted(self) -> int:
+        return self._gate.totals.num_accepted_tokens
+
+    @property
+    def _gate(self) -> SpeculationGate:
+        gate = self.core.scheduler._speculation
+        assert gate is not None
+        return gate
+
+
+def prompts(count: int) -> list[list[int]]:
+    """Held-out questions, then texts to copy; at most 300."""
+    tokenizer = load_tokenizer(MODEL)
+    lines = (MODELS / "demo_heldout.jsonl").read_text().splitlines()
+    rows = [json.loads(line) for line in lines]
+    texts = [json.dumps(row["messages"]) for row in rows]
+    answers = [row["answer"] for row in rows]
+    texts += [f"Repeat exactly: {' '.join(answers[i : i + 5])}. So:" for i in range(100)]
+    return [tokenizer.encode(text) for text in texts[:count]]
+
+
+def settings(count: int) -> list[SamplingParams]:
+    """One of each kind in turn."""
+    return [
+        SamplingParams(
+            seed=i, max_tokens=50 + i % 3, ignore_eos=i % 3 == 0, **SETTINGS[i % len(SETTINGS)]
+        )
+        for i in range(count)
+    ]
+
+
+def run_in_waves(
+    engine: Engine, texts: Sequence[Sequence[int]], sampling: Sequence[SamplingParams]
+) -> list[Outcome]:
+    """Requests that come while others decode; priorities and deadlines differ."""
+    waiting = deque(enumerate(zip(texts, sampling, strict=True)))
+    outputs: dict[str, Outcome] = {}
+    slos = (None, Slo(ttft_ms=200, tpot_ms=20), Slo(e2e_ms=500))
+    while waiting or engine.core.has_work():
+        for _ in range(min(len(waiting), 2)):
+            number, (text, one) = waiting.popleft()
+            options = {"priority": number % 10, "slo": slos[number % 3]}
+            request_id, outcome = engine.submit(text, one, **options)
+            outputs[request_id] = outcome
+        while engine.core.grammars.num_due:
+            engine.core.take_grammars(wait=True)
+        engine.step(outputs)
+    return list(outputs.values())
+
+
+def check_grammars(outcomes: Sequence[Outcome]) -> int:
+    """Asserts that whatever ended under a grammar conforms to it; how many did."""
+    tokenizer = load_tokenizer(MODEL)
+    checked = 0
+    for number, outcome in enumerate(outcomes):
+        assert outcome.error is None
+        if "structured_outputs" not in SETTINGS[number % len(SETTINGS)]:
+            continue
+        if outcome.finish_reason != "stop":
+            continue
+        text = tokenizer.decode(outcome.token_ids, skip_special_tokens=True)
+        if number % len(SETTINGS) == 6:
+            assert re.fullmatch(PATTERN, text), text
+        else:
+            items = json.loads(text)
+            assert 5 <= len(items) <= 9, text
+            assert set(items) <= {"red", "blue"}, text
+        checked += 1
+    return checked
