@@ -8,6 +8,7 @@ from kernels.attention import (
     prepare_decode,
     prepare_extend,
 )
+from kernels.draft_ngrams import draft_ngrams
 from kernels.fused_moe import fused_moe
 from kernels.gumbel_noise import gumbel_noise
 from kernels.linear import PackedLinear, linear, pack_linear_weight
@@ -41,6 +42,7 @@ __all__ = [
     "apply_token_edits_",
     "count_tokens_",
     "decode_attention",
+    "draft_ngrams",
     "extend_attention",
     "fused_add_rms_norm",
     "fused_moe",

@@ -12,6 +12,7 @@ from paged_cases import Paged, make_paged, naive_decode
 from sampling_cases import SAMPLING_CASES
 
 from kernels import (
+    draft_ngrams,
     fused_add_rms_norm,
     gumbel_noise,
     registry,
@@ -215,6 +216,28 @@ def fused_moe_case(device: str, dtype: torch.dtype) -> None:
             assert torch.equal(run(slice(1, 2)), run()[1:2])
 
 
+def draft_ngrams_case(device: str, dtype: torch.dtype) -> None:
+    """Rows that repeat themselves, that hardly do, that do not, and that have just begun."""
+    pool = torch.stack(
+        [
+            torch.arange(1500) % 7,
+            torch.randint(0, 3, (1500,)),
+            torch.arange(1500),
+            torch.randint(0, 40, (1500,)),
+        ]
+    ).to(device, torch.int32)
+    slots = torch.tensor([3, 0, 2, 1, 0, 1], device=device)
+    newest = torch.tensor([1400, 1210, 600, 1499, 0, 2], device=device)
+    for count, shortest, longest in ((5, 2, 12), (8, 1, 3), (1, 4, 4)):
+        options = {"count": count, "shortest": shortest, "longest": longest, "num_tokens": 1500}
+        _compare(lambda o=options: draft_ngrams(pool, slots, newest, **o), torch.float32, 0.0)
+    drafts = draft_ngrams(
+        pool, slots, newest, count=4, shortest=2, longest=12, num_tokens=1500
+    ).tolist()
+    assert drafts[1] == [(1210 + ahead) % 7 for ahead in range(1, 5)]
+    assert drafts[2] == [600] * 4, "what never occurred is repeated"
+
+
 def invariance_case(device: str, dtype: torch.dtype) -> None:
     """A query's bits are the same by extend, by chunks and by decode among strangers."""
     length = 290
@@ -294,5 +317,6 @@ CASES: list[Case] = [
     invariance_case,
     row_invariance_case,
     invariant_pieces_case,
+    draft_ngrams_case,
     *SAMPLING_CASES,
 ]

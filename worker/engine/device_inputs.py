@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -26,6 +28,9 @@ from worker.engine.tables import DeviceTables, IntArray
 from worker.engine.transfer import Staging, Uploader, uploader_to
 from worker.scheduler.plan import Plan
 
+if TYPE_CHECKING:
+    from worker.speculative.placement import Placement
+
 
 def prepare_on_device(
     plan: Plan,
@@ -34,6 +39,7 @@ def prepare_on_device(
     batch_invariant: bool,
     library: AttentionLibrary | None = None,
     uploader: Uploader | None = None,
+    placement: Placement | None = None,
 ) -> StepInputs | None:
     """Applies the Plan's writes and makes its inputs; None for a Plan without rows.
 
@@ -43,6 +49,7 @@ def prepare_on_device(
         batch_invariant: see `prepare_decode`.
         library: see `prepare_decode`.
         uploader: takes to the device what is staged.
+        placement: of rows that float.
     """
     staging = Staging()
     writes = _Writes.of(plan, tables, staging)
@@ -51,8 +58,8 @@ def prepare_on_device(
     writes.apply(tables, staged)
     if step is None:
         return None
-    forward = step.forward(tables, staged, batch_invariant, library)
-    return step.inputs(staged, forward, tables.rules.gather(plan.rows))
+    forward = step.forward(tables, staged, batch_invariant, library, placement)
+    return step.inputs(staged, forward, tables.rules.gather(plan.rows), placement)
 
 
 def prepare_static(
@@ -146,21 +153,25 @@ class _Step:
         staged: list[torch.Tensor],
         batch_invariant: bool,
         library: AttentionLibrary | None,
+        placement: Placement | None,
     ) -> ForwardInputs:
         columns = self._columns(staged)
+        starts, ends = columns["starts"], (self.starts + self.lengths).tolist()
+        if placement is not None:
+            starts, ends = placement.starts(starts), placement.last_ends
         step = gather_step_inputs(
             tables.token_pool,
             tables.page_table,
             columns["slots"],
-            columns["starts"],
+            starts,
             columns["query_start"],
             num_tokens=self.num_tokens,
             longest_query=int(self.lengths.max()),
-            num_pages=-(-int((self.starts + self.lengths).max()) // tables.page_size),
+            num_pages=-(-max(ends) // tables.page_size),
             page_size=tables.page_size,
         )
         decode, extend = self._attention(
-            step, columns["extend_start"], tables, batch_invariant, library
+            step, columns["extend_start"], ends, tables, batch_invariant, library
         )
         return ForwardInputs(
             num_decode_tokens=self.num_decodes,
@@ -172,9 +183,17 @@ class _Step:
         )
 
     def inputs(
-        self, staged: list[torch.Tensor], forward: ForwardInputs | None, rules: StepRules | None
+        self,
+        staged: list[torch.Tensor],
+        forward: ForwardInputs | None,
+        rules: StepRules | None,
+        placement: Placement | None = None,
     ) -> StepInputs:
         columns = self._columns(staged)
+        if placement is not None:
+            columns["destinations"] = placement.destinations(columns["destinations"])
+            if "positions" in columns:
+                columns["positions"] = placement.draw_positions(columns["positions"])
         draws_all = self.num_samples == self.num_tokens
         return StepInputs(
             rows=self.table,
@@ -197,12 +216,12 @@ class _Step:
         self,
         step: StepTensors,
         extend_start: torch.Tensor,
+        ends: Sequence[int],
         tables: DeviceTables,
         batch_invariant: bool,
         library: AttentionLibrary | None,
     ) -> tuple[DecodeMetadata | None, ExtendMetadata | None]:
         border, num_rows = self.num_decodes, len(self.lengths)
-        ends = (self.starts + self.lengths).tolist()
         decode, extend = None, None
         if border:
             decode = prepare_decode(

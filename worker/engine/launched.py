@@ -14,9 +14,12 @@ from worker.engine.draws import Draws
 from worker.engine.host_pages import LoadClock
 from worker.engine.inputs import StepInputs
 from worker.engine.logprobs import Scores
+from worker.engine.masks import MaskRows
 from worker.engine.static_step import StaticInputs
 from worker.engine.streams import StepSlot
+from worker.engine.tables import DeviceTables
 from worker.scheduler.plan import Plan, RankTimes, StepResult
+from worker.speculative.device_drafting import UnsettledDraws
 from worker.speculative.drafting import DraftedStep, SettledDraws
 
 
@@ -47,6 +50,16 @@ class BegunStep:
         assert self.drafted is not None, "no row floats"
         return self.drafted.masked_drafts(self.plan)
 
+    def mask_rows(self, masks: bytes, tables: DeviceTables) -> MaskRows | None:
+        """The masks that followed its Plan; None without any."""
+        if not self.plan.masked:
+            return None
+        vocab_size, device = tables.vocab_size, tables.token_pool.device
+        if self.drafted is None:
+            return MaskRows(self.plan.masked, masks, vocab_size, device)
+        draws, kept = self.drafted.masked_draws(self.plan, masks, -(-vocab_size // 32) * 4)
+        return MaskRows(draws, kept, vocab_size, device) if draws else None
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LaunchedStep:
@@ -65,7 +78,7 @@ class LaunchedStep:
     clock: DeviceClock | None = None
     wants_logprobs: bool
     """Whether this rank is asked for log-probabilities."""
-    settled: SettledDraws | None = None
+    settled: SettledDraws | UnsettledDraws | None = None
     """Where rows float."""
     blocks: BlockResults | None = None
     """Of a block-diffusion model, whose steps wait for the device."""

@@ -75,6 +75,10 @@ class RuleTable:
             token_ids = np.frombuffer(admit.token_ids, dtype="<i4")
             self.penalties.admit(admit.slot, token_ids, rules.num_prompt)
 
+    def has(self, slot: int) -> bool:
+        """Whether the slot's request has any."""
+        return slot in self._rules
+
     def gather(self, rows: Sequence[Row]) -> StepRules | None:
         """The rules of a Plan's rows; None where no row has any."""
         if not self._rules:

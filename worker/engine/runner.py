@@ -9,7 +9,6 @@ from dataclasses import replace
 
 import torch
 
-from kernels import registry
 from kernels.attention import create_attention_library
 from worker.diffusion.checks import check_blocks
 from worker.diffusion.decoder import BlockDecoder
@@ -42,8 +41,10 @@ from worker.parallel.group import TensorParallelGroup
 from worker.parallel.layers import LayerOptions
 from worker.parallel.messages import Hello
 from worker.scheduler.plan import Plan, RankTimes, StepResult
+from worker.speculative.device_drafting import UnsettledDraws
 from worker.speculative.drafting import DraftedStep, Drafter
 from worker.speculative.factory import create_drafter
+from worker.speculative.placement import Placement
 from worker.speculative.waves import draw_in_waves
 
 logger = logging.getLogger(__name__)
@@ -157,7 +158,7 @@ class ModelRunner:
             if self._blocks is not None:
                 self._blocks.begin(plan)
             drafted = None if self._drafter is None else self._drafter.resolve(plan)
-            inputs, static = self._prepare(plan if drafted is None else drafted.plan, slot)
+            inputs, static = self._prepare(plan, drafted, slot)
             prepared = time.monotonic()
             if slot is not None:
                 slot.prepared.record()
@@ -195,12 +196,14 @@ class ModelRunner:
             if self._blocks is not None and step.hidden is not None:
                 blocks = self._blocks.run(step.plan, step.hidden, masks)
             else:
-                draws = self._draw(step, self._masks(step, masks))
+                draws = self._draw(step, step.mask_rows(masks, self._tables))
             if self._drafter is not None:
                 settled = self._drafter.settle(step.plan, step.drafted, draws)
             if slot is not None:
                 slot.finish()
                 draws = draws and fetch_draws(draws, slot, with_logprobs=is_first)
+                if isinstance(settled, UnsettledDraws):
+                    settled = settled.fetch(slot)
                 slot.close()
         finished = time.monotonic()
         started, prepared, forwarded = step.times
@@ -219,16 +222,20 @@ class ModelRunner:
             loads=step.loads,
         )
 
-    def prepare(self, plan: Plan, slot: StepSlot | None = None) -> StepInputs | None:
+    def prepare(
+        self, plan: Plan, slot: StepSlot | None = None, placement: Placement | None = None
+    ) -> StepInputs | None:
         """Applies the Plan's writes and stages its inputs; None for a Plan without rows."""
-        if self.model.native is None and registry.uses_triton(self._tables.token_pool):
+        if self._tables.prepares_on_device:
             return prepare_on_device(
                 plan,
                 self._tables,
                 batch_invariant=self.config.batch_invariant,
                 library=self._attention,
                 uploader=slot,
+                placement=placement,
             )
+        assert placement is None, "the host must know where rows stand"
         self._tables.apply(plan)
         if not plan.rows:
             return None
@@ -291,7 +298,7 @@ class ModelRunner:
             if masks is not None:
                 masks.apply(logits, native=tables.native_draws)
             draws = Draws(tokens=sample(logits, inputs.random, native=tables.native_draws))
-        elif drafted is not None and rules.penalties is not None:
+        elif drafted is not None and drafted.placement is None and rules.penalties is not None:
             draws = draw_in_waves(logits, drafted, tables, masks)
         else:
             draws = sample_with_rules(logits, inputs.random, rules, tables, masks)
@@ -305,8 +312,12 @@ class ModelRunner:
         return token_ids
 
     def _prepare(
-        self, plan: Plan, slot: StepSlot | None
+        self, plan: Plan, drafted: DraftedStep | None, slot: StepSlot | None
     ) -> tuple[StepInputs | None, StaticInputs | None]:
+        if drafted is not None:
+            plan = drafted.plan
+            if drafted.placement is not None:
+                return self.prepare(plan, slot, drafted.placement), None
         size = None if self._graphs is None else self._graphs.size_for(plan.rows)
         if size is None or self._graphs is None:
             return self.prepare(plan, slot), None
@@ -329,15 +340,6 @@ class ModelRunner:
         inputs = self.prepare(plan)
         assert inputs is not None, "a round has rows"
         return self.forward(inputs)
-
-    def _masks(self, step: BegunStep, masks: bytes) -> MaskRows | None:
-        if not step.plan.masked:
-            return None
-        vocab_size = self.model_config.vocab_size
-        if step.drafted is None:
-            return MaskRows(step.plan.masked, masks, vocab_size, self.device)
-        draws, kept = step.drafted.masked_draws(step.plan, masks, -(-vocab_size // 32) * 4)
-        return MaskRows(draws, kept, vocab_size, self.device) if draws else None
 
     def _on_compute_stream(self) -> AbstractContextManager[object]:
         streams = self._streams

@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from kernels import registry
 from worker.engine.rules import RuleTable
 from worker.engine.transfer import to_device
 from worker.scheduler.plan import Admit, PageWrite, Plan
@@ -59,6 +60,11 @@ class DeviceTables:
             vocab_size=vocab_size,
             device=device,
         )
+
+    @property
+    def prepares_on_device(self) -> bool:
+        """Whether kernels gather each step's inputs."""
+        return not self.native_draws and registry.uses_triton(self.token_pool)
 
     def apply(self, plan: Plan) -> None:
         """Brings the tables to where the Plan's rows expect them. A Plan writes no cell twice."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import msgspec
 import numpy as np
@@ -15,6 +16,10 @@ from worker.engine.tables import DeviceTables
 from worker.engine.transfer import to_device
 from worker.scheduler.plan import Plan, Row, StepResult
 from worker.speculative.base import DraftRequest, Proposer, Tokens, count_equal
+
+if TYPE_CHECKING:
+    from worker.speculative.device_drafting import UnsettledDraws
+    from worker.speculative.placement import Placement
 
 NO_ROW = -1
 
@@ -33,6 +38,8 @@ class DraftedStep:
     """Which of those have a row here, ascending."""
     draft_ms: float
     """Time it took."""
+    placement: Placement | None = None
+    """Where the places are known on the device alone: `plan` then has the longest rows."""
 
     def masked_drafts(self, source: Plan) -> list[list[int]]:
         """Drafts of each of the masked rows of the Plan as it came."""
@@ -119,9 +126,7 @@ class Drafter:
 
     def resolve(self, plan: Plan) -> DraftedStep | None:
         """Places rows and drafts; None for a Plan in which no row floats."""
-        for admit in plan.admits:
-            self._proposer.admit(admit.slot)
-            self._tokens.admit(admit.slot)
+        self._admit(plan)
         if not any(row.num_drafts >= 0 for row in plan.rows):
             return None
         started = time.perf_counter()
@@ -159,7 +164,7 @@ class Drafter:
 
     def settle(
         self, plan: Plan, step: DraftedStep | None, draws: Draws | None
-    ) -> SettledDraws | None:
+    ) -> SettledDraws | UnsettledDraws | None:
         """Notes where the slots stand after a step, and compares its draws with its drafts.
 
         Where rows float it waits for the device: how many draws count, and with that where the next
@@ -177,6 +182,11 @@ class Drafter:
             return None
         tokens = [] if draws is None or draws.tokens is None else draws.tokens.tolist()
         return self._compare(step, tokens)
+
+    def _admit(self, plan: Plan) -> None:
+        for admit in plan.admits:
+            self._proposer.admit(admit.slot)
+            self._tokens.admit(admit.slot)
 
     def _compare(self, step: DraftedStep, tokens: Sequence[int]) -> SettledDraws:
         kept: list[int] = []
@@ -228,6 +238,12 @@ class Drafter:
 
     def _write(self, rows: Sequence[Row], drafts: Sequence[Sequence[int]]) -> None:
         if not drafts:
+            return
+        if self._tables.token_pool.device.type == "cpu":
+            pool = self._tables.token_pool.numpy()
+            drafting = [row for row in rows if row.num_drafts > 0]
+            for row, draft in zip(drafting, drafts, strict=True):
+                pool[row.slot, row.start + 1 : row.start + 1 + len(draft)] = draft
             return
         stride = self._tables.token_stride
         places = [row.slot * stride + row.start + 1 for row in rows if row.num_drafts > 0]

@@ -7,6 +7,7 @@ import torch
 from worker.engine.config import EngineConfig
 from worker.engine.tables import DeviceTables
 from worker.speculative.base import Proposer
+from worker.speculative.device_drafting import DeviceDrafter
 from worker.speculative.draft_model import DraftModelProposer, load_draft_model
 from worker.speculative.drafting import Drafter
 from worker.speculative.ngram import NgramProposer
@@ -30,7 +31,12 @@ def create_drafter(
         return None
     proposer: Proposer
     if config.speculative_method == "ngram":
-        proposer = NgramProposer(config.prompt_lookup_max, config.prompt_lookup_min)
+        longest, shortest = config.prompt_lookup_max, config.prompt_lookup_min
+        proposer = NgramProposer(longest, shortest)
+        # An attention library must know on the host how long each row is.
+        has_library = config.attention_backend not in ("auto", "triton")
+        if tables.prepares_on_device and not has_library:
+            return DeviceDrafter(tables, proposer, shortest=shortest, longest=longest)
     else:
         model = load_draft_model(config, tables, dtype)
         proposer = DraftModelProposer(model, tables, num_pages)

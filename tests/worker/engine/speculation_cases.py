@@ -82,14 +82,20 @@ class SpeculatingEngine(Engine):
 
 
 def prompts(count: int) -> list[list[int]]:
-    """Held-out questions, then texts to copy; at most 300."""
+    """Held-out questions and texts to copy, two to one; at most 300."""
     tokenizer = load_tokenizer(MODEL)
-    lines = (MODELS / "demo_heldout.jsonl").read_text().splitlines()
-    rows = [json.loads(line) for line in lines]
-    texts = [json.dumps(row["messages"]) for row in rows]
+    rows = [json.loads(line) for line in (MODELS / "demo_heldout.jsonl").read_text().splitlines()]
     answers = [row["answer"] for row in rows]
-    texts += [f"Repeat exactly: {' '.join(answers[i : i + 5])}. So:" for i in range(100)]
-    return [tokenizer.encode(text) for text in texts[:count]]
+    chats: list[list[dict[str, str]]] = []
+    for number, row in enumerate(rows):
+        chats.append(row["messages"])
+        if number % 2:
+            text = " ".join(answers[number // 2 : number // 2 + 5])
+            chats.append([{"role": "user", "content": f"Repeat exactly: {text}"}])
+    return [
+        tokenizer.encode(tokenizer.render_chat(chat), add_special_tokens=False)
+        for chat in chats[:count]
+    ]
 
 
 def settings(count: int) -> list[SamplingParams]:

@@ -1,0 +1,61 @@
+"""Triton prompt lookup: one program per row walks over its tokens in blocks."""
+
+# mypy: disable-error-code="no-untyped-def,untyped-decorator"
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+_BLOCK = 1024
+
+
+def draft_ngrams(
+    token_pool: torch.Tensor,
+    slots: torch.Tensor,
+    newest: torch.Tensor,
+    count: int,
+    shortest: int,
+    longest: int,
+    num_tokens: int,
+) -> torch.Tensor:
+    """Launch over rows."""
+    drafts = torch.empty(len(slots), count, dtype=torch.int32, device=token_pool.device)
+    if drafts.numel():
+        _draft_kernel[(len(slots),)](
+            token_pool, slots, newest, drafts, token_pool.stride(0), count, num_tokens,
+            SHORTEST=shortest, LONGEST=longest, COUNT=triton.next_power_of_2(count), BLOCK=_BLOCK,
+            num_warps=4,
+        )  # fmt: skip
+    return drafts
+
+
+@triton.jit(
+    do_not_specialize=["count", "num_tokens"],
+    do_not_specialize_on_alignment=["slot_ptr", "newest_ptr"],
+)
+def _draft_kernel(
+    token_ptr, slot_ptr, newest_ptr, draft_ptr, token_stride, count, num_tokens,
+    SHORTEST: tl.constexpr, LONGEST: tl.constexpr, COUNT: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    row = tl.program_id(0).to(tl.int64)
+    tokens = token_ptr + tl.load(slot_ptr + row) * token_stride
+    newest = tl.load(newest_ptr + row)
+    scale = tl.full((), 0, tl.int64) + num_tokens
+    best = tl.full((), 0, tl.int64)
+    for start in range(0, num_tokens, BLOCK):
+        place = start + tl.arange(0, BLOCK).to(tl.int64)
+        is_alike = place <= newest
+        length = tl.zeros((BLOCK,), dtype=tl.int64)
+        for size in range(1, LONGEST + 1):
+            inside = is_alike & (place >= size)
+            last = tl.load(tokens + newest + 1 - size, mask=newest + 1 >= size, other=-1)
+            token = tl.load(tokens + place - size, mask=inside, other=-2)
+            is_alike = inside & (token == last)
+            length += is_alike.to(tl.int64)
+        scores = tl.where(length >= SHORTEST, length * scale + place, 0)
+        best = tl.maximum(best, tl.max(scores, axis=0))
+    place = tl.where(best > 0, best % scale, newest)
+    draft = tl.arange(0, COUNT)
+    token = tl.load(tokens + place + draft % (newest + 1 - place), mask=draft < count)
+    tl.store(draft_ptr + row * count + draft, token, mask=draft < count)

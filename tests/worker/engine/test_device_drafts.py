@@ -1,0 +1,133 @@
+"""Drafts that the device settles: steps as CUDA has them, with every op's torch reference."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import pytest
+import torch
+from engine_driver import Engine, Outcome
+from speculation_cases import MODEL, RandomGate, prompts
+
+from kernels.attention.torch_library import TorchAttention
+from worker.engine.tables import DeviceTables
+from worker.speculative.device_drafting import DeviceDrafter, UnsettledDraws
+from worker.wire.sampling import SamplingParams
+
+NUM_PROMPTS = 12
+
+
+class ByDeviceLengths(TorchAttention):
+    """Kernels read rows' lengths on the device: those of the host are bounds that nobody trusts."""
+
+    def begin_decode(self, page_table: torch.Tensor, seq_lens: torch.Tensor, **options: Any) -> Any:
+        own = seq_lens.tolist()
+        assert all(a <= b for a, b in zip(own, options.pop("seq_lens_host"), strict=True))
+        return super().begin_decode(page_table, seq_lens, seq_lens_host=own, **options)
+
+    def begin_extend(
+        self, page_table: torch.Tensor, seq_lens: torch.Tensor, *args: Any, **options: Any
+    ) -> Any:
+        own = seq_lens.tolist()
+        assert all(a <= b for a, b in zip(own, options.pop("seq_lens_host"), strict=True))
+        return super().begin_extend(page_table, seq_lens, *args, seq_lens_host=own, **options)
+
+
+class Watch:
+    """Counts who waits, and what the device settles."""
+
+    def __init__(self, patch: pytest.MonkeyPatch) -> None:
+        self.brought_home = self.settled = self.accepted = 0
+        bring, of = DeviceDrafter._bring_home, UnsettledDraws.of
+
+        def bringing(drafter: DeviceDrafter) -> None:
+            self.brought_home += 1
+            bring(drafter)
+
+        def settling(draws: UnsettledDraws, result: Any) -> Any:
+            settled = of(draws, result)
+            self.settled += 1
+            self.accepted += sum(max(0, count - 1) for count in settled.drawn)
+            return settled
+
+        patch.setattr(DeviceDrafter, "_bring_home", bringing)
+        patch.setattr(UnsettledDraws, "of", settling)
+
+
+@pytest.fixture
+def watch(monkeypatch: pytest.MonkeyPatch) -> Iterator[Watch]:
+    torch.set_num_threads(1)
+    monkeypatch.setattr(DeviceTables, "prepares_on_device", property(lambda _: True))
+    return Watch(monkeypatch)
+
+
+def settings(**rules: Any) -> list[SamplingParams]:
+    return [
+        SamplingParams(
+            temperature=(0.0, 0.7, 1.3)[i % 3],
+            top_p=0.9,
+            seed=i,
+            max_tokens=24 + i % 5,
+            ignore_eos=i % 2 == 0,
+            **rules,
+        )
+        for i in range(NUM_PROMPTS)
+    ]
+
+
+def run(sampling: Sequence[SamplingParams], *, at_random: bool = False, **options: Any) -> Any:
+    fixed = {"cpu_backend": "torch", "max_model_len": 512, "kv_cache_tokens": 8192}
+    with Engine(MODEL, **{**fixed, **options}) as engine:
+        engine.runner._attention = ByDeviceLengths()
+        gate = engine.core.scheduler._speculation
+        if at_random:
+            assert gate is not None
+            engine.core.scheduler._speculation = RandomGate(gate.config)
+            engine.core.scheduler._filler._speculation = engine.core.scheduler._speculation
+        outcomes: list[Outcome] = engine.outcomes(prompts(NUM_PROMPTS), sampling)
+        return outcomes
+
+
+NGRAM = {"speculative_method": "ngram", "speculative_adaptive": False}
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"overlap_depth": 0},
+        {"overlap_depth": 1, "num_speculative_tokens": 4},
+        {"overlap_depth": 1, "at_random": True},
+        {"overlap_depth": 1, "at_random": True, "kv_cache_tokens": 512},
+        {"overlap_depth": 1, "max_num_batched_tokens": 48, "num_speculative_tokens": 20},
+    ],
+    ids=str,
+)
+def test_tokens_are_those_of_plain_decoding_and_nobody_waits(
+    watch: Watch, options: dict[str, Any]
+) -> None:
+    expected = run(settings())
+    outcomes = run(settings(), **{**NGRAM, **options})
+    assert outcomes == expected
+    assert watch.settled > 5
+    assert watch.accepted > 5
+    assert watch.brought_home == 0
+
+
+def test_rules_are_settled_on_the_host(watch: Watch) -> None:
+    sampling = settings()
+    sampling[1::4] = settings(frequency_penalty=0.4, logit_bias={40: 2.0}, logprobs=1)[1::4]
+    expected = run(sampling)
+    outcomes = run(sampling, **NGRAM, overlap_depth=1)
+    assert outcomes == expected
+    assert watch.brought_home > 0
+
+
+def test_a_requests_end_cuts_what_its_row_computes(watch: Watch) -> None:
+    sampling = [
+        SamplingParams(temperature=0.0, max_tokens=n, ignore_eos=True) for n in range(2, 14)
+    ]
+    expected = run(sampling)
+    outcomes = run(sampling, **NGRAM, overlap_depth=1, num_speculative_tokens=16)
+    assert outcomes == expected
+    assert watch.settled > 0
