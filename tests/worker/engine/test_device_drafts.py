@@ -10,7 +10,9 @@ import torch
 from engine_driver import Engine, Outcome
 from speculation_cases import MODEL, RandomGate, prompts
 
+from kernels import sample_tokens
 from kernels.attention.torch_library import TorchAttention
+from worker.engine import sampler
 from worker.engine.tables import DeviceTables
 from worker.speculative.device_drafting import DeviceDrafter, UnsettledDraws
 from worker.wire.sampling import SamplingParams
@@ -59,6 +61,10 @@ class Watch:
 def watch(monkeypatch: pytest.MonkeyPatch) -> Iterator[Watch]:
     torch.set_num_threads(1)
     monkeypatch.setattr(DeviceTables, "prepares_on_device", property(lambda _: True))
+    # Greedy rows among random ones, as kernels take them.
+    monkeypatch.setattr(
+        sampler, "_draw", lambda logits, one: sample_tokens(logits, sampler._parameters(one))
+    )
     return Watch(monkeypatch)
 
 
