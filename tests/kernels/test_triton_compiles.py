@@ -168,7 +168,7 @@ def test_no_draw_and_no_preparation_needs_another_binary_than_the_first() -> Non
         draw(number, place)
         prepare(number, place)
 
-    assert len(variants(launch)) == 15
+    assert len(variants(launch)) == 16
 
 
 @pytest.mark.parametrize("invariant", [False, True], ids=["plain", "batch-invariant"])
