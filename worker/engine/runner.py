@@ -41,7 +41,6 @@ from worker.parallel.group import TensorParallelGroup
 from worker.parallel.layers import LayerOptions
 from worker.parallel.messages import Hello
 from worker.scheduler.plan import Plan, RankTimes, StepResult
-from worker.speculative.device_drafting import UnsettledDraws
 from worker.speculative.drafting import DraftedStep, Drafter
 from worker.speculative.factory import create_drafter
 from worker.speculative.placement import Placement
@@ -202,8 +201,7 @@ class ModelRunner:
             if slot is not None:
                 slot.finish()
                 draws = draws and fetch_draws(draws, slot, with_logprobs=is_first)
-                if isinstance(settled, UnsettledDraws):
-                    settled = settled.fetch(slot)
+                settled = settled and settled.fetch(slot)
                 slot.close()
         finished = time.monotonic()
         started, prepared, forwarded = step.times

@@ -12,6 +12,7 @@ import numpy as np
 import torch
 
 from worker.engine.draws import Draws
+from worker.engine.streams import StepSlot
 from worker.engine.tables import DeviceTables
 from worker.engine.transfer import to_device
 from worker.scheduler.plan import Plan, Row, StepResult
@@ -91,6 +92,10 @@ class SettledDraws:
     row_of: Sequence[int]
     """As in DraftedStep."""
     draft_ms: float
+
+    def fetch(self, slot: StepSlot) -> SettledDraws:
+        """The same on the host, where it is."""
+        return self
 
     def of(self, result: StepResult) -> StepResult:
         """The result of these draws, from that of all."""
