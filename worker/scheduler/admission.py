@@ -150,11 +150,15 @@ class Admission:
     def launch(self, admitted: Admitted, length: int, builder: StepBuilder) -> None:
         """Gives an admitted request the pages of its first `length` tokens, and its row."""
         request, lease, _, _ = admitted
-        num_pages = -(-(request.num_computed + length) // self._page_size)
-        self._cache.extend(lease, num_pages - len(lease.pages))
+        self._cache.extend(lease, self.num_pages(admitted, length))
         builder.admit(_admit(request, lease))
         builder.write_pages(lease.slot, 0, list(lease.pages))
         builder.add_row(request, lease, length)
+
+    def num_pages(self, admitted: Admitted, length: int) -> int:
+        """Pages that `launch` takes."""
+        request, lease, _, _ = admitted
+        return -(-(request.num_computed + length) // self._page_size) - len(lease.pages)
 
     def _can_admit(self, level: int) -> bool:
         return bool(self._cache.num_free_slots) or self._displacement.is_possible(level)

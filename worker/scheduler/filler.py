@@ -105,8 +105,10 @@ class StepFiller:
         self._num_without = self._num_without + 1 if left_out else 0
         chunks = {m[0].request_id: length for m, length in zip(prompts, lengths, strict=False)}
         members = [member for member in members if member[0].request_id not in left_out]
+        entering = list(zip(admitted, lengths[len(prompts) :], strict=True))
+        self._claims.num_promised = sum(self.admission.num_pages(*one) for one in entering)
         self._step_running(members, chunks, budget, builder)
-        for one, length in zip(admitted, lengths[len(prompts) :], strict=True):
+        for one, length in entering:
             self.admission.launch(one, length, builder)
 
     def _left_out(

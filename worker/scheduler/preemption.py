@@ -87,6 +87,8 @@ class PageClaims:
         self._cache = cache
         self._running = running
         self._withdrawal = withdrawal
+        self.num_promised = 0
+        """Pages that requests admitted to this step take once the running ones have theirs."""
 
     def claim(self, request: Request, lease: Lease, length: int, builder: StepBuilder) -> int:
         """Extends `lease` for `length` more positions, or for as many as there are pages for.
@@ -108,9 +110,9 @@ class PageClaims:
     ) -> None:
         """Adds a row that floats, with pages for as far as it may reach.
 
-        Drafts take pages only where nobody else has to give any: they can do without. So can a
-        token whose place the steps in flight leave open: it waits for them. Without a page for its
-        own token the request is skipped.
+        Drafts take pages only where nobody else has to give any, and none that are promised: they
+        can do without. So can a token whose place the steps in flight leave open: it waits for
+        them. Without a page for its own token the request is skipped.
         """
         page_size, start = self._page_size, request.num_computed
         # The last token of a request is drawn and never computed.
@@ -118,15 +120,19 @@ class PageClaims:
         most = min(request.limit - 1, least + num_drafts)
         num_pages = len(lease.pages)
         missing = -(-least // page_size) - num_pages
-        if missing > self._cache.num_available and (
-            request.num_unsettled or not self._make_available(request)
-        ):
+        if request.num_unsettled and missing > max(0, self._num_spare):
             return
-        missing = min(-(-most // page_size) - num_pages, self._cache.num_available)
+        if missing > self._cache.num_available and not self._make_available(request):
+            return
+        missing = max(missing, min(-(-most // page_size) - num_pages, self._num_spare))
         if missing > 0:
             builder.write_pages(lease.slot, num_pages, self._cache.extend(lease, missing))
         end = min(most, len(lease.pages) * page_size)
         builder.add_floating(request, lease, end, min(num_drafts, end - start - 1))
+
+    @property
+    def _num_spare(self) -> int:
+        return self._cache.num_available - self.num_promised
 
     def _make_available(self, request: Request) -> bool:
         """Whether at least one page is available, after taking back whom it takes."""

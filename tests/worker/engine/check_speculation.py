@@ -35,7 +35,7 @@ STOP = [".", "\n", "e, "]
 SHAPES: dict[str, dict[str, Any]] = {
     "roomy": {},
     "prefix cache": {},
-    "scarce pages": {"kv_cache_tokens": 768},
+    "scarce pages": {"kv_cache_tokens": 192},
     "mixed steps": {"max_num_batched_tokens": 64, "kv_cache_tokens": 4096},
     "TP 2": {"tensor_parallel_size": 2},
 }
