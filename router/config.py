@@ -8,7 +8,7 @@ from typing import Literal
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RoutingConfig:
-    """How gateways choose a worker."""
+    """How gateways choose a worker, and what they do when it is lost."""
 
     routing_policy: Literal[
         "adaptive", "prefix-score", "least-load", "power-of-two", "round-robin", "session"
@@ -40,7 +40,19 @@ class RoutingConfig:
     """Folder for logs of all decisions, one file per gateway and model, which
     `bench router --replay` runs again under other policies; they hold hashes, no text."""
 
+    max_request_attempts: int = 3
+    """Workers that may be lost with a request before it ends in an error; until then it goes on at
+    another one with the tokens it has."""
+    worker_wait_s: float = 120.0
+    """Seconds that a request whose worker was lost waits for another, or for that one rebuilt."""
+
     def __post_init__(self) -> None:
+        if self.max_request_attempts < 1:
+            raise ValueError(
+                f"--max-request-attempts must be at least 1, got {self.max_request_attempts}"
+            )
+        if self.worker_wait_s < 0.0:
+            raise ValueError(f"--worker-wait-s must not be negative, got {self.worker_wait_s}")
         if not 0.0 <= self.adaptive_min_beta <= self.adaptive_max_beta:
             raise ValueError(
                 "--adaptive-min-beta must be in [0, --adaptive-max-beta], got "

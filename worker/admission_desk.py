@@ -34,7 +34,9 @@ class AdmissionDesk:
             load: the last that rank 0 told.
             last_ordinal: how many submits have been handed to rank 0.
         """
-        if submit.num_resumed or submit.tenant or submit.priority > load.least_queued_priority >= 0:
+        if submit.num_resumed or submit.is_resubmitted or submit.tenant:
+            return None
+        if submit.priority > load.least_queued_priority >= 0:
             return None
         num_new = last_ordinal - load.num_submits_seen
         num_waiting = load.num_waiting + num_new

@@ -109,6 +109,7 @@ class Request:
         "gateway_id",
         "generation",
         "grammar",
+        "is_resubmitted",
         "lease",
         "level",
         "limit",
@@ -167,6 +168,8 @@ class Request:
         assert 0 <= submit.num_resumed < len(self.token_ids), "resumed tokens follow a prompt"
         self.num_prompt = len(self.token_ids) - submit.num_resumed
         """Tokens that count as prompt; those an earlier attempt generated count as output."""
+        self.is_resubmitted = submit.is_resubmitted or submit.num_resumed > 0
+        """Whether another worker had taken it, and was lost."""
         self.limit = max_total_tokens
         """Length at which the request ends with reason "length"."""
         if self.sampling.max_tokens is not None:
@@ -310,8 +313,8 @@ class Request:
         """Known tokens when it was last admitted again; 0 if it never was taken back."""
         self.first_token_s = -1.0
         """When its first token came, on the scheduler's clock; -1 before, and without an SLO."""
-        self.num_charged = 0
-        """Generated tokens that its tenant has been charged for."""
+        self.num_charged = self.num_output
+        """Generated tokens that its tenant has been charged for, here or elsewhere."""
         self.rejection: Rejection | None = None
         """Where it ends since the queue is full."""
 

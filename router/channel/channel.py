@@ -227,7 +227,7 @@ class WorkerChannel:
                     "a delta could not be taken", extra={"request_id": delta.request_id}
                 )
                 self.abort(delta.request_id)
-                flight.receiver.lose("internal error: its tokens could not be processed")
+                flight.receiver.fail("internal error: its tokens could not be processed")
 
     def _on_stray(self, delta: TokenDelta) -> None:
         """Tokens that nobody waits for: of a request that was aborted or given up.

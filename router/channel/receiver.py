@@ -27,7 +27,11 @@ class Receiver(Protocol):
         ...
 
     def lose(self, reason: str) -> None:
-        """The worker is gone; nothing more will come."""
+        """The worker is gone; nothing more will come from there."""
+        ...
+
+    def fail(self, message: str) -> None:
+        """The request cannot go on, at no worker."""
         ...
 
 

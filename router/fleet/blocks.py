@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import msgspec
+import numpy as np
 
 from router.fleet.memo import HashMemo
 from worker.wire.blocks import (
@@ -62,6 +65,18 @@ class PromptBlocks:
     def num_tokens(self) -> int:
         """Length of the prompt."""
         return len(self.token_ids) // TOKEN_BYTES
+
+    def followed_by(self, token_ids: Sequence[int]) -> PromptBlocks:
+        """The prompt with more tokens at its end."""
+        if not token_ids:
+            return self
+        longer = PromptBlocks(
+            self.token_ids + np.asarray(token_ids, dtype="<i4").tobytes(),
+            session=self.session,
+            memo=self._memo,
+        )
+        longer.cache_salt = self.cache_salt
+        return longer
 
     def hashes(self, key: BlockKey) -> BlockHashes:
         """Chained hashes of the full blocks."""

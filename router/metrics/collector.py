@@ -46,6 +46,10 @@ _COUNTERS: dict[str, tuple[str, Callable[[ModelStats], float]]] = {
         "Expected first tokens over the earliest expected ones (--explain-routing).",
         lambda s: s.regret_s,
     ),
+    "resubmissions": (
+        "Completions handed to another worker because theirs was lost.",
+        lambda s: s.resubmissions,
+    ),
     "routing_retries": ("Submits that were repeated on another worker.", lambda s: s.retries),
 }
 _HISTOGRAMS: dict[str, tuple[str, Callable[[ModelStats], Histogram]]] = {

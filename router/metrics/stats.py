@@ -61,6 +61,7 @@ class ModelStats:
         "refused",
         "regret_s",
         "request",
+        "resubmissions",
         "retries",
         "routed",
         "slo",
@@ -82,6 +83,8 @@ class ModelStats:
         self.regret_s = 0.0
         """Expected first tokens over the earliest expected ones; where explained."""
         self.retries = 0
+        self.resubmissions = 0
+        """Completions that were to go on elsewhere, each time their worker was lost."""
         self.refused = 0
         """Completions that no worker had room for in its queue."""
         self.slo: dict[tuple[int, bool], int] = {}

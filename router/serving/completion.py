@@ -34,7 +34,8 @@ class CompletionSpec(msgspec.Struct, frozen=True, kw_only=True):
 class Completion:
     """A channel's receiver: turns token deltas into text that the response takes.
 
-    It owns everything another worker would need to go on: the prompt and the tokens so far.
+    It owns everything another worker needs to go on: the prompt and the tokens so far. What it
+    tells the client is the same as if one worker had done all of it.
 
     Args:
         spec: what is asked for.
@@ -44,13 +45,18 @@ class Completion:
         stats: where times and tokens are counted.
         now: time of the request's arrival, on the event loop's clock.
         on_end: called once, when the completion has ended in whatever way.
-        on_first: called once, when the worker's reports first show the request.
+        on_first: called when a worker's reports first show the request, for each attempt.
+        on_loss: called when its worker is gone, with the reason; somebody is then to see to it that
+            it goes on, or to end it.
     """
 
     __slots__ = (
         "_arrived_at",
+        "_awaited",
         "_channel",
         "_dirty",
+        "_earlier_forwards",
+        "_earlier_rounds",
         "_first_token_at",
         "_last_token_at",
         "_logprobs_taken",
@@ -58,6 +64,7 @@ class Completion:
         "_new_text",
         "_on_end",
         "_on_first",
+        "_on_loss",
         "_stats",
         "_stream",
         "_taken",
@@ -70,7 +77,9 @@ class Completion:
         "logprobs",
         "num_cached_tokens",
         "num_forwards",
+        "num_losses",
         "num_rounds",
+        "prompt",
         "prompt_logprobs",
         "rejection",
         "slo",
@@ -90,13 +99,18 @@ class Completion:
         stats: ModelStats,
         now: float,
         on_first: Callable[[Completion], None],
+        on_loss: Callable[[Completion, str], None],
         on_end: Callable[[Completion], None],
     ) -> None:
         self.spec = spec
         self.attempt = 0
+        self.num_losses = 0
+        """Workers that were lost with it."""
+        self.prompt = spec.prompt
+        """What the next attempt begins with: the prompt, and the tokens so far."""
         self.worker_id = ""
         self.choice: Choice | None = None
-        """The last decision about it."""
+        """The decision that led to its first token, or the last one where there is none yet."""
         self.token_ids: list[int] = []
         self.finish_reason: FinishReason | None = None
         self.stop_reason: int | str | None = None
@@ -119,12 +133,18 @@ class Completion:
         self._stats = stats
         self._stream = stream
         self._on_first = on_first
+        self._on_loss = on_loss
         self._on_end = on_end
         self._channel: WorkerChannel | None = None
         self._new_text: list[str] = []
         self._taken = 0
         self._logprobs_taken = 0
         self._dirty = False
+        self._awaited = True
+        """Whether this attempt has brought no token yet."""
+        self._earlier_rounds = 0
+        """Of lost attempts; so are the forwards."""
+        self._earlier_forwards = 0
         self._arrived_at = now
         self._first_token_at = 0.0
         self._last_token_at = 0.0
@@ -151,7 +171,7 @@ class Completion:
         return Submit(
             request_id=self.spec.request_id,
             gateway_id=self.spec.gateway_id,
-            prompt=self.spec.prompt.token_ids,
+            prompt=self.prompt.token_ids,
             sampling=self.spec.sampling,
             attempt=self.attempt,
             cache_salt=self.spec.prompt.cache_salt,
@@ -159,15 +179,25 @@ class Completion:
             slo=self.spec.slo,
             tenant=self.spec.tenant,
             waited_ms=(now - self._arrived_at) * 1e3,
+            num_resumed=len(self.token_ids),
+            is_resubmitted=self.num_losses > 0,
         )
+
+    def begin_again(self) -> None:
+        """The next attempt goes on from here: what is still on its way counts no more."""
+        self.attempt += 1
+        self.prompt = self.spec.prompt.followed_by(self.token_ids)
+        self._awaited = True
+        self._earlier_rounds, self._earlier_forwards = self.num_rounds, self.num_forwards
 
     def deliver(self, delta: TokenDelta, now: float) -> None:
         """Takes one step's tokens. See Receiver."""
         if self.finish_reason is not None:
             return
-        if delta.num_cached_tokens >= 0:
+        if delta.num_cached_tokens >= 0 and not self.token_ids:
             self.num_cached_tokens = delta.num_cached_tokens
-        self.num_rounds, self.num_forwards = delta.num_rounds, delta.num_forwards
+        self.num_rounds = self._earlier_rounds + delta.num_rounds
+        self.num_forwards = self._earlier_forwards + delta.num_forwards
         self.draft = delta.draft
         if delta.prompt_logprobs is not None:
             self.prompt_logprobs = delta.prompt_logprobs
@@ -189,11 +219,13 @@ class Completion:
             self._notify()
 
     def lose(self, reason: str) -> None:
-        """The worker is gone and the completion with it. See Receiver."""
-        self.fail(reason)
+        """The worker is gone; the completion can go on elsewhere. See Receiver."""
+        if self.finish_reason is None:
+            self.num_losses += 1
+            self._on_loss(self, reason)
 
     def fail(self, message: str) -> None:
-        """Ends with an error that the client sees."""
+        """Ends with an error that the client sees. See Receiver."""
         if self.finish_reason is None:
             self.error = message
             self._end("error", self._last_token_at)
@@ -245,8 +277,10 @@ class Completion:
         else:
             self._first_token_at = now
             self._stats.first_token.observe(now - self._arrived_at)
-            self._on_first(self)
         self._last_token_at = now
+        if self._awaited:
+            self._awaited = False
+            self._on_first(self)
 
     def _abort_worker(self) -> None:
         if self._channel is not None:

@@ -21,6 +21,7 @@ from router.serving.account import count_choice, decision_line
 from router.serving.completion import Completion, CompletionSpec
 from router.serving.generation import Generation, GenerationRequest
 from router.serving.mailbox import Mailbox
+from router.serving.resumption import Resumption
 from router.tokens.encoder import PromptEncoder
 from worker.wire.admission import AdmissionChange
 from worker.wire.detokenizer import RequestText
@@ -70,6 +71,7 @@ class ServedModel:
         self._channels: dict[str, WorkerChannel] = {}
         self._closed = False
         self._admission = AdmissionChange()
+        self._resumption = Resumption(route.routing, self._place, self.stats)
         folder = route.routing.decision_log
         self._log_file = DecisionLog(folder, route.name, gateway_id) if folder else None
 
@@ -80,6 +82,7 @@ class ServedModel:
     async def close(self) -> None:
         """Detaches from all workers; requests under way end with an error."""
         self._closed = True
+        self._resumption.close()
         for channel in list(self._channels.values()):
             await channel.close()
         if self._log_file is not None:
@@ -130,6 +133,8 @@ class ServedModel:
             self._log_file.worker(self.fleet.worker(worker_id))
         state = "loading" if snapshot.info is None else "ready"
         self._log("worker %s attached, epoch %d, %s", worker_id, snapshot.epoch, state)
+        if self.fleet.ready:
+            self._resumption.wake()
 
     def on_update(self, worker_id: str, update: WorkerUpdate) -> None:
         """See ChannelListener."""
@@ -182,6 +187,7 @@ class ServedModel:
             stats=self.stats,
             now=now,
             on_first=self._begun,
+            on_loss=self._lost,
             on_end=self._ended,
         )
 
@@ -202,19 +208,20 @@ class ServedModel:
             if len(tried) > MAX_RETRIES:
                 raise self._nobody(completion, problem)
             self.stats.retries += 1
-            completion.attempt += 1
+            completion.begin_again()
 
     async def _try_worker(self, completion: Completion, tried: list[str]) -> str | None:
         """Submits to the best worker that was not tried yet; returns why it did not get it."""
         spec = completion.spec
-        choice = await self._turn.place(spec.request_id, spec.prompt, tried)
+        choice = await self._turn.place(spec.request_id, completion.prompt, tried)
         if choice is None:
             raise self._nobody(completion)
         if completion.finished:  # its client has left meanwhile
             self.fleet.release(choice.worker_id, spec.request_id)
             return None
         tried.append(choice.worker_id)
-        completion.choice = choice
+        if not completion.token_ids:
+            completion.choice = choice
         channel = self._channels.get(choice.worker_id)
         if channel is None:
             return "it has left"
@@ -254,6 +261,10 @@ class ServedModel:
         if completion.choice is not None and not completion.attempt:
             error = completion.first_token_s - completion.choice.first_token_s
             self.stats.prediction_error.observe(abs(error))
+
+    def _lost(self, completion: Completion, reason: str) -> None:
+        self._release(completion)
+        self._resumption.lost(completion, reason)
 
     def _release(self, completion: Completion) -> None:
         self.fleet.release(completion.worker_id, completion.spec.request_id)

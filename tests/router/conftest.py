@@ -4,6 +4,7 @@ import asyncio
 import json
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import httpx
@@ -14,7 +15,7 @@ from tokenizers import Tokenizer as Backend
 from tokenizers import decoders, models, pre_tokenizers, trainers
 
 from router.api.app import create_app
-from router.config import GatewayConfig, ModelRoute
+from router.config import GatewayConfig, ModelRoute, RoutingConfig
 from router.gateway import Gateway
 from worker.wire.messages import Submit
 from worker.wire.tokenizer import Tokenizer, load_tokenizer
@@ -81,8 +82,17 @@ class Rig:
     def script(self, submit: Submit) -> list[int]:
         return [*self.tokenizer.encode(self.answer), 2]
 
-    async def start(self, *, running: bool = True, attached: int = 2, **config: object) -> None:
+    async def start(
+        self,
+        *,
+        running: bool = True,
+        attached: int = 2,
+        routing: RoutingConfig | None = None,
+        **config: object,
+    ) -> None:
         fields = {"models": self.config.models, **config}
+        if routing is not None:
+            fields["models"] = tuple(replace(m, routing=routing) for m in self.config.models)
         self.config = GatewayConfig(**fields)  # type: ignore[arg-type]
         self.gateway = Gateway(self.config, {"stub": self.transport})
         await self.gateway.start()

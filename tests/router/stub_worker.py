@@ -43,7 +43,7 @@ def scored(token_id: int, num_top: int) -> TokenLogprobs:
 class Running:
     def __init__(self, submit: Submit, token_ids: list[int], cached: int) -> None:
         self.submit = submit
-        self.left = list(token_ids)
+        self.left = list(token_ids)[submit.num_resumed :]
         self.cached = cached
         self.first = True
         self.drafted = False

@@ -7,6 +7,8 @@ import sys
 
 import pytest
 
+from router.config import RoutingConfig
+
 KEYS = ("key-one", "key-two")
 
 
@@ -359,7 +361,7 @@ def test_router_imports_neither_torch_nor_ray():
 
 
 async def test_error_event_ends_a_stream(rig):
-    await rig.start(running=False)
+    await rig.start(running=False, routing=RoutingConfig(max_request_attempts=1))
     work = asyncio.create_task(rig.chat(stream=True))
     await rig.until(lambda: bool(rig.submits()))
     [worker] = [w for w in rig.workers if w.running]

@@ -19,6 +19,7 @@ class Recorder:
     def __init__(self) -> None:
         self.deltas: list[TokenDelta] = []
         self.lost: list[str] = []
+        self.failed: list[str] = []
         self.snapshots: list[AttachSnapshot] = []
         self.down: list[str] = []
         self.closed = False
@@ -29,6 +30,9 @@ class Recorder:
 
     def lose(self, reason: str) -> None:
         self.lost.append(reason)
+
+    def fail(self, message: str) -> None:
+        self.failed.append(message)
 
     def on_snapshot(self, worker_id: str, snapshot: AttachSnapshot) -> None:
         self.snapshots.append(snapshot)
@@ -184,7 +188,8 @@ async def test_receiver_that_fails_takes_nobody_along(wire):
     await wire.submit("r")
     wire.worker.step()
     await wire.until(lambda: bool(wire.seen.deltas))
-    assert "internal error" in broken.lost[0]
+    assert "internal error" in broken.failed[0]
+    assert broken.lost == []
     await wire.until(lambda: wire.worker.aborted == ["b"])
     assert wire.seen.lost == []
 

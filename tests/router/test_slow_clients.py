@@ -7,6 +7,8 @@ import json
 from collections.abc import MutableMapping
 from typing import Any
 
+from router.config import RoutingConfig
+
 
 class SlowClient:
     """Speaks ASGI to the app; takes each body chunk only when `gate` is open."""
@@ -69,7 +71,7 @@ async def test_end_that_comes_while_the_client_is_slow_is_not_lost(rig):
 
 
 async def test_error_that_comes_while_the_client_is_slow_is_told(rig):
-    await rig.start(running=False)
+    await rig.start(running=False, routing=RoutingConfig(max_request_attempts=1))
     client = SlowClient(rig, request())
     await rig.until(lambda: bool(rig.submits()))
     [worker] = [w for w in rig.workers if w.running]
@@ -99,7 +101,7 @@ async def test_slow_client_holds_up_nobody_and_gets_few_large_pieces(rig):
 
 async def test_error_before_the_response_begins_is_an_error(rig):
     """The worker takes the request and dies before the response's task runs again."""
-    await rig.start(running=False)
+    await rig.start(running=False, routing=RoutingConfig(max_request_attempts=1))
     for stream in (False, True):
         work = asyncio.create_task(rig.complete(stream=stream))
         await rig.until(lambda: any(w.running for w in rig.workers))
@@ -116,7 +118,7 @@ async def test_error_before_the_response_begins_is_an_error(rig):
 
 
 async def test_one_failing_choice_fails_the_request_and_aborts_the_others(rig):
-    await rig.start(running=False)
+    await rig.start(running=False, routing=RoutingConfig(max_request_attempts=1))
     for stream in (False, True):
         for worker in rig.workers:
             worker.running.clear()

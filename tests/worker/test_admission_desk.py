@@ -46,8 +46,8 @@ def test_a_full_queue_turns_away_who_is_no_more_urgent() -> None:
 
 @pytest.mark.parametrize(
     "options",
-    [{"priority": 5}, {"num_resumed": 1}, {"tenant": "t"}],
-    ids=["more urgent", "begun elsewhere", "fair share decides"],
+    [{"priority": 5}, {"num_resumed": 1}, {"is_resubmitted": True}, {"tenant": "t"}],
+    ids=["more urgent", "begun elsewhere", "taken elsewhere", "fair share decides"],
 )
 def test_rank_0_decides_where_another_may_have_to_give_way(options: dict[str, object]) -> None:
     desk = AdmissionDesk()

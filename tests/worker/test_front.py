@@ -266,6 +266,24 @@ async def test_what_would_end_a_rank_never_reaches_it(
     assert [s.request_id for s in (await engine.batch()).submits] == ["good"]
 
 
+async def test_min_tokens_counts_what_another_worker_generated(
+    front: WorkerFront, engine: Engine
+) -> None:
+    gateway = Gateway(front, "g0")
+    await gateway.next()
+    moved = msgspec.structs.replace(
+        submit("moved"),
+        prompt=np.arange(1, 31, dtype="<i4").tobytes(),
+        num_resumed=20,
+        sampling=SamplingParams(min_tokens=50, max_tokens=50),
+    )
+    reply = await send(front, moved, msgspec.structs.replace(moved, request_id="x", num_resumed=9))
+    [rejection] = reply.rejections
+    assert rejection.request_id == "x"
+    assert "after a prompt of 21 tokens only 43 can be generated" in rejection.message
+    assert [s.request_id for s in (await engine.batch()).submits] == ["moved"]
+
+
 async def test_a_gateway_that_does_not_read_costs_bounded_memory(
     front: WorkerFront, engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:

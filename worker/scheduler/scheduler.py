@@ -143,8 +143,8 @@ class Scheduler:
             self._service.charge_output(self._running)
         if submit.grammar:
             self._held[request.request_id] = request
-        elif submit.num_resumed:
-            self._queue.push_back(request, now)  # another worker had begun it
+        elif request.is_resubmitted:
+            self._queue.push_back(request, now)  # another worker had taken it
         elif not self._turn_away(request, now):
             self._queue.push(request, now)
         else:
@@ -174,7 +174,7 @@ class Scheduler:
             del self._held[request_id]
             request.grammar = grammar
             now = self._clock()
-            if request.state is RequestState.PREEMPTED:
+            if request.state is RequestState.PREEMPTED or request.is_resubmitted:
                 self._queue.push_back(request, now)
             else:
                 self._queue.push(request, now)

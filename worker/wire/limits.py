@@ -29,13 +29,13 @@ def refuse(submit: Submit, info: EngineInfo) -> Rejection | None:
             f"(maximum model length {info.max_model_len}, KV cache {info.max_total_tokens} tokens, "
             "one token of room to generate): shorten the prompt"
         )
-    elif submit.sampling.min_tokens > limit - num_prompt:
-        problem = (
-            f"min_tokens is {submit.sampling.min_tokens}, but after a prompt of {num_prompt} "
-            f"tokens only {limit - num_prompt} can be generated"
-        )
     elif not 0 <= submit.num_resumed < num_prompt:
         problem = f"num_resumed is {submit.num_resumed}, but the prompt has {num_prompt} tokens"
+    elif submit.sampling.min_tokens > (room := limit - num_prompt + submit.num_resumed):
+        problem = (
+            f"min_tokens is {submit.sampling.min_tokens}, but after a prompt of "
+            f"{num_prompt - submit.num_resumed} tokens only {room} can be generated"
+        )
     elif (token_id := _unknown_token(submit.prompt, info.vocab_size)) is not None:
         problem = f"token id {token_id} is outside of the vocabulary of {info.vocab_size} tokens"
     else:

@@ -286,3 +286,21 @@ def test_offline_with_ranks_in_processes(
         with pytest.raises(ValueError, match="logprobs is not available for this model"):
             llm.generate(inputs[:1], SamplingParams(logprobs=1), detokenize=False)
     assert [one.outputs[0].token_ids for one in found] == [one.token_ids for one in alone]
+
+
+def test_a_request_of_a_lost_worker_goes_on_at_a_border_of_its_blocks(
+    checkpoint: SdarCheckpoint, alone: list[BlockOutput]
+) -> None:
+    """Its gateway has whole blocks; rounds of the block that was running are done again."""
+    begun, params, lengths, rests = [], [], [], []
+    for prompt, one, whole in zip(prompts(), sampling(), alone, strict=True):
+        for end in range(SIZE - len(prompt) % SIZE, len(whole.token_ids), SIZE):
+            begun.append(prompt + whole.token_ids[:end])
+            params.append(one)
+            lengths.append(end)
+            rests.append(whole.token_ids[end:])
+    with BlockEngine(checkpoint.folder, kv_cache_tokens=2048, max_num_seqs=6) as engine:
+        found = engine.serve(begun, params, lengths)
+    assert len(found) > 40
+    assert [output.token_ids for output in found] == rests
+    assert {output.finish_reason for output in found} == {"length"}

@@ -170,7 +170,7 @@ def expected_output(submit: Submit, config: SchedulerConfig) -> tuple[list[int],
 def make_submit(request_id: str, prompt: list[int], **options: object) -> Submit:
     """A submit; options beyond Submit's own fields are SamplingParams'."""
     own = {"attempt", "cache_salt", "priority", "gateway_id", "num_resumed", "num_expected_cached"}
-    own |= {"slo", "tenant", "waited_ms"}
+    own |= {"is_resubmitted", "slo", "tenant", "waited_ms"}
     sampling = {name: value for name, value in options.items() if name not in own}
     sampling.setdefault("seed", 7)
     rest = {name: value for name, value in options.items() if name in own}

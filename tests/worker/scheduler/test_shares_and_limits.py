@@ -125,10 +125,35 @@ def test_what_has_begun_is_never_turned_away() -> None:
     harness.submit(make_submit("n", [5] * 8, max_tokens=2, ignore_eos=True, priority=8))
     moved = make_submit("m", [5] * 8, max_tokens=4, ignore_eos=True, num_resumed=2, priority=0)
     harness.submit(moved)  # another worker had begun it
+    taken = make_submit("t", [5] * 8, max_tokens=4, ignore_eos=True, is_resubmitted=True)
+    harness.submit(taken)  # it had waited at another worker
     harness.drain()
-    for name in ("v", "u", "m"):
+    for name in ("v", "u", "m", "t"):
         harness.finished(name)
     assert harness.outcomes["n", 0].rejection is not None
+
+
+def test_who_comes_from_a_lost_worker_goes_before_its_class() -> None:
+    harness = Harness(max_num_seqs=1, enable_prefix_caching=False)
+    for name in ("running", "first", "second"):
+        harness.submit(make_submit(name, [3] * 4, max_tokens=3, ignore_eos=True))
+        harness.step()
+    harness.submit(make_submit("moved", [4] * 4, max_tokens=3, is_resubmitted=True))
+    queue = harness.scheduler._queue
+    assert [request.request_id for request in queue.window(3)] == ["moved", "first", "second"]
+    harness.drain()
+
+
+def test_tokens_of_another_worker_are_charged_to_nobody() -> None:
+    harness = Harness(enable_prefix_caching=False)
+    moved = make_submit(
+        "m", [4] * 20, max_tokens=18, ignore_eos=True, num_resumed=12, tenant="a", attempt=1
+    )
+    harness.submit(moved)
+    harness.drain()
+    assert len(harness.finished("m", 1).tokens) == 6
+    served = harness.scheduler._service.served("a")
+    assert served == PROMPT_WEIGHT * 20 + OUTPUT_WEIGHT * 6
 
 
 def test_a_tenant_with_fewer_waiting_displaces_one_of_the_tenant_with_most() -> None:
