@@ -21,6 +21,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
+PORTS_PER_FLEET = 400
+"""Loopback ports that HAProxy reaches gateways on. One that has ended keeps its own for a while."""
 LONGEST_STREAM_S = 3600
 """A response may take this long; a replaced HAProxy process lives on for its streams."""
 
@@ -162,6 +164,7 @@ def haproxy_settings(directory: Path, host: str, port: int) -> dict[str, str]:
     )
     wrapper.chmod(0o700)
     stats_port, metrics_port = free_ports(2)
+    first_port = free_port_range()
     return {
         "RAY_SERVE_ENABLE_HA_PROXY": "1",
         "RAY_SERVE_HAPROXY_BINARY_PATH": str(wrapper),
@@ -177,6 +180,10 @@ def haproxy_settings(directory: Path, host: str, port: int) -> dict[str, str]:
         "RAY_SERVE_HAPROXY_HARD_STOP_AFTER_S": str(LONGEST_STREAM_S),
         "RAY_SERVE_HAPROXY_TIMEOUT_CLIENT_S": str(LONGEST_STREAM_S),
         "RAY_SERVE_HAPROXY_TIMEOUT_SERVER_S": str(LONGEST_STREAM_S),
+        # HAZARD: HAProxy learns a gateway's port before the gateway holds it. All fleets of a
+        # machine would begin with the same one, and send their requests to whoever has it.
+        "RAY_SERVE_DIRECT_INGRESS_MIN_HTTP_PORT": str(first_port),
+        "RAY_SERVE_DIRECT_INGRESS_MAX_HTTP_PORT": str(first_port + PORTS_PER_FLEET - 1),
         "RAY_SERVE_PORT_QUARANTINE_S": str(LONGEST_STREAM_S + 30),
         "RAY_SERVE_HAPROXY_HEALTH_CHECK_INTER": "1s",
         "RAY_SERVE_HAPROXY_HEALTH_CHECK_RISE": "1",
@@ -213,6 +220,18 @@ def free_ports(count: int) -> tuple[int, ...]:
         return tuple(sock.getsockname()[1] for sock in sockets)
     finally:
         _close_all(sockets)
+
+
+def free_port_range() -> int:
+    """The first of PORTS_PER_FLEET ports for a fleet's gateways, below those that systems give out.
+
+    Nothing listens on it at the moment, and another fleet is unlikely to choose the same.
+    """
+    while True:
+        first = 10_000 + PORTS_PER_FLEET * secrets.randbelow(20_000 // PORTS_PER_FLEET)
+        with socket.socket() as sock:
+            if sock.connect_ex(("127.0.0.1", first)) != 0:
+                return first
 
 
 def _close_all(sockets: Iterable[socket.socket]) -> None:

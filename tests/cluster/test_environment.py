@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from cluster.environment import (
+    free_port_range,
     free_ports,
     haproxy_settings,
     has_haproxy,
@@ -82,6 +83,12 @@ def test_free_ports_differ_and_used_ones_are_refused() -> None:
         taken.listen()
         with pytest.raises(ValueError, match="choose another --port"):
             refuse_used_port("127.0.0.1", first)
+
+
+def test_fleets_of_one_machine_keep_their_gateways_apart() -> None:
+    firsts = {free_port_range() for _ in range(8)}
+    assert len(firsts) > 1
+    assert all(10_000 <= first < 30_000 and first % 400 == 0 for first in firsts)
 
 
 def test_processes_of_a_fleet_are_ended_whatever_they_do(tmp_path: Path) -> None:

@@ -65,6 +65,16 @@ class RunningFleet:
                     return pid
         return None
 
+    def fronts(self) -> list[int]:
+        """Process ids of the workers' own replicas."""
+        found = []
+        for pid in self.processes():
+            with contextlib.suppress(OSError):
+                title = Path(f"/proc/{pid}/cmdline").read_bytes()
+                if title.startswith(b"ray::ServeReplica:") and b":worker-" in title:
+                    found.append(pid)
+        return found
+
     def index_blocks(self) -> dict[str, float]:
         """Blocks in the gateway's index, by worker that can take requests."""
         with self.http as http:
@@ -116,7 +126,7 @@ def fleet(tiny_chat_model: Path) -> Iterator[RunningFleet]:
     fleet = start_fleet(
         tiny_chat_model,
         *("--num-workers", "2", "--tensor-parallel-size", "2"),
-        *("--kv-cache-tokens", "8192", "--api-key", API_KEY),
+        *("--kv-cache-tokens", "8192", "--api-key", API_KEY, "--batch-invariant"),
     )
     try:
         fleet.wait_ready(num_workers=2)

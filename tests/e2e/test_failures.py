@@ -9,8 +9,8 @@ import signal
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -19,13 +19,16 @@ import pytest
 
 from tests.e2e.conftest import API_KEY, MODEL, RunningFleet
 
-NUM_TOKENS = 400
+NUM_TOKENS = 300
+NUM_STREAMS = 24
 
 
 class Stream:
     """One long streamed completion, read on a thread of its own."""
 
-    def __init__(self, fleet: RunningFleet, prompt: str, num_tokens: int = NUM_TOKENS) -> None:
+    def __init__(
+        self, fleet: RunningFleet, prompt: str, num_tokens: int = NUM_TOKENS, **fields: object
+    ) -> None:
         self.worker = ""
         self.events: list[str] = []
         self.started = threading.Event()
@@ -37,6 +40,8 @@ class Stream:
             "ignore_eos": True,
             "stream": True,
             "temperature": 0,
+            "return_token_ids": True,
+            **fields,
         }
         self._thread = threading.Thread(target=self._read, daemon=True)
         self._thread.start()
@@ -64,6 +69,11 @@ class Stream:
     def finished(self) -> bool:
         return self.events[-1] == "[DONE]" and '"finish_reason":"length"' in self.events[-2]
 
+    @property
+    def token_ids(self) -> list[int]:
+        choices = [json.loads(event)["choices"][0] for event in self.events[:-1]]
+        return [token_id for choice in choices for token_id in choice["token_ids"]]
+
 
 def wait_until(condition: Callable[[], bool], timeout_s: float) -> None:
     began = time.monotonic()
@@ -81,14 +91,26 @@ def gauge(fleet: RunningFleet, name: str) -> float:
     return sum(map(float, values))
 
 
-@contextmanager
-def streams_on_both_workers(fleet: RunningFleet) -> Iterator[list[Stream]]:
-    """Streams that are under way, at least one per worker."""
-    streams = [Stream(fleet, f"{i}: a prompt of its own") for i in range(8)]
+def start_streams(fleet: RunningFleet) -> list[Stream]:
+    """Greedy and seeded ones by turns, all under way, on both workers."""
+    streams = [
+        Stream(fleet, f"{i}: a prompt of its own", temperature=float(i % 2), seed=i)
+        for i in range(NUM_STREAMS)
+    ]
     for stream in streams:
         assert stream.started.wait(timeout=60)
     assert len({stream.worker for stream in streams}) == 2
-    yield streams
+    return streams
+
+
+@pytest.fixture(scope="module")
+def undisturbed(fleet: RunningFleet) -> list[list[int]]:
+    """Tokens of the same streams where nothing happens to their workers."""
+    streams = start_streams(fleet)
+    for stream in streams:
+        stream.wait()
+        assert stream.finished
+    return [stream.token_ids for stream in streams]
 
 
 def test_a_client_that_goes_away_frees_its_pages(fleet: RunningFleet) -> None:
@@ -119,22 +141,25 @@ def test_a_client_that_stops_waiting_frees_its_pages(fleet: RunningFleet) -> Non
 
 
 @pytest.mark.parametrize("process", ["rank 1", "rank 0", "step of rank 0"])
-def test_a_killed_rank_takes_its_own_streams_only(fleet: RunningFleet, process: str) -> None:
+def test_streams_of_a_lost_rank_group_go_on_at_the_other_worker(
+    fleet: RunningFleet, undisturbed: list[list[int]], process: str
+) -> None:
     prefix = "".join(chr(97 + (i * 5 + i // 3) % 26) for i in range(600))
     with fleet.http as http:
         body = {"model": MODEL, "prompt": prefix, "max_tokens": 1}
         victim = http.post("/v1/completions", json=body).headers["x-rayfleet-worker"]
         assert fleet.index_blocks()[victim] >= 600 // 16
-        with streams_on_both_workers(fleet) as streams:
-            before = find(fleet, victim, process)
-            assert before is not None
-            os.kill(before, signal.SIGKILL)
-            began = time.monotonic()
-            for stream in streams:
-                stream.wait()
-        lost = [stream for stream in streams if not stream.finished]
-        assert {stream.worker for stream in lost} == {victim}
-        assert all('"error"' in "".join(stream.events[-2:]) for stream in lost)
+        num_moved = gauge(fleet, "rayfleet_resubmissions_total")
+        streams = start_streams(fleet)
+        before = find(fleet, victim, process)
+        assert before is not None
+        os.kill(before, signal.SIGKILL)
+        began = time.monotonic()
+        for stream in streams:
+            stream.wait()
+        assert all(stream.finished for stream in streams)
+        assert [stream.token_ids for stream in streams] == undisturbed
+        assert gauge(fleet, "rayfleet_resubmissions_total") > num_moved
 
         wait_until(lambda: fleet.index_blocks().get(victim) == 0, 20 - (time.monotonic() - began))
         assert find(fleet, victim, process) not in (None, before)
@@ -143,6 +168,30 @@ def test_a_killed_rank_takes_its_own_streams_only(fleet: RunningFleet, process: 
         details = answer.json()["usage"]["prompt_tokens_details"]
         if answer.headers["x-rayfleet-worker"] == victim:
             assert (details or {}).get("cached_tokens", 0) == 0
+
+
+@pytest.mark.parametrize("sign", [signal.SIGKILL, signal.SIGSTOP], ids=["killed", "silent"])
+def test_streams_of_a_lost_worker_go_on_at_the_other(
+    fleet: RunningFleet, undisturbed: list[list[int]], sign: signal.Signals
+) -> None:
+    """A stopped process breaks no stream: only its silence tells."""
+    before = set(fleet.index_blocks())
+    num_moved = gauge(fleet, "rayfleet_resubmissions_total")
+    streams = start_streams(fleet)
+    [front, _] = fleet.fronts()
+    os.kill(front, sign)
+    try:
+        for stream in streams:
+            stream.wait()
+        assert all(stream.finished for stream in streams)
+        assert [stream.token_ids for stream in streams] == undisturbed
+        assert gauge(fleet, "rayfleet_resubmissions_total") > num_moved
+    finally:
+        if sign == signal.SIGSTOP:
+            os.kill(front, signal.SIGCONT)
+    wait_until(lambda: len(fleet.index_blocks()) == 2, 60)
+    # Serve replaces a killed one.
+    assert (set(fleet.index_blocks()) == before) == (sign == signal.SIGSTOP)
 
 
 def find(fleet: RunningFleet, worker: str, process: str) -> int | None:
