@@ -1,6 +1,7 @@
 # make serve          install and serve the demo model     (ARGS="--port 9000 --num-workers 2")
 # make test           what CI runs
 # make lint           the part of it that does not run the code
+# make check-overload ten times too much load over HTTP for a minute
 # make demo-models    train the demo models again (up to an hour each)
 # make check-speculative  drafts change no token: every combination of features (ten minutes)
 
@@ -13,7 +14,7 @@ STAMP := $(VENV)/.installed
 ARGS ?=
 TEST_ARGS ?=
 
-.PHONY: install serve test lint demo-models check-speculative
+.PHONY: install serve test lint check-overload demo-models check-speculative
 .DEFAULT_GOAL := serve
 
 install: $(STAMP)
@@ -39,6 +40,9 @@ lint: $(STAMP)
 
 test: lint
 	RAY_USAGE_STATS_ENABLED=0 $(BIN)/python -m pytest $(TEST_ARGS)
+
+check-overload: $(STAMP)
+	$(BIN)/python -m cluster.bench.overload $(ARGS)
 
 demo-models: $(STAMP)
 	$(BIN)/python -m deploy.models.train --output deploy/models/demo

@@ -53,6 +53,10 @@ class Record:
     """Whether lengths are the server's counts; else `output_len` counts events."""
     worker: str = ""
     """Which worker served, where the server says so."""
+    status: int = 0
+    """Of HTTP; 0 where no answer came."""
+    retry_after: str = ""
+    """The header, where there is one."""
     error: str = ""
     """Empty for a request that completed."""
 
@@ -75,6 +79,8 @@ async def send(session: aiohttp.ClientSession, url: str, request: Request) -> Re
     record.start = time.perf_counter()
     try:
         async with session.post(url, data=request.body) as response:
+            record.status = response.status
+            record.retry_after = response.headers.get("Retry-After", "")
             record.worker = response.headers.get("x-rayfleet-worker", "")
             if response.status != 200:
                 text = (await response.text())[:500]

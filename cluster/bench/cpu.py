@@ -34,14 +34,7 @@ class CpuMeter:
     """
 
     def __init__(self, parts: Mapping[str, tuple[str, ...]]) -> None:
-        found = descendants(os.getpid())
-        self._pids = {
-            name: [process.pid for process in found if _matches(process, starts)]
-            for name, starts in parts.items()
-        }
-        missing = [name for name, pids in self._pids.items() if not pids]
-        if missing:
-            raise RuntimeError(f"no process found for: {', '.join(missing)}")
+        self._pids = find_parts(parts)
         self._start = self._read()
 
     def seconds(self) -> dict[str, float]:
@@ -59,6 +52,19 @@ class CpuMeter:
 
     def _read(self) -> dict[str, float]:
         return {name: sum(map(cpu_seconds, pids)) for name, pids in self._pids.items()}
+
+
+def find_parts(parts: Mapping[str, tuple[str, ...]]) -> dict[str, list[int]]:
+    """Process ids of each part among the descendants of this process; see CpuMeter."""
+    found = descendants(os.getpid())
+    pids = {
+        name: [process.pid for process in found if _matches(process, starts)]
+        for name, starts in parts.items()
+    }
+    missing = [name for name, members in pids.items() if not members]
+    if missing:
+        raise RuntimeError(f"no process found for: {', '.join(missing)}")
+    return pids
 
 
 def cpu_seconds(pid: int) -> float:
