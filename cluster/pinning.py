@@ -25,7 +25,12 @@ class PinnedRouter(RequestRouter):  # type: ignore[misc]  # Ray ships no types
 
         A call that names none may go to any.
         """
-        worker_id = pending_request.kwargs.get("worker_id") if pending_request else None
+        if pending_request is None:
+            return [candidate_replicas]
+        # HAZARD: otherwise Serve asks again without a pause. Where the named replica has just died
+        # it would never let go of the event loop, and the gateway would stand still.
+        pending_request.routing_context.should_backoff = True
+        worker_id = pending_request.kwargs.get("worker_id")
         if worker_id is None:
             return [candidate_replicas]
         return [[r for r in candidate_replicas if r.replica_id.unique_id == worker_id]]

@@ -104,6 +104,7 @@ class FleetRouter(RequestRouter):  # type: ignore[misc]  # Ray ships no types
         """The best replica; after it, for when it takes no more, all others."""
         if pending_request is None:
             return [candidate_replicas]
+        pending_request.routing_context.should_backoff = True  # see cluster/pinning.py
         request_id = pending_request.metadata.internal_request_id
         self._forget(request_id)  # Serve asks again when all replicas were full
         prompt = _prompt_of(pending_request.args, pending_request.kwargs)

@@ -1,0 +1,57 @@
+"""Calls that name a worker, when it is there and when it is not any more."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+from ray.serve._private.common import DeploymentHandleSource, DeploymentID, RequestMetadata
+from ray.serve._private.request_router.common import PendingRequest
+
+from cluster.pinning import PinnedRouter
+from cluster.workers import WORKERS
+from tests.cluster.test_serve_router import Replica
+
+DEPLOYMENT = DeploymentID("pinned", "app")
+
+
+@pytest.fixture
+async def router() -> PinnedRouter:
+    router = PinnedRouter(deployment_id=DEPLOYMENT, handle_source=DeploymentHandleSource.REPLICA)
+    router.initialize_state()
+    router.update_replicas([Replica("r0"), Replica("r1")])
+    return router
+
+
+def call(**kwargs: Any) -> PendingRequest:
+    metadata = RequestMetadata(request_id="q", internal_request_id="q")
+    return PendingRequest(args=[], kwargs=kwargs, metadata=metadata)
+
+
+async def test_a_call_goes_to_the_worker_it_names(router: PinnedRouter) -> None:
+    for name in ("r1", "r0"):
+        replica = await router._choose_replica_for_request(call(worker_id=name))
+        assert replica.replica_id.unique_id == name
+    assert WORKERS.of("pinned").ids == ("r0", "r1")
+
+
+async def test_a_call_to_a_worker_that_has_died_lets_everything_else_go_on(
+    router: PinnedRouter,
+) -> None:
+    """Serve asks again and again: it must sleep in between, or the gateway stands still."""
+    [dead] = [r.replica_id for r in router.curr_replicas.values() if r.replica_id.unique_id == "r1"]
+    router.on_replica_actor_died(dead)
+    assert WORKERS.of("pinned").ids == ("r0",)
+    num_turns = 0
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(0.3):
+            lost = asyncio.create_task(router._choose_replica_for_request(call(worker_id="r1")))
+            while True:
+                await asyncio.sleep(0.01)
+                num_turns += 1
+    assert num_turns > 3
+    replica = await router._choose_replica_for_request(call(worker_id="r0"))
+    assert replica.replica_id.unique_id == "r0"
+    lost.cancel()
+    await asyncio.wait([lost])
