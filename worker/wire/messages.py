@@ -18,7 +18,7 @@ from worker.wire.sampling import SamplingParams
 from worker.wire.slo import Slo
 from worker.wire.speculation import SpeculationTotals
 
-PROTOCOL_VERSION = 5
+PROTOCOL_VERSION = 6
 """Raised whenever a message changes shape; both sides refuse another version on attach."""
 
 FinishReason = Literal["stop", "length", "abort", "error"]
