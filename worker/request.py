@@ -168,8 +168,6 @@ class Request:
         assert 0 <= submit.num_resumed < len(self.token_ids), "resumed tokens follow a prompt"
         self.num_prompt = len(self.token_ids) - submit.num_resumed
         """Tokens that count as prompt; those an earlier attempt generated count as output."""
-        self.is_resubmitted = submit.is_resubmitted or submit.num_resumed > 0
-        """Whether another worker had taken it, and was lost."""
         self.limit = max_total_tokens
         """Length at which the request ends with reason "length"."""
         if self.sampling.max_tokens is not None:
@@ -213,7 +211,7 @@ class Request:
         self.prompt_logprobs: list[TokenLogprobs] | None = None
         """Of the prompt tokens computed so far, until a delta has carried them; None before it
         runs and where it does not ask."""
-        self._begin_to_wait()
+        self._begin_to_wait(submit)
 
     def move_to(self, state: RequestState) -> None:
         """Enters `state`. Raises IllegalMove unless the transition table has the move."""
@@ -292,8 +290,10 @@ class Request:
         """Known tokens that were generated."""
         return len(self.token_ids) - self.num_prompt
 
-    def _begin_to_wait(self) -> None:
+    def _begin_to_wait(self, submit: Submit) -> None:
         """What decides who runs next."""
+        self.is_resubmitted = submit.is_resubmitted or submit.num_resumed > 0
+        """Whether another worker had taken it, and was lost."""
         self.level = self.priority
         """Its urgency, 0 to 9: the priority, or more where its deadline was near when it was
         queued; while it runs, that with which it was admitted."""
