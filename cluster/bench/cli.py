@@ -15,6 +15,7 @@ from cluster.bench.kernel_options import KernelOptions
 from cluster.bench.model_shapes import SHAPES
 from cluster.bench.report import Result, emit
 from cluster.bench.roofline_options import RooflineOptions
+from cluster.bench.routing.flags import add_router_flags, run_router
 from cluster.bench.scenarios.flags import add_scenarios_command
 from cluster.bench.serve import run_serve
 from cluster.bench.speculative_flags import add_speculative_flags, speculative_options
@@ -71,9 +72,9 @@ def add_commands(commands: Subparsers) -> None:
     gateway = _command(commands, "gateway", "CPU time per token before the engine", _gateway)
     _add_gateway_flags(gateway)
     router = _command(
-        commands, "router", "routing policies compared, or what a decision costs", _router
+        commands, "router", "routing policies compared, or what a decision costs", run_router
     )
-    _add_router_flags(router)
+    add_router_flags(router)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -215,18 +216,6 @@ def _gateway(args: argparse.Namespace) -> Result:
     )
 
 
-def _router(args: argparse.Namespace) -> Result:
-    from cluster.bench.router_micro import MicroOptions, run_router_micro
-    from cluster.bench.routing.compare import SimOptions, run_router_sim
-    from cluster.bench.routing.replay import ReplayOptions, run_replay
-
-    if args.micro:
-        return run_router_micro(MicroOptions(**given_options(args, MicroOptions)))
-    if getattr(args, "replay", ""):
-        return run_replay(ReplayOptions(**given_options(args, ReplayOptions)))
-    return run_router_sim(SimOptions(**given_options(args, SimOptions)))
-
-
 def _versus(args: argparse.Namespace) -> Result:
     args.base_url = args.a
     a = serve_options(args)
@@ -364,19 +353,6 @@ def _add_gateway_flags(parser: argparse.ArgumentParser) -> None:
 
 def _numbers(text: str) -> tuple[int, ...]:
     return tuple(int(number) for number in text.split(","))
-
-
-def _add_router_flags(parser: argparse.ArgumentParser) -> None:
-    from cluster.bench.router_micro import MicroOptions
-    from cluster.bench.routing.compare import SimOptions
-    from cluster.bench.routing.replay import ReplayOptions
-
-    add_options(parser.add_argument_group("simulation"), SimOptions)
-    add_options(parser.add_argument_group("replay"), ReplayOptions, exclude=("contenders",))
-    parser.add_argument(
-        "--micro", action="store_true", help="microseconds per decision instead of a simulation"
-    )
-    add_options(parser.add_argument_group("micro"), MicroOptions)
 
 
 def _add_versus_flags(parser: argparse.ArgumentParser) -> None:

@@ -18,7 +18,7 @@ from worker.wire.messages import (
 
 SALT = "simulated"
 TOKEN = 7
-"""What every step draws."""
+"""What every step draws, where nothing else is asked for."""
 
 
 class SimWorker:
@@ -28,10 +28,14 @@ class SimWorker:
         worker_id: its name.
         fleet: limits, and how long steps take.
         slowness: its times over those of the fleet's costs.
+        token: what every step draws.
     """
 
-    def __init__(self, worker_id: str, fleet: FleetShape, slowness: float = 1.0) -> None:
+    def __init__(
+        self, worker_id: str, fleet: FleetShape, slowness: float = 1.0, *, token: int = TOKEN
+    ) -> None:
         self.worker_id = worker_id
+        self._token = token
         self.epoch = 0
         self.draining = False
         self.up = False
@@ -85,6 +89,11 @@ class SimWorker:
         self._scheduler.add(submit)
         return self._num_submits
 
+    def abort(self, request_id: str, attempt: int = 0) -> None:
+        """Ends a request, if it has not ended."""
+        self.open.pop(request_id, None)
+        self._scheduler.abort(request_id, attempt)
+
     def begin(self) -> float | None:
         """Begins a step and tells how long it takes; None while one runs, or nothing is to do."""
         if self._plan is not None or not self.up:
@@ -100,7 +109,7 @@ class SimWorker:
         plan = self._plan
         assert plan is not None, "no step was begun"
         self._plan = None
-        drawn = [TOKEN for row in plan.rows if row.sample]
+        drawn = [self._token for row in plan.rows if row.sample]
         self._scheduler.apply(StepResult(plan.seq, drawn, self._step_s * 1000.0))
         report = self._scheduler.take_report()
         self.load = report.load

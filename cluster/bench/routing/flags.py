@@ -1,0 +1,51 @@
+"""The flags of `bench router`, and which of its benchmarks they ask for."""
+
+from __future__ import annotations
+
+import argparse
+
+from cluster.bench.report import Result
+from cluster.cli.options import add_options, given_options
+
+_SIMULATED_TOO = ("workloads", "scale", "first_seed", "plot")
+
+
+def add_router_flags(parser: argparse.ArgumentParser) -> None:
+    """Adds the flags of all four."""
+    from cluster.bench.router_micro import MicroOptions
+    from cluster.bench.routing.compare import SimOptions
+    from cluster.bench.routing.real.options import RealOptions
+    from cluster.bench.routing.replay import ReplayOptions
+
+    add_options(parser.add_argument_group("simulation"), SimOptions)
+    add_options(parser.add_argument_group("replay"), ReplayOptions, exclude=("contenders",))
+    parser.add_argument(
+        "--micro", action="store_true", help="microseconds per decision instead of a simulation"
+    )
+    add_options(parser.add_argument_group("micro"), MicroOptions)
+    parser.add_argument(
+        "--real",
+        action="store_true",
+        help="real processes instead of a simulation: this gateway and others' routers in turn, "
+        "in front of the same paced workers",
+    )
+    add_options(parser.add_argument_group("real"), RealOptions, exclude=_SIMULATED_TOO)
+
+
+def run_router(args: argparse.Namespace) -> Result:
+    """Runs the benchmark that the flags ask for."""
+    from cluster.bench.router_micro import MicroOptions, run_router_micro
+    from cluster.bench.routing.compare import SimOptions, run_router_sim
+    from cluster.bench.routing.replay import ReplayOptions, run_replay
+
+    if args.micro:
+        return run_router_micro(MicroOptions(**given_options(args, MicroOptions)))
+    if args.real:
+        # Imported here: it brings Serve's applications along, which the others do without.
+        from cluster.bench.routing.real.options import RealOptions
+        from cluster.bench.routing.real.run import run_router_real
+
+        return run_router_real(RealOptions(**given_options(args, RealOptions)))
+    if getattr(args, "replay", ""):
+        return run_replay(ReplayOptions(**given_options(args, ReplayOptions)))
+    return run_router_sim(SimOptions(**given_options(args, SimOptions)))

@@ -1,0 +1,1 @@
+"""Real processes: routers in turn, in front of the same paced workers and traffic."""

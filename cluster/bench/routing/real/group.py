@@ -1,0 +1,42 @@
+"""A WorkerGroup of ours whose engine is a paced worker, in a process of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Coroutine, Sequence
+from typing import Any
+
+import ray
+from ray import serve
+
+from cluster.app import build_application
+from cluster.bench.routing.real.options import RealOptions
+from cluster.config import ServeConfig
+from worker.group import WorkerGroup
+
+
+class PacedRank:
+    """Runs the paced worker in place of rank 0."""
+
+    def run(self, model: str, options: RealOptions, directory: str) -> None:
+        """Blocks for as long as the actor lives."""
+        from cluster.bench.routing.real.paced import paced_worker, serve_front
+
+        serve_front(paced_worker(model, options.shape, options.pace), directory)
+
+
+def build(config: ServeConfig, options: RealOptions) -> serve.Application:
+    """The application for `config` as it is, down to the worker's front; then paced workers."""
+
+    class PacedWorkerGroup(WorkerGroup):
+        """Options are part of the class: Serve hands the constructor a config alone."""
+
+        def _start_ranks(self, directory: str) -> Sequence[Coroutine[Any, Any, None]]:
+            actor = ray.remote(PacedRank).options(num_cpus=0).remote()
+            self._actors.append(actor)
+
+            async def ended() -> None:
+                await actor.run.remote(self.config.model, options, directory)
+
+            return [ended()]
+
+    return build_application(config, PacedWorkerGroup)

@@ -1,0 +1,189 @@
+"""A worker that takes real time: the real scheduler and prefix cache, steps that only wait."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import select
+import time
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import msgspec
+import numpy as np
+from tokenizers import Tokenizer
+
+from cluster.bench.routing.real.traffic import Vocabulary
+from cluster.bench.routing.worker import SimWorker
+from cluster.bench.routing.workload import FleetShape
+from worker.models.config import load_model_config
+from worker.parallel.frames import FrameStream, connect
+from worker.wire.messages import EngineMessage, Submit, SubmitBatch, TokenDelta
+from worker.wire.sampling import SamplingParams
+
+_LOCAL = "local"
+"""The gateway id of requests that no gateway of ours sent."""
+
+
+def paced_worker(model: str, shape: FleetShape, slowness: float) -> SimWorker:
+    """A worker with the limits of `shape` and the vocabulary of `model`, a checkpoint's folder."""
+    answer = Vocabulary(load(model)).answer_id
+    worker = SimWorker("paced", shape, slowness, token=answer)
+    config = load_model_config(model)
+    worker.info.model = model
+    worker.info.vocab_size = config.vocab_size
+    worker.info.eos_token_ids = list(config.eos_token_ids)
+    return worker
+
+
+def load(model: str) -> Tokenizer:
+    """The tokenizer in a checkpoint's folder."""
+    return Tokenizer.from_file(str(Path(model) / "tokenizer.json"))
+
+
+class Pace:
+    """When steps end. A step begins where the one before it ended, late as that may have shown."""
+
+    def __init__(self) -> None:
+        self._due = 0.0
+        self._busy = False
+
+    def idle(self) -> None:
+        """There is nothing to do."""
+        self._busy = False
+
+    def end_of(self, seconds: float) -> float:
+        """On the monotonic clock, the end of a step that takes so long and begins now."""
+        self._due = (self._due if self._busy else time.monotonic()) + seconds
+        self._busy = True
+        return self._due
+
+
+def serve_front(worker: SimWorker, directory: str) -> None:
+    """Is the engine of the worker front that owns `directory`; blocks.
+
+    Raises:
+        EOFError: the front has closed its end.
+    """
+    front = connect(directory, "front")
+    decode = msgspec.msgpack.Decoder(SubmitBatch).decode
+    encode = msgspec.msgpack.Encoder().encode
+
+    def take() -> None:
+        for payload in front.read():
+            _take(worker, decode(payload))
+
+    front.send_all(encode(worker.info))
+    pace = Pace()
+    while True:
+        seconds = worker.begin()
+        if seconds is None:
+            pace.idle()
+            take()
+            continue
+        due = pace.end_of(seconds)
+        while (left := due - time.monotonic()) > 0:
+            if _readable(front, left):
+                take()
+        report: EngineMessage = worker.finish()
+        front.send_all(encode(report))
+
+
+def _readable(front: FrameStream, seconds: float) -> bool:
+    return bool(select.select([front], [], [], seconds)[0])
+
+
+def _take(worker: SimWorker, batch: SubmitBatch) -> None:
+    for submit in batch.submits:
+        worker.submit(submit)
+    for abort in batch.aborts:
+        worker.abort(abort.request_id, abort.attempt)
+
+
+class PacedServer:
+    """The same worker behind a plain call, for routers that are not ours.
+
+    Must be made within a running event loop.
+    """
+
+    def __init__(self, model: str, shape: FleetShape, slowness: float) -> None:
+        self._tokenizer = load(model)
+        self._worker = paced_worker(model, shape, slowness)
+        self._streams: dict[str, asyncio.Queue[TokenDelta]] = {}
+        self._numbers = itertools.count()
+        self._wake = asyncio.Event()
+        self._stepping = asyncio.create_task(self._steps())
+
+    @property
+    def num_open(self) -> int:
+        """Requests that have not ended."""
+        return len(self._streams)
+
+    async def generate(self, prompt: str, max_tokens: int) -> AsyncIterator[bytes]:
+        """The server-sent events of one completion, in OpenAI's shape; usage comes last."""
+        ids = await asyncio.to_thread(lambda: self._tokenizer.encode(prompt).ids)
+        request_id = f"r{next(self._numbers)}"
+        queue: asyncio.Queue[TokenDelta] = asyncio.Queue()
+        self._streams[request_id] = queue
+        self._worker.submit(
+            Submit(
+                request_id=request_id,
+                gateway_id=_LOCAL,
+                prompt=np.array(ids, "<i4").tobytes(),
+                sampling=SamplingParams(max_tokens=max_tokens, seed=1, ignore_eos=True),
+            )
+        )
+        self._wake.set()
+        try:
+            async for event in self._events(queue, len(ids)):
+                yield event
+        finally:
+            del self._streams[request_id]
+            self._worker.abort(request_id)
+
+    async def _events(
+        self, queue: asyncio.Queue[TokenDelta], num_prompt: int
+    ) -> AsyncIterator[bytes]:
+        usage = _Usage(prompt_tokens=num_prompt)
+        finish: str | None = None
+        while finish is None:
+            delta = await queue.get()
+            finish = delta.finish_reason
+            usage.completion_tokens += len(delta.token_ids)
+            if delta.num_cached_tokens >= 0:
+                usage.prompt_tokens_details["cached_tokens"] = delta.num_cached_tokens
+            choice = {
+                "index": 0,
+                "text": self._tokenizer.decode(delta.token_ids),
+                "finish_reason": finish,
+            }
+            yield _event(choices=[choice])
+        usage.total_tokens = usage.prompt_tokens + usage.completion_tokens
+        yield _event(choices=[], usage=usage)
+        yield b"data: [DONE]\n\n"
+
+    async def _steps(self) -> None:
+        pace = Pace()
+        while True:
+            seconds = self._worker.begin()
+            if seconds is None:
+                pace.idle()
+                self._wake.clear()
+                await self._wake.wait()
+                continue
+            await asyncio.sleep(pace.end_of(seconds) - time.monotonic())
+            for delta in self._worker.finish().deltas.get(_LOCAL, ()):
+                if (queue := self._streams.get(delta.request_id)) is not None:
+                    queue.put_nowait(delta)
+
+
+class _Usage(msgspec.Struct):
+    prompt_tokens: int
+    completion_tokens: int = 0
+    total_tokens: int = 0
+    prompt_tokens_details: dict[str, int] = msgspec.field(default_factory=dict)
+
+
+def _event(**payload: object) -> bytes:
+    body = {"id": "cmpl-0", "object": "text_completion", "created": 0, "model": "paced", **payload}
+    return b"data: " + msgspec.json.encode(body) + b"\n\n"

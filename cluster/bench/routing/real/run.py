@@ -1,0 +1,159 @@
+"""Rounds in which all routers take their turn, and the figures of ours against each other one."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, replace
+from functools import partial
+from typing import Any, NamedTuple
+
+import msgspec
+import numpy as np
+import uvloop
+
+from cluster.bench.alternate import alternate
+from cluster.bench.report import Check, Result, at_least, at_most, checks_json, exactly, note
+from cluster.bench.routing.real.arms import missing, start
+from cluster.bench.routing.real.drive import Sent, drive
+from cluster.bench.routing.real.options import OWN, PEERS, WORKLOADS, RealOptions
+from cluster.bench.routing.real.paced import load
+from cluster.bench.routing.real.traffic import Vocabulary, workloads
+from cluster.config import find_demo_model
+
+_WARM_SEED = 0
+_WARM_SCALE = 0.1
+
+
+class Figures(NamedTuple):
+    """Of one router under one workload; times in milliseconds."""
+
+    hit_rate: float
+    """Of prompt tokens, as the workers counted them."""
+    mean_ttft_ms: float
+    p50_ttft_ms: float
+    p99_ttft_ms: float
+    num_requests: int
+
+
+def run_router_real(options: RealOptions) -> Result:
+    """Hit rates and times to first token by workload and router; ours against theirs."""
+    options = replace(options, model=options.model or find_demo_model())
+    if options.arm:
+        return _turn(options)
+    notes = [text for peer in options.peers or PEERS if (text := missing(options, peer))]
+    peers = [peer for peer in options.peers or PEERS if not missing(options, peer)]
+    for text in notes:
+        note(text)
+    if not peers:
+        raise ValueError("no router is left to compare with; what is missing is told above")
+    turns = alternate(
+        {arm: partial(_in_process, options, arm) for arm in (OWN, *peers)}, options.rounds
+    )
+    result = compared(turns, peers)
+    result |= {"rounds": options.rounds, "num_workers": options.num_workers, "notes": notes}
+    if options.plot:
+        from cluster.bench.routing.real.plot import draw
+
+        draw(result["rows"], options.plot)
+    return result
+
+
+def compared(turns: Mapping[str, Sequence[Sequence[Sent]]], peers: Sequence[str]) -> Result:
+    """The result of all rounds' requests by router.
+
+    A workload's percentiles are those of all rounds together, since one alone has few requests.
+    """
+    everything = {arm: [one for turn in rounds for one in turn] for arm, rounds in turns.items()}
+    names = [name for name in WORKLOADS if any(one.workload == name for one in everything[OWN])]
+    rows: list[dict[str, Any]] = []
+    checks: list[Check] = []
+    for name in names:
+        found = {arm: figures(name, sent) for arm, sent in everything.items()}
+        for arm, one in found.items():
+            by_round = [figures(name, turn) for turn in turns[arm]]
+            rows.append(
+                {
+                    "workload": name,
+                    "router": arm,
+                    **one._asdict(),
+                    "hit_rate_rounds": " ".join(f"{each.hit_rate:.3f}" for each in by_round),
+                    "p50_rounds": " ".join(f"{each.p50_ttft_ms:.0f}" for each in by_round),
+                    "p99_rounds": " ".join(f"{each.p99_ttft_ms:.0f}" for each in by_round),
+                }
+            )
+        for peer in peers:
+            checks += _checks(name, peer, found[OWN], found[peer])
+    failed = [one.error for sent in everything.values() for one in sent if one.error]
+    for text in sorted(set(failed))[:5]:
+        note(f"failed: {text}")
+    checks.append(exactly("failed_requests", len(failed), "requests", 0))
+    return {"checks": checks_json(checks), "failed": len(failed), "rows": rows}
+
+
+def figures(workload: str, sent: Sequence[Sent]) -> Figures:
+    """Of the measured requests that got through."""
+    one = [s for s in sent if s.workload == workload and s.measured and not s.error]
+    if not one:
+        raise ValueError(f"no request of {workload} got through: {[s.error for s in sent][:3]}")
+    times = 1e3 * np.array([s.ttft_s for s in one])
+    return Figures(
+        hit_rate=sum(s.num_cached for s in one) / sum(s.num_prompt for s in one),
+        mean_ttft_ms=float(times.mean()),
+        p50_ttft_ms=float(np.percentile(times, 50)),
+        p99_ttft_ms=float(np.percentile(times, 99)),
+        num_requests=len(one),
+    )
+
+
+def _checks(workload: str, peer: str, own: Figures, other: Figures) -> list[Check]:
+    start = f"real_{workload}_{peer}".replace("-", "_")
+    return [
+        at_least(f"{start}_hit_difference", own.hit_rate - other.hit_rate, "of tokens", 0.0),
+        at_most(f"{start}_ttft_p50_ratio", own.p50_ttft_ms / other.p50_ttft_ms, "x", 1.0),
+        at_most(f"{start}_ttft_p99_ratio", own.p99_ttft_ms / other.p99_ttft_ms, "x", 1.0),
+    ]
+
+
+def _turn(options: RealOptions) -> Result:
+    """One router under all workloads, one after the other, on workers that begin empty."""
+    vocabulary = Vocabulary(load(options.model))
+    makers = workloads(vocabulary, options.num_workers, options.pace, options.scale)
+    warm = workloads(vocabulary, options.num_workers, options.pace, _WARM_SCALE)["hot-prefix"](
+        _WARM_SEED
+    )
+    sent: list[Sent] = []
+    with start(options) as base_url:
+        uvloop.run(drive(base_url, "warm-up", warm))
+        for name in options.workloads or WORKLOADS:
+            sent += uvloop.run(drive(base_url, name, makers[name](options.first_seed)))
+    return {"arm": options.arm, "sent": [msgspec.structs.asdict(one) for one in sent]}
+
+
+def _in_process(options: RealOptions, arm: str, number: int) -> list[Sent]:
+    """Ray reads its environment once per process, and the arms need different ones."""
+    told = replace(options, arm=arm, first_seed=options.first_seed + number, plot="")
+    command = [sys.executable, "-m", "cluster.bench", "router", "--real", "--json", *_flags(told)]
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False)
+    if not done.stdout.strip():
+        raise ValueError(f"the turn of {arm} failed; its error is above")
+    result = msgspec.json.decode(done.stdout.splitlines()[-1])
+    sent = msgspec.convert(result["sent"], list[Sent])
+    for name in options.workloads or WORKLOADS:
+        one = figures(name, sent)
+        note(
+            f"{arm}, round {number}, {name}: hit {one.hit_rate:.3f}, "
+            f"TTFT p50 {one.p50_ttft_ms:.0f} ms, p99 {one.p99_ttft_ms:.0f} ms"
+        )
+    return sent
+
+
+def _flags(options: RealOptions) -> list[str]:
+    flags = []
+    for name, value in asdict(options).items():
+        if name == "workloads":
+            flags += [word for workload in value for word in ("--workload", workload)]
+        elif name not in ("peers", "plot", "rounds"):
+            flags += ["--" + name.replace("_", "-"), str(value)]
+    return flags

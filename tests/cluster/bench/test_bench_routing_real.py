@@ -1,0 +1,231 @@
+"""Paced workers behind real processes: their answers, their pace, and the figures of routers."""
+
+from __future__ import annotations
+
+import multiprocessing
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import pytest
+
+from cluster.bench.cli import main
+from cluster.bench.routing.real.arms import missing
+from cluster.bench.routing.real.drive import Sent, drive
+from cluster.bench.routing.real.http_worker import HttpWorker
+from cluster.bench.routing.real.options import RealOptions
+from cluster.bench.routing.real.paced import Pace, PacedServer, load, paced_worker, serve_front
+from cluster.bench.routing.real.run import compared, figures
+from cluster.bench.routing.real.traffic import OUTPUT, Planned, Vocabulary, workloads
+from cluster.config import find_demo_model
+from cluster.environment import free_ports
+from worker.front import WorkerFront
+from worker.wire.messages import Submit, SubmitBatch, SubmitReply, WorkerUpdate
+from worker.wire.sampling import SamplingParams
+
+MODEL = find_demo_model()
+FAST = RealOptions(model=MODEL, pace=0.1)
+
+
+def event_usage(events: list[bytes]) -> dict[str, object]:
+    assert events[-1] == b"data: [DONE]\n\n"
+    return dict(msgspec.json.decode(events[-2][6:])["usage"])
+
+
+def test_texts_have_the_tokens_that_were_drawn_and_extend_each_other() -> None:
+    tokenizer = load(MODEL)
+    vocabulary = Vocabulary(tokenizer)
+    makers = workloads(vocabulary, 4, 2.0, 0.05)
+    planned = {one.name: one for one in makers["multi-turn"](1)}
+    first, second = planned["c0.0"], planned["c0.1"]
+    assert second.after == first.name
+    ids = tokenizer.encode(second.prompt).ids
+    before = tokenizer.encode(first.prompt).ids
+    assert ids[: len(before) + OUTPUT] == before + [vocabulary.answer_id] * OUTPUT
+    burst = makers["sibling-burst"](1)
+    assert [len(tokenizer.encode(one.prompt).ids) for one in burst] == [3060] * 16
+    assert makers["hot-prefix"](1) == makers["hot-prefix"](1)
+    assert makers["hot-prefix"](1) != makers["hot-prefix"](2)
+
+
+def test_a_steps_end_counts_from_the_end_of_the_one_before() -> None:
+    pace = Pace()
+    first = pace.end_of(0.01)
+    time.sleep(0.02)  # found late
+    assert pace.end_of(0.01) == pytest.approx(first + 0.01)
+    pace.idle()
+    assert pace.end_of(0.01) >= time.monotonic() + 0.005
+
+
+async def test_a_paced_server_caches_prompts_and_takes_its_time() -> None:
+    server = PacedServer(MODEL, FAST.shape, FAST.pace)
+    prompt = Vocabulary(load(MODEL)).text(np.arange(400))
+    costs, seconds, cached = FAST.shape.costs, [], []
+    for _ in range(2):
+        start = time.perf_counter()
+        events = [event async for event in server.generate(prompt, 3)]
+        seconds.append(time.perf_counter() - start)
+        usage = event_usage(events)
+        assert (usage["prompt_tokens"], usage["completion_tokens"]) == (400, 3)
+        cached.append(usage["prompt_tokens_details"])
+    assert cached == [{"cached_tokens": 0}, {"cached_tokens": 384}]
+    assert seconds[0] >= FAST.pace * (costs.prefill(400) + 3 * costs.constant)
+    assert server.num_open == 0
+
+
+async def test_a_client_that_leaves_leaves_nothing_running() -> None:
+    server = PacedServer(MODEL, FAST.shape, FAST.pace)
+    stream = server.generate("the brown bread", 1000)
+    await anext(stream)
+    await stream.aclose()
+    assert server.num_open == 0
+    usage = event_usage([event async for event in server.generate("the brown bread", 2)])
+    assert usage["completion_tokens"] == 2
+
+
+async def test_traffic_over_http_waits_for_what_it_follows() -> None:
+    with http_worker() as url:
+        planned = [
+            Planned(name="b", at=0.0, prompt=" the bread" * 200, after="a"),
+            Planned(name="a", at=0.0, prompt=" the bread" * 100, measured=False),
+            Planned(name="c", at=0.05, prompt=" the bread" * 100),
+        ]
+        sent = await drive(url, "some", planned)
+    assert [one.error for one in sent] == ["", "", ""]
+    assert [one.num_prompt for one in sent] == [400, 200, 200]
+    assert [one.measured for one in sent] == [True, False, True]
+    assert (sent[1].num_cached, sent[0].num_cached) == (0, 192)
+    assert min(one.ttft_s for one in sent) > 0.0
+
+
+@contextmanager
+def http_worker() -> Iterator[str]:
+    (port,) = free_ports(1)
+    told = HttpWorker(port, MODEL, 2, 0.1)
+    module = "cluster.bench.routing.real.http_worker"
+    process = subprocess.Popen([sys.executable, "-m", module, msgspec.json.encode(told).decode()])
+    url = f"http://127.0.0.1:{port}"
+    try:
+        while process.poll() is None:
+            try:
+                with urllib.request.urlopen(f"{url}/health", timeout=5):
+                    break
+            except urllib.error.URLError:
+                time.sleep(0.05)
+        yield url
+    finally:
+        process.terminate()
+        process.wait(10)
+
+
+async def test_the_workers_front_is_told_blocks_and_tokens(tmp_path: Path) -> None:
+    front = WorkerFront("w", str(tmp_path))
+    process = multiprocessing.get_context("spawn").Process(
+        target=serve, args=(front.open(),), daemon=True
+    )
+    process.start()
+    try:
+        info = await front.wait_ready()
+        assert (info.page_size, info.vocab_size) == (16, 2560)
+        stream = front.attach("g")
+        decode = msgspec.msgpack.Decoder(SubmitReply).decode
+        await anext(stream)
+        prompt = np.arange(100, 140, dtype="<i4").tobytes()
+        sampling = SamplingParams(max_tokens=2, seed=1, ignore_eos=True)
+        submit = Submit(request_id="a", gateway_id="g", prompt=prompt, sampling=sampling)
+        reply = decode(await front.submit(msgspec.msgpack.encode(SubmitBatch(submits=[submit]))))
+        assert not reply.rejections
+        tokens, stored, cached = await until_finished(stream)
+        assert len(tokens) == 2
+        assert (stored, cached) == (2, 0)
+    finally:
+        front.close()
+        process.join(10)
+        process.terminate()
+
+
+def serve(directory: str) -> None:
+    try:
+        serve_front(paced_worker(MODEL, FAST.shape, FAST.pace), directory)
+    except EOFError:
+        return
+
+
+async def until_finished(stream: object) -> tuple[list[int], int, int]:
+    tokens: list[int] = []
+    stored = cached = 0
+    async for payload in stream:  # type: ignore[attr-defined]
+        item = msgspec.msgpack.decode(payload, type=WorkerUpdate)
+        stored += sum(len(event.block_hashes) for event in item.block_events)
+        for delta in item.deltas:
+            tokens += delta.token_ids
+            cached = max(cached, delta.num_cached_tokens)
+            if delta.finish_reason is not None:
+                return tokens, stored, cached
+    raise AssertionError("the stream ended")
+
+
+def sent(ttft_s: float, cached: int, **more: object) -> Sent:
+    one = Sent("hot-prefix", ttft_s, 100, cached, True)
+    return msgspec.structs.replace(one, **more)
+
+
+def test_figures_are_of_the_measured_requests_that_got_through() -> None:
+    one = figures(
+        "hot-prefix",
+        [
+            sent(0.1, 50),
+            sent(0.3, 100),
+            sent(9.0, 0, measured=False),
+            sent(9.0, 0, error="lost"),
+            sent(9.0, 0, workload="multi-turn"),
+        ],
+    )
+    assert one.hit_rate == pytest.approx(0.75)
+    assert one.p50_ttft_ms == pytest.approx(200.0)
+    assert one.num_requests == 2
+
+
+def test_checks_compare_ours_with_every_peer() -> None:
+    turns = {
+        "rayfleet": [[sent(0.1, 90)], [sent(0.2, 80)]],
+        "ray-prefix": [[sent(0.3, 95)], [sent(0.2, 85, error="cut"), sent(0.2, 85)]],
+    }
+    result = compared(turns, ["ray-prefix"])
+    checks = {check["name"]: (check["value"], check["holds"]) for check in result["checks"]}
+    assert list(checks) == [
+        "real_hot_prefix_ray_prefix_hit_difference",
+        "real_hot_prefix_ray_prefix_ttft_p50_ratio",
+        "real_hot_prefix_ray_prefix_ttft_p99_ratio",
+        "failed_requests",
+    ]
+    assert checks["real_hot_prefix_ray_prefix_hit_difference"] == (pytest.approx(-0.05), False)
+    assert checks["real_hot_prefix_ray_prefix_ttft_p50_ratio"] == (pytest.approx(0.6), True)
+    assert checks["failed_requests"] == (1, False)
+
+
+def test_a_peer_that_is_not_installed_is_told_and_left_out(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    options = replace(FAST, sglang_router="/nowhere/sglang-router")
+    assert "pip install sglang-router" in missing(options, "sglang-router")
+    assert not missing(options, "ray-prefix")
+    command = ["router", "--real", "--peer", "sglang-router", "--sglang-router", "/nowhere/s"]
+    assert main(command) == 2
+    assert "--sglang-router V/bin/sglang-router" in capsys.readouterr().err
+
+
+def test_options_that_cannot_be_are_refused() -> None:
+    for wrong in ({"peers": ("nginx",)}, {"workloads": ("churn",)}, {"arm": "x"}):
+        with pytest.raises(ValueError, match=r"there are|has shared|must be one of"):
+            RealOptions(**wrong)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="at least 2"):
+        RealOptions(num_workers=1)
