@@ -1,4 +1,4 @@
-"""Chat templates, tokenizing and block hashing in a thread pool."""
+"""Chat templates, tokenizing and block hashing, of long prompts in a thread pool."""
 
 from __future__ import annotations
 
@@ -17,6 +17,10 @@ from worker.wire.tokenizer import Tokenizer
 
 T = TypeVar("T")
 
+_SHORT = 1024
+"""Characters or tokens that are worked on at once: this takes less than half a millisecond, while a
+thread that is handed work beside a busy event loop may wait 5 ms for the interpreter."""
+
 
 class PromptEncoder:
     """Makes prompts of one model ready to be routed.
@@ -24,7 +28,7 @@ class PromptEncoder:
     Args:
         tokenizer: of the model.
         fleet: says how its workers hash blocks.
-        executor: where the work is done; never the event loop.
+        executor: where the work on long prompts is done, which would hold up the event loop.
     """
 
     def __init__(self, tokenizer: Tokenizer, fleet: Fleet, executor: Executor) -> None:
@@ -57,7 +61,7 @@ class PromptEncoder:
             token_ids = self._tokenizer.encode(text, add_special_tokens=False)
             return self._blocks(token_ids, cache_salt, session, keys)
 
-        return await self._run(work)
+        return await self._run(work, _num_characters(messages))
 
     async def prompts(
         self,
@@ -84,7 +88,7 @@ class PromptEncoder:
                 blocks.append(self._blocks(token_ids, cache_salt, session, keys))
             return blocks
 
-        return await self._run(work)
+        return await self._run(work, sum(map(len, prompts)))
 
     async def bad_words(self, sampling: SamplingParams) -> SamplingParams:
         """The parameters with their bad words as tokens. Raises ApiError for one without any."""
@@ -97,7 +101,7 @@ class PromptEncoder:
             except ValueError as error:
                 raise bad_request(str(error), "bad_words") from error
 
-        return await self._run(work)
+        return await self._run(work, sum(map(len, sampling.bad_words)))
 
     async def texts(
         self, prompts: Sequence[str | Sequence[int]], *, skip_special_tokens: bool = True
@@ -112,7 +116,7 @@ class PromptEncoder:
                 for prompt in prompts
             ]
 
-        return await self._run(work)
+        return await self._run(work, sum(map(len, prompts)))
 
     def _blocks(
         self, token_ids: list[int], cache_salt: str, session: str, keys: list[BlockKey]
@@ -123,8 +127,18 @@ class PromptEncoder:
             blocks.hashes(key)
         return blocks
 
-    async def _run(self, work: Callable[[], T]) -> T:
+    async def _run(self, work: Callable[[], T], size: int) -> T:
+        if size <= _SHORT:
+            return work()
         return await asyncio.get_running_loop().run_in_executor(self._executor, work)
+
+
+def _num_characters(messages: Sequence[Mapping[str, Any]]) -> int:
+    """About as many as the rendered prompt will have; contents of several parts count as long."""
+    contents = [message.get("content") or "" for message in messages]
+    if not all(isinstance(content, str) for content in contents):
+        return _SHORT + 1
+    return sum(map(len, contents)) + 32 * len(contents)
 
 
 def _checked(token_ids: Sequence[int], vocab_size: int) -> list[int]:
