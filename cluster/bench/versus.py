@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -25,6 +26,8 @@ class VersusOptions:
     """Requests of a cell are this many per stream; 0 uses --num-prompts everywhere."""
     metric: str = "output_throughput"
     """Field of the result that is compared; more is better."""
+    pause_s: float = 2.0
+    """Pause before each measurement: threads of the other server may still spin for a while."""
 
     def __post_init__(self) -> None:
         if self.rounds < 3:
@@ -78,6 +81,7 @@ def _run_arm(
     seed = side.seed + 7919 * concurrency + 2 * number
     if name == "b" and options.a.base_url.rstrip("/") == options.b.base_url.rstrip("/"):
         seed += 1
+    time.sleep(options.pause_s)
     run = run_serve(
         replace(
             side,

@@ -17,7 +17,6 @@ from worker.engine.config import EngineConfig
 _ENGINE: dict[str, Any] = {
     "kv_cache_tokens": 32768,
     "max_num_batched_tokens": 256,
-    "prefill_first_steps": 4,
 }
 """What the engines have unless flags say otherwise."""
 
