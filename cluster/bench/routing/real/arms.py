@@ -20,12 +20,18 @@ from cluster.bench.report import note
 from cluster.bench.routing.real.http_worker import HttpWorker
 from cluster.bench.routing.real.options import OWN, RealOptions
 from cluster.config import EndpointConfig, FleetConfig, ModelSpec, ServeConfig
-from cluster.environment import free_ports, private_directory, require_authentication
-from cluster.launch import LocalFleet
+from cluster.environment import (
+    free_ports,
+    local_ray_settings,
+    private_directory,
+    ray_settings,
+    require_authentication,
+)
+from cluster.launch import OBJECT_STORE_BYTES, LocalFleet
 from worker.engine.config import EngineConfig
 
 _HOST = "127.0.0.1"
-_START_S = 60.0
+_START_S = 180.0
 _STOP_S = 10.0
 
 
@@ -69,8 +75,9 @@ def _rayfleet(options: RealOptions) -> Iterator[str]:
 
 @contextmanager
 def _ray_serve(options: RealOptions, *, by_prefix: bool) -> Iterator[str]:
-    """On Ray's own defaults."""
-    os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
+    """Ray Serve on its own defaults, on a local cluster with the settings that ours has."""
+    for name, value in (ray_settings() | local_ray_settings()).items():
+        os.environ.setdefault(name, value)
     directory = private_directory()
     require_authentication(directory)
     (port,) = free_ports(1)
@@ -83,6 +90,8 @@ def _ray_serve(options: RealOptions, *, by_prefix: bool) -> Iterator[str]:
     ray.init(
         address="local",
         include_dashboard=False,
+        object_store_memory=OBJECT_STORE_BYTES,
+        _node_ip_address=_HOST,
         log_to_driver=False,
         logging_level=logging.WARNING,
     )
