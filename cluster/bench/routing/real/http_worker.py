@@ -30,7 +30,8 @@ class HttpWorker(msgspec.Struct, frozen=True):
 def main(argument: str) -> None:
     """Serves on loopback until it is ended."""
     told = msgspec.json.decode(argument, type=HttpWorker)
-    logging.basicConfig(level=logging.WARNING)
+    # sglang-router first tries whether a worker speaks gRPC: no news here.
+    logging.getLogger("aiohttp.server").setLevel(logging.CRITICAL)
     web.run_app(
         _application(told),
         host="127.0.0.1",
