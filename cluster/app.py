@@ -19,8 +19,10 @@ from cluster.environment import LONGEST_STREAM_S
 from cluster.transport import RayTransport
 from router.config import GatewayConfig
 from worker.engine.config import EngineConfig
-from worker.group import CPUS_PER_RANK, WorkerGroup
+from worker.group import CPUS_PER_RANK, WorkerGroup, metrics_directory
+from worker.metrics.node import NodeMetrics, NodeMetricsConfig
 from worker.wire.log import log_as
+from worker.wire.tracing import ENDPOINTS, create_tracing
 
 if TYPE_CHECKING:
     from fastapi import FastAPI
@@ -34,7 +36,10 @@ class GatewayReplica:
     """One gateway process."""
 
     async def __init__(  # type: ignore[misc]  # Serve awaits it
-        self, config: GatewayConfig, handles: dict[str, DeploymentHandle[Any]]
+        self,
+        config: GatewayConfig,
+        handles: dict[str, DeploymentHandle[Any]],
+        metrics: NodeMetricsConfig,
     ) -> None:
         """Loads tokenizers and attaches to the workers."""
         from router.gateway import Gateway
@@ -47,7 +52,16 @@ class GatewayReplica:
                 name: RayTransport(handle, handle.deployment_name, node_id)
                 for name, handle in handles.items()
             },
+            create_tracing("gateway"),
         )
+        self._metrics = NodeMetrics(
+            f"gateway {self._gateway.gateway_id}",
+            self._gateway.metrics,
+            metrics_directory(),
+            metrics,
+        )
+        self._gateway.gather = self._metrics.gather
+        await self._metrics.open()
         await self._gateway.start()
 
     def __serve_build_asgi_app__(self) -> FastAPI:
@@ -58,6 +72,7 @@ class GatewayReplica:
 
     async def __del__(self) -> None:
         """Called by Serve before the replica ends."""
+        self._metrics.close()
         await self._gateway.close()
 
 
@@ -77,7 +92,7 @@ def build_application(
 ) -> serve.Application:
     """The application for `config`, on the Ray cluster that this process is connected to."""
     handles = {
-        model.name: _bind_worker_group(model, group_class, nodes_may_join)
+        model.name: _bind_worker_group(config, model, group_class, nodes_may_join)
         for model in config.models
     }
     gateway = serve.deployment(
@@ -85,13 +100,13 @@ def build_application(
         name="gateway",
         num_replicas=config.endpoint.num_gateways,
         max_ongoing_requests=UNLIMITED,
-        ray_actor_options={"num_cpus": 0.1},
+        ray_actor_options={"num_cpus": 0.1, **_runtime(config)},
         health_check_period_s=2,
         graceful_shutdown_timeout_s=LONGEST_STREAM_S,
         graceful_shutdown_wait_loop_s=0.2,
         logging_config=QUIET,
     )
-    return gateway.bind(config.gateway(), handles)
+    return gateway.bind(config.gateway(), handles, config.node_metrics())
 
 
 def resolve_device(engine: EngineConfig, *, nodes_may_join: bool = False) -> EngineConfig:
@@ -108,8 +123,14 @@ def resolve_device(engine: EngineConfig, *, nodes_may_join: bool = False) -> Eng
     return replace(engine, device="cuda" if num_gpus else "cpu")
 
 
+def _runtime(config: ServeConfig) -> dict[str, Any]:
+    """Actor options that carry what the environment of all processes is to say."""
+    endpoint = config.endpoint.otlp_traces_endpoint
+    return {"runtime_env": {"env_vars": {ENDPOINTS[0]: endpoint}}} if endpoint else {}
+
+
 def _bind_worker_group(
-    model: ModelSpec, group_class: type[WorkerGroup], nodes_may_join: bool
+    config: ServeConfig, model: ModelSpec, group_class: type[WorkerGroup], nodes_may_join: bool
 ) -> serve.Application:
     engine = resolve_device(model.engine, nodes_may_join=nodes_may_join)
     bundle = {"GPU": 1.0} if engine.device == "cuda" else {"CPU": CPUS_PER_RANK}
@@ -119,7 +140,7 @@ def _bind_worker_group(
         num_replicas=model.fleet.num_workers,
         max_ongoing_requests=UNLIMITED,
         max_constructor_retry_count=1,
-        ray_actor_options={"num_cpus": 0},
+        ray_actor_options={"num_cpus": 0, **_runtime(config)},
         # One node per group: its ranks meet in files and sockets of one directory.
         placement_group_bundles=[bundle] * engine.tensor_parallel_size,
         placement_group_strategy="STRICT_PACK",
@@ -132,4 +153,4 @@ def _bind_worker_group(
         graceful_shutdown_wait_loop_s=0.2,
         logging_config=QUIET,
     )
-    return deployment.bind(engine)
+    return deployment.bind(engine, model.name, config.node_metrics())

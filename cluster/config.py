@@ -12,6 +12,7 @@ import msgspec
 
 from router.config import GatewayConfig, ModelRoute, RoutingConfig
 from worker.engine.config import EngineConfig
+from worker.metrics.node import NodeMetricsConfig
 
 T = TypeVar("T")
 
@@ -77,9 +78,27 @@ class EndpointConfig:
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     """Least severe log lines that are kept."""
 
+    metrics_host: str = "127.0.0.1"
+    """Address of each node's --metrics-port; it asks for no key."""
+    metrics_port: int = 0
+    """Port on each node that answers for all processes there, at /metrics; 0 for none. /metrics of
+    the endpoint answers for the node of the gateway that is asked."""
+    metrics_max_tenants: int = 32
+    """Tenants (see --fair-by) that metrics tell apart; further ones count as `other`."""
+    otlp_traces_endpoint: str = ""
+    """URL that takes OpenTelemetry traces by OTLP over HTTP; needs the extra `tracing`."""
+
     def __post_init__(self) -> None:
         if not 0 < self.port < 65536:
             raise ValueError(f"--port must be in [1, 65535], got {self.port}")
+        if not 0 <= self.metrics_port < 65536 or self.metrics_port == self.port:
+            raise ValueError(
+                f"--metrics-port must be 0 or a port other than --port, got {self.metrics_port}"
+            )
+        if self.metrics_max_tenants < 1:
+            raise ValueError(
+                f"--metrics-max-tenants must be at least 1, got {self.metrics_max_tenants}"
+            )
         if self.num_gateways < 1:
             raise ValueError(f"--num-gateways must be at least 1, got {self.num_gateways}")
 
@@ -106,7 +125,12 @@ class ServeConfig:
             api_keys=self.endpoint.api_keys,
             api_key_file=self.endpoint.api_key_file,
             fair_by=self.endpoint.fair_by,
+            metrics_max_tenants=self.endpoint.metrics_max_tenants,
         )
+
+    def node_metrics(self) -> NodeMetricsConfig:
+        """Where the metrics of each node are read."""
+        return NodeMetricsConfig(host=self.endpoint.metrics_host, port=self.endpoint.metrics_port)
 
 
 def serve_config_from_mapping(settings: Mapping[str, Any]) -> ServeConfig:

@@ -89,6 +89,8 @@ class GatewayConfig:
 
     fair_by: Literal["none", "key", "user"] = "none"
     """Who shares a worker evenly: API keys, or users of API keys."""
+    metrics_max_tenants: int = 32
+    """Tenants that metrics tell apart."""
 
     def __post_init__(self) -> None:
         names = [name for route in self.models for name in (route.name, *route.aliases)]

@@ -7,19 +7,21 @@ import logging
 import os
 import secrets
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 
 from router.channel import WorkerTransport
 from router.config import GatewayConfig, ModelRoute
 from router.errors import ApiError, bad_request
 from router.fleet import Fleet
-from router.metrics.collector import GatewayCollector, Source, render
+from router.metrics.collector import GatewayCollector, Source
 from router.serving import ServedModel
 from router.tokens.defaults import load_sampling_defaults
 from router.tokens.encoder import PromptEncoder
 from router.tokens.parity import ParityCheck
+from worker.wire.exposition import OPENMETRICS, content_type_for, render
 from worker.wire.tokenizer import load_tokenizer
+from worker.wire.tracing import Tracing
 
 logger = logging.getLogger(__name__)
 
@@ -32,12 +34,18 @@ class Gateway:
     Args:
         config: models and keys.
         transports: by model name.
+        tracing: makes spans; None for none.
 
     Raises:
         ValueError: a model has no transport.
     """
 
-    def __init__(self, config: GatewayConfig, transports: Mapping[str, WorkerTransport]) -> None:
+    def __init__(
+        self,
+        config: GatewayConfig,
+        transports: Mapping[str, WorkerTransport],
+        tracing: Tracing | None = None,
+    ) -> None:
         missing = [route.name for route in config.models if route.name not in transports]
         if missing:
             raise ValueError(f"no transport reaches the workers of {', '.join(missing)}")
@@ -50,7 +58,10 @@ class Gateway:
         self._executor = ThreadPoolExecutor(
             max_workers=max(2, min(8, os.cpu_count() or 2)), thread_name_prefix="tokens"
         )
-        self._collector = GatewayCollector(self._sources)
+        self.tracing = tracing
+        self.gather: Callable[[str], Awaitable[tuple[bytes, str]]] | None = None
+        """Asks all processes of this node for their metrics, in a format that the scraper accepts;
+        None where there is no node to ask."""
 
     @property
     def models(self) -> Iterable[ServedModel]:
@@ -78,6 +89,8 @@ class Gateway:
         """Detaches from all workers; requests under way end with an error."""
         for model in self._models.values():
             await model.close()
+        if self.tracing is not None:
+            self.tracing.close()
         self._executor.shutdown(wait=False, cancel_futures=True)
 
     def model(self, name: str | None) -> ServedModel:
@@ -97,12 +110,22 @@ class Gateway:
             )
         return model
 
-    def metrics(self) -> bytes:
-        """Prometheus text."""
-        return render(self._collector)
+    async def scrape(self, accept: str = "") -> tuple[bytes, str]:
+        """What /metrics answers, and its content type: this node's metrics, or just its own.
 
-    def _sources(self) -> Iterable[Source]:
-        return [(name, model.stats, model.fleet) for name, model in self._models.items()]
+        Args:
+            accept: the scraper's Accept header.
+        """
+        if self.gather is not None:
+            return await self.gather(accept)
+        content_type = content_type_for(accept)
+        return self.metrics(content_type), content_type
+
+    def metrics(self, content_type: str) -> bytes:
+        """This gateway's own metrics as Prometheus text."""
+        sources = [Source(name, model.stats, model.fleet) for name, model in self._models.items()]
+        created = float(self.created) if content_type == OPENMETRICS else None
+        return render(GatewayCollector(self.gateway_id, sources, created), content_type)
 
     def _load(self, route: ModelRoute) -> ServedModel:
         tokenizer = load_tokenizer(route.model)
@@ -115,4 +138,5 @@ class Gateway:
             PromptEncoder(tokenizer, fleet, self._executor),
             fleet,
             load_sampling_defaults(route.model),
+            max_tenants=self.config.metrics_max_tenants,
         )

@@ -174,5 +174,7 @@ def _extend(tail: TokenDelta, delta: TokenDelta) -> None:
         tail.num_cached_tokens = delta.num_cached_tokens
     if delta.logprobs is not None:
         tail.logprobs = [*(tail.logprobs or ()), *delta.logprobs]
+    if delta.times is not None:
+        tail.times = delta.times
     if delta.prompt_logprobs is not None:
         tail.prompt_logprobs = delta.prompt_logprobs

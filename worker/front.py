@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import AsyncIterator, Collection
 from typing import Any
 
@@ -23,6 +24,7 @@ from worker.attachment import Attachment, CacheMirror
 from worker.engine_connection import EngineConnection
 from worker.reserved import ReservedWork
 from worker.structured.service import GrammarService
+from worker.traces import WorkerTraces
 from worker.wire.limits import refuse
 from worker.wire.messages import (
     PROTOCOL_VERSION,
@@ -55,7 +57,9 @@ class WorkerFront:
     directory and under the next epoch: `open()`, `wait_ready()`, `engine_lost()`, `open()`...
     """
 
-    def __init__(self, worker_id: str, parent_directory: str = "/tmp") -> None:
+    def __init__(
+        self, worker_id: str, parent_directory: str = "/tmp", traces: WorkerTraces | None = None
+    ) -> None:
         self.worker_id = worker_id
         self.epoch = 1
         self.info: EngineInfo | None = None
@@ -63,6 +67,7 @@ class WorkerFront:
         self._parent_directory = parent_directory
         self._mirror = CacheMirror()
         self._load = LoadSnapshot()
+        self._traces = traces
         self._reserved = ReservedWork()
         self._attachments: dict[str, Attachment] = {}
         self._encode = msgspec.msgpack.Encoder().encode
@@ -77,6 +82,11 @@ class WorkerFront:
         """There once an engine has told what to compile for."""
         self._ready = asyncio.Event()
         self._heart: asyncio.Task[None] | None = None
+
+    @property
+    def load(self) -> LoadSnapshot:
+        """How busy the worker is; all zero while it is loading."""
+        return self._load
 
     def open(self) -> str:
         """Makes the private directory and the sockets in it for the current epoch; its path.
@@ -147,6 +157,7 @@ class WorkerFront:
     async def submit(self, payload: bytes) -> bytes:
         """Hands a SubmitBatch to rank 0, less what this worker cannot serve; the SubmitReply."""
         batch = self._decode_batch(payload)
+        arrived_ns = 0 if self._traces is None else time.time_ns()
         grammars: dict[str, CompiledGrammar] = {}
         rejections: list[Rejection] = []
         if self._grammars is not None and _any_structured(batch):
@@ -168,12 +179,16 @@ class WorkerFront:
             last_ordinal = self._engine.send(payload, num_submits=len(batch.submits))
             self._reserve(batch.submits, last_ordinal)
             self._num_handed = last_ordinal
+            if self._traces is not None:
+                self._traces.handed(batch.submits, arrived_ns)
         reply = SubmitReply(epoch=self.epoch, rejections=rejections, last_ordinal=last_ordinal)
         return self._encode(reply)
 
     def engine_lost(self, reason: str) -> None:
         """The rank group is gone: tells every gateway, and voids all that was known of it."""
         self._close_engine()
+        if self._traces is not None:
+            self._traces.lost(reason)
         for attachment in self._attachments.values():
             attachment.open_requests.clear()
             attachment.put(WorkerDown(epoch=self.epoch, reason=reason))
@@ -189,6 +204,8 @@ class WorkerFront:
         if self._heart is not None:
             self._heart.cancel()
         self._close_engine()
+        if self._traces is not None:
+            self._traces.close()
         if self._grammars is not None:
             self._grammars.close()
         for attachment in self._attachments.values():
@@ -221,6 +238,9 @@ class WorkerFront:
 
     def _apply(self, report: StepReport) -> None:
         self._load = self._reserved.told_with(report.load)
+        if self._traces is not None:
+            for told in report.deltas.values():
+                self._traces.reported(told)
         if report.block_events:
             self._mirror.apply(report.block_events)
         stalled = []

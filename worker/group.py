@@ -24,8 +24,13 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 from worker.attach_server import AttachServer
 from worker.engine.config import EngineConfig
 from worker.front import WorkerFront
+from worker.metrics.collector import WorkerCollector, WorkerView
+from worker.metrics.node import NodeMetrics, NodeMetricsConfig
+from worker.traces import WorkerTraces
+from worker.wire.exposition import render
 from worker.wire.frames import SocketOffer
 from worker.wire.log import log_as
+from worker.wire.tracing import create_tracing
 
 logger = logging.getLogger(__name__)
 
@@ -64,9 +69,17 @@ class WorkerGroup:
     """Serves one copy of a model; lives as long as its replica, through many rank groups."""
 
     async def __init__(  # type: ignore[misc]  # Serve awaits it
-        self, config: EngineConfig
+        self,
+        config: EngineConfig,
+        model_name: str = "",
+        metrics: NodeMetricsConfig | None = None,
     ) -> None:
         """Loads the model on all ranks.
+
+        Args:
+            config: of each rank.
+            model_name: under which clients know the model.
+            metrics: where this node's metrics are read.
 
         Raises:
             RuntimeError: a rank failed; the message ends with the root cause.
@@ -75,7 +88,14 @@ class WorkerGroup:
         worker_id = serve.get_replica_context().replica_id.unique_id
         log_as(f"worker {worker_id}")
         directory = os.environ.get("RAYFLEET_RUNTIME_DIRECTORY", "/tmp")
-        self.front = WorkerFront(worker_id, directory)
+        tracing = create_tracing(f"worker {worker_id}")
+        traces = None if tracing is None else WorkerTraces(tracing, worker_id)
+        self.front = WorkerFront(worker_id, directory, traces)
+        self._model_name = model_name or config.model
+        self._metrics = NodeMetrics(
+            f"worker {worker_id}", self._render, metrics_directory(), metrics
+        )
+        await self._metrics.open()
         self._server = AttachServer(self.front, directory)
         self._actors: list[Any] = []
         self._broken: str | None = None
@@ -126,6 +146,13 @@ class WorkerGroup:
         await self._stop_ranks()
         self.front.close()
         self._server.close()
+        self._metrics.close()
+
+    def _render(self, content_type: str) -> bytes:
+        """The worker's own metrics."""
+        front = self.front
+        view = WorkerView(self._model_name, front.worker_id, front.epoch, front.info, front.load)
+        return render(WorkerCollector(lambda: view), content_type)
 
     def _socket_for(self, node_id: str) -> str | None:
         """Where a gateway on that node reaches this worker without Serve."""
@@ -200,6 +227,14 @@ class WorkerGroup:
                 logger.exception("rebuild %d of %d failed", attempt + 1, MAX_FAILED_REBUILDS)
                 await asyncio.sleep(2**attempt)
         return None
+
+
+def metrics_directory() -> str:
+    """Where the processes of this node and this cluster ask each other for metrics."""
+    directory = os.environ.get("RAYFLEET_RUNTIME_DIRECTORY")
+    if directory is not None:
+        return f"{directory}/metrics"
+    return f"/tmp/rf-{os.getuid()}-{ray.get_runtime_context().get_session_name()}"
 
 
 class _Ranks:

@@ -13,6 +13,7 @@ from worker.cache.lease import Lease
 from worker.speculative.acceptance import RequestRecord
 from worker.structured.state import GrammarState
 from worker.wire.messages import FinishReason, Rejection, Submit, TokenLogprobs
+from worker.wire.times import FirstTokenTimes
 
 
 class RequestState(Enum):
@@ -95,6 +96,7 @@ class Request:
     """
 
     __slots__ = (
+        "admitted_s",
         "arrival",
         "arrived_s",
         "attempt",
@@ -130,6 +132,7 @@ class Request:
         "num_withdrawn",
         "priority",
         "prompt_logprobs",
+        "queued_s",
         "rejection",
         "request_id",
         "resumed_at",
@@ -138,6 +141,7 @@ class Request:
         "speculation",
         "state",
         "tenant",
+        "times_sent",
         "token_ids",
         "uncached_round",
     )
@@ -286,6 +290,14 @@ class Request:
         return due
 
     @property
+    def times(self) -> FirstTokenTimes | None:
+        """How its first token's time was spent here; None before."""
+        if self.first_token_s < 0.0:
+            return None
+        queue_s = max(self.admitted_s - self.queued_s, 0.0)
+        return FirstTokenTimes(queue_s, max(self.first_token_s - self.admitted_s, 0.0))
+
+    @property
     def num_output(self) -> int:
         """Known tokens that were generated."""
         return len(self.token_ids) - self.num_prompt
@@ -294,6 +306,8 @@ class Request:
         """What decides who runs next."""
         self.is_resubmitted = submit.is_resubmitted or submit.num_resumed > 0
         """Whether another worker had taken it, and was lost."""
+        self.queued_s = self.arrived_s + submit.waited_ms / 1e3
+        """When it reached this worker, on the scheduler's clock."""
         self.level = self.priority
         """Its urgency, 0 to 9: the priority, or more where its deadline was near when it was
         queued; while it runs, that with which it was admitted."""
@@ -311,8 +325,12 @@ class Request:
         """Positions that were computed when that happened last."""
         self.resumed_at = 0
         """Known tokens when it was last admitted again; 0 if it never was taken back."""
+        self.admitted_s = -1.0
+        """When it was first admitted, on the scheduler's clock; -1 before."""
         self.first_token_s = -1.0
-        """When its first token came, on the scheduler's clock; -1 before, and without an SLO."""
+        """When its first token came, on the scheduler's clock; -1 before."""
+        self.times_sent = False
+        """Whether a delta has told how its first token's time was spent."""
         self.num_charged = self.num_output
         """Generated tokens that its tenant has been charged for, here or elsewhere."""
         self.rejection: Rejection | None = None

@@ -18,7 +18,6 @@ from router.api.completions import CompletionRoutes, request_id_of
 from router.api.key_file import KeyFile
 from router.errors import ApiError
 from router.gateway import Gateway
-from router.metrics.collector import CONTENT_TYPE
 
 logger = logging.getLogger(__name__)
 
@@ -85,11 +84,10 @@ class MonitorRoutes:
             return JSONResponse({"status": "ready"})
         return JSONResponse({"status": "not ready", "models": waiting}, status_code=503)
 
-    async def metrics(self, _: Request) -> Response:
+    async def metrics(self, request: Request) -> Response:
         """GET /metrics: Prometheus text."""
-        return Response(
-            self._gateway.metrics(), media_type=None, headers={"content-type": CONTENT_TYPE}
-        )
+        body, content_type = await self._gateway.scrape(request.headers.get("accept", ""))
+        return Response(body, media_type=None, headers={"content-type": content_type})
 
     async def version(self, _: Request) -> Response:
         """GET /version."""

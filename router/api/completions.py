@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 import secrets
 import time
@@ -20,6 +21,7 @@ from router.errors import bad_request
 from router.fleet import PromptBlocks
 from router.gateway import Gateway
 from router.serving import GenerationRequest, ServedModel
+from router.tracing import RequestSpan
 from worker.wire.sampling import SamplingParams
 
 _REQUEST_ID = re.compile(r"[\x21-\x7e]{1,128}")
@@ -33,7 +35,9 @@ class CompletionRoutes:
 
     async def chat(self, request: Request) -> Response:
         """POST /v1/chat/completions. Raises ApiError."""
-        body = parse_body(await read_body(request), ChatRequest)
+        payload = await read_body(request)
+        arrived_at = asyncio.get_running_loop().time()
+        body = parse_body(payload, ChatRequest)
         model = self._gateway.model(body.model)
         num_top = params.chat_logprobs(body)
         sampling = await _sampling(body, params.chat_max_tokens(body), model, num_top)
@@ -50,11 +54,14 @@ class CompletionRoutes:
             logprobs=None if num_top is None else ChatLogprobs(model.tokenizer, num_top),
             prompt_logprobs=body.prompt_logprobs is not None,
         )
-        return self._respond(request, body, model, [prompt], sampling, extras, ChatWriter)
+        parts = (model, [prompt], sampling, extras)
+        return self._respond(request, arrived_at, body, *parts, ChatWriter)
 
     async def complete(self, request: Request) -> Response:
         """POST /v1/completions. Raises ApiError."""
-        body = parse_body(await read_body(request), CompletionRequest)
+        payload = await read_body(request)
+        arrived_at = asyncio.get_running_loop().time()
+        body = parse_body(payload, CompletionRequest)
         model = self._gateway.model(body.model)
         echo_only = bool(body.echo) and body.max_tokens == 0
         max_tokens = 1 if echo_only else params.completion_max_tokens(body)
@@ -76,11 +83,13 @@ class CompletionRoutes:
             echo=await model.encoder.texts(texts) if body.echo else None,
             echo_only=echo_only,
         )
-        return self._respond(request, body, model, prompts, sampling, extras, TextWriter)
+        parts = (model, prompts, sampling, extras)
+        return self._respond(request, arrived_at, body, *parts, TextWriter)
 
     def _respond(
         self,
         request: Request,
+        arrived_at: float,
         body: CommonRequest,
         model: ServedModel,
         prompts: list[PromptBlocks],
@@ -91,6 +100,13 @@ class CompletionRoutes:
         if body.stream_options is not None and not body.stream:
             raise bad_request("stream_options is only allowed with stream", "stream_options")
         request_id = request_id_of(request)
+        span = RequestSpan.begin(
+            self._gateway.tracing,
+            request.headers.get("traceparent", ""),
+            path=request.url.path,
+            model=model.route.name,
+            elapsed_s=asyncio.get_running_loop().time() - arrived_at,
+        )
         generation = model.generation(
             GenerationRequest(
                 request_id=request_id,
@@ -100,6 +116,8 @@ class CompletionRoutes:
                 priority=params.priority(body),
                 slo=None if body.slo is None or body.slo.is_empty else body.slo,
                 tenant=tenant_of(request, body.user, self._gateway.config.fair_by),
+                arrived_at=arrived_at,
+                span=span,
             )
         )
         writer = writer_type(

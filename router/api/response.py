@@ -42,6 +42,7 @@ class GenerationResponse(Response):
         """Runs the generation to its end, or to the client's."""
         generation = self._generation
         watcher = asyncio.create_task(_close_on_disconnect(receive, generation))
+        problem: str | None = None
         try:
             try:
                 await generation.start()
@@ -50,10 +51,13 @@ class GenerationResponse(Response):
                 else:
                     await self._send_whole(send)
             except ApiError as error:
+                problem = error.message
                 await send_error(send, error, self._request_id)
         finally:
             generation.close()
             watcher.cancel()
+            if generation.request.span is not None:
+                generation.request.span.end(generation, problem or generation.problem)
 
     async def _send_events(self, send: Send) -> None:
         generation, writer = self._generation, self._writer
@@ -73,10 +77,12 @@ class GenerationResponse(Response):
                 break
             if body:
                 pending = b""
-                if head is not None:
-                    await send(head)
-                    head = None
+                is_first, head = head, None
+                if is_first is not None:
+                    await send(is_first)
                 await send({"type": "http.response.body", "body": body, "more_body": True})
+                if is_first is not None:
+                    generation.flushed(asyncio.get_running_loop().time())
         end = writer.last()
         if head is not None:
             if failed is not None:
@@ -104,6 +110,8 @@ class GenerationResponse(Response):
             (b"x-rayfleet-worker", self._generation.workers.encode("latin-1")),
         ]
         headers += explanation_headers(self._generation)
+        if (span := self._generation.request.span) is not None:
+            headers.append((b"traceresponse", span.traceparent.encode()))
         if length is None:
             # Proxies must hand each event on as it comes.
             headers += [(b"cache-control", b"no-cache"), (b"x-accel-buffering", b"no")]

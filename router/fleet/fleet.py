@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Collection, Iterable, Sequence
 
 import msgspec
+import numpy as np
 
 from router.config import RoutingConfig
 from router.fleet.base import RequestView
@@ -201,6 +202,16 @@ class Fleet:
                 if worker_id in self._workers:
                     eligible[self._workers[worker_id].row] = False
         return self._hits.view(prompt, self._keys, eligible)
+
+    def expected_wait_s(self) -> float:
+        """How long the next request would wait before a worker begins it; infinite without any."""
+        table = self.table
+        rows = np.flatnonzero(table.eligible)
+        if not len(rows):
+            return np.inf
+        done = np.minimum(self._clock() - table.reported_at[rows], table.drain_s[rows])
+        waits = np.maximum(table.queue_s[rows] - done, 0.0)
+        return float((waits + table.reserved_s[rows] + table.place_s[rows]).min())
 
     def reserve(
         self, request_id: str, prompt: PromptBlocks, excluded: Collection[str] = ()

@@ -5,17 +5,31 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Sequence
 
+from router.metrics.tenants import TenantBook
+from worker.wire.slo import Slo, SloClass, slo_class
+from worker.wire.times import FirstTokenTimes
+
 TOKEN_TIME_BUCKETS = (
-    0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5, 0.75, 1.0, 2.5, 5.0,
+    0.001, 0.002, 0.004, 0.006, 0.008, 0.01, 0.015, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4,
+    0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0,
 )  # fmt: skip
+"""vLLM's, and finer below its first."""
 FIRST_TOKEN_BUCKETS = (
     0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0,
-    20.0, 40.0, 80.0, 160.0,
+    20.0, 40.0, 80.0, 160.0, 640.0, 2560.0,
 )  # fmt: skip
+"""vLLM's."""
 REQUEST_BUCKETS = (
     0.05, 0.1, 0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 40.0, 50.0, 60.0,
-    120.0, 240.0, 480.0, 960.0,
+    120.0, 240.0, 480.0, 960.0, 1920.0, 7680.0,
 )  # fmt: skip
+"""vLLM's, and finer below its first."""
+STAGE_BUCKETS = (
+    0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0,
+    60.0, 160.0, 640.0,
+)  # fmt: skip
+"""Of the parts that a first token's time consists of."""
+TOKEN_COUNT_BUCKETS = tuple(float(4**power) for power in range(11))
 
 
 class Histogram:
@@ -44,31 +58,81 @@ class Histogram:
         return rows
 
 
-class ModelStats:
-    """Counters of one model in one gateway."""
+class LatencyStats:
+    """Times of the completions of one SLO class."""
 
     __slots__ = (
-        "achievable_hit_tokens",
-        "cached_tokens",
-        "finished",
+        "first_flush",
         "first_token",
-        "generation_tokens",
-        "hit_tokens",
         "inter_token",
-        "pooled_hit_tokens",
-        "prediction_error",
-        "prompt_tokens",
-        "refused",
-        "regret_s",
+        "prefill",
+        "queue",
         "request",
-        "resubmissions",
-        "retries",
-        "routed",
-        "slo",
+        "route",
         "time_per_token",
     )
 
     def __init__(self) -> None:
+        self.first_token = Histogram(FIRST_TOKEN_BUCKETS)
+        self.route = Histogram(STAGE_BUCKETS)
+        """Arrival until it is on its way to the worker that served it."""
+        self.queue = Histogram(STAGE_BUCKETS)
+        """At that worker until it was first admitted."""
+        self.prefill = Histogram(STAGE_BUCKETS)
+        """From there to the first token."""
+        self.first_flush = Histogram(STAGE_BUCKETS)
+        """From there until the gateway has written it; of streams."""
+        self.inter_token = Histogram(TOKEN_TIME_BUCKETS)
+        self.time_per_token = Histogram(TOKEN_TIME_BUCKETS)
+        self.request = Histogram(REQUEST_BUCKETS)
+
+    def began(self, first_token_s: float, route_s: float, times: FirstTokenTimes | None) -> None:
+        """Counts a first token.
+
+        Args:
+            first_token_s: from arrival to it.
+            route_s: from arrival until the request was sent to the worker.
+            times: what the worker tells; None where it tells nothing.
+        """
+        self.first_token.observe(first_token_s)
+        self.route.observe(route_s)
+        if times is not None:
+            self.queue.observe(times.queue_s)
+            self.prefill.observe(times.prefill_s)
+
+
+class ModelStats:
+    """Counters of one model in one gateway.
+
+    Args:
+        max_tenants: tenants that are told apart; the rest count together.
+    """
+
+    __slots__ = (
+        "_latencies",
+        "achievable_hit_tokens",
+        "cached_tokens",
+        "completion_tokens",
+        "finished",
+        "generation_tokens",
+        "hit_tokens",
+        "pending_requests",
+        "pending_tokens",
+        "pooled_hit_tokens",
+        "prediction_error",
+        "prompt_length",
+        "prompt_tokens",
+        "refused",
+        "regret_s",
+        "resubmissions",
+        "retries",
+        "routed",
+        "slo",
+        "tenants",
+        "unplaced",
+    )
+
+    def __init__(self, max_tenants: int = 32) -> None:
         self.prompt_tokens = 0
         self.generation_tokens = 0
         self.cached_tokens = 0
@@ -87,15 +151,35 @@ class ModelStats:
         """Completions that were to go on elsewhere, each time their worker was lost."""
         self.refused = 0
         """Completions that no worker had room for in its queue."""
-        self.slo: dict[tuple[int, bool], int] = {}
-        """Completions with an SLO, by priority and whether it was met."""
+        self.unplaced = 0
+        """Completions that there was no worker for."""
+        self.pending_requests = 0
+        """Completions that no worker has yet."""
+        self.pending_tokens = 0
+        """Of their prompts."""
+        self.slo: dict[tuple[int, SloClass, bool], int] = {}
+        """Completions with an SLO, by priority, class and whether it was met."""
         self.routed: dict[str, int] = {}
         """Requests by worker."""
-        self.finished: dict[str, int] = {}
+        self.finished: dict[str, int] = dict.fromkeys(("stop", "length", "abort", "error"), 0)
         """Completions by finish reason."""
-        self.first_token = Histogram(FIRST_TOKEN_BUCKETS)
         self.prediction_error = Histogram(FIRST_TOKEN_BUCKETS)
         """First tokens before or after their time."""
-        self.inter_token = Histogram(TOKEN_TIME_BUCKETS)
-        self.time_per_token = Histogram(TOKEN_TIME_BUCKETS)
-        self.request = Histogram(REQUEST_BUCKETS)
+        self.prompt_length = Histogram(TOKEN_COUNT_BUCKETS)
+        """Tokens."""
+        self.completion_tokens = Histogram(TOKEN_COUNT_BUCKETS)
+        self.tenants = TenantBook(max_tenants)
+        self._latencies: dict[SloClass, LatencyStats] = {}
+        self.latency(None)
+
+    def latency(self, slo: Slo | None) -> LatencyStats:
+        """Where the times of completions with such an SLO are counted."""
+        kind = slo_class(slo)
+        found = self._latencies.get(kind)
+        if found is None:
+            found = self._latencies[kind] = LatencyStats()
+        return found
+
+    def latencies(self) -> Sequence[tuple[SloClass, LatencyStats]]:
+        """Those there are, by class."""
+        return list(self._latencies.items())

@@ -13,7 +13,8 @@ from router.serving.mailbox import Mailbox
 from worker.wire.detokenizer import RequestText
 from worker.wire.messages import FinishReason, Rejection, Submit, TokenDelta, TokenLogprobs
 from worker.wire.sampling import SamplingParams
-from worker.wire.slo import Slo, SloOutcome, outcome
+from worker.wire.slo import Slo, SloOutcome, outcome, slo_class
+from worker.wire.times import FirstTokenTimes
 
 
 class CompletionSpec(msgspec.Struct, frozen=True, kw_only=True):
@@ -29,6 +30,8 @@ class CompletionSpec(msgspec.Struct, frozen=True, kw_only=True):
     gateway_id: str
     slo: Slo | None = None
     tenant: str = ""
+    traceparent: str = ""
+    """See Submit."""
 
 
 class Completion:
@@ -59,6 +62,7 @@ class Completion:
         "_earlier_rounds",
         "_first_token_at",
         "_last_token_at",
+        "_latency",
         "_logprobs_taken",
         "_mailbox",
         "_new_text",
@@ -67,8 +71,11 @@ class Completion:
         "_on_loss",
         "_stats",
         "_stream",
+        "_submitted_at",
         "_taken",
+        "_tenant",
         "_text",
+        "_times",
         "attempt",
         "choice",
         "draft",
@@ -131,6 +138,9 @@ class Completion:
         self._text = text
         self._mailbox = mailbox
         self._stats = stats
+        self._latency = stats.latency(spec.slo)
+        self._tenant = stats.tenants.of(spec.tenant, now)
+        self._tenant.begin(spec.prompt.num_tokens, now)
         self._stream = stream
         self._on_first = on_first
         self._on_loss = on_loss
@@ -146,8 +156,10 @@ class Completion:
         """Of lost attempts; so are the forwards."""
         self._earlier_forwards = 0
         self._arrived_at = now
+        self._submitted_at = now
         self._first_token_at = 0.0
         self._last_token_at = 0.0
+        self._times: FirstTokenTimes | None = None
 
     @property
     def finished(self) -> bool:
@@ -164,9 +176,29 @@ class Completion:
         """From arrival to the first token; negative while there is none."""
         return self._first_token_at - self._arrived_at if self._first_token_at else -1.0
 
+    @property
+    def at_worker_s(self) -> float:
+        """From its way to the worker that served it to the first token, once there is one."""
+        return self._first_token_at - self._submitted_at
+
+    def flushed(self, now: float) -> bool:
+        """Its first text has been written to the client; False where it has none yet."""
+        if not self._first_token_at:
+            return False
+        if self._times is not None:
+            at_worker = self._times.queue_s + self._times.prefill_s
+            self._latency.first_flush.observe(max(now - self._submitted_at - at_worker, 0.0))
+        return True
+
+    def refuse(self) -> None:
+        """Counts that no worker has room for it."""
+        self._stats.refused += 1
+        self._tenant.refused += 1
+
     def submit_to(self, channel: WorkerChannel, now: float) -> Submit:
         """Binds the completion to a worker; the message to send there, at time `now`."""
         self._channel = channel
+        self._submitted_at = now
         self.worker_id = channel.worker_id
         return Submit(
             request_id=self.spec.request_id,
@@ -181,6 +213,7 @@ class Completion:
             waited_ms=(now - self._arrived_at) * 1e3,
             num_resumed=len(self.token_ids),
             is_resubmitted=self.num_losses > 0,
+            traceparent=self.spec.traceparent,
         )
 
     def begin_again(self) -> None:
@@ -213,7 +246,8 @@ class Completion:
             if delta.finish_reason == "error":
                 self.error = delta.error or "the worker gave up the request"
                 self.rejection = delta.rejection
-                self._stats.refused += delta.rejection is not None
+                if delta.rejection is not None:
+                    self.refuse()
             self._end(delta.finish_reason, now)
         if self._stream or self.finish_reason is not None:
             self._notify()
@@ -273,10 +307,13 @@ class Completion:
             self.logprobs += delta.logprobs[:num_new]
         self._stats.generation_tokens += num_new
         if self._first_token_at:
-            self._stats.inter_token.observe((now - self._last_token_at) / num_new, num_new)
+            self._latency.inter_token.observe((now - self._last_token_at) / num_new, num_new)
         else:
             self._first_token_at = now
-            self._stats.first_token.observe(now - self._arrived_at)
+            self._times = delta.times
+            self._latency.began(
+                now - self._arrived_at, self._submitted_at - self._arrived_at, delta.times
+            )
         self._last_token_at = now
         if self._awaited:
             self._awaited = False
@@ -289,7 +326,7 @@ class Completion:
     def _end(self, reason: FinishReason, now: float) -> None:
         self.finish_reason = reason
         stats = self._stats
-        stats.finished[reason] = stats.finished.get(reason, 0) + 1
+        stats.finished[reason] += 1
         stats.cached_tokens += self.num_cached_tokens
         num_later = len(self.token_ids) - 1
         if self.spec.slo is not None and reason != "abort":
@@ -300,10 +337,17 @@ class Completion:
                 last_token_s=now,
                 num_tokens=len(self.token_ids),
             )
-            key = (self.spec.priority, self.slo.met)
+            key = (self.spec.priority, slo_class(self.spec.slo), self.slo.met)
             stats.slo[key] = stats.slo.get(key, 0) + 1
         if reason in ("stop", "length"):
-            stats.request.observe(now - self._arrived_at)
+            self._latency.request.observe(now - self._arrived_at)
+            stats.completion_tokens.observe(len(self.token_ids))
             if num_later > 0:
-                stats.time_per_token.observe((now - self._first_token_at) / num_later)
+                self._latency.time_per_token.observe((now - self._first_token_at) / num_later)
+        self._tenant.end(
+            first_token_s=self.first_token_s,
+            generation_tokens=len(self.token_ids),
+            cached_tokens=self.num_cached_tokens,
+            met=None if self.slo is None else self.slo.met,
+        )
         self._on_end(self)

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from router.fleet import PromptBlocks
 from router.serving.completion import Completion
 from router.serving.mailbox import Mailbox
+from router.tracing import RequestSpan
 from worker.wire.sampling import SamplingParams
 from worker.wire.slo import Slo
 
@@ -28,6 +29,10 @@ class GenerationRequest:
     slo: Slo | None = None
     tenant: str = ""
     """Whom its service is charged to."""
+    arrived_at: float | None = None
+    """On the event loop's clock; None for now."""
+    span: RequestSpan | None = None
+    """Where the request is traced."""
 
 
 class Generation:
@@ -56,6 +61,11 @@ class Generation:
     def finished(self) -> bool:
         """Whether nothing more will come: all have ended, and `take` has told so."""
         return not self._mailbox and all(completion.finished for completion in self.completions)
+
+    @property
+    def problem(self) -> str | None:
+        """What ended the first of them that an error ended; None where none has."""
+        return next((c.error for c in self.completions if c.error), None)
 
     @property
     def workers(self) -> str:
@@ -106,6 +116,12 @@ class Generation:
         except BaseException:
             self.close()
             raise
+
+    def flushed(self, now: float) -> None:
+        """The first text has been written to the client."""
+        for completion in self.completions:
+            if completion.flushed(now):
+                return
 
     async def take(self) -> list[Completion]:
         """Completions with news, waiting for some."""

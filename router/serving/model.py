@@ -47,6 +47,7 @@ class ServedModel:
         encoder: makes prompts.
         fleet: the model's workers.
         defaults: sampling values for what requests leave open.
+        max_tenants: tenants that metrics tell apart.
     """
 
     def __init__(
@@ -58,6 +59,7 @@ class ServedModel:
         encoder: PromptEncoder,
         fleet: Fleet,
         defaults: dict[str, Any],
+        max_tenants: int = 32,
     ) -> None:
         self.route = route
         self.tokenizer = tokenizer
@@ -65,7 +67,7 @@ class ServedModel:
         self.fleet = fleet
         self._turn = Turn(fleet)
         self.defaults = defaults
-        self.stats = ModelStats()
+        self.stats = ModelStats(max_tenants)
         self._gateway_id = gateway_id
         self._transport = transport
         self._channels: dict[str, WorkerChannel] = {}
@@ -93,7 +95,9 @@ class ServedModel:
         mailbox: Mailbox[Completion] = Mailbox()
         sampling = request.sampling
         seed = sampling.seed if sampling.seed is not None else secrets.randbits(63)
-        now = asyncio.get_running_loop().time()
+        now = request.arrived_at
+        if now is None:
+            now = asyncio.get_running_loop().time()
         completions = []
         unique = secrets.token_hex(8)  # clients choose request ids, and may choose one twice
         pairs = itertools.product(request.prompts, range(sampling.n))
@@ -106,10 +110,13 @@ class ServedModel:
                 priority=request.priority,
                 slo=request.slo,
                 tenant=request.tenant,
+                traceparent="" if request.span is None else request.span.traceparent,
                 gateway_id=self._gateway_id,
             )
             completions.append(self._completion(spec, mailbox, request.stream, now))
-        self.stats.prompt_tokens += sum(prompt.num_tokens for prompt in request.prompts)
+        for prompt in request.prompts:
+            self.stats.prompt_tokens += prompt.num_tokens
+            self.stats.prompt_length.observe(prompt.num_tokens)
         explain = self.route.routing.explain_routing
         return Generation(request, completions, mailbox, self._place, explain=explain)
 
@@ -192,6 +199,17 @@ class ServedModel:
         )
 
     async def _place(self, completion: Completion) -> None:
+        """Hands the completion to a worker. Raises ApiError where none takes it."""
+        stats, num_tokens = self.stats, completion.spec.prompt.num_tokens
+        stats.pending_requests += 1
+        stats.pending_tokens += num_tokens
+        try:
+            await self._try_workers(completion)
+        finally:
+            stats.pending_requests -= 1
+            stats.pending_tokens -= num_tokens
+
+    async def _try_workers(self, completion: Completion) -> None:
         """Chooses a worker and hands the completion over; tries others that may still take it."""
         tried: list[str] = []
         while not completion.finished:
@@ -252,14 +270,15 @@ class ServedModel:
         """What the client of a completion is told that no worker takes."""
         rejection = completion.rejection
         if rejection is None:
+            self.stats.unplaced += 1
             return no_worker(self.route.name, problem)
-        self.stats.refused += 1
+        completion.refuse()
         return overloaded(rejection.message, rejection.retry_after_s)
 
     def _begun(self, completion: Completion) -> None:
         self._release(completion)
         if completion.choice is not None and not completion.attempt:
-            error = completion.first_token_s - completion.choice.first_token_s
+            error = completion.at_worker_s - completion.choice.first_token_s
             self.stats.prediction_error.observe(abs(error))
 
     def _lost(self, completion: Completion, reason: str) -> None:

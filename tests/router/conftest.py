@@ -19,6 +19,7 @@ from router.config import GatewayConfig, ModelRoute, RoutingConfig
 from router.gateway import Gateway
 from worker.wire.messages import Submit
 from worker.wire.tokenizer import Tokenizer, load_tokenizer
+from worker.wire.tracing import Tracing
 
 CHATML = (
     "{%- for message in messages %}"
@@ -76,6 +77,7 @@ class Rig:
         route = ModelRoute(name="stub", model=str(checkpoint), aliases=("alias",))
         self.config = GatewayConfig(models=(route,))
         self.tasks: list[asyncio.Task[None]] = []
+        self.tracing: Tracing | None = None
         self.gateway: Gateway
         self.client: httpx.AsyncClient
 
@@ -94,7 +96,7 @@ class Rig:
         if routing is not None:
             fields["models"] = tuple(replace(m, routing=routing) for m in self.config.models)
         self.config = GatewayConfig(**fields)  # type: ignore[arg-type]
-        self.gateway = Gateway(self.config, {"stub": self.transport})
+        self.gateway = Gateway(self.config, {"stub": self.transport}, self.tracing)
         await self.gateway.start()
         self.app = create_app(self.gateway)
         asgi = httpx.ASGITransport(app=self.app, raise_app_exceptions=False)

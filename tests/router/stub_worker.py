@@ -28,6 +28,7 @@ from worker.wire.messages import (
     WorkerItem,
     WorkerUpdate,
 )
+from worker.wire.times import FirstTokenTimes
 
 PAGE_SIZE = 4
 Script = Callable[[Submit], list[int]]
@@ -186,6 +187,8 @@ class StubWorker:
             delta = TokenDelta(
                 request_id, running.submit.attempt, token_ids, finish, num_cached_tokens=cached
             )
+            if cached >= 0:
+                delta.times = FirstTokenTimes(0.25, 0.5)
             if count > 1:
                 running.num_rounds += 3
                 delta.num_rounds, delta.num_forwards = running.num_rounds, running.num_rounds + 1

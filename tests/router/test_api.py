@@ -334,26 +334,6 @@ async def test_request_id_of_the_client(rig):
     assert all(request_id.startswith("mine-1.") for request_id in ids)
 
 
-async def test_metrics_follow_requests_and_workers(rig):
-    await rig.start()
-    await rig.chat("hello")
-    text = (await rig.client.get("/metrics")).text
-    num_tokens = len(rig.script(None))
-    assert f'rayfleet_generation_tokens_total{{model_name="stub"}} {float(num_tokens)}' in text
-    assert 'rayfleet_request_success_total{finished_reason="stop",model_name="stub"} 1.0' in text
-    assert 'rayfleet_time_to_first_token_seconds_count{model_name="stub"} 1.0' in text
-    count = f'rayfleet_inter_token_latency_seconds_count{{model_name="stub"}} {num_tokens - 1}.0'
-    assert count in text
-    assert 'rayfleet_kv_cache_usage_perc{model_name="stub",worker_id="w0"} 0.0' in text
-    assert 'rayfleet_step_forward_seconds_count{model_name="stub",worker_id="w0"} 8.0' in text
-    assert 'rayfleet_step_forward_seconds_sum{model_name="stub",worker_id="w0"} 0.5' in text
-    rig.workers[0].vanish()
-    await rig.until(lambda: rig.attached() == ["w1"])
-    text = (await rig.client.get("/metrics")).text
-    assert 'worker_id="w0"' not in text
-    assert 'worker_id="w1"' in text
-
-
 def test_router_imports_neither_torch_nor_ray():
     code = "import sys, router.api.app; print([m for m in ('torch', 'ray') if m in sys.modules])"
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)

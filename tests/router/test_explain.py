@@ -58,7 +58,7 @@ async def test_metrics_add_up_what_the_headers_say(rig):
     again = await rig.complete(TEXT)
     text = (await rig.client.get("/metrics")).text
     values = dict(line.rsplit(" ", 1) for line in text.splitlines() if not line.startswith("#"))
-    label = '{model_name="stub"}'
+    label = f'{{gateway_id="{rig.gateway.gateway_id}",model_name="stub"}}'
     for name, header in (
         ("routing_achievable_hit_tokens", "achievable-hit-tokens"),
         ("routing_pooled_hit_tokens", "pooled-hit-tokens"),

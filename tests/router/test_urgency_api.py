@@ -48,9 +48,10 @@ async def test_responses_and_metrics_say_whether_the_slo_was_met(rig):
     missed = (await rig.complete(slo={"e2e_ms": 0.001}, priority=9)).json()["choices"][0]
     assert missed["slo"]["met"] is False
     assert "slo" not in (await rig.complete()).json()["choices"][0]
-    text = (await rig.client.get("/metrics")).text
-    assert 'rayfleet_slo_requests_total{met="true",model_name="stub",priority="4"} 1.0' in text
-    assert 'rayfleet_slo_requests_total{met="false",model_name="stub",priority="9"} 1.0' in text
+    assert rig.gateway.model("stub").stats.slo == {
+        (4, "relaxed", True): 1,
+        (9, "relaxed", False): 1,
+    }
 
 
 async def test_the_last_chunk_of_a_stream_tells_of_the_slo(rig):
@@ -91,10 +92,7 @@ async def test_full_queues_everywhere_are_a_429_with_retry_after(rig, stream):
     assert int(response.headers["retry-after"]) >= 1
     assert response.json()["error"]["type"] == "rate_limit_error"
     assert len(rig.submits()) == 2, "the other worker was not tried"
-    assert (
-        'rayfleet_requests_refused_total{model_name="stub"} 1.0'
-        in (await rig.client.get("/metrics")).text
-    )
+    assert rig.gateway.model("stub").stats.refused == 1
 
 
 async def test_a_full_worker_passes_the_request_on_to_another(rig):

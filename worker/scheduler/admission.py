@@ -259,6 +259,8 @@ class Admission:
         return lease
 
     def _note(self, request: Request, now: float) -> None:
+        if request.admitted_s < 0.0:
+            request.admitted_s = now
         self._drain.note(len(request.token_ids), now)
         if not request.num_preempted:
             self._service.charge_prompt(request, request.num_uncached)

@@ -103,7 +103,7 @@ class BlockScheduler(Scheduler):
         request.block_state = outcome.state
         computed = share.end if outcome.is_committed else share.end - self._policy.size
         request.num_computed = computed
-        if token_ids and request.slo is not None and request.first_token_s < 0.0:
+        if token_ids and request.first_token_s < 0.0:
             request.first_token_s = self._clock()
         num_known = len(request.token_ids)
         state, is_slow = self._take_tokens_of(request, token_ids)

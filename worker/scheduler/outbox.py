@@ -48,6 +48,9 @@ class Outbox:
         delta.rejection = request.rejection
         delta.num_rounds, delta.num_forwards = request.num_rounds, request.num_forwards
         delta.draft = draft
+        if token_ids and not request.times_sent:
+            request.times_sent = True
+            delta.times = request.times
         if request.logprobs:
             delta.logprobs, request.logprobs = request.logprobs, []
         if request.prompt_logprobs is not None and token_ids:

@@ -324,7 +324,7 @@ class Scheduler:
             if num_drafts >= 0:
                 request.num_unsettled -= num_drafts
                 request.num_computed += count - 1
-            if count and request.slo is not None and request.first_token_s < 0.0:
+            if count and request.first_token_s < 0.0:
                 request.first_token_s = self._clock()
             state: RequestState | None = None
             grammar = request.grammar

@@ -17,8 +17,9 @@ from worker.wire.host_cache import HostCacheTotals
 from worker.wire.sampling import SamplingParams
 from worker.wire.slo import Slo
 from worker.wire.speculation import SpeculationTotals
+from worker.wire.times import FirstTokenTimes
 
-PROTOCOL_VERSION = 6
+PROTOCOL_VERSION = 7
 """Raised whenever a message changes shape; both sides refuse another version on attach."""
 
 FinishReason = Literal["stop", "length", "abort", "error"]
@@ -59,6 +60,8 @@ class Submit(msgspec.Struct, kw_only=True, omit_defaults=True):
     """Time since it reached its gateway: deadlines count from there."""
     tenant: str = ""
     """Among equals, the tenants share service evenly; one tenant where all are empty."""
+    traceparent: str = ""
+    """W3C context of the gateway's span; empty where the request is not traced."""
 
 
 class Abort(msgspec.Struct, kw_only=True, omit_defaults=True):
@@ -168,6 +171,8 @@ class TokenDelta(msgspec.Struct, array_like=True):
     """Of a block-diffusion model, so far: all forward passes."""
     draft: list[int] | None = None
     """Of a request that asks for it: its running block, -1 where undecided."""
+    times: FirstTokenTimes | None = None
+    """With the first token that this attempt drew."""
 
     @property
     def ends_with_stop_token(self) -> bool:

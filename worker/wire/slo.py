@@ -2,7 +2,16 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 import msgspec
+
+SloClass = Literal["interactive", "server", "relaxed", "none"]
+"""How demanding an SLO is, for metrics: limits of MLPerf's scenarios of these names for an 8B
+model, whatever else was asked for, and nothing asked for."""
+INTERACTIVE_MS = (500.0, 30.0)
+"""Largest time to the first token, and largest per further token."""
+SERVER_MS = (2000.0, 100.0)
 
 
 class Slo(
@@ -39,6 +48,16 @@ class SloOutcome(msgspec.Struct, frozen=True, kw_only=True):
     e2e_ms: float | None
 
 
+def slo_class(slo: Slo | None) -> SloClass:
+    """The most demanding class that one of its limits belongs to."""
+    if slo is None or slo.is_empty:
+        return "none"
+    asked = (slo.ttft_ms, slo.tpot_ms)
+    if _any_within(asked, INTERACTIVE_MS):
+        return "interactive"
+    return "server" if _any_within(asked, SERVER_MS) else "relaxed"
+
+
 def outcome(
     slo: Slo, *, arrived_s: float, first_token_s: float, last_token_s: float, num_tokens: int
 ) -> SloOutcome:
@@ -56,3 +75,9 @@ def outcome(
         for wanted, found in ((slo.ttft_ms, first), (slo.tpot_ms, per_token), (slo.e2e_ms, last))
     )
     return SloOutcome(met=met, ttft_ms=first, tpot_ms=per_token, e2e_ms=last)
+
+
+def _any_within(asked: tuple[float | None, ...], limits: tuple[float, ...]) -> bool:
+    return any(
+        value is not None and value <= limit for value, limit in zip(asked, limits, strict=True)
+    )

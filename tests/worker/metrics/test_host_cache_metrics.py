@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from router.metrics.host_cache import host_cache_metrics
+from worker.metrics.host_cache import host_cache_metrics
 from worker.wire.host_cache import HostCacheTotals
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from router.metrics.speculation import speculation_metrics
+from worker.metrics.speculation import speculation_metrics
 from worker.wire.speculation import Decision, SpeculationTotals
 
 

@@ -1,0 +1,166 @@
+"""What a gateway counts, as Prometheus reads it."""
+
+from __future__ import annotations
+
+import asyncio
+
+import httpx
+from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
+from prometheus_client.parser import text_string_to_metric_families as parse
+
+from router.metrics.tenants import IDLE_S, TenantBook
+from worker.wire.slo import Slo, slo_class
+
+Samples = dict[tuple[str, frozenset[str]], float]
+
+
+def samples(response: httpx.Response) -> Samples:
+    """Values by name and label values, the gateway's and the model's left out."""
+    return {
+        (
+            sample.name.removeprefix("rayfleet_"),
+            frozenset(v for k, v in sample.labels.items() if k not in ("gateway_id", "model_name")),
+        ): sample.value
+        for family in parse(response.text)
+        for sample in family.samples
+    }
+
+
+def of(name: str, *labels: str) -> tuple[str, frozenset[str]]:
+    return name, frozenset(labels)
+
+
+async def test_counters_follow_requests_and_workers(rig):
+    await rig.start()
+    await rig.chat("hello")
+    found = samples(await rig.client.get("/metrics"))
+    num_tokens = len(rig.script(None))
+    assert found[of("generation_tokens_total")] == num_tokens
+    assert found[of("request_success_total", "stop")] == 1
+    assert found[of("request_success_total", "error")] == 0
+    assert found[of("time_to_first_token_seconds_count", "none")] == 1
+    assert found[of("inter_token_latency_seconds_count", "none")] == num_tokens - 1
+    assert found[of("request_generation_tokens_sum")] == num_tokens
+    assert found[of("workers", "ready")] == 2
+    assert found[of("routed_requests_total", "w0")] + found[of("routed_requests_total", "w1")] == 1
+    rig.workers[0].vanish()
+    await rig.until(lambda: rig.attached() == ["w1"])
+    response = await rig.client.get("/metrics")
+    assert 'worker_id="w0"' not in response.text
+    assert 'worker_id="w1"' in response.text
+    assert samples(response)[of("workers", "ready")] == 1
+
+
+async def test_the_first_tokens_time_is_split(rig):
+    await rig.start()
+    await rig.chat("hello", stream=True)
+    await rig.chat("hello")
+    found = samples(await rig.client.get("/metrics"))
+    parts = {
+        part: (
+            found[of(f"request_{part}_time_seconds_count", "none")],
+            found[of(f"request_{part}_time_seconds_sum", "none")],
+        )
+        for part in ("route", "queue", "prefill", "first_flush")
+    }
+    assert parts["queue"] == (2, 0.5)  # as the stub tells
+    assert parts["prefill"] == (2, 1.0)
+    assert parts["route"][0] == 2
+    assert parts["first_flush"][0] == 1, "only streams write a first token"
+    first_tokens_s = found[of("time_to_first_token_seconds_sum", "none")]
+    assert 0.0 < parts["route"][1] < first_tokens_s
+
+
+async def test_slo_classes_and_whether_they_were_met(rig):
+    await rig.start()
+    await rig.complete(slo={"ttft_ms": 60_000}, priority=9)
+    await rig.complete(slo={"ttft_ms": 0.001})
+    found = samples(await rig.client.get("/metrics"))
+    assert found[of("slo_requests_total", "9", "relaxed", "true")] == 1
+    assert found[of("slo_requests_total", "4", "interactive", "false")] == 1
+    assert found[of("time_to_first_token_seconds_count", "interactive")] == 1
+    assert found[of("time_to_first_token_seconds_count", "none")] == 0
+    assert found[of("tenant_slo_requests_total", "default", "true")] == 1
+    assert slo_class(Slo(tpot_ms=100)) == "server"
+    assert slo_class(Slo(ttft_ms=9000, tpot_ms=20)) == "interactive"
+    assert slo_class(None) == slo_class(Slo()) == "none"
+
+
+async def test_refusals_by_reason(rig):
+    await rig.start()
+    for worker in rig.workers:
+        worker.rejection, worker.rejection_status = "all full", 429
+    assert (await rig.chat()).status_code == 429
+    for worker in rig.workers:
+        worker.vanish()
+    await rig.until(lambda: not rig.attached())
+    assert (await rig.chat()).status_code == 503
+    found = samples(await rig.client.get("/metrics"))
+    assert found[of("admission_rejections_total", "queue_full")] == 1
+    assert found[of("admission_rejections_total", "no_worker")] == 1
+    assert found[of("expected_wait_seconds")] == float("inf")
+
+
+async def test_what_no_worker_has_yet_is_pending(rig):
+    await rig.start()
+    rig.workers[0].gate.clear()
+    rig.workers[1].gate.clear()
+    work = rig.client.post("/v1/completions", json={"model": "stub", "prompt": "hi", "n": 2})
+    async with asyncio.TaskGroup() as group:
+        group.create_task(work)
+        await rig.until(lambda: rig.gateway.model("stub").stats.pending_requests == 2)
+        found = samples(await rig.client.get("/metrics"))
+        rig.workers[0].gate.set()
+        rig.workers[1].gate.set()
+    assert found[of("gateway_pending_requests")] == 2
+    assert found[of("gateway_pending_tokens")] > 0
+    found = samples(await rig.client.get("/metrics"))
+    assert found[of("gateway_pending_requests")] == found[of("gateway_pending_tokens")] == 0
+
+
+async def test_tenants_are_counted_up_to_a_bound(rig):
+    keys = ("a", "b", "c", "d")
+    await rig.start(fair_by="key", api_keys=keys, metrics_max_tenants=2)
+    for key in (*keys, "a"):
+        rig.client.headers["authorization"] = f"Bearer {key}"
+        assert (await rig.chat()).status_code == 200
+    tenants = list(dict.fromkeys(submit.tenant for submit in rig.submits()))
+    found = samples(await rig.client.get("/metrics"))
+    requests = {labels: v for (name, labels), v in found.items() if name == "tenant_requests_total"}
+    assert requests == {
+        frozenset({tenants[0]}): 2,
+        frozenset({tenants[1]}): 1,
+        frozenset({"other"}): 2,
+    }
+    other = found[of("tenant_generation_tokens_total", "other")]
+    assert other == 2 * len(rig.script(None))
+
+
+def test_an_idle_tenant_gives_its_place_up_and_no_sum_falls():
+    book = TenantBook(2)
+    busy, idle = book.of("busy", 0.0), book.of("idle", 0.0)
+    for stats in (busy, idle):
+        stats.begin(10, 0.0)
+    idle.end(first_token_s=0.5, generation_tokens=3, cached_tokens=1, met=False)
+    assert book.of("late", IDLE_S) is dict(book.rows())["other"]
+    late = book.of("late", IDLE_S + 1.0)
+    rows = dict(book.rows())
+    assert list(rows) == ["busy", "late", "other"], "one with an open request stays"
+    assert rows["late"] is late
+    other = rows["other"]
+    assert (other.requests, other.prompt_tokens, other.generation_tokens) == (1, 10, 3)
+    assert (other.slo_missed, other.first_tokens, other.first_tokens_s) == (1, 1, 0.5)
+
+
+async def test_openmetrics_say_when_counters_began(rig):
+    await rig.start()
+    await rig.chat()
+    accept = {"accept": "application/openmetrics-text;version=1.0.0,text/plain;q=0.5"}
+    response = await rig.client.get("/metrics", headers=accept)
+    assert response.headers["content-type"].startswith("application/openmetrics-text")
+    found = [s for family in parse_openmetrics(response.text) for s in family.samples]
+    created = {s.name: s.value for s in found if s.name.endswith("_created")}
+    assert created["rayfleet_generation_tokens_created"] == rig.gateway.created
+    assert created["rayfleet_time_to_first_token_seconds_created"] == rig.gateway.created
+    plain = await rig.client.get("/metrics")
+    assert "_created" not in plain.text

@@ -1,0 +1,1 @@
+"""What a worker and a node count, and how Prometheus reads it."""

@@ -1,0 +1,136 @@
+"""A worker's Prometheus metrics, read from its front's own state when scraped."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
+
+from prometheus_client.core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    InfoMetricFamily,
+    Metric,
+    SummaryMetricFamily,
+)
+from prometheus_client.registry import Collector
+
+from worker.metrics.host_cache import host_cache_metrics
+from worker.metrics.speculation import speculation_metrics
+from worker.wire.host_cache import HostCacheTotals
+from worker.wire.messages import BlockTotals, EngineInfo, LoadSnapshot, StepTimes
+from worker.wire.speculation import SpeculationTotals
+
+LABELS = ["model_name", "worker_id"]
+
+
+class WorkerView(NamedTuple):
+    """What is known of a worker."""
+
+    model_name: str
+    worker_id: str
+    epoch: int
+    """Counts its rank groups from 1."""
+    info: EngineInfo | None
+    """None while it is loading."""
+    load: LoadSnapshot
+
+
+_GAUGES: dict[str, tuple[str, Callable[[LoadSnapshot], float]]] = {
+    "num_requests_running": ("Requests in the running batch.", lambda x: x.num_running),
+    "num_requests_waiting": (
+        "Requests waiting at the worker.",
+        lambda x: x.num_waiting + x.num_reserved,
+    ),
+    "num_queued_tokens": ("Tokens of the requests that wait.", lambda x: x.num_queued_tokens),
+    "queued_prefill_tokens": (
+        "Prompt tokens at the worker that are not computed yet.",
+        lambda x: x.queued_prefill_tokens + x.reserved_prefill_tokens,
+    ),
+    "kv_cache_usage_perc": (
+        "KV pages in use, cached ones that may be evicted not counted; 1 is all.",
+        lambda x: 1.0 - x.num_free_pages / x.num_total_pages if x.num_total_pages else 0.0,
+    ),
+    "max_num_seqs": ("Requests that may run at a time.", lambda x: x.max_num_seqs),
+    "step_tokens": ("Tokens computed in the last step.", lambda x: x.num_step_tokens),
+}
+_BLOCKS: dict[str, tuple[str, Callable[[BlockTotals], int]]] = {
+    "forwards": ("Forward passes of block diffusion.", lambda b: b.num_forwards),
+    "rounds": ("Passes that found something to decide, by block.", lambda b: b.num_rounds),
+    "block_passes": ("Passes of running blocks, by block.", lambda b: b.num_passes),
+    "tokens": ("Tokens of blocks that were done.", lambda b: b.num_tokens),
+}
+_STEP_PHASES: dict[str, tuple[str, Callable[[StepTimes], float]]] = {
+    "schedule": ("Deciding the step.", lambda t: t.schedule),
+    "broadcast": ("Sending the step to the ranks.", lambda t: t.broadcast),
+    "prepare": ("Rank 0: tables and input tensors.", lambda t: t.prepare),
+    "forward": ("Rank 0: the model.", lambda t: t.forward),
+    "sample": ("Rank 0: drawing tokens.", lambda t: t.sample),
+    "collect": ("Waiting for the step's result.", lambda t: t.collect),
+    "process": ("Applying the result.", lambda t: t.process),
+    "deliver": ("Between two turns: reports out, requests in.", lambda t: t.deliver),
+    "bubble": ("Rank 0 idle before the step while there was work.", lambda t: t.bubble),
+}
+
+
+class WorkerCollector(Collector):
+    """Yields all families of one worker; what it does not do counts as 0.
+
+    Counters of the engine begin anew with each rank group, which `worker_rebuilds` tells.
+    """
+
+    def __init__(self, view: Callable[[], WorkerView]) -> None:
+        self._view = view
+
+    def collect(self) -> Iterator[Metric]:
+        """See prometheus_client's Collector."""
+        view = self._view()
+        labels, load = [view.model_name, view.worker_id], view.load
+        ready = GaugeMetricFamily(
+            "rayfleet_worker_ready",
+            "1 where it can take requests, 0 while it loads.",
+            labels=LABELS,
+        )
+        ready.add_metric(labels, float(view.info is not None))
+        yield ready
+        rebuilds = CounterMetricFamily(
+            "rayfleet_worker_rebuilds", "Rank groups that were lost and replaced.", labels=LABELS
+        )
+        rebuilds.add_metric(labels, view.epoch - 1)
+        yield rebuilds
+        for name, (text, read) in _GAUGES.items():
+            gauge = GaugeMetricFamily(f"rayfleet_{name}", text, labels=LABELS)
+            gauge.add_metric(labels, read(load))
+            yield gauge
+        yield _cache_config(view)
+        preemptions = CounterMetricFamily(
+            "rayfleet_num_preemptions", "Requests taken back from the running batch.", labels=LABELS
+        )
+        preemptions.add_metric(labels, load.num_preemptions)
+        yield preemptions
+        for name, (text, total) in _BLOCKS.items():
+            totals = CounterMetricFamily(f"rayfleet_diffusion_{name}", text, labels=LABELS)
+            totals.add_metric(labels, total(load.blocks or BlockTotals()))
+            yield totals
+        times = load.step_times
+        for name, (text, seconds) in _STEP_PHASES.items():
+            phase = SummaryMetricFamily(f"rayfleet_step_{name}_seconds", text, labels=LABELS)
+            phase.add_metric(labels, times.num_steps, seconds(times))
+            yield phase
+        yield from speculation_metrics([(labels, load.speculation or SpeculationTotals.of(0))])
+        page_size = 0 if view.info is None else view.info.page_size
+        yield from host_cache_metrics([(labels, load.host_cache or HostCacheTotals(), page_size)])
+
+
+def _cache_config(view: WorkerView) -> Metric:
+    """By the labels of the Gateway API's model server protocol."""
+    family = InfoMetricFamily("rayfleet_cache_config", "The KV cache.", labels=LABELS)
+    if view.info is not None:
+        page_size = view.info.page_size
+        config = {
+            "block_size": str(page_size),
+            "num_gpu_blocks": str(
+                view.load.num_total_pages or view.info.max_total_tokens // page_size
+            ),
+        }
+        family.add_metric([view.model_name, view.worker_id], config)
+    return family

@@ -1,0 +1,118 @@
+"""Spans of a worker: one of its front, and below it one of its engine.
+
+The engine's process makes no spans, since its loop waits for nothing: the front makes the engine's
+from what its reports tell.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from worker.wire.messages import Submit, TokenDelta
+from worker.wire.times import FirstTokenTimes
+from worker.wire.tracing import Tracing, fail, traceparent_of
+
+if TYPE_CHECKING:
+    from opentelemetry.trace import Span
+
+
+@dataclass(slots=True)
+class _Open:
+    span: Span
+    attempt: int
+    handed_ns: int
+    num_prompt: int
+    first_ns: int = 0
+    times: FirstTokenTimes | None = None
+    num_tokens: int = 0
+
+
+class WorkerTraces:
+    """Follows the requests of one front that carry a traceparent.
+
+    Args:
+        tracing: makes the spans.
+        worker_id: an attribute of theirs.
+    """
+
+    def __init__(self, tracing: Tracing, worker_id: str) -> None:
+        self._tracing = tracing
+        self._worker_id = worker_id
+        self._open: dict[str, _Open] = {}
+
+    def handed(self, submits: Iterable[Submit], arrived_ns: int) -> None:
+        """The engine has been sent these, which came to the front at Unix time `arrived_ns`."""
+        for submit in submits:
+            if not submit.traceparent:
+                continue
+            span = self._tracing.start(
+                "worker",
+                submit.traceparent,
+                start_ns=arrived_ns,
+                server=True,
+                attributes={
+                    "rayfleet.worker_id": self._worker_id,
+                    "rayfleet.request_id": submit.request_id,
+                    "rayfleet.attempt": submit.attempt,
+                },
+            )
+            if span is not None:
+                num_prompt = len(submit.prompt) // 4
+                opened = _Open(span, submit.attempt, time.time_ns(), num_prompt)
+                self._open[submit.request_id] = opened
+
+    def reported(self, deltas: Iterable[TokenDelta]) -> None:
+        """The engine has told of these."""
+        if not self._open:
+            return
+        now = time.time_ns()
+        for delta in deltas:
+            found = self._open.get(delta.request_id)
+            if found is None or found.attempt != delta.attempt:
+                continue
+            found.num_tokens += len(delta.token_ids)
+            if delta.times is not None:
+                found.first_ns, found.times = now, delta.times
+            if delta.finish_reason is not None:
+                del self._open[delta.request_id]
+                self._end(found, now, delta.finish_reason, delta.error)
+
+    def lost(self, reason: str) -> None:
+        """The engine is gone, and with it all that it had."""
+        now = time.time_ns()
+        for found in self._open.values():
+            self._end(found, now, "error", reason)
+        self._open.clear()
+
+    def close(self) -> None:
+        """Sends what has not been sent."""
+        self.lost("the worker was closed")
+        self._tracing.close()
+
+    def _end(self, found: _Open, now: int, finish_reason: str, problem: str | None) -> None:
+        engine = self._tracing.start(
+            "engine",
+            traceparent_of(found.span),
+            start_ns=found.handed_ns,
+            server=False,
+            attributes={
+                "rayfleet.worker_id": self._worker_id,
+                "rayfleet.finish_reason": finish_reason,
+                "gen_ai.usage.input_tokens": found.num_prompt,
+                "gen_ai.usage.output_tokens": found.num_tokens,
+            },
+        )
+        assert engine is not None, "a kept trace's spans are kept"
+        if (times := found.times) is not None:
+            engine.set_attribute("rayfleet.queue_s", times.queue_s)
+            engine.set_attribute("rayfleet.prefill_s", times.prefill_s)
+            admitted_ns = found.first_ns - int(times.prefill_s * 1e9)
+            engine.add_event("admitted", timestamp=max(admitted_ns, found.handed_ns))
+            engine.add_event("first token", timestamp=found.first_ns)
+        for span in (engine, found.span):
+            if problem is not None:
+                fail(span, problem)
+            span.end(now)
