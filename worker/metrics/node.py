@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-ANSWER_S = 1.0
+ANSWER_S = 3.0
 """A process that takes longer is left out of the scrape."""
 RETRY_S = 1.0
 """How often the port is tried for while another process holds it."""

@@ -1,0 +1,126 @@
+"""Writes the Grafana dashboards: `python -m deploy.monitoring.build [FOLDER]`.
+
+What they show is in boards.py; this is how Grafana wants it.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+from deploy.monitoring.boards import BOARDS
+from deploy.monitoring.queries import Board, Panel
+
+FOLDER = Path(__file__).with_name("dashboards")
+SOURCE = {"type": "prometheus", "uid": "${datasource}"}
+WIDTH, HEIGHT = 8, 8
+COLUMNS = 24 // WIDTH
+
+
+def dashboard(board: Board) -> dict[str, Any]:
+    """A board as Grafana's JSON model."""
+    return {
+        "uid": f"rayfleet-{board.name}",
+        "title": f"rayfleet: {board.title}",
+        "description": board.description,
+        "tags": ["rayfleet"],
+        "schemaVersion": 39,
+        "editable": True,
+        "graphTooltip": 1,
+        "refresh": "10s",
+        "time": {"from": "now-30m", "to": "now"},
+        "timezone": "",
+        "annotations": {"list": []},
+        "links": [
+            {
+                "type": "dashboards",
+                "title": "rayfleet",
+                "tags": ["rayfleet"],
+                "asDropdown": True,
+                "includeVars": True,
+                "keepTime": True,
+            }
+        ],
+        "templating": {"list": [_datasource(), _models()]},
+        "panels": [_panel(number, panel) for number, panel in enumerate(board.panels)],
+    }
+
+
+def text(board: Board) -> str:
+    """The file of a board."""
+    return json.dumps(dashboard(board), indent=1) + "\n"
+
+
+def _panel(number: int, panel: Panel) -> dict[str, Any]:
+    stacking = {"mode": "normal", "group": "A"} if panel.stacked else {"mode": "none"}
+    return {
+        "id": number + 1,
+        "type": "timeseries",
+        "title": panel.title,
+        "description": panel.description,
+        "datasource": SOURCE,
+        "gridPos": {
+            "x": number % COLUMNS * WIDTH,
+            "y": number // COLUMNS * HEIGHT,
+            "w": WIDTH,
+            "h": HEIGHT,
+        },
+        "fieldConfig": {
+            "defaults": {
+                "unit": panel.unit,
+                "min": 0,
+                "custom": {
+                    "lineWidth": 1,
+                    "fillOpacity": 30 if panel.stacked else 5,
+                    "stacking": stacking,
+                    "showPoints": "never",
+                },
+            },
+            "overrides": [],
+        },
+        "options": {
+            "legend": {"displayMode": "list", "placement": "bottom", "showLegend": True},
+            "tooltip": {"mode": "multi", "sort": "desc"},
+        },
+        "targets": [
+            {
+                "refId": chr(ord("A") + place),
+                "datasource": SOURCE,
+                "expr": query,
+                "legendFormat": legend,
+            }
+            for place, (legend, query) in enumerate(panel.queries.items())
+        ],
+    }
+
+
+def _datasource() -> dict[str, Any]:
+    return {"name": "datasource", "type": "datasource", "query": "prometheus", "label": "Source"}
+
+
+def _models() -> dict[str, Any]:
+    return {
+        "name": "model",
+        "label": "Model",
+        "type": "query",
+        "datasource": SOURCE,
+        "query": {"query": "label_values(rayfleet_workers, model_name)", "refId": "models"},
+        "refresh": 2,
+        "includeAll": True,
+        "multi": True,
+        "allValue": ".*",
+        "current": {"text": "All", "value": "$__all"},
+    }
+
+
+def main(folder: Path = FOLDER) -> None:
+    """Writes a file per board into `folder`."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for board in BOARDS:
+        (folder / f"{board.name}.json").write_text(text(board))
+
+
+if __name__ == "__main__":
+    main(*map(Path, sys.argv[1:2]))

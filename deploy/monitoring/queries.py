@@ -1,0 +1,67 @@
+"""What boards are made of, and the queries that most panels are variants of."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+M = 'model_name=~"$model"'
+MET = ', met="true"'
+
+
+@dataclass(frozen=True, slots=True)
+class Panel:
+    """One plot over time."""
+
+    title: str
+    unit: str
+    """In Grafana's words."""
+    queries: Mapping[str, str]
+    """By legend."""
+    description: str = ""
+    stacked: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Board:
+    """One dashboard."""
+
+    name: str
+    title: str
+    description: str
+    panels: tuple[Panel, ...]
+
+
+def rate(name: str, by: str = "", more: str = "") -> str:
+    """Per second, summed over everything but the labels `by`."""
+    return f"sum by ({by}) (rate(rayfleet_{name}{{{M}{more}}}[$__rate_interval]))"
+
+
+def level(name: str, by: str = "", more: str = "") -> str:
+    """A gauge, summed over everything but the labels `by`."""
+    return f"sum by ({by}) (rayfleet_{name}{{{M}{more}}})"
+
+
+def quantiles(name: str, by: str = "", *parts: float) -> dict[str, str]:
+    """Quantiles of a histogram, by legend."""
+    labels = ", ".join(filter(None, ("le", by)))
+    suffix = f" {{{{{by}}}}}" if by else ""
+    return {
+        f"p{part * 100:g}{suffix}": f"histogram_quantile({part}, {rate(f'{name}_bucket', labels)})"
+        for part in parts or (0.5, 0.95, 0.99)
+    }
+
+
+def mean(name: str, by: str = "") -> str:
+    """Mean of a histogram or summary."""
+    return f"{rate(f'{name}_sum', by)} / {rate(f'{name}_count', by)}"
+
+
+def kept(name: str, by: str) -> str:
+    """Share of requests with an SLO that met it."""
+    return f"{rate(name, by, MET)} / {rate(name, by)}"
+
+
+def share(part: str, whole: str) -> str:
+    """A part of a whole that may be nothing, which is 0 of it then."""
+    return f"{part} / ({whole} > 0) or 0 * {whole}"

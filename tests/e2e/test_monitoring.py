@@ -1,0 +1,154 @@
+"""Dashboards and alert rules against a fleet that is under load."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import httpx
+import pytest
+from prometheus_client.parser import text_string_to_metric_families as parse
+
+from cluster.environment import free_ports
+from tests.deploy.promql import RULES, missing, panel_queries, rule_queries
+from tests.e2e.conftest import API_KEY, MODEL, RunningFleet
+
+NUM_REQUESTS = 12
+
+
+def put_under_load(fleet: RunningFleet) -> None:
+    """Streamed and whole responses, with every class of SLO and none."""
+
+    def ask(number: int) -> int:
+        body = {
+            "model": MODEL,
+            "prompt": f"{number} is a number",
+            "max_tokens": 12,
+            "ignore_eos": True,
+            "stream": number % 2 == 0,
+            "priority": number % 10,
+        }
+        limit = (None, 100, 1500, 60_000)[number % 4]
+        if limit is not None:
+            body["slo"] = {"ttft_ms": limit}
+        with fleet.http as http:
+            return http.post("/v1/completions", json=body).status_code
+
+    with ThreadPoolExecutor(4) as pool:
+        assert set(pool.map(ask, range(NUM_REQUESTS))) == {200}
+
+
+@pytest.fixture(scope="module")
+def loaded(fleet: RunningFleet) -> RunningFleet:
+    put_under_load(fleet)
+    return fleet
+
+
+@pytest.fixture(scope="module")
+def scrape(loaded: RunningFleet) -> str:
+    with loaded.http as http:
+        return http.get("/metrics").text
+
+
+def test_every_query_finds_its_series(scrape: str) -> None:
+    samples = [(s.name, s.labels) for family in parse(scrape) for s in family.samples]
+    queries = panel_queries() | rule_queries()
+    assert not {where: lacks for where, q in queries.items() if (lacks := missing(q, samples))}
+
+
+def test_one_scrape_tells_of_every_process_once(scrape: str) -> None:
+    found = {family.name: family.samples for family in parse(scrape)}
+    processes = {s.labels["process"].split()[0] for s in found["rayfleet_process_cpu_seconds"]}
+    assert processes == {"gateway", "worker"}
+    states = {s.labels["state"]: s.value for s in found["rayfleet_node_processes"]}
+    assert states == {"answered": 3, "silent": 0}
+    assert sum(s.value for s in found["rayfleet_worker_ready"]) == 2
+    series = [(s.name, *sorted(s.labels.items())) for f in found.values() for s in f]
+    assert len(series) == len(set(series))
+    [count] = {
+        s.value
+        for s in found["rayfleet_request_queue_time_seconds"]
+        if s.name.endswith("_count") and s.labels["slo_class"] == "server"
+    }
+    assert count == NUM_REQUESTS / 4
+
+
+@pytest.mark.skipif(shutil.which("promtool") is None, reason="promtool is not installed")
+def test_promtool_accepts_the_scrape(scrape: str) -> None:
+    result = subprocess.run(
+        ["promtool", "check", "metrics"], input=scrape, capture_output=True, text=True
+    )
+    assert result.returncode == 0, result.stdout + result.stderr
+
+
+@contextmanager
+def prometheus(fleet: RunningFleet, folder: Path) -> Iterator[httpx.Client]:
+    """Scrapes the fleet every second and evaluates the rules."""
+    target = urlsplit(fleet.base_url).netloc
+    config = folder / "prometheus.yml"
+    config.write_text(
+        f"""
+global: {{scrape_interval: 1s, evaluation_interval: 1s}}
+rule_files: [{RULES}]
+scrape_configs:
+  - job_name: rayfleet
+    authorization: {{credentials: {API_KEY}}}
+    static_configs: [{{targets: ["{target}"]}}]
+"""
+    )
+    address = f"127.0.0.1:{free_ports(1)[0]}"
+    process = subprocess.Popen(
+        [
+            *("prometheus", f"--config.file={config}", f"--storage.tsdb.path={folder}/data"),
+            *(f"--web.listen-address={address}", "--log.level=error"),
+        ],
+        env={**os.environ, "GOMAXPROCS": "1"},
+    )
+    try:
+        with httpx.Client(base_url=f"http://{address}/api/v1", trust_env=False) as client:
+            yield client
+    finally:
+        process.terminate()
+        process.wait(timeout=20)
+
+
+def result_of(client: httpx.Client, query: str) -> list[object]:
+    answer = client.get("/query", params={"query": query}).json()
+    assert answer["status"] == "success", (query, answer)
+    return list(answer["data"]["result"])
+
+
+@pytest.mark.skipif(shutil.which("prometheus") is None, reason="Prometheus is not installed")
+def test_prometheus_answers_every_panel(loaded: RunningFleet, tmp_path: Path) -> None:
+    with prometheus(loaded, tmp_path) as client:
+        deadline = time.monotonic() + 60
+
+        def wait_for_scrapes(count: int) -> None:
+            query = f'count_over_time(up{{job="rayfleet"}}[1m]) >= {count}'
+            while True:
+                try:
+                    if result_of(client, query):
+                        return
+                except httpx.TransportError:
+                    pass  # it is starting
+                assert time.monotonic() < deadline, "Prometheus does not scrape"
+                time.sleep(0.2)
+
+        wait_for_scrapes(1)
+        put_under_load(loaded)
+        wait_for_scrapes(4)
+        empty = [where for where, query in panel_queries().items() if not result_of(client, query)]
+        assert not empty
+        groups = client.get("/rules").json()["data"]["groups"]
+        rules = [rule for group in groups for rule in group["rules"]]
+        assert {rule["name"] for rule in rules} == set(rule_queries())
+        assert {rule["health"] for rule in rules} <= {"ok", "unknown"}
+        firing = {rule["name"] for rule in rules if rule["state"] == "firing"}
+        assert firing <= {"RayfleetSloBurnFast", "RayfleetSloBurnSlow"}
