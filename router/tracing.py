@@ -23,19 +23,17 @@ class RequestSpan:
 
     @staticmethod
     def begin(
-        tracing: Tracing | None, traceparent: str, *, path: str, model: str, elapsed_s: float
+        tracing: Tracing, traceparent: str, *, path: str, model: str, elapsed_s: float
     ) -> RequestSpan | None:
-        """The span of a request; None where it is not traced.
+        """The span of a request; None where its trace is not kept.
 
         Args:
-            tracing: None where nothing is.
+            tracing: makes spans.
             traceparent: the client's, or empty.
             path: of the request.
             model: that it names.
             elapsed_s: since it arrived.
         """
-        if tracing is None:
-            return None
         operation = "chat" if path.endswith("/chat/completions") else "text_completion"
         span = tracing.start(
             f"{operation} {model}",

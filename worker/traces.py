@@ -11,6 +11,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from worker.wire.blocks import TOKEN_BYTES
 from worker.wire.messages import Submit, TokenDelta
 from worker.wire.times import FirstTokenTimes
 from worker.wire.tracing import Tracing, fail, traceparent_of
@@ -60,9 +61,11 @@ class WorkerTraces:
                 },
             )
             if span is not None:
-                num_prompt = len(submit.prompt) // 4
-                opened = _Open(span, submit.attempt, time.time_ns(), num_prompt)
-                self._open[submit.request_id] = opened
+                now, num_prompt = time.time_ns(), len(submit.prompt) // TOKEN_BYTES
+                earlier = self._open.pop(submit.request_id, None)
+                if earlier is not None:
+                    self._end(earlier, now, "abort", "another attempt took its place")
+                self._open[submit.request_id] = _Open(span, submit.attempt, now, num_prompt)
 
     def reported(self, deltas: Iterable[TokenDelta]) -> None:
         """The engine has told of these."""

@@ -100,13 +100,6 @@ class CompletionRoutes:
         if body.stream_options is not None and not body.stream:
             raise bad_request("stream_options is only allowed with stream", "stream_options")
         request_id = request_id_of(request)
-        span = RequestSpan.begin(
-            self._gateway.tracing,
-            request.headers.get("traceparent", ""),
-            path=request.url.path,
-            model=model.route.name,
-            elapsed_s=asyncio.get_running_loop().time() - arrived_at,
-        )
         generation = model.generation(
             GenerationRequest(
                 request_id=request_id,
@@ -117,7 +110,7 @@ class CompletionRoutes:
                 slo=None if body.slo is None or body.slo.is_empty else body.slo,
                 tenant=tenant_of(request, body.user, self._gateway.config.fair_by),
                 arrived_at=arrived_at,
-                span=span,
+                span=self._span(request, model, arrived_at),
             )
         )
         writer = writer_type(
@@ -130,6 +123,17 @@ class CompletionRoutes:
         )
         return GenerationResponse(
             generation, writer, request_id=request_id, stream=bool(body.stream)
+        )
+
+    def _span(self, request: Request, model: ServedModel, arrived_at: float) -> RequestSpan | None:
+        if self._gateway.tracing is None:
+            return None
+        return RequestSpan.begin(
+            self._gateway.tracing,
+            request.headers.get("traceparent", ""),
+            path=request.scope["path"],
+            model=model.route.name,
+            elapsed_s=asyncio.get_running_loop().time() - arrived_at,
         )
 
 

@@ -13,6 +13,7 @@ from cluster.cli.serve import configure
 from cluster.config import EndpointConfig, FleetConfig, ServeConfig, serve_config_from_mapping
 from router.config import RoutingConfig
 from worker.engine.config import EngineConfig
+from worker.metrics.node import NodeMetricsConfig
 
 
 def parse(*argv: str) -> ServeConfig:
@@ -67,6 +68,8 @@ def test_a_file_lists_models_and_flags_of_the_endpoint_win(tmp_path: Path) -> No
             "not batch-invariant",
         ),
         ({"models": [{"model": "m"}], "port": 0}, "--port"),
+        ({"models": [{"model": "m"}], "port": 9000, "metrics_port": 9000}, "--metrics-port"),
+        ({"models": [{"model": "m"}], "metrics_max_tenants": 0}, "--metrics-max-tenants"),
     ],
 )
 def test_mistakes_are_named(settings: dict[str, object], message: str) -> None:
@@ -78,6 +81,13 @@ def test_mistakes_are_named(settings: dict[str, object], message: str) -> None:
 def test_every_field_is_explained(cls: type) -> None:
     docs = field_docstrings(cls)
     assert all(doc.endswith(".") for doc in docs.values()), docs
+
+
+def test_each_node_has_a_port_for_metrics_where_asked_for() -> None:
+    assert parse("m").node_metrics().port == 0
+    config = parse("m", "--metrics-port", "9464", "--metrics-host", "::", "--fair-by", "key")
+    assert config.node_metrics() == NodeMetricsConfig(host="::", port=9464)
+    assert config.gateway().metrics_max_tenants == 32
 
 
 def test_routing_is_chosen_per_model() -> None:

@@ -84,6 +84,17 @@ def test_a_lost_engine_ends_its_spans_as_errors(
     assert len(exporter.get_finished_spans()) == 2
 
 
+def test_a_later_attempt_ends_the_earlier_ones_spans(
+    exporter: InMemorySpanExporter, traces: WorkerTraces
+) -> None:
+    for attempt in range(2):
+        traces.handed([submit("r", f"00-{TRACE}-{GATEWAY}-01", attempt)], 1)
+    ended = [s.attributes for s in exporter.get_finished_spans() if s.name == "worker"]
+    assert [span["rayfleet.attempt"] for span in ended if span is not None] == [0]
+    traces.reported([TokenDelta("r", 1, [6], "length")])
+    assert len(exporter.get_finished_spans()) == 4
+
+
 @pytest.fixture
 def collector() -> Iterator[tuple[str, list[bytes]]]:
     bodies: list[bytes] = []
