@@ -171,9 +171,11 @@ class GatewayCollector(Collector):
                 success.add_metric([*labels, reason], count, self._created)
             for reason, count in (("queue_full", stats.refused), ("no_worker", stats.unplaced)):
                 rejections.add_metric([*labels, reason], count, self._created)
-            for (priority, kind, met), count in sorted(stats.slo.items()):
-                values = [*labels, str(priority), kind, str(met).lower()]
-                slo.add_metric(values, count, self._created)
+            # Both outcomes from the first one on: the rate of a series that is new is not known.
+            for priority, kind in sorted({(priority, kind) for priority, kind, _ in stats.slo}):
+                for met, word in ((True, "true"), (False, "false")):
+                    count = stats.slo.get((priority, kind, met), 0)
+                    slo.add_metric([*labels, str(priority), kind, word], count, self._created)
         yield from (success, rejections, slo)
 
     def _tenants(self) -> Iterator[Metric]:

@@ -29,8 +29,7 @@ def own(content_type: str) -> bytes:
     fleet.attach("w", AttachSnapshot(1, "w", 1, INFO, [], LoadSnapshot()))
     stats = ModelStats()
     stats.latency(Slo(ttft_ms=1))
-    for met in (True, False):
-        stats.slo[4, "interactive", met] = 0
+    stats.slo[4, "interactive", True] = 1
     gateway = GatewayCollector("g", [Source("m", stats, fleet)])
     worker = WorkerCollector(lambda: WorkerView("m", "w", 1, INFO, LoadSnapshot()))
     return merge([render(gateway, content_type), render(worker, content_type)], content_type)

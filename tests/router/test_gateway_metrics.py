@@ -78,6 +78,7 @@ async def test_slo_classes_and_whether_they_were_met(rig):
     found = samples(await rig.client.get("/metrics"))
     assert found[of("slo_requests_total", "9", "relaxed", "true")] == 1
     assert found[of("slo_requests_total", "4", "interactive", "false")] == 1
+    assert found[of("slo_requests_total", "4", "interactive", "true")] == 0
     assert found[of("time_to_first_token_seconds_count", "interactive")] == 1
     assert found[of("time_to_first_token_seconds_count", "none")] == 0
     assert found[of("tenant_slo_requests_total", "default", "true")] == 1
