@@ -164,7 +164,7 @@ def test_only_the_api_port_is_open_to_clients(objects: list[Object]) -> None:
     assert {"app.kubernetes.io/name": "kuberay-operator"} == operator["from"][0]["podSelector"][
         "matchLabels"
     ]
-    assert {p["port"] for p in monitoring["ports"]} == {8000, 8080}
+    assert {p["port"] for p in monitoring["ports"]} == {9464, 8080}
 
 
 def test_budgets_and_spread_select_the_pods_that_there_are(objects: list[Object]) -> None:

@@ -99,6 +99,9 @@ spec:
 {{- define "rayfleet.ports" -}}
 - {name: serve, containerPort: 8000}
 - {name: metrics, containerPort: 8080}
+{{- if ne .component "head" }}
+- {name: fleet, containerPort: 9464}
+{{- end }}
 {{- if eq .component "head" }}
 - {name: gcs-server, containerPort: 6379}
 - {name: dashboard, containerPort: 8265}

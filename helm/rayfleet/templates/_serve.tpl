@@ -22,7 +22,7 @@
 {{- $models = append $models (merge $entry (default dict .options)) -}}
 {{- $deployments = append $deployments (include "rayfleet.workerDeployment" (dict "model" . "group" $group "grace" $grace) | fromYaml) -}}
 {{- end -}}
-{{- $args := dict "num_gateways" (int .Values.gateway.replicas) "fair_by" .Values.gateway.fairBy "models" $models -}}
+{{- $args := dict "num_gateways" (int .Values.gateway.replicas) "fair_by" .Values.gateway.fairBy "models" $models "metrics_host" "0.0.0.0" "metrics_port" 9464 -}}
 {{- if include "rayfleet.apiKeySecret" . -}}
 {{- $_ := set $args "api_key_file" "/etc/rayfleet/api-keys" -}}
 {{- end -}}

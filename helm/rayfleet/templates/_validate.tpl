@@ -29,7 +29,7 @@
 {{- end -}}
 {{- include "rayfleet.validateFit" (dict "root" $ "model" . "groups" $groups) -}}
 {{- end -}}
-{{- range list "models" "num_gateways" "fair_by" "api_key_file" "api_keys" -}}
+{{- range list "models" "num_gateways" "fair_by" "api_key_file" "api_keys" "metrics_host" "metrics_port" -}}
 {{- if hasKey (default dict $values.gateway.options) . -}}
 {{- fail (printf "gateway.options must not hold %q, for which the chart has a value of its own" .) -}}
 {{- end -}}

@@ -1,0 +1,51 @@
+"""What Prometheus and Grafana get from the chart."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import yaml
+
+from tests.helm.chart import ROOT, Helm, Object, only, pod_specs
+
+MONITORING = ROOT / "deploy" / "monitoring"
+
+
+@pytest.fixture(scope="module")
+def objects(helm4: Helm, everything: Path) -> list[Object]:
+    return helm4.template("-f", str(everything))
+
+
+def test_one_target_per_pod_with_a_part_of_the_fleet(objects: list[Object]) -> None:
+    endpoints = only(objects, "PodMonitor")["spec"]["podMetricsEndpoints"]
+    fleet, rays = endpoints
+    assert (fleet["port"], rays["port"]) == ("fleet", "metrics")
+    assert fleet["relabelings"] == [{"targetLabel": "job", "replacement": "rayfleet"}]
+    assert "authorization" not in fleet  # the port asks for no key; the NetworkPolicy guards it
+    service = yaml.safe_load(only(objects, "RayService")["spec"]["serveConfigV2"])
+    arguments = service["applications"][0]["args"]
+    ports = {
+        pod["metadata"]["labels"]["app.kubernetes.io/component"]: {
+            port["name"]: port["containerPort"]
+            for port in pod["spec"]["containers"][0].get("ports", ())
+        }
+        for name, pod in pod_specs(objects)
+        if "RayService" in name
+    }
+    assert arguments["metrics_port"] == ports["gateway"]["fleet"] == ports["worker"]["fleet"]
+    assert "fleet" not in ports["head"]
+
+
+def test_dashboards_and_rules_are_those_of_the_repository(objects: list[Object]) -> None:
+    (dashboards,) = (
+        o
+        for o in objects
+        if o["kind"] == "ConfigMap" and o["metadata"]["name"].endswith("-dashboards")
+    )
+    expected = {p.name: json.loads(p.read_text()) for p in MONITORING.glob("dashboards/*.json")}
+    assert {name: json.loads(text) for name, text in dashboards["data"].items()} == expected
+    assert expected
+    groups = only(objects, "PrometheusRule")["spec"]["groups"]
+    assert groups == yaml.safe_load((MONITORING / "rules" / "rayfleet.yml").read_text())["groups"]
