@@ -18,7 +18,6 @@ from worker.wire.messages import (
     EngineInfo,
     LoadSnapshot,
     Rejection,
-    StepTimes,
     Submit,
     SubmitBatch,
     SubmitReply,
@@ -28,7 +27,7 @@ from worker.wire.messages import (
     WorkerItem,
     WorkerUpdate,
 )
-from worker.wire.times import FirstTokenTimes
+from worker.wire.times import FirstTokenTimes, StepTimes
 
 PAGE_SIZE = 4
 Script = Callable[[Submit], list[int]]

@@ -18,7 +18,7 @@ from typing import NamedTuple
 import msgspec
 
 from worker.scheduler.plan import RankTimes, StepResult
-from worker.wire.messages import StepTimes
+from worker.wire.times import StepTimes
 
 RING_SIZE = 256
 """Steps that are kept one by one."""

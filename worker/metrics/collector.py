@@ -17,8 +17,9 @@ from prometheus_client.registry import Collector
 from worker.metrics.host_cache import host_cache_metrics
 from worker.metrics.speculation import speculation_metrics
 from worker.wire.host_cache import HostCacheTotals
-from worker.wire.messages import BlockTotals, EngineInfo, LoadSnapshot, StepTimes
+from worker.wire.messages import BlockTotals, EngineInfo, LoadSnapshot
 from worker.wire.speculation import SpeculationTotals
+from worker.wire.times import StepTimes
 
 LABELS = ["model_name", "worker_id"]
 

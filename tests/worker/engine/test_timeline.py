@@ -7,7 +7,7 @@ import pytest
 
 from worker.engine.timeline import RING_SIZE, Timeline
 from worker.scheduler.plan import RankTimes, StepResult
-from worker.wire.messages import StepTimes
+from worker.wire.times import StepTimes
 
 
 class Clock:

@@ -8,8 +8,9 @@ from prometheus_client.parser import text_string_to_metric_families as parse
 
 from worker.metrics.collector import WorkerCollector, WorkerView
 from worker.wire.exposition import TEXT, render
-from worker.wire.messages import BlockTotals, EngineInfo, LoadSnapshot, StepTimes
+from worker.wire.messages import BlockTotals, EngineInfo, LoadSnapshot
 from worker.wire.speculation import SpeculationTotals
+from worker.wire.times import StepTimes
 
 INFO = EngineInfo(
     model="tiny",
