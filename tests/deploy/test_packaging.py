@@ -1,4 +1,4 @@
-"""Images and Serve configs name what there is, and are taken by what reads them."""
+"""Images, compose and Serve configs name what there is, and are taken by what reads them."""
 
 from __future__ import annotations
 
@@ -55,6 +55,42 @@ def test_the_chart_runs_the_user_of_the_images() -> None:
     expected = f"{context['runAsUser']}:{context['runAsGroup']}"
     for path in DOCKERFILES:
         assert ("USER", expected) in instructions(path)
+
+
+def test_compose_mounts_what_there_is() -> None:
+    folder = DEPLOY / "compose"
+    compose = read(folder / "compose.yaml")
+    overlay = read(folder / "compose.gpu.yaml")
+    assert set(overlay["services"]) <= set(compose["services"])
+    named = set(compose["volumes"])
+    for service in compose["services"].values():
+        assert re.search(r":[\w.]+$", service["image"])
+        assert not service["image"].endswith(":latest")
+        assert all(port.startswith("127.0.0.1:") for port in service["ports"])
+        for volume in service["volumes"]:
+            source = volume.split(":")[0]
+            assert source in named or (folder / source).exists(), source
+    for service in (compose["services"]["rayfleet"], overlay["services"]["rayfleet"]):
+        build = service["build"]
+        context = (folder / build["context"]).resolve()
+        assert context == ROOT
+        assert (context / build["dockerfile"]).is_file()
+    serve_config_from_mapping(read(folder / "fleet.yaml"))
+
+
+def test_prometheus_in_compose_finds_what_its_configuration_names() -> None:
+    """It is the one of deploy/monitoring, whose relative paths lie elsewhere there."""
+    folder = DEPLOY / "compose"
+    mounts = dict(
+        reversed(volume.split(":")[:2])
+        for volume in read(folder / "compose.yaml")["services"]["prometheus"]["volumes"]
+    )
+    configuration = read(DEPLOY / "monitoring" / "prometheus.yml")
+    (rules,) = configuration["rule_files"]
+    assert list((folder / mounts["/etc/prometheus/rules"]).glob(Path(rules).name))
+    (targets,) = configuration["scrape_configs"][0]["file_sd_configs"][0]["files"]
+    (group,) = read(folder / mounts[f"/etc/prometheus/{targets}"])
+    assert group["targets"] == ["rayfleet:8000"]
 
 
 @pytest.mark.parametrize("path", SERVE_CONFIGS, ids=lambda p: p.stem)
