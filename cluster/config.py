@@ -71,6 +71,9 @@ class EndpointConfig:
     fair_by: Literal["none", "key", "user"] = "none"
     """Among equally urgent requests, who has been served least goes first: key counts by API key;
     user by API key and the request field `user`, which clients choose freely."""
+    salt_by: Literal["none", "key", "user"] = "none"
+    """Who has a prefix cache to itself, so that nobody can tell from the time to the first token
+    what others have asked: none: all share; otherwise as in --fair-by."""
     num_gateways: int = 1
     """Gateway processes: HTTP, tokenization and routing."""
     log_format: Literal["text", "json"] = "text"
@@ -126,6 +129,7 @@ class ServeConfig:
             api_key_file=self.endpoint.api_key_file,
             fair_by=self.endpoint.fair_by,
             metrics_max_tenants=self.endpoint.metrics_max_tenants,
+            salt_by=self.endpoint.salt_by,
         )
 
     def node_metrics(self) -> NodeMetricsConfig:

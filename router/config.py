@@ -91,6 +91,8 @@ class GatewayConfig:
     """Who shares a worker evenly: API keys, or users of API keys."""
     metrics_max_tenants: int = 32
     """Tenants that metrics tell apart."""
+    salt_by: Literal["none", "key", "user"] = "none"
+    """Whose prompts share no prefix cache with those of others."""
 
     def __post_init__(self) -> None:
         names = [name for route in self.models for name in (route.name, *route.aliases)]

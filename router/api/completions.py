@@ -44,6 +44,7 @@ class CompletionRoutes:
         prompt = await model.encoder.chat(
             params.chat_messages(body.messages),
             cache_salt=params.cache_salt(body),
+            tenant=self._cache_owner(request, body),
             session=body.prompt_cache_key or "",
             add_generation_prompt=body.add_generation_prompt is not False,
             chat_template_kwargs=params.template_arguments(body),
@@ -71,6 +72,7 @@ class CompletionRoutes:
         prompts = await model.encoder.prompts(
             texts,
             cache_salt=params.cache_salt(body),
+            tenant=self._cache_owner(request, body),
             session=body.prompt_cache_key or "",
             add_special_tokens=body.add_special_tokens is not False,
         )
@@ -85,6 +87,9 @@ class CompletionRoutes:
         )
         parts = (model, prompts, sampling, extras)
         return self._respond(request, arrived_at, body, *parts, TextWriter)
+
+    def _cache_owner(self, request: Request, body: CommonRequest) -> str:
+        return tenant_of(request, body.user, self._gateway.config.salt_by)
 
     def _respond(
         self,

@@ -41,6 +41,7 @@ class PromptEncoder:
         messages: Sequence[Mapping[str, Any]],
         *,
         cache_salt: str = "",
+        tenant: str = "",
         session: str = "",
         add_generation_prompt: bool = True,
         chat_template_kwargs: Mapping[str, Any] | None = None,
@@ -59,7 +60,7 @@ class PromptEncoder:
                 # Templates come with checkpoints, and see whatever JSON the client sent.
                 raise bad_request(str(error), "messages") from error
             token_ids = self._tokenizer.encode(text, add_special_tokens=False)
-            return self._blocks(token_ids, cache_salt, session, keys)
+            return self._blocks(token_ids, cache_salt, tenant, session, keys)
 
         return await self._run(work, _num_characters(messages))
 
@@ -68,6 +69,7 @@ class PromptEncoder:
         prompts: Sequence[str | Sequence[int]],
         *,
         cache_salt: str = "",
+        tenant: str = "",
         session: str = "",
         add_special_tokens: bool = True,
     ) -> list[PromptBlocks]:
@@ -85,7 +87,7 @@ class PromptEncoder:
                     )
                 else:
                     token_ids = _checked(prompt, vocab_size)
-                blocks.append(self._blocks(token_ids, cache_salt, session, keys))
+                blocks.append(self._blocks(token_ids, cache_salt, tenant, session, keys))
             return blocks
 
         return await self._run(work, sum(map(len, prompts)))
@@ -119,10 +121,17 @@ class PromptEncoder:
         return await self._run(work, sum(map(len, prompts)))
 
     def _blocks(
-        self, token_ids: list[int], cache_salt: str, session: str, keys: list[BlockKey]
+        self,
+        token_ids: list[int],
+        cache_salt: str,
+        tenant: str,
+        session: str,
+        keys: list[BlockKey],
     ) -> PromptBlocks:
         data = np.asarray(token_ids, dtype="<i4").tobytes()
-        blocks = PromptBlocks(data, cache_salt, session=session, memo=self._fleet.memo)
+        blocks = PromptBlocks(
+            data, cache_salt, tenant=tenant, session=session, memo=self._fleet.memo
+        )
         for key in keys:
             blocks.hashes(key)
         return blocks

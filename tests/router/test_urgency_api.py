@@ -82,6 +82,26 @@ async def test_tenants_are_keys_or_their_users(rig, fair_by, same, other):
     assert "alpha" not in first
 
 
+@pytest.mark.parametrize("salt_by", ["none", "key", "user"])
+async def test_prefix_caches_are_separate_by_key_or_user(rig, salt_by):
+    await rig.start(salt_by=salt_by, api_keys=KEYS)
+    salts: list[str] = []
+    for key, user in (("alpha", "u1"), ("alpha", "u1"), ("alpha", "u2"), ("beta", "u1")):
+        rig.client.headers["authorization"] = f"Bearer {key}"
+        known = {submit.request_id for submit in rig.submits()}
+        assert (await rig.chat(user=user, cache_salt="mine")).status_code == 200
+        assert (await rig.complete(user=user, cache_salt="mine")).status_code == 200
+        chat, text = [s.cache_salt for s in rig.submits() if s.request_id not in known]
+        assert chat == text
+        salts.append(chat)
+    first, again, other_user, other_key = salts
+    assert first == again
+    assert (first != other_user) == (salt_by == "user")
+    assert (first != other_key) == (salt_by != "none")
+    assert "alpha" not in first
+    assert [submit.tenant for submit in rig.submits()] == [""] * 8
+
+
 @pytest.mark.parametrize("stream", [False, True])
 async def test_full_queues_everywhere_are_a_429_with_retry_after(rig, stream):
     await rig.start()

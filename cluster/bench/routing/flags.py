@@ -6,16 +6,18 @@ import argparse
 
 from cluster.bench.report import Result
 from cluster.cli.options import add_options, given_options
+from cluster.config import find_demo_model
 
 _SIMULATED_TOO = ("workloads", "scale", "first_seed", "plot")
 
 
 def add_router_flags(parser: argparse.ArgumentParser) -> None:
-    """Adds the flags of all four."""
+    """Adds the flags of all five."""
     from cluster.bench.router_micro import MicroOptions
     from cluster.bench.routing.compare import SimOptions
     from cluster.bench.routing.real.options import RealOptions
     from cluster.bench.routing.replay import ReplayOptions
+    from cluster.bench.routing.validate import ValidateOptions
 
     add_options(parser.add_argument_group("simulation"), SimOptions)
     add_options(parser.add_argument_group("replay"), ReplayOptions, exclude=("contenders",))
@@ -30,6 +32,10 @@ def add_router_flags(parser: argparse.ArgumentParser) -> None:
         "in front of the same paced workers",
     )
     add_options(parser.add_argument_group("real"), RealOptions, exclude=_SIMULATED_TOO)
+    parser.add_argument(
+        "--validate", action="store_true", help="the simulated worker beside a real engine"
+    )
+    add_options(parser.add_argument_group("validate"), ValidateOptions)
 
 
 def run_router(args: argparse.Namespace) -> Result:
@@ -37,7 +43,11 @@ def run_router(args: argparse.Namespace) -> Result:
     from cluster.bench.router_micro import MicroOptions, run_router_micro
     from cluster.bench.routing.compare import SimOptions, run_router_sim
     from cluster.bench.routing.replay import ReplayOptions, run_replay
+    from cluster.bench.routing.validate import ValidateOptions, run_validate
 
+    if args.validate:
+        args.model = getattr(args, "model", "") or find_demo_model()
+        return run_validate(ValidateOptions(**given_options(args, ValidateOptions)))
     if args.micro:
         return run_router_micro(MicroOptions(**given_options(args, MicroOptions)))
     if args.real:

@@ -3,22 +3,27 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
 
 from cluster.bench.cli import main
 from cluster.bench.routing.bound import pooled_hit_rate
-from cluster.bench.routing.contender import FleetContender
+from cluster.bench.routing.contender import Clock, FleetContender, Placement
 from cluster.bench.routing.figures import ratio_to_best, spread
 from cluster.bench.routing.lineup import lineup
 from cluster.bench.routing.simulation import Outcome, Simulation
 from cluster.bench.routing.traces import TraceFile, trace_workload
+from cluster.bench.routing.worker import SimWorker
 from cluster.bench.routing.workload import Arrival, FleetShape, Workload
 from cluster.bench.routing.workloads import workloads
 from router.config import RoutingConfig
+from router.fleet import PromptBlocks
 from worker.wire.blocks import block_hash_array
+from worker.wire.messages import StepReport
 
 NAMES = sorted(workloads(0.02, None))
 
@@ -62,6 +67,54 @@ def test_no_hit_is_expected_that_an_eviction_or_a_broken_stream_has_taken() -> N
     wrong = [o for o in outcomes if o.placement.hit_tokens > o.cached_tokens and not o.attempt]
     # Only predicted blocks may fail to come: those of a request that is still being computed.
     assert len(wrong) <= 0.02 * len(outcomes)
+
+
+class BreakingStreams(FleetContender):
+    """Loses one report in a hundred with its stream, and compares its index with the caches."""
+
+    def __init__(self, clock: Clock) -> None:
+        super().__init__(RoutingConfig(), clock)
+        self._random = np.random.default_rng(5)
+        self._members: dict[str, SimWorker] = {}
+        self.num_breaks = self.num_hits = self.num_wrong = 0
+
+    def joined(self, worker: SimWorker) -> None:
+        self._members[worker.worker_id] = worker
+        super().joined(worker)
+
+    def reported(self, worker: SimWorker, report: StepReport) -> None:
+        if self._random.random() < 0.01:
+            self.num_breaks += 1
+            self.lost(worker)
+            self.joined(worker)
+            report = msgspec.structs.replace(report, block_events=[], load=worker.load)
+        super().reported(worker, report)
+
+    def place(self, arrivals: Sequence[Arrival]) -> list[Placement | None]:
+        for arrival in arrivals:
+            prompt = PromptBlocks(arrival.tokens)
+            view = self.fleet.view(prompt)
+            cached = view.hit_tokens - (0 if view.coming_tokens is None else view.coming_tokens)
+            for row in np.flatnonzero(view.eligible):
+                worker = self._members[self.fleet.table.ids[row]]
+                chains = worker.snapshot().blocks
+                held = {value for chain in chains for value in chain.block_hashes}
+                hashes = prompt.hashes(self.fleet.block_keys()[0]).tolist()
+                true = next((n for n, h in enumerate(hashes) if h not in held), len(hashes))
+                expected = min(true * view.page_size, view.num_tokens - 1)
+                self.num_hits += bool(expected)
+                self.num_wrong += int(cached[row]) != expected
+        return super().place(arrivals)
+
+
+def test_streams_that_break_cost_no_wrong_hit() -> None:
+    workload = workloads(0.06, None)["churn"](1)
+    made: list[BreakingStreams] = []
+    Simulation(workload, lambda clock: made.append(BreakingStreams(clock)) or made[0]).run()
+    [contender] = made
+    assert contender.num_breaks > 20
+    assert contender.num_hits > 300
+    assert contender.num_wrong == 0
 
 
 def test_the_prefix_router_of_ray_follows_prefixes() -> None:
