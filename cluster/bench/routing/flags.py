@@ -35,7 +35,7 @@ def add_router_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--validate", action="store_true", help="the simulated worker beside a real engine"
     )
-    add_options(parser.add_argument_group("validate"), ValidateOptions)
+    add_options(parser.add_argument_group("validate"), ValidateOptions, exclude=("model",))
 
 
 def run_router(args: argparse.Namespace) -> Result:
