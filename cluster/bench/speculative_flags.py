@@ -24,7 +24,10 @@ def add_speculative_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--kinds", default="heldout,copy,random", help="of prompts (all three)")
     parser.add_argument("--pairs", type=int, default=10, help="turns per engine (default 10)")
     parser.add_argument(
-        "--per-stream", type=int, default=4, help="requests of a turn per running one (default 4)"
+        "--per-stream",
+        type=int,
+        default=4,
+        help="requests of a turn per running one, at least 24 in all (default 4)",
     )
 
 

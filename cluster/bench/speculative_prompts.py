@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,8 +15,9 @@ from worker.wire.tokenizer import load_tokenizer
 
 KINDS = ("heldout", "copy", "random")
 _MOST_TOKENS = 160
-_COPIED = 6
+_COPIED = 8
 """Sentences to copy in one request."""
+_SENTENCE = re.compile(r"[A-Z][a-z ]+\.")
 _RANDOM_LENGTH = 48
 
 
@@ -32,9 +34,9 @@ def make_tasks(kind: str, model: str, questions: str, vocab_size: int) -> list[T
     """All tasks of a kind, in a fixed order.
 
     Args:
-        kind: one of KINDS. heldout: the file's questions; copy: its answers that are sentences, to
-            be given back; random: tokens without sense, drawn on at temperature 1, which nobody
-            can guess.
+        kind: one of KINDS. heldout: the file's questions; copy: the sentences of its answers about
+            copying, several at once to be given back; random: tokens without sense, drawn on at
+            temperature 1, which nobody can guess.
         model: folder with a chat template.
         questions: JSON lines with `messages` and `answer`.
         vocab_size: of the model.
@@ -53,7 +55,8 @@ def make_tasks(kind: str, model: str, questions: str, vocab_size: int) -> list[T
     lines = [json.loads(line) for line in Path(questions).read_text().splitlines()]
     conversations = [line["messages"] for line in lines]
     if kind == "copy":
-        sentences = sorted({line["answer"] for line in lines if line["answer"].endswith(".")})
+        answers = [line["answer"] for line in lines if line["family"] == "copying"]
+        sentences = sorted({one for answer in answers for one in _SENTENCE.findall(answer)})
         conversations = [
             [{"role": "user", "content": f"Repeat exactly: {_text(sentences, number)}"}]
             for number in range(len(sentences))

@@ -17,7 +17,7 @@ def page_bytes(
     config: EngineConfig, model: ModelConfig, group: TensorParallelGroup, dtype: torch.dtype
 ) -> int:
     """Bytes that a page takes on this rank, in a draft model's cache included."""
-    return own_page_bytes(config, model, group, dtype) + draft_page_bytes(config, dtype)
+    return own_page_bytes(config, model, group, dtype) + draft_page_bytes(config)
 
 
 def own_page_bytes(

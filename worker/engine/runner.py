@@ -135,7 +135,7 @@ class ModelRunner:
         with self._on_compute_stream():
             self._allocate(num_pages)
             self._host_pages = create_host_pages(num_host_pages, self._kv_caches, self._streams)
-            self._drafter = create_drafter(self.config, self._tables, num_pages, self.dtype)
+            self._drafter = create_drafter(self.config, self._tables, num_pages)
             if self._capture is not None:
                 with torch.inference_mode():
                     self._graphs = self._capture.run(self._static_step)

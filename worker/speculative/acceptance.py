@@ -18,13 +18,15 @@ class RequestRecord:
         gain: tokens that a row is expected to gain before any was tried.
     """
 
-    __slots__ = ("_accepted", "_gained", "_looks", "_trials", "_wait", "_waited")
+    __slots__ = ("_accepted", "_gained", "_looks", "_trials", "_wait", "_waited", "has_looked")
 
     def __init__(self, gain: float) -> None:
         self._accepted, self._trials = _FIRST_RATE * _FIRST_TRIALS, _FIRST_TRIALS
         self._gained, self._looks = gain * _FIRST_LOOKS, _FIRST_LOOKS
         self._wait = _FIRST_WAIT
         self._waited = 0
+        self.has_looked = False
+        """Whether it was ever allowed to draft."""
 
     @property
     def rate(self) -> float:
@@ -44,6 +46,7 @@ class RequestRecord:
             num_accepted: drafts after the first rejected one tell nothing.
             cost: tokens that the time of its drafts would have yielded.
         """
+        self.has_looked = True
         self._gained = self._gained * _KEEP + num_accepted - cost
         self._looks = self._looks * _KEEP + 1.0
         if num_drafts:

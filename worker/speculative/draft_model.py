@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 import numpy as np
 import torch
@@ -21,6 +21,9 @@ from worker.parallel.group import TensorParallelGroup
 from worker.parallel.layers import LayerOptions
 from worker.speculative.base import DraftRequest, Proposer, count_equal
 from worker.speculative.certainty import LEVELS, Certainty
+
+_DTYPE: Final = torch.bfloat16
+"""Of its weights and cache, whatever the model's: a draft need not be exact, but cheap."""
 
 
 class DraftModelProposer(Proposer):
@@ -116,18 +119,16 @@ class _Guesses(NamedTuple):
     levels: list[int]
 
 
-def draft_page_bytes(config: EngineConfig, dtype: torch.dtype) -> int:
+def draft_page_bytes(config: EngineConfig) -> int:
     """Bytes that a page takes in the draft model's cache; 0 without one."""
     if config.speculative_method != "draft":
         return 0
     model = load_model_config(config.speculative_model)
     values = model.num_kv_heads * model.head_dim * config.page_size
-    return 2 * model.num_layers * values * dtype.itemsize
+    return 2 * model.num_layers * values * _DTYPE.itemsize
 
 
-def load_draft_model(
-    config: EngineConfig, tables: DeviceTables, dtype: torch.dtype
-) -> DecoderModel:
+def load_draft_model(config: EngineConfig, tables: DeviceTables) -> DecoderModel:
     """The draft model, without a cache.
 
     Raises:
@@ -148,7 +149,7 @@ def load_draft_model(
         )
     options = LayerOptions(
         group=TensorParallelGroup.alone(device),
-        dtype=dtype,
+        dtype=_DTYPE,
         device=device,
         batch_invariant=config.batch_invariant,
     )

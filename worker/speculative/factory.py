@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import torch
-
 from worker.engine.config import EngineConfig
 from worker.engine.tables import DeviceTables
 from worker.speculative.base import Proposer
@@ -13,16 +11,13 @@ from worker.speculative.drafting import Drafter
 from worker.speculative.ngram import NgramProposer
 
 
-def create_drafter(
-    config: EngineConfig, tables: DeviceTables, num_pages: int, dtype: torch.dtype
-) -> Drafter | None:
+def create_drafter(config: EngineConfig, tables: DeviceTables, num_pages: int) -> Drafter | None:
     """One rank's drafter; None where nothing is drafted.
 
     Args:
         config: the group's engine configuration.
         tables: of the rank.
         num_pages: of the KV cache.
-        dtype: of the model.
 
     Raises:
         ValueError: the draft model does not go with the model or the device.
@@ -38,6 +33,6 @@ def create_drafter(
         if tables.prepares_on_device and not has_library:
             return DeviceDrafter(tables, proposer, shortest=shortest, longest=longest)
     else:
-        model = load_draft_model(config, tables, dtype)
+        model = load_draft_model(config, tables)
         proposer = DraftModelProposer(model, tables, num_pages)
     return Drafter(tables, proposer)

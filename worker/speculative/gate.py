@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, NamedTuple
 
 from worker.speculative.acceptance import RequestRecord
 from worker.speculative.config import GateConfig
@@ -53,6 +54,8 @@ class SpeculationGate:
         """Tokens that a row of any request gains where it may draft."""
         self._probe_ms = 0.0
         """Time that may be spent on attempts without much hope."""
+        self._tokens_per_ms = 0.0
+        """Of steps as they were lately; 0 where unknown."""
         self._utilization = 0.0
         self._now = 0.0
         self._threshold: float | None = None
@@ -76,6 +79,7 @@ class SpeculationGate:
             self._threshold = None
             return 0.0
         draft_ms, tokens_per_ms = rates
+        self._tokens_per_ms = tokens_per_ms
         self._look_ms = self._looks.value(num_decodes)
         self._threshold = _MARGIN * draft_ms * tokens_per_ms
         self._look_cost = _MARGIN * self._look_ms * tokens_per_ms
@@ -95,21 +99,20 @@ class SpeculationGate:
         drafted, drawn = result.drafted or [], result.drawn or []
         looking = [share for share in step.shares if share.num_drafts >= 0]
         threshold = self._threshold or 0.0
-        num_looks = 0
-        for share, num_drafts, num_drawn in zip(looking, drafted, drawn, strict=True):
-            if share.num_drafts and num_drawn:
-                num_guesses = num_drafts
-                if self.config.has_draft_model:
-                    # It guessed once more where it found that guess not worth verifying.
-                    num_guesses = min(num_drafts + 1, share.num_drafts)
-                num_looks += num_guesses if self.config.has_draft_model else 1
-                cost = threshold * num_guesses
-                self._record(share.request).observe(num_drafts, num_drawn - 1, cost)
-                self._gain += _GAIN_STEP * (num_drawn - 1 - cost - self._gain)
-            if num_drafts:
-                self.totals.add_row(num_drafts, num_drawn - 1)
-        if num_looks:
-            self._looks.observe(len(step.shares), num_looks, result.draft_ms)
+        rows = [
+            _DraftedRow(self._record(share.request), share.num_drafts, num_drafts, num_drawn - 1)
+            for share, num_drafts, num_drawn in zip(looking, drafted, drawn, strict=True)
+            if share.num_drafts and num_drawn
+        ]
+        start_cost = self._observe_looks(rows, len(step.shares), result.draft_ms)
+        for row in rows:
+            cost = threshold * self._num_guesses(row)
+            if not row.record.has_looked:
+                cost += start_cost
+            row.record.observe(row.num_drafts, row.num_accepted, cost)
+            self._gain += _GAIN_STEP * (row.num_accepted - cost - self._gain)
+            if row.num_drafts:
+                self.totals.add_row(row.num_drafts, row.num_accepted)
         self._probe_ms = min(self._probe_ms + _PROBE_SHARE * result.compute_ms, _MOST_PROBE_MS)
         if not step.has_chunks:
             num_tokens = len(result.token_ids)
@@ -119,6 +122,27 @@ class SpeculationGate:
             self._costs.observe(
                 *(len(step.shares), sum(drafted), num_tokens, step_ms, result.draft_ms)
             )
+
+    def _observe_looks(self, rows: Sequence[_DraftedRow], num_rows: int, draft_ms: float) -> float:
+        """Takes the time of looking; returns what each request's first look cost, in tokens.
+
+        A draft model computes all that a request has so far before its first draft.
+        """
+        num_looks = sum(map(self._num_guesses, rows)) if self.config.has_draft_model else len(rows)
+        num_new = sum(not row.record.has_looked for row in rows)
+        if not num_looks:
+            return 0.0
+        if not self.config.has_draft_model or not num_new:
+            self._looks.observe(num_rows, num_looks, draft_ms)
+            return 0.0
+        start_ms = max(0.0, draft_ms - num_looks * self._looks.value(num_rows))
+        return start_ms / num_new * self._tokens_per_ms
+
+    def _num_guesses(self, row: _DraftedRow) -> int:
+        """A draft model guessed once more where it found that guess not worth verifying."""
+        if self.config.has_draft_model:
+            return min(row.num_drafts + 1, row.most)
+        return row.num_drafts
 
     def _decide(self, request: Request) -> tuple[int, Decision]:
         config = self.config
@@ -156,6 +180,14 @@ class SpeculationGate:
         if record is None:
             record = request.speculation = RequestRecord(self._gain)
         return record
+
+
+class _DraftedRow(NamedTuple):
+    record: RequestRecord
+    most: int
+    """Drafts that it was allowed."""
+    num_drafts: int
+    num_accepted: int
 
 
 def _number_worth(rate: float, threshold: float, most: int) -> int:

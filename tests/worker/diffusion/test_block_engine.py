@@ -252,7 +252,7 @@ def test_a_model_of_blocks_drafts_for_none(checkpoint: SdarCheckpoint) -> None:
         device=torch.device("cpu"),
     )
     with pytest.raises(ValueError, match="decides blocks of tokens: use one that produces one"):
-        load_draft_model(config, tables, torch.float32)
+        load_draft_model(config, tables)
 
 
 def test_names_of_switches() -> None:
