@@ -8,15 +8,16 @@ compiler the engine runs the torch path, which this one is tested against.
 
 from kernels.native.build import NativeUnavailable, build_library
 from kernels.native.decoder import LayerTensors, LinearTensors, ModelTensors, NativeDecoder
-from kernels.native.drafts import DraftSettings, NativeDrafts
+from kernels.native.drafts import DraftTables, NativeDrafter, NativeDrafts
 from kernels.native.sampler import apply_bitmask_native, sample_native
 
 __all__ = [
-    "DraftSettings",
+    "DraftTables",
     "LayerTensors",
     "LinearTensors",
     "ModelTensors",
     "NativeDecoder",
+    "NativeDrafter",
     "NativeDrafts",
     "NativeUnavailable",
     "apply_bitmask_native",

@@ -10,8 +10,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from kernels.native.drafts import DraftSettings, NativeDrafts
 from kernels.native.library import (
+    Drafting,
     LayerWeights,
     LinearWeight,
     ModelWeights,
@@ -162,7 +162,11 @@ class NativeDecoder:
         """
         assert self._handle is not None, "bind comes first"
         hidden = torch.empty(int(rows[:, 2].sum()), self._hidden_size)
-        step = step_rows(rows, token_pool, page_table)
+        step = StepRows(
+            len(rows), rows.ctypes.data,
+            token_pool.data_ptr(), token_pool.stride(0),
+            page_table.data_ptr(), page_table.stride(0),
+        )  # fmt: skip
         done = self._library.rayfleet_forward(self._handle, ctypes.byref(step), hidden.data_ptr())
         if not done:
             assert self._error is not None
@@ -179,30 +183,11 @@ class NativeDecoder:
         )
         return scores
 
-    def draft(
-        self,
-        rows: npt.NDArray[np.int64],
-        token_pool: torch.Tensor,
-        page_table: torch.Tensor,
-        settings: DraftSettings,
-    ) -> NativeDrafts:
-        """Tokens that follow each row, one after another, which also go into the pool.
-
-        Args:
-            rows: [R, 4], contiguous: slot, first position, number of tokens, most drafts.
-            token_pool: [slots, positions] int32.
-            page_table: [slots, pages] int32.
-            settings: of these rows.
-        """
+    def draft(self, step: StepRows, drafting: Drafting) -> None:
+        """Tokens that follow each row, one after another; see `NativeDrafter`."""
         assert self._handle is not None, "bind comes first"
         assert self._all_reduce is None, "a model that drafts is whole on every rank"
-        drafts = NativeDrafts.room(len(rows), int(rows[:, 3].max()))
-        self._library.rayfleet_draft(
-            self._handle,
-            ctypes.byref(step_rows(rows, token_pool, page_table)),
-            ctypes.byref(settings.describe(token_pool, drafts)),
-        )
-        return drafts
+        self._library.rayfleet_draft(self._handle, ctypes.byref(step), ctypes.byref(drafting))
 
     def close(self) -> None:
         """Ends the threads. Safe to call twice."""
@@ -293,17 +278,6 @@ class NativeDecoder:
         """The tensor's address, which stays good for as long as the decoder lives."""
         self._kept.append(tensor)
         return tensor.data_ptr()
-
-
-def step_rows(
-    rows: npt.NDArray[np.int64], token_pool: torch.Tensor, page_table: torch.Tensor
-) -> StepRows:
-    """The library's view of a step, for as long as its arguments live."""
-    return StepRows(
-        len(rows), rows.ctypes.data,
-        token_pool.data_ptr(), token_pool.stride(0),
-        page_table.data_ptr(), page_table.stride(0),
-    )  # fmt: skip
 
 
 def pack_weight(weight: torch.Tensor, allocate: Allocate = torch.empty) -> torch.Tensor:

@@ -1,4 +1,4 @@
-"""What the compiled library needs to draft with a small model, and what it yields."""
+"""Drafting with a small model in the compiled library, one call for all rows and drafts."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from kernels.native.library import Drafting
+from kernels.native.decoder import NativeDecoder
+from kernels.native.library import Drafting, StepRows
 from kernels.sample_tokens.base import GREEDY_BELOW
 
 Floats = npt.NDArray[np.float32]
@@ -16,60 +17,88 @@ Integers = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class DraftSettings:
-    """How rows draw, and when their drafts end; [R] each unless said otherwise.
+class DraftTables:
+    """What is known of each slot, in arrays that stay where they are.
 
-    A guess has a level, by the probability that the small model gives it. Drafts end before the
-    first that is right, with all before it, with less probability than `threshold`.
+    A guess has a level, by the probability that the small model gives it.
     """
 
+    token_pool: torch.Tensor
+    """[slots, positions] int32."""
+    page_table: torch.Tensor
+    """[slots, pages] int32."""
     temperature: Floats
     top_p: Floats
     log_min_p: Floats
     top_k: Integers
     seeds: Integers
     shares: Floats
-    """[R, levels]: how likely a guess of each level is right."""
+    """[slots, levels]: how likely a guess of each level is right."""
     bounds: Floats
     """[levels], descending to 0: the least probability of each level."""
-    threshold: float
-
-    def describe(self, token_pool: torch.Tensor, drafts: NativeDrafts) -> Drafting:
-        """For the library, for as long as all of it lives."""
-        arrays = (self.temperature, self.top_p, self.log_min_p, self.top_k, self.seeds)
-        assert all(array.flags.c_contiguous for array in (*arrays, self.shares, self.bounds))
-        return Drafting(
-            *(array.ctypes.data for array in (*arrays, self.shares, self.bounds)),
-            len(self.bounds),
-            GREEDY_BELOW,
-            self.threshold,
-            token_pool.data_ptr(),
-            drafts.tokens.shape[1],
-            *(array.ctypes.data for array in (drafts.tokens, drafts.levels)),
-            *(array.ctypes.data for array in (drafts.guessed, drafts.drafted)),
-        )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class NativeDrafts:
     """Guesses of each row, of which the first are drafts."""
 
-    tokens: Integers
-    """[R, most]"""
-    levels: Integers
-    """[R, most]"""
-    guessed: Integers
-    """[R]: guesses of the row."""
-    drafted: Integers
-    """[R]: those of them that are worth verifying: all, or all but the last."""
+    tokens: list[list[int]]
+    """By row: as many as were guessed."""
+    levels: list[list[int]]
+    drafted: list[int]
+    """By row: how many of them are worth verifying: all, or all but the last."""
 
-    @staticmethod
-    def room(num_rows: int, most: int) -> NativeDrafts:
-        """Arrays to be filled."""
-        shape = (num_rows, most)
+
+class NativeDrafter:
+    """Drafts until they are too unlikely to count.
+
+    Args:
+        decoder: of the small model, whole on this rank, with its cache bound.
+        tables: of the slots. HAZARD: the library has their addresses only.
+        most: drafts of a row.
+    """
+
+    def __init__(self, decoder: NativeDecoder, tables: DraftTables, most: int) -> None:
+        self._decoder = decoder
+        self._tables = tables
+        num_slots = len(tables.token_pool)
+        self._tokens = np.empty((num_slots, most), dtype=np.int64)
+        self._levels = np.empty((num_slots, most), dtype=np.int64)
+        self._counts = np.empty((2, num_slots), dtype=np.int64)
+        columns = (tables.temperature, tables.top_p, tables.log_min_p, tables.top_k, tables.seeds)
+        arrays = (*columns, tables.shares, tables.bounds)
+        assert all(array.flags.c_contiguous for array in arrays)
+        self._drafting = Drafting(
+            *(array.ctypes.data for array in arrays),
+            len(tables.bounds),
+            GREEDY_BELOW,
+            0.0,
+            tables.token_pool.data_ptr(),
+            most,
+            *(array.ctypes.data for array in (self._tokens, self._levels)),
+            *(array.ctypes.data for array in self._counts),
+        )
+        self._step = StepRows(
+            0, None,
+            tables.token_pool.data_ptr(), tables.token_pool.stride(0),
+            tables.page_table.data_ptr(), tables.page_table.stride(0),
+        )  # fmt: skip
+
+    def draft(self, rows: Integers, threshold: float) -> NativeDrafts:
+        """Tokens that follow each row, drawn as their requests draw; they go into the pool, too.
+
+        Args:
+            rows: [R, 4], contiguous: slot, first position, number of tokens, most drafts.
+            threshold: drafts end before the first that is right, with all before it, with less
+                probability than this.
+        """
+        num_rows = len(rows)
+        self._step.num_rows, self._step.rows = num_rows, rows.ctypes.data
+        self._drafting.threshold = threshold
+        self._decoder.draft(self._step, self._drafting)
+        guessed, drafted = self._counts[:, :num_rows].tolist()
         return NativeDrafts(
-            tokens=np.empty(shape, dtype=np.int64),
-            levels=np.empty(shape, dtype=np.int64),
-            guessed=np.empty(num_rows, dtype=np.int64),
-            drafted=np.empty(num_rows, dtype=np.int64),
+            tokens=[self._tokens[row, :count].tolist() for row, count in enumerate(guessed)],
+            levels=[self._levels[row, :count].tolist() for row, count in enumerate(guessed)],
+            drafted=drafted,
         )

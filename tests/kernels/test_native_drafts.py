@@ -7,11 +7,11 @@ import pytest
 import torch
 from test_native_library import VOCAB, Bench, make_model
 
-from kernels.native import DraftSettings, NativeDrafts, sample_native
+from kernels.native import DraftTables, NativeDrafter, NativeDrafts, sample_native
 from kernels.sample_tokens.base import SamplingParameters
 
 BOUNDS = np.array([0.5, 0.1, 0.0], dtype=np.float32)
-ROWS = np.array([(0, 7, 3, 6), (1, 0, 40, 2), (2, 10, 1, 5)], dtype=np.int64)
+ROWS = np.array([(2, 10, 3, 6), (1, 0, 40, 2), (0, 7, 1, 5)], dtype=np.int64)
 TEMPERATURES = np.array([0.0, 12.0, 25.0], dtype=np.float32)
 SEEDS = np.array([3, 4, -5], dtype=np.int64)
 TOP_K = np.array([0, 0, 30], dtype=np.int64)
@@ -25,8 +25,10 @@ def ready(dtype: torch.dtype) -> Bench:
     return bench
 
 
-def settings(shares: list[float], threshold: float) -> DraftSettings:
-    return DraftSettings(
+def draft(bench: Bench, shares: list[float], threshold: float) -> NativeDrafts:
+    tables = DraftTables(
+        token_pool=bench.tokens,
+        page_table=bench.pages,
         temperature=TEMPERATURES,
         top_p=TOP_P,
         log_min_p=np.full(3, -np.inf, dtype=np.float32),
@@ -34,31 +36,27 @@ def settings(shares: list[float], threshold: float) -> DraftSettings:
         seeds=SEEDS,
         shares=np.tile(np.array(shares, dtype=np.float32), (3, 1)),
         bounds=BOUNDS,
-        threshold=threshold,
     )
-
-
-def draft(bench: Bench, how: DraftSettings) -> NativeDrafts:
-    return bench.decoder.draft(ROWS, bench.tokens, bench.pages, how)
+    return NativeDrafter(bench.decoder, tables, 6).draft(ROWS, threshold)
 
 
 def step_by_step(bench: Bench) -> tuple[list[list[int]], list[list[int]]]:
     """Tokens and levels of each row alone, a step at a time."""
     tokens: list[list[int]] = []
     levels: list[list[int]] = []
-    for place, (slot, start, length, most) in enumerate(ROWS.tolist()):
+    for slot, start, length, most in ROWS.tolist():
         tokens.append([])
         levels.append([])
         for _ in range(most):
             hidden = bench.run((slot, start, length))[-1:]
             logits = bench.decoder.logits(hidden)
-            temperature = float(TEMPERATURES[place])
+            temperature = float(TEMPERATURES[slot])
             random = SamplingParameters(
                 temperature=torch.tensor([temperature]),
-                seeds=torch.tensor([int(SEEDS[place])]),
+                seeds=torch.tensor([int(SEEDS[slot])]),
                 positions=torch.tensor([start + length]),
-                top_k=torch.tensor([int(TOP_K[place])]),
-                top_p=torch.tensor([float(TOP_P[place])]),
+                top_k=torch.tensor([int(TOP_K[slot])]),
+                top_p=torch.tensor([float(TOP_P[slot])]),
                 log_min_p=None,
             )
             token = int(sample_native(logits, random if temperature else None))
@@ -75,10 +73,10 @@ def test_drafts_are_what_steps_draw(dtype: torch.dtype) -> None:
     expected = ready(dtype)
     tokens, levels = step_by_step(expected)
     bench = ready(dtype)
-    drafts = draft(bench, settings([0.9, 0.9, 0.9], 0.0))
-    assert drafts.drafted.tolist() == drafts.guessed.tolist() == [6, 2, 5]
-    assert [row[:n].tolist() for row, n in zip(drafts.tokens, (6, 2, 5), strict=True)] == tokens
-    assert [row[:n].tolist() for row, n in zip(drafts.levels, (6, 2, 5), strict=True)] == levels
+    drafts = draft(bench, [0.9, 0.9, 0.9], 0.0)
+    assert drafts.drafted == [6, 2, 5]
+    assert drafts.tokens == tokens
+    assert drafts.levels == levels
     assert len({level for row in levels for level in row}) > 1, "all guesses are equally certain"
     assert torch.equal(bench.tokens, expected.tokens), "drafts go into the pool"
     assert max(max(row) for row in tokens) < VOCAB
@@ -88,13 +86,13 @@ def test_drafts_end_before_the_first_that_is_too_unlikely_to_count() -> None:
     tokens, levels = step_by_step(ready(torch.float32))
     shares, threshold = [0.9, 0.7, 0.2], 0.4
     bench = ready(torch.float32)
-    drafts = draft(bench, settings(shares, threshold))
+    drafts = draft(bench, shares, threshold)
     cut = False
     for place, row in enumerate(levels):
         reach = np.cumprod([shares[level] for level in row])
         number = int((reach >= threshold).sum())
         assert drafts.drafted[place] == number
-        assert drafts.guessed[place] == min(number + 1, len(row))
-        assert drafts.tokens[place, :number].tolist() == tokens[place][:number]
+        assert len(drafts.tokens[place]) == min(number + 1, len(row))
+        assert drafts.tokens[place][:number] == tokens[place][:number]
         cut |= number < len(row)
     assert cut

@@ -8,10 +8,10 @@ from typing import Final, NamedTuple
 import numpy as np
 import torch
 
-from kernels.native import DraftSettings
+from kernels.native import DraftTables, NativeDrafter
 from worker.engine.config import EngineConfig
 from worker.engine.cpu import lazy_zeros
-from worker.engine.tables import DeviceTables, IntArray
+from worker.engine.tables import DeviceTables
 from worker.models.config import load_model_config
 from worker.models.decoder import DecoderModel
 from worker.models.loader import load_weights
@@ -38,9 +38,12 @@ class DraftModelProposer(Proposer):
         model: loaded into the compiled library.
         tables: of the rank; drafts are written to the token pool, from which the model reads.
         num_pages: of the target's cache.
+        most: drafts of a row.
     """
 
-    def __init__(self, model: DecoderModel, tables: DeviceTables, num_pages: int) -> None:
+    def __init__(
+        self, model: DecoderModel, tables: DeviceTables, num_pages: int, most: int
+    ) -> None:
         config = model.config
         shape = (num_pages, tables.page_size, config.num_kv_heads, config.head_dim)
         # HAZARD: the library has their addresses only.
@@ -49,10 +52,21 @@ class DraftModelProposer(Proposer):
             for _ in range(config.num_layers)
         ]
         assert model.native is not None, "who else reads the tables"
-        self._native = model.native
-        self._native.bind(self._caches)
-        self._tables = tables
+        model.native.bind(self._caches)
         self._certainty = Certainty(tables.token_pool.shape[0])
+        sampling = tables.sampling
+        slots = DraftTables(
+            token_pool=tables.token_pool,
+            page_table=tables.page_table,
+            temperature=sampling.temperature,
+            top_p=sampling.top_p,
+            log_min_p=sampling.log_min_p,
+            top_k=sampling.top_k,
+            seeds=sampling.seed,
+            shares=self._certainty.shares,
+            bounds=LEVELS,
+        )
+        self._drafter = NativeDrafter(model.native, slots, most)
         self._guesses: dict[int, _Guesses] = {}
         """By slot: the latest."""
 
@@ -69,18 +83,10 @@ class DraftModelProposer(Proposer):
             num_pending = len(request.tokens) - num_computed
             assert num_pending > 0, "it drafts for the same tokens again"
             rows[place] = request.slot, num_computed, num_pending, request.num_drafts
-        tables = self._tables
-        drafts = self._native.draft(
-            rows, tables.token_pool, tables.page_table, self._settings(rows[:, 0], threshold)
-        )
-        tokens, levels = drafts.tokens.tolist(), drafts.levels.tolist()
-        guessed, drafted = drafts.guessed.tolist(), drafts.drafted.tolist()
-        for place, request in enumerate(requests):
-            number = guessed[place]
-            self._guesses[request.slot] = _Guesses(
-                len(request.tokens), tokens[place][:number], levels[place][:number]
-            )
-        return [row[:number] for row, number in zip(tokens, drafted, strict=True)]
+        drafts = self._drafter.draft(rows, threshold)
+        for request, tokens, levels in zip(requests, drafts.tokens, drafts.levels, strict=True):
+            self._guesses[request.slot] = _Guesses(len(request.tokens), tokens, levels)
+        return [row[:number] for row, number in zip(drafts.tokens, drafts.drafted, strict=True)]
 
     def _take_outcome(self, request: DraftRequest) -> int:
         """Learns from the slot's last guesses.
@@ -97,19 +103,6 @@ class DraftModelProposer(Proposer):
         self._certainty.observe(request.slot, guesses.levels, num_right, len(came))
         # The last guess came of computing all before it.
         return first + min(num_right, len(guesses.token_ids) - 1)
-
-    def _settings(self, slots: IntArray, threshold: float) -> DraftSettings:
-        sampling = self._tables.sampling
-        return DraftSettings(
-            temperature=sampling.temperature[slots],
-            top_p=sampling.top_p[slots],
-            log_min_p=sampling.log_min_p[slots],
-            top_k=sampling.top_k[slots],
-            seeds=sampling.seed[slots],
-            shares=self._certainty.shares(slots),
-            bounds=LEVELS,
-            threshold=threshold,
-        )
 
 
 class _Guesses(NamedTuple):

@@ -34,5 +34,5 @@ def create_drafter(config: EngineConfig, tables: DeviceTables, num_pages: int) -
             return DeviceDrafter(tables, proposer, shortest=shortest, longest=longest)
     else:
         model = load_draft_model(config, tables)
-        proposer = DraftModelProposer(model, tables, num_pages)
+        proposer = DraftModelProposer(model, tables, num_pages, config.num_speculative_tokens)
     return Drafter(tables, proposer)

@@ -11,18 +11,18 @@
 
 namespace rayfleet {
 
-// Mirrored in library.py. Arrays have one entry per row of the step unless said otherwise.
+// Mirrored in library.py.
 struct Drafting {
-  const float *temperature, *top_p, *log_min_p;
+  const float *temperature, *top_p, *log_min_p;  // by slot, as are the following three
   const int64_t *top_k, *seeds;
-  const float* shares;  // [rows, num_levels]: how likely a guess of each level is right
+  const float* shares;  // [slots, num_levels]: how likely a guess of each level is right
   const float* bounds;  // [num_levels], descending to 0: least probabilities of the levels
   int64_t num_levels;
   float greedy_below;
   float threshold;      // drafts that count with less probability than this are left out
   int32_t* token_pool;  // the step's
   int64_t most;         // columns of the following two
-  int64_t *tokens, *levels;
+  int64_t *tokens, *levels;    // by row of the step, as are the following
   int64_t *guessed, *drafted;  // guesses made, and how many of them are worth verifying
 };
 
@@ -45,7 +45,7 @@ class Drafter {
       for (size_t place = 0; place < going.size(); ++place) {
         const int64_t row = going[place], end = rows[4 * place + 1] + rows[4 * place + 2];
         const int64_t slot = rows[4 * place], most = rows[4 * place + 3];
-        if (!guess(row, end, &logits_[place * vocab_size_], how, reach[row])) continue;
+        if (!guess(row, slot, end, &logits_[place * vocab_size_], how, reach[row])) continue;
         how.token_pool[slot * step.token_stride + end] =
             (int32_t)how.tokens[row * how.most + how.guessed[row] - 1];
         if (++how.drafted[row] == most) continue;
@@ -78,21 +78,21 @@ class Drafter {
   }
 
   // Draws as the target does; whether the draft is worth verifying.
-  bool guess(int64_t row, int64_t position, const float* logits, const Drafting& how,
-             float& reach) {
-    const bool greedy = how.temperature[row] < how.greedy_below;
-    const Draw draw{how.temperature[row], how.top_p[row], how.log_min_p[row],
-                    how.top_k[row],       how.seeds[row], position};
+  bool guess(int64_t row, int64_t slot, int64_t position, const float* logits,
+             const Drafting& how, float& reach) {
+    const bool greedy = how.temperature[slot] < how.greedy_below;
+    const Draw draw{how.temperature[slot], how.top_p[slot], how.log_min_p[slot],
+                    how.top_k[slot],       how.seeds[slot], position};
     const int64_t token = greedy ? Sampler::argmax(logits, vocab_size_)
                                  : sampler_.draw(logits, vocab_size_, draw);
     const float probability = Sampler::probability(logits, vocab_size_, token,
-                                                   greedy ? 1.0f : how.temperature[row]);
+                                                   greedy ? 1.0f : how.temperature[slot]);
     int64_t level = 0;
     while (level + 1 < how.num_levels && probability < how.bounds[level]) ++level;
     const int64_t cell = row * how.most + how.guessed[row]++;
     how.tokens[cell] = token;
     how.levels[cell] = level;
-    reach *= how.shares[row * how.num_levels + level];
+    reach *= how.shares[slot * how.num_levels + level];
     return reach >= how.threshold;
   }
 
