@@ -279,6 +279,8 @@ def _admit(request: Request, lease: Lease) -> Admit:
         seed=_signed(sampling.seed),
         rules=token_rules(request),
         block=None if request.block_size == 1 else _block_admit(request),
+        # Before `min_tokens` it is not certain.
+        end_token_ids=[] if sampling.min_tokens else sorted(request.end_token_ids),
     )
 
 

@@ -65,6 +65,8 @@ class Admit(msgspec.Struct, array_like=True, frozen=True):
     rules: TokenRules | None = None
     block: BlockAdmit | None = None
     """Of a block-diffusion model's request."""
+    end_token_ids: list[int] = []
+    """Tokens of which each ends it, for certain: nothing need be computed after one."""
 
 
 class PageWrite(msgspec.Struct, array_like=True, frozen=True):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
     from worker.speculative.placement import Placement
 
 NO_ROW = -1
+_ENDED = 1 << 62
+"""A position beyond all."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -126,7 +129,10 @@ class Drafter:
         self._tables = tables
         self._proposer = proposer
         self._newest = np.zeros(tables.token_pool.shape[0], dtype=np.int64)
-        """By slot: the position of its newest token, which is not computed yet."""
+        """By slot: the position of its newest token, which is not computed yet; _ENDED where that
+        or one before it ends the request, as the scheduler is still to see."""
+        self._end_tokens: dict[int, frozenset[int]] = {}
+        """By slot; only ever asked for membership."""
         self._tokens = HostTokens(tables)
 
     def resolve(self, plan: Plan) -> DraftedStep | None:
@@ -180,18 +186,25 @@ class Drafter:
             step: as resolved.
             draws: of all rows of `step`.
         """
-        if step is None:
-            for row in plan.rows:
-                if row.sample:
-                    self._newest[row.slot] = row.start + row.length
-            return None
-        tokens = [] if draws is None or draws.tokens is None else draws.tokens.tolist()
-        return self._compare(step, tokens)
+        drawn = None if draws is None else draws.tokens
+        if step is not None:
+            return self._compare(step, [] if drawn is None else drawn.tolist())
+        # Elsewhere than on CPU a look at the tokens would wait for them.
+        known = drawn.tolist() if drawn is not None and drawn.device.type == "cpu" else []
+        tokens = iter(known)
+        for row in plan.rows:
+            if row.sample:
+                self._advance(row.slot, row.start + row.length, [*islice(tokens, 1)])
+        return None
 
     def _admit(self, plan: Plan) -> None:
         for admit in plan.admits:
             self._proposer.admit(admit.slot)
             self._tokens.admit(admit.slot)
+            if admit.end_token_ids:
+                self._end_tokens[admit.slot] = frozenset(admit.end_token_ids)
+            else:
+                self._end_tokens.pop(admit.slot, None)
 
     def _compare(self, step: DraftedStep, tokens: Sequence[int]) -> SettledDraws:
         kept: list[int] = []
@@ -202,7 +215,7 @@ class Drafter:
             if row.num_drafts < 0:
                 if row.sample:
                     kept.append(draw)
-                    self._newest[row.slot] = row.start + row.length
+                    self._advance(row.slot, row.start + row.length, [tokens[draw]])
                 draw += row.sample
                 continue
             number = next(placed)
@@ -210,7 +223,7 @@ class Drafter:
             count = 1 + count_equal(draft, tokens[draw : draw + len(draft)])
             kept += range(draw, draw + count)
             drawn[number] = count
-            self._newest[row.slot] = row.start + count
+            self._advance(row.slot, row.start + count, tokens[draw : draw + count])
             draw += row.num_draws
         return SettledDraws(
             kept=kept,
@@ -219,6 +232,12 @@ class Drafter:
             row_of=step.row_of,
             draft_ms=step.draft_ms,
         )
+
+    def _advance(self, slot: int, newest: int, tokens: Sequence[int]) -> None:
+        ends = self._end_tokens.get(slot)
+        if ends is not None and not ends.isdisjoint(tokens):
+            newest = _ENDED
+        self._newest[slot] = newest
 
     def _place(self, row: Row) -> Row | None:
         if row.num_drafts < 0:

@@ -20,6 +20,8 @@ from speculation_cases import (
     settings,
 )
 
+from worker.scheduler.plan import Plan
+from worker.speculative.drafting import DraftedStep
 from worker.wire.sampling import SamplingParams
 
 NUM_PROMPTS = 27
@@ -111,3 +113,25 @@ def test_requests_that_come_in_waves_and_come_again_from_the_cache() -> None:
 
 def test_texts_end_at_their_stop_strings() -> None:
     assert differing_texts(NGRAM, num_prompts=12) == (0, 12)
+
+
+def test_nothing_is_computed_behind_the_end_of_a_request() -> None:
+    texts = prompts(NUM_PROMPTS)[:8]
+    num_floating = [0, 0]
+    with SpeculatingEngine(**NGRAM, kv_cache_tokens=4096, overlap_depth=1) as engine:
+        drafter = engine.runner._drafter
+        assert drafter is not None
+        resolve = drafter.resolve
+
+        def counting(plan: Plan) -> DraftedStep | None:
+            step = resolve(plan)
+            if step is not None:
+                num_floating[0] += sum(row.num_drafts >= 0 for row in plan.rows)
+                num_floating[1] += len(step.placed)
+            return step
+
+        drafter.resolve = counting  # type: ignore[method-assign]
+        outcomes = engine.outcomes(texts, SamplingParams(temperature=0.0, max_tokens=60))
+    assert all(outcome.finish_reason == "stop" for outcome in outcomes)
+    planned, computed = num_floating
+    assert planned - computed >= len(texts), "the step behind an end is planned, and left out"

@@ -1,0 +1,82 @@
+"""How often a draft model draws what the model does: ``python -m deploy.models.evaluate_draft``.
+
+The model answers the held-out questions greedily. At each of its tokens both models draw, with the
+same noise, as when one drafts for the other.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections import defaultdict
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
+
+from deploy.models.corpus import Question, read_questions
+
+_TEMPERATURES: Final = (0.0, 0.7, 1.3)
+_MAX_NEW_TOKENS: Final = 256
+
+
+def main() -> None:
+    """Print the shares of equal draws by family and temperature."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, prog="python -m deploy.models.evaluate_draft"
+    )
+    parser.add_argument("--model", type=Path, default=Path("deploy/models/demo"))
+    parser.add_argument("--draft", type=Path, default=Path("deploy/models/demo-draft"))
+    args = parser.parse_args()
+    questions = read_questions(args.model.with_name(f"{args.model.name}_heldout.jsonl"))
+    print(f"{'family':12}", *(f"{temperature:6}" for temperature in _TEMPERATURES))
+    for family, rates in acceptance_by_family(args.model, args.draft, questions).items():
+        print(f"{family:12}", *(f"{rate:6.3f}" for rate in rates))
+
+
+def acceptance_by_family(
+    model: Path, draft: Path, questions: list[Question]
+) -> dict[str, list[float]]:
+    """By family, and under ``overall``: the share of equal draws at each temperature."""
+    tokenizer = PreTrainedTokenizerFast.from_pretrained(model)
+    # No class of transformers satisfies the protocol by which it types `generate`.
+    pair: list[Any] = [
+        AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32) for path in (model, draft)
+    ]
+    equal: dict[str, list[torch.Tensor]] = defaultdict(list)
+    generator = torch.Generator().manual_seed(0)
+    for question in questions:
+        found = _equal_draws(pair, tokenizer, question, generator)
+        equal[question.family].append(found)
+        equal["overall"].append(found)
+    return {
+        family: torch.cat(found, dim=1).float().mean(dim=1).tolist()
+        for family, found in equal.items()
+    }
+
+
+def _equal_draws(
+    pair: list[Any],
+    tokenizer: PreTrainedTokenizerFast,
+    question: Question,
+    generator: torch.Generator,
+) -> torch.Tensor:
+    """[temperatures, tokens of the answer] bool."""
+    prompt = tokenizer.apply_chat_template(
+        list(question.messages), add_generation_prompt=True, tokenize=False
+    )
+    inputs = tokenizer(prompt, return_tensors="pt")
+    length = inputs["input_ids"].shape[1]
+    with torch.inference_mode():
+        tokens = pair[0].generate(**inputs, do_sample=False, max_new_tokens=_MAX_NEW_TOKENS)
+        logits = [model(tokens).logits[0, length - 1 : -1] for model in pair]
+    noise = -torch.empty_like(logits[0]).exponential_(generator=generator).log()
+    draws = [
+        [(one + temperature * noise).argmax(dim=-1) for temperature in _TEMPERATURES]
+        for one in logits
+    ]
+    return torch.stack([a == b for a, b in zip(*draws, strict=True)])
+
+
+if __name__ == "__main__":
+    main()
