@@ -8,7 +8,7 @@ _FIRST_RATE, _FIRST_TRIALS = 0.8, 2.0
 """Acceptance that is expected before any draft was verified, and its weight in drafts."""
 _FIRST_LOOKS = 2.0
 """Rows that the expected gain counts for."""
-_FIRST_WAIT, _LONGEST_WAIT = 16, 512
+_FIRST_WAIT, _LONGEST_WAIT = 4, 512
 
 
 class RequestRecord:

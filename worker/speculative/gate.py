@@ -107,10 +107,10 @@ class SpeculationGate:
         start_cost = self._observe_looks(rows, len(step.shares), result.draft_ms)
         for row in rows:
             cost = threshold * self._num_guesses(row)
-            if not row.record.has_looked:
-                cost += start_cost
+            # What a first look cost tells whether others should begin; it is paid in any case.
+            start = 0.0 if row.record.has_looked else start_cost
             row.record.observe(row.num_drafts, row.num_accepted, cost)
-            self._gain += _GAIN_STEP * (row.num_accepted - cost - self._gain)
+            self._gain += _GAIN_STEP * (row.num_accepted - cost - start - self._gain)
             if row.num_drafts:
                 self.totals.add_row(row.num_drafts, row.num_accepted)
         self._probe_ms = min(self._probe_ms + _PROBE_SHARE * result.compute_ms, _MOST_PROBE_MS)

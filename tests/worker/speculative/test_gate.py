@@ -53,9 +53,9 @@ def test_a_request_whose_drafts_are_wrong_falls_silent_and_tries_again_ever_late
         assert record.gain > 0.0, "it gets another chance"
         for _ in range(8):
             record.observe(3, 0, 0.6)
-    assert waits == [16, 32, 64]
+    assert waits == [4, 8, 16]
     record.observe(3, 2, 0.6)
-    assert [record.is_due() for _ in range(16)] == [False] * 15 + [True]
+    assert [record.is_due() for _ in range(4)] == [False] * 3 + [True]
 
 
 def test_looks_that_find_nothing_gain_nothing() -> None:
