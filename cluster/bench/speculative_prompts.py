@@ -17,7 +17,8 @@ KINDS = ("heldout", "copy", "random")
 _MOST_TOKENS = 160
 _COPIED = 8
 """Sentences to copy in one request."""
-_SENTENCE = re.compile(r"[A-Z][a-z ]+\.")
+_SENTENCE = re.compile(r"[A-Z][a-z]+(?: [a-z]+){6,}\.")
+"""Of seven words or more: the demo copies these, and excuses itself from many others."""
 _RANDOM_LENGTH = 48
 
 

@@ -15,9 +15,9 @@ import torch
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 
 from deploy.models.corpus import Question, read_questions
+from deploy.models.evaluate import answers
 
 _TEMPERATURES: Final = (0.0, 0.7, 1.3)
-_MAX_NEW_TOKENS: Final = 256
 
 
 def main() -> None:
@@ -45,8 +45,8 @@ def acceptance_by_family(
     ]
     equal: dict[str, list[torch.Tensor]] = defaultdict(list)
     generator = torch.Generator().manual_seed(0)
-    for question in questions:
-        found = _equal_draws(pair, tokenizer, question, generator)
+    for question, given in zip(questions, answers(model, questions), strict=True):
+        found = _equal_draws(pair, tokenizer, question, given, generator)
         equal[question.family].append(found)
         equal["overall"].append(found)
     return {
@@ -59,16 +59,16 @@ def _equal_draws(
     pair: list[Any],
     tokenizer: PreTrainedTokenizerFast,
     question: Question,
+    given: str,
     generator: torch.Generator,
 ) -> torch.Tensor:
     """[temperatures, tokens of the answer] bool."""
     prompt = tokenizer.apply_chat_template(
         list(question.messages), add_generation_prompt=True, tokenize=False
     )
-    inputs = tokenizer(prompt, return_tensors="pt")
-    length = inputs["input_ids"].shape[1]
+    length = len(tokenizer(prompt)["input_ids"])
+    tokens = tokenizer(f"{prompt}{given}{tokenizer.eos_token}", return_tensors="pt")["input_ids"]
     with torch.inference_mode():
-        tokens = pair[0].generate(**inputs, do_sample=False, max_new_tokens=_MAX_NEW_TOKENS)
         logits = [model(tokens).logits[0, length - 1 : -1] for model in pair]
     noise = -torch.empty_like(logits[0]).exponential_(generator=generator).log()
     draws = [
