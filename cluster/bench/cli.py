@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from cluster.bench.fdfo_flags import add_fdfo_flags, fdfo_options
 from cluster.bench.flags import add_dataset_flags, add_load_flags, dataset_options, serve_options
+from cluster.bench.fleet.flags import add_fleet_command
 from cluster.bench.gateway import ARMS, GatewayOptions, run_gateway
 from cluster.bench.kernel_options import KernelOptions
 from cluster.bench.model_shapes import SHAPES
@@ -75,6 +76,7 @@ def add_commands(commands: Subparsers) -> None:
         commands, "router", "routing policies compared, or what a decision costs", run_router
     )
     add_router_flags(router)
+    add_fleet_command(commands, _command)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

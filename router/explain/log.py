@@ -67,7 +67,7 @@ class DecisionLog:
             self._file.close()
 
     def _speed(self, fleet: Fleet) -> None:
-        factors = {w.worker_id: fleet.pace.factor(w.worker_id) for w in fleet.workers}
+        factors = {w.worker_id: fleet.pace.factor(w.row) for w in fleet.workers}
         if factors:
             self._write(FleetSpeed(costs=fleet.pace.costs, factors=factors))
 

@@ -65,7 +65,8 @@ class AdaptivePolicy(RoutingPolicy):
         uncached = request.num_tokens - hits
         waiting = workers.waiting_s(now)
         members = max(int(np.count_nonzero(request.eligible)), 1)
-        queue_s = float(waiting @ request.eligible) / members
+        # Not a dot product: BLAS would wake its threads for ten thousand workers.
+        queue_s = float(np.add.reduce(waiting, where=request.eligible)) / members
         beta = self._crowding.delayed(queue_s, now)
         beta = min(max(beta, config.adaptive_min_beta), config.adaptive_max_beta)
         cost = workers.compute_s(uncached, hits)

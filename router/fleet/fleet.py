@@ -20,7 +20,7 @@ from router.fleet.in_flight import InFlight
 from router.fleet.index import PrefixIndex
 from router.fleet.memo import HashMemo
 from router.fleet.pace import FleetPace
-from router.fleet.pricing import price_load
+from router.fleet.pricing import price_all, price_row, tabulate_load
 from router.fleet.state import Reservation, WorkerState
 from router.fleet.utilisation import Utilisation
 from router.fleet.workers import WorkerTable
@@ -96,7 +96,8 @@ class Fleet:
         self._workers: dict[str, WorkerState] = {}
         self._hits = HitFinder(self.index, self.in_flight, self.table)
         self._priced_with = self.pace.costs
-        self._keys: list[BlockKey] = []
+        self._keys: dict[BlockKey, int] = {}
+        """How many workers that are ready use each."""
         self._turn = 0
 
     @property
@@ -111,7 +112,7 @@ class Fleet:
     @property
     def ready(self) -> bool:
         """Whether any worker can take a request."""
-        return any(worker.ready for worker in self._workers.values())
+        return bool(self._keys)
 
     @property
     def info(self) -> EngineInfo | None:
@@ -133,14 +134,18 @@ class Fleet:
             )
             info = None
         worker = self._workers.get(worker_id)
+        before = worker.info if worker is not None and worker.ready else None
         if worker is None:
             row = self.table.add(worker_id)
             worker = WorkerState(worker_id, row, snapshot.epoch, info, snapshot.load)
             self._workers[worker_id] = worker
         worker.epoch, worker.info, worker.load = snapshot.epoch, info, snapshot.load
         self.index.replace(worker_id, snapshot.blocks if info is not None else ())
+        slot = self.index.slot(worker_id)
+        assert slot is not None, "an attached worker has a slot"
+        self._hits.placed(slot, worker.row)
         self._settle(worker)
-        self._members_changed()
+        self._member_changed(worker, before)
         self._tabulate(worker)
 
     def update(self, worker_id: str, update: WorkerUpdate) -> None:
@@ -153,8 +158,8 @@ class Fleet:
         before, worker.load = worker.load, update.load
         if update.load.step_shape.seq != before.step_shape.seq:
             now = self._clock()
-            self.pace.observe(worker_id, update.load, now)
-            if busy := self.pace.busy_s(worker_id, update.load):
+            self.pace.observe(worker.row, update.load, now)
+            if busy := self.pace.busy_s(worker.row, update.load):
                 self.utilisation.add(busy, now)
         if worker.reservations:
             self._settle(worker)
@@ -162,36 +167,37 @@ class Fleet:
         if self.pace.costs is not self._priced_with:
             # All at once: workers are compared, and must not differ by when they last reported.
             self._priced_with = self.pace.costs
-            for other in self._workers.values():
-                self._price(other)
+            price_all(self.table, self.pace.costs, self.pace.factors(self.table.capacity))
+            self._count_all_places()
             self._compare_speeds()
 
     def lose(self, worker_id: str) -> None:
         """The worker's rank group or the worker itself is gone, and its cache with it."""
         self.index.drop(worker_id)
-        self.pace.forget(worker_id)
         worker = self._workers.get(worker_id)
         if worker is not None:
+            before = worker.info if worker.ready else None
+            self.pace.forget(worker.row)
             worker.info = None
             worker.load = LoadSnapshot()
-            self._members_changed()
+            self._member_changed(worker, before)
 
     def set_draining(self, worker_id: str, draining: bool) -> None:
         """A draining worker finishes what it has and takes nothing new."""
-        if worker_id in self._workers:
-            self._workers[worker_id].draining = draining
-            self._members_changed()
+        worker = self._workers.get(worker_id)
+        if worker is not None:
+            before = worker.info if worker.ready else None
+            worker.draining = draining
+            self._member_changed(worker, before)
 
     def remove(self, worker_id: str) -> None:
         """Forgets a worker."""
-        self.index.drop(worker_id)
-        self.pace.forget(worker_id)
+        self.lose(worker_id)
         worker = self._workers.pop(worker_id, None)
         if worker is not None:
             for flight in worker.flights.values():
                 self.in_flight.remove(flight, worker.row)
             self.table.remove(worker.row)
-            self._members_changed()
 
     def view(self, prompt: PromptBlocks, excluded: Collection[str] = ()) -> RequestView:
         """The prompt as policies see it."""
@@ -201,7 +207,7 @@ class Fleet:
             for worker_id in excluded:
                 if worker_id in self._workers:
                     eligible[self._workers[worker_id].row] = False
-        return self._hits.view(prompt, self._keys, eligible)
+        return self._hits.view(prompt, list(self._keys), eligible)
 
     def expected_wait_s(self) -> float:
         """How long the next request would wait before a worker begins it; infinite without any."""
@@ -265,7 +271,7 @@ class Fleet:
         if len(requests) == 1:
             return [self.reserve(*requests[0])]
         choices: list[Choice | None] = [None] * len(requests)
-        for place in group_order([prompt for _, prompt, _ in requests], self._keys):
+        for place in group_order([prompt for _, prompt, _ in requests], list(self._keys)):
             choices[place] = self.reserve(*requests[place])
         return choices
 
@@ -317,20 +323,26 @@ class Fleet:
         table.empty_tokens[row] -= tokens
         self._count_places(worker)
 
-    def _members_changed(self) -> None:
-        for worker in self._workers.values():
-            self.table.eligible[worker.row] = worker.ready
-        infos = [worker.info for worker in self._workers.values() if worker.ready]
-        self._keys = list(dict.fromkeys(BlockKey.of(i) for i in infos if i is not None))
-        self.utilisation.set_num_workers(len(infos), self._clock())
+    def _member_changed(self, worker: WorkerState, before: EngineInfo | None) -> None:
+        """A worker became ready, no longer is (`before` says what it had loaded), or is another."""
+        self.table.eligible[worker.row] = worker.ready
+        after = worker.info if worker.ready else None
+        if after is not None:
+            key = BlockKey.of(after)
+            self._keys[key] = self._keys.get(key, 0) + 1
+        if before is not None:
+            key = BlockKey.of(before)
+            self._keys[key] -= 1
+            if not self._keys[key]:
+                del self._keys[key]
+        self.utilisation.set_num_workers(sum(self._keys.values()), self._clock())
         self._compare_speeds()
-        self._hits.members_changed({w.worker_id: w.row for w in self._workers.values()})
 
     def _compare_speeds(self) -> None:
-        ready = [worker for worker in self._workers.values() if worker.ready]
-        speeds = [1.0 / self.pace.factor(worker.worker_id) for worker in ready]
-        for worker, speed in zip(ready, speeds, strict=True):
-            self.table.worth[worker.row] = speed * len(speeds) / sum(speeds)
+        rows = np.flatnonzero(self.table.eligible)
+        if len(rows):
+            speeds = 1.0 / self.pace.factors(self.table.capacity)[rows]
+            self.table.worth[rows] = speeds / speeds.mean()
 
     def _tabulate(self, worker: WorkerState) -> None:
         info, load, table, row = worker.info, worker.load, self.table, worker.row
@@ -344,24 +356,8 @@ class Fleet:
         held = self.index.num_blocks(worker.worker_id)
         empty = min(load.num_free_pages, load.num_total_pages - held)
         table.empty_tokens[row] = empty * info.page_size - worker.reserved_tokens
-        self._price(worker)
-
-    def _price(self, worker: WorkerState) -> None:
-        info, table, row = worker.info, self.table, worker.row
-        if info is None:
-            return
-        costs, factor = self.pace.costs, self.pace.factor(worker.worker_id)
-        price = price_load(worker.load, info, costs, factor)
-        table.queue_s[row] = price.queue_s
-        table.first_s[row] = price.first_s
-        table.drain_s[row] = price.drain_s
-        table.step_s[row] = price.step_s
-        table.row_s[row] = price.row_s
-        table.chunk[row] = price.chunk
-        table.piece[row] = price.piece
-        table.stretch[row] = price.stretch
-        table.prefill_token_s[row] = costs.prefill_token * factor
-        table.attended_s[row] = costs.attended * factor
+        tabulate_load(table, row, load, info)
+        price_row(table, row, self.pace.costs, self.pace.factor(row))
         self._count_places(worker)
 
     def _count_places(self, worker: WorkerState) -> None:
@@ -371,6 +367,12 @@ class Fleet:
         over = max(active + 1 - places, 0.0)
         table.place_s[row] = over / places * _OUTPUT_STEPS * table.step_s.item(row)
         table.slowdown_s[row] = active * _OUTPUT_STEPS * table.row_s.item(row)
+
+    def _count_all_places(self) -> None:
+        table = self.table
+        over = np.maximum(table.num_active + 1.0 - table.places, 0.0)
+        table.place_s[:] = over / table.places * _OUTPUT_STEPS * table.step_s
+        table.slowdown_s[:] = table.num_active * _OUTPUT_STEPS * table.row_s
 
 
 def _reservation(table: WorkerTable, row: int, uncached: int, work_s: float) -> Reservation:

@@ -15,7 +15,9 @@ _MIN_CAPACITY = 1024
 _PIECE = 2048
 """Cells that move at least with each call of `work`."""
 _MAX_DEAD = 32
-"""Slots that may wait for a sweep: sets grow by their bits."""
+"""Slots that may wait for a sweep, of few: sets grow by their bits."""
+_DEAD_PART = 8
+"""Of many, one in so many."""
 _CELLS_PER_KEY = 6
 """Cells that move per new key: the old table is empty long before the new one is full."""
 
@@ -125,7 +127,8 @@ class GrowingTable:
         return freed
 
     def _sweep_if_due(self) -> None:
-        if self._num_stale > self._size // 2 or len(self._dead) > _MAX_DEAD:
+        most = max(_MAX_DEAD, self._sets.num_slots // _DEAD_PART)
+        if self._num_stale > self._size // 2 or len(self._dead) > most:
             self._start_moving(0)
 
     def _make_room(self, count: int) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -46,13 +46,13 @@ class HitFinder:
         self._holders: dict[int, _Holders] = {}
         self._flying: dict[int, Rows] = {}
 
-    def members_changed(self, rows: Mapping[str, int]) -> None:
-        """Workers came or went, or began another incarnation; `rows` has all there are."""
-        slots = {self._index.slot(worker_id): row for worker_id, row in rows.items()}
-        placed = {slot: row for slot, row in slots.items() if slot is not None}
-        self._slot_rows = np.zeros(max(placed, default=-1) + 1, np.intp)
-        for slot, row in placed.items():
-            self._slot_rows[slot] = row
+    def placed(self, slot: int, row: int) -> None:
+        """A worker's cache, or another incarnation of it, got this slot of the index."""
+        if slot >= len(self._slot_rows):
+            grown = np.zeros(max(2 * len(self._slot_rows), slot + 1, 8), np.intp)
+            grown[: len(self._slot_rows)] = self._slot_rows
+            self._slot_rows = grown
+        self._slot_rows[slot] = row
         self._holders.clear()
 
     def view(

@@ -17,6 +17,9 @@ hold."""
 
 _MANY = 192
 """From so many blocks on arrays are faster than single steps."""
+_MANY_SLOTS = 1024
+"""Sets of so many slots make single steps slower, by as much again each time."""
+_FEW = 32
 _ZERO = 2**64 - 1
 """Stands in for hash 0, which the table keeps for itself."""
 
@@ -135,7 +138,7 @@ class PrefixIndex:
 
     def _change(self, hashes: Sequence[int], add: int, remove: int) -> int:
         """Adds or removes one bit for each block; returns for how many that was news."""
-        if len(hashes) >= _MANY:
+        if len(hashes) >= max(_MANY // (1 + len(self._held) // _MANY_SLOTS), _FEW):
             keys: Keys = np.unique(np.array(hashes, np.uint64))
             if not keys[0]:
                 keys = np.unique(np.where(keys == 0, np.uint64(_ZERO), keys))

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from math import exp, log
-from statistics import fmean
 
+import numpy as np
+
+from router.fleet.workers import Floats
 from worker.wire.messages import LoadSnapshot
 from worker.wire.step_time import StepCosts, StepTimeModel
 
@@ -14,7 +16,8 @@ _SAME = 0.12
 """Workers whose logarithms lie within such a span are equals and get one factor, so that none is
 favoured for a lucky estimate."""
 _REFRESH = (8, 64)
-"""Observations between two solutions: of few workers' first steps, and later."""
+"""Observations between two solutions: of few workers' first steps, and later. A fleet of more
+workers than that waits for one of each."""
 _FADES_S = 30.0
 """Seconds without a step after which a worker's difference from the others has faded to 1/e: one
 that looked slow, perhaps because something disturbed it, gets a chance to show otherwise."""
@@ -26,6 +29,7 @@ class FleetPace:
     """Learns from all workers' steps together, so that a new worker need not be learned anew.
 
     What is particular to a worker is a factor on all its times, which heterogeneous fleets need.
+    Workers are told apart by their rows in the WorkerTable.
     """
 
     def __init__(self) -> None:
@@ -35,72 +39,96 @@ class FleetPace:
         self.costs = self._model.costs
         self._due = _REFRESH[0]
         """Observations at which `costs` is computed again."""
-        self._logs: dict[str, float] = {}
-        """Per worker, logarithm of its times over those of speed 1."""
-        self._factors: dict[str, float] = {}
         self._usual = 1.0
-        self._steps: dict[str, int] = {}
-        """Per worker, the last step that was observed."""
-        self._seen_at: dict[str, float] = {}
-        """Per worker, when that was."""
+        # By row.
+        self._logs = np.zeros(0)
+        """Logarithm of its times over those of speed 1; NaN before it was observed."""
+        self._factors = np.zeros(0)
+        """NaN before there is one."""
+        self._steps = np.zeros(0, np.int64)
+        """The last step that was observed."""
+        self._seen_at = np.zeros(0)
+        """When that was."""
 
-    def factor(self, worker_id: str) -> float:
+    def factor(self, row: int) -> float:
         """The worker's times over those of `costs`; of a new one, what is usual in the fleet."""
-        return self._factors.get(worker_id, self._usual)
+        factor = self._factors.item(row) if row < len(self._factors) else np.nan
+        return self._usual if np.isnan(factor) else factor
 
-    def observe(self, worker_id: str, load: LoadSnapshot, now: float) -> None:
+    def factors(self, size: int) -> Floats:
+        """The same of the first `size` rows."""
+        self._grow(size)
+        factors = self._factors[:size]
+        return np.where(np.isnan(factors), self._usual, factors)
+
+    def observe(self, row: int, load: LoadSnapshot, now: float) -> None:
         """Takes the last step that a report tells of, if it is a new one."""
+        self._grow(row + 1)
         shape = load.step_shape
-        last = self._steps.get(worker_id, 0)
+        last = self._steps.item(row)
         if not shape.seq or shape.seq == last or load.step_ms <= 0.0:
             return
         if not shape.prefill_tokens and last < shape.seq < last + _DECODES:
             return
-        self._steps[worker_id] = shape.seq
-        self._seen_at[worker_id] = now
+        self._steps[row] = shape.seq
+        self._seen_at[row] = now
         seconds = load.step_ms / 1000.0
-        value = self._logs.get(worker_id, log(self._usual))
+        value = self._logs.item(row)
+        if value != value:  # NaN
+            value = log(self._usual)
         self._model.observe(shape, seconds / exp(value))
         expected = self.costs.step(shape)
-        self._logs[worker_id] = value + _GAIN * _bounded(log(seconds / expected) - value)
+        self._logs[row] = value + _GAIN * _bounded(log(seconds / expected) - value)
         if self._model.num_observations >= self._due:
             self.costs = self._model.costs
-            self._group(now)
+            known = self._group(now)
             first, later = _REFRESH
-            self._due += min(max(first, self._due // 4), later)
+            self._due += min(max(first, self._due // 4), max(later, known))
 
-    def forget(self, worker_id: str) -> None:
+    def forget(self, row: int) -> None:
         """The worker is gone, or is another one under the old name."""
-        self._logs.pop(worker_id, None)
-        self._factors.pop(worker_id, None)
-        self._seen_at.pop(worker_id, None)
-        self._steps.pop(worker_id, None)
+        if row < len(self._logs):
+            self._logs[row] = self._factors[row] = np.nan
+            self._steps[row] = 0
 
-    def busy_s(self, worker_id: str, load: LoadSnapshot) -> float:
+    def busy_s(self, row: int, load: LoadSnapshot) -> float:
         """Seconds of the last step that its prompts took."""
         if not load.step_shape.prefill_tokens:
             return 0.0
         shape = load.step_shape
         decode = self.costs.decode(shape.decode_rows, shape.decode_context)
-        return max(load.step_ms / 1000.0 - decode * self.factor(worker_id), 0.0)
+        return max(load.step_ms / 1000.0 - decode * self.factor(row), 0.0)
 
-    def _group(self, now: float) -> None:
-        """Makes factors of logarithms: one for each group of about equal workers."""
-        fresh = {name: exp((self._seen_at[name] - now) / _FADES_S) for name in self._logs}
-        usual = fmean(self._logs.values(), [fresh[name] for name in self._logs])
-        ranked = sorted(
-            (usual + (value - usual) * fresh[name], name) for name, value in self._logs.items()
-        )
-        groups: list[list[tuple[float, str]]] = []
-        for value, worker_id in ranked:
-            if not groups or value - groups[-1][0][0] > _SAME:
-                groups.append([])
-            groups[-1].append((value, worker_id))
-        for group in groups:
-            factor = exp(fmean(value for value, _ in group))
-            for _, worker_id in group:
-                self._factors[worker_id] = factor
+    def _group(self, now: float) -> int:
+        """Makes factors of logarithms: one for each group of about equal workers.
+
+        Returns how many workers there are.
+        """
+        rows = np.flatnonzero(~np.isnan(self._logs))
+        logs = self._logs[rows]
+        fresh = np.exp((self._seen_at[rows] - now) / _FADES_S)
+        usual = float(np.average(logs, weights=fresh))
+        values = usual + (logs - usual) * fresh
+        order = values.argsort(kind="stable")
+        values, rows = values[order], rows[order]
+        start = 0
+        while start < len(rows):
+            end = int(values.searchsorted(values[start] + _SAME, side="right"))
+            self._factors[rows[start:end]] = exp(float(values[start:end].mean()))
+            start = end
         self._usual = exp(usual)
+        return len(rows)
+
+    def _grow(self, size: int) -> None:
+        more = size - len(self._logs)
+        if more <= 0:
+            return
+        more = max(more, len(self._logs))
+        nothing = np.full(more, np.nan)
+        self._logs = np.concatenate([self._logs, nothing])
+        self._factors = np.concatenate([self._factors, nothing])
+        self._steps = np.concatenate([self._steps, np.zeros(more, np.int64)])
+        self._seen_at = np.concatenate([self._seen_at, np.zeros(more)])
 
 
 def _bounded(value: float) -> float:

@@ -2,64 +2,111 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Generic, NamedTuple, TypeVar
 
+from router.fleet.workers import Floats, WorkerTable
 from worker.wire.messages import EngineInfo, LoadSnapshot
 from worker.wire.step_time import StepCosts
 
 _CHUNK = 2048
 """Tokens per step where a worker does not tell."""
 
+Number = TypeVar("Number", float, Floats)
+"""Of one worker, or of all."""
 
-class Price(NamedTuple):
+
+class Work(NamedTuple, Generic[Number]):
+    """What there is to do, whatever it costs. The fields of WorkerTable that begin with `work_`."""
+
+    tokens: Number
+    attended: Number
+    steps: Number
+    first: Number
+    burst: Number
+    rows: Number
+    context: Number
+
+
+class Price(NamedTuple, Generic[Number]):
     """See the fields of WorkerTable with these names."""
 
-    queue_s: float
-    first_s: float
-    drain_s: float
-    step_s: float
-    row_s: float
-    chunk: int
-    piece: float
-    stretch: float
+    queue_s: Number
+    first_s: Number
+    drain_s: Number
+    step_s: Number
+    row_s: Number
+    prefill_token_s: Number
+    attended_s: Number
 
 
-def price_load(load: LoadSnapshot, info: EngineInfo, costs: StepCosts, factor: float) -> Price:
-    """What a report's work costs on a worker whose times are `factor` times those of `costs`."""
+def tabulate_load(table: WorkerTable, row: int, load: LoadSnapshot, info: EngineInfo) -> None:
+    """Enters what a report tells of the work of one worker; `price_row` is due then."""
     chunk = info.max_num_batched_tokens or _CHUNK
+    piece = load.new_prompt_share * chunk
+    table.chunk[row] = chunk
+    table.piece[row] = piece
+    table.stretch[row] = chunk / piece if piece else 1.0
+    for name, value in zip(_WORK, work_of(load, chunk), strict=True):
+        getattr(table, name)[row] = value
+
+
+def work_of(load: LoadSnapshot, chunk: int) -> Work[float]:
+    """The work that a report tells of; `chunk` is the most prompt tokens of one step."""
     rows = load.num_running
     shape = load.step_shape
     context = shape.decode_context * rows / shape.decode_rows if shape.decode_rows else 0.0
-    step = costs.decode(rows, context)
     waiting = max(load.num_queued_tokens - load.queued_cached_tokens, 0)
     under_way = max(load.queued_prefill_tokens - load.num_queued_tokens, 0)
     reserved = load.reserved_prefill_tokens
+    tokens = waiting + under_way + reserved
+    if not tokens:
+        half = 0.5 if rows else 0.0  # the step that runs
+        return Work(0.0, 0.0, half, 0.0, 0.0, rows, context)
     piece = load.new_prompt_share * chunk
-    queue = first = 0.0
-    if tokens := waiting + under_way + reserved:
-        queue = costs.prefill_token * under_way + costs.attended * load.prefilling_attended
-        queue += _prefill_s(waiting, load.num_waiting, load.queued_cached_tokens, costs)
-        queue += _prefill_s(reserved, load.num_reserved, 0, costs)
-        queue += -(-tokens // chunk) * step
-        pieces = min(waiting, load.num_waiting * piece) + min(reserved, load.num_reserved * piece)
-        first = pieces / tokens * queue
-    elif rows:
-        queue = 0.5 * step  # the one that runs
-    drain = costs.prefill(min(tokens, chunk)) + step
-    row = costs.decode_row + (costs.context_token * context / rows if rows else 0.0)
+    first = min(waiting, load.num_waiting * piece) + min(reserved, load.num_reserved * piece)
+    attended = (
+        load.prefilling_attended
+        + _attended(waiting, load.num_waiting, load.queued_cached_tokens)
+        + _attended(reserved, load.num_reserved, 0)
+    )
+    burst = min(tokens, chunk)
+    return Work(tokens, attended, -(-tokens // chunk), first / tokens, burst, rows, context)
+
+
+def price_row(table: WorkerTable, row: int, costs: StepCosts, factor: float) -> None:
+    """Prices the work of one worker, whose times are `factor` times those of `costs`."""
+    work = Work(*(getattr(table, name).item(row) for name in _WORK))
+    for name, value in zip(Price._fields, price(work, costs, factor), strict=True):
+        getattr(table, name)[row] = value
+
+
+def price_all(table: WorkerTable, costs: StepCosts, factors: Floats) -> None:
+    """The same for all workers; `factors` has one per row."""
+    work = Work(*(getattr(table, name) for name in _WORK))
+    for name, value in zip(Price._fields, price(work, costs, factors), strict=True):
+        getattr(table, name)[:] = value
+
+
+def price(work: Work[Number], costs: StepCosts, factor: Number) -> Price[Number]:
+    """Seconds for work."""
+    step = costs.constant + costs.decode_row * work.rows + costs.context_token * work.context
+    queue = costs.prefill_token * work.tokens + costs.attended * work.attended + work.steps * step
+    burst = work.burst * (costs.prefill_token + 0.5 * costs.attended * work.burst)
+    one = work.rows + (work.rows == 0.0)  # a divisor
     return Price(
         queue_s=queue * factor,
-        first_s=first * factor,
-        drain_s=drain * factor,
+        first_s=work.first * queue * factor,
+        drain_s=(burst + step) * factor,
         step_s=step * factor,
-        row_s=row * factor,
-        chunk=chunk,
-        piece=piece,
-        stretch=chunk / piece if piece else 1.0,
+        row_s=(costs.decode_row + costs.context_token * work.context / one) * factor,
+        prefill_token_s=costs.prefill_token * factor,
+        attended_s=costs.attended * factor,
     )
 
 
-def _prefill_s(tokens: int, requests: int, cached: int, costs: StepCosts) -> float:
-    """To compute so many tokens of so many prompts, after so many that are there already."""
-    count = max(requests, 1)
-    return count * costs.prefill(tokens / count, cached / count)
+def _attended(tokens: int, requests: int, cached: int) -> float:
+    """Pairs of positions of so many tokens of so many prompts, after so many cached ones."""
+    return tokens * (cached + 0.5 * tokens) / max(requests, 1)
+
+
+_WORK = tuple(f"work_{name}" for name in Work._fields)

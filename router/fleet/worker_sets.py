@@ -22,6 +22,8 @@ class WorkerSets:
         self._counts: list[int] = [0]
         self._free: list[int] = []
         self._device_bits = 0
+        self.num_slots = 0
+        """Slots that were made known."""
 
     def __len__(self) -> int:
         return len(self._ids) - 1
@@ -29,6 +31,7 @@ class WorkerSets:
     def add_slot(self, slot: int) -> None:
         """Makes the bits of a slot known; before any block of it is."""
         self._device_bits |= 1 << 2 * slot
+        self.num_slots += 1
 
     def move(self, before: int, mask: int, count: int = 1) -> int:
         """`count` blocks go from set number `before` to the set `mask`; returns its number."""

@@ -21,6 +21,20 @@ class WorkerTable:
 
     eligible: NDArray[np.bool_]
     """Attached, loaded and not draining."""
+    work_tokens: Floats
+    """Prompt tokens that its last report tells of, not computed yet."""
+    work_attended: Floats
+    """Pairs of one of these and a position that it attends to."""
+    work_steps: Floats
+    """Steps that they take; half of one where only decodes run."""
+    work_first: Floats
+    """Part of them that are first pieces, see `first_s`."""
+    work_burst: Floats
+    """Those that fit into one step."""
+    work_rows: Floats
+    """Running requests."""
+    work_context: Floats
+    """Positions that these attend to."""
     queue_s: Floats
     """To compute the prompts that its last report tells of."""
     reported_at: Floats
@@ -79,6 +93,11 @@ class WorkerTable:
 
     def __len__(self) -> int:
         return len(self.ids)
+
+    @property
+    def capacity(self) -> int:
+        """Rows that the arrays have."""
+        return len(self.eligible)
 
     def add(self, worker_id: str) -> int:
         """A row for a worker, all zero."""

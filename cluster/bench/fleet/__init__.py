@@ -1,0 +1,1 @@
+"""`bench fleet`: one gateway's routing code before ten thousand simulated workers."""

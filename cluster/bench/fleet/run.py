@@ -1,0 +1,125 @@
+"""`bench fleet`: simulates, and reports what one gateway's code took for it."""
+
+from __future__ import annotations
+
+import resource
+import time
+from typing import cast
+
+from cluster.bench.fleet.capacity import Needs, breaks_first, memory_bytes, sharding
+from cluster.bench.fleet.gateway import Stopwatch, TimedGateway
+from cluster.bench.fleet.options import FleetOptions
+from cluster.bench.fleet.traffic import fleet_workload
+from cluster.bench.report import Result, at_least, at_most, checks_json, note
+from cluster.bench.routing.contender import Clock, Contender
+from cluster.bench.routing.figures import figures
+from cluster.bench.routing.simulation import Outcome, Simulation
+from cluster.bench.stats import percentile
+
+_GOAL_MS = 2.0
+_GOAL_MINUTES = 20.0
+_GOAL_WORKERS = 10_000
+_GOAL_BLOCKS = 100_000_000
+
+
+def run_fleet(options: FleetOptions) -> Result:
+    """Decisions, reports and memory of one gateway; hits and times of the simulated requests."""
+    began = time.perf_counter()
+    note("drawing the traffic")
+    workload = fleet_workload(options)
+    gateways: list[TimedGateway] = []
+
+    def create(clock: Clock) -> Contender:
+        gateways.append(TimedGateway(options, clock))
+        return gateways[0]
+
+    outcomes = Simulation(workload, create).run()
+    [gateway] = gateways
+    wall_minutes = (time.perf_counter() - began) / 60.0
+    index = gateway.fleet.index
+    needs = _needs(options, gateway, len(workload.incidents))
+    result: Result = {
+        "policy": options.routing_policy,
+        "num_workers": options.workers,
+        "num_blocks": gateway.num_blocks,
+        "num_requests": len(outcomes),
+        "duration_s": options.duration_s,
+        "wall_minutes": wall_minutes,
+        "fill_minutes": gateway.fill_s / 60.0,
+        "index_gib": index.num_bytes / 2**30,
+        "index_bytes_per_block": index.num_bytes / max(len(index), 1),
+        "process_gib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20,
+        **_timing("decision", gateway.decisions),
+        **_timing("report", gateway.reports),
+        **_timing("lose", gateway.losses),
+        **_timing("join", gateway.joins),
+        "decisions_per_s_and_core": _rate(needs.decision_s),
+        "reports_per_s_and_core": _rate(needs.report_s),
+        **_served(outcomes, len(workload.incidents)),
+        "cores_needed": needs.cores,
+        "breaks_first": breaks_first(needs),
+        "plan": sharding(needs),
+    }
+    result["checks"] = checks_json(
+        [
+            at_most("decision_p99_ms", result["decision_p99_ms"], "ms", _GOAL_MS),
+            at_least("num_blocks", gateway.num_blocks, "blocks", _GOAL_BLOCKS),
+            at_least("num_workers", options.workers, "workers", _GOAL_WORKERS),
+            at_most("wall_minutes", wall_minutes, "min", _GOAL_MINUTES),
+        ]
+    )
+    note(_words(result))
+    return result
+
+
+def _needs(options: FleetOptions, gateway: TimedGateway, deaths: int) -> Needs:
+    return Needs(
+        workers=options.workers,
+        decisions_per_s=gateway.num_decided / options.duration_s,
+        decision_s=gateway.decisions.mean_cpu_s,
+        reports_per_s=len(gateway.reports.cpu) / options.duration_s,
+        report_s=gateway.reports.mean_cpu_s,
+        failures_per_s=deaths / options.duration_s,
+        failure_s=gateway.losses.mean_cpu_s + gateway.joins.mean_cpu_s,
+        index_bytes=gateway.fleet.index.num_bytes,
+        memory_bytes=memory_bytes(),
+    )
+
+
+def _served(outcomes: list[Outcome], deaths: int) -> Result:
+    summary = figures(outcomes)
+    moved = [outcome for outcome in outcomes if outcome.attempt]
+    return {
+        "hit_rate": summary.hit_rate,
+        "mean_ttft_s": summary.mean_ttft,
+        "p50_ttft_s": summary.p50_ttft,
+        "p99_ttft_s": summary.p99_ttft,
+        "workers_failed": deaths,
+        "requests_moved": len(moved),
+        "p50_ttft_s_of_moved": percentile([outcome.first_token_s for outcome in moved], 50.0),
+        "requests_failed": sum(outcome.first_token_s < 0.0 for outcome in outcomes),
+    }
+
+
+def _timing(name: str, watch: Stopwatch) -> Result:
+    wall = [seconds * 1e3 for seconds in watch.wall]
+    return {
+        f"{name}_p50_ms": percentile(wall, 50.0),
+        f"{name}_p99_ms": percentile(wall, 99.0),
+        f"{name}_max_ms": max(wall, default=0.0),
+        f"{name}_cpu_p99_ms": percentile([seconds * 1e3 for seconds in watch.cpu], 99.0),
+    }
+
+
+def _rate(seconds: float) -> float:
+    return 1.0 / seconds if seconds else 0.0
+
+
+def _words(result: Result) -> str:
+    plan = cast("Result", result["plan"])
+    return (
+        f"breaks first: {result['breaks_first']}\n"
+        f"beyond: {plan['zones']} zone(s) of {plan['workers_per_zone']:,} workers with "
+        f"{plan['gateways_per_zone']} gateway(s) each, at {plan['cores_per_gateway']:.2f} cores "
+        f"and {plan['index_gib_per_gateway']:.2f} GiB of index per gateway"
+    )
