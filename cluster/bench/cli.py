@@ -9,9 +9,16 @@ from dataclasses import fields, replace
 from typing import TYPE_CHECKING
 
 from cluster.bench.fdfo_flags import add_fdfo_flags, fdfo_options
-from cluster.bench.flags import add_dataset_flags, add_load_flags, dataset_options, serve_options
+from cluster.bench.flags import (
+    add_dataset_flags,
+    add_load_flags,
+    add_versus_flags,
+    dataset_options,
+    serve_options,
+)
 from cluster.bench.fleet.flags import add_fleet_command
 from cluster.bench.gateway import ARMS, GatewayOptions, run_gateway
+from cluster.bench.jobs.flags import add_job_commands
 from cluster.bench.kernel_options import KernelOptions
 from cluster.bench.model_shapes import SHAPES
 from cluster.bench.report import Result, emit
@@ -43,9 +50,10 @@ def add_commands(commands: Subparsers) -> None:
     """Adds each benchmark as a command of its own."""
     serve = _command(commands, "serve", "load on any OpenAI endpoint", _serve)
     serve.add_argument("--base-url", default="http://127.0.0.1:8000")
+    serve.add_argument("--save-detailed", action="store_true", help="with every request's times")
     add_load_flags(serve)
     versus = _command(commands, "versus", "two endpoints under the same load, in turn", _versus)
-    _add_versus_flags(versus)
+    add_versus_flags(versus)
     add_load_flags(versus)
     throughput = _command(commands, "throughput", "the engine offline, without HTTP", _throughput)
     _add_throughput_flags(throughput)
@@ -77,6 +85,7 @@ def add_commands(commands: Subparsers) -> None:
     )
     add_router_flags(router)
     add_fleet_command(commands, _command)
+    add_job_commands(commands, _command)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -355,21 +364,3 @@ def _add_gateway_flags(parser: argparse.ArgumentParser) -> None:
 
 def _numbers(text: str) -> tuple[int, ...]:
     return tuple(int(number) for number in text.split(","))
-
-
-def _add_versus_flags(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--a", required=True, metavar="URL", help="one endpoint")
-    parser.add_argument("--b", required=True, metavar="URL", help="the baseline; ratios are a / b")
-    parser.add_argument("--b-model", help="model name at b, where it differs")
-    parser.add_argument("--b-api-key", help="key for b, where it differs")
-    parser.add_argument("--concurrencies", default="1,8,32", help="default 1,8,32")
-    parser.add_argument("--rounds", type=int, default=3, help="at least 3 (default)")
-    parser.add_argument(
-        "--prompts-per-stream",
-        type=int,
-        default=0,
-        help="requests of a cell are this many times its concurrency; default: --num-prompts",
-    )
-    parser.add_argument(
-        "--metric", default="output_throughput", help="result field to compare; more is better"
-    )

@@ -16,14 +16,17 @@ _ENDPOINTS = {"completions": COMPLETIONS, "chat": CHAT}
 
 def add_load_flags(parser: argparse.ArgumentParser) -> None:
     """Everything that describes a load, besides where it goes."""
-    _add_target_flags(parser.add_argument_group("requests"))
+    add_target_flags(parser.add_argument_group("requests"))
     _add_pace_flags(parser.add_argument_group("pace"))
     add_dataset_flags(parser.add_argument_group("prompts"))
     _add_metric_flags(parser.add_argument_group("metrics"))
 
 
-def add_dataset_flags(group: argparse._ArgumentGroup) -> None:
-    """The fields of DatasetOptions, by vLLM's names; --input-len and --output-len are short."""
+def add_dataset_flags(group: argparse._ArgumentGroup, *, count: bool = True) -> None:
+    """The fields of DatasetOptions, by vLLM's names; --input-len and --output-len are short.
+
+    `count` says whether there is a flag for the number of requests.
+    """
     defaults = DatasetOptions()
     group.add_argument(
         "--dataset-name",
@@ -39,7 +42,8 @@ def add_dataset_flags(group: argparse._ArgumentGroup) -> None:
         group.add_argument(
             *flags, dest=name, type=type(default), default=default, help=f"default {default}"
         )
-    group.add_argument("--num-prompts", type=int, default=100, help="requests (default 100)")
+    if count:
+        group.add_argument("--num-prompts", type=int, default=100, help="requests (default 100)")
     group.add_argument("--seed", type=int, default=0, help="of prompts and arrivals (default 0)")
 
 
@@ -74,10 +78,31 @@ def serve_options(args: argparse.Namespace) -> ServeOptions:
         temperature=args.temperature,
         extra_body=args.extra_body,
         seed=args.seed,
+        save_detailed=getattr(args, "save_detailed", False),
     )
 
 
-def _add_target_flags(group: argparse._ArgumentGroup) -> None:
+def add_versus_flags(parser: argparse.ArgumentParser) -> None:
+    """Which endpoints `bench versus` compares, where and how often."""
+    parser.add_argument("--a", required=True, metavar="URL", help="one endpoint")
+    parser.add_argument("--b", required=True, metavar="URL", help="the baseline; ratios are a / b")
+    parser.add_argument("--b-model", help="model name at b, where it differs")
+    parser.add_argument("--b-api-key", help="key for b, where it differs")
+    parser.add_argument("--concurrencies", default="1,8,32", help="default 1,8,32")
+    parser.add_argument("--rounds", type=int, default=3, help="at least 3 (default)")
+    parser.add_argument(
+        "--prompts-per-stream",
+        type=int,
+        default=0,
+        help="requests of a cell are this many times its concurrency; default: --num-prompts",
+    )
+    parser.add_argument(
+        "--metric", default="output_throughput", help="result field to compare; more is better"
+    )
+
+
+def add_target_flags(group: argparse._ArgumentGroup) -> None:
+    """Which model and endpoint, and how requests are written."""
     group.add_argument("--model", help="model name; default: the server's first")
     group.add_argument("--tokenizer", help="folder with tokenizer.json; default: the model's own")
     group.add_argument(

@@ -62,9 +62,14 @@ def run_load(load: Load, num_processes: int) -> LoadResult:
     """
     num_processes = max(1, min(num_processes, len(load.requests), load.max_concurrency or 10**9))
     if num_processes == 1:
-        parts = [_run_part(load, time.perf_counter())]
+        parts = [run_part(load, time.perf_counter())]
     else:
-        parts = _run_processes(_split(load, num_processes))
+        parts = _run_processes(split_load(load, num_processes))
+    return join_parts(parts)
+
+
+def join_parts(parts: Sequence[tuple[list[Record], float]]) -> LoadResult:
+    """The result of several clients, whose records have one clock."""
     records = sorted((r for part, _ in parts for r in part), key=lambda record: record.index)
     starts = [record.start for record in records]
     ends = [record.start + record.latency for record in records]
@@ -72,11 +77,12 @@ def run_load(load: Load, num_processes: int) -> LoadResult:
         records=records,
         duration_s=max(ends) - min(starts) if records else 0.0,
         client_cpu_s=sum(cpu_s for _, cpu_s in parts),
-        num_processes=num_processes,
+        num_processes=len(parts),
     )
 
 
-def _split(load: Load, count: int) -> list[Load]:
+def split_load(load: Load, count: int) -> list[Load]:
+    """Every n-th request and an equal share of the concurrency for each of `count` clients."""
     limit = load.max_concurrency
     return [
         Load(
@@ -116,10 +122,11 @@ def _run_processes(loads: Sequence[Load]) -> list[tuple[list[Record], float]]:
 
 def _child(load: Load, pipe: Connection) -> None:
     pipe.send("ready")
-    pipe.send(_run_part(load, pipe.recv()))
+    pipe.send(run_part(load, pipe.recv()))
 
 
-def _run_part(load: Load, start: float) -> tuple[list[Record], float]:
+def run_part(load: Load, start: float) -> tuple[list[Record], float]:
+    """Runs a load in this process; its records and CPU time. `start`: see `drive`."""
     cpu = time.process_time()
     records = uvloop.run(drive(load, start))
     return records, time.process_time() - cpu

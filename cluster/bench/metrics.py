@@ -67,6 +67,17 @@ def summarize(load: LoadResult, options: MetricOptions, *, fixed_output: bool) -
     return result
 
 
+def detailed(records: Sequence[Record]) -> Result:
+    """Per request that completed: seconds and tokens, by the names of vLLM's detailed results."""
+    done = [record for record in records if not record.error]
+    return {
+        "ttfts": [record.ttft for record in done],
+        "e2els": [record.latency for record in done],
+        "input_lens": [record.prompt_len for record in done],
+        "output_lens": [record.output_len for record in done],
+    }
+
+
 def samples_ms(records: Sequence[Record], metric: str) -> list[float]:
     """All measurements of a metric, in milliseconds; itl has many per request."""
     if metric == "itl":

@@ -6,6 +6,7 @@ import json
 import math
 import urllib.error
 import urllib.request
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ from cluster.bench.arrivals import arrival_times
 from cluster.bench.client import Request
 from cluster.bench.datasets import DatasetOptions, Sample, make_samples
 from cluster.bench.load import Load, choose_processes, run_load
-from cluster.bench.metrics import MetricOptions, summarize
+from cluster.bench.metrics import MetricOptions, detailed, summarize
 from cluster.bench.prompts import PromptSpace
 from cluster.bench.report import Result
 
@@ -52,6 +53,8 @@ class ServeOptions:
     extra_body: str | None = None
     """JSON object merged into every request."""
     seed: int = 0
+    save_detailed: bool = False
+    """Add the times of every request to the result, which `bench compare` needs."""
 
     def __post_init__(self) -> None:
         if self.endpoint not in (COMPLETIONS, CHAT):
@@ -71,12 +74,12 @@ def run_serve(options: ServeOptions) -> Result:
         ValueError: no model or tokenizer can be found, or the server cannot be reached.
     """
     options, space = resolve(options)
-    body = _BodyMaker(options, space)
+    body = BodyMaker(options, space)
     if options.num_warmups:
         samples = make_samples(
             options.dataset, options.num_warmups, space.vocabulary, options.seed + _WARMUP_SEED
         )
-        warm = run_load(_load(options, [body.request(i, s) for i, s in enumerate(samples)]), 1)
+        warm = run_load(load_of(options, [body.request(i, s) for i, s in enumerate(samples)]), 1)
         if all(record.error for record in warm.records):
             raise ValueError(f"every warm-up request failed: {warm.records[0].error}")
     samples = make_samples(options.dataset, options.num_prompts, space.vocabulary, options.seed)
@@ -89,9 +92,10 @@ def run_serve(options: ServeOptions) -> Result:
     num_processes = options.num_processes or choose_processes(
         len(requests), longest, options.max_concurrency, options.request_rate
     )
-    result = run_load(_load(options, requests), num_processes)
+    result = run_load(load_of(options, requests), num_processes)
     summary = summarize(result, options.metrics, fixed_output=options.ignore_eos)
-    return {**_setting(options), **summary}
+    details = detailed(result.records) if options.save_detailed else {}
+    return {**_setting(options), **summary, **details}
 
 
 def resolve(options: ServeOptions) -> tuple[ServeOptions, PromptSpace]:
@@ -109,8 +113,13 @@ def resolve(options: ServeOptions) -> tuple[ServeOptions, PromptSpace]:
     return replace(options, model=model, tokenizer=tokenizer), PromptSpace.load(tokenizer)
 
 
-class _BodyMaker:
-    """Encodes samples as request bodies, before any clock runs."""
+class BodyMaker:
+    """Encodes samples as request bodies, before any clock runs.
+
+    Args:
+        options: resolved, see `resolve`.
+        space: makes texts where texts are sent.
+    """
 
     def __init__(self, options: ServeOptions, space: PromptSpace) -> None:
         self._chat = options.endpoint == CHAT
@@ -127,8 +136,11 @@ class _BodyMaker:
         if options.extra_body:
             self._fixed.update(json.loads(options.extra_body))
 
-    def request(self, index: int, sample: Sample) -> Request:
-        body = {**self._fixed, "max_tokens": sample.output_len}
+    def request(
+        self, index: int, sample: Sample, extra: Mapping[str, Any] | None = None
+    ) -> Request:
+        """One request; `extra` are fields of its own."""
+        body = {**self._fixed, "max_tokens": sample.output_len, **(extra or {})}
         ids = sample.prompt_token_ids
         prompt = self._space.as_text(ids) if self._as_text else ids
         if self._chat:
@@ -143,7 +155,8 @@ class _BodyMaker:
         )
 
 
-def _load(options: ServeOptions, requests: list[Request]) -> Load:
+def load_of(options: ServeOptions, requests: Sequence[Request]) -> Load:
+    """Requests and where they go."""
     return Load(
         url=options.base_url.rstrip("/") + options.endpoint,
         headers=_headers(options),

@@ -73,6 +73,22 @@ def trace_workload(seed: int, *, trace: TraceFile, speed: float, scale: float = 
     return Workload(name=f"{name}-x{speed}", arrivals=arrivals, fleet=shape)
 
 
+def trace_arrivals(trace: TraceFile, speed: float, duration: float) -> list[Arrival]:
+    """The first `duration` seconds of a trace that is replayed `speed` times as fast, as it is."""
+    lines = trace.lines()
+    began = lines[0].timestamp
+    return [
+        Arrival(
+            request_id=f"t{number}",
+            at=(line.timestamp - began) / 1000.0 / speed,
+            tokens=_tokens(line, number),
+            output_len=max(line.output_length, 1),
+        )
+        for number, line in enumerate(lines)
+        if (line.timestamp - began) / 1000.0 / speed < duration
+    ]
+
+
 def _tokens(line: _Line, number: int) -> bytes:
     """Equal blocks for equal ids; a last part that is no whole block is the request's own."""
     ids = np.array(line.hash_ids, np.int64)[:, None]

@@ -1,0 +1,122 @@
+"""The report of a job: one page of HTML that loads nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from html import escape
+from typing import Any
+
+import numpy as np
+
+from cluster.bench.jobs.charts import bar_chart, line_chart
+from cluster.bench.report import Result
+
+_STYLE = """
+body { font: 15px/1.45 system-ui, sans-serif; margin: 2rem auto; max-width: 76rem; color: #222;
+  padding: 0 1rem; }
+table { border-collapse: collapse; margin: 1rem 0; }
+td, th { border-bottom: 1px solid #ddd; padding: .25rem .7rem; text-align: right; }
+td:first-child, th:first-child { text-align: left; }
+.charts { display: grid; grid-template-columns: repeat(auto-fit, minmax(30rem, 1fr)); gap: 1rem; }
+figure { margin: 0; } figcaption { font-weight: 600; }
+svg { width: 100%; height: auto; font-size: 11px; fill: #333; }
+.no { color: #b00020; font-weight: 600; }
+"""
+_COLUMNS = {
+    "label": "stage",
+    "request_throughput": "req/s",
+    "output_throughput": "tokens/s",
+    "request_goodput": "good req/s",
+    "p50_ttft_ms": "TTFT p50 ms",
+    "p99_ttft_ms": "TTFT p99 ms",
+    "p99_tpot_ms": "TPOT p99 ms",
+    "token_hit_rate": "hit rate",
+    "completed": "done",
+    "failed": "failed",
+}
+_BARS = 40
+
+
+def write_page(result: Result, stages: Sequence[Result]) -> str:
+    """The page of a result and its stages."""
+    title = escape(f"{result['job']}: {result['model_id']} at {result['base_url']}")
+    return (
+        "<!doctype html><html lang='en'><head><meta charset='utf-8'>"
+        f"<meta name='viewport' content='width=device-width'><title>{title}</title>"
+        f"<style>{_STYLE}</style></head><body><h1>{title}</h1>"
+        f"{_facts(result)}{_checks(result['checks'])}{_table(stages)}"
+        f"<div class='charts'>{''.join(_charts(result, stages))}</div></body></html>"
+    )
+
+
+def _charts(result: Result, stages: Sequence[Result]) -> Iterator[str]:
+    if result["job"] in ("sweep", "goodput") and len(stages) > 1:
+        for metric in ("ttft", "tpot"):
+            yield line_chart(
+                f"{metric.upper()} against load",
+                "requests per second, carried",
+                "milliseconds",
+                {
+                    name: [(s["request_throughput"], s[f"{name}_{metric}_ms"]) for s in stages]
+                    for name in ("p50", "p99")
+                },
+                log=True,
+            )
+        yield line_chart(
+            "Hit rate against load",
+            "requests per second, offered",
+            "part of prompt tokens",
+            {"hit rate": [(s["rate"], s["token_hit_rate"]) for s in stages]},
+        )
+    for stage in stages:
+        yield from _stage_charts(stage)
+
+
+def _stage_charts(stage: Result) -> Iterator[str]:
+    label, times = stage["label"], stage["timeline"]
+    ttfts = np.array(stage["ttfts"]) * 1000.0
+    if len(ttfts):
+        heights, edges = np.histogram(ttfts, _BARS, (0.0, max(float(ttfts.max()), 1e-3)))
+        bars = list(zip(edges[:-1].tolist(), heights.tolist(), strict=True))
+        yield bar_chart(f"TTFT, {label}", "milliseconds", "requests", bars)
+    for title, key, unit in (
+        ("Output", "tokens_per_s", "tokens per second"),
+        ("Requests under way", "running", "requests"),
+        ("Hit rate", "hit_rate", "part of prompt tokens"),
+    ):
+        points = list(zip(times["seconds"], times[key], strict=True))
+        yield line_chart(f"{title}, {label}", "seconds", unit, {unit: points})
+
+
+def _facts(result: Result) -> str:
+    rows = [
+        f"<tr><td>{escape(name)}</td><td>{_text(value)}</td></tr>"
+        for name, value in result.items()
+        if name != "checks"
+    ]
+    return f"<table>{''.join(rows)}</table>"
+
+
+def _checks(checks: Sequence[Mapping[str, Any]]) -> str:
+    rows = [
+        f"<tr><td>{escape(c['name'])}</td><td>{_text(c['value'])} {escape(c['unit'])}</td>"
+        f"<td>{escape(c['goal'])}</td>"
+        f"{'<td>holds' if c['holds'] else '<td class=no>does not hold'}</td></tr>"
+        for c in checks
+    ]
+    return f"<table>{''.join(rows)}</table>" if rows else ""
+
+
+def _table(stages: Sequence[Result]) -> str:
+    head = "".join(f"<th>{escape(text)}</th>" for text in _COLUMNS.values())
+    rows = "".join(
+        "<tr>" + "".join(f"<td>{_text(stage.get(name))}</td>" for name in _COLUMNS) + "</tr>"
+        for stage in stages
+    )
+    return f"<table><tr>{head}</tr>{rows}</table>"
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, float):
+        return f"{value:,.3g}" if abs(value) < 100.0 else f"{value:,.0f}"
+    return escape("" if value is None else str(value))

@@ -1,0 +1,193 @@
+"""`bench job`: plays stages on an endpoint, writes result.json and report.html."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from cluster.bench.jobs.options import JobOptions
+from cluster.bench.jobs.page import write_page
+from cluster.bench.jobs.slo import Slo, find_slo
+from cluster.bench.jobs.stages import Stage, StageMaker
+from cluster.bench.jobs.timeline import timeline
+from cluster.bench.load import Load, LoadResult, choose_processes, run_load
+from cluster.bench.metrics import MetricOptions, detailed, summarize
+from cluster.bench.report import Check, Result, at_least, at_most, checks_json, exactly, note
+from cluster.bench.serve import ServeOptions, load_of, resolve
+from cluster.bench.stats import percentile
+
+_FOLLOWS = 0.9
+"""Part of the offered rate that is still carried."""
+_NARROW = 1.1
+"""Goodput is looked for until the rates on either side differ by no more than this."""
+_DRIFT = 1.5
+"""Goal for the p99 of the last third of a soak over that of the first."""
+
+Play = Callable[[Stage], Result]
+
+
+def run_job(options: JobOptions, serve: ServeOptions) -> Result:
+    """Plays a job's stages. The result is small; all samples are in the file.
+
+    Raises:
+        ValueError: the endpoint cannot be reached, or the folder not be written.
+    """
+    serve, space = resolve(serve)
+    maker = StageMaker(options, serve, space)
+    run, close = _runner(options)
+    slo = find_slo(options.slo)
+
+    def play(stage: Stage) -> Result:
+        found = _figures(stage, run(load_of(serve, stage.requests)), serve, slo)
+        note(
+            f"{stage.label}: {found['request_throughput']:.2f} req/s, p99 ttft "
+            f"{found['p99_ttft_ms']:.0f} ms, {found['failed']} failed"
+        )
+        return found
+
+    try:
+        stages = list(_stages(options, maker, play))
+    finally:
+        close()
+    result: Result = {
+        "job": options.kind,
+        "model_id": serve.model,
+        "base_url": serve.base_url,
+        "slo_ttft_ms": slo.ttft_ms,
+        "slo_tpot_ms": slo.tpot_ms,
+        **_summary(options, stages),
+    }
+    return _write(options, result, stages)
+
+
+def _stages(options: JobOptions, maker: StageMaker, play: Play) -> Iterator[Result]:
+    if options.kind == "sweep":
+        yield from _sweep(options, maker, play)
+    elif options.kind == "goodput":
+        yield from _search(options, maker, play)
+    else:
+        for stage in maker.fixed():
+            yield play(stage)
+
+
+def _sweep(options: JobOptions, maker: StageMaker, play: Play) -> Iterator[Result]:
+    """Doubles the rate until one is not carried any more, and looks once between the last two."""
+    rate = options.rate
+    for _ in range(options.max_stages):
+        found = play(maker.at_rate(rate))
+        yield found
+        if found["failed"] or found["request_throughput"] < _FOLLOWS * rate:
+            yield play(maker.at_rate(0.75 * rate))
+            return
+        rate *= 2.0
+
+
+def _search(options: JobOptions, maker: StageMaker, play: Play) -> Iterator[Result]:
+    """Doubles or halves the rate until the SLO lies between two, then halves what is between."""
+    good, bad, rate = 0.0, 0.0, options.rate
+    for _ in range(options.max_stages):
+        found = play(maker.at_rate(rate))
+        yield found
+        if found["slo_kept"]:
+            good = max(good, rate)
+        else:
+            bad = min(bad or rate, rate)
+        if good and bad and bad <= _NARROW * good:
+            return
+        rate = 2.0 * good if not bad else 0.5 * (good + bad)
+
+
+def _figures(stage: Stage, load: LoadResult, serve: ServeOptions, slo: Slo) -> Result:
+    limits = {"ttft": slo.ttft_ms, "tpot": slo.tpot_ms}
+    found = summarize(load, MetricOptions(goodput=limits), fixed_output=serve.ignore_eos)
+    del found["checks"]
+    found["slo_kept"] = (
+        not found["failed"]
+        and found["p99_ttft_ms"] <= slo.ttft_ms
+        and found["p99_tpot_ms"] <= slo.tpot_ms
+        # Requests that wait for ever longer keep any limit if there are few of them.
+        and found["request_throughput"] >= 0.5 * stage.rate
+    )
+    return {
+        "label": stage.label,
+        "rate": stage.rate,
+        **found,
+        **detailed(load.records),
+        "timeline": timeline(load.records),
+    }
+
+
+def _summary(options: JobOptions, stages: list[Result]) -> Result:
+    best = max(stages, key=lambda stage: float(stage["output_throughput"]))
+    failed = sum(stage["failed"] for stage in stages)
+    summary: Result = {
+        "num_requests": sum(stage["completed"] for stage in stages) + failed,
+        "failed_requests": failed,
+        "best_output_throughput": best["output_throughput"],
+        "best_request_throughput": max(stage["request_throughput"] for stage in stages),
+    }
+    checks: list[Check] = []
+    if options.kind not in ("sweep", "goodput"):  # those go on until something gives
+        checks.append(exactly("failed_requests", failed, "requests", 0))
+    if options.kind == "goodput":
+        kept = [stage["rate"] for stage in stages if stage["slo_kept"]]
+        summary["goodput_rps"] = max(kept, default=0.0)
+        checks.append(at_least("rates_within_slo", len(kept), "rates", 1))
+    if options.kind == "shared-prefix":
+        shared, own = stages
+        summary["hit_rate"] = shared["token_hit_rate"]
+        summary["ttft_over_unshared"] = shared["mean_ttft_ms"] / max(own["mean_ttft_ms"], 1e-9)
+    if options.kind == "soak":
+        drift = _drift(stages[0]["ttfts"])
+        summary["p99_ttft_last_over_first_third"] = drift
+        checks.append(at_most("p99_ttft_last_over_first_third", drift, "x", _DRIFT))
+    return {**summary, "checks": checks_json(checks)}
+
+
+def _drift(ttfts: list[float]) -> float:
+    """The p99 of the last third of the requests over that of the first."""
+    third = max(len(ttfts) // 3, 1)
+    first = percentile(ttfts[:third], 99.0)
+    return percentile(ttfts[-third:], 99.0) / first if first else 0.0
+
+
+def _write(options: JobOptions, result: Result, stages: list[Result]) -> Result:
+    folder = Path(options.out)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        data, page = folder / "result.json", folder / "report.html"
+        data.write_text(json.dumps({**result, "stages": stages}, allow_nan=False))
+        page.write_text(write_page(result, stages))
+    except OSError as error:
+        raise ValueError(f"--out {options.out} cannot be written: {error}") from error
+    rows = [_row(stage) for stage in stages]
+    return {**result, "result_file": str(data), "report_file": str(page), "rows": rows}
+
+
+def _row(stage: Result) -> dict[str, Any]:
+    names = (
+        "label rate request_throughput output_throughput p50_ttft_ms p99_ttft_ms "
+        "p99_tpot_ms token_hit_rate failed"
+    )
+    return {name: stage[name] for name in names.split()}
+
+
+def _runner(options: JobOptions) -> tuple[Callable[[Load], LoadResult], Callable[[], None]]:
+    """What runs a load, and what ends it."""
+    if options.load_tasks:
+        # Imported here: a load from this process needs no Ray.
+        from cluster.bench.jobs.spread import Generators
+
+        generators = Generators(options.load_tasks)
+        return generators.run, generators.close
+
+    def run(load: Load) -> LoadResult:
+        longest = max(request.output_len for request in load.requests)
+        seconds = max(load.requests[-1].arrival_s, 1.0)
+        rate = len(load.requests) / seconds
+        count = choose_processes(len(load.requests), longest, load.max_concurrency, rate)
+        return run_load(load, count)
+
+    return run, lambda: None

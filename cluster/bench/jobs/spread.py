@@ -1,0 +1,61 @@
+"""Load generators all over a Ray cluster; one start for all."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import ray
+
+from cluster.bench.client import Record
+from cluster.bench.load import Load, LoadResult, join_parts, run_part, split_load
+
+_LEAD_S = 0.5
+"""From the call to the start: calls must have arrived by then."""
+
+
+class Generators:
+    """Processes of Ray's that send parts of a load. Clocks of the nodes must agree.
+
+    Args:
+        count: how many, each on a CPU of its own, spread over the nodes.
+    """
+
+    def __init__(self, count: int) -> None:
+        if not ray.is_initialized():
+            ray.init(log_to_driver=False)
+        options: dict[str, Any] = {"num_cpus": 1, "scheduling_strategy": "SPREAD"}
+        self._actors = [_Generator.options(**options).remote() for _ in range(count)]  # type: ignore[attr-defined]
+        ray.get([actor.ready.remote() for actor in self._actors])
+
+    def run(self, load: Load) -> LoadResult:
+        """Runs a load to its end."""
+        count = min(len(self._actors), len(load.requests), load.max_concurrency or 10**9)
+        parts = split_load(load, max(count, 1))
+        start_at = time.time() + _LEAD_S
+        calls = [
+            actor.run.remote(part, start_at)
+            for actor, part in zip(self._actors, parts, strict=False)
+        ]
+        found: Sequence[tuple[list[Record], float]] = ray.get(calls)
+        return join_parts(found)
+
+    def close(self) -> None:
+        """Ends the processes."""
+        for actor in self._actors:
+            ray.kill(actor)
+
+
+@ray.remote
+class _Generator:
+    def ready(self) -> bool:
+        return True
+
+    def run(self, load: Load, start_at: float) -> tuple[list[Record], float]:
+        """Times of the records are seconds since the common start."""
+        start = time.perf_counter() + start_at - time.time()
+        records, cpu_s = run_part(load, start)
+        for record in records:
+            record.start -= start
+        return records, cpu_s

@@ -1,0 +1,128 @@
+"""The requests of each kind of job."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from cluster.bench.arrivals import arrival_times
+from cluster.bench.client import Request
+from cluster.bench.datasets import DatasetOptions, Sample, make_samples
+from cluster.bench.jobs.options import JobOptions
+from cluster.bench.prompts import PromptSpace
+from cluster.bench.routing.traces import TraceFile, trace_arrivals
+from cluster.bench.scenarios.options import SCENARIOS
+from cluster.bench.scenarios.traffic import DEFAULT_PRIORITY, make_traffic, offered
+from cluster.bench.serve import BodyMaker, ServeOptions
+
+_LEAST = 8
+"""Requests of a stage, however short."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Stage:
+    """A load with a name."""
+
+    label: str
+    rate: float
+    """Requests per second, on average."""
+    requests: tuple[Request, ...]
+
+
+class StageMaker:
+    """Makes stages for one endpoint. Every stage has other prompts: no cache may know them.
+
+    Args:
+        options: of the job.
+        serve: of the load, resolved.
+        space: of the prompts' tokens.
+    """
+
+    def __init__(self, options: JobOptions, serve: ServeOptions, space: PromptSpace) -> None:
+        self._options = options
+        self._serve = serve
+        self._vocabulary = space.vocabulary
+        self._bodies = BodyMaker(serve, space)
+        self._num_stages = 0
+
+    def at_rate(self, rate: float) -> Stage:
+        """The load's own prompts at some rate."""
+        return self._poisson(f"{rate:g} req/s", rate, self._serve.dataset)
+
+    def fixed(self) -> Iterator[Stage]:
+        """Stages of jobs that do not look for a rate."""
+        options = self._options
+        if options.kind == "mooncake":
+            yield self._trace()
+        elif options.kind == "scenario":
+            yield from self._scenarios()
+        elif options.kind == "shared-prefix":
+            yield from self._shared_prefix()
+        else:
+            yield self.at_rate(options.rate)
+
+    def _shared_prefix(self) -> Iterator[Stage]:
+        shared = replace(self._serve.dataset, dataset_name="prefix_repetition")
+        length = shared.prefix_repetition_prefix_len + shared.prefix_repetition_suffix_len
+        own = DatasetOptions(
+            random_input_len=length, random_output_len=shared.prefix_repetition_output_len
+        )
+        yield self._poisson("prefixes in common", self._options.rate, shared)
+        yield self._poisson("nothing in common", self._options.rate, own)
+
+    def _poisson(self, label: str, rate: float, dataset: DatasetOptions) -> Stage:
+        seed = self._next_seed()
+        count = max(_LEAST, round(rate * self._options.duration))
+        times = arrival_times(count, rate, self._serve.burstiness, seed)
+        samples = make_samples(dataset, count, self._vocabulary, seed)
+        return self._stage(label, rate, samples, times)
+
+    def _trace(self) -> Stage:
+        options = self._options
+        arrivals = trace_arrivals(TraceFile(options.trace), options.speed, options.duration)
+        samples = [
+            Sample(
+                prompt_token_ids=self._vocabulary[
+                    np.frombuffer(a.tokens, "<i4") % len(self._vocabulary)
+                ].tolist(),
+                output_len=a.output_len,
+            )
+            for a in arrivals
+        ]
+        times = [arrival.at for arrival in arrivals]
+        return self._stage("trace", len(times) / options.duration, samples, times)
+
+    def _scenarios(self) -> Iterator[Stage]:
+        options = self._options
+        for name in SCENARIOS:
+            rate = offered(name, options.rate)
+            seed = self._next_seed()
+            planned = make_traffic(name, rate, options.duration, self._vocabulary, seed=seed)
+            requests = tuple(
+                replace(
+                    self._bodies.request(
+                        one.index,
+                        Sample(prompt_token_ids=one.prompt, output_len=one.output_len),
+                        # Other servers' priorities have other meanings: only what differs is said.
+                        {"priority": one.priority} if one.priority != DEFAULT_PRIORITY else None,
+                    ),
+                    arrival_s=one.arrival_s,
+                )
+                for one in planned
+            )
+            yield Stage(label=name, rate=len(requests) / options.duration, requests=requests)
+
+    def _stage(
+        self, label: str, rate: float, samples: Sequence[Sample], times: Sequence[float]
+    ) -> Stage:
+        requests = tuple(
+            replace(self._bodies.request(index, sample), arrival_s=time)
+            for index, (sample, time) in enumerate(zip(samples, times, strict=True))
+        )
+        return Stage(label=label, rate=rate, requests=requests)
+
+    def _next_seed(self) -> int:
+        self._num_stages += 1
+        return self._serve.seed + 7919 * self._num_stages

@@ -1,0 +1,41 @@
+"""How a stage went over time."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from cluster.bench.client import Record
+from cluster.bench.report import Result
+
+_BINS = 60
+
+
+def timeline(records: Sequence[Record]) -> Result:
+    """Per bin of time: output tokens per second, requests under way at its end, hit rate.
+
+    A server's events are taken to carry equally many tokens of their request.
+    """
+    if not records:
+        return {"seconds": [], "tokens_per_s": [], "running": [], "hit_rate": []}
+    began = min(record.start for record in records)
+    starts = np.array([record.start - began for record in records])
+    ends = starts + np.array([record.latency for record in records])
+    edges = np.linspace(0.0, max(float(ends.max()), 1e-3), _BINS + 1)
+    tokens = np.zeros(_BINS)
+    for record, start in zip(records, starts.tolist(), strict=True):
+        if record.ttft and not record.error:
+            times = start + record.ttft + np.cumsum([0.0, *record.itl])
+            tokens += np.histogram(times, edges)[0] * (record.output_len / len(times))
+    cached = np.histogram(starts, edges, weights=[record.cached_tokens for record in records])[0]
+    prompts = np.histogram(starts, edges, weights=[record.prompt_len for record in records])[0]
+    running = np.searchsorted(np.sort(starts), edges[1:]) - np.searchsorted(
+        np.sort(ends), edges[1:], side="right"
+    )
+    return {
+        "seconds": edges[1:].tolist(),
+        "tokens_per_s": (tokens / np.diff(edges)).tolist(),
+        "running": running.tolist(),
+        "hit_rate": np.divide(cached, prompts, out=np.zeros(_BINS), where=prompts > 0.0).tolist(),
+    }

@@ -1,0 +1,3 @@
+#!/bin/sh
+# Steady, burst, mixed priorities, long among short; --rate is what the endpoint sustains.
+exec "$(dirname "$0")/submit.sh" scenario --rate 4 --duration 60 --ignore-eos "$@"

@@ -1,0 +1,14 @@
+#!/bin/sh
+# Submits a benchmark to a Ray cluster: deploy/jobs/submit.sh KIND [flags of `bench job`]
+#
+# Run in the project's folder. RAY_ADDRESS names the dashboard of the cluster that makes the load
+# (default http://127.0.0.1:8265); BASE_URL the endpoint, as that cluster reaches it. The last line
+# of the output is the result; result.json and report.html lie in OUT on the node of the job.
+set -eu
+kind=$1
+shift
+export RAY_ADDRESS="${RAY_ADDRESS:-http://127.0.0.1:8265}"
+exec "${RAY:-ray}" job submit --working-dir . --runtime-env deploy/jobs/runtime.yaml \
+    --entrypoint-num-cpus "${CPUS:-0.1}" -- "${PYTHON:-python}" -m cluster.bench job "$kind" \
+    --base-url "${BASE_URL:-http://127.0.0.1:8000}" --out "${OUT:-/tmp/rayfleet-jobs/$kind}" \
+    --load-tasks "${LOAD_TASKS:-2}" --json "$@"

@@ -1,0 +1,84 @@
+"""The simulation of a large fleet: complete, with blocks and failures as asked for."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from cluster.bench.cli import main
+from cluster.bench.fleet.capacity import Needs, breaks_first, sharding
+from cluster.bench.fleet.gateway import TimedGateway
+from cluster.bench.fleet.options import FleetOptions
+from cluster.bench.fleet.run import run_fleet
+from cluster.bench.fleet.traffic import fleet_workload
+from cluster.bench.routing.contender import Clock, Contender
+from cluster.bench.routing.simulation import Simulation
+
+SMALL = FleetOptions(
+    workers=60, blocks=60_000, duration_s=8.0, rate=0.5, failures_per_minute=0.5, output_len=3
+)
+
+
+def test_every_request_is_served_though_workers_die() -> None:
+    result = run_fleet(SMALL)
+    assert result["num_requests"] == 240
+    assert result["num_blocks"] == 60_000
+    assert result["workers_failed"] == 4
+    assert result["requests_moved"] > 0
+    assert result["requests_failed"] == 0
+    assert 0.0 < result["hit_rate"] < 1.0
+    assert 0.0 < result["decision_p50_ms"] <= result["decision_p99_ms"]
+    names = [check["name"] for check in result["checks"]]
+    assert names == ["decision_p99_ms", "num_blocks", "num_workers", "wall_minutes"]
+    holds = {check["name"]: check["holds"] for check in result["checks"]}
+    assert not holds["num_workers"], "sixty are no ten thousand"
+
+
+def test_a_worker_that_died_comes_back_without_its_old_cache() -> None:
+    gateways: list[TimedGateway] = []
+
+    def create(clock: Clock) -> Contender:
+        gateways.append(TimedGateway(SMALL, clock))
+        return gateways[0]
+
+    workload = fleet_workload(SMALL)
+    Simulation(workload, create).run()
+    fleet = gateways[0].fleet
+    dead = {f"w{incident.worker}" for incident in workload.incidents}
+    assert len(dead) == 4
+    for worker in fleet.workers:
+        held = fleet.index.num_blocks(worker.worker_id)
+        assert worker.ready
+        assert worker.epoch == (2 if worker.worker_id in dead else 1)
+        assert held < 1000 if worker.worker_id in dead else held >= 1000
+
+
+def test_the_command_prints_one_object(capsys: pytest.CaptureFixture[str]) -> None:
+    flags = "--workers 8 --blocks 800 --duration-s 2 --output-len 2 --rate 1 --json"
+    assert main(["fleet", *flags.split()]) == 0
+    assert json.loads(capsys.readouterr().out)["num_workers"] == 8
+
+
+def test_zones_divide_what_one_gateway_cannot_do() -> None:
+    needs = Needs(
+        workers=10_000,
+        decisions_per_s=2_000.0,
+        decision_s=5e-4,
+        reports_per_s=200_000.0,
+        report_s=4e-5,
+        failures_per_s=2.0,
+        failure_s=1e-3,
+        index_bytes=3 * 2**30,
+        memory_bytes=24 * 2**30,
+    )
+    assert breaks_first(needs).startswith("reports")
+    plan = sharding(needs)
+    assert plan["zones"] * plan["workers_per_zone"] >= 10_000
+    assert plan["cores_per_gateway"] <= 0.5
+    assert plan["index_gib_per_gateway"] == pytest.approx(3.0 / plan["zones"])
+
+
+def test_a_wrong_value_is_named() -> None:
+    with pytest.raises(ValueError, match="--workers must be above 0"):
+        FleetOptions(workers=0)

@@ -1,0 +1,137 @@
+"""`bench job`: stages on a small server, and what is written about them."""
+
+from __future__ import annotations
+
+import json
+import xml.etree.ElementTree as ElementTree
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cluster.bench.cli import main
+from cluster.bench.client import Record
+from cluster.bench.jobs.options import JobOptions
+from cluster.bench.jobs.slo import MLPERF, find_slo
+from cluster.bench.jobs.timeline import timeline
+from tests.cluster.bench.conftest import Backend
+
+LOAD = "--input-len 12 --output-len 4 --duration 0.5 --ignore-eos --json"
+
+
+def run(
+    backend: Backend, out: Path, kind: str, capsys: pytest.CaptureFixture[str], *flags: str
+) -> dict[str, Any]:
+    """The result file; the last line of output is checked to be the same result, but small."""
+    command = ["job", kind, "--base-url", backend.url, "--out", str(out), *LOAD.split(), *flags]
+    assert main(command) == 0
+    said = json.loads(capsys.readouterr().out.splitlines()[-1])
+    written: dict[str, Any] = json.loads((out / "result.json").read_text())
+    assert "stages" not in said
+    assert said["num_requests"] == written["num_requests"]
+    page = (out / "report.html").read_text()
+    assert page.count("<svg") >= 3
+    for svg in page.split("<figure>")[1:]:
+        ElementTree.fromstring("<figure>" + svg.split("</figure>")[0] + "</figure>")
+    return written
+
+
+def test_a_sweep_stops_where_the_endpoint_no_longer_follows(
+    backend: Backend, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    backend.pace_s = 0.05  # 5 events take a quarter of a second: one at a time makes 4 per second
+    flags = ("--rate", "2", "--max-concurrency", "1", "--max-stages", "5")
+    written = run(backend, tmp_path, "sweep", capsys, *flags)
+    rates = [stage["rate"] for stage in written["stages"]]
+    assert rates[0] == 2.0
+    assert len(rates) < 5
+    assert rates[-1] == 0.75 * rates[-2]
+    for stage in written["stages"]:
+        assert len(stage["ttfts"]) == stage["completed"]
+
+
+def test_goodput_keeps_the_slo_below_and_breaks_it_above(
+    backend: Backend, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    backend.pace_s = 0.01
+    flags = ("--rate", "20", "--slo", "400:5", "--max-stages", "2")
+    written = run(backend, tmp_path, "goodput", capsys, *flags)
+    assert written["goodput_rps"] == 0.0, "10 ms per token is more than 5"
+    assert not written["checks"][0]["holds"]
+    assert [stage["rate"] for stage in written["stages"]] == [20.0, 10.0]
+
+
+def test_prefixes_in_common_are_sent_and_then_none(
+    backend: Backend, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    flags = (
+        "--rate 30 --prefix-repetition-prefix-len 8 --prefix-repetition-suffix-len 4 "
+        "--prefix-repetition-num-prefixes 2 --prefix-repetition-output-len 3"
+    )
+    run(backend, tmp_path, "shared-prefix", capsys, *flags.split())
+    starts = [tuple(body["prompt"][:8]) for body in backend.bodies]
+    assert len(starts) == 30
+    assert len(set(starts[:15])) == 2
+    assert len(set(starts[15:])) == 15
+
+
+def test_a_trace_is_replayed_with_its_lengths_and_blocks(
+    backend: Backend, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lines = [(0, 700, 2, [1, 2]), (100, 1030, 3, [1, 3, 4]), (90_000, 5, 5, [9])]
+    names = ("timestamp", "input_length", "output_length", "hash_ids")
+    trace = tmp_path / "trace.jsonl"
+    trace.write_text("\n".join(json.dumps(dict(zip(names, x, strict=True))) for x in lines))
+    run(backend, tmp_path / "out", "mooncake", capsys, "--trace", str(trace))
+    prompts = [body["prompt"] for body in backend.bodies]
+    assert [len(prompt) for prompt in prompts] == [700, 1030]
+    assert prompts[0][:512] == prompts[1][:512]
+    assert prompts[0][512:700] != prompts[1][512:700]
+
+
+def test_every_scenario_is_a_stage_and_only_mixed_traffic_has_priorities(
+    backend: Backend, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    written = run(backend, tmp_path, "scenario", capsys, "--rate", "40")
+    counts = {stage["label"]: stage["completed"] for stage in written["stages"]}
+    assert list(counts) == ["steady", "burst", "mixed_priority", "long_short"]
+    place = counts["steady"] + counts["burst"]
+    assert not any("priority" in body for body in backend.bodies[:place])
+    mixed = backend.bodies[place : place + counts["mixed_priority"]]
+    assert any("priority" in body for body in mixed)
+
+
+def test_a_soak_tells_failures(
+    backend: Backend, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    written = run(backend, tmp_path, "soak", capsys, "--rate", "40")
+    assert {check["name"] for check in written["checks"]} == {
+        "failed_requests",
+        "p99_ttft_last_over_first_third",
+    }
+    backend.fail_with = "event"
+    broken = run(backend, tmp_path, "soak", capsys, "--rate", "40")
+    assert broken["failed_requests"] == broken["num_requests"] == 20
+    assert not broken["checks"][0]["holds"]
+
+
+def test_the_timeline_has_every_token_where_it_came() -> None:
+    record = Record(
+        index=0, prompt_len=10, wanted_len=3, start=5.0, latency=6.0, ttft=1.0, itl=[2.0, 3.0]
+    )
+    record.output_len, record.cached_tokens = 3, 4
+    found = timeline([record])
+    assert sum(found["tokens_per_s"]) * 6.0 / 60 == pytest.approx(3.0)
+    assert found["tokens_per_s"][9] > 0.0 or found["tokens_per_s"][10] > 0.0
+    assert found["running"][:-1] == [1] * 59
+    assert found["running"][-1] == 0
+    assert found["hit_rate"][0] == 0.4
+
+
+def test_limits_by_name_and_by_number() -> None:
+    assert find_slo("llama2-70b-interactive") == MLPERF["llama2-70b-interactive"]
+    assert find_slo("250:30").tpot_ms == 30.0
+    with pytest.raises(ValueError, match="llama2-70b"):
+        JobOptions(slo="fast")
+    with pytest.raises(ValueError, match="--trace"):
+        JobOptions(kind="mooncake")

@@ -1,0 +1,160 @@
+"""Thousands of workers: what changes one must not cost a look at all."""
+
+from __future__ import annotations
+
+import time
+
+import numpy as np
+import pytest
+
+from router.config import RoutingConfig
+from router.fleet import Fleet, PromptBlocks
+from router.fleet.pricing import price_all, price_row, tabulate_load
+from router.fleet.workers import WorkerTable
+from worker.wire.blocks import block_hash_array, root_hash
+from worker.wire.messages import (
+    PROTOCOL_VERSION,
+    AttachSnapshot,
+    BlockStored,
+    EngineInfo,
+    LoadSnapshot,
+    StepShape,
+    WorkerUpdate,
+)
+from worker.wire.step_time import StepCosts
+
+PAGE = 16
+SALT = "scale"
+INFO = EngineInfo("m", 10**6, 10**7, 1000, PAGE, 64, [0], SALT, max_num_batched_tokens=2048)
+COSTS = StepCosts(
+    constant=0.01, prefill_token=1e-4, attended=2e-9, decode_row=1e-4, context_token=5e-9
+)
+
+
+def attach(fleet: Fleet, number: int, blocks: list[BlockStored], epoch: int = 1) -> None:
+    load = LoadSnapshot(num_free_pages=500, num_total_pages=500, max_num_seqs=64)
+    name = f"w{number}"
+    fleet.attach(name, AttachSnapshot(PROTOCOL_VERSION, name, epoch, INFO, blocks, load))
+
+
+def large_fleet(count: int) -> Fleet:
+    fleet = Fleet(RoutingConfig(), clock=lambda: 1.0)
+    for number in range(count):
+        attach(fleet, number, [])
+    return fleet
+
+
+def prompt(seed: int, blocks: int = 20) -> bytes:
+    random = np.random.default_rng(seed)
+    return random.integers(0, 1000, blocks * PAGE + 3, dtype="<i4").tobytes()
+
+
+def test_the_one_worker_of_thousands_that_has_the_prompt_is_found_until_it_is_lost() -> None:
+    fleet = large_fleet(3000)
+    tokens = prompt(1)
+    hashes = block_hash_array(tokens, PAGE, root_hash(SALT)).tolist()
+    attach(fleet, 2345, [BlockStored(hashes, None)], epoch=2)
+    choice = fleet.reserve("a", PromptBlocks(tokens))
+    assert choice is not None
+    assert (choice.worker_id, choice.hit_tokens) == ("w2345", 20 * PAGE)
+    fleet.release("w2345", "a")
+    fleet.lose("w2345")
+    choice = fleet.reserve("b", PromptBlocks(tokens))
+    assert choice is not None
+    assert choice.worker_id != "w2345"
+    assert choice.hit_tokens == 0
+    # Its slot of the index goes to another cache sooner or later: nobody may hit by mistake.
+    attach(fleet, 2345, [], epoch=3)
+    assert fleet.view(PromptBlocks(tokens), ()).best_hit <= 20 * PAGE
+    assert fleet.view(PromptBlocks(prompt(2)), ()).best_hit == 0
+
+
+def test_eligible_is_who_is_ready_whatever_came_before() -> None:
+    fleet = large_fleet(40)
+    fleet.lose("w3")
+    fleet.set_draining("w4", True)
+    fleet.set_draining("w4", True)
+    fleet.remove("w5")
+    attach(fleet, 3, [], epoch=2)
+    attach(fleet, 3, [], epoch=3)
+    ready = {worker.worker_id for worker in fleet.workers if worker.ready}
+    eligible = {fleet.table.ids[row] for row in np.flatnonzero(fleet.table.eligible)}
+    assert eligible == ready == {f"w{n}" for n in range(40)} - {"w4", "w5"}
+    for worker_id in sorted(ready):
+        fleet.lose(worker_id)
+    assert not fleet.ready
+    assert fleet.block_keys() == []
+    assert fleet.reserve("a", PromptBlocks(prompt(1))) is None
+
+
+def test_all_at_once_are_priced_as_one_by_one() -> None:
+    random = np.random.default_rng(0)
+    table = WorkerTable()
+    rows = [table.add(f"w{number}") for number in range(30)]
+    factors = np.ones(table.capacity)
+    for row in rows:
+        factors[row] = random.uniform(0.5, 2.0)
+        queued = int(random.integers(0, 4)) * 1000
+        load = LoadSnapshot(
+            num_running=int(random.integers(0, 3)),
+            num_waiting=2 if queued else 0,
+            num_queued_tokens=queued // 2,
+            queued_prefill_tokens=queued,
+            queued_cached_tokens=100 if queued else 0,
+            num_reserved=1,
+            reserved_prefill_tokens=int(random.integers(0, 2)) * 700,
+            new_prompt_share=0.25,
+            step_shape=StepShape(seq=1, decode_rows=2, decode_context=900),
+        )
+        tabulate_load(table, row, load, INFO)
+        price_row(table, row, COSTS, factors.item(row))
+    names = ("queue_s", "first_s", "drain_s", "step_s", "row_s", "prefill_token_s", "attended_s")
+    before = {name: getattr(table, name)[rows].copy() for name in names}
+    assert all(values.any() for values in before.values())
+    price_all(table, COSTS, factors)
+    for name in names:
+        assert getattr(table, name)[rows] == pytest.approx(before[name]), name
+
+
+def test_a_queue_costs_its_tokens_and_its_steps() -> None:
+    table = WorkerTable()
+    row = table.add("w")
+    load = LoadSnapshot(num_waiting=1, num_queued_tokens=5000, queued_prefill_tokens=5000)
+    tabulate_load(table, row, load, INFO)
+    price_row(table, row, COSTS, 2.0)
+    expected = 2.0 * (COSTS.prefill(5000) + 3 * COSTS.constant)
+    assert table.queue_s.item(row) == pytest.approx(expected)
+    assert table.drain_s.item(row) == pytest.approx(2.0 * (COSTS.prefill(2048) + COSTS.constant))
+
+
+def test_speeds_are_learned_per_worker_and_new_ones_get_what_is_usual() -> None:
+    fleet = large_fleet(200)
+    for seq in range(1, 40):
+        for number in range(100):
+            slowness = 3.0 if number < 20 else 1.0
+            shape = StepShape(seq=seq, prefill_tokens=500 + 7 * ((seq * 13 + number) % 100))
+            seconds = slowness * COSTS.step(shape)
+            load = LoadSnapshot(step_ms=1000.0 * seconds, step_shape=shape, max_num_seqs=64)
+            fleet.update(f"w{number}", WorkerUpdate(1, seq, [], [], load))
+    pace, worker = fleet.pace, fleet.worker
+    slow, fast, new = (pace.factor(worker(f"w{n}").row) for n in (5, 50, 150))
+    assert slow / fast == pytest.approx(3.0, rel=0.2)
+    assert fast <= new < slow
+    assert fleet.table.worth[worker("w50").row] > fleet.table.worth[worker("w5").row]
+
+
+def test_a_decision_among_ten_thousand_takes_milliseconds_at_most() -> None:
+    fleet = large_fleet(10_000)
+    times = []
+    for number in range(60):
+        text = PromptBlocks(prompt(number, blocks=100), memo=fleet.memo)
+        began = time.thread_time()
+        choice = fleet.reserve(f"r{number}", text)
+        times.append(time.thread_time() - began)
+        assert choice is not None
+    assert np.median(times) < 2e-3
+    began = time.thread_time()
+    for number in range(20):
+        fleet.lose(f"w{number}")
+        attach(fleet, number, [], epoch=2)
+    assert (time.thread_time() - began) / 20 < 5e-3
