@@ -13,7 +13,7 @@ from cluster.bench.stats import mean, percentile, std
 
 METRICS = ("ttft", "tpot", "itl", "e2el")
 GOODPUT_METRICS = ("ttft", "tpot", "e2el")
-_BUSY_CLIENT = 0.8
+BUSY_CLIENT = 0.8
 """Cores per client process beyond which the client's own queueing shows in the latencies."""
 
 
@@ -125,7 +125,7 @@ def _checks(load: LoadResult, done: Sequence[Record], *, fixed_output: bool) -> 
     checks = [
         exactly("failed_requests", len(load.records) - len(done), "requests", 0),
         exactly("without_usage", sum(not r.usage_seen for r in done), "requests", 0),
-        at_most("client_busy", busy, "cores per process", _BUSY_CLIENT),
+        at_most("client_busy", busy, "cores per process", BUSY_CLIENT),
     ]
     if fixed_output:
         short = sum(record.output_len != record.wanted_len for record in done)

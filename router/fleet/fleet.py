@@ -20,7 +20,7 @@ from router.fleet.in_flight import InFlight
 from router.fleet.index import PrefixIndex
 from router.fleet.memo import HashMemo
 from router.fleet.pace import FleetPace
-from router.fleet.pricing import price_all, price_row, tabulate_load
+from router.fleet.pricing import price_all, price_load
 from router.fleet.state import Reservation, WorkerState
 from router.fleet.utilisation import Utilisation
 from router.fleet.workers import WorkerTable
@@ -356,8 +356,7 @@ class Fleet:
         held = self.index.num_blocks(worker.worker_id)
         empty = min(load.num_free_pages, load.num_total_pages - held)
         table.empty_tokens[row] = empty * info.page_size - worker.reserved_tokens
-        tabulate_load(table, row, load, info)
-        price_row(table, row, self.pace.costs, self.pace.factor(row))
+        price_load(table, row, load, info, self.pace.costs, self.pace.factor(row))
         self._count_places(worker)
 
     def _count_places(self, worker: WorkerState) -> None:

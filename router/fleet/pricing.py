@@ -39,15 +39,32 @@ class Price(NamedTuple, Generic[Number]):
     attended_s: Number
 
 
-def tabulate_load(table: WorkerTable, row: int, load: LoadSnapshot, info: EngineInfo) -> None:
-    """Enters what a report tells of the work of one worker; `price_row` is due then."""
+def price_load(
+    table: WorkerTable,
+    row: int,
+    load: LoadSnapshot,
+    info: EngineInfo,
+    costs: StepCosts,
+    factor: float,
+) -> None:
+    """Enters one worker's report and its price; its times are `factor` times those of `costs`."""
     chunk = info.max_num_batched_tokens or _CHUNK
     piece = load.new_prompt_share * chunk
     table.chunk[row] = chunk
     table.piece[row] = piece
     table.stretch[row] = chunk / piece if piece else 1.0
-    for name, value in zip(_WORK, work_of(load, chunk), strict=True):
+    work = work_of(load, chunk)
+    for name, value in zip(_WORK, work, strict=True):
         getattr(table, name)[row] = value
+    for name, value in zip(Price._fields, price(work, costs, factor), strict=True):
+        getattr(table, name)[row] = value
+
+
+def price_all(table: WorkerTable, costs: StepCosts, factors: Floats) -> None:
+    """Prices what was entered of all workers anew; `factors` has one per row."""
+    work = Work(*(getattr(table, name) for name in _WORK))
+    for name, value in zip(Price._fields, price(work, costs, factors), strict=True):
+        getattr(table, name)[:] = value
 
 
 def work_of(load: LoadSnapshot, chunk: int) -> Work[float]:
@@ -71,20 +88,6 @@ def work_of(load: LoadSnapshot, chunk: int) -> Work[float]:
     )
     burst = min(tokens, chunk)
     return Work(tokens, attended, -(-tokens // chunk), first / tokens, burst, rows, context)
-
-
-def price_row(table: WorkerTable, row: int, costs: StepCosts, factor: float) -> None:
-    """Prices the work of one worker, whose times are `factor` times those of `costs`."""
-    work = Work(*(getattr(table, name).item(row) for name in _WORK))
-    for name, value in zip(Price._fields, price(work, costs, factor), strict=True):
-        getattr(table, name)[row] = value
-
-
-def price_all(table: WorkerTable, costs: StepCosts, factors: Floats) -> None:
-    """The same for all workers; `factors` has one per row."""
-    work = Work(*(getattr(table, name) for name in _WORK))
-    for name, value in zip(Price._fields, price(work, costs, factors), strict=True):
-        getattr(table, name)[:] = value
 
 
 def price(work: Work[Number], costs: StepCosts, factor: Number) -> Price[Number]:

@@ -9,7 +9,7 @@ import pytest
 
 from router.config import RoutingConfig
 from router.fleet import Fleet, PromptBlocks
-from router.fleet.pricing import price_all, price_row, tabulate_load
+from router.fleet.pricing import price_all, price_load
 from router.fleet.workers import WorkerTable
 from worker.wire.blocks import block_hash_array, root_hash
 from worker.wire.messages import (
@@ -106,8 +106,7 @@ def test_all_at_once_are_priced_as_one_by_one() -> None:
             new_prompt_share=0.25,
             step_shape=StepShape(seq=1, decode_rows=2, decode_context=900),
         )
-        tabulate_load(table, row, load, INFO)
-        price_row(table, row, COSTS, factors.item(row))
+        price_load(table, row, load, INFO, COSTS, factors.item(row))
     names = ("queue_s", "first_s", "drain_s", "step_s", "row_s", "prefill_token_s", "attended_s")
     before = {name: getattr(table, name)[rows].copy() for name in names}
     assert all(values.any() for values in before.values())
@@ -120,8 +119,7 @@ def test_a_queue_costs_its_tokens_and_its_steps() -> None:
     table = WorkerTable()
     row = table.add("w")
     load = LoadSnapshot(num_waiting=1, num_queued_tokens=5000, queued_prefill_tokens=5000)
-    tabulate_load(table, row, load, INFO)
-    price_row(table, row, COSTS, 2.0)
+    price_load(table, row, load, INFO, COSTS, 2.0)
     expected = 2.0 * (COSTS.prefill(5000) + 3 * COSTS.constant)
     assert table.queue_s.item(row) == pytest.approx(expected)
     assert table.drain_s.item(row) == pytest.approx(2.0 * (COSTS.prefill(2048) + COSTS.constant))

@@ -13,8 +13,8 @@ from cluster.bench.jobs.slo import Slo, find_slo
 from cluster.bench.jobs.stages import Stage, StageMaker
 from cluster.bench.jobs.timeline import timeline
 from cluster.bench.load import Load, LoadResult, choose_processes, run_load
-from cluster.bench.metrics import MetricOptions, detailed, summarize
-from cluster.bench.report import Check, Result, at_least, at_most, checks_json, exactly, note
+from cluster.bench.metrics import BUSY_CLIENT, MetricOptions, detailed, summarize
+from cluster.bench.report import Result, at_least, at_most, checks_json, exactly, note
 from cluster.bench.serve import ServeOptions, load_of, resolve
 from cluster.bench.stats import percentile
 
@@ -102,7 +102,9 @@ def _search(options: JobOptions, maker: StageMaker, play: Play) -> Iterator[Resu
 def _figures(stage: Stage, load: LoadResult, serve: ServeOptions, slo: Slo) -> Result:
     limits = {"ttft": slo.ttft_ms, "tpot": slo.tpot_ms}
     found = summarize(load, MetricOptions(goodput=limits), fixed_output=serve.ignore_eos)
-    del found["checks"]
+    found["client_busy"] = next(
+        check["value"] for check in found.pop("checks") if check["name"] == "client_busy"
+    )
     found["slo_kept"] = (
         not found["failed"]
         and found["p99_ttft_ms"] <= slo.ttft_ms
@@ -128,9 +130,11 @@ def _summary(options: JobOptions, stages: list[Result]) -> Result:
         "best_output_throughput": best["output_throughput"],
         "best_request_throughput": max(stage["request_throughput"] for stage in stages),
     }
-    checks: list[Check] = []
+    busy = max(stage["client_busy"] for stage in stages)
+    checks = [at_most("client_busy", busy, "cores per process", BUSY_CLIENT)]
     if options.kind not in ("sweep", "goodput"):  # those go on until something gives
         checks.append(exactly("failed_requests", failed, "requests", 0))
+        summary["failed"] = failed
     if options.kind == "goodput":
         kept = [stage["rate"] for stage in stages if stage["slo_kept"]]
         summary["goodput_rps"] = max(kept, default=0.0)

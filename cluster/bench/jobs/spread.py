@@ -11,6 +11,10 @@ import ray
 from cluster.bench.client import Record
 from cluster.bench.load import Load, LoadResult, join_parts, run_part, split_load
 
+_CPUS = 0.5
+"""Of each process; one carries some ten thousand tokens per second on less."""
+_ROOM_S = 300.0
+"""A cluster may have to grow first."""
 _LEAD_S = 0.5
 """From the call to the start: calls must have arrived by then."""
 
@@ -19,15 +23,24 @@ class Generators:
     """Processes of Ray's that send parts of a load. Clocks of the nodes must agree.
 
     Args:
-        count: how many, each on a CPU of its own, spread over the nodes.
+        count: how many, spread over the nodes.
+
+    Raises:
+        ValueError: there is no room for them.
     """
 
     def __init__(self, count: int) -> None:
         if not ray.is_initialized():
             ray.init(log_to_driver=False)
-        options: dict[str, Any] = {"num_cpus": 1, "scheduling_strategy": "SPREAD"}
+        options: dict[str, Any] = {"num_cpus": _CPUS, "scheduling_strategy": "SPREAD"}
         self._actors = [_Generator.options(**options).remote() for _ in range(count)]  # type: ignore[attr-defined]
-        ray.get([actor.ready.remote() for actor in self._actors])
+        try:
+            ray.get([actor.ready.remote() for actor in self._actors], timeout=_ROOM_S)
+        except ray.exceptions.GetTimeoutError as error:
+            raise ValueError(
+                f"no room for {count} load generators of {_CPUS} CPUs: give --load-tasks a "
+                "lower number, or the cluster more CPUs"
+            ) from error
 
     def run(self, load: Load) -> LoadResult:
         """Runs a load to its end."""
