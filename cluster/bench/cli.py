@@ -244,6 +244,7 @@ def _versus(args: argparse.Namespace) -> Result:
             rounds=args.rounds,
             prompts_per_stream=args.prompts_per_stream,
             metric=args.metric,
+            pause_s=args.pause_s,
         )
     )
 

@@ -91,6 +91,9 @@ def add_versus_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--concurrencies", default="1,8,32", help="default 1,8,32")
     parser.add_argument("--rounds", type=int, default=3, help="at least 3 (default)")
     parser.add_argument(
+        "--pause-s", type=float, default=2.0, help="before each measurement (default: 2)"
+    )
+    parser.add_argument(
         "--prompts-per-stream",
         type=int,
         default=0,

@@ -11,6 +11,7 @@ from typing import Self
 import torch
 
 import kernels
+from cluster.bench.kernel_case import Case, ngram_case
 from kernels import EditRows, PenaltyRows, SamplingParameters, TokenEdits
 from worker.wire.sampling import MAX_LOGPROBS
 
@@ -45,18 +46,6 @@ class Shape:
         )
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Case:
-    """One op on one shape."""
-
-    op: str
-    shape: str
-    run: Callable[[], object]
-    num_bytes: float
-    """Each input read once, each output written once."""
-    num_flops: float = 0.0
-
-
 def make_cases(
     shape: Shape,
     rows: int,
@@ -85,6 +74,7 @@ def make_cases(
         ("write_table_rows_", maker.write),
         ("gather_step_inputs", maker.gather),
         ("fused_moe", maker.moe),
+        ("draft_ngrams", partial(ngram_case, rows, context, device)),
     ]
     return [make for name, make in makers if not wanted or name in wanted]
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from cluster.bench.cli import main
-from cluster.bench.kernel_cases import Case
+from cluster.bench.kernel_case import Case
 from cluster.bench.kernel_options import KernelOptions
 from cluster.bench.kernels import Peaks, _figures
 from kernels import registry

@@ -132,9 +132,10 @@ def test_versus_alternates_and_uses_new_prompts(
 ) -> None:
     other = backend.url if same_server else backend.url.replace("127.0.0.1", "localhost")
     shape = ("--input-len", "8", "--output-len", "2", "--prompts-per-stream", "2")
+    arms = ("--a", backend.url, "--b", other, "--concurrencies", "1,3", "--pause-s", "0")
     _, result = run(
         capsys,
-        *("versus", "--a", backend.url, "--b", other, "--concurrencies", "1,3", *shape),
+        *("versus", *arms, *shape),
     )
     assert [cell["concurrency"] for cell in result["cells"]] == [1, 3]
     for cell in result["cells"]:
