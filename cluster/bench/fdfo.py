@@ -70,7 +70,8 @@ class FdfoOptions:
 
     engine: EngineConfig
     questions: str | None = None
-    """JSON lines with `messages` and `answer`; None takes `MODEL_heldout.jsonl`."""
+    """JSON lines with `messages` and `answer`; None takes `MODEL_heldout.jsonl`, or for a MODEL
+    named demo-x the questions of demo."""
     num_questions: int = 0
     """Of the file's; 0 takes all."""
     running: tuple[int, ...] = (4, 16)
@@ -233,8 +234,7 @@ def arm_config(
 
 def _questions(options: FdfoOptions) -> tuple[list[list[int]], list[str]]:
     """Token ids of the questions, and the right answers."""
-    folder = Path(options.engine.model)
-    path = Path(options.questions or folder.with_name(f"{folder.name}_heldout.jsonl"))
+    path = Path(options.questions) if options.questions else questions_of(options.engine.model)
     if not path.is_file():
         raise ValueError(f"there are no questions at {path}: name a file with --questions")
     rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
@@ -243,6 +243,14 @@ def _questions(options: FdfoOptions) -> tuple[list[list[int]], list[str]]:
     texts = [tokenizer.render_chat(row["messages"]) for row in rows]
     prompts = [tokenizer.encode(text, add_special_tokens=False) for text in texts]
     return prompts, [row["answer"] for row in rows]
+
+
+def questions_of(model: str) -> Path:
+    """`MODEL_heldout.jsonl`, or that of the model it shares its world with: demo's, of demo-x."""
+    folder = Path(model)
+    names = (folder.name, folder.name.rpartition("-")[0])
+    paths = [folder.with_name(f"{name}_heldout.jsonl") for name in names if name]
+    return next((path for path in paths if path.is_file()), paths[0])
 
 
 def _long_prompts(options: FdfoOptions, questions: list[list[int]]) -> list[list[int]]:

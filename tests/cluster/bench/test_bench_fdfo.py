@@ -11,7 +11,7 @@ from random import Random
 import pytest
 
 from cluster.bench.cli import main
-from cluster.bench.fdfo import FdfoOptions
+from cluster.bench.fdfo import FdfoOptions, questions_of
 from cluster.bench.fdfo_count import CountedRequest, count_joined, count_separate
 from worker.engine.config import EngineConfig
 
@@ -72,3 +72,11 @@ def test_options_are_checked() -> None:
         FdfoOptions(engine=engine, pairs=0)
     with pytest.raises(ValueError, match="--long-prompt-blocks"):
         FdfoOptions(engine=engine, long_prompt_blocks=2)
+
+
+def test_models_of_one_world_share_their_questions() -> None:
+    assert questions_of(str(DEMO)) == DEMO.with_name("demo_heldout.jsonl")
+    assert questions_of(str(DEMO.with_name("demo-diffusion"))) == DEMO.with_name(
+        "demo_heldout.jsonl"
+    )
+    assert questions_of("some/model") == Path("some/model_heldout.jsonl")
