@@ -17,7 +17,9 @@ def add_fdfo_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--model", required=True, help="folder of a block-diffusion checkpoint")
     set_here = ("model", "max_num_seqs", "dllm_fdfo", "dllm_disable", "enable_prefix_caching")
     add_options(parser.add_argument_group("engine"), EngineConfig, exclude=set_here)
-    parser.add_argument("--questions", help="JSON lines; default: MODEL_heldout.jsonl, or demo_heldout.jsonl of demo-x")
+    parser.add_argument(
+        "--questions", help="JSON lines; default: MODEL_heldout.jsonl, demo's of a model demo-x"
+    )
     parser.add_argument("--num-questions", type=int, default=0, help="default: all")
     parser.add_argument("--running", default="4,16", help="requests at once (default 4,16)")
     parser.add_argument("--pairs", type=int, default=10, help="turns per arm (default 10)")

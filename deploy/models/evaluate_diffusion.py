@@ -43,7 +43,8 @@ def main() -> None:
     )
     parser.add_argument("directory", type=Path, help="checkpoint; its questions lie beside it")
     directory = parser.parse_args().directory
-    questions = read_questions(directory.with_name(f"{directory.name}_heldout.jsonl"))
+    own = directory.with_name(f"{directory.name}_heldout.jsonl")
+    questions = read_questions(own if own.is_file() else directory.with_name("demo_heldout.jsonl"))
     for family, result in evaluate(directory, questions).items():
         print(f"{family:12} {result.accuracy:.3f} {result.tokens_per_round:6.2f} tokens per round")
 
