@@ -22,10 +22,13 @@ def add_load_flags(parser: argparse.ArgumentParser) -> None:
     _add_metric_flags(parser.add_argument_group("metrics"))
 
 
-def add_dataset_flags(group: argparse._ArgumentGroup, *, count: bool = True) -> None:
+def add_dataset_flags(
+    group: argparse._ArgumentGroup, *, count: bool = True, seed: int | None = 0
+) -> None:
     """The fields of DatasetOptions, by vLLM's names; --input-len and --output-len are short.
 
-    `count` says whether there is a flag for the number of requests.
+    `count` says whether there is a flag for the number of requests, `seed` is the default one, None
+    where the caller draws it.
     """
     defaults = DatasetOptions()
     group.add_argument(
@@ -44,7 +47,10 @@ def add_dataset_flags(group: argparse._ArgumentGroup, *, count: bool = True) -> 
         )
     if count:
         group.add_argument("--num-prompts", type=int, default=100, help="requests (default 100)")
-    group.add_argument("--seed", type=int, default=0, help="of prompts and arrivals (default 0)")
+    usual = "a new one each time: no cache knows the prompts" if seed is None else seed
+    group.add_argument(
+        "--seed", type=int, default=seed, help=f"of prompts and arrivals (default: {usual})"
+    )
 
 
 def dataset_options(args: argparse.Namespace) -> DatasetOptions:

@@ -37,7 +37,7 @@ class LoadResult:
 
     records: list[Record]
     duration_s: float
-    """From the first send to the last end."""
+    """From the start, before the first arrival's gap, to the last end."""
     client_cpu_s: float
     """CPU time of the client, all processes together."""
     num_processes: int
@@ -62,20 +62,18 @@ def run_load(load: Load, num_processes: int) -> LoadResult:
     """
     num_processes = max(1, min(num_processes, len(load.requests), load.max_concurrency or 10**9))
     if num_processes == 1:
-        parts = [run_part(load, time.perf_counter())]
-    else:
-        parts = _run_processes(split_load(load, num_processes))
-    return join_parts(parts)
+        start = time.perf_counter()
+        return join_parts([run_part(load, start)], start)
+    return join_parts(*_run_processes(split_load(load, num_processes)))
 
 
-def join_parts(parts: Sequence[tuple[list[Record], float]]) -> LoadResult:
-    """The result of several clients, whose records have one clock."""
+def join_parts(parts: Sequence[tuple[list[Record], float]], start: float) -> LoadResult:
+    """The result of several clients that began at `start` on the clock of their records."""
     records = sorted((r for part, _ in parts for r in part), key=lambda record: record.index)
-    starts = [record.start for record in records]
     ends = [record.start + record.latency for record in records]
     return LoadResult(
         records=records,
-        duration_s=max(ends) - min(starts) if records else 0.0,
+        duration_s=max(ends) - start if records else 0.0,
         client_cpu_s=sum(cpu_s for _, cpu_s in parts),
         num_processes=len(parts),
     )
@@ -95,7 +93,8 @@ def split_load(load: Load, count: int) -> list[Load]:
     ]
 
 
-def _run_processes(loads: Sequence[Load]) -> list[tuple[list[Record], float]]:
+def _run_processes(loads: Sequence[Load]) -> tuple[list[tuple[list[Record], float]], float]:
+    """What each found, and when they began."""
     context = multiprocessing.get_context("spawn")
     pipes: list[Connection] = []
     children = []
@@ -112,7 +111,7 @@ def _run_processes(loads: Sequence[Load]) -> list[tuple[list[Record], float]]:
         start = time.perf_counter() + 0.05
         for pipe in pipes:
             pipe.send(start)
-        return [pipe.recv() for pipe in pipes]
+        return [pipe.recv() for pipe in pipes], start
     except EOFError as error:
         raise RuntimeError("a load client process ended early; its error is above") from error
     finally:

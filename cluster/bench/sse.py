@@ -8,6 +8,8 @@ _BREAK = re.compile(rb"\r?\n\r?\n")
 # The text of a completion, the content of a chat delta, or its reasoning, when it is not empty.
 # Quotes inside JSON strings are escaped, so generated text cannot imitate a key.
 _TEXT = re.compile(rb'"(?:text|content|reasoning_content|reasoning)":\s*"(?!")')
+_CHOICES = re.compile(rb'"choices":\s*\[\s*\{')
+_ROLE = re.compile(rb'"role":\s*"')
 _USAGE = re.compile(rb'"usage":\s*\{')
 
 
@@ -26,6 +28,16 @@ class EventScanner:
 def has_text(data: bytes) -> bool:
     """Whether a streamed chunk carries visible text, without decoding it."""
     return _TEXT.search(data) is not None
+
+
+def has_choices(data: bytes) -> bool:
+    """Whether a streamed chunk is about a completion, and not only about counts."""
+    return _CHOICES.search(data) is not None
+
+
+def opens_chat(data: bytes) -> bool:
+    """Whether a streamed chunk names a role and has no text; servers may send it before a token."""
+    return _ROLE.search(data) is not None and not has_text(data)
 
 
 def has_usage(data: bytes) -> bool:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import subprocess
 from pathlib import Path
 
@@ -13,6 +12,7 @@ from deploy.monitoring import boards, build, queries
 from router.fleet import Fleet
 from router.metrics.collector import GatewayCollector, Source
 from router.metrics.stats import ModelStats
+from tests.deploy.prometheus_binaries import require
 from tests.deploy.promql import MONITORING, RULES, missing, panel_queries, rule_queries
 from worker.metrics.collector import WorkerCollector, WorkerView
 from worker.metrics.node import NodeMetrics
@@ -62,10 +62,10 @@ def test_there_is_no_dashboard_besides() -> None:
     assert {p.stem for p in build.FOLDER.iterdir()} == {board.name for board in boards.BOARDS}
 
 
-@pytest.mark.skipif(shutil.which("promtool") is None, reason="promtool is not installed")
 def test_promtool_accepts_rules_and_configuration() -> None:
+    promtool = require("promtool")
     for command in (("rules", RULES), ("config", MONITORING / "prometheus.yml")):
         result = subprocess.run(
-            ["promtool", "check", *map(str, command)], capture_output=True, text=True
+            [promtool, "check", *map(str, command)], capture_output=True, text=True
         )
         assert result.returncode == 0, result.stdout + result.stderr

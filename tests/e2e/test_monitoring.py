@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import subprocess
 import time
 from collections.abc import Iterator
@@ -17,6 +16,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families as parse
 
 from cluster.environment import free_ports
+from tests.deploy.prometheus_binaries import require
 from tests.deploy.promql import RULES, missing, panel_queries, rule_queries
 from tests.e2e.conftest import API_KEY, MODEL, RunningFleet
 
@@ -80,10 +80,9 @@ def test_one_scrape_tells_of_every_process_once(scrape: str) -> None:
     assert count == NUM_REQUESTS / 4
 
 
-@pytest.mark.skipif(shutil.which("promtool") is None, reason="promtool is not installed")
 def test_promtool_accepts_the_scrape(scrape: str) -> None:
     result = subprocess.run(
-        ["promtool", "check", "metrics"], input=scrape, capture_output=True, text=True
+        [require("promtool"), "check", "metrics"], input=scrape, capture_output=True, text=True
     )
     assert result.returncode == 0, result.stdout + result.stderr
 
@@ -106,7 +105,11 @@ scrape_configs:
     address = f"127.0.0.1:{free_ports(1)[0]}"
     process = subprocess.Popen(
         [
-            *("prometheus", f"--config.file={config}", f"--storage.tsdb.path={folder}/data"),
+            *(
+                require("prometheus"),
+                f"--config.file={config}",
+                f"--storage.tsdb.path={folder}/data",
+            ),
             *(f"--web.listen-address={address}", "--log.level=error"),
         ],
         env={**os.environ, "GOMAXPROCS": "1"},
@@ -125,7 +128,6 @@ def result_of(client: httpx.Client, query: str) -> list[object]:
     return list(answer["data"]["result"])
 
 
-@pytest.mark.skipif(shutil.which("prometheus") is None, reason="Prometheus is not installed")
 def test_prometheus_answers_every_panel(loaded: RunningFleet, tmp_path: Path) -> None:
     with prometheus(loaded, tmp_path) as client:
         deadline = time.monotonic() + 60

@@ -34,7 +34,7 @@ EVERYTHING = {
         "dashboards": {"enabled": True},
         "rules": {"enabled": True},
     },
-    "benchmark": {"enabled": True},
+    "benchmark": {"enabled": True, "resultsClaim": "results-of-the-tests"},
     "extraObjects": [
         {
             "apiVersion": "v1",

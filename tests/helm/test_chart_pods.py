@@ -205,14 +205,26 @@ def test_the_smoke_test_asks_every_model(helm4: Helm, tmp_path: Path) -> None:
 
 
 def test_the_benchmark_is_a_command_that_there_is(objects: list[Object]) -> None:
+    from cluster.bench.jobs.options import JobOptions
     from cluster.cli.main import build_parser
+    from cluster.cli.options import given_options
 
     job = only(objects, "RayJob")["spec"]
     program, *arguments = shlex.split(job["entrypoint"])
     parsed = build_parser().parse_args(arguments)
     assert program == "rayfleet"
     assert parsed.base_url == "http://fleet-rayfleet-serve-svc:8000"
-    assert (parsed.model, parsed.num_prompts, parsed.json) == ("demo", 200, True)
+    assert (parsed.kind, parsed.model, parsed.json) == ("sweep", "demo", True)
+    assert JobOptions(**given_options(parsed, JobOptions)).load_tasks == 2
+    # Its files outlive the pod where there is a claim; the job's own process is on the head.
+    pods = job["rayClusterSpec"]
+    head = pods["headGroupSpec"]["template"]["spec"]
+    (mount,) = (m for m in head["containers"][0]["volumeMounts"] if m["name"] == "results")
+    assert parsed.out.startswith(mount["mountPath"] + "/")
+    claim = {"name": "results", "persistentVolumeClaim": {"claimName": "results-of-the-tests"}}
+    assert claim in head["volumes"]
+    (load,) = pods["workerGroupSpecs"]
+    assert claim not in load["template"]["spec"]["volumes"]
     service = only(objects, "RayService")["spec"]["serveService"]["metadata"]["name"]
     assert service == "fleet-rayfleet-serve-svc"
 

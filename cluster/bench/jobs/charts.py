@@ -9,41 +9,76 @@ from html import escape
 _WIDTH, _HEIGHT = 560, 300
 _LEFT, _RIGHT, _TOP, _BOTTOM = 64, 16, 34, 44
 _COLORS = ("#1f5fa8", "#c4501b", "#2c8a4b", "#7a4aa0", "#8a6d1f")
+_LIMIT = "#b00020"
+_DASHED = "stroke-dasharray='6 4'"
+_FEW_POINTS = 24
+"""Up to so many get a dot each."""
+_STEPS = 8
+"""Most of an even axis."""
+_FINE = 9
+"""Ticks that fit beside an axis of powers."""
+_NO_DATA = f"<text x='{_WIDTH / 2}' y='{_HEIGHT / 2}' text-anchor='middle'>no data</text>"
 
 Series = Mapping[str, Sequence[tuple[float, float]]]
 """Points by the name of their line."""
 
 
-def line_chart(title: str, x_label: str, y_label: str, series: Series, *, log: bool = False) -> str:
-    """Lines through points; `log` scales the upright axis."""
+def line_chart(
+    title: str,
+    x_label: str,
+    y_label: str,
+    series: Series,
+    *,
+    log: bool = False,
+    whole: bool = False,
+    limit: float | None = None,
+) -> str:
+    """Lines through points.
+
+    Args:
+        title: above the chart.
+        x_label: below it.
+        y_label: beside it.
+        series: the lines; axes begin at 0.
+        log: scales the upright axis by powers, which has no 0.
+        whole: no fractions on that axis.
+        limit: a level that is marked.
+    """
     shown = {name: [p for p in points if p[1] > 0.0 or not log] for name, points in series.items()}
     points = [point for line in shown.values() for point in line]
     if not points:
-        return _frame(title, x_label, y_label, ["<text x='280' y='150'>no data</text>"])
-    axes = _Axes(points, log=log)
+        return _frame(title, x_label, y_label, [_NO_DATA])
+    levels = [y for _, y in points] + ([limit] if limit else [])
+    axes = _Axes([x for x, _ in points], levels, log=log, whole=whole)
     parts = axes.grid()
     for place, (name, line) in enumerate(shown.items()):
         color = _COLORS[place % len(_COLORS)]
         path = " ".join(f"{axes.x(x):.1f},{axes.y(y):.1f}" for x, y in sorted(line))
         parts.append(f"<polyline points='{path}' fill='none' stroke='{color}' stroke-width='2'/>")
-        if len(line) <= 24:
+        if len(line) <= _FEW_POINTS:
             parts += [
                 f"<circle cx='{axes.x(x):.1f}' cy='{axes.y(y):.1f}' r='3' fill='{color}'/>"
                 for x, y in line
             ]
+        if len(shown) > 1:
+            parts.append(_legend(place, name, color))
+    if limit:
+        y = axes.y(limit)
         parts.append(
-            f"<text x='{_LEFT + 8 + 128 * place}' y='{_TOP - 4}' fill='{color}'>"
-            f"{escape(name)}</text>"
+            f"<line x1='{_LEFT}' x2='{_WIDTH - _RIGHT}' y1='{y:.1f}' y2='{y:.1f}' "
+            f"stroke='{_LIMIT}' {_DASHED}/>"
         )
+        parts.append(_legend(len(shown), "limit", _LIMIT, _DASHED))
     return _frame(title, x_label, y_label, parts)
 
 
 def bar_chart(title: str, x_label: str, y_label: str, bars: Sequence[tuple[float, float]]) -> str:
-    """A histogram: (left edge, height) of bars of equal width."""
+    """A histogram: (left edge, count) of bars of equal width."""
     if len(bars) < 2:
-        return _frame(title, x_label, y_label, ["<text x='280' y='150'>no data</text>"])
+        return _frame(title, x_label, y_label, [_NO_DATA])
     step = bars[1][0] - bars[0][0]
-    axes = _Axes([*bars, (bars[-1][0] + step, 0.0)], log=False)
+    edges = [left for left, _ in bars] + [bars[-1][0] + step]
+    axes = _Axes(edges, [height for _, height in bars], whole=True)
     parts = axes.grid()
     for left, height in bars:
         x, y = axes.x(left), axes.y(height)
@@ -58,45 +93,77 @@ def bar_chart(title: str, x_label: str, y_label: str, bars: Sequence[tuple[float
 class _Axes:
     """Where values lie on the chart."""
 
-    def __init__(self, points: Sequence[tuple[float, float]], *, log: bool) -> None:
-        xs, ys = [x for x, _ in points], [y for _, y in points]
+    def __init__(
+        self, xs: Sequence[float], ys: Sequence[float], *, log: bool = False, whole: bool = False
+    ) -> None:
         self._log = log
-        self._x0, self._x1 = min(xs), max(xs)
-        low, high = min(ys), max(ys)
-        self._y0 = math.floor(math.log10(low)) if log else min(low, 0.0)
-        self._y1 = math.ceil(math.log10(high) + 1e-9) if log else high
-        if self._x1 <= self._x0:
-            self._x1 = self._x0 + 1.0
-        if self._y1 <= self._y0:
-            self._y1 = self._y0 + 1.0
+        self._right = max(xs) or 1.0
+        self._x_ticks = _even_ticks(self._right)
+        self._y_ticks = _power_ticks(min(ys), max(ys)) if log else _even_ticks(max(ys), whole=whole)
 
     def x(self, value: float) -> float:
-        part = (value - self._x0) / (self._x1 - self._x0)
-        return _LEFT + part * (_WIDTH - _LEFT - _RIGHT)
+        return _LEFT + value / self._right * (_WIDTH - _LEFT - _RIGHT)
 
     def y(self, value: float) -> float:
-        level = math.log10(value) if self._log else value
-        part = (level - self._y0) / (self._y1 - self._y0)
+        low, high = self._level(self._y_ticks[0]), self._level(self._y_ticks[-1])
+        part = (self._level(value) - low) / (high - low)
         return _HEIGHT - _BOTTOM - part * (_HEIGHT - _TOP - _BOTTOM)
 
     def grid(self) -> list[str]:
         """Lines and numbers."""
         parts = []
-        for place in range(5):
-            level = self._y0 + (self._y1 - self._y0) * place / 4
-            value = 10.0**level if self._log else level
+        for value in self._y_ticks:
             y = self.y(value)
             parts.append(
                 f"<line x1='{_LEFT}' x2='{_WIDTH - _RIGHT}' y1='{y:.1f}' y2='{y:.1f}' "
                 f"stroke='#ddd'/><text x='{_LEFT - 6}' y='{y + 4:.1f}' "
                 f"text-anchor='end'>{_number(value)}</text>"
             )
-            x_value = self._x0 + (self._x1 - self._x0) * place / 4
-            parts.append(
-                f"<text x='{self.x(x_value):.1f}' y='{_HEIGHT - _BOTTOM + 16}' "
-                f"text-anchor='middle'>{_number(x_value)}</text>"
-            )
+        for value in self._x_ticks:
+            if value <= self._right:
+                parts.append(
+                    f"<text x='{self.x(value):.1f}' y='{_HEIGHT - _BOTTOM + 16}' "
+                    f"text-anchor='middle'>{_number(value)}</text>"
+                )
         return parts
+
+    def _level(self, value: float) -> float:
+        return math.log10(value) if self._log else value
+
+
+def _even_ticks(high: float, *, whole: bool = False) -> list[float]:
+    """From 0 to at least `high`, a few round steps."""
+    high = high or 1.0
+    step = _round_up(high / _STEPS)
+    if whole:
+        step = max(step, 1.0)
+    return [step * place for place in range(math.ceil(high / step - 1e-9) + 1)]
+
+
+def _power_ticks(low: float, high: float) -> list[float]:
+    """1, 2 and 5 times powers of ten around `low` to `high`; the powers alone where it is far."""
+    first, last = math.floor(math.log10(low)), math.ceil(math.log10(high))
+    fine = [digit * 10.0**power for power in range(first, last + 1) for digit in (1.0, 2.0, 5.0)]
+    begin = max(place for place, value in enumerate(fine) if value <= low * (1 + 1e-9))
+    end = min(place for place, value in enumerate(fine) if value >= high * (1 - 1e-9))
+    ticks = fine[begin : max(end, begin + 1) + 1]
+    if len(ticks) <= _FINE:
+        return ticks
+    return [10.0**power for power in range(first, last + 1)]
+
+
+def _round_up(value: float) -> float:
+    """The next of 1, 2 and 5 times a power of ten."""
+    power = 10.0 ** math.floor(math.log10(value))
+    return next(digit * power for digit in (1.0, 2.0, 5.0, 10.0) if digit * power >= value * 0.999)
+
+
+def _legend(place: int, name: str, color: str, style: str = "") -> str:
+    x = _LEFT + 8 + 90 * place
+    return (
+        f"<line x1='{x}' x2='{x + 18}' y1='{_TOP - 14}' y2='{_TOP - 14}' stroke='{color}' "
+        f"stroke-width='2' {style}/><text x='{x + 24}' y='{_TOP - 10}'>{escape(name)}</text>"
+    )
 
 
 def _frame(title: str, x_label: str, y_label: str, parts: Sequence[str]) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import math
+import secrets
 from collections.abc import Callable
 from typing import Any, get_args
 
@@ -24,7 +25,7 @@ def add_job_commands(commands: Any, command: Command) -> None:
     add_options(job.add_argument_group("job"), JobOptions, exclude=("kind",))
     job.add_argument("--base-url", default="http://127.0.0.1:8000")
     add_target_flags(job.add_argument_group("requests"))
-    add_dataset_flags(job.add_argument_group("prompts"), count=False)
+    add_dataset_flags(job.add_argument_group("prompts"), count=False, seed=None)
     job.add_argument("--max-concurrency", type=int, help="most requests at once")
     # A job's stages say how many requests there are, and when.
     job.set_defaults(
@@ -46,6 +47,8 @@ def add_job_commands(commands: Any, command: Command) -> None:
 def _job(args: argparse.Namespace) -> Result:
     from cluster.bench.jobs.run import run_job
 
+    if args.seed is None:
+        args.seed = secrets.randbelow(2**31)
     return run_job(JobOptions(**given_options(args, JobOptions)), serve_options(args))
 
 

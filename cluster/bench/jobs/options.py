@@ -32,6 +32,9 @@ class JobOptions:
     """Mooncake's file (.jsonl) for mooncake."""
     speed: float = 1.0
     """Of the trace."""
+    length_scale: float = 1.0
+    """Of the trace's prompts, their blocks and completions: models with short contexts take part
+    with less than 1."""
     load_tasks: int = 0
     """Load generators, each a process of Ray's somewhere in the cluster; 0 keeps the load in
     processes of this one."""
@@ -39,7 +42,7 @@ class JobOptions:
     """Folder for result.json and report.html; it is made where it is missing."""
 
     def __post_init__(self) -> None:
-        for name in ("rate", "duration", "max_stages", "speed"):
+        for name in ("rate", "duration", "max_stages", "speed", "length_scale"):
             if getattr(self, name) <= 0:
                 flag = "--" + name.replace("_", "-")
                 raise ValueError(f"{flag} must be above 0, got {getattr(self, name)}")

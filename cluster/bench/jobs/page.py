@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from html import escape
 from typing import Any
 
@@ -13,11 +13,13 @@ from cluster.bench.report import Result
 
 _STYLE = """
 body { font: 15px/1.45 system-ui, sans-serif; margin: 2rem auto; max-width: 76rem; color: #222;
-  padding: 0 1rem; }
+  background: #fff; padding: 0 1rem; }
+h2 { border-top: 1px solid #bbb; margin-top: 2rem; padding-top: 1rem; }
 table { border-collapse: collapse; margin: 1rem 0; }
 td, th { border-bottom: 1px solid #ddd; padding: .25rem .7rem; text-align: right; }
 td:first-child, th:first-child { text-align: left; }
-.charts { display: grid; grid-template-columns: repeat(auto-fit, minmax(30rem, 1fr)); gap: 1rem; }
+.charts { display: grid; gap: 1rem;
+  grid-template-columns: repeat(auto-fit, minmax(min(30rem, 100%), 1fr)); }
 figure { margin: 0; } figcaption { font-weight: 600; }
 svg { width: 100%; height: auto; font-size: 11px; fill: #333; }
 .no { color: #b00020; font-weight: 600; }
@@ -40,52 +42,60 @@ _BARS = 40
 def write_page(result: Result, stages: Sequence[Result]) -> str:
     """The page of a result and its stages."""
     title = escape(f"{result['job']}: {result['model_id']} at {result['base_url']}")
+    parts = [_section(stage["label"], _stage_charts(stage)) for stage in stages]
+    if result["job"] in ("sweep", "goodput") and len(stages) > 1:
+        parts.insert(0, _section("Against load", _load_charts(result, stages)))
     return (
         "<!doctype html><html lang='en'><head><meta charset='utf-8'>"
         f"<meta name='viewport' content='width=device-width'><title>{title}</title>"
         f"<style>{_STYLE}</style></head><body><h1>{title}</h1>"
-        f"{_facts(result)}{_checks(result['checks'])}{_table(stages)}"
-        f"<div class='charts'>{''.join(_charts(result, stages))}</div></body></html>"
+        f"{_facts(result)}{_checks(result['checks'])}{_table(stages)}{''.join(parts)}</body></html>"
     )
 
 
-def _charts(result: Result, stages: Sequence[Result]) -> Iterator[str]:
-    if result["job"] in ("sweep", "goodput") and len(stages) > 1:
-        for metric in ("ttft", "tpot"):
-            yield line_chart(
-                f"{metric.upper()} against load",
-                "requests per second, carried",
-                "milliseconds",
-                {
-                    name: [(s["request_throughput"], s[f"{name}_{metric}_ms"]) for s in stages]
-                    for name in ("p50", "p99")
-                },
-                log=True,
-            )
+def _section(title: str, charts: Iterable[str]) -> str:
+    return f"<h2>{escape(title)}</h2><div class='charts'>{''.join(charts)}</div>"
+
+
+def _load_charts(result: Result, stages: Sequence[Result]) -> Iterator[str]:
+    for metric in ("ttft", "tpot"):
         yield line_chart(
-            "Hit rate against load",
+            f"{metric.upper()} against load",
             "requests per second, offered",
-            "part of prompt tokens",
-            {"hit rate": [(s["rate"], s["token_hit_rate"]) for s in stages]},
+            "milliseconds",
+            {
+                name: [(s["rate"], s[f"{name}_{metric}_ms"]) for s in stages]
+                for name in ("p50", "p99")
+            },
+            log=True,
+            limit=result[f"slo_{metric}_ms"] if result["job"] == "goodput" else None,
         )
-    for stage in stages:
-        yield from _stage_charts(stage)
+    for title, key, unit in (
+        ("Output against load", "output_throughput", "tokens per second"),
+        ("Hit rate against load", "token_hit_rate", "part of prompt tokens"),
+    ):
+        points = [(s["rate"], s[key]) for s in stages]
+        yield line_chart(title, "requests per second, offered", unit, {unit: points})
 
 
 def _stage_charts(stage: Result) -> Iterator[str]:
-    label, times = stage["label"], stage["timeline"]
+    times = stage["timeline"]
     ttfts = np.array(stage["ttfts"]) * 1000.0
     if len(ttfts):
         heights, edges = np.histogram(ttfts, _BARS, (0.0, max(float(ttfts.max()), 1e-3)))
         bars = list(zip(edges[:-1].tolist(), heights.tolist(), strict=True))
-        yield bar_chart(f"TTFT, {label}", "milliseconds", "requests", bars)
+        yield bar_chart("TTFT", "milliseconds", "requests", bars)
     for title, key, unit in (
         ("Output", "tokens_per_s", "tokens per second"),
         ("Requests under way", "running", "requests"),
         ("Hit rate", "hit_rate", "part of prompt tokens"),
     ):
-        points = list(zip(times["seconds"], times[key], strict=True))
-        yield line_chart(f"{title}, {label}", "seconds", unit, {unit: points})
+        points = [
+            (at, value)
+            for at, value in zip(times["seconds"], times[key], strict=True)
+            if value is not None
+        ]
+        yield line_chart(title, "seconds", unit, {unit: points}, whole=key == "running")
 
 
 def _facts(result: Result) -> str:

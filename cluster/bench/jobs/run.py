@@ -11,7 +11,7 @@ from cluster.bench.jobs.options import JobOptions
 from cluster.bench.jobs.page import write_page
 from cluster.bench.jobs.slo import Slo, find_slo
 from cluster.bench.jobs.stages import Stage, StageMaker
-from cluster.bench.jobs.timeline import timeline
+from cluster.bench.jobs.timeline import pace, timeline
 from cluster.bench.load import Load, LoadResult, choose_processes, run_load
 from cluster.bench.metrics import BUSY_CLIENT, MetricOptions, detailed, summarize
 from cluster.bench.report import Result, at_least, at_most, checks_json, exactly, note
@@ -19,7 +19,9 @@ from cluster.bench.serve import ServeOptions, load_of, resolve
 from cluster.bench.stats import percentile
 
 _FOLLOWS = 0.9
-"""Part of the offered rate that is still carried."""
+"""Part of the offered rate at which requests must end."""
+_KEEPS_UP = 0.5
+"""The same for a rate within the SLO, which the limits themselves bound."""
 _NARROW = 1.1
 """Goodput is looked for until the rates on either side differ by no more than this."""
 _DRIFT = 1.5
@@ -55,6 +57,7 @@ def run_job(options: JobOptions, serve: ServeOptions) -> Result:
         "job": options.kind,
         "model_id": serve.model,
         "base_url": serve.base_url,
+        "seed": serve.seed,
         "slo_ttft_ms": slo.ttft_ms,
         "slo_tpot_ms": slo.tpot_ms,
         **_summary(options, stages),
@@ -78,7 +81,7 @@ def _sweep(options: JobOptions, maker: StageMaker, play: Play) -> Iterator[Resul
     for _ in range(options.max_stages):
         found = play(maker.at_rate(rate))
         yield found
-        if found["failed"] or found["request_throughput"] < _FOLLOWS * rate:
+        if found["failed"] or found["pace"] < _FOLLOWS:
             yield play(maker.at_rate(0.75 * rate))
             return
         rate *= 2.0
@@ -105,12 +108,13 @@ def _figures(stage: Stage, load: LoadResult, serve: ServeOptions, slo: Slo) -> R
     found["client_busy"] = next(
         check["value"] for check in found.pop("checks") if check["name"] == "client_busy"
     )
+    found["pace"] = pace(load.records, [request.arrival_s for request in stage.requests])
     found["slo_kept"] = (
         not found["failed"]
         and found["p99_ttft_ms"] <= slo.ttft_ms
         and found["p99_tpot_ms"] <= slo.tpot_ms
         # Requests that wait for ever longer keep any limit if there are few of them.
-        and found["request_throughput"] >= 0.5 * stage.rate
+        and found["pace"] >= _KEEPS_UP
     )
     return {
         "label": stage.label,

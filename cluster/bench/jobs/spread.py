@@ -52,7 +52,7 @@ class Generators:
             for actor, part in zip(self._actors, parts, strict=False)
         ]
         found: Sequence[tuple[list[Record], float]] = ray.get(calls)
-        return join_parts(found)
+        return join_parts(found, 0.0)
 
     def close(self) -> None:
         """Ends the processes."""

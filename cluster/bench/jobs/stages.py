@@ -81,7 +81,12 @@ class StageMaker:
 
     def _trace(self) -> Stage:
         options = self._options
-        arrivals = trace_arrivals(TraceFile(options.trace), options.speed, options.duration)
+        arrivals = trace_arrivals(
+            TraceFile(options.trace),
+            options.speed,
+            options.duration,
+            length_scale=options.length_scale,
+        )
         samples = [
             Sample(
                 prompt_token_ids=self._vocabulary[

@@ -10,10 +10,13 @@ from cluster.bench.client import Record
 from cluster.bench.report import Result
 
 _BINS = 60
+_MIDDLE = (0.1, 0.9)
+"""Parts of the requests between which a pace is taken."""
 
 
 def timeline(records: Sequence[Record]) -> Result:
-    """Per bin of time: output tokens per second, requests under way at its end, hit rate.
+    """Per bin of time: output tokens per second, requests under way at its end, hit rate of those
+    that began in it (None where none did).
 
     A server's events are taken to carry equally many tokens of their request.
     """
@@ -37,5 +40,16 @@ def timeline(records: Sequence[Record]) -> Result:
         "seconds": edges[1:].tolist(),
         "tokens_per_s": (tokens / np.diff(edges)).tolist(),
         "running": running.tolist(),
-        "hit_rate": np.divide(cached, prompts, out=np.zeros(_BINS), where=prompts > 0.0).tolist(),
+        "hit_rate": [c / p if p else None for c, p in zip(cached, prompts, strict=True)],
     }
+
+
+def pace(records: Sequence[Record], arrivals: Sequence[float]) -> float:
+    """The rate at which requests end over the rate at which they come: below 1, a queue grows.
+
+    How long one request takes is not in it, as it is in throughput over a short time.
+    """
+    ends = sorted(record.start + record.latency for record in records)
+    first, last = (int(part * (len(ends) - 1)) for part in _MIDDLE)
+    came, ended = arrivals[last] - arrivals[first], ends[last] - ends[first]
+    return came / ended if came and ended else 1.0

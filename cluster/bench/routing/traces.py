@@ -73,27 +73,34 @@ def trace_workload(seed: int, *, trace: TraceFile, speed: float, scale: float = 
     return Workload(name=f"{name}-x{speed}", arrivals=arrivals, fleet=shape)
 
 
-def trace_arrivals(trace: TraceFile, speed: float, duration: float) -> list[Arrival]:
-    """The first `duration` seconds of a trace that is replayed `speed` times as fast, as it is."""
+def trace_arrivals(
+    trace: TraceFile, speed: float, duration: float, *, length_scale: float = 1.0
+) -> list[Arrival]:
+    """The first `duration` seconds of a trace that is replayed `speed` times as fast, as it is.
+
+    `length_scale` shortens or lengthens prompts, their blocks and completions alike, so that the
+    parts that prompts have in common stay.
+    """
     lines = trace.lines()
     began = lines[0].timestamp
     return [
         Arrival(
             request_id=f"t{number}",
             at=(line.timestamp - began) / 1000.0 / speed,
-            tokens=_tokens(line, number),
-            output_len=max(line.output_length, 1),
+            tokens=_tokens(line, number, length_scale),
+            output_len=max(round(line.output_length * length_scale), 1),
         )
         for number, line in enumerate(lines)
         if (line.timestamp - began) / 1000.0 / speed < duration
     ]
 
 
-def _tokens(line: _Line, number: int) -> bytes:
+def _tokens(line: _Line, number: int, scale: float = 1.0) -> bytes:
     """Equal blocks for equal ids; a last part that is no whole block is the request's own."""
+    block = max(round(_BLOCK * scale), 1)
     ids = np.array(line.hash_ids, np.int64)[:, None]
-    tokens = (ids * 40_503 + np.arange(_BLOCK) * 2_654_435_761) % 999_983
-    flat = tokens.reshape(-1)[: line.input_length]
-    whole = line.input_length // _BLOCK * _BLOCK
+    tokens = (ids * 40_503 + np.arange(block) * 2_654_435_761) % 999_983
+    flat = tokens.reshape(-1)[: max(round(line.input_length * scale), 1)]
+    whole = line.input_length // _BLOCK * block
     flat[whole:] = (flat[whole:] + number) % 999_983
     return flat.astype("<i4").tobytes()

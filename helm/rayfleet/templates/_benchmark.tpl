@@ -1,6 +1,7 @@
 {{/* A pod that makes load. Takes root, container. */}}
 {{- define "rayfleet.benchmarkPod" -}}
 {{- $values := .root.Values -}}
+{{- $results := ternary $values.benchmark.resultsClaim "" (eq .container "ray-head") -}}
 metadata:
   labels:
     {{- include "rayfleet.selectorLabels" .root | nindent 4 }}
@@ -37,10 +38,17 @@ spec:
       volumeMounts:
         - {name: tmp, mountPath: /tmp}
         - {name: shm, mountPath: /dev/shm}
+        {{- if $results }}
+        - {name: results, mountPath: /results}
+        {{- end }}
         {{- if $values.modelCache.enabled }}
         - {name: models, mountPath: {{ $values.modelCache.mountPath }}}
         {{- end }}
   volumes:
+    {{- if $results }}
+    - name: results
+      persistentVolumeClaim: {claimName: {{ $results }}}
+    {{- end }}
     - name: tmp
       emptyDir: {sizeLimit: {{ $values.pod.tmpSize }}}
     - name: shm

@@ -27,6 +27,8 @@ class Backend:
     """"status" refuses requests, "event" ends streams in an error event, "cut" just ends them."""
     pace_s: float = 0.0
     """Between events."""
+    empty: int = -1
+    """Number of the token whose event carries no text."""
     running: int = 0
     most_running: int = 0
 
@@ -64,8 +66,9 @@ class Backend:
     def _events(self, body: dict[str, Any], *, chat: bool) -> Iterator[bytes]:
         if chat:
             yield _chunk({"delta": {"role": "assistant", "content": ""}})
-        for _ in range(body["max_tokens"]):
-            yield _chunk({"delta": {"content": 'a "b"'}} if chat else {"text": "\n"})
+        for place in range(body["max_tokens"]):
+            text = "" if place == self.empty else 'a "b"\n'
+            yield _chunk({"delta": {"content": text}} if chat else {"text": text})
         if self.fail_with == "event":
             yield b'{"error": {"message": "the worker died"}}'
         if self.fail_with in ("event", "cut"):

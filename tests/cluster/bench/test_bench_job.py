@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import re
 import subprocess
 import xml.etree.ElementTree as ElementTree
 from pathlib import Path
@@ -14,9 +15,11 @@ import pytest
 
 from cluster.bench.cli import add_commands, main
 from cluster.bench.client import Record
+from cluster.bench.jobs.charts import bar_chart, line_chart
 from cluster.bench.jobs.options import JobOptions
 from cluster.bench.jobs.slo import MLPERF, find_slo
-from cluster.bench.jobs.timeline import timeline
+from cluster.bench.jobs.timeline import pace, timeline
+from cluster.bench.routing.traces import TraceFile, trace_arrivals
 from cluster.cli.options import given_options
 from tests.cluster.bench.conftest import Backend
 
@@ -90,6 +93,21 @@ def test_prefixes_in_common_are_sent_and_then_none(
     assert len(set(starts[15:])) == 15
 
 
+def test_a_job_that_is_run_again_has_other_prompts_unless_told(
+    backend: Backend, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """On the same server a cache would know the others."""
+    for flags in ((), (), ("--seed", "5"), ("--seed", "5")):
+        written = run(backend, tmp_path, "soak", capsys, "--rate", "40", *flags)
+    assert written["seed"] == 5
+    first, second, third, fourth = (
+        {tuple(body["prompt"]) for body in backend.bodies[20 * turn : 20 * turn + 20]}
+        for turn in range(4)
+    )
+    assert not first & second
+    assert third == fourth
+
+
 def test_a_trace_is_replayed_with_its_lengths_and_blocks(
     backend: Backend, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -102,6 +120,18 @@ def test_a_trace_is_replayed_with_its_lengths_and_blocks(
     assert [len(prompt) for prompt in prompts] == [700, 1030]
     assert prompts[0][:512] == prompts[1][:512]
     assert prompts[0][512:700] != prompts[1][512:700]
+
+
+def test_a_shortened_trace_keeps_what_prompts_share(tmp_path: Path) -> None:
+    lines = [(0, 1030, 40, [1, 2, 3]), (1, 1024, 1, [1, 4])]
+    names = ("timestamp", "input_length", "output_length", "hash_ids")
+    trace = tmp_path / "trace.jsonl"
+    trace.write_text("\n".join(json.dumps(dict(zip(names, x, strict=True))) for x in lines))
+    first, second = trace_arrivals(TraceFile(str(trace)), 1.0, 1.0, length_scale=0.125)
+    assert (first.num_tokens, second.num_tokens) == (129, 128)
+    assert (first.output_len, second.output_len) == (5, 1)
+    assert first.tokens[: 64 * 4] == second.tokens[: 64 * 4]
+    assert first.tokens[64 * 4 : 128 * 4] != second.tokens[64 * 4 :]
 
 
 def test_every_scenario_is_a_stage_and_only_mixed_traffic_has_priorities(
@@ -155,7 +185,45 @@ def test_the_timeline_has_every_token_where_it_came() -> None:
     assert found["tokens_per_s"][9] > 0.0 or found["tokens_per_s"][10] > 0.0
     assert found["running"][:-1] == [1] * 59
     assert found["running"][-1] == 0
-    assert found["hit_rate"][0] == 0.4
+    assert found["hit_rate"] == [0.4] + [None] * 59
+
+
+@pytest.mark.parametrize(("per_s", "wanted"), [(10.0, 1.0), (4.0, 0.4)])
+def test_pace_is_that_of_ends_and_not_how_long_they_take(per_s: float, wanted: float) -> None:
+    arrivals = [place / 10.0 for place in range(50)]
+    records = [
+        Record(index=i, prompt_len=1, wanted_len=1, latency=9.0 + i / per_s - i / 10.0, start=at)
+        for i, at in enumerate(arrivals)
+    ]
+    assert pace(records, arrivals) == pytest.approx(wanted)
+    assert pace(records[:1], arrivals[:1]) == 1.0
+
+
+def numbers(chart: str, anchor: str) -> list[float]:
+    """Those beside the upright axis (end) or under the other (middle)."""
+    texts = re.findall(rf"text-anchor='{anchor}'>([\d.,]+)</text>", chart)
+    return [float(text.replace(",", "")) for text in texts]
+
+
+def test_axes_have_few_round_numbers_that_hold_all_points() -> None:
+    chart = line_chart("t", "x", "y", {"a": [(0.9, 0.7), (31.6, 1013.0)]})
+    assert numbers(chart, "middle") == [0, 5, 10, 15, 20, 25, 30]
+    assert numbers(chart, "end") == [0, 200, 400, 600, 800, 1000, 1200]
+    assert numbers(line_chart("t", "x", "y", {"a": [(1.0, 0.0)]}), "end")[0] == 0
+    counted = line_chart("t", "x", "y", {"a": [(1.0, 2.0)]}, whole=True)
+    assert numbers(counted, "end") == [0, 1, 2]
+    assert numbers(bar_chart("t", "x", "y", [(0.0, 1.0), (5.0, 3.0)]), "end") == [0, 1, 2, 3]
+
+
+def test_axes_of_powers_reach_to_the_limit() -> None:
+    points = [(1.0, 31.0), (2.0, 412.0)]
+    chart = line_chart("t", "x", "y", {"a": points}, log=True)
+    assert numbers(chart, "end") == [20, 50, 100, 200, 500]
+    limited = line_chart("t", "x", "y", {"a": points}, log=True, limit=2000.0)
+    assert numbers(limited, "end") == [20, 50, 100, 200, 500, 1000, 2000]
+    assert "stroke-dasharray" in limited
+    far = line_chart("t", "x", "y", {"a": [(1.0, 0.3), (2.0, 40_000.0), (3.0, 0.0)]}, log=True)
+    assert numbers(far, "end") == [0.1, 1, 10, 100, 1000, 10_000, 100_000]
 
 
 def test_limits_by_name_and_by_number() -> None:

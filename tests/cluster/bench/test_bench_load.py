@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from itertools import pairwise
 from pathlib import Path
@@ -13,10 +14,12 @@ from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import Whitespace
 
 from cluster.bench.arrivals import arrival_times
+from cluster.bench.client import Record, Request, open_session, send
 from cluster.bench.datasets import DatasetOptions, make_samples
 from cluster.bench.load import choose_processes
 from cluster.bench.prompts import PromptSpace
-from cluster.bench.sse import EventScanner, has_text, has_usage
+from cluster.bench.sse import EventScanner, has_choices, has_text, has_usage, opens_chat
+from tests.cluster.bench.conftest import Backend
 
 VOCABULARY = np.arange(10, 500)
 
@@ -61,6 +64,10 @@ def test_arrivals_keep_the_rate(burstiness: float) -> None:
     assert times == arrival_times(50, 10.0, burstiness, seed=4)
 
 
+def test_arrivals_at_equal_distances() -> None:
+    assert arrival_times(4, 2.0, math.inf, seed=4) == [0.5, 1.0, 1.5, 2.0]
+
+
 def test_infinite_rate_sends_at_once() -> None:
     assert arrival_times(3, math.inf, 1.0, seed=0) == [0.0, 0.0, 0.0]
     with pytest.raises(ValueError, match="positive"):
@@ -76,20 +83,48 @@ def test_scanner_joins_chunks_and_drops_comments() -> None:
 
 
 @pytest.mark.parametrize(
-    ("data", "text", "usage"),
+    ("data", "says"),
     [
-        (b'{"choices":[{"text":" a"}],"usage":null}', True, False),
-        (b'{"choices":[{"text": ""}]}', False, False),
-        (b'{"choices":[{"delta":{"role":"assistant","content":""}}]}', False, False),
-        (b'{"choices":[{"delta":{"content":"\\n"}}]}', True, False),
-        (b'{"choices":[{"delta":{"reasoning_content":"x","content":null}}]}', True, False),
-        (b'{"choices":[{"text":"\\"usage\\":{\\"text\\":"}]}', True, False),
-        (b'{"choices":[],"usage":{"prompt_tokens":1}}', False, True),
+        (b'{"choices":[{"text":" a"}],"usage":null}', "choices text"),
+        (b'{"choices":[{"text": ""}]}', "choices"),
+        (b'{"choices": [ {"delta":{"role": "assistant","content":""}}]}', "choices opens"),
+        (b'{"choices":[{"delta":{"role":"assistant","content":"a"}}]}', "choices text"),
+        (b'{"choices":[{"delta":{"content":"\\n"}}]}', "choices text"),
+        (b'{"choices":[{"delta":{"reasoning_content":"x","content":null}}]}', "choices text"),
+        (b'{"choices":[{"text":"\\"usage\\":{\\"text\\":"}]}', "choices text"),
+        (b'{"choices":[],"usage":{"prompt_tokens":1}}', "usage"),
     ],
 )
-def test_events_are_told_apart_without_decoding(data: bytes, text: bool, usage: bool) -> None:
-    assert has_text(data) is text
-    assert has_usage(data) is usage
+def test_events_are_told_apart_without_decoding(data: bytes, says: str) -> None:
+    told = {"choices": has_choices, "text": has_text, "usage": has_usage, "opens": opens_chat}
+    assert {name for name, tell in told.items() if tell(data)} == set(says.split())
+
+
+async def ask(backend: Backend, endpoint: str, body: dict[str, object]) -> Record:
+    request = Request(index=0, body=json.dumps(body).encode(), prompt_len=2, output_len=3)
+    async with open_session({}) as session:
+        return await send(session, backend.url + endpoint, request)
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "prompt"),
+    [
+        ("/v1/completions", {"prompt": [1, 2]}),
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "a b"}]}),
+    ],
+)
+async def test_times_run_to_the_last_event_about_the_completion(
+    backend: Backend, endpoint: str, prompt: dict[str, object]
+) -> None:
+    """As vLLM's benchmark counts: three tokens, one without text, and the reason why it ended."""
+    backend.pace_s = 0.01
+    backend.empty = 1
+    record = await ask(backend, endpoint, {**prompt, "max_tokens": 3})
+    assert not record.error
+    assert (record.output_len, len(record.itl)) == (3, 3)
+    assert record.latency == pytest.approx(record.ttft + sum(record.itl)), "no end of the stream"
+    if "messages" in prompt:
+        assert record.ttft >= 0.01, "the chunk with the role alone came before"
 
 
 def test_processes_follow_the_load() -> None:

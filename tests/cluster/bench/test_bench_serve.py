@@ -109,6 +109,7 @@ def test_several_processes_share_the_load(
     assert result["completed"] == 10
     assert result["num_client_processes"] == 2
     assert result["request_rate"] == 500.0
+    assert result["duration"] >= 10 / 500.0, "from the start, not from the first request"
     assert backend.most_running <= 3
     assert len({tuple(body["prompt"]) for body in backend.bodies}) == 10
 

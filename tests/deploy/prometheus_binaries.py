@@ -1,0 +1,57 @@
+"""Where the tests get promtool and Prometheus from.
+
+In this order: PATH, this user's cache folder, and the package of a Debian or Ubuntu system, which
+is unpacked into that folder and not installed: no service is started.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import tempfile
+from pathlib import Path
+
+import pytest
+
+
+class BinaryUnavailableError(Exception):
+    """There is no such binary here, and it could not be had."""
+
+
+def require(name: str) -> str:
+    """Path of `promtool` or `prometheus`; skips the test that asks where there is none."""
+    try:
+        return find_binary(name)
+    except BinaryUnavailableError as error:
+        pytest.skip(f"{name} is not installed, and could not be had: {error}")
+
+
+def find_binary(name: str) -> str:
+    """Path of `promtool` or `prometheus`."""
+    installed = shutil.which(name)
+    if installed is not None:
+        return installed
+    base = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
+    cached = Path(base) / "rayfleet" / "prometheus" / name
+    if not cached.exists():
+        cached.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=cached.parent) as folder:
+            _unpack(Path(folder))
+            # Renamed, so that it is there whole or not at all: several test runs may do this.
+            (Path(folder) / "usr" / "bin" / name).rename(cached)
+    return str(cached)
+
+
+def _unpack(folder: Path) -> None:
+    """The package's files."""
+    try:
+        _run(["apt-get", "download", "--quiet", "prometheus"], folder)
+        (package,) = folder.glob("*.deb")
+        _run(["dpkg-deb", "--extract", str(package), "."], folder)
+    except (OSError, ValueError, subprocess.SubprocessError) as error:
+        raise BinaryUnavailableError(error) from error
+
+
+def _run(command: list[str], folder: Path) -> None:
+    subprocess.run(command, cwd=folder, check=True, capture_output=True, timeout=120)
