@@ -36,6 +36,8 @@ class LoadResult:
     """Records of all requests, in their order, and what it took to get them."""
 
     records: list[Record]
+    start_s: float
+    """On the clock of the records."""
     duration_s: float
     """From the start, before the first arrival's gap, to the last end."""
     client_cpu_s: float
@@ -73,6 +75,7 @@ def join_parts(parts: Sequence[tuple[list[Record], float]], start: float) -> Loa
     ends = [record.start + record.latency for record in records]
     return LoadResult(
         records=records,
+        start_s=start,
         duration_s=max(ends) - start if records else 0.0,
         client_cpu_s=sum(cpu_s for _, cpu_s in parts),
         num_processes=len(parts),

@@ -102,7 +102,7 @@ def _facts(result: Result) -> str:
     rows = [
         f"<tr><td>{escape(name)}</td><td>{_text(value)}</td></tr>"
         for name, value in result.items()
-        if name != "checks"
+        if name not in ("checks", "failed")  # the latter is the exit status
     ]
     return f"<table>{''.join(rows)}</table>"
 

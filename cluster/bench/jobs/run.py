@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -57,6 +58,7 @@ def run_job(options: JobOptions, serve: ServeOptions) -> Result:
         "job": options.kind,
         "model_id": serve.model,
         "base_url": serve.base_url,
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "seed": serve.seed,
         "slo_ttft_ms": slo.ttft_ms,
         "slo_tpot_ms": slo.tpot_ms,
@@ -121,7 +123,7 @@ def _figures(stage: Stage, load: LoadResult, serve: ServeOptions, slo: Slo) -> R
         "rate": stage.rate,
         **found,
         **detailed(load.records),
-        "timeline": timeline(load.records),
+        "timeline": timeline(load.records, load.start_s),
     }
 
 

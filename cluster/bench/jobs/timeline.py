@@ -14,15 +14,14 @@ _MIDDLE = (0.1, 0.9)
 """Parts of the requests between which a pace is taken."""
 
 
-def timeline(records: Sequence[Record]) -> Result:
-    """Per bin of time: output tokens per second, requests under way at its end, hit rate of those
-    that began in it (None where none did).
+def timeline(records: Sequence[Record], began: float) -> Result:
+    """Per bin of time since `began`: output tokens per second, requests under way, hit rate.
 
-    A server's events are taken to carry equally many tokens of their request.
+    Requests are those under way at the bin's end; a hit rate is that of those that came in it, None
+    where none did. A server's events are taken to carry equally many tokens of their request.
     """
     if not records:
         return {"seconds": [], "tokens_per_s": [], "running": [], "hit_rate": []}
-    began = min(record.start for record in records)
     starts = np.array([record.start - began for record in records])
     ends = starts + np.array([record.latency for record in records])
     edges = np.linspace(0.0, max(float(ends.max()), 1e-3), _BINS + 1)
@@ -40,7 +39,9 @@ def timeline(records: Sequence[Record]) -> Result:
         "seconds": edges[1:].tolist(),
         "tokens_per_s": (tokens / np.diff(edges)).tolist(),
         "running": running.tolist(),
-        "hit_rate": [c / p if p else None for c, p in zip(cached, prompts, strict=True)],
+        "hit_rate": [
+            c / p if p else None for c, p in zip(cached.tolist(), prompts.tolist(), strict=True)
+        ],
     }
 
 

@@ -180,7 +180,9 @@ def test_the_timeline_has_every_token_where_it_came() -> None:
         index=0, prompt_len=10, wanted_len=3, start=5.0, latency=6.0, ttft=1.0, itl=[2.0, 3.0]
     )
     record.output_len, record.cached_tokens = 3, 4
-    found = timeline([record])
+    late = timeline([record], 3.0)
+    assert (late["seconds"][-1], late["running"][0]) == (8.0, 0)
+    found = timeline([record], 5.0)
     assert sum(found["tokens_per_s"]) * 6.0 / 60 == pytest.approx(3.0)
     assert found["tokens_per_s"][9] > 0.0 or found["tokens_per_s"][10] > 0.0
     assert found["running"][:-1] == [1] * 59

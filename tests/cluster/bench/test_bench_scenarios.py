@@ -9,7 +9,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from conftest import Backend
 from rich.console import Console
 
 from cluster.bench.arrivals import phased_arrival_times
@@ -25,6 +24,7 @@ from cluster.bench.scenarios.run import Effort, ScenarioBench
 from cluster.bench.scenarios.traffic import Planned, make_traffic, phases
 from cluster.bench.scenarios.turn import Target, Turn, run_turn
 from cluster.bench.scenarios.watch import Moment, read_moment
+from tests.cluster.bench.conftest import Backend
 
 EFFORT = Effort(warm_up=4, alone=5, per_place=3)
 VOCABULARY = np.arange(10, 500)

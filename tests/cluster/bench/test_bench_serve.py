@@ -119,7 +119,9 @@ def test_goodput_counts_requests_that_keep_every_goal() -> None:
         Record(index=i, prompt_len=4, wanted_len=3, latency=e2e, ttft=ttft, output_len=3)
         for i, (ttft, e2e) in enumerate([(0.1, 0.3), (0.3, 0.5), (0.1, 2.1)])
     ]
-    load = LoadResult(records=records, duration_s=2.0, client_cpu_s=0.0, num_processes=1)
+    load = LoadResult(
+        records=records, start_s=0.0, duration_s=2.0, client_cpu_s=0.0, num_processes=1
+    )
     options = MetricOptions(goodput={"ttft": 200.0, "tpot": 500.0})
     result = summarize(load, options, fixed_output=True)
     assert result["request_goodput"] == 0.5  # the first request only
