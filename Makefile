@@ -1,6 +1,7 @@
 # make serve          install and serve the demo model     (ARGS="--port 9000 --num-workers 2")
 # make test           what CI runs
 # make lint           the part of it that does not run the code
+# make check-rolling-update  a thousand requests while all gateways and workers are replaced (two minutes)
 # make check-overload ten times too much load over HTTP for a minute
 # make demo-models    train the demo models again (up to an hour each)
 # make check-speculative  drafts change no token: every combination of features (ten minutes)
@@ -14,7 +15,7 @@ STAMP := $(VENV)/.installed
 ARGS ?=
 TEST_ARGS ?=
 
-.PHONY: install serve test lint check-overload demo-models check-speculative
+.PHONY: install serve test lint check-overload check-rolling-update demo-models check-speculative
 .DEFAULT_GOAL := serve
 
 install: $(STAMP)
@@ -43,6 +44,9 @@ test: lint
 
 check-overload: $(STAMP)
 	$(BIN)/python -m cluster.bench.overload $(ARGS)
+
+check-rolling-update: $(STAMP)
+	$(BIN)/python -m cluster.bench.rolling_update --json $(ARGS)
 
 demo-models: $(STAMP)
 	$(BIN)/python -m deploy.models.train --output deploy/models/demo

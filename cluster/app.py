@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 
 UNLIMITED = 10**6
 """Serve counts an attach stream as one request for ever; admission is the gateway's."""
+KNOW_WORKERS_S = 2.0
+"""A new gateway waits this long for workers that are there; where they are loading, in vain."""
 QUIET = {"enable_access_log": False}
 
 
@@ -63,6 +65,8 @@ class GatewayReplica:
         self._gateway.gather = self._metrics.gather
         await self._metrics.open()
         await self._gateway.start()
+        # Requests come as soon as this returns: one that replaces another knows its workers then.
+        await self._gateway.wait_ready(KNOW_WORKERS_S)
 
     def __serve_build_asgi_app__(self) -> FastAPI:
         """The HTTP application, built inside the replica: nothing of it is ever pickled."""
@@ -100,6 +104,8 @@ def build_application(
         name="gateway",
         num_replicas=config.endpoint.num_gateways,
         max_ongoing_requests=UNLIMITED,
+        # In a rolling update the new ones come first: they need no GPU, and one must be there.
+        max_surge_percent=100,
         ray_actor_options={"num_cpus": 0.1, **_runtime(config)},
         health_check_period_s=2,
         graceful_shutdown_timeout_s=LONGEST_STREAM_S,
@@ -129,6 +135,14 @@ def _runtime(config: ServeConfig) -> dict[str, Any]:
     return {"runtime_env": {"env_vars": {ENDPOINTS[0]: endpoint}}} if endpoint else {}
 
 
+def _surge_percent(engine: EngineConfig, num_workers: int) -> int:
+    """How many workers beyond their number a rolling update may start: one where there is room.
+
+    On CPU there is. GPUs are rarely spare, and an update that waits for some would never end.
+    """
+    return 0 if engine.device == "cuda" else max(100 // num_workers, 1)
+
+
 def _bind_worker_group(
     config: ServeConfig, model: ModelSpec, group_class: type[WorkerGroup], nodes_may_join: bool
 ) -> serve.Application:
@@ -139,6 +153,7 @@ def _bind_worker_group(
         name=model.deployment,
         num_replicas=model.fleet.num_workers,
         max_ongoing_requests=UNLIMITED,
+        max_surge_percent=_surge_percent(engine, model.fleet.num_workers),
         max_constructor_retry_count=1,
         ray_actor_options={"num_cpus": 0, **_runtime(config)},
         # One node per group: its ranks meet in files and sockets of one directory.

@@ -178,6 +178,8 @@ def haproxy_settings(directory: Path, host: str, port: int) -> dict[str, str]:
         "RAY_SERVE_HAPROXY_METRICS_PORT": str(metrics_port),
         "RAY_SERVE_HAPROXY_METRICS_ENABLED": "0",  # a log line per request through Python
         "RAY_SERVE_HAPROXY_HARD_STOP_AFTER_S": str(LONGEST_STREAM_S),
+        # A gateway that goes closes its connections: what was on its way to it goes to another.
+        "RAY_SERVE_HAPROXY_RETRY_ON": "conn-failure empty-response",
         "RAY_SERVE_HAPROXY_TIMEOUT_CLIENT_S": str(LONGEST_STREAM_S),
         "RAY_SERVE_HAPROXY_TIMEOUT_SERVER_S": str(LONGEST_STREAM_S),
         # HAZARD: HAProxy learns a gateway's port before the gateway holds it. All fleets of a

@@ -97,6 +97,17 @@ class LocalFleet:
             self.stop()
             raise
 
+    def update(self, config: ServeConfig) -> None:
+        """Replaces all gateways and workers by those of `config`, which listens at the same place.
+
+        Returns when the new ones serve; old ones may still have streams to finish.
+
+        Raises:
+            LaunchError: a part did not come up; what was there goes on.
+        """
+        self._config = config
+        self._deploy()
+
     def stop(self) -> None:
         """Ends everything that `start` began; no process of a local cluster is left."""
         import ray
@@ -208,7 +219,8 @@ class LocalFleet:
         ranks = sum(
             m.fleet.num_workers * m.engine.tensor_parallel_size for m in self._config.models
         )
-        return (ranks + self._config.endpoint.num_gateways) // 10 + 1
+        # Twice: in a rolling update new ones start before old ones end.
+        return 2 * (ranks + self._config.endpoint.num_gateways) // 10 + 1
 
 
 def refuse_used_port(host: str, port: int) -> None:

@@ -25,6 +25,8 @@ from worker.wire.tracing import Tracing
 
 logger = logging.getLogger(__name__)
 
+_READY_POLL_S = 0.02
+
 
 class Gateway:
     """Serves the models of `config` over the workers that `transports` reach.
@@ -84,6 +86,14 @@ class Gateway:
                 self._names[name] = model
             model.start()
             logger.info("gateway serves %s", route.name, extra={"model": route.name})
+
+    async def wait_ready(self, timeout_s: float) -> bool:
+        """Waits for `ready`, at most so long; whether it is."""
+        clock = asyncio.get_running_loop().time
+        deadline = clock() + timeout_s
+        while not self.ready and clock() < deadline:
+            await asyncio.sleep(_READY_POLL_S)
+        return self.ready
 
     async def close(self) -> None:
         """Detaches from all workers; requests under way end with an error."""

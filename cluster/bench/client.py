@@ -66,11 +66,11 @@ class Record:
     """Empty for a request that completed."""
 
 
-def open_session(headers: dict[str, str]) -> aiohttp.ClientSession:
+def open_session(headers: dict[str, str], keepalive_s: float = _IDLE_S) -> aiohttp.ClientSession:
     """A session without limits on connections, cookies or total time."""
     return aiohttp.ClientSession(
         headers={"Content-Type": "application/json", **headers},
-        connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=_IDLE_S),
+        connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=keepalive_s),
         timeout=aiohttp.ClientTimeout(total=None, sock_read=_READ_TIMEOUT_S),
         cookie_jar=aiohttp.DummyCookieJar(),
     )

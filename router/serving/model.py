@@ -21,6 +21,7 @@ from router.serving.account import count_choice, decision_line
 from router.serving.completion import Completion, CompletionSpec
 from router.serving.generation import Generation, GenerationRequest
 from router.serving.mailbox import Mailbox
+from router.serving.newcomers import Newcomers
 from router.serving.resumption import Resumption
 from router.tokens.encoder import PromptEncoder
 from worker.wire.admission import AdmissionChange
@@ -71,6 +72,7 @@ class ServedModel:
         self._gateway_id = gateway_id
         self._transport = transport
         self._channels: dict[str, WorkerChannel] = {}
+        self._newcomers = Newcomers()
         self._closed = False
         self._admission = AdmissionChange()
         self._resumption = Resumption(route.routing, self._place, self.stats)
@@ -134,6 +136,7 @@ class ServedModel:
     def on_snapshot(self, worker_id: str, snapshot: AttachSnapshot) -> None:
         """See ChannelListener."""
         self.fleet.attach(worker_id, snapshot)
+        self._newcomers.settle(worker_id)
         if self._admission.given():
             self._channels[worker_id].set_admission(self._admission)
         if self._log_file is not None:
@@ -159,6 +162,7 @@ class ServedModel:
     def on_closed(self, worker_id: str) -> None:
         """See ChannelListener."""
         self.fleet.remove(worker_id)
+        self._newcomers.settle(worker_id)
         self._channels.pop(worker_id, None)
         self.stats.routed.pop(worker_id, None)
 
@@ -170,11 +174,14 @@ class ServedModel:
             if worker_id not in self._channels:
                 channel = WorkerChannel(worker_id, self._gateway_id, self._transport, self)
                 self._channels[worker_id] = channel
+                self._newcomers.expect(worker_id)
                 channel.start()
         for worker_id, channel in self._channels.items():
             leaving = worker_id not in members
             channel.set_leaving(leaving)
             self.fleet.set_draining(worker_id, leaving)
+            if leaving:
+                self._newcomers.settle(worker_id)
 
     def _completion(
         self, spec: CompletionSpec, mailbox: Mailbox[Completion], stream: bool, now: float
@@ -231,7 +238,10 @@ class ServedModel:
     async def _try_worker(self, completion: Completion, tried: list[str]) -> str | None:
         """Submits to the best worker that was not tried yet; returns why it did not get it."""
         spec = completion.spec
-        choice = await self._turn.place(spec.request_id, completion.prompt, tried)
+        place = (spec.request_id, completion.prompt, tried)
+        choice = await self._turn.place(*place)
+        if choice is None and await self._newcomers.wait(lambda: self.fleet.ready):
+            choice = await self._turn.place(*place)
         if choice is None:
             raise self._nobody(completion)
         if completion.finished:  # its client has left meanwhile

@@ -68,11 +68,18 @@ class RunningFleet:
 
     def fronts(self) -> list[int]:
         """Process ids of the workers' own replicas."""
+        return self._replicas(b":worker-")
+
+    def gateways(self) -> list[int]:
+        """Process ids of the gateways."""
+        return self._replicas(b":gateway")
+
+    def _replicas(self, deployment: bytes) -> list[int]:
         found = []
         for pid in self.processes():
             with contextlib.suppress(OSError):
                 title = Path(f"/proc/{pid}/cmdline").read_bytes()
-                if title.startswith(b"ray::ServeReplica:") and b":worker-" in title:
+                if title.startswith(b"ray::ServeReplica:") and deployment in title:
                     found.append(pid)
         return found
 

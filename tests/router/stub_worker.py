@@ -82,6 +82,9 @@ class StubWorker:
         self.num_submits = 0
         self.answer_gate = asyncio.Event()
         self.answer_gate.set()
+        self.door = asyncio.Event()
+        """Whether streams to it open."""
+        self.door.set()
         self.compiled = asyncio.Event()
         """Whether grammars are."""
         self.compiled.set()
@@ -94,6 +97,7 @@ class StubWorker:
     async def attach(self) -> AsyncIterator[bytes]:
         if not self.reachable:
             raise ConnectionError("stub is unreachable")
+        await self.door.wait()
         queue = self._queue = asyncio.Queue()
         self._seq = 0
         self.num_attached += 1

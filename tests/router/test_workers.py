@@ -224,6 +224,41 @@ async def test_leaving_worker_finishes_its_requests_and_takes_no_new_ones(rig):
     await rig.until(lambda: rig.attached() == [staying.worker_id])
 
 
+async def test_requests_wait_for_a_worker_that_takes_the_last_ones_place(rig):
+    """In a rolling update one leaves in the moment in which the other is there."""
+    leaving, coming = rig.workers
+    coming.door.clear()
+    await rig.start(attached=1)
+    rig.transport.set_members(coming.worker_id)
+    works = [asyncio.create_task(rig.chat(f"{i}", stream=i % 2 == 0)) for i in range(4)]
+    await rig.until(lambda: rig.gateway.model("stub").stats.pending_requests == 4)
+    assert not leaving.batches
+    coming.door.set()
+    for response in await asyncio.gather(*works):
+        assert response.status_code == 200
+        assert response.headers["x-rayfleet-worker"] == coming.worker_id
+
+
+async def test_nobody_waits_for_a_worker_that_has_left_unseen(rig):
+    rig.workers[0].door.clear()
+    rig.workers[1].ready = False
+    await rig.start(attached=0)
+    work = asyncio.create_task(rig.chat())
+    await rig.until(lambda: rig.gateway.model("stub").stats.pending_requests == 1)
+    assert not await rig.gateway.wait_ready(0.0)
+    rig.transport.set_members(rig.workers[1].worker_id)
+    assert (await work).status_code == 503
+
+
+async def test_a_gateway_knows_when_it_has_a_worker(rig):
+    for worker in rig.workers:
+        worker.door.clear()
+    await rig.start(attached=0)
+    waiting = asyncio.create_task(rig.gateway.wait_ready(10.0))
+    rig.workers[0].door.set()
+    assert await waiting
+
+
 async def test_silent_worker_is_lost(rig):
     await rig.start(running=False)
     work = asyncio.create_task(rig.chat())

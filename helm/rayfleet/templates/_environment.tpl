@@ -41,6 +41,7 @@ RAY_AUTH_MODE and its token are KubeRay's to set (spec.rayClusterConfig.authOpti
   "RAY_SERVE_HAPROXY_HARD_STOP_AFTER_S" (toString $longest)
   "RAY_SERVE_HAPROXY_TIMEOUT_CLIENT_S" (toString $longest)
   "RAY_SERVE_HAPROXY_TIMEOUT_SERVER_S" (toString $longest)
+  "RAY_SERVE_HAPROXY_RETRY_ON" "conn-failure empty-response"
   "RAY_SERVE_PORT_QUARANTINE_S" (toString (add $longest 30))
   "RAY_SERVE_HAPROXY_HEALTH_CHECK_INTER" "1s"
   "RAY_SERVE_HAPROXY_HEALTH_CHECK_RISE" "1"

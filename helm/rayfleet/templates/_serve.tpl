@@ -62,6 +62,7 @@
   "placement_group_bundles" $bundles
   "placement_group_strategy" (default "STRICT_PACK" .model.placement)
   "graceful_shutdown_timeout_s" .grace
+  "max_surge_percent" (int (default 0 .model.maxSurgePercent))
 -}}
 {{- if .model.autoscaling -}}
 {{- $_ := set $deployment "num_replicas" "auto" -}}
