@@ -163,7 +163,7 @@ def haproxy_settings(directory: Path, host: str, port: int) -> dict[str, str]:
         f' "{_haproxy_binary()}" "{host}" {port} "$@"\n'
     )
     wrapper.chmod(0o700)
-    stats_port, metrics_port = free_ports(2)
+    stats_port, metrics_port, fallback_port, fallback_grpc_port = free_ports(4)
     first_port = free_port_range()
     return {
         "RAY_SERVE_ENABLE_HA_PROXY": "1",
@@ -176,6 +176,9 @@ def haproxy_settings(directory: Path, host: str, port: int) -> dict[str, str]:
         "RAY_SERVE_HAPROXY_NBTHREAD": str(min(4, os.cpu_count() or 1)),
         "RAY_SERVE_HAPROXY_STATS_PORT": str(stats_port),
         "RAY_SERVE_HAPROXY_METRICS_PORT": str(metrics_port),
+        # It takes requests where no gateway is left, on its own port: not that of another fleet.
+        "RAY_SERVE_FALLBACK_PROXY_HTTP_PORT": str(fallback_port),
+        "RAY_SERVE_FALLBACK_PROXY_GRPC_PORT": str(fallback_grpc_port),
         "RAY_SERVE_HAPROXY_METRICS_ENABLED": "0",  # a log line per request through Python
         "RAY_SERVE_HAPROXY_HARD_STOP_AFTER_S": str(LONGEST_STREAM_S),
         # A gateway that goes closes its connections: what was on its way to it goes to another.

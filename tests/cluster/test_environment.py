@@ -91,6 +91,16 @@ def test_fleets_of_one_machine_keep_their_gateways_apart() -> None:
     assert all(10_000 <= first < 30_000 and first % 400 == 0 for first in firsts)
 
 
+@pytest.mark.skipif(not has_haproxy(), reason="HAProxy's wheel is not installed")
+def test_fleets_of_one_machine_keep_all_other_ports_apart(tmp_path: Path) -> None:
+    """Serve would give each the same one, and the system a connection to any that listens."""
+    settings = [haproxy_settings(tmp_path / str(i), "127.0.0.1", 8000) for i in range(2)]
+    names = [n for n in settings[0] if n.endswith("_PORT") and "INGRESS" not in n]
+    assert len(names) == 4
+    ports = [fleet[name] for fleet in settings for name in names]
+    assert len(set(ports)) == len(ports)
+
+
 def test_processes_of_a_fleet_are_ended_whatever_they_do(tmp_path: Path) -> None:
     stubborn = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(600)"
     environment = {**os.environ, "RAYFLEET_RUNTIME_DIRECTORY": str(tmp_path)}
