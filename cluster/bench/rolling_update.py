@@ -14,7 +14,7 @@ import json
 import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import uvloop
@@ -185,7 +185,7 @@ def _changed(config: ServeConfig) -> ServeConfig:
     return replace(config, models=(replace(model, engine=engine),))
 
 
-def _wait_gone(old: dict[str, list[int]], parts: dict[str, tuple[str, ...]]) -> dict[str, int]:
+def _wait_gone(old: dict[str, list[int]], parts: Mapping[str, tuple[str, ...]]) -> dict[str, int]:
     """How many processes of each part are still there, once none is or the time is up."""
     deadline = time.monotonic() + _GONE_TIMEOUT_S
     while True:
