@@ -145,6 +145,7 @@ class LocalFleet:
             ray.init(address=self._address, log_to_driver=False, logging_level="error")
         else:
             ray.init(
+                address="local",  # without, it would join a cluster that `ray start` has begun here
                 num_cpus=max(os.cpu_count() or 1, self._num_cpus_reserved()),
                 include_dashboard=False,
                 object_store_memory=OBJECT_STORE_BYTES,
