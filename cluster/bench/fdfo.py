@@ -7,13 +7,19 @@ run blocks. The arms:
     fdfo          a block that is done leaves at once; all else the same
     reentry       as fdfo, but every round ends with slot and running block given back
     fused         as fdfo, with prompts and commits riding on rounds of running blocks
-    full          everything there is
+    full          everything there is, at `--overlap-depth`; the others at 0, as their origins run
 
-These compute prompts beside running blocks. On long uncached prompts `synchronous` and `fdfo` do as
-their origin does: prompts in passes of their own, before all running blocks and one block each at a
-time, by which first done, first out can lose. All but `reentry` and what it is compared with run
-without a prefix cache. Forward passes are
-counted by the engine and, independently, from the rounds of every block.
+Besides, `full` is compared with itself at overlap depth 0, where prompts wait for a place (as in
+all else here) and where none does, by which steps can be planned ahead.
+
+All arms compute prompts beside running blocks. On long uncached prompts `synchronous` and `fdfo` do
+as their origin does: prompts in passes of their own, before all running blocks and one block each
+at a time, by which first done, first out can lose. All but `reentry` and what it is compared with
+run without a prefix cache. Forward passes are counted by the engine and, independently, from the
+rounds of every block.
+
+With `--replay-rounds` there are no questions: blocks take rounds by a given histogram, on weights
+that may be random, and the result says so.
 """
 
 from __future__ import annotations
@@ -21,36 +27,22 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
-from typing import Final, get_args
+from typing import Final
 
 import numpy as np
 
 from cluster.bench.alternate import alternate
 from cluster.bench.fdfo_count import CountedRequest, count_joined, count_separate
 from cluster.bench.fdfo_engine import FdfoEngine, FdfoTurn
+from cluster.bench.fdfo_options import ARMS, LONG_ARMS, Arm, FdfoOptions, arm_config
+from cluster.bench.fdfo_replay import labels, replay_turns
 from cluster.bench.report import Check, Result, at_least, at_most, checks_json, exactly, note
 from cluster.bench.stats import percentile, ratios, spread
-from worker.engine.config import EngineConfig
-from worker.wire.diffusion import DllmFeature
 from worker.wire.tokenizer import load_tokenizer
 
-ARMS: Final[Mapping[str, tuple[bool, tuple[str, ...], bool]]] = {
-    "synchronous": (False, ("inplace", "mixed_rounds"), False),
-    "fdfo": (True, ("inplace", "mixed_rounds"), False),
-    "fused": (True, ("inplace", "mixed_rounds", "fused_commit", "skip_last_commit"), False),
-    "full": (True, get_args(DllmFeature), False),
-    "cached": (True, ("inplace", "mixed_rounds"), True),
-    "reentry": (True, ("mixed_rounds",), True),
-}
-"""First done first out, refinements, prefix cache. `cached` is what `reentry` is compared with."""
-LONG_ARMS: Final[Mapping[str, tuple[bool, tuple[str, ...], bool]]] = {
-    "synchronous": (False, ("inplace",), False),
-    "fdfo": (True, ("inplace",), False),
-    "full": ARMS["full"],
-}
 _GOALS: Final[Mapping[str, Mapping[int, float]]] = {
     "forwards_ratio": {4: 1.68, 16: 2.27},
     "fused_forwards_ratio": {4: 2.38, 16: 3.21},
@@ -64,32 +56,10 @@ _JUDGED: Final = ("synchronous", "fdfo", "full")
 _ACCURACY_SLACK: Final = 0.02
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class FdfoOptions:
-    """What runs; the benchmark sets the engine's modes and `max_num_seqs` itself."""
-
-    engine: EngineConfig
-    questions: str | None = None
-    """JSON lines with `messages` and `answer`; None takes `MODEL_heldout.jsonl`, or for a MODEL
-    named demo-x the questions of demo."""
-    num_questions: int = 0
-    """Of the file's; 0 takes all."""
-    running: tuple[int, ...] = (4, 16)
-    pairs: int = 10
-    max_tokens: int = 128
-    long_prompt_blocks: int = 20
-    """Of the long uncached prompts, at most; the shortest have a fifth."""
-    num_long: int = 32
-
-    def __post_init__(self) -> None:
-        if self.pairs < 1 or not self.running or min(self.running) < 1 or self.max_tokens < 1:
-            raise ValueError("--pairs, --running and --max-tokens must be at least 1")
-        if self.long_prompt_blocks < 5 or self.num_long < 1 or self.num_questions < 0:
-            raise ValueError("--long-prompt-blocks must be at least 5, --num-long at least 1")
-
-
 def run_fdfo(options: FdfoOptions) -> Result:
     """Measures both workloads at every number of running requests."""
+    if options.replay:
+        return _run_replay(options)
     prompts, answers = _questions(options)
     result: Result = {
         "model": options.engine.model,
@@ -108,6 +78,10 @@ def run_fdfo(options: FdfoOptions) -> Result:
         change = max(abs(accuracies["synchronous"] - accuracies[arm]) for arm in _JUDGED)
         checks.append(at_most(f"accuracy_change_{running}", change, "", _ACCURACY_SLACK))
     for running in options.running:
+        result |= _overlap(options, prompts, running)
+        if options.shares:
+            result |= _shares(options, prompts, running)
+    for running in options.running:
         long = _turns(options, _long_prompts(options, prompts), running, LONG_ARMS)
         for arm, name in (("fdfo", "long_prompt_fdfo"), ("full", "long_prompt")):
             figures = _against(long["synchronous"], long[arm])
@@ -116,6 +90,51 @@ def run_fdfo(options: FdfoOptions) -> Result:
     ratio = result[f"long_prompt_wall_ratio_{min(options.running)}"]
     checks.append(at_least("long_prompt_wall_ratio", ratio, "", _LONG_GOAL))
     return {**result, "checks": checks_json(checks)}
+
+
+def _run_replay(options: FdfoOptions) -> Result:
+    """The same arms over blocks whose rounds are given. There are no goals for these figures."""
+    result: Result = {"model": options.engine.model, "pairs": options.pairs, **labels(options)}
+    checks: list[Check] = []
+    for running in options.running:
+        turns = replay_turns(options, running)
+        result |= summarise(running, turns)
+        checks += _counts(running, turns, turns["synchronous"][0].block_size)
+    return {**result, "checks": checks_json(checks)}
+
+
+def _overlap(options: FdfoOptions, prompts: Sequence[Sequence[int]], running: int) -> Result:
+    """What the host's part costs that depth 1 hides: medians over pairs of turns."""
+    result: Result = {}
+    with ExitStack() as stack:
+        engines: dict[str, FdfoEngine] = {}
+        for depth in (0, 1):
+            engine = replace(options.engine, overlap_depth=depth)
+            config = arm_config(engine, ARMS["full"], running)
+            engines[str(depth)] = stack.enter_context(FdfoEngine(config))
+        for name in ("turn", "turn_in_waves"):
+            arms = {
+                arm: partial(getattr(own, name), prompts, options.max_tokens)
+                for arm, own in engines.items()
+            }
+            alternate(arms, 1)
+            turns = alternate(arms, options.pairs)
+            suffix = "" if name == "turn" else "_unqueued"
+            figures = _against(turns["0"], turns["1"])
+            result[f"overlap_ratio{suffix}_{running}"] = figures["wall_ratio"]
+            result[f"overlap_spread{suffix}_{running}"] = figures["wall_spread"]
+    return result
+
+
+def _shares(options: FdfoOptions, prompts: Sequence[Sequence[int]], running: int) -> Result:
+    """What each refinement brings beside all others; 1 where the workload has no use for it."""
+    full = ARMS["full"]
+    without = {
+        name: full._replace(features=tuple(other for other in full.features if other != name))
+        for name in full.features
+    }
+    turns = _turns(options, prompts, running, {"full": full, **without})
+    return {f"share_{name}_{running}": _against(turns[name], turns["full"]) for name in without}
 
 
 def _accuracy(decode: Callable[[list[int]], str], turn: FdfoTurn, answers: Sequence[str]) -> float:
@@ -169,7 +188,15 @@ def expected_forwards(arm: str, turn: FdfoTurn, running: int, block_size: int) -
 
 def _checks(running: int, turns: Mapping[str, list[FdfoTurn]], result: Result) -> list[Check]:
     block_size = result["block_size"] = turns["synchronous"][0].block_size
-    checks = [
+    checks = _counts(running, turns, block_size)
+    return checks + [
+        at_least(f"{name}_{running}", result[f"{name}_{running}"], "", goals.get(running, 1.0))
+        for name, goals in _GOALS.items()
+    ]
+
+
+def _counts(running: int, turns: Mapping[str, list[FdfoTurn]], block_size: int) -> list[Check]:
+    return [
         exactly(
             f"forwards_{arm}_{running}",
             turns[arm][0].num_forwards,
@@ -177,10 +204,6 @@ def _checks(running: int, turns: Mapping[str, list[FdfoTurn]], result: Result) -
             expected_forwards(arm, turns[arm][0], running, block_size),
         )
         for arm in ("synchronous", "fdfo", "fused", "full")
-    ]
-    return checks + [
-        at_least(f"{name}_{running}", result[f"{name}_{running}"], "", goals.get(running, 1.0))
-        for name, goals in _GOALS.items()
     ]
 
 
@@ -199,7 +222,7 @@ def _turns(
     options: FdfoOptions,
     prompts: Sequence[Sequence[int]],
     running: int,
-    chosen: Mapping[str, tuple[bool, tuple[str, ...], bool]],
+    chosen: Mapping[str, Arm],
 ) -> dict[str, list[FdfoTurn]]:
     with ExitStack() as stack:
         engines = {
@@ -216,20 +239,6 @@ def _turns(
 
 def _numbered(arm: partial[FdfoTurn], number: int, _: int) -> FdfoTurn:
     return arm(number)
-
-
-def arm_config(
-    engine: EngineConfig, arm: tuple[bool, tuple[str, ...], bool], running: int
-) -> EngineConfig:
-    """The engine of one arm: first done first out, refinements, prefix cache."""
-    fdfo, features, caches = arm
-    return replace(
-        engine,
-        max_num_seqs=running,
-        dllm_fdfo=fdfo,
-        dllm_disable=tuple(f for f in get_args(DllmFeature) if f not in features),
-        enable_prefix_caching=caches,
-    )
 
 
 def _questions(options: FdfoOptions) -> tuple[list[list[int]], list[str]]:

@@ -60,29 +60,56 @@ class FdfoEngine(BenchEngine):
             self.close()
             raise ValueError(f"{config.model} is no block-diffusion model")
 
-    def turn(self, prompts: Sequence[Sequence[int]], max_tokens: int, number: int) -> FdfoTurn:
-        """Answers all prompts, submitted at once; nothing cached in another turn is found."""
-        sampling = SamplingParams(temperature=0.0, max_tokens=max_tokens, seed=0)
-        answers: dict[str, Answer] = {}
+    def turn(
+        self, prompts: Sequence[Sequence[int]], max_tokens: int | Sequence[int], number: int
+    ) -> FdfoTurn:
+        """Answers all prompts, submitted at once; nothing cached in another turn is found.
+
+        Where each prompt has its own number of tokens, end tokens do not count.
+        """
         before, start = self._totals(), time.monotonic()
-        for prompt in prompts:
+        answers = self._answer(prompts, max_tokens, number)
+        return self._turn(answers, time.monotonic() - start, before)
+
+    def turn_in_waves(
+        self, prompts: Sequence[Sequence[int]], max_tokens: int, number: int
+    ) -> FdfoTurn:
+        """The same with as many at once as can run, so that nobody ever waits for a place."""
+        before, start = self._totals(), time.monotonic()
+        answers: list[Answer] = []
+        for first in range(0, len(prompts), self.config.max_num_seqs):
+            wave = prompts[first : first + self.config.max_num_seqs]
+            answers += self._answer(wave, max_tokens, number)
+        return self._turn(answers, time.monotonic() - start, before)
+
+    def _answer(
+        self, prompts: Sequence[Sequence[int]], max_tokens: int | Sequence[int], number: int
+    ) -> list[Answer]:
+        one_for_all = isinstance(max_tokens, int)
+        limits = [max_tokens] * len(prompts) if isinstance(max_tokens, int) else max_tokens
+        answers: dict[str, Answer] = {}
+        for prompt, limit in zip(prompts, limits, strict=True):
+            sampling = SamplingParams(
+                temperature=0.0, max_tokens=limit, seed=0, ignore_eos=not one_for_all
+            )
             data = np.asarray(prompt, dtype="<i4").tobytes()
             submit = self._request(data, sampling, cache_salt=str(number))
             answers[submit.request_id] = Answer(num_prompt=len(prompt))
             self._core.add(submit)
-        last = before
         while self._core.has_work():
-            report = self._step()
-            last = report.load.blocks or last
-            for delta in report.deltas.get(GATEWAY, ()):
+            for delta in self._step().deltas.get(GATEWAY, ()):
                 answer = answers[delta.request_id]
                 answer.token_ids += delta.token_ids
                 answer.rounds.append(delta.num_rounds - sum(answer.rounds))
+        return list(answers.values())
+
+    def _turn(self, answers: Sequence[Answer], seconds: float, before: BlockTotals) -> FdfoTurn:
+        after = self._totals()
         return FdfoTurn(
-            answers=tuple(answers.values()),
-            seconds=time.monotonic() - start,
-            num_forwards=last.num_forwards - before.num_forwards,
-            num_passes=last.num_passes - before.num_passes,
+            answers=tuple(answers),
+            seconds=seconds,
+            num_forwards=after.num_forwards - before.num_forwards,
+            num_passes=after.num_passes - before.num_passes,
             block_size=self.block_size,
         )
 

@@ -5,16 +5,21 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING
 
+from cluster.bench.model_shapes import BLOCK_SHAPES
 from cluster.cli.options import add_options, given_options
 from worker.engine.config import EngineConfig
 
 if TYPE_CHECKING:
-    from cluster.bench.fdfo import FdfoOptions
+    from cluster.bench.fdfo_options import FdfoOptions
 
 
 def add_fdfo_flags(parser: argparse.ArgumentParser) -> None:
     """The fields of FdfoOptions and of the engine."""
-    parser.add_argument("--model", required=True, help="folder of a block-diffusion checkpoint")
+    parser.add_argument(
+        "--model",
+        required=True,
+        help=f"folder of a block-diffusion checkpoint; for a replay also {', '.join(BLOCK_SHAPES)}",
+    )
     set_here = ("model", "max_num_seqs", "dllm_fdfo", "dllm_disable", "enable_prefix_caching")
     add_options(parser.add_argument_group("engine"), EngineConfig, exclude=set_here)
     parser.add_argument(
@@ -28,11 +33,22 @@ def add_fdfo_flags(parser: argparse.ArgumentParser) -> None:
         "--long-prompt-blocks", type=int, default=20, help="of the longest prompt (default 20)"
     )
     parser.add_argument("--num-long", type=int, default=32, help="long prompts (default 32)")
+    parser.add_argument(
+        "--replay-rounds",
+        default="",
+        metavar="ROUNDS:BLOCKS,...",
+        help="instead of questions, blocks that take so many rounds, whatever the weights"
+        " (random ones: --load-format dummy)",
+    )
+    parser.add_argument(
+        "--shares", action="store_true", help="what each refinement brings beside all others, too"
+    )
 
 
 def fdfo_options(args: argparse.Namespace) -> FdfoOptions:
     """Options from flags."""
-    from cluster.bench.fdfo import FdfoOptions
+    from cluster.bench.fdfo_options import FdfoOptions
+    from cluster.bench.fdfo_replay import parse_replay
 
     return FdfoOptions(
         engine=EngineConfig(**given_options(args, EngineConfig)),
@@ -43,4 +59,6 @@ def fdfo_options(args: argparse.Namespace) -> FdfoOptions:
         max_tokens=args.max_tokens,
         long_prompt_blocks=args.long_prompt_blocks,
         num_long=args.num_long,
+        shares=args.shares,
+        replay=parse_replay(args.replay_rounds),
     )

@@ -128,7 +128,8 @@ def prepare_extend(
     """Describe a step that extends B rows by `query_lens_host` new tokens each.
 
     `seq_lens` counts the new tokens too; `query_start` [B + 1] int32 are the running sums of the
-    query lengths. The host sequences repeat the tensors' values. A query sees all positions up to
+    query lengths. The host sequences repeat the tensors' values; on CUDA `seq_lens_host` may be
+    upper bounds, as a captured graph needs. A query sees all positions up to
     the end of its block, where blocks of `block_size` positions are counted from 0: rows must
     begin and end where blocks do.
     """

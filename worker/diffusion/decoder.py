@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Final
 
 import msgspec
 import numpy as np
@@ -45,6 +46,15 @@ class _Running:
     token_ids: list[int] = field(default_factory=list)
     num_rounds: int = 0
     num_forwards: int = 0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class BlockStep:
+    """A Plan whose rows stand where their blocks do."""
+
+    plan: Plan
+    left_out: tuple[int, ...] = ()
+    """Rows that floated and whose requests had ended, counted over the rows that `sample`."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -112,8 +122,10 @@ class BlockDecoder:
             ),
         )
 
-    def begin(self, plan: Plan) -> None:
+    def begin(self, plan: Plan) -> BlockStep:
         """Takes the Plan's requests in, and puts the tokens of blocks that begin into the tables.
+
+        Rows that float are put where the rounds before left their blocks.
 
         HAZARD: these cells must be others than those that the Plan's own writes go to: undecided
         positions lie beyond the tokens that an admission brings.
@@ -124,21 +136,28 @@ class BlockDecoder:
         self._write([accept.slot for accept in plan.accepts])
         for admit in plan.admits:
             self.table.admit(admit)
+        step = self._placed(plan)
+        plan = step.plan
         fresh = [
             row.slot
             for row in plan.rows
             if row.sample and self.table.enter(row.slot, self._block_start(row))
         ]
         self._write(fresh)
+        return step
 
-    def run(self, plan: Plan, hidden: torch.Tensor, masks: bytes = b"") -> BlockResults:
+    def run(self, step: BlockStep, hidden: torch.Tensor | None, masks: bytes = b"") -> BlockResults:
         """The Plan's rounds, after its first forward pass.
 
         Args:
-            plan: its rows that `sample` end with a running block each.
-            hidden: of all its rows, [T, hidden].
+            step: as `begin` returned it; rows that `sample` end with a running block each.
+            hidden: of all its rows, [T, hidden]; None without any.
             masks: of the blocks of `Plan.masked`, as in a Sample message.
         """
+        plan = step.plan
+        if hidden is None:
+            outcomes = [_NOT_RUN] * len(step.left_out)
+            return BlockResults(outcomes=outcomes, token_ids=[], num_forwards=0)
         blocks: list[_Running] = []
         end = 0
         for row in plan.rows:
@@ -153,8 +172,11 @@ class BlockDecoder:
             blocks[number].mask = masks[place * mask_bytes : (place + 1) * mask_bytes]
         rounds = _Rounds(self, plan.seq, blocks, hidden)
         self._mode.run(rounds.advance, len(blocks), plan.max_rounds)
+        outcomes = [self._outcome(block) for block in blocks]
+        for place in step.left_out:
+            outcomes.insert(place, _NOT_RUN)
         return BlockResults(
-            outcomes=[self._outcome(block) for block in blocks],
+            outcomes=outcomes,
             token_ids=[token_id for block in blocks for token_id in block.token_ids],
             num_forwards=rounds.num_forwards,
         )
@@ -265,6 +287,23 @@ class BlockDecoder:
         elif self._early_exit and (tokens := self.table.finished_tokens(slot)) is not None:
             block.is_done = True
             block.token_ids = tokens
+        if block.is_done:
+            self.table.finish(slot, is_committed=block.is_committed)
+
+    def _placed(self, plan: Plan) -> BlockStep:
+        if not any(row.floats for row in plan.rows):
+            return BlockStep(plan=plan)
+        rows: list[Row] = []
+        left_out: list[int] = []
+        for number, row in enumerate(row for row in plan.rows if row.sample):
+            span = self.table.span(row.slot)
+            if span is None:
+                left_out.append(number)
+                continue
+            start, end = span
+            assert row.start <= start < end <= row.start + row.length, "beyond what it may compute"
+            rows.append(Row(row.slot, start, end - start, True))
+        return BlockStep(plan=msgspec.structs.replace(plan, rows=rows), left_out=tuple(left_out))
 
     def _outcome(self, block: _Running) -> BlockOutcome:
         return BlockOutcome(
@@ -290,6 +329,10 @@ class BlockDecoder:
 
     def _block_start(self, row: Row) -> int:
         return row.start + row.length - self._block_size
+
+
+_NOT_RUN: Final = BlockOutcome(num_tokens=0, is_committed=False, num_rounds=0, num_forwards=0)
+"""Of a block that no pass was spent on."""
 
 
 class _Rounds:

@@ -61,6 +61,10 @@ class BlockTable:
         """Under a grammar: tokens of the last round, which `accept` may make good."""
         self.wants_drafts = np.zeros(num_slots, dtype=np.bool_)
         """Whether the request is told how its block stands."""
+        self._is_done = np.zeros(num_slots, dtype=np.bool_)
+        self._is_committed = np.zeros(num_slots, dtype=np.bool_)
+        self._has_ended = np.zeros(num_slots, dtype=np.bool_)
+        """How the block left, until the next one begins; the last: whether its request ended."""
         self._fresh = np.zeros(num_slots, dtype=np.bool_)
         """Whether the device's tokens are still to be brought to `ids`."""
         self._names: list[DllmAlgorithm] = [defaults.algorithm] * num_slots
@@ -82,6 +86,7 @@ class BlockTable:
         self._tails[slot] = tokens[len(tokens) // self.block_size * self.block_size :]
         self._set_params(slot, block.params or DiffusionParams())
         self.starts[slot] = -1
+        self._is_done[slot] = self._has_ended[slot] = False
         if block.state:
             self._restore(slot, block.state, tokens)
 
@@ -115,6 +120,24 @@ class BlockTable:
         fresh = bool(self._fresh[slot])
         self._fresh[slot] = False
         return fresh
+
+    def finish(self, slot: int, *, is_committed: bool) -> None:
+        """Notes that the slot's block is done, and whether the cache holds it as it is now."""
+        self._is_done[slot] = True
+        self._is_committed[slot] = is_committed
+        self._has_ended[slot] = self.finished_tokens(slot) is not None
+
+    def span(self, slot: int) -> tuple[int, int] | None:
+        """Positions [start, end) that the slot's next pass computes; None if its request ended.
+
+        Its running block, or what is left to commit of the one that is done and the next one.
+        """
+        if self._has_ended[slot]:
+            return None
+        start, size = int(self.starts[slot]), self.block_size
+        if not self._is_done[slot]:
+            return start, start + size
+        return start + size * int(self._is_committed[slot]), start + 2 * size
 
     def algorithm_name(self, slot: int) -> DllmAlgorithm:
         """Of the slot's request."""
@@ -183,6 +206,7 @@ class BlockTable:
     def _begin(self, slot: int, start: int) -> None:
         self.starts[slot] = start
         self._fresh[slot] = True
+        self._is_done[slot] = self._has_ended[slot] = False
 
     def _set_params(self, slot: int, params: DiffusionParams) -> None:
         defaults = self._defaults

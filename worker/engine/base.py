@@ -34,7 +34,8 @@ class Executor(ABC):
     """
 
     max_overlap_depth: int
-    """How many steps may usefully be launched ahead of the one whose results are awaited."""
+    """How many steps may usefully be launched ahead of the one whose results are awaited. Known
+    once it has started."""
 
     @abstractmethod
     def start(self) -> EngineInfo:

@@ -99,10 +99,12 @@ class EngineConfig:
     cpu_threads: int = 0
     """Most compute threads per rank on CPU; 0 divides the cores among the ranks."""
     enforce_eager: bool = False
-    """Launch every kernel by itself instead of replaying CUDA graphs of decode steps."""
+    """Launch every kernel by itself instead of replaying CUDA graphs of decode steps, or of
+    passes over running blocks."""
     cudagraph_capture_sizes: tuple[int, ...] = ()
-    """Numbers of rows that decode steps are captured for (CUDA); none takes 1, 2, 4, 8, 16 and so
-    on up to --max-num-seqs."""
+    """Numbers of rows that decode steps are captured for (CUDA), or of blocks that passes of a
+    block-diffusion model are; none takes 1, 2, 4, 8, 16 and so on up to --max-num-seqs, of blocks
+    up to twice that."""
     load_format: LoadFormat = "auto"
     """auto reads the checkpoint's safetensors; dummy draws random weights, for measuring speed."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 
 from worker.engine.base import Executor, StepFuture
 from worker.engine.config import EngineConfig
@@ -35,6 +36,13 @@ class EngineCore:
     it runs, which is likely, would see another whole step go first, and two prompts in a row
     would delay its first token most. Waiting for the result lets it join the very next step.
 
+    What a step of running blocks is followed by depends on which of them it finishes. At depth 1
+    the next one is launched ahead where ranks can put its rows right by themselves; elsewhere it
+    leaves as soon as the result is applied, and that is reported while it runs:
+
+        ahead     schedule 2 │ launch 2 │ result 1 │ apply 1 │ report 1 │ schedule 3 │ …
+        else      result 1 │ apply 1 │ take in arrivals │ schedule 2 │ launch 2 │ report 1 │ …
+
     Args:
         config: the group's engine configuration.
         info: what the executor's `start` said.
@@ -52,9 +60,7 @@ class EngineCore:
         self.info = info
         self._executor = executor
         self._overlap_depth = min(config.overlap_depth, executor.max_overlap_depth)
-        if info.block_size > 1:
-            # What comes after a round depends on which blocks it finished.
-            self._overlap_depth = 0
+        self._has_blocks = info.block_size > 1
         self._in_flight: deque[StepFuture] = deque()
         self._prompt_launched = False
         """Whether the step launched last computes part of a prompt."""
@@ -122,8 +128,12 @@ class EngineCore:
         """Whether `step` would do anything."""
         return bool(self._in_flight) or self.scheduler.has_work()
 
-    def step(self) -> StepReport:
+    def step(self, take_in: Callable[[], None] | None = None) -> StepReport:
         """Launches the next step if there is one and takes the oldest result that is due.
+
+        Args:
+            take_in: brings what has arrived, by `receive`; called before a step that is launched
+                once the result is in.
 
         Raises:
             RankFailure: a rank ended.
@@ -139,11 +149,30 @@ class EngineCore:
             self.scheduler.apply(result)
             self._send_masks()
             self._pass_slow_grammars()
-        report = self.scheduler.take_report()
+            if self._has_blocks and self._overlap_depth and not self._in_flight:
+                self.timeline.completed(result, awaited, collected)
+                if self._launch_before_report(take_in):
+                    return self._report()
+                result = None  # it has been told of
+        report = self._report()
         if result is not None:
             self.timeline.completed(result, awaited, collected)
         report.load.step_times = self.timeline.totals()
         self.timeline.leave(idle=not self.has_work())
+        return report
+
+    def _launch_before_report(self, take_in: Callable[[], None] | None) -> bool:
+        self.timeline.leave(idle=False)
+        if take_in is not None:
+            take_in()
+        launched = self._launch(self.timeline.turn())
+        if launched:
+            self.timeline.leave(idle=False)  # to report is part of delivering
+        return launched
+
+    def _report(self) -> StepReport:
+        report = self.scheduler.take_report()
+        report.load.step_times = self.timeline.totals()
         return report
 
     def _launch(self, scheduling: float) -> bool:
@@ -153,7 +182,7 @@ class EngineCore:
         scheduled = self.timeline.now()
         self._in_flight.append(self._executor.launch(plan))
         self.timeline.launched(plan.num_tokens, scheduling, scheduled)
-        self._prompt_launched = plan.has_prompts
+        self._prompt_launched = plan.has_prompts and not self._has_blocks
         self._masks_due = plan if plan.masked else None
         self._send_masks()
         return True

@@ -23,6 +23,7 @@ from kernels.sample_tokens import GREEDY_BELOW
 from worker.engine.inputs import ForwardInputs, StepInputs, count_decodes, draw_places, plan_table
 from worker.engine.rules import StepRules
 from worker.engine.sampler import RandomRows
+from worker.engine.static_blocks import StaticBlocks, fill_blocks
 from worker.engine.static_step import StaticInputs, StaticStep, fill_columns
 from worker.engine.tables import DeviceTables, IntArray
 from worker.engine.transfer import Staging, Uploader, uploader_to
@@ -79,6 +80,20 @@ def prepare_static(
     writes.apply(tables, staged)
     step.load(staged[place])
     return inputs, None if ruled is None else ruled.inputs(staged, None, rules)
+
+
+def prepare_blocks(
+    plan: Plan, tables: DeviceTables, step: StaticBlocks, size: int, uploader: Uploader
+) -> StaticInputs:
+    """The same for a pass over blocks, padded to `size` of them."""
+    staging = Staging()
+    writes = _Writes.of(plan, tables, staging)
+    columns, inputs = fill_blocks(plan.rows, tables, size)
+    place = staging.add(columns)
+    staged = staging.send(uploader)
+    writes.apply(tables, staged)
+    step.load(staged[place])
+    return inputs
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

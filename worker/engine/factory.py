@@ -1,4 +1,4 @@
-"""Chooses how Plans reach the ranks, by device."""
+"""Chooses how Plans reach the ranks, by device and model."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 from worker.engine.base import Executor
 from worker.engine.config import EngineConfig
+from worker.models.config import load_model_config
 
 
 def uses_cuda(config: EngineConfig) -> bool:
@@ -20,7 +21,10 @@ def uses_cuda(config: EngineConfig) -> bool:
 
 
 def create_executor(config: EngineConfig, directory: str, *, spawn_peers: bool) -> Executor:
-    """The executor for this configuration's device.
+    """The executor for this configuration's device and model.
+
+    A block-diffusion model's steps wait for the device between rounds, so that beside them rank 0's
+    process could do nothing else: as on CPU, the scheduler has another one.
 
     Args:
         config: the group's engine configuration.
@@ -29,7 +33,7 @@ def create_executor(config: EngineConfig, directory: str, *, spawn_peers: bool) 
             starts them, on CPU and CUDA alike.
     """
     peers: Sequence[int] = range(1, config.tensor_parallel_size) if spawn_peers else ()
-    if uses_cuda(config):
+    if uses_cuda(config) and not _has_blocks(config):
         # Imported on demand: brings torch, which a coordinator on CPU does without.
         from worker.engine.local import LocalExecutor
 
@@ -37,3 +41,7 @@ def create_executor(config: EngineConfig, directory: str, *, spawn_peers: bool) 
     from worker.engine.process import ProcessExecutor
 
     return ProcessExecutor(config, directory, [0, *peers])
+
+
+def _has_blocks(config: EngineConfig) -> bool:
+    return load_model_config(config.model, weights=False).block_size > 1

@@ -1,4 +1,5 @@
-"""CUDA graphs of decode steps: which sizes, how they are captured, and how a step replays them."""
+"""CUDA graphs of decode steps, and of passes over blocks: which sizes, how they are captured, and
+how a step replays them."""
 
 from __future__ import annotations
 
@@ -13,26 +14,39 @@ from rich.progress import MofNCompleteColumn
 
 from kernels import registry
 from worker.engine.config import EngineConfig
+from worker.engine.device_inputs import prepare_blocks, prepare_static
+from worker.engine.inputs import StepInputs
 from worker.engine.masks import MaskRows
+from worker.engine.static_blocks import StaticBlocks, num_blocks
 from worker.engine.static_step import StaticInputs, StaticStep
 from worker.engine.streams import DeviceStreams
+from worker.engine.tables import DeviceTables
+from worker.engine.transfer import Uploader
 from worker.parallel.group import TensorParallelGroup
 from worker.progress import progress
-from worker.scheduler.plan import Row
+from worker.scheduler.plan import Plan, Row
 
 logger = logging.getLogger(__name__)
 
 _LARGEST_DEFAULT = 512
 """Beyond so many rows a step computes longer than it takes to launch."""
+_LARGEST_BLOCK_TOKENS = 2048
+"""The same of a pass over blocks, whose rows are many tokens each."""
 
 Replay = Callable[[], None]
 Capture = Callable[[Callable[[], None]], Replay]
 """Makes of a sequence of launches one that repeats them."""
 
 
-def capture_sizes(config: EngineConfig) -> tuple[int, ...]:
-    """Numbers of rows to capture, ascending; the engine's largest step is among them by default."""
+def capture_sizes(config: EngineConfig, block_size: int = 1) -> tuple[int, ...]:
+    """Numbers of rows to capture, ascending; the engine's largest step is among them by default.
+
+    Of a block-diffusion model a row is a block; a request may compute two in one pass, one to
+    commit and one to decide.
+    """
     most = config.max_num_seqs
+    if block_size > 1:
+        most = min(2 * most, max(1, _LARGEST_BLOCK_TOKENS // block_size))
     if config.cudagraph_capture_sizes:
         # Larger ones would never be full.
         return tuple(sorted({min(size, most) for size in config.cudagraph_capture_sizes}))
@@ -83,6 +97,12 @@ class DecodeGraphs:
             return None
         return self._sizes[bisect.bisect_left(self._sizes, len(rows))]
 
+    def prepare(
+        self, plan: Plan, tables: DeviceTables, size: int, uploader: Uploader
+    ) -> tuple[StaticInputs, StepInputs | None]:
+        """Applies the Plan's writes and loads its rows, padded to `size`: see `prepare_static`."""
+        return prepare_static(plan, tables, self.step, size, uploader)
+
     def forward(self, inputs: StaticInputs) -> torch.Tensor:
         """Hidden states [R, hidden] of the rows that the static buffers hold."""
         self._forward[inputs.size]()
@@ -98,6 +118,67 @@ class DecodeGraphs:
             replay()
             self.step.reset_masks(rows)
         return self.step.tokens[: inputs.num_rows]
+
+
+class BlockGraphs:
+    """The forward pass of a few numbers of blocks. What is scored differs from round to round, so
+    that is launched kernel by kernel.
+
+    Args:
+        step: what is captured.
+        sizes: numbers of blocks, ascending.
+        capture: as of DecodeGraphs.
+        show_progress: whether to say how far it is.
+    """
+
+    def __init__(
+        self, step: StaticBlocks, sizes: Sequence[int], capture: Capture, *, show_progress: bool
+    ) -> None:
+        self.step = step
+        self._sizes = tuple(sizes)
+        self._forward: dict[int, Replay] = {}
+        shown = progress(
+            "capturing CUDA graphs",
+            len(self._sizes),
+            amount=f"{len(self._sizes)} numbers of blocks",
+            columns=(MofNCompleteColumn(),),
+            show=show_progress,
+        )
+        with shown as advance:
+            for size in reversed(self._sizes):
+                self._forward[size] = capture(partial(step.forward, size))
+                advance(1)
+
+    def size_for(self, rows: Sequence[Row]) -> int | None:
+        """The captured size that a pass over these rows is padded to; None where none serves."""
+        count = num_blocks(rows, self.step.block_size)
+        if not 0 < count <= self._sizes[-1]:
+            return None
+        return self._sizes[bisect.bisect_left(self._sizes, count)]
+
+    def prepare(
+        self, plan: Plan, tables: DeviceTables, size: int, uploader: Uploader
+    ) -> tuple[StaticInputs, None]:
+        """Applies the Plan's writes and loads its blocks, padded to `size`."""
+        return prepare_blocks(plan, tables, self.step, size, uploader), None
+
+    def forward(self, inputs: StaticInputs) -> torch.Tensor:
+        """Hidden states of the blocks that the static buffers hold; valid until the next pass."""
+        self._forward[inputs.size]()
+        return self.step.hidden[: inputs.num_rows * self.step.block_size]
+
+
+def create_graphs(
+    step: StaticStep | StaticBlocks,
+    sizes: Sequence[int],
+    capture: Capture,
+    *,
+    show_progress: bool,
+) -> DecodeGraphs | BlockGraphs:
+    """The graphs of a step, by its kind."""
+    if isinstance(step, StaticBlocks):
+        return BlockGraphs(step, sizes, capture, show_progress=show_progress)
+    return DecodeGraphs(step, sizes, capture, show_progress=show_progress)
 
 
 class GraphCapture:
@@ -142,7 +223,7 @@ class DecodeCapture:
         self.expected = 0
         """Bytes that `measure` found."""
 
-    def measure(self, step_of: Callable[[int], StaticStep]) -> int:
+    def measure(self, step_of: Callable[[int], StaticStep | StaticBlocks]) -> int:
         """Device memory that all sizes will take, from capturing two and dropping them again.
 
         Args:
@@ -151,19 +232,21 @@ class DecodeCapture:
         capture = GraphCapture(self._streams)
         before = self._free_bytes()
         step = step_of(self._sizes[-1])
-        graphs = [DecodeGraphs(step, self._sizes[-1:], capture, show_progress=False)]
+        graphs = [create_graphs(step, self._sizes[-1:], capture, show_progress=False)]
         self.expected = max(0, before - self._free_bytes())
         if len(self._sizes) > 1:
             before = self._free_bytes()
-            graphs.append(DecodeGraphs(step, self._sizes[-2:-1], capture, show_progress=False))
+            graphs.append(create_graphs(step, self._sizes[-2:-1], capture, show_progress=False))
             each = max(0, before - self._free_bytes())
             self.expected += each * (len(self._sizes) - 1)
         return self.expected
 
-    def run(self, step_of: Callable[[int], StaticStep]) -> DecodeGraphs:
+    def run(
+        self, step_of: Callable[[int], StaticStep | StaticBlocks]
+    ) -> DecodeGraphs | BlockGraphs:
         """All graphs. Every rank must be at it, since they capture collectives."""
         before, start = self._free_bytes(), time.perf_counter()
-        graphs = DecodeGraphs(
+        graphs = create_graphs(
             step_of(self._sizes[-1]),
             self._sizes,
             GraphCapture(self._streams),
@@ -171,7 +254,7 @@ class DecodeCapture:
         )
         if self._show_progress:
             logger.info(
-                "captured decode steps of %d to %d rows (%d sizes) in %.1f s: %.2f GB, after %.2f "
+                "captured steps of %d to %d rows (%d sizes) in %.1f s: %.2f GB, after %.2f "
                 "GB were set aside",
                 *(self._sizes[0], self._sizes[-1], len(self._sizes)),
                 time.perf_counter() - start,
@@ -186,6 +269,19 @@ class DecodeCapture:
         torch.cuda.empty_cache()
         free, _ = torch.cuda.mem_get_info(self._streams.device)
         return free
+
+
+def create_capture(
+    config: EngineConfig,
+    group: TensorParallelGroup,
+    streams: DeviceStreams | None,
+    block_size: int,
+) -> DecodeCapture | None:
+    """What captures a rank's steps; None where they are launched kernel by kernel."""
+    if streams is None or not can_capture(config, group):
+        return None
+    sizes = capture_sizes(config, block_size)
+    return DecodeCapture(sizes, streams, show_progress=group.rank == 0)
 
 
 def can_capture(config: EngineConfig, group: TensorParallelGroup) -> bool:

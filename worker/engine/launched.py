@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from worker.diffusion.decoder import BlockResults
+from worker.diffusion.decoder import BlockResults, BlockStep
 from worker.engine.device_clock import DeviceClock
 from worker.engine.draws import Draws
 from worker.engine.host_pages import LoadClock
@@ -36,6 +36,8 @@ class BegunStep:
     """Of all tokens of the step, [T, hidden]."""
     drafted: DraftedStep | None = None
     """Where rows float."""
+    blocks: BlockStep | None = None
+    """Of a block-diffusion model."""
     times: tuple[float, float, float]
     """When it was begun, prepared, forwarded."""
     copy_s: float = 0.0

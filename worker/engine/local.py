@@ -30,9 +30,8 @@ class LocalExecutor(Executor):
         spawn: ranks from 1 on to start as child processes; the caller starts the others.
     """
 
-    max_overlap_depth = 1
-
     def __init__(self, config: EngineConfig, directory: str, spawn: Sequence[int]) -> None:
+        self.max_overlap_depth = 1
         self._config = config
         self._others = RankGroup(config, directory, range(1, config.tensor_parallel_size), spawn)
         self._directory = directory
@@ -52,6 +51,8 @@ class LocalExecutor(Executor):
             self._runner = ModelRunner(self._config, self._group)
             hellos = [self._runner.hello(), *self._others.collect_hellos().values()]
         info = build_engine_info(self._config, hellos)
+        if info.block_size > 1:
+            self.max_overlap_depth = 0  # `launch` waits for the rounds of its blocks
         num_pages = min(hello.num_pages for hello in hellos)
         self._others.send(Start(num_pages=num_pages, num_host_pages=info.num_host_pages))
         with self._blaming_peers():

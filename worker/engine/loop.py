@@ -71,13 +71,16 @@ class _Loop:
                 self._wait()
                 self._executor.raise_on_death()
                 self._core.take_grammars()
-            for payload in self._front.read(wait=False):
-                self._core.receive(self._decoder.decode(payload))
+            self._take_in()
             if self._core.has_work():
-                report: EngineMessage = self._core.step()
+                report: EngineMessage = self._core.step(self._take_in)
                 self._front.send(self._encoder.encode(report))
             if self._front.has_unsent:
                 self._front.flush()
+
+    def _take_in(self) -> None:
+        for payload in self._front.read(wait=False):
+            self._core.receive(self._decoder.decode(payload))
 
     def _wait(self) -> None:
         poller = select.poll()

@@ -16,9 +16,9 @@ from worker.engine.config import EngineConfig
 from worker.engine.cpu import native_options, tune_cpu_process
 from worker.engine.device import resolve_dtype
 from worker.engine.device_clock import DeviceClock
-from worker.engine.device_inputs import prepare_on_device, prepare_static
+from worker.engine.device_inputs import prepare_on_device
 from worker.engine.draws import Draws, sample_with_rules
-from worker.engine.graphs import DecodeCapture, DecodeGraphs, can_capture, capture_sizes
+from worker.engine.graphs import BlockGraphs, DecodeGraphs, create_capture
 from worker.engine.host_pages import HostPages, create_host_pages
 from worker.engine.inputs import StepInputs, build_inputs, build_native_inputs
 from worker.engine.kv_cache import allocate_kv_caches, page_bytes
@@ -28,6 +28,7 @@ from worker.engine.masks import MaskRows
 from worker.engine.memory import plan_host_pages, plan_pages
 from worker.engine.profiling import profile_plans
 from worker.engine.sampler import sample
+from worker.engine.static_blocks import StaticBlocks
 from worker.engine.static_step import StaticInputs, StaticStep
 from worker.engine.streams import DeviceStreams, StepSlot
 from worker.engine.tables import DeviceTables
@@ -96,13 +97,10 @@ class ModelRunner:
         self._kv_caches: tuple[KVCache, ...] = ()
         self._streams = DeviceStreams(self.device) if self.device.type == "cuda" else None
         self._clock = DeviceClock()
-        self._capture: DecodeCapture | None = None
-        # An attention library plans each step on the host; blocks are no rows of one token.
-        is_static = self._attention is None and self.model_config.block_size == 1
-        if self._streams is not None and is_static and can_capture(config, group):
-            sizes = capture_sizes(config)
-            self._capture = DecodeCapture(sizes, self._streams, show_progress=group.rank == 0)
-        self._graphs: DecodeGraphs | None = None
+        # A library plans each step on the host.
+        streams = None if self._attention is not None else self._streams
+        self._capture = create_capture(config, group, streams, self.model_config.block_size)
+        self._graphs: DecodeGraphs | BlockGraphs | None = None
         self._drafter: Drafter | None = None
         self._blocks: BlockDecoder | None = None
         self._host_pages: HostPages | None = None
@@ -154,18 +152,16 @@ class ModelRunner:
             slot = None if self._streams is None else self._streams.take()
             if slot is not None:
                 slot.started.record()
+            blocks = None
             if self._blocks is not None:
-                self._blocks.begin(plan)
+                blocks = self._blocks.begin(plan)
+                plan = blocks.plan
             drafted = None if self._drafter is None else self._drafter.resolve(plan)
             inputs, static = self._prepare(plan, drafted, slot)
             prepared = time.monotonic()
             if slot is not None:
                 slot.prepared.record()
-            hidden = None
-            if static is not None and self._graphs is not None:
-                hidden = self._graphs.forward(static)
-            elif inputs is not None:
-                hidden = self.forward(inputs)
+            hidden = self._run(inputs, static)
             if slot is not None:
                 slot.forwarded.record()
         return BegunStep(
@@ -174,6 +170,7 @@ class ModelRunner:
             static=static,
             hidden=hidden,
             drafted=drafted,
+            blocks=blocks,
             times=(started, prepared, time.monotonic()),
             copy_s=copied - started,
             slot=slot,
@@ -192,8 +189,8 @@ class ModelRunner:
         slot, is_first = step.slot, self.group.rank == 0
         with self._on_compute_stream():
             draws = settled = blocks = None
-            if self._blocks is not None and step.hidden is not None:
-                blocks = self._blocks.run(step.plan, step.hidden, masks)
+            if self._blocks is not None and step.blocks is not None:
+                blocks = self._blocks.run(step.blocks, step.hidden, masks)
             else:
                 draws = self._draw(step, step.mask_rows(masks, self._tables))
             if self._drafter is not None:
@@ -320,12 +317,17 @@ class ModelRunner:
         if size is None or self._graphs is None:
             return self.prepare(plan, slot), None
         uploader = slot or uploader_to(self.device)
-        static, inputs = prepare_static(plan, self._tables, self._graphs.step, size, uploader)
+        static, inputs = self._graphs.prepare(plan, self._tables, size, uploader)
         return inputs, static
+
+    def _run(self, inputs: StepInputs | None, static: StaticInputs | None) -> torch.Tensor | None:
+        if static is not None and self._graphs is not None:
+            return self._graphs.forward(static)
+        return None if inputs is None else self.forward(inputs)
 
     def _draw(self, step: BegunStep, masks: MaskRows | None) -> Draws | None:
         if step.static is not None and step.inputs is None:
-            assert self._graphs is not None, "who else uses static buffers"
+            assert isinstance(self._graphs, DecodeGraphs), "who else draws from static buffers"
             if self._streams is not None:
                 # HAZARD(stream): the tokens of the step before leave from the same buffer.
                 self._streams.await_fetches()
@@ -335,9 +337,9 @@ class ModelRunner:
         return self.draw(step.hidden, step.inputs, masks, step.drafted)
 
     def _forward_plan(self, plan: Plan) -> torch.Tensor:
-        inputs = self.prepare(plan)
-        assert inputs is not None, "a round has rows"
-        return self.forward(inputs)
+        hidden = self._run(*self._prepare(plan, None, None))
+        assert hidden is not None, "a round has rows"
+        return hidden
 
     def _on_compute_stream(self) -> AbstractContextManager[object]:
         streams = self._streams
@@ -362,15 +364,14 @@ class ModelRunner:
         )
         if self.model_config.mask_token_id is not None:
             self._blocks = BlockDecoder(
-                self.config,
-                self.model_config,
-                self._tables,
+                *(self.config, self.model_config, self._tables),
                 forward=self._forward_plan,
                 score=self.model.compute_logits,
             )
 
-    def _static_step(self, max_rows: int) -> StaticStep:
-        return StaticStep(
+    def _static_step(self, max_rows: int) -> StaticStep | StaticBlocks:
+        make = StaticStep if self.model_config.block_size == 1 else StaticBlocks
+        return make(
             self.model,
             self._kv_caches,
             self._tables,

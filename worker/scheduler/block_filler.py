@@ -6,17 +6,24 @@ from collections.abc import Sequence
 
 from worker.request import Request
 from worker.scheduler.admission import Admitted
+from worker.scheduler.block_ahead import rows_ahead
 from worker.scheduler.block_budget import BlockBudget
-from worker.scheduler.block_policy import MAX_ROUNDS
+from worker.scheduler.block_policy import MAX_ROUNDS, MAX_ROUNDS_AHEAD
 from worker.scheduler.filler import StepFiller
-from worker.scheduler.step import StepBuilder
+from worker.scheduler.step import StepBuilder, StepInFlight
 
 
 class BlockFiller(StepFiller):
     """Running blocks first, then prompts: together, or in steps of their own."""
 
+    in_flight: StepInFlight | None = None
+    """The step that the next one is to follow while its outcome is open."""
+
     def fill(self, builder: StepBuilder, now: float) -> None:
         """See the base class."""
+        if self.in_flight is not None:
+            self._fill_ahead(builder, self.in_flight)
+            return
         policy = self.config.blocks
         assert policy is not None, "an autoregressive model has another filler"
         members = [(request, request.num_pending) for request in self._running]
@@ -42,6 +49,18 @@ class BlockFiller(StepFiller):
         # While every request of the step is in a running block, nothing need be scheduled.
         if policy.inplace and not builder.has_rows_without_draws and not self._any_watched():
             builder.max_rounds = MAX_ROUNDS
+
+    def _fill_ahead(self, builder: StepBuilder, step: StepInFlight) -> None:
+        if len(self._queue):
+            return  # who waits is to have the first place that comes free
+        for row in rows_ahead(step, self._running, self._cache, self.config):
+            lease = row.lease
+            if row.num_missing:
+                first = len(lease.pages)
+                builder.write_pages(lease.slot, first, self._cache.extend(lease, row.num_missing))
+            builder.add_block_ahead(row.request, lease, row.start, row.end)
+        if not self._any_watched():
+            builder.max_rounds = MAX_ROUNDS_AHEAD
 
     def _add_rows(
         self,

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 
 MAX_ROUNDS = 8
 """Most rounds before the scheduler looks at what has arrived meanwhile, if no block is done."""
+MAX_ROUNDS_AHEAD = MAX_ROUNDS // 2
+"""The same of a step that waits behind another: two of them are no longer than one by itself."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -6,6 +6,7 @@ import msgspec
 
 from worker.cache.lease import Lease
 from worker.request import Request, RequestState
+from worker.scheduler.block_filler import BlockFiller
 from worker.scheduler.block_policy import BlockPolicy
 from worker.scheduler.config import SchedulerConfig
 from worker.scheduler.finish import allows, finish_state, stop_reason
@@ -42,7 +43,14 @@ class BlockScheduler(Scheduler):
         """Under a grammar, with known tokens in their running blocks that ranks do not know."""
 
     def schedule(self) -> Plan | None:
-        """See the base class."""
+        """See the base class.
+
+        While a step is in flight, its outcome, which the next one follows from, is open: what
+        comes is planned ahead as far as that can be (see `rows_ahead`), else not at all. So nobody
+        is admitted or taken back before the result is in.
+        """
+        assert isinstance(self._filler, BlockFiller)
+        self._filler.in_flight = self._in_flight[-1] if self._in_flight else None
         plan = super().schedule()
         if plan is None or not self._accepted:
             return plan
@@ -101,7 +109,11 @@ class BlockScheduler(Scheduler):
         request.num_rounds += outcome.num_rounds
         request.num_forwards += outcome.num_forwards
         request.block_state = outcome.state
-        computed = share.end if outcome.is_committed else share.end - self._policy.size
+        end = share.end
+        if share.num_drafts >= 0:
+            assert outcome.num_forwards, "a rank took a request for ended that goes on"
+            end = request.num_wanted  # as the step before has left it
+        computed = end if outcome.is_committed else end - self._policy.size
         request.num_computed = computed
         if token_ids and request.first_token_s < 0.0:
             request.first_token_s = self._clock()

@@ -46,6 +46,7 @@ class StepFiller:
     ) -> None:
         self.config = config
         self._speculation = speculation
+        self._cache = cache
         self._running = running
         self._queue = queue
         self.withdrawal = Withdrawal(cache, running, queue, tally, clock)

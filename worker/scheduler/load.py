@@ -36,7 +36,9 @@ class Tally:
     """Submits since the scheduler began, those that were ignored included."""
 
     def observe(self, step: StepInFlight, result: StepResult) -> None:
-        """A step has completed."""
+        """A step has completed. One that turned out to have nothing to compute tells nothing."""
+        if not result.num_forwards:
+            return
         self.step_shape, self.step_ms = step.measured(result)
         self.num_step_tokens = step.num_tokens
 

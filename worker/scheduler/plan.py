@@ -97,7 +97,14 @@ class Row(msgspec.Struct, array_like=True, frozen=True):
     """-1 for a row as planned. Otherwise the row floats: it begins with the slot's newest token,
     wherever in [start, start + length) that stands by then, and goes on with up to so many drafts,
     all within that range; each of its positions draws. Where the newest token stands beyond it,
-    nothing is computed."""
+    nothing is computed. Of a block-diffusion model, a row that floats computes, within that range,
+    what is not in the cache yet up to the end of the slot's running block; where the step before
+    ended that one, the next; where it ended the request, nothing."""
+
+    @property
+    def floats(self) -> bool:
+        """Whether the steps before it decide where it stands."""
+        return self.num_drafts >= 0
 
     @property
     def num_draws(self) -> int:

@@ -62,19 +62,27 @@ class StepInFlight:
     def measured(self, result: StepResult) -> tuple[StepShape, float]:
         """What its average forward pass computed, and in how many milliseconds.
 
-        Only running blocks take more than one; after the first, nothing else is computed.
+        Only running blocks take more than one; after the first, nothing else is computed. Rows
+        that were planned ahead stood where their requests stand now.
         """
         num_passes = result.num_forwards
-        if num_passes == 1:
+        if result.blocks is None or not num_passes:
             return self.shape, result.compute_ms
-        blocks = [(share.request.block_size, share.end) for share in self.shares if share.sample]
-        tokens = sum(size for size, _ in blocks)
-        attended = sum(size * end for size, end in blocks)
+        first, first_attended = self.shape.prefill_tokens, self.shape.prefill_attended
+        shares = [share for share in self.shares if share.sample]
+        if shares and shares[0].num_drafts >= 0:
+            shares = [share for share in shares if share.request.lease is share.lease]
+            spans = [(share.request.num_computed, share.request.num_wanted) for share in shares]
+            first = sum(end - start for start, end in spans)
+            first_attended = sum(_attended(start, end - start) for start, end in spans)
+        else:
+            spans = [(0, share.end) for share in shares]
+        sizes = [share.request.block_size for share in shares]
+        attended = sum(size * end for size, (_, end) in zip(sizes, spans, strict=True))
         shape = StepShape(
             seq=self.seq,
-            prefill_tokens=(self.shape.prefill_tokens + (num_passes - 1) * tokens) // num_passes,
-            prefill_attended=(self.shape.prefill_attended + (num_passes - 1) * attended)
-            // num_passes,
+            prefill_tokens=(first + (num_passes - 1) * sum(sizes)) // num_passes,
+            prefill_attended=(first_attended + (num_passes - 1) * attended) // num_passes,
         )
         return shape, result.compute_ms / num_passes
 
@@ -177,7 +185,7 @@ class StepBuilder:
         else:
             self._chunk_rows.append(row)
             self._chunk_shares.append(share)
-            self._num_attended += length * start + length * (length + 1) // 2
+            self._num_attended += _attended(start, length)
 
     def add_floating(self, request: Request, lease: Lease, end: int, num_drafts: int) -> None:
         """Computes a decoding request's newest token and up to `num_drafts` drafts after it.
@@ -196,6 +204,16 @@ class StepBuilder:
         self._num_context += (1 + num_drafts) * (start + 1)
         self._floating_rows.append(Row(lease.slot, start, end - start, True, num_drafts))
         self._floating_shares.append(Share(request, lease, end, True, num_drafts))
+
+    def add_block_ahead(self, request: Request, lease: Lease, start: int, end: int) -> None:
+        """Computes a request's running block once more, or the next one, within [start, end).
+
+        Which of them the step in flight decides, and whether any; its result is to come first.
+        """
+        lease.fence = self.seq
+        self.num_tokens += end - start
+        self._floating_rows.append(Row(lease.slot, start, end - start, True, end - start - 1))
+        self._floating_shares.append(Share(request, lease, end, True, end - start - 1))
 
     def plan(self, digest_seq: int, digest: int) -> Plan:
         """The finished Plan: rows of length 1 first, those that float next."""
@@ -239,6 +257,11 @@ class StepBuilder:
 
     def _shares(self) -> list[Share]:
         return self._single_shares + self._floating_shares + self._chunk_shares
+
+
+def _attended(start: int, length: int) -> int:
+    """Pairs of positions that a causal row of so many attends to."""
+    return length * start + length * (length + 1) // 2
 
 
 def _page_copies(copies: Copies) -> PageCopies | None:

@@ -10,10 +10,14 @@ from random import Random
 
 import pytest
 
+from cluster.bench import engine
 from cluster.bench.cli import main
-from cluster.bench.fdfo import FdfoOptions, questions_of
+from cluster.bench.fdfo import questions_of
 from cluster.bench.fdfo_count import CountedRequest, count_joined, count_separate
+from cluster.bench.fdfo_options import FdfoOptions
+from cluster.bench.fdfo_replay import parse_replay, replayed_requests
 from worker.engine.config import EngineConfig
+from worker.engine.local import LocalExecutor
 
 DEMO = Path(__file__).parents[3] / "deploy" / "models" / "demo"
 sys.path.insert(0, str(Path(__file__).parents[2] / "worker" / "diffusion"))
@@ -33,11 +37,22 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.fixture(autouse=True)
+def _in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Engines of two dozen arms, none of which has to load torch anew."""
+
+    def create(config: EngineConfig, directory: str, *, spawn_peers: bool) -> LocalExecutor:
+        assert spawn_peers
+        return LocalExecutor(config, directory, ())
+
+    monkeypatch.setattr(engine, "create_executor", create)
+
+
 def test_figures_and_checks(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    engine = ("--device", "cpu", "--cpu-threads", "1", "--kv-cache-tokens", "8192")
+    where = ("--device", "cpu", "--cpu-threads", "1", "--kv-cache-tokens", "8192")
     load = ("--running", "3", "--pairs", "1", "--max-tokens", "40", "--num-long", "3")
     questions = ("--dllm-threshold", "0.2", "--long-prompt-blocks", "6")
-    argv = ("fdfo", "--model", str(model), *engine, *load, *questions, "--json")
+    argv = ("fdfo", "--model", str(model), *where, *load, *questions, "--shares", "--json")
     assert main(argv) == 0
     result = json.loads(capsys.readouterr().out)
     checks = {check["name"]: check for check in result["checks"]}
@@ -49,6 +64,10 @@ def test_figures_and_checks(model: Path, capsys: pytest.CaptureFixture[str]) -> 
     for name in ("forwards_ratio", "fused_forwards_ratio", "wall_ratio", "inplace_ratio"):
         assert result[f"{name}_3"] == checks[f"{name}_3"]["value"] > 0
     assert checks["accuracy_change_3"]["holds"]
+    assert result["overlap_ratio_3"] > 0
+    assert result["share_fused_commit_3"]["forwards_ratio"] > 1
+    assert result["share_report_at_once_3"]["forwards_ratio"] == 1
+    assert result["overlap_ratio_unqueued_3"] > 0
     assert result["long_prompt_forwards_ratio_3"] > 1
     assert "long_prompt_wall_ratio" in checks
 
@@ -66,12 +85,37 @@ def test_counts_of_three_eight_and_two_passes() -> None:
     assert count_separate(long, 2, synchronous=True, mixed=True) == 7
 
 
+def test_replayed_rounds(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    where = ("--device", "cpu", "--cpu-threads", "1", "--load-format", "dummy")
+    load = ("--running", "3", "--pairs", "1", "--num-questions", "9", "--kv-cache-tokens", "8192")
+    argv = ("fdfo", "--model", str(model), *where, *load, "--replay-rounds", "1:5,3:2,9:1")
+    assert main((*argv, "--json")) == 0
+    result = json.loads(capsys.readouterr().out)
+    assert result["weights"] == "random"
+    assert result["replayed_rounds"] == {"1": 5, "3": 2, "9": 1}
+    assert all(check["holds"] for check in result["checks"])
+    assert len(result["checks"]) == 4
+    assert result["forwards_ratio_3"] > 1
+
+
+def test_requests_of_a_replay() -> None:
+    prompts, rounds = replayed_requests({2: 3, 16: 1}, 16, 40)
+    assert {len(prompt) % 16 for prompt in prompts} == {0, 14}
+    assert [(-len(prompt)) % 16 or 16 for prompt in prompts] == rounds
+    assert parse_replay("") == {}
+    for wrong in ("3", "a:1", "0:1", "1:2:3"):
+        with pytest.raises(ValueError, match="--replay-rounds"):
+            parse_replay(wrong)
+    with pytest.raises(ValueError, match="takes at most 16"):
+        replayed_requests({17: 1}, 16, 4)
+
+
 def test_options_are_checked() -> None:
-    engine = EngineConfig(model="m")
+    config = EngineConfig(model="m")
     with pytest.raises(ValueError, match="--pairs"):
-        FdfoOptions(engine=engine, pairs=0)
+        FdfoOptions(engine=config, pairs=0)
     with pytest.raises(ValueError, match="--long-prompt-blocks"):
-        FdfoOptions(engine=engine, long_prompt_blocks=2)
+        FdfoOptions(engine=config, long_prompt_blocks=2)
 
 
 def test_models_of_one_world_share_their_questions() -> None:

@@ -8,7 +8,10 @@ from dataclasses import dataclass, field
 import numpy as np
 from engine_driver import Engine
 
-from worker.wire.messages import Submit
+from worker.engine.base import StepFuture
+from worker.engine.local import LocalExecutor
+from worker.scheduler.plan import Plan
+from worker.wire.messages import EngineInfo, Submit
 from worker.wire.sampling import SamplingParams
 
 
@@ -62,3 +65,29 @@ class BlockEngine(Engine):
             self.core.scheduler.check_invariants()
             self.after_step()
         return list(outputs.values())
+
+
+class AheadExecutor(LocalExecutor):
+    """Takes a step before the result of the one before is asked for, as a process of its own
+    does."""
+
+    plans: list[Plan]
+
+    def start(self) -> EngineInfo:
+        info = super().start()
+        self.max_overlap_depth = 1
+        self.plans = []
+        return info
+
+    def launch(self, plan: Plan) -> StepFuture:
+        self.plans.append(plan)
+        return super().launch(plan)
+
+
+class AheadEngine(BlockEngine):
+    executor_class = AheadExecutor
+
+    @property
+    def plans(self) -> list[Plan]:
+        assert isinstance(self._executor, AheadExecutor)
+        return self._executor.plans

@@ -7,7 +7,9 @@ tokens.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence
+from functools import lru_cache
 from types import SimpleNamespace
 from typing import cast
 
@@ -35,6 +37,7 @@ def block_contents(before: Sequence[int], ids: Sequence[int]) -> list[int]:
     return [hash((seen, place)) & BITS for place in range(len(ids))]
 
 
+@lru_cache(maxsize=1 << 16)
 def scores(content: int) -> np.ndarray:
     """Logits of a position: confidences between near 0 and near 1."""
     rng = np.random.default_rng(content)
@@ -60,6 +63,7 @@ class InventedEngine:
         block_size: positions of a block; pages are twice as large.
         num_pages: pages that requests share.
         flat: whether all logits are equal, so that a round decides one position.
+        depth: steps planned ahead of the one whose result is applied.
     """
 
     def __init__(
@@ -68,6 +72,7 @@ class InventedEngine:
         *,
         num_pages: int = 64,
         flat: bool = False,
+        depth: int = 0,
         max_num_seqs: int = 8,
         max_num_batched_tokens: int = 256,
         **options: object,
@@ -114,9 +119,14 @@ class InventedEngine:
             score=self._score,
         )
         self._cache = np.full((num_pages + 1, self._page_size), -1, dtype=np.int64)
+        self._depth = depth
+        self._results: deque[StepResult] = deque()
+        """Of steps in flight: run already, and not known to the scheduler."""
         self.num_forwards = 0
         self.num_row_steps = 0
         """Passes of running blocks, summed over blocks."""
+        self.num_ahead = 0
+        """Steps that were planned before the result of the one before was in."""
 
     def add(self, request_id: str, prompt: Sequence[int], sampling: SamplingParams) -> None:
         self.scheduler.add(
@@ -132,9 +142,13 @@ class InventedEngine:
         plan = self.scheduler.schedule()
         if plan is not None:
             self._tables.apply(plan)
-            self._decoder.begin(plan)
-            results = self._decoder.run(plan, self._forward(plan))
-            self.scheduler.apply(results.add_to(StepResult(plan.seq, [], 1.0)))
+            step = self._decoder.begin(plan)
+            self.num_ahead += bool(plan.rows) and plan.rows[0].floats
+            hidden = self._forward(step.plan) if step.plan.rows else None
+            results = self._decoder.run(step, hidden)
+            self._results.append(results.add_to(StepResult(plan.seq, [], 1.0)))
+        if self._results and (plan is None or len(self._results) > self._depth):
+            self.scheduler.apply(self._results.popleft())
         report = self.scheduler.take_report()
         self.scheduler.check_invariants()
         return report

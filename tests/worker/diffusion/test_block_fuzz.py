@@ -70,7 +70,9 @@ class Crowd:
                     self.engine.scheduler.abort(name, 0)
             scheduler = self.engine.scheduler
             if self._rng.random() < take_back_share and len(scheduler._running):
-                scheduler._filler.withdrawal.take_back(scheduler._running.last())
+                withdrawal, last = scheduler._filler.withdrawal, scheduler._running.last()
+                if withdrawal.is_settled(last):
+                    withdrawal.take_back(last)
             for delta in self.engine.step().deltas.get("g", ()):
                 self.outputs[delta.request_id] += delta.token_ids
                 self.num_rounds[delta.request_id] = delta.num_rounds
@@ -98,6 +100,7 @@ def test_any_order_of_events(seed: int, fdfo: bool) -> None:
         num_pages=int(rng.integers(11, 22)),
         max_num_seqs=int(rng.integers(2, 9)),
         max_num_batched_tokens=int(rng.integers(2, 20)) * size,
+        depth=(seed // 2 + fdfo) % 2,
         dllm_fdfo=fdfo,
         dllm_disable=disable,
     )
@@ -107,6 +110,28 @@ def test_any_order_of_events(seed: int, fdfo: bool) -> None:
     load = engine.scheduler.take_report().load
     assert load.num_free_pages == load.num_total_pages
     assert load.num_running == load.num_waiting == 0
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_step_ahead_repeats_no_round_and_runs_nothing_that_is_done(
+    seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every round is the oracle's, and the only passes there are are these."""
+    monkeypatch.setattr(block_filler, "MAX_ROUNDS", 2)
+    monkeypatch.setattr(block_filler, "MAX_ROUNDS_AHEAD", 1 + seed % 2)
+    rng = np.random.default_rng(seed)
+    engine = InventedEngine(
+        (4, 8)[seed % 2], num_pages=int(rng.integers(16, 40)), depth=1, dllm_disable=("early_exit",)
+    )
+    crowd = Crowd(engine, rng)
+    crowd.run(take_back_share=0.2)
+    crowd.check()
+    assert engine.num_ahead > 10
+    for name, rounds in crowd.num_rounds.items():
+        assert rounds == sum(crowd.expected[name].rounds)
+    assert engine.num_row_steps == sum(crowd.num_rounds.values())
+    load = engine.scheduler.take_report().load
+    assert load.num_free_pages == load.num_total_pages
 
 
 @pytest.mark.parametrize("abort_share", [0.0, 0.5])

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import re
 import shutil
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
 import torch
+from block_engine import AheadEngine
 from engine_driver import Engine, Outcome
 from sdar_checkpoints import write_sdar
 
@@ -62,9 +64,11 @@ def requests() -> list[tuple[str | None, SamplingParams]]:
     return found
 
 
-def run(model: str, tokenizer: Tokenizer, **options: Any) -> tuple[list[Outcome], Engine]:
+def run(
+    model: str, tokenizer: Tokenizer, engine_class: type[Engine] = Engine, **options: Any
+) -> tuple[list[Outcome], Engine]:
     prompts = [tokenizer.encode(f"Tell me of {number}."[: 6 + number]) for number in range(12)]
-    with Engine(model, **{"kv_cache_tokens": 2048, **options}) as engine:
+    with engine_class(model, **{"kv_cache_tokens": 2048, **options}) as engine:
         return engine.outcomes(prompts, [sampling for _, sampling in requests()]), engine
 
 
@@ -100,6 +104,20 @@ def test_company_modes_and_preemption_change_no_token(
     assert [one.token_ids for one in found] == [one.token_ids for one in alone]
     if options.get("kv_cache_tokens"):
         assert engine.num_preemptions > 0
+
+
+def test_no_step_leaves_ahead_of_a_block_under_a_grammar(
+    model: str, tokenizer: Tokenizer, alone: list[Outcome]
+) -> None:
+    """What comes after a round of it is for its matcher to say; free blocks do not wait."""
+    found, engine = run(model, tokenizer, AheadEngine, max_num_seqs=12)
+    assert [one.token_ids for one in found] == [one.token_ids for one in alone]
+    assert isinstance(engine, AheadEngine)
+    assert any(plan.masked for plan in engine.plans)
+    for before, plan in pairwise(engine.plans):
+        if plan.rows[0].floats:
+            assert not plan.masked
+            assert not before.masked
 
 
 def test_several_tokens_of_a_round_count(model: str, tokenizer: Tokenizer) -> None:

@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from worker.engine.config import EngineConfig
-from worker.engine.graphs import DecodeGraphs, capture_sizes
+from worker.engine.graphs import BlockGraphs, DecodeGraphs, capture_sizes
+from worker.engine.static_blocks import fill_blocks
 from worker.engine.static_step import StaticInputs, columns_size, fill_columns
 from worker.engine.streams import SlotRing, staging_size
 from worker.engine.tables import DeviceTables
@@ -76,6 +77,37 @@ def test_a_step_replays_the_smallest_graph_that_holds_it() -> None:
     assert graphs.forward(inputs).shape == (3, 2)
     assert graphs.sample(inputs, None).tolist() == [0, 1, 2]
     assert step.journal == [("forward", 4), ("sample", 4, True)]
+
+
+def test_blocks_are_captured_two_by_request_and_not_beyond_what_launching_costs() -> None:
+    assert capture_sizes(config(1), 8) == (1, 2)
+    assert capture_sizes(config(4), 8) == (1, 2, 4, 8)
+    assert capture_sizes(config(400), 32)[-1] == 64
+    assert capture_sizes(config(400, 3, 700), 32) == (3, 64)
+
+
+def test_a_pass_over_blocks_is_padded_with_the_dummy_slot() -> None:
+    tables = make_tables()
+    tables.block_size = 4
+    rows = [Row(2, 8, 4, True), Row(5, 4, 12, True)]
+    columns, inputs = fill_blocks(rows, tables, 6)
+    assert columns.reshape(2, 6).tolist() == [[2, 5, 5, 5, 6, 6], [8, 4, 8, 12, 0, 0]]
+    assert inputs == StaticInputs(size=6, num_rows=4, samples=None, filters=False)
+
+    class Blocks(FakeStep):
+        block_size = 4
+
+    step = Blocks()
+    graphs = BlockGraphs(step, (1, 2), lambda launch: launch, show_progress=False)  # type: ignore[arg-type]
+    assert graphs.size_for(rows[:1]) == 1
+    assert graphs.size_for([rows[0], rows[0]]) == 2
+    assert graphs.size_for(rows) is None
+    assert graphs.size_for([]) is None
+    assert graphs.forward(StaticInputs(size=2, num_rows=1, samples=None, filters=False)).shape == (
+        4,
+        2,
+    )
+    assert step.journal == [("forward", 2)]
 
 
 def make_tables() -> DeviceTables:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,8 @@ from oracle import Terms, answer, qwen3_logits
 from sdar_checkpoints import EOS, MASK, write_sdar
 
 from kernels import registry
+from worker.engine.graphs import BlockGraphs
+from worker.engine.static_blocks import StaticBlocks
 from worker.wire.sampling import SamplingParams
 
 
@@ -22,7 +25,20 @@ def _on_triton() -> Iterator[None]:
         yield
 
 
-def test_tokens_and_rounds(tmp_path: Path) -> None:
+@pytest.mark.parametrize("is_static", [False, True], ids=["eager", "static"])
+def test_tokens_and_rounds(tmp_path: Path, is_static: bool) -> None:
+    """On static buffers, padded, too: all that is left out of a graph there is its capture."""
+    replayed: list[int] = []
+
+    def capture(launch: Callable[[], None]) -> Callable[[], None]:
+        assert isinstance(launch, partial)
+
+        def replay() -> None:
+            replayed.append(launch.args[0])
+            launch()
+
+        return replay
+
     checkpoint = write_sdar(tmp_path, 4)
     prompts = [list(range(5, 14)), [9, 4, MASK]]
     with BlockEngine(
@@ -34,6 +50,11 @@ def test_tokens_and_rounds(tmp_path: Path) -> None:
         dllm_threshold=0.3,
         dllm_disable=("early_exit",),
     ) as engine:
+        runner = engine.runner
+        if is_static:
+            step = runner._static_step(4)
+            assert isinstance(step, StaticBlocks)
+            runner._graphs = BlockGraphs(step, (1, 4), capture, show_progress=False)
         found = engine.serve(prompts, SamplingParams(temperature=0.0, max_tokens=6))
     for prompt, output in zip(prompts, found, strict=True):
         expected = answer(
@@ -46,3 +67,4 @@ def test_tokens_and_rounds(tmp_path: Path) -> None:
             ends=EOS,
         )
         assert (output.token_ids, output.rounds) == (expected.token_ids, expected.rounds)
+    assert set(replayed) == ({1, 4} if is_static else set())
