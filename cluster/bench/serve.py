@@ -189,7 +189,6 @@ def _first_model(options: ServeOptions) -> dict[str, Any]:
 
 
 def _setting(options: ServeOptions) -> Result:
-    finite = math.isfinite(options.request_rate)
     return {
         "model_id": options.model,
         "tokenizer_id": options.tokenizer,
@@ -197,7 +196,12 @@ def _setting(options: ServeOptions) -> Result:
         "endpoint": options.endpoint,
         "dataset_name": options.dataset.dataset_name,
         "num_prompts": options.num_prompts,
-        "request_rate": options.request_rate if finite else "inf",
-        "burstiness": options.burstiness,
+        "request_rate": _json_number(options.request_rate),
+        "burstiness": _json_number(options.burstiness),
         "max_concurrency": options.max_concurrency,
     }
+
+
+def _json_number(value: float) -> float | str:
+    """JSON knows no infinity."""
+    return value if math.isfinite(value) else "inf"

@@ -103,12 +103,11 @@ def test_failures_are_counted(
 def test_several_processes_share_the_load(
     backend: Backend, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    _, result = serve(
-        capsys, backend, "--num-processes", "2", "--max-concurrency", "3", "--request-rate", "500"
-    )
+    pace = ("--max-concurrency", "3", "--request-rate", "500", "--burstiness", "inf")
+    _, result = serve(capsys, backend, "--num-processes", "2", *pace)
     assert result["completed"] == 10
     assert result["num_client_processes"] == 2
-    assert result["request_rate"] == 500.0
+    assert (result["request_rate"], result["burstiness"]) == (500.0, "inf")
     assert result["duration"] >= 10 / 500.0, "from the start, not from the first request"
     assert backend.most_running <= 3
     assert len({tuple(body["prompt"]) for body in backend.bodies}) == 10

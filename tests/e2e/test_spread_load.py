@@ -1,0 +1,47 @@
+"""A benchmark job whose load comes from processes of Ray's, as jobs that are submitted have it."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+from tests.e2e.conftest import API_KEY, RunningFleet
+
+
+def ray_of(fleet: RunningFleet) -> dict[str, str]:
+    """What a driver needs to join the fleet's Ray: where it is, and its token."""
+    for pid in fleet.processes():
+        command = Path(f"/proc/{pid}/cmdline").read_text().replace("\0", " ")
+        address = re.search(r"raylet .*--gcs-address=(\S+)", command)
+        if address:
+            variables = Path(f"/proc/{pid}/environ").read_text().split("\0")
+            pairs = (text.split("=", 1) for text in variables if text.startswith("RAY_"))
+            return dict(pairs) | {"RAY_ADDRESS": address[1]}
+    raise AssertionError("the fleet has no raylet")
+
+
+def test_load_generators_of_ray_send_every_request(fleet: RunningFleet, tmp_path: Path) -> None:
+    job = (
+        "job soak --rate 24 --duration 1 --input-len 8 --output-len 4 --ignore-eos --load-tasks 2 "
+        f"--base-url {fleet.base_url} --api-key {API_KEY} --out {tmp_path} --json"
+    )
+    done = subprocess.run(
+        [sys.executable, "-m", "cluster.bench", *job.split()],
+        env={**os.environ, **ray_of(fleet)},
+        capture_output=True,
+        text=True,
+        timeout=100,
+    )
+    assert done.returncode == 0, done.stderr
+    said = json.loads(done.stdout.splitlines()[-1])
+    assert (said["num_requests"], said["failed_requests"]) == (24, 0)
+    (stage,) = json.loads((tmp_path / "result.json").read_text())["stages"]
+    assert stage["num_client_processes"] == 2
+    assert stage["output_lens"] == [4] * 24
+    # Both began at the start that was agreed on, and not one after the other.
+    assert 1.0 <= stage["duration"] < 60.0
+    assert "<svg" in (tmp_path / "report.html").read_text()
