@@ -2,6 +2,7 @@
 # make test           what CI runs
 # make lint           the part of it that does not run the code
 # make check-rolling-update  a thousand requests while all gateways and workers are replaced (two minutes)
+# make check-nodes    three Ray nodes on this machine: one is lost, one joins, the head restarts (two minutes)
 # make check-overload ten times too much load over HTTP for a minute
 # make demo-models    train the demo models again (up to an hour each)
 # make check-speculative  drafts change no token: every combination of features (ten minutes)
@@ -15,7 +16,7 @@ STAMP := $(VENV)/.installed
 ARGS ?=
 TEST_ARGS ?=
 
-.PHONY: install serve test lint check-overload check-rolling-update demo-models check-speculative
+.PHONY: install serve test lint check-overload check-rolling-update check-nodes demo-models check-speculative
 .DEFAULT_GOAL := serve
 
 install: $(STAMP)
@@ -47,6 +48,9 @@ check-overload: $(STAMP)
 
 check-rolling-update: $(STAMP)
 	$(BIN)/python -m cluster.bench.rolling_update --json $(ARGS)
+
+check-nodes: $(STAMP)
+	$(BIN)/python -m cluster.bench.nodes --json $(ARGS)
 
 demo-models: $(STAMP)
 	$(BIN)/python -m deploy.models.train --output deploy/models/demo

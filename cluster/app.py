@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import ray
 from ray import serve
@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 
 UNLIMITED = 10**6
 """Serve counts an attach stream as one request for ever; admission is the gateway's."""
+STRATEGIES: Final = {"node": "STRICT_PACK", "pack": "PACK", "spread": "SPREAD"}
+"""Ray's names of where the ranks of a group may be."""
 KNOW_WORKERS_S = 2.0
 """A new gateway waits this long for workers that are there; where they are loading, in vain."""
 QUIET = {"enable_access_log": False}
@@ -156,9 +158,9 @@ def _bind_worker_group(
         max_surge_percent=_surge_percent(engine, model.fleet.num_workers),
         max_constructor_retry_count=1,
         ray_actor_options={"num_cpus": 0, **_runtime(config)},
-        # One node per group: its ranks meet in files and sockets of one directory.
+        # Each group has its own; Ray puts the next one where most is free.
         placement_group_bundles=[bundle] * engine.tensor_parallel_size,
-        placement_group_strategy="STRICT_PACK",
+        placement_group_strategy=STRATEGIES[model.fleet.tensor_parallel_placement],
         request_router_config=RequestRouterConfig(
             request_router_class="cluster.pinning.PinnedRouter"
         ),

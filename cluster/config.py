@@ -23,6 +23,9 @@ class FleetConfig:
 
     num_workers: int = 1
     """Worker groups, each with a whole copy of the model."""
+    tensor_parallel_placement: Literal["node", "pack", "spread"] = "node"
+    """Where the ranks of a worker group are. node: on one node, which may be any; pack: on as few
+    as can be; spread: on as many as there are. Between nodes they talk over TCP."""
     served_model_name: str | None = None
     """Name that clients put into `model`; None takes the last part of the model's path."""
 

@@ -44,7 +44,8 @@ class RoutingConfig:
     """Workers that may be lost with a request before it ends in an error; until then it goes on at
     another one with the tokens it has."""
     worker_wait_s: float = 120.0
-    """Seconds that a request whose worker was lost waits for another, or for that one rebuilt."""
+    """Seconds that a request whose worker was lost waits for another, or for that one rebuilt; and
+    a new one, where the last worker has left and the next is still loading."""
 
     def __post_init__(self) -> None:
         if self.max_request_attempts < 1:

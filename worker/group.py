@@ -26,6 +26,7 @@ from worker.engine.config import EngineConfig
 from worker.front import WorkerFront
 from worker.metrics.collector import WorkerCollector, WorkerView
 from worker.metrics.node import NodeMetrics, NodeMetricsConfig
+from worker.parallel.meeting import Meeting, published
 from worker.traces import WorkerTraces
 from worker.wire.exposition import render
 from worker.wire.frames import SocketOffer
@@ -38,6 +39,7 @@ CPUS_PER_RANK = 0.1
 """Share of a core that Ray reserves per rank on CPU; compute threads are set in EngineConfig."""
 MAX_FAILED_REBUILDS = 3
 """After so many in a row the replica reports itself unhealthy, and Serve starts another."""
+_MEETING_POLL_S = 0.02
 LAST_WORDS_S = 1.0
 """How long the other ranks may still say why, after a first one has ended."""
 
@@ -45,24 +47,33 @@ LAST_WORDS_S = 1.0
 class RankActor:
     """One rank of a group: a process of its own, so that a crash in it takes no streams along."""
 
-    def run(self, rank: int, config: EngineConfig, directory: str) -> None:
-        """Blocks for as long as the rank lives.
+    def node(self) -> tuple[str, str]:
+        """Id and address of the node that this process is on."""
+        return ray.get_runtime_context().get_node_id(), ray.util.get_node_ip_address()
 
-        On CPU, rank 0 is the scheduler alone: its step runs in a child process of this one.
+    def lead(self, config: EngineConfig, directory: str, host: str = "") -> None:
+        """Is rank 0; blocks for as long as it lives.
+
+        On CPU it is the scheduler alone: its step runs in a child process of this one. `host` is
+        this node's address where other ranks are on other nodes.
 
         Raises:
             Exception: whatever ended the rank.
         """
-        log_as(f"rank {rank}")
+        log_as("rank 0")
         # Imported here: the driver and the replica load this module, and need no engine.
-        if rank == 0:
-            from worker.engine.loop import serve_engine
+        from worker.engine.loop import serve_engine
 
-            serve_engine(config, directory)
-        else:
-            from worker.parallel.rank import run_rank
+        serve_engine(config, directory, host)
 
-            run_rank(rank, config, directory)
+    def follow(
+        self, rank: int, config: EngineConfig, directory: str, meeting: Meeting | None = None
+    ) -> None:
+        """Is a rank from 1 on; blocks for as long as it lives. Raises Exception as `lead` does."""
+        log_as(f"rank {rank}")
+        from worker.parallel.rank import run_rank
+
+        run_rank(rank, config, directory, meeting)
 
 
 class WorkerGroup:
@@ -165,7 +176,7 @@ class WorkerGroup:
         on_cuda = self.config.device == "cuda"
         placement_group = get_current_placement_group()
         for rank in range(self.config.tensor_parallel_size):
-            # The class's name is the process's title: `ray::Rank1:WORKER.run`.
+            # The class's name is the process's title: `ray::Rank1:WORKER.follow`.
             titled = type(f"Rank{rank}:{self.front.worker_id}", (RankActor,), {})
             actor_class = ray.remote(titled).options(
                 num_cpus=0 if on_cuda else CPUS_PER_RANK,
@@ -176,9 +187,11 @@ class WorkerGroup:
                 ),
             )
             self._actors.append(actor_class.remote())
+        actors = tuple(self._actors)
+        host = asyncio.ensure_future(_common_host(actors))
         return [
-            _ended(actor.run.remote(rank, self.config, directory))
-            for rank, actor in enumerate(self._actors)
+            _run_rank(rank, actor, self.config, directory, host)
+            for rank, actor in enumerate(actors)
         ]
 
     async def _stop_ranks(self) -> None:
@@ -265,8 +278,29 @@ class _Ranks:
         return "\n".join([*reversed(words), *silent])
 
 
-async def _ended(reference: ray.ObjectRef[None]) -> None:
-    await reference
+async def _common_host(actors: Sequence[Any]) -> str:
+    """Rank 0's address where the ranks are on several nodes, else empty.
+
+    Waits until all have a place: one may have to wait for a node that has yet to join.
+    """
+    if len(actors) == 1:
+        return ""
+    nodes = await asyncio.gather(*(actor.node.remote() for actor in actors))
+    return nodes[0][1] if len({node_id for node_id, _ in nodes}) > 1 else ""
+
+
+async def _run_rank(
+    rank: int, actor: Any, config: EngineConfig, directory: str, host: asyncio.Future[str]
+) -> None:
+    """Ends when the rank does."""
+    address = await asyncio.shield(host)
+    if rank == 0:
+        await actor.lead.remote(config, directory, address)
+        return
+    meeting = None
+    while address and (meeting := published(directory)) is None:
+        await asyncio.sleep(_MEETING_POLL_S)
+    await actor.follow.remote(rank, config, directory, meeting)
 
 
 def _root_cause(error: BaseException) -> str:

@@ -72,7 +72,7 @@ class ServedModel:
         self._gateway_id = gateway_id
         self._transport = transport
         self._channels: dict[str, WorkerChannel] = {}
-        self._newcomers = Newcomers()
+        self._newcomers = Newcomers(route.routing.worker_wait_s)
         self._closed = False
         self._admission = AdmissionChange()
         self._resumption = Resumption(route.routing, self._place, self.stats)
@@ -87,6 +87,7 @@ class ServedModel:
         """Detaches from all workers; requests under way end with an error."""
         self._closed = True
         self._resumption.close()
+        self._newcomers.close()
         for channel in list(self._channels.values()):
             await channel.close()
         if self._log_file is not None:
@@ -136,7 +137,7 @@ class ServedModel:
     def on_snapshot(self, worker_id: str, snapshot: AttachSnapshot) -> None:
         """See ChannelListener."""
         self.fleet.attach(worker_id, snapshot)
-        self._newcomers.settle(worker_id)
+        self._newcomers.settled(worker_id)
         if self._admission.given():
             self._channels[worker_id].set_admission(self._admission)
         if self._log_file is not None:
@@ -162,7 +163,7 @@ class ServedModel:
     def on_closed(self, worker_id: str) -> None:
         """See ChannelListener."""
         self.fleet.remove(worker_id)
-        self._newcomers.settle(worker_id)
+        self._newcomers.settled(worker_id)
         self._channels.pop(worker_id, None)
         self.stats.routed.pop(worker_id, None)
 
@@ -170,18 +171,20 @@ class ServedModel:
         if self._closed:
             return
         members = dict.fromkeys(worker_ids)
+        if not members and self._channels:
+            self._newcomers.all_left()
         for worker_id in members:
             if worker_id not in self._channels:
                 channel = WorkerChannel(worker_id, self._gateway_id, self._transport, self)
                 self._channels[worker_id] = channel
-                self._newcomers.expect(worker_id)
+                self._newcomers.joined(worker_id)
                 channel.start()
         for worker_id, channel in self._channels.items():
             leaving = worker_id not in members
             channel.set_leaving(leaving)
             self.fleet.set_draining(worker_id, leaving)
             if leaving:
-                self._newcomers.settle(worker_id)
+                self._newcomers.settled(worker_id)
 
     def _completion(
         self, spec: CompletionSpec, mailbox: Mailbox[Completion], stream: bool, now: float

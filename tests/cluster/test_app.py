@@ -5,6 +5,8 @@ from __future__ import annotations
 import subprocess
 import sys
 
+import pytest
+
 from cluster.app import build_app
 from cluster.environment import cluster_settings
 
@@ -13,6 +15,25 @@ def test_a_config_may_name_a_device_that_no_node_has_yet() -> None:
     """Serve builds the application when the head is up; nodes with GPUs may come minutes later."""
     app = build_app({"models": [{"model": "org/model", "device": "cuda"}]})
     assert app._bound_deployment.name == "gateway"
+
+
+@pytest.mark.parametrize(
+    ("options", "surge_percent", "strategy"),
+    [
+        ({"device": "cpu"}, 100, "STRICT_PACK"),
+        ({"device": "cpu", "num_workers": 3, "tensor_parallel_placement": "pack"}, 33, "PACK"),
+        ({"device": "cpu", "num_workers": 300}, 1, "STRICT_PACK"),
+        ({"device": "cuda", "tensor_parallel_placement": "spread"}, 0, "SPREAD"),
+    ],
+)
+def test_what_an_update_may_start_first_and_where_ranks_are(
+    options: dict[str, object], surge_percent: int, strategy: str
+) -> None:
+    gateway = build_app({"models": [{"model": "org/model", **options}]})._bound_deployment
+    assert gateway._deployment_config.max_surge_percent == 100
+    worker = gateway.init_args[1]["model"]._bound_deployment
+    assert worker._deployment_config.max_surge_percent == surge_percent
+    assert worker._replica_config.placement_group_strategy == strategy
 
 
 def test_settings_of_the_nodes_are_printed_for_a_shell() -> None:

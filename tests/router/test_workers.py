@@ -239,6 +239,28 @@ async def test_requests_wait_for_a_worker_that_takes_the_last_ones_place(rig):
         assert response.headers["x-rayfleet-worker"] == coming.worker_id
 
 
+async def test_requests_wait_while_the_only_worker_is_replaced(rig):
+    """Without room for a second one it ends before the next begins to load."""
+    leaving, coming = rig.workers
+    rig.transport.set_members_quietly(leaving.worker_id)
+    await rig.start(attached=1)
+    assert (await rig.chat()).status_code == 200
+    rig.transport.set_members()
+    works = [asyncio.create_task(rig.chat(f"{i}")) for i in range(3)]
+    model = rig.gateway.model("stub")
+    await rig.until(lambda: model.stats.pending_requests == 3 and not rig.attached())
+    rig.transport.set_members(coming.worker_id)
+    for response in await asyncio.gather(*works):
+        assert response.headers["x-rayfleet-worker"] == coming.worker_id
+
+
+async def test_they_do_not_wait_for_ever(rig):
+    await rig.start(routing=RoutingConfig(worker_wait_s=0.05))
+    rig.transport.set_members()
+    await rig.until(lambda: not rig.attached())
+    assert (await rig.chat()).status_code == 503
+
+
 async def test_nobody_waits_for_a_worker_that_has_left_unseen(rig):
     rig.workers[0].door.clear()
     rig.workers[1].ready = False

@@ -20,7 +20,9 @@ def uses_cuda(config: EngineConfig) -> bool:
     return not hidden and bool(glob.glob("/dev/nvidia[0-9]*"))
 
 
-def create_executor(config: EngineConfig, directory: str, *, spawn_peers: bool) -> Executor:
+def create_executor(
+    config: EngineConfig, directory: str, *, spawn_peers: bool, host: str = ""
+) -> Executor:
     """The executor for this configuration's device and model.
 
     A block-diffusion model's steps wait for the device between rounds, so that beside them rank 0's
@@ -31,16 +33,17 @@ def create_executor(config: EngineConfig, directory: str, *, spawn_peers: bool) 
         directory: the group's private folder.
         spawn_peers: start ranks 1 and up as child processes (offline use); otherwise the caller
             starts them, on CPU and CUDA alike.
+        host: this node's address where the caller starts them on several nodes.
     """
     peers: Sequence[int] = range(1, config.tensor_parallel_size) if spawn_peers else ()
     if uses_cuda(config) and not _has_blocks(config):
         # Imported on demand: brings torch, which a coordinator on CPU does without.
         from worker.engine.local import LocalExecutor
 
-        return LocalExecutor(config, directory, peers)
+        return LocalExecutor(config, directory, peers, host)
     from worker.engine.process import ProcessExecutor
 
-    return ProcessExecutor(config, directory, [0, *peers])
+    return ProcessExecutor(config, directory, [0, *peers], host)
 
 
 def _has_blocks(config: EngineConfig) -> bool:

@@ -28,12 +28,16 @@ class LocalExecutor(Executor):
         config: the group's engine configuration.
         directory: the group's private folder.
         spawn: ranks from 1 on to start as child processes; the caller starts the others.
+        host: this node's address where those are on several nodes.
     """
 
-    def __init__(self, config: EngineConfig, directory: str, spawn: Sequence[int]) -> None:
+    def __init__(
+        self, config: EngineConfig, directory: str, spawn: Sequence[int], host: str = ""
+    ) -> None:
         self.max_overlap_depth = 1
         self._config = config
-        self._others = RankGroup(config, directory, range(1, config.tensor_parallel_size), spawn)
+        others = range(1, config.tensor_parallel_size)
+        self._others = RankGroup(config, directory, others, spawn, host)
         self._directory = directory
         self._runner: ModelRunner | None = None
         self._group: TensorParallelGroup | None = None
@@ -47,6 +51,7 @@ class LocalExecutor(Executor):
             self._group = TensorParallelGroup.create(
                 *(0, self._config.tensor_parallel_size, device, self._directory),
                 while_waiting=self._others.raise_on_death,
+                meeting=self._others.meeting_of_rank_0(),
             )
             self._runner = ModelRunner(self._config, self._group)
             hellos = [self._runner.hello(), *self._others.collect_hellos().values()]

@@ -18,18 +18,18 @@ from worker.wire.messages import Canary, EngineInfo, EngineMessage, SubmitBatch
 from worker.wire.tokenizer import load_tokenizer
 
 
-def serve_engine(config: EngineConfig, directory: str) -> None:
+def serve_engine(config: EngineConfig, directory: str, host: str = "") -> None:
     """Runs a worker group's engine for the front that owns `directory`; blocks.
 
     Connects to the front's socket: SubmitBatches come in; one EngineInfo goes out when all ranks
-    are ready, then a StepReport per step. Ranks 1 and up are started by the caller. Returns when
-    the front has closed its end.
+    are ready, then a StepReport per step. Ranks 1 and up are started by the caller; `host` is this
+    node's address where they are on several nodes. Returns when the front has closed its end.
 
     Raises:
         RankFailure: a rank ended; its last word is in the message.
     """
     front = connect(directory, "front")
-    executor = create_executor(config, directory, spawn_peers=False)
+    executor = create_executor(config, directory, spawn_peers=False, host=host)
     try:
         info = executor.start()
         info.canary = _canary(config.model, info)

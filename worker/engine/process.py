@@ -24,13 +24,16 @@ class ProcessExecutor(Executor):
         config: the group's engine configuration.
         directory: the group's private folder.
         spawn: ranks to start as child processes; the others are started by the caller.
+        host: this node's address where those are on several nodes.
     """
 
     max_overlap_depth = 1
 
-    def __init__(self, config: EngineConfig, directory: str, spawn: Sequence[int]) -> None:
+    def __init__(
+        self, config: EngineConfig, directory: str, spawn: Sequence[int], host: str = ""
+    ) -> None:
         self._config = config
-        self._group = RankGroup(config, directory, range(config.tensor_parallel_size), spawn)
+        self._group = RankGroup(config, directory, range(config.tensor_parallel_size), spawn, host)
 
     def start(self) -> EngineInfo:
         """Waits for every rank's shard, allocates equally many pages on all."""

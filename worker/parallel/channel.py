@@ -5,13 +5,15 @@ No message is dropped on the way; every Plan carries a sequence number besides.
 
 from __future__ import annotations
 
+import hmac
 import select
 from collections import deque
 from collections.abc import Collection, Sequence
 
 import msgspec
 
-from worker.parallel.frames import FrameStream, connect, listen
+from worker.parallel.frames import FrameStream, connect, connect_to, listen
+from worker.parallel.meeting import Meeting, MeetingPlace
 from worker.parallel.messages import FromRank, ToRank
 
 LINGER_MS = 500
@@ -19,12 +21,23 @@ LINGER_MS = 500
 
 
 class CoordinatorChannel:
-    """The coordinator's end: ranks connect to it, and are all sent the same."""
+    """The coordinator's end: ranks connect to it, and are all sent the same.
 
-    def __init__(self, directory: str, ranks: Sequence[int]) -> None:
+    Args:
+        directory: the group's private folder, where ranks of one node connect.
+        ranks: that are to connect.
+        place: where they do if they are on several nodes.
+    """
+
+    def __init__(
+        self, directory: str, ranks: Sequence[int], place: MeetingPlace | None = None
+    ) -> None:
         self._encoder = msgspec.msgpack.Encoder()
         self._decoder = msgspec.msgpack.Decoder(FromRank)
-        self._listener = listen(directory, "ranks", len(ranks))
+        self._listener = place.listener if place else listen(directory, "ranks", len(ranks))
+        self._token = place.meeting.token.encode() if place else b""
+        self._strangers: dict[int, FrameStream] = {}
+        """Of whoever has connected and presented no token yet, by descriptor."""
         self._streams: dict[int, FrameStream] = {}
         """Of ranks that are connected, by descriptor."""
         self._sent: list[bytes] = []
@@ -65,11 +78,15 @@ class CoordinatorChannel:
             poller.register(fd, select.POLLIN | (select.POLLOUT if stream.has_unsent else 0))
         for fd in others:
             poller.register(fd, select.POLLIN)
+        for fd in self._strangers:
+            poller.register(fd, select.POLLIN)
         if self._num_missing:
             poller.register(self._listener, select.POLLIN)
         for fd, event in poller.poll(timeout_ms):
             if fd in self._streams:
                 self._serve(fd, event)
+            elif fd in self._strangers:
+                self._hear_stranger(fd)
             elif fd == self._listener.fileno():
                 self._accept()
 
@@ -78,11 +95,33 @@ class CoordinatorChannel:
         for stream in self._streams.values():
             stream.flush_all(LINGER_MS / 1e3)
             stream.close()
+        for stream in self._strangers.values():
+            stream.close()
         self._listener.close()
 
     def _accept(self) -> None:
         connection, _ = self._listener.accept()
         stream = FrameStream(connection)
+        if self._token:
+            self._strangers[stream.fileno()] = stream
+        else:
+            self._admit(stream)
+
+    def _hear_stranger(self, fd: int) -> None:
+        """Takes in whoever begins with the token, and lets go of all others."""
+        stream = self._strangers.pop(fd)
+        try:
+            frames = stream.read(wait=False)
+        except EOFError:
+            frames = []
+        # It fits into one segment: what comes in pieces is not it.
+        if frames and hmac.compare_digest(frames[0], self._token):
+            self._admit(stream)
+            self._messages += map(self._decoder.decode, frames[1:])
+        else:
+            stream.close()
+
+    def _admit(self, stream: FrameStream) -> None:
         self._streams[stream.fileno()] = stream
         self._num_missing -= 1
         for payload in self._sent:
@@ -104,12 +143,16 @@ class CoordinatorChannel:
 
 
 class RankChannel:
-    """A rank's end."""
+    """A rank's end. See CoordinatorChannel."""
 
-    def __init__(self, directory: str) -> None:
+    def __init__(self, directory: str, meeting: Meeting | None = None) -> None:
         self._encoder = msgspec.msgpack.Encoder()
         self._decoder = msgspec.msgpack.Decoder(ToRank)
-        self._stream = connect(directory, "ranks")
+        if meeting is None:
+            self._stream = connect(directory, "ranks")
+        else:
+            self._stream = connect_to(meeting.host, meeting.port)
+            self._stream.send_all(meeting.token.encode())
         self._messages: deque[ToRank] = deque()
 
     def receive(self) -> ToRank:

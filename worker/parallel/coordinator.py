@@ -14,6 +14,7 @@ import msgspec
 from worker.engine.base import RankFailure
 from worker.engine.config import EngineConfig
 from worker.parallel.channel import CoordinatorChannel
+from worker.parallel.meeting import Meeting, MeetingPlace
 from worker.parallel.messages import Failure, FromRank, Hello, Ready, Start, Stop, ToRank
 
 LAST_WORD_MS = 200
@@ -28,21 +29,34 @@ class RankGroup:
         directory: the group's private folder.
         ranks: the ranks reached through sockets.
         spawn: those of them to start as child processes; somebody else starts the rest.
+        host: this node's address where ranks are on several nodes, else empty.
     """
 
     def __init__(
-        self, config: EngineConfig, directory: str, ranks: Sequence[int], spawn: Sequence[int]
+        self,
+        config: EngineConfig,
+        directory: str,
+        ranks: Sequence[int],
+        spawn: Sequence[int],
+        host: str = "",
     ) -> None:
         self._config = config
         self._directory = directory
         self._ranks = list(ranks)
-        self._channel = CoordinatorChannel(directory, self._ranks)
+        self._place = MeetingPlace(host, len(self._ranks)) if host else None
+        self._channel = CoordinatorChannel(directory, self._ranks, self._place)
         self._children: dict[int, tuple[int, subprocess.Popen[bytes]]] = {}
         self._is_connected = False
         """Whether every rank has said hello."""
         self._closed = False
+        if self._place is not None:
+            self._place.publish(directory)
         for rank in spawn:
             self._spawn(rank)
+
+    def meeting_of_rank_0(self) -> Meeting | None:
+        """Where ranks of several nodes meet, for a rank 0 in this process; None on one node."""
+        return None if self._place is None else self._place.for_rank_0()
 
     @property
     def death_fds(self) -> list[int]:
@@ -139,18 +153,20 @@ class RankGroup:
             os.close(fd)
         self._children.clear()
         self._channel.close()
+        if self._place is not None:
+            self._place.close()
 
     def _spawn(self, rank: int) -> None:
-        child = subprocess.Popen(
-            [
-                sys.executable,
-                "-m",
-                "worker.parallel.rank",
-                str(rank),
-                self._directory,
-                msgspec.json.encode(self._config).decode(),
-            ],
-            stdin=subprocess.PIPE,
-        )
+        command = [sys.executable, "-m", "worker.parallel.rank", str(rank), self._directory]
+        command.append(msgspec.json.encode(self._config).decode())
+        meeting = self.meeting_of_rank_0()
+        passed = []
+        if meeting is not None:
+            assert rank == 0, "rank 0 alone is a child of a coordinator whose ranks have nodes"
+            command.append(str(meeting.store_fd))
+            passed.append(meeting.store_fd)
+        child = subprocess.Popen(command, stdin=subprocess.PIPE, pass_fds=passed)
+        for fd in passed:
+            os.close(fd)
         fd = os.pidfd_open(child.pid)
         self._children[fd] = (rank, child)

@@ -1,8 +1,8 @@
-"""Frames over Unix stream sockets: a length (uint32), then a msgpack struct, never pickle.
+"""Frames over stream sockets: a length (uint32), then a msgpack struct, never pickle.
 
 A step of a small model takes a tenth of a millisecond, so a message may cost one wake-up and no
-more: zmq's I/O threads made it three on either side. The directory that holds the sockets is
-private to the group's user.
+more: zmq's I/O threads made it three on either side. Within a node these are Unix sockets, in a
+directory that is private to the group's user; between nodes TCP (`worker.parallel.meeting`).
 """
 
 from __future__ import annotations
@@ -17,6 +17,10 @@ _BUFFER_BYTES = 4 << 20
 """Asked of the system per direction, so that a long prompt hardly ever waits to be read."""
 _HEADER = Struct("<I")
 _READ_BYTES = 1 << 18
+_SILENCE_S = 5
+"""After which TCP asks whether a peer's node is still there, and again every so often."""
+_LOST_AFTER_S = 20
+"""A node that has not answered for so long is gone."""
 
 
 def socket_path(directory: str, name: str) -> str:
@@ -51,6 +55,42 @@ def connect(directory: str, name: str) -> FrameStream:
             time.sleep(_CONNECT_RETRY_S)
 
 
+def listen_on(host: str, backlog: int) -> socket.socket:
+    """A socket that listens at a free port of the address."""
+    listener = socket.socket(_family(host))
+    listener.bind((host, 0))
+    listener.listen(backlog)
+    return listener
+
+
+def connect_to(host: str, port: int) -> FrameStream:
+    """Connects over TCP to somebody who listens already. Raises OSError."""
+    connection = socket.socket(_family(host))
+    try:
+        connection.connect((host, port))
+    except OSError:
+        connection.close()
+        raise
+    return FrameStream(connection)
+
+
+def _family(host: str) -> socket.AddressFamily:
+    return socket.AF_INET6 if ":" in host else socket.AF_INET
+
+
+def _keep_alive(connection: socket.socket) -> None:
+    """Sends each frame at once, and has the end of the peer's node seen."""
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for option, value in (
+        (socket.TCP_NODELAY, 1),
+        (socket.TCP_KEEPIDLE, _SILENCE_S),
+        (socket.TCP_KEEPINTVL, _SILENCE_S),
+        (socket.TCP_KEEPCNT, _LOST_AFTER_S // _SILENCE_S),
+        (socket.TCP_USER_TIMEOUT, _LOST_AFTER_S * 1000),
+    ):
+        connection.setsockopt(socket.IPPROTO_TCP, option, value)
+
+
 class FrameStream:
     """Frames over one connected stream socket."""
 
@@ -60,6 +100,8 @@ class FrameStream:
         self._unsent = bytearray()
         for option in (socket.SO_SNDBUF, socket.SO_RCVBUF):
             connection.setsockopt(socket.SOL_SOCKET, option, _BUFFER_BYTES)
+        if connection.family != socket.AF_UNIX:
+            _keep_alive(connection)
 
     def fileno(self) -> int:
         """For polling."""

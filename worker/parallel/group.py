@@ -13,8 +13,10 @@ from typing import TYPE_CHECKING
 import torch
 import torch.distributed as dist
 
+from worker.parallel.meeting import Meeting, interface_towards
+
 if TYPE_CHECKING:
-    from torch._C._distributed_c10d import FileStore
+    from torch._C._distributed_c10d import Store
 
 _STORE_FILE = "tensor_parallel_store"
 _DEFAULT_TIMEOUT_S = 300.0
@@ -25,9 +27,9 @@ class TensorParallelGroup:
     """Collectives over NCCL (CUDA) or Gloo (CPU); nothing at all with one rank.
 
     NCCL wants a GPU per rank: where ranks share one, all collectives go through host memory and
-    Gloo, which is slow but runs. All ranks call the same collectives in the same order. Ranks meet
-    through a file in a directory that they share, and nothing listens beyond the loopback
-    interface.
+    Gloo, which is slow but runs. All ranks call the same collectives in the same order. Ranks of
+    one node meet through a file in a directory that they share, and nothing listens beyond the
+    loopback interface; those of several nodes meet over the network.
 
     Args:
         device_names: of the ranks' devices, in order; equal names are one device. None for CPU.
@@ -60,6 +62,7 @@ class TensorParallelGroup:
         *,
         timeout_s: float = _DEFAULT_TIMEOUT_S,
         while_waiting: Callable[[], None] | None = None,
+        meeting: Meeting | None = None,
     ) -> TensorParallelGroup:
         """Joins the group; returns when all ranks have. The directory must be fresh per group.
 
@@ -71,6 +74,7 @@ class TensorParallelGroup:
             timeout_s: for which the others are waited for.
             while_waiting: called again and again until all others are there; may raise, where one
                 will never come. The library itself waits without a look at anything.
+            meeting: takes the directory's place where the ranks are on several nodes.
 
         Raises:
             torch.distributed.DistError: the other ranks did not come within the timeout.
@@ -79,9 +83,7 @@ class TensorParallelGroup:
         if world_size == 1:
             return cls.alone(device)
         timeout = timedelta(seconds=timeout_s)
-        store_file = str(Path(directory).resolve() / _STORE_FILE)
-        store = dist.FileStore(store_file, world_size)  # type: ignore[attr-defined]  # lacks __all__
-        store.set_timeout(timeout)
+        store = _open_store(directory, meeting, rank, world_size, timeout)
         store.set(_arrival(rank), "")
         if while_waiting is not None:
             arrivals = [_arrival(other) for other in range(world_size)]
@@ -92,8 +94,10 @@ class TensorParallelGroup:
         if device.type == "cuda":
             names = _exchange(store, _device_name(device), rank, world_size)
         over_nccl = names is not None and _all_differ(names)
-        for library in ("GLOO", "NCCL"):
-            os.environ.setdefault(f"{library}_SOCKET_IFNAME", _loopback_interface())
+        interface = _loopback_interface() if meeting is None else interface_towards(meeting.host)
+        if interface is not None:
+            for library in ("GLOO", "NCCL"):
+                os.environ.setdefault(f"{library}_SOCKET_IFNAME", interface)
         dist.init_process_group(
             backend="nccl" if over_nccl else "gloo",
             store=store,
@@ -169,7 +173,28 @@ def _arrival(rank: int) -> str:
     return f"rank_{rank}_is_here"
 
 
-def _exchange(store: FileStore, word: str, rank: int, world_size: int) -> tuple[str, ...]:
+def _open_store(
+    directory: str | Path, meeting: Meeting | None, rank: int, world_size: int, timeout: timedelta
+) -> Store:
+    """Where ranks leave words for each other; rank 0 keeps it if they are on several nodes."""
+    store: Store
+    if meeting is None:
+        store_file = str(Path(directory).resolve() / _STORE_FILE)
+        store = dist.FileStore(store_file, world_size)  # type: ignore[attr-defined]  # lacks __all__
+    else:
+        store = dist.TCPStore(  # type: ignore[attr-defined]  # lacks __all__
+            meeting.host,
+            meeting.store_port,
+            is_master=rank == 0,
+            timeout=timeout,
+            wait_for_workers=False,
+            master_listen_fd=meeting.store_fd if rank == 0 else None,
+        )
+    store.set_timeout(timeout)
+    return store
+
+
+def _exchange(store: Store, word: str, rank: int, world_size: int) -> tuple[str, ...]:
     """Every rank's word, in the order of ranks. Raises DistError after the store's timeout."""
     store.set(f"device_of_rank_{rank}", word)
     return tuple(store.get(f"device_of_rank_{other}").decode() for other in range(world_size))

@@ -14,6 +14,7 @@ import msgspec
 from worker.engine.config import EngineConfig
 from worker.parallel.channel import RankChannel
 from worker.parallel.guard import PlanGuard
+from worker.parallel.meeting import Meeting, published
 from worker.parallel.messages import (
     Drafts,
     Failure,
@@ -30,7 +31,9 @@ if TYPE_CHECKING:
     from worker.engine.runner import ModelRunner
 
 
-def run_rank(rank: int, config: EngineConfig, directory: str) -> None:
+def run_rank(
+    rank: int, config: EngineConfig, directory: str, meeting: Meeting | None = None
+) -> None:
     """Runs one rank until the coordinator stops it; blocks.
 
     Args:
@@ -38,13 +41,14 @@ def run_rank(rank: int, config: EngineConfig, directory: str) -> None:
             its scheduler (CPU).
         config: the group's engine configuration, equal on all ranks.
         directory: the group's private folder: plan sockets and the rendezvous file.
+        meeting: takes the folder's place where the ranks are on several nodes.
 
     Raises:
         Exception: whatever ended the rank, after the coordinator was told.
     """
-    channel = RankChannel(directory)
+    channel = RankChannel(directory, meeting)
     try:
-        _load_and_serve(rank, config, directory, channel)
+        _load_and_serve(rank, config, directory, meeting, channel)
     except Exception as error:
         channel.send(Failure(rank=rank, error=_root_cause(error)))
         raise
@@ -52,14 +56,22 @@ def run_rank(rank: int, config: EngineConfig, directory: str) -> None:
         channel.close()
 
 
-def _load_and_serve(rank: int, config: EngineConfig, directory: str, channel: RankChannel) -> None:
+def _load_and_serve(
+    rank: int,
+    config: EngineConfig,
+    directory: str,
+    meeting: Meeting | None,
+    channel: RankChannel,
+) -> None:
     # Imported here: the coordinator on CPU imports this module's package and must stay torch-free.
     from worker.engine.device import select_device
     from worker.engine.runner import ModelRunner
     from worker.parallel.group import TensorParallelGroup
 
     device = select_device(config, rank)
-    group = TensorParallelGroup.create(rank, config.tensor_parallel_size, device, directory)
+    group = TensorParallelGroup.create(
+        rank, config.tensor_parallel_size, device, directory, meeting=meeting
+    )
     try:
         runner = ModelRunner(config, group)
         channel.send(runner.hello())
@@ -119,12 +131,17 @@ def _exit_with_parent() -> None:
 
 
 def main() -> None:
-    """Entry of a rank that runs as a child process: RANK DIRECTORY CONFIG_JSON in argv."""
+    """Entry of a rank that runs as a child process: RANK DIRECTORY CONFIG_JSON [FD] in argv.
+
+    FD is the store's socket where this is rank 0 of a group on several nodes.
+    """
     _exit_with_parent()
-    rank, directory, config_json = sys.argv[1:4]
+    rank, directory, config_json, *store_fd = sys.argv[1:]
     log_as(f"rank {rank} step")
     try:
-        run_rank(int(rank), msgspec.json.decode(config_json, type=EngineConfig), directory)
+        config = msgspec.json.decode(config_json, type=EngineConfig)
+        meeting = published(directory, int(store_fd[0])) if store_fd else None
+        run_rank(int(rank), config, directory, meeting)
     except KeyboardInterrupt:
         sys.exit(130)
     except Exception:

@@ -1,0 +1,202 @@
+"""A Ray cluster of several nodes on this machine, which checks kill and bring back. Linux only.
+
+Each node is a raylet with processes of its own. They differ by what they offer: `resources` that
+Serve's placement asks for. Clients reach the gateway at a port of its own, as a load balancer
+would: what is in front of it is not to fall with a node.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import socket
+import subprocess
+import time
+import urllib.request
+from collections.abc import Mapping, Sequence
+from types import TracebackType
+from typing import Any, Self
+
+from cluster.bench.cpu import descendants
+from cluster.environment import (
+    Environment,
+    free_port_range,
+    free_ports,
+    prepare,
+)
+from cluster.launch import APPLICATION, OBJECT_STORE_BYTES, end_processes_of
+
+START_TIMEOUT_S = 120.0
+_HOST = "127.0.0.1"
+_POLL_S = 0.1
+
+
+class NodeCluster:
+    """From `start` to `stop`; as a context manager it does both.
+
+    Args:
+        redis_server: path of the binary; the head's state then outlives the head.
+    """
+
+    def __init__(self, redis_server: str | None = None) -> None:
+        self._redis_server = redis_server
+        self._redis: subprocess.Popen[bytes] | None = None
+        self._environment: Environment | None = None
+        self._cluster: Any = None
+        self._head_arguments: dict[str, Any] = {}
+        self.base_url = ""
+
+    def start(self, **resources: float) -> None:
+        """Starts the head with these resources."""
+        port = free_port_range()
+        self.base_url = f"http://{_HOST}:{port}"
+        os.environ["RAY_SERVE_ENABLE_DIRECT_INGRESS"] = "1"
+        os.environ["RAY_SERVE_DIRECT_INGRESS_MIN_HTTP_PORT"] = str(port)
+        self._environment = prepare(host=_HOST, port=port, haproxy=False)
+        # Ray notes there which cluster is the machine's current one: not for others to find.
+        os.environ["RAY_TMPDIR"] = str(self._environment.directory)
+        if self._redis_server is not None:
+            self._start_redis(self._redis_server)
+        from ray.cluster_utils import Cluster
+
+        (gcs_port,) = free_ports(1)
+        self._head_arguments = {"gcs_server_port": gcs_port, "resources": resources}
+        self._cluster = Cluster(shutdown_at_exit=False)
+        self._add(self._head_arguments)
+
+    def add(self, **resources: float) -> Any:
+        """Has a node with these resources join; a handle on it."""
+        return self._add({"resources": resources})
+
+    def kill(self, node: Any) -> None:
+        """Ends a node at once, the processes on it too."""
+        self._cluster.remove_node(node, allow_graceful=False)
+
+    def kill_head(self) -> None:
+        """Ends the head at once: its raylet, Ray's control plane, Serve's controller."""
+        self.kill(self._cluster.head_node)
+
+    def restart_head(self) -> None:
+        """Starts a head at the same address; its state is Redis'."""
+        self._add(self._head_arguments)
+
+    def deploy(self, args: Mapping[str, Any], deployments: Sequence[Mapping[str, Any]]) -> None:
+        """Deploys as `serve deploy` does; returns when everything runs.
+
+        Raises:
+            RuntimeError: it does not come up.
+        """
+        import ray
+        from ray import serve
+        from ray.serve.config import HTTPOptions
+        from ray.serve.context import _get_global_client
+        from ray.serve.schema import ServeDeploySchema
+
+        ray.init(address=self._cluster.address, log_to_driver=False, logging_level="error")
+        (port,) = free_ports(1)
+        serve.start(proxy_location="HeadOnly", http_options=HTTPOptions(host=_HOST, port=port))
+        application = {
+            "name": APPLICATION,
+            "route_prefix": "/",
+            "import_path": "cluster.app:build_app",
+            "args": dict(args),
+            "deployments": list(deployments),
+        }
+        _get_global_client().deploy_apps(ServeDeploySchema(applications=[application]))
+        deadline = time.monotonic() + START_TIMEOUT_S
+        while (status := serve.status().applications[APPLICATION]).status != "RUNNING":
+            if time.monotonic() > deadline or status.status == "DEPLOY_FAILED":
+                raise RuntimeError(f"the application is {status.status}: {status}")
+            time.sleep(_POLL_S)
+        # What runs needs no driver, and the head with it may be killed.
+        ray.shutdown()
+
+    def others(self) -> list[Any]:
+        """All nodes but the head."""
+        return list(self._cluster.worker_nodes)
+
+    def ranks_on(self, node: Any) -> list[tuple[int, str]]:
+        """Ranks that run there: (rank, worker id)."""
+        raylet = node.all_processes["raylet"][0].process.pid
+        commands = (process.command for process in descendants(raylet))
+        found = (re.match(r"ray::Rank(\d+):(\w+)", command) for command in commands)
+        return sorted((int(match[1]), match[2]) for match in found if match)
+
+    def ready_workers(self) -> list[str]:
+        """Ids of the workers that the gateway can send requests to; none while it is away."""
+        try:
+            with urllib.request.urlopen(f"{self.base_url}/metrics", timeout=5) as response:
+                text = response.read().decode()
+        except OSError:
+            return []
+        series = r'^rayfleet_prefix_index_blocks{.*worker_id="(\w+)".*} \S+$'
+        return sorted(set(re.findall(series, text, re.MULTILINE)))
+
+    def wait_workers(self, count: int, timeout_s: float = START_TIMEOUT_S) -> float:
+        """Waits until so many can be sent requests; seconds that it took.
+
+        Raises:
+            RuntimeError: it took longer than `timeout_s`.
+        """
+        began = time.monotonic()
+        while len(ready := self.ready_workers()) != count:
+            if time.monotonic() - began > timeout_s:
+                raise RuntimeError(f"{count} workers were expected, ready are {ready}")
+            time.sleep(_POLL_S)
+        return time.monotonic() - began
+
+    def stop(self) -> None:
+        """Ends all processes that were started here."""
+        import ray
+
+        ray.shutdown()
+        if self._cluster is not None:
+            for node in self._cluster.list_all_nodes():
+                self._cluster.remove_node(node, allow_graceful=False)
+        if self._environment is not None:
+            end_processes_of(self._environment.directory, grace_s=2.0)
+            self._environment.close()
+        if self._redis is not None:
+            self._redis.kill()
+            self._redis.wait()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.stop()
+
+    def _add(self, arguments: dict[str, Any]) -> Any:
+        return self._cluster.add_node(
+            num_cpus=2,
+            node_ip_address=_HOST,
+            include_dashboard=False,
+            object_store_memory=OBJECT_STORE_BYTES,
+            **arguments,
+        )
+
+    def _start_redis(self, binary: str) -> None:
+        assert self._environment is not None
+        (port,) = free_ports(1)
+        command = [binary, "--bind", _HOST, "--port", str(port), "--save", "", "--appendonly", "no"]
+        command += ["--dir", str(self._environment.directory)]
+        self._redis = subprocess.Popen(command, stdout=subprocess.DEVNULL)
+        while not _listens(port) and self._redis.poll() is None:
+            time.sleep(_POLL_S)
+        os.environ["RAY_REDIS_ADDRESS"] = f"{_HOST}:{port}"
+
+
+def _listens(port: int) -> bool:
+    with socket.socket() as probe:
+        return probe.connect_ex((_HOST, port)) == 0
+
+
+def find_redis() -> str | None:
+    """Debian's redis-server, where it is installed."""
+    return shutil.which("redis-server")

@@ -1,0 +1,112 @@
+"""Streams whose every token is kept, with its time, on a thread of their own."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import aiohttp
+import uvloop
+
+from cluster.bench.client import open_session
+
+
+@dataclass(kw_only=True, slots=True)
+class Stream:
+    """One streamed completion."""
+
+    model: str
+    num_tokens: int
+    """That are asked for."""
+    worker: str = ""
+    """Where it began."""
+    token_ids: list[int] = field(default_factory=list)
+    times: list[float] = field(default_factory=list)
+    """Of the events that brought them."""
+    ended: bool = False
+    error: str = ""
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether all tokens came."""
+        return self.ended and not self.error and len(self.token_ids) == self.num_tokens
+
+    @property
+    def longest_pause_s(self) -> float:
+        """Between two events."""
+        pairs = zip(self.times, self.times[1:], strict=False)
+        return max((later - sooner for sooner, later in pairs), default=0.0)
+
+
+class NodeStreams:
+    """As many streams of each model as `counts` says, all begun at once, each its own prompt."""
+
+    def __init__(self, base_url: str, counts: Mapping[str, int], num_tokens: int) -> None:
+        self._url = f"{base_url}/v1/completions"
+        self._streams = [
+            Stream(model=model, num_tokens=num_tokens)
+            for model, count in counts.items()
+            for _ in range(count)
+        ]
+        self._thread = threading.Thread(target=lambda: uvloop.run(self._run()), daemon=True)
+        self._thread.start()
+
+    def of(self, model: str) -> list[Stream]:
+        """Those of a model, as they stand."""
+        return [stream for stream in self._streams if stream.model == model]
+
+    def wait_begun(self) -> None:
+        """Returns when each has brought a token, or has failed."""
+        while not all(stream.token_ids or stream.ended for stream in self._streams):
+            time.sleep(0.005)
+
+    def wait(self, model: str | None = None) -> list[Stream]:
+        """Waits for all, or those of one model, and returns them."""
+        streams = self._streams if model is None else self.of(model)
+        while not all(stream.ended for stream in streams):
+            time.sleep(0.01)
+        return streams
+
+    async def _run(self) -> None:
+        async with open_session({}) as session, asyncio.TaskGroup() as group:
+            for number, stream in enumerate(self._streams):
+                group.create_task(self._read(session, number, stream))
+
+    async def _read(self, session: aiohttp.ClientSession, number: int, stream: Stream) -> None:
+        body = {
+            "model": stream.model,
+            "prompt": f"{number}: a prompt of its own",
+            "max_tokens": stream.num_tokens,
+            "ignore_eos": True,
+            "temperature": float(number % 2),
+            "seed": number,
+            "stream": True,
+            "return_token_ids": True,
+        }
+        stream.error = "it did not say that it was done"
+        try:
+            async with session.post(self._url, data=json.dumps(body)) as response:
+                stream.worker = response.headers.get("x-rayfleet-worker", "")
+                async for line in response.content:
+                    if not line.startswith(b"data: "):
+                        continue
+                    if line.startswith(b"data: [DONE]"):
+                        stream.error = ""
+                    else:
+                        self._take(stream, json.loads(line[6:]))
+        except (aiohttp.ClientError, OSError, TimeoutError) as error:
+            stream.error = f"{type(error).__name__}: {error}"
+        stream.ended = True
+
+    def _take(self, stream: Stream, event: dict[str, object]) -> None:
+        choices = event.get("choices")
+        if not isinstance(choices, list):
+            stream.error = f"event: {event}"
+            return
+        stream.times.append(time.perf_counter())
+        for choice in choices:
+            stream.token_ids += choice["token_ids"]

@@ -1,0 +1,31 @@
+"""A node is lost and another joins, on a Ray cluster of three nodes in a process of its own.
+
+`make check-nodes` adds a worker whose ranks are on two nodes, and the loss of the head.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+
+def test_streams_go_on_when_a_node_is_lost_and_a_new_one_brings_capacity(
+    tiny_chat_model: Path,
+) -> None:
+    command = [sys.executable, "-m", "cluster.bench.nodes", "--json"]
+    command += ["--model", str(tiny_chat_model), "--no-pair", "--no-head-restart"]
+    done = subprocess.run(
+        command, cwd=Path(__file__).parents[2], stdout=subprocess.PIPE, timeout=150, check=False
+    )
+    checks = json.loads(done.stdout.splitlines()[-1])["checks"]
+    assert [check for check in checks if not check["holds"]] == []
+    assert {check["name"] for check in checks} >= {
+        "streams_on_the_lost_node",
+        "node_loss_failed",
+        "node_loss_changed",
+        "workers_back",
+        "workers_that_serve",
+    }
+    assert done.returncode == 0

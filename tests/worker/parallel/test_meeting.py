@@ -1,0 +1,115 @@
+"""Ranks that share no directory meet over the network: TCP on loopback, processes of their own."""
+
+from __future__ import annotations
+
+import multiprocessing
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import worker.llm
+from worker.engine.base import Executor
+from worker.engine.config import EngineConfig
+from worker.engine.factory import create_executor
+from worker.llm import LLM, SamplingParams
+from worker.parallel.channel import CoordinatorChannel, RankChannel
+from worker.parallel.frames import FrameStream, connect_to
+from worker.parallel.meeting import MeetingPlace, interface_towards, published
+from worker.parallel.messages import Ready, Start
+from worker.parallel.rank import run_rank
+
+HOST = "127.0.0.1"
+GREEDY = SamplingParams(temperature=0.0, max_tokens=16, ignore_eos=True)
+OPTIONS = {"device": "cpu", "cpu_threads": 1, "kv_cache_tokens": 4096}
+
+
+@pytest.fixture
+def place() -> Iterator[MeetingPlace]:
+    place = MeetingPlace(HOST, 2)
+    yield place
+    place.close()
+
+
+def test_ranks_with_the_token_are_told_the_plans(place: MeetingPlace, tmp_path: Path) -> None:
+    assert published(str(tmp_path)) is None
+    place.publish(str(tmp_path))
+    meeting = published(str(tmp_path))
+    assert meeting is not None
+    coordinator = CoordinatorChannel("", [1, 2], place)
+    ranks = [RankChannel("", meeting) for _ in range(2)]
+    while len(coordinator.fds) < 2:
+        coordinator.wait()
+    coordinator.send(Start(num_pages=7))
+    assert [rank.receive() for rank in ranks] == [Start(num_pages=7)] * 2
+    ranks[1].send(Ready(rank=2))
+    while (message := coordinator.next()) is None:
+        coordinator.wait()
+    assert message == Ready(rank=2)
+    ranks[0].close()
+    coordinator.wait()
+    assert coordinator.num_lost == 1
+    coordinator.close()
+
+
+@pytest.mark.parametrize("word", [b"", b"x" * 64, b"\0" * 5000])
+def test_strangers_are_let_go(place: MeetingPlace, word: bytes) -> None:
+    meeting = place.meeting
+    coordinator = CoordinatorChannel("", [1], place)
+    stranger = connect_to(meeting.host, meeting.port)
+    stranger.send_all(word)
+    rank = RankChannel("", meeting)
+    coordinator.send(Start(num_pages=7))
+    while not coordinator.fds or is_open(stranger, coordinator):
+        coordinator.wait(timeout_ms=20)
+    assert len(coordinator.fds) == 1
+    assert coordinator.num_lost == 0
+    assert rank.receive() == Start(num_pages=7)
+    coordinator.close()
+
+
+def is_open(stream: FrameStream, coordinator: CoordinatorChannel) -> bool:
+    try:
+        assert stream.read(wait=False) == [], "a stranger was told something"
+    except EOFError:
+        return False
+    return True
+
+
+def test_the_interface_of_an_address_is_found() -> None:
+    assert interface_towards(HOST) in ("lo", "lo0")
+
+
+def start_elsewhere(rank: int, config: EngineConfig, directory: str) -> threading.Thread:
+    """Runs a rank as if on another node: of the group's directory it knows the meeting alone."""
+    meeting = published(directory)
+    assert meeting is not None
+    context = multiprocessing.get_context("spawn")
+    process = context.Process(target=run_rank, args=(rank, config, "", meeting), daemon=True)
+    process.start()
+    thread = threading.Thread(target=process.join)
+    thread.start()
+    return thread
+
+
+def test_a_model_over_two_nodes_generates_what_one_rank_does(
+    tiny_chat_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    threads = []
+
+    def on_two_nodes(config: EngineConfig, directory: str, *, spawn_peers: bool) -> Executor:
+        executor = create_executor(config, directory, spawn_peers=False, host=HOST)
+        threads.append(start_elsewhere(1, config, directory))
+        return executor
+
+    prompts = ["a prompt of a few words", "another one"]
+    with LLM(str(tiny_chat_model), **OPTIONS) as llm:
+        expected = [output.outputs[0].token_ids for output in llm.generate(prompts, GREEDY)]
+    monkeypatch.setattr(worker.llm, "create_executor", on_two_nodes)
+    with LLM(str(tiny_chat_model), tensor_parallel_size=2, **OPTIONS) as llm:
+        outputs = llm.generate(prompts, GREEDY)
+    assert [output.outputs[0].token_ids for output in outputs] == expected
+    for thread in threads:
+        thread.join(timeout=20)
+        assert not thread.is_alive(), "the rank outlives its coordinator"
