@@ -161,8 +161,9 @@ def _read(path: str) -> dict[str, list[_Run]]:
             result = json.loads(file.read_text())
         except (OSError, ValueError) as error:
             raise ValueError(f"{file} is no result: {error}") from error
-        for stage in result.get("stages") or [result]:
-            found.setdefault(stage.get("label", _WHOLE), []).append(_run(stage, file))
+        stages = result.get("stages") or [{**result, "label": _WHOLE}]
+        for stage in stages:
+            found.setdefault(stage["label"], []).append(_run(stage, file))
     if not found:
         raise ValueError(f"{path} holds no .json file")
     return found

@@ -11,6 +11,8 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+_PIPE_WIDTH = 200
+"""Columns of a table that no terminal bounds: names in it stay whole."""
 Result = dict[str, Any]
 """What a benchmark returns: JSON-ready, with a list `checks`."""
 
@@ -53,7 +55,7 @@ def emit(result: Result, *, as_json: bool, title: str) -> None:
         json.dump(result, sys.stdout, allow_nan=False)
         sys.stdout.write("\n")
         return
-    console = Console()
+    console = Console(width=None if sys.stdout.isatty() else _PIPE_WIDTH)
     console.print(_values_table(title, result))
     if result.get("rows"):
         console.print(_rows_table(result["rows"]))

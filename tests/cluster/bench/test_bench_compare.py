@@ -85,6 +85,12 @@ def test_vllm_files_are_read_and_stages_are_matched_by_name(tmp_path: Path) -> N
     rows = run_compare(CompareOptions(a=a, b=b))["rows"]
     assert {row["stage"] for row in rows} == {"y"}
     assert all(row["b_over_a"] == pytest.approx(1.0) for row in rows)
+    # A file of vLLM's is one run, whatever its --label says; it says null without one.
+    whole = save(tmp_path / "whole.json", ours)
+    for label in (None, "of a run"):
+        vllm = save(tmp_path / "vllm.json", {"label": label, **theirs})
+        rows = run_compare(CompareOptions(a=whole, b=vllm))["rows"]
+        assert all(row["b_over_a"] == pytest.approx(1.0) for row in rows)
 
 
 def test_a_regression_is_the_exit_status(
