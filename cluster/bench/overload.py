@@ -47,8 +47,8 @@ class OverloadOptions:
     """Requests that run at once."""
     max_queued_requests: int = 32
     """Requests that may wait."""
-    output_len: int = 64
-    """Tokens of each request."""
+    output_len: int = 256
+    """Tokens of each request: so many that the clients, too, can send `factor` times as many."""
     seed: int = 0
     """Of the arrivals."""
 
