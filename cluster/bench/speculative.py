@@ -69,7 +69,7 @@ def run_speculative(options: SpeculativeOptions) -> Result:
         engines = {
             "on": stack.enter_context(SpeculativeEngine(config)),
             "off": stack.enter_context(
-                SpeculativeEngine(replace(config, speculative_method="none"))
+                SpeculativeEngine(replace(config, speculative_method="none", speculative_model=""))
             ),
         }
         vocab_size = engines["on"].info.vocab_size

@@ -16,7 +16,7 @@ from worker.engine.config import EngineConfig
 
 _ENGINE: dict[str, Any] = {
     "kv_cache_tokens": 32768,
-    "max_num_batched_tokens": 512,
+    "max_num_batched_tokens": 256,
 }
 """What the engines have unless flags say otherwise."""
 

@@ -111,6 +111,22 @@ def test_requests_that_come_in_waves_and_come_again_from_the_cache() -> None:
         assert engine.num_accepted > before > 0
 
 
+@pytest.mark.parametrize("depth", [0, 1])
+def test_the_last_token_of_a_prompt_is_no_draw_to_go_on_from(depth: int) -> None:
+    # A step's tokens leave one of the prompt; the slot stands where another request left it.
+    text = prompts(3)[2] * 3
+    greedy = SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True)
+    options: dict[str, Any] = {"max_num_batched_tokens": 16, "kv_cache_tokens": 4096}
+    found = []
+    for speculation in ({}, NGRAM):
+        with SpeculatingEngine(**options, **speculation, overlap_depth=depth) as engine:
+            engine.generate([text[7:90]], greedy)
+            found.append([engine.outcomes([text[i : i + 17]], [greedy]) for i in range(4)])
+            if speculation:
+                assert engine.num_accepted > 0
+    assert found[0] == found[1]
+
+
 def test_texts_end_at_their_stop_strings() -> None:
     assert differing_texts(NGRAM, num_prompts=12) == (0, 12)
 
