@@ -169,7 +169,9 @@ class StepFiller:
                 length = chunks.get(request.request_id, 0)
             if length <= 0:
                 continue
-            if pending == 1 and self._speculation is not None:
+            # The last token of a prompt is known, and no draw of the slot that drafts could follow.
+            drawn = request.num_computed >= request.num_prefill
+            if pending == 1 and drawn and self._speculation is not None:
                 num_drafts = budget.take_drafts(self._speculation.num_drafts(request))
                 if num_drafts or request.num_unsettled:
                     self._claims.add_floating(request, lease, num_drafts, builder)

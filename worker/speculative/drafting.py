@@ -201,6 +201,7 @@ class Drafter:
         for admit in plan.admits:
             self._proposer.admit(admit.slot)
             self._tokens.admit(admit.slot)
+            self._newest[admit.slot] = 0
             if admit.end_token_ids:
                 self._end_tokens[admit.slot] = frozenset(admit.end_token_ids)
             else:
