@@ -63,7 +63,7 @@ class FdfoEngine(BenchEngine):
     def turn(
         self, prompts: Sequence[Sequence[int]], max_tokens: int | Sequence[int], number: int
     ) -> FdfoTurn:
-        """Answers all prompts, submitted at once; nothing cached in another turn is found.
+        """Answers all prompts, submitted at once; nothing that another one cached is found.
 
         Where each prompt has its own number of tokens, end tokens do not count.
         """
@@ -88,12 +88,12 @@ class FdfoEngine(BenchEngine):
         one_for_all = isinstance(max_tokens, int)
         limits = [max_tokens] * len(prompts) if isinstance(max_tokens, int) else max_tokens
         answers: dict[str, Answer] = {}
-        for prompt, limit in zip(prompts, limits, strict=True):
+        for index, (prompt, limit) in enumerate(zip(prompts, limits, strict=True)):
             sampling = SamplingParams(
                 temperature=0.0, max_tokens=limit, seed=0, ignore_eos=not one_for_all
             )
             data = np.asarray(prompt, dtype="<i4").tobytes()
-            submit = self._request(data, sampling, cache_salt=str(number))
+            submit = self._request(data, sampling, cache_salt=f"{number} {index}")
             answers[submit.request_id] = Answer(num_prompt=len(prompt))
             self._core.add(submit)
         while self._core.has_work():

@@ -26,6 +26,7 @@ def add_fdfo_flags(parser: argparse.ArgumentParser) -> None:
         "--questions", help="JSON lines; default: MODEL_heldout.jsonl, demo's of a model demo-x"
     )
     parser.add_argument("--num-questions", type=int, default=0, help="default: all")
+    parser.add_argument("--repeats", type=int, default=2, help="of the questions (default 2)")
     parser.add_argument("--running", default="4,16", help="requests at once (default 4,16)")
     parser.add_argument("--pairs", type=int, default=10, help="turns per arm (default 10)")
     parser.add_argument("--max-tokens", type=int, default=128, help="per answer (default 128)")
@@ -54,6 +55,7 @@ def fdfo_options(args: argparse.Namespace) -> FdfoOptions:
         engine=EngineConfig(**given_options(args, EngineConfig)),
         questions=args.questions,
         num_questions=args.num_questions,
+        repeats=args.repeats,
         running=tuple(int(text) for text in args.running.split(",")),
         pairs=args.pairs,
         max_tokens=args.max_tokens,

@@ -48,6 +48,9 @@ class FdfoOptions:
     named demo-x the questions of demo."""
     num_questions: int = 0
     """Of the file's; 0 takes all."""
+    repeats: int = 2
+    """Times that each is asked, one set after another: the fewer requests there are, the more of
+    the time the last ones have the engine to themselves."""
     running: tuple[int, ...] = (4, 16)
     pairs: int = 10
     max_tokens: int = 128
@@ -60,8 +63,9 @@ class FdfoOptions:
     """Instead of questions: how many blocks take how many rounds."""
 
     def __post_init__(self) -> None:
-        if self.pairs < 1 or not self.running or min(self.running) < 1 or self.max_tokens < 1:
-            raise ValueError("--pairs, --running and --max-tokens must be at least 1")
+        counts = (self.pairs, self.repeats, self.max_tokens, *self.running)
+        if not self.running or min(counts) < 1:
+            raise ValueError("--pairs, --repeats, --running and --max-tokens must be at least 1")
         if self.long_prompt_blocks < 5 or self.num_long < 1 or self.num_questions < 0:
             raise ValueError("--long-prompt-blocks must be at least 5, --num-long at least 1")
 
