@@ -14,6 +14,8 @@ from ray import serve
 from ray.serve.config import RequestRouterConfig
 from ray.serve.handle import DeploymentHandle
 
+from cluster.autoscaling.board import flattened
+from cluster.autoscaling.options import gateway_replicas, worker_replicas
 from cluster.config import ModelSpec, ServeConfig, serve_config_from_mapping
 from cluster.environment import LONGEST_STREAM_S
 from cluster.transport import RayTransport
@@ -66,9 +68,17 @@ class GatewayReplica:
         )
         self._gateway.gather = self._metrics.gather
         await self._metrics.open()
+        self._deployments = {name: handle.deployment_name for name, handle in handles.items()}
         await self._gateway.start()
         # Requests come as soon as this returns: one that replaces another knows its workers then.
         await self._gateway.wait_ready(KNOW_WORKERS_S)
+
+    def record_autoscaling_stats(self) -> dict[str, float]:
+        """Called by Serve where a model's workers follow the load: what there is for them to do."""
+        told: dict[str, float] = {}
+        for model in self._gateway.models:
+            told |= flattened(self._deployments[model.route.name], model.load.read())
+        return told
 
     def __serve_build_asgi_app__(self) -> FastAPI:
         """The HTTP application, built inside the replica: nothing of it is ever pickled."""
@@ -104,7 +114,10 @@ def build_application(
     gateway = serve.deployment(
         serve.ingress()(GatewayReplica),
         name="gateway",
-        num_replicas=config.endpoint.num_gateways,
+        **gateway_replicas(
+            config.endpoint.num_gateways,
+            reporting=any(model.autoscaling.enabled for model in config.models),
+        ),
         max_ongoing_requests=UNLIMITED,
         # In a rolling update the new ones come first: they need no GPU, and one must be there.
         max_surge_percent=100,
@@ -153,9 +166,9 @@ def _bind_worker_group(
     deployment = serve.deployment(
         group_class,
         name=model.deployment,
-        num_replicas=model.fleet.num_workers,
+        **worker_replicas(model.fleet.num_workers, model.autoscaling),
         max_ongoing_requests=UNLIMITED,
-        max_surge_percent=_surge_percent(engine, model.fleet.num_workers),
+        max_surge_percent=_surge_percent(engine, model.max_workers),
         max_constructor_retry_count=1,
         ray_actor_options={"num_cpus": 0, **_runtime(config)},
         # Each group has its own; Ray puts the next one where most is free.

@@ -10,6 +10,7 @@ from typing import Any, Literal, TypeVar
 
 import msgspec
 
+from cluster.autoscaling.config import AutoscalingConfig
 from router.config import GatewayConfig, ModelRoute, RoutingConfig
 from worker.engine.config import EngineConfig
 from worker.metrics.node import NodeMetricsConfig
@@ -44,6 +45,25 @@ class ModelSpec:
     """What each of its worker groups loads."""
     routing: RoutingConfig = field(default_factory=RoutingConfig)
     """How gateways choose one of them."""
+    autoscaling: AutoscalingConfig = field(default_factory=AutoscalingConfig)
+    """How many there are, where that follows the load."""
+
+    def __post_init__(self) -> None:
+        if self.autoscaling.enabled and self.fleet.num_workers != 1:
+            raise ValueError(
+                "--num-workers is fixed and --max-workers follows the load: give one of them, with "
+                "--min-workers for the fewest"
+            )
+
+    @property
+    def min_workers(self) -> int:
+        """Workers that it begins with, and the fewest that it has."""
+        return self.autoscaling.min_workers if self.autoscaling.enabled else self.fleet.num_workers
+
+    @property
+    def max_workers(self) -> int:
+        """Most workers that it may have at a time."""
+        return self.autoscaling.max_workers or self.fleet.num_workers
 
     @property
     def name(self) -> str:
@@ -124,7 +144,13 @@ class ServeConfig:
     def gateway(self) -> GatewayConfig:
         """The gateways' view of this."""
         routes = tuple(
-            ModelRoute(name=m.name, model=m.engine.model, routing=m.routing) for m in self.models
+            ModelRoute(
+                name=m.name,
+                model=m.engine.model,
+                routing=m.routing,
+                on_demand=m.autoscaling.to_zero,
+            )
+            for m in self.models
         )
         return GatewayConfig(
             models=routes,
@@ -205,12 +231,13 @@ def _model_spec(settings: object) -> ModelSpec:
         raise ValueError(f"each entry of `models:` needs a key `model`, got {settings!r}")
     where = f"the options of model {settings['model']}"
     engine = dict(settings)
-    fleet, routing = (
+    fleet, routing, autoscaling = (
         {f.name: engine.pop(f.name) for f in fields(cls) if f.name in engine}
-        for cls in (FleetConfig, RoutingConfig)
+        for cls in (FleetConfig, RoutingConfig, AutoscalingConfig)
     )
     return ModelSpec(
         fleet=dataclass_from_mapping(FleetConfig, fleet, where),
         engine=dataclass_from_mapping(EngineConfig, engine, where),
         routing=dataclass_from_mapping(RoutingConfig, routing, where),
+        autoscaling=dataclass_from_mapping(AutoscalingConfig, autoscaling, where),
     )

@@ -197,9 +197,7 @@ class LocalFleet:
             running = int(deployments[model.deployment].replica_states.get("RUNNING", 0))
             if running > reported.get(model.name, 0):
                 reported[model.name] = running
-                self._report(
-                    f"{model.name}: {running} of {model.fleet.num_workers} worker(s) ready"
-                )
+                self._report(f"{model.name}: {running} of {model.min_workers} worker(s) ready")
 
     def _wait_ready(self, timeout_s: float = 60) -> None:
         """Waits until the endpoint itself says that a worker can take work."""
@@ -217,9 +215,7 @@ class LocalFleet:
         raise LaunchError(f"{self.base_url}/ready does not say yes: {answer}")
 
     def _num_cpus_reserved(self) -> int:
-        ranks = sum(
-            m.fleet.num_workers * m.engine.tensor_parallel_size for m in self._config.models
-        )
+        ranks = sum(m.max_workers * m.engine.tensor_parallel_size for m in self._config.models)
         # Twice: in a rolling update new ones start before old ones end.
         return 2 * (ranks + self._config.endpoint.num_gateways) // 10 + 1
 

@@ -45,7 +45,8 @@ class RoutingConfig:
     another one with the tokens it has."""
     worker_wait_s: float = 120.0
     """Seconds that a request whose worker was lost waits for another, or for that one rebuilt; and
-    a new one, where the last worker has left and the next is still loading."""
+    a new one, where the last worker has left and the next is still loading, or is started on
+    demand."""
 
     def __post_init__(self) -> None:
         if self.max_request_attempts < 1:
@@ -75,6 +76,9 @@ class ModelRoute:
     """Further names of the same model."""
     routing: RoutingConfig = field(default_factory=RoutingConfig)
     """How its worker is chosen."""
+    on_demand: bool = False
+    """Whether a worker is started for requests that find none: they wait for it, rather than end
+    in a 503."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

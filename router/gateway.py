@@ -72,9 +72,9 @@ class Gateway:
 
     @property
     def ready(self) -> bool:
-        """Whether every model has a worker that can take requests."""
+        """Whether every model has a worker that can take requests, or gets one on demand."""
         models = self._models.values()
-        return bool(models) and all(model.fleet.ready for model in models)
+        return bool(models) and all(model.ready for model in models)
 
     async def start(self) -> None:
         """Loads tokenizers and attaches to the workers. Raises ValueError for a bad checkpoint."""

@@ -12,10 +12,12 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
+from cluster.autoscaling.config import AutoscalingConfig
 from cluster.cli.options import add_options, flag_name, given_options
 from cluster.config import (
     EndpointConfig,
     FleetConfig,
+    ModelSpec,
     ServeConfig,
     find_demo_model,
     refuse_missing_model,
@@ -26,6 +28,8 @@ from worker.engine.config import EngineConfig
 
 if TYPE_CHECKING:
     from rich.console import Console
+
+PER_MODEL = (FleetConfig, AutoscalingConfig, RoutingConfig, EngineConfig)
 
 
 def register(subparsers: Any) -> None:
@@ -42,6 +46,7 @@ def register(subparsers: Any) -> None:
     parser.add_argument("--address", help="a running Ray cluster (default: one of its own)")
     add_options(parser.add_argument_group("endpoint"), EndpointConfig)
     add_options(parser.add_argument_group("fleet"), FleetConfig)
+    add_options(parser.add_argument_group("autoscaling"), AutoscalingConfig)
     add_options(parser.add_argument_group("routing"), RoutingConfig)
     add_options(parser.add_argument_group("engine"), EngineConfig, exclude=["model"])
     parser.set_defaults(run=run)
@@ -91,7 +96,7 @@ def configure(arguments: argparse.Namespace) -> ServeConfig:
         ValueError: arguments that contradict each other, or a value that cannot be.
     """
     per_model: dict[str, Any] = {}
-    for cls in (FleetConfig, RoutingConfig, EngineConfig):
+    for cls in PER_MODEL:
         per_model |= given_options(arguments, cls)
     if arguments.model is None:
         per_model.pop("model")
@@ -110,9 +115,7 @@ def configure(arguments: argparse.Namespace) -> ServeConfig:
 
 
 def _flag(name: str) -> str:
-    all_fields = {
-        f.name: f for cls in (FleetConfig, RoutingConfig, EngineConfig) for f in fields(cls)
-    }
+    all_fields = {f.name: f for cls in PER_MODEL for f in fields(cls)}
     return "MODEL" if name == "model" else flag_name(all_fields[name])
 
 
@@ -146,9 +149,15 @@ def _tell(console: Console, line: str, stopping: threading.Event) -> None:
 
 def _summary(config: ServeConfig) -> str:
     return ", ".join(
-        f"{m.name} ({m.fleet.num_workers} worker(s) of {m.engine.tensor_parallel_size} rank(s))"
+        f"{m.name} ({_workers(m)} worker(s) of {m.engine.tensor_parallel_size} rank(s))"
         for m in config.models
     )
+
+
+def _workers(model: ModelSpec) -> str:
+    if not model.autoscaling.enabled:
+        return str(model.fleet.num_workers)
+    return f"{model.min_workers} to {model.max_workers}"
 
 
 def _show_banner(console: Console, config: ServeConfig, base_url: str, logs: str) -> None:

@@ -78,8 +78,8 @@ class MonitorRoutes:
         return JSONResponse({"status": "ok"})
 
     async def ready(self, _: Request) -> Response:
-        """GET /ready: every model has a worker that can take requests."""
-        waiting = [model.route.name for model in self._gateway.models if not model.fleet.ready]
+        """GET /ready: every model has a worker that can take requests, or gets one on demand."""
+        waiting = [model.route.name for model in self._gateway.models if not model.ready]
         if self._gateway.ready:
             return JSONResponse({"status": "ready"})
         return JSONResponse({"status": "not ready", "models": waiting}, status_code=503)

@@ -103,6 +103,11 @@ class WorkerChannel:
             self._task.cancel()
             await asyncio.wait([self._task])
 
+    @property
+    def leaving(self) -> bool:
+        """Whether the worker has left the set."""
+        return self._leaving
+
     def set_leaving(self, leaving: bool) -> None:
         """The worker left the set, or came back: it finishes its requests, then the stream ends."""
         self._leaving = leaving

@@ -6,6 +6,7 @@ import asyncio
 import itertools
 import logging
 import secrets
+import time
 from collections.abc import Iterable
 from typing import Any
 
@@ -20,6 +21,7 @@ from router.metrics.stats import ModelStats
 from router.serving.account import count_choice, decision_line
 from router.serving.completion import Completion, CompletionSpec
 from router.serving.generation import Generation, GenerationRequest
+from router.serving.load import LoadMeter
 from router.serving.mailbox import Mailbox
 from router.serving.newcomers import Newcomers
 from router.serving.resumption import Resumption
@@ -72,12 +74,18 @@ class ServedModel:
         self._gateway_id = gateway_id
         self._transport = transport
         self._channels: dict[str, WorkerChannel] = {}
-        self._newcomers = Newcomers(route.routing.worker_wait_s)
+        self._newcomers = Newcomers(route.routing.worker_wait_s, on_demand=route.on_demand)
         self._closed = False
         self._admission = AdmissionChange()
         self._resumption = Resumption(route.routing, self._place, self.stats)
+        self.load = LoadMeter(self.stats, fleet, time.monotonic)
         folder = route.routing.decision_log
         self._log_file = DecisionLog(folder, route.name, gateway_id) if folder else None
+
+    @property
+    def ready(self) -> bool:
+        """Whether requests are served: by a worker, or by one that is started for them."""
+        return self.fleet.ready or self.route.on_demand
 
     def start(self) -> None:
         """Follows the set of workers from now on."""
@@ -137,6 +145,8 @@ class ServedModel:
     def on_snapshot(self, worker_id: str, snapshot: AttachSnapshot) -> None:
         """See ChannelListener."""
         self.fleet.attach(worker_id, snapshot)
+        # It may have left while the stream was being opened, when the fleet did not know it yet.
+        self.fleet.set_draining(worker_id, self._channels[worker_id].leaving)
         self._newcomers.settled(worker_id)
         if self._admission.given():
             self._channels[worker_id].set_admission(self._admission)

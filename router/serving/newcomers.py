@@ -17,13 +17,14 @@ class Newcomers:
 
     Args:
         load_s: for which a request waits for a worker that is yet to come where the last has left.
+        on_demand: whether one is to come where there has been none, too.
     """
 
-    def __init__(self, load_s: float) -> None:
+    def __init__(self, load_s: float, *, on_demand: bool = False) -> None:
         self._load_s = load_s
         self._expected: dict[str, None] = {}
         """Have come; a stream to them is being opened."""
-        self._vacant = False
+        self._vacant = on_demand
         """Whether all that were there have left."""
         self._num_waiting = 0
         self._changed = asyncio.Event()

@@ -1,0 +1,70 @@
+"""Configuration of a model's autoscaling."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AutoscalingConfig:
+    """How the number of a model's workers follows its load."""
+
+    max_workers: int = 0
+    """Most workers; 0 keeps --num-workers all the time. With it --num-workers is not given."""
+    min_workers: int = 1
+    """Fewest workers, with --max-workers. 0 lets an idle model go: its next request waits, for up
+    to --worker-wait-s, until a worker has been started."""
+    target_load: float = 0.7
+    """Part of the workers' time that the load is to take: the time that the tokens which arrive
+    need, as fitted to the steps of late, in batches that are full."""
+    target_queue_delay_ms: float = 1000.0
+    """Longest time that the next request should be expected to wait before a worker begins it."""
+    target_kv_usage: float = 0.85
+    """Part of the KV caches that running and waiting requests are to take."""
+    backlog_horizon_s: float = 30.0
+    """Seconds in which what waits should be worked off; about the time in which a worker starts."""
+    upscale_delay_s: float = 3.0
+    """Seconds for which more workers must have been wanted before they are started; from zero the
+    first one is started at once."""
+    downscale_delay_s: float = 300.0
+    """Seconds for which fewer workers must have sufficed before any is let go. Longer, up to eight
+    times, after each time that one was missed soon after it had gone."""
+    downscale_to_zero_delay_s: float = 600.0
+    """Seconds without any request before the last worker is let go, with --min-workers 0."""
+
+    def __post_init__(self) -> None:
+        if self.max_workers < 0 or self.min_workers < 0:
+            raise ValueError("--max-workers and --min-workers must not be negative")
+        if self.enabled and self.min_workers > self.max_workers:
+            raise ValueError(
+                f"--min-workers must be at most --max-workers, got {self.min_workers} and "
+                f"{self.max_workers}"
+            )
+        if not self.enabled and self.min_workers != 1:
+            raise ValueError("--min-workers needs --max-workers, which switches autoscaling on")
+        for name in ("target_load", "target_kv_usage"):
+            if not 0.0 < getattr(self, name) <= 1.0:
+                flag = "--" + name.replace("_", "-")
+                raise ValueError(f"{flag} must be above 0 and at most 1, got {getattr(self, name)}")
+        for name in ("target_queue_delay_ms", "backlog_horizon_s"):
+            if getattr(self, name) <= 0.0:
+                flag = "--" + name.replace("_", "-")
+                raise ValueError(f"{flag} must be above 0, got {getattr(self, name)}")
+        for name in ("upscale_delay_s", "downscale_delay_s", "downscale_to_zero_delay_s"):
+            if getattr(self, name) < 0.0:
+                flag = "--" + name.replace("_", "-")
+                raise ValueError(f"{flag} must not be negative, got {getattr(self, name)}")
+
+    @property
+    def enabled(self) -> bool:
+        """Whether the number of workers follows the load at all."""
+        return self.max_workers > 0
+
+    @property
+    def to_zero(self) -> bool:
+        """Whether there may be no worker at all."""
+        return self.enabled and not self.min_workers
+
+    def bounded(self, count: int) -> int:
+        """`count`, brought within the bounds."""
+        return max(self.min_workers, min(self.max_workers, count))

@@ -1,0 +1,258 @@
+"""How many workers: bounds, delays and the absence of flapping, in virtual time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from itertools import pairwise
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from cluster.autoscaling.config import AutoscalingConfig
+from cluster.autoscaling.decision import Autoscaler
+from cluster.autoscaling.load import FleetLoad, combined
+from router.serving.load import LoadReport
+
+CONFIG = AutoscalingConfig(
+    max_workers=8,
+    target_load=0.5,
+    upscale_delay_s=3.0,
+    downscale_delay_s=60.0,
+    downscale_to_zero_delay_s=120.0,
+)
+STARTS_S = 12.0
+
+
+def load_of(work: float, **fields: object) -> FleetLoad:
+    return FleetLoad(num_ready=1, work=work, active=work > 0.0, **fields)  # type: ignore[arg-type]
+
+
+class Fleet:
+    """Workers that take a while to start; the work that they cannot do in time waits."""
+
+    def __init__(self, config: AutoscalingConfig, target: int = 1) -> None:
+        self.autoscaler = Autoscaler(config)
+        self.now = 0.0
+        self.target = target
+        self.ready = target
+        self.backlog_s = 0.0
+        self.targets = [target]
+        self._starting: list[float] = []
+
+    def second(self, work: float) -> None:
+        """One second in which so many workers' time was asked for."""
+        self.now += 1.0
+        self.backlog_s = max(self.backlog_s + work - self.ready, 0.0)
+        arrived = [at for at in self._starting if at <= self.now]
+        self._starting = [at for at in self._starting if at > self.now]
+        self.ready += len(arrived)
+        load = FleetLoad(
+            num_ready=self.ready,
+            work=work,
+            backlog_s=self.backlog_s,
+            queue_delay_s=self.backlog_s / self.ready if self.ready else 0.0,
+            active=work > 0.0 or self.backlog_s > 0.0,
+        )
+        target = self.autoscaler.decide(load, self.target, self.now)
+        if target > self.target:
+            self._starting += [self.now + STARTS_S] * (target - self.target)
+        elif target < self.target:
+            self.ready = min(self.ready, target)
+        if target != self.target:
+            self.targets.append(target)
+        self.target = target
+
+    def run(self, works: Iterable[float]) -> None:
+        for work in works:
+            self.second(work)
+
+    @property
+    def num_turns(self) -> int:
+        """How often a change had the other direction than the one before."""
+        signs = [b > a for a, b in pairwise(self.targets)]
+        return sum(a != b for a, b in pairwise(signs))
+
+
+def test_a_load_step_goes_up_fast_and_down_slowly() -> None:
+    fleet = Fleet(CONFIG)
+    fleet.run([0.3] * 60)
+    assert fleet.targets == [1]
+    fleet.run([1.4] * 5)
+    assert fleet.target >= 3, "three workers at half of their time, within 5 s"
+    fleet.run([1.4] * 115)
+    assert fleet.backlog_s == 0.0
+    at_work = fleet.target
+    fleet.run([0.3] * 55)
+    assert fleet.target == at_work
+    fleet.run([0.3] * 185)
+    assert fleet.target == 1
+    assert fleet.num_turns == 1
+
+
+@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("mean", [0.45, 0.5, 0.8, 1.0, 1.25, 1.5])
+def test_ten_minutes_of_noise_make_it_turn_at_most_once(seed: int, mean: float) -> None:
+    """Noise of every length: second by second, and swells of a minute; around whole workers too."""
+    random = np.random.default_rng(seed)
+    fast = random.lognormal(0.0, 0.4, 900)
+    swell = np.convolve(random.normal(0.0, 1.0, 959), np.ones(60) / 60.0, "valid") * 1.5
+    fleet = Fleet(CONFIG)
+    fleet.run((mean * fast * np.exp(swell))[:300])
+    fleet.targets = [fleet.target]
+    fleet.run((mean * fast * np.exp(swell))[300:])
+    assert fleet.num_turns <= 1, fleet.targets
+
+
+def test_a_burst_shorter_than_the_delay_starts_nothing() -> None:
+    fleet = Fleet(CONFIG)
+    fleet.run([0.3] * 20 + [0.9, 0.9] + [0.3] * 20)
+    assert fleet.targets == [1]
+
+
+def test_workers_that_are_missed_are_kept_longer_the_next_time() -> None:
+    fleet = Fleet(CONFIG, target=1)
+    kept = []
+    for _ in range(4):
+        fleet.run([1.4] * 40)
+        assert fleet.target > 1
+        seconds = 0
+        while fleet.target > 1 and seconds < 2000:
+            fleet.second(0.2)
+            seconds += 1
+        kept.append(seconds)
+    assert kept[0] <= 70
+    assert kept == sorted(kept)
+    assert kept[-1] >= 4 * kept[0]
+    fleet.run([0.2] * 2000)
+    fleet.run([1.4] * 40 + [0.2] * 5000)
+    assert fleet.target == 1, "patience ends"
+
+
+def test_an_idle_model_lets_its_workers_go_and_gets_them_back() -> None:
+    config = replace(CONFIG, min_workers=0)
+    fleet = Fleet(config, target=2)
+    fleet.run([0.0] * 119)
+    assert fleet.target == 1
+    fleet.run([0.0] * 2)
+    assert fleet.target == 0
+    fleet.run([0.0] * 600)
+    assert fleet.target == 0
+    fleet.second(0.01)
+    assert fleet.target == 1, "at once, however little it is"
+    waits = FleetLoad(backlog_s=100.0, active=True)
+    assert Autoscaler(config).decide(waits, 0, 0.0) == 7, "100 s of work in 30 s, at half the time"
+
+
+def test_the_last_worker_stays_where_zero_is_not_allowed() -> None:
+    fleet = Fleet(CONFIG)
+    fleet.run([0.0] * 2000)
+    assert fleet.target == 1
+
+
+def test_one_request_every_minute_keeps_the_last_worker() -> None:
+    fleet = Fleet(replace(CONFIG, min_workers=0))
+    fleet.run(([0.05] + [0.0] * 59) * 20)
+    assert fleet.targets == [1]
+
+
+def wanted(**fields: object) -> float:
+    return Autoscaler(CONFIG).wanted(FleetLoad(num_ready=2, active=True, **fields))  # type: ignore[arg-type]
+
+
+def test_each_of_load_backlog_delay_and_cache_asks_by_itself() -> None:
+    assert wanted() < 0.01
+    assert wanted(work=1.5) == 3.0
+    assert wanted(work=1.0, backlog_s=15.0) == 3.0
+    assert wanted(queue_delay_s=0.9) < 0.01
+    assert wanted(queue_delay_s=1.5) == 3.0
+    assert wanted(queue_delay_s=60.0) == 4.0
+    assert wanted(kv=2.55) == pytest.approx(3.0)
+
+
+def test_what_waits_for_workers_that_start_starts_no_more() -> None:
+    autoscaler = Autoscaler(CONFIG)
+    load = FleetLoad(num_ready=1, work=1.4, backlog_s=500.0, queue_delay_s=60.0, active=True)
+    targets = [autoscaler.decide(load, 3, float(second)) for second in range(300)]
+    assert targets == [3] * 300
+    arrived = replace(load, num_ready=3)
+    assert [autoscaler.decide(arrived, 3, 300.0 + s) for s in range(4)][-1] > 3
+
+
+def test_other_bounds_take_hold_at_once() -> None:
+    assert Autoscaler(CONFIG).decide(load_of(0.1), 20, 0.0) == 8
+    assert Autoscaler(replace(CONFIG, min_workers=2)).decide(load_of(0.1), 1, 0.0) == 2
+
+
+def test_reports_of_gateways_add_up_what_is_theirs_alone() -> None:
+    one = LoadReport(num_ready=2, work=0.5, pending_s=3.0, pending_kv=0.1, waiting_s=4.0, kv=1.0)
+    two = LoadReport(num_ready=1, work=0.25, pending_s=1.0, waiting_s=5.0, queue_delay_s=2.0)
+    load = combined([one, two])
+    assert load == FleetLoad(
+        num_ready=2, work=0.75, backlog_s=9.0, queue_delay_s=2.0, kv=1.1, active=False
+    )
+    assert combined([one, two._replace(num_pending=1.0)]).active
+    assert not combined([]).active
+
+
+CASES = st.builds(
+    AutoscalingConfig,
+    max_workers=st.integers(3, 10),
+    min_workers=st.integers(0, 3),
+    target_load=st.floats(0.2, 1.0),
+    upscale_delay_s=st.floats(0.0, 10.0),
+    downscale_delay_s=st.floats(5.0, 120.0),
+    downscale_to_zero_delay_s=st.floats(120.0, 300.0),
+)
+WORKS = st.lists(st.floats(0.0, 12.0), min_size=1, max_size=20)
+
+
+@settings(max_examples=150, deadline=None)
+@given(CASES, WORKS, st.integers(1, 90))
+def test_bounds_and_pace_hold_under_any_load(
+    config: AutoscalingConfig, works: list[float], stay: int
+) -> None:
+    """Between an upscale and the next downscale lies the delay, so directions change rarely."""
+    fleet = Fleet(config, config.bounded(1))
+    rose_at = -1e9
+    for work in works:
+        for _ in range(stay):
+            before = fleet.target
+            fleet.second(work)
+            assert config.min_workers <= fleet.target <= config.max_workers
+            if fleet.target > before:
+                rose_at = fleet.now
+            elif fleet.target < before:
+                assert fleet.now - rose_at >= config.downscale_delay_s
+
+
+@settings(max_examples=60, deadline=None)
+@given(CASES, st.floats(0.0, 12.0))
+def test_a_steady_load_settles_and_is_carried(config: AutoscalingConfig, work: float) -> None:
+    fleet = Fleet(config, config.bounded(1))
+    fleet.run([work] * 3000)
+    settled = fleet.target
+    fleet.run([work] * 600)
+    assert fleet.target == settled
+    if settled < config.max_workers:
+        assert fleet.backlog_s == 0.0
+
+
+@pytest.mark.parametrize(
+    ("fields", "named"),
+    [
+        ({"max_workers": 2, "min_workers": 3}, "--min-workers"),
+        ({"min_workers": 0}, "--max-workers"),
+        ({"max_workers": -1}, "--max-workers"),
+        ({"max_workers": 2, "target_load": 0.0}, "--target-load"),
+        ({"max_workers": 2, "target_kv_usage": 1.5}, "--target-kv-usage"),
+        ({"max_workers": 2, "backlog_horizon_s": 0.0}, "--backlog-horizon-s"),
+        ({"max_workers": 2, "downscale_delay_s": -1.0}, "--downscale-delay-s"),
+    ],
+)
+def test_what_cannot_be_is_refused_by_its_flag(fields: dict[str, object], named: str) -> None:
+    make: Callable[..., AutoscalingConfig] = AutoscalingConfig
+    with pytest.raises(ValueError, match=named):
+        make(**fields)
