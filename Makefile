@@ -4,6 +4,7 @@
 # make check-rolling-update  a thousand requests while all gateways and workers are replaced (two minutes)
 # make check-nodes    three Ray nodes on this machine: one is lost, one joins, the head restarts (two minutes)
 # make check-overload ten times too much load over HTTP for a minute
+# make check-autoscale  workers follow a load step and ten minutes of noisy load (15 minutes)
 # make demo-models    train the demo models again (up to an hour each)
 # make check-speculative  drafts change no token: every combination of features (ten minutes)
 
@@ -16,7 +17,8 @@ STAMP := $(VENV)/.installed
 ARGS ?=
 TEST_ARGS ?=
 
-.PHONY: install serve test lint check-overload check-rolling-update check-nodes demo-models check-speculative
+.PHONY: install serve test lint check-autoscale check-nodes check-overload check-rolling-update \
+	demo-models check-speculative
 .DEFAULT_GOAL := serve
 
 install: $(STAMP)
@@ -51,6 +53,9 @@ check-rolling-update: $(STAMP)
 
 check-nodes: $(STAMP)
 	$(BIN)/python -m cluster.bench.nodes --json $(ARGS)
+
+check-autoscale: $(STAMP)
+	$(BIN)/python -m cluster.bench.autoscale --json $(ARGS)
 
 demo-models: $(STAMP)
 	$(BIN)/python -m deploy.models.train --output deploy/models/demo

@@ -73,8 +73,9 @@ class Autoscaler:
             self._idle_since = now
         decided = self._config.bounded(target)
         if not target:
-            # Whoever waits finds no worker at all, and a delay would add to that.
-            decided = self._config.bounded(_up_to(more))
+            # Whoever waits finds no worker at all, and a delay would add to that. Where nobody
+            # does, what there is of load is the tail of a mean over what is over.
+            decided = self._config.bounded(_up_to(more) if load.active else 0)
         elif (higher := self._higher(more, target, now)) > target:
             decided = higher
         elif (lower := self._lower(enough, target, now)) < target:

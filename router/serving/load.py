@@ -13,6 +13,8 @@ from router.metrics.stats import ModelStats
 
 _WINDOW_S = 10.0
 """Time after which what arrived weighs 1/e."""
+_DELAY_WINDOW_S = 3.0
+"""The same of the expected wait, which jumps from step to step."""
 _PLACES = 64
 """Requests of a full batch, until there is a worker to tell."""
 _OUTPUT = 128.0
@@ -34,7 +36,7 @@ class LoadReport(NamedTuple):
     waiting_s: float = 0.0
     """A worker's time for what waits at workers, whoever sent it."""
     queue_delay_s: float = 0.0
-    """How long the next request is expected to wait at the best of them; 0 without any."""
+    """How long requests of late were expected to wait at the best of them."""
     kv: float = 0.0
     """Parts of their KV caches that are taken, added up, and what those need that wait there."""
     num_pending: float = 0.0
@@ -63,6 +65,7 @@ class LoadMeter:
         self._seen = self._counts()
         self._rates = (0.0, 0.0, 0.0)
         """Per second: prompt tokens to compute, requests, tokens generated."""
+        self._delay_s = 0.0
 
     def read(self) -> LoadReport:
         """The load now. To be called every second or so: rates are taken between two calls."""
@@ -85,7 +88,7 @@ class LoadMeter:
             pending_s=stats.pending_tokens * prompt_s + stats.pending_requests * output * token_s,
             pending_kv=stats.pending_tokens / room,
             waiting_s=float(queue_s.sum() + waiting.sum() * output * token_s),
-            queue_delay_s=min(self._fleet.expected_wait_s(), _MOST_WAIT_S) if len(rows) else 0.0,
+            queue_delay_s=self._delay_s,
             kv=float(np.clip(taken, 0.0, None).sum()),
             num_pending=float(stats.pending_requests),
             num_active=float(table.num_active[rows].sum()),
@@ -127,4 +130,7 @@ class LoadMeter:
             for rate, count, before in zip(self._rates, counts, self._seen, strict=True)
         )
         self._rates = (prompts, requests, generated)
+        kept = exp(-passed / _DELAY_WINDOW_S)
+        delay_s = self._fleet.expected_wait_s() if self._fleet.ready else 0.0
+        self._delay_s = kept * self._delay_s + (1.0 - kept) * min(delay_s, _MOST_WAIT_S)
         self._at, self._seen = now, counts

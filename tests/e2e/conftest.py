@@ -1,4 +1,5 @@
-"""One fleet for all end-to-end tests: two workers of two ranks each, started by the command."""
+"""One fleet for all end-to-end tests, started by the command: two workers of two ranks each, and a
+second model that has no worker while nobody asks for it."""
 
 from __future__ import annotations
 
@@ -15,12 +16,16 @@ from pathlib import Path
 
 import httpx
 import pytest
+import yaml
 from openai import OpenAI
 
+from cluster.config import find_demo_model
 from cluster.environment import free_ports
 
 API_KEY = "key-of-the-tests"
 MODEL = "tiny"
+ELASTIC = "elastic"
+"""The model whose workers follow the load."""
 START_TIMEOUT_S = 150
 
 
@@ -103,15 +108,14 @@ class RunningFleet:
         pytest.fail(f"rayfleet serve is not ready after {timeout_s} s")
 
 
-def start_fleet(model: Path, *arguments: str) -> RunningFleet:
+def start_fleet(folder: Path, *arguments: str) -> RunningFleet:
     """Starts `rayfleet serve` from a folder that is not the source tree."""
     port = free_ports(1)[0]
     base_url = f"http://127.0.0.1:{port}"
-    command = [sys.executable, "-m", "cluster.cli.main", "serve", str(model)]
-    command += ["--port", str(port), "--served-model-name", MODEL, "--device", "cpu"]
+    command = [sys.executable, "-m", "cluster.cli.main", "serve", "--port", str(port)]
     process = subprocess.Popen(
         [*command, *arguments],
-        cwd=model.parent,
+        cwd=folder,
         env={**os.environ, "RAYFLEET_TEST": base_url},
         start_new_session=True,
     )
@@ -129,13 +133,40 @@ def stop_fleet(fleet: RunningFleet) -> None:
             os.kill(pid, signal.SIGKILL)
 
 
+def models_of(tiny: Path) -> list[dict[str, object]]:
+    """What the fleet serves; the second model's delays are those of a test."""
+    common = {"device": "cpu", "kv_cache_tokens": 8192}
+    return [
+        {
+            **common,
+            "model": str(tiny),
+            "served_model_name": MODEL,
+            "num_workers": 2,
+            "tensor_parallel_size": 2,
+            "batch_invariant": True,
+        },
+        {
+            **common,
+            "model": find_demo_model(),
+            "served_model_name": ELASTIC,
+            "max_num_seqs": 2,
+            "min_workers": 0,
+            "max_workers": 3,
+            "target_load": 0.3,
+            "target_queue_delay_ms": 25,
+            "upscale_delay_s": 1,
+            "downscale_delay_s": 3,
+            "downscale_to_zero_delay_s": 3,
+        },
+    ]
+
+
 @pytest.fixture(scope="session")
 def fleet(tiny_chat_model: Path) -> Iterator[RunningFleet]:
-    fleet = start_fleet(
-        tiny_chat_model,
-        *("--num-workers", "2", "--tensor-parallel-size", "2"),
-        *("--kv-cache-tokens", "8192", "--api-key", API_KEY, "--batch-invariant"),
-    )
+    folder = tiny_chat_model.parent
+    config = folder / "fleet.yaml"
+    config.write_text(yaml.safe_dump({"models": models_of(tiny_chat_model)}))
+    fleet = start_fleet(folder, "--config", str(config), "--api-key", API_KEY)
     try:
         fleet.wait_ready(num_workers=2)
         yield fleet

@@ -11,6 +11,24 @@ from tests.helm.binaries import HelmUnavailableError, find_helm
 from tests.helm.chart import Helm
 
 EVERYTHING = {
+    "models": [
+        {
+            "name": "demo",
+            "model": "/opt/rayfleet/deploy/models/demo",
+            "group": "cpu",
+            "autoscaling": {
+                "minWorkers": 0,
+                "maxWorkers": 3,
+                "targetLoad": 0.6,
+                "targetQueueDelayMs": 250,
+                "targetKvUsage": 0.9,
+                "backlogHorizonSeconds": 20,
+                "upscaleDelaySeconds": 1.5,
+                "downscaleDelaySeconds": 120,
+                "downscaleToZeroDelaySeconds": 900,
+            },
+        }
+    ],
     "apiKeys": {"keys": ["key-one", "key-two"]},
     "huggingFace": {"token": "hf_token"},
     "modelCache": {"persistent": True},

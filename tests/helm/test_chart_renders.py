@@ -104,6 +104,7 @@ def test_serve_and_rayfleet_take_the_configuration(
     rendered: dict[str, list[Object]], case: str
 ) -> None:
     from ray._common.utils import import_attr
+    from ray.serve._private.utils import DEFAULT
     from ray.serve.schema import ServeDeploySchema
 
     from cluster.config import serve_config_from_mapping
@@ -119,6 +120,12 @@ def test_serve_and_rayfleet_take_the_configuration(
     assert overridden == {"gateway", *(model.deployment for model in config.models)}
     for model, deployment in zip(config.models, application.deployments[1:], strict=True):
         assert len(deployment.placement_group_bundles) == model.engine.tensor_parallel_size
+        # What follows the load is not fixed beside it.
+        assert deployment.autoscaling_config is DEFAULT.VALUE
+        assert (deployment.num_replicas is DEFAULT.VALUE) == model.autoscaling.enabled
+    follows = any(model.autoscaling.enabled for model in config.models)
+    assert (application.deployments[0].num_replicas is DEFAULT.VALUE) == follows
+    assert follows == (case in ("values-mixed-diffusion.yaml", "everything"))
 
 
 def test_every_value_is_described(helm4: Helm) -> None:

@@ -5,20 +5,27 @@
 {{- $models := list -}}
 {{- $gateway := dict
   "name" "gateway"
-  "num_replicas" (int .Values.gateway.replicas)
   "graceful_shutdown_timeout_s" $grace
   "ray_actor_options" (dict "num_cpus" 0.1 "resources" (dict "rayfleet_gateway" 1))
 -}}
+{{- /* Gateways that report the load to an autoscaler have their number from num_gateways alone. */ -}}
+{{- if not (include "rayfleet.autoscales" .) -}}
+{{- $_ := set $gateway "num_replicas" (int .Values.gateway.replicas) -}}
+{{- end -}}
 {{- $deployments := list $gateway -}}
 {{- range .Values.models -}}
 {{- $group := include "rayfleet.group" (dict "root" $ "name" .group "model" .name) | fromYaml -}}
 {{- $entry := dict
   "served_model_name" .name
   "model" .model
-  "num_workers" (int (default 1 .workers))
   "tensor_parallel_size" (int (default 1 .tensorParallelSize))
   "device" (ternary "cuda" "cpu" (gt (int $group.gpus) 0))
 -}}
+{{- if .autoscaling -}}
+{{- $entry = merge $entry (include "rayfleet.modelAutoscaling" .autoscaling | fromYaml) -}}
+{{- else -}}
+{{- $_ := set $entry "num_workers" (int (default 1 .workers)) -}}
+{{- end -}}
 {{- $models = append $models (merge $entry (default dict .options)) -}}
 {{- $deployments = append $deployments (include "rayfleet.workerDeployment" (dict "model" . "group" $group "grace" $grace) | fromYaml) -}}
 {{- end -}}
@@ -34,9 +41,6 @@
   "args" $args
   "deployments" $deployments
 -}}
-{{- with .Values.autoscalingPolicy -}}
-{{- $_ := set $application "autoscaling_policy" . -}}
-{{- end -}}
 {{- toYaml (dict
   "proxy_location" "EveryNode"
   "http_options" (dict "host" "0.0.0.0" "port" 8000)
@@ -64,11 +68,33 @@
   "graceful_shutdown_timeout_s" .grace
   "max_surge_percent" (int (default 0 .model.maxSurgePercent))
 -}}
-{{- if .model.autoscaling -}}
-{{- $_ := set $deployment "num_replicas" "auto" -}}
-{{- $_ := set $deployment "autoscaling_config" .model.autoscaling -}}
-{{- else -}}
+{{- if not .model.autoscaling -}}
 {{- $_ := set $deployment "num_replicas" (int (default 1 .model.workers)) -}}
 {{- end -}}
 {{- toYaml $deployment -}}
+{{- end -}}
+
+{{/* Whether any model's workers follow its load. */}}
+{{- define "rayfleet.autoscales" -}}
+{{- range .Values.models -}}{{- if .autoscaling -}}yes{{- end -}}{{- end -}}
+{{- end -}}
+
+{{/* A model's autoscaling under the names of rayfleet's own options. */}}
+{{- define "rayfleet.modelAutoscaling" -}}
+{{- $names := dict
+  "minWorkers" "min_workers"
+  "maxWorkers" "max_workers"
+  "targetLoad" "target_load"
+  "targetQueueDelayMs" "target_queue_delay_ms"
+  "targetKvUsage" "target_kv_usage"
+  "backlogHorizonSeconds" "backlog_horizon_s"
+  "upscaleDelaySeconds" "upscale_delay_s"
+  "downscaleDelaySeconds" "downscale_delay_s"
+  "downscaleToZeroDelaySeconds" "downscale_to_zero_delay_s"
+-}}
+{{- $options := dict -}}
+{{- range $name, $value := . -}}
+{{- $_ := set $options (get $names $name) $value -}}
+{{- end -}}
+{{- toYaml $options -}}
 {{- end -}}

@@ -22,7 +22,7 @@
 {{- $model := . -}}
 {{- if hasKey $names .name -}}{{- fail (printf "models: two are served as %q" .name) -}}{{- end -}}
 {{- $_ := set $names .name true -}}
-{{- range list "model" "served_model_name" "num_workers" "tensor_parallel_size" "device" -}}
+{{- range list "model" "served_model_name" "num_workers" "min_workers" "max_workers" "tensor_parallel_size" "device" -}}
 {{- if hasKey (default dict $model.options) . -}}
 {{- fail (printf "models: options of %q must not hold %q, for which the chart has a value of its own" $model.name .) -}}
 {{- end -}}
@@ -76,6 +76,13 @@
 {{- if and .model.autoscaling (hasKey .model "workers") -}}
 {{- fail (printf "models: %q has both workers and autoscaling, which decides their number" .model.name) -}}
 {{- end -}}
+{{- $least := int (default 1 .model.workers) -}}
+{{- with .model.autoscaling -}}
+{{- $least = int (ternary .minWorkers 1 (hasKey . "minWorkers")) -}}
+{{- if gt $least (int .maxWorkers) -}}
+{{- fail (printf "models: autoscaling of %q has minWorkers %d above maxWorkers %d" $.model.name $least (int .maxWorkers)) -}}
+{{- end -}}
+{{- end -}}
 {{- $gpus := int $group.gpus -}}
 {{- if gt $gpus 0 -}}
 {{- $hosts := int (default 1 $group.numOfHosts) -}}
@@ -83,7 +90,7 @@
 {{- fail (printf "models: %q needs %d GPUs in one pod (tensorParallelSize with placement STRICT_PACK), but pods of group %q have %d" .model.name $tp .model.group $gpus) -}}
 {{- end -}}
 {{- $sum := get .groups .model.group -}}
-{{- $_ := set $sum "ranks" (add (get $sum "ranks") (mul $tp (int (ternary 0 (default 1 .model.workers) (not (empty .model.autoscaling)))))) -}}
+{{- $_ := set $sum "ranks" (add (get $sum "ranks") (mul $tp $least)) -}}
 {{- $there := mul $gpus $hosts (int (default $group.replicas (ternary $group.maxReplicas nil .root.Values.autoscaler.enabled))) -}}
 {{- if gt (int (get $sum "ranks")) (int $there) -}}
 {{- fail (printf "models: group %q has %d GPUs in all, but its models need %d" .model.group (int $there) (int (get $sum "ranks"))) -}}

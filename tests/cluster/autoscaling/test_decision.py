@@ -40,18 +40,21 @@ class Fleet:
         self.ready = target
         self.backlog_s = 0.0
         self.targets = [target]
+        self.work = 0.0
+        """Smoothed, as gateways report it."""
         self._starting: list[float] = []
 
     def second(self, work: float) -> None:
         """One second in which so many workers' time was asked for."""
         self.now += 1.0
         self.backlog_s = max(self.backlog_s + work - self.ready, 0.0)
+        self.work += (work - self.work) * 0.1
         arrived = [at for at in self._starting if at <= self.now]
         self._starting = [at for at in self._starting if at > self.now]
         self.ready += len(arrived)
         load = FleetLoad(
             num_ready=self.ready,
-            work=work,
+            work=self.work,
             backlog_s=self.backlog_s,
             queue_delay_s=self.backlog_s / self.ready if self.ready else 0.0,
             active=work > 0.0 or self.backlog_s > 0.0,

@@ -1,0 +1,127 @@
+"""Workers come with the load and go with it, from none to three and back; nobody notices."""
+
+from __future__ import annotations
+
+import re
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from itertools import groupby, pairwise
+
+import httpx
+import pytest
+
+from tests.e2e.conftest import ELASTIC, RunningFleet
+
+NUM_CLIENTS = 8
+NUM_TOKENS = 60
+READY = re.compile(rf'^rayfleet_workers{{.*model_name="{ELASTIC}".*state="ready".*}} (\S+)$', re.M)
+
+
+class Load:
+    """Clients that ask again as soon as they have been answered; as many of them as `active`."""
+
+    def __init__(self, fleet: RunningFleet) -> None:
+        self.active = 0
+        self.workers: dict[str, int] = {}
+        """Answers by worker."""
+        self.failures: list[str] = []
+        self._fleet = fleet
+        self._ended = threading.Event()
+
+    @contextmanager
+    def running(self) -> Iterator[Load]:
+        with ThreadPoolExecutor(NUM_CLIENTS) as pool:
+            for number in range(NUM_CLIENTS):
+                pool.submit(self._client, number)
+            try:
+                yield self
+            finally:
+                self._ended.set()
+
+    def _client(self, number: int) -> None:
+        with self._fleet.http as http:
+            turn = 0
+            while not self._ended.is_set():
+                if number >= self.active:
+                    self._ended.wait(0.05)
+                    continue
+                turn += 1
+                body = {
+                    "model": ELASTIC,
+                    "prompt": f"{number}, {turn}: what comes next?",
+                    "max_tokens": NUM_TOKENS,
+                    "ignore_eos": True,
+                }
+                try:
+                    answer = http.post("/v1/completions", json=body)
+                except httpx.HTTPError as error:
+                    self.failures.append(repr(error))
+                    return
+                whole = f'"completion_tokens":{NUM_TOKENS}'
+                if answer.status_code != 200 or whole not in answer.text:
+                    self.failures.append(f"{answer.status_code}: {answer.text}")
+                    return
+                worker = answer.headers["x-rayfleet-worker"]
+                self.workers[worker] = self.workers.get(worker, 0) + 1
+
+
+class Watch:
+    """Looks at how many workers the model has, until one of the numbers is seen."""
+
+    def __init__(self, fleet: RunningFleet) -> None:
+        self.counts: list[int] = []
+        self._http = fleet.http
+
+    def until(self, wanted: Callable[[int], bool], timeout_s: float) -> None:
+        deadline = time.monotonic() + timeout_s
+        while time.monotonic() < deadline:
+            self.counts.append(self._ready())
+            if wanted(self.counts[-1]):
+                return
+            time.sleep(0.2)
+        pytest.fail(f"the workers were {self.levels}")
+
+    @property
+    def levels(self) -> list[int]:
+        return [level for level, _ in groupby(self.counts)]
+
+    def _ready(self) -> int:
+        [count] = READY.findall(self._http.get("/metrics").text)
+        return int(float(count))
+
+
+def test_workers_follow_the_load_and_no_request_fails(fleet: RunningFleet) -> None:
+    watch = Watch(fleet)
+    watch.until(lambda count: count == 0, 30)
+    with Load(fleet).running() as load:
+        load.active = 1
+        watch.until(lambda count: count == 1, 60)
+        load.active = NUM_CLIENTS
+        watch.until(lambda count: count == 3, 60)
+        load.active = 0
+        watch.until(lambda count: count == 0, 60)
+        # Whoever comes now wakes it again.
+        before = sum(load.workers.values())
+        load.active = 1
+        watch.until(lambda count: count == 1, 60)
+        load.active = 0
+        watch.until(lambda count: count == 0, 60)
+    assert load.failures == []
+    assert sum(load.workers.values()) > before
+    assert len(load.workers) >= 4
+    rises = [later > earlier for earlier, later in pairwise(watch.levels)]
+    assert [rise for rise, _ in groupby(rises)] == [True, False, True, False]
+    wait_gone(fleet)
+
+
+def wait_gone(fleet: RunningFleet) -> None:
+    """Other tests count processes: those of this model are gone."""
+    deadline = time.monotonic() + 30
+    while time.monotonic() < deadline:
+        if len(fleet.fronts()) == 2:
+            return
+        time.sleep(0.1)
+    pytest.fail("a worker that was let go still runs")
