@@ -27,8 +27,9 @@ class AutoscalingConfig:
     """Seconds for which more workers must have been wanted before they are started; from zero the
     first one is started at once."""
     downscale_delay_s: float = 300.0
-    """Seconds for which fewer workers must have sufficed before any is let go. Longer, up to eight
-    times, after each time that one was missed soon after it had gone."""
+    """Seconds for which fewer workers must have been plenty before any is let go; four times as
+    long where they only just suffice, and up to eight times longer after each time that one was
+    missed soon after it had gone."""
     downscale_to_zero_delay_s: float = 600.0
     """Seconds without any request before the last worker is let go, with --min-workers 0."""
 

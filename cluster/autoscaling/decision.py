@@ -11,6 +11,10 @@ from cluster.autoscaling.load import FleetLoad
 _BAND = 0.1
 """Around whole numbers of workers: so much over what n can do is still theirs, and n - 1 must be
 so much more than enough before one goes."""
+_SURE = 0.6
+_DOUBT = 4.0
+"""Fewer workers go after one delay where the load leaves them so much below what they can do, and
+after so many delays where they only just suffice: noise would have them back soon."""
 _MOST_AT_ONCE = 2.0
 """Times as many workers that a queue asks for at once: how long it is says little of how much."""
 _MOST_PATIENCE = 8.0
@@ -37,9 +41,10 @@ class Autoscaler:
     """Follows the load of one model: up within seconds, down after minutes.
 
     More workers are started once the least that was wanted for `upscale_delay_s` is more than there
-    are; fewer remain once the most that was wanted for `downscale_delay_s` is less. So load that
-    comes and goes within that time keeps its workers, and at most two changes of direction fit into
-    one such delay. Where workers that were let go are soon missed, the delay doubles.
+    are; fewer remain once the most that was wanted for `downscale_delay_s` is much less, or just
+    less for four times as long. So load that comes and goes within that time keeps its workers, and
+    at most two changes of direction fit into one such delay. Where workers that were let go are
+    soon missed, the delay doubles.
 
     Pure but for what it remembers: no clock of its own, no randomness.
 
@@ -50,7 +55,8 @@ class Autoscaler:
     def __init__(self, config: AutoscalingConfig) -> None:
         self._config = config
         self._up: _Wish | None = None
-        self._down: _Wish | None = None
+        self._downs: list[_Wish | None] = [None, None]
+        """Where fewer are plenty, and where they suffice."""
         self._idle_since: float | None = None
         self._fell_at: float | None = None
         """When workers were let go last, unless they were missed already."""
@@ -112,16 +118,20 @@ class Autoscaler:
     def _lower(self, wanted: float, target: int, now: float) -> int:
         if self._idle_for(self._config.downscale_to_zero_delay_s, now) and self._config.to_zero:
             return 0
-        if max(_down_to(wanted), 1) >= target:
-            self._down = None
-            return target
-        self._down = _noted(self._down, wanted, now)
-        if now - self._down.since < self._config.downscale_delay_s * self._patience:
-            return target
-        return self._config.bounded(max(_down_to(self._down.most), 1))
+        decided = target
+        for place, (part, times) in enumerate(((_SURE, 1.0), (1.0, _DOUBT))):
+            if max(_down_to(wanted / part), 1) >= target:
+                self._downs[place] = None
+                continue
+            wish = self._downs[place] = _noted(self._downs[place], wanted, now)
+            delay_s = self._config.downscale_delay_s * self._patience * times
+            if now - wish.since >= delay_s:
+                fewer = self._config.bounded(max(_down_to(wish.most / part), 1))
+                decided = min(decided, fewer)
+        return decided
 
     def _changed(self, up: bool, now: float) -> None:
-        self._up = self._down = None
+        self._up, self._downs = None, [None, None]
         if not up:
             if self._fell_at is not None:  # nobody missed those that went before
                 self._patience = max(self._patience / 2.0, 1.0)

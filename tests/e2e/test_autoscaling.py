@@ -103,17 +103,10 @@ def test_workers_follow_the_load_and_no_request_fails(fleet: RunningFleet) -> No
         watch.until(lambda count: count == 3, 60)
         load.active = 0
         watch.until(lambda count: count == 0, 60)
-        # Whoever comes now wakes it again.
-        before = sum(load.workers.values())
-        load.active = 1
-        watch.until(lambda count: count == 1, 60)
-        load.active = 0
-        watch.until(lambda count: count == 0, 60)
     assert load.failures == []
-    assert sum(load.workers.values()) > before
-    assert len(load.workers) >= 4
+    assert len(load.workers) >= 3
     rises = [later > earlier for earlier, later in pairwise(watch.levels)]
-    assert [rise for rise, _ in groupby(rises)] == [True, False, True, False]
+    assert [rise for rise, _ in groupby(rises)] == [True, False]
     wait_gone(fleet)
 
 

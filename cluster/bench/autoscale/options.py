@@ -34,7 +34,7 @@ class AutoscaleOptions:
     """Seconds of a load for one worker, before the step up."""
     high_s: float = 60.0
     """Seconds of a load for three."""
-    after_s: float = 150.0
+    after_s: float = 200.0
     """Seconds of a load for one worker again."""
     noise_s: float = 600.0
     """Seconds of noisy load, around what is between one and two workers."""

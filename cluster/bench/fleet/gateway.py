@@ -5,12 +5,13 @@ from __future__ import annotations
 import gc
 import time
 from collections.abc import Sequence
-from typing import Any
 
 import msgspec
 import numpy as np
 
 from cluster.bench.fleet.options import FleetOptions
+from cluster.bench.fleet.scaling import Scaler
+from cluster.bench.fleet.stopwatch import Stopwatch
 from cluster.bench.report import note
 from cluster.bench.routing.contender import Clock, FleetContender, Placement
 from cluster.bench.routing.worker import SimWorker
@@ -27,33 +28,6 @@ from worker.wire.messages import (
 
 _CHAIN = 2048
 """Blocks per event of an old cache."""
-
-
-class Stopwatch:
-    """Durations of one kind of work in seconds: on the wall's clock, and of this thread's CPU."""
-
-    def __init__(self) -> None:
-        self.wall: list[float] = []
-        self.cpu: list[float] = []
-        self._began = (0.0, 0.0)
-
-    def __enter__(self) -> None:
-        self._began = (time.perf_counter(), time.thread_time())
-
-    def __exit__(self, *_: Any) -> None:
-        cpu, wall = time.thread_time(), time.perf_counter()
-        self.wall.append(wall - self._began[0])
-        self.cpu.append(cpu - self._began[1])
-
-    def clear(self) -> None:
-        """Forgets all durations."""
-        self.wall.clear()
-        self.cpu.clear()
-
-    @property
-    def mean_cpu_s(self) -> float:
-        """0 where nothing was timed."""
-        return float(np.mean(self.cpu)) if self.cpu else 0.0
 
 
 class TimedGateway(FleetContender):
@@ -73,6 +47,7 @@ class TimedGateway(FleetContender):
         self.losses = Stopwatch()
         self.joins = Stopwatch()
         """From a snapshot's bytes to a worker that takes requests."""
+        self.scaler = Scaler(options, self.fleet, clock)
         self.num_decided = 0
         self.num_blocks = 0
         """In the index when traffic began."""
@@ -89,7 +64,7 @@ class TimedGateway(FleetContender):
         """A worker attaches: at first with an old cache, after its death with an empty one."""
         snapshot = worker.snapshot()
         snapshot.load = self._load(worker, snapshot.load)
-        old = self._old if worker.epoch == 1 else 0
+        old = self._old_blocks(worker)
         for start in range(0, old, _CHAIN):
             size = min(_CHAIN, old - start)
             hashes = self._random.integers(1, 2**64, size, dtype=np.uint64).tolist()
@@ -114,7 +89,11 @@ class TimedGateway(FleetContender):
             self._serve()
         self.num_decided += len(arrivals)
         with self.decisions:
-            return super().place(arrivals)
+            placements = super().place(arrivals)
+        for arrival, placement in zip(arrivals, placements, strict=True):
+            if placement is not None:
+                self.scaler.arrived(arrival.num_tokens, placement.hit_tokens)
+        return placements
 
     def reported(self, worker: SimWorker, report: StepReport) -> None:
         """See Contender."""
@@ -130,6 +109,7 @@ class TimedGateway(FleetContender):
             for delta in deltas:
                 if delta.num_cached_tokens >= 0:
                     self.fleet.release(worker.worker_id, delta.request_id)
+        self.scaler.reported(report, self._options.output_len)
 
     def close(self) -> None:
         """See Contender."""
@@ -147,9 +127,14 @@ class TimedGateway(FleetContender):
 
     def _load(self, worker: SimWorker, load: LoadSnapshot) -> LoadSnapshot:
         """What the worker says, with the pages of its old cache, which it may evict."""
-        old = self._old if worker.epoch == 1 else 0
+        old = self._old_blocks(worker)
         return msgspec.structs.replace(
             load,
             num_free_pages=load.num_free_pages + old,
             num_total_pages=load.num_total_pages + old,
         )
+
+    def _old_blocks(self, worker: SimWorker) -> int:
+        """Of the worker's old cache; those that come or come back later have none."""
+        first = worker.epoch == 1 and int(worker.worker_id[1:]) < self._options.workers
+        return self._old if first else 0

@@ -36,11 +36,18 @@ class FleetOptions:
     """Of traffic, failures and hashes."""
     routing_policy: str = "adaptive"
     """Policy that decides."""
+    max_workers: int = 0
+    """Most workers: above --workers the autoscaler has more join as the load asks for them, and
+    leave again. Default 0: it looks on, and what it would want is reported."""
+    downscale_delay_s: float = 300.0
+    """Seconds for which fewer workers must have sufficed before some leave."""
 
     def __post_init__(self) -> None:
         for name in ("workers", "duration_s", "rate", "slowness", "suffix_len", "output_len"):
             if getattr(self, name) <= 0:
                 flag = "--" + name.replace("_", "-")
                 raise ValueError(f"{flag} must be above 0, got {getattr(self, name)}")
+        if self.max_workers and self.max_workers < self.workers:
+            raise ValueError("--max-workers must be at least --workers, or 0")
         if self.blocks < 0 or not 0.0 <= self.failures_per_minute <= 1.0:
             raise ValueError("--blocks must be at least 0, --failures-per-minute from 0 to 1")

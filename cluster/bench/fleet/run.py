@@ -7,8 +7,9 @@ import time
 from typing import cast
 
 from cluster.bench.fleet.capacity import Needs, breaks_first, memory_bytes, sharding
-from cluster.bench.fleet.gateway import Stopwatch, TimedGateway
+from cluster.bench.fleet.gateway import TimedGateway
 from cluster.bench.fleet.options import FleetOptions
+from cluster.bench.fleet.stopwatch import Stopwatch
 from cluster.bench.fleet.traffic import fleet_workload
 from cluster.bench.report import Result, at_least, at_most, checks_json, note
 from cluster.bench.routing.contender import Clock, Contender
@@ -33,8 +34,10 @@ def run_fleet(options: FleetOptions) -> Result:
         gateways.append(TimedGateway(options, clock))
         return gateways[0]
 
-    outcomes = Simulation(workload, create).run()
+    simulation = Simulation(workload, create)
     [gateway] = gateways
+    gateway.scaler.suffer = simulation.suffer
+    outcomes = simulation.run()
     wall_minutes = (time.perf_counter() - began) / 60.0
     index = gateway.fleet.index
     needs = _needs(options, gateway, len(workload.incidents))
@@ -53,6 +56,9 @@ def run_fleet(options: FleetOptions) -> Result:
         **_timing("report", gateway.reports),
         **_timing("lose", gateway.losses),
         **_timing("join", gateway.joins),
+        **_timing("autoscale", gateway.scaler.watch),
+        "autoscale_most_wanted": gateway.scaler.most_wanted,
+        "autoscale_targets": gateway.scaler.targets,
         "decisions_per_s_and_core": _rate(needs.decision_s),
         "reports_per_s_and_core": _rate(needs.report_s),
         **_served(outcomes, len(workload.incidents)),

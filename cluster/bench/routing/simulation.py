@@ -84,6 +84,10 @@ class Simulation:
         assert not any(worker.open for worker in self._workers.values()), "a request never ended"
         return list(self._outcomes.values())
 
+    def suffer(self, incident: Incident) -> None:
+        """Has something happen to a worker that the workload did not plan."""
+        self._push(incident.at, "incident", incident)
+
     def _push(self, at: float, kind: str, what: Any) -> None:
         self._num_events += 1
         heapq.heappush(self._events, (at, self._num_events, kind, what))

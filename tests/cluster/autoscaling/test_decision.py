@@ -83,14 +83,16 @@ def test_a_load_step_goes_up_fast_and_down_slowly() -> None:
     fleet = Fleet(CONFIG)
     fleet.run([0.3] * 60)
     assert fleet.targets == [1]
-    fleet.run([1.4] * 5)
-    assert fleet.target >= 3, "three workers at half of their time, within 5 s"
-    fleet.run([1.4] * 115)
+    fleet.run([1.4] * 10)
+    assert fleet.target >= 2
+    fleet.run([1.4] * 20)
+    assert fleet.target >= 3, "three workers at half of their time"
+    fleet.run([1.4] * 90)
     assert fleet.backlog_s == 0.0
     at_work = fleet.target
-    fleet.run([0.3] * 55)
+    fleet.run([0.2] * 55)
     assert fleet.target == at_work
-    fleet.run([0.3] * 185)
+    fleet.run([0.2] * 185)
     assert fleet.target == 1
     assert fleet.num_turns == 1
 
@@ -107,6 +109,14 @@ def test_ten_minutes_of_noise_make_it_turn_at_most_once(seed: int, mean: float) 
     fleet.targets = [fleet.target]
     fleet.run((mean * fast * np.exp(swell))[300:])
     assert fleet.num_turns <= 1, fleet.targets
+
+
+def test_fewer_that_only_just_suffice_have_to_for_longer() -> None:
+    fleet = Fleet(CONFIG, target=2)
+    fleet.run([0.4] * 235)
+    assert fleet.target == 2
+    fleet.run([0.4] * 60)
+    assert fleet.target == 1
 
 
 def test_a_burst_shorter_than_the_delay_starts_nothing() -> None:
@@ -126,7 +136,7 @@ def test_workers_that_are_missed_are_kept_longer_the_next_time() -> None:
             fleet.second(0.2)
             seconds += 1
         kept.append(seconds)
-    assert kept[0] <= 70
+    assert kept[0] <= 140
     assert kept == sorted(kept)
     assert kept[-1] >= 4 * kept[0]
     fleet.run([0.2] * 2000)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 
@@ -52,6 +53,29 @@ def test_a_worker_that_died_comes_back_without_its_old_cache() -> None:
         assert worker.ready
         assert worker.epoch == (2 if worker.worker_id in dead else 1)
         assert held < 1000 if worker.worker_id in dead else held >= 1000
+
+
+def test_the_autoscaler_has_workers_join_and_nobody_fails() -> None:
+    """Twenty workers whom the traffic would keep busy all the time, and nobody has to die."""
+    options = FleetOptions(
+        workers=20,
+        max_workers=60,
+        blocks=20_000,
+        duration_s=25.0,
+        rate=3.0,
+        failures_per_minute=0.0,
+        output_len=8,
+        slowness=8.0,
+    )
+    result = run_fleet(options)
+    assert result["requests_failed"] == 0
+    assert result["autoscale_targets"][0] == 20
+    assert result["autoscale_targets"] == sorted(result["autoscale_targets"])
+    assert result["autoscale_targets"][-1] > 20
+    fixed = run_fleet(replace(options, max_workers=0))
+    assert fixed["autoscale_targets"] == [20]
+    assert fixed["autoscale_most_wanted"] > 20
+    assert result["p99_ttft_s"] < fixed["p99_ttft_s"]
 
 
 def test_the_command_prints_one_object(capsys: pytest.CaptureFixture[str]) -> None:
