@@ -152,10 +152,10 @@ def models_of(tiny: Path) -> list[dict[str, object]]:
             "max_num_seqs": 2,
             "min_workers": 0,
             "max_workers": 3,
-            "target_load": 0.3,
+            "target_load": 0.5,
             "target_queue_delay_ms": 25,
             "upscale_delay_s": 1,
-            "downscale_delay_s": 3,
+            "downscale_delay_s": 2,
             "downscale_to_zero_delay_s": 3,
         },
     ]

@@ -21,10 +21,11 @@ READY = re.compile(rf'^rayfleet_workers{{.*model_name="{ELASTIC}".*state="ready"
 
 
 class Load:
-    """Clients that ask again as soon as they have been answered; as many of them as `active`."""
+    """Clients that ask again after a pause; as many of them as `active`."""
 
     def __init__(self, fleet: RunningFleet) -> None:
         self.active = 0
+        self.pause_s = 0.0
         self.workers: dict[str, int] = {}
         """Answers by worker."""
         self.failures: list[str] = []
@@ -64,6 +65,7 @@ class Load:
                 if answer.status_code != 200 or whole not in answer.text:
                     self.failures.append(f"{answer.status_code}: {answer.text}")
                     return
+                self._ended.wait(self.pause_s)
                 worker = answer.headers["x-rayfleet-worker"]
                 self.workers[worker] = self.workers.get(worker, 0) + 1
 
@@ -97,10 +99,12 @@ def test_workers_follow_the_load_and_no_request_fails(fleet: RunningFleet) -> No
     watch = Watch(fleet)
     watch.until(lambda count: count == 0, 30)
     with Load(fleet).running() as load:
-        load.active = 1
+        load.active, load.pause_s = 1, 0.25
         watch.until(lambda count: count == 1, 60)
-        load.active = NUM_CLIENTS
+        load.active, load.pause_s = NUM_CLIENTS, 0.0
         watch.until(lambda count: count == 3, 60)
+        load.active, load.pause_s = 1, 0.25
+        watch.until(lambda count: count < 3, 60)
         load.active = 0
         watch.until(lambda count: count == 0, 60)
     assert load.failures == []
