@@ -59,7 +59,7 @@ class Autoscaler:
         """Where fewer are plenty, and where they suffice."""
         self._idle_since: float | None = None
         self._fell_at: float | None = None
-        """When workers were let go last, unless they were missed already."""
+        """When workers were let go last, unless more were started since."""
         self._patience = 1.0
 
     def decide(self, load: FleetLoad, target: int, now: float) -> int:
@@ -133,12 +133,10 @@ class Autoscaler:
     def _changed(self, up: bool, now: float) -> None:
         self._up, self._downs = None, [None, None]
         if not up:
-            if self._fell_at is not None:  # nobody missed those that went before
-                self._patience = max(self._patience / 2.0, 1.0)
             self._fell_at = now
         elif self._fell_at is not None:
-            if now - self._fell_at < _REGRET * self._config.downscale_delay_s:
-                self._patience = min(self._patience * 2.0, _MOST_PATIENCE)
+            missed = now - self._fell_at < _REGRET * self._config.downscale_delay_s
+            self._patience = min(self._patience * 2.0, _MOST_PATIENCE) if missed else 1.0
             self._fell_at = None
 
     def _idle_for(self, seconds: float, now: float) -> bool:

@@ -140,7 +140,7 @@ def test_workers_that_are_missed_are_kept_longer_the_next_time() -> None:
     assert kept == sorted(kept)
     assert kept[-1] >= 4 * kept[0]
     fleet.run([0.2] * 2000)
-    fleet.run([1.4] * 40 + [0.2] * 5000)
+    fleet.run([1.4] * 40 + [0.2] * kept[0])
     assert fleet.target == 1, "patience ends"
 
 
