@@ -10,7 +10,7 @@ import openai
 import pytest
 from openai import OpenAI
 
-from tests.e2e.conftest import API_KEY, ELASTIC, MODEL, RunningFleet
+from tests.e2e.conftest import API_KEY, MODEL, RunningFleet
 
 MESSAGES = [{"role": "user", "content": "What is 12 + 30?"}]
 
@@ -21,7 +21,7 @@ def client(fleet: RunningFleet) -> OpenAI:
 
 
 def test_models_are_listed(client: OpenAI) -> None:
-    assert [model.id for model in client.models.list()] == [MODEL, ELASTIC]
+    assert MODEL in [model.id for model in client.models.list()]
 
 
 def test_chat_streamed_and_whole_say_the_same(client: OpenAI) -> None:
