@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import platform
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
+from importlib import metadata
 from typing import Any
+
+import numpy as np
 
 from cluster.bench.report import Result, at_least, at_most, checks_json, note
 from cluster.bench.routing.bound import pooled_hit_rate
 from cluster.bench.routing.figures import Figures, figures, ratio_to_best, spread
+from cluster.bench.routing.known_runs import KnownRuns, routing_digest, simulation_digest
 from cluster.bench.routing.lineup import CONTENDERS, OWN, Entry, Settings, lineup
 from cluster.bench.routing.simulation import Outcome, Simulation
 from cluster.bench.routing.traces import find_traces
@@ -22,6 +28,9 @@ _TUNING_SCALE = 0.5
 _MEAN_GOAL = 1.02
 _P99_GOAL = 1.10
 _P99_SHARE = 0.8
+_HIT_GOAL = 0.95
+_PACKAGES = ("ray", "ai-dynamo-runtime", "numpy")
+"""Whose versions the figures depend on."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -44,6 +53,9 @@ class SimOptions:
     workloads are left out."""
     sweep: bool = True
     """Let contenders with settings also run at the best of a fixed grid, found on other data."""
+    resume: str = ""
+    """File in which each simulation is kept as soon as it is done; with the same code, a run that
+    was stopped goes on from there."""
     plot: str = ""
     """PNG file with the ratios of all contenders."""
 
@@ -70,11 +82,12 @@ def run_router_sim(options: SimOptions) -> Result:
     names = options.workloads or tuple(makers)
     if unknown := [name for name in names if name not in makers]:
         raise ValueError(f"unknown workloads: {', '.join(unknown)} (there are {', '.join(makers)})")
+    known = KnownRuns(options.resume)
     rows: list[dict[str, Any]] = []
     ratios: dict[str, Any] = {}
     for name in names:
         tuning = small[name] if options.sweep else None
-        runs = _runs(entries, makers[name], tuning, options)
+        runs = _runs(name, entries, makers[name], tuning, options, known)
         rows += _rows(name, runs)
         ratios[name] = _ratios(runs)
         note(
@@ -83,7 +96,9 @@ def run_router_sim(options: SimOptions) -> Result:
         )
     result: Result = {
         "seeds": options.seeds,
+        "first_seed": options.first_seed,
         "scale": options.scale,
+        "versions": _versions(),
         "notes": notes,
         **_worst(ratios),
         "workloads": ratios,
@@ -102,43 +117,66 @@ class _Runs:
 
     settings: Settings
     figures: list[Figures]
-    bound: float = 0.0
+
+    @property
+    def bound(self) -> float:
+        """The pooled hit rate."""
+        return spread([one.pooled_hit_rate for one in self.figures]).mean
 
 
 def _runs(
-    entries: Sequence[Entry], make: Maker, tuning: Maker | None, options: SimOptions
+    name: str,
+    entries: Sequence[Entry],
+    make: Maker,
+    tuning: Maker | None,
+    options: SimOptions,
+    known: KnownRuns,
 ) -> dict[str, _Runs]:
     """By contender; one with settings appears again at the best of them."""
+
+    def take(entry: Entry, settings: Settings, seed: int, maker: Maker, scale: float) -> Figures:
+        run = {
+            "workload": name,
+            "policy": entry.name,
+            "settings": settings,
+            "seed": seed,
+            "scale": scale,
+            "code": simulation_digest() if entry.foreign else routing_digest(),
+        }
+        return known.take(run, lambda: _figures(entry, settings, seed, maker))
+
     runs: dict[str, _Runs] = {}
     for entry in entries:
-        runs[entry.name] = _Runs(settings={}, figures=[])
+        sets: dict[str, Settings] = {entry.name: {}}
         if entry.grid and tuning is not None:
-            best = _best_settings(entry, tuning(_TUNING_SEED))
-            runs[f"{entry.name} (tuned)"] = _Runs(settings=best, figures=[])
-    by_name = {entry.name: entry for entry in entries}
-    for seed in range(options.first_seed, options.first_seed + options.seeds):
-        workload = make(seed)
-        for name, run in runs.items():
-            entry = by_name[name.removesuffix(" (tuned)")]
-            outcomes = simulate(workload, entry, run.settings, seed)
-            run.figures.append(figures(outcomes))
-            if name == OWN:
-                shape = workload.fleet
-                bound = pooled_hit_rate(outcomes, shape.page_size, shape.pooled_pages)
-                run.bound += bound / options.seeds
+            scale = options.scale * _TUNING_SCALE
+            tried = [take(entry, one, _TUNING_SEED, tuning, scale).mean_ttft for one in entry.grid]
+            sets[f"{entry.name} (tuned)"] = entry.grid[int(np.argmin(tried))]
+        for label, settings in sets.items():
+            runs[label] = _Runs(
+                settings=settings,
+                figures=[
+                    take(entry, settings, seed, make, options.scale)
+                    for seed in range(options.first_seed, options.first_seed + options.seeds)
+                ],
+            )
     return runs
+
+
+def _figures(entry: Entry, settings: Settings, seed: int, make: Maker) -> Figures:
+    workload = make(seed)
+    outcomes = simulate(workload, entry, settings, seed)
+    found = figures(outcomes)
+    if entry.name != OWN:
+        return found
+    shape = workload.fleet
+    bound = pooled_hit_rate(outcomes, shape.page_size, shape.pooled_pages)
+    return found._replace(pooled_hit_rate=bound)
 
 
 def simulate(workload: Workload, entry: Entry, settings: Settings, seed: int) -> list[Outcome]:
     """One simulation."""
     return Simulation(workload, partial(entry.create, settings, seed)).run()
-
-
-def _best_settings(entry: Entry, workload: Workload) -> Settings:
-    def mean_ttft(settings: Settings) -> float:
-        return figures(simulate(workload, entry, settings, _TUNING_SEED)).mean_ttft
-
-    return min(entry.grid, key=mean_ttft)
 
 
 def _rows(workload: str, runs: Mapping[str, _Runs]) -> list[dict[str, Any]]:
@@ -187,6 +225,7 @@ def _worst(ratios: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
     mean = max(one["mean_ttft_ratio"] for one in ratios.values())
     p99 = max(one["p99_ttft_ratio"] for one in ratios.values())
     near = sum(one["p99_ttft_ratio"] <= _P99_GOAL for one in ratios.values()) / len(ratios)
+    hit = min(one["hit_of_pooled"] for one in ratios.values())
     checks = [
         at_most("worst_mean_ttft_ratio", mean, "x", _MEAN_GOAL),
         replace(
@@ -195,6 +234,7 @@ def _worst(ratios: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
             holds=near >= _P99_SHARE,
         ),
         at_least("p99_near_best", near, "of workloads", _P99_SHARE),
+        at_least("worst_hit_of_pooled", hit, "of the pooled cache's", _HIT_GOAL),
     ]
     return {
         "worst_mean_ttft_ratio": mean,
@@ -203,3 +243,11 @@ def _worst(ratios: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
         "p99_losers": [n for n, one in ratios.items() if one["p99_ttft_ratio"] > _P99_GOAL],
         "checks": checks_json(checks),
     }
+
+
+def _versions() -> dict[str, str]:
+    found = {"python": platform.python_version(), "code": routing_digest()}
+    for name in _PACKAGES:
+        with suppress(metadata.PackageNotFoundError):
+            found[name] = metadata.version(name)
+    return found

@@ -23,6 +23,8 @@ class Figures(NamedTuple):
     p99_ttft: float
     hit_rate: float
     """Of prompt tokens."""
+    pooled_hit_rate: float = 0.0
+    """What one cache as large as all workers' would have hit; 0 where that was not asked for."""
 
 
 class Spread(NamedTuple):

@@ -24,6 +24,8 @@ class Entry:
     """From settings, a seed and the simulation's clock."""
     grid: tuple[Settings, ...] = ()
     """Settings among which the best is looked for, on data of other seeds."""
+    foreign: bool = False
+    """Whether its decisions are made by the code of another project."""
 
 
 OWN = "adaptive"
@@ -68,12 +70,12 @@ def lineup(names: tuple[str, ...]) -> tuple[list[Entry], list[str]]:
             if importlib.util.find_spec("ray") is None:
                 notes.append("ray-prefix is left out: ray is not installed")
                 continue
-            entries.append(Entry(name=name, create=_ray, grid=_RAY_GRID))
+            entries.append(Entry(name=name, create=_ray, grid=_RAY_GRID, foreign=True))
         elif name == "dynamo":
             if importlib.util.find_spec("dynamo") is None:
                 notes.append("dynamo is left out: pip install 'rayfleet[bench-peers]'")
                 continue
-            entries.append(Entry(name=name, create=_dynamo, grid=_DYNAMO_GRID))
+            entries.append(Entry(name=name, create=_dynamo, grid=_DYNAMO_GRID, foreign=True))
         else:
             create = partial(_fleet, name)
             entries.append(Entry(name=name, create=create, grid=_FLEET_GRIDS.get(name, ())))

@@ -175,6 +175,31 @@ def test_command_reports_ratios(capsys: pytest.CaptureFixture[str], tmp_path: Pa
     assert plot.stat().st_size > 1000
 
 
+def test_a_comparison_that_was_stopped_goes_on(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    path = tmp_path / "runs.jsonl"
+    arguments = "router --json --scale 0.02 --seeds 2 --workload no-sharing"
+    contenders = "--contender adaptive --contender prefix-score"
+    command = [*arguments.split(), *contenders.split(), "--resume", str(path)]
+    assert main(command) == 0
+    first = json.loads(capsys.readouterr().out)
+    lines = path.read_text().splitlines()
+    # Ours twice, the other's grid, the other twice at its defaults and twice at its best.
+    assert len(lines) == 2 + 10 + 2 + 2
+    changed = [json.loads(line) for line in lines[:-3]]
+    changed[0]["figures"][0] *= 3.0
+    path.write_text("".join(json.dumps(line) + "\n" for line in changed))
+    assert main(command) == 0
+    second = json.loads(capsys.readouterr().out)
+    assert len(path.read_text().splitlines()) == len(lines)
+    assert second["rows"][0]["mean_ttft_s"] > 1.5 * first["rows"][0]["mean_ttft_s"]
+    assert second["rows"][1:] == first["rows"][1:]
+    path.write_text("else\n")
+    assert main(command) == 2
+    assert "holds no simulations" in capsys.readouterr().err
+
+
 def test_unknown_workloads_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["router", "--workload", "nonsense"]) == 2
     assert "hot-prefix" in capsys.readouterr().err

@@ -23,7 +23,7 @@ from cluster.bench.routing.real.drive import Sent, drive
 from cluster.bench.routing.real.http_worker import HttpWorker
 from cluster.bench.routing.real.options import RealOptions
 from cluster.bench.routing.real.paced import Pace, PacedServer, load, paced_worker, serve_front
-from cluster.bench.routing.real.run import compared, figures
+from cluster.bench.routing.real.run import compared, figures, turn_of
 from cluster.bench.routing.real.traffic import OUTPUT, Planned, Vocabulary, workloads
 from cluster.config import find_demo_model
 from cluster.environment import free_ports
@@ -210,6 +210,32 @@ def test_checks_compare_ours_with_every_peer() -> None:
     assert checks["real_hot_prefix_ray_prefix_hit_difference"] == (pytest.approx(-0.05), False)
     assert checks["real_hot_prefix_ray_prefix_ttft_p50_ratio"] == (pytest.approx(0.6), True)
     assert checks["failed_requests"] == (1, False)
+
+
+def test_a_turn_that_failed_is_counted_and_the_rest_is_compared_without_it() -> None:
+    turns = {
+        "rayfleet": [[sent(0.1, 90)], [sent(0.2, 80)]],
+        "sglang-router": [[], []],
+        "ray-prefix": [[], [sent(0.4, 85)]],
+    }
+    result = compared(turns, ["sglang-router", "ray-prefix"])
+    checks = {check["name"]: check["value"] for check in result["checks"]}
+    assert result["failed_turns"] == {"sglang-router": 2, "ray-prefix": 1}
+    assert not any("sglang_router" in name for name in checks)
+    # Of ours only the second round counts, the one that the peer has too.
+    assert checks["real_hot_prefix_ray_prefix_hit_difference"] == pytest.approx(-0.05)
+    assert checks["real_hot_prefix_ray_prefix_ttft_p50_ratio"] == pytest.approx(0.5)
+    assert [row["router"] for row in result["rows"]] == ["rayfleet", "ray-prefix"]
+
+
+def test_a_peer_whose_router_ends_at_once_costs_its_turn_and_not_the_run(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    options = replace(FAST, sglang_router="/bin/false", num_workers=2, scale=0.1)
+    assert turn_of(options, "sglang-router", 0) == []
+    said = capfd.readouterr().err
+    assert "a process ended before" in said
+    assert "sglang-router, round 0, is left out" in said
 
 
 def test_a_peer_that_is_not_installed_is_told_and_left_out(

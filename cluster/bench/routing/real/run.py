@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
@@ -24,6 +26,10 @@ from cluster.config import find_demo_model
 
 _WARM_SEED = 0
 _WARM_SCALE = 0.1
+_START_S = 300.0
+"""Until a router and its workers are up, and down again."""
+_TURN_S = 300.0
+"""A turn at scale and pace 1 takes a fifth of it."""
 
 
 class Figures(NamedTuple):
@@ -49,7 +55,7 @@ def run_router_real(options: RealOptions) -> Result:
     if not peers:
         raise ValueError("no router is left to compare with; what is missing is told above")
     turns = alternate(
-        {arm: partial(_in_process, options, arm) for arm in (OWN, *peers)}, options.rounds
+        {arm: partial(turn_of, options, arm) for arm in (OWN, *peers)}, options.rounds
     )
     result = compared(turns, peers)
     result |= {"rounds": options.rounds, "num_workers": options.num_workers, "notes": notes}
@@ -61,18 +67,21 @@ def run_router_real(options: RealOptions) -> Result:
 
 
 def compared(turns: Mapping[str, Sequence[Sequence[Sent]]], peers: Sequence[str]) -> Result:
-    """The result of all rounds' requests by router.
+    """The result of all rounds' requests by router; a turn without requests is one that failed.
 
-    A workload's percentiles are those of all rounds together, since one alone has few requests.
+    A workload's percentiles are those of all rounds together, since one alone has few requests. A
+    peer is compared over the rounds in which its turn did not fail.
     """
-    everything = {arm: [one for turn in rounds for one in turn] for arm, rounds in turns.items()}
+    lost = {arm: sum(not turn for turn in rounds) for arm, rounds in turns.items()}
+    arms = [arm for arm in (OWN, *peers) if lost[arm] < len(turns[arm])]
+    everything = {arm: [one for turn in turns[arm] for one in turn] for arm in arms}
     names = [name for name in WORKLOADS if any(one.workload == name for one in everything[OWN])]
     rows: list[dict[str, Any]] = []
     checks: list[Check] = []
     for name in names:
         found = {arm: figures(name, sent) for arm, sent in everything.items()}
         for arm, one in found.items():
-            by_round = [figures(name, turn) for turn in turns[arm]]
+            by_round = [figures(name, turn) for turn in turns[arm] if turn]
             rows.append(
                 {
                     "workload": name,
@@ -83,13 +92,20 @@ def compared(turns: Mapping[str, Sequence[Sequence[Sent]]], peers: Sequence[str]
                     "p99_rounds": " ".join(f"{each.p99_ttft_ms:.0f}" for each in by_round),
                 }
             )
-        for peer in peers:
-            checks += _checks(name, peer, found[OWN], found[peer])
+        for peer in arms[1:]:
+            rounds = zip(turns[OWN], turns[peer], strict=True)
+            own = [one for mine, theirs in rounds if theirs for one in mine]
+            checks += _checks(name, peer, figures(name, own), found[peer])
     failed = [one.error for sent in everything.values() for one in sent if one.error]
     for text in sorted(set(failed))[:5]:
         note(f"failed: {text}")
     checks.append(exactly("failed_requests", len(failed), "requests", 0))
-    return {"checks": checks_json(checks), "failed": len(failed), "rows": rows}
+    return {
+        "checks": checks_json(checks),
+        "failed": len(failed),
+        "failed_turns": {arm: count for arm, count in lost.items() if count},
+        "rows": rows,
+    }
 
 
 def figures(workload: str, sent: Sequence[Sent]) -> Figures:
@@ -131,22 +147,47 @@ def _turn(options: RealOptions) -> Result:
     return {"arm": options.arm, "sent": [msgspec.structs.asdict(one) for one in sent]}
 
 
-def _in_process(options: RealOptions, arm: str, number: int) -> list[Sent]:
-    """Ray reads its environment once per process, and the arms need different ones."""
-    told = replace(options, arm=arm, first_seed=options.first_seed + number, plot="")
-    command = [sys.executable, "-m", "cluster.bench", "router", "--real", "--json", *_flags(told)]
-    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False)
-    if not done.stdout.strip():
-        raise ValueError(f"the turn of {arm} failed; its error is above")
-    result = msgspec.json.decode(done.stdout.splitlines()[-1])
-    sent = msgspec.convert(result["sent"], list[Sent])
-    for name in options.workloads or WORKLOADS:
-        one = figures(name, sent)
+def turn_of(options: RealOptions, arm: str, number: int) -> list[Sent]:
+    """One turn; empty where a peer's failed, since the others' are worth having nevertheless."""
+    names = options.workloads or WORKLOADS
+    try:
+        sent = _in_process(options, arm, number)
+        found = {name: figures(name, sent) for name in names}
+    except ValueError as error:
+        if arm == OWN:
+            raise
+        note(f"{arm}, round {number}, is left out: {error}")
+        return []
+    for name, one in found.items():
         note(
             f"{arm}, round {number}, {name}: hit {one.hit_rate:.3f}, "
             f"TTFT p50 {one.p50_ttft_ms:.0f} ms, p99 {one.p99_ttft_ms:.0f} ms"
         )
     return sent
+
+
+def _in_process(options: RealOptions, arm: str, number: int) -> list[Sent]:
+    """Ray reads its environment once per process, and the arms need different ones.
+
+    Raises:
+        ValueError: the process failed, or did not end in time.
+    """
+    told = replace(options, arm=arm, first_seed=options.first_seed + number, plot="")
+    command = [sys.executable, "-m", "cluster.bench", "router", "--real", "--json", *_flags(told)]
+    # A session of its own: what is stopped for taking too long includes the processes it started.
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True)
+    try:
+        output, _ = process.communicate(timeout=_START_S + _TURN_S * options.scale * options.pace)
+    except subprocess.TimeoutExpired:
+        raise ValueError(f"the turn of {arm} did not end") from None
+    finally:
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+    if not output.strip():
+        raise ValueError(f"the turn of {arm} failed; its error is above")
+    result = msgspec.json.decode(output.splitlines()[-1])
+    return msgspec.convert(result["sent"], list[Sent])
 
 
 def _flags(options: RealOptions) -> list[str]:

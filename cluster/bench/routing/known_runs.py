@@ -1,0 +1,74 @@
+"""Simulations that were done, in a file: a long comparison goes on where it was stopped."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import cluster.bench.routing as routing_package
+import router.fleet as fleet_package
+import worker.cache as cache_package
+import worker.scheduler as scheduler_package
+import worker.wire as wire_package
+from cluster.bench.routing.figures import Figures
+
+_SIMULATED = (routing_package, cache_package, scheduler_package, wire_package)
+
+
+class KnownRuns:
+    """One line of JSON per simulation. What other code simulated is not taken.
+
+    Args:
+        path: of the file, which is made if there is none; empty keeps nothing.
+
+    Raises:
+        ValueError: the file is none of this kind.
+    """
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+        self._known: dict[str, list[float]] = {}
+        if not path or not os.path.exists(path):
+            return
+        try:
+            lines = [json.loads(line) for line in Path(path).read_text().splitlines()]
+            self._known = {line["run"]: line["figures"] for line in lines}
+        except (ValueError, KeyError, TypeError) as error:
+            raise ValueError(f"--resume {path} holds no simulations: {error}") from error
+
+    def take(self, run: Mapping[str, Any], simulate: Callable[[], Figures]) -> Figures:
+        """The figures of the simulation that `run` describes, its code included."""
+        key = json.dumps(run, sort_keys=True)
+        known = self._known.get(key)
+        if known is not None:
+            return Figures(*known)
+        found = simulate()
+        if self._path:
+            with open(self._path, "a") as file:
+                file.write(json.dumps({"run": key, "figures": found}) + "\n")
+        return found
+
+
+def simulation_digest() -> str:
+    """Of the code of simulated workers, and of what others' routers are called with."""
+    return _digest(_SIMULATED)
+
+
+def routing_digest() -> str:
+    """Of that and of this gateway's own routing."""
+    return _digest((*_SIMULATED, fleet_package))
+
+
+def _digest(packages: Sequence[ModuleType]) -> str:
+    digest = hashlib.sha256()
+    for package in packages:
+        for folder in package.__path__:
+            for path in sorted(Path(folder).glob("*.py")):
+                digest.update(path.name.encode())
+                digest.update(path.read_bytes())
+    return digest.hexdigest()[:16]
