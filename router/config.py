@@ -15,9 +15,10 @@ class RoutingConfig:
     ] = "adaptive"
     """What decides which worker takes a request."""
     adaptive_min_beta: float = 0.5
-    """adaptive: least weight of recomputing, beside its own time."""
+    """adaptive: least weight of recomputing, beside its own time, what no worker has cached yet
+    and one is just computing."""
     adaptive_max_beta: float = 1000.0
-    """adaptive: greatest such weight, which long queues come near."""
+    """adaptive: greatest weight of recomputing, which long queues come near."""
     adaptive_window_s: float = 10.0
     """adaptive: seconds over which the fleet's utilisation is smoothed."""
     adaptive_decode_weight: float = 0.005

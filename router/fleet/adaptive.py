@@ -21,15 +21,19 @@ class AdaptivePolicy(RoutingPolicy):
     - waiting: what others take of the worker's time before the prompt is done, in the order in
       which its scheduler lets them: a short prompt does not wait for long ones under way;
     - work: to compute what is not in its cache, and to fetch what is in host memory only;
-    - β: how many requests such work delays, within bounds (see Crowding), on a fast worker more
-      than on a slow one;
+    - β: how many requests such work delays, up to a bound (see Crowding), on a fast worker more
+      than on a slow one; at least β_min of it for a prefix that no cache has yet;
     - slowdown: of the requests that generate there by one more, at a part of its cost;
     - eviction: what is thrown out of a full cache to make room, at a part of its cost.
 
     Work that other workers need not do because they hold the prefix buys a copy of it. A prefix
     that is in a part p of all requests in flight deserves a copy on that part of the workers; as
-    long as it has fewer, its β is reduced by as much, down to the lower bound: a hot prefix is
-    computed once more as soon as the queue in front of it costs (1 + β_min) times as much.
+    long as it has fewer, its β is reduced by as much: a hot prefix is computed once more as soon as
+    the queue in front of it takes as long.
+
+    A prefix that is being computed for the first time is asked for by one burst, as far as anyone
+    knows. Its siblings would have their first token no sooner from a worker that begins with it
+    now, so there the second copy has to save (1 + β_min) times its time.
 
     A prefix that keeps coming back, in bursts or one by one, is worth more: as often as it came
     lately it is expected to come again, and each time it would wait that much less. This is what
@@ -68,13 +72,16 @@ class AdaptivePolicy(RoutingPolicy):
         # Not a dot product: BLAS would wake its threads for ten thousand workers.
         queue_s = float(np.add.reduce(waiting, where=request.eligible)) / members
         beta = self._crowding.delayed(queue_s, now)
-        beta = min(max(beta, config.adaptive_min_beta), config.adaptive_max_beta)
+        beta = min(beta, config.adaptive_max_beta)
         cost = workers.compute_s(uncached, hits)
         delay = workers.delay_s(now, uncached, cost, waiting, request.coming_tokens)
         if request.host_hit_tokens is not None:
             cost += request.host_hit_tokens * workers.prefill_token_s * _HOST_COPY
         cost *= 1.0 + beta * workers.worth
-        if request.sharers and beta > config.adaptive_min_beta:
+        if beta < config.adaptive_min_beta and _is_new(request):
+            short = config.adaptive_min_beta - beta
+            cost += short * workers.worth * _copy_s(request, workers)
+        if request.sharers and beta > 0.0:
             cost -= self._copy_discount(request, workers, beta)
         if request.best_hit >= request.page_size:
             worth = self._copy_worth(request, workers, waiting, now)
@@ -98,8 +105,7 @@ class AdaptivePolicy(RoutingPolicy):
         holders = np.count_nonzero(2.0 * hits >= request.best_hit) if request.best_hit else 0
         members = np.count_nonzero(workers.eligible)
         deserved = members * request.sharers / request.num_in_flight
-        reduced = beta * min(1.0, holders / deserved)
-        discount = beta - max(reduced, self._config.adaptive_min_beta)
+        discount = beta * max(0.0, 1.0 - holders / deserved)
         return discount * workers.worth * _copy_s(request, workers)
 
     def _copy_worth(
@@ -118,6 +124,14 @@ class AdaptivePolicy(RoutingPolicy):
         shorter = np.maximum(waiting[holders].min() - waiting, 0.0)
         worth: Floats = shorter * (times / (num_holders + 1))
         return worth
+
+
+def _is_new(request: RequestView) -> bool:
+    """Whether most of the prefix that it shares is in no cache, but about to be computed."""
+    if request.coming_tokens is None:
+        return False
+    cached = request.hit_tokens - request.coming_tokens
+    return 2.0 * float(cached.max()) < request.best_hit
 
 
 def _copy_s(request: RequestView, workers: WorkerTable) -> Floats:

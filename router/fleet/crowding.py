@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from math import exp
+from math import exp, sqrt
 
 from router.fleet.utilisation import Utilisation
 
@@ -15,12 +15,17 @@ _GAIN = 0.02
 
 
 class Crowding:
-    """β = ρ/(1 − ρ)·(1 + W/S), with utilisation ρ, mean queue W and mean work S of a request.
+    """β = ρ/(1 − ρ)·(P + W/S), with utilisation ρ, mean queue W and mean work S of a request.
 
     Work at the end of a queue delays whoever comes until the queue has run empty. At a single
     worker that are λ·(W + S)/(1 − ρ) requests, where λ·S = ρ: in overload ever more, while ρ alone
     has long been as high as it gets. All workers together count as one, since requests can go
     elsewhere.
+
+    While no queue stands, those who come during the work itself are delayed only if all other
+    workers are busy too, which of n happens with a probability of about P = ρ^(√(2(n + 1)) − 2), 1
+    of a single one (Sakasegawa 1977, An approximation formula Lq ≈ αρ^β/(1 − ρ)). A fleet that is
+    half idle computes a prefix again at the price of its time.
 
     Args:
         utilisation: of the fleet.
@@ -43,7 +48,8 @@ class Crowding:
             self._at = now
         busy = min(self._utilisation.at(now), _BUSIEST)
         ahead = self._queue_s / self._work_s if self._work_s else 0.0
-        return busy / (1.0 - busy) * (1.0 + ahead)
+        all_busy = busy ** (sqrt(2.0 * (max(self._utilisation.num_workers, 1) + 1)) - 2.0)
+        return busy / (1.0 - busy) * (all_busy + ahead)
 
     def placed(self, work_s: float) -> None:
         """A request with so much work was given to a worker."""

@@ -78,7 +78,9 @@ class FleetPace:
             value = log(self._usual)
         self._model.observe(shape, seconds / exp(value))
         expected = self.costs.step(shape)
-        self._logs[row] = value + _GAIN * _bounded(log(seconds / expected) - value)
+        # With no coefficient below zero, all those of a step may be zero: it says nothing then.
+        error = log(seconds / expected) - value if expected > 0.0 else 0.0
+        self._logs[row] = value + _GAIN * _bounded(error)
         if self._model.num_observations >= self._due:
             self.costs = self._model.costs
             known = self._group(now)

@@ -27,6 +27,11 @@ class Utilisation:
         self._advance(now)
         self._num_workers = count
 
+    @property
+    def num_workers(self) -> int:
+        """How many workers share the load."""
+        return self._num_workers
+
     def add(self, busy_s: float, now: float) -> None:
         """A worker spent so long on prompts."""
         self._advance(now)

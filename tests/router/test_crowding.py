@@ -11,13 +11,13 @@ from router.fleet.utilisation import Utilisation
 
 
 class Rig:
-    """One worker that is busy a given part of its time, up to second 300."""
+    """Workers that are busy a given part of their time, up to second 300."""
 
-    def __init__(self, busy: float) -> None:
+    def __init__(self, busy: float, num_workers: int = 1) -> None:
         utilisation = Utilisation(10.0)
-        utilisation.set_num_workers(1, 0.0)
+        utilisation.set_num_workers(num_workers, 0.0)
         for second in range(1, 301):
-            utilisation.add(busy, float(second))
+            utilisation.add(num_workers * busy, float(second))
         self.crowding = Crowding(utilisation)
 
 
@@ -26,6 +26,14 @@ def test_without_a_queue_it_is_the_utilisation_over_what_is_idle(
     busy: float, delayed: float
 ) -> None:
     assert Rig(busy).crowding.delayed(0.0, 300.0) == pytest.approx(delayed, rel=0.25)
+
+
+def test_without_a_queue_work_delays_few_where_others_are_likely_to_be_idle() -> None:
+    quiet = [Rig(0.5, number).crowding.delayed(0.0, 300.0) for number in (1, 2, 8, 64)]
+    assert quiet == sorted(quiet, reverse=True)
+    assert quiet[2] < 0.3 * quiet[0]
+    full = [Rig(1.0, number).crowding.delayed(0.0, 300.0) for number in (1, 8)]
+    assert full[1] > 0.9 * full[0]
 
 
 def test_it_grows_with_the_queue_in_requests() -> None:

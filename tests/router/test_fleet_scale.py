@@ -9,6 +9,7 @@ import pytest
 
 from router.config import RoutingConfig
 from router.fleet import Fleet, PromptBlocks
+from router.fleet.pace import FleetPace
 from router.fleet.pricing import price_all, price_load
 from router.fleet.workers import WorkerTable
 from worker.wire.blocks import block_hash_array, root_hash
@@ -139,6 +140,21 @@ def test_speeds_are_learned_per_worker_and_new_ones_get_what_is_usual() -> None:
     assert slow / fast == pytest.approx(3.0, rel=0.2)
     assert fast <= new < slow
     assert fleet.table.worth[worker("w50").row] > fleet.table.worth[worker("w5").row]
+
+
+def test_steps_that_should_take_no_time_say_nothing_of_a_workers_speed() -> None:
+    pace = FleetPace()
+    seq = 0
+    for seq in range(1, 400):
+        size = 300 + seq * 37 % 1700
+        shape = StepShape(seq, size, size * size // 2, seq % 5, 500 * (seq % 5))
+        seconds = max(1e-4 * (size - 600), 1e-6)
+        pace.observe(0, LoadSnapshot(step_ms=1000.0 * seconds, step_shape=shape), float(seq))
+    decodes = StepShape(seq + 4, 0, 0, 4, 2000)
+    assert pace.costs.step(decodes) == 0.0
+    before = pace.factor(0)
+    pace.observe(0, LoadSnapshot(step_ms=5.0, step_shape=decodes), float(seq))
+    assert pace.factor(0) == before
 
 
 def test_a_decision_among_ten_thousand_takes_milliseconds_at_most() -> None:
