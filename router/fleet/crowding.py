@@ -48,7 +48,7 @@ class Crowding:
             self._at = now
         busy = min(self._utilisation.at(now), _BUSIEST)
         ahead = self._queue_s / self._work_s if self._work_s else 0.0
-        all_busy = busy ** (sqrt(2.0 * (max(self._utilisation.num_workers, 1) + 1)) - 2.0)
+        all_busy: float = busy ** (sqrt(2.0 * (max(self._utilisation.num_workers, 1) + 1)) - 2.0)
         return busy / (1.0 - busy) * (all_busy + ahead)
 
     def placed(self, work_s: float) -> None:
