@@ -30,7 +30,7 @@ class Release:
     def num_gateways(self) -> int:
         service = self.cluster.kinds()["RayService", "fleet-rayfleet"]
         config = yaml.safe_load(service["spec"]["serveConfigV2"])
-        gateways = config["applications"][0]["deployments"][0]["num_replicas"]
+        gateways = config["applications"][0]["args"]["num_gateways"]
         assert isinstance(gateways, int)
         return gateways
 
