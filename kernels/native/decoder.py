@@ -148,24 +148,29 @@ class NativeDecoder:
         rows: npt.NDArray[np.int64],
         token_pool: torch.Tensor,
         page_table: torch.Tensor,
+        read_tokens: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """Normalised hidden states [T, hidden] fp32 of all tokens of a step.
+        """Normalised hidden states fp32 of a step's tokens: [T, hidden], or of those that are read.
 
         Args:
             rows: [R, 4], contiguous: slot, first position, number of tokens, and one more that is
                 not read.
             token_pool: [slots, positions] int32.
             page_table: [slots, pages] int32.
+            read_tokens: [S] int64, contiguous, ascending: the tokens whose hidden states are
+                wanted. Of the others, the last layer computes keys and values alone. None for all.
 
         Raises:
             Exception: what `all_reduce` raised.
         """
         assert self._handle is not None, "bind comes first"
-        hidden = torch.empty(int(rows[:, 2].sum()), self._hidden_size)
+        num_tokens = int(rows[:, 2].sum()) if read_tokens is None else len(read_tokens)
+        hidden = torch.empty(num_tokens, self._hidden_size)
         step = StepRows(
             len(rows), rows.ctypes.data,
             token_pool.data_ptr(), token_pool.stride(0),
             page_table.data_ptr(), page_table.stride(0),
+            *((None, -1) if read_tokens is None else (read_tokens.data_ptr(), num_tokens)),
         )  # fmt: skip
         done = self._library.rayfleet_forward(self._handle, ctypes.byref(step), hidden.data_ptr())
         if not done:

@@ -82,6 +82,7 @@ class NativeDrafter:
             0, None,
             tables.token_pool.data_ptr(), tables.token_pool.stride(0),
             tables.page_table.data_ptr(), tables.page_table.stride(0),
+            None, -1,
         )  # fmt: skip
 
     def draft(self, rows: Integers, threshold: float) -> NativeDrafts:

@@ -57,6 +57,8 @@ class StepRows(ctypes.Structure):
         ("token_stride", _I64),
         ("page_table", _PTR),
         ("page_stride", _I64),
+        ("read", _PTR),
+        ("num_read", _I64),
     )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import stat
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -134,9 +135,10 @@ class Bench:
         pages = np.random.default_rng(0).permutation(63) + 1
         self.pages = torch.from_numpy(pages[:60].reshape(3, 20).astype(np.int32))
 
-    def run(self, *rows: tuple[int, int, int]) -> torch.Tensor:
+    def run(self, *rows: tuple[int, int, int], read: Sequence[int] | None = None) -> torch.Tensor:
         table = np.array([(*row, 1) for row in rows], dtype=np.int64)
-        return self.decoder.forward(table, self.tokens, self.pages)
+        chosen = None if read is None else torch.tensor(read, dtype=torch.int64)
+        return self.decoder.forward(table, self.tokens, self.pages, chosen)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -167,6 +169,25 @@ def test_rows_chunks_and_threads_change_no_bit(dtype: torch.dtype) -> None:
         first = bench.run((2, 0, 5), (0, 0, 150))[5:]
         rest = torch.cat([bench.run((1, 77 + i, 1), (0, 150 + i, 1))[1:] for i in range(50)])
         assert torch.equal(torch.cat((first, rest)), whole)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("block_size", [1, 4])
+def test_of_tokens_that_nobody_reads_only_keys_and_values_are_computed(
+    dtype: torch.dtype, block_size: int
+) -> None:
+    torch.manual_seed(0)
+    model = make_model(dtype, block_size=block_size)
+    whole, bench = Bench(model), Bench(model, num_threads=2, poison=float("nan"))
+    bench.tokens = whole.tokens
+    rows = (2, 0, 12), (0, 0, 100), (1, 0, 40)
+    expected = whole.run(*rows)
+    for read in ([], [0], [11, 12, 60, 61, 111, 151], list(range(40)), list(range(152))):
+        assert torch.equal(bench.run(*rows, read=read), expected[read]), f"reading {read}"
+    # What follows finds all keys and values in place.
+    following = (2, 12, 4), (0, 100, 8), (1, 40, 4)
+    bench.run(*rows, read=[])
+    assert torch.equal(bench.run(*following, read=[3, 9]), whole.run(*following)[[3, 9]])
 
 
 def test_a_pass_takes_as_many_threads_as_its_work_is_worth() -> None:

@@ -201,19 +201,18 @@ static void attend_some(const Queries<W>& queries, const W* k_cache, const W* v_
                        d);
 }
 
-// Consecutive tokens of one request, as one work item sees them.
+// Tokens of one request, as one work item sees them.
 struct Span {
   int64_t first_token;  // in the step
   int64_t num_tokens;
-  int64_t first_position;
   const int32_t* pages;
 };
 
 // All query heads of one kv head for the tokens of a span. `q` is [tokens][heads][head_dim] as
-// elements, `out` the same as floats.
+// elements, `out` the same as floats; `positions` are those of all tokens.
 template <typename W>
 static void attend(const Span& span, int64_t kv_head, const typename Operand<W>::Element* q,
-                   const W* k_cache, const W* v_cache, const Heads& heads, float* out,
+                   const int64_t* positions, const W* k_cache, const W* v_cache, const Heads& heads, float* out,
                    Scratch<W>& scratch) {
   const int64_t group = heads.group(), dim = heads.head_dim;
   const int64_t total = span.num_tokens * group;
@@ -226,7 +225,7 @@ static void attend(const Span& span, int64_t kv_head, const typename Operand<W>:
       const int64_t head = token * heads.num_heads + kv_head * group + (done + i) % group;
       queries.q[i] = q + head * Operand<W>::length(dim);
       queries.out[i] = out + head * dim;
-      queries.visible[i] = heads.visible(span.first_position + (done + i) / group);
+      queries.visible[i] = heads.visible(positions[token]);
     }
     const auto run = [&](auto attend_count) {
       attend_count(queries, k_cache, v_cache, heads, kv_head, span.pages, scratch);

@@ -52,6 +52,10 @@ struct StepRows {
   int64_t token_stride;
   const int32_t* page_table;  // [slots, page_stride]
   int64_t page_stride;
+  // Tokens of the step that anyone reads once it is over, ascending: of the others the last layer
+  // computes keys and values alone.
+  const int64_t* read;
+  int64_t num_read;  // -1 for all
 };
 
 template <typename W>
@@ -67,7 +71,8 @@ class Decoder {
         team_(team),
         scratch_(team.size()) {}
 
-  // Normalised hidden states of all tokens, [tokens, hidden]. False if a reduction failed.
+  // Normalised hidden states of the tokens that are read, [tokens, hidden]. False if a reduction
+  // failed.
   bool forward(const StepRows& step, float* hidden) {
     begin(step);
     failed_ = false;
@@ -82,14 +87,15 @@ class Decoder {
     for (int64_t row = 0; row < rows; ++row)
       convert_row(hidden + row * model_.hidden_size, model_.hidden_size,
                   operand_.data() + row * Operand<W>::length(model_.hidden_size));
-    team_.run(threads_for(rows, model_.lm_head.n * model_.lm_head.k),
-              [&](int) { multiply(model_.lm_head, rows, operand_.data(), Floats{out}); });
+    const LinearWeight& weight = model_.lm_head;
+    team_.run(threads_for(rows, weight.n * weight.k),
+              [&](int) { multiply(weight, rows, operand_.data(), Floats{out, weight.n}); });
   }
 
  private:
   struct Token {
     int32_t id;
-    int64_t position, page, offset;
+    int64_t page, offset;
   };
 
   // Tokens that one work item of attention takes.
@@ -114,20 +120,29 @@ class Decoder {
 
   void begin(const StepRows& step) {
     tokens_.clear();
+    positions_.clear();
     spans_.clear();
+    read_spans_.clear();
+    int64_t next = 0;  // of the tokens that are read
     for (int64_t i = 0; i < step.num_rows; ++i) {
       const int64_t slot = step.rows[4 * i], start = step.rows[4 * i + 1];
       const int64_t length = step.rows[4 * i + 2];
       const int32_t* ids = step.token_pool + slot * step.token_stride;
       const int32_t* pages = step.page_table + slot * step.page_stride;
-      for (int64_t done = 0; done < length; done += kSpanTokens)
-        spans_.push_back({(int64_t)tokens_.size() + done, std::min(kSpanTokens, length - done),
-                          start + done, pages});
-      for (int64_t position = start; position < start + length; ++position)
-        tokens_.push_back({ids[position], position, pages[position / model_.page_size],
+      const int64_t first = (int64_t)tokens_.size();
+      add_spans(spans_, first, length, pages);
+      for (int64_t position = start; position < start + length; ++position) {
+        tokens_.push_back({ids[position], pages[position / model_.page_size],
                            position % model_.page_size});
+        positions_.push_back(position);
+      }
+      const int64_t before = next;
+      while (next < step.num_read && step.read[next] < first + length) ++next;
+      add_spans(read_spans_, before, next - before, pages);
     }
     const int64_t count = (int64_t)tokens_.size();
+    read_ = step.read;
+    num_read_ = step.num_read < count ? step.num_read : -1;
     const int64_t widest = std::max(model_.hidden_size, model_.num_heads * model_.head_dim);
     residual_.reserve(count * model_.hidden_size);
     block_.reserve(count * model_.hidden_size);
@@ -140,23 +155,44 @@ class Decoder {
     for (auto& row : row_) row.reserve(model_.hidden_size);
   }
 
+  static void add_spans(std::vector<Span>& spans, int64_t first, int64_t count,
+                        const int32_t* pages) {
+    for (int64_t done = 0; done < count; done += kSpanTokens)
+      spans.push_back({first + done, std::min(kSpanTokens, count - done), pages});
+  }
+
   void walk(int id, float* hidden) {
-    const int64_t count = (int64_t)tokens_.size(), size = model_.hidden_size;
+    int64_t count = (int64_t)tokens_.size();
+    const int64_t size = model_.hidden_size;
+    const std::vector<Span>* spans = &spans_;
     embed(count);
-    if (!reduce(id, residual_)) return;
+    if (!reduce(id, residual_, count)) return;
     for (int64_t i = 0; i < model_.num_layers; ++i) {
       const LayerWeights& layer = model_.layers[i];
       team_.share(count, [&](int64_t t) {
         if (i) add_row(residual(t), &block_[t * size], size);
         normalise(id, t, layer.input_norm);
       });
-      multiply(layer.qkv, count, operand_.data(), Floats{qkv_.data()});
-      team_.share(count, [&](int64_t t) { place(layer, t); });
-      team_.share((int64_t)spans_.size() * model_.num_kv_heads, [&](int64_t item) {
-        const Span& span = spans_[item / model_.num_kv_heads];
+      if (num_read_ >= 0 && i + 1 == model_.num_layers) {
+        store_keys_of_all(layer, count);
+        count = num_read_;
+        if (!count) return;
+        spans = &read_spans_;
+        keep_only_read();
+        multiply(columns(layer.qkv, 0, query_size()), count, operand_.data(), qkv_sink(0));
+        team_.share(count, [&](int64_t t) { place_queries(layer, t); });
+      } else {
+        multiply(layer.qkv, count, operand_.data(), qkv_sink(0));
+        team_.share(count, [&](int64_t t) {
+          place_queries(layer, t);
+          place_keys(layer, t);
+        });
+      }
+      team_.share((int64_t)spans->size() * model_.num_kv_heads, [&](int64_t item) {
+        const Span& span = (*spans)[item / model_.num_kv_heads];
         const int64_t kv_head = item % model_.num_kv_heads;
-        attend(span, kv_head, queries_.data(), (const W*)layer.k_cache, (const W*)layer.v_cache,
-               heads_, attended_.data(), scratch_[id]);
+        attend(span, kv_head, queries_.data(), positions_.data(), (const W*)layer.k_cache,
+               (const W*)layer.v_cache, heads_, attended_.data(), scratch_[id]);
         convert_attended(span, kv_head);
       });
       if (!multiply_and_reduce(id, layer.output, count, operand_.data())) return;
@@ -184,24 +220,50 @@ class Decoder {
     });
   }
 
-  // Norm, rotation and storage of one token's query and keys.
-  void place(const LayerWeights& layer, int64_t t) {
-    const Token& token = tokens_[t];
+  void store_keys_of_all(const LayerWeights& layer, int64_t count) {
+    const int64_t first = query_size() / kBlock * kBlock;
+    multiply(columns(layer.qkv, first, qkv_size() - first), count, operand_.data(),
+             qkv_sink(first));
+    team_.share(count, [&](int64_t t) { place_keys(layer, t); });
+  }
+
+  // Moves what the rest of the pass works on to the front.
+  void keep_only_read() {
+    const int64_t size = model_.hidden_size;
+    team_.share(1, [&](int64_t) {
+      for (int64_t i = 0; i < num_read_; ++i) {
+        const int64_t t = read_[i];
+        if (t == i) continue;
+        positions_[i] = positions_[t];
+        std::copy_n(residual(t), size, residual(i));
+        std::copy_n(operand(t, size), Operand<W>::length(size), operand(i, size));
+      }
+    });
+  }
+
+  // Norm and rotation of one token's queries.
+  void place_queries(const LayerWeights& layer, int64_t t) {
     const int64_t dim = model_.head_dim;
     float* q = &qkv_[t * qkv_size()];
-    float* k = q + model_.num_heads * dim;
-    const float* table = model_.cos_sin + token.position * model_.rotated_dim;
-    const auto turn = [&](float* head, const float* norm) {
-      if (norm) rms_norm_row(head, norm, dim, model_.eps, head);
-      rotate_head(head, table, model_.rotated_dim);
-    };
-    for (int64_t head = 0; head < model_.num_heads; ++head) turn(q + head * dim, layer.q_norm);
-    for (int64_t head = 0; head < model_.num_kv_heads; ++head) turn(k + head * dim, layer.k_norm);
-    for (int64_t head = 0; head < model_.num_heads; ++head)
+    for (int64_t head = 0; head < model_.num_heads; ++head) {
+      turn(q + head * dim, layer.q_norm, t);
       convert_row(q + head * dim, dim,
                   &queries_[(t * model_.num_heads + head) * Operand<W>::length(dim)]);
+    }
+  }
+
+  // Norm, rotation and storage of one token's keys, and its values.
+  void place_keys(const LayerWeights& layer, int64_t t) {
+    const int64_t dim = model_.head_dim;
+    float* k = &qkv_[t * qkv_size() + query_size()];
+    for (int64_t head = 0; head < model_.num_kv_heads; ++head) turn(k + head * dim, layer.k_norm, t);
     store_kv(k, k + model_.num_kv_heads * dim, (W*)layer.k_cache, (W*)layer.v_cache, heads_,
-             token.page, token.offset);
+             tokens_[t].page, tokens_[t].offset);
+  }
+
+  void turn(float* head, const float* norm, int64_t t) {
+    if (norm) rms_norm_row(head, norm, model_.head_dim, model_.eps, head);
+    rotate_head(head, model_.cos_sin + positions_[t] * model_.rotated_dim, model_.rotated_dim);
   }
 
   // What one work item of attention found, as elements for the product that follows.
@@ -230,14 +292,13 @@ class Decoder {
   // A row-parallel product, summed over the ranks, into block_.
   bool multiply_and_reduce(int id, const LinearWeight& weight, int64_t rows,
                            const Element* operand) {
-    multiply(weight, rows, operand, Floats{block_.data()});
-    return reduce(id, block_);
+    multiply(weight, rows, operand, Floats{block_.data(), weight.n});
+    return reduce(id, block_, rows);
   }
 
-  bool reduce(int id, Buffer<float>& values) {
+  bool reduce(int id, Buffer<float>& values, int64_t rows) {
     if (!model_.reduce) return true;
-    if (id == 0 && model_.reduce(values.data(), (int64_t)tokens_.size() * model_.hidden_size))
-      failed_ = true;
+    if (id == 0 && model_.reduce(values.data(), rows * model_.hidden_size)) failed_ = true;
     team_.barrier();
     return !failed_;
   }
@@ -246,6 +307,15 @@ class Decoder {
     return {(const W*)weight.packed, weight.bias, weight.n, weight.k};
   }
 
+  // So many columns of a product, the first of which begins a block.
+  static LinearWeight columns(const LinearWeight& weight, int64_t first, int64_t count) {
+    const W* packed = (const W*)weight.packed + first / kBlock * block_elements<W>(weight.k);
+    return {packed, weight.bias ? weight.bias + first : nullptr, count, weight.k};
+  }
+
+  Floats qkv_sink(int64_t first_column) { return {qkv_.data() + first_column, qkv_size()}; }
+
+  int64_t query_size() const { return model_.num_heads * model_.head_dim; }
   int64_t qkv_size() const {
     return (model_.num_heads + 2 * model_.num_kv_heads) * model_.head_dim;
   }
@@ -257,7 +327,10 @@ class Decoder {
   const Heads heads_;
   Team& team_;
   std::vector<Token> tokens_;
-  std::vector<Span> spans_;
+  std::vector<int64_t> positions_;  // by token
+  std::vector<Span> spans_, read_spans_;  // the latter over the tokens that are read alone
+  const int64_t* read_ = nullptr;
+  int64_t num_read_ = -1;  // for all
   Buffer<float> residual_, block_, qkv_, attended_;
   Buffer<Element> operand_, queries_, inner_;
   std::vector<Buffer<float>> row_;

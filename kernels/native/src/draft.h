@@ -60,20 +60,17 @@ class Drafter {
  private:
   // Logits of the last token of each of the first `count` rows.
   void score(const StepRows& step, const std::vector<int64_t>& rows, int64_t count) {
+    last_.resize(count);
     int64_t num_tokens = 0;
-    for (int64_t row = 0; row < count; ++row) num_tokens += rows[4 * row + 2];
-    hidden_.resize(num_tokens * hidden_size_);
+    for (int64_t row = 0; row < count; ++row) last_[row] = (num_tokens += rows[4 * row + 2]) - 1;
+    hidden_.resize(count * hidden_size_);
     logits_.resize(count * vocab_size_);
     StepRows own = step;
     own.num_rows = count;
     own.rows = rows.data();
+    own.read = last_.data();
+    own.num_read = count;
     decoder_.forward(own, hidden_.data());
-    int64_t last = 0;
-    for (int64_t row = 0; row < count; ++row) {
-      last += rows[4 * row + 2];
-      std::copy_n(&hidden_[(last - 1) * hidden_size_], hidden_size_,
-                  &hidden_[row * hidden_size_]);
-    }
     decoder_.logits(hidden_.data(), count, logits_.data());
   }
 
@@ -99,6 +96,7 @@ class Drafter {
   Decoder<W>& decoder_;
   const int64_t hidden_size_, vocab_size_;
   Sampler sampler_;
+  std::vector<int64_t> last_;  // tokens of the rows
   std::vector<float> hidden_, logits_;
 };
 

@@ -45,7 +45,7 @@ void multiply(const float* x, int64_t rows, const LinearWeight& from, float* out
   for (int64_t row = 0; row < rows; ++row) 
     convert_row(x + row * weight.k, weight.k, &operand[row * length]);
   for (int64_t item = 0; item < linear_items(rows, weight.n); ++item)
-    linear_item<W>(item, operand.data(), rows, weight, Floats{out});
+    linear_item<W>(item, operand.data(), rows, weight, Floats{out, weight.n});
 }
 
 }  // namespace

@@ -49,9 +49,10 @@ struct Weight {
   int64_t n, k;
 };
 
-// Where sums go as they are: [rows, n] floats.
+// Where sums go as they are: floats, so many from one row to the next.
 struct Floats {
   float* out;
+  int64_t stride;
 
   template <typename W>
   void take(const F32* sums, int64_t row, int64_t block, const Weight<W>& weight) const {
@@ -59,7 +60,7 @@ struct Floats {
       const int64_t column = block * kBlock + half * kLanes;
       const int64_t left = weight.n - column;
       const float* bias = weight.bias;
-      float* to = out + row * weight.n + column;
+      float* to = out + row * stride + column;
       if (left >= kLanes) {
         store(to, bias ? sums[half] + load(bias + column) : sums[half]);
         continue;
