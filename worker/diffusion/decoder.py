@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from typing import Final
 
 import msgspec
@@ -13,6 +13,7 @@ import torch
 from worker.diffusion.base import BlockBatch, BoolArray, IntArray, scored_positions
 from worker.diffusion.modes import ExecutionMode, FirstDoneFirstOut, Synchronous
 from worker.diffusion.proposal import propose, random_positions
+from worker.diffusion.running import RunningBlock, place_reads, read_places
 from worker.diffusion.table import BlockDefaults, BlockTable
 from worker.engine.config import EngineConfig
 from worker.engine.masks import MaskRows
@@ -23,29 +24,10 @@ from worker.models.config import ModelConfig
 from worker.scheduler.plan import BlockOutcome, Plan, Row, StepResult
 from worker.wire.diffusion import DllmAlgorithm
 
-Forward = Callable[[Plan], torch.Tensor]
-"""Hidden states of a Plan's rows, [T, hidden]."""
+Forward = Callable[[Plan, torch.Tensor], torch.Tensor]
+"""Runs a Plan's rows; hidden states [S, hidden] of the tokens [S] that are read."""
 Score = Callable[[torch.Tensor], torch.Tensor]
 """Logits of hidden states."""
-
-
-@dataclass(kw_only=True, slots=True)
-class _Running:
-    """One block of the Plan."""
-
-    row: Row
-    """Its last round alone: positions of the block."""
-    first: int
-    """Of its positions among those of the next forward pass."""
-    mask: bytes | None = None
-    """Under a grammar: of the leftmost undecided position."""
-    is_done: bool = False
-    is_paused: bool = False
-    """Whether the grammar must be asked before it can go on."""
-    is_committed: bool = False
-    token_ids: list[int] = field(default_factory=list)
-    num_rounds: int = 0
-    num_forwards: int = 0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -53,6 +35,10 @@ class BlockStep:
     """A Plan whose rows stand where their blocks do."""
 
     plan: Plan
+    blocks: Sequence[RunningBlock] = ()
+    """Of the rows that `sample`."""
+    read: torch.Tensor | None = None
+    """[S] int64: tokens of the first pass whose hidden states are read; None without rows."""
     left_out: tuple[int, ...] = ()
     """Rows that floated and whose requests had ended, counted over the rows that `sample`."""
 
@@ -144,27 +130,28 @@ class BlockDecoder:
             if row.sample and self.table.enter(row.slot, self._block_start(row))
         ]
         self._write(fresh)
-        return step
+        blocks: list[RunningBlock] = []
+        end = 0
+        for row in plan.rows:
+            end += row.length
+            if row.sample:
+                block = Row(row.slot, self._block_start(row), self._block_size, True)
+                blocks.append(RunningBlock(row=block, place=end - self._block_size))
+        return replace(step, blocks=blocks, read=self._reads(blocks) if plan.rows else None)
 
     def run(self, step: BlockStep, hidden: torch.Tensor | None, masks: bytes = b"") -> BlockResults:
         """The Plan's rounds, after its first forward pass.
 
         Args:
             step: as `begin` returned it; rows that `sample` end with a running block each.
-            hidden: of all its rows, [T, hidden]; None without any.
+            hidden: of the tokens `step.read`, [S, hidden]; None without rows.
             masks: of the blocks of `Plan.masked`, as in a Sample message.
         """
         plan = step.plan
         if hidden is None:
             outcomes = [_NOT_RUN] * len(step.left_out)
             return BlockResults(outcomes=outcomes, token_ids=[], num_forwards=0)
-        blocks: list[_Running] = []
-        end = 0
-        for row in plan.rows:
-            end += row.length
-            if row.sample:
-                block = Row(row.slot, self._block_start(row), self._block_size, True)
-                blocks.append(_Running(row=block, first=end - self._block_size))
+        blocks = step.blocks
         if not blocks:
             return BlockResults(outcomes=[], token_ids=[], num_forwards=1)
         mask_bytes = -(-self._vocab_size // 32) * 4
@@ -181,16 +168,17 @@ class BlockDecoder:
             num_forwards=rounds.num_forwards,
         )
 
-    def forward(self, seq: int, blocks: Sequence[_Running]) -> torch.Tensor:
+    def forward(self, seq: int, blocks: Sequence[RunningBlock]) -> torch.Tensor:
         """One pass over the blocks alone."""
         for index, block in enumerate(blocks):
-            block.first = index * self._block_size
-        return self._forward(Plan(seq, [], [], [block.row for block in blocks]))
+            block.place = index * self._block_size
+        plan = Plan(seq, [], [], [block.row for block in blocks])
+        return self._forward(plan, self._reads(blocks))
 
-    def step(self, blocks: Sequence[_Running], hidden: torch.Tensor) -> None:
+    def step(self, blocks: Sequence[RunningBlock], hidden: torch.Tensor) -> None:
         """One step for blocks that are not done."""
-        by_name: dict[DllmAlgorithm, list[_Running]] = {}
-        guided: list[_Running] = []
+        by_name: dict[DllmAlgorithm, list[RunningBlock]] = {}
+        guided: list[RunningBlock] = []
         for block in blocks:
             if block.mask is None:
                 by_name.setdefault(self.table.algorithm_name(block.row.slot), []).append(block)
@@ -203,7 +191,7 @@ class BlockDecoder:
             self._step_guided(guided, hidden)
 
     def _step_algorithm(
-        self, name: DllmAlgorithm, blocks: Sequence[_Running], hidden: torch.Tensor
+        self, name: DllmAlgorithm, blocks: Sequence[RunningBlock], hidden: torch.Tensor
     ) -> None:
         table, algorithm = self.table, self.table.algorithm(name)
         slots = [block.row.slot for block in blocks]
@@ -232,7 +220,7 @@ class BlockDecoder:
             block.num_rounds += was or algorithm.edits
             self._settle(block, is_done, edits=algorithm.edits)
 
-    def _step_guided(self, blocks: Sequence[_Running], hidden: torch.Tensor) -> None:
+    def _step_guided(self, blocks: Sequence[RunningBlock], hidden: torch.Tensor) -> None:
         """One step for blocks under a grammar: a run of tokens from the left, to be examined."""
         table = self.table
         slots = [block.row.slot for block in blocks]
@@ -257,12 +245,12 @@ class BlockDecoder:
             block.is_paused = True
 
     def _scores(
-        self, blocks: Sequence[_Running], scored: BoolArray, hidden: torch.Tensor
+        self, blocks: Sequence[RunningBlock], scored: BoolArray, hidden: torch.Tensor
     ) -> tuple[torch.Tensor, RandomRows | None]:
         """Logits of scored positions [N, B], row by row, and with what they draw."""
         rows, columns = np.nonzero(scored)
         slots = np.array([block.row.slot for block in blocks], dtype=np.int64)[rows]
-        index = np.array([block.first for block in blocks], dtype=np.int64)[rows] + columns
+        index = read_places(blocks, rows, columns)
         random = random_positions(
             self._tables.sampling,
             slots,
@@ -270,10 +258,15 @@ class BlockDecoder:
             self.table.rounds[slots],
             hidden.device,
         )
-        chosen = to_device(torch.from_numpy(index), hidden.device)
-        return self._score(hidden.index_select(0, chosen)), random
+        if len(index) < len(hidden):
+            hidden = hidden.index_select(0, to_device(torch.from_numpy(index), hidden.device))
+        return self._score(hidden), random
 
-    def _settle(self, block: _Running, is_done: bool, *, edits: bool) -> None:
+    def _reads(self, blocks: Sequence[RunningBlock]) -> torch.Tensor:
+        tokens = place_reads(blocks, self.table, only_needed=self._masked_logits)
+        return to_device(torch.from_numpy(tokens), self._tables.token_pool.device)
+
+    def _settle(self, block: RunningBlock, is_done: bool, *, edits: bool) -> None:
         """Decides whether the block leaves, and with which tokens."""
         slot = block.row.slot
         if is_done:
@@ -305,7 +298,7 @@ class BlockDecoder:
             rows.append(Row(row.slot, start, end - start, True))
         return BlockStep(plan=msgspec.structs.replace(plan, rows=rows), left_out=tuple(left_out))
 
-    def _outcome(self, block: _Running) -> BlockOutcome:
+    def _outcome(self, block: RunningBlock) -> BlockOutcome:
         return BlockOutcome(
             num_tokens=len(block.token_ids),
             is_committed=block.is_committed,
@@ -315,7 +308,7 @@ class BlockDecoder:
             draft=self._draft(block),
         )
 
-    def _draft(self, block: _Running) -> list[int] | None:
+    def _draft(self, block: RunningBlock) -> list[int] | None:
         slot = block.row.slot
         if block.is_done or block.is_paused or not self.table.wants_drafts[slot]:
             return None
@@ -342,7 +335,7 @@ class _Rounds:
         self,
         decoder: BlockDecoder,
         seq: int,
-        blocks: Sequence[_Running],
+        blocks: Sequence[RunningBlock],
         hidden: torch.Tensor,
     ) -> None:
         self.num_forwards = 0

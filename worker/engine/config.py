@@ -154,7 +154,8 @@ class EngineConfig:
     blocks, many blocks at once), fused_commit (a finished block's last pass rides on the next one's
     first), skip_last_commit (none for a request's last block), report_at_once (an edit that changes
     nothing ends its block), early_exit (a block is left at the end token), masked_logits (only
-    undecided positions are scored)."""
+    undecided positions are scored), skip_unread (of positions that are not scored, the last layer
+    computes only keys and values)."""
 
     def __post_init__(self) -> None:
         if (self.speculative_method == "draft") != bool(self.speculative_model):

@@ -20,7 +20,14 @@ from kernels import (
 )
 from kernels.attention import AttentionLibrary
 from kernels.sample_tokens import GREEDY_BELOW
-from worker.engine.inputs import ForwardInputs, StepInputs, count_decodes, draw_places, plan_table
+from worker.engine.inputs import (
+    ForwardInputs,
+    StepInputs,
+    count_decodes,
+    draw_places,
+    drawn_only,
+    plan_table,
+)
 from worker.engine.rules import StepRules
 from worker.engine.sampler import RandomRows
 from worker.engine.static_blocks import StaticBlocks, fill_blocks
@@ -60,7 +67,8 @@ def prepare_on_device(
     if step is None:
         return None
     forward = step.forward(tables, staged, batch_invariant, library, placement)
-    return step.inputs(staged, forward, tables.rules.gather(plan.rows), placement)
+    inputs = step.inputs(staged, forward, tables.rules.gather(plan.rows), placement)
+    return drawn_only(inputs, tables.block_size)
 
 
 def prepare_static(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -12,6 +12,7 @@ from worker.engine.rules import StepRules
 from worker.engine.sampler import RandomRows, gather_random_rows
 from worker.engine.tables import DeviceTables, IntArray, ragged_ranges
 from worker.engine.transfer import to_device
+from worker.models.context import ForwardContext, KVCache
 from worker.scheduler.plan import Plan
 
 
@@ -29,6 +30,19 @@ class ForwardInputs:
     """[T] int64."""
     decode: DecodeMetadata | None
     extend: ExtendMetadata | None
+
+    def context(
+        self, kv_caches: tuple[KVCache, ...], read_tokens: torch.Tensor | None
+    ) -> ForwardContext:
+        """For the model's forward pass; `read_tokens` as in StepInputs."""
+        return ForwardContext(
+            kv_caches=kv_caches,
+            slot_mapping=self.slot_mapping,
+            num_decode_tokens=self.num_decode_tokens,
+            decode=self.decode,
+            extend=self.extend,
+            read_tokens=read_tokens,
+        )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -49,6 +63,20 @@ class StepInputs:
     """None where every draw is greedy."""
     rules: StepRules | None
     """None where every row is plain."""
+    read_tokens: torch.Tensor | None = None
+    """[S] int64, ascending: of the step's tokens, those whose hidden states the forward pass is to
+    yield; None for all T."""
+
+
+def drawn_only(inputs: StepInputs, block_size: int) -> StepInputs:
+    """The same, where only what is drawn from is read: of prompts, the last position.
+
+    Not where prompt tokens are scored; which positions of a block are read, its state says.
+    """
+    scores_prompts = inputs.rules is not None and inputs.rules.prompts
+    if inputs.sample_tokens is None or scores_prompts or block_size > 1:
+        return inputs
+    return replace(inputs, read_tokens=inputs.sample_tokens)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -79,7 +107,7 @@ def build_native_inputs(plan: Plan, tables: DeviceTables) -> StepInputs:
     sample_tokens = None
     if num_samples < num_tokens:
         sample_tokens = torch.from_numpy(rows.draw_tokens)
-    return StepInputs(
+    inputs = StepInputs(
         rows=rows.table,
         forward=None,
         num_samples=num_samples,
@@ -90,6 +118,7 @@ def build_native_inputs(plan: Plan, tables: DeviceTables) -> StepInputs:
         ),
         rules=tables.rules.gather(plan.rows),
     )
+    return drawn_only(inputs, tables.block_size)
 
 
 def build_inputs(plan: Plan, tables: DeviceTables, *, batch_invariant: bool) -> StepInputs:
@@ -129,7 +158,7 @@ def build_inputs(plan: Plan, tables: DeviceTables, *, batch_invariant: bool) -> 
     pages = tables.flat_pages.index_select(0, page_cells)
     num_samples = len(rows.draw_slots)
     decode, extend = _attention(rows, row_slots, ends.int(), query_start, tables, batch_invariant)
-    return StepInputs(
+    inputs = StepInputs(
         rows=rows.table,
         forward=ForwardInputs(
             num_decode_tokens=rows.num_decodes,
@@ -147,6 +176,7 @@ def build_inputs(plan: Plan, tables: DeviceTables, *, batch_invariant: bool) -> 
         ),
         rules=tables.rules.gather(plan.rows),
     )
+    return drawn_only(inputs, tables.block_size)
 
 
 def plan_table(plan: Plan) -> IntArray:

@@ -33,7 +33,7 @@ class BegunStep:
     static: StaticInputs | None
     """Where a graph ran the forward pass."""
     hidden: torch.Tensor | None
-    """Of all tokens of the step, [T, hidden]."""
+    """Of the tokens of the step that are read, or of all."""
     drafted: DraftedStep | None = None
     """Where rows float."""
     blocks: BlockStep | None = None

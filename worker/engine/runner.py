@@ -34,7 +34,7 @@ from worker.engine.streams import DeviceStreams, StepSlot
 from worker.engine.tables import DeviceTables
 from worker.engine.transfer import uploader_to
 from worker.models.config import load_model_config
-from worker.models.context import ForwardContext, KVCache
+from worker.models.context import KVCache
 from worker.models.dummy import draw_weights
 from worker.models.loader import load_weights
 from worker.models.registry import build_model
@@ -161,7 +161,7 @@ class ModelRunner:
             prepared = time.monotonic()
             if slot is not None:
                 slot.prepared.record()
-            hidden = self._run(inputs, static)
+            hidden = self._run(inputs, static, None if blocks is None else blocks.read)
             if slot is not None:
                 slot.forwarded.record()
         return BegunStep(
@@ -258,25 +258,19 @@ class ModelRunner:
         return replace(draws or Draws(tokens=None), prompt_scores=scores)
 
     def forward(self, inputs: StepInputs) -> torch.Tensor:
-        """Hidden states of all tokens of the step, [T, hidden]."""
-        tokens = inputs.forward
+        """Hidden states of the step's tokens that are read, or of all."""
+        tokens, read = inputs.forward, inputs.read_tokens
         if tokens is None:
             assert self.model.native is not None, "who else reads the tables"
             return self.model.native.forward(
-                inputs.rows, self._tables.token_pool, self._tables.page_table
+                inputs.rows, self._tables.token_pool, self._tables.page_table, read
             )
-        context = ForwardContext(
-            kv_caches=self._kv_caches,
-            slot_mapping=tokens.slot_mapping,
-            num_decode_tokens=tokens.num_decode_tokens,
-            decode=tokens.decode,
-            extend=tokens.extend,
-        )
+        context = tokens.context(self._kv_caches, read)
         return self.model.forward(tokens.input_ids, tokens.positions, context)
 
     def score(self, hidden: torch.Tensor, inputs: StepInputs) -> torch.Tensor:
         """Logits of the rows that sample, fp32 [S, vocab]."""
-        if inputs.sample_tokens is not None:
+        if inputs.sample_tokens is not None and inputs.read_tokens is None:
             hidden = hidden.index_select(0, inputs.sample_tokens)
         return self.model.compute_logits(hidden)
 
@@ -303,8 +297,7 @@ class ModelRunner:
 
     def finish(self, draws: Draws) -> list[int]:
         """The drawn tokens on the host; waits for the device."""
-        token_ids: list[int] = [] if draws.tokens is None else draws.tokens.tolist()
-        return token_ids
+        return [] if draws.tokens is None else list(draws.tokens.tolist())
 
     def _prepare(
         self, plan: Plan, drafted: DraftedStep | None, slot: StepSlot | None
@@ -320,10 +313,19 @@ class ModelRunner:
         static, inputs = self._graphs.prepare(plan, self._tables, size, uploader)
         return inputs, static
 
-    def _run(self, inputs: StepInputs | None, static: StaticInputs | None) -> torch.Tensor | None:
+    def _run(
+        self, inputs: StepInputs | None, static: StaticInputs | None, read: torch.Tensor | None
+    ) -> torch.Tensor | None:
+        """Hidden states of the tokens `read` of a step of blocks; else as the inputs say."""
         if static is not None and self._graphs is not None:
-            return self._graphs.forward(static)
-        return None if inputs is None else self.forward(inputs)
+            hidden = self._graphs.forward(static)
+        elif inputs is None:
+            return None
+        elif read is None or "skip_unread" in self.config.dllm_features:
+            return self.forward(inputs if read is None else replace(inputs, read_tokens=read))
+        else:
+            hidden = self.forward(inputs)
+        return hidden if read is None else hidden.index_select(0, read)
 
     def _draw(self, step: BegunStep, masks: MaskRows | None) -> Draws | None:
         if step.static is not None and step.inputs is None:
@@ -336,14 +338,13 @@ class ModelRunner:
             return None
         return self.draw(step.hidden, step.inputs, masks, step.drafted)
 
-    def _forward_plan(self, plan: Plan) -> torch.Tensor:
-        hidden = self._run(*self._prepare(plan, None, None))
+    def _forward_plan(self, plan: Plan, read: torch.Tensor) -> torch.Tensor:
+        hidden = self._run(*self._prepare(plan, None, None), read)
         assert hidden is not None, "a round has rows"
         return hidden
 
     def _on_compute_stream(self) -> AbstractContextManager[object]:
-        streams = self._streams
-        return nullcontext() if streams is None else torch.cuda.stream(streams.compute)
+        return nullcontext() if self._streams is None else torch.cuda.stream(self._streams.compute)
 
     def _allocate(self, num_pages: int) -> None:
         self._kv_caches = allocate_kv_caches(
@@ -352,10 +353,9 @@ class ModelRunner:
         if self.model.native is not None:
             self.model.native.bind([(cache.k, cache.v) for cache in self._kv_caches])
         # A request can be no longer than the whole cache.
-        room = (num_pages - 1) * self.config.page_size
         self._tables = DeviceTables(
             max_num_seqs=self.config.max_num_seqs,
-            max_model_len=min(self.max_model_len, room),
+            max_model_len=min(self.max_model_len, (num_pages - 1) * self.config.page_size),
             page_size=self.config.page_size,
             vocab_size=self.model_config.vocab_size,
             device=self.device,

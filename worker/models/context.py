@@ -31,3 +31,6 @@ class ForwardContext:
     """None without decode rows."""
     extend: ExtendMetadata | None
     """None without longer rows."""
+    read_tokens: torch.Tensor | None = None
+    """[S] int64, ascending: tokens whose hidden states anyone reads; None for all. Of the others
+    the last layer computes keys and values alone."""

@@ -66,13 +66,21 @@ class DecoderLayer:
         residual: torch.Tensor | None,
         positions: torch.Tensor,
         ctx: ForwardContext,
+        read: torch.Tensor | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Returns the block's output and the residual that it is still to be added to."""
+        """Returns the block's output and the residual that it is still to be added to.
+
+        Where no layer follows, `read` may name the tokens [S] that this is needed of.
+        """
         if residual is None:
             residual, hidden = hidden, self.input_norm.forward(hidden)
         else:
             hidden, residual = self.input_norm.forward_add(hidden, residual)
-        hidden = self.attention.forward(hidden, positions, ctx)
+        hidden = self.attention.forward(hidden, positions, ctx, read)
+        if read is not None:
+            residual = residual.index_select(0, read)
+            if not len(read):
+                return hidden, residual
         hidden, residual = self.post_attention_norm.forward_add(hidden, residual)
         return self.mlp.forward(hidden), residual
 
@@ -134,13 +142,17 @@ class DecoderModel(ABC):
     def forward(
         self, input_ids: torch.Tensor, positions: torch.Tensor, ctx: ForwardContext
     ) -> torch.Tensor:
-        """Token ids [T] and positions [T] (int64) to normalised hidden states [T, hidden]."""
+        """Token ids [T] and positions [T] (int64) to normalised hidden states [T, hidden].
+
+        Where the context says which tokens are read, [S, hidden] of these.
+        """
         hidden = self.embed_tokens.forward(input_ids)
         residual = None
         for layer in self.layers:
-            hidden, residual = layer.forward(hidden, residual, positions, ctx)
+            read = ctx.read_tokens if layer is self.layers[-1] else None
+            hidden, residual = layer.forward(hidden, residual, positions, ctx, read)
         assert residual is not None, "a model has layers"
-        return self.norm.forward_add(hidden, residual)[0]
+        return self.norm.forward_add(hidden, residual)[0] if len(hidden) else hidden
 
     def compute_logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """Hidden states of the rows that sample [R, hidden] to fp32 logits [R, vocab_size]."""

@@ -131,9 +131,14 @@ class Attention:
         self.output.drop()
 
     def forward(
-        self, hidden: torch.Tensor, positions: torch.Tensor, ctx: ForwardContext
+        self,
+        hidden: torch.Tensor,
+        positions: torch.Tensor,
+        ctx: ForwardContext,
+        read: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """[T, hidden] to [T, hidden]; writes the tokens' keys and values into the cache."""
+        """[T, hidden] to [T, hidden], or to [S, hidden] of the tokens `read`; writes the keys and
+        values of all tokens into the cache."""
         qkv = self.qkv.forward(hidden).view(hidden.shape[0], -1, self._head_dim)
         q, k, v = torch.split(qkv, self._split, dim=1)
         if self.q_norm is not None and self.k_norm is not None:
@@ -141,8 +146,10 @@ class Attention:
         rotary_embedding(q, k, positions, self._cos_sin)
         cache = ctx.kv_caches[self._layer_index]
         store_kv_cache(k, v, cache.k, cache.v, ctx.slot_mapping)
-        attended = self._attend(q, cache.k, cache.v, ctx)
-        return self.output.forward(attended.reshape(hidden.shape[0], -1))
+        if read is not None and not len(read):
+            return hidden[:0]
+        attended = self._attend(q, cache.k, cache.v, ctx).reshape(hidden.shape[0], -1)
+        return self.output.forward(attended if read is None else attended.index_select(0, read))
 
     def _attend(
         self, q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, ctx: ForwardContext

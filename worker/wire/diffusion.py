@@ -15,6 +15,7 @@ DllmFeature = Literal[
     "report_at_once",
     "early_exit",
     "masked_logits",
+    "skip_unread",
 ]
 
 _MOST_STEPS = 1024

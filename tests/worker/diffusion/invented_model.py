@@ -144,7 +144,7 @@ class InventedEngine:
             self._tables.apply(plan)
             step = self._decoder.begin(plan)
             self.num_ahead += bool(plan.rows) and plan.rows[0].floats
-            hidden = self._forward(step.plan) if step.plan.rows else None
+            hidden = None if step.read is None else self._forward(step.plan, step.read)
             results = self._decoder.run(step, hidden)
             self._results.append(results.add_to(StepResult(plan.seq, [], 1.0)))
         if self._results and (plan is None or len(self._results) > self._depth):
@@ -153,7 +153,7 @@ class InventedEngine:
         self.scheduler.check_invariants()
         return report
 
-    def _forward(self, plan: Plan) -> torch.Tensor:
+    def _forward(self, plan: Plan, read: torch.Tensor) -> torch.Tensor:
         self.num_forwards += 1
         self.num_row_steps += sum(row.sample for row in plan.rows)
         hidden: list[int] = []
@@ -168,7 +168,7 @@ class InventedEngine:
                 for offset, content in enumerate(contents):
                     self._cache[self._place(row.slot, start + offset)] = content
                 hidden += contents
-        return torch.tensor(hidden, dtype=torch.float64).unsqueeze(1)
+        return torch.tensor(hidden, dtype=torch.float64).unsqueeze(1)[read]
 
     def _place(self, slot: int, position: int) -> tuple[int, int]:
         page = int(self._tables.page_table[slot, position // self._page_size])
