@@ -130,6 +130,7 @@ def test_company_changes_no_token_and_no_round(
         {"dllm_disable": ("inplace",)},
         {"dllm_disable": ("mixed_rounds", "fused_commit", "skip_last_commit")},
         {"dllm_disable": ("masked_logits", "early_exit")},
+        {"dllm_disable": ("skip_unread",), "max_num_seqs": 4},
         {"tensor_parallel_size": 2, "max_num_seqs": 4},
     ],
     ids=str,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -10,6 +11,7 @@ import torch
 from checkpoints import VOCAB_SIZE, write_checkpoint
 from plan_driver import PAGE_SIZE, Request, generate, make_runner
 
+from worker.engine.inputs import StepInputs
 from worker.engine.runner import ModelRunner
 from worker.scheduler.plan import Plan
 
@@ -69,6 +71,32 @@ def test_batch_invariance_is_bitwise(invariant: ModelRunner, temperature: float)
     for variant in (chunked, batched, single_tokens, owner, cached):
         assert variant.tokens == alone.tokens
         assert torch.equal(torch.stack(variant.logits), torch.stack(alone.logits))
+
+
+def test_what_nobody_reads_changes_no_bit(
+    invariant: ModelRunner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def draws() -> list[torch.Tensor]:
+        requests = others()
+        generate(invariant, requests, chunk=64)
+        return [torch.stack(request.logits) for request in requests]
+
+    counts: list[int] = []
+    forward, prepare = invariant.forward, invariant.prepare
+
+    def counted(inputs: StepInputs) -> torch.Tensor:
+        hidden = forward(inputs)
+        counts.append(len(hidden))
+        return hidden
+
+    monkeypatch.setattr(invariant, "forward", counted)
+    found, num_found = draws(), sum(counts)
+    assert num_found == 4 * 9, "one for each draw"
+    monkeypatch.setattr(invariant, "prepare", lambda plan: replace(prepare(plan), read_tokens=None))
+    counts.clear()
+    for one, other in zip(found, draws(), strict=True):
+        assert torch.equal(one, other)
+    assert sum(counts) == 4 * 8 + 5 + 120 + 41 + 300, "all that was computed"
 
 
 def test_seeded_draws_survive_batching(folder: str) -> None:
