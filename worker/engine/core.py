@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 from worker.engine.base import Executor, StepFuture
 from worker.engine.config import EngineConfig
+from worker.engine.factory import uses_cuda
 from worker.engine.timeline import Timeline
 from worker.scheduler import BlockPolicy, SchedulerConfig, create_scheduler
 from worker.scheduler.plan import Plan, StepResult
@@ -89,7 +90,7 @@ class EngineCore:
                 blocks=_block_policy(config, info),
             ),
             clock,
-            create_gate(config),
+            create_gate(config, on_cuda=uses_cuda(config)),
         )
 
     def receive(self, batch: SubmitBatch) -> None:

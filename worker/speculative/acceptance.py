@@ -1,42 +1,77 @@
-"""What became of the drafts of a request."""
+"""What became of drafts: of one request's, and of all requests'."""
 
 from __future__ import annotations
 
-_KEEP = 0.9
-"""Weight that a row's drafts keep with each later one's: about ten count."""
-_FIRST_RATE, _FIRST_TRIALS = 0.8, 2.0
-"""Acceptance that is expected before any draft was verified, and its weight in drafts."""
+import math
+
+_KEEP = 0.95
+"""Weight that a row keeps with each later one: about twenty count, since how many drafts are right
+in one varies much."""
+_PRIOR_TRIALS = 8.0
+"""Drafts that the expected rate counts for, always: a request's own are few."""
 _FIRST_LOOKS = 2.0
 """Rows that the expected gain counts for."""
 _FIRST_WAIT, _LONGEST_WAIT = 4, 512
+_LEARNT_STEP, _RARE_STEP = 0.02, 0.1
+"""Weight of the newest row in the gain of all requests; of one that stands for many."""
+_FIRST_GAIN = 0.5
+
+
+class CommonGain:
+    """Tokens that a row of any request gains where it may draft, beyond what that costs."""
+
+    __slots__ = ("mean", "variance")
+
+    def __init__(self) -> None:
+        self.mean = _FIRST_GAIN
+        self.variance = 1.0
+
+    def observe(self, gain: float, *, is_rare: bool) -> None:
+        """Takes one row's; `is_rare` where most rows like it were not tried."""
+        step = _RARE_STEP if is_rare else _LEARNT_STEP
+        difference = gain - self.mean
+        self.mean += step * difference
+        self.variance += step * (difference**2 - self.variance)
 
 
 class RequestRecord:
     """Follows one request's drafts, with forgetting.
 
     Args:
-        gain: tokens that a row is expected to gain before any was tried.
+        rate: at which its drafts are expected to be accepted before any was tried.
+        common: what rows of all requests gain; expected of its rows until then.
     """
 
-    __slots__ = ("_accepted", "_gained", "_looks", "_trials", "_wait", "_waited", "has_looked")
+    __slots__ = (
+        *("_accepted", "_gained", "_looks", "_squared", "_trials", "_wait", "_waited"),
+        *("_expected_rate", "has_looked", "is_trying"),
+    )
 
-    def __init__(self, gain: float) -> None:
-        self._accepted, self._trials = _FIRST_RATE * _FIRST_TRIALS, _FIRST_TRIALS
-        self._gained, self._looks = gain * _FIRST_LOOKS, _FIRST_LOOKS
+    def __init__(self, rate: float, common: CommonGain) -> None:
+        self._expect(rate, common)
         self._wait = _FIRST_WAIT
         self._waited = 0
         self.has_looked = False
         """Whether it was ever allowed to draft."""
+        self.is_trying = False
+        """Whether it drafts against what is expected, to see."""
 
     @property
     def rate(self) -> float:
         """The probability that a draft is accepted, given that all before it in the row were."""
-        return self._accepted / self._trials
+        accepted = self._accepted + _PRIOR_TRIALS * self._expected_rate
+        return accepted / (self._trials + _PRIOR_TRIALS)
 
     @property
     def gain(self) -> float:
-        """Tokens that a row gains where it may draft, beyond what its drafts cost."""
+        """Tokens that a row gains where it may draft, beyond what that costs."""
         return self._gained / self._looks
+
+    @property
+    def most_gain(self) -> float:
+        """The same by one standard error more: below zero it is hardly bad luck."""
+        variance = max(0.0, self._squared / self._looks - self.gain**2)
+        return self.gain + math.sqrt(variance / self._looks)
 
     def observe(self, num_drafts: int, num_accepted: int, cost: float) -> None:
         """Takes the outcome of one row that was allowed to draft.
@@ -47,7 +82,10 @@ class RequestRecord:
             cost: tokens that the time of its drafts would have yielded.
         """
         self.has_looked = True
-        self._gained = self._gained * _KEEP + num_accepted - cost
+        self.is_trying = False
+        gain = num_accepted - cost
+        self._gained = self._gained * _KEEP + gain
+        self._squared = self._squared * _KEEP + gain**2
         self._looks = self._looks * _KEEP + 1.0
         if num_drafts:
             self._accepted = self._accepted * _KEEP + num_accepted
@@ -60,9 +98,15 @@ class RequestRecord:
         self._waited += 1
         return self._waited >= self._wait
 
-    def try_again(self, gain: float) -> None:
+    def try_again(self, rate: float, common: CommonGain) -> None:
         """Starts afresh. The wait doubles with each attempt until a draft is accepted."""
         self._waited = 0
         self._wait = min(2 * self._wait, _LONGEST_WAIT)
-        self._accepted, self._trials = _FIRST_RATE * _FIRST_TRIALS, _FIRST_TRIALS
-        self._gained, self._looks = gain * _FIRST_LOOKS, _FIRST_LOOKS
+        self._expect(rate, common)
+        self.is_trying = True
+
+    def _expect(self, rate: float, common: CommonGain) -> None:
+        self._expected_rate = rate
+        self._accepted = self._trials = 0.0
+        self._gained, self._looks = common.mean * _FIRST_LOOKS, _FIRST_LOOKS
+        self._squared = (common.variance + common.mean**2) * _FIRST_LOOKS

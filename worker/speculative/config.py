@@ -19,7 +19,8 @@ class GateConfig:
     """Requests above this priority are not drafted for."""
     deadline_margin_s: float = 0.05
     """Nothing is drafted for a request whose next token is due, by its SLO, within so long."""
-    has_draft_model: bool = False
-    """Whether each draft takes time to make; otherwise looking for any takes it, found or not."""
+    stops_itself: bool = True
+    """Whether the proposer ends drafts that are not worth their cost; otherwise their number
+    follows from how often the request's drafts were accepted."""
     adaptive: bool = True
     """False drafts as many as possible wherever the limits allow it, whatever that costs."""

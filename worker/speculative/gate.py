@@ -6,9 +6,9 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
-from worker.speculative.acceptance import RequestRecord
+from worker.speculative.acceptance import CommonGain, RequestRecord
 from worker.speculative.config import GateConfig
-from worker.speculative.costs import LookCosts, StepCosts
+from worker.speculative.costs import LookTimes, Rates, StepCosts, size_class
 from worker.wire.speculation import Decision, SpeculationTotals
 
 if TYPE_CHECKING:
@@ -17,11 +17,17 @@ if TYPE_CHECKING:
     from worker.scheduler.plan import StepResult
     from worker.scheduler.step import StepInFlight
 
-_FIRST_GAIN, _GAIN_STEP = 0.5, 0.02
-"""Where the gain per row starts, and the weight of the newest row in it."""
+_FIRST_RATE = 0.8
+"""Where the rate of acceptance starts."""
+_RATE_STEP = 0.02
+"""Weight of the newest draft in it."""
+_FIRST_LOOKS_STEP = 0.05
+"""Weight of the newest first look in what these cost."""
+_REFERENCE = 48
+"""Steps of a size with drafts in all rows, after which one goes without."""
 _PROBE_SHARE, _MOST_PROBE_MS = 0.005, 2.0
 """Share of all steps' time that attempts may take, and how much of it is kept for later."""
-_MARGIN = 1.1
+_MARGIN = 1.05
 """A draft must promise so many times its cost: the estimates are not exact."""
 _HOPELESS = 0.95
 """From this threshold on no draft can gain, and none is tried."""
@@ -30,37 +36,44 @@ _HOPELESS = 0.95
 class SpeculationGate:
     """Follows acceptance by request and the cost of drafts by batch size.
 
-    A draft is worth its cost while the probability that it counts exceeds the threshold: the tokens
-    that steps yield in the time that verifying it takes. As a batch grows bound by arithmetic the
-    threshold grows towards one, and drafts get fewer and cease.
+    Two questions are apart. Whether a request drafts at all follows from what its rows gained, each
+    the drafts that were accepted less what it cost, fixed part and drafts (see `StepCosts`). A new
+    one's are expected to gain what rows of all requests do in steps of this size. One that loses
+    gets none, and tries from time to time.
 
-    The gate knows by which rate a request's drafts are accepted, p: the j-th counts with p^j. That
-    bounds their number; a request that gets none tries one from time to time. Proposers, which know
-    how good each single guess is, get the threshold with the Plan and draft less where less is
-    worth it.
+    How many drafts follows from what one more costs, and that is much less: it is worth this while
+    the probability that it counts exceeds the threshold, the tokens that steps yield in the time
+    that it takes. Steps as they are, with drafts: that rate is what another use of the time would
+    bring. Proposers, which know how likely each single guess is, get the threshold with the Plan
+    and draft until it. Where a proposer does not, the rate p by which the request's drafts are
+    accepted bounds their number: the j-th counts with p^j.
 
-    Decisions follow from what it was told alone: no clock, no chance.
+    As a batch grows bound by arithmetic the threshold grows towards one, and drafts get fewer and
+    cease. Decisions follow from what the gate was told alone: no clock, no chance.
     """
 
     def __init__(self, config: GateConfig) -> None:
         self.config = config
         self.totals = SpeculationTotals.of(config.num_speculative_tokens)
         self._costs = StepCosts()
-        self._looks = LookCosts()
-        """Rank 0's time per row that may draft; with a draft model, per guess."""
-        self._look_ms = 0.0
-        """The same in this step."""
-        self._gain = _FIRST_GAIN
-        """Tokens that a row of any request gains where it may draft."""
+        self._looks = LookTimes()
+        self._start_ms = 0.0
+        """What a request's first look takes beyond others: a draft model computes its prompt."""
+        self._rate = _FIRST_RATE
+        """How likely any request's draft is accepted."""
+        self._gains: dict[int, CommonGain] = {}
+        """By size of batch."""
+        self._without_plain: dict[int, int] = {}
+        """By size of batch: steps since one that had no row with drafts at least."""
+        self._is_reference = False
+        """Nothing is drafted in this step: what others cost shows beside it only."""
         self._probe_ms = 0.0
         """Time that may be spent on attempts without much hope."""
-        self._tokens_per_ms = 0.0
-        """Of steps as they were lately; 0 where unknown."""
+        self._rates: Rates | None = None
+        """Of steps as they are now."""
+        self._num_decodes = 0
         self._utilization = 0.0
         self._now = 0.0
-        self._threshold: float | None = None
-        self._look_cost = 0.0
-        """The same in tokens, in this step."""
 
     def begin(self, num_running: int, num_decodes: int, now: float) -> float:
         """Begins a step; returns its `Plan.draft_threshold`.
@@ -71,22 +84,16 @@ class SpeculationGate:
             now: by the scheduler's clock.
         """
         self._now = now
+        self._num_decodes = num_decodes
         self._utilization = num_running / self.config.max_num_seqs
         if not self.config.adaptive:
             return 0.0
-        rates = self._costs.rates(num_decodes)
-        if rates is None:
-            self._threshold = None
-            return 0.0
-        draft_ms, tokens_per_ms = rates
-        self._tokens_per_ms = tokens_per_ms
-        self._look_ms = self._looks.value(num_decodes)
-        self._threshold = _MARGIN * draft_ms * tokens_per_ms
-        self._look_cost = _MARGIN * self._look_ms * tokens_per_ms
-        if self.config.has_draft_model:
-            self._threshold += self._look_cost
-            self._look_cost = 0.0
-        return self._threshold
+        self._rates = self._costs.rates(num_decodes)
+        size = size_class(num_decodes)
+        self._is_reference = self._without_plain.get(size, 0) >= _REFERENCE
+        if self._is_reference:
+            self._without_plain[size] = 0
+        return 0.0 if self._rates is None else _threshold(self._rates)
 
     def num_drafts(self, request: Request) -> int:
         """Most drafts for a decoding request in this step; 0 for a plain row."""
@@ -97,52 +104,57 @@ class SpeculationGate:
     def observe(self, step: StepInFlight, result: StepResult) -> None:
         """Takes the result of a step, before its tokens are."""
         drafted, drawn = result.drafted or [], result.drawn or []
-        looking = [share for share in step.shares if share.num_drafts >= 0]
-        threshold = self._threshold or 0.0
+        floating = [share for share in step.shares if share.num_drafts >= 0]
         rows = [
-            _DraftedRow(self._record(share.request), share.num_drafts, num_drafts, num_drawn - 1)
-            for share, num_drafts, num_drawn in zip(looking, drafted, drawn, strict=True)
+            _DraftedRow(self._record(share.request), num_drafts, num_drawn - 1)
+            for share, num_drafts, num_drawn in zip(floating, drafted, drawn, strict=True)
             if share.num_drafts and num_drawn
         ]
-        start_cost = self._observe_looks(rows, len(step.shares), result.draft_ms)
+        # Behind the end of a request nothing is computed.
+        num_rows = len(step.shares) - drawn.count(0)
+        compute_ms = result.compute_ms - self._observe_starts(rows, num_rows, result.draft_ms)
         for row in rows:
-            cost = threshold * self._num_guesses(row)
-            # What a first look cost tells whether others should begin; it is paid in any case.
-            start = 0.0 if row.record.has_looked else start_cost
-            row.record.observe(row.num_drafts, row.num_accepted, cost)
-            self._gain += _GAIN_STEP * (row.num_accepted - cost - start - self._gain)
+            self._observe_row(row, num_rows)
             if row.num_drafts:
                 self.totals.add_row(row.num_drafts, row.num_accepted)
         self._probe_ms = min(self._probe_ms + _PROBE_SHARE * result.compute_ms, _MOST_PROBE_MS)
-        if not step.has_chunks:
+        if not step.has_chunks and num_rows:
             num_tokens = len(result.token_ids)
-            self.totals.num_decode_rows += len(step.shares)
+            self.totals.num_decode_rows += num_rows
             self.totals.num_decode_tokens += num_tokens
-            step_ms = result.compute_ms - result.draft_ms
-            self._costs.observe(
-                *(len(step.shares), sum(drafted), num_tokens, step_ms, result.draft_ms)
-            )
+            self._costs.observe(num_rows, len(rows), sum(drafted), num_tokens, compute_ms)
+            size = size_class(num_rows)
+            counted = self._without_plain.get(size, 0)
+            self._without_plain[size] = counted + 1 if len(rows) == num_rows else 0
 
-    def _observe_looks(self, rows: Sequence[_DraftedRow], num_rows: int, draft_ms: float) -> float:
-        """Takes the time of looking; returns what each request's first look cost, in tokens.
-
-        A draft model computes all that a request has so far before its first draft.
-        """
-        num_looks = sum(map(self._num_guesses, rows)) if self.config.has_draft_model else len(rows)
+    def _observe_starts(self, rows: Sequence[_DraftedRow], num_rows: int, draft_ms: float) -> float:
+        """Returns what first looks took beyond others."""
+        if not rows:
+            return 0.0
         num_new = sum(not row.record.has_looked for row in rows)
-        if not num_looks:
+        if not num_new:
+            self._looks.observe(num_rows, len(rows), draft_ms)
             return 0.0
-        if not self.config.has_draft_model or not num_new:
-            self._looks.observe(num_rows, num_looks, draft_ms)
-            return 0.0
-        start_ms = max(0.0, draft_ms - num_looks * self._looks.value(num_rows))
-        return start_ms / num_new * self._tokens_per_ms
+        start_ms = draft_ms - len(rows) * self._looks.value(num_rows)
+        self._start_ms += _FIRST_LOOKS_STEP * (start_ms / num_new - self._start_ms)
+        return max(0.0, start_ms)
 
-    def _num_guesses(self, row: _DraftedRow) -> int:
-        """A draft model guessed once more where it found that guess not worth verifying."""
-        if self.config.has_draft_model:
-            return min(row.num_drafts + 1, row.most)
-        return row.num_drafts
+    def _observe_row(self, row: _DraftedRow, num_rows: int) -> None:
+        record, cost, start = row.record, 0.0, 0.0
+        if self._rates is not None:
+            look_ms, draft_ms, tokens_per_ms = self._rates
+            cost = _MARGIN * tokens_per_ms * (look_ms + draft_ms * row.num_drafts)
+            if record.is_trying:  # the look was paid for; what it gained takes no time
+                self._probe_ms += look_ms + min(0.0, row.num_accepted - cost) / tokens_per_ms
+            # What a first look cost tells whether others should begin; it is paid in any case.
+            if not record.has_looked:
+                start = max(0.0, self._start_ms) * tokens_per_ms
+        self._gain(num_rows).observe(row.num_accepted - cost - start, is_rare=record.is_trying)
+        record.observe(row.num_drafts, row.num_accepted, cost)
+        num_known = row.num_accepted + (row.num_accepted < row.num_drafts)
+        if num_known:
+            share = row.num_accepted / num_known
+            self._rate += _RATE_STEP * num_known * (share - self._rate)
 
     def _decide(self, request: Request) -> tuple[int, Decision]:
         config = self.config
@@ -159,35 +171,43 @@ class SpeculationGate:
             return 0, Decision.GRAMMAR
         if not config.adaptive:
             return config.num_speculative_tokens, Decision.DRAFT
-        if self._threshold is None:
+        if self._rates is None or self._is_reference:
             return 0, Decision.COST_UNKNOWN
-        if self._threshold >= _HOPELESS:
+        threshold = _threshold(self._rates)
+        if threshold >= _HOPELESS:
             return 0, Decision.COST
         record = self._record(request)
-        number = 0
-        if record.gain >= self._look_cost:
-            number = _number_worth(record.rate, self._threshold, config.num_speculative_tokens)
-        if number:
+        number = config.num_speculative_tokens
+        if not config.stops_itself:
+            number = _number_worth(record.rate, threshold, number)
+        common = self._gain(self._num_decodes)
+        # Where drafts pay on the whole, a request is left out only if it is no matter of chance.
+        if number and (record.gain if common.mean <= 0.0 else record.most_gain) > 0.0:
             return number, Decision.DRAFT
-        if record.is_due() and self._probe_ms >= self._look_ms:
-            self._probe_ms -= self._look_ms
-            record.try_again(self._gain)
+        if record.is_due() and self._probe_ms >= self._rates.look_ms:
+            self._probe_ms -= self._rates.look_ms
+            record.try_again(max(self._rate, _FIRST_RATE), common)
             return config.num_speculative_tokens, Decision.PROBE
         return 0, Decision.ACCEPTANCE
 
     def _record(self, request: Request) -> RequestRecord:
         record = request.speculation
         if record is None:
-            record = request.speculation = RequestRecord(self._gain)
+            record = request.speculation = RequestRecord(self._rate, self._gain(self._num_decodes))
         return record
+
+    def _gain(self, num_rows: int) -> CommonGain:
+        return self._gains.setdefault(size_class(num_rows), CommonGain())
 
 
 class _DraftedRow(NamedTuple):
     record: RequestRecord
-    most: int
-    """Drafts that it was allowed."""
     num_drafts: int
     num_accepted: int
+
+
+def _threshold(rates: Rates) -> float:
+    return _MARGIN * rates.draft_ms * rates.tokens_per_ms
 
 
 def _number_worth(rate: float, threshold: float, most: int) -> int:
@@ -199,8 +219,13 @@ def _number_worth(rate: float, threshold: float, most: int) -> int:
     return min(most, int(math.log(threshold) / math.log(rate)))
 
 
-def create_gate(config: EngineConfig) -> SpeculationGate | None:
-    """The gate that the configuration asks for; None where nothing is drafted."""
+def create_gate(config: EngineConfig, *, on_cuda: bool) -> SpeculationGate | None:
+    """The gate that the configuration asks for; None where nothing is drafted.
+
+    Args:
+        config: of the engine.
+        on_cuda: it runs on CUDA devices, where prompt lookup drafts as much as it may.
+    """
     if config.speculative_method == "none":
         return None
     return SpeculationGate(
@@ -210,7 +235,7 @@ def create_gate(config: EngineConfig) -> SpeculationGate | None:
             max_utilization=config.speculative_max_utilization,
             max_priority=config.speculative_max_priority,
             deadline_margin_s=config.speculative_deadline_margin_ms / 1e3,
-            has_draft_model=config.speculative_method == "draft",
+            stops_itself=config.speculative_method == "draft" or not on_cuda,
             adaptive=config.speculative_adaptive,
         )
     )

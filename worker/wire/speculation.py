@@ -19,7 +19,7 @@ class Decision(IntEnum):
     COST = 3
     """None: the batch is so large that no acceptance would pay."""
     COST_UNKNOWN = 4
-    """None: no plain steps of this size were seen yet."""
+    """None: no plain steps of this size were seen yet, or lately."""
     UTILIZATION = 5
     """None: too many slots are in use."""
     PRIORITY = 6

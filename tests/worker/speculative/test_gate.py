@@ -7,9 +7,9 @@ import random
 import pytest
 
 from worker.request import Request
-from worker.speculative.acceptance import RequestRecord
+from worker.speculative.acceptance import CommonGain, RequestRecord
 from worker.speculative.config import GateConfig
-from worker.speculative.costs import LookCosts, StepCosts
+from worker.speculative.costs import LookTimes, StepCosts
 from worker.speculative.gate import SpeculationGate
 from worker.wire.messages import Submit
 from worker.wire.sampling import SamplingParams
@@ -22,26 +22,30 @@ def test_costs_are_fitted_by_size_of_batch_though_steps_are_held_up(draft_ms: fl
     rng = random.Random(1)
     costs = StepCosts()
     assert costs.rates(4) is None
-    for number in range(400):
-        drafts = rng.randrange(0, 9)
+    for number in range(600):
+        looks = rng.randrange(0, 5)
+        drafts = sum(rng.randrange(0, 9) for _ in range(looks))
         held_up = 30.0 if number % 50 == 49 else 0.0
-        costs.observe(4, drafts, 4 + drafts // 2, 1.0 + draft_ms * drafts + held_up)
-        costs.observe(32, drafts, 32, 8.0 + 0.2 * drafts)
+        step_ms = 1.0 + 0.2 * looks + draft_ms * drafts + held_up
+        costs.observe(4, looks, drafts, 4 + drafts // 2, step_ms)
+        size = rng.choice((30, 32, 34))
+        costs.observe(size, size // 2, drafts, size, 0.25 * size + 0.1 * (size // 2) + 0.2 * drafts)
     rates = costs.rates(4)
     assert rates is not None
-    assert rates[0] == pytest.approx(draft_ms, abs=0.03)
-    assert rates[1] == pytest.approx(6 / (1.0 + 4 * draft_ms), rel=0.15)
+    assert rates.draft_ms == pytest.approx(draft_ms, abs=0.03)
+    assert rates.look_ms == pytest.approx(0.2, abs=0.1)
+    assert rates.tokens_per_ms == pytest.approx(8 / (1.4 + 8 * draft_ms), rel=0.25)
     assert costs.rates(5) == rates, "a size that was not seen is like the one next to it"
     large = costs.rates(32)
     assert large is not None
-    assert large[0] == pytest.approx(0.2, abs=0.02)
+    assert large.draft_ms == pytest.approx(0.2, abs=0.03), "that rows vary counts for no draft"
 
 
 def test_a_request_whose_drafts_are_wrong_falls_silent_and_tries_again_ever_later() -> None:
-    record = RequestRecord(0.5)
+    record = RequestRecord(0.8, CommonGain())
     for _ in range(8):
         record.observe(3, 0, 0.6)
-    assert record.rate < 0.2
+    assert record.rate < 0.5
     assert record.gain < 0.0
     waits = []
     for _ in range(3):
@@ -49,7 +53,7 @@ def test_a_request_whose_drafts_are_wrong_falls_silent_and_tries_again_ever_late
         while not record.is_due():
             steps += 1
         waits.append(steps)
-        record.try_again(0.5)
+        record.try_again(0.8, CommonGain())
         assert record.gain > 0.0, "it gets another chance"
         for _ in range(8):
             record.observe(3, 0, 0.6)
@@ -59,7 +63,7 @@ def test_a_request_whose_drafts_are_wrong_falls_silent_and_tries_again_ever_late
 
 
 def test_looks_that_find_nothing_gain_nothing() -> None:
-    record = RequestRecord(0.5)
+    record = RequestRecord(0.8, CommonGain())
     for _ in range(20):
         record.observe(0, 0, 0.0)
     assert 0.0 < record.gain < 0.1
@@ -114,11 +118,11 @@ def test_a_later_token_is_due_as_if_tokens_came_evenly() -> None:
     assert request.due_s == pytest.approx(10.5)
 
 
-def test_looks_have_a_price_of_their_own_by_size_of_batch() -> None:
-    looks = LookCosts()
+def test_looks_take_a_time_of_their_own_by_size_of_batch() -> None:
+    looks = LookTimes()
     for _ in range(200):
-        looks.observe(1, 4, 0.4)
-        looks.observe(32, 100, 2.0)
-    looks.observe(1, 4, 30.0)
+        looks.observe(1, 1, 0.1)
+        looks.observe(32, 20, 0.4)
+    looks.observe(1, 1, 30.0)
     assert looks.value(1) == pytest.approx(0.1, rel=0.1)
     assert looks.value(32) == pytest.approx(0.02, rel=0.05)
