@@ -40,9 +40,14 @@ class Turn:
         return self.num_tokens / self.num_rows
 
     @property
-    def row_s(self) -> float:
-        """Rank 0's time for one request in one step."""
-        return self.busy_s / self.num_rows
+    def token_s(self) -> float:
+        """Time per token."""
+        return self.elapsed_s / self.num_tokens
+
+    @property
+    def busy_token_s(self) -> float:
+        """Rank 0's own time per token: a step's over its tokens."""
+        return self.busy_s / self.num_tokens
 
 
 class SpeculativeEngine(BenchEngine):

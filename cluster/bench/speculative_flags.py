@@ -27,23 +27,39 @@ def add_speculative_flags(parser: argparse.ArgumentParser) -> None:
         "--per-stream",
         type=int,
         default=4,
-        help="requests of a turn per running one, at least 24 in all (default 4)",
+        help="least requests of a turn, per running one (default 4)",
+    )
+    parser.add_argument(
+        "--turn-seconds",
+        type=float,
+        default=0.8,
+        help="of a turn without drafts, about; twice that with one request at a time (default 0.8)",
     )
 
 
 def speculative_options(args: argparse.Namespace) -> SpeculativeOptions:
-    """Options from flags; `args.model` is set. Drafts by n-grams unless said otherwise."""
+    """Options from flags; `args.model` is set.
+
+    Unless a method is given each kind of prompts has the one that suits it: held-out ones the draft
+    model in the folder beside the model's, named as it is with "-draft", if there is one, others
+    n-grams.
+    """
     from cluster.bench.speculative import SpeculativeOptions
 
     engine = EngineConfig(**given_options(args, EngineConfig))
-    if "speculative_method" not in given_options(args, EngineConfig):
+    model = Path(args.model).resolve()
+    draft_model = model.with_name(f"{model.name}-draft")
+    is_given = "speculative_method" in given_options(args, EngineConfig)
+    if not is_given:
         engine = replace(engine, speculative_method="ngram")
-    beside = Path(args.model).resolve().parent / "demo_heldout.jsonl"
+    beside = model.with_name("demo_heldout.jsonl")
     return SpeculativeOptions(
         engine=engine,
         questions=args.questions or str(beside),
         running=tuple(int(text) for text in args.running.split(",")),
         kinds=tuple(args.kinds.split(",")),
         pairs=args.pairs,
+        draft_model=str(draft_model) if draft_model.is_dir() and not is_given else "",
         per_stream=args.per_stream,
+        turn_s=args.turn_seconds,
     )

@@ -20,6 +20,7 @@ _COPIED = 8
 _SENTENCE = re.compile(r"[A-Z][a-z]+(?: [a-z]+){6,}\.")
 """Of seven words or more: the demo copies these, and excuses itself from many others."""
 _RANDOM_LENGTH = 48
+_SEED = 3
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -32,7 +33,7 @@ class Task:
 
 
 def make_tasks(kind: str, model: str, questions: str, vocab_size: int) -> list[Task]:
-    """All tasks of a kind, in a fixed order.
+    """All tasks of a kind, in a fixed order that mixes families: turns are to be alike.
 
     Args:
         kind: one of KINDS. heldout: the file's questions; copy: the sentences of its answers about
@@ -43,7 +44,7 @@ def make_tasks(kind: str, model: str, questions: str, vocab_size: int) -> list[T
         vocab_size: of the model.
     """
     if kind == "random":
-        rng = np.random.default_rng(3)
+        rng = np.random.default_rng(_SEED)
         return [
             Task(
                 prompt=rng.integers(0, vocab_size, _RANDOM_LENGTH).astype("<i4").tobytes(),
@@ -68,9 +69,10 @@ def make_tasks(kind: str, model: str, questions: str, vocab_size: int) -> list[T
         tokenizer.encode(tokenizer.render_chat(messages), add_special_tokens=False)
         for messages in conversations
     ]
-    return [
+    tasks = [
         Task(prompt=np.asarray(ids, dtype="<i4").tobytes(), sampling=sampling) for ids in encoded
     ]
+    return [tasks[place] for place in np.random.default_rng(_SEED).permutation(len(tasks))]
 
 
 def _text(sentences: Sequence[str], number: int) -> str:

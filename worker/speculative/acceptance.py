@@ -48,6 +48,9 @@ class RequestRecord:
     )
 
     def __init__(self, rate: float, common: CommonGain) -> None:
+        self._accepted = self._trials = 0.0
+        self._gained = self._squared = self._looks = 0.0
+        self._expected_rate = rate
         self._expect(rate, common)
         self._wait = _FIRST_WAIT
         self._waited = 0

@@ -1,10 +1,15 @@
-"""`rayfleet bench speculative` with a draft model."""
+"""`rayfleet bench speculative`, held-out prompts with a draft model."""
 
 from __future__ import annotations
 
+import argparse
 from pathlib import Path
 
-from cluster.bench.speculative import SpeculativeOptions, run_speculative
+import pytest
+
+from cluster.bench.speculative import SpeculativeOptions, run_speculative, summarise
+from cluster.bench.speculative_engine import Turn
+from cluster.bench.speculative_flags import add_speculative_flags, speculative_options
 from worker.engine.config import EngineConfig
 
 MODELS = Path(__file__).parents[3] / "deploy" / "models"
@@ -16,8 +21,7 @@ def test_both_engines_take_turns() -> None:
         device="cpu",
         kv_cache_tokens=4096,
         cpu_threads=1,
-        speculative_method="draft",
-        speculative_model=str(MODELS / "demo-draft"),
+        speculative_method="ngram",
     )
     options = SpeculativeOptions(
         engine=engine,
@@ -25,10 +29,42 @@ def test_both_engines_take_turns() -> None:
         running=(1,),
         kinds=("heldout",),
         pairs=1,
-        per_stream=1,
+        draft_model=str(MODELS / "demo-draft"),
+        per_stream=2,
+        turn_s=0.0,
     )
     result = run_speculative(options)
-    assert result["method"] == "draft"
+    assert result["heldout_1"]["method"] == "draft"
     assert result["ratio_heldout_1"] > 0.0
     assert result["heldout_1"]["num_draft_tokens"] > 0
-    assert {"interval_heldout_1", "ratio_heldout_1"} <= {c["name"] for c in result["checks"]}
+    named = {check["name"] for check in result["checks"]}
+    assert {"interval_heldout_1", "ratio_heldout_1", "min_ratio"} <= named
+
+
+def test_each_kind_has_the_method_that_suits_it_unless_one_is_given() -> None:
+    def options(*given: str) -> SpeculativeOptions:
+        parser = argparse.ArgumentParser()
+        add_speculative_flags(parser)
+        return speculative_options(parser.parse_args(["--model", str(MODELS / "demo"), *given]))
+
+    best = options()
+    assert best.engine.speculative_method == "ngram"
+    assert best.draft_model == str(MODELS / "demo-draft")
+    assert options("--speculative-method", "ngram").draft_model == ""
+
+
+def test_what_is_expected_leaves_the_time_outside_of_the_rank_as_it_is() -> None:
+    def turn(elapsed_s: float, busy_s: float, num_rows: int) -> Turn:
+        return Turn(
+            num_tokens=1000,
+            elapsed_s=elapsed_s,
+            num_steps=num_rows,
+            busy_s=busy_s,
+            num_rows=num_rows,
+            num_draft_tokens=0,
+            num_accepted_tokens=0,
+        )
+
+    figures = summarise([turn(0.6, 0.4, 300)], [turn(1.0, 0.8, 1000)])
+    assert figures["ratio"] == pytest.approx(1.0 / 0.6)
+    assert figures["expected_ratio"] == pytest.approx(1.0 / 0.6), "0.2 s are not the rank's"
