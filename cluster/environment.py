@@ -21,6 +21,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
+from cluster.haproxy import IDLE_CONNECTIONS
+
 PORTS_PER_FLEET = 400
 """Loopback ports that HAProxy reaches gateways on. One that has ended keeps its own for a while."""
 LONGEST_STREAM_S = 3600
@@ -183,6 +185,12 @@ def haproxy_settings(directory: Path, host: str, port: int) -> dict[str, str]:
         "RAY_SERVE_HAPROXY_HARD_STOP_AFTER_S": str(LONGEST_STREAM_S),
         # A gateway that goes closes its connections: what was on its way to it goes to another.
         "RAY_SERVE_HAPROXY_RETRY_ON": "conn-failure empty-response",
+        # Each of its connections may have been closed, and then it may refuse another. Who refuses
+        # one is left alone until it answers a health check.
+        "RAY_SERVE_HAPROXY_RETRIES": str(IDLE_CONNECTIONS + 4),
+        "RAY_SERVE_HAPROXY_OBSERVE_ERROR_LIMIT": "1",
+        # What is to be repeated has to fit in; memory is taken as far as it is filled.
+        "RAY_SERVE_HAPROXY_TUNE_BUFSIZE": str(64 * 2**10),
         "RAY_SERVE_HAPROXY_TIMEOUT_CLIENT_S": str(LONGEST_STREAM_S),
         "RAY_SERVE_HAPROXY_TIMEOUT_SERVER_S": str(LONGEST_STREAM_S),
         # HAZARD: HAProxy learns a gateway's port before the gateway holds it. All fleets of a

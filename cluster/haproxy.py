@@ -1,10 +1,13 @@
-"""Started by Ray Serve in place of the HAProxy binary; becomes it after two corrections.
+"""Started by Ray Serve in place of the HAProxy binary; becomes it after three corrections.
 
     python -SE haproxy.py BINARY HOST PORT [HAProxy's own arguments]
 
 1. Serve's template opens statistics and metrics on all interfaces: they move to loopback, and the
    API port alone listens on HOST.
-2. HAProxy would outlive a killed parent: the kernel is asked to end it with its parent.
+2. A gateway that goes closes its idle connections, and HAProxy may be about to use one. It repeats
+   a request that meets that, but only if it has all of it, and only so many times; else it closes
+   the client's connection without a word. So it waits for bodies, and keeps few idle connections.
+3. HAProxy would outlive a killed parent: the kernel is asked to end it with its parent.
 
 The process id stays the same, which Serve checks. Imports nothing but the standard library.
 """
@@ -19,13 +22,15 @@ import sys
 from pathlib import Path
 
 PR_SET_PDEATHSIG = 1
+IDLE_CONNECTIONS = 8
+"""Kept per gateway at most. A request may meet each of them closed, and is repeated as often."""
 
 
 def main(argv: list[str]) -> None:
     """Rewrites the configuration named after `-f`, then executes the binary."""
     binary, host, port, *arguments = argv
     path = Path(arguments[arguments.index("-f") + 1])
-    path.write_text(confine(path.read_text(), host, int(port)))
+    path.write_text(make_repeatable(confine(path.read_text(), host, int(port))))
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     os.execv(binary, [binary, *arguments])
 
@@ -38,6 +43,13 @@ def confine(configuration: str, host: str, port: int) -> str:
         return f"{indent}bind {host if bound == port else '127.0.0.1'}:{bound}"
 
     return re.sub(r"(?m)^(\s*)bind \S*:(\d+)", rebind, configuration)
+
+
+def make_repeatable(configuration: str) -> str:
+    """The configuration with bodies waited for and idle connections bounded, by default."""
+    added = ("option http-buffer-request", f"default-server pool-max-conn {IDLE_CONNECTIONS}")
+    lines = "".join(f"    {line}\n" for line in added)
+    return re.sub(r"(?m)^defaults\n", f"defaults\n{lines}", configuration)
 
 
 if __name__ == "__main__":

@@ -18,11 +18,9 @@ from typing import Any, Self
 
 from cluster.config import ServeConfig
 from cluster.environment import DIRECTORY_VARIABLE, Environment, prepare
+from cluster.local_ray import init_local_ray, join_ray
 
 APPLICATION = "rayfleet"
-OBJECT_STORE_BYTES = 128 * 2**20
-"""Ray's object store holds code and arguments of actors here, never tensors."""
-
 Report = Callable[[str], None]
 
 
@@ -139,20 +137,10 @@ class LocalFleet:
         self.stop()
 
     def _start_ray(self) -> None:
-        import ray
-
         if self._address is not None:
-            ray.init(address=self._address, log_to_driver=False, logging_level="error")
+            join_ray(self._address)
         else:
-            ray.init(
-                address="local",  # without, it would join a cluster that `ray start` has begun here
-                num_cpus=max(os.cpu_count() or 1, self._num_cpus_reserved()),
-                include_dashboard=False,
-                object_store_memory=OBJECT_STORE_BYTES,
-                log_to_driver=False,
-                logging_level="error",
-                _node_ip_address="127.0.0.1",
-            )
+            init_local_ray(max(os.cpu_count() or 1, self._num_cpus_reserved()))
         self._report("Ray is up")
 
     def _start_proxies(self) -> None:

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import logging
-import os
-import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -14,8 +11,9 @@ from cluster.bench.paced import script_text
 from cluster.bench.report import note
 from cluster.bench.serve import CHAT, COMPLETIONS
 from cluster.config import EndpointConfig, FleetConfig, ModelSpec, ServeConfig
-from cluster.environment import free_ports, private_directory, require_authentication
+from cluster.environment import free_ports
 from cluster.launch import APPLICATION, LocalFleet
+from cluster.local_ray import local_ray
 from worker.engine.config import EngineConfig
 
 if TYPE_CHECKING:
@@ -63,34 +61,22 @@ def rayfleet(options: GatewayOptions) -> Iterator[Target]:
 
 @contextmanager
 def two_hop(options: GatewayOptions) -> Iterator[Target]:
-    """The plain Serve app, on Ray's own defaults."""
-    os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
-    directory = private_directory()
-    require_authentication(directory)
+    """The plain Serve app, on Serve's own defaults."""
     (port,) = free_ports(1)
+    with local_ray():
+        from ray import serve
 
-    import ray
-    from ray import serve
+        from cluster.bench.two_hop import build
 
-    from cluster.bench.two_hop import build
-
-    ray.init(
-        address="local",
-        include_dashboard=False,
-        log_to_driver=False,
-        logging_level=logging.WARNING,
-    )
-    try:
         serve.start(http_options={"host": _HOST, "port": port})
-        serve.run(build(options.step_ms / 1000.0), name="two-hop")
-        replica = "ray::ServeReplica:two-hop:"
-        parts = {
-            "proxy": _PROXY,
-            "gateway": (f"{replica}Ingress",),
-            "worker_front": (f"{replica}Generator",),
-        }
-        yield Target(base_url=f"http://{_HOST}:{port}", endpoint=COMPLETIONS, parts=parts)
-    finally:
-        serve.shutdown()
-        ray.shutdown()
-        shutil.rmtree(directory, ignore_errors=True)
+        try:
+            serve.run(build(options.step_ms / 1000.0), name="two-hop")
+            replica = "ray::ServeReplica:two-hop:"
+            parts = {
+                "proxy": _PROXY,
+                "gateway": (f"{replica}Ingress",),
+                "worker_front": (f"{replica}Generator",),
+            }
+            yield Target(base_url=f"http://{_HOST}:{port}", endpoint=COMPLETIONS, parts=parts)
+        finally:
+            serve.shutdown()

@@ -25,7 +25,8 @@ from cluster.environment import (
     free_ports,
     prepare,
 )
-from cluster.launch import APPLICATION, OBJECT_STORE_BYTES, end_processes_of
+from cluster.launch import APPLICATION, end_processes_of
+from cluster.local_ray import OBJECT_STORE_BYTES, join_ray
 
 START_TIMEOUT_S = 120.0
 _HOST = "127.0.0.1"
@@ -93,7 +94,7 @@ class NodeCluster:
         from ray.serve.context import _get_global_client
         from ray.serve.schema import ServeDeploySchema
 
-        ray.init(address=self._cluster.address, log_to_driver=False, logging_level="error")
+        join_ray(self._cluster.address)
         (port,) = free_ports(1)
         serve.start(proxy_location="HeadOnly", http_options=HTTPOptions(host=_HOST, port=port))
         application = {

@@ -9,7 +9,6 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-import ray
 from ray import serve
 from ray.serve._private.common import (
     DeploymentHandleSource,
@@ -20,6 +19,7 @@ from ray.serve._private.common import (
 from ray.serve.config import RequestRouterConfig
 from ray.serve.request_router import PendingRequest
 
+from cluster.local_ray import local_ray
 from cluster.serve_router import FleetRouter
 
 DEPLOYMENT = DeploymentID(name="model", app_name="app")
@@ -123,12 +123,11 @@ async def test_bad_settings_are_refused() -> None:
 
 @pytest.fixture
 def serve_here() -> Iterator[None]:
-    ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False, configure_logging=False)
-    try:
-        yield
-    finally:
-        serve.shutdown()
-        ray.shutdown()
+    with local_ray(num_cpus=2):
+        try:
+            yield
+        finally:
+            serve.shutdown()
 
 
 def test_a_serve_application_routes_by_prefix(serve_here: None) -> None:

@@ -15,6 +15,7 @@ import msgspec
 from cluster.bench.rolling_update import RollingUpdateOptions, UpdateLoad, is_whole
 from cluster.config import EndpointConfig, FleetConfig, ModelSpec, ServeConfig
 from cluster.drain import find_raylets
+from cluster.local_ray import join_ray
 from tests.e2e.conftest import API_KEY, MODEL, RunningFleet
 from tests.e2e.test_failures import wait_until
 from worker.engine.config import EngineConfig
@@ -69,12 +70,10 @@ def deploy_again(fleet: RunningFleet, model: Path) -> None:
 
 def main(address: str) -> None:
     """Deploys what standard input describes on the cluster at `address`."""
-    import ray
-
     from cluster.launch import LocalFleet
 
     config = msgspec.json.decode(sys.stdin.buffer.read(), type=ServeConfig)
-    ray.init(address=address, log_to_driver=False, logging_level="error")
+    join_ray(address)
     LocalFleet(config, address=address).update(config)
 
 

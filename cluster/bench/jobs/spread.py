@@ -10,6 +10,7 @@ import ray
 
 from cluster.bench.client import Record
 from cluster.bench.load import Load, LoadResult, join_parts, run_part, split_load
+from cluster.local_ray import join_ray
 
 _CPUS = 0.5
 """Of each process; one carries some ten thousand tokens per second on less."""
@@ -26,12 +27,12 @@ class Generators:
         count: how many, spread over the nodes.
 
     Raises:
-        ValueError: there is no room for them.
+        ValueError: there is no Ray cluster, or no room for them.
     """
 
     def __init__(self, count: int) -> None:
         if not ray.is_initialized():
-            ray.init(log_to_driver=False)
+            _join()
         options: dict[str, Any] = {"num_cpus": _CPUS, "scheduling_strategy": "SPREAD"}
         self._actors = [_Generator.options(**options).remote() for _ in range(count)]  # type: ignore[attr-defined]
         try:
@@ -58,6 +59,16 @@ class Generators:
         """Ends the processes."""
         for actor in self._actors:
             ray.kill(actor)
+
+
+def _join() -> None:
+    try:
+        join_ray("auto")
+    except ConnectionError as error:
+        raise ValueError(
+            "there is no Ray cluster to spread the load over: submit this as a job, set "
+            "RAY_ADDRESS, or leave --load-tasks out"
+        ) from error
 
 
 @ray.remote

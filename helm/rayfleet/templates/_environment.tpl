@@ -42,6 +42,9 @@ RAY_AUTH_MODE and its token are KubeRay's to set (spec.rayClusterConfig.authOpti
   "RAY_SERVE_HAPROXY_TIMEOUT_CLIENT_S" (toString $longest)
   "RAY_SERVE_HAPROXY_TIMEOUT_SERVER_S" (toString $longest)
   "RAY_SERVE_HAPROXY_RETRY_ON" "conn-failure empty-response"
+  "RAY_SERVE_HAPROXY_RETRIES" "12"
+  "RAY_SERVE_HAPROXY_OBSERVE_ERROR_LIMIT" "1"
+  "RAY_SERVE_HAPROXY_TUNE_BUFSIZE" "65536"
   "RAY_SERVE_PORT_QUARANTINE_S" (toString (add $longest 30))
   "RAY_SERVE_HAPROXY_HEALTH_CHECK_INTER" "1s"
   "RAY_SERVE_HAPROXY_HEALTH_CHECK_RISE" "1"

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import logging
-import os
 import shutil
 import subprocess
 import sys
@@ -20,14 +18,9 @@ from cluster.bench.report import note
 from cluster.bench.routing.real.http_worker import HttpWorker
 from cluster.bench.routing.real.options import OWN, RealOptions
 from cluster.config import EndpointConfig, FleetConfig, ModelSpec, ServeConfig
-from cluster.environment import (
-    free_ports,
-    local_ray_settings,
-    private_directory,
-    ray_settings,
-    require_authentication,
-)
-from cluster.launch import OBJECT_STORE_BYTES, LocalFleet
+from cluster.environment import free_ports
+from cluster.launch import LocalFleet
+from cluster.local_ray import local_ray
 from worker.engine.config import EngineConfig
 
 _HOST = "127.0.0.1"
@@ -76,33 +69,18 @@ def _rayfleet(options: RealOptions) -> Iterator[str]:
 @contextmanager
 def _ray_serve(options: RealOptions, *, by_prefix: bool) -> Iterator[str]:
     """Ray Serve on its own defaults, on a local cluster with the settings that ours has."""
-    for name, value in (ray_settings() | local_ray_settings()).items():
-        os.environ.setdefault(name, value)
-    directory = private_directory()
-    require_authentication(directory)
     (port,) = free_ports(1)
+    with local_ray():
+        from ray import serve
 
-    import ray
-    from ray import serve
+        from cluster.bench.routing.real.serve_app import build
 
-    from cluster.bench.routing.real.serve_app import build
-
-    ray.init(
-        address="local",
-        include_dashboard=False,
-        object_store_memory=OBJECT_STORE_BYTES,
-        _node_ip_address=_HOST,
-        log_to_driver=False,
-        logging_level=logging.WARNING,
-    )
-    try:
         serve.start(http_options={"host": _HOST, "port": port})
-        serve.run(build(options.model, options, by_prefix=by_prefix), name="paced")
-        yield f"http://{_HOST}:{port}"
-    finally:
-        serve.shutdown()
-        ray.shutdown()
-        shutil.rmtree(directory, ignore_errors=True)
+        try:
+            serve.run(build(options.model, options, by_prefix=by_prefix), name="paced")
+            yield f"http://{_HOST}:{port}"
+        finally:
+            serve.shutdown()
 
 
 @contextmanager
