@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -53,9 +54,12 @@ def local_ray(num_cpus: int | None = None) -> Iterator[None]:
     """Ray with our settings, a token of its own, and Ray Serve's defaults.
 
     The environment is as it was before when it ends.
-    """
-    import ray
 
+    Raises:
+        RuntimeError: Ray was imported before; it would start without the token.
+    """
+    if "ray" in sys.modules:
+        raise RuntimeError("the environment must be prepared before ray is imported")
     before = dict(os.environ)
     directory = private_directory()
     for name, value in (ray_settings() | local_ray_settings()).items():
@@ -65,7 +69,8 @@ def local_ray(num_cpus: int | None = None) -> Iterator[None]:
         init_local_ray(num_cpus)
         yield
     finally:
-        ray.shutdown()
+        if "ray" in sys.modules:
+            sys.modules["ray"].shutdown()
         os.environ.clear()
         os.environ.update(before)
         shutil.rmtree(directory, ignore_errors=True)

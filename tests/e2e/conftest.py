@@ -62,14 +62,15 @@ class RunningFleet:
                     found.append(int(entry.name))
         return found
 
-    def rank(self, worker: str, rank: int) -> int | None:
-        """Process id of a worker's rank, if it runs."""
+    def ranks(self, worker: str, rank: int) -> set[int]:
+        """Process ids of a worker's rank: one that ends, and one that begins."""
         title = f"ray::Rank{rank}:{worker}".encode()
+        found = set()
         for pid in self.processes():
             with contextlib.suppress(OSError):
                 if Path(f"/proc/{pid}/cmdline").read_bytes().startswith(title):
-                    return pid
-        return None
+                    found.add(pid)
+        return found
 
     def fronts(self) -> list[int]:
         """Process ids of the workers' own replicas."""

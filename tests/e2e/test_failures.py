@@ -10,7 +10,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -21,6 +21,8 @@ from tests.e2e.conftest import API_KEY, MODEL, RunningFleet
 
 NUM_TOKENS = 200
 NUM_STREAMS = 24
+LOAD_OF_OUR_OWN = 6.0
+"""Processes that want to run while the streams do: ranks, fronts, gateway, proxy, these tests."""
 
 
 class Stream:
@@ -75,7 +77,12 @@ class Stream:
         return [token_id for choice in choices for token_id in choice["token_ids"]]
 
 
-def wait_until(condition: Callable[[], bool], timeout_s: float) -> None:
+def patience(seconds: float) -> float:
+    """`seconds` where the machine is ours; longer where others want its processors, too."""
+    return seconds * max(1.0, os.getloadavg()[0] / LOAD_OF_OUR_OWN)
+
+
+def wait_until(condition: Callable[[], object], timeout_s: float) -> None:
     began = time.monotonic()
     while not condition():
         assert time.monotonic() - began < timeout_s, f"not so after {timeout_s} s"
@@ -114,7 +121,7 @@ def undisturbed(fleet: RunningFleet) -> list[list[int]]:
 
 
 def test_a_client_that_goes_away_frees_its_pages(fleet: RunningFleet) -> None:
-    wait_until(lambda: gauge(fleet, "rayfleet_num_requests_running") == 0, 10)
+    wait_until(lambda: gauge(fleet, "rayfleet_num_requests_running") == 0, patience(10))
     with ExitStack() as stack:
         http = stack.enter_context(fleet.http)
         body = {"model": MODEL, "prompt": "going away", "max_tokens": 1500, "ignore_eos": True}
@@ -123,12 +130,12 @@ def test_a_client_that_goes_away_frees_its_pages(fleet: RunningFleet) -> None:
         )
         lines = response.iter_lines()  # the response is closed with this iterator
         next(lines)
-        wait_until(lambda: gauge(fleet, "rayfleet_num_requests_running") == 1, 10)
-    wait_until(lambda: gauge(fleet, "rayfleet_num_requests_running") == 0, 1)
+        wait_until(lambda: gauge(fleet, "rayfleet_num_requests_running") == 1, patience(10))
+    wait_until(lambda: gauge(fleet, "rayfleet_num_requests_running") == 0, patience(1))
 
 
 def test_a_client_that_stops_waiting_frees_its_pages(fleet: RunningFleet) -> None:
-    wait_until(lambda: gauge(fleet, "rayfleet_num_requests_running") == 0, 10)
+    wait_until(lambda: gauge(fleet, "rayfleet_num_requests_running") == 0, patience(10))
     body = {"model": MODEL, "prompt": "not waiting", "max_tokens": 1900, "ignore_eos": True}
     payload = json.dumps(body).encode()
     address = urlsplit(fleet.base_url)
@@ -136,8 +143,8 @@ def test_a_client_that_stops_waiting_frees_its_pages(fleet: RunningFleet) -> Non
         head = f"POST /v1/completions HTTP/1.1\r\nHost: {address.netloc}\r\n"
         head += f"Authorization: Bearer {API_KEY}\r\nContent-Type: application/json\r\n"
         connection.sendall(f"{head}Content-Length: {len(payload)}\r\n\r\n".encode() + payload)
-        wait_until(lambda: gauge(fleet, "rayfleet_num_requests_running") == 1, 10)
-    wait_until(lambda: gauge(fleet, "rayfleet_num_requests_running") == 0, 1)
+        wait_until(lambda: gauge(fleet, "rayfleet_num_requests_running") == 1, patience(10))
+    wait_until(lambda: gauge(fleet, "rayfleet_num_requests_running") == 0, patience(1))
 
 
 @pytest.mark.parametrize("process", ["rank 1", "rank 0", "step of rank 0"])
@@ -151,8 +158,7 @@ def test_streams_of_a_lost_rank_group_go_on_at_the_other_worker(
         assert fleet.index_blocks()[victim] >= 600 // 16
         num_moved = gauge(fleet, "rayfleet_resubmissions_total")
         streams = start_streams(fleet)
-        before = find(fleet, victim, process)
-        assert before is not None
+        [before] = find(fleet, victim, process)
         os.kill(before, signal.SIGKILL)
         began = time.monotonic()
         for stream in streams:
@@ -161,9 +167,13 @@ def test_streams_of_a_lost_rank_group_go_on_at_the_other_worker(
         assert [stream.token_ids for stream in streams] == undisturbed
         assert gauge(fleet, "rayfleet_resubmissions_total") > num_moved
 
-        wait_until(lambda: fleet.index_blocks().get(victim) == 0, 20 - (time.monotonic() - began))
-        assert find(fleet, victim, process) not in (None, before)
-        wait_until(lambda: serves(fleet, victim), 20 - (time.monotonic() - began))
+        def left_s() -> float:
+            return patience(20) - (time.monotonic() - began)
+
+        wait_until(lambda: fleet.index_blocks().get(victim) == 0, left_s())
+        # A rank that was not killed itself may take a while to end: it is found beside the new one.
+        wait_until(lambda: find(fleet, victim, process) - {before}, left_s())
+        wait_until(lambda: serves(fleet, victim), left_s())
         answer = http.post("/v1/completions", json=body)
         details = answer.json()["usage"]["prompt_tokens_details"]
         if answer.headers["x-rayfleet-worker"] == victim:
@@ -189,18 +199,21 @@ def test_streams_of_a_lost_worker_go_on_at_the_other(
     finally:
         if sign == signal.SIGSTOP:
             os.kill(front, signal.SIGCONT)
-    wait_until(lambda: len(fleet.index_blocks()) == 2, 60)
+    wait_until(lambda: len(fleet.index_blocks()) == 2, patience(60))
     if sign == signal.SIGKILL:
         assert len(before - set(fleet.index_blocks())) == 1, "Serve has started another"
 
 
-def find(fleet: RunningFleet, worker: str, process: str) -> int | None:
-    """Process id of what is to be killed, or of what has taken its place."""
-    pid = fleet.rank(worker, int(process[-1]))
-    if pid is None or not process.startswith("step"):
-        return pid
-    children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
-    return int(children[0]) if children else None
+def find(fleet: RunningFleet, worker: str, process: str) -> set[int]:
+    """Process ids of what is to be killed, or of what has taken its place."""
+    pids = fleet.ranks(worker, int(process[-1]))
+    if not process.startswith("step"):
+        return pids
+    children = set()
+    for pid in pids:
+        with suppress(OSError):
+            children |= {*Path(f"/proc/{pid}/task/{pid}/children").read_text().split()}
+    return set(map(int, children))
 
 
 def serves(fleet: RunningFleet, worker: str) -> bool:

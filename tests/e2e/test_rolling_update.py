@@ -5,20 +5,16 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
 from pathlib import Path
 
-import msgspec
-
 from cluster.bench.rolling_update import RollingUpdateOptions, UpdateLoad, is_whole
-from cluster.config import EndpointConfig, FleetConfig, ModelSpec, ServeConfig
 from cluster.drain import find_raylets
-from cluster.local_ray import join_ray
-from tests.e2e.conftest import API_KEY, MODEL, RunningFleet
+from tests.e2e.conftest import API_KEY, MODEL, RunningFleet, models_of
 from tests.e2e.test_failures import wait_until
-from worker.engine.config import EngineConfig
 
 NUM_BEFORE = 30
 
@@ -40,42 +36,19 @@ def test_a_rolling_update_fails_no_request(fleet: RunningFleet, tiny_chat_model:
 
 def deploy_again(fleet: RunningFleet, model: Path) -> None:
     """Deploys with one engine option changed, from a process of its own, which joins the fleet."""
-    config = ServeConfig(
-        endpoint=EndpointConfig(port=int(fleet.base_url.rpartition(":")[2]), api_keys=(API_KEY,)),
-        models=(
-            ModelSpec(
-                fleet=FleetConfig(num_workers=2, served_model_name=MODEL),
-                engine=EngineConfig(
-                    model=str(model),
-                    device="cpu",
-                    tensor_parallel_size=2,
-                    kv_cache_tokens=8192,
-                    batch_invariant=True,
-                    max_num_seqs=48,
-                ),
-            ),
-        ),
-    )
+    replaced, elastic = models_of(model)
+    config = {
+        "port": int(fleet.base_url.rpartition(":")[2]),
+        "api_keys": [API_KEY],
+        "models": [{**replaced, "max_num_seqs": 48}, elastic],
+    }
     raylet = next(raylet for raylet in find_raylets() if raylet.pid in fleet.processes())
     settings = Path(f"/proc/{raylet.pid}/environ").read_bytes().split(b"\0")
     subprocess.run(
-        [sys.executable, "-m", "tests.e2e.test_rolling_update", raylet.gcs_address],
+        [sys.executable, "-m", "tests.e2e.deploying", raylet.gcs_address],
         cwd=Path(__file__).parents[2],
         env=dict(os.fsdecode(s).split("=", 1) for s in settings if b"=" in s),
-        input=msgspec.json.encode(config),
+        input=json.dumps(config).encode(),
         timeout=120,
         check=True,
     )
-
-
-def main(address: str) -> None:
-    """Deploys what standard input describes on the cluster at `address`."""
-    from cluster.launch import LocalFleet
-
-    config = msgspec.json.decode(sys.stdin.buffer.read(), type=ServeConfig)
-    join_ray(address)
-    LocalFleet(config, address=address).update(config)
-
-
-if __name__ == "__main__":
-    main(sys.argv[1])

@@ -10,7 +10,7 @@ import openai
 import pytest
 from openai import OpenAI
 
-from tests.e2e.conftest import API_KEY, MODEL, RunningFleet
+from tests.e2e.conftest import API_KEY, ELASTIC, MODEL, RunningFleet
 
 MESSAGES = [{"role": "user", "content": "What is 12 + 30?"}]
 
@@ -21,7 +21,9 @@ def client(fleet: RunningFleet) -> OpenAI:
 
 
 def test_models_are_listed(client: OpenAI) -> None:
-    assert MODEL in [model.id for model in client.models.list()]
+    models = list(client.models.list())
+    assert sorted(model.id for model in models) == sorted((MODEL, ELASTIC))
+    assert {(model.object, model.owned_by) for model in models} == {("model", "rayfleet")}
 
 
 def test_chat_streamed_and_whole_say_the_same(client: OpenAI) -> None:
