@@ -14,7 +14,8 @@ class Siblings:
     """Knows which prompts are under way, and who would compute the same beside them.
 
     Such a request waits while the prompt makes its way through the part that they share, which it
-    would have to compute itself before anything else. So it loses little, and all others gain.
+    would have to compute itself before anything else. So it loses little, and all others gain. For
+    a less urgent prompt nobody waits: that may be left out of steps for more urgent ones.
 
     Args:
         page_size: tokens per page.
@@ -56,6 +57,7 @@ class Siblings:
             lease = other.lease
             if (
                 lease is not None
+                and other.level >= request.level
                 and other.num_prefill >= end
                 and lease.num_cached_pages * self._page_size < end
                 and other.cache_salt == request.cache_salt

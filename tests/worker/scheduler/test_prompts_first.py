@@ -128,3 +128,20 @@ def test_an_urgent_prompt_has_the_step_for_itself(urgent: int, shared: bool) -> 
 def test_a_negative_number_of_steps_is_refused() -> None:
     with pytest.raises(ValueError, match="--prefill-first-steps"):
         AdmissionOptions(prefill_first_steps=-1)
+
+
+def test_urgent_requests_do_not_wait_for_a_prefix_that_less_urgent_ones_compute() -> None:
+    harness = Harness(max_num_seqs=8, max_num_batched_tokens=16, max_model_len=256, num_pages=200)
+    shared = [7] * 60
+    harness.submit(make_submit("low", [*shared, 3], max_tokens=2, ignore_eos=True, priority=1))
+    plans(harness, 1)
+    # While other urgent prompts are computed, "low" is left out of each step.
+    submit(harness, "other", 200, 2, 9)
+    urgent = harness.submit(
+        make_submit("urgent", [*shared, 4], max_tokens=2, ignore_eos=True, priority=9)
+    )
+    plans(harness, 10)
+    assert urgent.tokens
+    harness.drain()
+    harness.finished("low")
+    harness.check_drained()
