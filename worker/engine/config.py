@@ -61,6 +61,10 @@ class EngineConfig:
     """Most steps in a row that leave out decodes which are no more urgent than the prompts that
     wait, while these would fill such a step by themselves: first tokens come sooner, others later.
     0 keeps all decodes in every step."""
+    urgent_first_steps: int = 4
+    """Most steps in a row that leave out decodes which a prompt outranks by --preempt-priority-gap,
+    while it fills these steps by itself and decodes would take an eighth of them or more. 0 keeps
+    all decodes in every step."""
     preempt_priority_gap: int = 3
     """A waiting request takes the place of a running one if its priority is higher by this much; 0
     for never."""
@@ -231,6 +235,7 @@ class EngineConfig:
             prefill_max_batch_size=self.prefill_max_batch_size,
             max_prefill_share=self.max_prefill_share,
             prefill_first_steps=self.prefill_first_steps,
+            urgent_first_steps=self.urgent_first_steps,
         )
 
     def _check_dllm_defaults(self) -> None:

@@ -19,6 +19,21 @@ logger = logging.getLogger(__name__)
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
 """Options of glibc's mallopt."""
 _KEEP_BYTES = 1 << 30
+_NICENESS = 10
+"""Two workers at 1.3 times what they sustain, on two cores with gateway and clients: against 0,
+time to the first token -35 % (median), tokens per second +8 %; 5 gives a third of that."""
+
+
+def yield_cpu_to_others() -> None:
+    """Lets all else on this machine that has something to do go first, now and then.
+
+    Steps take all the time that cores have, whatever their priority. Gateways, fronts, schedulers
+    and clients need little of it, but need it at once: where they share cores with steps of the
+    same priority, each of their moves waits for several milliseconds.
+
+    For a process that does nothing but steps; the threads that it starts later do as it does.
+    """
+    os.setpriority(os.PRIO_PROCESS, 0, min(os.getpriority(os.PRIO_PROCESS, 0) + _NICENESS, 19))
 
 
 def tune_cpu_process(num_threads: int, world_size: int) -> None:

@@ -64,11 +64,14 @@ def _load_and_serve(
     channel: RankChannel,
 ) -> None:
     # Imported here: the coordinator on CPU imports this module's package and must stay torch-free.
+    from worker.engine.cpu import yield_cpu_to_others
     from worker.engine.device import select_device
     from worker.engine.runner import ModelRunner
     from worker.parallel.group import TensorParallelGroup
 
     device = select_device(config, rank)
+    if device.type == "cpu":
+        yield_cpu_to_others()
     group = TensorParallelGroup.create(
         rank, config.tensor_parallel_size, device, directory, meeting=meeting
     )

@@ -102,7 +102,7 @@ class Admission:
         """
         options, queue = self.options, self._queue
         elder = queue.elder()
-        if elder is None or not self._can_admit(elder.level):
+        if elder is None or not self.can_admit(elder.level):
             return []
         room = budget.room(needs, options.prefill_max_batch_size or len(queue))
         # An oversize request may go alone though there is no room for one that shares the step.
@@ -160,7 +160,8 @@ class Admission:
         request, lease, _, _ = admitted
         return -(-(request.num_computed + length) // self._page_size) - len(lease.pages)
 
-    def _can_admit(self, level: int) -> bool:
+    def can_admit(self, level: int) -> bool:
+        """Whether there is a slot for a request of this level, or somebody who gives way to it."""
         return bool(self._cache.num_free_slots) or self._displacement.is_possible(level)
 
     def _candidates(

@@ -22,12 +22,16 @@ from worker.scheduler.siblings import Siblings
 from worker.scheduler.step import StepBuilder
 from worker.speculative.gate import SpeculationGate
 
+_GOOD_PART = 0.125
+"""Of a step, that decodes must take from urgent prompts to step aside: fewer cost these little."""
+
 
 class StepFiller:
     """Puts a step together: decodes first, then prompts under way and new requests.
 
     A prompt that another one of the step outranks by the preemption gap is left out of it: it would
-    only make the step longer for the other.
+    only make the step longer for the other. So are decodes, for some steps in a row, where they
+    would take a good part of each from a prompt that needs several.
     """
 
     def __init__(
@@ -82,7 +86,8 @@ class StepFiller:
             builder.draft_threshold = self._speculation.begin(len(members), num_decodes, now)
         elder = self._queue.elder()
         running_level = max((request.level for request, _ in prompts), default=-1)
-        level = max(running_level, -1 if elder is None else elder.level)
+        enters = elder is not None and self.admission.can_admit(elder.level)
+        level = max(running_level, elder.level if elder is not None and enters else -1)
         left_out = self._left_out(members, prompts, level)
         budget = self._budget(num_decodes - len(left_out))
         admitted: list[Admitted] = []
@@ -119,14 +124,21 @@ class StepFiller:
         level: int,
     ) -> dict[str, Request]:
         """Decodes that step aside for prompts of this level, where these fill a step."""
-        if self._num_without >= self.admission.options.prefill_first_steps:
-            return {}
+        decodes = {r.request_id: r for r, pending in members if pending == 1 and r.level <= level}
+        options = self.admission.options
+        if self._num_without < options.prefill_first_steps and self._prompts_fill_step(prompts):
+            return decodes
+        if self._num_without < options.urgent_first_steps:
+            outranked = {name: r for name, r in decodes.items() if self._is_outranked(r, level)}
+            if len(outranked) >= _GOOD_PART * self.config.max_num_batched_tokens:
+                return outranked
+        return {}
+
+    def _prompts_fill_step(self, prompts: Sequence[tuple[Request, int]]) -> bool:
         waiting = sum(pending for _, pending in prompts)
         if self.admission.has_slots:
             waiting += self._queue.num_tokens - self._queue.num_expected_cached
-        if waiting < self._budget(0).max_prompts:
-            return {}
-        return {r.request_id: r for r, pending in members if pending == 1 and r.level <= level}
+        return waiting >= self._budget(0).max_prompts
 
     def _is_outranked(self, request: Request, level: int) -> bool:
         gap = self.config.preempt_priority_gap

@@ -33,6 +33,8 @@ class AdmissionOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Part of a step's prompt tokens that one request may take while others want some."""
     prefill_first_steps: int = 0
     """Steps in a row without decodes while prompts wait; 0 for none."""
+    urgent_first_steps: int = 4
+    """Steps in a row without decodes that a prompt outranks, while it fills them; 0 for none."""
 
     def __post_init__(self) -> None:
         for name in (
@@ -40,6 +42,7 @@ class AdmissionOptions(msgspec.Struct, frozen=True, kw_only=True):
             "prefill_max_tokens",
             "prefill_max_batch_size",
             "prefill_first_steps",
+            "urgent_first_steps",
         ):
             if getattr(self, name) < 0:
                 raise ValueError(f"{flag(name)} must not be negative, got {getattr(self, name)}")
@@ -63,6 +66,7 @@ class AdmissionChange(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     prefill_max_batch_size: int | msgspec.UnsetType = msgspec.UNSET
     max_prefill_share: float | msgspec.UnsetType = msgspec.UNSET
     prefill_first_steps: int | msgspec.UnsetType = msgspec.UNSET
+    urgent_first_steps: int | msgspec.UnsetType = msgspec.UNSET
 
     def applied_to(self, options: AdmissionOptions) -> AdmissionOptions:
         """The options with these changes. Raises ValueError for a value out of range."""

@@ -5,6 +5,7 @@ time. In each round all get the same traffic; ratios are those of the rounds.
 
     sustainable   requests per second that end while all places of the baseline are taken
     base          p99 time to the first token, one request at a time: what SLOs are multiples of
+    unloaded      the same of the urgent requests of a round, other words of the same lengths
     step          median time between tokens under load: what a decode step takes
 """
 
@@ -87,7 +88,7 @@ class ScenarioBench:
         """All scenarios in turn, with the goals that hold or do not."""
         options = self._options
         self._warm_up()
-        base_s = self._alone(OURS, options.seed)
+        base_s = self._alone(self._traffic(self._effort.alone, _WARM_SEED + 1 + options.seed))
         sustainable = 0.0 if options.rps else self._sustainable()
         result: Result = {
             "model": self._engine.model,
@@ -118,7 +119,7 @@ class ScenarioBench:
             name: partial(self._turn, scenario, rps, base_s, kept, name) for name in self._targets
         }
         if scenario == "mixed_priority":
-            arms[_IDLE] = lambda number: {"p99_ms": 1e3 * self._alone(OURS, options.seed + number)}
+            arms[_IDLE] = lambda number: {"p99_ms": 1e3 * self._unloaded(rps, number)}
         turns = alternate(arms, options.rounds)
         idle = turns.pop(_IDLE, [])
         if options.plot:
@@ -150,7 +151,7 @@ class ScenarioBench:
             rps,
             options.duration,
             self._vocabulary,
-            seed=options.seed + 1000 * (number + 1),
+            seed=self._round_seed(number),
             mixed=options.speculative_compare,
         )
         turn = run_turn(
@@ -173,12 +174,26 @@ class ScenarioBench:
             if all(record.error for record in turn.records):
                 raise ValueError(f"every request to {name} failed: {turn.records[0].error}")
 
-    def _alone(self, name: str, seed: int) -> float:
-        """p99 time to the first token of urgent requests with nothing beside them, in seconds."""
-        traffic = self._traffic(self._effort.alone, _WARM_SEED + 1 + seed)
+    def _unloaded(self, rps: float, number: int) -> float:
+        """p99 time to the first token of a round's urgent requests, in seconds."""
+        options = self._options
+        traffic = make_traffic(
+            *("mixed_priority", rps, options.duration, self._vocabulary),
+            seed=self._round_seed(number),
+            words=_WARM_SEED + 2 + self._round_seed(number),
+        )
+        return self._alone([one for one in traffic if one.priority >= URGENT])
+
+    def _alone(self, traffic: Sequence[Planned]) -> float:
+        """p99 time to the first token with nothing beside them, in seconds; 0 for no requests."""
         urgent = [replace(one, priority=URGENT, arrival_s=0.0) for one in traffic]
-        turn = run_turn(self._targets[name], urgent, 0.0, concurrency=1)
+        if not urgent:
+            return 0.0
+        turn = run_turn(self._targets[OURS], urgent, 0.0, concurrency=1)
         return percentile([record.ttft for record in turn.records], 99)
+
+    def _round_seed(self, number: int) -> int:
+        return self._options.seed + 1000 * (number + 1)
 
     def _sustainable(self) -> float:
         """Requests per second that the baseline completes while all its places are taken."""

@@ -101,6 +101,7 @@ def make_traffic(
     seed: int,
     mixed: bool = False,
     sharing: Sharing | None = None,
+    words: int | None = None,
 ) -> list[Planned]:
     """Requests in the order of their arrival.
 
@@ -112,9 +113,15 @@ def make_traffic(
         seed: of all draws but the shared texts, which are the same in every round.
         mixed: whether requests are of all urgencies, as they are in mixed_priority.
         sharing: what prompts have in common.
+        words: seed of the tokens that prompts do not share; None for `seed`. Traffic that differs
+            in nothing else is as long, but no cache holds it.
     """
     times = phased_arrival_times(phases(scenario, rps, duration), seed)
-    draw = _Draw(scenario, vocabulary, seed, mixed=mixed, sharing=sharing or Sharing())
+    draw = _Draw(
+        *(scenario, vocabulary, seed, seed if words is None else words),
+        mixed=mixed,
+        sharing=sharing or Sharing(),
+    )
     return [draw.request(index, time) for index, time in enumerate(times)]
 
 
@@ -127,13 +134,21 @@ class _Draw:
     """Draws requests one by one."""
 
     def __init__(
-        self, scenario: ScenarioName, vocabulary: Ids, seed: int, *, mixed: bool, sharing: Sharing
+        self,
+        scenario: ScenarioName,
+        vocabulary: Ids,
+        seed: int,
+        words: int,
+        *,
+        mixed: bool,
+        sharing: Sharing,
     ) -> None:
         self._long_part = _LONG_PART if scenario == "long_short" else 0.0
         self._mixed = mixed or scenario == "mixed_priority"
         self._vocabulary = vocabulary
         self._sharing = sharing
         self._rng = np.random.default_rng((seed, 1))
+        self._words = np.random.default_rng((words, 2))
         texts = np.random.default_rng(_PREFIX_SEED)
         self._shared: Sequence[list[int]] = [
             texts.choice(vocabulary, sharing.lengths.draw(texts)).tolist()
@@ -146,7 +161,7 @@ class _Draw:
         is_long, is_shared = rng.random() < self._long_part, rng.random() < self._sharing.part
         shared = self._shared[int(rng.integers(len(self._shared)))]
         number, level = (_LONG_PROMPTS if is_long else PROMPTS).draw(rng), rng.random()
-        prompt: list[int] = rng.choice(self._vocabulary, number).tolist()
+        prompt: list[int] = self._words.choice(self._vocabulary, number).tolist()
         priority = _priority(level) if self._mixed else DEFAULT_PRIORITY
         return Planned(
             index=index,

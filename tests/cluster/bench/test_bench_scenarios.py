@@ -64,6 +64,11 @@ def test_traffic_is_mixed_where_the_scenario_or_the_caller_says_so() -> None:
     assert {one.priority for one in steady} == {4}
     assert {one.priority for one in mixed} == {1, 4, 7, 9}
     assert mixed == make_traffic("steady", 100.0, 10.0, VOCABULARY, seed=0, mixed=True)
+    reworded = make_traffic("mixed_priority", 100.0, 10.0, VOCABULARY, seed=0, words=1)
+    assert reworded != mixed
+    assert [(len(one.prompt), one.priority) for one in reworded] == [
+        (len(one.prompt), one.priority) for one in mixed
+    ]
     assert [one.prompt for one in steady] == [one.prompt for one in mixed]
     lengths = np.log([len(one.prompt) for one in steady])
     assert lengths.std() > 0.5

@@ -125,7 +125,61 @@ def test_an_urgent_prompt_has_the_step_for_itself(urgent: int, shared: bool) -> 
     harness.check_drained()
 
 
+def urgent_beside_decodes(
+    urgent: int, length: int, num_decodes: int = 6, steps: int = 4
+) -> tuple[Harness, list[list[int]]]:
+    """Row lengths of each step from which on an urgent prompt is there, longest first."""
+    harness = Harness(
+        max_num_seqs=8,
+        max_num_batched_tokens=32,
+        max_model_len=512,
+        num_pages=400,
+        admission=AdmissionOptions(urgent_first_steps=steps),
+    )
+    for number in range(num_decodes):
+        submit(harness, f"decoding{number}", 4, 60)
+    plans(harness, 2)
+    submit(harness, "urgent", length, 2, urgent)
+    lengths = [
+        sorted((row.length for row in plan.rows), reverse=True) for plan in plans(harness, 12)
+    ]
+    return harness, lengths
+
+
+def test_decodes_step_aside_for_an_urgent_prompt_that_needs_several_steps() -> None:
+    harness, lengths = urgent_beside_decodes(7, 80)
+    # 32 + 32 alone, and what is left beside all decodes.
+    assert lengths[:3] == [[32], [32], [16, *[1] * 6]]
+    harness.drain()
+    for number in range(6):
+        harness.finished(f"decoding{number}")
+    harness.check_drained()
+
+
+def test_decodes_step_aside_for_so_many_steps_then_have_their_turn() -> None:
+    _, lengths = urgent_beside_decodes(7, 300, steps=2)
+    assert lengths[:7] == [[32], [32], [26, *[1] * 6]] * 2 + [[32]]
+
+
+@pytest.mark.parametrize(
+    ("urgent", "length", "num_decodes", "steps"),
+    [
+        (6, 80, 6, 4),  # does not outrank them
+        (7, 20, 6, 4),  # fits beside them
+        (7, 80, 3, 4),  # they are few
+        (7, 80, 6, 0),
+    ],
+)
+def test_decodes_stay_where_leaving_them_out_gains_little(
+    urgent: int, length: int, num_decodes: int, steps: int
+) -> None:
+    _, lengths = urgent_beside_decodes(urgent, length, num_decodes, steps)
+    assert all(found.count(1) >= num_decodes for found in lengths)
+
+
 def test_a_negative_number_of_steps_is_refused() -> None:
+    with pytest.raises(ValueError, match="--urgent-first-steps"):
+        AdmissionOptions(urgent_first_steps=-1)
     with pytest.raises(ValueError, match="--prefill-first-steps"):
         AdmissionOptions(prefill_first_steps=-1)
 
