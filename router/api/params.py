@@ -11,6 +11,7 @@ from router.api.protocol import ChatRequest, CommonRequest, CompletionRequest
 from router.api.structured import structured_outputs
 from router.errors import bad_request
 from worker.wire.diffusion import DiffusionParams
+from worker.wire.messages import DEFAULT_PRIORITY
 from worker.wire.sampling import MAX_LOGPROBS, SamplingParams
 
 MAX_CHOICES = 128
@@ -25,7 +26,6 @@ MAX_BIASED_TOKENS = 1024
 MAX_TOKEN_DIGITS = 10
 MAX_CACHE_SALT = 1024
 DEFAULT_COMPLETION_TOKENS = 16
-DEFAULT_PRIORITY = 4
 RESERVED_TEMPLATE_NAMES = (
     "messages",
     "tools",

@@ -19,7 +19,8 @@ class AdaptivePolicy(RoutingPolicy):
     """cost = waiting + (1 + β)·work + slowdown + eviction, in seconds.
 
     - waiting: what others take of the worker's time before the prompt is done, in the order in
-      which its scheduler lets them: a short prompt does not wait for long ones under way;
+      which its scheduler lets them: a short prompt does not wait for long ones under way, an
+      urgent one not for less urgent ones;
     - work: to compute what is not in its cache, and to fetch what is in host memory only;
     - β: how many requests such work delays, up to a bound (see Crowding), on a fast worker more
       than on a slow one; at least β_min of it for a prefix that no cache has yet;
@@ -68,6 +69,8 @@ class AdaptivePolicy(RoutingPolicy):
         hits = request.hit_tokens
         uncached = request.num_tokens - hits
         waiting = workers.waiting_s(now)
+        if request.overtaking is not None:
+            waiting = request.overtaking.waiting_s(waiting)
         members = max(int(np.count_nonzero(request.eligible)), 1)
         # Not a dot product: BLAS would wake its threads for ten thousand workers.
         queue_s = float(np.add.reduce(waiting, where=request.eligible)) / members

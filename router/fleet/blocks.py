@@ -15,7 +15,7 @@ from worker.wire.blocks import (
     cache_scope,
     root_hash,
 )
-from worker.wire.messages import EngineInfo
+from worker.wire.messages import DEFAULT_PRIORITY, EngineInfo
 
 
 class BlockKey(msgspec.Struct, frozen=True):
@@ -42,7 +42,7 @@ class PromptBlocks:
         memo: hashes of earlier prompts.
     """
 
-    __slots__ = ("_hashes", "_memo", "cache_salt", "session", "token_ids")
+    __slots__ = ("_hashes", "_memo", "cache_salt", "priority", "session", "token_ids")
 
     def __init__(
         self,
@@ -58,6 +58,8 @@ class PromptBlocks:
         self.cache_salt = cache_scope(cache_salt, adapter, tenant)
         """Of all three; what a Submit carries."""
         self.session = session
+        self.priority = DEFAULT_PRIORITY
+        """Of the request that it belongs to."""
         self._memo = memo
         self._hashes: dict[BlockKey, BlockHashes] = {}
 
@@ -76,6 +78,7 @@ class PromptBlocks:
             memo=self._memo,
         )
         longer.cache_salt = self.cache_salt
+        longer.priority = self.priority
         return longer
 
     def hashes(self, key: BlockKey) -> BlockHashes:

@@ -35,6 +35,8 @@ class Explainer:
         uncached = request.num_tokens - request.hit_tokens
         times = table.compute_s(uncached, request.hit_tokens)
         waiting = table.waiting_s(now)
+        if request.overtaking is not None:
+            waiting = request.overtaking.waiting_s(waiting)
         times += table.delay_s(now, uncached, times, waiting, request.coming_tokens)
         times += table.place_s
         best = float(np.where(request.eligible, times, np.inf).min())

@@ -20,8 +20,9 @@ from router.fleet.in_flight import InFlight
 from router.fleet.index import PrefixIndex
 from router.fleet.memo import HashMemo
 from router.fleet.pace import FleetPace
+from router.fleet.precedence import Precedence
 from router.fleet.pricing import price_all, price_load
-from router.fleet.state import Reservation, WorkerState
+from router.fleet.state import Reservation, SentPrompt, WorkerState
 from router.fleet.utilisation import Utilisation
 from router.fleet.workers import WorkerTable
 from worker.wire.messages import AttachSnapshot, EngineInfo, LoadSnapshot, WorkerUpdate
@@ -94,6 +95,7 @@ class Fleet:
         self._clock = clock
         self._parity = parity
         self._workers: dict[str, WorkerState] = {}
+        self._precedence = Precedence()
         self._hits = HitFinder(self.index, self.in_flight, self.table)
         self._priced_with = self.pace.costs
         self._keys: dict[BlockKey, int] = {}
@@ -195,8 +197,8 @@ class Fleet:
         self.lose(worker_id)
         worker = self._workers.pop(worker_id, None)
         if worker is not None:
-            for flight in worker.flights.values():
-                self.in_flight.remove(flight, worker.row)
+            for sent in worker.flights.values():
+                self._landed(sent, worker.row)
             self.table.remove(worker.row)
 
     def view(self, prompt: PromptBlocks, excluded: Collection[str] = ()) -> RequestView:
@@ -207,7 +209,9 @@ class Fleet:
             for worker_id in excluded:
                 if worker_id in self._workers:
                     eligible[self._workers[worker_id].row] = False
-        return self._hits.view(prompt, list(self._keys), eligible)
+        view = self._hits.view(prompt, list(self._keys), eligible)
+        view.overtaking = self._precedence.overtaking(prompt.priority, len(eligible))
+        return view
 
     def expected_wait_s(self) -> float:
         """How long the next request would wait before a worker begins it; infinite without any."""
@@ -239,6 +243,8 @@ class Fleet:
         work_s = table.row_compute_s(row, uncached, hit)
         coming = request.coming_tokens is not None and request.coming_tokens.item(row) > 0.0
         waiting_s = table.row_delay_s(row, now, uncached, work_s, coming=coming)
+        if request.overtaking is not None:
+            waiting_s = request.overtaking.row_waiting_s(row, waiting_s)
         waiting_s += table.place_s.item(row)
         explanation = None
         if self._explainer is not None:
@@ -246,9 +252,9 @@ class Fleet:
         booking = _reservation(table, row, uncached, work_s)
         worker.reservations[request_id] = booking
         self._book(worker, booking, 1)
-        worker.flights[request_id] = self.in_flight.add(
-            prompt.hashes(BlockKey.of(worker.info)), row
-        )
+        flight = self.in_flight.add(prompt.hashes(BlockKey.of(worker.info)), row)
+        worker.flights[request_id] = SentPrompt(flight, prompt.priority, booking.work_s)
+        self._precedence.add(prompt.priority, row, booking.work_s, table.capacity)
         return Choice(
             worker.worker_id,
             worker.epoch,
@@ -295,9 +301,13 @@ class Fleet:
         if worker is None:
             return
         self._unbook(worker, request_id)
-        flight = worker.flights.pop(request_id, None)
-        if flight is not None:
-            self.in_flight.remove(flight, worker.row)
+        sent = worker.flights.pop(request_id, None)
+        if sent is not None:
+            self._landed(sent, worker.row)
+
+    def _landed(self, sent: SentPrompt, row: int) -> None:
+        self.in_flight.remove(sent.flight, row)
+        self._precedence.remove(sent.priority, row, sent.work_s)
 
     def _settle(self, worker: WorkerState) -> None:
         bookings = worker.reservations.items()

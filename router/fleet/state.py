@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from router.fleet.in_flight import Flight
 from worker.wire.messages import EngineInfo, LoadSnapshot
@@ -24,6 +25,15 @@ class Reservation:
     """Its number among that incarnation's submits; loads that count as many contain it."""
 
 
+class SentPrompt(NamedTuple):
+    """A prompt that a worker was sent and that is not known to be computed."""
+
+    flight: Flight
+    priority: int
+    work_s: float
+    """To compute what its prefix cache does not have."""
+
+
 @dataclass(slots=True)
 class WorkerState:
     """One worker as its reports tell, plus what this gateway has sent there since."""
@@ -39,7 +49,7 @@ class WorkerState:
     """By request id."""
     reserved_tokens: int = 0
     """Sum of the reservations' uncached tokens."""
-    flights: dict[str, Flight] = field(default_factory=dict)
+    flights: dict[str, SentPrompt] = field(default_factory=dict)
     """By request id, prompts sent there that are not known to be computed."""
 
     @property

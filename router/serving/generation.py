@@ -10,6 +10,7 @@ from router.fleet import PromptBlocks
 from router.serving.completion import Completion
 from router.serving.mailbox import Mailbox
 from router.tracing import RequestSpan
+from worker.wire.messages import DEFAULT_PRIORITY
 from worker.wire.sampling import SamplingParams
 from worker.wire.slo import Slo
 
@@ -25,7 +26,7 @@ class GenerationRequest:
     """n completions for each prompt."""
     stream: bool
     """Whether `take` returns with each token, or at the end only."""
-    priority: int = 4
+    priority: int = DEFAULT_PRIORITY
     slo: Slo | None = None
     tenant: str = ""
     """Whom its service is charged to."""

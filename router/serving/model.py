@@ -126,6 +126,7 @@ class ServedModel:
             )
             completions.append(self._completion(spec, mailbox, request.stream, now))
         for prompt in request.prompts:
+            prompt.priority = request.priority
             self.stats.prompt_tokens += prompt.num_tokens
             self.stats.prompt_length.observe(prompt.num_tokens)
         explain = self.route.routing.explain_routing

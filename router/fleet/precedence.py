@@ -1,0 +1,76 @@
+"""Who goes before whom at a worker: a more urgent prompt overtakes those that are there."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from router.fleet.workers import Floats
+
+
+class Overtaking(NamedTuple):
+    """What one request leaves behind; seconds per row of the WorkerTable."""
+
+    ahead: Floats
+    """To compute prompts in flight from this gateway that are as urgent, or more."""
+    sent: Floats
+    """To compute all prompts in flight from this gateway."""
+
+    def waiting_s(self, waiting: Floats) -> Floats:
+        """Of so much to wait for in all, what the request does wait for, per row.
+
+        What this gateway has not sent is other gateways', of unknown urgency, and goes ahead.
+        """
+        others = np.maximum(waiting - self.sent, 0.0)
+        others += self.ahead
+        result: Floats = np.minimum(waiting, others)
+        return result
+
+    def row_waiting_s(self, row: int, waiting: float) -> float:
+        """The same for one row."""
+        others = max(waiting - self.sent.item(row), 0.0)
+        return min(waiting, self.ahead.item(row) + others)
+
+
+class Precedence:
+    """Prompts in flight from this gateway, by priority and worker.
+
+    Without it an urgent request would avoid a worker for a queue that it overtakes, and join one
+    whose short queue is as urgent as itself.
+    """
+
+    def __init__(self) -> None:
+        self._seconds: dict[int, Floats] = {}
+        """By priority, per row."""
+        self._counts: dict[int, int] = {}
+
+    def add(self, priority: int, row: int, work_s: float, capacity: int) -> None:
+        """A prompt was sent to the worker in `row`, one of `capacity` rows."""
+        seconds = self._seconds.get(priority)
+        if seconds is None or len(seconds) < capacity:
+            grown = np.zeros(capacity)
+            if seconds is not None:
+                grown[: len(seconds)] = seconds
+            seconds = self._seconds[priority] = grown
+        seconds[row] += work_s
+        self._counts[priority] = self._counts.get(priority, 0) + 1
+
+    def remove(self, priority: int, row: int, work_s: float) -> None:
+        """It is computed, or never will be there."""
+        self._counts[priority] -= 1
+        if self._counts[priority]:
+            self._seconds[priority][row] -= work_s
+        else:  # sums of what came and went drift
+            del self._counts[priority], self._seconds[priority]
+
+    def overtaking(self, priority: int, capacity: int) -> Overtaking | None:
+        """What a request of this priority overtakes; None if nothing."""
+        if not any(other < priority for other in self._counts):
+            return None
+        ahead, sent = np.zeros(capacity), np.zeros(capacity)
+        for other, seconds in self._seconds.items():
+            sent[: len(seconds)] += seconds
+            if other >= priority:
+                ahead[: len(seconds)] += seconds
+        return Overtaking(ahead, sent)
