@@ -68,9 +68,10 @@ class AdaptivePolicy(RoutingPolicy):
         config = self._config
         hits = request.hit_tokens
         uncached = request.num_tokens - hits
-        waiting = workers.waiting_s(now)
+        waiting, place_s = workers.waiting_s(now), workers.place_s
         if request.overtaking is not None:
             waiting = request.overtaking.waiting_s(waiting)
+            place_s = request.overtaking.place_s(workers)
         members = max(int(np.count_nonzero(request.eligible)), 1)
         # Not a dot product: BLAS would wake its threads for ten thousand workers.
         queue_s = float(np.add.reduce(waiting, where=request.eligible)) / members
@@ -92,7 +93,7 @@ class AdaptivePolicy(RoutingPolicy):
                 copy_s = _copy_s(request, workers)
                 cost -= np.minimum(worth, (1.0 + beta * workers.worth) * copy_s)
         cost += delay
-        cost += workers.place_s
+        cost += place_s
         if config.adaptive_decode_weight:
             cost += config.adaptive_decode_weight * workers.slowdown_s
         if config.adaptive_eviction_weight:

@@ -34,11 +34,12 @@ class Explainer:
         """Of the choice of `row`; before the request is booked there."""
         uncached = request.num_tokens - request.hit_tokens
         times = table.compute_s(uncached, request.hit_tokens)
-        waiting = table.waiting_s(now)
+        waiting, place_s = table.waiting_s(now), table.place_s
         if request.overtaking is not None:
             waiting = request.overtaking.waiting_s(waiting)
+            place_s = request.overtaking.place_s(table)
         times += table.delay_s(now, uncached, times, waiting, request.coming_tokens)
-        times += table.place_s
+        times += place_s
         best = float(np.where(request.eligible, times, np.inf).min())
         pages = table.total_pages[table.eligible].sum()
         hit = self._pooled.take(request.hashes, int(pages)) * request.page_size

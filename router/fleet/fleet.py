@@ -24,13 +24,10 @@ from router.fleet.precedence import Precedence
 from router.fleet.pricing import price_all, price_load
 from router.fleet.state import Reservation, SentPrompt, WorkerState
 from router.fleet.utilisation import Utilisation
-from router.fleet.workers import WorkerTable
+from router.fleet.workers import OUTPUT_STEPS, WorkerTable
 from worker.wire.messages import AttachSnapshot, EngineInfo, LoadSnapshot, WorkerUpdate
 
 logger = logging.getLogger(__name__)
-
-_OUTPUT_STEPS = 256
-"""Steps that a request is taken to occupy a place in the batch for."""
 
 Parity = Callable[[EngineInfo], "str | None"]
 """What is wrong with a worker's way to write, tokenize and hash prompts; None if nothing is."""
@@ -243,9 +240,11 @@ class Fleet:
         work_s = table.row_compute_s(row, uncached, hit)
         coming = request.coming_tokens is not None and request.coming_tokens.item(row) > 0.0
         waiting_s = table.row_delay_s(row, now, uncached, work_s, coming=coming)
+        place_s = table.place_s
         if request.overtaking is not None:
             waiting_s = request.overtaking.row_waiting_s(row, waiting_s)
-        waiting_s += table.place_s.item(row)
+            place_s = request.overtaking.place_s(table)
+        waiting_s += place_s.item(row)
         explanation = None
         if self._explainer is not None:
             explanation = self._explainer.explain(request, table, row, now)
@@ -374,14 +373,13 @@ class Fleet:
         active, places = worker.num_active, table.places.item(row)
         table.num_active[row] = active
         over = max(active + 1 - places, 0.0)
-        table.place_s[row] = over / places * _OUTPUT_STEPS * table.step_s.item(row)
-        table.slowdown_s[row] = active * _OUTPUT_STEPS * table.row_s.item(row)
+        table.place_s[row] = over / places * OUTPUT_STEPS * table.step_s.item(row)
+        table.slowdown_s[row] = active * OUTPUT_STEPS * table.row_s.item(row)
 
     def _count_all_places(self) -> None:
         table = self.table
-        over = np.maximum(table.num_active + 1.0 - table.places, 0.0)
-        table.place_s[:] = over / table.places * _OUTPUT_STEPS * table.step_s
-        table.slowdown_s[:] = table.num_active * _OUTPUT_STEPS * table.row_s
+        table.place_s[:] = table.places_s(table.num_active)
+        table.slowdown_s[:] = table.num_active * OUTPUT_STEPS * table.row_s
 
 
 def _reservation(table: WorkerTable, row: int, uncached: int, work_s: float) -> Reservation:

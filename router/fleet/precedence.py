@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from router.fleet.workers import Floats
+from router.fleet.workers import Floats, WorkerTable
 
 
 class Overtaking(NamedTuple):
@@ -16,6 +16,8 @@ class Overtaking(NamedTuple):
     """To compute prompts in flight from this gateway that are as urgent, or more."""
     sent: Floats
     """To compute all prompts in flight from this gateway."""
+    num_behind: Floats
+    """Those of them that are less urgent."""
 
     def waiting_s(self, waiting: Floats) -> Floats:
         """Of so much to wait for in all, what the request does wait for, per row.
@@ -26,6 +28,10 @@ class Overtaking(NamedTuple):
         others += self.ahead
         result: Floats = np.minimum(waiting, others)
         return result
+
+    def place_s(self, workers: WorkerTable) -> Floats:
+        """Until there is a place in the batch, where those behind do not wait for it before."""
+        return workers.places_s(workers.num_active - self.num_behind)
 
     def row_waiting_s(self, row: int, waiting: float) -> float:
         """The same for one row."""
@@ -43,17 +49,20 @@ class Precedence:
     def __init__(self) -> None:
         self._seconds: dict[int, Floats] = {}
         """By priority, per row."""
+        self._numbers: dict[int, Floats] = {}
+        """The same: how many prompts."""
         self._counts: dict[int, int] = {}
 
     def add(self, priority: int, row: int, work_s: float, capacity: int) -> None:
         """A prompt was sent to the worker in `row`, one of `capacity` rows."""
-        seconds = self._seconds.get(priority)
-        if seconds is None or len(seconds) < capacity:
-            grown = np.zeros(capacity)
-            if seconds is not None:
-                grown[: len(seconds)] = seconds
-            seconds = self._seconds[priority] = grown
-        seconds[row] += work_s
+        for arrays, value in ((self._seconds, work_s), (self._numbers, 1.0)):
+            array = arrays.get(priority)
+            if array is None or len(array) < capacity:
+                grown = np.zeros(capacity)
+                if array is not None:
+                    grown[: len(array)] = array
+                array = arrays[priority] = grown
+            array[row] += value
         self._counts[priority] = self._counts.get(priority, 0) + 1
 
     def remove(self, priority: int, row: int, work_s: float) -> None:
@@ -61,16 +70,20 @@ class Precedence:
         self._counts[priority] -= 1
         if self._counts[priority]:
             self._seconds[priority][row] -= work_s
+            self._numbers[priority][row] -= 1.0
         else:  # sums of what came and went drift
-            del self._counts[priority], self._seconds[priority]
+            del self._counts[priority], self._seconds[priority], self._numbers[priority]
 
     def overtaking(self, priority: int, capacity: int) -> Overtaking | None:
         """What a request of this priority overtakes; None if nothing."""
         if not any(other < priority for other in self._counts):
             return None
-        ahead, sent = np.zeros(capacity), np.zeros(capacity)
+        ahead, sent, behind = np.zeros(capacity), np.zeros(capacity), np.zeros(capacity)
         for other, seconds in self._seconds.items():
             sent[: len(seconds)] += seconds
             if other >= priority:
                 ahead[: len(seconds)] += seconds
-        return Overtaking(ahead, sent)
+            else:
+                numbers = self._numbers[other]
+                behind[: len(numbers)] += numbers
+        return Overtaking(ahead, sent, behind)

@@ -10,6 +10,8 @@ from xxhash import xxh3_64_intdigest
 
 Floats: TypeAlias = NDArray[np.float64]
 
+OUTPUT_STEPS = 256
+"""Steps that a request is taken to occupy a place in the batch for."""
 _FIRST_CAPACITY = 8
 
 
@@ -176,6 +178,14 @@ class WorkerTable:
         stretch = self.stretch.item(row)
         first = max(self.first_s.item(row) - since, 0.0) + self.reserved_first_s.item(row)
         return min(waiting, stretch * first + (stretch - 1.0) * work_s)
+
+    def places_s(self, num_active: Floats) -> Floats:
+        """Until there is a place in the batch behind so many requests, per row."""
+        over: Floats = np.maximum(num_active + 1.0 - self.places, 0.0)
+        over /= self.places
+        over *= OUTPUT_STEPS
+        over *= self.step_s
+        return over
 
     def compute_s(self, num_tokens: Floats, num_cached: Floats) -> Floats:
         """To compute so many tokens of a prompt after so many that are cached, per row."""

@@ -62,11 +62,22 @@ def test_a_queue_that_is_overtaken_keeps_nobody_away() -> None:
     assert rig.chosen(1000, 1)[0] == "b"
 
 
+def test_nor_does_a_full_batch_of_prompts_that_are_overtaken() -> None:
+    rig = Rig()
+    for number in range(20):
+        rig.place(f"a{number}", 100, 4, on="a")
+    for number in range(10):
+        rig.place(f"b{number}", 100, 7, on="b")
+    assert rig.chosen(100, 4)[0] == "b"
+    assert rig.chosen(100, 7) == ("a", pytest.approx(0.0, abs=1e-9))
+
+
 def test_equals_wait_for_each_other_as_before() -> None:
     rig = Rig()
     for name, worker, length in (("r0", "a", 3000), ("r1", "b", 2000)):
         rig.place(name, length, 4, on=worker)
-    plain = rig.chosen(1000, 4)
+    worker, waiting = rig.chosen(1000, 4)
+    plain = (worker, pytest.approx(waiting))
     rig.place("low", 4000, 1, on="b")
     assert rig.chosen(1000, 4) == plain
     rig.fleet.release("b", "low")
