@@ -90,23 +90,29 @@ class Admission:
         return self._cache.num_free_slots > 0
 
     def round(
-        self, budget: StepBudget, needs: Sequence[int], now: float, level: int = -1
+        self,
+        budget: StepBudget,
+        needs: Sequence[int],
+        now: float,
+        level: int = -1,
+        above: int = 0,
     ) -> list[Admitted]:
         """Admits requests; their pages, tables and rows follow with `launch`.
 
         Args:
             budget: of the step.
-            needs: tokens that each running prompt has still to compute.
+            needs: tokens that running prompts as urgent as the elder have still to compute.
             now: the clock.
             level: highest of the running prompts; whom these outrank by the gap waits.
+            above: tokens that more urgent running prompts have still to compute.
         """
         options, queue = self.options, self._queue
         elder = queue.elder()
         if elder is None or not self.can_admit(elder.level):
             return []
-        room = budget.room(needs, options.prefill_max_batch_size or len(queue))
+        room = budget.room(needs, options.prefill_max_batch_size or len(queue), above)
         # An oversize request may go alone though there is no room for one that shares the step.
-        if not room.is_open and needs:
+        if not room.is_open and (needs or above):
             return []
         self._num_rounds += 1
         self._reserve = None

@@ -35,8 +35,8 @@ class BlockBudget(StepBudget):
         self._kept -= length
         return length
 
-    def room(self, needs: Sequence[int], max_requests: int) -> TokenRoom:
-        """What new requests may take: at least a block each."""
+    def room(self, needs: Sequence[int], max_requests: int, above: int = 0) -> TokenRoom:
+        """What new requests may take: at least a block each, of what `grant` has left."""
         return TokenRoom(
             tokens=self._left,
             most=self._left,

@@ -15,7 +15,7 @@ class StepBudget:
 
     Prompts under way leave to those that wait all but `share` of the prompt tokens, and take what
     these leave. So a long prompt delays short ones behind it by a step or two, not by all of its
-    steps; and no token goes unused while somebody wants it.
+    steps; and no token goes unused while somebody wants it. Shares are for equally urgent ones.
 
     Args:
         max_tokens: most tokens of the step.
@@ -47,8 +47,14 @@ class StepBudget:
         """Prompt tokens that the step has room for."""
         return self._prompts
 
-    def room(self, needs: Sequence[int], max_requests: int) -> TokenRoom:
-        """What new requests may take beside running ones that need so many tokens each."""
+    def room(self, needs: Sequence[int], max_requests: int, above: int = 0) -> TokenRoom:
+        """What new requests may take beside running ones that need so many tokens each.
+
+        Args:
+            needs: of prompts under way that are as urgent as the most urgent new one.
+            max_requests: most that may be admitted.
+            above: tokens that more urgent prompts under way could use.
+        """
         if not self._chunked:
             tokens = self._prompts - sum(needs)
             alone = 0 if needs else self._rest
@@ -59,41 +65,81 @@ class StepBudget:
                 requests=max_requests,
                 chunked=False,
             )
-        most = self._most(self._prompts)
+        tokens = max(self._prompts - above, 0)
+        most = self._most(tokens)
         return TokenRoom(
-            tokens=self._prompts - min(sum(needs), most),
+            tokens=tokens - min(sum(needs), most),
             most=most,
             alone=0,
             requests=max_requests,
             chunked=True,
         )
 
-    def allot(self, needs: Sequence[int], new: Sequence[int], costs: Sequence[int]) -> list[int]:
+    def allot(
+        self,
+        needs: Sequence[int],
+        new: Sequence[int],
+        costs: Sequence[int],
+        levels: Sequence[int] = (),
+    ) -> list[int]:
         """Tokens of each prompt under way, then of each new one.
+
+        The most urgent get all that they can use, then the next: shares are for equals. Each new
+        one gets a token at least.
 
         Args:
             needs: tokens that prompts under way could use.
             new: tokens that `room` handed out to new ones, one per request.
             costs: tokens that these could use.
+            levels: urgency of those under way, then of the new ones; empty where all are equals.
         """
-        left = max(self._prompts - sum(new), 0)
-        if not self._chunked and needs:
-            left = max(self._rest - sum(new), 0)  # begun in a step of its own, it goes on in one
-        most = self._most(left) if len(needs) > 1 else left
-        lengths = [0] * len(needs) + list(new)
+        granted = [*[0] * len(needs), *new]
+        lengths = [min(one, 1) for one in granted] if self._chunked else list(granted)
+        # Not chunked, a prompt that was begun in a step of its own goes on in one.
+        most = self._prompts if self._chunked or not needs else self._rest
+        left = max(most - sum(lengths), 0)
         wants = [*needs, *costs]
+        places = range(len(wants))
+        for level in sorted(set(levels), reverse=True) if levels else (0,):
+            equals = [place for place in places if not levels or levels[place] == level]
+            left = self._allot_equals(
+                [place for place in equals if place < len(needs)],
+                [place for place in equals if place >= len(needs)],
+                wants,
+                granted,
+                lengths,
+                left,
+            )
+        self._unused = self._rest - sum(lengths)
+        return lengths
+
+    def _allot_equals(
+        self,
+        under_way: Sequence[int],
+        new: Sequence[int],
+        wants: Sequence[int],
+        granted: Sequence[int],
+        lengths: list[int],
+        left: int,
+    ) -> int:
+        """Raises `lengths` at these places by at most `left` in all; returns what is left then."""
+        kept = min(sum(wants[place] for place in under_way), self._most(left))
+        for place in new:
+            extra = max(min(granted[place] - lengths[place], left - kept), 0)
+            lengths[place] += extra
+            left -= extra
+        most = self._most(left) if len(under_way) > 1 else left
         for limit in (most, left):
-            for place in range(len(needs)):
+            for place in under_way:
                 extra = min(wants[place], limit) - lengths[place]
                 extra = max(min(extra, left), 0)
                 lengths[place] += extra
                 left -= extra
-        for place in range(len(needs), len(wants)):
+        for place in new:
             extra = max(min(wants[place] - lengths[place], left), 0)
             lengths[place] += extra
             left -= extra
-        self._unused = self._rest - sum(lengths)
-        return lengths
+        return left
 
     def take_decode(self) -> bool:
         """Whether a decode may go; takes its token."""

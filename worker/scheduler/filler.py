@@ -92,8 +92,8 @@ class StepFiller:
         budget = self._budget(num_decodes - len(left_out))
         admitted: list[Admitted] = []
         if elder is not None:
-            needs = [n for request, n in prompts if not self._is_outranked(request, level)]
-            admitted = self.admission.round(budget, needs, now, running_level)
+            needs, above = self._claims_of_running(prompts, level, elder.level)
+            admitted = self.admission.round(budget, needs, now, running_level, above)
             parked = self.withdrawal.parked
             prompts = [
                 m for m in prompts if m[0].lease is not None and m[0].request_id not in parked
@@ -104,6 +104,7 @@ class StepFiller:
             [pending for _, pending in prompts],
             [one.length for one in admitted],
             [one.cost for one in admitted],
+            [*[m[0].level for m in prompts], *[one.request.level for one in admitted]],
         )
         if left_out and sum(lengths) < budget.max_prompts:
             budget.add_decodes(len(left_out))  # slots or pages kept prompts out
@@ -117,6 +118,16 @@ class StepFiller:
         for one, length in entering:
             self.admission.launch(one, length, builder)
 
+    def _claims_of_running(
+        self, prompts: Sequence[tuple[Request, int]], level: int, waiting_level: int
+    ) -> tuple[list[int], int]:
+        """What prompts under way need: each as urgent as those that wait; all more urgent ones."""
+        stay = [member for member in prompts if not self._is_outranked(member[0], level)]
+        if not self.config.enable_chunked_prefill:
+            return [pending for _, pending in stay], 0
+        equals = [pending for request, pending in stay if request.level == waiting_level]
+        return equals, sum(pending for r, pending in stay if r.level > waiting_level)
+
     def _left_out(
         self,
         members: Sequence[tuple[Request, int]],
@@ -129,7 +140,9 @@ class StepFiller:
         if self._num_without < options.prefill_first_steps and self._prompts_fill_step(prompts):
             return decodes
         if self._num_without < options.urgent_first_steps:
-            outranked = {name: r for name, r in decodes.items() if self._is_outranked(r, level)}
+            # Not by its level: what a deadline may have added was for the first token.
+            gap = self.config.preempt_priority_gap
+            outranked = {n: r for n, r in decodes.items() if gap and r.priority <= level - gap}
             if len(outranked) >= _GOOD_PART * self.config.max_num_batched_tokens:
                 return outranked
         return {}

@@ -31,6 +31,21 @@ def admit(
     return list(run_round(policy, items, room, lambda index, making: Outcome.ENTERED))
 
 
+def test_the_most_urgent_prompts_take_all_that_they_can_use() -> None:
+    budget = StepBudget(100, 0, share=0.5)
+    # Under way: 30 of level 6, 60 of level 7; new: 200 of level 7, 50 of level 6.
+    room = budget.room([60], 9, above=0)
+    assert room.tokens == 50
+    lengths = budget.allot([30, 60], [49, 1], [200, 50], [6, 7, 7, 6])
+    assert lengths == [0, 50, 49, 1]
+    # More urgent ones under way leave the rest to new ones.
+    assert StepBudget(100, 0, share=0.5).room([], 9, above=70).tokens == 30
+    assert not StepBudget(100, 0, share=0.5).room([], 9, above=170).is_open
+    # Shares are for equals: alone at the top, a prompt takes all; below, halves.
+    assert StepBudget(100, 0, share=0.5).allot([90, 80], [40], [300], [4, 4, 7]) == [0, 0, 100]
+    assert StepBudget(100, 0, share=0.5).allot([90, 80], [20], [20], [4, 4, 7]) == [40, 40, 20]
+
+
 def test_pack_takes_the_small_ones_and_leaves_the_large_at_the_head() -> None:
     assert admit(Pack(), [100, 2, 2], 4) == [1, 2]
 

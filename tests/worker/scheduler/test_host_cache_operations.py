@@ -66,7 +66,7 @@ def test_hundreds_of_operations_lose_no_page_and_no_slot(
     assert harness.last is not None
     assert harness.last.load.num_preemptions > 3
     found = totals(harness)
-    assert found.num_loaded > 15
+    assert found.num_loaded > 10
     assert found.num_evicted > 15
     assert (found.num_recomputed > 3) == (policy == "auto")
     used = found.num_stored - found.num_loaded - found.num_evicted - found.num_recomputed
