@@ -31,6 +31,7 @@ from cluster.local_ray import OBJECT_STORE_BYTES, join_ray
 START_TIMEOUT_S = 120.0
 _HOST = "127.0.0.1"
 _POLL_S = 0.1
+_NODE_CHECK = "RAY_health_check_period_ms"
 
 
 class NodeCluster:
@@ -38,10 +39,12 @@ class NodeCluster:
 
     Args:
         redis_server: path of the binary; the head's state then outlives the head.
+        node_check_ms: between two checks by the head whether a node is there.
     """
 
-    def __init__(self, redis_server: str | None = None) -> None:
+    def __init__(self, redis_server: str | None = None, *, node_check_ms: int = 3000) -> None:
         self._redis_server = redis_server
+        self._node_check_ms = node_check_ms
         self._redis: subprocess.Popen[bytes] | None = None
         self._environment: Environment | None = None
         self._cluster: Any = None
@@ -57,6 +60,7 @@ class NodeCluster:
         self._environment = prepare(host=_HOST, port=port, haproxy=False)
         # Ray notes there which cluster is the machine's current one: not for others to find.
         os.environ["RAY_TMPDIR"] = str(self._environment.directory)
+        os.environ[_NODE_CHECK] = str(self._node_check_ms)
         if self._redis_server is not None:
             self._start_redis(self._redis_server)
         from ray.cluster_utils import Cluster

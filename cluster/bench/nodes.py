@@ -39,10 +39,15 @@ class NodesOptions:
     """Serve the model whose ranks are on two nodes as well."""
     head_restart: bool = True
     """Kill the head at the end and start it again; needs redis-server."""
+    node_check_ms: int = 3000
+    """Between two checks by Ray's head whether a node is there; after five in vain it counts as
+    lost. Ray's own value unless given."""
 
     def __post_init__(self) -> None:
         if self.num_streams < 4:
             raise ValueError("--num-streams must be at least 4")
+        if self.node_check_ms < 1:
+            raise ValueError(f"--node-check-ms must be at least 1, got {self.node_check_ms}")
 
 
 class NodesCheck:
@@ -150,7 +155,7 @@ class NodesCheck:
 def run_nodes(options: NodesOptions) -> Result:
     """Starts the nodes and takes the steps."""
     redis = find_redis() if options.head_restart else None
-    with NodeCluster(redis) as nodes:
+    with NodeCluster(redis, node_check_ms=options.node_check_ms) as nodes:
         check = NodesCheck(options, nodes)
         check.start()
         check.lose_node()

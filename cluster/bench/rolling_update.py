@@ -57,12 +57,16 @@ class RollingUpdateOptions:
     """Tokens of a short request."""
     long_output_len: int = 600
     """Tokens of a long one."""
+    pause_s: float = 0.0
+    """Seconds for which a client waits before its next request."""
     python_proxy: bool = False
     """Take Serve's own proxy where HAProxy is installed."""
 
     def __post_init__(self) -> None:
         if self.num_clients < 2:
             raise ValueError("--num-clients must be at least 2")
+        if self.pause_s < 0.0:
+            raise ValueError(f"--pause-s must not be negative, got {self.pause_s}")
 
 
 class UpdateLoad:
@@ -113,6 +117,7 @@ class UpdateLoad:
         async with open_session(self._headers) as session:
             while not self._updated.is_set():
                 self.records.append(await send(session, self._url, self._request(length)))
+                await asyncio.sleep(self._options.pause_s)
 
     async def _ask_twice(self) -> None:
         async with open_session(self._headers, keepalive_s=600.0) as session:

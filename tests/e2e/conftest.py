@@ -20,6 +20,7 @@ import yaml
 from openai import OpenAI
 
 from cluster.config import find_demo_model
+from cluster.drain import find_raylets
 from cluster.environment import free_ports
 
 API_KEY = "key-of-the-tests"
@@ -89,6 +90,13 @@ class RunningFleet:
                     found.append(pid)
         return found
 
+    def ray(self) -> tuple[str, dict[str, str]]:
+        """What a process needs to join the fleet's Ray: where it is, and the environment of all."""
+        raylet = next(raylet for raylet in find_raylets() if raylet.pid in self.processes())
+        settings = Path(f"/proc/{raylet.pid}/environ").read_bytes().split(b"\0")
+        pairs = (os.fsdecode(setting).split("=", 1) for setting in settings if b"=" in setting)
+        return raylet.gcs_address, dict(pairs)
+
     def index_blocks(self) -> dict[str, float]:
         """Blocks in the gateway's index, by worker that can take requests."""
         with self.http as http:
@@ -153,10 +161,9 @@ def models_of(tiny: Path) -> list[dict[str, object]]:
             "max_num_seqs": 2,
             "min_workers": 0,
             "max_workers": 3,
-            "target_load": 0.5,
-            "target_queue_delay_ms": 25,
-            "upscale_delay_s": 1,
-            "downscale_delay_s": 2,
+            "target_load": 0.15,
+            "upscale_delay_s": 0.5,
+            "downscale_delay_s": 1.5,
             "downscale_to_zero_delay_s": 3,
         },
     ]

@@ -1,6 +1,7 @@
-"""A whole application that is told to go finishes the streams it has, sockets or not.
+"""A whole application that is told to go finishes the streams it has.
 
-The real gateway and worker fronts under Ray Serve; their engine is the paced stub.
+Beside that of all tests, on the same Ray cluster and behind the same HAProxy. The real gateway and
+worker front under Ray Serve; their engine is the paced stub.
 """
 
 from __future__ import annotations
@@ -12,18 +13,31 @@ import sys
 import threading
 import time
 from pathlib import Path
-from typing import Any
 
+from tests.e2e.conftest import RunningFleet
+
+APPLICATION = "draining"
 NUM_STREAMS = 4
 NUM_TOKENS = 100
 STEP_S = 0.02
 
 
-def test_streams_outlive_the_end_of_the_application(tiny_chat_model: Path) -> None:
+def test_streams_outlive_the_end_of_the_application(
+    fleet: RunningFleet, tiny_chat_model: Path
+) -> None:
     """Each worker's silent call is all that Serve sees of its streams: it must hold the worker."""
+    address, environment = fleet.ray()
     done = subprocess.run(
-        [sys.executable, "-m", "tests.e2e.test_draining", str(tiny_chat_model)],
+        [
+            sys.executable,
+            "-m",
+            "tests.e2e.test_draining",
+            address,
+            fleet.base_url,
+            str(tiny_chat_model),
+        ],
         cwd=Path(__file__).parents[2],
+        env=environment,
         stdout=subprocess.PIPE,
         timeout=120,
         check=True,
@@ -74,37 +88,31 @@ class _Streams:
                     self.tokens[number] += sum(len(c["token_ids"]) for c in choices)
 
 
-def main(model: str) -> None:
+def main(address: str, base_url: str, model: str) -> None:
     """Serves a worker, deletes the application amid streams, tells what came of them."""
     from cluster.config import EndpointConfig, FleetConfig, ModelSpec, ServeConfig
-    from cluster.environment import free_ports
-    from cluster.launch import APPLICATION, LocalFleet
+    from cluster.local_ray import join_ray
     from worker.engine.config import EngineConfig
 
-    def build(config: ServeConfig) -> Any:
-        # Imported here: it imports Ray Serve, whose environment has to be prepared before.
-        from cluster.bench.paced_group import build_paced
+    join_ray(address)
+    from ray import serve
 
-        return build_paced(config, STEP_S)
+    from cluster.bench.paced_group import build_paced
 
-    config = ServeConfig(
-        endpoint=EndpointConfig(port=free_ports(1)[0]),
-        models=(
-            ModelSpec(
-                fleet=FleetConfig(served_model_name="paced"),
-                engine=EngineConfig(model=model, device="cpu"),
-            ),
-        ),
-    )
-    with LocalFleet(config, build=build) as fleet:
-        from ray import serve
-
-        streams = _Streams(fleet.base_url, "paced")
+    fleet = FleetConfig(served_model_name="paced")
+    engine = EngineConfig(model=model, device="cpu")
+    config = ServeConfig(endpoint=EndpointConfig(), models=(ModelSpec(fleet=fleet, engine=engine),))
+    others = _links()
+    serve.run(build_paced(config, STEP_S), name=APPLICATION, route_prefix=f"/{APPLICATION}")
+    try:
+        streams = _Streams(f"{base_url}/{APPLICATION}", "paced")
         streams.wait_begun()
-        links = _links_per_worker()
+        links = [count for path, count in _links().items() if path not in others]
         serve.delete(APPLICATION, _blocking=False)
         told_at = sum(streams.tokens)
         streams.wait()
+    finally:
+        serve.delete(APPLICATION)
     print(
         json.dumps(
             {
@@ -116,7 +124,7 @@ def main(model: str) -> None:
     )
 
 
-def _links_per_worker() -> list[int]:
+def _links() -> dict[str, int]:
     """How many connections each attach socket of this fleet has, beside the listening one."""
     directory = os.environ["RAYFLEET_RUNTIME_DIRECTORY"]
     counts: dict[str, int] = {}
@@ -124,8 +132,8 @@ def _links_per_worker() -> list[int]:
         path = line.split()[-1]
         if path.startswith(directory) and path.endswith("/attach"):
             counts[path] = counts.get(path, -1) + 1
-    return sorted(counts.values())
+    return counts
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    main(*sys.argv[1:])

@@ -89,12 +89,12 @@ def test_promtool_accepts_the_scrape(scrape: str) -> None:
 
 @contextmanager
 def prometheus(fleet: RunningFleet, folder: Path) -> Iterator[httpx.Client]:
-    """Scrapes the fleet every second and evaluates the rules."""
+    """Scrapes the fleet twice a second and evaluates the rules."""
     target = urlsplit(fleet.base_url).netloc
     config = folder / "prometheus.yml"
     config.write_text(
         f"""
-global: {{scrape_interval: 1s, evaluation_interval: 1s}}
+global: {{scrape_interval: 500ms, evaluation_interval: 500ms}}
 rule_files: [{RULES}]
 scrape_configs:
   - job_name: rayfleet

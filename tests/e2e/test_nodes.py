@@ -16,6 +16,7 @@ def test_streams_go_on_when_a_node_is_lost_and_a_new_one_brings_capacity(
 ) -> None:
     command = [sys.executable, "-m", "cluster.bench.nodes", "--json"]
     command += ["--model", str(tiny_chat_model), "--no-pair", "--no-head-restart"]
+    command += ["--num-tokens", "400", "--node-check-ms", "400"]
     done = subprocess.run(
         command, cwd=Path(__file__).parents[2], stdout=subprocess.PIPE, timeout=150, check=False
     )

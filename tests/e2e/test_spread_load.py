@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import re
 import subprocess
 import sys
 from pathlib import Path
@@ -12,26 +10,15 @@ from pathlib import Path
 from tests.e2e.conftest import API_KEY, RunningFleet
 
 
-def ray_of(fleet: RunningFleet) -> dict[str, str]:
-    """What a driver needs to join the fleet's Ray: where it is, and its token."""
-    for pid in fleet.processes():
-        command = Path(f"/proc/{pid}/cmdline").read_text().replace("\0", " ")
-        address = re.search(r"raylet .*--gcs-address=(\S+)", command)
-        if address:
-            variables = Path(f"/proc/{pid}/environ").read_text().split("\0")
-            pairs = (text.split("=", 1) for text in variables if text.startswith("RAY_"))
-            return dict(pairs) | {"RAY_ADDRESS": address[1]}
-    raise AssertionError("the fleet has no raylet")
-
-
 def test_load_generators_of_ray_send_every_request(fleet: RunningFleet, tmp_path: Path) -> None:
     job = (
         "job soak --rate 24 --duration 1 --input-len 8 --output-len 4 --ignore-eos --load-tasks 2 "
         f"--base-url {fleet.base_url} --api-key {API_KEY} --out {tmp_path} --json"
     )
+    address, environment = fleet.ray()
     done = subprocess.run(
         [sys.executable, "-m", "cluster.bench", *job.split()],
-        env={**os.environ, **ray_of(fleet)},
+        env=environment | {"RAY_ADDRESS": address},
         capture_output=True,
         text=True,
         timeout=100,

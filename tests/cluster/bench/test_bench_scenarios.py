@@ -246,7 +246,7 @@ def test_only_our_fleet_is_told_what_is_urgent(backend: Backend) -> None:
 def test_a_whole_comparison(backend: Backend, tiny_chat_model: Path, tmp_path: Path) -> None:
     backend.pace_s = 0.001
     run = parsed(
-        *("--model", str(tiny_chat_model), "--compare-fifo", "--rounds", "3", "--duration", "1"),
+        *("--model", str(tiny_chat_model), "--compare-fifo", "--rounds", "3", "--duration", "0.4"),
         *("--scenario", "mixed_priority", "--workers", "1", "--max-num-seqs", "2"),
         *("--plot", str(tmp_path / "plots")),
     )

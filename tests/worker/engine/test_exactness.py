@@ -95,14 +95,22 @@ class Settings:
             assert engine.num_preemptions > 0, "pages were not scarce"
             return outputs
 
-    def tensor_parallel(self) -> tuple[list[list[int]], list[list[int]]]:
+    def tensor_parallel(self) -> list[list[int]]:
+        """TP 2: scarce pages with chunks."""
+        with self._parallel_engine() as engine:
+            return engine.generate(self._prompts, self._params)
+
+    def tensor_parallel_and_alone(self) -> tuple[list[list[int]], list[list[int]]]:
         """TP 2: scarce pages with chunks, then alone."""
-        with self._engine(
-            tensor_parallel_size=2, kv_cache_tokens=SCARCE_TOKENS, max_num_batched_tokens=256
-        ) as engine:
+        with self._parallel_engine() as engine:
             together = engine.generate(self._prompts, self._params)
             pairs = zip(self._prompts, self._params, strict=True)
             return together, [engine.generate([prompt], [one])[0] for prompt, one in pairs]
+
+    def _parallel_engine(self) -> Engine:
+        return self._engine(
+            tensor_parallel_size=2, kv_cache_tokens=SCARCE_TOKENS, max_num_batched_tokens=256
+        )
 
     def _engine(self, **options: object) -> Engine:
         return Engine(self._folder, **{"kv_cache_tokens": 16384, **self._options, **options})
@@ -130,18 +138,23 @@ def test_greedy_equals_transformers(checkpoint: Checkpoint, setting: str) -> Non
     settings = Settings(checkpoint.folder, [GREEDY] * 20)
     if setting == "batched":
         results = list(settings.batched_then_cached())
-    elif setting == "tensor_parallel":
-        results = list(settings.tensor_parallel())
     else:
         results = [getattr(settings, setting)()]
     for outputs in results:
         assert_greedy_of_transformers(checkpoint.model, make_prompts(), outputs)
 
 
-@pytest.mark.parametrize("cpu_backend", ["native", "torch"])
-def test_batch_invariant_outputs_are_bitwise_equal(
-    checkpoint: Checkpoint, cpu_backend: str
-) -> None:
+def test_batch_invariant_outputs_are_bitwise_equal(checkpoint: Checkpoint) -> None:
+    assert_bitwise_equal(checkpoint, "native")
+
+
+@pytest.mark.parametrize("checkpoint", ["llama", "qwen3"], indirect=True)
+def test_so_they_are_without_the_compiled_library(checkpoint: Checkpoint) -> None:
+    """These two have all that a layer may have: biases, scaled rotary embedding, norms of heads."""
+    assert_bitwise_equal(checkpoint, "torch")
+
+
+def assert_bitwise_equal(checkpoint: Checkpoint, cpu_backend: str) -> None:
     settings = Settings(
         checkpoint.folder, seeded_params(), batch_invariant=True, cpu_backend=cpu_backend
     )
@@ -151,5 +164,5 @@ def test_batch_invariant_outputs_are_bitwise_equal(
     assert cached == alone
     assert settings.chunked() == alone
     assert settings.scarce() == alone
-    together, alone_parallel = settings.tensor_parallel()
+    together, alone_parallel = settings.tensor_parallel_and_alone()
     assert together == alone_parallel
