@@ -6,8 +6,8 @@ import warnings
 from dataclasses import asdict
 from typing import Any
 
+from ray.serve.config import AggregationFunction, AutoscalingPolicy
 from ray.serve.config import AutoscalingConfig as ServeAutoscaling
-from ray.serve.config import AutoscalingPolicy
 
 from cluster.autoscaling.config import AutoscalingConfig
 
@@ -46,6 +46,9 @@ def _autoscaling(
             downscale_to_zero_delay_s=0.0,
             metrics_interval_s=interval_s,
             look_back_period_s=5.0 * interval_s,
+            # HAZARD: before it asks a policy, Serve starts a replica where there is none and any
+            # request was counted in that period. The least in it is none: those were answered.
+            aggregation_function=AggregationFunction.MIN,
             policy=AutoscalingPolicy(
                 policy_function=f"{_POLICIES}:{policy}", policy_kwargs=arguments
             ),

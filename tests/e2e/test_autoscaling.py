@@ -114,6 +114,14 @@ def test_workers_follow_the_load_and_no_request_fails(fleet: RunningFleet) -> No
     rises = [later > earlier for earlier, later in pairwise(watch.levels)]
     assert [rise for rise, _ in groupby(rises)] == [True, False]
     wait_gone(fleet)
+    assert_none_starts(fleet)
+
+
+def assert_none_starts(fleet: RunningFleet) -> None:
+    """Serve remembers past requests, and would start a worker for them within half a second."""
+    for _ in range(20):
+        assert len(fleet.fronts()) == 2, "a worker was started for nobody"
+        time.sleep(0.1)
 
 
 def wait_gone(fleet: RunningFleet) -> None:
