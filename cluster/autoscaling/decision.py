@@ -73,7 +73,7 @@ class Autoscaler:
         # While workers are starting, what waits has been answered; only what comes asks for more.
         more = self.wanted(load, waiting=load.num_ready >= target)
         enough = self.wanted(load)
-        if load.active:
+        if load.active or load.visited:
             self._idle_since = None
         elif self._idle_since is None:
             self._idle_since = now

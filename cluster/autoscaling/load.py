@@ -24,6 +24,8 @@ class FleetLoad:
     """Workers whose KV caches running and waiting requests fill."""
     active: bool = False
     """Whether there is any request, wherever it is."""
+    visited: bool = False
+    """Whether any came of late, which may be over already."""
 
 
 def combined(reports: Sequence[LoadReport]) -> FleetLoad:
@@ -41,4 +43,5 @@ def combined(reports: Sequence[LoadReport]) -> FleetLoad:
         queue_delay_s=max(r.queue_delay_s for r in reports),
         kv=sum(r.pending_kv for r in reports) + max(r.kv for r in reports),
         active=any(r.num_pending or r.num_active for r in reports),
+        visited=any(r.num_new for r in reports),
     )

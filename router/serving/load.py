@@ -43,6 +43,8 @@ class LoadReport(NamedTuple):
     """Requests that no worker has yet."""
     num_active: float = 0.0
     """Requests at workers."""
+    num_new: float = 0.0
+    """Requests that came since the report before; they may have ended since."""
 
 
 class LoadMeter:
@@ -66,6 +68,7 @@ class LoadMeter:
         self._rates = (0.0, 0.0, 0.0)
         """Per second: prompt tokens to compute, requests, tokens generated."""
         self._delay_s = 0.0
+        self._num_new = 0.0
 
     def read(self) -> LoadReport:
         """The load now. To be called every second or so: rates are taken between two calls."""
@@ -92,6 +95,7 @@ class LoadMeter:
             kv=float(np.clip(taken, 0.0, None).sum()),
             num_pending=float(stats.pending_requests),
             num_active=float(table.num_active[rows].sum()),
+            num_new=self._num_new,
         )
 
     def _costs(self) -> tuple[float, float]:
@@ -130,6 +134,7 @@ class LoadMeter:
             for rate, count, before in zip(self._rates, counts, self._seen, strict=True)
         )
         self._rates = (prompts, requests, generated)
+        self._num_new = max(counts[1] - self._seen[1], 0.0)
         kept = exp(-passed / _DELAY_WINDOW_S)
         delay_s = self._fleet.expected_wait_s() if self._fleet.ready else 0.0
         self._delay_s = kept * self._delay_s + (1.0 - kept) * min(delay_s, _MOST_WAIT_S)

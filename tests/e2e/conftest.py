@@ -161,7 +161,7 @@ def models_of(tiny: Path) -> list[dict[str, object]]:
             "max_num_seqs": 2,
             "min_workers": 0,
             "max_workers": 3,
-            "target_load": 0.15,
+            "target_load": 0.05,
             "upscale_delay_s": 0.5,
             "downscale_delay_s": 1.5,
             "downscale_to_zero_delay_s": 3,

@@ -8,7 +8,7 @@ from test_fleet import IDLE, fleet_of, prompt_of, snapshot, update
 
 from router.fleet import Fleet
 from router.metrics.stats import ModelStats
-from router.serving.load import LoadMeter
+from router.serving.load import LoadMeter, LoadReport
 
 OUTPUT = 50
 
@@ -70,6 +70,14 @@ def test_long_streams_count_after_they_have_arrived(traffic: Traffic) -> None:
     assert traffic.meter.read().work == pytest.approx(100 * token_s(traffic), rel=0.05)
 
 
+def test_requests_that_came_and_went_are_told_once(traffic: Traffic) -> None:
+    told = []
+    for requests in (0, 2, 0):
+        traffic.second(requests, requests * OUTPUT)
+        told.append(traffic.meter.read().num_new)  # no time has passed: still the same
+    assert told == [0, 2, 0]
+
+
 def token_s(traffic: Traffic) -> float:
     return traffic.meter._costs()[1]
 
@@ -114,7 +122,7 @@ def test_the_expected_wait_is_smoothed(traffic: Traffic) -> None:
 
 def test_nothing_is_known_of_a_model_that_never_had_a_worker() -> None:
     traffic = Traffic(Fleet(clock=lambda: 0.0))
-    assert traffic.meter.read() == (0.0,) * 9
+    assert traffic.meter.read() == LoadReport()
     traffic.stats.pending_requests, traffic.stats.pending_tokens = 2, 200
     report = traffic.meter.read()
     assert report.num_pending == 2.0

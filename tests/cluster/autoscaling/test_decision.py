@@ -171,6 +171,19 @@ def test_one_request_every_minute_keeps_the_last_worker() -> None:
     assert fleet.targets == [1]
 
 
+def test_requests_that_are_over_before_anyone_looks_keep_the_last_worker() -> None:
+    config = replace(CONFIG, min_workers=0)
+    autoscaler = Autoscaler(config)
+    for second in range(1200):
+        load = FleetLoad(num_ready=1, visited=second % 60 == 0)
+        assert autoscaler.decide(load, 1, float(second)) == 1
+    for second in range(1200, 1400):
+        target = autoscaler.decide(FleetLoad(num_ready=1), 1, float(second))
+    assert target == 0
+    gone = FleetLoad(visited=True)
+    assert Autoscaler(config).decide(gone, 0, 0.0) == 0, "it needs no worker any more"
+
+
 def wanted(**fields: object) -> float:
     return Autoscaler(CONFIG).wanted(FleetLoad(num_ready=2, active=True, **fields))  # type: ignore[arg-type]
 
@@ -207,6 +220,8 @@ def test_reports_of_gateways_add_up_what_is_theirs_alone() -> None:
         num_ready=2, work=0.75, backlog_s=9.0, queue_delay_s=2.0, kv=1.1, active=False
     )
     assert combined([one, two._replace(num_pending=1.0)]).active
+    visited = combined([one, two._replace(num_new=1.0)])
+    assert (visited.active, visited.visited) == (False, True)
     assert not combined([]).active
 
 
