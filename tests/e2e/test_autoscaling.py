@@ -101,8 +101,8 @@ def test_workers_follow_the_load_and_no_request_fails(fleet: RunningFleet) -> No
     with Load(fleet).running() as load:
         load.active, load.pause_s = 1, 1.0
         watch.until(lambda count: count == 1, 60)
-        # Enough for three, and not all that the processors can do: workers start on them, too.
-        load.active, load.pause_s = NUM_CLIENTS // 2, 0.1
+        # More than one worker's two places, and no more: others start on the same processors.
+        load.active, load.pause_s = 5, 0.05
         watch.until(lambda count: count == 3, 60)
         load.active, load.pause_s = NUM_CLIENTS, 0.0
         watch.until(lambda count: len(load.workers) >= 3, 30)
