@@ -202,6 +202,10 @@ def test_a_pass_takes_as_many_threads_as_its_work_is_worth() -> None:
     rows = [(0, 0, 1), (1, 0, 100), (0, 1, 10), (1, 100, 1), (2, 0, 100), (0, 11, 1)]
     for row in rows:
         assert torch.equal(bench.run(row), alone.run(row))
+    # Long steps try more and fewer threads.
+    whole = alone.run((0, 0, 200))
+    for _ in range(70):
+        assert torch.equal(bench.run((0, 0, 200)), whole)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

@@ -123,7 +123,7 @@ static inline float soften(float* weights, int64_t padded) {
 // COUNT queries times VECTORS vectors of the values' dimension, from `d` on. Elements of the values
 // with even and with odd numbers are summed apart, so that fewer sums wait for themselves.
 template <typename W, int COUNT, int VECTORS>
-static void blend(const Queries<W>& queries, const W* v_cache, const Heads& heads, int64_t kv_head,
+static void blend(float* const* out, const W* v_cache, const Heads& heads, int64_t kv_head,
                   const int32_t* pages, int64_t longest,
                   const typename Operand<W>::Element* weights, int64_t stride,
                   const float* totals, int64_t d) {
@@ -165,7 +165,7 @@ static void blend(const Queries<W>& queries, const W* v_cache, const Heads& head
   }
   for (int i = 0; i < COUNT; ++i)
     for (int j = 0; j < VECTORS; ++j)
-      store(queries.out[i] + d + j * kLanes, (sums[0][i][j] + sums[1][i][j]) / splat(totals[i]));
+      store(out[i] + d + j * kLanes, (sums[0][i][j] + sums[1][i][j]) / splat(totals[i]));
 }
 
 template <typename W, int COUNT>
@@ -180,7 +180,7 @@ static void attend_some(const Queries<W>& queries, const W* k_cache, const W* v_
     scratch.elements.resize(stride * COUNT);
   }
   float* weights = scratch.weights.data();
-  constexpr int kChunks = COUNT <= 2 ? 4 : COUNT <= 4 ? 2 : 1;
+  constexpr int kChunks = COUNT <= 2 ? 4 : 2;
   const int64_t left = score<W, COUNT, kChunks>(queries, k_cache, heads, kv_head, pages, 0,
                                                 longest, weights, stride);
   score<W, COUNT, 1>(queries, k_cache, heads, kv_head, pages, left, longest, weights, stride);
@@ -190,15 +190,18 @@ static void attend_some(const Queries<W>& queries, const W* k_cache, const W* v_
     totals[i] = soften(weights + i * stride, stride);
     convert_row(weights + i * stride, stride, &scratch.elements[i * length]);
   }
-  const auto* elements = scratch.elements.data();
-  int64_t d = 0;
-  constexpr int kVectors = COUNT <= 4 ? 2 : 1;
-  for (; d + kVectors * kLanes <= heads.head_dim; d += kVectors * kLanes)
-    blend<W, COUNT, kVectors>(queries, v_cache, heads, kv_head, pages, longest, elements, length,
-                              totals, d);
-  for (; d < heads.head_dim; d += kLanes)
-    blend<W, COUNT, 1>(queries, v_cache, heads, kv_head, pages, longest, elements, length, totals,
-                       d);
+  // Each value that is loaded meets four queries, and each weight two vectors of values.
+  constexpr int kCount = COUNT < 4 ? COUNT : 4;
+  for (int first = 0; first < COUNT; first += kCount) {
+    const auto* elements = scratch.elements.data() + first * length;
+    const auto run = [&](auto blend_vectors, int64_t d) {
+      blend_vectors(queries.out + first, v_cache, heads, kv_head, pages, longest, elements, length,
+                    totals + first, d);
+    };
+    int64_t d = 0;
+    for (; d + 2 * kLanes <= heads.head_dim; d += 2 * kLanes) run(blend<W, kCount, 2>, d);
+    if (d < heads.head_dim) run(blend<W, kCount, 1>, d);
+  }
 }
 
 // Tokens of one request, as one work item sees them.
@@ -212,8 +215,8 @@ struct Span {
 // elements, `out` the same as floats; `positions` are those of all tokens.
 template <typename W>
 static void attend(const Span& span, int64_t kv_head, const typename Operand<W>::Element* q,
-                   const int64_t* positions, const W* k_cache, const W* v_cache, const Heads& heads, float* out,
-                   Scratch<W>& scratch) {
+                   const int64_t* positions, const W* k_cache, const W* v_cache,
+                   const Heads& heads, float* out, Scratch<W>& scratch) {
   const int64_t group = heads.group(), dim = heads.head_dim;
   const int64_t total = span.num_tokens * group;
   for (int64_t done = 0; done < total;) {

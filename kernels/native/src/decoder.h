@@ -1,6 +1,7 @@
 // A whole pass through a dense decoder, phase by phase, by a team of threads.
 #pragma once
 
+#include <chrono>
 #include <cstdint>
 #include <memory>
 #include <vector>
@@ -8,6 +9,7 @@
 #include "attention.h"
 #include "buffer.h"
 #include "linear.h"
+#include "pace.h"
 #include "rows.h"
 #include "team.h"
 
@@ -76,8 +78,15 @@ class Decoder {
   bool forward(const StepRows& step, float* hidden) {
     begin(step);
     failed_ = false;
-    team_.run(threads_for((int64_t)tokens_.size(), layer_weights() * model_.num_layers),
+    const int64_t weights = layer_weights() * model_.num_layers;
+    const double ms = expected_ms((int64_t)tokens_.size(), weights);
+    const bool is_open = !is_large(weights) && team_.size() > 1 && ms >= kLongSteps * ms_per_thread_;
+    const bool takes_all = is_open && pace_.takes_all();
+    const auto start = std::chrono::steady_clock::now();
+    team_.run(takes_all ? team_.size() : threads_for(ms, weights),
               [&](int id) { walk(id, hidden); });
+    const std::chrono::duration<double> took = std::chrono::steady_clock::now() - start;
+    if (is_open) pace_.ran(takes_all, ms / took.count());
     return !failed_;
   }
 
@@ -88,7 +97,7 @@ class Decoder {
       convert_row(hidden + row * model_.hidden_size, model_.hidden_size,
                   operand_.data() + row * Operand<W>::length(model_.hidden_size));
     const LinearWeight& weight = model_.lm_head;
-    team_.run(threads_for(rows, weight.n * weight.k),
+    team_.run(threads_for(expected_ms(rows, weight.n * weight.k), weight.n * weight.k),
               [&](int) { multiply(weight, rows, operand_.data(), Floats{out, weight.n}); });
   }
 
@@ -98,18 +107,30 @@ class Decoder {
     int64_t page, offset;
   };
 
+  // Of a small model, in units of the work that is worth one more thread.
+  static constexpr double kLongSteps = 2.0;
+
   // Tokens that one work item of attention takes.
   static constexpr int64_t kSpanTokens = 16;
 
-  // Threads for `rows` rows times so many weights. Short steps leave cores to whoever schedules
-  // them and carries their tokens away. A small model leaves one even in its long steps: these
-  // have short phases, and a thread that must wait for its core holds up all others in each.
-  int threads_for(int64_t rows, int64_t weights) const {
+  // Of one thread, for `rows` rows times so many weights.
+  static double expected_ms(int64_t rows, int64_t weights) {
     constexpr double kProductsPerMs = sizeof(W) == 2 ? 200e6 : 100e6;
+    return std::max(rows * (double)weights / kProductsPerMs, reading_ms(weights));
+  }
+
+  static double reading_ms(int64_t weights) {
     constexpr double kBytesPerMs = 30e6;
-    const double to_read = weights * (double)sizeof(W) / kBytesPerMs;
-    const double ms = std::max(rows * (double)weights / kProductsPerMs, to_read);
-    const int most = to_read >= ms_per_thread_ ? team_.size() : std::max(1, team_.size() - 1);
+    return weights * (double)sizeof(W) / kBytesPerMs;
+  }
+
+  bool is_large(int64_t weights) const { return reading_ms(weights) >= ms_per_thread_; }
+
+  // Short steps leave cores to whoever schedules them and carries their tokens away. A small model
+  // leaves one even in its long steps, unless these show that it pays to take it: they have short
+  // phases, and a thread that must wait for its core holds up all others in each.
+  int threads_for(double ms, int64_t weights) const {
+    const int most = is_large(weights) ? team_.size() : std::max(1, team_.size() - 1);
     return (int)std::min((double)most, std::ceil(ms / ms_per_thread_));
   }
 
@@ -169,7 +190,7 @@ class Decoder {
     if (!reduce(id, residual_, count)) return;
     for (int64_t i = 0; i < model_.num_layers; ++i) {
       const LayerWeights& layer = model_.layers[i];
-      team_.share(count, [&](int64_t t) {
+      share_tokens(count, [&](int64_t t) {
         if (i) add_row(residual(t), &block_[t * size], size);
         normalise(id, t, layer.input_norm);
       });
@@ -180,30 +201,31 @@ class Decoder {
         spans = &read_spans_;
         keep_only_read();
         multiply(columns(layer.qkv, 0, query_size()), count, operand_.data(), qkv_sink(0));
-        team_.share(count, [&](int64_t t) { place_queries(layer, t); });
+        share_tokens(count, [&](int64_t t) { place_queries(layer, t); });
       } else {
         multiply(layer.qkv, count, operand_.data(), qkv_sink(0));
-        team_.share(count, [&](int64_t t) {
+        share_tokens(count, [&](int64_t t) {
           place_queries(layer, t);
           place_keys(layer, t);
         });
       }
       team_.share((int64_t)spans->size() * model_.num_kv_heads, [&](int64_t item) {
-        const Span& span = (*spans)[item / model_.num_kv_heads];
+        // Those that see most come last in each row, and are not to be waited for alone.
+        const Span& span = (*spans)[spans->size() - 1 - item / model_.num_kv_heads];
         const int64_t kv_head = item % model_.num_kv_heads;
         attend(span, kv_head, queries_.data(), positions_.data(), (const W*)layer.k_cache,
                (const W*)layer.v_cache, heads_, attended_.data(), scratch_[id]);
         convert_attended(span, kv_head);
       });
       if (!multiply_and_reduce(id, layer.output, count, operand_.data())) return;
-      team_.share(count, [&](int64_t t) {
+      share_tokens(count, [&](int64_t t) {
         add_row(residual(t), &block_[t * size], size);
         normalise(id, t, layer.post_attention_norm);
       });
       multiply(layer.gate_up, count, operand_.data(), Gated<W>{inner_.data()});
       if (!multiply_and_reduce(id, layer.down, count, inner_.data())) return;
     }
-    team_.share(count, [&](int64_t t) {
+    share_tokens(count, [&](int64_t t) {
       add_row(residual(t), &block_[t * size], size);
       rms_norm_row(residual(t), model_.final_norm, size, model_.eps, hidden + t * size);
     });
@@ -211,7 +233,7 @@ class Decoder {
 
   void embed(int64_t count) {
     const int64_t size = model_.hidden_size;
-    team_.share(count, [&](int64_t t) {
+    share_tokens(count, [&](int64_t t) {
       const int64_t row = tokens_[t].id - model_.vocab_start;
       const bool mine = tokens_[t].id >= model_.vocab_start && tokens_[t].id < model_.vocab_end;
       for (int64_t i = 0; i < size; i += kLanes)
@@ -224,7 +246,7 @@ class Decoder {
     const int64_t first = query_size() / kBlock * kBlock;
     multiply(columns(layer.qkv, first, qkv_size() - first), count, operand_.data(),
              qkv_sink(first));
-    team_.share(count, [&](int64_t t) { place_keys(layer, t); });
+    share_tokens(count, [&](int64_t t) { place_keys(layer, t); });
   }
 
   // Moves what the rest of the pass works on to the front.
@@ -281,6 +303,12 @@ class Decoder {
     convert_row(row, model_.hidden_size, operand(t, model_.hidden_size));
   }
 
+  template <typename Item>
+  void share_tokens(int64_t count, Item&& item) {
+    constexpr int64_t kAtATime = 8;  // one alone is hardly longer than the taking of it
+    team_.share(count, item, kAtATime);
+  }
+
   template <typename Sink>
   void multiply(const LinearWeight& weight, int64_t rows, const Element* operand,
                 const Sink& sink) {
@@ -335,6 +363,7 @@ class Decoder {
   Buffer<Element> operand_, queries_, inner_;
   std::vector<Buffer<float>> row_;
   std::vector<Scratch<W>> scratch_;  // per thread
+  Pace pace_;
   bool failed_ = false;
 };
 

@@ -141,12 +141,13 @@ static void tile_up_to(int64_t count, const typename Operand<W>::Element* operan
     tile_up_to<W, ROWS - 1>(count, operand, weight, row, first, last, fetch, sink);
 }
 
-// Work items of a product: groups of blocks, and of rows where there are many.
-constexpr int64_t kRowsPerItem = 96;
+// Work items of a product: groups of blocks, and of rows where there are many. Few columns make few
+// items, of which one thread would often have one more to do than the others: these have fewer rows.
+static inline int64_t rows_per_item(int64_t n) { return blocks_of(n) <= 4 * kGroup ? 48 : 96; }
 
 static inline int64_t linear_items(int64_t rows, int64_t n) {
   const int64_t groups = (blocks_of(n) + kGroup - 1) / kGroup;
-  return groups * ((rows + kRowsPerItem - 1) / kRowsPerItem);
+  return groups * ((rows + rows_per_item(n) - 1) / rows_per_item(n));
 }
 
 // rows of the operand times the weight, into the sink; one work item of it.
@@ -156,8 +157,8 @@ static void linear_item(int64_t item, const typename Operand<W>::Element* operan
   const int64_t groups = (blocks_of(weight.n) + kGroup - 1) / kGroup;
   const int64_t first = item % groups * kGroup;
   const int64_t last = std::min(first + kGroup, blocks_of(weight.n));
-  const int64_t begin = item / groups * kRowsPerItem;
-  const int64_t end = std::min(rows, begin + kRowsPerItem);
+  const int64_t begin = item / groups * rows_per_item(weight.n);
+  const int64_t end = std::min(rows, begin + rows_per_item(weight.n));
   // Even tiles: 14 rows are 7 and 7 rather than 12 and 2.
   const int64_t tiles = (end - begin + kMaxRows - 1) / kMaxRows;
   // Weights of few columns stay in the first-level cache while the rows pass.

@@ -26,7 +26,12 @@ static inline F32 load(const float* from) { return load_as<F32>(from); }
 
 static inline void store(float* to, F32 value) { std::memcpy(to, &value, sizeof value); }
 
-static inline F32 splat(float value) { return F32{} + value; }
+// By elements: adding the value to zeros, as the notation would have it, costs an addition, since a
+// negative zero must come out positive.
+static inline F32 splat(float value) {
+  return F32{value, value, value, value, value, value, value, value,
+             value, value, value, value, value, value, value, value};
+}
 
 static inline F32 select(I32 mask, F32 yes, F32 no) {
   return (F32)(((U32)mask & (U32)yes) | (~(U32)mask & (U32)no));

@@ -1,6 +1,7 @@
 // A team of threads, some or all of which walk through the phases of a step together.
 #pragma once
 
+#include <algorithm>
 #include <atomic>
 #include <condition_variable>
 #include <cstdint>
@@ -73,14 +74,15 @@ class Team {
       if (spins < kSpins) relax(); else std::this_thread::yield();
   }
 
-  // Shares out 0..count-1: a thread that is held up by others takes fewer.
+  // Shares out 0..count-1, some at a time: a thread that is held up by others takes fewer.
   template <typename Item>
-  void share(int64_t count, Item&& item) {
+  void share(int64_t count, Item&& item, int64_t at_a_time = 1) {
     if (active_ == 1) {
       for (int64_t i = 0; i < count; ++i) item(i);
       return;
     }
-    for (int64_t i; (i = next_.fetch_add(1)) < count;) item(i);
+    for (int64_t i; (i = next_.fetch_add(at_a_time)) < count;)
+      for (const int64_t end = std::min(count, i + at_a_time); i < end; ++i) item(i);
     barrier();
   }
 
