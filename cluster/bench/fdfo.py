@@ -14,9 +14,11 @@ all else here) and where none does, by which steps can be planned ahead.
 
 All arms compute prompts beside running blocks. On long uncached prompts `synchronous` and `fdfo` do
 as their origin does: prompts in passes of their own, before all running blocks and one block each
-at a time, by which first done, first out can lose. All but `reentry` and what it is compared with
-run without a prefix cache. Forward passes are counted by the engine and, independently, from the
-rounds of every block.
+at a time, by which first done, first out can lose; and every layer computes all of a prompt, of
+which the last one's queries and all that follows them go unread (`skip_unread`). Nothing else about
+the engine differs between arms: products, threads and rounds are the same code. All but `reentry`
+and what it is compared with run without a prefix cache. Forward passes are counted by the engine
+and, independently, from the rounds of every block.
 
 With `--replay-rounds` there are no questions: blocks take rounds by a given histogram, on weights
 that may be random, and the result says so.
@@ -70,6 +72,20 @@ def run_fdfo(options: FdfoOptions) -> Result:
         "repeats": options.repeats,
     }
     checks: list[Check] = []
+    if "questions" in options.kinds:
+        checks += _run_questions(options, prompts, answers, result)
+    if "long" in options.kinds:
+        checks += _run_long(options, _long_prompts(options, prompts), result)
+    return {**result, "checks": checks_json(checks)}
+
+
+def _run_questions(
+    options: FdfoOptions,
+    prompts: Sequence[Sequence[int]],
+    answers: Sequence[str],
+    result: Result,
+) -> list[Check]:
+    checks: list[Check] = []
     decode = load_tokenizer(options.engine.model).decode
     for running in options.running:
         turns = _turns(options, prompts, running, ARMS)
@@ -82,16 +98,26 @@ def run_fdfo(options: FdfoOptions) -> Result:
     for running in options.running:
         result |= _overlap(options, prompts, running)
         if options.shares:
-            result |= _shares(options, prompts, running)
+            shares = _shares(options, prompts, running)
+            result |= {f"share_{name}_{running}": share for name, share in shares.items()}
+    return checks
+
+
+def _run_long(
+    options: FdfoOptions, prompts: Sequence[Sequence[int]], result: Result
+) -> list[Check]:
     for running in options.running:
-        long = _turns(options, _long_prompts(options, prompts), running, LONG_ARMS)
+        long = _turns(options, prompts, running, LONG_ARMS)
         for arm, name in (("fdfo", "long_prompt_fdfo"), ("full", "long_prompt")):
             figures = _against(long["synchronous"], long[arm])
             result |= {f"{name}_{key}_{running}": value for key, value in figures.items()}
     # Where many run, their prompts fill a pass even block by block.
-    ratio = result[f"long_prompt_wall_ratio_{min(options.running)}"]
-    checks.append(at_least("long_prompt_wall_ratio", ratio, "", _LONG_GOAL))
-    return {**result, "checks": checks_json(checks)}
+    fewest = min(options.running)
+    if options.shares:
+        shares = _shares(options, prompts, fewest)
+        result |= {f"long_prompt_share_{name}_{fewest}": share for name, share in shares.items()}
+    ratio = result[f"long_prompt_wall_ratio_{fewest}"]
+    return [at_least("long_prompt_wall_ratio", ratio, "", _LONG_GOAL)]
 
 
 def _run_replay(options: FdfoOptions) -> Result:
@@ -136,7 +162,7 @@ def _shares(options: FdfoOptions, prompts: Sequence[Sequence[int]], running: int
         for name in full.features
     }
     turns = _turns(options, prompts, running, {"full": full, **without})
-    return {f"share_{name}_{running}": _against(turns[name], turns["full"]) for name in without}
+    return {name: _against(turns[name], turns["full"]) for name in without}
 
 
 def _accuracy(decode: Callable[[list[int]], str], turn: FdfoTurn, answers: Sequence[str]) -> float:

@@ -31,6 +31,9 @@ def add_fdfo_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--pairs", type=int, default=10, help="turns per arm (default 10)")
     parser.add_argument("--max-tokens", type=int, default=128, help="per answer (default 128)")
     parser.add_argument(
+        "--kinds", default="questions,long", help="workloads (default questions,long)"
+    )
+    parser.add_argument(
         "--long-prompt-blocks", type=int, default=20, help="of the longest prompt (default 20)"
     )
     parser.add_argument("--num-long", type=int, default=32, help="long prompts (default 32)")
@@ -62,5 +65,6 @@ def fdfo_options(args: argparse.Namespace) -> FdfoOptions:
         long_prompt_blocks=args.long_prompt_blocks,
         num_long=args.num_long,
         shares=args.shares,
+        kinds=tuple(args.kinds.split(",")),
         replay=parse_replay(args.replay_rounds),
     )

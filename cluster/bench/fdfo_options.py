@@ -59,6 +59,8 @@ class FdfoOptions:
     num_long: int = 32
     shares: bool = False
     """Whether `full` is compared with itself without each of its refinements, too."""
+    kinds: tuple[str, ...] = ("questions", "long")
+    """Workloads: the questions, or prompts that are long and uncached."""
     replay: Mapping[int, int] = field(default_factory=dict)
     """Instead of questions: how many blocks take how many rounds."""
 
@@ -66,6 +68,8 @@ class FdfoOptions:
         counts = (self.pairs, self.repeats, self.max_tokens, *self.running)
         if not self.running or min(counts) < 1:
             raise ValueError("--pairs, --repeats, --running and --max-tokens must be at least 1")
+        if not self.kinds or not set(self.kinds) <= {"questions", "long"}:
+            raise ValueError("--kinds: choose from questions, long")
         if self.long_prompt_blocks < 5 or self.num_long < 1 or self.num_questions < 0:
             raise ValueError("--long-prompt-blocks must be at least 5, --num-long at least 1")
 

@@ -69,6 +69,8 @@ def test_figures_and_checks(model: Path, capsys: pytest.CaptureFixture[str]) -> 
     assert result["share_report_at_once_3"]["forwards_ratio"] == 1
     assert result["overlap_ratio_unqueued_3"] > 0
     assert result["long_prompt_forwards_ratio_3"] > 1
+    assert result["long_prompt_share_mixed_rounds_3"]["forwards_ratio"] > 1
+    assert result["long_prompt_share_skip_unread_3"]["forwards_ratio"] == 1
     assert "long_prompt_wall_ratio" in checks
 
 
@@ -116,6 +118,8 @@ def test_options_are_checked() -> None:
         FdfoOptions(engine=config, pairs=0)
     with pytest.raises(ValueError, match="--long-prompt-blocks"):
         FdfoOptions(engine=config, long_prompt_blocks=2)
+    with pytest.raises(ValueError, match="--kinds"):
+        FdfoOptions(engine=config, kinds=("short",))
 
 
 def test_models_of_one_world_share_their_questions() -> None:
