@@ -6,14 +6,15 @@
 namespace rayfleet {
 
 // That depends on what else the machine does: a thread that must wait for its core holds up all
-// others in every phase. So both are tried, and the slower one again now and then.
+// others in every phase. So both are tried, and the slower one again now and then: all more often,
+// which the machine may let be quicker again, while their getting slower shows by itself.
 class Pace {
  public:
   // How the next step is to run.
   bool takes_all() {
     if (speed_[true] == 0.0 || speed_[false] == 0.0) return speed_[true] == 0.0;
     const bool quicker = speed_[true] > speed_[false];
-    if (++steps_ < kStepsBetweenTrials) return quicker;
+    if (++steps_ < (quicker ? kStepsOfAll : kStepsOfFewer)) return quicker;
     steps_ = 0;
     return !quicker;
   }
@@ -25,7 +26,7 @@ class Pace {
   }
 
  private:
-  static constexpr int64_t kStepsBetweenTrials = 32;
+  static constexpr int64_t kStepsOfAll = 256, kStepsOfFewer = 32;  // between trials of the other
 
   double speed_[2] = {};
   int64_t steps_ = 0;
