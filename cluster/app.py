@@ -22,6 +22,7 @@ from cluster.transport import RayTransport
 from router.config import GatewayConfig
 from worker.engine.config import EngineConfig
 from worker.group import CPUS_PER_RANK, WorkerGroup, metrics_directory
+from worker.heap import settle_heap
 from worker.metrics.node import NodeMetrics, NodeMetricsConfig
 from worker.wire.log import log_as
 from worker.wire.tracing import ENDPOINTS, create_tracing
@@ -72,6 +73,7 @@ class GatewayReplica:
         await self._gateway.start()
         # Requests come as soon as this returns: one that replaces another knows its workers then.
         await self._gateway.wait_ready(KNOW_WORKERS_S)
+        settle_heap()
 
     def record_autoscaling_stats(self) -> dict[str, float]:
         """Called by Serve where a model's workers follow the load: what there is for them to do."""
@@ -84,7 +86,9 @@ class GatewayReplica:
         """The HTTP application, built inside the replica: nothing of it is ever pickled."""
         from router.api.app import create_app
 
-        return create_app(self._gateway)
+        app = create_app(self._gateway)
+        settle_heap()
+        return app
 
     async def __del__(self) -> None:
         """Called by Serve before the replica ends."""

@@ -24,6 +24,7 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 from worker.attach_server import AttachServer
 from worker.engine.config import EngineConfig
 from worker.front import WorkerFront
+from worker.heap import settle_heap
 from worker.metrics.collector import WorkerCollector, WorkerView
 from worker.metrics.node import NodeMetrics, NodeMetricsConfig
 from worker.parallel.meeting import Meeting, published
@@ -114,6 +115,7 @@ class WorkerGroup:
         ranks = await self._build()
         await self._server.open()
         self._supervisor = asyncio.create_task(self._supervise(ranks))
+        settle_heap()
 
     async def attach(
         self, gateway_id: str, worker_id: str, node_id: str = ""

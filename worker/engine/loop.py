@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import select
 import time
 
@@ -12,6 +11,7 @@ from worker.engine.base import Executor
 from worker.engine.config import EngineConfig
 from worker.engine.core import EngineCore
 from worker.engine.factory import create_executor
+from worker.heap import settle_heap
 from worker.parallel.frames import FrameStream, connect
 from worker.wire.canary import sing
 from worker.wire.messages import Canary, EngineInfo, EngineMessage, SubmitBatch
@@ -35,8 +35,7 @@ def serve_engine(config: EngineConfig, directory: str, host: str = "") -> None:
         info.canary = _canary(config.model, info)
         front.send(msgspec.msgpack.encode(info))
         core = EngineCore(config, info, executor, time.monotonic)
-        # What start-up made lives as long as the process: no collection need walk it again.
-        gc.freeze()
+        settle_heap()
         _Loop(core, executor, front).run()
     except EOFError:
         return

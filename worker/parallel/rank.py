@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import os
 import sys
 import threading
@@ -12,6 +11,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from worker.engine.config import EngineConfig
+from worker.heap import settle_heap
 from worker.parallel.channel import RankChannel
 from worker.parallel.guard import PlanGuard
 from worker.parallel.meeting import Meeting, published
@@ -81,8 +81,7 @@ def _load_and_serve(
         start = channel.receive()
         if isinstance(start, Start):
             runner.allocate(start.num_pages, start.num_host_pages)
-            # What loading made lives as long as the process: no collection need walk it again.
-            gc.freeze()
+            settle_heap()
             channel.send(Ready(rank=rank))
             _execute_plans(rank, runner, channel)
     finally:
