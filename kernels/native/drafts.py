@@ -32,6 +32,8 @@ class DraftTables:
     log_min_p: Floats
     top_k: Integers
     seeds: Integers
+    end_tokens: Integers
+    """[slots, n]: tokens that end a request, -1 for none."""
     shares: Floats
     """[slots, levels]: how likely a guess of each level is right."""
     bounds: Floats
@@ -66,10 +68,12 @@ class NativeDrafter:
         self._levels = np.empty((num_slots, most), dtype=np.int64)
         self._counts = np.empty((2, num_slots), dtype=np.int64)
         columns = (tables.temperature, tables.top_p, tables.log_min_p, tables.top_k, tables.seeds)
-        arrays = (*columns, tables.shares, tables.bounds)
+        arrays = (*columns, tables.end_tokens, tables.shares, tables.bounds)
         assert all(array.flags.c_contiguous for array in arrays)
         self._drafting = Drafting(
-            *(array.ctypes.data for array in arrays),
+            *(array.ctypes.data for array in (*columns, tables.end_tokens)),
+            tables.end_tokens.shape[1],
+            *(array.ctypes.data for array in (tables.shares, tables.bounds)),
             len(tables.bounds),
             GREEDY_BELOW,
             0.0,

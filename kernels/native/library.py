@@ -77,6 +77,8 @@ class Drafting(ctypes.Structure):
 
     _fields_ = (
         *((name, _PTR) for name in ("temperature", "top_p", "log_min_p", "top_k", "seeds")),
+        ("end_tokens", _PTR),
+        ("num_ends", _I64),
         *((name, _PTR) for name in ("shares", "bounds")),
         ("num_levels", _I64),
         ("greedy_below", _F32),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import pytest
 import torch
@@ -25,7 +27,9 @@ def ready(dtype: torch.dtype) -> Bench:
     return bench
 
 
-def draft(bench: Bench, shares: list[float], threshold: float) -> NativeDrafts:
+def draft(
+    bench: Bench, shares: list[float], threshold: float, ends: Sequence[int] = (-1, -1, -1)
+) -> NativeDrafts:
     tables = DraftTables(
         token_pool=bench.tokens,
         page_table=bench.pages,
@@ -34,6 +38,7 @@ def draft(bench: Bench, shares: list[float], threshold: float) -> NativeDrafts:
         log_min_p=np.full(3, -np.inf, dtype=np.float32),
         top_k=TOP_K,
         seeds=SEEDS,
+        end_tokens=np.array([(-1, end) for end in ends]),
         shares=np.tile(np.array(shares, dtype=np.float32), (3, 1)),
         bounds=BOUNDS,
     )
@@ -96,3 +101,12 @@ def test_drafts_end_before_the_first_that_is_too_unlikely_to_count() -> None:
         assert drafts.tokens[place][:number] == tokens[place][:number]
         cut |= number < len(row)
     assert cut
+
+
+def test_drafts_end_with_a_token_that_ends_their_request() -> None:
+    tokens, _ = step_by_step(ready(torch.float32))
+    ends = [tokens[place][2] if len(tokens[place]) > 2 else -1 for place in (2, 1, 0)]  # by slot
+    drafts = draft(ready(torch.float32), [0.9, 0.9, 0.9], 0.0, ends)
+    expected = [row[: row.index(row[2]) + 1] if len(row) > 2 else row for row in tokens]
+    assert drafts.tokens == expected
+    assert drafts.drafted == [len(row) for row in expected] != [len(row) for row in tokens]

@@ -76,17 +76,16 @@ class RequestRecord:
         variance = max(0.0, self._squared / self._looks - self.gain**2)
         return self.gain + math.sqrt(variance / self._looks)
 
-    def observe(self, num_drafts: int, num_accepted: int, cost: float) -> None:
+    def observe(self, num_drafts: int, num_accepted: int, gain: float) -> None:
         """Takes the outcome of one row that was allowed to draft.
 
         Args:
             num_drafts: 0 where there was no guess.
             num_accepted: drafts after the first rejected one tell nothing.
-            cost: tokens that the time of its drafts would have yielded.
+            gain: tokens that came of them less those that their time would have yielded.
         """
         self.has_looked = True
         self.is_trying = False
-        gain = num_accepted - cost
         self._gained = self._gained * _KEEP + gain
         self._squared = self._squared * _KEEP + gain**2
         self._looks = self._looks * _KEEP + 1.0

@@ -36,8 +36,13 @@ class Proposer(ABC):
     """Guesses how requests go on."""
 
     @abstractmethod
-    def admit(self, slot: int) -> None:
-        """Forgets what it knows of the slot: another request enters it, or the same anew."""
+    def admit(self, slot: int, end_token_ids: Sequence[int] = ()) -> None:
+        """Forgets what it knows of the slot: another request enters it, or the same anew.
+
+        Args:
+            slot: which.
+            end_token_ids: tokens that end the request; drafts behind one would be in vain.
+        """
 
     @abstractmethod
     def propose(self, requests: Sequence[DraftRequest], threshold: float) -> list[list[int]]:

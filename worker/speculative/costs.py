@@ -1,6 +1,7 @@
-"""What drafts cost: decode steps' times, fitted apart for every size of batch.
+"""What drafts cost: steps' times, fitted apart for every size of batch.
 
     milliseconds = plain · rows + look · rows that may draft + draft · drafts
+                   + prompt · prompt tokens
 
 A look is what a row pays for being asked: to search or to run the draft model for its first guess,
 and to be placed. That it drafts eight tokens then costs hardly more than one: `draft` is what one
@@ -12,7 +13,7 @@ all sizes would be wrong at both ends.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from operator import mul
 from typing import NamedTuple
 
 _KEEP = 0.99
@@ -22,12 +23,32 @@ _WARM_UP = 8.0
 _HELD_UP = 2.0
 """A step that took more than so many times what was expected counts as one that took this."""
 _FIRST_LOOK_MS = 0.02
-_LOOK_STEP = 0.05
-"""Weight of the newest step in the time that looking takes."""
+_DRAFTING_STEP = 0.1
+"""Weight of the newest step in the time that drafting takes."""
 _PRIOR_SHARE = 0.3
-"""A draft's cost beside that of an average token of its step, until it is measured."""
-_PRIOR_WEIGHT, _LOOK_PRIOR_WEIGHT = 1.0, 0.25
-"""Of this prior: drafts squared; of a look's: looks squared."""
+"""A draft's cost, or a prompt token's, beside that of an average token, until it is measured."""
+_PRIOR_WEIGHTS = (1e-9, 0.25, 1.0, 1.0)
+"""Of what is supposed of rows, looks, drafts and prompt tokens: as so many of each, squared."""
+_EVERY, _MANY = 4, 32.0
+"""Of so many steps one is looked at where nothing changes fast, once so many are known."""
+
+
+class StepCost(NamedTuple):
+    """What one step did and took."""
+
+    num_rows: int
+    """Requests that decoded; at least 1. Rows in which nothing was computed, as behind the end of a
+    request, are none."""
+    num_looks: int
+    """Those of them that were allowed to draft."""
+    num_drafts: int
+    """Drafts that were verified."""
+    num_prompts: int
+    """Tokens."""
+    num_tokens: int
+    """That came of the rows that decoded."""
+    elapsed_ms: float
+    """With drafting."""
 
 
 class Rates(NamedTuple):
@@ -36,126 +57,145 @@ class Rates(NamedTuple):
     look_ms: float
     draft_ms: float
     tokens_per_ms: float
-    """With what their drafts took."""
+    """With what their drafts take and without what prompts do."""
 
 
-@dataclass(slots=True)
 class _Fit:
     """Least squares over steps with about the same number of rows, per row, with forgetting."""
 
-    weight: float = 0.0
-    rows: float = 0.0
-    tokens: float = 0.0
-    looks: float = 0.0
-    """This and the following: sums of quotients by rows."""
-    drafts: float = 0.0
-    elapsed: float = 0.0
-    looks_squared: float = 0.0
-    drafts_squared: float = 0.0
-    looks_drafts: float = 0.0
-    looks_elapsed: float = 0.0
-    drafts_elapsed: float = 0.0
-    spent: float = 0.0
+    def __init__(self) -> None:
+        self.weight = 0.0
+        self._rows = self._tokens = 0.0
+        self._products = [[0.0] * 4 for _ in range(4)]
+        self._elapsed = [0.0] * 4
+        self._costs = [0.0] * 4
+        self._num_unsolved = 0
+        """Steps since costs were last computed."""
+        self._num_plain = 0
 
-    def add(
-        self, num_rows: int, num_looks: int, num_drafts: int, num_tokens: int, step_ms: float
-    ) -> None:
-        looks, drafts = num_looks / num_rows, num_drafts / num_rows
-        elapsed = step_ms / num_rows
+        self.rates = Rates(0.0, 0.0, 0.0)
+
+    def add(self, step: StepCost) -> None:
+        if not step.num_looks and not step.num_prompts and self.weight > _MANY:
+            # There are many of these, and what they tell is soon known.
+            self._num_plain += 1
+            if self._num_plain % _EVERY:
+                return
+            self._add(step, _EVERY)
+        else:
+            self._add(step, 1)
+
+    def _add(self, step: StepCost, times: int) -> None:
+        num_rows, keep = step.num_rows, _KEEP**times
+        each = [1.0, *(n / num_rows for n in (step.num_looks, step.num_drafts, step.num_prompts))]
+        elapsed = step.elapsed_ms / num_rows
         if self.weight >= _WARM_UP:
-            rates, weight = self.rates(), self.weight
-            expected = self.elapsed / weight
-            expected += rates.look_ms * (looks - self.looks / weight)
-            expected += rates.draft_ms * (drafts - self.drafts / weight)
-            elapsed = min(elapsed, _HELD_UP * max(expected, self.elapsed / weight))
-        self.weight = self.weight * _KEEP + 1.0
-        self.rows = self.rows * _KEEP + num_rows
-        self.tokens = self.tokens * _KEEP + num_tokens
-        self.looks = self.looks * _KEEP + looks
-        self.drafts = self.drafts * _KEEP + drafts
-        self.elapsed = self.elapsed * _KEEP + elapsed
-        self.looks_squared = self.looks_squared * _KEEP + looks**2
-        self.drafts_squared = self.drafts_squared * _KEEP + drafts**2
-        self.looks_drafts = self.looks_drafts * _KEEP + looks * drafts
-        self.looks_elapsed = self.looks_elapsed * _KEEP + looks * elapsed
-        self.drafts_elapsed = self.drafts_elapsed * _KEEP + drafts * elapsed
-        self.spent = self.spent * _KEEP + elapsed * num_rows
+            usual = sum(map(mul, self._costs, each))
+            elapsed = min(elapsed, _HELD_UP * max(usual, self._elapsed[0] / self.weight))
+        self.weight = self.weight * keep + times
+        self._rows = self._rows * keep + times * num_rows
+        self._tokens = self._tokens * keep + times * step.num_tokens / num_rows
+        for place, value in enumerate(each):
+            row = self._products[place]
+            row[:] = [
+                kept * keep + times * value * other for kept, other in zip(row, each, strict=True)
+            ]
+            self._elapsed[place] = self._elapsed[place] * keep + times * value * elapsed
+        self._num_unsolved += times
+        if self._num_unsolved >= _EVERY or self.weight < _MANY:
+            self._num_unsolved = 0
+            self._solve()
 
-    def rates(self) -> Rates:
-        weight, rows = self.weight, self.rows / self.weight
+    def _solve(self) -> None:
+        strength = (self.weight / self._rows) ** 2
+        average = _PRIOR_SHARE * self._elapsed[0] / sum(self._products[0])
+        supposed = (0.0, _FIRST_LOOK_MS, average, average)
+        matrix, right = [row.copy() for row in self._products], self._elapsed.copy()
+        for place, weight in enumerate(_PRIOR_WEIGHTS):
+            matrix[place][place] += weight * strength
+            right[place] += weight * strength * supposed[place]
+        self._costs = solve(matrix, right)
+        self.rates = self._rates()
+
+    def _rates(self) -> Rates:
+        plain_ms, look_ms, draft_ms, _ = self._costs
+        _, looks, drafts, _ = (product / self.weight for product in self._products[0])
+        row_ms = max(plain_ms + look_ms * looks + draft_ms * drafts, 1e-6)
         # One more token in a step costs no more than those that are in it do on average.
-        average = self.spent / (self.rows + self.drafts * rows)
-        prior, look_prior = _PRIOR_WEIGHT / rows**2, _LOOK_PRIOR_WEIGHT / rows**2
-        looks = self.looks_squared - self.looks**2 / weight + look_prior
-        drafts = self.drafts_squared - self.drafts**2 / weight + prior
-        both = self.looks_drafts - self.looks * self.drafts / weight
-        by_looks = self.looks_elapsed - self.looks * self.elapsed / weight
-        by_looks += look_prior * _FIRST_LOOK_MS
-        by_drafts = self.drafts_elapsed - self.drafts * self.elapsed / weight
-        by_drafts += prior * _PRIOR_SHARE * average
-        draft_ms = (by_drafts * looks - by_looks * both) / (looks * drafts - both**2)
-        draft_ms = min(max(0.0, draft_ms), average)
-        look_ms = max(0.0, (by_looks - both * draft_ms) / looks)
-        return Rates(look_ms, draft_ms, self.tokens / self.spent)
+        bounded = min(max(0.0, draft_ms), row_ms / (1.0 + drafts))
+        if looks:
+            look_ms += (draft_ms - bounded) * drafts / looks
+        return Rates(max(0.0, look_ms), bounded, self._tokens / self.weight / row_ms)
 
 
 class StepCosts:
-    """Learns from every decode step; see the module."""
+    """Learns from every step with decoding rows; see the module."""
 
     def __init__(self) -> None:
         self._fits: dict[int, _Fit] = {}
 
-    def observe(
-        self, num_rows: int, num_looks: int, num_drafts: int, num_tokens: int, step_ms: float
-    ) -> None:
-        """Takes one step without prompts.
-
-        Args:
-            num_rows: requests that decoded; at least 1. Rows in which nothing was computed, as
-                behind the end of a request, are none.
-            num_looks: those of them that were allowed to draft.
-            num_drafts: drafts that were verified.
-            num_tokens: tokens that came of it.
-            step_ms: its time, with that of drafting.
-        """
-        fit = self._fits.setdefault(size_class(num_rows), _Fit())
-        fit.add(num_rows, num_looks, num_drafts, num_tokens, step_ms)
+    def observe(self, step: StepCost) -> None:
+        """Takes one step."""
+        self._fits.setdefault(size_class(step.num_rows), _Fit()).add(step)
 
     def rates(self, num_rows: int) -> Rates | None:
-        """Of steps of so many rows.
-
-        Of the size next to it where this one was hardly seen; None where no size was.
-        """
-        key = size_class(num_rows)
-        fit = self._fits.get(key)
-        if fit is None or fit.weight < _WARM_UP:
-            known = [key for key, fit in self._fits.items() if fit.weight >= _WARM_UP]
-            if not known:
-                return None
-            fit = self._fits[min(known, key=lambda other: (abs(other - key), other))]
-        return fit.rates()
+        """Of steps of so many rows; None where hardly any was seen."""
+        fit = self._fits.get(size_class(num_rows))
+        return None if fit is None or fit.weight < _WARM_UP else fit.rates
 
 
-class LookTimes:
-    """Milliseconds that drafting takes per row, by size of batch."""
+class DraftingTimes:
+    """Milliseconds that drafting takes per row that looks, by size of batch, and per new request.
+
+    A request's first look takes more: a draft model computes its prompt, n-grams are entered.
+    """
 
     def __init__(self) -> None:
-        self._ms: dict[int, float] = {}
+        self.start_ms = 0.0
+        """What a first look takes beyond others."""
+        self._look_ms: dict[int, float] = {}
         self._last = _FIRST_LOOK_MS
 
-    def observe(self, num_rows: int, num_looks: int, elapsed_ms: float) -> None:
-        """Takes how many of so many rows looked in one step, and the time that it took."""
-        key = size_class(num_rows)
-        known = self._ms.get(key, self._last)
-        # What was held up by something else tells nothing.
-        found = min(elapsed_ms / num_looks, _HELD_UP * known)
-        self._ms[key] = self._last = known + _LOOK_STEP * (found - known)
+    def observe(self, num_rows: int, num_looks: int, num_new: int, elapsed_ms: float) -> None:
+        """Takes how many of so many rows looked in one step, some for the first time.
 
-    def value(self, num_rows: int) -> float:
+        Args:
+            num_rows: of the step.
+            num_looks: at least 1.
+            num_new: of these the first of their requests.
+            elapsed_ms: what drafting took.
+        """
+        look_ms = self.look_ms(num_rows)
+        expected = look_ms * num_looks + self.start_ms * num_new
+        # What was held up by something else tells nothing.
+        error = min(elapsed_ms, _HELD_UP * expected) - expected
+        error *= _DRAFTING_STEP / (num_looks**2 + num_new**2)
+        self.start_ms = max(0.0, self.start_ms + error * num_new)
+        self._last = max(1e-3, look_ms + error * num_looks)
+        self._look_ms[size_class(num_rows)] = self._last
+
+    def look_ms(self, num_rows: int) -> float:
         """Of a look in a step of so many rows."""
-        return self._ms.get(size_class(num_rows), self._last)
+        return self._look_ms.get(size_class(num_rows), self._last)
 
 
 def size_class(num_rows: int) -> int:
     """Numbers up to 8 stand for themselves, larger ones in groups that differ by a fifth."""
     return num_rows if num_rows <= 8 else 8 + round(4 * math.log2(num_rows / 8))
+
+
+def solve(matrix: list[list[float]], right: list[float]) -> list[float]:
+    """The solution of a small system of positive definite equations; overwrites both arguments."""
+    size = len(right)
+    for pivot in range(size):
+        row = matrix[pivot]
+        for below in range(pivot + 1, size):
+            factor = matrix[below][pivot] / row[pivot]
+            for column in range(pivot, size):
+                matrix[below][column] -= factor * row[column]
+            right[below] -= factor * right[pivot]
+    for place in reversed(range(size)):
+        for other in range(place + 1, size):
+            right[place] -= matrix[place][other] * right[other]
+        right[place] /= matrix[place][place]
+    return right

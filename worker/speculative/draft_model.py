@@ -25,6 +25,9 @@ from worker.speculative.certainty import LEVELS, Certainty
 _DTYPE: Final = torch.bfloat16
 """Of its weights and cache, whatever the model's: a draft need not be exact, but cheap."""
 
+_MOST_ENDS: Final = 4
+"""Tokens that end a request, of those that drafts stop at."""
+
 
 class DraftModelProposer(Proposer):
     """Drafts with a model of its own, whole on every rank.
@@ -54,6 +57,7 @@ class DraftModelProposer(Proposer):
         assert model.native is not None, "who else reads the tables"
         model.native.bind(self._caches)
         self._certainty = Certainty(tables.token_pool.shape[0])
+        self._ends = np.full((len(tables.token_pool), _MOST_ENDS), -1, dtype=np.int64)
         sampling = tables.sampling
         slots = DraftTables(
             token_pool=tables.token_pool,
@@ -63,6 +67,7 @@ class DraftModelProposer(Proposer):
             log_min_p=sampling.log_min_p,
             top_k=sampling.top_k,
             seeds=sampling.seed,
+            end_tokens=self._ends,
             shares=self._certainty.shares,
             bounds=LEVELS,
         )
@@ -70,8 +75,10 @@ class DraftModelProposer(Proposer):
         self._guesses: dict[int, _Guesses] = {}
         """By slot: the latest."""
 
-    def admit(self, slot: int) -> None:
+    def admit(self, slot: int, end_token_ids: Sequence[int] = ()) -> None:
         """See Proposer."""
+        known = end_token_ids[:_MOST_ENDS]
+        self._ends[slot] = [*known, *[-1] * (_MOST_ENDS - len(known))]
         self._guesses.pop(slot, None)
         self._certainty.admit(slot)
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import islice
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -191,15 +190,17 @@ class Drafter:
             return self._compare(step, [] if drawn is None else drawn.tolist())
         # Elsewhere than on CPU a look at the tokens would wait for them.
         known = drawn.tolist() if drawn is not None and drawn.device.type == "cpu" else []
-        tokens = iter(known)
-        for row in plan.rows:
-            if row.sample:
-                self._advance(row.slot, row.start + row.length, [*islice(tokens, 1)])
+        sampling = [row for row in plan.rows if row.sample]
+        self._newest[[row.slot for row in sampling]] = [row.start + row.length for row in sampling]
+        if self._end_tokens:
+            for row, token in zip(sampling, known, strict=False):
+                if token in self._end_tokens.get(row.slot, ()):
+                    self._newest[row.slot] = _ENDED
         return None
 
     def _admit(self, plan: Plan) -> None:
         for admit in plan.admits:
-            self._proposer.admit(admit.slot)
+            self._proposer.admit(admit.slot, admit.end_token_ids)
             self._tokens.admit(admit.slot)
             self._newest[admit.slot] = 0
             if admit.end_token_ids:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from worker.speculative.acceptance import CommonGain, RequestRecord
 from worker.speculative.config import GateConfig
-from worker.speculative.costs import LookTimes, Rates, StepCosts, size_class
+from worker.speculative.costs import DraftingTimes, Rates, StepCost, StepCosts, size_class
 from worker.wire.speculation import Decision, SpeculationTotals
 
 if TYPE_CHECKING:
@@ -21,15 +21,15 @@ _FIRST_RATE = 0.8
 """Where the rate of acceptance starts."""
 _RATE_STEP = 0.02
 """Weight of the newest draft in it."""
-_FIRST_LOOKS_STEP = 0.05
-"""Weight of the newest first look in what these cost."""
 _REFERENCE = 48
 """Steps of a size with drafts in all rows, after which one goes without."""
 _PROBE_SHARE, _MOST_PROBE_MS = 0.005, 2.0
 """Share of all steps' time that attempts may take, and how much of it is kept for later."""
 _MARGIN = 1.05
 """A draft must promise so many times its cost: the estimates are not exact."""
-_HOPELESS = 0.95
+_LEAST_GAIN = 0.05
+"""Tokens that a row must gain: the rank's time is not all that drafts take."""
+_HOPELESS = 0.9
 """From this threshold on no draft can gain, and none is tried."""
 
 
@@ -56,23 +56,22 @@ class SpeculationGate:
         self.config = config
         self.totals = SpeculationTotals.of(config.num_speculative_tokens)
         self._costs = StepCosts()
-        self._looks = LookTimes()
-        self._start_ms = 0.0
-        """What a request's first look takes beyond others: a draft model computes its prompt."""
+        self._times = DraftingTimes()
         self._rate = _FIRST_RATE
         """How likely any request's draft is accepted."""
         self._gains: dict[int, CommonGain] = {}
         """By size of batch."""
         self._without_plain: dict[int, int] = {}
         """By size of batch: steps since one that had no row with drafts at least."""
-        self._is_reference = False
-        """Nothing is drafted in this step: what others cost shows beside it only."""
         self._probe_ms = 0.0
         """Time that may be spent on attempts without much hope."""
         self._rates: Rates | None = None
         """Of steps as they are now."""
-        self._num_decodes = 0
-        self._utilization = 0.0
+        self._threshold = 0.0
+        self._common = CommonGain()
+        """Of the size of this step."""
+        self._closed: Decision | None = None
+        """Why nothing is drafted in this step, whatever the request."""
         self._now = 0.0
 
     def begin(self, num_running: int, num_decodes: int, now: float) -> float:
@@ -84,84 +83,114 @@ class SpeculationGate:
             now: by the scheduler's clock.
         """
         self._now = now
-        self._num_decodes = num_decodes
-        self._utilization = num_running / self.config.max_num_seqs
-        if not self.config.adaptive:
-            return 0.0
+        self._common = self._gain(num_decodes)
+        self._closed = None
+        self._threshold = 0.0
+        if self.config.adaptive:
+            self._begin_size(num_decodes)
+        if num_running >= self.config.max_utilization * self.config.max_num_seqs:
+            self._closed = Decision.UTILIZATION
+        return self._threshold
+
+    def _begin_size(self, num_decodes: int) -> None:
         self._rates = self._costs.rates(num_decodes)
+        if self._rates is None:
+            self._closed = Decision.COST_UNKNOWN
+            return
+        self._threshold = _MARGIN * self._rates.draft_ms * self._rates.tokens_per_ms
+        if self._threshold >= _HOPELESS:
+            self._closed = Decision.COST
         size = size_class(num_decodes)
-        self._is_reference = self._without_plain.get(size, 0) >= _REFERENCE
-        if self._is_reference:
+        if self._without_plain.get(size, 0) >= _REFERENCE:
             self._without_plain[size] = 0
-        return 0.0 if self._rates is None else _threshold(self._rates)
+            self._closed = Decision.COST_UNKNOWN
 
     def num_drafts(self, request: Request) -> int:
         """Most drafts for a decoding request in this step; 0 for a plain row."""
+        if self._closed is not None:
+            self.totals.count(self._closed)
+            return 0
         number, decision = self._decide(request)
         self.totals.count(decision)
         return number
 
     def observe(self, step: StepInFlight, result: StepResult) -> None:
         """Takes the result of a step, before its tokens are."""
-        drafted, drawn = result.drafted or [], result.drawn or []
         floating = [share for share in step.shares if share.num_drafts >= 0]
-        rows = [
-            _DraftedRow(self._record(share.request), num_drafts, num_drawn - 1)
-            for share, num_drafts, num_drawn in zip(floating, drafted, drawn, strict=True)
-            if share.num_drafts and num_drawn
-        ]
+        num_single = step.shape.decode_rows - sum(1 + share.num_drafts for share in floating)
+        num_tokens = first = sum(share.sample for share in step.shares[:num_single])
+        rows: list[_DraftedRow] = []
+        drafted, drawn = result.drafted or [], result.drawn or []
+        for share, num_drafts, num_drawn in zip(floating, drafted, drawn, strict=True):
+            tokens = result.token_ids[first : first + num_drawn]
+            first += num_drawn
+            num_useful = _num_useful(share.request, tokens)
+            num_tokens += num_useful
+            if share.num_drafts and num_drawn:
+                record = self._record(share.request)
+                rows.append(_DraftedRow(record, num_drafts, num_drawn - 1, num_useful - 1))
+        self._probe_ms = min(self._probe_ms + _PROBE_SHARE * result.compute_ms, _MOST_PROBE_MS)
         # Behind the end of a request nothing is computed.
-        num_rows = len(step.shares) - drawn.count(0)
-        compute_ms = result.compute_ms - self._observe_starts(rows, num_rows, result.draft_ms)
+        num_rows = num_single + len(floating) - drawn.count(0)
+        if num_rows:
+            self._observe_costs(step, result, num_rows, num_tokens, rows)
         for row in rows:
             self._observe_row(row, num_rows)
             if row.num_drafts:
                 self.totals.add_row(row.num_drafts, row.num_accepted)
-        self._probe_ms = min(self._probe_ms + _PROBE_SHARE * result.compute_ms, _MOST_PROBE_MS)
-        if not step.has_chunks and num_rows:
-            num_tokens = len(result.token_ids)
+
+    def _observe_costs(
+        self,
+        step: StepInFlight,
+        result: StepResult,
+        num_rows: int,
+        num_tokens: int,
+        rows: Sequence[_DraftedRow],
+    ) -> None:
+        num_new = sum(not row.record.has_looked for row in rows)
+        if rows:
+            self._times.observe(num_rows, len(rows), num_new, result.draft_ms)
+        self._costs.observe(
+            StepCost(
+                num_rows=num_rows,
+                num_looks=len(rows),
+                num_drafts=sum(row.num_drafts for row in rows),
+                num_prompts=step.shape.prefill_tokens,
+                num_tokens=num_tokens,
+                elapsed_ms=max(0.0, result.compute_ms - num_new * self._times.start_ms),
+            )
+        )
+        size = size_class(num_rows)
+        counted = self._without_plain.get(size, 0)
+        self._without_plain[size] = counted + 1 if len(rows) == num_rows else 0
+        if not step.has_chunks:
             self.totals.num_decode_rows += num_rows
             self.totals.num_decode_tokens += num_tokens
-            self._costs.observe(num_rows, len(rows), sum(drafted), num_tokens, compute_ms)
-            size = size_class(num_rows)
-            counted = self._without_plain.get(size, 0)
-            self._without_plain[size] = counted + 1 if len(rows) == num_rows else 0
-
-    def _observe_starts(self, rows: Sequence[_DraftedRow], num_rows: int, draft_ms: float) -> float:
-        """Returns what first looks took beyond others."""
-        if not rows:
-            return 0.0
-        num_new = sum(not row.record.has_looked for row in rows)
-        if not num_new:
-            self._looks.observe(num_rows, len(rows), draft_ms)
-            return 0.0
-        start_ms = draft_ms - len(rows) * self._looks.value(num_rows)
-        self._start_ms += _FIRST_LOOKS_STEP * (start_ms / num_new - self._start_ms)
-        return max(0.0, start_ms)
 
     def _observe_row(self, row: _DraftedRow, num_rows: int) -> None:
         record, cost, start = row.record, 0.0, 0.0
         if self._rates is not None:
             look_ms, draft_ms, tokens_per_ms = self._rates
             cost = _MARGIN * tokens_per_ms * (look_ms + draft_ms * row.num_drafts)
-            if record.is_trying:  # the look was paid for; what it gained takes no time
-                self._probe_ms += look_ms + min(0.0, row.num_accepted - cost) / tokens_per_ms
             # What a first look cost tells whether others should begin; it is paid in any case.
-            if not record.has_looked:
-                start = max(0.0, self._start_ms) * tokens_per_ms
-        self._gain(num_rows).observe(row.num_accepted - cost - start, is_rare=record.is_trying)
-        record.observe(row.num_drafts, row.num_accepted, cost)
+            start = self._start_ms(record) * tokens_per_ms
+            if record.is_trying:  # what it gained takes no time
+                loss = max(0.0, cost + start - row.num_useful)
+                self._probe_ms += look_ms + self._start_ms(record) - loss / tokens_per_ms
+        self._gain(num_rows).observe(row.num_useful - cost - start, is_rare=record.is_trying)
+        record.observe(row.num_drafts, row.num_accepted, row.num_useful - cost)
         num_known = row.num_accepted + (row.num_accepted < row.num_drafts)
         if num_known:
             share = row.num_accepted / num_known
             self._rate += _RATE_STEP * num_known * (share - self._rate)
 
+    def _start_ms(self, record: RequestRecord) -> float:
+        return 0.0 if record.has_looked else self._times.start_ms
+
     def _decide(self, request: Request) -> tuple[int, Decision]:
         config = self.config
         if request.priority > config.max_priority:
             return 0, Decision.PRIORITY
-        if self._utilization >= config.max_utilization:
-            return 0, Decision.UTILIZATION
         if request.slo is not None and (
             0.0 <= request.due_s - self._now <= config.deadline_margin_s
         ):
@@ -171,29 +200,29 @@ class SpeculationGate:
             return 0, Decision.GRAMMAR
         if not config.adaptive:
             return config.num_speculative_tokens, Decision.DRAFT
-        if self._rates is None or self._is_reference:
-            return 0, Decision.COST_UNKNOWN
-        threshold = _threshold(self._rates)
-        if threshold >= _HOPELESS:
-            return 0, Decision.COST
-        record = self._record(request)
+        assert self._rates is not None, "then nothing is drafted"
+        record, common = self._record(request), self._common
         number = config.num_speculative_tokens
         if not config.stops_itself:
-            number = _number_worth(record.rate, threshold, number)
-        common = self._gain(self._num_decodes)
+            number = _number_worth(record.rate, self._threshold, number)
         # Where drafts pay on the whole, a request is left out only if it is no matter of chance.
-        if number and (record.gain if common.mean <= 0.0 else record.most_gain) > 0.0:
+        if (
+            number
+            and (record.gain if common.mean <= _LEAST_GAIN else record.most_gain) > _LEAST_GAIN
+        ):
             return number, Decision.DRAFT
-        if record.is_due() and self._probe_ms >= self._rates.look_ms:
-            self._probe_ms -= self._rates.look_ms
-            record.try_again(max(self._rate, _FIRST_RATE), common)
-            return config.num_speculative_tokens, Decision.PROBE
+        if record.is_due():
+            probe_ms = self._rates.look_ms + self._start_ms(record)
+            if self._probe_ms >= probe_ms:
+                self._probe_ms -= probe_ms
+                record.try_again(max(self._rate, _FIRST_RATE), common)
+                return config.num_speculative_tokens, Decision.PROBE
         return 0, Decision.ACCEPTANCE
 
     def _record(self, request: Request) -> RequestRecord:
         record = request.speculation
         if record is None:
-            record = request.speculation = RequestRecord(self._rate, self._gain(self._num_decodes))
+            record = request.speculation = RequestRecord(self._rate, self._common)
         return record
 
     def _gain(self, num_rows: int) -> CommonGain:
@@ -204,10 +233,17 @@ class _DraftedRow(NamedTuple):
     record: RequestRecord
     num_drafts: int
     num_accepted: int
+    num_useful: int
+    """Of these: those before the end of the request."""
 
 
-def _threshold(rates: Rates) -> float:
-    return _MARGIN * rates.draft_ms * rates.tokens_per_ms
+def _num_useful(request: Request, tokens: Sequence[int]) -> int:
+    """How many tokens come up to the end of the request."""
+    if len(tokens) > 1:
+        for place, token in enumerate(tokens):
+            if token in request.end_token_ids:
+                return place + 1
+    return len(tokens)
 
 
 def _number_worth(rate: float, threshold: float, most: int) -> int:

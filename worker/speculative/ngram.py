@@ -26,7 +26,7 @@ class NgramProposer(Proposer):
         self._confidence = Confidence(self._sizes)
         self._slots: dict[int, _Slot] = {}
 
-    def admit(self, slot: int) -> None:
+    def admit(self, slot: int, end_token_ids: Sequence[int] = ()) -> None:
         """See Proposer."""
         self._slots.pop(slot, None)
 

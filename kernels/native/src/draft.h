@@ -15,6 +15,8 @@ namespace rayfleet {
 struct Drafting {
   const float *temperature, *top_p, *log_min_p;  // by slot, as are the following three
   const int64_t *top_k, *seeds;
+  const int64_t* end_tokens;  // [slots, num_ends]: behind one of these nothing counts; -1 for none
+  int64_t num_ends;
   const float* shares;  // [slots, num_levels]: how likely a guess of each level is right
   const float* bounds;  // [num_levels], descending to 0: least probabilities of the levels
   int64_t num_levels;
@@ -26,7 +28,8 @@ struct Drafting {
   int64_t *guessed, *drafted;  // guesses made, and how many of them are worth verifying
 };
 
-// A row's drafts end before the first that is too unlikely to count, or with rows[4 * i + 3].
+// A row's drafts end before the first that is too unlikely to count, with one that ends its request,
+// or with rows[4 * i + 3].
 template <typename W>
 class Drafter {
  public:
@@ -46,9 +49,10 @@ class Drafter {
         const int64_t row = going[place], end = rows[4 * place + 1] + rows[4 * place + 2];
         const int64_t slot = rows[4 * place], most = rows[4 * place + 3];
         if (!guess(row, slot, end, &logits_[place * vocab_size_], how, reach[row])) continue;
-        how.token_pool[slot * step.token_stride + end] =
-            (int32_t)how.tokens[row * how.most + how.guessed[row] - 1];
-        if (++how.drafted[row] == most) continue;
+        const int64_t token = how.tokens[row * how.most + how.guessed[row] - 1];
+        how.token_pool[slot * step.token_stride + end] = (int32_t)token;
+        const int64_t* ends = how.end_tokens + slot * how.num_ends;
+        if (++how.drafted[row] == most || std::count(ends, ends + how.num_ends, token)) continue;
         going[kept] = row;
         const int64_t next[] = {slot, end, 1, most};
         std::copy_n(next, 4, &rows[4 * kept++]);

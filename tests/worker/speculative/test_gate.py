@@ -9,7 +9,7 @@ import pytest
 from worker.request import Request
 from worker.speculative.acceptance import CommonGain, RequestRecord
 from worker.speculative.config import GateConfig
-from worker.speculative.costs import LookTimes, StepCosts
+from worker.speculative.costs import DraftingTimes, StepCost, StepCosts
 from worker.speculative.gate import SpeculationGate
 from worker.wire.messages import Submit
 from worker.wire.sampling import SamplingParams
@@ -25,17 +25,20 @@ def test_costs_are_fitted_by_size_of_batch_though_steps_are_held_up(draft_ms: fl
     for number in range(600):
         looks = rng.randrange(0, 5)
         drafts = sum(rng.randrange(0, 9) for _ in range(looks))
-        held_up = 30.0 if number % 50 == 49 else 0.0
-        step_ms = 1.0 + 0.2 * looks + draft_ms * drafts + held_up
-        costs.observe(4, looks, drafts, 4 + drafts // 2, step_ms)
+        prompts = rng.choice((0, 0, 40))
+        step_ms = 1.0 + 0.2 * looks + draft_ms * drafts + 0.01 * prompts
+        step_ms += 30.0 if number % 50 == 49 else 0.0
+        costs.observe(StepCost(4, looks, drafts, prompts, 4 + drafts // 2, step_ms))
         size = rng.choice((30, 32, 34))
-        costs.observe(size, size // 2, drafts, size, 0.25 * size + 0.1 * (size // 2) + 0.2 * drafts)
+        looks = size // 2
+        step_ms = 0.25 * size + 0.1 * looks + 0.2 * drafts
+        costs.observe(StepCost(size, looks, drafts, 0, size, step_ms))
     rates = costs.rates(4)
     assert rates is not None
     assert rates.draft_ms == pytest.approx(draft_ms, abs=0.03)
     assert rates.look_ms == pytest.approx(0.2, abs=0.1)
     assert rates.tokens_per_ms == pytest.approx(8 / (1.4 + 8 * draft_ms), rel=0.25)
-    assert costs.rates(5) == rates, "a size that was not seen is like the one next to it"
+    assert costs.rates(5) is None, "what a size costs shows in its own steps"
     large = costs.rates(32)
     assert large is not None
     assert large.draft_ms == pytest.approx(0.2, abs=0.03), "that rows vary counts for no draft"
@@ -44,7 +47,7 @@ def test_costs_are_fitted_by_size_of_batch_though_steps_are_held_up(draft_ms: fl
 def test_a_request_whose_drafts_are_wrong_falls_silent_and_tries_again_ever_later() -> None:
     record = RequestRecord(0.8, CommonGain())
     for _ in range(8):
-        record.observe(3, 0, 0.6)
+        record.observe(3, 0, -0.6)
     assert record.rate < 0.5
     assert record.gain < 0.0
     waits = []
@@ -56,9 +59,9 @@ def test_a_request_whose_drafts_are_wrong_falls_silent_and_tries_again_ever_late
         record.try_again(0.8, CommonGain())
         assert record.gain > 0.0, "it gets another chance"
         for _ in range(8):
-            record.observe(3, 0, 0.6)
+            record.observe(3, 0, -0.6)
     assert waits == [4, 8, 16]
-    record.observe(3, 2, 0.6)
+    record.observe(3, 2, 1.4)
     assert [record.is_due() for _ in range(4)] == [False] * 3 + [True]
 
 
@@ -118,11 +121,13 @@ def test_a_later_token_is_due_as_if_tokens_came_evenly() -> None:
     assert request.due_s == pytest.approx(10.5)
 
 
-def test_looks_take_a_time_of_their_own_by_size_of_batch() -> None:
-    looks = LookTimes()
-    for _ in range(200):
-        looks.observe(1, 1, 0.1)
-        looks.observe(32, 20, 0.4)
-    looks.observe(1, 1, 30.0)
-    assert looks.value(1) == pytest.approx(0.1, rel=0.1)
-    assert looks.value(32) == pytest.approx(0.02, rel=0.05)
+def test_looks_take_a_time_of_their_own_and_first_ones_another() -> None:
+    times = DraftingTimes()
+    for number in range(400):
+        num_new = number % 3 == 0
+        times.observe(1, 1, num_new, 0.1 + 0.3 * num_new)
+        times.observe(32, 20, 0, 0.4)
+    times.observe(1, 1, 0, 30.0)
+    assert times.look_ms(1) == pytest.approx(0.1, rel=0.15)
+    assert times.look_ms(32) == pytest.approx(0.02, rel=0.05)
+    assert times.start_ms == pytest.approx(0.3, rel=0.15)

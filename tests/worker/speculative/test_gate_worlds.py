@@ -114,9 +114,10 @@ class World:
 
 
 def in_flight(shares: list[Share]) -> StepInFlight:
-    return StepInFlight(
-        seq=1, shares=shares, num_tokens=len(shares), shape=StepShape(), has_chunks=False
-    )
+    # Rows that float come behind the others, and count for their drafts.
+    shares = sorted(shares, key=lambda share: share.num_drafts >= 0)
+    shape = StepShape(decode_rows=sum(1 + max(0, share.num_drafts) for share in shares))
+    return StepInFlight(seq=1, shares=shares, num_tokens=len(shares), shape=shape, has_chunks=False)
 
 
 def make_request(request_id: str) -> Request:
