@@ -15,6 +15,8 @@ _FIRST_WAIT, _LONGEST_WAIT = 4, 512
 _LEARNT_STEP, _RARE_STEP = 0.02, 0.1
 """Weight of the newest row in the gain of all requests; of one that stands for many."""
 _FIRST_GAIN = 0.5
+_ERROR = 0.15
+"""Standard error of the common gain: a row's standard deviation times this."""
 
 
 class CommonGain:
@@ -32,6 +34,11 @@ class CommonGain:
         difference = gain - self.mean
         self.mean += step * difference
         self.variance += step * (difference**2 - self.variance)
+
+    @property
+    def sure(self) -> float:
+        """The mean by about a standard error less: above zero it is hardly luck."""
+        return self.mean - _ERROR * math.sqrt(self.variance)
 
 
 class RequestRecord:
@@ -73,8 +80,17 @@ class RequestRecord:
     @property
     def most_gain(self) -> float:
         """The same by one standard error more: below zero it is hardly bad luck."""
+        return self.gain + self._error
+
+    @property
+    def sure_gain(self) -> float:
+        """The same by one standard error less: a lucky row does not make it."""
+        return self.gain - self._error
+
+    @property
+    def _error(self) -> float:
         variance = max(0.0, self._squared / self._looks - self.gain**2)
-        return self.gain + math.sqrt(variance / self._looks)
+        return math.sqrt(variance / self._looks)
 
     def observe(self, num_drafts: int, num_accepted: int, gain: float) -> None:
         """Takes the outcome of one row that was allowed to draft.

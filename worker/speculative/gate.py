@@ -205,11 +205,9 @@ class SpeculationGate:
         number = config.num_speculative_tokens
         if not config.stops_itself:
             number = _number_worth(record.rate, self._threshold, number)
-        # Where drafts pay on the whole, a request is left out only if it is no matter of chance.
-        if (
-            number
-            and (record.gain if common.mean <= _LEAST_GAIN else record.most_gain) > _LEAST_GAIN
-        ):
+        # What rows of all requests do counts, unless this one differs by more than chance.
+        gain = record.most_gain if common.sure > _LEAST_GAIN else record.sure_gain
+        if number and gain > _LEAST_GAIN:
             return number, Decision.DRAFT
         if record.is_due():
             probe_ms = self._rates.look_ms + self._start_ms(record)
