@@ -10,6 +10,10 @@
 #include <thread>
 #include <vector>
 
+#if defined(__linux__)
+#include <pthread.h>
+#include <sched.h>
+#endif
 #if defined(__x86_64__)
 #include <immintrin.h>
 #endif
@@ -25,6 +29,9 @@ static inline void relax() {
 class Team {
  public:
   explicit Team(int size) : size_(size) {
+#if defined(__linux__)
+    if (sched_getaffinity(0, sizeof cores_, &cores_)) CPU_ZERO(&cores_);
+#endif
     for (int id = 1; id < size; ++id) threads_.emplace_back([this, id] { serve(id); });
   }
 
@@ -48,6 +55,7 @@ class Team {
       active_ = 1;
       return work(0);
     }
+    keep_off_this_core();
     {
       std::lock_guard<std::mutex> lock(mutex_);
       active_ = count;
@@ -88,6 +96,23 @@ class Team {
 
  private:
   static constexpr int kSpins = 4000;
+  static constexpr int kSmall = 8;
+
+  // Waking a thread, the kernel may put it on the caller's core though another one is idle, or will
+  // be in a moment: there each waits for the other in every phase, until a balancer comes along.
+  // Of a larger team one thread is a smaller part, and to move all of them is more work.
+  void keep_off_this_core() {
+#if defined(__linux__)
+    const int core = sched_getcpu();
+    if (core < 0 || core == core_ || size_ > kSmall) return;
+    core_ = core;
+    cpu_set_t others = cores_;
+    CPU_CLR(core, &others);
+    if (!CPU_COUNT(&others)) return;
+    for (auto& thread : threads_)
+      pthread_setaffinity_np(thread.native_handle(), sizeof others, &others);
+#endif
+  }
 
   void serve(int id) {
     uint32_t seen = 0;
@@ -111,6 +136,10 @@ class Team {
   }
 
   const int size_;
+#if defined(__linux__)
+  cpu_set_t cores_;  // that the process may use
+  int core_ = -1;    // of the caller, when it last ran with others
+#endif
   std::vector<std::thread> threads_;
   std::mutex mutex_;
   std::condition_variable wake_;
