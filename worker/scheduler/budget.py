@@ -80,7 +80,7 @@ class StepBudget:
         needs: Sequence[int],
         new: Sequence[int],
         costs: Sequence[int],
-        levels: Sequence[int] = (),
+        priorities: Sequence[int] = (),
     ) -> list[int]:
         """Tokens of each prompt under way, then of each new one.
 
@@ -91,7 +91,7 @@ class StepBudget:
             needs: tokens that prompts under way could use.
             new: tokens that `room` handed out to new ones, one per request.
             costs: tokens that these could use.
-            levels: urgency of those under way, then of the new ones; empty where all are equals.
+            priorities: of those under way, then of the new ones; empty where all are equals.
         """
         granted = [*[0] * len(needs), *new]
         lengths = [min(one, 1) for one in granted] if self._chunked else list(granted)
@@ -100,8 +100,8 @@ class StepBudget:
         left = max(most - sum(lengths), 0)
         wants = [*needs, *costs]
         places = range(len(wants))
-        for level in sorted(set(levels), reverse=True) if levels else (0,):
-            equals = [place for place in places if not levels or levels[place] == level]
+        for priority in sorted(set(priorities), reverse=True) if priorities else (0,):
+            equals = [p for p in places if not priorities or priorities[p] == priority]
             left = self._allot_equals(
                 [place for place in equals if place < len(needs)],
                 [place for place in equals if place >= len(needs)],

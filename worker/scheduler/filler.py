@@ -92,7 +92,7 @@ class StepFiller:
         budget = self._budget(num_decodes - len(left_out))
         admitted: list[Admitted] = []
         if elder is not None:
-            needs, above = self._claims_of_running(prompts, level, elder.level)
+            needs, above = self._claims_of_running(prompts, level, elder.priority)
             admitted = self.admission.round(budget, needs, now, running_level, above)
             parked = self.withdrawal.parked
             prompts = [
@@ -104,7 +104,9 @@ class StepFiller:
             [pending for _, pending in prompts],
             [one.length for one in admitted],
             [one.cost for one in admitted],
-            [*[m[0].level for m in prompts], *[one.request.level for one in admitted]],
+            # By priority: for what a deadline adds, those that wait are taken first, but those
+            # under way, which no deadline can lift any more, keep their share.
+            [*[m[0].priority for m in prompts], *[one.request.priority for one in admitted]],
         )
         if left_out and sum(lengths) < budget.max_prompts:
             budget.add_decodes(len(left_out))  # slots or pages kept prompts out
@@ -119,14 +121,14 @@ class StepFiller:
             self.admission.launch(one, length, builder)
 
     def _claims_of_running(
-        self, prompts: Sequence[tuple[Request, int]], level: int, waiting_level: int
+        self, prompts: Sequence[tuple[Request, int]], level: int, priority: int
     ) -> tuple[list[int], int]:
-        """What prompts under way need: each as urgent as those that wait; all more urgent ones."""
+        """What prompts under way need: each of this priority; all of higher ones together."""
         stay = [member for member in prompts if not self._is_outranked(member[0], level)]
         if not self.config.enable_chunked_prefill:
             return [pending for _, pending in stay], 0
-        equals = [pending for request, pending in stay if request.level == waiting_level]
-        return equals, sum(pending for r, pending in stay if r.level > waiting_level)
+        equals = [pending for request, pending in stay if request.priority == priority]
+        return equals, sum(pending for r, pending in stay if r.priority > priority)
 
     def _left_out(
         self,

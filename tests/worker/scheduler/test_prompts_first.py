@@ -7,6 +7,7 @@ from fake_device import Harness, make_submit
 
 from worker.scheduler.plan import Plan
 from worker.wire.admission import AdmissionOptions
+from worker.wire.slo import Slo
 
 
 def submit(harness: Harness, name: str, length: int, max_tokens: int, priority: int = 4) -> None:
@@ -175,6 +176,17 @@ def test_decodes_stay_where_leaving_them_out_gains_little(
 ) -> None:
     _, lengths = urgent_beside_decodes(urgent, length, num_decodes, steps)
     assert all(found.count(1) >= num_decodes for found in lengths)
+
+
+def test_a_deadline_takes_no_tokens_from_equals_under_way() -> None:
+    harness = Harness(max_num_batched_tokens=16, num_pages=100, max_num_seqs=8)
+    submit(harness, "under way", 60, 2)
+    plans(harness, 1)
+    near = make_submit("near", [9] * 60, max_tokens=2, ignore_eos=True, slo=Slo(ttft_ms=30_000))
+    harness.submit(near)
+    harness.now += 29.96
+    (plan,) = plans(harness, 1)
+    assert sorted(row.length for row in plan.rows) == [8, 8]
 
 
 def test_a_negative_number_of_steps_is_refused() -> None:
