@@ -139,9 +139,18 @@ class StepCosts:
         self._fits.setdefault(size_class(step.num_rows), _Fit()).add(step)
 
     def rates(self, num_rows: int) -> Rates | None:
-        """Of steps of so many rows; None where hardly any was seen."""
-        fit = self._fits.get(size_class(num_rows))
-        return None if fit is None or fit.weight < _WARM_UP else fit.rates
+        """Of steps of so many rows.
+
+        Of the size next to it where this one was hardly seen; None where no size was.
+        """
+        key = size_class(num_rows)
+        fit = self._fits.get(key)
+        if fit is None or fit.weight < _WARM_UP:
+            known = [size for size, one in self._fits.items() if one.weight >= _WARM_UP]
+            if not known:
+                return None
+            fit = self._fits[min(known, key=lambda other: (abs(other - key), other))]
+        return fit.rates
 
 
 class DraftingTimes:
