@@ -15,7 +15,8 @@ class Siblings:
 
     Such a request waits while the prompt makes its way through the part that they share, which it
     would have to compute itself before anything else. So it loses little, and all others gain. For
-    a less urgent prompt nobody waits: that may be left out of steps for more urgent ones.
+    one of lower priority nobody waits: that may be left out of steps for more urgent ones. A level
+    that a deadline has raised counts no more than that: what waits raises it for many at once.
 
     Args:
         page_size: tokens per page.
@@ -57,7 +58,7 @@ class Siblings:
             lease = other.lease
             if (
                 lease is not None
-                and other.level >= request.level
+                and other.priority >= request.priority
                 and other.num_prefill >= end
                 and lease.num_cached_pages * self._page_size < end
                 and other.cache_salt == request.cache_salt
