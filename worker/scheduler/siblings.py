@@ -15,8 +15,8 @@ class Siblings:
 
     Such a request waits while the prompt makes its way through the part that they share, which it
     would have to compute itself before anything else. So it loses little, and all others gain. For
-    one of lower priority nobody waits: that may be left out of steps for more urgent ones. A level
-    that a deadline has raised counts no more than that: what waits raises it for many at once.
+    one of lower priority nobody waits: that may be left out of steps for more urgent ones. What
+    deadlines add to a level makes no difference here: equals rise one after the other.
 
     Args:
         page_size: tokens per page.
