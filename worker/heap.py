@@ -5,8 +5,8 @@ from __future__ import annotations
 import gc
 
 _THRESHOLDS = (2_000, 10, 20)
-"""Python's first one (700, newer 2,000) makes each pass small. Much larger ones let garbage pile up:
-with (10,000, 20, 50) a gateway that refused 300 requests per second grew by 8 % in a minute."""
+"""A little rarer than Python's (700, 10, 10). Much rarer, garbage piles up: with (10,000, 20, 50) a
+gateway that refused 300 requests per second grew by 8 % in a minute."""
 
 
 def settle_heap() -> None:
