@@ -5,8 +5,7 @@ from __future__ import annotations
 import gc
 
 _THRESHOLDS = (2_000, 10, 20)
-"""A little rarer than Python's (700, 10, 10). Much rarer, garbage piles up: with (10,000, 20, 50) a
-gateway that refused 300 requests per second grew by 8 % in a minute."""
+"""A little rarer than Python's (700, 10, 10): to walk what is young costs little."""
 
 
 def settle_heap() -> None:
