@@ -10,12 +10,12 @@ from router.fleet.workers import Floats, WorkerTable
 
 
 class Overtaking(NamedTuple):
-    """What one request leaves behind; seconds per row of the WorkerTable."""
+    """What one request goes before, and what not, per row of the WorkerTable."""
 
     ahead: Floats
-    """To compute prompts in flight from this gateway that are as urgent, or more."""
+    """Seconds to compute prompts in flight from this gateway that are as urgent, or more."""
     sent: Floats
-    """To compute all prompts in flight from this gateway."""
+    """Seconds to compute all prompts in flight from this gateway."""
     num_behind: Floats
     """Those of them that are less urgent."""
 

@@ -137,6 +137,8 @@ class StepFiller:
         level: int,
     ) -> dict[str, Request]:
         """Decodes that step aside for prompts of this level, where these fill a step."""
+        if level < 0:
+            return {}  # no prompts
         decodes = {r.request_id: r for r, pending in members if pending == 1 and r.level <= level}
         options = self.admission.options
         if self._num_without < options.prefill_first_steps and self._prompts_fill_step(prompts):
