@@ -17,6 +17,7 @@ from ray.serve.handle import DeploymentHandle
 from cluster.autoscaling.board import flattened
 from cluster.autoscaling.options import gateway_replicas, worker_replicas
 from cluster.config import ModelSpec, ServeConfig, serve_config_from_mapping
+from cluster.connections import release_reset_connections
 from cluster.environment import LONGEST_STREAM_S
 from cluster.transport import RayTransport
 from router.config import GatewayConfig
@@ -52,6 +53,7 @@ class GatewayReplica:
         from router.gateway import Gateway
 
         log_as("gateway")
+        release_reset_connections()
         node_id = ray.get_runtime_context().get_node_id()
         self._gateway = Gateway(
             config,

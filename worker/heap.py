@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 
-_THRESHOLDS = (2_000, 10, 20)
+_THRESHOLDS = (1_000, 5, 5)
 """A little rarer than Python's (700, 10, 10): to walk what is young costs little."""
 
 

@@ -1,0 +1,67 @@
+"""Real connections to a real uvicorn, closed and reset."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import textwrap
+
+import pytest
+
+SCRIPT = """
+import asyncio, gc, socket, struct, sys
+import uvicorn
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from cluster.connections import release_reset_connections
+
+async def app(scope, receive, send):
+    await send({"type": "http.response.start", "status": 204, "headers": []})
+    await send({"type": "http.response.body", "body": b""})
+
+async def ask(port, reset):
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    writer.write(b"GET / HTTP/1.1\\r\\nHost: here\\r\\n\\r\\n")
+    await reader.readuntil(b"\\r\\n\\r\\n")
+    if reset:
+        linger = struct.pack("ii", 1, 0)
+        writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
+    writer.close()
+
+async def main(reset):
+    listening = socket.socket()
+    listening.bind(("127.0.0.1", 0))
+    config = uvicorn.Config(
+        app, http="httptools", lifespan="off", log_config=None, timeout_keep_alive=600
+    )
+    server = uvicorn.Server(config)
+    serving = asyncio.create_task(server.serve(sockets=[listening]))
+    while not server.started:
+        await asyncio.sleep(0.01)
+    for _ in range(10):
+        await ask(listening.getsockname()[1], reset)
+    while server.server_state.connections:
+        await asyncio.sleep(0.01)
+    gc.collect()
+    print(sum(isinstance(thing, HttpToolsProtocol) for thing in gc.get_objects()))
+    server.should_exit = True
+    await serving
+
+for _ in range(int(sys.argv[1])):
+    release_reset_connections()
+asyncio.run(main(sys.argv[2] == "reset"))
+"""
+
+
+@pytest.mark.parametrize(
+    ("times", "how", "kept"), [(0, "reset", 10), (1, "reset", 0), (2, "reset", 0), (1, "close", 0)]
+)
+def test_nothing_is_kept_of_a_connection_that_is_gone(times: int, how: str, kept: int) -> None:
+    """Without the correction they stay; if that is no longer so, the correction can go."""
+    result = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(SCRIPT), str(times), how],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+    assert int(result.stdout) == kept
