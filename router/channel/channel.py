@@ -125,7 +125,11 @@ class WorkerChannel:
         flight = _Flight(receiver, submit.attempt, verdict)
         self._flights[submit.request_id] = flight
         self._outbox.submit(submit)
-        await verdict
+        try:
+            await verdict
+        finally:
+            # A refusal's traceback holds this frame: a cycle of all that the request is.
+            del verdict, flight
 
     def abort(self, request_id: str) -> None:
         """Ends a request; its receiver hears nothing more. Unknown ids are ignored."""

@@ -112,10 +112,10 @@ class Generation:
                     for completion in self.completions:
                         group.create_task(_run(self._place(completion)))
         except BaseExceptionGroup as errors:
-            self.close()
+            self._give_up()
             raise errors.exceptions[0] from None
         except BaseException:
-            self.close()
+            self._give_up()
             raise
 
     def flushed(self, now: float) -> None:
@@ -132,6 +132,10 @@ class Generation:
         """Aborts what has not finished. Safe to call twice."""
         for completion in self.completions:
             completion.abort()
+
+    def _give_up(self) -> None:
+        self.close()
+        self._mailbox.clear()  # nobody takes the news, and these and their sender are a cycle
 
 
 async def _run(work: Awaitable[None]) -> None:

@@ -27,6 +27,10 @@ class Mailbox(Generic[T]):
         if waiter is not None and not waiter.done():
             waiter.set_result(None)
 
+    def clear(self) -> None:
+        """Drops what has not been taken."""
+        self._items.clear()
+
     async def take(self) -> list[T]:
         """All items there are, waiting for the first."""
         if not self._items:

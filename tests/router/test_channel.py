@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import gc
+import weakref
 
 import pytest
 from stub_worker import StubTransport, StubWorker
@@ -208,6 +210,26 @@ async def test_accepted_submits_of_a_batch_have_consecutive_ordinals(wire):
     results = await asyncio.gather(*works, return_exceptions=True)
     assert [isinstance(result, Refused) for result in results] == [False, False, True, False]
     assert wire.seen.accepted == [("a", 1, 6), ("b", 1, 7), ("c", 1, 8)]
+
+
+async def test_refused_requests_are_not_left_to_the_garbage_collector(wire):
+    """Under overload they are most of all requests."""
+    await wire.start()
+    wire.worker.refuses = {"refused"}
+    submit = Submit(
+        request_id="refused", gateway_id="gw", prompt=b"1234", sampling=SamplingParams()
+    )
+    gc.collect()
+    gc.disable()
+    try:
+        with pytest.raises(Refused) as refused:
+            await wire.channel.submit(submit, wire.seen)
+        exception = weakref.ref(refused.value)
+        del refused
+        await asyncio.sleep(0)
+        assert exception() is None
+    finally:
+        gc.enable()
 
 
 async def test_strays_are_aborted_once(wire):

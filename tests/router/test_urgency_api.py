@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 
 import pytest
 
+from router.serving.completion import Completion
 from worker.wire.messages import Rejection, TokenDelta
 from worker.wire.slo import Slo
 
@@ -120,6 +122,23 @@ async def test_a_full_worker_passes_the_request_on_to_another(rig):
     rig.workers[0].rejection, rig.workers[0].rejection_status = "full", 429
     for _ in range(3):
         assert (await rig.chat()).status_code == 200
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_refused_requests_leave_no_garbage(rig, stream):
+    """Under overload they are most of all; to collect them would hold the others up."""
+    await rig.start()
+    for worker in rig.workers:
+        worker.rejection, worker.rejection_status = "all full", 429
+    gc.collect()
+    gc.disable()
+    try:
+        assert (await rig.chat(stream=stream)).status_code == 429
+        await asyncio.sleep(0.01)
+        kept = [thing for thing in gc.get_objects() if isinstance(thing, Completion)]
+    finally:
+        gc.enable()
+    assert kept == []
 
 
 @pytest.mark.parametrize("stream", [False, True])

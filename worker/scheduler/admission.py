@@ -170,6 +170,13 @@ class Admission:
         """Whether there is a slot for a request of this level, or somebody who gives way to it."""
         return bool(self._cache.num_free_slots) or self._displacement.is_possible(level)
 
+    def cost(self, request: Request) -> int:
+        """Tokens to compute; cached prefixes are looked up again every few rounds only."""
+        age = self._num_rounds - request.uncached_round
+        if request.uncached_round < 0 or age >= COUNTED_ROUNDS:
+            self._count(request, self._match(request))
+        return request.num_uncached
+
     def _candidates(
         self, room: TokenRoom, packs: bool, aged: Request | None
     ) -> tuple[list[Request], list[Item]]:
@@ -182,15 +189,15 @@ class Admission:
             count = max(self._cache.num_free_slots, MAX_DISPLACING)
         requests = self._queue.window(count)
         if by_prefix:
-            requests = lpm_order(requests, [self._cost(request) for request in requests])
+            requests = lpm_order(requests, [self.cost(request) for request in requests])
         if packs and self._is_shared(requests):
-            requests = cheapest_in_turn(requests, [self._cost(request) for request in requests])
+            requests = cheapest_in_turn(requests, [self.cost(request) for request in requests])
         if aged is not None:
             requests = [aged, *(request for request in requests if request is not aged)]
         items: list[Item] = []
         left = room.tokens
         for request in requests:
-            items.append(Item(self._cost(request), rank(request)))
+            items.append(Item(self.cost(request), rank(request)))
             if not self._siblings.is_coming(request):
                 left -= min(items[-1].cost, room.most)
             if not packs and left <= 0:
@@ -200,13 +207,6 @@ class Admission:
     def _is_shared(self, requests: Sequence[Request]) -> bool:
         """Whether there are several tenants to be fair to among `requests`."""
         return self._service.is_shared and any(r.tenant != requests[0].tenant for r in requests)
-
-    def _cost(self, request: Request) -> int:
-        """Tokens to compute; cached prefixes are looked up again every few rounds only."""
-        age = self._num_rounds - request.uncached_round
-        if request.uncached_round < 0 or age >= COUNTED_ROUNDS:
-            self._count(request, self._match(request))
-        return request.num_uncached
 
     def _count(self, request: Request, match: Match) -> None:
         request.num_uncached = request.num_wanted - match.num_pages * self._page_size

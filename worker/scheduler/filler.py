@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 from worker.cache.manager import CacheManager
 from worker.request import Request
@@ -13,6 +14,7 @@ from worker.scheduler.config import SchedulerConfig
 from worker.scheduler.displacement import Displacement
 from worker.scheduler.drain import DrainRate
 from worker.scheduler.fairness import TenantService
+from worker.scheduler.forecast import StepForecast
 from worker.scheduler.load import Tally
 from worker.scheduler.preemption import PageClaims, Withdrawal
 from worker.scheduler.queue import WaitingQueue
@@ -23,7 +25,16 @@ from worker.scheduler.step import StepBuilder
 from worker.speculative.gate import SpeculationGate
 
 _GOOD_PART = 0.125
-"""Of a step, that decodes must take from urgent prompts to step aside: fewer cost these little."""
+"""Of a step, in tokens or time, that decodes must take from urgent prompts to step aside."""
+
+
+class Aside(NamedTuple):
+    """Decodes that are left out of a step."""
+
+    requests: Mapping[str, Request]
+    """By request id."""
+    num_tokens: int
+    """Of prompts that this is for: with fewer in the step, it was for nothing."""
 
 
 class StepFiller:
@@ -31,7 +42,7 @@ class StepFiller:
 
     A prompt that another one of the step outranks by the preemption gap is left out of it: it would
     only make the step longer for the other. So are decodes, for some steps in a row, where they
-    would take a good part of each from a prompt that needs several.
+    would take a good part of each, in tokens or in time.
     """
 
     def __init__(
@@ -46,9 +57,11 @@ class StepFiller:
         clock: Clock,
         *,
         recall: Recall,
+        forecast: StepForecast,
         speculation: SpeculationGate | None = None,
     ) -> None:
         self.config = config
+        self._forecast = forecast
         self._speculation = speculation
         self._cache = cache
         self._running = running
@@ -88,8 +101,8 @@ class StepFiller:
         running_level = max((request.level for request, _ in prompts), default=-1)
         enters = elder is not None and self.admission.can_admit(elder.level)
         level = max(running_level, elder.level if elder is not None and enters else -1)
-        left_out = self._left_out(members, prompts, level)
-        budget = self._budget(num_decodes - len(left_out))
+        aside = self._aside(members, prompts, level, elder if enters else None)
+        budget = self._budget(num_decodes - len(aside.requests))
         admitted: list[Admitted] = []
         if elder is not None:
             needs, above = self._claims_of_running(prompts, level, elder.priority)
@@ -108,12 +121,12 @@ class StepFiller:
             # under way, which no deadline can lift any more, keep their share.
             [*[m[0].priority for m in prompts], *[one.request.priority for one in admitted]],
         )
-        if left_out and sum(lengths) < budget.max_prompts:
-            budget.add_decodes(len(left_out))  # slots or pages kept prompts out
-            left_out = {}
-        self._num_without = self._num_without + 1 if left_out else 0
+        if aside.requests and sum(lengths) < min(aside.num_tokens, budget.max_prompts):
+            budget.add_decodes(len(aside.requests))  # slots or pages kept prompts out
+            aside = Aside({}, 0)
+        self._num_without = self._num_without + 1 if aside.requests else 0
         chunks = {m[0].request_id: length for m, length in zip(prompts, lengths, strict=False)}
-        members = [member for member in members if member[0].request_id not in left_out]
+        members = [member for member in members if member[0].request_id not in aside.requests]
         entering = list(zip(admitted, lengths[len(prompts) :], strict=True))
         self._claims.num_promised = sum(self.admission.num_pages(*one) for one in entering)
         self._step_running(members, chunks, budget, builder)
@@ -130,26 +143,40 @@ class StepFiller:
         equals = [pending for request, pending in stay if request.priority == priority]
         return equals, sum(pending for r, pending in stay if r.priority > priority)
 
-    def _left_out(
+    def _aside(
         self,
         members: Sequence[tuple[Request, int]],
         prompts: Sequence[tuple[Request, int]],
         level: int,
-    ) -> dict[str, Request]:
-        """Decodes that step aside for prompts of this level, where these fill a step."""
+        elder: Request | None,
+    ) -> Aside:
+        """Decodes that step aside for prompts of this level, running ones or the elder's."""
         if level < 0:
-            return {}  # no prompts
+            return Aside({}, 0)  # no prompts
         decodes = {r.request_id: r for r, pending in members if pending == 1 and r.level <= level}
         options = self.admission.options
         if self._num_without < options.prefill_first_steps and self._prompts_fill_step(prompts):
-            return decodes
+            return Aside(decodes, self.config.max_num_batched_tokens)
         if self._num_without < options.urgent_first_steps:
             # Not by its level: what a deadline may have added was for the first token.
             gap = self.config.preempt_priority_gap
             outranked = {n: r for n, r in decodes.items() if gap and r.priority <= level - gap}
-            if len(outranked) >= _GOOD_PART * self.config.max_num_batched_tokens:
-                return outranked
-        return {}
+            if outranked:
+                num_tokens = sum(n for r, n in prompts if not self._is_outranked(r, level))
+                if elder is not None and not self._is_outranked(elder, level):
+                    num_tokens += self.admission.cost(elder)
+                if self._takes_good_part(outranked, num_tokens):
+                    return Aside(outranked, num_tokens)
+        return Aside({}, 0)
+
+    def _takes_good_part(self, decodes: Mapping[str, Request], num_tokens: int) -> bool:
+        """Whether a step of so many prompt tokens would be much less of one with these decodes."""
+        most = self.config.max_num_batched_tokens
+        if num_tokens + len(decodes) > most and len(decodes) >= _GOOD_PART * most:
+            return True
+        context = sum(request.num_computed for request in decodes.values())
+        part = self._forecast.decode_part(len(decodes), context, min(num_tokens, most))
+        return part >= _GOOD_PART
 
     def _prompts_fill_step(self, prompts: Sequence[tuple[Request, int]]) -> bool:
         waiting = sum(pending for _, pending in prompts)

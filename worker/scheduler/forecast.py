@@ -36,6 +36,21 @@ class StepForecast:
             return None
         return self._current_costs().prefill(num_tokens, num_cached)
 
+    def decode_part(self, num_rows: int, context: int, num_prompt_tokens: int) -> float:
+        """Part of a step's time that decodes take beside so many tokens of prompts; 0 if unknown.
+
+        Args:
+            num_rows: requests that decode.
+            context: positions that they attend to in all.
+            num_prompt_tokens: of the step.
+        """
+        if self._model.num_observations < _SETTLED:
+            return 0.0
+        costs = self._current_costs()
+        decodes = costs.decode_row * num_rows + costs.context_token * context
+        whole = costs.constant + costs.prefill(num_prompt_tokens) + decodes
+        return decodes / whole if whole > 0.0 else 0.0
+
     def first_token_s(self, num_tokens: int) -> float:
         """Seconds from admission to the first token of a request with so many to compute.
 

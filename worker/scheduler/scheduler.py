@@ -31,7 +31,7 @@ from worker.scheduler.step import StepBuilder, StepInFlight
 from worker.speculative.gate import SpeculationGate
 from worker.structured.state import GrammarState
 from worker.wire.admission import AdmissionChange
-from worker.wire.messages import StepReport, Submit
+from worker.wire.messages import DEFAULT_PRIORITY, StepReport, Submit
 
 __all__ = ["Clock", "Scheduler", "SchedulerConfig"]
 
@@ -70,8 +70,8 @@ class Scheduler:
         self._requests: dict[str, Request] = {}
         self._service = TenantService()
         self._forecast = StepForecast(config.max_num_batched_tokens)
-        self._any_slo = False
-        """Whether anybody ever asked for a deadline: before, nobody asks the forecast."""
+        self._any_urgency = False
+        """Whether anybody ever told how urgent it is: before, nobody asks the forecast."""
         self._recall = Recall(
             config.host_cache_policy, config.page_size, self._cache.host, self._forecast
         )
@@ -95,6 +95,7 @@ class Scheduler:
             *(config, self._cache, self._running, self._queue),
             *(self._tally, self._service, drain, clock),
             recall=self._recall,
+            forecast=self._forecast,
             speculation=speculation,
         )
         self._speculation = speculation
@@ -137,7 +138,7 @@ class Scheduler:
         )
         assert len(request.token_ids) < self.config.max_total_tokens, "can never fit: not refused"
         self._requests[request.request_id] = request
-        self._any_slo |= request.slo is not None
+        self._any_urgency |= request.slo is not None or request.priority != DEFAULT_PRIORITY
         if request.tenant:
             # A tenant that comes is to be lifted to what the others have been served by now.
             self._service.charge_output(self._running)
@@ -236,7 +237,7 @@ class Scheduler:
         self._cache.complete(step.seq)
         self._digest.update(step.seq, result.token_ids)
         self._tally.observe(step, result)
-        if self._any_slo or self.config.num_host_pages:
+        if self._any_urgency or self.config.num_host_pages:
             self._forecast.observe(self._tally.step_shape, self._tally.step_ms / 1e3)
         self._recall.observe(step.num_loads, result.load_ms / 1e3)
         self._take_result(step, result, counts)

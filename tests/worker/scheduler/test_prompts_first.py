@@ -178,6 +178,32 @@ def test_decodes_stay_where_leaving_them_out_gains_little(
     assert all(found.count(1) >= num_decodes for found in lengths)
 
 
+@pytest.mark.parametrize(
+    ("token_ms", "length", "alone"), [(1.0, 20, True), (1.0, 200, False), (0.0, 20, False)]
+)
+def test_decodes_step_aside_where_they_take_a_good_part_of_the_time(
+    token_ms: float, length: int, alone: bool
+) -> None:
+    """However few tokens they are: beside a short prompt, and not where rows cost nothing."""
+    harness = Harness(max_num_seqs=8, max_num_batched_tokens=256, max_model_len=512, num_pages=400)
+    harness.device.token_ms = token_ms
+    submit(harness, "first", 40, 4, 7)
+    plans(harness, 4)
+    for number in range(6):
+        submit(harness, f"decoding{number}", 4, 60)
+        plans(harness, 4)
+    submit(harness, "urgent", length, 2, 7)
+    first, second = plans(harness, 2)
+    assert sorted((row.length for row in first.rows), reverse=True) == (
+        [length] if alone else [length, *[1] * 6]
+    )
+    assert len(second.rows) == 7
+    harness.drain()
+    for number in range(6):
+        harness.finished(f"decoding{number}")
+    harness.check_drained()
+
+
 def test_a_deadline_takes_no_tokens_from_equals_under_way() -> None:
     harness = Harness(max_num_batched_tokens=16, num_pages=100, max_num_seqs=8)
     submit(harness, "under way", 60, 2)
