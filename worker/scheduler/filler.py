@@ -215,6 +215,7 @@ class StepFiller:
         """
         page_size = self.config.page_size
         parked = self.withdrawal.parked
+        drafts = self._speculation is not None and self._speculation.is_open
         for request, pending in members:
             lease = request.lease
             if lease is None or request.request_id in parked:
@@ -225,10 +226,8 @@ class StepFiller:
                 length = chunks.get(request.request_id, 0)
             if length <= 0:
                 continue
-            # The last token of a prompt is known, and no draw of the slot that drafts could follow.
-            drawn = request.num_computed >= request.num_prefill
-            if pending == 1 and drawn and self._speculation is not None:
-                num_drafts = budget.take_drafts(self._speculation.num_drafts(request))
+            if pending == 1 and (drafts or request.num_unsettled):
+                num_drafts = self._num_drafts(request, budget) if drafts else 0
                 if num_drafts or request.num_unsettled:
                     self._claims.add_floating(request, lease, num_drafts, builder)
                     continue
@@ -238,3 +237,9 @@ class StepFiller:
                     continue
             builder.add_row(request, lease, length)
         parked.clear()
+
+    def _num_drafts(self, request: Request, budget: StepBudget) -> int:
+        # The last token of a prompt is known, and no draw of the slot that drafts could follow.
+        if self._speculation is None or request.num_computed < request.num_prefill:
+            return 0
+        return budget.take_drafts(self._speculation.num_drafts(request))

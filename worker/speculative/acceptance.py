@@ -47,20 +47,21 @@ class RequestRecord:
     Args:
         rate: at which its drafts are expected to be accepted before any was tried.
         common: what rows of all requests gain; expected of its rows until then.
+        step: number of the present one.
     """
 
     __slots__ = (
-        *("_accepted", "_gained", "_looks", "_squared", "_trials", "_wait", "_waited"),
+        *("_accepted", "_gained", "_looks", "_silent_since", "_squared", "_trials", "_wait"),
         *("_expected_rate", "has_looked", "is_trying"),
     )
 
-    def __init__(self, rate: float, common: CommonGain) -> None:
+    def __init__(self, rate: float, common: CommonGain, step: int) -> None:
         self._accepted = self._trials = 0.0
         self._gained = self._squared = self._looks = 0.0
         self._expected_rate = rate
         self._expect(rate, common)
         self._wait = _FIRST_WAIT
-        self._waited = 0
+        self._silent_since = step
         self.has_looked = False
         """Whether it was ever allowed to draft."""
         self.is_trying = False
@@ -92,14 +93,16 @@ class RequestRecord:
         variance = max(0.0, self._squared / self._looks - self.gain**2)
         return math.sqrt(variance / self._looks)
 
-    def observe(self, num_drafts: int, num_accepted: int, gain: float) -> None:
+    def observe(self, num_drafts: int, num_accepted: int, gain: float, step: int) -> None:
         """Takes the outcome of one row that was allowed to draft.
 
         Args:
             num_drafts: 0 where there was no guess.
             num_accepted: drafts after the first rejected one tell nothing.
             gain: tokens that came of them less those that their time would have yielded.
+            step: number of the present one.
         """
+        self._silent_since = step
         self.has_looked = True
         self.is_trying = False
         self._gained = self._gained * _KEEP + gain
@@ -111,14 +114,13 @@ class RequestRecord:
         if num_accepted:
             self._wait = _FIRST_WAIT
 
-    def is_due(self) -> bool:
-        """Counts one step without drafts; whether it is time to try again."""
-        self._waited += 1
-        return self._waited >= self._wait
+    def is_due(self, step: int) -> bool:
+        """Whether it has been silent for so long that it is time to try again."""
+        return step - self._silent_since >= self._wait
 
-    def try_again(self, rate: float, common: CommonGain) -> None:
+    def try_again(self, rate: float, common: CommonGain, step: int) -> None:
         """Starts afresh. The wait doubles with each attempt until a draft is accepted."""
-        self._waited = 0
+        self._silent_since = step
         self._wait = min(2 * self._wait, _LONGEST_WAIT)
         self._expect(rate, common)
         self.is_trying = True

@@ -30,7 +30,7 @@ _PRIOR_SHARE = 0.3
 _PRIOR_WEIGHTS = (1e-9, 0.25, 1.0, 1.0)
 """Of what is supposed of rows, looks, drafts and prompt tokens: as so many of each, squared."""
 _EVERY, _MANY = 4, 32.0
-"""Of so many steps one is looked at where nothing changes fast, once so many are known."""
+"""Of so many steps without drafts one is looked at, once so many are known."""
 
 
 class StepCost(NamedTuple):
@@ -75,15 +75,12 @@ class _Fit:
 
         self.rates = Rates(0.0, 0.0, 0.0)
 
+    def skips(self) -> bool:
+        self._num_plain += 1
+        return self.weight > _MANY and self._num_plain % _EVERY > 0
+
     def add(self, step: StepCost) -> None:
-        if not step.num_looks and not step.num_prompts and self.weight > _MANY:
-            # There are many of these, and what they tell is soon known.
-            self._num_plain += 1
-            if self._num_plain % _EVERY:
-                return
-            self._add(step, _EVERY)
-        else:
-            self._add(step, 1)
+        self._add(step, _EVERY if not step.num_looks and self.weight > _MANY else 1)
 
     def _add(self, step: StepCost, times: int) -> None:
         num_rows, keep = step.num_rows, _KEEP**times
@@ -134,9 +131,16 @@ class StepCosts:
     def __init__(self) -> None:
         self._fits: dict[int, _Fit] = {}
 
+    def skips(self, num_rows: int) -> bool:
+        """Whether a step in which no row may draft need not be told, as most of them."""
+        return self._fit(num_rows).skips()
+
     def observe(self, step: StepCost) -> None:
-        """Takes one step."""
-        self._fits.setdefault(size_class(step.num_rows), _Fit()).add(step)
+        """Takes one step; of those in which no row may draft, only what `skips` leaves."""
+        self._fit(step.num_rows).add(step)
+
+    def _fit(self, num_rows: int) -> _Fit:
+        return self._fits.setdefault(size_class(num_rows), _Fit())
 
     def rates(self, num_rows: int) -> Rates | None:
         """Of steps of so many rows.

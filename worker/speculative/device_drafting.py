@@ -87,8 +87,6 @@ class DeviceDrafter(Drafter):
         for row in plan.rows:
             if row.num_drafts >= 0:
                 self._newest[row.slot] = _ON_DEVICE
-            elif row.sample:
-                self._newest[row.slot] = row.start + row.length
         return UnsettledDraws(rows=step.plan.rows, outcome=torch.stack((offsets, counts)))
 
     def _place_rows(self, plan: Plan, rows: list[Row]) -> Placement:
@@ -104,7 +102,7 @@ class DeviceDrafter(Drafter):
         numbers, slots, starts, ends, lengths, known_newest = columns.unbind()
         newest = torch.where(
             known_newest == _ON_DEVICE, self._newest_on_device[slots], known_newest
-        )
+        ).maximum(starts)
         placement = Placement.of(
             *(tables, rows, numbers, slots),
             starts=starts,

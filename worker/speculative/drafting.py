@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -128,8 +128,9 @@ class Drafter:
         self._tables = tables
         self._proposer = proposer
         self._newest = np.zeros(tables.token_pool.shape[0], dtype=np.int64)
-        """By slot: the position of its newest token, which is not computed yet; _ENDED where that
-        or one before it ends the request, as the scheduler is still to see."""
+        """By slot: the position of its newest token, which is not computed yet, after the last row
+        that floated; _ENDED where that or one before it ends the request, as the scheduler is still
+        to see. Where the Plan has a later one, rows since then had their places in Plans."""
         self._end_tokens: dict[int, frozenset[int]] = {}
         """By slot; only ever asked for membership."""
         self._tokens = HostTokens(tables)
@@ -185,18 +186,10 @@ class Drafter:
             step: as resolved.
             draws: of all rows of `step`.
         """
+        if step is None:
+            return None
         drawn = None if draws is None else draws.tokens
-        if step is not None:
-            return self._compare(step, [] if drawn is None else drawn.tolist())
-        # Elsewhere than on CPU a look at the tokens would wait for them.
-        known = drawn.tolist() if drawn is not None and drawn.device.type == "cpu" else []
-        sampling = [row for row in plan.rows if row.sample]
-        self._newest[[row.slot for row in sampling]] = [row.start + row.length for row in sampling]
-        if self._end_tokens:
-            for row, token in zip(sampling, known, strict=False):
-                if token in self._end_tokens.get(row.slot, ()):
-                    self._newest[row.slot] = _ENDED
-        return None
+        return self._compare(step, [] if drawn is None else drawn.tolist())
 
     def _admit(self, plan: Plan) -> None:
         for admit in plan.admits:
@@ -215,9 +208,7 @@ class Drafter:
         draw = 0
         for row in step.plan.rows:
             if row.num_drafts < 0:
-                if row.sample:
-                    kept.append(draw)
-                    self._advance(row.slot, row.start + row.length, [tokens[draw]])
+                kept += range(draw, draw + row.sample)
                 draw += row.sample
                 continue
             number = next(placed)
@@ -245,7 +236,9 @@ class Drafter:
         if row.num_drafts < 0:
             return row
         newest, end = int(self._newest[row.slot]), row.start + row.length
-        assert newest >= row.start, f"slot {row.slot} stands at {newest}, before {row.start}"
+        if newest < row.start:
+            ends = self._end_tokens.get(row.slot, ())
+            newest = _ENDED if self._tokens.is_known_in(row.slot, row.start, ends) else row.start
         if newest >= end:
             return None
         return Row(row.slot, newest, 1, True, min(row.num_drafts, end - newest - 1))
@@ -300,6 +293,10 @@ class HostTokens:
     def admit(self, slot: int) -> None:
         """Drops what is known of a slot."""
         self._known[slot] = 0
+
+    def is_known_in(self, slot: int, position: int, tokens: Collection[int]) -> bool:
+        """Whether a token is one of some; False too where the host would wait for it."""
+        return bool(tokens) and not self._is_own and int(self._host[slot, position]) in tokens
 
     def rows(self, places: Sequence[tuple[int, int]]) -> list[Tokens]:
         """The first tokens of each slot, given as (slot, number). Waits for the device."""

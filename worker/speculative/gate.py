@@ -31,6 +31,8 @@ _LEAST_GAIN = 0.05
 """Tokens that a row must gain: the rank's time is not all that drafts take."""
 _HOPELESS = 0.9
 """From this threshold on no draft can gain, and none is tried."""
+_LONGEST_REST = 8
+"""Steps in which nobody is asked, where nobody drafted when all were: to ask takes time as well."""
 
 
 class SpeculationGate:
@@ -73,6 +75,17 @@ class SpeculationGate:
         self._closed: Decision | None = None
         """Why nothing is drafted in this step, whatever the request."""
         self._now = 0.0
+        self._step = 0
+        """Number of this one."""
+        self._num_asked = self._num_let = 0
+        """In this step: requests that were asked about, and those of them that may draft."""
+        self._rest = 1
+        self._rest_until = 0
+
+    @property
+    def is_open(self) -> bool:
+        """Whether any request may draft in this step; else nobody need ask."""
+        return self._closed is None
 
     def begin(self, num_running: int, num_decodes: int, now: float) -> float:
         """Begins a step; returns its `Plan.draft_threshold`.
@@ -83,6 +96,8 @@ class SpeculationGate:
             now: by the scheduler's clock.
         """
         self._now = now
+        self._end_step()
+        self._step += 1
         self._common = self._gain(num_decodes)
         self._closed = None
         self._threshold = 0.0
@@ -90,7 +105,15 @@ class SpeculationGate:
             self._begin_size(num_decodes)
         if num_running >= self.config.max_utilization * self.config.max_num_seqs:
             self._closed = Decision.UTILIZATION
+        if self._closed is not None:
+            self.totals.count(self._closed, num_decodes)
         return self._threshold
+
+    def _end_step(self) -> None:
+        if self._num_asked:
+            self._rest = 1 if self._num_let else min(2 * self._rest, _LONGEST_REST)
+            self._rest_until = 0 if self._num_let else self._step + self._rest
+        self._num_asked = self._num_let = 0
 
     def _begin_size(self, num_decodes: int) -> None:
         self._rates = self._costs.rates(num_decodes)
@@ -100,22 +123,42 @@ class SpeculationGate:
         self._threshold = _MARGIN * self._rates.draft_ms * self._rates.tokens_per_ms
         if self._threshold >= _HOPELESS:
             self._closed = Decision.COST
+        elif self._step < self._rest_until and self._common.sure <= _LEAST_GAIN:
+            self._closed = Decision.ACCEPTANCE
         size = size_class(num_decodes)
         if self._without_plain.get(size, 0) >= _REFERENCE:
             self._without_plain[size] = 0
             self._closed = Decision.COST_UNKNOWN
 
     def num_drafts(self, request: Request) -> int:
-        """Most drafts for a decoding request in this step; 0 for a plain row."""
-        if self._closed is not None:
-            self.totals.count(self._closed)
-            return 0
+        """Most drafts for a decoding request in this step, which is open; 0 for a plain row."""
+        assert self._closed is None, "nobody drafts in this step"
         number, decision = self._decide(request)
+        self._num_asked += 1
+        self._num_let += number > 0
         self.totals.count(decision)
         return number
 
     def observe(self, step: StepInFlight, result: StepResult) -> None:
         """Takes the result of a step, before its tokens are."""
+        self._probe_ms = min(self._probe_ms + _PROBE_SHARE * result.compute_ms, _MOST_PROBE_MS)
+        if result.drawn is None and step.shape.decode_rows:
+            self._observe_plain(step, result)
+        elif result.drawn is not None:
+            self._observe_floating(step, result)
+
+    def _observe_plain(self, step: StepInFlight, result: StepResult) -> None:
+        num_rows = step.shape.decode_rows
+        self._without_plain[size_class(num_rows)] = 0
+        if not step.has_chunks:
+            self.totals.num_decode_rows += num_rows
+            self.totals.num_decode_tokens += len(result.token_ids)
+        if not self._costs.skips(num_rows):
+            num_tokens = sum(share.sample for share in step.shares[:num_rows])
+            prompts = step.shape.prefill_tokens
+            self._costs.observe(StepCost(num_rows, 0, 0, prompts, num_tokens, result.compute_ms))
+
+    def _observe_floating(self, step: StepInFlight, result: StepResult) -> None:
         floating = [share for share in step.shares if share.num_drafts >= 0]
         num_single = step.shape.decode_rows - sum(1 + share.num_drafts for share in floating)
         num_tokens = first = sum(share.sample for share in step.shares[:num_single])
@@ -129,7 +172,6 @@ class SpeculationGate:
             if share.num_drafts and num_drawn:
                 record = self._record(share.request)
                 rows.append(_DraftedRow(record, num_drafts, num_drawn - 1, num_useful - 1))
-        self._probe_ms = min(self._probe_ms + _PROBE_SHARE * result.compute_ms, _MOST_PROBE_MS)
         # Behind the end of a request nothing is computed.
         num_rows = num_single + len(floating) - drawn.count(0)
         if num_rows:
@@ -178,7 +220,8 @@ class SpeculationGate:
                 loss = max(0.0, cost + start - row.num_useful)
                 self._probe_ms += look_ms + self._start_ms(record) - loss / tokens_per_ms
         self._gain(num_rows).observe(row.num_useful - cost - start, is_rare=record.is_trying)
-        record.observe(row.num_drafts, row.num_accepted, row.num_useful - cost)
+        gain = row.num_useful - cost
+        record.observe(row.num_drafts, row.num_accepted, gain, self._step)
         num_known = row.num_accepted + (row.num_accepted < row.num_drafts)
         if num_known:
             share = row.num_accepted / num_known
@@ -209,18 +252,18 @@ class SpeculationGate:
         gain = record.most_gain if common.sure > _LEAST_GAIN else record.sure_gain
         if number and gain > _LEAST_GAIN:
             return number, Decision.DRAFT
-        if record.is_due():
+        if record.is_due(self._step):
             probe_ms = self._rates.look_ms + self._start_ms(record)
             if self._probe_ms >= probe_ms:
                 self._probe_ms -= probe_ms
-                record.try_again(max(self._rate, _FIRST_RATE), common)
+                record.try_again(max(self._rate, _FIRST_RATE), common, self._step)
                 return config.num_speculative_tokens, Decision.PROBE
         return 0, Decision.ACCEPTANCE
 
     def _record(self, request: Request) -> RequestRecord:
         record = request.speculation
         if record is None:
-            record = request.speculation = RequestRecord(self._rate, self._common)
+            record = request.speculation = RequestRecord(self._rate, self._common, self._step)
         return record
 
     def _gain(self, num_rows: int) -> CommonGain:

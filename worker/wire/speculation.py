@@ -66,6 +66,6 @@ class SpeculationTotals(msgspec.Struct, array_like=True):
         for place in range(num_accepted):
             self.accepted_at[place] += 1
 
-    def count(self, decision: Decision) -> None:
-        """Counts one decision."""
-        self.decisions[decision] += 1
+    def count(self, decision: Decision, times: int = 1) -> None:
+        """Counts one decision, about so many requests."""
+        self.decisions[decision] += times

@@ -62,7 +62,8 @@ class World:
             self.left[request.request_id] = self.length
             self.requests.append(request)
         threshold = 0.0 if gate is None else gate.begin(self.running, self.running, 0.0)
-        allowed = [0 if gate is None else gate.num_drafts(request) for request in self.requests]
+        is_open = gate is not None and gate.is_open
+        allowed = [gate.num_drafts(request) if is_open else 0 for request in self.requests]
         drafted, drawn, draft_ms = [], [], 0.0
         for request, most in zip(self.requests, allowed, strict=True):
             num_drafts, num_right = self.draft(
@@ -91,8 +92,8 @@ class World:
                     seq=1,
                     token_ids=[5] * sum(drawn),
                     compute_ms=step_ms,
-                    drafted=[drafted[place] for place in floating],
-                    drawn=[drawn[place] for place in floating],
+                    drafted=[drafted[place] for place in floating] or None,
+                    drawn=[drawn[place] for place in floating] or None,
                     draft_ms=draft_ms,
                 ),
             )
