@@ -6,11 +6,16 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from cluster.bench.client import Record
 from cluster.bench.report import Result
 from cluster.bench.scenarios.traffic import URGENT, Planned
 from cluster.bench.scenarios.turn import Turn
-from cluster.bench.stats import mean, percentile, ratios, spread
+from cluster.bench.stats import RESAMPLES, mean, percentile, ratios, spread
+
+Times = NDArray[np.float64]
 
 RATIOS = {
     "throughput": "tokens_per_second",
@@ -87,20 +92,43 @@ def medians(turns: Sequence[Result]) -> Result:
     return {name: percentile([float(turn[name]) for turn in turns], 50) for name in names}
 
 
-def priority_ratio(drafts: Sequence[Result], plain: Sequence[Result]) -> float:
-    """The worst, over the priorities, of the median ratios of the p99 times to the first token.
+def by_priority(ours: Sequence[Turn], other: Sequence[Turn]) -> dict[str, dict[str, float]]:
+    """p99 times to the first token of each priority: ours over the other's.
 
-    Only of priorities that every round has: very short rounds lack the rare ones.
+    Over the requests of all rounds, since one round has few of the rare priorities: its p99 is one
+    request's. Intervals come of drawing rounds anew.
     """
-    names = [
-        name
-        for name in drafts[0]
-        if name.startswith("ttft_p99_ms_of_") and all(name in turn for turn in [*drafts, *plain])
-    ]
-    return max(
-        percentile(ratios([t[name] for t in drafts], [t[name] for t in plain]), 50)
-        for name in names
-    )
+    ours_by, other_by = ([_ttfts(turn) for turn in turns] for turns in (ours, other))
+    rng = np.random.default_rng(0)
+    picks = rng.integers(0, len(ours), size=(RESAMPLES, len(ours)))
+    found: dict[str, dict[str, float]] = {}
+    for priority in sorted(set().union(*ours_by) & set().union(*other_by)):
+        times = [
+            [turn.get(priority, np.empty(0)) for turn in turns] for turns in (ours_by, other_by)
+        ]
+
+        def ratio(rounds: Sequence[int], times: list[list[Times]] = times) -> float:
+            mine, others = (np.concatenate([one[number] for number in rounds]) for one in times)
+            if not len(mine) or not len(others):
+                return float("nan")
+            return float(np.percentile(mine, 99) / np.percentile(others, 99))
+
+        low, high = np.nanquantile([ratio(pick) for pick in picks], (0.025, 0.975))
+        found[str(priority)] = {
+            "ratio": ratio(range(len(ours))),
+            "interval_low": float(low),
+            "interval_high": float(high),
+            "count": sum(len(one) for one in times[0]),
+        }
+    return found
+
+
+def _ttfts(turn: Turn) -> dict[int, Times]:
+    found: dict[int, list[float]] = {}
+    for planned, record in zip(turn.planned, turn.records, strict=True):
+        if not record.error:
+            found.setdefault(planned.priority, []).append(record.ttft)
+    return {priority: np.array(times) for priority, times in found.items()}
 
 
 def _ttft(name: str, done: Sequence[Record]) -> Result:

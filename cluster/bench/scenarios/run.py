@@ -20,7 +20,7 @@ from cluster.bench.alternate import alternate
 from cluster.bench.prompts import PromptSpace
 from cluster.bench.report import Result, checks_json, note
 from cluster.bench.scenarios.board import Board
-from cluster.bench.scenarios.figures import compared, figures, medians, priority_ratio
+from cluster.bench.scenarios.figures import by_priority, compared, figures, medians
 from cluster.bench.scenarios.fleets import DRAFTS, FIFO, OURS, serve_config
 from cluster.bench.scenarios.goals import prefix, scenario_checks
 from cluster.bench.scenarios.options import LEAST_ROUNDS, ScenarioName, ScenarioRun
@@ -114,7 +114,7 @@ class ScenarioBench:
     ) -> tuple[Result, dict[str, float]]:
         """One scenario on all fleets: what is reported, and the values that goals are about."""
         options = self._options
-        kept: dict[str, Turn] = {}
+        kept: dict[str, list[Turn]] = {name: [] for name in self._targets}
         arms: dict[str, Callable[[int], Result]] = {
             name: partial(self._turn, scenario, rps, base_s, kept, name) for name in self._targets
         }
@@ -123,7 +123,7 @@ class ScenarioBench:
         turns = alternate(arms, options.rounds)
         idle = turns.pop(_IDLE, [])
         if options.plot:
-            self._draw(scenario, kept)
+            self._draw(scenario, {name: found[-1] for name, found in kept.items()})
         rows = [{"fleet": name, **medians(found)} for name, found in turns.items()]
         result: Result = {"rps": rps, "rows": rows}
         values = _urgent_values(turns[OURS], idle) if idle else {}
@@ -132,7 +132,9 @@ class ScenarioBench:
             values |= {name: found["median"] for name, found in result["over_fifo"].items()}
         if DRAFTS in turns:
             result["drafts_over_plain"] = compared(turns[DRAFTS], turns[OURS])
-            values["spec_ttft_p99_ratio"] = priority_ratio(turns[DRAFTS], turns[OURS])
+            result["by_priority"] = by_priority(kept[DRAFTS], kept[OURS])
+            ratios = [found["ratio"] for found in result["by_priority"].values()]
+            values["spec_ttft_p99_ratio"] = max(ratios)
         return result, values
 
     def _turn(
@@ -140,7 +142,7 @@ class ScenarioBench:
         scenario: ScenarioName,
         rps: float,
         base_s: float,
-        kept: dict[str, Turn],
+        kept: dict[str, list[Turn]],
         name: str,
         number: int,
     ) -> Result:
@@ -161,7 +163,7 @@ class ScenarioBench:
             on_record=self._board.record,
             on_moment=partial(self._board.moment, name),
         )
-        kept[name] = turn
+        kept[name].append(turn)
         result = figures(turn)
         self._board.end(name, result)
         return result

@@ -15,7 +15,7 @@ from cluster.bench.arrivals import phased_arrival_times
 from cluster.bench.cli import add_commands
 from cluster.bench.client import Record
 from cluster.bench.scenarios.board import Board
-from cluster.bench.scenarios.figures import compared, figures, priority_ratio
+from cluster.bench.scenarios.figures import by_priority, compared, figures
 from cluster.bench.scenarios.flags import scenario_run
 from cluster.bench.scenarios.fleets import DRAFTS, FIFO, OURS, serve_config
 from cluster.bench.scenarios.goals import scenario_checks
@@ -167,7 +167,17 @@ def test_ratios_are_those_of_the_rounds() -> None:
     assert found["ttft_p50_ratio"]["losing_rounds"] == [2]
     assert found["throughput_ratio"]["losing_rounds"] == [2]
     assert found["slo_miss_difference"]["median"] == 0.0
-    assert priority_ratio(ours, other) == pytest.approx(1.0)
+
+
+def test_priorities_are_compared_over_all_rounds() -> None:
+    ours = [turn(10.0, 20.0), turn(30.0, 40.0), turn(7.0, priority=9)]
+    other = [turn(10.0, 20.0), turn(80.0, 40.0), turn(7.0, priority=9)]
+    found = by_priority(ours, other)
+    assert set(found) == {"4", "9"}
+    assert found["4"]["ratio"] == pytest.approx(39.7 / 78.8)
+    assert found["4"]["interval_low"] <= found["4"]["ratio"] <= found["4"]["interval_high"]
+    assert found["4"]["count"] == 4
+    assert found["9"]["ratio"] == found["9"]["interval_high"] == pytest.approx(1.0)
 
 
 def test_goals() -> None:
