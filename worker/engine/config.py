@@ -63,8 +63,8 @@ class EngineConfig:
     0 keeps all decodes in every step."""
     urgent_first_steps: int = 4
     """Most steps in a row that leave out decodes which a prompt outranks by --preempt-priority-gap,
-    while it fills these steps by itself and decodes would take an eighth of them or more. 0 keeps
-    all decodes in every step."""
+    where these would take an eighth of such a step or more, of its tokens or, as steps of late
+    tell, of its time. 0 keeps all decodes in every step."""
     preempt_priority_gap: int = 3
     """A waiting request takes the place of a running one if its priority is higher by this much; 0
     for never."""

@@ -34,7 +34,7 @@ class AdmissionOptions(msgspec.Struct, frozen=True, kw_only=True):
     prefill_first_steps: int = 0
     """Steps in a row without decodes while prompts wait; 0 for none."""
     urgent_first_steps: int = 4
-    """Steps in a row without decodes that a prompt outranks, while it fills them; 0 for none."""
+    """Steps in a row without decodes that a prompt outranks, where that helps; 0 for none."""
 
     def __post_init__(self) -> None:
         for name in (

@@ -30,6 +30,8 @@ class AutoscaleOptions:
     pace: float = 8.0
     """Times that steps take over those of a model of 70 billion weights on data-centre GPUs. The
     real scheduler plans them, and nothing is computed in them."""
+    num_gateways: int = 2
+    """Each tells of its part of the load."""
     low_s: float = 30.0
     """Seconds of a load for one worker, before the step up."""
     high_s: float = 60.0

@@ -64,7 +64,8 @@ def run_autoscale(options: AutoscaleOptions) -> Result:
     spec = ModelSpec(
         fleet=FleetConfig(served_model_name=MODEL), engine=engine, autoscaling=options.autoscaling
     )
-    config = ServeConfig(endpoint=EndpointConfig(port=free_ports(1)[0]), models=(spec,))
+    endpoint = EndpointConfig(port=free_ports(1)[0], num_gateways=options.num_gateways)
+    config = ServeConfig(endpoint=endpoint, models=(spec,))
 
     def build(config: ServeConfig) -> Any:
         from cluster.bench.routing.real.group import build

@@ -39,7 +39,8 @@ class WorkerWatch:
                 async with session.get(self._url) as response:
                     text = await response.text()
                 at_s = time.perf_counter() - start
-                workers = int(sum(map(float, _READY.findall(text))))
+                # Each gateway tells of all: those count that none has still to find.
+                workers = int(min(map(float, _READY.findall(text)), default=0.0))
                 if not self.counts or self.counts[-1].workers != workers:
                     note(f"{at_s:6.1f} s  {workers} worker(s)")
                 self.counts.append(Count(at_s, workers))

@@ -107,14 +107,15 @@ async def test_the_stub_serves_the_real_front(tmp_path: Path) -> None:
 
 def test_cpu_time_of_descendants_is_counted_by_part() -> None:
     burn = (
-        "import sys, time\nwhile time.process_time() < 0.3: pass\n"
+        "import sys, time\nprint(0, flush=True)\nwhile time.process_time() < 0.3: pass\n"
         "print(1, flush=True)\nsys.stdin.read()"
     )
     command = [sys.executable, "-c", burn]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as child:
+        assert child.stdout is not None
+        assert child.stdout.readline() == b"0\n"  # before, it may have no command line yet
         assert child.pid in [process.pid for process in descendants(os.getpid())]
         meter = CpuMeter({"burner": (" ".join(command)[:40],)})
-        assert child.stdout is not None
         assert child.stdout.readline() == b"1\n"
         assert meter.num_processes() == {"burner": 1}
         assert cpu_seconds(child.pid) >= 0.2
