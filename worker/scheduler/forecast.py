@@ -37,7 +37,10 @@ class StepForecast:
         return self._current_costs().prefill(num_tokens, num_cached)
 
     def decode_part(self, num_rows: int, context: int, num_prompt_tokens: int) -> float:
-        """Part of a step's time that decodes take beside so many tokens of prompts; 0 if unknown.
+        """Part of a step's time that decodes take beside so many tokens of prompts.
+
+        0 if unknown, or if it is less than what any step takes: they would pay that once more in a
+        step of their own.
 
         Args:
             num_rows: requests that decode.
@@ -48,8 +51,9 @@ class StepForecast:
             return 0.0
         costs = self._current_costs()
         decodes = costs.decode_row * num_rows + costs.context_token * context
-        whole = costs.constant + costs.prefill(num_prompt_tokens) + decodes
-        return decodes / whole if whole > 0.0 else 0.0
+        if decodes <= costs.constant:
+            return 0.0
+        return decodes / (costs.constant + costs.prefill(num_prompt_tokens) + decodes)
 
     def first_token_s(self, num_tokens: int) -> float:
         """Seconds from admission to the first token of a request with so many to compute.

@@ -179,7 +179,13 @@ def test_decodes_stay_where_leaving_them_out_gains_little(
 
 
 @pytest.mark.parametrize(
-    ("token_ms", "length", "alone"), [(1.0, 20, True), (1.0, 200, False), (0.0, 20, False)]
+    ("token_ms", "length", "alone"),
+    [
+        (1.0, 20, True),
+        (1.0, 200, False),
+        (0.1, 20, False),  # a step of their own would take longer
+        (0.0, 20, False),
+    ],
 )
 def test_decodes_step_aside_where_they_take_a_good_part_of_the_time(
     token_ms: float, length: int, alone: bool
