@@ -7,11 +7,15 @@ prompts of the first. Ray is imported once its environment is set.
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
+import time
 
 from cluster.local_ray import local_ray
 
 NUM_TALKS = 12
+NEWS_S = 10.0
+"""For the router to hear that a request has ended: its answer may come before."""
 
 
 def main() -> None:
@@ -33,19 +37,29 @@ def main() -> None:
                 await asyncio.sleep(0.01)
                 return str(serve.get_replica_context().replica_id.unique_id)
 
+        def ask(talk: int, end: str) -> str:
+            answer = handle.remote({"prompt": f"talk {talk}: " + "w " * 2000 + end}).result()
+            wait_for_news()
+            return str(answer)
+
         serve.start(proxy_location="Disabled")
         try:
             handle = serve.run(Model.bind(), route_prefix=None)
-            rounds = [
-                [
-                    handle.remote({"prompt": f"talk {talk}: " + "w " * 2000 + end}).result()
-                    for talk in range(NUM_TALKS)
-                ]
-                for end in ("", "more")
-            ]
+            rounds = [[ask(talk, end) for talk in range(NUM_TALKS)] for end in ("", "more")]
         finally:
             serve.shutdown()
     print(json.dumps(rounds))
+
+
+def wait_for_news() -> None:
+    """Until no request counts as running or on its way at any replica."""
+    from cluster.serve_router import FleetRouter
+
+    [router] = [thing for thing in gc.get_objects() if isinstance(thing, FleetRouter)]
+    deadline = time.monotonic() + NEWS_S
+    while router._placed or any(cache.num_running for cache in router._caches.values()):
+        assert time.monotonic() < deadline, "the router was not told that the request has ended"
+        time.sleep(0.005)
 
 
 if __name__ == "__main__":
