@@ -5,18 +5,20 @@ from __future__ import annotations
 import numpy as np
 
 from router.config import RoutingConfig
-from router.fleet.base import Decision, RequestView, RoutingPolicy
+from router.fleet.base import RequestView, RoutingPolicy
 from router.fleet.crowding import Crowding
 from router.fleet.demand import Demand
 from router.fleet.utilisation import Utilisation
 from router.fleet.workers import Floats, WorkerTable
 
+# Arrays: numpy converts any other number with each use.
+_ZERO, _HALF, _ONE = np.array(0.0), np.array(0.5), np.array(1.0)
 _HOST_COPY = 0.1
 """Seconds to fetch a token's key-value pairs from host memory, in seconds to compute it."""
 
 
 class AdaptivePolicy(RoutingPolicy):
-    """cost = waiting + (1 + β)·work + slowdown + eviction, in seconds.
+    """cost = waiting + (1 + β)·work + packing + slowdown + eviction, in seconds.
 
     - waiting: what others take of the worker's time before the prompt is done, in the order in
       which its scheduler lets them: a short prompt does not wait for long ones under way, an
@@ -24,6 +26,8 @@ class AdaptivePolicy(RoutingPolicy):
     - work: to compute what is not in its cache, and to fetch what is in host memory only;
     - β: how many requests such work delays, up to a bound (see Crowding), on a fast worker more
       than on a slow one; at least β_min of it for a prefix that no cache has yet;
+    - packing: prompts that end in one step of a worker have their first tokens at its end, so what
+      is put into it besides delays each of them;
     - slowdown: of the requests that generate there by one more, at a part of its cost;
     - eviction: what is thrown out of a full cache to make room, at a part of its cost.
 
@@ -53,15 +57,9 @@ class AdaptivePolicy(RoutingPolicy):
         self._crowding = Crowding(utilisation)
         self._demand = Demand()
 
-    def choose(self, request: RequestView, workers: WorkerTable, now: float) -> Decision | None:
+    def booked(self, work_s: float) -> None:
         """See RoutingPolicy."""
-        decision = super().choose(request, workers, now)
-        if decision is not None:
-            hit = request.hit_tokens.item(decision.row)
-            self._crowding.placed(
-                workers.row_compute_s(decision.row, request.num_tokens - hit, hit)
-            )
-        return decision
+        self._crowding.placed(work_s)
 
     def costs(self, request: RequestView, workers: WorkerTable, now: float) -> Floats:
         """See RoutingPolicy."""
@@ -72,58 +70,73 @@ class AdaptivePolicy(RoutingPolicy):
         if request.overtaking is not None:
             waiting = request.overtaking.waiting_s(waiting)
             place_s = request.overtaking.place_s(workers)
-        members = max(int(np.count_nonzero(request.eligible)), 1)
+        members = int(np.count_nonzero(request.eligible)) or 1
         # Not a dot product: BLAS would wake its threads for ten thousand workers.
-        queue_s = float(np.add.reduce(waiting, where=request.eligible)) / members
-        beta = self._crowding.delayed(queue_s, now)
-        beta = min(beta, config.adaptive_max_beta)
+        queue_s = np.add.reduce(waiting, where=request.eligible).item() / members
+        beta = min(self._crowding.delayed(queue_s, now), config.adaptive_max_beta)
         cost = workers.compute_s(uncached, hits)
         delay = workers.delay_s(now, uncached, cost, waiting, request.coming_tokens)
+        packing = cost - workers.step_s  # which is taken in any case
+        np.minimum(packing, workers.room_s, out=packing)
+        packing *= workers.num_packed
+        delay += packing
         if request.host_hit_tokens is not None:
             cost += request.host_hit_tokens * workers.prefill_token_s * _HOST_COPY
-        cost *= 1.0 + beta * workers.worth
+        weight = beta * workers.worth
+        weight += _ONE
+        cost *= weight
         if beta < config.adaptive_min_beta and _is_new(request):
             short = config.adaptive_min_beta - beta
             cost += short * workers.worth * _copy_s(request, workers)
         if request.sharers and beta > 0.0:
-            cost -= self._copy_discount(request, workers, beta)
+            discount = self._copy_discount(request, workers, beta)
+            if discount is not None:
+                cost -= discount
         if request.best_hit >= request.page_size:
-            worth = self._copy_worth(request, workers, waiting, now)
+            worth = self._copy_worth(request, waiting, members, now)
             if worth is not None:
                 copy_s = _copy_s(request, workers)
-                cost -= np.minimum(worth, (1.0 + beta * workers.worth) * copy_s)
+                cost -= np.minimum(worth, weight * copy_s)
         cost += delay
         cost += place_s
         if config.adaptive_decode_weight:
             cost += config.adaptive_decode_weight * workers.slowdown_s
         if config.adaptive_eviction_weight:
-            evicted = np.minimum(np.maximum(uncached - workers.empty_tokens, 0.0), uncached)
+            evicted = uncached - workers.empty_tokens
+            np.maximum(evicted, _ZERO, out=evicted)
+            np.minimum(evicted, uncached, out=evicted)
             evicted *= workers.prefill_token_s
             evicted *= config.adaptive_eviction_weight
             cost += evicted
         return cost
 
-    def _copy_discount(self, request: RequestView, workers: WorkerTable, beta: float) -> Floats:
+    def _copy_discount(
+        self, request: RequestView, workers: WorkerTable, beta: float
+    ) -> Floats | None:
         """What computing the shared prefix again is cheaper by, per worker."""
-        hits = request.hit_tokens
-        holders = np.count_nonzero(2.0 * hits >= request.best_hit) if request.best_hit else 0
+        enough = 0.5 * request.best_hit
+        holders = np.count_nonzero(request.hit_tokens >= enough) if enough else 0
         members = np.count_nonzero(workers.eligible)
         deserved = members * request.sharers / request.num_in_flight
-        discount = beta * max(0.0, 1.0 - holders / deserved)
-        return discount * workers.worth * _copy_s(request, workers)
+        if holders >= deserved:
+            return None
+        discount = _copy_s(request, workers)
+        discount *= workers.worth
+        discount *= beta * (1.0 - holders / deserved)
+        return discount
 
     def _copy_worth(
-        self, request: RequestView, workers: WorkerTable, waiting: Floats, now: float
+        self, request: RequestView, waiting: Floats, members: int, now: float
     ) -> Floats | None:
         """What later requests save where another worker has the shared prefix too, per worker."""
         block = int(request.best_hit) // request.page_size - 1
         times, share = self._demand.take(request.hashes.item(block), now)
         if not times:
             return None
-        holders = request.eligible & (2.0 * request.hit_tokens >= request.best_hit)
+        holders = request.hit_tokens >= 0.5 * request.best_hit
+        holders &= request.eligible
         num_holders = np.count_nonzero(holders)
-        deserved = share * np.count_nonzero(request.eligible)
-        if not num_holders or num_holders + 0.5 > deserved:
+        if not num_holders or num_holders + 0.5 > share * members:
             return None
         shorter = np.maximum(waiting[holders].min() - waiting, 0.0)
         worth: Floats = shorter * (times / (num_holders + 1))
@@ -132,14 +145,17 @@ class AdaptivePolicy(RoutingPolicy):
 
 def _is_new(request: RequestView) -> bool:
     """Whether most of the prefix that it shares is in no cache, but about to be computed."""
-    if request.coming_tokens is None:
-        return False
-    cached = request.hit_tokens - request.coming_tokens
-    return 2.0 * float(cached.max()) < request.best_hit
+    return request.coming_tokens is not None and 2.0 * request.best_cached < request.best_hit
 
 
 def _copy_s(request: RequestView, workers: WorkerTable) -> Floats:
     """To compute that part of the shared prefix which a worker lacks, per worker."""
     hits = request.hit_tokens
-    copied = np.maximum(request.best_hit - hits, 0.0)
-    return copied * (workers.prefill_token_s + workers.attended_s * (hits + 0.5 * copied))
+    copied = request.best_hit - hits
+    np.maximum(copied, _ZERO, out=copied)
+    seconds = _HALF * copied
+    seconds += hits
+    seconds *= workers.attended_s
+    seconds += workers.prefill_token_s
+    seconds *= copied
+    return seconds

@@ -30,6 +30,8 @@ class RequestView:
     """Those of `hit_tokens` that other requests are about to compute; None where there are none."""
     best_hit: float
     """The most of `hit_tokens`, eligible or not."""
+    best_cached: float
+    """The most of what is in a cache already."""
     sharers: int
     """Requests in flight that share at least half of `best_hit`."""
     num_in_flight: int
@@ -67,6 +69,10 @@ class RoutingPolicy(ABC):
     def costs(self, request: RequestView, workers: WorkerTable, now: float) -> Floats:
         """What it costs to give the request to each worker; ineligible ones may get any number."""
 
+    def booked(self, work_s: float) -> None:
+        """A request was given to the worker chosen for it, which takes so long to compute it."""
+        return
+
     def choose(self, request: RequestView, workers: WorkerTable, now: float) -> Decision | None:
         """The cheapest eligible worker; None if there is none."""
         costs = np.where(request.eligible, self.costs(request, workers, now), np.inf)
@@ -74,7 +80,7 @@ class RoutingPolicy(ABC):
         best = costs.item(row)
         if best == np.inf:
             return None
-        ties = np.flatnonzero(costs <= best + self.tolerance * abs(best))
+        ties = (costs <= best + self.tolerance * abs(best)).nonzero()[0]
         if len(ties) > 1:
             row = break_tie(ties, request, workers)
         return Decision(row, costs)

@@ -139,6 +139,7 @@ class Fleet:
             worker = WorkerState(worker_id, row, snapshot.epoch, info, snapshot.load)
             self._workers[worker_id] = worker
         worker.epoch, worker.info, worker.load = snapshot.epoch, info, snapshot.load
+        worker.key = BlockKey.of(info) if info is not None else None
         self.index.replace(worker_id, snapshot.blocks if info is not None else ())
         slot = self.index.slot(worker_id)
         assert slot is not None, "an attached worker has a slot"
@@ -216,9 +217,7 @@ class Fleet:
         rows = np.flatnonzero(table.eligible)
         if not len(rows):
             return np.inf
-        done = np.minimum(self._clock() - table.reported_at[rows], table.drain_s[rows])
-        waits = np.maximum(table.queue_s[rows] - done, 0.0)
-        return float((waits + table.reserved_s[rows] + table.place_s[rows]).min())
+        return float((table.waiting_s(self._clock()) + table.place_s)[rows].min())
 
     def reserve(
         self, request_id: str, prompt: PromptBlocks, excluded: Collection[str] = ()
@@ -245,14 +244,16 @@ class Fleet:
             waiting_s = request.overtaking.row_waiting_s(row, waiting_s)
             place_s = request.overtaking.place_s(table)
         waiting_s += place_s.item(row)
+        self.policy.booked(work_s)
         explanation = None
         if self._explainer is not None:
             explanation = self._explainer.explain(request, table, row, now)
         booking = _reservation(table, row, uncached, work_s)
+        assert worker.key is not None, "a worker that has loaded has a key"
+        flight = self.in_flight.add(prompt.hashes(worker.key), row)
+        worker.flights[request_id] = SentPrompt(flight, prompt.priority, booking.work_s)
         worker.reservations[request_id] = booking
         self._book(worker, booking, 1)
-        flight = self.in_flight.add(prompt.hashes(BlockKey.of(worker.info)), row)
-        worker.flights[request_id] = SentPrompt(flight, prompt.priority, booking.work_s)
         self._precedence.add(prompt.priority, row, booking.work_s, table.capacity)
         return Choice(
             worker.worker_id,
@@ -299,10 +300,11 @@ class Fleet:
         worker = self._workers.get(worker_id)
         if worker is None:
             return
-        self._unbook(worker, request_id)
         sent = worker.flights.pop(request_id, None)
         if sent is not None:
             self._landed(sent, worker.row)
+        if not self._unbook(worker, request_id):
+            self.table.pack_row(worker.row, worker.num_queued, len(worker.reservations))
 
     def _landed(self, sent: SentPrompt, row: int) -> None:
         self.in_flight.remove(sent.flight, row)
@@ -313,10 +315,12 @@ class Fleet:
         for request_id in [r for r, booking in bookings if worker.contains(booking)]:
             self._unbook(worker, request_id)
 
-    def _unbook(self, worker: WorkerState, request_id: str) -> None:
+    def _unbook(self, worker: WorkerState, request_id: str) -> bool:
+        """Whether the request was booked."""
         booking = worker.reservations.pop(request_id, None)
         if booking is not None:
             self._book(worker, booking, -1)
+        return booking is not None
 
     def _book(self, worker: WorkerState, booking: Reservation, sign: int) -> None:
         table, row = self.table, worker.row
@@ -375,11 +379,13 @@ class Fleet:
         over = max(active + 1 - places, 0.0)
         table.place_s[row] = over / places * OUTPUT_STEPS * table.step_s.item(row)
         table.slowdown_s[row] = active * OUTPUT_STEPS * table.row_s.item(row)
+        table.pack_row(row, worker.num_queued, len(worker.reservations))
 
     def _count_all_places(self) -> None:
         table = self.table
         table.place_s[:] = table.places_s(table.num_active)
         table.slowdown_s[:] = table.num_active * OUTPUT_STEPS * table.row_s
+        table.pack_all()
 
 
 def _reservation(table: WorkerTable, row: int, uncached: int, work_s: float) -> Reservation:

@@ -63,8 +63,8 @@ class HitFinder:
         num_tokens = prompt.num_tokens
         hits = np.zeros(size)
         on_device: NDArray[np.float64] | None = None
-        cached: NDArray[np.float64] | None = None
-        best = 0
+        flying: NDArray[np.float64] | None = None
+        best = best_cached = 0
         sharers = 0
         for key in keys:
             hashes = prompt.hashes(key)
@@ -79,25 +79,34 @@ class HitFinder:
                     on_device[device] = length * page
                 hits[holders.any] = length * page
                 longest = length
-            flights = self._in_flight.match(hashes)
-            if flights and cached is None:
-                cached = hits.copy()
-            for bits, length, _ in flights:
-                rows = self._rows_of(bits)
-                for array in (hits,) if on_device is None else (hits, on_device):
-                    array[rows] = np.maximum(array[rows], length * page)
-                longest = max(longest, length)
-            sharers += next((total for _, length, total in flights if 2 * length >= longest), 0)
+            best_cached = max(best_cached, longest * page)
+            if flights := self._in_flight.match(hashes):
+                if flying is None:
+                    flying = np.zeros(size)
+                longest = max(longest, flights[-1][1])
+                near = 0
+                for bits, length, total in flights:  # ever fewer rows, ever longer
+                    flying[self._rows_of(bits)] = length * page
+                    if not near and 2 * length >= longest:
+                        near = total
+                sharers += near
             best = max(best, longest * page)
+        cached = hits
+        if flying is not None:
+            hits = np.maximum(cached, flying)
+            if on_device is not None:
+                np.maximum(on_device, flying, out=on_device)
         # One token is always computed, so that there is something to sample from.
         limit = max(num_tokens - 1, 0)
-        host_hits = None
+        host_hits = coming = None
         if best > limit:
             best = limit
-            np.minimum(hits, limit, out=hits)
+            hits = np.minimum(hits, limit)
         if on_device is not None:
             host_hits = np.maximum(hits - on_device, 0.0)
-        coming = None if cached is None else np.maximum(hits - cached, 0.0)
+        if flying is not None:
+            coming = hits - cached
+            np.maximum(coming, 0.0, out=coming)
         return RequestView(
             num_tokens=num_tokens,
             eligible=eligible,
@@ -105,6 +114,7 @@ class HitFinder:
             host_hit_tokens=host_hits,
             coming_tokens=coming,
             best_hit=best,
+            best_cached=best_cached,
             sharers=sharers,
             num_in_flight=len(self._in_flight),
             hashes=prompt.hashes(keys[0]) if keys else np.zeros(0, np.uint64),

@@ -101,25 +101,28 @@ class PrefixIndex:
         if not count:
             return []
         get, reaches, live = self._table.reader(), self._sets.reaches, self._live
-        first = reaches[get(hashes.item(0) or _ZERO)] & live
+        item = hashes.item
+        first = reaches[get(item(0) or _ZERO)] & live
         if not first:
             return []
-        last = reaches[get(hashes.item(count - 1) or _ZERO)] & first
+        last = reaches[get(item(count - 1) or _ZERO)] & first
         found: list[Reach] = []
         spans = [(0, first, count - 1, last)]
         while spans:
             low, holders, high, fewer = spans.pop()
-            if holders == fewer:
-                continue
-            if high - low == 1:
+            while high - low > 1 and holders != fewer:
+                middle = (low + high) // 2
+                # The bounds hold where caches evict leaves first; they keep a stray hash from
+                # breaking the search.
+                between = reaches[get(item(middle) or _ZERO)] & holders | fewer
+                if between == holders:
+                    low = middle
+                    continue
+                if between != fewer:
+                    spans.append((middle, between, high, fewer))
+                high, fewer = middle, between
+            if holders != fewer:
                 found.append((holders, high))
-                continue
-            middle = (low + high) // 2
-            # The bounds hold where caches evict leaves first; they keep a stray hash from
-            # breaking the search.
-            between = reaches[get(hashes.item(middle) or _ZERO)] & holders | fewer
-            spans.append((middle, between, high, fewer))
-            spans.append((low, holders, middle, between))
         if last:
             found.append((last, count))
         return found

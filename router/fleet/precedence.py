@@ -55,14 +55,12 @@ class Precedence:
 
     def add(self, priority: int, row: int, work_s: float, capacity: int) -> None:
         """A prompt was sent to the worker in `row`, one of `capacity` rows."""
-        for arrays, value in ((self._seconds, work_s), (self._numbers, 1.0)):
-            array = arrays.get(priority)
-            if array is None or len(array) < capacity:
-                grown = np.zeros(capacity)
-                if array is not None:
-                    grown[: len(array)] = array
-                array = arrays[priority] = grown
-            array[row] += value
+        seconds = self._seconds.get(priority)
+        if seconds is None or len(seconds) < capacity:
+            seconds = self._seconds[priority] = _grown(seconds, capacity)
+            self._numbers[priority] = _grown(self._numbers.get(priority), capacity)
+        seconds[row] += work_s
+        self._numbers[priority][row] += 1.0
         self._counts[priority] = self._counts.get(priority, 0) + 1
 
     def remove(self, priority: int, row: int, work_s: float) -> None:
@@ -76,7 +74,7 @@ class Precedence:
 
     def overtaking(self, priority: int, capacity: int) -> Overtaking | None:
         """What a request of this priority overtakes; None if nothing."""
-        if not any(other < priority for other in self._counts):
+        if not self._counts or min(self._counts) >= priority:
             return None
         ahead, sent, behind = np.zeros(capacity), np.zeros(capacity), np.zeros(capacity)
         for other, seconds in self._seconds.items():
@@ -87,3 +85,10 @@ class Precedence:
                 numbers = self._numbers[other]
                 behind[: len(numbers)] += numbers
         return Overtaking(ahead, sent, behind)
+
+
+def _grown(array: Floats | None, capacity: int) -> Floats:
+    grown = np.zeros(capacity)
+    if array is not None:
+        grown[: len(array)] = array
+    return grown

@@ -52,12 +52,14 @@ def price_load(
     piece = load.new_prompt_share * chunk
     table.chunk[row] = chunk
     table.piece[row] = piece
-    table.stretch[row] = chunk / piece if piece else 1.0
+    table.stretch[row] = stretch = chunk / piece if piece else 1.0
+    table.stretched[row] = stretch - 1.0
     work = work_of(load, chunk)
     for name, value in zip(_WORK, work, strict=True):
         getattr(table, name)[row] = value
     for name, value in zip(Price._fields, price(work, costs, factor), strict=True):
         getattr(table, name)[row] = value
+    table.date_row(row)
 
 
 def price_all(table: WorkerTable, costs: StepCosts, factors: Floats) -> None:
@@ -65,6 +67,7 @@ def price_all(table: WorkerTable, costs: StepCosts, factors: Floats) -> None:
     work = Work(*(getattr(table, name) for name in _WORK))
     for name, value in zip(Price._fields, price(work, costs, factors), strict=True):
         getattr(table, name)[:] = value
+    table.date_all()
 
 
 def work_of(load: LoadSnapshot, chunk: int) -> Work[float]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from router.fleet.blocks import BlockKey
 from router.fleet.in_flight import Flight
 from worker.wire.messages import EngineInfo, LoadSnapshot
 
@@ -44,6 +45,8 @@ class WorkerState:
     epoch: int
     info: EngineInfo | None
     load: LoadSnapshot
+    key: BlockKey | None = None
+    """Of what it has loaded, or had before its ranks were lost; None where that never was."""
     draining: bool = False
     reservations: dict[str, Reservation] = field(default_factory=dict)
     """By request id."""
@@ -56,6 +59,12 @@ class WorkerState:
     def ready(self) -> bool:
         """Whether it can take requests."""
         return self.info is not None and not self.draining
+
+    @property
+    def num_queued(self) -> int:
+        """Requests whose prompts the load tells of: at least those that wait."""
+        load = self.load
+        return max(len(self.flights) - len(self.reservations), load.num_waiting + load.num_reserved)
 
     @property
     def num_active(self) -> int:

@@ -13,6 +13,10 @@ Floats: TypeAlias = NDArray[np.float64]
 OUTPUT_STEPS = 256
 """Steps that a request is taken to occupy a place in the batch for."""
 _FIRST_CAPACITY = 8
+_LEAST = 1e-12
+"""A divisor where there is nothing to divide."""
+# Arrays: numpy converts any other number with each use.
+_ZERO, _HALF, _ONE = np.array(0.0), np.array(0.5), np.array(1.0)
 
 
 class WorkerTable:
@@ -46,6 +50,12 @@ class WorkerTable:
     others are under way."""
     drain_s: Floats
     """As much of `queue_s` can have been done since: what is in one step."""
+    queue_until: Floats
+    """When `queue_s` has passed since."""
+    first_until: Floats
+    """The same of `first_s`."""
+    left_s: Floats
+    """What of `queue_s` is there when that step has ended."""
     reserved_s: Floats
     """To compute what this gateway has sent there since."""
     reserved_first_s: Floats
@@ -68,6 +78,16 @@ class WorkerTable:
     """Most tokens of such a first piece; 0 where prompts under way leave nothing."""
     stretch: Floats
     """What its time is multiplied by while prompts under way take the rest of each step."""
+    stretched: Floats
+    """`stretch` less 1."""
+    num_queued: Floats
+    """Prompts that its last report tells of."""
+    num_sent: Floats
+    """Prompts that were sent there since."""
+    num_packed: Floats
+    """Requests whose prompts end in the last step of its queue; that under way is not counted."""
+    room_s: Floats
+    """What fits into that step beside them."""
     num_active: Floats
     """Requests running, waiting, and on their way."""
     places: Floats
@@ -125,8 +145,8 @@ class WorkerTable:
 
     def waiting_s(self, now: float) -> Floats:
         """Until a new request's prompt is begun, per row."""
-        done = np.minimum(now - self.reported_at, self.drain_s)
-        waiting = np.maximum(self.queue_s - done, 0.0)
+        waiting = self.queue_until - now
+        np.maximum(waiting, self.left_s, out=waiting)
         waiting += self.reserved_s
         return waiting
 
@@ -150,13 +170,15 @@ class WorkerTable:
             waiting: `waiting_s`.
             coming: tokens that it waits for others to compute; None for none.
         """
-        first = self.reserved_first_s + np.maximum(self.first_s - (now - self.reported_at), 0.0)
+        first = self.first_until - now
+        np.maximum(first, _ZERO, out=first)
+        first += self.reserved_first_s
         first *= self.stretch
-        first += (self.stretch - 1.0) * work_s
+        first += self.stretched * work_s
         np.minimum(first, waiting, out=first)
         soon = num_tokens <= self.piece
         if coming is not None:
-            soon &= coming <= 0.0
+            soon &= coming <= _ZERO
         result: Floats = np.where(soon, first, waiting)
         return result
 
@@ -170,14 +192,13 @@ class WorkerTable:
         coming: bool,
     ) -> float:
         """The same for one row; all of its queue where what others compute is waited for."""
-        since = now - self.reported_at.item(row)
-        waiting = max(self.queue_s.item(row) - min(since, self.drain_s.item(row)), 0.0)
+        waiting = max(self.queue_until.item(row) - now, self.left_s.item(row))
         waiting += self.reserved_s.item(row)
         if coming or num_tokens > self.piece.item(row):
             return waiting
         stretch = self.stretch.item(row)
-        first = max(self.first_s.item(row) - since, 0.0) + self.reserved_first_s.item(row)
-        return min(waiting, stretch * first + (stretch - 1.0) * work_s)
+        first = max(self.first_until.item(row) - now, 0.0) + self.reserved_first_s.item(row)
+        return min(waiting, stretch * first + self.stretched.item(row) * work_s)
 
     def places_s(self, num_active: Floats) -> Floats:
         """Until there is a place in the batch behind so many requests, per row."""
@@ -187,12 +208,52 @@ class WorkerTable:
         over *= self.step_s
         return over
 
+    def date_row(self, row: int) -> None:
+        """Enters until when the queue of a worker lasts, as it was reported and priced."""
+        reported_at, queue_s = self.reported_at.item(row), self.queue_s.item(row)
+        self.queue_until[row] = reported_at + queue_s
+        self.first_until[row] = reported_at + self.first_s.item(row)
+        self.left_s[row] = max(queue_s - self.drain_s.item(row), 0.0)
+
+    def date_all(self) -> None:
+        """The same for all rows."""
+        np.add(self.reported_at, self.queue_s, out=self.queue_until)
+        np.add(self.reported_at, self.first_s, out=self.first_until)
+        np.maximum(self.queue_s - self.drain_s, 0.0, out=self.left_s)
+
+    def pack_row(self, row: int, num_queued: int, num_sent: int) -> None:
+        """Enters these numbers of prompts, and how full they make the last step of the queue."""
+        self.num_queued[row], self.num_sent[row] = num_queued, num_sent
+        step_s = self.chunk.item(row) * self.prefill_token_s.item(row)
+        left_s = self.left_s.item(row)
+        work_s = self.reserved_s.item(row) + left_s
+        number: float = num_sent
+        if left_s:
+            number += num_queued * left_s / self.queue_s.item(row)
+        last_s = work_s % step_s if step_s else 0.0
+        self.room_s[row] = step_s - last_s
+        self.num_packed[row] = number * last_s / work_s if work_s > 0.0 else 0.0
+
+    def pack_all(self) -> None:
+        """The same for all rows, whose numbers have not changed."""
+        steps_s = self.chunk * self.prefill_token_s
+        number = self.num_sent + self.num_queued * self.left_s / np.maximum(self.queue_s, _LEAST)
+        work_s = self.reserved_s + self.left_s
+        last_s = np.fmod(work_s, np.maximum(steps_s, _LEAST))
+        self.room_s[:] = np.maximum(steps_s - last_s, 0.0)
+        self.num_packed[:] = number * last_s / np.maximum(work_s, _LEAST)
+
     def compute_s(self, num_tokens: Floats, num_cached: Floats) -> Floats:
         """To compute so many tokens of a prompt after so many that are cached, per row."""
-        seconds = self.attended_s * (num_cached + 0.5 * num_tokens)
+        seconds = _HALF * num_tokens
+        seconds += num_cached
+        seconds *= self.attended_s
         seconds += self.prefill_token_s
         seconds *= num_tokens
-        seconds += np.maximum(num_tokens / self.chunk, 1.0) * self.step_s
+        steps = num_tokens / self.chunk
+        np.maximum(steps, _ONE, out=steps)
+        steps *= self.step_s
+        seconds += steps
         return seconds
 
     def row_compute_s(self, row: int, num_tokens: float, num_cached: float) -> float:

@@ -129,6 +129,17 @@ def test_a_short_prompt_does_not_wait_for_long_ones_under_way(
     assert bench.choose(np.concatenate([prompt, tokens(tail, 1)])) == chosen
 
 
+def test_adaptive_does_not_hold_up_those_who_end_in_one_step() -> None:
+    bench = Bench("adaptive", num_workers=2)
+    under_way = {"queued_prefill_tokens": 3548, "num_queued_tokens": 3548}
+    bench.load("w0", num_waiting=15, **under_way)
+    bench.load("w1", num_waiting=3, **under_way)  # as much to compute, for fewer
+    assert {bench.choose(tokens(400, n)) for n in range(20)} == {"w1"}
+    bench.load("w0", num_waiting=3, **under_way)
+    bench.load("w1", num_waiting=15, **under_way)
+    assert {bench.choose(tokens(400, n)) for n in range(20)} == {"w0"}
+
+
 def test_what_is_on_its_way_to_the_cache_is_waited_for() -> None:
     bench = Bench("adaptive", num_workers=2)
     prompt = tokens(4000)

@@ -30,6 +30,7 @@ TokenBuffer: TypeAlias = "bytes | bytearray | memoryview | array[int] | NDArray[
 BlockHashes: TypeAlias = NDArray[np.uint64]
 
 TOKEN_BYTES = 4
+_UINT32 = np.dtype("<u4")
 
 _FEW = 4
 """Up to so many pages plain integers are faster than arrays."""
@@ -39,9 +40,10 @@ _CHAIN_INVERSE = pow(_CHAIN, -1, 2**64)
 _GAMMA = 0x9E3779B97F4A7C15
 _MIX_A = 0xBF58476D1CE4E5B9
 _MIX_B = 0x94D049BB133111EB
-# The same for arrays.
-_GAMMA64, _MIX_A64, _MIX_B64 = np.uint64(_GAMMA), np.uint64(_MIX_A), np.uint64(_MIX_B)
-_30, _27, _31 = np.uint64(30), np.uint64(27), np.uint64(31)
+# The same for arrays, and arrays themselves: numpy converts any other number with each use.
+_GAMMA64, _MIX_A64, _MIX_B64, _30, _27, _31 = (
+    np.array(value, np.uint64) for value in (_GAMMA, _MIX_A, _MIX_B, 30, 27, 31)
+)
 
 
 @lru_cache(maxsize=1024)
@@ -99,20 +101,20 @@ def block_hash_array(token_ids: TokenBuffer, page_size: int, parent: int) -> Blo
     forward, backward = _powers(max(1024, 1 << (count - 1).bit_length()) if count else 1024)
     digests *= backward[:count]
     if count:
-        digests[:1] += np.uint64(parent * _CHAIN & _M64)
-    np.cumsum(digests, out=digests)
+        digests[0] = digests.item(0) + parent * _CHAIN & _M64
+    np.add.accumulate(digests, out=digests)
     digests *= forward[:count]
     return digests
 
 
 def _tokens(token_ids: TokenBuffer) -> NDArray[np.uint32]:
     if isinstance(token_ids, bytes):  # the common case
-        return np.frombuffer(token_ids, "<u4", len(token_ids) // TOKEN_BYTES)
+        return np.frombuffer(token_ids, _UINT32, len(token_ids) // TOKEN_BYTES)
     view = token_ids.data if isinstance(token_ids, np.ndarray) else memoryview(token_ids)
     if view.itemsize not in (1, TOKEN_BYTES):
         raise ValueError(f"token ids must be int32, got items of {view.itemsize} bytes")
     data = view.cast("B")
-    return np.frombuffer(data, "<u4", len(data) // TOKEN_BYTES)
+    return np.frombuffer(data, _UINT32, len(data) // TOKEN_BYTES)
 
 
 def _mix(value: int) -> int:
