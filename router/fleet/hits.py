@@ -84,12 +84,9 @@ class HitFinder:
                 if flying is None:
                     flying = np.zeros(size)
                 longest = max(longest, flights[-1][1])
-                near = 0
-                for bits, length, total in flights:  # ever fewer rows, ever longer
+                for bits, length, _ in flights:  # ever fewer rows, ever longer
                     flying[self._rows_of(bits)] = length * page
-                    if not near and 2 * length >= longest:
-                        near = total
-                sharers += near
+                sharers += _num_sharing(flights, longest / 2)
             best = max(best, longest * page)
         cached = hits
         if flying is not None:
@@ -142,6 +139,14 @@ class HitFinder:
                 self._flying.clear()
             known = self._flying[bits] = _places(bits)
         return known
+
+
+def _num_sharing(flights: Sequence[tuple[int, int, int]], length: float) -> int:
+    """Requests that share at least so many blocks."""
+    for _, shared, total in flights:
+        if shared >= length:
+            return total
+    return 0
 
 
 def _places(bits: int) -> Rows:
