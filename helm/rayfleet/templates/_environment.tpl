@@ -36,6 +36,7 @@ RAY_AUTH_MODE and its token are KubeRay's to set (spec.rayClusterConfig.authOpti
 {{- if .Values.haproxy.enabled -}}
 {{- $settings = merge $settings (dict
   "RAY_SERVE_ENABLE_HA_PROXY" "1"
+  "RAY_SERVE_HAPROXY_BINARY_PATH" .Values.haproxy.executable
   "RAY_SERVE_HAPROXY_NBTHREAD" (toString (int .Values.haproxy.threads))
   "RAY_SERVE_HAPROXY_METRICS_ENABLED" "0"
   "RAY_SERVE_HAPROXY_HARD_STOP_AFTER_S" (toString $longest)
