@@ -14,7 +14,7 @@ class RoutingConfig:
         "adaptive", "prefix-score", "least-load", "power-of-two", "round-robin", "session"
     ] = "adaptive"
     """What decides which worker takes a request."""
-    adaptive_min_beta: float = 0.5
+    adaptive_min_beta: float = 0.6
     """adaptive: least weight of recomputing, beside its own time, what no worker has cached yet
     and one is just computing."""
     adaptive_max_beta: float = 1000.0

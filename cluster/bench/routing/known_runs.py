@@ -11,6 +11,7 @@ from types import ModuleType
 from typing import Any
 
 import cluster.bench.routing as routing_package
+import router.config as config_module
 import router.fleet as fleet_package
 import worker.cache as cache_package
 import worker.scheduler as scheduler_package
@@ -56,19 +57,23 @@ class KnownRuns:
 
 def simulation_digest() -> str:
     """Of the code of simulated workers, and of what others' routers are called with."""
-    return _digest(_SIMULATED)
+    return _digest(_sources(_SIMULATED))
 
 
 def routing_digest() -> str:
-    """Of that and of this gateway's own routing."""
-    return _digest((*_SIMULATED, fleet_package))
+    """Of that and of this gateway's own routing, with its settings."""
+    settings = Path(str(config_module.__file__))
+    return _digest([*_sources((*_SIMULATED, fleet_package)), settings])
 
 
-def _digest(packages: Sequence[ModuleType]) -> str:
+def _sources(packages: Sequence[ModuleType]) -> list[Path]:
+    folders = [folder for package in packages for folder in package.__path__]
+    return [path for folder in folders for path in sorted(Path(folder).glob("*.py"))]
+
+
+def _digest(paths: Sequence[Path]) -> str:
     digest = hashlib.sha256()
-    for package in packages:
-        for folder in package.__path__:
-            for path in sorted(Path(folder).glob("*.py")):
-                digest.update(path.name.encode())
-                digest.update(path.read_bytes())
+    for path in paths:
+        digest.update(path.name.encode())
+        digest.update(path.read_bytes())
     return digest.hexdigest()[:16]

@@ -14,12 +14,14 @@ from cluster.bench.cli import main
 from cluster.bench.routing.bound import pooled_hit_rate
 from cluster.bench.routing.contender import Clock, FleetContender, Placement
 from cluster.bench.routing.figures import ratio_to_best, spread
+from cluster.bench.routing.known_runs import routing_digest, simulation_digest
 from cluster.bench.routing.lineup import lineup
 from cluster.bench.routing.simulation import Outcome, Simulation
 from cluster.bench.routing.traces import TraceFile, trace_workload
 from cluster.bench.routing.worker import SimWorker
 from cluster.bench.routing.workload import Arrival, FleetShape, Workload
 from cluster.bench.routing.workloads import workloads
+from router import config
 from router.config import RoutingConfig
 from router.fleet import PromptBlocks
 from worker.wire.blocks import block_hash_array
@@ -198,6 +200,17 @@ def test_a_comparison_that_was_stopped_goes_on(
     path.write_text("else\n")
     assert main(command) == 2
     assert "holds no simulations" in capsys.readouterr().err
+
+
+def test_other_settings_are_another_simulation(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    digests = routing_digest(), simulation_digest()
+    changed = tmp_path / "config.py"
+    changed.write_text(Path(str(config.__file__)).read_text().replace("= 0.6", "= 0.7"))
+    monkeypatch.setattr(config, "__file__", str(changed))
+    assert routing_digest() != digests[0]
+    assert simulation_digest() == digests[1]
 
 
 def test_unknown_workloads_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
