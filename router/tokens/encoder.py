@@ -11,7 +11,9 @@ import numpy as np
 
 from router.errors import bad_request
 from router.fleet import BlockKey, Fleet, PromptBlocks
+from router.tokens.pieces import PieceMemo, Tokens
 from worker.wire.bad_words import with_bad_words
+from worker.wire.blocks import cache_scope
 from worker.wire.sampling import SamplingParams
 from worker.wire.tokenizer import Tokenizer
 
@@ -33,6 +35,7 @@ class PromptEncoder:
 
     def __init__(self, tokenizer: Tokenizer, fleet: Fleet, executor: Executor) -> None:
         self._tokenizer = tokenizer
+        self._pieces = PieceMemo(tokenizer)
         self._fleet = fleet
         self._executor = executor
 
@@ -59,7 +62,7 @@ class PromptEncoder:
             except (ValueError, AttributeError, RecursionError) as error:
                 # Templates come with checkpoints, and see whatever JSON the client sent.
                 raise bad_request(str(error), "messages") from error
-            token_ids = self._tokenizer.encode(text, add_special_tokens=False)
+            token_ids = self._pieces.encode(text, cache_scope(cache_salt, tenant=tenant))
             return self._blocks(token_ids, cache_salt, tenant, session, keys)
 
         return await self._run(work, _num_characters(messages))
@@ -122,7 +125,7 @@ class PromptEncoder:
 
     def _blocks(
         self,
-        token_ids: list[int],
+        token_ids: Sequence[int] | Tokens,
         cache_salt: str,
         tenant: str,
         session: str,

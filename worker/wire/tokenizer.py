@@ -17,6 +17,7 @@ from worker.wire.detokenizer import (
     StreamDetokenizer,
     bytes_of_token,
 )
+from worker.wire.separators import separators
 
 SHORT_TEXT = 1024
 """Characters that are encoded sooner (within a millisecond) than another thread would take over."""
@@ -48,6 +49,7 @@ class Tokenizer:
         if chat_template is not None:
             self._template = ChatTemplate(chat_template, self.special_tokens)
         self._byte_level = isinstance(backend.decoder, decoders.ByteLevel)
+        self._separators = separators(backend.get_added_tokens_decoder().values())
         self._token_bytes: dict[bool, dict[int, bytes]] = {False: {}, True: {}}
 
     @property
@@ -74,6 +76,21 @@ class Tokenizer:
             return self._backend.encode(text, add_special_tokens=add_special_tokens).ids
         [encoding] = self._backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)
         return encoding.ids
+
+    def pieces(self, text: str) -> list[str]:
+        """`text`, cut where the tokens of the whole are those of its pieces by themselves.
+
+        That is before special tokens, as between the messages of a chat.
+        """
+        if self._separators is None:
+            return [text]
+        cuts = [found.start() for found in self._separators.finditer(text) if found.start()]
+        return [text[start:end] for start, end in zip([0, *cuts], [*cuts, len(text)], strict=True)]
+
+    def encode_pieces(self, pieces: Sequence[str]) -> list[list[int]]:
+        """Token ids of each piece, without the tokens that the checkpoint puts around texts."""
+        encodings = self._backend.encode_batch_fast(pieces, add_special_tokens=False)
+        return [encoding.ids for encoding in encodings]
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         """Text of a whole sequence."""
