@@ -18,7 +18,7 @@ _HOST_COPY = 0.1
 
 
 class AdaptivePolicy(RoutingPolicy):
-    """cost = waiting + (1 + β)·work + packing + slowdown + eviction, in seconds.
+    """cost = waiting + (1 + β + ρ)·work + packing + slowdown + eviction, in seconds.
 
     - waiting: what others take of the worker's time before the prompt is done, in the order in
       which its scheduler lets them: a short prompt does not wait for long ones under way, an
@@ -26,6 +26,9 @@ class AdaptivePolicy(RoutingPolicy):
     - work: to compute what is not in its cache, and to fetch what is in host memory only;
     - β: how many requests such work delays, up to a bound (see Crowding), on a fast worker more
       than on a slow one; at least β_min of it for a prefix that no cache has yet;
+    - ρ: the worker's own utilisation. Those who come there for their prefixes during the work are
+      delayed by it, whoever else is idle: λ·S = ρ of them. So what is new settles where least is
+      asked for, and what is not moves the less, the busier the place it would go to;
     - packing: prompts that end in one step of a worker have their first tokens at its end, so what
       is put into it besides delays each of them;
     - slowdown: of the requests that generate there by one more, at a part of its cost;
@@ -54,6 +57,7 @@ class AdaptivePolicy(RoutingPolicy):
 
     def __init__(self, config: RoutingConfig, utilisation: Utilisation) -> None:
         self._config = config
+        self._utilisation = utilisation
         self._crowding = Crowding(utilisation)
         self._demand = Demand()
 
@@ -83,6 +87,7 @@ class AdaptivePolicy(RoutingPolicy):
         if request.host_hit_tokens is not None:
             cost += request.host_hit_tokens * workers.prefill_token_s * _HOST_COPY
         weight = beta * workers.worth
+        weight += self._utilisation.of_workers(len(weight), now)
         weight += _ONE
         cost *= weight
         if beta < config.adaptive_min_beta and _is_new(request):

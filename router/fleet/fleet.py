@@ -160,7 +160,7 @@ class Fleet:
             now = self._clock()
             self.pace.observe(worker.row, update.load, now)
             if busy := self.pace.busy_s(worker.row, update.load):
-                self.utilisation.add(busy, now)
+                self.utilisation.add(worker.row, busy, now)
         if worker.reservations:
             self._settle(worker)
         self._tabulate(worker)
@@ -197,6 +197,7 @@ class Fleet:
         if worker is not None:
             for sent in worker.flights.values():
                 self._landed(sent, worker.row)
+            self.utilisation.forget(worker.row)
             self.table.remove(worker.row)
 
     def view(self, prompt: PromptBlocks, excluded: Collection[str] = ()) -> RequestView:

@@ -16,8 +16,9 @@ class Rig:
     def __init__(self, busy: float, num_workers: int = 1) -> None:
         utilisation = Utilisation(10.0)
         utilisation.set_num_workers(num_workers, 0.0)
-        for second in range(1, 301):
-            utilisation.add(num_workers * busy, float(second))
+        for tenth in range(1, 3001):
+            for row in range(num_workers):
+                utilisation.add(row, 0.1 * busy, 0.1 * tenth)
         self.crowding = Crowding(utilisation)
 
 

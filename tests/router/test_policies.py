@@ -158,8 +158,8 @@ def test_adaptive_keeps_to_the_holder_longer_the_busier_the_fleet() -> None:
         bench.cache("w0", prompt)
         for second in range(300):
             bench.now = float(second)
-            for _ in range(2):
-                bench.fleet.utilisation.add(busy_part, bench.now)
+            for row in range(2):
+                bench.fleet.utilisation.add(row, busy_part, bench.now)
         for queued in range(0, 400_000, 500):
             bench.load("w0", num_waiting=10, queued_prefill_tokens=queued)
             if bench.choose(prompt) == "w1":
@@ -171,14 +171,27 @@ def test_adaptive_keeps_to_the_holder_longer_the_busier_the_fleet() -> None:
     assert full > 4 * idle
 
 
+def test_adaptive_lets_what_is_new_settle_where_least_is_asked_for() -> None:
+    bench = Bench("adaptive", num_workers=4)
+    for second in range(30):
+        bench.now = float(second)
+        for row, part in enumerate([0.3, 0.5, 0.1, 0.2]):
+            bench.fleet.utilisation.add(row, part, bench.now)
+    chosen = {bench.choose(tokens(1000, number)) for number in range(8)}
+    assert chosen == {"w2"}
+    bench.load("w2", num_waiting=1, queued_prefill_tokens=1000)
+    assert bench.choose(tokens(1000, 9)) == "w3", "rather than wait for it"
+
+
 @pytest.mark.parametrize(("others", "copied"), [(0, True), (60, False)])
 def test_adaptive_copies_what_deserves_more_copies_than_it_has(others: int, copied: bool) -> None:
     bench = Bench("adaptive", num_workers=4)
     prompt = tokens(4000)
     bench.cache("w0", prompt)
-    for second in range(200):
-        bench.now = float(second)
-        bench.fleet.utilisation.add(4 * 0.8, bench.now)  # beta is 4
+    for tenth in range(2000):
+        bench.now = 0.1 * tenth
+        for row in range(4):
+            bench.fleet.utilisation.add(row, 0.1 * 0.8, bench.now)  # beta is 4
     for number in range(others):
         bench.choose(tokens(64, 1000 + number), keep=True)
     for number in range(3):
@@ -252,7 +265,7 @@ def test_a_worker_that_looked_slow_gets_another_chance() -> None:
     for turn in range(10):
         steps("w0", 1.0, 201 + 100 * turn)
     bench.load("w0")
-    assert {bench.choose(tokens(1000, n)) for n in range(20)} == {"w0", "w1"}
+    assert {bench.choose(tokens(1000, n)) for n in range(20)} == {"w1"}, "w0 was the busy one"
 
 
 def test_running_requests_repel_a_little() -> None:
