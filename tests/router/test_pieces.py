@@ -16,6 +16,7 @@ from worker.wire.tokenizer import SHORT_TEXT, Tokenizer
 
 _CORPUS = ["Tell me of the ferry, and the old harbour: hello <world>!  2 x 3\n\n"] * 4
 _START, _END = "<|im_start|>", "<|im_end|>"
+_TEMPLATE = f"{{% for m in messages %}}{_START}{{{{ m.content }}}}{_END}{{% endfor %}}"
 
 
 def _byte_level() -> Backend:
@@ -79,7 +80,8 @@ def test_tokens_are_those_of_the_whole(kind: str, tokens: str) -> None:
     backend = _BACKENDS[kind]()
     backend.add_special_tokens([token for token in _TOKENS[tokens] if _is_special(token)])
     backend.add_tokens([token for token in _TOKENS[tokens] if not _is_special(token)])
-    tokenizer = Tokenizer(backend)
+    contents = [str(getattr(token, "content", token)) for token in _TOKENS[tokens]]
+    tokenizer = Tokenizer(backend, chat_template="".join(contents))
     memo = PieceMemo(tokenizer, max_characters=4000)
     words = st.sampled_from([*_FRAGMENTS, "Tell me of the ferry", "old harbour"])
 
@@ -107,7 +109,7 @@ def test_a_longer_conversation_is_tokenized_from_where_it_grew() -> None:
             asked.extend(pieces)
             return super().encode_pieces(pieces)
 
-    memo = PieceMemo(Watched(backend))
+    memo = PieceMemo(Watched(backend, chat_template=_TEMPLATE))
     text = "".join(f"{_START}user\n{'the ferry ' * 40}{turn}{_END}\n" for turn in range(5))
     memo.encode(text)
     assert len(asked) == 6, "five messages, and one end of all of them"
@@ -119,10 +121,19 @@ def test_a_longer_conversation_is_tokenized_from_where_it_grew() -> None:
     assert len(asked) == 6, "scopes do not learn from each other"
 
 
+def test_cuts_are_before_what_the_template_writes_alone() -> None:
+    backend = _byte_level()
+    backend.add_special_tokens([_START, _END, *(f"<|place_{n}|>" for n in range(1000))])
+    tokenizer = Tokenizer(backend, chat_template=_TEMPLATE)
+    message = f"{_START}user\n<|place_17|>the ferry"
+    assert tokenizer.pieces(f"{message}{_END}\n" * 2) == [message, f"{_END}\n"] * 2
+    assert Tokenizer(backend).pieces(message * 2) == [message * 2]
+
+
 def test_what_is_remembered_is_bounded() -> None:
     backend = _byte_level()
     backend.add_special_tokens([_START, _END])
-    tokenizer = Tokenizer(backend)
+    tokenizer = Tokenizer(backend, chat_template=_TEMPLATE)
     memo = PieceMemo(tokenizer, max_characters=3000)
     texts = [f"{_START}user\n{turn}{'the ferry ' * size}" for turn, size in enumerate([200] * 9)]
     texts += [f"{_START}user\n{'too much ' * 400}"]

@@ -3,26 +3,31 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
 from tokenizers import AddedToken
 
 
-def separators(added: Iterable[AddedToken]) -> re.Pattern[str] | None:
-    """Matches all tokens among `added` before which any text can be cut; None if there are none.
+def separators(added: Iterable[AddedToken], wanted: Collection[str]) -> re.Pattern[str] | None:
+    """Matches those `wanted` before which any text can be cut; None if there are none.
 
     The library looks for special tokens in the text as it stands, before it normalizes what lies
     between two of them, splits it into words and encodes these. So the tokens of a text are those
     of its pieces, where each piece but the first begins with a special token and no token reaches
     across the cut: none swallows space before itself, or begins with what ends another one.
+
+    Args:
+        added: all that the tokenizer looks for before it splits words. There may be thousands.
+        wanted: contents of tokens.
     """
     tokens = list(added)
-    contents = [token.content for token in tokens]
+    tails = [token.content[1:] for token in tokens]
     found = [
         token.content
         for token in tokens
-        if token.special and _stands_alone(token) and not _overlaps(token.content, contents)
+        if token.special and token.content in wanted and _stands_alone(token)
     ]
+    found = [content for content in found if not _overlaps(content, tails)]
     return re.compile("|".join(map(re.escape, found))) if found else None
 
 
@@ -35,10 +40,7 @@ def _stands_alone(token: AddedToken) -> bool:
     return not (first.isspace() or first.isalnum() or first == "_")
 
 
-def _overlaps(content: str, others: Iterable[str]) -> bool:
-    """Whether one of these, begun before `content`, may take part of it."""
-    beginnings = [content[:length] for length in range(1, len(content))]
-    return any(
-        content in other[1:] or any(other.endswith(start) for start in beginnings if other != start)
-        for other in others
-    )
+def _overlaps(content: str, tails: Iterable[str]) -> bool:
+    """Whether a token with one of these tails, begun before `content`, may take part of it."""
+    beginnings = tuple(content[:length] for length in range(1, len(content)))
+    return any(content in tail or tail.endswith(beginnings) for tail in tails)

@@ -49,7 +49,10 @@ class Tokenizer:
         if chat_template is not None:
             self._template = ChatTemplate(chat_template, self.special_tokens)
         self._byte_level = isinstance(backend.decoder, decoders.ByteLevel)
-        self._separators = separators(backend.get_added_tokens_decoder().values())
+        added = backend.get_added_tokens_decoder().values()
+        template = chat_template or ""
+        wanted = {token.content for token in added if token.content in template}
+        self._separators = separators(added, wanted.union(self.special_tokens.values()))
         self._token_bytes: dict[bool, dict[int, bytes]] = {False: {}, True: {}}
 
     @property
@@ -80,7 +83,7 @@ class Tokenizer:
     def pieces(self, text: str) -> list[str]:
         """`text`, cut where the tokens of the whole are those of its pieces by themselves.
 
-        That is before special tokens, as between the messages of a chat.
+        That is before special tokens that the chat template writes, as between messages.
         """
         if self._separators is None:
             return [text]
