@@ -121,7 +121,7 @@ def test_workers_follow_the_load_and_no_request_fails(elastic: RunningFleet) -> 
         watch.until(lambda count: count == 0, 60)
     assert load.failures == []
     rises = [later > earlier for earlier, later in pairwise(watch.levels)]
-    assert [rise for rise, _ in groupby(rises)] == [True, False]
+    assert [rise for rise, _ in groupby(rises)] == [True, False], watch.levels
     wait_gone(fleet)
     assert_none_starts(fleet)
 
