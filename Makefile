@@ -16,6 +16,9 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 ARGS ?=
 TEST_ARGS ?=
+# At least two, since many tests wait more than they compute; each takes some 1.5 GiB.
+TEST_PROCESSES ?= -n $(shell n=$$(nproc); echo $$((n < 2 ? 2 : n > 6 ? 6 : n))) \
+	--dist loadgroup --no-loadscope-reorder
 
 .PHONY: install serve test lint check-autoscale check-nodes check-overload check-rolling-update \
 	demo-models check-speculative
@@ -43,7 +46,7 @@ lint: $(STAMP)
 	$(BIN)/mypy
 
 test: lint
-	RAY_USAGE_STATS_ENABLED=0 $(BIN)/python -m pytest $(TEST_ARGS)
+	RAY_USAGE_STATS_ENABLED=0 $(BIN)/python -m pytest $(TEST_PROCESSES) $(TEST_ARGS)
 
 check-overload: $(STAMP)
 	$(BIN)/python -m cluster.bench.overload $(ARGS)

@@ -1,8 +1,8 @@
-"""What all tests share: small checkpoints with random weights, and runs beside the others.
+"""What all tests share: small checkpoints with random weights, and which tests share a process.
 
-A test marked `interpreted(FOLDER)` is a pytest run of its own under Triton's interpreter, whose
-variable must be set before Triton is imported. These compute on one thread for half a minute each,
-so they begin with the session, at the lowest priority, and take what the others leave.
+`make test` runs as many processes as there are cores (pytest-xdist). A file's tests stay together,
+for their fixtures' sake; all that start Ray are one group, which begins first because it is the
+longest, so that two fleets never wait for each other's processors.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-RUNS = pytest.StashKey[dict[str, "subprocess.Popen[str]"]]()
 
 CHAT_TEMPLATE = (
     "{% for m in messages %}<|im_start|>{{ m['role'] }}\n{{ m['content'] }}<|im_end|>\n{% endfor %}"
@@ -60,40 +59,28 @@ def tiny_chat_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def pytest_collection_finish(session: pytest.Session) -> None:
-    marked = [item.get_closest_marker("interpreted") for item in session.items]
-    folders = [marker.args[0] for marker in marked if marker is not None]
-    planned = not session.config.option.collectonly
-    runs = {folder: start_interpreted(folder) for folder in folders if planned}
-    session.config.stash[RUNS] = runs
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Groups of tests for `--dist loadgroup`; without pytest-xdist they only mean an order.
+
+    A folder's own hook runs before this one, and pytest-xdist's after it.
+    """
+    items.sort(key=lambda item: item.get_closest_marker("e2e") is None)
+    for item in items:
+        file = str(item.path.relative_to(ROOT))
+        group = "ray" if item.get_closest_marker("e2e") else file
+        item.add_marker(pytest.mark.xdist_group(group))
 
 
-def pytest_sessionfinish(session: pytest.Session) -> None:
-    for run in session.config.stash.get(RUNS, {}).values():
-        run.kill()
-
-
-def start_interpreted(folder: str) -> subprocess.Popen[str]:
-    pytest_command = ["-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", folder]
-    output = open(os.memfd_create(folder), "w+")  # noqa: SIM115  # read when the run has ended
-    run = subprocess.Popen(
-        ["nice", "-n", "19", sys.executable, *pytest_command],
+def run_interpreted(folder: str) -> None:
+    """A pytest run under Triton's interpreter, whose variable must be set before the import."""
+    run = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", folder],
         cwd=ROOT,
         env={**os.environ, "TRITON_INTERPRET": "1"},
-        stdout=output,
+        stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
+        timeout=280,
+        check=False,
     )
-    run.stdout = output
-    return run
-
-
-@pytest.fixture
-def interpreted(request: pytest.FixtureRequest) -> tuple[int, str]:
-    """Exit status of the run that the test is, and the end of what it printed."""
-    marker = request.node.get_closest_marker("interpreted")
-    run = request.config.stash[RUNS][marker.args[0]]
-    status = run.wait(timeout=240)
-    assert run.stdout is not None
-    run.stdout.seek(0)
-    return status, run.stdout.read()[-6000:]
+    assert run.returncode == 0, run.stdout[-6000:]

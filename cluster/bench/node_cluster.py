@@ -28,7 +28,7 @@ from cluster.environment import (
 from cluster.launch import APPLICATION, end_processes_of
 from cluster.local_ray import OBJECT_STORE_BYTES, join_ray
 
-START_TIMEOUT_S = 120.0
+START_TIMEOUT_S = 300.0
 _HOST = "127.0.0.1"
 _POLL_S = 0.1
 _NODE_CHECK = "RAY_health_check_period_ms"

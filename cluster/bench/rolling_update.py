@@ -16,6 +16,7 @@ import threading
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Self
 
 import uvloop
 
@@ -70,7 +71,7 @@ class RollingUpdateOptions:
 
 
 class UpdateLoad:
-    """Clients on a thread of their own, from here until `stop`.
+    """Clients on a thread of their own, from here until `stop` or the end of the `with` block.
 
     Args:
         url: of completions.
@@ -91,6 +92,13 @@ class UpdateLoad:
         self._updated = threading.Event()
         self._thread = threading.Thread(target=lambda: uvloop.run(self._run()), daemon=True)
         self._thread.start()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """However the block ended: clients that go on would load whatever comes next."""
+        self.stop()
 
     def wait_for(self, count: int) -> None:
         """Returns when `count` more requests have ended."""
@@ -155,8 +163,11 @@ def run_rolling_update(options: RollingUpdateOptions) -> Result:
         "worker": (f"ray::ServeReplica:{APPLICATION}:{config.models[0].deployment}",),
     }
     part = round(_SHARE_BEFORE * options.num_requests)
-    with LocalFleet(config, report=note, haproxy=False if options.python_proxy else None) as fleet:
-        load = UpdateLoad(f"{fleet.base_url}/v1/completions", options, {})
+    haproxy = False if options.python_proxy else None
+    with (
+        LocalFleet(config, report=note, haproxy=haproxy) as fleet,
+        UpdateLoad(f"{fleet.base_url}/v1/completions", options, {}) as load,
+    ):
         load.wait_for(part)
         old = find_parts(parts)
         begin = time.perf_counter()

@@ -14,7 +14,7 @@ import time
 from cluster.local_ray import local_ray
 
 NUM_TALKS = 12
-NEWS_S = 10.0
+NEWS_S = 120.0
 """For the router to hear that a request has ended: its answer may come before."""
 
 

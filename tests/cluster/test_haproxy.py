@@ -229,7 +229,7 @@ def test_in_containers_it_repeats_requests_too(tmp_path: Path) -> None:
     path.write_text("defaults\n    mode http\n    timeout client 1s\nfrontend f\n    bind :8000\n")
     executable = Path(sys.executable).with_name("rayfleet-haproxy")
     done = subprocess.run(
-        [executable, "-c", "-f", path], capture_output=True, text=True, check=False, timeout=30
+        [executable, "-c", "-f", path], capture_output=True, text=True, check=False, timeout=120
     )
     assert done.returncode == 0, done.stderr
     assert path.read_text().splitlines()[:3] == [

@@ -121,12 +121,13 @@ async def test_bad_settings_are_refused() -> None:
         Rig(1, cache_tokens=0)
 
 
+@pytest.mark.e2e
 def test_a_serve_application_routes_by_prefix() -> None:
     done = subprocess.run(
         [sys.executable, "-m", "tests.cluster.serve_router_app"],
         cwd=Path(__file__).parents[2],
         stdout=subprocess.PIPE,
-        timeout=120,
+        timeout=280,
         check=True,
     )
     first, second = json.loads(done.stdout.splitlines()[-1])

@@ -27,13 +27,17 @@ API_KEY = "key-of-the-tests"
 MODEL = "tiny"
 ELASTIC = "elastic"
 """The model whose workers follow the load."""
-START_TIMEOUT_S = 150
+DEADLINE_S = 240.0
+"""Seconds for anything that must come, seconds on an idle machine: only a failure waits so long."""
+TEST_TIMEOUT_S = 900
+"""Several deadlines and the start of the fleet."""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if Path(__file__).parent in item.path.parents:
             item.add_marker(pytest.mark.e2e)
+            item.add_marker(pytest.mark.timeout(TEST_TIMEOUT_S))
 
 
 @dataclass(frozen=True)
@@ -45,13 +49,16 @@ class RunningFleet:
 
     @property
     def client(self) -> OpenAI:
-        return OpenAI(base_url=f"{self.base_url}/v1", api_key=API_KEY, max_retries=0, timeout=60)
+        url = f"{self.base_url}/v1"
+        return OpenAI(base_url=url, api_key=API_KEY, max_retries=0, timeout=DEADLINE_S)
 
     @property
     def http(self) -> httpx.Client:
         headers = {"authorization": f"Bearer {API_KEY}"}
         # Without `verify` each client would read all certificates, for 30 ms.
-        return httpx.Client(base_url=self.base_url, headers=headers, timeout=60, verify=False)
+        return httpx.Client(
+            base_url=self.base_url, headers=headers, timeout=DEADLINE_S, verify=False
+        )
 
     def processes(self) -> list[int]:
         """All processes of this fleet, the command included, by a variable that they inherit."""
@@ -104,7 +111,7 @@ class RunningFleet:
         series = r'^rayfleet_prefix_index_blocks{.*worker_id="(\w+)".*} (\S+)$'
         return {worker: float(n) for worker, n in re.findall(series, text, re.MULTILINE)}
 
-    def wait_ready(self, num_workers: int, timeout_s: float = START_TIMEOUT_S) -> None:
+    def wait_ready(self, num_workers: int, timeout_s: float = DEADLINE_S) -> None:
         """Waits until all workers can take requests."""
         deadline = time.monotonic() + timeout_s
         while time.monotonic() < deadline:
@@ -136,7 +143,7 @@ def stop_fleet(fleet: RunningFleet) -> None:
     if fleet.process.poll() is None:
         os.killpg(fleet.process.pid, signal.SIGINT)
     try:
-        fleet.process.wait(timeout=30)
+        fleet.process.wait(timeout=DEADLINE_S)
     finally:
         for pid in fleet.processes():
             os.kill(pid, signal.SIGKILL)

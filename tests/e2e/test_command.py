@@ -7,12 +7,12 @@ import subprocess
 import sys
 from pathlib import Path
 
-from tests.e2e.conftest import RunningFleet
+from tests.e2e.conftest import DEADLINE_S, RunningFleet
 
 
 def rayfleet(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "cluster.cli.main", *arguments]
-    return subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=60)
+    return subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=DEADLINE_S)
 
 
 def test_version_and_doctor(tmp_path: Path) -> None:

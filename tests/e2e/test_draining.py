@@ -14,7 +14,7 @@ import threading
 import time
 from pathlib import Path
 
-from tests.e2e.conftest import RunningFleet
+from tests.e2e.conftest import DEADLINE_S, RunningFleet
 
 APPLICATION = "draining"
 NUM_STREAMS = 4
@@ -39,7 +39,7 @@ def test_streams_outlive_the_end_of_the_application(
         cwd=Path(__file__).parents[2],
         env=environment,
         stdout=subprocess.PIPE,
-        timeout=120,
+        timeout=2 * DEADLINE_S,
         check=True,
     )
     told = json.loads(done.stdout.splitlines()[-1])
@@ -68,7 +68,7 @@ class _Streams:
 
     def wait(self) -> None:
         for thread in self._threads:
-            thread.join(timeout=60)
+            thread.join(timeout=DEADLINE_S)
 
     def _read(self, number: int) -> None:
         import httpx
@@ -81,7 +81,7 @@ class _Streams:
             "stream": True,
             "return_token_ids": True,
         }
-        with httpx.stream("POST", self._url, json=body, timeout=60) as response:
+        with httpx.stream("POST", self._url, json=body, timeout=DEADLINE_S) as response:
             for line in response.iter_lines():
                 if line.startswith("data: {"):
                     choices = json.loads(line[6:]).get("choices", [])

@@ -11,8 +11,8 @@ import sys
 from pathlib import Path
 
 from cluster.bench.rolling_update import RollingUpdateOptions, UpdateLoad, is_whole
-from tests.e2e.conftest import API_KEY, MODEL, RunningFleet, models_of
-from tests.e2e.test_failures import patience, wait_until
+from tests.e2e.conftest import API_KEY, DEADLINE_S, MODEL, RunningFleet, models_of
+from tests.e2e.test_failures import wait_until
 
 NUM_BEFORE = 12
 
@@ -23,14 +23,15 @@ def test_a_rolling_update_fails_no_request(fleet: RunningFleet, tiny_chat_model:
         num_clients=4, num_idle_clients=2, long_output_len=200, pause_s=0.25
     )
     headers = {"authorization": f"Bearer {API_KEY}"}
-    load = UpdateLoad(f"{fleet.base_url}/v1/completions", options, headers, MODEL)
-    load.wait_for(NUM_BEFORE)
-    old = {*fleet.fronts(), *fleet.gateways()}
-    assert len(old) == 3
-    deploy_again(fleet, tiny_chat_model)
-    wait_until(lambda: not old & {*fleet.fronts(), *fleet.gateways()}, patience(60))
-    load.wait_for(NUM_BEFORE)
-    records = load.stop()
+    url = f"{fleet.base_url}/v1/completions"
+    with UpdateLoad(url, options, headers, MODEL) as load:
+        load.wait_for(NUM_BEFORE)
+        old = {*fleet.fronts(), *fleet.gateways()}
+        assert len(old) == 3
+        deploy_again(fleet, tiny_chat_model)
+        wait_until(lambda: not old & {*fleet.fronts(), *fleet.gateways()})
+        load.wait_for(NUM_BEFORE)
+        records = load.stop()
     assert [record for record in records if not is_whole(record)] == []
     fleet.wait_ready(num_workers=2)
 
@@ -49,6 +50,6 @@ def deploy_again(fleet: RunningFleet, model: Path) -> None:
         cwd=Path(__file__).parents[2],
         env=environment,
         input=json.dumps(config).encode(),
-        timeout=120,
+        timeout=DEADLINE_S,
         check=True,
     )

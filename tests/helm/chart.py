@@ -36,7 +36,7 @@ class Helm:
             HelmError: it failed.
         """
         done = subprocess.run(
-            [str(self.binary), *arguments], capture_output=True, text=True, env=env, timeout=60
+            [str(self.binary), *arguments], capture_output=True, text=True, env=env, timeout=240
         )
         if done.returncode:
             raise HelmError(done.stdout + done.stderr)

@@ -203,10 +203,10 @@ def test_the_smoke_test_asks_every_model(helm4: Helm, tmp_path: Path) -> None:
     with serve_models(["llama-405b", "qwen-8b"]) as (url, asked):
         environment |= {"BASE_URL": url, "API_KEY": "secret\nother", "TIMEOUT_S": "20"}
         script = [sys.executable, "-c", *container["args"]]
-        subprocess.run(script, env=environment, check=True, timeout=30)
+        subprocess.run(script, env=environment, check=True, timeout=120)
         assert asked == ["llama-405b", "qwen-8b"]
         missing = environment | {"MODELS": "llama-405b,other"}
-        done = subprocess.run(script, env=missing, capture_output=True, text=True, timeout=30)
+        done = subprocess.run(script, env=missing, capture_output=True, text=True, timeout=120)
     assert done.returncode == 1
     assert "other is not among the models served" in done.stderr
 

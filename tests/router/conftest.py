@@ -100,7 +100,7 @@ class Rig:
         await self.gateway.start()
         self.app = create_app(self.gateway)
         asgi = httpx.ASGITransport(app=self.app, raise_app_exceptions=False)
-        self.client = httpx.AsyncClient(transport=asgi, base_url="http://gateway", timeout=20)
+        self.client = httpx.AsyncClient(transport=asgi, base_url="http://gateway", timeout=120)
         if running:
             self.tasks = [asyncio.create_task(worker.run()) for worker in self.workers]
         await self.until(lambda: len(self.attached()) == attached)

@@ -81,11 +81,11 @@ async def test_what_cannot_be_meant_is_refused_by_name(rig, fields, param) -> No
 async def test_a_schema_of_ten_megabytes_is_refused_unseen(rig) -> None:
     await rig.start()
     schema = {"enum": [f"value {number:09}" for number in range(500_000)]}
-    began = time.perf_counter()
+    began = time.process_time()
     response = await rig.chat(response_format=schema_format(schema))
     assert response.status_code == 400
     assert response.json()["error"]["param"] == "response_format"
-    assert time.perf_counter() - began < 2.0
+    assert time.process_time() - began < 2.0
 
 
 async def test_the_status_waits_for_the_worker_s_verdict(rig) -> None:

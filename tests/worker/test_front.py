@@ -476,7 +476,7 @@ async def test_a_gap_in_the_reports_breaks_the_engine(front: WorkerFront, engine
     await engine.step()
     engine.seq += 1
     await engine.step()
-    reason = await asyncio.wait_for(front.wait_broken(), 10)
+    reason = await asyncio.wait_for(front.wait_broken(), 120)
     assert reason == "engine report 3 came where 2 was due"
 
 

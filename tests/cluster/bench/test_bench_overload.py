@@ -71,7 +71,7 @@ def test_memory_is_that_of_the_processes_named() -> None:
         began = time.perf_counter()
         with MemoryWatch({"hog": (" ".join(command[:2]),)}) as memory:
             while not memory.mean_mib(0.0, 60.0)["hog"]:
-                assert time.perf_counter() - began < 30.0
+                assert time.perf_counter() - began < 240.0
                 time.sleep(0.05)
         assert memory.mean_mib(0.0, 60.0)["hog"] > 60
         child.communicate(b"")

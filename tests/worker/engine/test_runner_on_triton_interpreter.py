@@ -2,10 +2,10 @@ from __future__ import annotations
 
 import pytest
 
+from tests.conftest import run_interpreted
+
 pytest.importorskip("triton", reason="Triton is not installed")
 
 
-@pytest.mark.interpreted("tests/worker/engine/interpreter")
-def test_runner_on_triton_kernels_under_interpreter(interpreted: tuple[int, str]) -> None:
-    status, output = interpreted
-    assert status == 0, output
+def test_runner_on_triton_kernels_under_interpreter() -> None:
+    run_interpreted("tests/worker/engine/interpreter")

