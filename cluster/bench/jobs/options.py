@@ -35,6 +35,9 @@ class JobOptions:
     length_scale: float = 1.0
     """Of the trace's prompts, their blocks and completions: models with short contexts take part
     with less than 1."""
+    wait_ready_s: float = 0.0
+    """Seconds to wait for the endpoint's `/ready` to say yes before anything is sent: a fleet that
+    was just started loads its models first. 0 does not ask."""
     load_tasks: int = 0
     """Load generators, each a process of Ray's somewhere in the cluster; 0 keeps the load in
     processes of this one."""
@@ -46,8 +49,9 @@ class JobOptions:
             if getattr(self, name) <= 0:
                 flag = "--" + name.replace("_", "-")
                 raise ValueError(f"{flag} must be above 0, got {getattr(self, name)}")
-        if self.load_tasks < 0:
-            raise ValueError("--load-tasks must not be negative")
+        for name in ("load_tasks", "wait_ready_s"):
+            if getattr(self, name) < 0:
+                raise ValueError(f"--{name.replace('_', '-')} must not be negative")
         if self.kind == "mooncake" and not self.trace:
             raise ValueError(
                 "mooncake needs --trace FILE.jsonl: fetch FAST25-release/traces of "

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import http.client
 import json
+import time
+import urllib.error
+import urllib.request
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from pathlib import Path
@@ -27,6 +31,10 @@ _NARROW = 1.1
 """Goodput is looked for until the rates on either side differ by no more than this."""
 _DRIFT = 1.5
 """Goal for the p99 of the last third of a soak over that of the first."""
+_ASK_AGAIN_S = 1.0
+"""Between two questions whether the endpoint is ready."""
+_ANSWER_S = 10.0
+"""An endpoint that is ready says so within this."""
 
 Play = Callable[[Stage], Result]
 
@@ -35,8 +43,11 @@ def run_job(options: JobOptions, serve: ServeOptions) -> Result:
     """Plays a job's stages. The result is small; all samples are in the file.
 
     Raises:
-        ValueError: the endpoint cannot be reached, or the folder not be written.
+        ValueError: the endpoint cannot be reached or is not ready in time, or the folder cannot be
+            written.
     """
+    if options.wait_ready_s:
+        _wait_ready(serve.base_url.rstrip("/") + "/ready", options.wait_ready_s)
     serve, space = resolve(serve)
     maker = StageMaker(options, serve, space)
     run, close = _runner(options)
@@ -65,6 +76,30 @@ def run_job(options: JobOptions, serve: ServeOptions) -> Result:
         **_summary(options, stages),
     }
     return _write(options, result, stages)
+
+
+def _wait_ready(url: str, seconds: float) -> None:
+    """Returns once `url` answers with success.
+
+    Raises:
+        ValueError: it did not within `seconds`.
+    """
+    deadline = time.monotonic() + seconds
+    said = ""
+    while True:
+        try:
+            with urllib.request.urlopen(url, timeout=_ANSWER_S):
+                return
+        except urllib.error.HTTPError as error:
+            answer = f"HTTP {error.code}"
+        except (OSError, http.client.HTTPException) as error:
+            answer = str(error)
+        if answer != said:
+            note(f"waiting for {url}: {answer}")
+            said = answer
+        if time.monotonic() + _ASK_AGAIN_S > deadline:
+            raise ValueError(f"{url} did not say yes within --wait-ready-s {seconds:g}: {answer}")
+        time.sleep(_ASK_AGAIN_S)
 
 
 def _stages(options: JobOptions, maker: StageMaker, play: Play) -> Iterator[Result]:

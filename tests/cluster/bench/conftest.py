@@ -29,15 +29,22 @@ class Backend:
     """Between events."""
     empty: int = -1
     """Number of the token whose event carries no text."""
+    not_ready: int = 0
+    """So often `/ready` still says no."""
     running: int = 0
     most_running: int = 0
 
     def app(self) -> web.Application:
         app = web.Application()
+        app.router.add_get("/ready", self._ready)
         app.router.add_get("/v1/models", self._models)
         app.router.add_post("/v1/completions", self._generate)
         app.router.add_post("/v1/chat/completions", self._generate)
         return app
+
+    async def _ready(self, request: web.Request) -> web.Response:
+        self.not_ready -= 1
+        return web.Response(status=503 if self.not_ready >= 0 else 200)
 
     async def _models(self, request: web.Request) -> web.Response:
         return web.json_response({"object": "list", "data": [{"id": "toy", "object": "model"}]})

@@ -6,6 +6,7 @@ import argparse
 import json
 import os
 import re
+import socket
 import subprocess
 import xml.etree.ElementTree as ElementTree
 from pathlib import Path
@@ -66,6 +67,30 @@ def test_a_sweep_stops_where_the_endpoint_no_longer_follows(
     assert rates[-1] == 0.75 * rates[-2]
     for stage in written["stages"]:
         assert len(stage["ttfts"]) == stage["completed"]
+
+
+def test_a_job_waits_for_an_endpoint_that_still_loads(
+    backend: Backend, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    backend.not_ready = 2
+    written = run(backend, tmp_path, "soak", capsys, "--rate", "8", "--wait-ready-s", "60")
+    assert written["failed"] == 0
+    assert backend.not_ready == -1, "asked until it said yes, and no more"
+
+
+def test_a_job_does_not_wait_for_ever(
+    backend: Backend, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    backend.not_ready = 1000
+    flags = ["--out", str(tmp_path / "out"), *LOAD.split(), "--wait-ready-s", "1.5"]
+    assert main(["job", "soak", "--base-url", backend.url, *flags]) == 2
+    assert "/ready did not say yes within --wait-ready-s 1.5: HTTP 503" in capsys.readouterr().err
+    with socket.socket() as bound:  # nobody listens on it
+        bound.bind(("127.0.0.1", 0))
+        url = f"http://127.0.0.1:{bound.getsockname()[1]}"
+        assert main(["job", "soak", "--base-url", url, *flags]) == 2
+    assert "refused" in capsys.readouterr().err
+    assert backend.bodies == []
 
 
 def test_goodput_keeps_the_slo_below_and_breaks_it_above(
