@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import importlib.util
-import os
-from functools import cache
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import kubernetes_validate
@@ -14,6 +10,7 @@ import pytest
 import yaml
 
 from tests.helm.chart import CHART, EXAMPLES, LOADER, ROOT, Helm, Object, only, pod_specs
+from tests.helm.kuberay_fields import violations
 
 KUBERNETES = "1.33"
 OUR_KINDS = {"HTTPRoute", "PodMonitor", "PrometheusRule", "RayJob", "RayService", "ServiceMonitor"}
@@ -59,44 +56,15 @@ def test_kubernetes_takes_the_pods(rendered: dict[str, list[Object]], case: str)
         kubernetes_validate.validate(whole, KUBERNETES, strict=True)
 
 
-@cache
-def shared_folder() -> Path:
-    """Data too large for the repository: KubeRay's resource definitions and their validator."""
-    folder = Path(os.environ.get("RAYFLEET_SHARED", ROOT.parent / "shared"))
-    if not (folder / "data" / "kuberay-crds").is_dir():
-        pytest.skip("no CustomResourceDefinitions of KubeRay: set RAYFLEET_SHARED")
-    return folder
-
-
-@cache
-def validator() -> tuple[ModuleType, dict[Any, Any]]:
-    path = shared_folder() / "tools" / "crdval.py"
-    spec = importlib.util.spec_from_file_location("crdval", path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    folder = shared_folder() / "data" / "kuberay-crds"
-    return module, module.load_crds(
-        [folder / f"ray.io_{k}.yaml" for k in ("rayservices", "rayjobs")]
-    )
-
-
+@pytest.mark.parametrize("release", ["1.5.1", "1.7.0"])
 @pytest.mark.parametrize("case", CASES)
-def test_kuberay_takes_its_resources(rendered: dict[str, list[Object]], case: str) -> None:
-    crdval, schemas = validator()
+def test_kuberay_takes_its_resources(
+    rendered: dict[str, list[Object]], case: str, release: str
+) -> None:
     ours = [o for o in rendered[case] if o["apiVersion"] == "ray.io/v1"]
     assert ours
     for o in ours:
-        assert crdval.validate(o, schemas[o["apiVersion"], o["kind"]]) == []
-
-
-def test_the_validator_bites(rendered: dict[str, list[Object]]) -> None:
-    crdval, schemas = validator()
-    service = only(rendered["values.yaml"], "RayService")
-    broken = yaml.safe_load(yaml.safe_dump(service))
-    broken["spec"]["rayClusterConfig"]["headGroupSpec"]["rayStartParams"]["num-cpus"] = 0
-    assert crdval.validate(broken, schemas["ray.io/v1", "RayService"])
+        assert violations(o, release) == []
 
 
 @pytest.mark.parametrize("case", CASES)
