@@ -29,9 +29,18 @@ EVERYTHING = {
             },
         }
     ],
+    "workerGroups": [
+        {
+            "name": "cpu",
+            "replicas": 2,
+            "minReplicas": 2,
+            "maxReplicas": 4,
+            "resources": {"requests": {"cpu": "2"}, "limits": {"memory": "6Gi"}},
+        }
+    ],
     "apiKeys": {"keys": ["key-one", "key-two"]},
     "huggingFace": {"token": "hf_token"},
-    "modelCache": {"persistent": True},
+    "modelCache": {"persistent": True, "storageClassName": "shared"},
     "gcsFaultTolerance": {
         "enabled": True,
         "redisAddress": "redis:6379",
@@ -40,13 +49,15 @@ EVERYTHING = {
         "externalStorageNamespace": "fleet",
     },
     "autoscaler": {"enabled": True},
-    "upgradeStrategy": {
-        "type": "NewClusterWithIncrementalUpgrade",
-        "options": {"gatewayClassName": "istio", "stepSizePercent": 10, "intervalSeconds": 30},
-    },
+    "upgradeStrategy": {"type": "None"},
+    "initializingTimeoutSeconds": 5400,
+    "service": {"type": "LoadBalancer"},
     "ingress": {"enabled": True, "host": "llm.example.com", "tlsSecret": "tls"},
     "httpRoute": {"enabled": True, "parentRefs": [{"name": "public"}]},
-    "networkPolicy": {"egress": {"restricted": True}},
+    "networkPolicy": {
+        "clientCidrs": ["10.0.0.0/16", "fd00::/8"],
+        "egress": {"restricted": True, "allowInternet": True, "apiServerCidrs": ["10.96.0.1/32"]},
+    },
     "monitoring": {
         "monitor": "PodMonitor",
         "dashboards": {"enabled": True},

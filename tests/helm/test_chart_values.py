@@ -44,7 +44,17 @@ WRONG = {
     "no Redis": (["--set", "gcsFaultTolerance.enabled=true"], "needs redisAddress"),
     "no Gateway": (["--set", "httpRoute.enabled=true,allowOpenEndpoint=true"], "needs parentRefs"),
     "no host": (["--set", "ingress.enabled=true,allowOpenEndpoint=true"], "needs a host"),
-    "no class for steps": (["--set", "upgradeStrategy.type=NewClusterWithIncrementalUpgrade"], "gatewayClassName"),
+    "services without a lasting name": (["--set", "upgradeStrategy.type=NewClusterWithIncrementalUpgrade"], "names the Service after each cluster"),
+    "one Redis namespace for two clusters": (["--set", "gcsFaultTolerance.enabled=true,gcsFaultTolerance.redisAddress=r:1,gcsFaultTolerance.externalStorageNamespace=n"], "the state of the one that still serves"),
+    "load balancer that the policy closes": (["--set", "service.type=LoadBalancer,allowOpenEndpoint=true"], "Set networkPolicy.clientCidrs"),
+    "node port that the policy closes": (["--set", "service.type=NodePort,allowOpenEndpoint=true"], "service.type NodePort: what comes in there has the address of a node"),
+    "autoscaler without its API server": (["--set", "networkPolicy.egress.restricted=true,autoscaler.enabled=true"], "Set networkPolicy.egress.apiServerCidrs"),
+    "claim that no class fills": (["--set", "modelCache.persistent=true"], "modelCache.persistent needs storageClassName"),
+    "secret that an old KubeRay drops": (["--set", "rayAuth.existingSecret=s", "--api-versions", "ray.io/v1/RayService"], "needs KubeRay 1.6"),
+    "eviction never": (["--set", "podDisruptionBudget.maxUnavailable=0"], "maxUnavailable"),
+    "eviction by percent": (["--set", "podDisruptionBudget.maxUnavailable=20%"], "maxUnavailable"),
+    "address that is no network": (["--set-json", 'networkPolicy.clientCidrs=["10.0.0.1"]'], "clientCidrs"),
+    "thresholds that KubeRay no longer reads": (["--set", "serviceUnhealthySecondThreshold=900"], "serviceUnhealthySecondThreshold"),
     "long name": (["--set", f"nameOverride={LONG}"], "set fullnameOverride"),
 }  # fmt: skip
 
@@ -64,7 +74,15 @@ def test_helm_3_refuses_alike(helm: Helm, case: str) -> None:
 
 
 def test_what_is_nearly_wrong_is_rendered(helm4: Helm) -> None:
-    helm4.template("--set", "service.type=LoadBalancer,allowOpenEndpoint=true")
+    balancer = "service.type=LoadBalancer,allowOpenEndpoint=true"
+    helm4.template("--set", f"{balancer},networkPolicy.clientCidrs={{10.0.0.0/16}}")
+    helm4.template("--set", f"{balancer},networkPolicy.enabled=false")
+    anywhere = '[{"ipBlock": {"cidr": "0.0.0.0/0"}}]'
+    helm4.template("--set", balancer, "--set-json", f"networkPolicy.clients={anywhere}")
     helm4.template("--set", "rayAuth.enabled=false")
+    known = ["--api-versions", "ray.io/v1/RayService", "--api-versions", "ray.io/v1/RayCronJob"]
+    for versions in ([], known):
+        helm4.template("--set", "rayAuth.existingSecret=s", *versions)
+    helm4.template("--set", "modelCache.persistent=true,modelCache.accessModes={ReadWriteOnce}")
     eight = '[{"name": "a", "model": "m", "group": "h100", "workers": 8}]'
     helm4.template(*H100, "--set-json", f"models={eight}")

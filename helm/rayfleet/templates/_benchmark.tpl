@@ -24,10 +24,16 @@ spec:
       env:
         - {name: HOME, value: /tmp/rayfleet}
         - {name: RAY_USAGE_STATS_ENABLED, value: "0"}
+        - {name: RAY_AUTH_MODE, value: {{ include "rayfleet.rayAuthMode" .root }}}
         {{- with include "rayfleet.apiKeySecret" .root }}
         - name: OPENAI_API_KEY
           valueFrom:
             secretKeyRef: {name: {{ . }}, key: {{ include "rayfleet.apiKeyEntry" $.root }}}
+        {{- end }}
+        {{- with include "rayfleet.huggingFaceSecret" .root }}
+        - name: HF_TOKEN
+          valueFrom:
+            secretKeyRef: {name: {{ . }}, key: {{ $values.huggingFace.secretKey }}}
         {{- end }}
         {{- if $values.huggingFace.offline }}
         - {name: HF_HUB_OFFLINE, value: "1"}

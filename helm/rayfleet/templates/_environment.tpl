@@ -1,8 +1,11 @@
 {{/*
 The environment of every Ray pod, head and workers alike: Ray Serve's controller runs on the head.
+Takes the root's Values, Chart and Release, and component.
+
 The first part is what `python -m cluster.environment` prints; a test holds the two together. The
 draining periods are longer here: an endpoint that has gone must first leave every load balancer.
-RAY_AUTH_MODE and its token are KubeRay's to set (spec.rayClusterConfig.authOptions).
+The token is KubeRay's to set (spec.rayClusterConfig.authOptions). RAY_AUTH_MODE is set here as well: a
+KubeRay that knows no authOptions sets neither, and Ray then refuses to start without a token.
 */}}
 {{- define "rayfleet.environment" -}}
 {{- $longest := int64 .Values.longestStreamSeconds -}}
@@ -10,6 +13,7 @@ RAY_AUTH_MODE and its token are KubeRay's to set (spec.rayClusterConfig.authOpti
   "RAY_USAGE_STATS_ENABLED" "0"
   "RAY_ENABLE_AUTO_CONNECT" "0"
   "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO" "0"
+  "RAY_AUTH_MODE" (include "rayfleet.rayAuthMode" .)
   "RAY_SERVE_USE_GRPC_BY_DEFAULT" "1"
   "RAY_SERVE_REPLICA_GRPC_MAX_MESSAGE_LENGTH" "268435456"
   "RAY_SERVE_RUN_USER_CODE_IN_SEPARATE_THREAD" "0"
@@ -65,4 +69,8 @@ RAY_AUTH_MODE and its token are KubeRay's to set (spec.rayClusterConfig.authOpti
       name: {{ . }}
       key: {{ $.Values.huggingFace.secretKey }}
 {{- end }}
+{{- end -}}
+
+{{- define "rayfleet.rayAuthMode" -}}
+{{- ternary "token" "disabled" .Values.rayAuth.enabled -}}
 {{- end -}}

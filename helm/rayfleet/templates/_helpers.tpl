@@ -65,9 +65,23 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
 {{- default (printf "%s-model-cache" (include "rayfleet.fullname" .)) .Values.modelCache.existingClaim -}}
 {{- end -}}
 
-{{/* Where checkpoints from the Hub are kept. */}}
+{{/* Where checkpoints from the Hub are kept; the head loads none and has no volume for them. */}}
 {{- define "rayfleet.hubFolder" -}}
-{{- printf "%s/huggingface" (ternary .Values.modelCache.mountPath "/tmp" .Values.modelCache.enabled) -}}
+{{- $cached := and .Values.modelCache.enabled (ne (default "" .component) "head") -}}
+{{- printf "%s/huggingface" (ternary .Values.modelCache.mountPath "/tmp" $cached) -}}
+{{- end -}}
+
+{{/* How many pods, or sets of numOfHosts pods, a worker group has, as YAML. Takes root, group. */}}
+{{- define "rayfleet.groupScale" -}}
+{{- $least := .group.replicas -}}
+{{- $most := .group.replicas -}}
+{{- if .root.Values.autoscaler.enabled -}}
+{{- $least = default 0 .group.minReplicas -}}
+{{- $most = default .group.replicas .group.maxReplicas -}}
+{{- end -}}
+replicas: {{ int .group.replicas }}
+minReplicas: {{ int $least }}
+maxReplicas: {{ int $most }}
 {{- end -}}
 
 {{/* The worker group of a name, as YAML; fails where there is none. Takes root, name, model. */}}

@@ -3,6 +3,7 @@
 {{- $root := .root -}}
 {{- $values := .root.Values -}}
 {{- $isHead := eq .component "head" -}}
+{{- $hasCache := and $values.modelCache.enabled (not $isHead) -}}
 {{- $pod := mergeOverwrite (deepCopy $values.pod) (deepCopy (default dict .settings.pod)) -}}
 {{- $selector := include "rayfleet.selectorLabels" $root | fromYaml -}}
 {{- $_ := set $selector "app.kubernetes.io/component" .component -}}
@@ -10,14 +11,14 @@
 metadata:
   labels:
     {{- toYaml (merge (deepCopy $selector) $pod.labels) | nindent 4 }}
-  annotations:
-    checksum/secrets: {{ $values.huggingFace.token | sha256sum }}
-    {{- with $pod.annotations }}{{ toYaml . | nindent 4 }}{{ end }}
+  {{- with $pod.annotations }}
+  annotations: {{- toYaml . | nindent 4 }}
+  {{- end }}
 spec:
   serviceAccountName: {{ include "rayfleet.serviceAccountName" $root }}
   automountServiceAccountToken: {{ and $isHead $values.autoscaler.enabled }}
   enableServiceLinks: false
-  terminationGracePeriodSeconds: {{ ternary 60 (add (int64 $values.longestStreamSeconds) 60) $isHead }}
+  terminationGracePeriodSeconds: {{ ternary "60" (include "rayfleet.graceSeconds" $root) $isHead }}
   securityContext: {{- toYaml $pod.securityContext | nindent 4 }}
   {{- with $values.image.pullSecrets }}
   imagePullSecrets: {{- toYaml . | nindent 4 }}
@@ -55,7 +56,7 @@ spec:
       imagePullPolicy: {{ $values.image.pullPolicy }}
       ports: {{- include "rayfleet.ports" . | nindent 8 }}
       env:
-        {{- include "rayfleet.environment" $root | trim | nindent 8 }}
+        {{- include "rayfleet.environment" (dict "Values" $values "Chart" $root.Chart "Release" $root.Release "component" .component) | trim | nindent 8 }}
         {{- with $pod.env }}{{ toYaml . | nindent 8 }}{{ end }}
       {{- with $pod.envFrom }}
       envFrom: {{- toYaml . | nindent 8 }}
@@ -69,7 +70,7 @@ spec:
       volumeMounts:
         - {name: tmp, mountPath: /tmp}
         - {name: shm, mountPath: /dev/shm}
-        {{- if $values.modelCache.enabled }}
+        {{- if $hasCache }}
         - {name: models, mountPath: {{ $values.modelCache.mountPath }}}
         {{- end }}
         {{- if and (eq .component "gateway") (include "rayfleet.apiKeySecret" $root) }}
@@ -81,7 +82,7 @@ spec:
       emptyDir: {sizeLimit: {{ $pod.tmpSize }}}
     - name: shm
       emptyDir: {medium: Memory, sizeLimit: {{ $pod.shmSize }}}
-    {{- if $values.modelCache.enabled }}
+    {{- if $hasCache }}
     - name: models
       {{- if or $values.modelCache.persistent $values.modelCache.existingClaim }}
       persistentVolumeClaim: {claimName: {{ include "rayfleet.modelCacheClaim" $root }}}
@@ -109,10 +110,10 @@ spec:
 {{- end }}
 {{- end -}}
 
-{{/* They ask for Ray's processes, never for a model: a pod that loads for an hour is healthy. The
-readiness probe is KubeRay's, which also asks Serve's proxy on the pod. */}}
+{{/* They ask for Ray's processes (the raylet; on the head the GCS as well), never for a model: a pod that
+loads for an hour is healthy. The readiness probe is KubeRay's, which also asks Serve's proxy on the pod. */}}
 {{- define "rayfleet.probes" -}}
-{{- $ask := dict "exec" (dict "command" (list "wget" "-q" "-T" "4" "-O" "/dev/null" "http://127.0.0.1:52365/api/local_raylet_healthz")) "periodSeconds" 10 "timeoutSeconds" 5 -}}
+{{- $ask := dict "exec" (dict "command" (list "wget" "-q" "-T" "4" "-O" "/dev/null" "http://127.0.0.1:52365/api/healthz")) "periodSeconds" 10 "timeoutSeconds" 5 -}}
 startupProbe:
   {{- toYaml (merge (dict "failureThreshold" (int (ceil (divf .probes.startupSeconds 10)))) $ask) | nindent 2 }}
 livenessProbe:
@@ -125,6 +126,12 @@ cannot be asked (the whole cluster goes), nothing is waited for. */}}
 preStop:
   exec:
     command: [python, -m, cluster.drain, --deadline, {{ int64 .Values.longestStreamSeconds | quote }}]
+{{- end -}}
+
+{{/* How long a pod, or a cluster that has been replaced, stays for its streams: they may begin until
+all nodes know that it goes. */}}
+{{- define "rayfleet.graceSeconds" -}}
+{{- add (int64 .Values.longestStreamSeconds) 60 -}}
 {{- end -}}
 
 {{/* What Ray counts of a pod: CPUs as requested, rounded up, and GPUs. */}}

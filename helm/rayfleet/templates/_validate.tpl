@@ -2,6 +2,7 @@
 {{- define "rayfleet.validate" -}}
 {{- $values := .Values -}}
 {{- if gt (len (include "rayfleet.fullname" .)) 40 -}}
+{{- /* KubeRay's limit is 47, for the RayJob NAME-bench as well. */ -}}
 {{- fail (printf "the name %q is longer than 40 characters, to which KubeRay adds its own: set fullnameOverride" (include "rayfleet.fullname" .)) -}}
 {{- end -}}
 
@@ -48,8 +49,13 @@
 {{- if and (not $values.rayAuth.enabled) (not $values.networkPolicy.enabled) -}}
 {{- fail "with rayAuth.enabled=false and networkPolicy.enabled=false whoever reaches the pods could run code in them: enable one" -}}
 {{- end -}}
-{{- if and $values.gcsFaultTolerance.enabled (not $values.gcsFaultTolerance.redisAddress) -}}
+{{- with $values.gcsFaultTolerance -}}
+{{- if and .enabled (not .redisAddress) -}}
 {{- fail "gcsFaultTolerance needs redisAddress, such as redis:6379" -}}
+{{- end -}}
+{{- if and .enabled .externalStorageNamespace (ne $values.upgradeStrategy.type "None") -}}
+{{- fail "gcsFaultTolerance.externalStorageNamespace with upgradeStrategy.type NewCluster: the new cluster would read and overwrite the state of the one that still serves. Leave the namespace to KubeRay, which makes one per cluster, or set upgradeStrategy.type=None" -}}
+{{- end -}}
 {{- end -}}
 {{- if and $values.ingress.enabled (not $values.ingress.host) -}}
 {{- fail "ingress needs a host" -}}
@@ -58,14 +64,39 @@
 {{- fail "httpRoute needs parentRefs, the Gateway that it belongs to" -}}
 {{- end -}}
 {{- if eq $values.upgradeStrategy.type "NewClusterWithIncrementalUpgrade" -}}
-{{- range list "gatewayClassName" "stepSizePercent" "intervalSeconds" -}}
-{{- if not (get $values.upgradeStrategy.options .) -}}
-{{- fail (printf "upgradeStrategy.type NewClusterWithIncrementalUpgrade needs upgradeStrategy.options.%s" .) -}}
+{{- fail "upgradeStrategy.type NewClusterWithIncrementalUpgrade is not supported: KubeRay then names the Service after each cluster, so that no Ingress, HTTPRoute or client could name it, and shows /admin and /metrics on a Gateway of its own. Set NewCluster or None" -}}
+{{- end -}}
+{{- include "rayfleet.validateNetwork" . -}}
+{{- include "rayfleet.validateKubeRay" . -}}
+{{- with $values.modelCache -}}
+{{- if and .enabled .persistent (not .existingClaim) (not .storageClassName) (has "ReadWriteMany" .accessModes) -}}
+{{- fail "modelCache.persistent needs storageClassName, a class whose volumes several nodes may write (NFS, EFS, Filestore, Azure Files): with the default class of most clouds the claim stays Pending, and all pods with it. Where all pods run on one node, accessModes=[ReadWriteOnce] does" -}}
 {{- end -}}
 {{- end -}}
-{{- if not $values.autoscaler.enabled -}}
-{{- fail "upgradeStrategy.type NewClusterWithIncrementalUpgrade needs autoscaler.enabled=true" -}}
 {{- end -}}
+
+{{/* Whether those who are to come in, and those that the pods must reach, pass the NetworkPolicy. */}}
+{{- define "rayfleet.validateNetwork" -}}
+{{- $policy := .Values.networkPolicy -}}
+{{- $addresses := $policy.clientCidrs -}}
+{{- range $policy.clients -}}
+{{- with .ipBlock -}}{{- $addresses = append $addresses .cidr -}}{{- end -}}
+{{- end -}}
+{{- if and $policy.enabled (ne .Values.service.type "ClusterIP") (not $addresses) -}}
+{{- fail (printf "service.type %s: what comes in there has the address of a node or of the client, and networkPolicy lets in pods alone. Set networkPolicy.clientCidrs, such as [10.0.0.0/16] for the network of the nodes" .Values.service.type) -}}
+{{- end -}}
+{{- if and $policy.enabled $policy.egress.restricted .Values.autoscaler.enabled (not $policy.egress.apiServerCidrs) -}}
+{{- fail "networkPolicy.egress.restricted with autoscaler.enabled: Ray's autoscaler asks the API server for pods. Set networkPolicy.egress.apiServerCidrs to its addresses, which `kubectl get endpointslices -n default -l kubernetes.io/service-name=kubernetes` lists, each with /32" -}}
+{{- end -}}
+{{- end -}}
+
+{{/* Whether the cluster's KubeRay knows what it is told; offline nothing is known of it. */}}
+{{- define "rayfleet.validateKubeRay" -}}
+{{- $versions := .Capabilities.APIVersions -}}
+{{- /* RayCronJob came with KubeRay 1.6, as did authOptions.secretName. */ -}}
+{{- $old := and ($versions.Has "ray.io/v1/RayService") (not ($versions.Has "ray.io/v1/RayCronJob")) -}}
+{{- if and $old .Values.rayAuth.enabled .Values.rayAuth.existingSecret -}}
+{{- fail "rayAuth.existingSecret needs KubeRay 1.6 or newer, and the resource definitions of this cluster are older: they would drop it, and Ray would ask for a token of KubeRay's own. Upgrade them with the operator, or leave existingSecret empty" -}}
 {{- end -}}
 {{- end -}}
 

@@ -1,0 +1,33 @@
+{{/* What KubeRay leaves out when it compares a changed RayService with the running RayCluster. */}}
+
+{{/* A shell word that names the RayCluster which serves at the moment. */}}
+{{- define "rayfleet.activeCluster" -}}
+"$(kubectl -n {{ .Release.Namespace }} get rayservice {{ include "rayfleet.fullname" . }} -o jsonpath='{.status.activeServiceStatus.rayClusterName}')"
+{{- end -}}
+
+{{/* A JSON patch that gives a RayCluster the numbers of pods and the tolerations of these values. It fails
+where the groups are others. With the autoscaler the number between least and most is Ray's. */}}
+{{- define "rayfleet.clusterPatch" -}}
+{{- $gateways := int .Values.gateway.replicas -}}
+{{- $scale := dict "replicas" $gateways "minReplicas" $gateways "maxReplicas" $gateways -}}
+{{- $groups := list (dict "name" "gateway" "scale" $scale "pod" .Values.gateway.pod) -}}
+{{- range .Values.workerGroups -}}
+{{- $scale := include "rayfleet.groupScale" (dict "root" $ "group" .) | fromYaml -}}
+{{- $groups = append $groups (dict "name" .name "scale" $scale "pod" .pod) -}}
+{{- end -}}
+{{- $patch := list (include "rayfleet.tolerationPatch" (dict "root" . "path" "/spec/headGroupSpec" "pod" .Values.head.pod) | fromYaml) -}}
+{{- range $i, $group := $groups -}}
+{{- $path := printf "/spec/workerGroupSpecs/%d" $i -}}
+{{- $patch = append $patch (dict "op" "test" "path" (printf "%s/groupName" $path) "value" $group.name) -}}
+{{- range $name, $value := ternary (omit $group.scale "replicas") $group.scale $.Values.autoscaler.enabled -}}
+{{- $patch = append $patch (dict "op" "add" "path" (printf "%s/%s" $path $name) "value" (int $value)) -}}
+{{- end -}}
+{{- $patch = append $patch (include "rayfleet.tolerationPatch" (dict "root" $ "path" $path "pod" $group.pod) | fromYaml) -}}
+{{- end -}}
+{{- toJson $patch -}}
+{{- end -}}
+
+{{- define "rayfleet.tolerationPatch" -}}
+{{- $pod := mergeOverwrite (deepCopy .root.Values.pod) (deepCopy (default dict .pod)) -}}
+{{- dict "op" "add" "path" (printf "%s/template/spec/tolerations" .path) "value" $pod.tolerations | toYaml -}}
+{{- end -}}
