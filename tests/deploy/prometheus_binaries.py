@@ -10,8 +10,10 @@ import os
 import shutil
 import subprocess
 import tempfile
+import time
 from pathlib import Path
 
+import httpx
 import pytest
 
 
@@ -41,6 +43,26 @@ def find_binary(name: str) -> str:
             # Renamed, so that it is there whole or not at all: several test runs may do this.
             (Path(folder) / "usr" / "bin" / name).rename(cached)
     return str(cached)
+
+
+def wait_until_ready(base_url: str, process: subprocess.Popen[bytes], within_s: float) -> None:
+    """Waits until a Prometheus that has been started answers queries.
+
+    While it replays its log it refuses connections first, then answers 503 in plain text. The time
+    is for a machine that has other things to do.
+    """
+    deadline = time.monotonic() + within_s
+    with httpx.Client(base_url=base_url, trust_env=False) as client:
+        while True:
+            assert process.poll() is None, f"Prometheus ended with code {process.returncode}"
+            try:
+                answer = f"status {client.get('/-/ready').status_code}"
+            except httpx.TransportError as error:
+                answer = repr(error)
+            if answer == "status 200":
+                return
+            assert time.monotonic() < deadline, f"Prometheus is not ready: {answer}"
+            time.sleep(0.1)
 
 
 def _unpack(folder: Path) -> None:
