@@ -15,6 +15,7 @@ from router.config import GatewayConfig, ModelRoute
 from router.errors import ApiError, bad_request
 from router.fleet import Fleet
 from router.metrics.collector import GatewayCollector, Source
+from router.metrics.http import HttpStats
 from router.serving import ServedModel
 from router.tokens.defaults import load_sampling_defaults
 from router.tokens.encoder import PromptEncoder
@@ -54,6 +55,8 @@ class Gateway:
         self.config = config
         self.gateway_id = f"gw-{secrets.token_hex(6)}"
         self.created = int(time.time())
+        self.http = HttpStats()
+        """Counts the answers of whatever speaks HTTP for this gateway."""
         self._transports = dict(transports)
         self._models: dict[str, ServedModel] = {}
         self._names: dict[str, ServedModel] = {}
@@ -135,7 +138,7 @@ class Gateway:
         """This gateway's own metrics as Prometheus text."""
         sources = [Source(name, model.stats, model.fleet) for name, model in self._models.items()]
         created = float(self.created) if content_type == OPENMETRICS else None
-        return render(GatewayCollector(self.gateway_id, sources, created), content_type)
+        return render(GatewayCollector(self.gateway_id, sources, self.http, created), content_type)
 
     def _load(self, route: ModelRoute) -> ServedModel:
         tokenizer = load_tokenizer(route.model)

@@ -15,6 +15,7 @@ from starlette.responses import JSONResponse, Response
 from router.api.admin import AdminRoutes
 from router.api.auth import ApiKeys
 from router.api.completions import CompletionRoutes, request_id_of
+from router.api.count import AnswerCounter
 from router.api.key_file import KeyFile
 from router.errors import ApiError
 from router.gateway import Gateway
@@ -49,6 +50,8 @@ def create_app(gateway: Gateway) -> FastAPI:
     key_file = KeyFile(config.api_key_file) if config.api_key_file else None
     if config.api_keys or key_file is not None:
         app.add_middleware(ApiKeys, keys=config.api_keys, key_file=key_file)
+    # The last one added is the outermost.
+    app.add_middleware(AnswerCounter, stats=gateway.http, routes=tuple(app.router.routes))
     return app
 
 

@@ -15,8 +15,10 @@ from prometheus_client.core import (
 from prometheus_client.registry import Collector
 
 from router.fleet import Fleet
-from router.metrics.stats import Histogram, LatencyStats, ModelStats
+from router.metrics.http import HttpStats
+from router.metrics.stats import LatencyStats, ModelStats
 from router.metrics.tenants import TenantStats
+from worker.wire.histogram import Histogram
 
 MODEL = ["model_name", "gateway_id"]
 
@@ -113,14 +115,20 @@ class GatewayCollector(Collector):
     Args:
         gateway_id: the label.
         sources: its models.
+        http: its answers.
         created: Unix seconds when it began, for formats that carry it; None leaves it out.
     """
 
     def __init__(
-        self, gateway_id: str, sources: Sequence[Source], created: float | None = None
+        self,
+        gateway_id: str,
+        sources: Sequence[Source],
+        http: HttpStats,
+        created: float | None = None,
     ) -> None:
         self._gateway_id = gateway_id
         self._sources = sources
+        self._http = http
         self._created = created
 
     def collect(self) -> Iterator[Metric]:
@@ -147,9 +155,21 @@ class GatewayCollector(Collector):
             for source in self._sources:
                 gauge.add_metric(self._of(source), read(source))
             yield gauge
+        yield self._answers()
         yield from self._endings()
         yield from self._tenants()
         yield from self._workers()
+
+    def _answers(self) -> Metric:
+        labels = ["gateway_id", "route", "method", "status"]
+        answers = CounterMetricFamily(
+            "rayfleet_http_requests",
+            "HTTP requests by route and status of the answer; streams count when they begin.",
+            labels=labels,
+        )
+        for (route, method, status), count in self._http.counts.items():
+            answers.add_metric([self._gateway_id, route, method, str(status)], count, self._created)
+        return answers
 
     def _endings(self) -> Iterator[Metric]:
         success = CounterMetricFamily(

@@ -7,7 +7,10 @@ import asyncio
 import httpx
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
 from prometheus_client.parser import text_string_to_metric_families as parse
+from starlette.routing import Route
 
+from router.api.count import AnswerCounter
+from router.metrics.http import HttpStats
 from router.metrics.tenants import IDLE_S, TenantBook
 from worker.wire.slo import Slo, slo_class
 
@@ -165,3 +168,79 @@ async def test_openmetrics_say_when_counters_began(rig):
     assert created["rayfleet_time_to_first_token_seconds_created"] == rig.gateway.created
     plain = await rig.client.get("/metrics")
     assert "_created" not in plain.text
+
+
+async def answers(rig) -> dict[tuple[str, ...], float]:
+    """Answers by (route, method, status), those without any left out."""
+    response = await rig.client.get("/metrics")
+    found = {family.name: family.samples for family in parse(response.text)}
+    return {
+        (s.labels["route"], s.labels["method"], s.labels["status"]): s.value
+        for s in found["rayfleet_http_requests"]
+        if s.value
+    }
+
+
+async def test_every_answer_is_counted_refused_ones_too(rig):
+    await rig.start(api_keys=("key",))
+    chats, metrics = "/v1/chat/completions", "/metrics"
+    assert (await rig.chat()).status_code == 401
+    rig.client.headers["authorization"] = "Bearer key"
+    assert (await rig.chat()).status_code == 200
+    assert (await rig.chat(stream=True)).status_code == 200
+    assert (await rig.chat(temperature="hot")).status_code == 400
+    assert (await rig.chat(model="nobody")).status_code == 404
+    header = {"content-length": str(2**40)}
+    assert (await rig.client.post(chats, content=b"x", headers=header)).status_code == 413
+    assert (await rig.client.get(chats)).status_code == 405
+    for worker in rig.workers:
+        worker.rejection, worker.rejection_status = "all full", 429
+    assert (await rig.chat()).status_code == 429
+    rig.gateway.model = None
+    assert (await rig.chat()).status_code == 500, "an error that nobody expected"
+    assert await answers(rig) == {
+        (chats, "POST", "200"): 2,
+        (chats, "POST", "400"): 1,
+        (chats, "POST", "401"): 1,
+        (chats, "POST", "404"): 1,
+        (chats, "POST", "413"): 1,
+        (chats, "POST", "429"): 1,
+        (chats, "POST", "500"): 1,
+        (chats, "GET", "405"): 1,
+    }
+    assert (metrics, "GET", "200") in await answers(rig)
+
+
+async def test_clients_cannot_make_series_of_their_own(rig):
+    await rig.start()
+    for name in range(50):
+        assert (await rig.client.get(f"/no/{name}")).status_code == 404
+        assert (await rig.client.get(f"/v1/models/{name}")).status_code == 404
+        assert (await rig.client.request(f"M{name}", "/health")).status_code == 405
+    assert await answers(rig) == {
+        ("other", "GET", "404"): 50,
+        ("/v1/models/{name:path}", "GET", "404"): 50,
+        ("/health", "other", "405"): 50,
+    }
+    text = (await rig.client.get("/metrics")).text
+    failures = [line for line in text.splitlines() if 'status="500"' in line]
+    assert len(failures) == 2, "what may fail is there before it has: its rate is known then"
+
+
+async def test_a_stream_counts_once_and_its_parts_pass_through():
+    sent, stats = [], HttpStats()
+
+    async def stream(scope, receive, send):
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        for _ in range(1000):
+            await send({"type": "http.response.body", "body": b"x", "more_body": True})
+        await send({"type": "http.response.body", "body": b""})
+
+    async def send(message):
+        sent.append(message)
+
+    routes = (Route("/v1/completions", stream, methods=["POST"]),)
+    counter = AnswerCounter(stream, stats, routes)
+    await counter({"type": "http", "method": "POST", "path": "/v1/completions"}, None, send)
+    assert len(sent) == 1002
+    assert stats.counts["/v1/completions", "POST", 200] == 1
