@@ -16,7 +16,6 @@ import asyncio
 import contextlib
 import logging
 import os
-import resource
 import secrets
 import stat
 from collections.abc import Callable, Iterator
@@ -24,9 +23,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from worker.metrics.process import LoopLag, ProcessCollector
 from worker.wire.exposition import content_type_for, merge, render
 
 if TYPE_CHECKING:
@@ -74,9 +74,12 @@ class NodeMetrics:
         self._name = f"{os.getpid()}-{secrets.token_hex(4)}"
         self._server: asyncio.AbstractServer | None = None
         self._port_task: asyncio.Task[None] | None = None
+        self._lag = LoopLag()
+        self._lag_task: asyncio.Task[None] | None = None
 
     async def open(self) -> None:
         """Answers from now on. Where that cannot be, it is logged, and serving goes on."""
+        self._lag_task = asyncio.create_task(self._lag.watch())
         path = self._directory / self._name
         try:
             _make_private(self._directory)
@@ -88,8 +91,9 @@ class NodeMetrics:
 
     def close(self) -> None:
         """Answers no more."""
-        if self._port_task is not None:
-            self._port_task.cancel()
+        for task in (self._lag_task, self._port_task):
+            if task is not None:
+                task.cancel()
         if self._server is not None:
             self._server.close()
             with contextlib.suppress(OSError):
@@ -113,7 +117,7 @@ class NodeMetrics:
         return merge([own, *texts, node], content_type), content_type
 
     def _render(self, content_type: str) -> bytes:
-        process = render(_ProcessCollector(self._process), content_type)
+        process = render(ProcessCollector(self._process, self._lag.histogram), content_type)
         return merge([self._own(content_type), process], content_type)
 
     async def _ask(self, path: Path, content_type: str) -> bytes | None:
@@ -171,23 +175,6 @@ class NodeMetrics:
         return web.Response(body=body, headers={"Content-Type": content_type})
 
 
-class _ProcessCollector(Collector):
-    def __init__(self, process: str) -> None:
-        self._process = process
-
-    def collect(self) -> Iterator[Metric]:
-        used = resource.getrusage(resource.RUSAGE_SELF)
-        cpu = CounterMetricFamily(
-            "rayfleet_process_cpu_seconds", "Time on a processor.", labels=["process"]
-        )
-        cpu.add_metric([self._process], used.ru_utime + used.ru_stime)
-        memory = GaugeMetricFamily(
-            "rayfleet_process_resident_memory_bytes", "Resident memory.", labels=["process"]
-        )
-        memory.add_metric([self._process], _resident_bytes())
-        yield from (cpu, memory)
-
-
 class _NodeCollector(Collector):
     def __init__(self, num_answered: int, num_silent: int) -> None:
         self._states = {"answered": num_answered, "silent": num_silent}
@@ -201,11 +188,6 @@ class _NodeCollector(Collector):
         for state, count in self._states.items():
             processes.add_metric([state], count)
         yield processes
-
-
-def _resident_bytes() -> int:
-    pages = int(Path("/proc/self/statm").read_text().split()[1])
-    return pages * resource.getpagesize()
 
 
 def _make_private(directory: Path) -> None:

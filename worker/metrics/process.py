@@ -1,0 +1,110 @@
+"""What every process tells of itself: its release, what it uses, and how late its event loop is."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib.metadata
+import platform
+import resource
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+from typing import Final
+
+from prometheus_client.core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    InfoMetricFamily,
+    Metric,
+)
+from prometheus_client.registry import Collector
+
+from worker.wire.histogram import Histogram
+
+PERIOD_S: Final = 0.1
+"""Between two probes of the event loop: 10 wake-ups per second, some 0.03 % of a core."""
+LAG_BUCKETS: Final = (
+    0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0,
+)  # fmt: skip
+"""Seconds: from what no token notices to where Serve takes a process for dead."""
+
+
+class LoopLag:
+    """How long what is due on an event loop waits for it.
+
+    A probe is due every PERIOD_S, whatever became of the one before: while the loop stands still
+    they all wait, as requests do, so that a quantile is that of a request at any moment.
+    """
+
+    def __init__(self) -> None:
+        self.histogram = Histogram(LAG_BUCKETS)
+        """Seconds."""
+
+    async def watch(self) -> None:
+        """Probes the running event loop until it is cancelled."""
+        clock = asyncio.get_running_loop().time
+        due = clock() + PERIOD_S
+        while True:
+            await asyncio.sleep(due - clock())
+            due = self.probe(due, clock())
+
+    def probe(self, due: float, now: float) -> float:
+        """Counts the probes that were due from `due` to `now`; when the next one is."""
+        while due <= now:
+            self.histogram.observe(now - due)
+            due += PERIOD_S
+        return due
+
+
+class ProcessCollector(Collector):
+    """Yields the families that every process has, under the label `process`.
+
+    Args:
+        process: its name.
+        lag: of its event loop; None where it has none.
+    """
+
+    def __init__(self, process: str, lag: Histogram | None = None) -> None:
+        self._process = process
+        self._lag = lag
+
+    def collect(self) -> Iterator[Metric]:
+        """See prometheus_client's Collector."""
+        labels = ["process"]
+        build = InfoMetricFamily("rayfleet_build", "What the process runs.", labels=labels)
+        versions = {f"{name}_version": version_of(name) for name in ("ray", "torch")}
+        python = {"python_version": platform.python_version()}
+        build.add_metric([self._process], {"version": version_of("rayfleet"), **python, **versions})
+        used = resource.getrusage(resource.RUSAGE_SELF)
+        cpu = CounterMetricFamily(
+            "rayfleet_process_cpu_seconds", "Time on a processor.", labels=labels
+        )
+        cpu.add_metric([self._process], used.ru_utime + used.ru_stime)
+        memory = GaugeMetricFamily(
+            "rayfleet_process_resident_memory_bytes", "Resident memory.", labels=labels
+        )
+        memory.add_metric([self._process], _resident_bytes())
+        yield from (build, cpu, memory)
+        if self._lag is not None:
+            late = HistogramMetricFamily(
+                "rayfleet_event_loop_lag_seconds",
+                "How long what is due waits for the event loop.",
+                labels=labels,
+            )
+            late.add_metric([self._process], self._lag.cumulative(), self._lag.total)
+            yield late
+
+
+@cache
+def version_of(package: str) -> str:
+    """The installed version of a package; empty where it is not installed."""
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return ""
+
+
+def _resident_bytes() -> int:
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    return pages * resource.getpagesize()
