@@ -109,6 +109,9 @@ class EndpointConfig:
     metrics_port: int = 0
     """Port on each node that answers for all processes there, at /metrics; 0 for none. /metrics of
     the endpoint answers for the node of the gateway that is asked."""
+    metrics_vllm_names: bool = False
+    """Tell what the Gateway API's model server protocol asks for (requests running and waiting, use
+    and configuration of the KV cache) as `vllm:`, too, beside `rayfleet_`."""
     metrics_max_tenants: int = 32
     """Tenants (see --fair-by) that metrics tell apart; further ones count as `other`."""
     otlp_traces_endpoint: str = ""
@@ -163,7 +166,11 @@ class ServeConfig:
 
     def node_metrics(self) -> NodeMetricsConfig:
         """Where the metrics of each node are read."""
-        return NodeMetricsConfig(host=self.endpoint.metrics_host, port=self.endpoint.metrics_port)
+        return NodeMetricsConfig(
+            host=self.endpoint.metrics_host,
+            port=self.endpoint.metrics_port,
+            vllm_names=self.endpoint.metrics_vllm_names,
+        )
 
 
 def serve_config_from_mapping(settings: Mapping[str, Any]) -> ServeConfig:

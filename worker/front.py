@@ -22,6 +22,7 @@ import msgspec
 from worker.admission_desk import AdmissionDesk
 from worker.attachment import Attachment, CacheMirror
 from worker.engine_connection import EngineConnection
+from worker.metrics.latency import WorkerLatency
 from worker.reserved import ReservedWork
 from worker.structured.service import GrammarService
 from worker.traces import WorkerTraces
@@ -64,6 +65,7 @@ class WorkerFront:
         self.epoch = 1
         self.info: EngineInfo | None = None
         """What the engine told of itself when all ranks were ready; None while loading."""
+        self.latency = WorkerLatency()
         self._parent_directory = parent_directory
         self._mirror = CacheMirror()
         self._load = LoadSnapshot()
@@ -78,6 +80,8 @@ class WorkerFront:
         """Submits that rank 0 was sent in this epoch."""
         self._num_reports = 0
         """Of this epoch."""
+        self._opened_at = 0.0
+        """When the ranks of this epoch could be started, on the monotonic clock."""
         self._grammars: GrammarService | None = None
         """There once an engine has told what to compile for."""
         self._ready = asyncio.Event()
@@ -95,6 +99,7 @@ class WorkerFront:
         """
         assert self._engine is None, "the engine of this epoch has a directory already"
         self._num_reports = self._num_handed = 0
+        self._opened_at = time.monotonic()
         self._engine = EngineConnection(self._parent_directory, self._on_message)
         if self._heart is None:
             self._heart = asyncio.create_task(self._beat())
@@ -224,6 +229,8 @@ class WorkerFront:
         self._apply(message)
 
     def _engine_ready(self, info: EngineInfo) -> None:
+        took_s = time.monotonic() - self._opened_at
+        info.startup["launch"] = max(took_s - sum(info.startup.values()), 0.0)
         self.info = info
         if self._grammars is None:
             self._grammars = GrammarService(info)
@@ -238,6 +245,7 @@ class WorkerFront:
 
     def _apply(self, report: StepReport) -> None:
         self._load = self._reserved.told_with(report.load)
+        self.latency.take(report)
         if self._traces is not None:
             for told in report.deltas.values():
                 self._traces.reported(told)

@@ -27,6 +27,7 @@ from worker.front import WorkerFront
 from worker.heap import settle_heap
 from worker.metrics.collector import WorkerCollector, WorkerView
 from worker.metrics.node import NodeMetrics, NodeMetricsConfig
+from worker.metrics.rank import RankOwner, belong_to
 from worker.parallel.meeting import Meeting, published
 from worker.traces import WorkerTraces
 from worker.wire.exposition import render
@@ -51,6 +52,10 @@ class RankActor:
     def node(self) -> tuple[str, str]:
         """Id and address of the node that this process is on."""
         return ray.get_runtime_context().get_node_id(), ray.util.get_node_ip_address()
+
+    def belong_to(self, model_name: str, worker_id: str) -> None:
+        """Says whose rank this is, for its metrics."""
+        belong_to(RankOwner(model_name, worker_id, metrics_directory()))
 
     def lead(self, config: EngineConfig, directory: str, host: str = "") -> None:
         """Is rank 0; blocks for as long as it lives.
@@ -104,6 +109,7 @@ class WorkerGroup:
         traces = None if tracing is None else WorkerTraces(tracing, worker_id)
         self.front = WorkerFront(worker_id, directory, traces)
         self._model_name = model_name or config.model
+        self._vllm_names = metrics is not None and metrics.vllm_names
         self._metrics = NodeMetrics(
             f"worker {worker_id}", self._render, metrics_directory(), metrics
         )
@@ -164,8 +170,11 @@ class WorkerGroup:
     def _render(self, content_type: str) -> bytes:
         """The worker's own metrics."""
         front = self.front
-        view = WorkerView(self._model_name, front.worker_id, front.epoch, front.info, front.load)
-        return render(WorkerCollector(lambda: view), content_type)
+        view = WorkerView(
+            self._model_name, front.worker_id, front.epoch, front.info, front.load, front.latency
+        )
+        collector = WorkerCollector(lambda: view, vllm_names=self._vllm_names)
+        return render(collector, content_type)
 
     def _socket_for(self, node_id: str) -> str | None:
         """Where a gateway on that node reaches this worker without Serve."""
@@ -188,7 +197,10 @@ class WorkerGroup:
                     placement_group, placement_group_bundle_index=rank
                 ),
             )
-            self._actors.append(actor_class.remote())
+            actor = actor_class.remote()
+            # An actor does what it is asked for in order: this comes before its long life.
+            actor.belong_to.remote(self._model_name, self.front.worker_id)
+            self._actors.append(actor)
         actors = tuple(self._actors)
         host = asyncio.ensure_future(_common_host(actors))
         return [

@@ -87,6 +87,7 @@ def test_each_node_has_a_port_for_metrics_where_asked_for() -> None:
     assert parse("m").node_metrics().port == 0
     config = parse("m", "--metrics-port", "9464", "--metrics-host", "::", "--fair-by", "key")
     assert config.node_metrics() == NodeMetricsConfig(host="::", port=9464)
+    assert parse("m", "--metrics-vllm-names").node_metrics() == NodeMetricsConfig(vllm_names=True)
     assert config.gateway().metrics_max_tenants == 32
 
 

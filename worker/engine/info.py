@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from worker.engine.config import EngineConfig
 from worker.models.config import load_model_config
-from worker.parallel.messages import Hello
+from worker.parallel.messages import Hello, Ready
 from worker.wire.messages import EngineInfo
 
 
@@ -39,4 +39,17 @@ def build_engine_info(config: EngineConfig, hellos: Sequence[Hello]) -> EngineIn
         max_queued_requests=config.max_queued_requests,
         max_queued_tokens=config.max_queued_tokens,
         num_host_pages=min(hello.num_host_pages for hello in hellos),
+        device=hellos[0].device,
+        dtype=hellos[0].dtype,
+        tensor_parallel_size=config.tensor_parallel_size,
+        startup=slowest(hellos),
     )
+
+
+def slowest(ranks: Sequence[Hello | Ready]) -> dict[str, float]:
+    """Seconds by phase of the rank that took longest in it: the others waited for that one."""
+    times: dict[str, float] = {}
+    for rank in ranks:
+        for phase, seconds in rank.startup.items():
+            times[phase] = max(seconds, times.get(phase, 0.0))
+    return times

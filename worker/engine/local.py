@@ -11,9 +11,10 @@ import torch
 from worker.engine.base import Executor, RankFailure, StepFuture
 from worker.engine.config import EngineConfig
 from worker.engine.device import select_device
-from worker.engine.info import build_engine_info
+from worker.engine.info import build_engine_info, slowest
 from worker.engine.launched import BegunStep, LaunchedStep
 from worker.engine.runner import ModelRunner
+from worker.engine.startup import RankStartup
 from worker.parallel.coordinator import LAST_WORD_MS, RankGroup
 from worker.parallel.group import TensorParallelGroup
 from worker.parallel.messages import PlanMessage, Sample, Start
@@ -47,22 +48,24 @@ class LocalExecutor(Executor):
     def start(self) -> EngineInfo:
         """Loads rank 0's shard beside the other ranks', allocates equally many pages on all."""
         device = select_device(self._config, 0)
+        startup = RankStartup(self._config)
         with self._blaming_peers():
             self._group = TensorParallelGroup.create(
                 *(0, self._config.tensor_parallel_size, device, self._directory),
                 while_waiting=self._others.raise_on_death,
                 meeting=self._others.meeting_of_rank_0(),
             )
-            self._runner = ModelRunner(self._config, self._group)
-            hellos = [self._runner.hello(), *self._others.collect_hellos().values()]
+            self._runner = startup.load(self._group)
+            hellos = [startup.hello(self._runner), *self._others.collect_hellos().values()]
         info = build_engine_info(self._config, hellos)
         if info.block_size > 1:
             self.max_overlap_depth = 0  # `launch` waits for the rounds of its blocks
         num_pages = min(hello.num_pages for hello in hellos)
-        self._others.send(Start(num_pages=num_pages, num_host_pages=info.num_host_pages))
+        start = Start(num_pages=num_pages, num_host_pages=info.num_host_pages)
+        self._others.send(start)
         with self._blaming_peers():
-            self._runner.allocate(num_pages, info.num_host_pages)
-            self._others.collect_readies()
+            readies = [startup.allocate(self._runner, start), *self._others.collect_readies()]
+        info.startup |= slowest(readies)
         return info
 
     def launch(self, plan: Plan) -> StepFuture:

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from worker.engine.base import Executor, StepFuture
 from worker.engine.config import EngineConfig
-from worker.engine.info import build_engine_info
+from worker.engine.info import build_engine_info, slowest
 from worker.parallel.coordinator import RankGroup
 from worker.parallel.messages import Drafts, PlanMessage, Result, Sample
 from worker.scheduler.plan import Plan, StepResult
@@ -39,7 +39,8 @@ class ProcessExecutor(Executor):
         """Waits for every rank's shard, allocates equally many pages on all."""
         hellos = list(self._group.collect_hellos().values())
         info = build_engine_info(self._config, hellos)
-        self._group.start(min(hello.num_pages for hello in hellos), info.num_host_pages)
+        num_pages = min(hello.num_pages for hello in hellos)
+        info.startup |= slowest(self._group.start(num_pages, info.num_host_pages))
         return info
 
     def launch(self, plan: Plan) -> StepFuture:

@@ -33,7 +33,7 @@ from worker.engine.static_step import StaticInputs, StaticStep
 from worker.engine.streams import DeviceStreams, StepSlot
 from worker.engine.tables import DeviceTables
 from worker.engine.transfer import uploader_to
-from worker.models.config import load_model_config
+from worker.models.config import ModelConfig, load_model_config
 from worker.models.context import KVCache
 from worker.models.dummy import draw_weights
 from worker.models.loader import load_weights
@@ -61,12 +61,14 @@ class ModelRunner:
         ValueError: the checkpoint cannot be served with this configuration.
     """
 
-    def __init__(self, config: EngineConfig, group: TensorParallelGroup) -> None:
+    def __init__(
+        self, config: EngineConfig, group: TensorParallelGroup, model: ModelConfig | None = None
+    ) -> None:
         self.config = config
         self.group = group
         self.device = group.device
         is_dummy = config.load_format == "dummy"
-        self.model_config = load_model_config(config.model, weights=not is_dummy)
+        self.model_config = model or load_model_config(config.model, weights=not is_dummy)
         if self.device.type == "cpu":
             tune_cpu_process(config.cpu_threads, group.world_size)
         self.max_model_len = self.model_config.resolve_max_model_len(config.max_model_len)
@@ -294,10 +296,6 @@ class ModelRunner:
         assert draws.tokens is not None
         tables.flat_tokens.index_copy_(0, inputs.destinations, draws.tokens.int())
         return draws
-
-    def finish(self, draws: Draws) -> list[int]:
-        """The drawn tokens on the host; waits for the device."""
-        return [] if draws.tokens is None else list(draws.tokens.tolist())
 
     def _prepare(
         self, plan: Plan, drafted: DraftedStep | None, slot: StepSlot | None

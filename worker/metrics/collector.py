@@ -15,6 +15,7 @@ from prometheus_client.core import (
 from prometheus_client.registry import Collector
 
 from worker.metrics.host_cache import host_cache_metrics
+from worker.metrics.latency import WorkerLatency, latency_metrics
 from worker.metrics.speculation import speculation_metrics
 from worker.wire.host_cache import HostCacheTotals
 from worker.wire.messages import BlockTotals, EngineInfo, LoadSnapshot
@@ -34,6 +35,7 @@ class WorkerView(NamedTuple):
     info: EngineInfo | None
     """None while it is loading."""
     load: LoadSnapshot
+    latency: WorkerLatency
 
 
 _GAUGES: dict[str, tuple[str, Callable[[LoadSnapshot], float]]] = {
@@ -73,14 +75,23 @@ _STEP_PHASES: dict[str, tuple[str, Callable[[StepTimes], float]]] = {
 }
 
 
+_PROTOCOL = ("num_requests_running", "num_requests_waiting", "kv_cache_usage_perc")
+"""What the Gateway API's model server protocol asks for, besides the cache's configuration."""
+
+
 class WorkerCollector(Collector):
     """Yields all families of one worker; what it does not do counts as 0.
 
     Counters of the engine begin anew with each rank group, which `worker_rebuilds` tells.
+
+    Args:
+        view: what is known of the worker.
+        vllm_names: whether the model server protocol's families come as `vllm:`, too.
     """
 
-    def __init__(self, view: Callable[[], WorkerView]) -> None:
+    def __init__(self, view: Callable[[], WorkerView], *, vllm_names: bool = False) -> None:
         self._view = view
+        self._vllm_names = vllm_names
 
     def collect(self) -> Iterator[Metric]:
         """See prometheus_client's Collector."""
@@ -102,7 +113,11 @@ class WorkerCollector(Collector):
             gauge = GaugeMetricFamily(f"rayfleet_{name}", text, labels=LABELS)
             gauge.add_metric(labels, read(load))
             yield gauge
-        yield _cache_config(view)
+        yield _cache_config("rayfleet_cache_config", view)
+        if self._vllm_names:
+            yield from _under_vllm_names(view)
+        yield from (_engine(view), _startup(view))
+        yield from latency_metrics(labels, view.latency)
         preemptions = CounterMetricFamily(
             "rayfleet_num_preemptions", "Requests taken back from the running batch.", labels=LABELS
         )
@@ -122,9 +137,44 @@ class WorkerCollector(Collector):
         yield from host_cache_metrics([(labels, load.host_cache or HostCacheTotals(), page_size)])
 
 
-def _cache_config(view: WorkerView) -> Metric:
+def _under_vllm_names(view: WorkerView) -> Iterator[Metric]:
+    """For what was written for vLLM: autoscalers' triggers, boards, endpoint pickers."""
+    for name in _PROTOCOL:
+        text, read = _GAUGES[name]
+        gauge = GaugeMetricFamily(f"vllm:{name}", text, labels=LABELS)
+        gauge.add_metric([view.model_name, view.worker_id], read(view.load))
+        yield gauge
+    yield _cache_config("vllm:cache_config", view)
+
+
+def _engine(view: WorkerView) -> Metric:
+    """What it is that serves: a number that differs between two workers often differs for this."""
+    family = InfoMetricFamily("rayfleet_engine", "What the worker has loaded.", labels=LABELS)
+    if view.info is not None:
+        loaded = {
+            "model": view.info.model,
+            "device": view.info.device,
+            "dtype": view.info.dtype,
+            "tensor_parallel_size": str(view.info.tensor_parallel_size),
+        }
+        family.add_metric([view.model_name, view.worker_id], loaded)
+    return family
+
+
+def _startup(view: WorkerView) -> Metric:
+    family = GaugeMetricFamily(
+        "rayfleet_worker_startup_seconds",
+        "What the last start of the rank group consisted of; the phases add up to all of it.",
+        labels=[*LABELS, "phase"],
+    )
+    for phase, seconds in ({} if view.info is None else view.info.startup).items():
+        family.add_metric([view.model_name, view.worker_id, phase], seconds)
+    return family
+
+
+def _cache_config(name: str, view: WorkerView) -> Metric:
     """By the labels of the Gateway API's model server protocol."""
-    family = InfoMetricFamily("rayfleet_cache_config", "The KV cache.", labels=LABELS)
+    family = InfoMetricFamily(name, "The KV cache.", labels=LABELS)
     if view.info is not None:
         page_size = view.info.page_size
         config = {

@@ -48,6 +48,8 @@ class NodeMetricsConfig:
     """Address of the port."""
     port: int = 0
     """Port of each node that answers for all its processes; 0 for none."""
+    vllm_names: bool = False
+    """Whether workers tell what the model server protocol asks for under vLLM's names, too."""
 
 
 class NodeMetrics:
@@ -58,6 +60,7 @@ class NodeMetrics:
         own: renders its own metrics, in the content type that it is given.
         directory: what the processes of this node share; made with mode 0700 where there is none.
         config: where to listen.
+        watch_loop: whether to tell how late this process's event loop is.
     """
 
     def __init__(
@@ -66,6 +69,8 @@ class NodeMetrics:
         own: Callable[[str], bytes],
         directory: str,
         config: NodeMetricsConfig | None = None,
+        *,
+        watch_loop: bool = True,
     ) -> None:
         self._process = process
         self._own = own
@@ -74,12 +79,13 @@ class NodeMetrics:
         self._name = f"{os.getpid()}-{secrets.token_hex(4)}"
         self._server: asyncio.AbstractServer | None = None
         self._port_task: asyncio.Task[None] | None = None
-        self._lag = LoopLag()
+        self._lag = LoopLag() if watch_loop else None
         self._lag_task: asyncio.Task[None] | None = None
 
     async def open(self) -> None:
         """Answers from now on. Where that cannot be, it is logged, and serving goes on."""
-        self._lag_task = asyncio.create_task(self._lag.watch())
+        if self._lag is not None:
+            self._lag_task = asyncio.create_task(self._lag.watch())
         path = self._directory / self._name
         try:
             _make_private(self._directory)
@@ -117,7 +123,8 @@ class NodeMetrics:
         return merge([own, *texts, node], content_type), content_type
 
     def _render(self, content_type: str) -> bytes:
-        process = render(ProcessCollector(self._process, self._lag.histogram), content_type)
+        lag = None if self._lag is None else self._lag.histogram
+        process = render(ProcessCollector(self._process, lag), content_type)
         return merge([self._own(content_type), process], content_type)
 
     async def _ask(self, path: Path, content_type: str) -> bytes | None:

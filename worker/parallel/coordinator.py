@@ -73,16 +73,19 @@ class RankGroup:
         self._is_connected = True
         return hellos
 
-    def start(self, num_pages: int, num_host_pages: int = 0) -> None:
+    def start(self, num_pages: int, num_host_pages: int = 0) -> list[Ready]:
         """Has every rank allocate its KV cache and waits for it. Raises RankFailure."""
         self.send(Start(num_pages=num_pages, num_host_pages=num_host_pages))
-        self.collect_readies()
+        return self.collect_readies()
 
-    def collect_readies(self) -> None:
+    def collect_readies(self) -> list[Ready]:
         """Waits until every rank has done what `Start` asks for. Raises RankFailure."""
+        readies = []
         for _ in self._ranks:
             message = self.receive()
             assert isinstance(message, Ready), f"expected ready, got {message!r}"
+            readies.append(message)
+        return readies
 
     def send(self, message: ToRank) -> None:
         """Sends to all ranks without waiting."""

@@ -21,6 +21,12 @@ class Hello(msgspec.Struct, tag="hello", frozen=True):
     vocab_size: int
     num_host_pages: int = 0
     """Pages for which it has host memory."""
+    device: str = ""
+    """Its type: "cuda" or "cpu"."""
+    dtype: str = ""
+    """Of weights, activations and KV cache, such as "bfloat16"."""
+    startup: dict[str, float] = {}
+    """Seconds by phase up to here, see RankStartup."""
 
 
 class Start(msgspec.Struct, tag="start", frozen=True):
@@ -34,6 +40,8 @@ class Ready(msgspec.Struct, tag="ready", frozen=True):
     """The rank has its KV cache and awaits Plans."""
 
     rank: int
+    startup: dict[str, float] = {}
+    """Seconds by phase since `Start`."""
 
 
 class Failure(msgspec.Struct, tag="failure", frozen=True):

@@ -19,7 +19,6 @@ from worker.parallel.messages import (
     Drafts,
     Failure,
     PlanMessage,
-    Ready,
     Result,
     Sample,
     Start,
@@ -66,23 +65,24 @@ def _load_and_serve(
     # Imported here: the coordinator on CPU imports this module's package and must stay torch-free.
     from worker.engine.cpu import yield_cpu_to_others
     from worker.engine.device import select_device
-    from worker.engine.runner import ModelRunner
+    from worker.engine.startup import RankStartup
     from worker.parallel.group import TensorParallelGroup
 
     device = select_device(config, rank)
     if device.type == "cpu":
         yield_cpu_to_others()
+    startup = RankStartup(config)
     group = TensorParallelGroup.create(
         rank, config.tensor_parallel_size, device, directory, meeting=meeting
     )
     try:
-        runner = ModelRunner(config, group)
-        channel.send(runner.hello())
+        runner = startup.load(group)
+        channel.send(startup.hello(runner))
         start = channel.receive()
         if isinstance(start, Start):
-            runner.allocate(start.num_pages, start.num_host_pages)
+            ready = startup.allocate(runner, start)
             settle_heap()
-            channel.send(Ready(rank=rank))
+            channel.send(ready)
             _execute_plans(rank, runner, channel)
     finally:
         group.close()

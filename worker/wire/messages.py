@@ -19,7 +19,7 @@ from worker.wire.slo import Slo
 from worker.wire.speculation import SpeculationTotals
 from worker.wire.times import FirstTokenTimes, StepTimes
 
-PROTOCOL_VERSION = 7
+PROTOCOL_VERSION = 8
 """Raised whenever a message changes shape; both sides refuse another version on attach."""
 
 DEFAULT_PRIORITY = 4
@@ -323,6 +323,15 @@ class EngineInfo(msgspec.Struct, array_like=True, tag="info"):
     """What decides them where a request names none; empty for an autoregressive model."""
     num_host_pages: int = 0
     """Pages of the host-memory tier; 0 for none."""
+    device: str = ""
+    """Type of its ranks' devices: "cuda" or "cpu"."""
+    dtype: str = ""
+    """Of weights, activations and KV cache."""
+    tensor_parallel_size: int = 1
+    """Ranks."""
+    startup: dict[str, float] = msgspec.field(default_factory=dict)
+    """Seconds by phase until it was ready, which add up to all of it: see RankStartup, and `launch`
+    for what came before and between (processes, imports, other ranks), which the front adds."""
 
 
 class StepReport(msgspec.Struct, array_like=True, tag="step"):

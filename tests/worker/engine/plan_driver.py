@@ -123,7 +123,7 @@ def _run(runner: ModelRunner, plan: Plan, shares: list[tuple[Request, int]]) -> 
     draws = iter(())
     if inputs.num_samples:
         logits = runner.score(hidden, inputs)
-        tokens = runner.finish(runner.sample(logits, inputs))
+        tokens = runner.sample(logits, inputs).tokens.tolist()
         assert len(tokens) == inputs.num_samples
         draws = iter(zip(tokens, logits, strict=True))
     for row, (request, length) in zip(plan.rows, shares, strict=True):

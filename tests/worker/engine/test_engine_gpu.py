@@ -125,4 +125,4 @@ def test_a_step_waits_for_the_device_only_for_its_tokens(checkpoint: Checkpoint)
             finally:
                 torch.cuda.set_sync_debug_mode("default")
             assert drawn is not None
-            assert len(runner.finish(drawn)) == inputs.num_samples
+            assert len(drawn.tokens.tolist()) == inputs.num_samples

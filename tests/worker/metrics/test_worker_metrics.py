@@ -4,13 +4,22 @@ from __future__ import annotations
 
 import math
 
+import msgspec
 from prometheus_client.parser import text_string_to_metric_families as parse
 
 from worker.metrics.collector import WorkerCollector, WorkerView
+from worker.metrics.latency import WorkerLatency
 from worker.wire.exposition import TEXT, render
-from worker.wire.messages import BlockTotals, EngineInfo, LoadSnapshot
+from worker.wire.messages import (
+    BlockTotals,
+    EngineInfo,
+    LoadSnapshot,
+    StepReport,
+    StepShape,
+    TokenDelta,
+)
 from worker.wire.speculation import SpeculationTotals
-from worker.wire.times import StepTimes
+from worker.wire.times import FirstTokenTimes, StepTimes
 
 INFO = EngineInfo(
     model="tiny",
@@ -26,8 +35,9 @@ INFO = EngineInfo(
 
 def samples(info: EngineInfo | None, load: LoadSnapshot) -> dict[str, float]:
     """Values by name; all have the worker's labels."""
-    view = WorkerView("demo", "w", 3, info, load)
+    view = WorkerView("demo", "w", 3, info, load, WorkerLatency())
     text = render(WorkerCollector(lambda: view), TEXT).decode()
+    assert "vllm:" not in text, "unless asked for"
     found = {}
     for family in parse(text):
         assert family.documentation
@@ -62,9 +72,16 @@ def test_gauges_of_the_model_server_protocol_and_of_autoscaling() -> None:
     assert found["step_forward_seconds_sum"] == 0.5
     assert found["worker_ready"] == 1
     assert found["worker_rebuilds_total"] == 2
-    text = render(WorkerCollector(lambda: WorkerView("demo", "w", 1, INFO, load)), TEXT).decode()
+    view = WorkerView("demo", "w", 1, INFO, load, WorkerLatency())
+    text = render(WorkerCollector(lambda: view, vllm_names=True), TEXT).decode()
     config = '{block_size="4",model_name="demo",num_gpu_blocks="32",worker_id="w"} 1.0'
-    assert f"rayfleet_cache_config_info{config}" in text
+    own = '{model_name="demo",worker_id="w"}'
+    for prefix in ("rayfleet_", "vllm:"):
+        assert f"{prefix}cache_config_info{config}" in text
+        assert f"{prefix}num_requests_running{own} 3.0" in text
+        assert f"{prefix}num_requests_waiting{own} 6.0" in text
+        assert f"{prefix}kv_cache_usage_perc{own} 0.75" in text
+    assert text.count("# TYPE vllm:") == 4
 
 
 def test_what_a_worker_does_not_do_counts_as_nothing() -> None:
@@ -83,3 +100,53 @@ def test_totals_of_block_diffusion_and_of_speculation() -> None:
     for name, value in (("forwards", 5), ("rounds", 12), ("block_passes", 14), ("tokens", 60)):
         assert found[f"diffusion_{name}_total"] == value
     assert found["spec_decode_num_accepted_tokens_total"] == 1
+
+
+def report(seq: int, step_ms: float, shape: StepShape, *deltas: TokenDelta) -> StepReport:
+    load = LoadSnapshot(step_ms=step_ms, step_shape=shape)
+    return StepReport(seq, {"g": list(deltas)}, [], load)
+
+
+def test_a_worker_tells_how_long_its_steps_and_first_tokens_take() -> None:
+    latency = WorkerLatency()
+    first = TokenDelta("r", 0, [5], times=FirstTokenTimes(queue_s=0.5, prefill_s=0.25))
+    later = TokenDelta("r", 0, [6])
+    latency.take(report(1, 40.0, StepShape(1, prefill_tokens=64, decode_rows=3), first, later))
+    latency.take(report(2, 40.0, StepShape(1, prefill_tokens=64, decode_rows=3)))  # no new step
+    latency.take(report(3, 12.0, StepShape(2, decode_rows=4), later))
+    view = WorkerView("demo", "w", 1, INFO, LoadSnapshot(), latency)
+    text = render(WorkerCollector(lambda: view), TEXT).decode()
+    found = {
+        (s.name, s.labels.get("kind")): s.value
+        for family in parse(text)
+        for s in family.samples
+        if not s.name.endswith("_bucket")
+    }
+    assert found["rayfleet_worker_time_to_first_token_seconds_sum", None] == 0.75
+    assert found["rayfleet_worker_time_to_first_token_seconds_count", None] == 1
+    for kind, seconds in (("decode", 0.012), ("prefill", 0.04)):
+        assert found["rayfleet_worker_step_seconds_sum", kind] == seconds
+        assert found["rayfleet_worker_step_seconds_count", kind] == 1
+
+
+def test_a_worker_tells_what_it_has_loaded_and_what_that_took() -> None:
+    info = msgspec.structs.replace(
+        INFO,
+        device="cuda",
+        dtype="bfloat16",
+        tensor_parallel_size=2,
+        startup={"load_weights": 30.5, "launch": 4.0},
+    )
+    for known in (info, None):
+        view = WorkerView("demo", "w", 1, known, LoadSnapshot(), WorkerLatency())
+        text = render(WorkerCollector(lambda view=view: view), TEXT).decode()
+        found = {s.name: s.labels for family in parse(text) for s in family.samples}
+        if known is None:
+            assert "rayfleet_engine_info" not in found
+            assert "rayfleet_worker_startup_seconds" not in found
+            continue
+        labels = found["rayfleet_engine_info"]
+        assert (labels["model"], labels["device"], labels["dtype"]) == ("tiny", "cuda", "bfloat16")
+        assert labels["tensor_parallel_size"] == "2"
+        assert 'phase="load_weights",worker_id="w"} 30.5' in text
+        assert 'phase="launch",worker_id="w"} 4.0' in text

@@ -1,0 +1,60 @@
+"""How fast one worker is, whoever asks it: a slow GPU among many stands out here."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Final
+
+from prometheus_client.core import HistogramMetricFamily, Metric
+
+from worker.wire.histogram import FIRST_TOKEN_BUCKETS, Histogram
+from worker.wire.messages import StepReport
+
+STEP_BUCKETS: Final = (
+    0.001, 0.002, 0.004, 0.006, 0.008, 0.01, 0.015, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0,
+)  # fmt: skip
+"""Seconds: those of inter-token latencies, fewer of them."""
+
+
+class WorkerLatency:
+    """Histograms over all rank groups of a worker, from their reports."""
+
+    def __init__(self) -> None:
+        self.first_token = Histogram(FIRST_TOKEN_BUCKETS)
+        """Seconds from a request's arrival at the worker to its first token."""
+        self.decode_step = Histogram(STEP_BUCKETS)
+        """Seconds that a step took which did nothing but decode: nearly an inter-token latency."""
+        self.prefill_step = Histogram(STEP_BUCKETS)
+        """Seconds that a step took which computed prompt tokens or blocks, too."""
+        self._last_seq = 0
+
+    def take(self, report: StepReport) -> None:
+        """Counts what a report tells that the one before did not."""
+        load = report.load
+        shape = load.step_shape
+        if shape.seq != self._last_seq:
+            self._last_seq = shape.seq
+            decodes = shape.decode_rows and not shape.prefill_tokens
+            (self.decode_step if decodes else self.prefill_step).observe(load.step_ms / 1e3)
+        for deltas in report.deltas.values():
+            for delta in deltas:
+                if delta.times is not None:
+                    self.first_token.observe(delta.times.queue_s + delta.times.prefill_s)
+
+
+def latency_metrics(labels: Sequence[str], latency: WorkerLatency) -> Iterator[Metric]:
+    """The families of one worker, whose (model_name, worker_id) are `labels`."""
+    first = HistogramMetricFamily(
+        "rayfleet_worker_time_to_first_token_seconds",
+        "Arrival at the worker to first token.",
+        labels=["model_name", "worker_id"],
+    )
+    first.add_metric(labels, latency.first_token.cumulative(), latency.first_token.total)
+    steps = HistogramMetricFamily(
+        "rayfleet_worker_step_seconds",
+        "Rank 0's time for a step, by whether it decodes alone or computes prompts or blocks, too.",
+        labels=["model_name", "worker_id", "kind"],
+    )
+    for kind, times in (("decode", latency.decode_step), ("prefill", latency.prefill_step)):
+        steps.add_metric([*labels, kind], times.cumulative(), times.total)
+    yield from (first, steps)
