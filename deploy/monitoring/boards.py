@@ -1,15 +1,26 @@
-"""What the dashboards show: boards, their panels, and the panels' queries by legend."""
+"""What the dashboards show: boards, their panels, and the panels' queries by legend.
+
+Those about what goes on inside workers are in worker_boards.py.
+"""
 
 from __future__ import annotations
 
 from typing import Final
 
-from deploy.monitoring.queries import Board, M, Panel, kept, level, mean, quantiles, rate, share
-
-PHASES = (
-    *("schedule", "broadcast", "prepare", "forward", "sample", "collect", "process", "deliver"),
-    "bubble",
+from deploy.monitoring.queries import (
+    Board,
+    F,
+    M,
+    Panel,
+    kept,
+    level,
+    mean,
+    quantiles,
+    rate,
+    share,
+    whole,
 )
+from deploy.monitoring.worker_boards import DIFFUSION, WORKER
 
 FLEET = Board(
     "fleet",
@@ -19,7 +30,10 @@ FLEET = Board(
         Panel(
             "Workers",
             "short",
-            {"{{model_name}} {{state}}": (f"max by (model_name, state) (rayfleet_workers{{{M}}})")},
+            {
+                "{{model_name}} {{state}}": whole("workers", "model_name, state"),
+                "{{model_name}} wanted": whole("num_workers_wanted", "model_name"),
+            },
         ),
         Panel(
             "Tokens per second",
@@ -69,6 +83,17 @@ FLEET = Board(
             {"{{reason}}": rate("admission_rejections_total", "reason")},
         ),
         Panel(
+            "HTTP answers",
+            "reqps",
+            {
+                "{{route}} {{status}}": rate(
+                    "http_requests_total", "route, status", ', route=~"/v1/.*|other"', of=F
+                )
+            },
+            "Streams count when they begin.",
+            stacked=True,
+        ),
+        Panel(
             "Preemptions and rebuilds per minute",
             "short",
             {
@@ -80,22 +105,35 @@ FLEET = Board(
             "Processor time of gateways per token",
             "s",
             {
-                "gateways": (
-                    'sum(rate(rayfleet_process_cpu_seconds_total{process=~"gateway .*"}'
-                    "[$__rate_interval])) / (sum(rate(rayfleet_generation_tokens_total"
-                    "[$__rate_interval])) > 0)"
-                )
+                "gateways": rate("process_cpu_seconds_total", more=', process=~"gateway .*"', of=F)
+                + f" / ({rate('generation_tokens_total', of=F)} > 0)"
             },
         ),
         Panel(
             "Resident memory",
             "bytes",
-            {"{{process}}": "rayfleet_process_resident_memory_bytes"},
+            {"{{process}}": f"rayfleet_process_resident_memory_bytes{{{F}}}"},
+        ),
+        Panel(
+            "Lateness of event loops",
+            "s",
+            quantiles("event_loop_lag_seconds", "process", 0.99, of=F),
+            "How long what a gateway or a worker's front has to do waits for its turn.",
         ),
         Panel(
             "Processes by whether they answer scrapes",
             "short",
-            {"{{state}}": "sum by (state) (rayfleet_node_processes)"},
+            {"{{state}}": level("node_processes", "state", of=F)},
+        ),
+        Panel(
+            "GPU memory in use",
+            "percentunit",
+            {
+                "{{worker_id}} rank {{rank}}": (
+                    f"rayfleet_gpu_memory_used_bytes{{{M}}} "
+                    f"/ rayfleet_gpu_memory_total_bytes{{{M}}}"
+                )
+            },
         ),
     ),
 )
@@ -174,81 +212,6 @@ ROUTER = Board(
     ),
 )
 
-WORKER = Board(
-    "worker",
-    "worker step timeline",
-    "What the steps of the workers consist of.",
-    (
-        Panel(
-            "A mean step",
-            "s",
-            {phase: mean(f"step_{phase}_seconds") for phase in PHASES},
-            "Prepare, forward, sample and bubble are of rank 0; it computes while the coordinator "
-            "does the rest, so the two add up apart.",
-            stacked=True,
-        ),
-        Panel(
-            "Steps per second",
-            "short",
-            {"{{worker_id}}": rate("step_forward_seconds_count", "worker_id")},
-        ),
-        Panel(
-            "Idle between steps while there was work",
-            "percentunit",
-            {"{{worker_id}}": rate("step_bubble_seconds_sum", "worker_id")},
-        ),
-        Panel(
-            "Tokens of the last step", "short", {"{{worker_id}}": level("step_tokens", "worker_id")}
-        ),
-        Panel(
-            "Batch in use",
-            "percentunit",
-            {
-                "{{worker_id}}": share(
-                    level("num_requests_running", "worker_id"), level("max_num_seqs", "worker_id")
-                )
-            },
-        ),
-        Panel(
-            "Queue",
-            "short",
-            {
-                "tokens that wait": level("num_queued_tokens"),
-                "prompt tokens to compute": level("queued_prefill_tokens"),
-            },
-        ),
-        Panel("Queue time", "s", quantiles("request_queue_time_seconds")),
-        Panel("Prefill time", "s", quantiles("request_prefill_time_seconds")),
-        Panel(
-            "Drafts that were right",
-            "percentunit",
-            {
-                "accepted": share(
-                    rate("spec_decode_num_accepted_tokens_total"),
-                    rate("spec_decode_num_draft_tokens_total"),
-                )
-            },
-        ),
-        Panel(
-            "Decoded tokens per row",
-            "short",
-            {
-                "tokens": share(
-                    rate("spec_decode_num_decode_tokens_total"),
-                    rate("spec_decode_num_decode_rows_total"),
-                )
-            },
-            "With --speculative-method.",
-        ),
-        Panel(
-            "Why rows were drafted for or not",
-            "short",
-            {"{{reason}}": rate("spec_decode_decisions_total", "reason")},
-            stacked=True,
-        ),
-    ),
-)
-
 SLO = Board(
     "slo",
     "SLO and tenants",
@@ -314,43 +277,6 @@ SLO = Board(
             "SLO met, by tenant",
             "reqps",
             {"{{tenant}} met={{met}}": rate("tenant_slo_requests_total", "tenant, met")},
-        ),
-    ),
-)
-
-DIFFUSION = Board(
-    "diffusion",
-    "block diffusion",
-    "How many passes blocks take, and how many of them decide something.",
-    (
-        Panel(
-            "Forward passes per second",
-            "short",
-            {"{{worker_id}}": rate("diffusion_forwards_total", "worker_id")},
-        ),
-        Panel(
-            "Tokens per second",
-            "short",
-            {"{{worker_id}}": rate("diffusion_tokens_total", "worker_id")},
-        ),
-        Panel(
-            "Tokens per pass of a block",
-            "short",
-            {"tokens": share(rate("diffusion_tokens_total"), rate("diffusion_block_passes_total"))},
-        ),
-        Panel(
-            "Blocks per forward pass",
-            "short",
-            {
-                "blocks": share(
-                    rate("diffusion_block_passes_total"), rate("diffusion_forwards_total")
-                )
-            },
-        ),
-        Panel(
-            "Passes of blocks that decided something",
-            "percentunit",
-            {"share": share(rate("diffusion_rounds_total"), rate("diffusion_block_passes_total"))},
         ),
     ),
 )

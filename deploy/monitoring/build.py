@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from deploy.monitoring.boards import BOARDS
-from deploy.monitoring.queries import Board, Panel
+from deploy.monitoring.queries import FLEET_LABELS, Board, F, Panel
 
 FOLDER = Path(__file__).with_name("dashboards")
 SOURCE = {"type": "prometheus", "uid": "${datasource}"}
@@ -43,7 +43,7 @@ def dashboard(board: Board) -> dict[str, Any]:
                 "keepTime": True,
             }
         ],
-        "templating": {"list": [_datasource(), _models()]},
+        "templating": {"list": [_datasource(), *_fleets(), _models()]},
         "panels": [_panel(number, panel) for number, panel in enumerate(board.panels)],
     }
 
@@ -100,13 +100,27 @@ def _datasource() -> dict[str, Any]:
     return {"name": "datasource", "type": "datasource", "query": "prometheus", "label": "Source"}
 
 
+def _fleets() -> list[dict[str, Any]]:
+    """One variable per label; each offers what there is under those before it."""
+    variables = []
+    for place, label in enumerate(FLEET_LABELS):
+        within = ", ".join(f'{before}=~"${before}"' for before in FLEET_LABELS[:place])
+        series = f"rayfleet_node_processes{{{within}}}"
+        variables.append(_variable(label, f"label_values({series}, {label})"))
+    return variables
+
+
 def _models() -> dict[str, Any]:
+    return _variable("model", f"label_values(rayfleet_workers{{{F}}}, model_name)")
+
+
+def _variable(name: str, query: str) -> dict[str, Any]:
     return {
-        "name": "model",
-        "label": "Model",
+        "name": name,
+        "label": name.capitalize(),
         "type": "query",
         "datasource": SOURCE,
-        "query": {"query": "label_values(rayfleet_workers, model_name)", "refId": "models"},
+        "query": {"query": query, "refId": f"{name}s"},
         "refresh": 2,
         "includeAll": True,
         "multi": True,

@@ -5,7 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-M = 'model_name=~"$model"'
+FLEET_LABELS = ("cluster", "namespace", "fleet")
+"""Labels of targets, from the scrape configuration, that tell one fleet from another. Where one is
+not given, its variable is Grafana's "All", which takes series without it, too."""
+F = ", ".join(f'{label}=~"${label}"' for label in FLEET_LABELS)
+M = f'{F}, model_name=~"$model"'
 MET = ', met="true"'
 
 
@@ -32,29 +36,36 @@ class Board:
     panels: tuple[Panel, ...]
 
 
-def rate(name: str, by: str = "", more: str = "") -> str:
+def rate(name: str, by: str = "", more: str = "", of: str = M) -> str:
     """Per second, summed over everything but the labels `by`."""
-    return f"sum by ({by}) (rate(rayfleet_{name}{{{M}{more}}}[$__rate_interval]))"
+    return f"sum by ({by}) (rate(rayfleet_{name}{{{of}{more}}}[$__rate_interval]))"
 
 
-def level(name: str, by: str = "", more: str = "") -> str:
+def level(name: str, by: str = "", of: str = M) -> str:
     """A gauge, summed over everything but the labels `by`."""
-    return f"sum by ({by}) (rayfleet_{name}{{{M}{more}}})"
+    return f"sum by ({by}) (rayfleet_{name}{{{of}}})"
 
 
-def quantiles(name: str, by: str = "", *parts: float) -> dict[str, str]:
+def whole(gauge: str, by: str) -> str:
+    """A gauge of which each gateway of a fleet tells the same, summed over fleets."""
+    per_fleet = ", ".join((*FLEET_LABELS, by))
+    return f"sum by ({by}) (max by ({per_fleet}) (rayfleet_{gauge}{{{M}}}))"
+
+
+def quantiles(name: str, by: str = "", *parts: float, of: str = M) -> dict[str, str]:
     """Quantiles of a histogram, by legend."""
     labels = ", ".join(filter(None, ("le", by)))
+    buckets = rate(f"{name}_bucket", labels, of=of)
     suffix = f" {{{{{by}}}}}" if by else ""
     return {
-        f"p{part * 100:g}{suffix}": f"histogram_quantile({part}, {rate(f'{name}_bucket', labels)})"
+        f"p{part * 100:g}{suffix}": f"histogram_quantile({part}, {buckets})"
         for part in parts or (0.5, 0.95, 0.99)
     }
 
 
-def mean(name: str, by: str = "") -> str:
+def mean(name: str, by: str = "", more: str = "") -> str:
     """Mean of a histogram or summary."""
-    return f"{rate(f'{name}_sum', by)} / {rate(f'{name}_count', by)}"
+    return f"{rate(f'{name}_sum', by, more)} / {rate(f'{name}_count', by, more)}"
 
 
 def kept(name: str, by: str) -> str:

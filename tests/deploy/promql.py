@@ -11,6 +11,18 @@ import yaml
 
 MONITORING = Path(__file__).resolve().parents[2] / "deploy" / "monitoring"
 RULES = MONITORING / "rules" / "rayfleet.yml"
+TARGET_LABELS = frozenset(("cluster", "namespace", "fleet"))
+"""What scrape configurations add to each series."""
+ELSEWHERE = frozenset(
+    (
+        "up",  # Prometheus's own
+        "rayfleet_num_workers_wanted",  # the autoscaler's
+        "rayfleet_num_workers_ready",
+        "rayfleet_gpu_memory_used_bytes",  # of ranks on CUDA
+        "rayfleet_gpu_memory_total_bytes",
+    )
+)
+"""Families that neither a gateway nor a worker on CPU tells."""
 _SELECTOR = re.compile(r"\b((?:rayfleet_\w+|up)\b)(?:\{([^}]*)\})?")
 _MATCHER = re.compile(r'(\w+)\s*(=~|!=|!~|=)\s*"([^"]*)"')
 _GROUPING = re.compile(r"\b(?:by|on|group_left)\s*\(([^)]*)\)")
@@ -29,6 +41,7 @@ class Selector:
         return name == self.name and all(
             label in labels and _holds(labels[label], operator, value)
             for label, operator, value in self.matchers
+            if label not in TARGET_LABELS
         )
 
 
@@ -38,7 +51,9 @@ def panel_queries() -> dict[str, str]:
     for path in sorted((MONITORING / "dashboards").glob("*.json")):
         for panel in json.loads(path.read_text())["panels"]:
             for target in panel["targets"]:
-                query = target["expr"].replace("$__rate_interval", "1m").replace("$model", ".*")
+                query = target["expr"].replace("$__rate_interval", "1m")
+                for variable in ("model", *TARGET_LABELS):
+                    query = query.replace(f"${variable}", ".*")
                 queries[f"{path.stem}: {panel['title']} {target['refId']}"] = query
     return queries
 
@@ -57,6 +72,11 @@ def selectors(query: str) -> list[Selector]:
     ]
 
 
+def is_told_here(query: str) -> bool:
+    """Whether a gateway and workers on CPU tell all that a query reads."""
+    return not any(selector.name in ELSEWHERE for selector in selectors(query))
+
+
 def grouping_labels(query: str) -> set[str]:
     """Labels that its sums keep, and joins go by."""
     lists = _GROUPING.findall(query)
@@ -71,10 +91,12 @@ def missing(query: str, samples: list[tuple[str, dict[str, str]]]) -> list[str]:
         found = [sample for name, sample in samples if selector.takes(name, sample)]
         if found:
             labels.update(*found)
-        elif selector.name != "up":  # Prometheus's own
+        elif selector.name not in ELSEWHERE:
             wanted = ", ".join("".join(matcher) for matcher in selector.matchers)
             lacks.append(f"{selector.name}{{{wanted}}}")
-    return lacks + sorted(grouping_labels(query) - labels)
+    if not is_told_here(query):
+        return lacks
+    return lacks + sorted(grouping_labels(query) - labels - TARGET_LABELS)
 
 
 def _holds(value: str, operator: str, wanted: str) -> bool:

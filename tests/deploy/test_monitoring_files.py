@@ -2,25 +2,40 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 from pathlib import Path
 
 import pytest
+import yaml
 from prometheus_client.parser import text_string_to_metric_families as parse
 
 from deploy.monitoring import boards, build, queries
 from router.fleet import Fleet
 from router.metrics.collector import GatewayCollector, Source
+from router.metrics.http import HttpStats
 from router.metrics.stats import ModelStats
 from tests.deploy.prometheus_binaries import require
-from tests.deploy.promql import MONITORING, RULES, missing, panel_queries, rule_queries
+from tests.deploy.promql import (
+    MONITORING,
+    RULES,
+    TARGET_LABELS,
+    missing,
+    panel_queries,
+    rule_queries,
+    selectors,
+)
 from worker.metrics.collector import WorkerCollector, WorkerView
+from worker.metrics.latency import WorkerLatency
 from worker.metrics.node import NodeMetrics
 from worker.wire.exposition import merge, render
 from worker.wire.messages import AttachSnapshot, EngineInfo, LoadSnapshot
 from worker.wire.slo import Slo
 
-INFO = EngineInfo("m", 64, 128, 32, 4, 8, [2], "salt")
+INFO = EngineInfo("m", 64, 128, 32, 4, 8, [2], "salt", startup={"launch": 1.0})
+CASES = Path(__file__).with_name("alerts.test.yml")
+RUNBOOK = "deploy/monitoring/RUNBOOK.md"
+"""Base of all links; the chart puts another one in its place where the page is published."""
 
 
 def own(content_type: str) -> bytes:
@@ -30,13 +45,15 @@ def own(content_type: str) -> bytes:
     stats = ModelStats()
     stats.latency(Slo(ttft_ms=1))
     stats.slo[4, "interactive", True] = 1
-    gateway = GatewayCollector("g", [Source("m", stats, fleet)])
-    worker = WorkerCollector(lambda: WorkerView("m", "w", 1, INFO, LoadSnapshot()))
+    gateway = GatewayCollector("g", [Source("m", stats, fleet)], HttpStats())
+    view = WorkerView("m", "w", 1, INFO, LoadSnapshot(), WorkerLatency())
+    worker = WorkerCollector(lambda: view)
     return merge([render(gateway, content_type), render(worker, content_type)], content_type)
 
 
 async def test_every_query_is_of_a_family_that_there_is(tmp_path: Path) -> None:
-    body, _ = await NodeMetrics("gateway g", own, str(tmp_path / "metrics")).gather()
+    metrics = NodeMetrics("gateway g", own, str(tmp_path / "metrics"))
+    body, _ = await metrics.gather()
     samples = [(s.name, s.labels) for family in parse(body.decode()) for s in family.samples]
     queries = panel_queries() | rule_queries()
     assert len(queries) > 60
@@ -69,3 +86,48 @@ def test_promtool_accepts_rules_and_configuration() -> None:
             [promtool, "check", *map(str, command)], capture_output=True, text=True
         )
         assert result.returncode == 0, result.stdout + result.stderr
+
+
+def alerts() -> dict[str, dict[str, str]]:
+    """Annotations by alert."""
+    groups = yaml.safe_load(RULES.read_text())["groups"]
+    return {rule["alert"]: rule["annotations"] for group in groups for rule in group["rules"]}
+
+
+def test_every_alert_links_to_its_section_of_the_runbook() -> None:
+    text = (MONITORING.parents[1] / RUNBOOK).read_text()
+    title, *parts = text.split("\n## ")
+    sections = {name: told for name, _, told in (part.partition("\n\n") for part in parts)}
+    assert title.startswith("# Runbook")
+    assert list(sections) == list(alerts()), "one section per alert, in the same order"
+    for alert, told in alerts().items():
+        assert told["runbook_url"] == f"{RUNBOOK}#{alert.lower()}"  # as sites make anchors
+        assert len(sections[alert].split()) > 30, f"{alert}: what it means, and what to do"
+
+
+def test_alerts_fire_and_are_silent_where_they_should() -> None:
+    cases = yaml.safe_load(CASES.read_text())["tests"]
+    told = set()
+    for case in cases:
+        alert, verdict = re.findall(r"^(\w+) (fires|is silent): ", case["name"])[0]
+        (check,) = case["promql_expr_test"]
+        assert check["expr"] == f'count(ALERTS{{alertname="{alert}", alertstate="firing"}})'
+        assert bool(check["exp_samples"]) == (verdict == "fires")
+        told.add((alert, verdict))
+    assert told == {(alert, verdict) for alert in alerts() for verdict in ("fires", "is silent")}
+    command = [require("promtool"), "test", "rules", str(CASES)]
+    result = subprocess.run(command, capture_output=True, text=True)
+    assert result.returncode == 0, result.stdout + result.stderr
+
+
+def test_dashboards_and_alerts_tell_fleets_apart() -> None:
+    variables = {
+        variable["name"] for variable in build.dashboard(boards.FLEET)["templating"]["list"]
+    }
+    assert set(queries.FLEET_LABELS) == TARGET_LABELS <= variables
+    for where, query in panel_queries().items():
+        for selector in selectors(query):
+            assert {label for label, *_ in selector.matchers} >= TARGET_LABELS, where
+    for alert, query in rule_queries().items():
+        for grouping in re.findall(r"\b(?:by|on) \(([^)]*)\)", query):
+            assert set(grouping.split(", ")) >= TARGET_LABELS, f"{alert} mixes fleets"

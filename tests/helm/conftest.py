@@ -61,7 +61,8 @@ EVERYTHING = {
     "monitoring": {
         "monitor": "PodMonitor",
         "dashboards": {"enabled": True},
-        "rules": {"enabled": True},
+        "rules": {"enabled": True, "runbookUrl": "https://example.com/runbook"},
+        "vllmNames": True,
     },
     "benchmark": {"enabled": True, "resultsClaim": "results-of-the-tests"},
     "extraObjects": [

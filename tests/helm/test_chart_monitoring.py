@@ -22,7 +22,11 @@ def test_one_target_per_pod_with_a_part_of_the_fleet(objects: list[Object]) -> N
     endpoints = only(objects, "PodMonitor")["spec"]["podMetricsEndpoints"]
     fleet, rays = endpoints
     assert (fleet["port"], rays["port"]) == ("fleet", "metrics")
-    assert fleet["relabelings"] == [{"targetLabel": "job", "replacement": "rayfleet"}]
+    name = only(objects, "PodMonitor")["metadata"]["name"]
+    assert fleet["relabelings"] == [
+        {"targetLabel": "job", "replacement": "rayfleet"},
+        {"targetLabel": "fleet", "replacement": name},
+    ]
     assert "authorization" not in fleet  # the port asks for no key; the NetworkPolicy guards it
     service = yaml.safe_load(only(objects, "RayService")["spec"]["serveConfigV2"])
     arguments = service["applications"][0]["args"]
@@ -48,4 +52,21 @@ def test_dashboards_and_rules_are_those_of_the_repository(objects: list[Object])
     assert {name: json.loads(text) for name, text in dashboards["data"].items()} == expected
     assert expected
     groups = only(objects, "PrometheusRule")["spec"]["groups"]
+    rules = (MONITORING / "rules" / "rayfleet.yml").read_text()
+    published = rules.replace("deploy/monitoring/RUNBOOK.md#", "https://example.com/runbook#")
+    assert groups == yaml.safe_load(published)["groups"] != yaml.safe_load(rules)["groups"]
+
+
+def test_links_are_paths_in_the_repository_where_the_runbook_is_not_published(helm4: Helm) -> None:
+    objects = helm4.template(
+        *("-f", str(ROOT / "helm" / "rayfleet" / "values-cpu-demo.yaml")),
+        *("--set", "monitoring.rules.enabled=true"),
+    )
+    groups = only(objects, "PrometheusRule")["spec"]["groups"]
     assert groups == yaml.safe_load((MONITORING / "rules" / "rayfleet.yml").read_text())["groups"]
+    assert "metrics_vllm_names" not in only(objects, "RayService")["spec"]["serveConfigV2"]
+
+
+def test_workers_are_told_to_use_the_names_of_vllm(objects: list[Object]) -> None:
+    service = yaml.safe_load(only(objects, "RayService")["spec"]["serveConfigV2"])
+    assert service["applications"][0]["args"]["metrics_vllm_names"] is True

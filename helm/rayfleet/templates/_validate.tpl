@@ -30,7 +30,7 @@
 {{- end -}}
 {{- include "rayfleet.validateFit" (dict "root" $ "model" . "groups" $groups) -}}
 {{- end -}}
-{{- range list "models" "num_gateways" "fair_by" "api_key_file" "api_keys" "metrics_host" "metrics_port" -}}
+{{- range list "models" "num_gateways" "fair_by" "api_key_file" "api_keys" "metrics_host" "metrics_port" "metrics_vllm_names" -}}
 {{- if hasKey (default dict $values.gateway.options) . -}}
 {{- fail (printf "gateway.options must not hold %q, for which the chart has a value of its own" .) -}}
 {{- end -}}
