@@ -26,7 +26,7 @@ from worker.group import CPUS_PER_RANK, WorkerGroup, metrics_directory
 from worker.heap import settle_heap
 from worker.metrics.node import NodeMetrics, NodeMetricsConfig
 from worker.wire.log import log_as
-from worker.wire.tracing import ENDPOINTS, create_tracing
+from worker.wire.tracing import create_tracing
 
 if TYPE_CHECKING:
     from fastapi import FastAPI
@@ -48,6 +48,7 @@ class GatewayReplica:
         config: GatewayConfig,
         handles: dict[str, DeploymentHandle[Any]],
         metrics: NodeMetricsConfig,
+        traces_endpoint: str = "",
     ) -> None:
         """Loads tokenizers and attaches to the workers."""
         from router.gateway import Gateway
@@ -61,7 +62,7 @@ class GatewayReplica:
                 name: RayTransport(handle, handle.deployment_name, node_id)
                 for name, handle in handles.items()
             },
-            create_tracing("gateway"),
+            create_tracing("gateway", traces_endpoint),
         )
         self._metrics = NodeMetrics(
             f"gateway {self._gateway.gateway_id}",
@@ -127,13 +128,15 @@ def build_application(
         max_ongoing_requests=UNLIMITED,
         # In a rolling update the new ones come first: they need no GPU, and one must be there.
         max_surge_percent=100,
-        ray_actor_options={"num_cpus": 0.1, **_runtime(config)},
+        ray_actor_options={"num_cpus": 0.1},
         health_check_period_s=2,
         graceful_shutdown_timeout_s=LONGEST_STREAM_S,
         graceful_shutdown_wait_loop_s=0.2,
         logging_config=QUIET,
     )
-    return gateway.bind(config.gateway(), handles, config.node_metrics())
+    return gateway.bind(
+        config.gateway(), handles, config.node_metrics(), config.endpoint.otlp_traces_endpoint
+    )
 
 
 def resolve_device(engine: EngineConfig, *, nodes_may_join: bool = False) -> EngineConfig:
@@ -148,12 +151,6 @@ def resolve_device(engine: EngineConfig, *, nodes_may_join: bool = False) -> Eng
     if engine.device == "cuda" and not num_gpus:
         raise ValueError("--device cuda was asked for, but no node of the Ray cluster has a GPU")
     return replace(engine, device="cuda" if num_gpus else "cpu")
-
-
-def _runtime(config: ServeConfig) -> dict[str, Any]:
-    """Actor options that carry what the environment of all processes is to say."""
-    endpoint = config.endpoint.otlp_traces_endpoint
-    return {"runtime_env": {"env_vars": {ENDPOINTS[0]: endpoint}}} if endpoint else {}
 
 
 def _surge_percent(engine: EngineConfig, num_workers: int) -> int:
@@ -176,7 +173,7 @@ def _bind_worker_group(
         max_ongoing_requests=UNLIMITED,
         max_surge_percent=_surge_percent(engine, model.max_workers),
         max_constructor_retry_count=1,
-        ray_actor_options={"num_cpus": 0, **_runtime(config)},
+        ray_actor_options={"num_cpus": 0},
         # Each group has its own; Ray puts the next one where most is free.
         placement_group_bundles=[bundle] * engine.tensor_parallel_size,
         placement_group_strategy=STRATEGIES[model.fleet.tensor_parallel_placement],
@@ -189,4 +186,9 @@ def _bind_worker_group(
         graceful_shutdown_wait_loop_s=0.2,
         logging_config=QUIET,
     )
-    return deployment.bind(engine, model.name, config.node_metrics())
+    return deployment.bind(
+        engine,
+        model.name,
+        config.node_metrics(),
+        traces_endpoint=config.endpoint.otlp_traces_endpoint,
+    )

@@ -90,6 +90,8 @@ class WorkerGroup:
         config: EngineConfig,
         model_name: str = "",
         metrics: NodeMetricsConfig | None = None,
+        *,
+        traces_endpoint: str = "",
     ) -> None:
         """Loads the model on all ranks.
 
@@ -97,6 +99,7 @@ class WorkerGroup:
             config: of each rank.
             model_name: under which clients know the model.
             metrics: where this node's metrics are read.
+            traces_endpoint: where spans go; empty leaves it to OpenTelemetry's variables.
 
         Raises:
             RuntimeError: a rank failed; the message ends with the root cause.
@@ -105,7 +108,7 @@ class WorkerGroup:
         worker_id = serve.get_replica_context().replica_id.unique_id
         log_as(f"worker {worker_id}")
         directory = os.environ.get("RAYFLEET_RUNTIME_DIRECTORY", "/tmp")
-        tracing = create_tracing(f"worker {worker_id}")
+        tracing = create_tracing(f"worker {worker_id}", traces_endpoint)
         traces = None if tracing is None else WorkerTraces(tracing, worker_id)
         self.front = WorkerFront(worker_id, directory, traces)
         self._model_name = model_name or config.model

@@ -11,7 +11,7 @@ COPY constraints.txt ./
 RUN pip install --index-url "${TORCH_INDEX}" "$(grep '^torch==' constraints.txt)"
 # What changes seldom comes first: the dependencies of an empty project, then the project.
 COPY pyproject.toml README.md LICENSE ./
-RUN mkdir cluster router worker kernels && pip install -c constraints.txt -e .
+RUN mkdir cluster router worker kernels && pip install -c constraints.txt -e ".[tracing]"
 COPY kernels kernels
 COPY worker worker
 COPY router router

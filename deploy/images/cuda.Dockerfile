@@ -15,7 +15,7 @@ RUN pip install "$(grep '^torch==' constraints.txt)"
 COPY pyproject.toml README.md LICENSE ./
 # hadolint ignore=SC2086
 RUN mkdir cluster router worker kernels \
-    && pip install -c constraints.txt -e . ${EXTRA_PACKAGES}
+    && pip install -c constraints.txt -e ".[tracing]" ${EXTRA_PACKAGES}
 COPY kernels kernels
 COPY worker worker
 COPY router router

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from pathlib import Path
+from typing import Any
 
 import pytest
+import yaml
 
 from cluster.app import build_app
 from cluster.environment import cluster_settings
@@ -34,6 +37,27 @@ def test_what_an_update_may_start_first_and_where_ranks_are(
     worker = gateway.init_args[1]["model"]._bound_deployment
     assert worker._deployment_config.max_surge_percent == surge_percent
     assert worker._replica_config.placement_group_strategy == strategy
+
+
+def test_options_of_actors_in_a_serve_config_lose_nothing_of_ours() -> None:
+    """Serve puts them in the place of the code's, and does not merge."""
+    path = Path(__file__).parents[2] / "deploy" / "serve" / "gpu.yaml"
+    [application] = yaml.safe_load(path.read_text())["applications"]
+    endpoint = "http://collector:4318/v1/traces"
+    app = build_app({**application["args"], "otlp_traces_endpoint": endpoint})
+    models = app._bound_deployment.init_args[1]
+    deployments = [app._bound_deployment, *(m._bound_deployment for m in models.values())]
+    overrides: dict[str, Any] = {
+        entry["name"]: entry["ray_actor_options"]
+        for entry in application["deployments"]
+        if "ray_actor_options" in entry
+    }
+    assert "gateway" in overrides
+    for deployment in deployments:
+        ours = deployment.ray_actor_options
+        theirs = deployment.options(ray_actor_options=overrides.get(deployment.name, ours))
+        assert endpoint in (*theirs.init_args, *theirs.init_kwargs.values())
+        assert "runtime_env" not in ours, "would be lost where the options are replaced"
 
 
 def test_settings_of_the_nodes_are_printed_for_a_shell() -> None:

@@ -40,6 +40,14 @@ def test_images_have_stages_and_an_unprivileged_user(path: Path) -> None:
 
 
 @pytest.mark.parametrize("path", DOCKERFILES, ids=lambda p: p.stem)
+def test_images_have_the_exporter_of_traces(path: Path) -> None:
+    """A fleet that is asked for traces and lacks it does not start."""
+    installs = [rest for _, rest in instructions(path) if "pip install -c" in rest]
+    assert installs
+    assert all(".[tracing]" in rest for rest in installs)
+
+
+@pytest.mark.parametrize("path", DOCKERFILES, ids=lambda p: p.stem)
 def test_images_copy_what_there_is(path: Path) -> None:
     allowed = (ROOT / ".dockerignore").read_text().splitlines()
     copied = [rest.split()[:-1] for word, rest in instructions(path) if word == "COPY"]

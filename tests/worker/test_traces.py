@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import http.server
 import subprocess
 import sys
-import threading
 from collections.abc import Iterator
 
 import pytest
@@ -15,6 +13,7 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.trace import StatusCode
 
+from tests.worker.trace_collector import trace_collector
 from worker.traces import WorkerTraces
 from worker.wire.messages import Submit, TokenDelta
 from worker.wire.sampling import SamplingParams
@@ -97,24 +96,8 @@ def test_a_later_attempt_ends_the_earlier_ones_spans(
 
 @pytest.fixture
 def collector() -> Iterator[tuple[str, list[bytes]]]:
-    bodies: list[bytes] = []
-
-    class Handler(http.server.BaseHTTPRequestHandler):
-        def do_POST(self) -> None:
-            bodies.append(self.rfile.read(int(self.headers["content-length"])))
-            self.send_response(200)
-            self.end_headers()
-
-        def log_message(self, *_: object) -> None:
-            pass
-
-    server = http.server.HTTPServer(("127.0.0.1", 0), Handler)
-    thread = threading.Thread(target=server.serve_forever)
-    thread.start()
-    yield f"http://127.0.0.1:{server.server_port}/v1/traces", bodies
-    server.shutdown()
-    thread.join()
-    server.server_close()
+    with trace_collector() as told:
+        yield told
 
 
 def test_spans_go_where_the_environment_says(
@@ -134,6 +117,22 @@ def test_spans_go_where_the_environment_says(
     assert (names["service.name"], names["service.instance.id"]) == ("rayfleet", "worker w")
     assert {span.name for s in resource.scope_spans for span in s.spans} == {"worker", "engine"}
     assert {span.trace_id.hex() for s in resource.scope_spans for span in s.spans} == {TRACE}
+
+
+def test_spans_go_where_our_configuration_says_whatever_the_environment_has(
+    collector: tuple[str, list[bytes]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Serve does not merge `ray_actor_options`: a variable set in them is easily lost."""
+    url, bodies = collector
+    for name in ENDPOINTS:
+        monkeypatch.delenv(name, raising=False)
+    tracing = create_tracing("gateway", url)
+    assert tracing is not None
+    span = tracing.start("chat", "", start_ns=1, server=True, attributes={})
+    assert span is not None
+    span.end()
+    tracing.close()
+    assert len(bodies) == 1
 
 
 def test_where_nothing_is_traced_nothing_is_imported(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,7 +1,8 @@
 """OpenTelemetry spans with W3C context; neither imported nor paid for where none are asked for.
 
-Standard variables say where they go and which are kept: OTEL_EXPORTER_OTLP_TRACES_ENDPOINT (or
-OTEL_EXPORTER_OTLP_ENDPOINT) turns tracing on, OTEL_TRACES_SAMPLER and its argument choose.
+They go where our own configuration says, or else OpenTelemetry's standard variables:
+OTEL_EXPORTER_OTLP_TRACES_ENDPOINT (or OTEL_EXPORTER_OTLP_ENDPOINT) turns tracing on as well.
+OTEL_TRACES_SAMPLER and its argument choose which are kept.
 """
 
 from __future__ import annotations
@@ -20,13 +21,17 @@ TRACEPARENT = "traceparent"
 Attributes = Mapping[str, str | int | float | bool]
 
 
-def create_tracing(process: str) -> Tracing | None:
-    """Exports spans in the name of a process; None where the environment does not ask for it.
+def create_tracing(process: str, endpoint: str = "") -> Tracing | None:
+    """Exports spans in the name of a process; None where nobody asks for it.
+
+    Args:
+        process: its name.
+        endpoint: URL that takes them; empty leaves it to the environment.
 
     Raises:
-        ValueError: it does, but the packages are missing.
+        ValueError: somebody does, but the packages are missing.
     """
-    if not any(os.environ.get(name) for name in ENDPOINTS):
+    if not endpoint and not any(os.environ.get(name) for name in ENDPOINTS):
         return None
     try:
         from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
@@ -35,7 +40,7 @@ def create_tracing(process: str) -> Tracing | None:
         raise ValueError(
             f"traces are asked for, but {error.name} is missing: pip install 'rayfleet[tracing]'"
         ) from error
-    return Tracing(process, BatchSpanProcessor(OTLPSpanExporter()))
+    return Tracing(process, BatchSpanProcessor(OTLPSpanExporter(endpoint or None)))
 
 
 class Tracing:
