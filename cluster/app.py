@@ -5,8 +5,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 import ray
@@ -19,6 +21,7 @@ from cluster.autoscaling.options import gateway_replicas, worker_replicas
 from cluster.config import ModelSpec, ServeConfig, serve_config_from_mapping
 from cluster.connections import release_reset_connections
 from cluster.environment import LONGEST_STREAM_S
+from cluster.starting import delayed, tell
 from cluster.transport import RayTransport
 from router.config import GatewayConfig
 from worker.engine.config import EngineConfig
@@ -64,6 +67,8 @@ class GatewayReplica:
             },
             create_tracing("gateway", traces_endpoint),
         )
+        self._gateway.report = partial(tell, "gateway")
+        self._gateway.delayed = delayed
         self._metrics = NodeMetrics(
             f"gateway {self._gateway.gateway_id}",
             self._gateway.metrics,
@@ -102,9 +107,11 @@ class GatewayReplica:
 def build_app(args: Mapping[str, Any]) -> serve.Application:
     """Builder for Serve configs; `args` holds the keys of a rayfleet config file.
 
-    A config names its device: nodes with GPUs may join after it has been applied.
+    A config names its device: nodes with GPUs may join after it has been applied. A start that may
+    heal is tried again for ever: nobody applies the same config twice.
     """
-    return build_application(serve_config_from_mapping(args), nodes_may_join=True)
+    config = serve_config_from_mapping({"startup_retry_s": math.inf, **args})
+    return build_application(config, nodes_may_join=True)
 
 
 def build_application(
@@ -172,7 +179,9 @@ def _bind_worker_group(
         **worker_replicas(model.fleet.num_workers, model.autoscaling),
         max_ongoing_requests=UNLIMITED,
         max_surge_percent=_surge_percent(engine, model.max_workers),
-        max_constructor_retry_count=1,
+        # What may heal is waited for in the constructor. Where it is, Serve's own number stays for
+        # replicas that die in it: one that is lost with its node must not end the deployment.
+        **({} if config.endpoint.startup_retry_s else {"max_constructor_retry_count": 1}),
         ray_actor_options={"num_cpus": 0},
         # Each group has its own; Ray puts the next one where most is free.
         placement_group_bundles=[bundle] * engine.tensor_parallel_size,
@@ -191,4 +200,6 @@ def _bind_worker_group(
         model.name,
         config.node_metrics(),
         traces_endpoint=config.endpoint.otlp_traces_endpoint,
+        startup_retry_s=config.endpoint.startup_retry_s,
+        report=partial(tell, model.name),
     )

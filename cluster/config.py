@@ -116,6 +116,10 @@ class EndpointConfig:
     """Tenants (see --fair-by) that metrics tell apart; further ones count as `other`."""
     otlp_traces_endpoint: str = ""
     """URL that takes OpenTelemetry traces by OTLP over HTTP; needs the extra `tracing`."""
+    startup_retry_s: float = 0.0
+    """For how long a gateway or worker that cannot start tries again what may heal: a model folder
+    that is not mounted yet, a Hub that is busy, a rank that died. 0 fails at once; inf is for ever,
+    and the default in Ray Serve configs, where nobody would start it again."""
 
     def __post_init__(self) -> None:
         if not 0 < self.port < 65536:
@@ -130,6 +134,8 @@ class EndpointConfig:
             )
         if self.num_gateways < 1:
             raise ValueError(f"--num-gateways must be at least 1, got {self.num_gateways}")
+        if not self.startup_retry_s >= 0.0:
+            raise ValueError(f"--startup-retry-s must be at least 0, got {self.startup_retry_s}")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -162,6 +168,7 @@ class ServeConfig:
             fair_by=self.endpoint.fair_by,
             metrics_max_tenants=self.endpoint.metrics_max_tenants,
             salt_by=self.endpoint.salt_by,
+            startup_retry_s=self.endpoint.startup_retry_s,
         )
 
     def node_metrics(self) -> NodeMetricsConfig:

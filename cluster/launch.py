@@ -225,7 +225,8 @@ def root_cause_last(text: str) -> str:
     """`text` with the line that tells the root cause at its end, if it is not there."""
     text = re.sub(r"\x1b\[[0-9;]*m", "", text)  # Ray colours parts of its messages
     lines = [line for line in text.strip().splitlines() if line.strip()]
-    causes = [line for line in lines if "Error: " in line or "RankFailure: " in line]
+    named = ("Error: ", "RankFailure: ", "Unavailable: ")
+    causes = [line for line in lines if any(name in line for name in named)]
     return "\n".join([*lines, "", causes[-1].strip()]) if causes else text
 
 

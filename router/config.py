@@ -99,6 +99,8 @@ class GatewayConfig:
     """Tenants that metrics tell apart."""
     salt_by: Literal["none", "key", "user"] = "none"
     """Whose prompts share no prefix cache with those of others."""
+    startup_retry_s: float = 0.0
+    """For how long a tokenizer that is not there yet is tried again, inf for ever."""
 
     def __post_init__(self) -> None:
         names = [name for route in self.models for name in (route.name, *route.aliases)]

@@ -9,6 +9,8 @@ import secrets
 import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import Any
 
 from router.channel import WorkerTransport
 from router.config import GatewayConfig, ModelRoute
@@ -21,6 +23,7 @@ from router.tokens.defaults import load_sampling_defaults
 from router.tokens.encoder import PromptEncoder
 from router.tokens.parity import ParityCheck
 from worker.wire.exposition import OPENMETRICS, content_type_for, render
+from worker.wire.retry import StartReport, until_started
 from worker.wire.tokenizer import load_tokenizer
 from worker.wire.tracing import Tracing
 
@@ -67,6 +70,11 @@ class Gateway:
         self.gather: Callable[[str], Awaitable[tuple[bytes, str]]] | None = None
         """Asks all processes of this node for their metrics, in a format that the scraper accepts;
         None where there is no node to ask."""
+        self.report: StartReport = lambda delay: None
+        """Hears what `start` waits for."""
+        self.delayed: Callable[[], Awaitable[list[dict[str, Any]]]] | None = None
+        """Asks the cluster which starts have failed and wait for another try; None where there is
+        no cluster to ask."""
 
     @property
     def models(self) -> Iterable[ServedModel]:
@@ -81,9 +89,12 @@ class Gateway:
 
     async def start(self) -> None:
         """Loads tokenizers and attaches to the workers. Raises ValueError for a bad checkpoint."""
-        loop = asyncio.get_running_loop()
         for route in self.config.models:
-            model = await loop.run_in_executor(self._executor, self._load, route)
+            model = await until_started(
+                partial(self._load_aside, route),
+                retry_s=self.config.startup_retry_s,
+                report=self.report,
+            )
             self._models[route.name] = model
             for name in (route.name, *route.aliases):
                 self._names[name] = model
@@ -139,6 +150,10 @@ class Gateway:
         sources = [Source(name, model.stats, model.fleet) for name, model in self._models.items()]
         created = float(self.created) if content_type == OPENMETRICS else None
         return render(GatewayCollector(self.gateway_id, sources, self.http, created), content_type)
+
+    async def _load_aside(self, route: ModelRoute) -> ServedModel:
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._executor, self._load, route)
 
     def _load(self, route: ModelRoute) -> ServedModel:
         tokenizer = load_tokenizer(route.model)

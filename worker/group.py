@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import logging
 import os
+import time
 from collections.abc import AsyncIterator, Coroutine, Sequence
 from contextlib import aclosing
 from typing import Any
@@ -28,11 +29,13 @@ from worker.heap import settle_heap
 from worker.metrics.collector import WorkerCollector, WorkerView
 from worker.metrics.node import NodeMetrics, NodeMetricsConfig
 from worker.metrics.rank import RankOwner, belong_to
+from worker.models.config import load_model_config
 from worker.parallel.meeting import Meeting, published
 from worker.traces import WorkerTraces
 from worker.wire.exposition import render
 from worker.wire.frames import SocketOffer
 from worker.wire.log import log_as
+from worker.wire.retry import RemoteFailure, StartReport, may_heal, until_started
 from worker.wire.tracing import create_tracing
 
 logger = logging.getLogger(__name__)
@@ -92,17 +95,22 @@ class WorkerGroup:
         metrics: NodeMetricsConfig | None = None,
         *,
         traces_endpoint: str = "",
+        startup_retry_s: float = 0.0,
+        report: StartReport = lambda delay: None,
     ) -> None:
-        """Loads the model on all ranks.
+        """Loads the model on all ranks; what may heal is waited for and tried again.
 
         Args:
             config: of each rank.
             model_name: under which clients know the model.
             metrics: where this node's metrics are read.
             traces_endpoint: where spans go; empty leaves it to OpenTelemetry's variables.
+            startup_retry_s: for how long another try may begin, inf for ever.
+            report: hears why a start is delayed.
 
         Raises:
-            RuntimeError: a rank failed; the message ends with the root cause.
+            RemoteFailure: a rank failed; the message ends with the root cause.
+            ValueError: the checkpoint cannot be served, or cannot be had.
         """
         self.config = config
         worker_id = serve.get_replica_context().replica_id.unique_id
@@ -121,7 +129,10 @@ class WorkerGroup:
         self._actors: list[Any] = []
         self._broken: str | None = None
         self._supervisor: asyncio.Task[None] | None = None
-        ranks = await self._build()
+        self._starting = asyncio.ensure_future(
+            until_started(self._build, retry_s=startup_retry_s, report=report)
+        )
+        ranks = await self._starting
         await self._server.open()
         self._supervisor = asyncio.create_task(self._supervise(ranks))
         settle_heap()
@@ -163,6 +174,7 @@ class WorkerGroup:
 
     async def __del__(self) -> None:
         """Called by Serve before the replica ends: the ranks go first, as no failure."""
+        self._starting.cancel()
         if self._supervisor is not None:
             self._supervisor.cancel()
         await self._stop_ranks()
@@ -217,18 +229,32 @@ class WorkerGroup:
             ray.kill(actor, no_restart=True)
         self._actors.clear()
 
+    async def _fetch(self) -> float:
+        """Makes sure, before any rank is started, that the checkpoints are on this node.
+
+        Ranks on other nodes see to theirs. Returns the seconds that it took.
+        """
+        began = time.monotonic()
+        await asyncio.to_thread(_fetch_checkpoints, self.config)
+        return time.monotonic() - began
+
     async def _build(self) -> _Ranks:
         """Starts the ranks of the front's current epoch and waits until all are ready."""
+        fetch_s = await self._fetch()
         ranks = _Ranks(self._start_ranks(self.front.open()))
         ready = asyncio.ensure_future(self.front.wait_ready())
         try:
             await asyncio.wait({ready, *ranks.tasks}, return_when=asyncio.FIRST_COMPLETED)
             if not ready.done():
-                reason = await ranks.why()
+                reason, heals = await ranks.why(), ranks.heal
                 self.front.engine_lost(reason)
                 await self._stop_ranks()
-                raise RuntimeError(f"the worker group failed to start: {reason}")
-            ready.result()
+                message = f"the worker group failed to start: {reason}"
+                raise RemoteFailure(message, heals=heals)
+            phases = ready.result().startup
+            phases["download"] = phases.get("download", 0.0) + fetch_s
+            told = ", ".join(f"{phase} {seconds:.1f} s" for phase, seconds in phases.items())
+            logger.info("worker group is ready: %s", told)
         finally:
             ready.cancel()
         return ranks
@@ -272,6 +298,17 @@ class _Ranks:
 
     def __init__(self, ranks: Sequence[Coroutine[Any, Any, None]]) -> None:
         self.tasks = [asyncio.ensure_future(rank) for rank in ranks]
+
+    @property
+    def heal(self) -> bool:
+        """Whether others in the place of the ranks that have ended may fare better.
+
+        Where one was killed, what the others say is about its absence.
+        """
+        ended = [task.exception() for task in self.tasks if task.done() and not task.cancelled()]
+        if any(error is None or isinstance(error, RayActorError) for error in ended):
+            return True
+        return all(may_heal(_cause(error)) for error in ended if error is not None)
 
     async def why(self) -> str:
         """Why ranks have ended, after one has; the likeliest root cause last.
@@ -320,6 +357,17 @@ async def _run_rank(
     await actor.follow.remote(rank, config, directory, meeting)
 
 
+def _fetch_checkpoints(config: EngineConfig) -> None:
+    """Downloads what is on the Hub, and refuses what no rank could load. Raises ValueError."""
+    load_model_config(config.model, weights=config.load_format != "dummy")
+    if config.speculative_method == "draft":
+        load_model_config(config.speculative_model, weights=config.load_format != "dummy")
+
+
 def _root_cause(error: BaseException) -> str:
-    cause = error.cause if isinstance(error, RayTaskError) else error
+    cause = _cause(error)
     return f"{type(cause).__name__}: {cause}"
+
+
+def _cause(error: BaseException) -> BaseException:
+    return error.cause if isinstance(error, RayTaskError) else error

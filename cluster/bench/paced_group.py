@@ -33,6 +33,10 @@ def build_paced(config: ServeConfig, step_s: float, *, sockets: bool = True) -> 
     class PacedWorkerGroup(WorkerGroup):
         """Options are part of the class: Serve hands the constructor a config alone."""
 
+        async def _fetch(self) -> float:
+            """Needs no weights."""
+            return 0.0
+
         def _start_ranks(self, directory: str) -> Sequence[Coroutine[Any, Any, None]]:
             actor = ray.remote(PacedRank).options(num_cpus=0).remote()
             self._actors.append(actor)

@@ -56,7 +56,8 @@ def run(arguments: argparse.Namespace) -> int:
     """Serves until SIGINT or SIGTERM; the exit code."""
     began = time.monotonic()
     config = configure(arguments)
-    if arguments.address is None:  # else the nodes of that cluster have the files
+    # The nodes of another cluster have the files; who waits for a mount has none yet.
+    if arguments.address is None and not config.endpoint.startup_retry_s:
         for model in config.models:
             refuse_missing_model(model.engine.model)
     from rich.console import Console

@@ -81,11 +81,18 @@ class MonitorRoutes:
         return JSONResponse({"status": "ok"})
 
     async def ready(self, _: Request) -> Response:
-        """GET /ready: every model has a worker that can take requests, or gets one on demand."""
+        """GET /ready: every model has a worker that can take requests, or gets one on demand.
+
+        Otherwise the body names the models that have none, and the starts that wait for another
+        try, with the reason.
+        """
         waiting = [model.route.name for model in self._gateway.models if not model.ready]
         if self._gateway.ready:
             return JSONResponse({"status": "ready"})
-        return JSONResponse({"status": "not ready", "models": waiting}, status_code=503)
+        body: dict[str, Any] = {"status": "not ready", "models": waiting}
+        if self._gateway.delayed is not None:
+            body["delayed"] = await self._gateway.delayed()
+        return JSONResponse(body, status_code=503)
 
     async def metrics(self, request: Request) -> Response:
         """GET /metrics: Prometheus text."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import subprocess
 import sys
 from pathlib import Path
@@ -10,7 +11,8 @@ from typing import Any
 import pytest
 import yaml
 
-from cluster.app import build_app
+from cluster.app import build_app, build_application
+from cluster.config import serve_config_from_mapping
 from cluster.environment import cluster_settings
 
 
@@ -37,6 +39,25 @@ def test_what_an_update_may_start_first_and_where_ranks_are(
     worker = gateway.init_args[1]["model"]._bound_deployment
     assert worker._deployment_config.max_surge_percent == surge_percent
     assert worker._replica_config.placement_group_strategy == strategy
+
+
+def test_a_serve_config_is_waited_for_and_a_person_is_not_kept_waiting() -> None:
+    """KubeRay applies a config once: Serve may not give it up for what heals."""
+    args = {"models": [{"model": "/models/late", "device": "cpu"}]}
+    gateway = build_app(args)._bound_deployment
+    worker = gateway.init_args[1]["late"]._bound_deployment
+    assert gateway.init_args[0].startup_retry_s == math.inf
+    assert worker.init_kwargs["startup_retry_s"] == math.inf
+    assert worker._deployment_config.max_constructor_retry_count > 1
+
+    watched = build_application(serve_config_from_mapping(args))._bound_deployment
+    worker = watched.init_args[1]["late"]._bound_deployment
+    assert watched.init_args[0].startup_retry_s == 0.0
+    assert worker.init_kwargs["startup_retry_s"] == 0.0
+    assert worker._deployment_config.max_constructor_retry_count == 1
+
+    patient = build_app({**args, "startup_retry_s": 60})._bound_deployment
+    assert patient.init_args[0].startup_retry_s == 60
 
 
 def test_options_of_actors_in_a_serve_config_lose_nothing_of_ours() -> None:

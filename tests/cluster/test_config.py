@@ -70,6 +70,8 @@ def test_a_file_lists_models_and_flags_of_the_endpoint_win(tmp_path: Path) -> No
         ({"models": [{"model": "m"}], "port": 0}, "--port"),
         ({"models": [{"model": "m"}], "port": 9000, "metrics_port": 9000}, "--metrics-port"),
         ({"models": [{"model": "m"}], "metrics_max_tenants": 0}, "--metrics-max-tenants"),
+        ({"models": [{"model": "m"}], "startup_retry_s": -1}, "--startup-retry-s"),
+        ({"models": [{"model": "m"}], "startup_retry_s": float("nan")}, "--startup-retry-s"),
     ],
 )
 def test_mistakes_are_named(settings: dict[str, object], message: str) -> None:
@@ -89,6 +91,11 @@ def test_each_node_has_a_port_for_metrics_where_asked_for() -> None:
     assert config.node_metrics() == NodeMetricsConfig(host="::", port=9464)
     assert parse("m", "--metrics-vllm-names").node_metrics() == NodeMetricsConfig(vllm_names=True)
     assert config.gateway().metrics_max_tenants == 32
+
+
+def test_how_long_a_start_is_tried_again() -> None:
+    assert parse("m").gateway().startup_retry_s == 0.0
+    assert parse("m", "--startup-retry-s", "inf").gateway().startup_retry_s == float("inf")
 
 
 def test_routing_is_chosen_per_model() -> None:

@@ -114,3 +114,5 @@ def test_the_root_cause_comes_last() -> None:
     lines = root_cause_last(text).splitlines()
     assert lines[-1] == "RuntimeError: no such folder"
     assert "\x1b" not in "".join(lines)
+    chained = "hub.NotFoundError: words\nworker.wire.retry.Unavailable: download it first\n"
+    assert root_cause_last(chained).splitlines()[-1].endswith("Unavailable: download it first")

@@ -295,6 +295,14 @@ async def test_not_ready_while_workers_load(rig):
     await rig.until(lambda: rig.workers[0].num_attached == 1)
     assert (await rig.client.get("/health")).status_code == 200
     assert (await rig.client.get("/ready")).status_code == 503
+    waiting = {"name": "stub", "reason": "the model folder /models/stub does not exist"}
+
+    async def delayed():
+        return [waiting]
+
+    rig.gateway.delayed = delayed
+    body = (await rig.client.get("/ready")).json()
+    assert (body["models"], body["delayed"]) == (["stub"], [waiting])
     response = await rig.chat()
     assert error_of(response, 503)["code"] == "no_worker_available"
     assert response.headers["retry-after"] == "1"

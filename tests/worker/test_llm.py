@@ -133,8 +133,14 @@ def test_what_can_never_fit_is_refused_with_the_numbers(llm: LLM) -> None:
 
 def test_a_wrong_checkpoint_says_so_and_leaves_no_process(tmp_path: Path) -> None:
     before = rank_processes()
-    with pytest.raises(RankFailure, match="does not exist"):
+    with pytest.raises(RankFailure, match="does not exist") as failure:
         LLM(str(tmp_path / "missing"), **OPTIONS)
+    assert failure.value.heals, "the folder may come"
+    (tmp_path / "config.json").write_text("{")
+    (tmp_path / "model.safetensors").touch()
+    with pytest.raises(RankFailure, match="cannot read") as failure:
+        LLM(str(tmp_path), **OPTIONS)
+    assert not failure.value.heals
     assert rank_processes() == before
 
 
@@ -146,8 +152,9 @@ def test_a_killed_rank_is_named_and_the_rest_ends(tiny_chat_model: Path) -> None
     stream = llm.stream("killed", SamplingParams(max_tokens=2000, ignore_eos=True))
     next(stream)
     os.kill(mine[1], signal.SIGKILL)
-    with pytest.raises(RankFailure, match="was ended by SIGKILL"):
+    with pytest.raises(RankFailure, match="was ended by SIGKILL") as failure:
         list(stream)
+    assert failure.value.heals
     assert rank_processes() == before
     with pytest.raises(ValueError, match="closed"):
         llm.generate("more", GREEDY)

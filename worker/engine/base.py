@@ -7,6 +7,7 @@ from typing import Protocol
 
 from worker.scheduler.plan import Plan, StepResult
 from worker.wire.messages import EngineInfo
+from worker.wire.retry import RemoteFailure
 
 
 class StepFuture(Protocol):
@@ -22,7 +23,7 @@ class StepFuture(Protocol):
         ...
 
 
-class RankFailure(RuntimeError):
+class RankFailure(RemoteFailure):
     """A rank of the group ended or fell out of step; the group must be rebuilt."""
 
 

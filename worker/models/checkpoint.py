@@ -7,6 +7,9 @@ import json
 from pathlib import Path
 from typing import Any
 
+from worker.wire.hub import download, local_folder
+from worker.wire.retry import Unavailable, may_heal
+
 _INDEX = "model.safetensors.index.json"
 _SINGLE = "model.safetensors"
 _HUB_FILES_WITHOUT_WEIGHTS = ["*.json", "*.jinja", "*.txt", "tokenizer.model"]
@@ -22,46 +25,36 @@ def resolve_checkpoint(model: str, *, weights: bool = True) -> Path:
         model: the folder or the repository's name.
         weights: whether the weights are downloaded too.
 
-    HF_HUB_OFFLINE, HF_HOME and HF_TOKEN work as everywhere.
-
     Raises:
-        ValueError: no such folder, and the Hub does not have it or cannot be reached.
+        Unavailable: there is no such folder, it is empty or lacks files, or the Hub is unreachable.
+        ValueError: the Hub does not give it, or has no weights that can be read.
     """
-    folder = Path(model).expanduser()
-    if folder.is_dir():
-        if not (folder / "config.json").is_file():
-            raise ValueError(
-                f"{folder} holds no config.json: give the folder of a Hugging Face checkpoint"
-            )
+    folder = local_folder(model)
+    if folder is None:
+        folder = download(
+            model, _HUB_FILES if weights else _HUB_FILES_WITHOUT_WEIGHTS, _HUB_IGNORED
+        )
+        if weights and (problem := _lacking_weights(folder)):
+            raise ValueError(f"the Hub's {model}: {problem}")
         return folder
-    if model.startswith((".", "/", "~")) or model.count("/") > 1:
-        raise ValueError(f"the model folder {model} does not exist")
-    return _download(model, _HUB_FILES if weights else _HUB_FILES_WITHOUT_WEIGHTS)
+    if not (folder / "config.json").is_file():
+        raise Unavailable(
+            f"{folder} holds no config.json: give the folder of a Hugging Face checkpoint"
+        )
+    if weights and (problem := _lacking_weights(folder)):
+        raise Unavailable(problem)
+    return folder
 
 
 def weight_files(folder: Path) -> list[Path]:
     """All safetensors files of a checkpoint, in a fixed order.
 
     Raises:
-        ValueError: there are none, or one that the index names is missing.
+        Unavailable: there are none, or one that the index names is missing.
     """
-    index = folder / _INDEX
-    if index.is_file():
-        names = sorted(set(read_json(index)["weight_map"].values()))
-        files = [folder / name for name in names]
-    elif (folder / _SINGLE).is_file():
-        files = [folder / _SINGLE]
-    else:
-        files = sorted(p for p in folder.glob("*.safetensors") if "consolidated" not in p.name)
-    if not files:
-        raise ValueError(
-            f"{folder} holds no *.safetensors file: save the checkpoint again with transformers' "
-            "save_pretrained, which writes safetensors"
-        )
-    missing = [path.name for path in files if not path.is_file()]
-    if missing:
-        raise ValueError(f"{folder} lacks the weight files {', '.join(missing)}: download it again")
-    return files
+    if problem := _lacking_weights(folder):
+        raise Unavailable(problem)
+    return _weight_files(folder)
 
 
 def block_hash_salt(folder: Path, *, weights: bool = True) -> str:
@@ -78,30 +71,41 @@ def block_hash_salt(folder: Path, *, weights: bool = True) -> str:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """The JSON object in a file. Raises ValueError with the file's name where it is none."""
+    """The JSON object in a file.
+
+    Raises:
+        Unavailable: it cannot be read.
+        ValueError: it is none; the message has the file's name.
+    """
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        raise ValueError(f"cannot read {path}: {error}") from error
+        kind = Unavailable if may_heal(error) else ValueError
+        raise kind(f"cannot read {path}: {error}") from error
     if not isinstance(content, dict):
         raise ValueError(f"{path} must hold a JSON object")
     return content
 
 
-def _download(repository: str, files: list[str]) -> Path:
-    from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
+def _weight_files(folder: Path) -> list[Path]:
+    index = folder / _INDEX
+    if index.is_file():
+        names = sorted(set(read_json(index)["weight_map"].values()))
+        return [folder / name for name in names]
+    if (folder / _SINGLE).is_file():
+        return [folder / _SINGLE]
+    return sorted(p for p in folder.glob("*.safetensors") if "consolidated" not in p.name)
 
-    try:
-        return Path(
-            snapshot_download(repository, allow_patterns=files, ignore_patterns=_HUB_IGNORED)
+
+def _lacking_weights(folder: Path) -> str:
+    """Which weights a checkpoint lacks, and what to do about it; empty where it has them all."""
+    files = _weight_files(folder)
+    if not files:
+        return (
+            f"{folder} holds no *.safetensors file: save the checkpoint again with transformers' "
+            "save_pretrained, which writes safetensors"
         )
-    except LocalEntryNotFoundError as error:
-        raise ValueError(
-            f"{repository} is neither a folder here nor in the Hub's cache, and the Hub cannot be "
-            "reached (is HF_HUB_OFFLINE set?): download it first or give a folder"
-        ) from error
-    except (HfHubHTTPError, HFValidationError, OSError) as error:
-        raise ValueError(
-            f"{repository} is no folder here and the Hub does not give it: {error}"
-        ) from error
+    missing = [path.name for path in files if not path.is_file()]
+    if missing:
+        return f"{folder} lacks the weight files {', '.join(missing)}: download it again"
+    return ""

@@ -127,7 +127,9 @@ class RankGroup:
         while not (deaths := self._describe_deaths()) and deadline_polls:
             deadline_polls -= 1
             time.sleep(0.01)
-        raise RankFailure("\n".join([*words, *([deaths] if deaths else [])]))
+        # One that was killed may live the next time, whatever the others made of its absence.
+        heals = message.heals or bool(deaths)
+        raise RankFailure("\n".join([*words, *([deaths] if deaths else [])]), heals=heals)
 
     def _describe_deaths(self) -> str:
         """The children that a signal ended, one line each."""

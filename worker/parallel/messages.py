@@ -49,6 +49,8 @@ class Failure(msgspec.Struct, tag="failure", frozen=True):
 
     rank: int
     error: str
+    heals: bool = False
+    """Whether another try may succeed."""
 
 
 class Result(msgspec.Struct, tag="result", frozen=True):

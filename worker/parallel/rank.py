@@ -25,6 +25,7 @@ from worker.parallel.messages import (
     Stop,
 )
 from worker.wire.log import log_as
+from worker.wire.retry import may_heal
 
 if TYPE_CHECKING:
     from worker.engine.runner import ModelRunner
@@ -49,7 +50,7 @@ def run_rank(
     try:
         _load_and_serve(rank, config, directory, meeting, channel)
     except Exception as error:
-        channel.send(Failure(rank=rank, error=_root_cause(error)))
+        channel.send(Failure(rank=rank, error=_root_cause(error), heals=may_heal(error)))
         raise
     finally:
         channel.close()

@@ -17,6 +17,8 @@ from worker.wire.detokenizer import (
     StreamDetokenizer,
     bytes_of_token,
 )
+from worker.wire.hub import download, local_folder
+from worker.wire.retry import Unavailable
 from worker.wire.separators import separators
 
 SHORT_TEXT = 1024
@@ -141,12 +143,14 @@ def load_tokenizer(model: str) -> Tokenizer:
     """Loads the tokenizer of a checkpoint folder, or of a Hub repository by name.
 
     Raises:
-        ValueError: there is no tokenizer.json; the message says where it was sought.
+        Unavailable: the folder is not there or lacks tokenizer.json, or the Hub is unreachable.
+        ValueError: the Hub does not give the repository, or has no tokenizer.json in it.
     """
     folder = checkpoint_folder(model)
     path = folder / "tokenizer.json"
     if not path.is_file():
-        raise ValueError(
+        kind = Unavailable if local_folder(model) else ValueError
+        raise kind(
             f"no tokenizer.json in {folder}: save the checkpoint with a fast tokenizer "
             "(tokenizer.save_pretrained of transformers writes one)"
         )
@@ -160,15 +164,11 @@ def load_tokenizer(model: str) -> Tokenizer:
 
 
 def checkpoint_folder(model: str) -> Path:
-    """The folder itself, or a local snapshot of the small text files of a Hub repository."""
-    folder = Path(model)
-    if folder.is_dir():
-        return folder
-    if folder.is_absolute() or model.startswith(".") or model.count("/") > 1:
-        raise ValueError(f"{model} is no folder: give a checkpoint folder or a Hub repository")
-    from huggingface_hub import snapshot_download  # slow to import, needed for Hub names only
+    """The folder itself, or a local snapshot of the small text files of a Hub repository.
 
-    return Path(snapshot_download(model, allow_patterns=["*.json", "*.jinja"]))
+    Raises as `worker.wire.hub` does.
+    """
+    return local_folder(model) or download(model, ["*.json", "*.jinja"])
 
 
 def read_json(path: Path) -> dict[str, Any]:

@@ -115,7 +115,7 @@ def test_what_is_wrong_is_said(folder: Path, tmp_path: Path) -> None:
     (folder / "tokenizer.json").unlink()
     with pytest.raises(ValueError, match=r"no tokenizer\.json"):
         load_tokenizer(str(folder))
-    with pytest.raises(ValueError, match="is no folder"):
+    with pytest.raises(ValueError, match="does not exist"):
         load_tokenizer("/nowhere/at/all")
 
 

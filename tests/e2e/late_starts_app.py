@@ -1,0 +1,81 @@
+"""Serve applications whose replicas cannot start at once, on a Ray cluster of their own.
+
+The argument is JSON: the port, and the `args` of a Serve config by application. Every quarter of a
+second a line of JSON on standard output says how they are, until standard input ends.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import sys
+import traceback
+
+from cluster.environment import DIRECTORY_VARIABLE, prepare
+from cluster.local_ray import init_local_ray
+
+PERIOD_S = 0.25
+
+
+def main() -> None:
+    """Runs it."""
+    asked = json.loads(sys.argv[1])
+    environment = prepare(host="127.0.0.1", port=asked["port"], haproxy=False)
+    try:
+        init_local_ray(num_cpus=8)
+        from ray import serve
+        from ray.serve.config import HTTPOptions
+
+        from cluster.app import build_app
+
+        serve.start(http_options=HTTPOptions(host="127.0.0.1", port=asked["port"]))
+        targets = [
+            serve.RunTarget(
+                build_app(args), name=name, route_prefix="/" if name == "rayfleet" else f"/{name}"
+            )
+            for name, args in asked["applications"].items()
+        ]
+        serve.run_many(
+            targets,
+            wait_for_ingress_deployment_creation=False,
+            wait_for_applications_running=False,
+        )
+        while not select.select([sys.stdin], [], [], PERIOD_S)[0]:
+            print(json.dumps(state()), flush=True)
+    except Exception:
+        traceback.print_exc()
+    finally:
+        if "ray" in sys.modules:
+            sys.modules["ray"].shutdown()
+        environment.close()
+
+
+def state() -> dict[str, object]:
+    """Of the applications, and what their replicas wait for."""
+    from ray import serve
+
+    waiting = []
+    try:
+        from cluster.starting import read
+
+        waiting = [[w.what, w.delay.attempts, w.delay.reason] for w in read()]
+    except ImportError:  # a version that tells nothing of it
+        pass
+    applications = {}
+    for name, application in serve.status().applications.items():
+        messages = [deployment.message for deployment in application.deployments.values()]
+        applications[name] = [application.status, "\n".join([application.message, *messages])]
+    import ray
+
+    settings = {name: value for name, value in os.environ.items() if name.startswith("RAY_")}
+    return {
+        "applications": applications,
+        "waiting": waiting,
+        "directory": os.environ[DIRECTORY_VARIABLE],
+        "settings": {**settings, "RAY_ADDRESS": ray.get_runtime_context().gcs_address},
+    }
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,202 @@
+"""Nobody starts a Serve deployment anew: what heals has to come up by itself, what does not ends.
+
+As KubeRay runs it: the application is applied once, by `build_app`. One Ray for all cases: the
+folder of one model is not there yet, a rank of another is killed while it starts, the checkpoint
+of a third is of a kind that we cannot run.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+
+from cluster.config import find_demo_model
+from cluster.environment import free_ports
+from cluster.launch import end_processes_of
+from tests.e2e.conftest import DEADLINE_S
+from tests.worker.trace_collector import trace_collector
+
+LATE, FRAGILE, HOPELESS = "late", "fragile", "hopeless"
+OPTIONS = {"device": "cpu", "kv_cache_tokens": 2048, "cpu_threads": 1}
+
+
+class Applications:
+    """What the process that runs them tells."""
+
+    def __init__(self, process: subprocess.Popen[str]) -> None:
+        self._process = process
+        self.state: dict[str, Any] = {}
+
+    def status(self, name: str) -> str:
+        """Of an application."""
+        return str(self.state["applications"].get(name, [""])[0])
+
+    def attempts(self, what: str) -> list[int]:
+        """Tries that have failed of each replica that waits for another one."""
+        return [attempts for name, attempts, _ in self.state["waiting"] if name == what]
+
+    def is_told(self, what: str, reason: str) -> bool:
+        """Whether that is why one of them waits."""
+        return any(name == what and reason in told for name, _, told in self.state["waiting"])
+
+    def ranks(self) -> list[int]:
+        """Process ids of all first ranks."""
+        return [pid for pid in self._processes() if _title(pid).startswith(b"ray::Rank0:")]
+
+    def until(self, condition: Callable[[], bool], *, fails: str = "") -> None:
+        """Waits for it; no longer than until the application `fails` has failed for good."""
+        deadline = time.monotonic() + DEADLINE_S
+        assert self._process.stdout is not None
+        while time.monotonic() < deadline:
+            line = self._process.stdout.readline()
+            assert line, f"the applications' process has ended with {self._process.wait()}"
+            if not line.startswith("{"):
+                continue
+            self.state = json.loads(line)
+            if condition():
+                return
+            if fails and self.status(fails) == "DEPLOY_FAILED":
+                pytest.fail(f"{fails}: {self.state['applications'][fails][1]}")
+        pytest.fail(f"still {self.state} after {DEADLINE_S:.0f} s")
+
+    def kill_a_starting_rank(self) -> None:
+        """Kills the first one that there is, as soon as it is there."""
+        deadline = time.monotonic() + DEADLINE_S
+        while not (pids := self.ranks()):
+            assert time.monotonic() < deadline, "no rank was started"
+            time.sleep(0.01)
+        os.kill(pids[0], signal.SIGKILL)
+
+    def _processes(self) -> Iterator[int]:
+        mark = f"RAYFLEET_RUNTIME_DIRECTORY={self.state['directory']}".encode()
+        for entry in Path("/proc").glob("[0-9]*/environ"):
+            try:
+                if mark in entry.read_bytes().split(b"\0"):
+                    yield int(entry.parent.name)
+            except OSError:
+                continue
+
+
+@contextmanager
+def running(port: int, applications: dict[str, Any]) -> Iterator[Applications]:
+    asked = json.dumps({"port": port, "applications": applications})
+    process = subprocess.Popen(
+        [sys.executable, "-m", "tests.e2e.late_starts_app", asked],
+        cwd=Path(__file__).parents[2],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    told = Applications(process)
+    try:
+        yield told
+    finally:
+        assert process.stdin is not None
+        process.stdin.close()
+        try:
+            process.wait(timeout=DEADLINE_S)
+        finally:
+            process.kill()
+            if told.state:
+                end_processes_of(Path(told.state["directory"]), grace_s=5.0)
+
+
+def test_what_heals_serves_without_a_human_and_what_does_not_fails_with_the_reason(
+    tmp_path: Path,
+) -> None:
+    demo = Path(find_demo_model())
+    late, hopeless = tmp_path / "late", tmp_path / "hopeless"
+    shutil.copytree(demo, hopeless)
+    config = json.loads((hopeless / "config.json").read_text())
+    (hopeless / "config.json").write_text(json.dumps({**config, "architectures": ["NoSuchLM"]}))
+    models = [
+        {"model": str(late), "served_model_name": LATE, **OPTIONS},
+        {"model": str(demo), "served_model_name": FRAGILE, **OPTIONS},
+    ]
+    [port] = free_ports(1)
+    with (
+        trace_collector() as (traces_endpoint, traces),
+        running(
+            port,
+            {
+                "rayfleet": {"models": models, "otlp_traces_endpoint": traces_endpoint},
+                HOPELESS: {"models": [{"model": str(hopeless), **OPTIONS}]},
+            },
+        ) as told,
+    ):
+        told.until(lambda: bool(told.state["applications"]))
+        # The folder of the late model is not there: none but the fragile one's rank can start.
+        told.kill_a_starting_rank()
+        told.until(lambda: bool(told.attempts(FRAGILE)), fails="rayfleet")
+        assert told.is_told(FRAGILE, "died without a word")
+
+        def both_have_tried_again() -> bool:
+            return all(max(told.attempts(what), default=0) >= 2 for what in (LATE, "gateway"))
+
+        told.until(both_have_tried_again, fails="rayfleet")
+        assert told.is_told(LATE, f"{late} does not exist")
+        assert told.is_told("gateway", f"{late} does not exist")
+        assert told.status("rayfleet") == "DEPLOYING"
+        command = [sys.executable, "-m", "cluster.starting"]
+        environment = {**os.environ, **told.state["settings"]}
+        shown = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+        assert f"{late} does not exist" in shown.stdout
+
+        # As a mount point comes, and a copy into it: empty, then file by file, the weights last.
+        late.mkdir()
+        told.until(lambda: told.is_told(LATE, "holds no config.json"), fails="rayfleet")
+        shutil.copy(demo / "config.json", late)
+        told.until(lambda: told.is_told(LATE, "holds no *.safetensors"), fails="rayfleet")
+        shutil.copytree(
+            demo, late, dirs_exist_ok=True, ignore=shutil.ignore_patterns("*.safetensors")
+        )
+        shutil.copy(demo / "model.safetensors", tmp_path)
+        (tmp_path / "model.safetensors").rename(late / "model.safetensors")
+
+        told.until(lambda: told.status("rayfleet") == "RUNNING", fails="rayfleet")
+        told.until(lambda: httpx.get(f"http://127.0.0.1:{port}/ready").status_code == 200)
+        assert told.state["waiting"] == [], "what is hopeless is not tried again"
+        for model in (LATE, FRAGILE):
+            body = {"model": model, "prompt": "What is 12 + 30?", "max_tokens": 4}
+            url = f"http://127.0.0.1:{port}/v1/completions"
+            answer = httpx.post(url, json=body, timeout=DEADLINE_S)
+            assert answer.status_code == 200, answer.text
+
+        told.until(lambda: told.status(HOPELESS) == "DEPLOY_FAILED")
+        assert "NoSuchLM" in told.state["applications"][HOPELESS][1]
+
+        # The endpoint was an argument: no process has a variable that names it.
+        told.until(lambda: {"gateway", "worker"} <= traced_processes(traces))
+
+
+def traced_processes(bodies: list[bytes]) -> set[str]:
+    """Kinds of the processes that have sent spans."""
+    requests = [ExportTraceServiceRequest.FromString(body) for body in bodies]
+    return {
+        attribute.value.string_value.split()[0]
+        for request in requests
+        for resource in request.resource_spans
+        for attribute in resource.resource.attributes
+        if attribute.key == "service.instance.id"
+    }
+
+
+def _title(pid: int) -> bytes:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:
+        return b""

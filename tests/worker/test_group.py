@@ -1,0 +1,55 @@
+"""Whether a rank group that failed to start is worth another try, from how its ranks ended."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+from ray.exceptions import ActorDiedError, RayTaskError
+
+from worker.engine.base import RankFailure
+from worker.group import _Ranks
+from worker.wire.retry import Unavailable
+
+
+def raised(cause: Exception) -> Exception:
+    """As Ray hands it on from another process."""
+    return RayTaskError("lead", "the traceback", cause)
+
+
+UNSUPPORTED = raised(ValueError("no such architecture"))
+REFUSED = raised(RankFailure("rank 1 failed: no such architecture", heals=False))
+NOT_THERE = raised(RankFailure("rank 1 failed: no such folder"))
+COLLECTIVE = raised(RuntimeError("Connection closed by peer"))
+KILLED = ActorDiedError()
+
+
+@pytest.mark.parametrize(
+    ("endings", "heals"),
+    [
+        ([UNSUPPORTED], False),
+        ([REFUSED, UNSUPPORTED], False),
+        ([COLLECTIVE, UNSUPPORTED], False),
+        ([UNSUPPORTED, None], False),
+        ([NOT_THERE, raised(Unavailable("no such folder"))], True),
+        ([COLLECTIVE, COLLECTIVE], True),
+        ([COLLECTIVE, KILLED], True),
+        ([REFUSED, KILLED], True),
+        ([KILLED], True),
+    ],
+)
+async def test_what_ended_ranks_tells(endings: list[Exception | None], heals: bool) -> None:
+    """None is a rank that still runs."""
+
+    async def end(error: Exception | None) -> None:
+        if error is None:
+            await asyncio.sleep(3600)
+        else:
+            raise error
+
+    ranks = _Ranks([end(error) for error in endings])
+    await asyncio.wait(ranks.tasks, return_when=asyncio.FIRST_COMPLETED)
+    await asyncio.sleep(0)
+    assert ranks.heal == heals
+    for task in ranks.tasks:
+        task.cancel()
