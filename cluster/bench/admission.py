@@ -22,7 +22,7 @@ import numpy as np
 from cluster.bench.alternate import alternate
 from cluster.bench.decode import DecodeEngine
 from cluster.bench.report import Check, Result, at_least, at_most, checks_json, note
-from cluster.bench.stats import percentile, ratios, spread
+from cluster.bench.stats import percentile, ratios, spread_of_ratios
 from worker.engine.config import EngineConfig
 from worker.wire.admission import AdmissionChange
 from worker.wire.messages import Submit
@@ -167,7 +167,9 @@ def _compare(
 
 
 def _ratio(turns: dict[str, list[Turn]], value: Callable[[Turn], float]) -> dict[str, Any]:
-    return asdict(spread(ratios(*([value(t) for t in turns[arm]] for arm in ("pack", "fifo")))))
+    return asdict(
+        spread_of_ratios(ratios(*([value(t) for t in turns[arm]] for arm in ("pack", "fifo"))))
+    )
 
 
 def _summary(turns: list[Turn]) -> Result:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, TypeVar
 
-from cluster.bench.stats import Spread, ratios, spread
+from cluster.bench.stats import Spread, ratios, spread_of_ratios
 
 T = TypeVar("T")
 
@@ -44,9 +44,7 @@ def alternate(arms: Mapping[str, Callable[[int], T]], rounds: int) -> dict[str, 
     return results
 
 
-def compare(
-    values: Mapping[str, Sequence[float]], baseline: str, *, seed: int = 0
-) -> list[Comparison]:
+def compare(values: Mapping[str, Sequence[float]], baseline: str) -> list[Comparison]:
     """Every other arm against `baseline`; values of one round form a pair."""
     found: list[Comparison] = []
     for arm, measured in values.items():
@@ -57,7 +55,7 @@ def compare(
             Comparison(
                 arm=arm,
                 baseline=baseline,
-                ratio=spread(pairs, seed=seed),
+                ratio=spread_of_ratios(pairs),
                 ratios=tuple(pairs),
                 losing_rounds=tuple(i for i, ratio in enumerate(pairs) if ratio < 1.0),
             )

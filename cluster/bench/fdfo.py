@@ -42,7 +42,7 @@ from cluster.bench.fdfo_engine import FdfoEngine, FdfoTurn
 from cluster.bench.fdfo_options import ARMS, LONG_ARMS, Arm, FdfoOptions, arm_config
 from cluster.bench.fdfo_replay import labels, replay_turns
 from cluster.bench.report import Check, Result, at_least, at_most, checks_json, exactly, note
-from cluster.bench.stats import percentile, ratios, spread
+from cluster.bench.stats import percentile, ratios, spread_of_ratios
 from worker.wire.tokenizer import load_tokenizer
 
 _GOALS: Final[Mapping[str, Mapping[int, float]]] = {
@@ -242,7 +242,7 @@ def _against(baseline: list[FdfoTurn], arm: list[FdfoTurn]) -> Result:
     return {
         "forwards_ratio": baseline[0].num_forwards / arm[0].num_forwards,
         "wall_ratio": percentile(wall, 50.0),
-        "wall_spread": asdict(spread(wall)),
+        "wall_spread": asdict(spread_of_ratios(wall)),
     }
 
 

@@ -19,7 +19,7 @@ from functools import partial
 from cluster.bench.alternate import alternate
 from cluster.bench.decode import KEPT_RECORDS, DecodeEngine, Turn
 from cluster.bench.report import Check, Result, at_least, at_most, checks_json, note
-from cluster.bench.stats import percentile, ratios, spread
+from cluster.bench.stats import percentile, ratios, spread, spread_of_ratios
 from worker.engine.config import EngineConfig
 from worker.engine.factory import uses_cuda
 
@@ -94,7 +94,7 @@ def summarise(running: int, serial: list[Turn], overlapped: list[Turn]) -> Resul
         f"spread_{running}": {
             "hidden": asdict(spread(hidden)),
             "hidden_with_prepare": asdict(spread(strict)),
-            "ratio": asdict(spread(gains)),
+            "ratio": asdict(spread_of_ratios(gains)),
         },
         f"idle_gap_us_{running}": percentile([turn.idle_us for turn in overlapped], 50.0),
         f"idle_share_{running}": percentile(

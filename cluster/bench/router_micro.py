@@ -9,11 +9,11 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from statistics import median
 
 import numpy as np
 
 from cluster.bench.report import Result, at_most, checks_json, note
+from cluster.bench.stats import percentile
 from router.config import RoutingConfig
 from router.fleet import Fleet, PromptBlocks
 from worker.wire.blocks import TOKEN_BYTES, block_hash_array, root_hash
@@ -147,7 +147,7 @@ class _Rig:
             self._shared + self._tokens(num_tokens - _SHARED)
             for _ in range(self._options.decisions)
         )
-        return median(self._timed(prompt) for prompt in prompts)
+        return percentile([self._timed(prompt) for prompt in prompts], 50.0)
 
     def _session(self, num_tokens: int) -> float:
         """The next turns of one conversation, of which one worker holds all earlier ones."""
@@ -158,7 +158,7 @@ class _Rig:
         for _ in range(self._options.decisions):
             turn = conversation + self._tokens(_TURN)
             times.append(self._timed(turn))
-        return median(times)
+        return percentile(times, 50.0)
 
     def _timed(self, token_ids: bytes) -> float:
         fleet = self.fleet
@@ -180,7 +180,7 @@ class _Rig:
                 began = time.perf_counter()
                 self.fleet.index.apply("w1", [event])
                 times.append((time.perf_counter() - began) / size * 1e6)
-        return median(times)
+        return percentile(times, 50.0)
 
     def _fill(self) -> None:
         options = self._options

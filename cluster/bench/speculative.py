@@ -28,7 +28,7 @@ from cluster.bench.alternate import alternate
 from cluster.bench.report import Check, Result, at_least, checks_json, note
 from cluster.bench.speculative_engine import SpeculativeEngine, Turn
 from cluster.bench.speculative_prompts import KINDS, Task, make_tasks
-from cluster.bench.stats import percentile, ratios, spread
+from cluster.bench.stats import percentile, ratios, spread_of_ratios
 from worker.engine.config import EngineConfig
 
 LEAST_PAIRS = 10
@@ -145,7 +145,7 @@ def summarise(on: list[Turn], off: list[Turn]) -> Result:
     drafted = sum(turn.num_draft_tokens for turn in on)
     return {
         "ratio": percentile(gains, 50.0),
-        "spread": asdict(spread(gains)),
+        "spread": asdict(spread_of_ratios(gains)),
         "expected_ratio": percentile(expected, 50.0),
         "tokens_per_step": percentile([turn.tokens_per_row for turn in on], 50.0),
         "acceptance": sum(turn.num_accepted_tokens for turn in on) / max(1, drafted),

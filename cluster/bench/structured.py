@@ -16,7 +16,7 @@ import msgspec
 from cluster.bench.alternate import alternate
 from cluster.bench.decode import DecodeEngine
 from cluster.bench.report import Check, Result, at_least, checks_json, note
-from cluster.bench.stats import percentile, ratios, spread
+from cluster.bench.stats import percentile, ratios, spread_of_ratios
 from worker.engine.config import EngineConfig
 from worker.structured.process import GrammarCompiler, setting_of
 from worker.wire.messages import CompiledGrammar
@@ -113,7 +113,7 @@ def _measure(
     gains = ratios(speeds["constrained"], speeds["free"])
     return {
         "ratio": percentile(gains, 50.0),
-        "spread": asdict(spread(gains)),
+        "spread": asdict(spread_of_ratios(gains)),
         "tokens": sum(lengths),
         "constrained_tokens_per_second": percentile(speeds["constrained"], 50.0),
         "free_tokens_per_second": percentile(speeds["free"], 50.0),

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import platform
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
-from importlib import metadata
 from typing import Any
 
 import numpy as np
 
+from cluster.bench.machine import versions
 from cluster.bench.report import Result, at_least, at_most, checks_json, note
 from cluster.bench.routing.bound import pooled_hit_rate
 from cluster.bench.routing.figures import Figures, figures, ratio_to_best, spread
@@ -98,7 +96,7 @@ def run_router_sim(options: SimOptions) -> Result:
         "seeds": options.seeds,
         "first_seed": options.first_seed,
         "scale": options.scale,
-        "versions": _versions(),
+        "versions": {**versions(_PACKAGES), "code": routing_digest()},
         "notes": notes,
         **_worst(ratios),
         "workloads": ratios,
@@ -243,11 +241,3 @@ def _worst(ratios: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
         "p99_losers": [n for n, one in ratios.items() if one["p99_ttft_ratio"] > _P99_GOAL],
         "checks": checks_json(checks),
     }
-
-
-def _versions() -> dict[str, str]:
-    found = {"python": platform.python_version(), "code": routing_digest()}
-    for name in _PACKAGES:
-        with suppress(metadata.PackageNotFoundError):
-            found[name] = metadata.version(name)
-    return found

@@ -14,6 +14,7 @@ from cluster.bench.routing.compare import simulate
 from cluster.bench.routing.figures import Figures, figures
 from cluster.bench.routing.lineup import CONTENDERS, OWN, lineup
 from cluster.bench.routing.workload import DEFAULT_COSTS, Arrival, FleetShape, Workload
+from cluster.bench.stats import percentile
 from router.explain import Decided, FleetSpeed, LogLine, WorkerSeen, read_decisions
 from worker.wire.blocks import TOKEN_BYTES
 
@@ -119,8 +120,8 @@ def _recorded(lines: Iterable[LogLine]) -> Figures:
     times = np.array([line.first_token_s for line in decided])
     return Figures(
         mean_ttft=float(times.mean()),
-        p50_ttft=float(np.percentile(times, 50)),
-        p99_ttft=float(np.percentile(times, 99)),
+        p50_ttft=percentile(times, 50.0),
+        p99_ttft=percentile(times, 99.0),
         hit_rate=sum(d.cached_tokens for d in decided) / sum(d.num_tokens for d in decided),
     )
 

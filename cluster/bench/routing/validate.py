@@ -18,6 +18,7 @@ from cluster.bench.report import Result, at_most, checks_json
 from cluster.bench.routing.compare import simulate
 from cluster.bench.routing.lineup import lineup
 from cluster.bench.routing.workload import Arrival, FleetShape, Workload
+from cluster.bench.stats import mean, percentile
 from worker.engine.config import EngineConfig
 from worker.wire.messages import Submit
 from worker.wire.sampling import SamplingParams
@@ -80,7 +81,7 @@ def run_validate(options: ValidateOptions) -> Result:
     workload = Workload(name="validate", arrivals=tuple(arrivals), fleet=shape)
     [entry], _ = lineup(("round-robin",))
     simulated = [outcome.first_token_s for outcome in simulate(workload, entry, {}, 1)]
-    error = abs(float(np.mean(simulated)) / float(np.mean(real)) - 1.0)
+    error = abs(mean(simulated) / mean(real) - 1.0)
     return {
         "requests": options.requests,
         "requests_per_second": rate,
@@ -161,7 +162,7 @@ def _submit(arrival: Arrival) -> Submit:
 
 def _summary(times: Sequence[float]) -> dict[str, float]:
     return {
-        "mean_ttft_s": float(np.mean(times)),
-        "p50_ttft_s": float(np.percentile(times, 50)),
-        "p99_ttft_s": float(np.percentile(times, 99)),
+        "mean_ttft_s": mean(times),
+        "p50_ttft_s": percentile(times, 50.0),
+        "p99_ttft_s": percentile(times, 99.0),
     }

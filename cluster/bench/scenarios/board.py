@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from types import TracebackType
 from typing import Self
 
@@ -10,9 +11,10 @@ from rich.live import Live
 from rich.table import Table
 
 from cluster.bench.client import Record
+from cluster.bench.console import NO_DATA
 from cluster.bench.report import Result, note
 from cluster.bench.scenarios.watch import Moment
-from cluster.bench.stats import percentile
+from cluster.bench.stats import percentile, share
 
 _ROWS = {
     "tokens_per_second": ("tokens/s", "{:,.0f}"),
@@ -76,8 +78,7 @@ class Board:
             "ttft_p99_ms": 1e3 * percentile(times, 99),
             "itl_p50_ms": 1e3 * percentile(gaps, 50),
             "itl_p99_ms": 1e3 * percentile(gaps, 99),
-            "hit_rate": sum(r.cached_tokens for r in done)
-            / max(1, sum(r.prompt_len for r in done)),
+            "hit_rate": share(sum(r.cached_tokens for r in done), sum(r.prompt_len for r in done)),
             "queue_depth": moment.num_waiting,
             "workers_busy": moment.num_busy_workers / max(1, moment.num_workers),
         }
@@ -89,11 +90,11 @@ class Board:
         if self._console.is_terminal:
             self._live.update(self.table(), refresh=True)
             return
+        said = {key: _cell(form, result[key]) for key, (_, form) in _ROWS.items()}
         note(
-            f"{self._title}, {name}: {result['tokens_per_second']:,.0f} tokens/s, TTFT p50 "
-            f"{result['ttft_p50_ms']:.1f} p99 {result['ttft_p99_ms']:.1f} ms, "
-            f"{result['slo_miss']:.1%} late, {result['hit_rate']:.1%} cached, "
-            f"{result['completed']} completed, {result['failed']} failed"
+            f"{self._title}, {name}: {said['tokens_per_second']} tokens/s, TTFT p50 "
+            f"{said['ttft_p50_ms']} p99 {said['ttft_p99_ms']} ms, {said['slo_miss']} late, "
+            f"{said['hit_rate']} cached, {said['completed']} completed, {result['failed']} failed"
         )
 
     def table(self) -> Table:
@@ -104,7 +105,11 @@ class Board:
             table.add_column(name, justify="right")
         for key, (text, form) in _ROWS.items():
             cells = [
-                form.format(known[key]) if key in known else "" for known in self._known.values()
+                _cell(form, known[key]) if key in known else "" for known in self._known.values()
             ]
             table.add_row(text, *cells)
         return table
+
+
+def _cell(form: str, value: float) -> str:
+    return form.format(value) if math.isfinite(value) else NO_DATA

@@ -13,7 +13,15 @@ from cluster.bench.client import Record
 from cluster.bench.report import Result
 from cluster.bench.scenarios.traffic import URGENT, Planned
 from cluster.bench.scenarios.turn import Turn
-from cluster.bench.stats import RESAMPLES, mean, percentile, ratios, spread
+from cluster.bench.stats import (
+    bootstrap_interval,
+    mean,
+    percentile,
+    ratios,
+    share,
+    spread,
+    spread_of_ratios,
+)
 
 Times = NDArray[np.float64]
 
@@ -44,7 +52,7 @@ def figures(turn: Turn) -> Result:
         "itl_p50_ms": 1e3 * percentile(gaps, 50),
         "itl_p99_ms": 1e3 * percentile(gaps, 99),
         "slo_miss": slo_miss(pairs, turn.base_s),
-        "hit_rate": sum(r.cached_tokens for r in done) / max(1, sum(r.prompt_len for r in done)),
+        "hit_rate": share(sum(r.cached_tokens for r in done), sum(r.prompt_len for r in done)),
         "preemptions": sum(m.num_preemptions for m in last) - sum(m.num_preemptions for m in first),
         "queue_depth": mean([moment.num_waiting for moment in turn.moments]),
         "workers_busy": mean(
@@ -75,7 +83,7 @@ def compared(ours: Sequence[Result], other: Sequence[Result]) -> dict[str, dict[
         pairs = ratios([turn[key] for turn in ours], [turn[key] for turn in other])
         better = [ratio >= 1.0 if name in _MORE_IS_BETTER else ratio <= 1.0 for ratio in pairs]
         found[f"{name}_ratio"] = {
-            **asdict(spread(pairs)),
+            **asdict(spread_of_ratios(pairs)),
             "losing_rounds": [number for number, good in enumerate(better) if not good],
         }
     gaps = [a["slo_miss"] - b["slo_miss"] for a, b in zip(ours, other, strict=True)]
@@ -99,8 +107,6 @@ def by_priority(ours: Sequence[Turn], other: Sequence[Turn]) -> dict[str, dict[s
     request's. Intervals come of drawing rounds anew.
     """
     ours_by, other_by = ([_ttfts(turn) for turn in turns] for turns in (ours, other))
-    rng = np.random.default_rng(0)
-    picks = rng.integers(0, len(ours), size=(RESAMPLES, len(ours)))
     found: dict[str, dict[str, float]] = {}
     for priority in sorted(set().union(*ours_by) & set().union(*other_by)):
         times = [
@@ -109,15 +115,13 @@ def by_priority(ours: Sequence[Turn], other: Sequence[Turn]) -> dict[str, dict[s
 
         def ratio(rounds: Sequence[int], times: list[list[Times]] = times) -> float:
             mine, others = (np.concatenate([one[number] for number in rounds]) for one in times)
-            if not len(mine) or not len(others):
-                return float("nan")
-            return float(np.percentile(mine, 99) / np.percentile(others, 99))
+            return share(percentile(mine, 99.0), percentile(others, 99.0))
 
-        low, high = np.nanquantile([ratio(pick) for pick in picks], (0.025, 0.975))
+        low, high = bootstrap_interval(ratio, len(ours))
         found[str(priority)] = {
             "ratio": ratio(range(len(ours))),
-            "interval_low": float(low),
-            "interval_high": float(high),
+            "interval_low": low,
+            "interval_high": high,
             "count": sum(len(one) for one in times[0]),
         }
     return found

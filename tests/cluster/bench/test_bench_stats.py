@@ -1,17 +1,75 @@
 from __future__ import annotations
 
+import math
+import re
+from pathlib import Path
+
+import numpy as np
 import pytest
+from scipy import stats as scipy_stats
 
+import cluster
 from cluster.bench.alternate import alternate, compare
-from cluster.bench.stats import bootstrap_interval, mean, percentile, ratios, spread, std
+from cluster.bench.routing import figures as routing
+from cluster.bench.stats import (
+    bootstrap_interval,
+    difference,
+    estimate,
+    mean,
+    percentile,
+    ratios,
+    spread,
+    spread_of_ratios,
+    std,
+)
 
 
-def test_percentiles_interpolate_and_empty_is_zero() -> None:
+def test_percentiles_interpolate_and_of_nothing_there_is_none() -> None:
     assert percentile([1.0, 2.0, 3.0, 4.0], 50) == 2.5
     assert percentile([5.0], 99) == 5.0
-    assert percentile([], 99) == mean([]) == std([]) == 0.0
+    assert all(math.isnan(value) for value in (percentile([], 99), mean([]), std([])))
     with pytest.raises(ValueError, match="between 0 and 100"):
         percentile([1.0], 101)
+
+
+def test_there_is_one_definition_of_a_percentile() -> None:
+    """Of all that is reported: others would differ where there are few requests."""
+    other = re.compile(
+        r"(np|statistics)\.(nan)?(percentile|quantiles?|median|partition)\(|from statistics import"
+    )
+    folder = Path(cluster.__file__).parent
+    found = {path.name for path in folder.rglob("*.py") if other.search(path.read_text())}
+    assert found == {"stats.py"}
+
+
+@pytest.mark.parametrize("count", [3, 5, 11, 40])
+def test_intervals_are_student_s_whatever_the_number_of_values(count: int) -> None:
+    values = np.random.default_rng(count).gamma(3.0, 1.0, count).tolist()
+    low, high = scipy_stats.ttest_1samp(values, 0.0).confidence_interval(0.95)
+    found = estimate(values)
+    assert found.value - found.half == pytest.approx(low)
+    assert found.value + found.half == pytest.approx(high)
+    assert (spread(values).interval_low, spread(values).interval_high) == pytest.approx((low, high))
+    assert routing.spread(values).half == pytest.approx((high - low) / 2.0)
+    above = scipy_stats.ttest_1samp(values, 2.0, alternative="greater").pvalue
+    assert found.p_above(2.0) == pytest.approx(above)
+    assert found.p_below(2.0) == pytest.approx(1.0 - above)
+
+
+def test_measured_apart_they_are_welch_s() -> None:
+    random = np.random.default_rng(0)
+    a, b = random.normal(1.0, 0.1, 4), random.normal(1.3, 0.5, 7)
+    low, high = scipy_stats.ttest_ind(b, a, equal_var=False).confidence_interval(0.95)
+    found = difference(a, b)
+    assert found.value - found.half == pytest.approx(low)
+    assert found.value + found.half == pytest.approx(high)
+    assert difference([1.0, 1.0], [1.0, 1.0]).half == 0.0
+
+
+def test_a_single_value_has_no_interval() -> None:
+    assert math.isnan(spread([2.0]).interval_low)
+    assert math.isnan(routing.spread([2.0]).half)
+    assert all(math.isnan(end) for end in bootstrap_interval(lambda picks: 1.0, 1))
 
 
 def test_ratios_need_pairs() -> None:
@@ -20,14 +78,27 @@ def test_ratios_need_pairs() -> None:
         ratios([1.0], [1.0, 2.0])
     with pytest.raises(ValueError, match="denominator"):
         ratios([1.0], [0.0])
+    with pytest.raises(ValueError, match="requests failed"):
+        ratios([1.0], [math.nan])
 
 
-def test_bootstrap_is_seeded_and_lies_within_the_values() -> None:
+def test_bootstrap_draws_rounds_and_is_the_same_each_time() -> None:
     values = [1.0, 1.1, 0.9, 1.05, 0.95, 1.2, 0.8]
-    low, high = bootstrap_interval(values, seed=3)
-    assert (low, high) == bootstrap_interval(values, seed=3)
+
+    def middle(picks: object) -> float:
+        return percentile([values[number] for number in picks], 50.0)  # type: ignore[attr-defined]
+
+    low, high = bootstrap_interval(middle, len(values))
+    assert (low, high) == bootstrap_interval(middle, len(values))
     assert 0.8 <= low <= 1.0 <= high <= 1.2
-    assert bootstrap_interval([2.0] * 4) == (2.0, 2.0)
+
+
+def test_intervals_of_ratios_are_those_of_the_logarithms() -> None:
+    found = spread_of_ratios([0.1, 1.0, 2.0])
+    assert 0.0 < found.interval_low < found.median == 1.0 < found.interval_high
+    turned = spread_of_ratios([10.0, 1.0, 0.5])
+    assert turned.interval_high == pytest.approx(1.0 / found.interval_low)
+    assert math.isnan(spread_of_ratios([0.0, 1.0, 2.0]).interval_low)
 
 
 def test_spread_holds_median_and_range() -> None:

@@ -22,6 +22,7 @@ from cluster.bench.routing.real.drive import Sent, drive
 from cluster.bench.routing.real.options import OWN, PEERS, WORKLOADS, RealOptions
 from cluster.bench.routing.real.paced import load
 from cluster.bench.routing.real.traffic import Vocabulary, workloads
+from cluster.bench.stats import percentile
 from cluster.config import find_demo_model
 
 _WARM_SEED = 0
@@ -117,8 +118,8 @@ def figures(workload: str, sent: Sequence[Sent]) -> Figures:
     return Figures(
         hit_rate=sum(s.num_cached for s in one) / sum(s.num_prompt for s in one),
         mean_ttft_ms=float(times.mean()),
-        p50_ttft_ms=float(np.percentile(times, 50)),
-        p99_ttft_ms=float(np.percentile(times, 99)),
+        p50_ttft_ms=percentile(times, 50.0),
+        p99_ttft_ms=percentile(times, 99.0),
         num_requests=len(one),
     )
 

@@ -1,0 +1,56 @@
+"""What a benchmark ran on: the hardware of this machine, and the versions that are installed."""
+
+from __future__ import annotations
+
+import os
+import platform
+import re
+from collections import Counter
+from collections.abc import Sequence
+from contextlib import suppress
+from importlib import metadata
+from pathlib import Path
+
+from cluster.bench.report import Result
+
+_PACKAGES = ("rayfleet", "ray", "torch", "triton", "transformers", "numpy")
+_GPUS = "/proc/driver/nvidia/gpus"
+"""NVIDIA's driver has a folder for each GPU here."""
+
+
+def machine(gpus: str = _GPUS) -> Result:
+    """Processor, cores that this process may use, memory in GiB, and GPUs by name."""
+    return {
+        "cpu": _cpu_name(),
+        "cores": len(os.sched_getaffinity(0)),
+        "memory_gib": round(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / 2**30, 1),
+        "gpus": ", ".join(f"{count} x {name}" for name, count in _gpu_names(gpus).items()) or None,
+        "os": platform.platform(terse=True),
+    }
+
+
+def versions(packages: Sequence[str] = _PACKAGES) -> Result:
+    """Of Python and of those of the packages that are installed."""
+    found = {"python": platform.python_version()}
+    for name in packages:
+        with suppress(metadata.PackageNotFoundError):
+            found[name] = metadata.version(name)
+    return found
+
+
+def _cpu_name() -> str:
+    with suppress(OSError):
+        text = Path("/proc/cpuinfo").read_text()
+        if match := re.search(r"^model name\s*:\s*(.+)$", text, re.MULTILINE):
+            return match[1]
+    return platform.processor() or platform.machine()
+
+
+def _gpu_names(folder: str) -> Counter[str]:
+    """Read from the driver: the load client needs neither torch nor a GPU of its own."""
+    names: Counter[str] = Counter()
+    for path in Path(folder).glob("*/information"):
+        with suppress(OSError):
+            if match := re.search(r"^Model:\s*(.+)$", path.read_text(), re.MULTILINE):
+                names[match[1].strip()] += 1
+    return names
