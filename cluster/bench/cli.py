@@ -20,8 +20,9 @@ from cluster.bench.fleet.flags import add_fleet_command
 from cluster.bench.gateway import ARMS, GatewayOptions, run_gateway
 from cluster.bench.jobs.flags import add_job_commands
 from cluster.bench.kernel_options import KernelOptions
+from cluster.bench.metrics import tell_failures
 from cluster.bench.model_shapes import SHAPES
-from cluster.bench.report import Result, emit
+from cluster.bench.report import Result, emit, note
 from cluster.bench.roofline_options import RooflineOptions
 from cluster.bench.routing.flags import add_router_flags, run_router
 from cluster.bench.scenarios.flags import add_scenarios_command
@@ -113,6 +114,8 @@ def _command(
             print(error, file=sys.stderr)
             return 1
         emit(result, as_json=args.json, title=f"bench {name}")
+        if result.get("errors"):
+            note(tell_failures(result["errors"]))
         return 1 if result.get("failed") else 0
 
     parser.set_defaults(run=run)

@@ -20,6 +20,8 @@ import aiohttp
 from cluster.bench.sse import EventScanner, has_choices, has_text, has_usage, opens_chat
 
 _READ_TIMEOUT_S = 600.0
+_MOST_CHARS = 500
+"""Of an error's text."""
 _IDLE_S = 2.0
 """Below servers' keep-alive time (uvicorn: 5 s), so that no request meets a closing socket."""
 
@@ -88,14 +90,24 @@ async def send(session: aiohttp.ClientSession, url: str, request: Request) -> Re
             record.retry_after = response.headers.get("Retry-After", "")
             record.worker = response.headers.get("x-rayfleet-worker", "")
             if response.status != 200:
-                text = (await response.text())[:500]
-                record.error = f"HTTP {response.status}: {text}"
+                record.error = f"HTTP {response.status}: {_message(await response.text())}"
             else:
                 await _read_stream(response, record)
     except (aiohttp.ClientError, TimeoutError, OSError) as error:
         record.error = f"{type(error).__name__}: {error}"
     record.latency = record.latency or time.perf_counter() - record.start
     return record
+
+
+def _message(body: str) -> str:
+    """What an error answer says: OpenAI's `error.message`, FastAPI's `detail`, or all of it."""
+    try:
+        answer = json.loads(body)
+        said = answer.get("error") or answer.get("detail") or answer.get("message")
+        text = said.get("message") if isinstance(said, dict) else said
+    except (ValueError, AttributeError):
+        text = None
+    return (text if text and isinstance(text, str) else body)[:_MOST_CHARS]
 
 
 class _StreamReader:
@@ -141,7 +153,7 @@ class _StreamReader:
     def _decode(self, data: bytes) -> None:
         message = json.loads(data)
         if message.get("error"):
-            self._record.error = f"error event: {message['error']}"
+            self._record.error = f"error event: {_message(data.decode())}"
         if message.get("usage"):
             self._take_usage(message["usage"])
 

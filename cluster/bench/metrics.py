@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from cluster.bench.client import Record
 from cluster.bench.load import LoadResult
 from cluster.bench.report import Result, at_most, checks_json, exactly
-from cluster.bench.stats import mean, percentile, std
+from cluster.bench.stats import mean, percentile, share, std
 
 METRICS = ("ttft", "tpot", "itl", "e2el")
 GOODPUT_METRICS = ("ttft", "tpot", "e2el")
 BUSY_CLIENT = 0.8
 """Cores per client process beyond which the client's own queueing shows in the latencies."""
+
+_MOST_ERRORS = 5
+_OTHERS = "other errors"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -48,11 +51,11 @@ def summarize(load: LoadResult, options: MetricOptions, *, fixed_output: bool) -
         "total_input_tokens": num_input,
         "total_output_tokens": num_output,
         "total_cached_tokens": sum(record.cached_tokens for record in done),
-        "token_hit_rate": _share(sum(record.cached_tokens for record in done), num_input),
-        "request_throughput": _share(len(done), duration),
+        "token_hit_rate": share(sum(record.cached_tokens for record in done), num_input),
+        "request_throughput": share(len(done), duration),
         "request_goodput": _goodput(done, options.goodput, duration),
-        "output_throughput": _share(num_output, duration),
-        "total_token_throughput": _share(num_input + num_output, duration),
+        "output_throughput": share(num_output, duration),
+        "total_token_throughput": share(num_input + num_output, duration),
         **_latencies(done, options),
         "num_client_processes": load.num_processes,
         "client_cpu_s": load.client_cpu_s,
@@ -62,7 +65,7 @@ def summarize(load: LoadResult, options: MetricOptions, *, fixed_output: bool) -
         result["requests_by_worker"] = dict(sorted(workers.items()))
     errors = Counter(record.error for record in load.records if record.error)
     if errors:
-        result["errors"] = dict(errors.most_common(5))
+        result["errors"] = _grouped(errors)
     result["checks"] = _checks(load, done, fixed_output=fixed_output)
     return result
 
@@ -76,6 +79,22 @@ def detailed(records: Sequence[Record]) -> Result:
         "input_lens": [record.prompt_len for record in done],
         "output_lens": [record.output_len for record in done],
     }
+
+
+def count_errors(results: Iterable[Result]) -> dict[str, int]:
+    """Requests of several results by what they failed of, the most frequent first."""
+    total: Counter[str] = Counter()
+    for result in results:
+        total.update(result.get("errors", {}))
+    return dict(total.most_common())
+
+
+def tell_failures(errors: Mapping[str, int]) -> str:
+    """How many requests failed, and of what most often. `errors`: as of `count_errors`."""
+    reason, count = next(iter(errors.items()))
+    failed = sum(errors.values())
+    often = "each" if count == failed else f"{count} of them"
+    return f"{failed} requests failed, {often} with: {reason}"
 
 
 def samples_ms(records: Sequence[Record], metric: str) -> list[float]:
@@ -108,6 +127,13 @@ def _latencies(done: Sequence[Record], options: MetricOptions) -> Result:
     return result
 
 
+def _grouped(errors: Counter[str]) -> dict[str, int]:
+    """The most frequent ones, and how many others there are."""
+    found = dict(errors.most_common(_MOST_ERRORS))
+    others = errors.total() - sum(found.values())
+    return {**found, _OTHERS: others} if others else found
+
+
 def _goodput(
     done: Sequence[Record], goals: Mapping[str, float] | None, duration: float
 ) -> float | None:
@@ -117,11 +143,11 @@ def _goodput(
     for record in done:
         values = {metric: _value_ms(record, metric) or 0.0 for metric in goals}
         good += all(values[metric] <= limit for metric, limit in goals.items())
-    return _share(good, duration)
+    return share(good, duration)
 
 
 def _checks(load: LoadResult, done: Sequence[Record], *, fixed_output: bool) -> list[Result]:
-    busy = _share(load.client_cpu_s, load.duration_s * load.num_processes)
+    busy = share(load.client_cpu_s, load.duration_s * load.num_processes)
     checks = [
         exactly("failed_requests", len(load.records) - len(done), "requests", 0),
         exactly("without_usage", sum(not r.usage_seen for r in done), "requests", 0),
@@ -131,7 +157,3 @@ def _checks(load: LoadResult, done: Sequence[Record], *, fixed_output: bool) -> 
         short = sum(record.output_len != record.wanted_len for record in done)
         checks.append(exactly("wrong_output_length", short, "requests", 0))
     return checks_json(checks)
-
-
-def _share(part: float, whole: float) -> float:
-    return part / whole if whole else 0.0

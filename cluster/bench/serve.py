@@ -7,7 +7,7 @@ import math
 import urllib.error
 import urllib.request
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,13 +16,17 @@ from cluster.bench.client import Request
 from cluster.bench.datasets import DatasetOptions, Sample, make_samples
 from cluster.bench.load import Load, choose_processes, run_load
 from cluster.bench.metrics import MetricOptions, detailed, summarize
-from cluster.bench.prompts import PromptSpace
-from cluster.bench.report import Result
+from cluster.bench.prompts import UNKNOWN_VOCABULARY, PromptSpace
+from cluster.bench.report import Result, note
 
 COMPLETIONS = "/v1/completions"
 CHAT = "/v1/chat/completions"
+_TAKE_IDS = ("rayfleet", "vllm", "sglang")
+"""`owned_by` of models whose servers take prompts as token ids."""
 _WARMUP_SEED = 1_000_003
 """Added to the seed of warm-up prompts: they must not fill the prefix cache for the others."""
+
+_VERSION_S = 5.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -66,6 +70,11 @@ class ServeOptions:
         if self.num_warmups < 0 or self.num_processes < 0:
             raise ValueError("--num-warmups and --num-processes must not be negative")
 
+    @property
+    def sends_text(self) -> bool:
+        """Whether prompts are texts, not token ids."""
+        return self.text_prompts or self.endpoint == CHAT
+
 
 def run_serve(options: ServeOptions) -> Result:
     """Warms up, loads, and reports.
@@ -95,7 +104,7 @@ def run_serve(options: ServeOptions) -> Result:
     result = run_load(load_of(options, requests), num_processes)
     summary = summarize(result, options.metrics, fixed_output=options.ignore_eos)
     details = detailed(result.records) if options.save_detailed else {}
-    return {**_setting(options), **summary, **details}
+    return {**load_setting(options), "num_prompts": options.num_prompts, **summary, **details}
 
 
 def resolve(options: ServeOptions) -> tuple[ServeOptions, PromptSpace]:
@@ -110,7 +119,29 @@ def resolve(options: ServeOptions) -> tuple[ServeOptions, PromptSpace]:
             if folder and (Path(folder) / "tokenizer.json").is_file():
                 tokenizer = folder
                 break
+    if tokenizer is None and not options.sends_text:
+        _allow_ids(options, card)
     return replace(options, model=model, tokenizer=tokenizer), PromptSpace.load(tokenizer)
+
+
+def _allow_ids(options: ServeOptions, card: Mapping[str, Any]) -> None:
+    """Says which ids are sent where no tokenizer is known.
+
+    Raises:
+        ValueError: the server is not known to take ids at all.
+    """
+    owner = str(card.get("owned_by", "")).lower()
+    if owner not in _TAKE_IDS:
+        raise ValueError(
+            f"{options.base_url} is none of {', '.join(_TAKE_IDS)} (its models are owned by "
+            f"{owner or 'nobody'}), so what it makes of token ids is not known: give the folder of "
+            "the model's tokenizer.json with --tokenizer, and --prompt-format text unless it takes "
+            "ids"
+        )
+    note(
+        f"prompts are token ids from {UNKNOWN_VOCABULARY.start} to {UNKNOWN_VOCABULARY.stop - 1}: "
+        "the model's tokenizer is not here; --tokenizer FOLDER uses its whole vocabulary"
+    )
 
 
 class BodyMaker:
@@ -123,7 +154,7 @@ class BodyMaker:
 
     def __init__(self, options: ServeOptions, space: PromptSpace) -> None:
         self._chat = options.endpoint == CHAT
-        self._as_text = options.text_prompts or self._chat
+        self._as_text = options.sends_text
         self._space = space
         self._fixed: dict[str, Any] = {
             "model": options.model,
@@ -172,6 +203,18 @@ def _headers(options: ServeOptions) -> dict[str, str]:
     return headers
 
 
+def server_version(options: ServeOptions) -> str | None:
+    """What `GET /version` says, as of vLLM and rayfleet; None where there is no such thing."""
+    request = urllib.request.Request(
+        options.base_url.rstrip("/") + "/version", headers=_headers(options)
+    )
+    try:
+        with urllib.request.urlopen(request, timeout=_VERSION_S) as response:
+            return str(json.load(response)["version"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
 def _first_model(options: ServeOptions) -> dict[str, Any]:
     url = options.base_url.rstrip("/") + "/v1/models"
     request = urllib.request.Request(url, headers=_headers(options))
@@ -188,17 +231,31 @@ def _first_model(options: ServeOptions) -> dict[str, Any]:
     return dict((named or cards or [{}])[0])
 
 
-def _setting(options: ServeOptions) -> Result:
+def load_setting(options: ServeOptions) -> Result:
+    """What a load consists of, without its keys and headers, which may be secrets."""
     return {
         "model_id": options.model,
         "tokenizer_id": options.tokenizer,
         "base_url": options.base_url,
         "endpoint": options.endpoint,
-        "dataset_name": options.dataset.dataset_name,
-        "num_prompts": options.num_prompts,
+        "prompt_format": "text" if options.sends_text else "token-ids",
+        **_dataset(options.dataset),
         "request_rate": _json_number(options.request_rate),
         "burstiness": _json_number(options.burstiness),
         "max_concurrency": options.max_concurrency,
+        "ignore_eos": options.ignore_eos,
+        "temperature": options.temperature,
+        "extra_body": options.extra_body,
+        "seed": options.seed,
+    }
+
+
+def _dataset(options: DatasetOptions) -> Result:
+    """Those fields that its prompts follow."""
+    return {
+        name: value
+        for name, value in asdict(options).items()
+        if name.startswith(("dataset_name", options.dataset_name))
     }
 
 

@@ -8,6 +8,8 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from cluster.bench.alternate import alternate, compare
+from cluster.bench.console import readable
+from cluster.bench.metrics import count_errors
 from cluster.bench.report import Result, checks_json, exactly, note
 from cluster.bench.serve import ServeOptions, run_serve
 from cluster.bench.stats import percentile
@@ -40,12 +42,15 @@ def run_versus(options: VersusOptions) -> Result:
     """Every concurrency in turn; within it both endpoints alternate over the rounds."""
     cells = [_cell(options, concurrency) for concurrency in options.concurrencies]
     failed = sum(cell["failed"] for cell in cells)
+    errors = count_errors(cells)
     return {
         "a": options.a.base_url,
         "b": options.b.base_url,
         "metric": options.metric,
         "rounds": options.rounds,
         "cells": cells,
+        "failed": failed,
+        **({"errors": errors} if errors else {}),
         "checks": checks_json([exactly("failed_requests", failed, "requests", 0)]),
     }
 
@@ -61,13 +66,15 @@ def _cell(options: VersusOptions, concurrency: int) -> Result:
         "concurrency": concurrency,
         "failed": sum(run["failed"] for runs in results.values() for run in runs),
     }
+    if cell["failed"]:
+        cell["errors"] = count_errors(run for runs in results.values() for run in runs)
     for name, runs in results.items():
         cell[name] = {
             options.metric: percentile(values[name], 50.0),
             f"{options.metric}_rounds": values[name],
             **{key: _median(runs, key) for key in ("median_ttft_ms", "median_tpot_ms")},
         }
-    if min(values["b"]) > 0:
+    if all(value > 0.0 for value in (*values["a"], *values["b"])):  # else a round has no data
         cell["a_over_b"] = compare(values, "b")[0].to_json()
     return cell
 
@@ -91,8 +98,8 @@ def _run_arm(
         )
     )
     note(
-        f"{name} at {concurrency}, round {number}: {run[options.metric]:.1f} {options.metric}, "
-        f"{run['failed']} failed"
+        f"{name} at {concurrency}, round {number}: {readable(run[options.metric])} "
+        f"{options.metric}, {run['failed']} failed"
     )
     return run
 

@@ -13,6 +13,8 @@ _LIMIT = "#b00020"
 _DASHED = "stroke-dasharray='6 4'"
 _FEW_POINTS = 24
 """Up to so many get a dot each."""
+_FAR = 2.0
+"""Times the greatest value, up to which an axis goes on to its limit."""
 _STEPS = 8
 """Most of an even axis."""
 _FINE = 9
@@ -42,9 +44,12 @@ def line_chart(
         series: the lines; axes begin at 0.
         log: scales the upright axis by powers, which has no 0.
         whole: no fractions on that axis.
-        limit: a level that is marked.
+        limit: a level that is marked as the SLO.
     """
-    shown = {name: [p for p in points if p[1] > 0.0 or not log] for name, points in series.items()}
+    shown = {
+        name: [p for p in points if math.isfinite(p[1]) and (p[1] > 0.0 or not log)]
+        for name, points in series.items()
+    }
     points = [point for line in shown.values() for point in line]
     if not points:
         return _frame(title, x_label, y_label, [_NO_DATA])
@@ -68,16 +73,30 @@ def line_chart(
             f"<line x1='{_LEFT}' x2='{_WIDTH - _RIGHT}' y1='{y:.1f}' y2='{y:.1f}' "
             f"stroke='{_LIMIT}' {_DASHED}/>"
         )
-        parts.append(_legend(len(shown), "limit", _LIMIT, _DASHED))
+        place = len(shown) if len(shown) > 1 else 0
+        parts.append(_legend(place, f"SLO {_number(limit)}", _LIMIT, _DASHED))
     return _frame(title, x_label, y_label, parts)
 
 
-def bar_chart(title: str, x_label: str, y_label: str, bars: Sequence[tuple[float, float]]) -> str:
-    """A histogram: (left edge, count) of bars of equal width."""
+def bar_chart(
+    title: str,
+    x_label: str,
+    y_label: str,
+    bars: Sequence[tuple[float, float]],
+    *,
+    limit: float | None = None,
+) -> str:
+    """A histogram: (left edge, count) of bars of equal width.
+
+    `limit` is marked as the SLO; one that is far from all bars is only told, lest they get thin.
+    """
     if len(bars) < 2:
         return _frame(title, x_label, y_label, [_NO_DATA])
     step = bars[1][0] - bars[0][0]
     edges = [left for left, _ in bars] + [bars[-1][0] + step]
+    near = limit is not None and limit <= _FAR * edges[-1]
+    if limit is not None and near:
+        edges.append(limit)
     axes = _Axes(edges, [height for _, height in bars], whole=True)
     parts = axes.grid()
     for left, height in bars:
@@ -87,6 +106,15 @@ def bar_chart(title: str, x_label: str, y_label: str, bars: Sequence[tuple[float
             f"<rect x='{x:.1f}' y='{y:.1f}' width='{width:.1f}' "
             f"height='{axes.y(0.0) - y:.1f}' fill='{_COLORS[0]}'/>"
         )
+    if limit is not None:
+        if near:
+            x = axes.x(limit)
+            parts.append(
+                f"<line x1='{x:.1f}' x2='{x:.1f}' y1='{_TOP}' y2='{_HEIGHT - _BOTTOM}' "
+                f"stroke='{_LIMIT}' {_DASHED}/>"
+            )
+        far = "" if near else ", beyond the axis"
+        parts.append(_legend(0, f"SLO {_number(limit)}{far}", _LIMIT, _DASHED))
     return _frame(title, x_label, y_label, parts)
 
 

@@ -41,8 +41,11 @@ class JobOptions:
     load_tasks: int = 0
     """Load generators, each a process of Ray's somewhere in the cluster; 0 keeps the load in
     processes of this one."""
-    out: str = "rayfleet-job"
-    """Folder for result.json and report.html; it is made where it is missing."""
+    out: str = ""
+    """Folder for result.json and report.html, made where it is missing; empty means a new one here,
+    named rayfleet-job-KIND-DATE-TIME."""
+    overwrite: bool = False
+    """Replace the results that --out holds."""
 
     def __post_init__(self) -> None:
         for name in ("rate", "duration", "max_stages", "speed", "length_scale"):

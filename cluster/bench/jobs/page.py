@@ -7,7 +7,9 @@ from html import escape
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
+from cluster.bench.console import readable
 from cluster.bench.jobs.charts import bar_chart, line_chart
 from cluster.bench.report import Result
 
@@ -23,6 +25,9 @@ td:first-child, th:first-child { text-align: left; }
 figure { margin: 0; } figcaption { font-weight: 600; }
 svg { width: 100%; height: auto; font-size: 11px; fill: #333; }
 .no { color: #b00020; font-weight: 600; }
+.reasons td:last-child, .reasons th:last-child { text-align: left; }
+.setting { display: flex; flex-wrap: wrap; gap: 0 3rem; align-items: start; }
+.setting td { text-align: left; overflow-wrap: anywhere; }
 """
 _COLUMNS = {
     "label": "stage",
@@ -42,14 +47,15 @@ _BARS = 40
 def write_page(result: Result, stages: Sequence[Result]) -> str:
     """The page of a result and its stages."""
     title = escape(f"{result['job']}: {result['model_id']} at {result['base_url']}")
-    parts = [_section(stage["label"], _stage_charts(stage)) for stage in stages]
+    parts = [_section(stage["label"], _stage_charts(result, stage)) for stage in stages]
     if result["job"] in ("sweep", "goodput") and len(stages) > 1:
         parts.insert(0, _section("Against load", _load_charts(result, stages)))
     return (
         "<!doctype html><html lang='en'><head><meta charset='utf-8'>"
         f"<meta name='viewport' content='width=device-width'><title>{title}</title>"
         f"<style>{_STYLE}</style></head><body><h1>{title}</h1>"
-        f"{_facts(result)}{_checks(result['checks'])}{_table(stages)}{''.join(parts)}</body></html>"
+        f"{_facts(result)}{_checks(result['checks'])}{_errors(stages)}{_table(stages)}"
+        f"{''.join(parts)}{_setting(result)}</body></html>"
     )
 
 
@@ -68,7 +74,7 @@ def _load_charts(result: Result, stages: Sequence[Result]) -> Iterator[str]:
                 for name in ("p50", "p99")
             },
             log=True,
-            limit=result[f"slo_{metric}_ms"] if result["job"] == "goodput" else None,
+            limit=result[f"slo_{metric}_ms"],
         )
     for title, key, unit in (
         ("Output against load", "output_throughput", "tokens per second"),
@@ -78,13 +84,15 @@ def _load_charts(result: Result, stages: Sequence[Result]) -> Iterator[str]:
         yield line_chart(title, "requests per second, offered", unit, {unit: points})
 
 
-def _stage_charts(stage: Result) -> Iterator[str]:
+def _stage_charts(result: Result, stage: Result) -> Iterator[str]:
     times = stage["timeline"]
-    ttfts = np.array(stage["ttfts"]) * 1000.0
-    if len(ttfts):
-        heights, edges = np.histogram(ttfts, _BARS, (0.0, max(float(ttfts.max()), 1e-3)))
-        bars = list(zip(edges[:-1].tolist(), heights.tolist(), strict=True))
-        yield bar_chart("TTFT", "milliseconds", "requests", bars)
+    for metric, seconds in (("ttft", np.array(stage["ttfts"])), ("tpot", _tpots(stage))):
+        if len(seconds):
+            values = seconds * 1000.0
+            heights, edges = np.histogram(values, _BARS, (0.0, max(float(values.max()), 1e-3)))
+            bars = list(zip(edges[:-1].tolist(), heights.tolist(), strict=True))
+            limit = result[f"slo_{metric}_ms"]
+            yield bar_chart(metric.upper(), "milliseconds", "requests", bars, limit=limit)
     for title, key, unit in (
         ("Output", "tokens_per_s", "tokens per second"),
         ("Requests under way", "running", "requests"),
@@ -98,13 +106,48 @@ def _stage_charts(stage: Result) -> Iterator[str]:
         yield line_chart(title, "seconds", unit, {unit: points}, whole=key == "running")
 
 
-def _facts(result: Result) -> str:
+def _tpots(stage: Result) -> NDArray[np.float64]:
+    """Seconds per token after the first, of requests with more than one."""
+    tokens = np.array(stage["output_lens"])
+    times = np.array(stage["e2els"]) - np.array(stage["ttfts"])
+    several = tokens > 1
+    found: NDArray[np.float64] = times[several] / (tokens[several] - 1)
+    return found
+
+
+def _facts(result: Mapping[str, Any]) -> str:
     rows = [
         f"<tr><td>{escape(name)}</td><td>{_text(value)}</td></tr>"
         for name, value in result.items()
-        if name not in ("checks", "failed")  # the latter is the exit status
+        # `failed` is the exit status; the objects have places of their own.
+        if name != "failed" and not isinstance(value, Mapping | list)
     ]
     return f"<table>{''.join(rows)}</table>"
+
+
+def _setting(result: Result) -> str:
+    """What was asked for, where the load came from, and what was installed there."""
+    parts = [
+        f"<div><h3>{title}</h3>{_facts(result[key])}</div>"
+        for key, title in (
+            ("options", "Options"),
+            ("client", "Machine of the client"),
+            ("versions", "Versions at the client"),
+        )
+    ]
+    return f"<h2>Setting</h2><div class='setting'>{''.join(parts)}</div>"
+
+
+def _errors(stages: Sequence[Result]) -> str:
+    rows = [
+        f"<tr><td>{escape(stage['label'])}</td><td>{count}</td><td>{escape(reason)}</td></tr>"
+        for stage in stages
+        for reason, count in stage.get("errors", {}).items()
+    ]
+    if not rows:
+        return ""
+    head = "<tr><th>stage</th><th>requests</th><th>reason</th></tr>"
+    return f"<h2>Why requests failed</h2><table class='reasons'>{head}{''.join(rows)}</table>"
 
 
 def _checks(checks: Sequence[Mapping[str, Any]]) -> str:
@@ -127,6 +170,4 @@ def _table(stages: Sequence[Result]) -> str:
 
 
 def _text(value: Any) -> str:
-    if isinstance(value, float):
-        return f"{value:,.3g}" if abs(value) < 100.0 else f"{value:,.0f}"
-    return escape("" if value is None else str(value))
+    return escape(readable(value))

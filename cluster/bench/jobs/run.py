@@ -7,21 +7,33 @@ import json
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import asdict, fields, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from cluster.bench.console import readable
+from cluster.bench.datasets import DatasetOptions
 from cluster.bench.jobs.options import JobOptions
 from cluster.bench.jobs.page import write_page
 from cluster.bench.jobs.slo import Slo, find_slo
 from cluster.bench.jobs.stages import Stage, StageMaker
 from cluster.bench.jobs.timeline import pace, timeline
 from cluster.bench.load import Load, LoadResult, choose_processes, run_load
-from cluster.bench.metrics import BUSY_CLIENT, MetricOptions, detailed, summarize
-from cluster.bench.report import Result, at_least, at_most, checks_json, exactly, note
-from cluster.bench.serve import ServeOptions, load_of, resolve
-from cluster.bench.stats import percentile
+from cluster.bench.machine import machine, versions
+from cluster.bench.metrics import BUSY_CLIENT, MetricOptions, count_errors, detailed, summarize
+from cluster.bench.report import (
+    Result,
+    at_least,
+    at_most,
+    checks_json,
+    exactly,
+    json_ready,
+    note,
+)
+from cluster.bench.serve import ServeOptions, load_of, load_setting, resolve, server_version
+from cluster.bench.stats import percentile, share
 
 _FOLLOWS = 0.9
 """Part of the offered rate at which requests must end."""
@@ -35,6 +47,7 @@ _ASK_AGAIN_S = 1.0
 """Between two questions whether the endpoint is ready."""
 _ANSWER_S = 10.0
 """An endpoint that is ready says so within this."""
+_DATA, _PAGE = "result.json", "report.html"
 
 Play = Callable[[Stage], Result]
 
@@ -46,6 +59,7 @@ def run_job(options: JobOptions, serve: ServeOptions) -> Result:
         ValueError: the endpoint cannot be reached or is not ready in time, or the folder cannot be
             written.
     """
+    folder = _open_folder(options)
     if options.wait_ready_s:
         _wait_ready(serve.base_url.rstrip("/") + "/ready", options.wait_ready_s)
     serve, space = resolve(serve)
@@ -57,12 +71,13 @@ def run_job(options: JobOptions, serve: ServeOptions) -> Result:
         found = _figures(stage, run(load_of(serve, stage.requests)), serve, slo)
         note(
             f"{stage.label}: {found['request_throughput']:.2f} req/s, p99 ttft "
-            f"{found['p99_ttft_ms']:.0f} ms, {found['failed']} failed"
+            f"{readable(found['p99_ttft_ms'])} ms, {found['failed']} failed"
+            + "".join(f" ({reason})" for reason in list(found.get("errors", ()))[:1])
         )
         return found
 
     try:
-        stages = list(_stages(options, maker, play))
+        stages = list(_until_nothing_works(_stages(options, maker, play)))
     finally:
         close()
     result: Result = {
@@ -74,8 +89,56 @@ def run_job(options: JobOptions, serve: ServeOptions) -> Result:
         "slo_ttft_ms": slo.ttft_ms,
         "slo_tpot_ms": slo.tpot_ms,
         **_summary(options, stages),
+        "options": _setting(options, serve),
+        "server_version": server_version(serve),
+        "client": machine(),
+        "versions": versions(),
     }
-    return _write(options, result, stages)
+    return _write(folder, result, stages)
+
+
+def _open_folder(options: JobOptions) -> Path:
+    """Made before the load: half an hour of it should not end in a folder that cannot be written.
+
+    Raises:
+        ValueError: it cannot be made, or holds results already.
+    """
+    folder = Path(options.out or f"rayfleet-job-{options.kind}-{datetime.now():%Y%m%d-%H%M%S}")
+    held = [name for name in (_DATA, _PAGE) if (folder / name).exists()]
+    if held and not options.overwrite:
+        raise ValueError(
+            f"--out {folder} holds {' and '.join(held)} of an earlier run: name another folder, or "
+            "replace them with --overwrite"
+        )
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ValueError(f"--out {folder} cannot be made: {error}") from error
+    return folder
+
+
+def _setting(options: JobOptions, serve: ServeOptions) -> Result:
+    """What the job was told, but for where it writes."""
+    left_out = {"out", "overwrite", "wait_ready_s", "request_rate"}
+    if options.kind != "mooncake":
+        left_out |= {"trace", "speed", "length_scale"}
+    if options.kind in ("mooncake", "scenario"):  # prompts of their own
+        left_out |= {f.name for f in fields(DatasetOptions)}
+    if options.kind == "shared-prefix":
+        dataset = replace(serve.dataset, dataset_name="prefix_repetition")
+        serve = replace(serve, dataset=dataset)
+    told = asdict(options) | load_setting(serve)
+    return {name: value for name, value in told.items() if name not in left_out}
+
+
+def _until_nothing_works(stages: Iterable[Result]) -> Iterator[Result]:
+    """Ends with a stage that fails altogether if nothing has worked before: nor will the rest."""
+    completed = 0
+    for stage in stages:
+        yield stage
+        completed += stage["completed"]
+        if not completed:
+            return
 
 
 def _wait_ready(url: str, seconds: float) -> None:
@@ -149,7 +212,7 @@ def _figures(stage: Stage, load: LoadResult, serve: ServeOptions, slo: Slo) -> R
     found["slo_kept"] = (
         not found["failed"]
         and found["p99_ttft_ms"] <= slo.ttft_ms
-        and found["p99_tpot_ms"] <= slo.tpot_ms
+        and not found["p99_tpot_ms"] > slo.tpot_ms  # completions of one token have none
         # Requests that wait for ever longer keep any limit if there are few of them.
         and found["pace"] >= _KEEPS_UP
     )
@@ -173,7 +236,11 @@ def _summary(options: JobOptions, stages: list[Result]) -> Result:
     }
     busy = max(stage["client_busy"] for stage in stages)
     checks = [at_most("client_busy", busy, "cores per process", BUSY_CLIENT)]
-    if options.kind not in ("sweep", "goodput"):  # those go on until something gives
+    if failed:
+        summary["errors"] = count_errors(stages)
+    completed = summary["num_requests"] - failed
+    # Sweep and goodput go on until something gives; but something must have worked before.
+    if options.kind not in ("sweep", "goodput") or not completed:
         checks.append(exactly("failed_requests", failed, "requests", 0))
         summary["failed"] = failed
     if options.kind == "goodput":
@@ -181,9 +248,10 @@ def _summary(options: JobOptions, stages: list[Result]) -> Result:
         summary["goodput_rps"] = max(kept, default=0.0)
         checks.append(at_least("rates_within_slo", len(kept), "rates", 1))
     if options.kind == "shared-prefix":
-        shared, own = stages
+        shared, *own = stages
         summary["hit_rate"] = shared["token_hit_rate"]
-        summary["ttft_over_unshared"] = shared["mean_ttft_ms"] / max(own["mean_ttft_ms"], 1e-9)
+        if own:
+            summary["ttft_over_unshared"] = share(shared["mean_ttft_ms"], own[0]["mean_ttft_ms"])
     if options.kind == "soak":
         drift = _drift(stages[0]["ttfts"])
         summary["p99_ttft_last_over_first_third"] = drift
@@ -195,18 +263,16 @@ def _drift(ttfts: list[float]) -> float:
     """The p99 of the last third of the requests over that of the first."""
     third = max(len(ttfts) // 3, 1)
     first = percentile(ttfts[:third], 99.0)
-    return percentile(ttfts[-third:], 99.0) / first if first else 0.0
+    return share(percentile(ttfts[-third:], 99.0), first)
 
 
-def _write(options: JobOptions, result: Result, stages: list[Result]) -> Result:
-    folder = Path(options.out)
+def _write(folder: Path, result: Result, stages: list[Result]) -> Result:
+    data, page = folder / _DATA, folder / _PAGE
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        data, page = folder / "result.json", folder / "report.html"
-        data.write_text(json.dumps({**result, "stages": stages}, allow_nan=False))
+        data.write_text(json.dumps(json_ready({**result, "stages": stages}), allow_nan=False))
         page.write_text(write_page(result, stages))
     except OSError as error:
-        raise ValueError(f"--out {options.out} cannot be written: {error}") from error
+        raise ValueError(f"--out {folder} cannot be written: {error}") from error
     rows = [_row(stage) for stage in stages]
     return {**result, "result_file": str(data), "report_file": str(page), "rows": rows}
 

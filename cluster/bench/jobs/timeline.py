@@ -17,8 +17,9 @@ _MIDDLE = (0.1, 0.9)
 def timeline(records: Sequence[Record], began: float) -> Result:
     """Per bin of time since `began`: output tokens per second, requests under way, hit rate.
 
-    Requests are those under way at the bin's end; a hit rate is that of those that came in it, None
-    where none did. A server's events are taken to carry equally many tokens of their request.
+    Requests are those under way at the bin's end; a hit rate is that of those that came in it and
+    completed, None where none did. A server's events are taken to carry equally many tokens of
+    their request.
     """
     if not records:
         return {"seconds": [], "tokens_per_s": [], "running": [], "hit_rate": []}
@@ -30,8 +31,11 @@ def timeline(records: Sequence[Record], began: float) -> Result:
         if record.ttft and not record.error:
             times = start + record.ttft + np.cumsum([0.0, *record.itl])
             tokens += np.histogram(times, edges)[0] * (record.output_len / len(times))
-    cached = np.histogram(starts, edges, weights=[record.cached_tokens for record in records])[0]
-    prompts = np.histogram(starts, edges, weights=[record.prompt_len for record in records])[0]
+    done = [not record.error for record in records]
+    cached, prompts = (
+        np.histogram(starts, edges, weights=np.array(counts) * done)[0]
+        for counts in ([r.cached_tokens for r in records], [r.prompt_len for r in records])
+    )
     running = np.searchsorted(np.sort(starts), edges[1:]) - np.searchsorted(
         np.sort(ends), edges[1:], side="right"
     )

@@ -11,12 +11,14 @@ time. In each round all get the same traffic; ratios are those of the rounds.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
 from cluster.bench.alternate import alternate
+from cluster.bench.metrics import count_errors
 from cluster.bench.prompts import PromptSpace
 from cluster.bench.report import Result, checks_json, note
 from cluster.bench.scenarios.board import Board
@@ -83,6 +85,7 @@ class ScenarioBench:
         self._board = board
         self._vocabulary = PromptSpace.load(run.engine.model).vocabulary
         self._baseline = FIFO if FIFO in targets else OURS
+        self._errors: Counter[str] = Counter()
 
     def run(self) -> Result:
         """All scenarios in turn, with the goals that hold or do not."""
@@ -104,9 +107,9 @@ class ScenarioBench:
             values |= {prefix(scenario) + name: value for name, value in found.items()}
         enough = options.rounds >= LEAST_ROUNDS
         checks = scenario_checks(values) if enough else []
-        failed = sum(
-            fleet["failed"] for scenario in options.scenarios for fleet in result[scenario]["rows"]
-        )
+        if self._errors:
+            result["errors"] = count_errors([{"errors": self._errors}])
+        failed = self._errors.total()
         return {**result, **values, "failed": failed, "checks": checks_json(checks)}
 
     def _scenario(
@@ -164,6 +167,7 @@ class ScenarioBench:
             on_moment=partial(self._board.moment, name),
         )
         kept[name].append(turn)
+        self._errors.update(record.error for record in turn.records if record.error)
         result = figures(turn)
         self._board.end(name, result)
         return result

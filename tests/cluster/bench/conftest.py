@@ -20,11 +20,16 @@ class Backend:
     url: str = ""
     bodies: list[dict[str, Any]] = field(default_factory=list)
     headers: list[dict[str, str]] = field(default_factory=list)
+    owned_by: str = "vllm"
     api_key: str | None = None
     cached_tokens: int = 3
     with_usage: bool = True
     fail_with: str | None = None
     """"status" refuses requests, "event" ends streams in an error event, "cut" just ends them."""
+    refuse_ignore_eos: bool = False
+    """Refuses requests with that field, as OpenAI's own servers do."""
+    fail_every: int = 0
+    """Refuses every so many-th request; 0 none."""
     pace_s: float = 0.0
     """Between events."""
     empty: int = -1
@@ -47,7 +52,12 @@ class Backend:
         return web.Response(status=503 if self.not_ready >= 0 else 200)
 
     async def _models(self, request: web.Request) -> web.Response:
-        return web.json_response({"object": "list", "data": [{"id": "toy", "object": "model"}]})
+        return web.json_response(
+            {
+                "object": "list",
+                "data": [{"id": "toy", "object": "model", "owned_by": self.owned_by}],
+            }
+        )
 
     async def _generate(self, request: web.Request) -> web.StreamResponse:
         body = await request.json()
@@ -56,6 +66,11 @@ class Backend:
         wrong_key = request.headers.get("Authorization") != f"Bearer {self.api_key}"
         if self.fail_with == "status" or (self.api_key and wrong_key):
             return web.json_response({"error": {"message": "no"}}, status=401)
+        if self.refuse_ignore_eos and "ignore_eos" in body:
+            message = "ignore_eos is no field of this server"
+            return web.json_response({"error": {"message": message, "code": 400}}, status=400)
+        if self.fail_every and len(self.bodies) % self.fail_every == 0:
+            return web.json_response({"detail": "overloaded"}, status=503)
         headers = {"Content-Type": "text/event-stream", "x-rayfleet-worker": "w0"}
         response = web.StreamResponse(headers=headers)
         await response.prepare(request)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import platform
 import re
 import socket
 import subprocess
@@ -16,16 +17,18 @@ import pytest
 
 from cluster.bench.cli import add_commands, main
 from cluster.bench.client import Record
+from cluster.bench.console import NO_DATA
 from cluster.bench.jobs.charts import bar_chart, line_chart
 from cluster.bench.jobs.options import JobOptions
 from cluster.bench.jobs.slo import MLPERF, find_slo
 from cluster.bench.jobs.timeline import pace, timeline
+from cluster.bench.machine import machine
 from cluster.bench.routing.traces import TraceFile, trace_arrivals
 from cluster.cli.options import given_options
 from tests.cluster.bench.conftest import Backend
 
 JOBS = Path(__file__).parents[3] / "deploy" / "jobs"
-LOAD = "--input-len 12 --output-len 4 --duration 0.5 --ignore-eos --json"
+LOAD = "--input-len 12 --output-len 4 --duration 0.5 --ignore-eos --overwrite --json"
 
 
 def run(
@@ -48,6 +51,14 @@ def run(
     for svg in page.split("<figure>")[1:]:
         ElementTree.fromstring("<figure>" + svg.split("</figure>")[0] + "</figure>")
     return written
+
+
+def say(capsys: pytest.CaptureFixture[str], backend: Backend, *flags: str) -> tuple[int, str, str]:
+    """Exit status and what stands on the console for people, and beside it."""
+    command = ["job", *flags, "--base-url", backend.url, *LOAD.split()[:-2]]
+    status = main(command)
+    said = capsys.readouterr()
+    return status, said.out, said.err
 
 
 def holds(result: dict[str, Any]) -> dict[str, bool]:
@@ -183,6 +194,97 @@ def test_a_soak_tells_failures(
     assert not holds(broken)["failed_requests"]
 
 
+REASON = "400: ignore_eos is no field of this server"
+
+
+@pytest.mark.parametrize("kind", ["sweep", "goodput", "soak", "shared-prefix"])
+def test_a_job_of_which_all_requests_fail_says_why_and_has_no_figures(
+    backend: Backend, tmp_path: Path, capsys: pytest.CaptureFixture[str], kind: str
+) -> None:
+    backend.refuse_ignore_eos = True
+    status, out, err = say(capsys, backend, kind, "--rate", "20", "--out", str(tmp_path))
+    assert status == 1
+    assert f"10 requests failed, each with: HTTP {REASON}" in err
+    assert REASON in out
+    assert "10 failed" in err
+    assert not re.search(r"p99 ttft 0", err)
+    written = json.loads((tmp_path / "result.json").read_text())
+    assert written["errors"] == {f"HTTP {REASON}": 10}
+    assert len(written["stages"]) == 1, "what has never worked is not tried at other rates"
+    assert written["stages"][0]["p99_ttft_ms"] is None
+    assert written["stages"][0]["token_hit_rate"] is None
+    page = (tmp_path / "report.html").read_text()
+    assert "Why requests failed" in page
+    assert f"<td>10</td><td>HTTP {REASON}</td>" in page
+    assert "<td>0 ms</td>" not in page
+    assert page.count(f"<td>{NO_DATA}</td>") >= 4
+
+
+def test_some_failures_are_counted_by_reason_where_people_look(
+    backend: Backend, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    backend.fail_every = 4
+    status, out, err = say(capsys, backend, "sweep", "--rate", "40", "--out", str(tmp_path))
+    assert status == 0, "a sweep ends where something gives"
+    written = json.loads((tmp_path / "result.json").read_text())
+    count = written["failed_requests"]
+    assert 0 < count < written["num_requests"]
+    assert written["errors"] == {"HTTP 503: overloaded": count}
+    assert f"{count} requests failed, each with: HTTP 503: overloaded" in err
+    assert "HTTP 503: overloaded" in out
+    assert "HTTP 503: overloaded" in (tmp_path / "report.html").read_text()
+
+
+def test_a_report_tells_options_machine_versions_and_the_slo(
+    backend: Backend, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    flags = ("--rate", "40", "--slo", "123:45", "--api-key", "secret", "--header", "x-key=hidden")
+    written = run(backend, tmp_path, "soak", capsys, *flags)
+    told = written["options"]
+    assert (told["kind"], told["rate"], told["duration"]) == ("soak", 40.0, 0.5)
+    assert (told["random_input_len"], told["random_output_len"]) == (12, 4)
+    assert told["ignore_eos"] is True
+    assert written["client"]["cores"] >= 1
+    assert written["client"]["memory_gib"] > 0.0
+    assert written["versions"]["python"] == platform.python_version()
+    assert {"rayfleet", "ray", "torch"} <= set(written["versions"])
+    page = (tmp_path / "report.html").read_text()
+    for text in ("random_input_len", "ignore_eos", "memory_gib", written["client"]["cpu"], "torch"):
+        assert text in page
+    assert "SLO 123" in page, "on the chart of times to the first token"
+    assert "SLO 45" in page
+    assert "secret" not in page + json.dumps(written)
+    assert "hidden" not in page + json.dumps(written)
+
+
+def test_gpus_are_read_from_the_driver(tmp_path: Path) -> None:
+    for number in range(2):
+        folder = tmp_path / f"0000:0{number}:00.0"
+        folder.mkdir()
+        (folder / "information").write_text("Model: \t\t NVIDIA H100 80GB HBM3\nIRQ:  \t 1\n")
+    assert machine(str(tmp_path))["gpus"] == "2 x NVIDIA H100 80GB HBM3"
+    assert machine(str(tmp_path / "nowhere"))["gpus"] is None
+
+
+def test_results_are_not_overwritten_unless_told(
+    backend: Backend, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: Any
+) -> None:
+    out = ("--out", str(tmp_path / "kept"))
+    assert say(capsys, backend, "soak", "--rate", "20", *out)[0] == 0
+    kept = (tmp_path / "kept" / "result.json").read_bytes()
+    num_sent = len(backend.bodies)
+    status, _, err = say(capsys, backend, "soak", "--rate", "20", *out)
+    assert status == 2
+    assert "--overwrite" in err
+    assert (tmp_path / "kept" / "result.json").read_bytes() == kept
+    assert len(backend.bodies) == num_sent, "refused before the load, not after it"
+    assert say(capsys, backend, "soak", "--rate", "20", *out, "--overwrite")[0] == 0
+    assert (tmp_path / "kept" / "result.json").read_bytes() != kept
+    monkeypatch.chdir(tmp_path)
+    assert say(capsys, backend, "soak", "--rate", "20")[0] == 0
+    assert len(list(tmp_path.glob("rayfleet-job-soak-*/report.html"))) == 1
+
+
 @pytest.mark.parametrize("path", sorted(JOBS.glob("*.sh")), ids=lambda path: path.stem)
 def test_scripts_submit_flags_that_exist(path: Path) -> None:
     command = [str(path), *(["sweep"] if path.stem == "submit" else [])]
@@ -249,8 +351,21 @@ def test_axes_of_powers_reach_to_the_limit() -> None:
     limited = line_chart("t", "x", "y", {"a": points}, log=True, limit=2000.0)
     assert numbers(limited, "end") == [20, 50, 100, 200, 500, 1000, 2000]
     assert "stroke-dasharray" in limited
+    assert ">SLO 2,000<" in limited
     far = line_chart("t", "x", "y", {"a": [(1.0, 0.3), (2.0, 40_000.0), (3.0, 0.0)]}, log=True)
     assert numbers(far, "end") == [0.1, 1, 10, 100, 1000, 10_000, 100_000]
+
+
+def test_a_histogram_marks_its_limit_and_one_far_away_is_only_told() -> None:
+    bars = [(0.0, 1.0), (10.0, 3.0)]
+    near = bar_chart("t", "x", "y", bars, limit=30.0)
+    assert "SLO 30<" in near
+    assert near.count("stroke-dasharray") == 2, "the line and its legend"
+    assert numbers(near, "middle")[-1] == 30.0
+    far = bar_chart("t", "x", "y", bars, limit=2000.0)
+    assert "SLO 2,000, beyond the axis" in far
+    assert far.count("stroke-dasharray") == 1
+    assert numbers(far, "middle")[-1] == 20.0
 
 
 def test_limits_by_name_and_by_number() -> None:

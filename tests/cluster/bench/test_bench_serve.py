@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from cluster.bench.cli import main
 from cluster.bench.client import Record
+from cluster.bench.console import NO_DATA
 from cluster.bench.load import LoadResult
 from cluster.bench.metrics import MetricOptions, summarize
 
@@ -98,6 +100,46 @@ def test_failures_are_counted(
     status, result = serve(capsys, backend)
     assert (status, result["failed"]) == (1, 10)
     assert text in next(iter(result["errors"]))
+    assert {result[name] for name in LATENCIES} == {None}, "no data is not 0 ms"
+    assert result["token_hit_rate"] is None
+
+
+def test_the_console_says_why_requests_failed_and_has_no_figures_of_none(
+    backend: Backend, capsys: pytest.CaptureFixture[str]
+) -> None:
+    backend.fail_with = "status"
+    assert main(["serve", "--base-url", backend.url, "--num-prompts", "4"]) == 1
+    said = capsys.readouterr()
+    assert "4 requests failed, each with: HTTP 401: no" in said.err
+    assert "why requests failed" in said.out
+    assert re.search(rf"ttft(\W+{NO_DATA}){{3}}", said.out)
+
+
+def test_servers_that_may_not_take_ids_get_none_of_an_unknown_vocabulary(
+    backend: Backend, capsys: pytest.CaptureFixture[str], tmp_path: Any
+) -> None:
+    plain = ("serve", "--base-url", backend.url, "--num-prompts", "2")
+    backend.owned_by = "somebody"
+    assert main([*plain]) == 2
+    assert "--tokenizer" in capsys.readouterr().err
+    assert not backend.bodies
+    folder = str(make_tokenizer(tmp_path))
+    assert main([*plain, "--tokenizer", folder, "--prompt-format", "text"]) == 0
+    assert isinstance(backend.bodies[0]["prompt"], str)
+    backend.owned_by = "vllm"
+    assert main([*plain]) == 0
+    assert "token ids from 100 to 999" in capsys.readouterr().err
+
+
+def test_versus_without_data_compares_nothing_and_fails(
+    backend: Backend, capsys: pytest.CaptureFixture[str]
+) -> None:
+    backend.fail_with = "status"
+    arms = ("--a", backend.url, "--b", backend.url, "--concurrencies", "1", "--pause-s", "0")
+    status, result = run(capsys, "versus", *arms, "--num-prompts", "2")
+    assert status == 1
+    assert "a_over_b" not in result["cells"][0]
+    assert result["errors"] == {"HTTP 401: no": 12}
 
 
 def test_several_processes_share_the_load(
