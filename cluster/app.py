@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import math
+import asyncio
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
@@ -22,6 +23,7 @@ from cluster.config import ModelSpec, ServeConfig, serve_config_from_mapping
 from cluster.connections import release_reset_connections
 from cluster.environment import LONGEST_STREAM_S
 from cluster.starting import delayed, tell
+from cluster.targets import follow_targets
 from cluster.transport import RayTransport
 from router.config import GatewayConfig
 from worker.engine.config import EngineConfig
@@ -79,6 +81,7 @@ class GatewayReplica:
         await self._metrics.open()
         self._deployments = {name: handle.deployment_name for name, handle in handles.items()}
         await self._gateway.start()
+        self._following = asyncio.create_task(self._follow_targets())
         # Requests come as soon as this returns: one that replaces another knows its workers then.
         await self._gateway.wait_ready(KNOW_WORKERS_S)
         settle_heap()
@@ -98,8 +101,15 @@ class GatewayReplica:
         settle_heap()
         return app
 
+    async def _follow_targets(self) -> None:
+        listeners = {
+            self._deployments[model.route.name]: model.set_target for model in self._gateway.models
+        }
+        await follow_targets(serve.get_replica_context().app_name, listeners)
+
     async def __del__(self) -> None:
         """Called by Serve before the replica ends."""
+        self._following.cancel()
         self._metrics.close()
         await self._gateway.close()
 

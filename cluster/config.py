@@ -158,6 +158,8 @@ class ServeConfig:
                 model=m.engine.model,
                 routing=m.routing,
                 on_demand=m.autoscaling.to_zero,
+                min_workers=m.min_workers,
+                max_workers=m.max_workers,
             )
             for m in self.models
         )

@@ -80,6 +80,10 @@ class ModelRoute:
     on_demand: bool = False
     """Whether a worker is started for requests that find none: they wait for it, rather than end
     in a 503."""
+    min_workers: int = 1
+    """Workers that it begins with, and the fewest that it has."""
+    max_workers: int = 1
+    """Most workers that it has; as many as the fewest where their number is fixed."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -18,18 +18,23 @@ class AutoscalingConfig:
     """Part of the workers' time that the load is to take: the time that the tokens which arrive
     need, as fitted to the steps of late, in batches that are full."""
     target_queue_delay_ms: float = 1000.0
-    """Longest time that the next request should be expected to wait before a worker begins it."""
+    """Longest time that the next request should be expected to wait before a worker begins it.
+    Where it waits longer, workers are taken to be busy all the time, and what they get done is
+    measured."""
     target_kv_usage: float = 0.85
     """Part of the KV caches that running and waiting requests are to take."""
     backlog_horizon_s: float = 30.0
-    """Seconds in which what waits should be worked off; about the time in which a worker starts."""
+    """Seconds in which what waits should be worked off, once more workers are there; and for how
+    long a start is taken to last until one has been measured. Where starts take longer, so may
+    that: T seconds * target_load / (1 - target_load), in which a load's headroom does it."""
     upscale_delay_s: float = 3.0
-    """Seconds for which more workers must have been wanted before they are started; from zero the
-    first one is started at once."""
+    """Seconds for which more workers must have been wanted before they are started, longer in
+    proportion where a start takes longer than --backlog-horizon-s; from zero the first one is
+    started at once."""
     downscale_delay_s: float = 300.0
-    """Seconds for which fewer workers must have been plenty before any is let go; four times as
-    long where they only just suffice, and up to eight times longer after each time that one was
-    missed soon after it had gone."""
+    """Seconds for which fewer workers must have been plenty before any that runs is let go; four
+    times as long where they only just suffice, and up to eight times longer after each time that
+    one was missed soon after it had gone."""
     downscale_to_zero_delay_s: float = 600.0
     """Seconds without any request before the last worker is let go, with --min-workers 0."""
 

@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
+from collections import deque
 from dataclasses import dataclass
-from math import ceil
+from math import ceil, floor
 
 from cluster.autoscaling.config import AutoscalingConfig
 from cluster.autoscaling.load import FleetLoad
+from cluster.autoscaling.planning import ServiceRate, SteadyWork, workers_needed
+from cluster.autoscaling.starts import StartTimes
 
 _BAND = 0.1
-"""Around whole numbers of workers: so much over what n can do is still theirs, and n - 1 must be
-so much more than enough before one goes."""
+"""Around numbers of workers: so much over what n can do is still theirs, and n - 1 must be so much
+more than enough before one goes."""
+_STEP = 0.2
+"""Least part by which a number of workers changes, where that is more than one. A load that grows
+and shrinks eightfold within a day changes it 2 ln 8 / ln 1.2 = 23 times."""
 _SURE = 0.6
 _DOUBT = 4.0
 """Fewer workers go after one delay where the load leaves them so much below what they can do, and
 after so many delays where they only just suffice: noise would have them back soon."""
-_MOST_AT_ONCE = 2.0
-"""Times as many workers that a queue asks for at once: how long it is says little of how much."""
 _MOST_PATIENCE = 8.0
 _REGRET = 2.0
 """In downscale delays: more workers wanted sooner after some have gone mean that they were
@@ -25,26 +29,23 @@ missed."""
 
 @dataclass(slots=True)
 class _Wish:
-    """A number of workers other than the present one that has been wanted for a while."""
+    """Fewer workers than the present ones have sufficed for a while."""
 
     since: float
-    least: float
-    """Of what was wanted in that time."""
     most: float
-
-    def add(self, wanted: float) -> None:
-        self.least = min(self.least, wanted)
-        self.most = max(self.most, wanted)
+    """Of what was needed in that time."""
 
 
 class Autoscaler:
-    """Follows the load of one model: up within seconds, down after minutes.
+    """Follows the load of one model: up once it has lasted a part of a start, down after minutes.
 
-    More workers are started once the least that was wanted for `upscale_delay_s` is more than there
-    are; fewer remain once the most that was wanted for `downscale_delay_s` is much less, or just
-    less for four times as long. So load that comes and goes within that time keeps its workers, and
-    at most two changes of direction fit into one such delay. Where workers that were let go are
-    soon missed, the delay doubles.
+    More workers are started for the least that was needed for `upscale_delay_s`, which is longer
+    in proportion where workers take longer to start than `backlog_horizon_s`: a burst that is over
+    by then buys nothing. Those that do not run yet serve nobody, and are called off once the load
+    no longer needs them. Of those that run fewer remain once the most that was needed for
+    `downscale_delay_s` is much less, or just less for four times as long. Numbers change in steps
+    of a fifth at least. So load that comes and goes within that time keeps its workers, and where
+    workers that were let go are soon missed, the delay doubles.
 
     Pure but for what it remembers: no clock of its own, no randomness.
 
@@ -54,7 +55,14 @@ class Autoscaler:
 
     def __init__(self, config: AutoscalingConfig) -> None:
         self._config = config
-        self._up: _Wish | None = None
+        self._starts = StartTimes(config.backlog_horizon_s)
+        self._rate = ServiceRate(config, _MOST_PATIENCE * config.downscale_delay_s)
+        self._steady = SteadyWork()
+        self._least = _SlidingLeast()
+        """Of what was needed while more may be started."""
+        self._least_negative = _SlidingLeast()
+        """The most, with its sign turned, while some that start may be called off."""
+        self._rose_at: float | None = None
         self._downs: list[_Wish | None] = [None, None]
         """Where fewer are plenty, and where they suffice."""
         self._idle_since: float | None = None
@@ -62,17 +70,27 @@ class Autoscaler:
         """When workers were let go last, unless more were started since."""
         self._patience = 1.0
 
-    def decide(self, load: FleetLoad, target: int, now: float) -> int:
+    def observe(self, target: int, running: int, now: float) -> None:
+        """Looks at workers while nothing is known of the load; `decide` does so, too."""
+        self._starts.observe(target, running, now)
+
+    def decide(self, load: FleetLoad, target: int, now: float, running: int | None = None) -> int:
         """How many workers there should be.
 
         Args:
             load: of the moment.
             target: how many there should be so far; some of them may not be up yet.
             now: seconds on any clock that does not go back.
+            running: workers that have started, whether or not they take requests at the moment;
+                none of them is called off. Those that are ready, if not given.
         """
-        # While workers are starting, what waits has been answered; only what comes asks for more.
-        more = self.wanted(load, waiting=load.num_ready >= target)
-        enough = self.wanted(load)
+        running = load.num_ready if running is None else running
+        self.observe(target, running, now)
+        self._rate.observe(load, now)
+        self._steady.observe(load.work, self.start_s, now)
+        needed = self.wanted(load)
+        lasting = self._least.over(self._upscale_delay_s, needed, now)
+        negative = self._least_negative.over(_DOUBT * self._upscale_delay_s, -needed, now)
         if load.active or load.visited:
             self._idle_since = None
         elif self._idle_since is None:
@@ -81,60 +99,87 @@ class Autoscaler:
         if not target:
             # Whoever waits finds no worker at all, and a delay would add to that. Where nobody
             # does, what there is of load is the tail of a mean over what is over.
-            decided = self._config.bounded(_up_to(more) if load.active else 0)
-        elif (higher := self._higher(more, target, now)) > target:
+            decided = self._config.bounded(_up_to(needed) if load.active else 0)
+        elif (higher := self._higher(lasting, target, now)) > target:
             decided = higher
-        elif (lower := self._lower(enough, target, now)) < target:
+        elif (fewer := self._called_off(needed, negative, target, running)) < target:
+            decided = fewer
+        elif (lower := self._lower(needed, target, now)) < target:
             decided = lower
         if decided != target:
-            self._changed(decided > target, now)
+            self._changed(decided, target, running, now)
         return decided
 
-    def wanted(self, load: FleetLoad, *, waiting: bool = True) -> float:
-        """Workers that a load needs by itself, not rounded and not bounded.
+    def wanted(self, load: FleetLoad) -> float:
+        """Workers that a load needs as of the last decision; see `workers_needed`."""
+        return workers_needed(
+            load, self._steady.value, self._starts, self._rate.value, self._config
+        )
 
-        Args:
-            load: of the moment.
-            waiting: whether what waits counts, beside what arrives.
-        """
+    @property
+    def start_s(self) -> float:
+        """Seconds that a worker takes to start, as measured."""
+        return self._starts.usual_s
+
+    @property
+    def _upscale_delay_s(self) -> float:
+        """As long a part of every start as it is of one of `backlog_horizon_s`."""
         config = self._config
-        work, delay = load.work, 0.0
-        if waiting:
-            work += load.backlog_s / config.backlog_horizon_s
-            excess = load.queue_delay_s * 1e3 / config.target_queue_delay_ms
-            delay = load.num_ready * min(excess, _MOST_AT_ONCE) if excess > 1.0 else 0.0
-        least = 1e-9 if load.active else 0.0
-        return max(work / config.target_load, load.kv / config.target_kv_usage, delay, least)
+        return config.upscale_delay_s * max(self.start_s / config.backlog_horizon_s, 1.0)
 
-    def _higher(self, wanted: float, target: int, now: float) -> int:
-        if _up_to(wanted) <= target:
-            self._up = None
+    def _higher(self, lasting: float | None, target: int, now: float) -> int:
+        """Stuck starts stand for no worker: as many more are wanted."""
+        lost = self._starts.num_lost
+        alive = target - lost
+        if lasting is None or _up_to(lasting) <= alive:
             return target
-        self._up = _noted(self._up, wanted, now)
-        if now - self._up.since < self._config.upscale_delay_s:
+        if self._rose_at is not None and now - self._rose_at < self._config.upscale_delay_s:
             return target
-        return self._config.bounded(_up_to(self._up.least))
+        more = max(ceil(lasting), ceil(alive * (1.0 + _STEP)))
+        return self._config.bounded(more + lost)
 
-    def _lower(self, wanted: float, target: int, now: float) -> int:
+    def _called_off(self, needed: float, negative: float | None, target: int, running: int) -> int:
+        """Workers that start go at once where they are plenty, and soon where fewer suffice.
+
+        By two steps at least: those that noise alone makes look superfluous will be wanted back,
+        and what they have done of their start would be lost. Serve stops first what does not run
+        yet. The first worker of all is not called off: whoever gave up waiting for it comes again.
+        """
+        if target <= running:
+            return target
+        keep = _down_to(needed / _SURE)
+        if negative is not None:
+            keep = min(keep, _down_to(-negative))
+        if max(keep, 1) > _step_below(_step_below(target)):
+            return target
+        return self._config.bounded(min(max(keep, running, 1), target))
+
+    def _lower(self, needed: float, target: int, now: float) -> int:
         if self._idle_for(self._config.downscale_to_zero_delay_s, now) and self._config.to_zero:
             return 0
         decided = target
         for place, (part, times) in enumerate(((_SURE, 1.0), (1.0, _DOUBT))):
-            if max(_down_to(wanted / part), 1) >= target:
+            if max(_down_to(needed / part), 1) > _step_below(target):
                 self._downs[place] = None
                 continue
-            wish = self._downs[place] = _noted(self._downs[place], wanted, now)
+            wish = self._downs[place]
+            if wish is None:
+                wish = self._downs[place] = _Wish(now, needed)
+            wish.most = max(wish.most, needed)
             delay_s = self._config.downscale_delay_s * self._patience * times
             if now - wish.since >= delay_s:
                 fewer = self._config.bounded(max(_down_to(wish.most / part), 1))
                 decided = min(decided, fewer)
         return decided
 
-    def _changed(self, up: bool, now: float) -> None:
-        self._up, self._downs = None, [None, None]
-        if not up:
-            self._fell_at = now
-        elif self._fell_at is not None:
+    def _changed(self, decided: int, target: int, running: int, now: float) -> None:
+        self._downs = [None, None]
+        if decided < target:
+            if decided < running:
+                self._fell_at = now
+            return
+        self._rose_at = now
+        if self._fell_at is not None:
             missed = now - self._fell_at < _REGRET * self._config.downscale_delay_s
             self._patience = min(self._patience * 2.0, _MOST_PATIENCE) if missed else 1.0
             self._fell_at = None
@@ -143,11 +188,25 @@ class Autoscaler:
         return self._idle_since is not None and now - self._idle_since >= seconds
 
 
-def _noted(wish: _Wish | None, wanted: float, now: float) -> _Wish:
-    if wish is None:
-        return _Wish(now, wanted, wanted)
-    wish.add(wanted)
-    return wish
+class _SlidingLeast:
+    """The least of a value over the last seconds."""
+
+    def __init__(self) -> None:
+        self._since: float | None = None
+        self._rising: deque[tuple[float, float]] = deque()
+        """Times and values; those that a later one undercuts are gone."""
+
+    def over(self, seconds: float, value: float, now: float) -> float | None:
+        """Takes a value; None while we have not looked for so long."""
+        if self._since is None:
+            self._since = now
+        while self._rising and self._rising[-1][1] >= value:
+            self._rising.pop()
+        self._rising.append((now, value))
+        # The last one before the window held when it began.
+        while len(self._rising) > 1 and self._rising[1][0] <= now - seconds:
+            self._rising.popleft()
+        return self._rising[0][1] if now - self._since >= seconds else None
 
 
 def _up_to(wanted: float) -> int:
@@ -158,3 +217,8 @@ def _up_to(wanted: float) -> int:
 def _down_to(wanted: float) -> int:
     """Fewest workers that are plenty."""
     return ceil(wanted / (1.0 - _BAND))
+
+
+def _step_below(count: int) -> int:
+    """Most workers that are a step fewer."""
+    return min(floor(count / (1.0 + _STEP)), count - 1)

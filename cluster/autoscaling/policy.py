@@ -47,17 +47,21 @@ class WorkerPolicy:
     def __call__(self, context: Any) -> Decision:
         """Called by Serve ten times a second, with its AutoscalingContext."""
         now, target = self._clock(), context.target_num_replicas
+        running = context.current_num_replicas
         load = board.BOARDS.of(context.app_name).load(context.deployment_name, now)
         if load is None:
+            self._autoscaler.observe(target, running, now)
             return target, {}
-        decided = self._autoscaler.decide(load, target, now)
+        decided = self._autoscaler.decide(load, target, now, running)
         if decided != target:
             # Where Serve's controller logs what it does.
             logging.getLogger("ray.serve").info(
-                "%s: %d workers in place of %d for %s",
+                "%s: %d workers in place of %d, of which %d run; starts take %.0f s; %s",
                 context.deployment_name,
                 decided,
                 target,
+                running,
+                self._autoscaler.start_s,
                 load,
             )
         return decided, {}

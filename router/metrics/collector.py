@@ -106,6 +106,16 @@ _GAUGES: dict[str, tuple[str, Callable[[Source], float]]] = {
         lambda s: s.stats.pending_requests,
     ),
     "gateway_pending_tokens": ("Tokens of their prompts.", lambda s: s.stats.pending_tokens),
+    "num_workers_wanted": (
+        "Workers that the model should have now.",
+        lambda s: s.stats.workers.wanted,
+    ),
+    "num_workers_ready": (
+        "Workers that take requests.",
+        lambda s: sum(worker.ready for worker in s.fleet.workers),
+    ),
+    "num_workers_min": ("Fewest workers that it may have.", lambda s: s.stats.workers.least),
+    "num_workers_max": ("Most workers that it may have.", lambda s: s.stats.workers.most),
 }
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from router.metrics.tenants import TenantBook
 from worker.wire.histogram import FIRST_TOKEN_BUCKETS, Histogram
@@ -70,6 +71,16 @@ class LatencyStats:
             self.prefill.observe(times.prefill_s)
 
 
+class WorkerTarget(NamedTuple):
+    """How many workers a model should have."""
+
+    wanted: int
+    """Now, whether they are there or not."""
+    least: int
+    most: int
+    """Bounds of it; the same number where it does not follow the load."""
+
+
 class ModelStats:
     """Counters of one model in one gateway.
 
@@ -99,9 +110,12 @@ class ModelStats:
         "slo",
         "tenants",
         "unplaced",
+        "workers",
     )
 
     def __init__(self, max_tenants: int = 32) -> None:
+        self.workers = WorkerTarget(1, 1, 1)
+        """How many there should be: those of the configuration, until Serve has been asked."""
         self.prompt_tokens = 0
         self.generation_tokens = 0
         self.cached_tokens = 0

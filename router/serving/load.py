@@ -11,7 +11,7 @@ import numpy as np
 from router.fleet import Fleet
 from router.metrics.stats import ModelStats
 
-_WINDOW_S = 10.0
+WINDOW_S = 10.0
 """Time after which what arrived weighs 1/e."""
 _DELAY_WINDOW_S = 3.0
 """The same of the expected wait, which jumps from step to step."""
@@ -128,7 +128,7 @@ class LoadMeter:
         if passed <= 0.0:
             return
         counts = self._counts()
-        kept = exp(-passed / _WINDOW_S)
+        kept = exp(-passed / WINDOW_S)
         prompts, requests, generated = (
             kept * rate + (1.0 - kept) * max(count - before, 0.0) / passed
             for rate, count, before in zip(self._rates, counts, self._seen, strict=True)

@@ -17,7 +17,7 @@ from router.config import ModelRoute
 from router.errors import ApiError, bad_request, no_worker, overloaded
 from router.explain import DecisionLog
 from router.fleet import Fleet, PromptBlocks, Turn
-from router.metrics.stats import ModelStats
+from router.metrics.stats import ModelStats, WorkerTarget
 from router.serving.account import count_choice, decision_line
 from router.serving.completion import Completion, CompletionSpec
 from router.serving.generation import Generation, GenerationRequest
@@ -71,6 +71,7 @@ class ServedModel:
         self._turn = Turn(fleet)
         self.defaults = defaults
         self.stats = ModelStats(max_tenants)
+        self.set_target(WorkerTarget(route.min_workers, route.min_workers, route.max_workers))
         self._gateway_id = gateway_id
         self._transport = transport
         self._channels: dict[str, WorkerChannel] = {}
@@ -131,6 +132,10 @@ class ServedModel:
             self.stats.prompt_length.observe(prompt.num_tokens)
         explain = self.route.routing.explain_routing
         return Generation(request, completions, mailbox, self._place, explain=explain)
+
+    def set_target(self, target: WorkerTarget) -> None:
+        """How many workers there should be from now on, for metrics."""
+        self.stats.workers = target
 
     def set_admission(self, change: AdmissionChange) -> list[str]:
         """Changes how the workers admit requests, now and whenever one attaches; whom it told."""

@@ -20,6 +20,7 @@ import pytest
 from tests.e2e.conftest import DEADLINE_S, ELASTIC, RunningFleet
 
 NUM_CLIENTS = 8
+WANTED = re.compile(rf'^rayfleet_num_workers_wanted{{.*model_name="{ELASTIC}".*}} (\S+)$', re.M)
 NUM_TOKENS = 60
 READY = re.compile(rf'^rayfleet_workers{{.*model_name="{ELASTIC}".*state="ready".*}} (\S+)$', re.M)
 
@@ -94,6 +95,11 @@ class Watch:
     def levels(self) -> list[int]:
         return [level for level, _ in groupby(self.counts)]
 
+    def wanted(self) -> float:
+        """What the policy decided, as a gateway tells it."""
+        [count] = WANTED.findall(self._http.get("/metrics").text)
+        return float(count)
+
     def _ready(self) -> int:
         [count] = READY.findall(self._http.get("/metrics").text)
         return int(float(count))
@@ -119,10 +125,12 @@ def test_workers_follow_the_load_and_no_request_fails(elastic: RunningFleet) -> 
         load.active, load.pause_s = NUM_CLIENTS, 0.0
         watch.until(lambda count: count == 3)
         watch.until(lambda count: len(load.workers) >= 3)
+        watch.until(lambda count: watch.wanted() == 3)
         load.active, load.pause_s = 1, 1.0
         watch.until(lambda count: count < 3)
         load.active = 0
         watch.until(lambda count: count == 0)
+        watch.until(lambda count: watch.wanted() == 0)
     assert load.failures == []
     wait_gone(fleet)
     assert_none_starts(fleet)

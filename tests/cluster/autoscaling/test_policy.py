@@ -82,6 +82,16 @@ def test_what_a_gateway_tells_reaches_the_policy_of_the_model() -> None:
     assert worker(context("another", "worker-m", 1, 1))[0] == 1
 
 
+def test_a_policy_measures_starts_by_serves_own_count() -> None:
+    """From the order until the replica runs, whether or not any gateway tells of the load."""
+    now = [0.0]
+    policy = WorkerPolicy(lambda: now[0], **asdict(CONFIG))
+    for second, target, running in ((0.0, 1, 1), (1.0, 2, 1), (90.0, 2, 1), (91.0, 2, 2)):
+        now[0] = second
+        assert policy(context("silent", "worker-m", target, running))[0] == target
+    assert policy._autoscaler.start_s == 90.0
+
+
 def test_zero_workers_are_started_for_what_waits_at_a_gateway() -> None:
     worker = _apply_autoscaling_config(WorkerPolicy(lambda: 5.0, **asdict(CONFIG)))
     told = series({"a": LoadReport()}, 1.0)

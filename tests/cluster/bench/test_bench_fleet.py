@@ -61,7 +61,7 @@ def test_the_autoscaler_has_workers_join_and_nobody_fails() -> None:
         workers=20,
         max_workers=60,
         blocks=20_000,
-        duration_s=25.0,
+        duration_s=60.0,
         rate=3.0,
         failures_per_minute=0.0,
         output_len=8,

@@ -1,0 +1,159 @@
+"""A fleet in virtual time: a fluid queue, a meter that lags and may be wrong, workers that take
+their time to start or never do."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+from math import exp, inf
+from random import Random
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cluster.autoscaling.config import AutoscalingConfig
+from cluster.autoscaling.decision import Autoscaler
+from cluster.autoscaling.load import FleetLoad
+
+Curve = NDArray[np.float64]
+METER_S = 10.0
+"""Time constant of what a gateway tells of arrivals; of expected waits it is 3 s."""
+
+
+class SimulatedFleet:
+    """Workers serve one second of work per second each, first come, first served.
+
+    Args:
+        config: of the autoscaler.
+        workers: those that are wanted at the beginning.
+        missing: those of them that never become ready.
+        start_s: from the order of a worker until it is ready.
+        meter: part of the work, the backlog and the wait that gateways see.
+        stuck: numbers of orders, from 0 on, that never become ready.
+        capacity: most workers that the cluster has room for.
+        step_s: seconds of one step of the simulation.
+        seed: of which starts are cancelled.
+    """
+
+    def __init__(
+        self,
+        config: AutoscalingConfig,
+        *,
+        workers: int,
+        missing: int = 0,
+        start_s: float,
+        meter: float = 1.0,
+        stuck: frozenset[int] = frozenset(),
+        capacity: int = 10**6,
+        step_s: float = 1.0,
+        seed: int = 0,
+    ) -> None:
+        self.autoscaler = Autoscaler(config)
+        self.now = 0.0
+        self.target = workers
+        self.ready = workers - missing
+        self.targets = [workers]
+        """One per step."""
+        self.arrived = [0.0]
+        self.served = [0.0]
+        """Work so far, one per step."""
+        self.readies = [self.ready]
+        self._config = config
+        self.start_s = start_s
+        self._meter = meter
+        self._stuck = stuck
+        self._capacity = capacity
+        self._step_s = step_s
+        self._random = Random(seed)
+        self._starting: list[float] = [inf] * missing
+        """When each is ready."""
+        self._num_ordered = 0
+        self._work: float | None = None
+        self._delay_s = 0.0
+
+    @property
+    def backlog_s(self) -> float:
+        return self.arrived[-1] - self.served[-1]
+
+    def run(self, works: Iterable[float]) -> None:
+        """So many workers' time arrives per second, step by step."""
+        for work in works:
+            self._step(work)
+
+    def hold(self, work: float, seconds: float) -> None:
+        """A constant load."""
+        self.run([work] * round(seconds / self._step_s))
+
+    @property
+    def num_changes(self) -> int:
+        """Of the target."""
+        return int(np.count_nonzero(np.diff(self.targets)))
+
+    @property
+    def worker_s(self) -> float:
+        """Seconds for which workers were asked for, their start included."""
+        return float(sum(self.targets[1:])) * self._step_s
+
+    def waits(self) -> Curve:
+        """How long what arrived in each step waited; infinite where it was not served yet."""
+        times = np.arange(len(self.arrived)) * self._step_s
+        waits = np.interp(self.arrived, self.served, times) - times
+        waits[np.array(self.arrived) > self.served[-1] + 1e-6] = inf
+        return np.maximum(waits, 0.0)
+
+    def utilisation(self) -> float:
+        """Part of the ready workers' time that was used."""
+        return self.served[-1] / (sum(self.readies[1:]) * self._step_s)
+
+    def _step(self, work: float) -> None:
+        step_s = self._step_s
+        self.now += step_s
+        places = self._capacity - self.ready
+        arrived = [at for at in self._starting if at <= self.now][:places]
+        for at in arrived:
+            self._starting.remove(at)
+        self.ready += len(arrived)
+        served_s = min(self.backlog_s + work * step_s, self.ready * step_s)
+        self.arrived.append(self.arrived[-1] + work * step_s)
+        self.served.append(self.served[-1] + served_s)
+        if self._work is None:
+            self._work = work
+        self._work += (work - self._work) * (1.0 - exp(-step_s / METER_S))
+        wait_s = self.backlog_s / self.ready if self.ready else 0.0
+        self._delay_s += (wait_s - self._delay_s) * (1.0 - exp(-step_s / 3.0))
+        load = FleetLoad(
+            num_ready=self.ready,
+            work=self._work * self._meter,
+            backlog_s=self.backlog_s * self._meter,
+            queue_delay_s=self._delay_s * self._meter,
+            active=work > 0.0 or self.backlog_s > 1e-6,
+            visited=work > 0.0,
+        )
+        self._change(self.autoscaler.decide(load, self.target, self.now))
+        self.targets.append(self.target)
+        self.readies.append(self.ready)
+
+    def _change(self, target: int) -> None:
+        for _ in range(self.target, target):
+            stuck = self._num_ordered in self._stuck
+            self._starting.append(inf if stuck else self.now + self.start_s)
+            self._num_ordered += 1
+        for _ in range(target, self.target):
+            if self._starting:
+                self._starting.pop(self._random.randrange(len(self._starting)))
+            else:
+                self.ready -= 1
+        self.target = target
+
+
+def noise(seed: int, steps: int, step_s: float = 1.0) -> Curve:
+    """Factors around 1: 40 % from second to second, and swells of a minute of 20 %."""
+    random = np.random.default_rng(seed)
+    fast = random.lognormal(-0.08 / step_s, 0.4 / step_s**0.5, steps)
+    width = max(round(60.0 / step_s), 1)
+    swell = np.convolve(random.normal(0.0, 1.0, steps + width - 1), np.ones(width), "valid")
+    return np.asarray(fast * np.exp(0.2 * swell / width**0.5 - 0.02), dtype=np.float64)
+
+
+def with_bounds(config: AutoscalingConfig, least: int, most: int) -> AutoscalingConfig:
+    return replace(config, min_workers=least, max_workers=most)

@@ -1,0 +1,68 @@
+"""Gateways tell how many workers there should be, as Serve has it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from typing import Any
+
+from prometheus_client.parser import text_string_to_metric_families as parse
+
+from cluster.config import serve_config_from_mapping
+from cluster.targets import follow_targets, target_of
+from router.fleet import Fleet
+from router.metrics.collector import GatewayCollector, Source
+from router.metrics.stats import ModelStats, WorkerTarget
+from worker.wire.exposition import content_type_for, render
+
+FIXED = {"target_num_replicas": 4, "deployment_config": {"num_replicas": 4}}
+ELASTIC = {
+    "target_num_replicas": 7,
+    "deployment_config": {"autoscaling_config": {"min_replicas": 0, "max_replicas": 9}},
+}
+
+
+def test_where_the_number_is_fixed_it_is_its_own_bounds() -> None:
+    assert target_of(FIXED) == WorkerTarget(4, 4, 4)
+    assert target_of(ELASTIC) == WorkerTarget(7, 0, 9)
+
+
+async def test_what_serve_said_last_holds_while_it_cannot_be_asked() -> None:
+    told: list[WorkerTarget] = []
+    asked = asyncio.Event()
+    answers: list[Mapping[str, Any]] = [
+        {"applications": {"app": {"deployments": {"worker-m": ELASTIC, "gateway": FIXED}}}},
+        {"applications": {}},
+    ]
+
+    async def ask() -> Mapping[str, Any]:
+        if answers:
+            return answers.pop(0)
+        asked.set()
+        raise ConnectionError("the controller is gone")
+
+    following = asyncio.create_task(follow_targets("app", {"worker-m": told.append}, ask, 0.0))
+    async with asyncio.timeout(60):
+        await asked.wait()
+    await asyncio.sleep(0)
+    assert not following.done()
+    following.cancel()
+    assert told == [WorkerTarget(7, 0, 9)]
+
+
+def test_wanted_and_ready_workers_are_metrics() -> None:
+    stats = ModelStats()
+    stats.workers = WorkerTarget(7, 0, 9)
+    text = render(GatewayCollector("g", [Source("m", stats, Fleet())]), content_type_for(""))
+    values = {s.name: s.value for family in parse(text.decode()) for s in family.samples}
+    names = ("wanted", "ready", "min", "max")
+    assert [values[f"rayfleet_num_workers_{name}"] for name in names] == [7, 0, 0, 9]
+
+
+def test_until_serve_is_asked_it_is_the_configured_number() -> None:
+    models = [
+        {"model": "org/one", "min_workers": 2, "max_workers": 4},
+        {"model": "org/two", "num_workers": 3},
+    ]
+    routes = serve_config_from_mapping({"models": models}).gateway().models
+    assert [(route.min_workers, route.max_workers) for route in routes] == [(2, 4), (3, 3)]
