@@ -24,13 +24,12 @@ class AutoscalingConfig:
     target_kv_usage: float = 0.85
     """Part of the KV caches that running and waiting requests are to take."""
     backlog_horizon_s: float = 30.0
-    """Seconds in which what waits should be worked off, once more workers are there; and for how
-    long a start is taken to last until one has been measured. Where starts take longer, so may
-    that: T seconds * target_load / (1 - target_load), in which a load's headroom does it."""
+    """Seconds in which what waits should be worked off once more workers are there. It may take
+    longer after a start of T seconds: T * target_load / (1 - target_load), in which workers do it
+    with the time that the load leaves them."""
     upscale_delay_s: float = 3.0
     """Seconds for which more workers must have been wanted before they are started, longer in
-    proportion where a start takes longer than --backlog-horizon-s; from zero the first one is
-    started at once."""
+    proportion where a start takes longer than 30 s; from zero the first one is started at once."""
     downscale_delay_s: float = 300.0
     """Seconds for which fewer workers must have been plenty before any that runs is let go; four
     times as long where they only just suffice, and up to eight times longer after each time that

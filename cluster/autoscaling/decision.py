@@ -9,7 +9,7 @@ from math import ceil, floor
 from cluster.autoscaling.config import AutoscalingConfig
 from cluster.autoscaling.load import FleetLoad
 from cluster.autoscaling.planning import ServiceRate, SteadyWork, workers_needed
-from cluster.autoscaling.starts import StartTimes
+from cluster.autoscaling.starts import SHORT_S, StartTimes
 
 _BAND = 0.1
 """Around numbers of workers: so much over what n can do is still theirs, and n - 1 must be so much
@@ -40,8 +40,8 @@ class Autoscaler:
     """Follows the load of one model: up once it has lasted a part of a start, down after minutes.
 
     More workers are started for the least that was needed for `upscale_delay_s`, which is longer
-    in proportion where workers take longer to start than `backlog_horizon_s`: a burst that is over
-    by then buys nothing. Those that do not run yet serve nobody, and are called off once the load
+    in proportion where workers take longer to start than a short start: a burst that is over by
+    then buys nothing. Those that do not run yet serve nobody, and are called off once the load
     no longer needs them. Of those that run fewer remain once the most that was needed for
     `downscale_delay_s` is much less, or just less for four times as long. Numbers change in steps
     of a fifth at least. So load that comes and goes within that time keeps its workers, and where
@@ -55,7 +55,7 @@ class Autoscaler:
 
     def __init__(self, config: AutoscalingConfig) -> None:
         self._config = config
-        self._starts = StartTimes(config.backlog_horizon_s)
+        self._starts = StartTimes()
         self._rate = ServiceRate(config, _MOST_PATIENCE * config.downscale_delay_s)
         self._steady = SteadyWork()
         self._least = _SlidingLeast()
@@ -123,9 +123,8 @@ class Autoscaler:
 
     @property
     def _upscale_delay_s(self) -> float:
-        """As long a part of every start as it is of one of `backlog_horizon_s`."""
-        config = self._config
-        return config.upscale_delay_s * max(self.start_s / config.backlog_horizon_s, 1.0)
+        """As long a part of every start as it is of a short one."""
+        return self._config.upscale_delay_s * max(self.start_s / SHORT_S, 1.0)
 
     def _higher(self, lasting: float | None, target: int, now: float) -> int:
         """Stuck starts stand for no worker: as many more are wanted."""

@@ -7,6 +7,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from math import inf
 
+SHORT_S = 30.0
+"""Seconds of a short start, and of one until the first has been measured: `rayfleet serve` takes 25
+to 57 s with a small model on a node that is there, Ray included."""
 _KEPT = 8
 """Starts that are remembered. Enough for one odd one not to move their median, few enough to
 follow another image, model or kind of node within one scale-up."""
@@ -29,16 +32,13 @@ class StartTimes:
 
     Who takes a worker's place when it died starts, too. Starts are told apart by when they began
     alone: whoever gets ready is taken to be the oldest that is not overdue.
-
-    Args:
-        prior_s: start-up time until the first start has been measured.
     """
 
-    def __init__(self, prior_s: float) -> None:
-        self.usual_s = prior_s
+    def __init__(self) -> None:
+        self.usual_s = SHORT_S
         """Start-up time: the lower median of the last starts, and of those under way that have
         taken longer already. Until one has been measured, the longest that any was seen
-        under way, and no less than the prior."""
+        under way, and no less than a short one."""
         self._starts: list[_Start] = []
         """Oldest first."""
         self._took: deque[float] = deque(maxlen=_KEPT)

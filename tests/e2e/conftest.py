@@ -168,9 +168,9 @@ def models_of(tiny: Path) -> list[dict[str, object]]:
             "max_num_seqs": 2,
             "min_workers": 0,
             "max_workers": 3,
-            # What waits asks for workers at once; what came of late keeps few of them for long.
-            "target_load": 0.9,
-            "backlog_horizon_s": 0.05,
+            # Clients that wait for their answers ask for no more than there is: for three workers
+            # their load has to be more than two may have.
+            "target_load": 0.4,
             "upscale_delay_s": 0.5,
             "downscale_delay_s": 1.5,
             "downscale_to_zero_delay_s": 3,

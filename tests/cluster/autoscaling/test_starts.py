@@ -12,7 +12,7 @@ from cluster.autoscaling.starts import StartTimes
 
 def measured(*took_s: float) -> tuple[StartTimes, float]:
     """One worker runs; starts that took so long were seen, and their workers let go again."""
-    starts, now = StartTimes(30.0), 0.0
+    starts, now = StartTimes(), 0.0
     for took in took_s:
         starts.observe(1, 1, now)
         starts.observe(2, 1, now)
@@ -32,14 +32,14 @@ def test_a_start_is_measured_from_the_order_until_the_worker_runs() -> None:
 
 def test_starts_that_began_before_anyone_looked_are_not_measured() -> None:
     """Serve's controller has restarted, and finds its replicas one after the other."""
-    starts = StartTimes(30.0)
+    starts = StartTimes()
     starts.observe(50, 0, 0.0)
     starts.observe(50, 50, 2.0)
     assert starts.usual_s == 30.0
 
 
 def test_until_one_is_over_a_start_takes_as_long_as_it_has() -> None:
-    starts = StartTimes(30.0)
+    starts = StartTimes()
     starts.observe(1, 1, 0.0)
     starts.observe(9, 1, 0.0)
     starts.observe(9, 1, 250.0)
@@ -69,7 +69,7 @@ def test_where_nothing_gets_ready_one_more_is_tried() -> None:
     starts.observe(5, 1, now)
     starts.observe(5, 1, now + 120.0)
     assert starts.num_lost == 1
-    alone = StartTimes(30.0)
+    alone = StartTimes()
     alone.observe(1, 1, 0.0)
     alone.observe(2, 1, 0.0)
     alone.observe(2, 1, 599.0)
