@@ -5,8 +5,8 @@
 
 from __future__ import annotations
 
-import math
 import asyncio
+import math
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial

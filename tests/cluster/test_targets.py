@@ -12,6 +12,7 @@ from cluster.config import serve_config_from_mapping
 from cluster.targets import follow_targets, target_of
 from router.fleet import Fleet
 from router.metrics.collector import GatewayCollector, Source
+from router.metrics.http import HttpStats
 from router.metrics.stats import ModelStats, WorkerTarget
 from worker.wire.exposition import content_type_for, render
 
@@ -53,7 +54,8 @@ async def test_what_serve_said_last_holds_while_it_cannot_be_asked() -> None:
 def test_wanted_and_ready_workers_are_metrics() -> None:
     stats = ModelStats()
     stats.workers = WorkerTarget(7, 0, 9)
-    text = render(GatewayCollector("g", [Source("m", stats, Fleet())]), content_type_for(""))
+    gateway = GatewayCollector("g", [Source("m", stats, Fleet())], HttpStats())
+    text = render(gateway, content_type_for(""))
     values = {s.name: s.value for family in parse(text.decode()) for s in family.samples}
     names = ("wanted", "ready", "min", "max")
     assert [values[f"rayfleet_num_workers_{name}"] for name in names] == [7, 0, 0, 9]

@@ -16,8 +16,6 @@ TARGET_LABELS = frozenset(("cluster", "namespace", "fleet"))
 ELSEWHERE = frozenset(
     (
         "up",  # Prometheus's own
-        "rayfleet_num_workers_wanted",  # the autoscaler's
-        "rayfleet_num_workers_ready",
         "rayfleet_gpu_memory_used_bytes",  # of ranks on CUDA
         "rayfleet_gpu_memory_total_bytes",
     )

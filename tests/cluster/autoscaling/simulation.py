@@ -4,7 +4,6 @@ their time to start or never do."""
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import replace
 from math import exp, inf
 from random import Random
 
@@ -153,7 +152,3 @@ def noise(seed: int, steps: int, step_s: float = 1.0) -> Curve:
     width = max(round(60.0 / step_s), 1)
     swell = np.convolve(random.normal(0.0, 1.0, steps + width - 1), np.ones(width), "valid")
     return np.asarray(fast * np.exp(0.2 * swell / width**0.5 - 0.02), dtype=np.float64)
-
-
-def with_bounds(config: AutoscalingConfig, least: int, most: int) -> AutoscalingConfig:
-    return replace(config, min_workers=least, max_workers=most)
