@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import aclosing
+
 from starlette.requests import ClientDisconnect, Request
 
 from router.errors import ApiError, bad_request, too_large
@@ -25,11 +27,13 @@ async def read_body(request: Request) -> bytes:
     parts: list[bytes] = []
     size = 0
     try:
-        async for part in request.stream():
-            size += len(part)
-            if size > MAX_BODY_BYTES:
-                raise _too_large()
-            parts.append(part)
+        # Closed at once: left to the garbage collector, each stream would end in a task of its own.
+        async with aclosing(request.stream()) as stream:
+            async for part in stream:
+                size += len(part)
+                if size > MAX_BODY_BYTES:
+                    raise _too_large()
+                parts.append(part)
     except ClientDisconnect:
         raise bad_request("the client went away before its body was complete") from None
     return b"".join(parts)

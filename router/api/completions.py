@@ -6,6 +6,8 @@ import asyncio
 import re
 import secrets
 import time
+from collections.abc import Mapping
+from dataclasses import dataclass
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -13,22 +15,46 @@ from starlette.responses import Response
 from router.api import params
 from router.api.body import read_body
 from router.api.logprobs import ChatLogprobs, TextLogprobs
-from router.api.protocol import ChatRequest, CommonRequest, CompletionRequest, parse_body
+from router.api.protocol import (
+    ChatRequest,
+    CommonRequest,
+    CompletionRequest,
+    StreamOptions,
+    parse_body,
+)
 from router.api.response import GenerationResponse
 from router.api.tenant import tenant_of
 from router.api.writer import ChatWriter, Extras, ResponseWriter, TextWriter
 from router.errors import bad_request
-from router.fleet import PromptBlocks
+from router.fleet import Feasibility, PromptBlocks
 from router.gateway import Gateway
 from router.serving import GenerationRequest, ServedModel
 from router.tracing import RequestSpan
 from worker.wire.sampling import SamplingParams
+from worker.wire.slo import Slo
 
 _REQUEST_ID = re.compile(r"[\x21-\x7e]{1,128}")
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Asked:
+    """What a body asks for besides its prompt; all of it is checked."""
+
+    model: ServedModel
+    feasibility: Feasibility
+    """Knows the sampling parameters."""
+    cache_salt: str
+    priority: int
+    slo: Slo | None
+    options: StreamOptions | None
+
+
 class CompletionRoutes:
-    """The two routes that generate text."""
+    """The two routes that generate text.
+
+    All that a body says is checked before a template, a tokenizer or a hash is at work for it; what
+    no worker can ever run is refused before any of it is remembered, counted or booked.
+    """
 
     def __init__(self, gateway: Gateway) -> None:
         self._gateway = gateway
@@ -39,15 +65,18 @@ class CompletionRoutes:
         arrived_at = asyncio.get_running_loop().time()
         body = parse_body(payload, ChatRequest)
         model = self._gateway.model(body.model)
+        messages = params.chat_messages(body.messages)
+        arguments = params.template_arguments(body)
         num_top = params.chat_logprobs(body)
-        sampling = await _sampling(body, params.chat_max_tokens(body), model, num_top)
+        asked = await self._asked(body, model, params.chat_max_tokens(body), num_top)
         prompt = await model.encoder.chat(
-            params.chat_messages(body.messages),
-            cache_salt=params.cache_salt(body),
+            messages,
+            asked.feasibility,
+            cache_salt=asked.cache_salt,
             tenant=self._cache_owner(request, body),
             session=body.prompt_cache_key or "",
             add_generation_prompt=body.add_generation_prompt is not False,
-            chat_template_kwargs=params.template_arguments(body),
+            chat_template_kwargs=arguments,
         )
         extras = Extras(
             tokenizer=model.tokenizer,
@@ -55,8 +84,7 @@ class CompletionRoutes:
             logprobs=None if num_top is None else ChatLogprobs(model.tokenizer, num_top),
             prompt_logprobs=body.prompt_logprobs is not None,
         )
-        parts = (model, [prompt], sampling, extras)
-        return self._respond(request, arrived_at, body, *parts, ChatWriter)
+        return self._respond(request, arrived_at, body, asked, [prompt], extras, ChatWriter)
 
     async def complete(self, request: Request) -> Response:
         """POST /v1/completions. Raises ApiError."""
@@ -64,14 +92,16 @@ class CompletionRoutes:
         arrived_at = asyncio.get_running_loop().time()
         body = parse_body(payload, CompletionRequest)
         model = self._gateway.model(body.model)
+        texts = params.completion_prompts(body.prompt)
         echo_only = bool(body.echo) and body.max_tokens == 0
         max_tokens = 1 if echo_only else params.completion_max_tokens(body)
-        sampling = await _sampling(body, max_tokens, model, body.logprobs, echo=bool(body.echo))
-        texts = params.completion_prompts(body.prompt)
-        params.check_num_completions(len(texts), sampling.n)
+        asked = await self._asked(
+            body, model, max_tokens, body.logprobs, num_prompts=len(texts), echo=bool(body.echo)
+        )
         prompts = await model.encoder.prompts(
             texts,
-            cache_salt=params.cache_salt(body),
+            asked.feasibility,
+            cache_salt=asked.cache_salt,
             tenant=self._cache_owner(request, body),
             session=body.prompt_cache_key or "",
             add_special_tokens=body.add_special_tokens is not False,
@@ -85,8 +115,46 @@ class CompletionRoutes:
             echo=await model.encoder.texts(texts) if body.echo else None,
             echo_only=echo_only,
         )
-        parts = (model, prompts, sampling, extras)
-        return self._respond(request, arrived_at, body, *parts, TextWriter)
+        return self._respond(request, arrived_at, body, asked, prompts, extras, TextWriter)
+
+    async def _asked(
+        self,
+        body: ChatRequest | CompletionRequest,
+        model: ServedModel,
+        max_tokens: int | None,
+        logprobs: int | None,
+        *,
+        num_prompts: int = 1,
+        echo: bool = False,
+    ) -> _Asked:
+        """Checks all fields but the prompt's. Raises ApiError."""
+        names = params.client_names(body)
+        prompt_logprobs = params.prompt_logprobs(body)
+        if echo and prompt_logprobs is None:
+            prompt_logprobs = logprobs  # what is echoed is told of like what is generated
+        options = params.stream_options(body)
+        cache_salt, priority = params.cache_salt(body), params.priority(body)
+        sampling = params.sampling_params(
+            body,
+            max_tokens,
+            model.defaults,
+            names=names,
+            logprobs=logprobs,
+            prompt_logprobs=prompt_logprobs,
+        )
+        params.check_num_completions(num_prompts, sampling.n)
+        feasibility = _feasible(model, sampling, names)
+        if sampling.bad_words:
+            sampling = await model.encoder.bad_words(sampling)
+            feasibility = _feasible(model, sampling, names)
+        return _Asked(
+            model=model,
+            feasibility=feasibility,
+            cache_salt=cache_salt,
+            priority=priority,
+            slo=None if body.slo is None or body.slo.is_empty else body.slo,
+            options=options,
+        )
 
     def _cache_owner(self, request: Request, body: CommonRequest) -> str:
         return tenant_of(request, body.user, self._gateway.config.salt_by)
@@ -96,23 +164,21 @@ class CompletionRoutes:
         request: Request,
         arrived_at: float,
         body: CommonRequest,
-        model: ServedModel,
+        asked: _Asked,
         prompts: list[PromptBlocks],
-        sampling: SamplingParams,
         extras: Extras,
         writer_type: type[ResponseWriter],
     ) -> Response:
-        if body.stream_options is not None and not body.stream:
-            raise bad_request("stream_options is only allowed with stream", "stream_options")
+        model = asked.model
         request_id = request_id_of(request)
         generation = model.generation(
             GenerationRequest(
                 request_id=request_id,
                 prompts=prompts,
-                sampling=sampling,
+                feasibility=asked.feasibility,
                 stream=bool(body.stream),
-                priority=params.priority(body),
-                slo=None if body.slo is None or body.slo.is_empty else body.slo,
+                priority=asked.priority,
+                slo=asked.slo,
                 tenant=tenant_of(request, body.user, self._gateway.config.fair_by),
                 arrived_at=arrived_at,
                 span=self._span(request, model, arrived_at),
@@ -124,7 +190,7 @@ class CompletionRoutes:
             created=int(time.time()),
             model=body.model or model.route.name,
             extras=extras,
-            options=body.stream_options,
+            options=asked.options,
         )
         return GenerationResponse(
             generation, writer, request_id=request_id, stream=bool(body.stream)
@@ -148,18 +214,12 @@ def request_id_of(request: Request) -> str:
     return given if _REQUEST_ID.fullmatch(given) else secrets.token_hex(12)
 
 
-async def _sampling(
-    body: CommonRequest,
-    max_tokens: int | None,
-    model: ServedModel,
-    logprobs: int | None,
-    *,
-    echo: bool = False,
-) -> SamplingParams:
-    prompt_logprobs = params.prompt_logprobs(body)
-    if echo and prompt_logprobs is None:
-        prompt_logprobs = logprobs  # what is echoed is told of like what is generated
-    sampling = params.sampling_params(
-        body, max_tokens, model.defaults, logprobs=logprobs, prompt_logprobs=prompt_logprobs
-    )
-    return await model.encoder.bad_words(sampling)
+def _feasible(
+    model: ServedModel, sampling: SamplingParams, names: Mapping[str, str]
+) -> Feasibility:
+    """What the prompt is held against. Raises ApiError where no worker can do these parameters."""
+    feasibility = Feasibility(sampling, names)
+    problem = feasibility.parameters(model.fleet.limits)
+    if problem is not None:
+        raise bad_request(problem.message, problem.param)
+    return feasibility

@@ -7,12 +7,12 @@ from typing import Any
 
 import msgspec
 
-from router.api.protocol import ChatRequest, CommonRequest, CompletionRequest
+from router.api.protocol import ChatRequest, CommonRequest, CompletionRequest, StreamOptions
 from router.api.structured import structured_outputs
 from router.errors import bad_request
 from worker.wire.diffusion import DiffusionParams
 from worker.wire.messages import DEFAULT_PRIORITY
-from worker.wire.sampling import MAX_LOGPROBS, SamplingParams
+from worker.wire.sampling import MAX_LOGPROBS, InvalidParameter, SamplingParams
 
 MAX_CHOICES = 128
 MAX_COMPLETIONS = 2048
@@ -42,10 +42,13 @@ def sampling_params(
     max_tokens: int | None,
     defaults: Mapping[str, Any],
     *,
+    names: Mapping[str, str],
     logprobs: int | None = None,
     prompt_logprobs: int | None = None,
 ) -> SamplingParams:
     """Sampling parameters; what the client left open comes from `defaults`, then from vLLM's.
+
+    `names` has the client's names of what is called otherwise here, see `client_names`.
 
     Raises:
         ApiError: 400 that names the field and its range.
@@ -83,8 +86,20 @@ def sampling_params(
             diffusion=_diffusion(request),
             **values,
         )
-    except ValueError as error:
-        raise bad_request(str(error), _field_of(str(error))) from error
+    except InvalidParameter as error:
+        raise bad_request(error.message, names.get(error.param, error.param)) from error
+
+
+def client_names(request: ChatRequest | CompletionRequest) -> dict[str, str]:
+    """What the client calls the fields that problems are told by: it has a choice of some."""
+    names = {}
+    if isinstance(request, ChatRequest):
+        names["prompt"] = "messages"
+        if request.max_completion_tokens is not None:
+            names["max_tokens"] = "max_completion_tokens"
+    if request.structured_outputs is None and request.response_format is not None:
+        names["structured_outputs"] = "response_format"
+    return names
 
 
 def chat_max_tokens(request: ChatRequest) -> int | None:
@@ -147,6 +162,13 @@ def priority(request: CommonRequest) -> int:
     if not 0 <= value <= 9:
         raise bad_request(f"priority must be in [0, 9], got {value}", "priority")
     return value
+
+
+def stream_options(request: CommonRequest) -> StreamOptions | None:
+    """None for the defaults. Raises ApiError where there is no stream."""
+    if request.stream_options is not None and not request.stream:
+        raise bad_request("stream_options is only allowed with stream", "stream_options")
+    return request.stream_options
 
 
 def template_arguments(request: ChatRequest) -> dict[str, Any]:
@@ -280,11 +302,3 @@ def _part(index: int, part: Any) -> str:
 
 def _is_int(value: Any) -> bool:
     return isinstance(value, int) and not isinstance(value, bool)
-
-
-def _field_of(problem: str) -> str | None:
-    """Messages of SamplingParams begin with the field they are about."""
-    field = problem.split()[0].rstrip(":")
-    if problem.startswith("stop strings"):
-        return "stop"
-    return field if field in SamplingParams.__struct_fields__ else None

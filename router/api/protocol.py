@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Collection, Mapping
 from typing import Any, TypeVar
 
@@ -105,10 +104,8 @@ def parse_body(body: bytes, kind: type[Body]) -> Body:
     _refuse_unsupported(fields, kind.__struct_fields__)
     try:
         return msgspec.convert(fields, kind)
-    except msgspec.ValidationError as error:
-        raise bad_request(*_explain(str(error))) from error
-    except OverflowError as error:
-        raise bad_request(f"the body holds a number that is too large: {error}") from error
+    except (msgspec.ValidationError, OverflowError) as error:
+        raise bad_request(*_explain(fields, kind, error)) from error
 
 
 def _none_of(*harmless: Any) -> Callable[[Any], bool]:
@@ -155,13 +152,22 @@ def _refuse_unsupported(fields: Mapping[str, Any], supported: Collection[str]) -
         raise bad_request("tools is not supported by this server: leave it out", "tools")
 
 
-def _explain(problem: str) -> tuple[str, str | None]:
-    """(message, field) from msgspec's text, which ends in the path of the value."""
-    path = re.search(r" - at `\$\.?(.*)`$", problem)
-    if path is not None and path[1]:
-        field = re.split(r"[.\[]", path[1])[0]
-        return f"{path[1]}: {problem[: path.start()]}", field
-    missing = re.search(r"missing required field `(\w+)`", problem)
-    if missing is not None:
-        return f"{missing[1]} is missing", missing[1]
-    return problem, None
+def _explain(
+    fields: Mapping[str, Any], kind: type[msgspec.Struct], error: Exception
+) -> tuple[str, str | None]:
+    """(message, field) of a body that is no `kind`: the first field that cannot be converted."""
+    for field in msgspec.structs.fields(kind):
+        name = field.encode_name
+        if name not in fields:
+            if field.required:
+                return f"{name} is missing", name
+            continue
+        try:
+            msgspec.convert(fields[name], field.type)
+        except msgspec.ValidationError as problem:
+            # For the reader alone: where in the field's value it is comes last.
+            what, _, where = str(problem).partition(" - at `$")
+            return f"{name}{where.rstrip('`')}: {what}", name
+        except OverflowError as problem:
+            return f"{name} holds a number that is too large: {problem}", name
+    return str(error), None

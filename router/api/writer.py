@@ -181,7 +181,7 @@ class ResponseWriter(ABC):
             text, scored = "", []
         if extras.echo is not None and index not in self._echoed:
             self._echoed.add(index)
-            text = extras.echo[index // self.generation.request.sampling.n] + text
+            text = extras.echo[index // self.generation.request.feasibility.sampling.n] + text
             before = (None, *(completion.prompt_logprobs or ()))
             scored = [*zip(_prompt_ids(completion), before, strict=False), *scored]
         if extras.logprobs is None:

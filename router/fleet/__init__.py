@@ -4,6 +4,7 @@ from router.fleet.base import Decision, RequestView, RoutingPolicy
 from router.fleet.blocks import BlockKey, PromptBlocks
 from router.fleet.explain import Explanation
 from router.fleet.factory import create_policy
+from router.fleet.feasibility import Feasibility
 from router.fleet.fleet import Choice, Fleet
 from router.fleet.index import PrefixIndex
 from router.fleet.memo import HashMemo
@@ -16,6 +17,7 @@ __all__ = [
     "Choice",
     "Decision",
     "Explanation",
+    "Feasibility",
     "Fleet",
     "HashMemo",
     "PrefixIndex",

@@ -15,6 +15,7 @@ from worker.wire.blocks import (
     cache_scope,
     root_hash,
 )
+from worker.wire.limits import largest_token
 from worker.wire.messages import DEFAULT_PRIORITY, EngineInfo
 
 
@@ -42,7 +43,15 @@ class PromptBlocks:
         memo: hashes of earlier prompts.
     """
 
-    __slots__ = ("_hashes", "_memo", "cache_salt", "priority", "session", "token_ids")
+    __slots__ = (
+        "_hashes",
+        "_memo",
+        "cache_salt",
+        "largest_token",
+        "priority",
+        "session",
+        "token_ids",
+    )
 
     def __init__(
         self,
@@ -55,6 +64,8 @@ class PromptBlocks:
         memo: HashMemo | None = None,
     ) -> None:
         self.token_ids = token_ids
+        self.largest_token = largest_token(token_ids)
+        """Of the prompt; seen as unsigned, so that a negative one is beyond every vocabulary."""
         self.cache_salt = cache_scope(cache_salt, adapter, tenant)
         """Of all three; what a Submit carries."""
         self.session = session

@@ -18,6 +18,7 @@ from router.fleet.factory import create_policy
 from router.fleet.hits import HitFinder
 from router.fleet.in_flight import InFlight
 from router.fleet.index import PrefixIndex
+from router.fleet.members import Members
 from router.fleet.memo import HashMemo
 from router.fleet.pace import FleetPace
 from router.fleet.precedence import Precedence
@@ -25,6 +26,7 @@ from router.fleet.pricing import price_all, price_load
 from router.fleet.state import Reservation, SentPrompt, WorkerState
 from router.fleet.utilisation import Utilisation
 from router.fleet.workers import OUTPUT_STEPS, WorkerTable
+from worker.wire.limits import Limits
 from worker.wire.messages import AttachSnapshot, EngineInfo, LoadSnapshot, WorkerUpdate
 
 logger = logging.getLogger(__name__)
@@ -95,8 +97,7 @@ class Fleet:
         self._precedence = Precedence()
         self._hits = HitFinder(self.index, self.in_flight, self.table)
         self._priced_with = self.pace.costs
-        self._keys: dict[BlockKey, int] = {}
-        """How many workers that are ready use each."""
+        self._members = Members()
         self._turn = 0
 
     @property
@@ -111,7 +112,7 @@ class Fleet:
     @property
     def ready(self) -> bool:
         """Whether any worker can take a request."""
-        return bool(self._keys)
+        return self._members.number > 0
 
     @property
     def info(self) -> EngineInfo | None:
@@ -119,9 +120,14 @@ class Fleet:
         infos = (worker.info for worker in self._workers.values() if worker.info is not None)
         return next(infos, None)
 
+    @property
+    def limits(self) -> Collection[Limits]:
+        """What workers that are ready can run, one of a kind; empty while none is."""
+        return self._members.limits
+
     def block_keys(self) -> list[BlockKey]:
         """What prompts should be hashed with before they are routed."""
-        return list(self._keys)
+        return list(self._members.keys)
 
     def attach(self, worker_id: str, snapshot: AttachSnapshot) -> None:
         """Takes a worker in as it stands, in place of all that was known of it."""
@@ -208,7 +214,7 @@ class Fleet:
             for worker_id in excluded:
                 if worker_id in self._workers:
                     eligible[self._workers[worker_id].row] = False
-        view = self._hits.view(prompt, list(self._keys), eligible)
+        view = self._hits.view(prompt, self.block_keys(), eligible)
         view.overtaking = self._precedence.overtaking(prompt.priority, len(eligible))
         return view
 
@@ -278,7 +284,7 @@ class Fleet:
         if len(requests) == 1:
             return [self.reserve(*requests[0])]
         choices: list[Choice | None] = [None] * len(requests)
-        for place in group_order([prompt for _, prompt, _ in requests], list(self._keys)):
+        for place in group_order([prompt for _, prompt, _ in requests], self.block_keys()):
             choices[place] = self.reserve(*requests[place])
         return choices
 
@@ -340,16 +346,8 @@ class Fleet:
     def _member_changed(self, worker: WorkerState, before: EngineInfo | None) -> None:
         """A worker became ready, no longer is (`before` says what it had loaded), or is another."""
         self.table.eligible[worker.row] = worker.ready
-        after = worker.info if worker.ready else None
-        if after is not None:
-            key = BlockKey.of(after)
-            self._keys[key] = self._keys.get(key, 0) + 1
-        if before is not None:
-            key = BlockKey.of(before)
-            self._keys[key] -= 1
-            if not self._keys[key]:
-                del self._keys[key]
-        self.utilisation.set_num_workers(sum(self._keys.values()), self._clock())
+        self._members.change(before, worker.info if worker.ready else None)
+        self.utilisation.set_num_workers(self._members.number, self._clock())
         self._compare_speeds()
 
     def _compare_speeds(self) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import msgspec
 
 from router.channel import WorkerChannel
-from router.fleet import Choice, PromptBlocks
+from router.fleet import Choice, Feasibility, PromptBlocks
 from router.metrics.stats import ModelStats
 from router.serving.mailbox import Mailbox
 from worker.wire.detokenizer import RequestText
@@ -26,6 +26,8 @@ class CompletionSpec(msgspec.Struct, frozen=True, kw_only=True):
     prompt: PromptBlocks
     sampling: SamplingParams
     """With n = 1 and its own seed."""
+    feasibility: Feasibility
+    """Of the request that it belongs to."""
     priority: int
     gateway_id: str
     slo: Slo | None = None

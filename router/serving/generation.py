@@ -6,12 +6,11 @@ import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 
-from router.fleet import PromptBlocks
+from router.fleet import Feasibility, PromptBlocks
 from router.serving.completion import Completion
 from router.serving.mailbox import Mailbox
 from router.tracing import RequestSpan
 from worker.wire.messages import DEFAULT_PRIORITY
-from worker.wire.sampling import SamplingParams
 from worker.wire.slo import Slo
 
 
@@ -22,8 +21,8 @@ class GenerationRequest:
     request_id: str
     """As the client sees it; requests of the fleet are named after it."""
     prompts: Sequence[PromptBlocks]
-    sampling: SamplingParams
-    """n completions for each prompt."""
+    feasibility: Feasibility
+    """Knows the sampling parameters: n completions for each prompt."""
     stream: bool
     """Whether `take` returns with each token, or at the end only."""
     priority: int = DEFAULT_PRIORITY

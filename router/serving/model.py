@@ -7,7 +7,7 @@ import itertools
 import logging
 import secrets
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import msgspec
@@ -16,7 +16,7 @@ from router.channel import Refused, WorkerChannel, WorkerTransport, WorkerUnreac
 from router.config import ModelRoute
 from router.errors import ApiError, bad_request, no_worker, overloaded
 from router.explain import DecisionLog
-from router.fleet import Fleet, PromptBlocks, Turn
+from router.fleet import Choice, Fleet, Turn
 from router.metrics.stats import ModelStats, WorkerTarget
 from router.serving.account import count_choice, decision_line
 from router.serving.completion import Completion, CompletionSpec
@@ -28,9 +28,8 @@ from router.serving.resumption import Resumption
 from router.tokens.encoder import PromptEncoder
 from worker.wire.admission import AdmissionChange
 from worker.wire.detokenizer import RequestText
-from worker.wire.limits import refuse
+from worker.wire.limits import Limits
 from worker.wire.messages import AttachSnapshot, WorkerUpdate
-from worker.wire.sampling import SamplingParams
 from worker.wire.tokenizer import Tokenizer
 
 logger = logging.getLogger(__name__)
@@ -105,7 +104,7 @@ class ServedModel:
     def generation(self, request: GenerationRequest) -> Generation:
         """The request with its completions, not placed yet."""
         mailbox: Mailbox[Completion] = Mailbox()
-        sampling = request.sampling
+        sampling = request.feasibility.sampling
         seed = sampling.seed if sampling.seed is not None else secrets.randbits(63)
         now = request.arrived_at
         if now is None:
@@ -119,6 +118,7 @@ class ServedModel:
                 index=index,
                 prompt=prompt,
                 sampling=msgspec.structs.replace(sampling, n=1, seed=_wrap(seed + choice)),
+                feasibility=request.feasibility,
                 priority=request.priority,
                 slo=request.slo,
                 tenant=request.tenant,
@@ -257,10 +257,9 @@ class ServedModel:
     async def _try_worker(self, completion: Completion, tried: list[str]) -> str | None:
         """Submits to the best worker that was not tried yet; returns why it did not get it."""
         spec = completion.spec
-        place = (spec.request_id, completion.prompt, tried)
-        choice = await self._turn.place(*place)
+        choice = await self._choose(completion, tried)
         if choice is None and await self._newcomers.wait(lambda: self.fleet.ready):
-            choice = await self._turn.place(*place)
+            choice = await self._choose(completion, tried)
         if choice is None:
             raise self._nobody(completion)
         if completion.finished:  # its client has left meanwhile
@@ -274,10 +273,7 @@ class ServedModel:
             return "it has left"
         submit = completion.submit_to(channel, asyncio.get_running_loop().time())
         submit.num_expected_cached = choice.hit_tokens
-        rejection = refuse(submit, choice.info)
         try:
-            if rejection is not None:
-                raise Refused(rejection)
             await channel.submit(submit, completion)
         except WorkerUnreachable as error:
             return str(error)
@@ -287,13 +283,36 @@ class ServedModel:
             if error.rejection.status == 429 or error.rejection.status >= 500:
                 return error.rejection.message
             self._release(completion)
-            message = error.rejection.message
-            raise bad_request(message, _param_of(message, spec.prompt)) from error
+            param = spec.feasibility.param(error.rejection.param)
+            raise bad_request(error.rejection.message, param) from error
         completion.rejection = None
         count_choice(self.stats, choice)
         routed = self.stats.routed
         routed[choice.worker_id] = routed.get(choice.worker_id, 0) + 1
         return None
+
+    async def _choose(self, completion: Completion, tried: Sequence[str]) -> Choice | None:
+        """Books a place at the best worker; None where there is none.
+
+        Raises ApiError, before anything is booked, where no worker could ever run it.
+        """
+        spec, prompt = completion.spec, completion.prompt
+        kinds = self.fleet.limits
+        num_resumed = len(completion.token_ids)
+        problems = {
+            kind: problem
+            for kind in kinds
+            if (problem := spec.feasibility.at(kind, prompt, num_resumed)) is not None
+        }
+        excluded = tried
+        if problems:
+            if len(problems) == len(kinds):
+                problem = next(iter(problems.values()))
+                raise bad_request(problem.message, problem.param)
+            workers = self.fleet.workers
+            unfit = [w.worker_id for w in workers if w.info and Limits.of(w.info) in problems]
+            excluded = [*tried, *unfit]
+        return await self._turn.place(spec.request_id, prompt, excluded)
 
     def _nobody(self, completion: Completion, problem: str = "try again shortly") -> ApiError:
         """What the client of a completion is told that no worker takes."""
@@ -340,14 +359,6 @@ class ServedModel:
 
     def _log(self, message: str, *values: object, request_id: str | None = None) -> None:
         logger.info(message, *values, extra={"model": self.route.name, "request_id": request_id})
-
-
-def _param_of(problem: str, prompt: PromptBlocks) -> str | None:
-    """The field that a refusal is about: it begins with one, or it is about lengths."""
-    field = problem.split()[0].rstrip(":")
-    if field in SamplingParams.__struct_fields__:
-        return field
-    return "prompt" if prompt.num_tokens == 0 else None
 
 
 def _wrap(seed: int) -> int:

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from router.errors import bad_request
-from router.fleet import BlockKey, Fleet, PromptBlocks
+from router.fleet import BlockKey, Feasibility, Fleet, PromptBlocks
 from router.tokens.pieces import PieceMemo, Tokens
 from worker.wire.bad_words import with_bad_words
 from worker.wire.blocks import cache_scope
@@ -42,6 +42,7 @@ class PromptEncoder:
     async def chat(
         self,
         messages: Sequence[Mapping[str, Any]],
+        feasibility: Feasibility,
         *,
         cache_salt: str = "",
         tenant: str = "",
@@ -49,8 +50,13 @@ class PromptEncoder:
         add_generation_prompt: bool = True,
         chat_template_kwargs: Mapping[str, Any] | None = None,
     ) -> PromptBlocks:
-        """The prompt of a chat. Raises ApiError where the template refuses the messages."""
+        """The prompt of a chat.
+
+        Raises:
+            ApiError: the template refuses the messages, or no worker can run such a prompt.
+        """
         keys = self._fleet.block_keys()
+        accept = self._check(feasibility)
 
         def work() -> PromptBlocks:
             try:
@@ -62,7 +68,7 @@ class PromptEncoder:
             except (ValueError, AttributeError, RecursionError) as error:
                 # Templates come with checkpoints, and see whatever JSON the client sent.
                 raise bad_request(str(error), "messages") from error
-            token_ids = self._pieces.encode(text, cache_scope(cache_salt, tenant=tenant))
+            token_ids = self._pieces.encode(text, cache_scope(cache_salt, tenant=tenant), accept)
             return self._blocks(token_ids, cache_salt, tenant, session, keys)
 
         return await self._run(work, _num_characters(messages))
@@ -70,28 +76,38 @@ class PromptEncoder:
     async def prompts(
         self,
         prompts: Sequence[str | Sequence[int]],
+        feasibility: Feasibility,
         *,
         cache_salt: str = "",
         tenant: str = "",
         session: str = "",
         add_special_tokens: bool = True,
     ) -> list[PromptBlocks]:
-        """Plain prompts, as text or token ids. Raises ApiError for ids outside the vocabulary."""
+        """Plain prompts, as text or token ids.
+
+        Raises:
+            ApiError: an id is outside the vocabulary, or no worker can run one of the prompts.
+        """
         keys = self._fleet.block_keys()
+        accept = self._check(feasibility)
         info = self._fleet.info
         vocab_size = info.vocab_size if info is not None else self._tokenizer.vocab_size
 
         def work() -> list[PromptBlocks]:
-            blocks = []
             for prompt in prompts:
-                if isinstance(prompt, str):
-                    token_ids = self._tokenizer.encode(
-                        prompt, add_special_tokens=add_special_tokens
-                    )
-                else:
-                    token_ids = _checked(prompt, vocab_size)
-                blocks.append(self._blocks(token_ids, cache_salt, tenant, session, keys))
-            return blocks
+                if not isinstance(prompt, str):
+                    accept(len(prompt))
+                    _refuse_unknown(prompt, vocab_size)
+            encoded: list[Sequence[int]] = []
+            for prompt in prompts:
+                if not isinstance(prompt, str):
+                    encoded.append(prompt)
+                    continue
+                encoded.append(
+                    self._tokenizer.encode(prompt, add_special_tokens=add_special_tokens)
+                )
+                accept(len(encoded[-1]))
+            return [self._blocks(ids, cache_salt, tenant, session, keys) for ids in encoded]
 
         return await self._run(work, sum(map(len, prompts)))
 
@@ -123,6 +139,17 @@ class PromptEncoder:
 
         return await self._run(work, sum(map(len, prompts)))
 
+    def _check(self, feasibility: Feasibility) -> Callable[[int], None]:
+        """Raises ApiError for a number of prompt tokens that no worker of now can run."""
+        kinds = tuple(self._fleet.limits)  # a thread must not see them change
+
+        def accept(num_tokens: int) -> None:
+            problem = feasibility.prompt(kinds, num_tokens)
+            if problem is not None:
+                raise bad_request(problem.message, problem.param)
+
+        return accept
+
     def _blocks(
         self,
         token_ids: Sequence[int] | Tokens,
@@ -153,10 +180,9 @@ def _num_characters(messages: Sequence[Mapping[str, Any]]) -> int:
     return sum(map(len, contents)) + 32 * len(contents)
 
 
-def _checked(token_ids: Sequence[int], vocab_size: int) -> list[int]:
+def _refuse_unknown(token_ids: Sequence[int], vocab_size: int) -> None:
     for token_id in token_ids:
         if not 0 <= token_id < vocab_size:
             raise bad_request(
                 f"token id {token_id} is outside of the vocabulary of {vocab_size} tokens", "prompt"
             )
-    return list(token_ids)

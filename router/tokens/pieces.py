@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -36,39 +37,45 @@ class PieceMemo:
         """By scope and text; the least recently used first."""
         self._lock = threading.Lock()
 
-    def encode(self, text: str, scope: str = "") -> Tokens:
+    def encode(
+        self, text: str, scope: str = "", accept: Callable[[int], None] = lambda _: None
+    ) -> Tokens:
         """Token ids of `text`, without the tokens that the checkpoint puts around texts.
 
         Args:
             text: a rendered chat.
             scope: whose it is: how long this takes tells nothing of the texts of other scopes.
+            accept: called with the number of tokens; nothing is remembered of a text that it
+                raises for.
         """
         if len(text) <= SHORT_TEXT:
-            return _array(self._tokenizer.encode(text, add_special_tokens=False))
+            ids = self._tokenizer.encode(text, add_special_tokens=False)
+            accept(len(ids))
+            return _array(ids)
         pieces = self._tokenizer.pieces(text)
         known = self._recall(scope, pieces)
         unknown = [piece for piece in dict.fromkeys(pieces) if piece not in known]
         for piece, ids in zip(unknown, self._tokenizer.encode_pieces(unknown), strict=True):
             known[piece] = _array(ids)
-        self._remember(scope, {piece: known[piece] for piece in unknown})
-        return np.concatenate([known[piece] for piece in pieces])
+        tokens = np.concatenate([known[piece] for piece in pieces])
+        accept(len(tokens))
+        self._remember(scope, known)
+        return tokens
 
     def _recall(self, scope: str, pieces: list[str]) -> dict[str, Tokens]:
-        known = {}
         with self._lock:
-            for piece in pieces:
-                tokens = self._pieces.pop((scope, piece), None)
-                if tokens is not None:
-                    known[piece] = self._pieces[scope, piece] = tokens
-        return known
+            found = {piece: self._pieces.get((scope, piece)) for piece in pieces}
+        return {piece: tokens for piece, tokens in found.items() if tokens is not None}
 
     def _remember(self, scope: str, pieces: dict[str, Tokens]) -> None:
+        """Takes pieces in, or back to the end of those that are forgotten."""
         with self._lock:
             for piece, tokens in pieces.items():
-                if len(piece) > self._max_characters or (scope, piece) in self._pieces:
-                    continue  # it would leave nothing else, or another thread was sooner
+                if len(piece) > self._max_characters:
+                    continue  # it would leave nothing else
+                if self._pieces.pop((scope, piece), None) is None:
+                    self._num_characters += len(piece)
                 self._pieces[scope, piece] = tokens
-                self._num_characters += len(piece)
             while self._num_characters > self._max_characters:
                 oldest = next(iter(self._pieces))
                 del self._pieces[oldest]

@@ -72,6 +72,7 @@ class StubWorker:
         self.failure: BaseException | None = None
         self.rejection: str | None = None
         self.rejection_status = 503
+        self.rejection_param = ""
         self.refuses: set[str] = set()
         self.protocol_version = PROTOCOL_VERSION
         self.blocks: dict[int, None] = {}
@@ -126,6 +127,7 @@ class StubWorker:
                         attempt=submit.attempt,
                         message=self.rejection or "not this one",
                         status=self.rejection_status,
+                        param=self.rejection_param,
                     )
                 )
                 continue

@@ -93,6 +93,7 @@ async def test_the_status_waits_for_the_worker_s_verdict(rig) -> None:
     for worker in rig.workers:
         worker.rejection = "structured_outputs: regex cannot be used: it is broken"
         worker.rejection_status = 400
+        worker.rejection_param = "structured_outputs"
     for stream in (False, True):
         response = await rig.chat(structured_outputs={"regex": "(a"}, stream=stream)
         assert response.status_code == 400

@@ -93,6 +93,7 @@ class GrammarService:
                     attempt=submit.attempt,
                     message=str(verdict),
                     status=status,
+                    param="structured_outputs",
                 )
             )
         return grammars, rejections

@@ -2,11 +2,52 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
+import msgspec
 import numpy as np
 
 from worker.wire.blocks import TOKEN_BYTES
 from worker.wire.messages import EngineInfo, Rejection, Submit
 from worker.wire.sampling import SamplingParams
+
+
+class Problem(NamedTuple):
+    """Why a request can never run."""
+
+    param: str
+    """The field at fault: of SamplingParams, or `prompt`."""
+    message: str
+    """For the client, with the numbers."""
+
+
+class Limits(msgspec.Struct, frozen=True):
+    """What decides of an engine which requests it can run; equal for workers that are alike."""
+
+    max_model_len: int
+    max_total_tokens: int
+    """KV cache size in tokens."""
+    vocab_size: int
+    block_size: int
+    """1 for an autoregressive model."""
+    dllm_algorithm: str
+    """Of requests that name none."""
+
+    @classmethod
+    def of(cls, info: EngineInfo) -> Limits:
+        """Those of a worker's engine."""
+        return cls(
+            info.max_model_len,
+            info.max_total_tokens,
+            info.vocab_size,
+            info.block_size,
+            info.dllm_algorithm,
+        )
+
+    @property
+    def max_tokens(self) -> int:
+        """Most tokens of prompt and completion together."""
+        return min(self.max_model_len, self.max_total_tokens)
 
 
 def refuse(submit: Submit, info: EngineInfo) -> Rejection | None:
@@ -16,44 +57,97 @@ def refuse(submit: Submit, info: EngineInfo) -> Rejection | None:
     `max_tokens` beyond the room that the prompt leaves is no reason: generation then ends with
     finish reason "length" at the model's maximum.
     """
-    num_prompt, odd_bytes = divmod(len(submit.prompt), TOKEN_BYTES)
-    limit = min(info.max_model_len, info.max_total_tokens)
-    problem: str | None = None
+    limits = Limits.of(info)
+    num_tokens, odd_bytes = divmod(len(submit.prompt), TOKEN_BYTES)
+    problem: Problem | None = None
     if odd_bytes:
-        problem = f"the prompt has {len(submit.prompt)} bytes, which are no int32 token ids"
-    elif num_prompt == 0:
-        problem = "the prompt is empty: send at least one token"
-    elif num_prompt >= limit:
-        problem = (
-            f"the prompt has {num_prompt} tokens, but this model takes at most {limit - 1} "
-            f"(maximum model length {info.max_model_len}, KV cache {info.max_total_tokens} tokens, "
-            "one token of room to generate): shorten the prompt"
-        )
-    elif not 0 <= submit.num_resumed < num_prompt:
-        problem = f"num_resumed is {submit.num_resumed}, but the prompt has {num_prompt} tokens"
-    elif submit.sampling.min_tokens > (room := limit - num_prompt + submit.num_resumed):
-        problem = (
-            f"min_tokens is {submit.sampling.min_tokens}, but after a prompt of "
-            f"{num_prompt - submit.num_resumed} tokens only {room} can be generated"
-        )
-    elif (token_id := _unknown_token(submit.prompt, info.vocab_size)) is not None:
-        problem = f"token id {token_id} is outside of the vocabulary of {info.vocab_size} tokens"
-    else:
-        problem = _unknown_parameter(submit.sampling, info.vocab_size) or _unsuited(submit, info)
+        message = f"the prompt has {len(submit.prompt)} bytes, which are no int32 token ids"
+        problem = Problem("prompt", message)
+    elif num_tokens and not 0 <= submit.num_resumed < num_tokens:
+        message = f"num_resumed is {submit.num_resumed}, but the prompt has {num_tokens} tokens"
+        problem = Problem("prompt", message)
+    problem = (
+        problem
+        or prompt_problem(limits, num_tokens)
+        or token_problem(limits, largest_token(submit.prompt))
+        or room_problem(limits, submit.sampling, num_tokens - submit.num_resumed)
+        or sampling_problem(limits, submit.sampling)
+    )
     if problem is None:
         return None
     return Rejection(
-        request_id=submit.request_id, attempt=submit.attempt, message=problem, status=400
+        request_id=submit.request_id,
+        attempt=submit.attempt,
+        message=problem.message,
+        status=400,
+        param=problem.param,
     )
 
 
-def _unsuited(submit: Submit, info: EngineInfo) -> str | None:
-    """A complaint about the first parameter that makes no sense for this kind of model."""
-    sampling = submit.sampling
-    if info.block_size == 1:
-        if sampling.diffusion is not None:
-            return "diffusion is for block-diffusion models, this one is autoregressive"
+def prompt_problem(limits: Limits, num_tokens: int) -> Problem | None:
+    """Whether a prompt is too long, or empty."""
+    if num_tokens == 0:
+        return Problem("prompt", "the prompt is empty: send at least one token")
+    if num_tokens < limits.max_tokens:
         return None
+    return Problem(
+        "prompt",
+        f"the prompt has {num_tokens} tokens, but this model takes at most "
+        f"{limits.max_tokens - 1} (maximum model length {limits.max_model_len}, KV cache "
+        f"{limits.max_total_tokens} tokens, one token of room to generate): shorten the prompt",
+    )
+
+
+def token_problem(limits: Limits, token_id: int) -> Problem | None:
+    """Whether the largest token id of a prompt, seen as unsigned, is beyond the embedding."""
+    if token_id < limits.vocab_size:
+        return None
+    shown = token_id - 2**32 if token_id >= 2**31 else token_id
+    return Problem(
+        "prompt", f"token id {shown} is outside of the vocabulary of {limits.vocab_size} tokens"
+    )
+
+
+def room_problem(limits: Limits, sampling: SamplingParams, num_tokens: int) -> Problem | None:
+    """Whether more tokens are demanded than can follow a prompt of `num_tokens`."""
+    room = limits.max_tokens - num_tokens
+    if sampling.min_tokens <= room:
+        return None
+    return Problem(
+        "min_tokens",
+        f"min_tokens is {sampling.min_tokens}, but after a prompt of {num_tokens} tokens only "
+        f"{room} can be generated",
+    )
+
+
+def sampling_problem(limits: Limits, sampling: SamplingParams) -> Problem | None:
+    """The first parameter that names a token which the model does not have, or does not suit it."""
+    for name, token_ids in (
+        ("logit_bias", sampling.logit_bias or ()),
+        ("allowed_token_ids", sampling.allowed_token_ids or ()),
+        ("bad_words_token_ids", [token for word in sampling.bad_words_token_ids for token in word]),
+    ):
+        if (token_id := max(token_ids, default=0)) >= limits.vocab_size:
+            return Problem(
+                name,
+                f"{name} names token {token_id}, which is outside of the vocabulary of "
+                f"{limits.vocab_size} tokens",
+            )
+    return _unsuited(limits, sampling)
+
+
+def largest_token(prompt: bytes) -> int:
+    """Of the token ids of a prompt, seen as unsigned: negative ones are beyond every vocabulary."""
+    return int(np.frombuffer(prompt, dtype="<u4").max(initial=0))
+
+
+def _unsuited(limits: Limits, sampling: SamplingParams) -> Problem | None:
+    """The first parameter that makes no sense for this kind of model."""
+    if limits.block_size == 1:
+        if sampling.diffusion is None:
+            return None
+        message = "diffusion is for block-diffusion models, this one is autoregressive"
+        return Problem("diffusion", message)
     problems = {
         "frequency_penalty": sampling.frequency_penalty != 0.0,
         "presence_penalty": sampling.presence_penalty != 0.0,
@@ -67,40 +161,17 @@ def _unsuited(submit: Submit, info: EngineInfo) -> str | None:
     }
     for name, is_asked_for in problems.items():
         if is_asked_for:
-            return (
+            return Problem(
+                name,
                 f"{name} is not available for this model, which decides its tokens block by block "
-                "in no fixed order: leave it out"
+                "in no fixed order: leave it out",
             )
     own = sampling.diffusion.algorithm if sampling.diffusion is not None else None
-    algorithm = own or info.dllm_algorithm
+    algorithm = own or limits.dllm_algorithm
     if sampling.structured_outputs is not None and algorithm == "JointThreshold":
-        return (
+        return Problem(
+            "structured_outputs",
             "structured_outputs needs an algorithm that leaves decided tokens as they are, "
-            'JointThreshold replaces them: ask for "diffusion": {"algorithm": "LowConfidence"}'
+            'JointThreshold replaces them: ask for "diffusion": {"algorithm": "LowConfidence"}',
         )
     return None
-
-
-def _unknown_parameter(sampling: SamplingParams, vocab_size: int) -> str | None:
-    """A complaint about the first parameter that names a token which the model does not have."""
-    for name, token_ids in (
-        ("logit_bias", sampling.logit_bias or ()),
-        ("allowed_token_ids", sampling.allowed_token_ids or ()),
-        ("bad_words_token_ids", (token for word in sampling.bad_words_token_ids for token in word)),
-    ):
-        for token_id in token_ids:
-            if token_id >= vocab_size:
-                return (
-                    f"{name} names token {token_id}, which is outside of the vocabulary of "
-                    f"{vocab_size} tokens"
-                )
-    return None
-
-
-def _unknown_token(prompt: bytes, vocab_size: int) -> int | None:
-    """The first token id that the embedding does not have."""
-    # Seen as unsigned, negative ids are beyond every vocabulary.
-    ids = np.frombuffer(prompt, dtype="<u4")
-    if ids.max() < vocab_size:
-        return None
-    return int(ids[ids >= vocab_size][0].astype(np.int32))

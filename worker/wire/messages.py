@@ -123,6 +123,8 @@ class Rejection(msgspec.Struct, kw_only=True):
     ready."""
     retry_after_s: int = 0
     """With 429: when there should be room again."""
+    param: str = ""
+    """With 400: the field at fault, of SamplingParams or `prompt`; empty where it is none."""
 
 
 class SubmitReply(msgspec.Struct, kw_only=True, omit_defaults=True):

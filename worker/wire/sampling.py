@@ -20,6 +20,23 @@ MAX_LOGIT_BIAS = 100.0
 """Stronger biases are taken as this."""
 
 
+class InvalidParameter(ValueError):
+    """A sampling parameter that is out of range.
+
+    Args:
+        param: its field of SamplingParams.
+        message: which value there is, and which there may be.
+    """
+
+    def __init__(self, param: str, message: str) -> None:
+        super().__init__(param, message)  # both: exceptions are pickled as their arguments
+        self.param = param
+        self.message = message
+
+    def __str__(self) -> str:
+        return self.message
+
+
 class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """How one request draws its tokens and when it ends. Names and defaults follow vLLM.
 
@@ -27,7 +44,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     scheduler; everything else here is decided on tokens by the worker.
 
     Raises:
-        ValueError: a value is out of range; the message names the field and the range.
+        InvalidParameter: a value is out of range; the message names the field and the range.
     """
 
     n: int = 1
@@ -113,49 +130,60 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
 
     def _check_draws(self) -> None:
         if self.n < 1:
-            raise ValueError(f"n must be at least 1, got {self.n}")
+            raise InvalidParameter("n", f"n must be at least 1, got {self.n}")
         if not 0.0 <= self.temperature <= 100.0:
-            raise ValueError(f"temperature must be in [0, 100], got {self.temperature}")
+            raise InvalidParameter(
+                "temperature", f"temperature must be in [0, 100], got {self.temperature}"
+            )
         if not 0.0 < self.top_p <= 1.0:
-            raise ValueError(f"top_p must be in (0, 1], got {self.top_p}")
+            raise InvalidParameter("top_p", f"top_p must be in (0, 1], got {self.top_p}")
         if not -1 <= self.top_k <= _INT32_MAX:
-            raise ValueError(
-                f"top_k must be -1 or 0 (off) or in [1, {_INT32_MAX}], got {self.top_k}"
+            raise InvalidParameter(
+                "top_k", f"top_k must be -1 or 0 (off) or in [1, {_INT32_MAX}], got {self.top_k}"
             )
         _check_range("min_p", self.min_p, 0.0, 1.0)
         if self.seed is not None and not -(2**63) <= self.seed < 2**64:
-            raise ValueError(f"seed must fit 64 bits, got {self.seed}")
+            raise InvalidParameter("seed", f"seed must fit 64 bits, got {self.seed}")
         _check_range("frequency_penalty", self.frequency_penalty, -2.0, 2.0)
         _check_range("presence_penalty", self.presence_penalty, -2.0, 2.0)
         if not 0.0 < self.repetition_penalty <= 100.0:
-            raise ValueError(
-                f"repetition_penalty must be in (0, 100], got {self.repetition_penalty}"
+            raise InvalidParameter(
+                "repetition_penalty",
+                f"repetition_penalty must be in (0, 100], got {self.repetition_penalty}",
             )
         _check_tokens("logit_bias", self.logit_bias or ())
         if self.allowed_token_ids is not None and not self.allowed_token_ids:
-            raise ValueError("allowed_token_ids must not be empty: leave it out to allow all")
+            raise InvalidParameter(
+                "allowed_token_ids",
+                "allowed_token_ids must not be empty: leave it out to allow all",
+            )
         _check_tokens("allowed_token_ids", self.allowed_token_ids or ())
         if not all(self.bad_words) or not all(self.bad_words_token_ids):
-            raise ValueError("bad_words must not hold empty texts")
+            raise InvalidParameter("bad_words", "bad_words must not hold empty texts")
         for token_ids in self.bad_words_token_ids:
             _check_tokens("bad_words_token_ids", token_ids)
 
     def _check_end(self) -> None:
         if self.max_tokens is not None and not 1 <= self.max_tokens <= _INT32_MAX:
-            raise ValueError(f"max_tokens must be in [1, {_INT32_MAX}], got {self.max_tokens}")
+            raise InvalidParameter(
+                "max_tokens", f"max_tokens must be in [1, {_INT32_MAX}], got {self.max_tokens}"
+            )
         _check_range("min_tokens", self.min_tokens, 0, _INT32_MAX)
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
-            raise ValueError(
-                f"min_tokens ({self.min_tokens}) must not exceed max_tokens ({self.max_tokens})"
+            raise InvalidParameter(
+                "min_tokens",
+                f"min_tokens ({self.min_tokens}) must not exceed max_tokens ({self.max_tokens})",
             )
         if any(not s for s in self.stop):
-            raise ValueError("stop strings must not be empty")
+            raise InvalidParameter("stop", "stop strings must not be empty")
         _check_tokens("stop_token_ids", self.stop_token_ids)
 
 
 def _check_range(name: str, value: float | None, least: float, most: float) -> None:
     if value is not None and not least <= value <= most:
-        raise ValueError(f"{name} must be in [{_say(least)}, {_say(most)}], got {value}")
+        raise InvalidParameter(
+            name, f"{name} must be in [{_say(least)}, {_say(most)}], got {value}"
+        )
 
 
 def _say(bound: float) -> str:
@@ -163,15 +191,18 @@ def _say(bound: float) -> str:
 
 
 def _check_tokens(name: str, token_ids: Iterable[int]) -> None:
-    for token_id in token_ids:
+    ids = tuple(token_ids)
+    for token_id in (min(ids, default=0), max(ids, default=0)):
         if not 0 <= token_id <= _INT32_MAX:
-            raise ValueError(f"{name} must be in [0, {_INT32_MAX}], got {token_id}")
+            raise InvalidParameter(name, f"{name} must be in [0, {_INT32_MAX}], got {token_id}")
 
 
 def _clamped(logit_bias: Mapping[int, float]) -> dict[int, float]:
     biases = {}
     for token_id, bias in logit_bias.items():
         if math.isnan(bias):
-            raise ValueError(f"logit_bias must be numbers, got {bias} for token {token_id}")
+            raise InvalidParameter(
+                "logit_bias", f"logit_bias must be numbers, got {bias} for token {token_id}"
+            )
         biases[int(token_id)] = max(-MAX_LOGIT_BIAS, min(MAX_LOGIT_BIAS, float(bias)))
     return biases

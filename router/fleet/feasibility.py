@@ -1,0 +1,78 @@
+"""Whether a request can run at all, asked before anything is booked for it."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+
+from router.fleet.blocks import PromptBlocks
+from worker.wire.limits import (
+    Limits,
+    Problem,
+    prompt_problem,
+    room_problem,
+    sampling_problem,
+    token_problem,
+)
+from worker.wire.sampling import SamplingParams
+
+
+class Feasibility:
+    """Holds a request against the limits of workers, of which there is one kind as a rule.
+
+    Parameters are looked through once per kind, however many completions they are for.
+
+    Args:
+        sampling: what all completions of the request are asked for.
+        names: the client's names of fields that are called otherwise here.
+    """
+
+    __slots__ = ("_known", "_names", "sampling")
+
+    def __init__(self, sampling: SamplingParams, names: Mapping[str, str]) -> None:
+        self.sampling = sampling
+        self._names = names
+        self._known: dict[Limits, Problem | None] = {}
+
+    def param(self, field: str) -> str | None:
+        """What the client calls a field; None for no field."""
+        return self._names.get(field, field) or None
+
+    def parameters(self, kinds: Collection[Limits]) -> Problem | None:
+        """Why none of these kinds of worker can do it, whatever the prompt; None where one can."""
+        return self._of_all([self._parameters(kind) for kind in kinds])
+
+    def prompt(self, kinds: Collection[Limits], num_tokens: int) -> Problem | None:
+        """Why none of these kinds can do it for a prompt of so many tokens; None where one can."""
+        return self._of_all([self._length(kind, num_tokens) for kind in kinds])
+
+    def at(self, kind: Limits, prompt: PromptBlocks, num_resumed: int) -> Problem | None:
+        """Why no worker of this kind can go on after `prompt`; None where one can.
+
+        Args:
+            kind: of worker.
+            prompt: with the tokens so far at its end.
+            num_resumed: how many these are.
+        """
+        problem = (
+            self._parameters(kind)
+            or self._length(kind, prompt.num_tokens, num_resumed)
+            or token_problem(kind, prompt.largest_token)
+        )
+        return self._of_all([problem])
+
+    def _parameters(self, kind: Limits) -> Problem | None:
+        if kind not in self._known:
+            self._known[kind] = sampling_problem(kind, self.sampling)
+        return self._known[kind]
+
+    def _length(self, kind: Limits, num_tokens: int, num_resumed: int = 0) -> Problem | None:
+        return prompt_problem(kind, num_tokens) or room_problem(
+            kind, self.sampling, num_tokens - num_resumed
+        )
+
+    def _of_all(self, problems: list[Problem | None]) -> Problem | None:
+        found = [problem for problem in problems if problem is not None]
+        if not found or len(found) < len(problems):
+            return None
+        first = found[0]
+        return first._replace(param=self._names.get(first.param, first.param))

@@ -1,0 +1,326 @@
+"""What is refused is refused before anything is done, remembered, counted or booked for it."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import json
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from types import FunctionType, MethodType
+from typing import Any, NamedTuple
+
+import msgspec
+import numpy as np
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+from stub_worker import StubWorker
+
+from router.api import body as body_module
+from router.fleet import PromptBlocks
+from worker.wire.messages import LoadSnapshot, StepShape, WorkerUpdate
+
+CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
+USER = [{"role": "user", "content": "hello there, wörld"}]
+KEY = "the-key"
+TIMES = 1000
+
+
+class Kind(NamedTuple):
+    """A request that is refused."""
+
+    path: str
+    body: bytes
+    param: str | None
+    status: int = 400
+    key: str = KEY
+    tokenized: bool = False
+    """Whether that takes its prompt's tokens."""
+
+
+def chat(param: str | None, *, status: int = 400, tokenized: bool = False, **fields: Any) -> Kind:
+    body = json.dumps({"messages": USER, **fields}).encode()
+    return Kind(CHAT, body, param, status, tokenized=tokenized)
+
+
+def text(param: str | None, *, tokenized: bool = False, **fields: Any) -> Kind:
+    return Kind(TEXT, json.dumps({"prompt": "hi", **fields}).encode(), param, tokenized=tokenized)
+
+
+KINDS = {
+    "no JSON": Kind(CHAT, b'{"messages": [', None),
+    "not UTF-8": Kind(CHAT, b'{"messages": "\xff"}', None),
+    "no object": Kind(TEXT, b"[1, 2]", None),
+    "nested without end": Kind(TEXT, b"[" * 5000, None),
+    "no messages": Kind(CHAT, b'{"model": "stub"}', "messages"),
+    "empty messages": chat("messages", messages=[]),
+    "messages of the wrong type": chat("messages", messages="hi"),
+    "an unknown role": chat("messages", messages=[{"role": "pirate", "content": "x"}]),
+    "an image": chat("messages", messages=[{"role": "user", "content": [{"type": "image_url"}]}]),
+    "no prompt": Kind(TEXT, b'{"model": "stub"}', "prompt"),
+    "a prompt of the wrong type": text("prompt", prompt=[1, "a"]),
+    "an unknown model": chat("model", status=404, model="nope"),
+    "a model of the wrong type": chat("model", model=5),
+    "a wrong key": Kind(CHAT, json.dumps({"messages": USER}).encode(), None, 401, "nobody's"),
+    "too large a body": Kind(TEXT, b"x" * 70_000, None, 413),
+    "a wrong type": chat("temperature", temperature="hot"),
+    "a type wrong in its depth": text("stop_token_ids", stop_token_ids=[1, 2, "x"]),
+    "a number beyond all": Kind(TEXT, b'{"prompt": "a", "top_p": 1' + b"0" * 400 + b"}", "top_p"),
+    "an unsupported field": text("suffix", suffix="x"),
+    "tools": chat("tools", tools=[{"type": "function"}]),
+    "temperature": chat("temperature", temperature=-1),
+    "top_p": chat("top_p", top_p=0),
+    "top_k": text("top_k", top_k=2**31),
+    "min_p": text("min_p", min_p=2),
+    "seed": text("seed", seed=2**64),
+    "no choices": chat("n", n=0),
+    "n": chat("n", n=129),
+    "completions": text("n", prompt=["a"] * 100, n=100),
+    "max_tokens": chat("max_tokens", max_tokens=0),
+    "max_completion_tokens": chat("max_completion_tokens", max_completion_tokens=0),
+    "min_tokens": text("min_tokens", min_tokens=9, max_tokens=3),
+    "frequency_penalty": chat("frequency_penalty", frequency_penalty=3),
+    "presence_penalty": chat("presence_penalty", presence_penalty=-3),
+    "repetition_penalty": chat("repetition_penalty", repetition_penalty=0),
+    "an empty stop": chat("stop", stop=[""]),
+    "many stops": text("stop", stop=["x"] * 129),
+    "long stops": text("stop", stop=["x" * 9000]),
+    "a stop token": text("stop_token_ids", stop_token_ids=[-1]),
+    "stop tokens": text("stop_token_ids", stop_token_ids=[1] * 1025),
+    "no token id": chat("logit_bias", logit_bias={"five": 1}),
+    "a bias outside of the vocabulary": chat("logit_bias", logit_bias={"99999": 1}),
+    "allowed outside of the vocabulary": text("allowed_token_ids", allowed_token_ids=[1000]),
+    "none allowed": text("allowed_token_ids", allowed_token_ids=[]),
+    "an empty bad word": text("bad_words", bad_words=[""]),
+    "top_logprobs": chat("top_logprobs", top_logprobs=3),
+    "logprobs": text("logprobs", logprobs=21),
+    "prompt_logprobs": chat("prompt_logprobs", prompt_logprobs=1, stream=True),
+    "cache_salt": chat("cache_salt", cache_salt="x" * 2000),
+    "priority": chat("priority", priority=10),
+    "an unknown slo": chat("slo", slo={"ttft": 5}),
+    "slo": text("slo", slo={"ttft_ms": 0}),
+    "stream_options": chat("stream_options", stream_options={"include_usage": True}),
+    "template arguments": chat("chat_template_kwargs", chat_template_kwargs={"tools": []}),
+    "response_format": chat("response_format", response_format={"type": "yaml"}),
+    "two grammars": chat("structured_outputs", structured_outputs={"regex": "a", "choice": ["b"]}),
+    "no choice": text("structured_outputs", structured_outputs={"choice": []}),
+    "diffusion": chat("diffusion", diffusion={"steps": 3}),
+    "diffusion of another model": chat("diffusion", diffusion={"threshold": 0.5}),
+    "ids outside of the vocabulary": text("prompt", prompt=[5, 1000]),
+    "too many ids": text("prompt", prompt=[5] * 300),
+    "no ids in one of two": text("prompt", prompt=[[5], []]),
+    "a template that refuses": chat("messages", messages=[{"role": "tool", "content": "x"}]),
+    "too many tokens": text("prompt", prompt="a b c d " * 70, tokenized=True),
+    "too many tokens after good ones": text(
+        "prompt", prompt=["one two three four five six", "a b c d " * 70], tokenized=True
+    ),
+    "no tokens": text("prompt", prompt="", tokenized=True),
+    "too long a chat": chat(
+        "messages", messages=[*USER, {"role": "user", "content": "a b c d " * 400}], tokenized=True
+    ),
+    "min_tokens that find no room": text(
+        "min_tokens", prompt=[5] * 200, min_tokens=100, max_tokens=200
+    ),
+}
+
+
+async def refused(rig: Any, kind: Kind) -> tuple[int, bytes]:
+    """Status and body of the answer, by ASGI alone: a client would cost more than the gateway."""
+    sent: list[dict[str, Any]] = []
+    events = iter([{"type": "http.request", "body": kind.body, "more_body": False}])
+
+    async def receive() -> dict[str, Any]:
+        return next(events, {"type": "http.disconnect"})
+
+    async def send(event: dict[str, Any]) -> None:
+        sent.append(event)
+
+    scope = {
+        "type": "http",
+        "method": "POST",
+        "path": kind.path,
+        "query_string": b"",
+        "headers": [(b"authorization", f"Bearer {kind.key}".encode())],
+    }
+    await rig.app(scope, receive, send)
+    await asyncio.sleep(0)
+    return sent[0]["status"], sent[-1]["body"]
+
+
+def state_of(thing: Any, seen: set[int] | None = None) -> Iterator[Any]:
+    """Everything that an object holds, in order, down to numbers and arrays."""
+    seen = set() if seen is None else seen
+    if thing is None or isinstance(thing, bool | int | float | str | bytes):
+        yield thing
+    elif isinstance(thing, np.ndarray):
+        yield thing.shape, thing.dtype.str, thing.tobytes()
+    elif not callable(thing) and id(thing) not in seen:
+        seen.add(id(thing))
+        yield type(thing).__name__
+        if isinstance(thing, dict):
+            parts = [part for item in thing.items() for part in item]
+        elif isinstance(thing, list | tuple | set | frozenset):
+            parts = list(thing)
+        else:
+            names = [name for cls in type(thing).__mro__ for name in getattr(cls, "__slots__", ())]
+            names += getattr(thing, "__dict__", {})
+            parts = [part for n in names if hasattr(thing, n) for part in (n, getattr(thing, n))]
+        for part in parts:
+            if not isinstance(part, FunctionType | MethodType):
+                yield from state_of(part, seen)
+
+
+def estimates(rig: Any) -> dict[str, list[Any]]:
+    """All that routing decides by, all that is remembered of prompts, and what is under way."""
+    model = rig.gateway.model("stub")
+    channels = model._channels.values()
+    parts = {
+        "fleet": model.fleet,
+        "turn": model._turn._waiting,
+        "pieces": (model.encoder._pieces._pieces, model.encoder._pieces._num_characters),
+        "flights": [
+            (c._flights, c._strays, c._outbox._submits, c._outbox._aborts) for c in channels
+        ],
+        "grammars": [(c._outbox._known_grammars, c._outbox._followers) for c in channels],
+        "stats": {n: getattr(model.stats, n) for n in model.stats.__slots__},
+        "load": model.load,
+        "newcomers": model._newcomers._num_waiting,
+        "resumption": model._resumption._tasks,
+    }
+    return {name: list(state_of(part)) for name, part in parts.items()}
+
+
+def gauges_and_histograms(rig: Any) -> list[Any]:
+    families = text_string_to_metric_families(rig.gateway.metrics("text/plain").decode())
+    return [
+        (sample.name, sample.labels, sample.value)
+        for family in families
+        if family.type != "counter"
+        for sample in family.samples
+    ]
+
+
+def with_steps(worker: StubWorker) -> None:
+    """Has the worker report a step, so that speeds and utilisation are no round numbers."""
+    plain = worker.load
+
+    def load() -> LoadSnapshot:
+        report = plain()
+        report.step_ms, report.step_shape = 12.5, StepShape(7, 96, 4000, 3, 500)
+        report.num_waiting, report.queued_prefill_tokens = 2, 333
+        return report
+
+    worker.load = load  # type: ignore[method-assign]
+
+
+@pytest.fixture
+async def busy(rig: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """A gateway with a history, at a moment that does not pass."""
+    monkeypatch.setattr(body_module, "MAX_BODY_BYTES", 65_536)
+    for worker in rig.workers:
+        with_steps(worker)
+    await rig.start(api_keys=(KEY,))
+    rig.client.headers["authorization"] = f"Bearer {KEY}"
+    for text in ("one two three four five six", "the quick brown fox", "hello " * 40):
+        assert (await rig.chat(text * 3, n=2)).status_code == 200
+        assert (await rig.complete(text * 3)).status_code == 200
+    model = rig.gateway.model("stub")
+    now = model.fleet._clock()
+    model.fleet._clock = lambda: now
+    model.load._clock = lambda: now
+    model.load.read()
+    held = PromptBlocks(np.arange(5, 90, dtype="<i4").tobytes(), memo=model.fleet.memo)
+    assert model.fleet.reserve("held", held) is not None
+    for worker in rig.workers:
+        worker.send(WorkerUpdate(1, worker._seq + 1, [], [], worker.load()))
+        worker._seq += 1
+    await rig.until(lambda: all(w.load.num_waiting == 2 for w in model.fleet.workers))
+    return rig
+
+
+@pytest.mark.parametrize("name", KINDS)
+async def test_the_field_at_fault_is_named(busy: Any, name: str) -> None:
+    kind = KINDS[name]
+    status, body = await refused(busy, kind)
+    error = json.loads(body)["error"]
+    assert (status, error["param"]) == (kind.status, kind.param), error["message"]
+
+
+async def test_a_thousand_refusals_of_each_kind_change_nothing(busy: Any) -> None:
+    before, shown = estimates(busy), gauges_and_histograms(busy)
+    assert len(before["fleet"]) > 300
+    num_submits = len(busy.submits())
+    for name, kind in KINDS.items():
+        for _ in range(50):  # what is set up once, such as the tokenizer's own caches
+            await refused(busy, kind)
+        gc.collect()
+        blocks = sys.getallocatedblocks()
+        for _ in range(TIMES - 50):
+            status, _ = await refused(busy, kind)
+            assert status == kind.status
+        gc.collect()
+        grown = sys.getallocatedblocks() - blocks
+        assert grown < TIMES // 10, f"{name}: {grown} more objects"
+        after = estimates(busy)
+        changed = [part for part in before if before[part] != after[part]]
+        assert not changed, f"{name} changes {', '.join(changed)}"
+        assert gauges_and_histograms(busy) == shown, name
+    assert len(busy.submits()) == num_submits
+
+
+async def test_fields_are_checked_before_any_work_on_the_prompt(
+    busy: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = busy.gateway.model("stub")
+    work: list[str] = []
+
+    def watch(owner: Any, name: str) -> None:
+        do = getattr(owner, name)
+
+        def watched(*args: Any, **kwargs: Any) -> Any:
+            work.append(name)
+            return do(*args, **kwargs)
+
+        monkeypatch.setattr(owner, name, watched)
+
+    for name in ("encode", "encode_pieces", "decode"):
+        watch(model.tokenizer, name)
+    watch(model.fleet.memo, "hashes")
+    for name, kind in KINDS.items():
+        work.clear()
+        await refused(busy, kind)
+        allowed = {"encode", "encode_pieces"} if kind.tokenized else set()
+        assert set(work) <= allowed, f"{name}: {work}"
+
+
+async def test_a_prompt_goes_to_the_workers_that_have_room_for_it(rig: Any) -> None:
+    small, large = rig.workers
+    small.info = msgspec.structs.replace(small.info, max_total_tokens=64)
+    await rig.start()
+    for place in range(6):
+        response = await rig.complete([5 + place] * 100)
+        assert response.status_code == 200, response.text
+    assert not any(batch.submits for batch in small.batches)
+    assert len({s.request_id for batch in large.batches for s in batch.submits}) == 6
+    response = await rig.complete([5] * 300)
+    assert response.status_code == 400
+    assert len(rig.submits()) == 6
+
+
+async def test_what_waits_for_the_first_worker_is_held_against_it_before_it_is_booked(
+    rig: Any,
+) -> None:
+    rig.transport.set_members_quietly()
+    [route] = rig.config.models
+    await rig.start(attached=0, models=(replace(route, on_demand=True),))
+    model = rig.gateway.model("stub")
+    work = asyncio.create_task(rig.chat("a b c d " * 400))
+    await rig.until(lambda: model.stats.pending_requests == 1)
+    rig.transport.set_members("w0")
+    response = await work
+    assert response.status_code == 400
+    assert response.json()["error"]["param"] == "messages"
+    assert rig.submits() == []
+    assert model.fleet._turn == 0, "nothing was placed"
+    assert model.fleet.policy._crowding._work_s == 0.0
