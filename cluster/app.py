@@ -22,6 +22,7 @@ from cluster.autoscaling.options import gateway_replicas, worker_replicas
 from cluster.config import ModelSpec, ServeConfig, serve_config_from_mapping
 from cluster.connections import release_reset_connections
 from cluster.environment import LONGEST_STREAM_S
+from cluster.settings import RaySettings
 from cluster.starting import delayed, tell
 from cluster.targets import follow_targets
 from cluster.transport import RayTransport
@@ -68,6 +69,7 @@ class GatewayReplica:
                 for name, handle in handles.items()
             },
             create_tracing("gateway", traces_endpoint),
+            {name: RaySettings(serve.get_replica_context().app_name, name) for name in handles},
         )
         self._gateway.report = partial(tell, "gateway")
         self._gateway.delayed = delayed

@@ -17,6 +17,9 @@ from worker.metrics.node import NodeMetricsConfig
 
 T = TypeVar("T")
 
+ADMIN_API_KEY = "RAYFLEET_ADMIN_API_KEY"
+"""Variable of the environment with the key for --admin-api-key."""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FleetConfig:
@@ -91,6 +94,12 @@ class EndpointConfig:
     api_key_file: str = ""
     """File with further keys, one per line, or folder of such files, on the gateways' nodes. Read
     again when it changes, so that keys can be exchanged while serving."""
+    admin_api_key: str = ""
+    """Key that opens /admin, where running workers are changed, and nothing else; no API key does.
+    Without it, or a file of such keys, /admin is off. RAYFLEET_ADMIN_API_KEY in the environment
+    stands for it and keeps it off the list of processes."""
+    admin_api_key_file: str = ""
+    """The same as --api-key-file, of admin keys."""
     fair_by: Literal["none", "key", "user"] = "none"
     """Among equally urgent requests, who has been served least goes first: key counts by API key;
     user by API key and the request field `user`, which clients choose freely."""
@@ -132,6 +141,10 @@ class EndpointConfig:
             raise ValueError(
                 f"--metrics-max-tenants must be at least 1, got {self.metrics_max_tenants}"
             )
+        if self.admin_api_key and self.admin_api_key in self.api_keys:
+            raise ValueError("--admin-api-key is an --api-key too: give it a key of its own")
+        if self.admin_api_key_file and self.admin_api_key_file == self.api_key_file:
+            raise ValueError("--admin-api-key-file is --api-key-file too: give it its own")
         if self.num_gateways < 1:
             raise ValueError(f"--num-gateways must be at least 1, got {self.num_gateways}")
         if not self.startup_retry_s >= 0.0:
@@ -167,6 +180,8 @@ class ServeConfig:
             models=routes,
             api_keys=self.endpoint.api_keys,
             api_key_file=self.endpoint.api_key_file,
+            admin_api_keys=(self.endpoint.admin_api_key,) if self.endpoint.admin_api_key else (),
+            admin_api_key_file=self.endpoint.admin_api_key_file,
             fair_by=self.endpoint.fair_by,
             metrics_max_tenants=self.endpoint.metrics_max_tenants,
             salt_by=self.endpoint.salt_by,
@@ -199,6 +214,8 @@ def serve_config_from_mapping(settings: Mapping[str, Any]) -> ServeConfig:
     models = settings.pop("models", None)
     if not isinstance(models, list) or not models:
         raise ValueError("the configuration needs a list `models:` with at least one model")
+    if key := os.environ.get(ADMIN_API_KEY):
+        settings.setdefault("admin_api_key", key)
     endpoint = dataclass_from_mapping(EndpointConfig, settings, "the configuration")
     return ServeConfig(endpoint=endpoint, models=tuple(_model_spec(model) for model in models))
 

@@ -18,7 +18,7 @@ from router.errors import ApiError, bad_request
 from router.fleet import Fleet
 from router.metrics.collector import GatewayCollector, Source
 from router.metrics.http import HttpStats
-from router.serving import ServedModel
+from router.serving import ServedModel, SettingsStore
 from router.tokens.defaults import load_sampling_defaults
 from router.tokens.encoder import PromptEncoder
 from router.tokens.parity import ParityCheck
@@ -41,6 +41,7 @@ class Gateway:
         config: models and keys.
         transports: by model name.
         tracing: makes spans; None for none.
+        settings: by model name, what its gateways share and keep; empty where this is the only one.
 
     Raises:
         ValueError: a model has no transport.
@@ -51,6 +52,7 @@ class Gateway:
         config: GatewayConfig,
         transports: Mapping[str, WorkerTransport],
         tracing: Tracing | None = None,
+        settings: Mapping[str, SettingsStore] | None = None,
     ) -> None:
         missing = [route.name for route in config.models if route.name not in transports]
         if missing:
@@ -61,6 +63,7 @@ class Gateway:
         self.http = HttpStats()
         """Counts the answers of whatever speaks HTTP for this gateway."""
         self._transports = dict(transports)
+        self._settings = dict(settings or {})
         self._models: dict[str, ServedModel] = {}
         self._names: dict[str, ServedModel] = {}
         self._executor = ThreadPoolExecutor(
@@ -98,7 +101,7 @@ class Gateway:
             self._models[route.name] = model
             for name in (route.name, *route.aliases):
                 self._names[name] = model
-            model.start()
+            await model.start()
             logger.info("gateway serves %s", route.name, extra={"model": route.name})
 
     async def wait_ready(self, timeout_s: float) -> bool:
@@ -167,4 +170,5 @@ class Gateway:
             fleet,
             load_sampling_defaults(route.model),
             max_tenants=self.config.metrics_max_tenants,
+            settings=self._settings.get(route.name),
         )

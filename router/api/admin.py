@@ -1,4 +1,4 @@
-"""Routes that change how a running fleet serves; protected by the API keys like all others."""
+"""Routes that change how a running fleet serves; only admin keys open them."""
 
 from __future__ import annotations
 
@@ -8,24 +8,38 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
+from router.api.auth import KeyRing, invalid_key
 from router.api.body import read_body
-from router.errors import bad_request
+from router.errors import ApiError, bad_request
 from router.gateway import Gateway
 from worker.wire.admission import AdmissionChange, AdmissionOptions
 
 
 class AdminRoutes:
-    """What operators call."""
+    """What operators call.
 
-    def __init__(self, gateway: Gateway) -> None:
+    Args:
+        gateway: whose workers they are about.
+        keys: who may call.
+    """
+
+    def __init__(self, gateway: Gateway, keys: KeyRing) -> None:
         self._gateway = gateway
+        self._keys = keys
 
     async def admission(self, request: Request) -> Response:
+        """GET /admin/admission?model=NAME: what was changed by hand. Raises ApiError."""
+        self._let_in(request)
+        model = self._gateway.model(request.query_params.get("model"))
+        return JSONResponse({"model": model.route.name, **model.admission.change.given()})
+
+    async def set_admission(self, request: Request) -> Response:
         """POST /admin/admission: `model`, and new values of the options of admission.
 
-        They hold for all workers of the model, those that this gateway attaches later included.
+        They hold for all workers of the model, now and later, until they are changed again.
         Returns the values and the workers that were told. Raises ApiError.
         """
+        self._let_in(request)
         try:
             fields: Any = msgspec.json.decode(await read_body(request))
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
@@ -44,5 +58,17 @@ class AdminRoutes:
         if not change.given():
             known = ", ".join(AdmissionChange.__struct_fields__)
             raise bad_request(f"nothing to change: give one of {known}")
-        workers = model.set_admission(change)
+        workers = await model.admission.set(change)
         return JSONResponse({"model": model.route.name, **change.given(), "workers": workers})
+
+    def _let_in(self, request: Request) -> None:
+        """Raises ApiError for a request without an admin key; 403 where there are no such keys."""
+        if self._keys.is_empty:
+            raise ApiError(
+                403,
+                "admin routes are off: give the gateways a key for them, with "
+                "--admin-api-key-file, --admin-api-key or RAYFLEET_ADMIN_API_KEY",
+                code="admin_off",
+            )
+        if not self._keys.admits(request.scope):
+            raise invalid_key("no valid admin API key")

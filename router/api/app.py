@@ -13,10 +13,9 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from router.api.admin import AdminRoutes
-from router.api.auth import ApiKeys
+from router.api.auth import ApiKeys, KeyRing
 from router.api.completions import CompletionRoutes, request_id_of
 from router.api.count import AnswerCounter
-from router.api.key_file import KeyFile
 from router.errors import ApiError
 from router.gateway import Gateway
 
@@ -41,15 +40,16 @@ def create_app(gateway: Gateway) -> FastAPI:
     app.router.add_route("/ready", monitor.ready, methods=["GET"])
     app.router.add_route("/metrics", monitor.metrics, methods=["GET"])
     app.router.add_route("/version", monitor.version, methods=["GET"])
-    admin = AdminRoutes(gateway)
-    app.router.add_route("/admin/admission", admin.admission, methods=["POST"])
+    config = gateway.config
+    admin = AdminRoutes(gateway, KeyRing(config.admin_api_keys, config.admin_api_key_file))
+    app.router.add_route("/admin/admission", admin.admission, methods=["GET"])
+    app.router.add_route("/admin/admission", admin.set_admission, methods=["POST"])
     app.add_exception_handler(ApiError, _api_error)
     app.add_exception_handler(HTTPException, _http_error)
     app.add_exception_handler(Exception, _unexpected_error)
-    config = gateway.config
-    key_file = KeyFile(config.api_key_file) if config.api_key_file else None
-    if config.api_keys or key_file is not None:
-        app.add_middleware(ApiKeys, keys=config.api_keys, key_file=key_file)
+    keys = KeyRing(config.api_keys, config.api_key_file)
+    if not keys.is_empty:
+        app.add_middleware(ApiKeys, keys=keys)
     # The last one added is the outermost.
     app.add_middleware(AnswerCounter, stats=gateway.http, routes=tuple(app.router.routes))
     return app

@@ -1,7 +1,8 @@
 """Requests under way: placed on workers, turned back into text, ended."""
 
+from router.serving.admission import SettingsStore
 from router.serving.completion import Completion
 from router.serving.generation import Generation, GenerationRequest
 from router.serving.model import ServedModel
 
-__all__ = ["Completion", "Generation", "GenerationRequest", "ServedModel"]
+__all__ = ["Completion", "Generation", "GenerationRequest", "ServedModel", "SettingsStore"]

@@ -19,6 +19,7 @@ from router.explain import DecisionLog
 from router.fleet import Choice, Fleet, Turn
 from router.metrics.stats import ModelStats, WorkerTarget
 from router.serving.account import count_choice, decision_line
+from router.serving.admission import AdmissionRules, SettingsStore
 from router.serving.completion import Completion, CompletionSpec
 from router.serving.generation import Generation, GenerationRequest
 from router.serving.load import LoadMeter
@@ -50,6 +51,7 @@ class ServedModel:
         fleet: the model's workers.
         defaults: sampling values for what requests leave open.
         max_tenants: tenants that metrics tell apart.
+        settings: what the model's gateways share; None where this is the only one.
     """
 
     def __init__(
@@ -62,6 +64,7 @@ class ServedModel:
         fleet: Fleet,
         defaults: dict[str, Any],
         max_tenants: int = 32,
+        settings: SettingsStore | None = None,
     ) -> None:
         self.route = route
         self.tokenizer = tokenizer
@@ -76,7 +79,7 @@ class ServedModel:
         self._channels: dict[str, WorkerChannel] = {}
         self._newcomers = Newcomers(route.routing.worker_wait_s, on_demand=route.on_demand)
         self._closed = False
-        self._admission = AdmissionChange()
+        self.admission = AdmissionRules(settings, self._tell_admission)
         self._resumption = Resumption(route.routing, self._place, self.stats)
         self.load = LoadMeter(self.stats, fleet, time.monotonic)
         folder = route.routing.decision_log
@@ -87,13 +90,15 @@ class ServedModel:
         """Whether requests are served: by a worker, or by one that is started for them."""
         return self.fleet.ready or self.route.on_demand
 
-    def start(self) -> None:
+    async def start(self) -> None:
         """Follows the set of workers from now on."""
+        await self.admission.start()
         self._transport.watch_workers(self._set_workers)
 
     async def close(self) -> None:
         """Detaches from all workers; requests under way end with an error."""
         self._closed = True
+        await self.admission.close()
         self._resumption.close()
         self._newcomers.close()
         for channel in list(self._channels.values()):
@@ -137,15 +142,6 @@ class ServedModel:
         """How many workers there should be from now on, for metrics."""
         self.stats.workers = target
 
-    def set_admission(self, change: AdmissionChange) -> list[str]:
-        """Changes how the workers admit requests, now and whenever one attaches; whom it told."""
-        self._admission = self._admission.then(change)
-        return [
-            worker_id
-            for worker_id, channel in self._channels.items()
-            if channel.set_admission(change)
-        ]
-
     # ChannelListener
 
     def on_snapshot(self, worker_id: str, snapshot: AttachSnapshot) -> None:
@@ -154,8 +150,8 @@ class ServedModel:
         # It may have left while the stream was being opened, when the fleet did not know it yet.
         self.fleet.set_draining(worker_id, self._channels[worker_id].leaving)
         self._newcomers.settled(worker_id)
-        if self._admission.given():
-            self._channels[worker_id].set_admission(self._admission)
+        if self.admission.change.given():
+            self._channels[worker_id].set_admission(self.admission.change)
         if self._log_file is not None:
             self._log_file.worker(self.fleet.worker(worker_id))
         state = "loading" if snapshot.info is None else "ready"
@@ -201,6 +197,14 @@ class ServedModel:
             self.fleet.set_draining(worker_id, leaving)
             if leaving:
                 self._newcomers.settled(worker_id)
+
+    def _tell_admission(self, change: AdmissionChange) -> list[str]:
+        """Changes how the workers admit requests; whom it told."""
+        return [
+            worker_id
+            for worker_id, channel in self._channels.items()
+            if channel.set_admission(change)
+        ]
 
     def _completion(
         self, spec: CompletionSpec, mailbox: Mailbox[Completion], stream: bool, now: float

@@ -24,6 +24,7 @@ from cluster.drain import find_raylets
 from cluster.environment import free_ports
 
 API_KEY = "key-of-the-tests"
+ADMIN_KEY = "key-of-the-admin"
 MODEL = "tiny"
 ELASTIC = "elastic"
 """The model whose workers follow the load."""
@@ -59,6 +60,18 @@ class RunningFleet:
         return httpx.Client(
             base_url=self.base_url, headers=headers, timeout=DEADLINE_S, verify=False
         )
+
+    def admission(self, model: str, **rules: object) -> dict[str, object]:
+        """Changes how a model's workers admit requests; without rules, asks what was changed."""
+        headers = {"authorization": f"Bearer {ADMIN_KEY}"}
+        url = f"{self.base_url}/admin/admission"
+        if rules:
+            answer = httpx.post(url, json={"model": model, **rules}, headers=headers)
+        else:
+            answer = httpx.get(url, params={"model": model}, headers=headers)
+        assert answer.status_code == 200, answer.text
+        told: dict[str, object] = answer.json()
+        return told
 
     def processes(self) -> list[int]:
         """All processes of this fleet, the command included, by a variable that they inherit."""
@@ -132,7 +145,7 @@ def start_fleet(folder: Path, *arguments: str) -> RunningFleet:
     process = subprocess.Popen(
         [*command, *arguments],
         cwd=folder,
-        env={**os.environ, "RAYFLEET_TEST": base_url},
+        env={**os.environ, "RAYFLEET_TEST": base_url, "RAYFLEET_ADMIN_API_KEY": ADMIN_KEY},
         start_new_session=True,
     )
     return RunningFleet(process, base_url)

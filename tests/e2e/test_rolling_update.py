@@ -26,6 +26,7 @@ def test_a_rolling_update_fails_no_request(fleet: RunningFleet, tiny_chat_model:
     url = f"{fleet.base_url}/v1/completions"
     with UpdateLoad(url, options, headers, MODEL) as load:
         load.wait_for(NUM_BEFORE)
+        fleet.admission(MODEL, prefill_force_fifo_every=7)
         old = {*fleet.fronts(), *fleet.gateways()}
         assert len(old) == 3
         deploy_again(fleet, tiny_chat_model)
@@ -34,6 +35,7 @@ def test_a_rolling_update_fails_no_request(fleet: RunningFleet, tiny_chat_model:
         records = load.stop()
     assert [record for record in records if not is_whole(record)] == []
     fleet.wait_ready(num_workers=2)
+    assert fleet.admission(MODEL)["prefill_force_fifo_every"] == 7, "gateways remember"
 
 
 def deploy_again(fleet: RunningFleet, model: Path) -> None:

@@ -177,13 +177,11 @@ def test_a_shared_prefix_goes_to_the_worker_that_has_it(client: OpenAI) -> None:
 
 def test_urgency_and_rules_of_admission_come_through_every_process(fleet: RunningFleet) -> None:
     with fleet.http as http:
-        rules = {"model": MODEL, "prefill_admission_policy": "pack"}
-        told = http.post("/admin/admission", json=rules)
-        assert told.status_code == 200
-        assert len(told.json()["workers"]) == 2
+        told = fleet.admission(MODEL, prefill_admission_policy="pack")
+        assert len(told["workers"]) == 2
         for slo, met in (({"e2e_ms": 60_000}, True), ({"ttft_ms": 0.001}, False)):
             body = {"model": MODEL, "prompt": "abc", "max_tokens": 4, "priority": 9, "slo": slo}
             choice = http.post("/v1/completions", json=body).json()["choices"][0]
             assert choice["slo"]["met"] is met
-        http.post("/admin/admission", json={**rules, "prefill_admission_policy": "fifo"})
-    assert httpx.post(f"{fleet.base_url}/admin/admission", json={}).status_code == 401
+        fleet.admission(MODEL, prefill_admission_policy="fifo")
+        assert http.post("/admin/admission", json={}).status_code == 401, "a user's key"

@@ -39,6 +39,7 @@ EVERYTHING = {
         }
     ],
     "apiKeys": {"keys": ["key-one", "key-two"]},
+    "adminApiKeys": {"keys": ["key-of-the-admin"]},
     "huggingFace": {"token": "hf_token"},
     "modelCache": {"persistent": True, "storageClassName": "shared"},
     "gcsFaultTolerance": {

@@ -131,14 +131,21 @@ def test_gpus_become_ray_resources(helm4: Helm) -> None:
 def test_keys_come_from_secrets_alone(objects: list[Object], helm4: Helm) -> None:
     secret = only(objects[:], "RayService")
     text = yaml.safe_dump([o for o in objects if o["kind"] != "Secret"])
-    for word in ("key-one", "key-two", "hf_token"):
+    for word in ("key-one", "key-two", "key-of-the-admin", "hf_token"):
         assert word not in text
     config = yaml.safe_load(secret["spec"]["serveConfigV2"])
     arguments = config["applications"][0]["args"]
     gateway = ray_pods(objects)["RayService gateway"]
-    (mount,) = (m for m in gateway["containers"][0]["volumeMounts"] if m["name"] == "api-keys")
-    assert mount["mountPath"] == arguments["api_key_file"]
-    assert mount["readOnly"]
+    mounts = {m["name"]: m for m in gateway["containers"][0]["volumeMounts"]}
+    volumes = {v["name"]: v["secret"]["secretName"] for v in gateway["volumes"] if "secret" in v}
+    secrets = {o["metadata"]["name"]: o["stringData"] for o in objects if o["kind"] == "Secret"}
+    for name, option, key in (
+        ("api-keys", "api_key_file", "key-one"),
+        ("admin-api-keys", "admin_api_key_file", "key-of-the-admin"),
+    ):
+        assert mounts[name]["mountPath"] == arguments[option]
+        assert mounts[name]["readOnly"]
+        assert secrets[volumes[name]]["key-0"] == key
     assert "api-keys" not in str(ray_pods(objects)["RayService cpu"])
     for pod in ray_pods(objects).values():
         assert any(e["name"] == "HF_TOKEN" for e in pod["containers"][0]["env"])

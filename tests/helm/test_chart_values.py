@@ -38,6 +38,8 @@ WRONG = {
     "more workers than GPUs": ([*H100, "--set-json", 'models=[{"name": "a", "model": "m", "group": "h100", "workers": 9}]'], "has 8 GPUs in all, but its models need 9"),
     "open to the world": (["--set", "ingress.enabled=true,ingress.host=a.b"], "set apiKeys, or allowOpenEndpoint=true"),
     "open load balancer": (["--set", "service.type=LoadBalancer"], "set apiKeys"),
+    "admin key of the chart": (["--set-json", 'gateway.options={"admin_api_key": "k"}'], 'must not hold "admin_api_key"'),
+    "two sources of admin keys": (["--set-json", 'adminApiKeys={"existingSecret": "s", "keys": ["k"]}'], "adminApiKeys: give either"),
     "two sources of keys": (["--set-json", 'apiKeys={"existingSecret": "s", "keys": ["k"]}'], "either existingSecret or keys"),
     "two tokens": (["--set", "huggingFace.token=a,huggingFace.existingSecret=b"], "either existingSecret or token"),
     "Ray open to all": (["--set", "rayAuth.enabled=false,networkPolicy.enabled=false"], "could run code"),

@@ -48,7 +48,15 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
 {{- end -}}
 {{- end -}}
 
-{{/* The entry of that Secret which holds a key for the chart's own pods and for Prometheus. */}}
+{{- define "rayfleet.adminApiKeySecret" -}}
+{{- if .Values.adminApiKeys.existingSecret -}}
+{{- .Values.adminApiKeys.existingSecret -}}
+{{- else if .Values.adminApiKeys.keys -}}
+{{- printf "%s-admin-api-keys" (include "rayfleet.fullname" .) -}}
+{{- end -}}
+{{- end -}}
+
+{{/* The entry of the API keys' Secret which holds a key for the chart's own pods and for Prometheus. */}}
 {{- define "rayfleet.apiKeyEntry" -}}
 {{- if .Values.apiKeys.existingSecret -}}{{- .Values.apiKeys.entry -}}{{- else -}}key-0{{- end -}}
 {{- end -}}

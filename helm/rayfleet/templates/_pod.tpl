@@ -76,6 +76,9 @@ spec:
         {{- if and (eq .component "gateway") (include "rayfleet.apiKeySecret" $root) }}
         - {name: api-keys, mountPath: /etc/rayfleet/api-keys, readOnly: true}
         {{- end }}
+        {{- if and (eq .component "gateway") (include "rayfleet.adminApiKeySecret" $root) }}
+        - {name: admin-api-keys, mountPath: /etc/rayfleet/admin-api-keys, readOnly: true}
+        {{- end }}
         {{- with $pod.volumeMounts }}{{ toYaml . | nindent 8 }}{{ end }}
   volumes:
     - name: tmp
@@ -93,6 +96,10 @@ spec:
     {{- if and (eq .component "gateway") (include "rayfleet.apiKeySecret" $root) }}
     - name: api-keys
       secret: {secretName: {{ include "rayfleet.apiKeySecret" $root }}, defaultMode: 0440}
+    {{- end }}
+    {{- if and (eq .component "gateway") (include "rayfleet.adminApiKeySecret" $root) }}
+    - name: admin-api-keys
+      secret: {secretName: {{ include "rayfleet.adminApiKeySecret" $root }}, defaultMode: 0440}
     {{- end }}
     {{- with $pod.volumes }}{{ toYaml . | nindent 4 }}{{ end }}
 {{- end -}}

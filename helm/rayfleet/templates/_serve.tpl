@@ -36,6 +36,9 @@
 {{- if include "rayfleet.apiKeySecret" . -}}
 {{- $_ := set $args "api_key_file" "/etc/rayfleet/api-keys" -}}
 {{- end -}}
+{{- if include "rayfleet.adminApiKeySecret" . -}}
+{{- $_ := set $args "admin_api_key_file" "/etc/rayfleet/admin-api-keys" -}}
+{{- end -}}
 {{- $args = merge $args (default dict .Values.gateway.options) -}}
 {{- $application := dict
   "name" "rayfleet"

@@ -30,7 +30,7 @@
 {{- end -}}
 {{- include "rayfleet.validateFit" (dict "root" $ "model" . "groups" $groups) -}}
 {{- end -}}
-{{- range list "models" "num_gateways" "fair_by" "api_key_file" "api_keys" "metrics_host" "metrics_port" "metrics_vllm_names" -}}
+{{- range list "models" "num_gateways" "fair_by" "api_key_file" "api_keys" "admin_api_key_file" "admin_api_key" "metrics_host" "metrics_port" "metrics_vllm_names" -}}
 {{- if hasKey (default dict $values.gateway.options) . -}}
 {{- fail (printf "gateway.options must not hold %q, for which the chart has a value of its own" .) -}}
 {{- end -}}
@@ -38,6 +38,9 @@
 
 {{- if and $values.apiKeys.existingSecret $values.apiKeys.keys -}}
 {{- fail "apiKeys: give either existingSecret or keys, not both" -}}
+{{- end -}}
+{{- if and $values.adminApiKeys.existingSecret $values.adminApiKeys.keys -}}
+{{- fail "adminApiKeys: give either existingSecret or keys, not both" -}}
 {{- end -}}
 {{- if and $values.huggingFace.existingSecret $values.huggingFace.token -}}
 {{- fail "huggingFace: give either existingSecret or token, not both" -}}

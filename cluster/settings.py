@@ -1,0 +1,49 @@
+"""Settings that gateways share, in the key-value store of the Ray cluster's GCS.
+
+Ray Serve keeps what it has deployed in the same store: where that survives, these do.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+
+NAMESPACE = "rayfleet"
+
+
+class RaySettings:
+    """The SettingsStore of one model.
+
+    Args:
+        application: of Ray Serve; another one on the same cluster has settings of its own.
+        model: its name.
+    """
+
+    def __init__(self, application: str, model: str) -> None:
+        self._prefix = f"{application}/{model}/".encode()
+
+    async def read(self) -> dict[str, bytes]:
+        """All values by name. Raises Exception where the GCS cannot be reached."""
+        return await asyncio.to_thread(self._read)
+
+    async def write(self, values: Mapping[str, bytes]) -> None:
+        """Adds values, or replaces them. Raises Exception where the GCS cannot be reached."""
+        await asyncio.to_thread(self._write, dict(values))
+
+    def _read(self) -> dict[str, bytes]:
+        from ray.experimental import internal_kv
+
+        found = {}
+        for key in internal_kv._internal_kv_list(self._prefix, namespace=NAMESPACE):
+            name = key[len(self._prefix) :].decode()
+            value = internal_kv._internal_kv_get(key, namespace=NAMESPACE)
+            if "/" not in name and value is not None:  # else it is of a model with a longer name
+                found[name] = value
+        return found
+
+    def _write(self, values: Mapping[str, bytes]) -> None:
+        from ray.experimental import internal_kv
+
+        for name, value in values.items():
+            key = self._prefix + name.encode()
+            internal_kv._internal_kv_put(key, value, overwrite=True, namespace=NAMESPACE)

@@ -1,0 +1,186 @@
+"""Who may change a running fleet, and who comes to know of it: all gateways, and later ones too."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import httpx
+import msgspec
+import pytest
+
+from router.api.app import create_app
+from router.config import GatewayConfig
+from router.gateway import Gateway
+from router.serving import admission as admission_module
+
+USERS = ("alpha", "beta")
+ADMIN = "omega"
+AS_ADMIN = {"authorization": f"Bearer {ADMIN}"}
+PACK = {"prefill_admission_policy": "pack", "max_prefill_share": 0.25}
+
+
+class Store:
+    """What gateways share, in memory."""
+
+    def __init__(self) -> None:
+        self.values: dict[str, bytes] = {}
+        self.failure: Exception | None = None
+
+    async def read(self) -> dict[str, bytes]:
+        if self.failure is not None:
+            raise self.failure
+        return dict(self.values)
+
+    async def write(self, values: Mapping[str, bytes]) -> None:
+        if self.failure is not None:
+            raise self.failure
+        self.values.update(values)
+
+
+def told(worker: Any) -> list[dict[str, Any]]:
+    return [batch.admission.given() for batch in worker.batches if batch.admission]
+
+
+def told_nothing(rig: Any) -> bool:
+    return not any(batch.admission for worker in rig.workers for batch in worker.batches)
+
+
+async def post(rig: Any, body: Any, headers: dict[str, str] | None = None) -> httpx.Response:
+    headers = AS_ADMIN if headers is None else headers
+    return await rig.client.post("/admin/admission", json=body, headers=headers)
+
+
+async def test_rules_go_to_every_worker_and_to_those_that_come_later(rig):
+    await rig.start(admin_api_keys=(ADMIN,))
+    response = await post(rig, {"model": "stub", **PACK})
+    assert response.status_code == 200, response.text
+    assert sorted(response.json()["workers"]) == ["w0", "w1"]
+    await rig.until(lambda: all(told(worker) == [PACK] for worker in rig.workers))
+    assert (await rig.client.get("/admin/admission")).status_code == 401
+    response = await rig.client.get("/admin/admission?model=alias", headers=AS_ADMIN)
+    assert response.json() == {"model": "stub", **PACK}
+    rig.workers[1].crash()
+    rig.workers[1].send(rig.workers[1].snapshot())
+    await rig.until(lambda: told(rig.workers[1]) == [PACK, PACK])
+
+
+@pytest.mark.parametrize(
+    ("body", "complaint"),
+    [
+        ({"prefill_admission_policy": "best"}, "prefill_admission_policy"),
+        ({"prefill_admission_lookahead": 0}, "--prefill-admission-lookahead"),
+        ({"lookahead": 3}, "lookahead"),
+        ({}, "nothing to change"),
+        ([], "object"),
+        ({"model": 5}, "model"),
+    ],
+)
+async def test_wrong_rules_are_a_400_and_reach_nobody(rig, body, complaint):
+    await rig.start(admin_api_keys=(ADMIN,))
+    response = await post(rig, body)
+    assert response.status_code == 400
+    assert complaint in response.json()["error"]["message"]
+    assert told_nothing(rig)
+
+
+@pytest.mark.parametrize("keys", [(), USERS])
+async def test_without_an_admin_key_the_routes_are_off_and_say_how_to_open_them(rig, keys):
+    await rig.start(api_keys=keys)
+    for key in (*USERS, ADMIN, ""):
+        response = await post(rig, PACK, {"authorization": f"Bearer {key}"})
+        assert response.status_code == 403
+        assert "--admin-api-key-file" in response.json()["error"]["message"]
+    assert (await post(rig, PACK, {})).status_code == 403
+    assert told_nothing(rig)
+
+
+async def test_keys_of_users_do_not_open_admin_nor_the_admin_s_the_rest(rig, tmp_path: Path):
+    file = tmp_path / "admins"
+    file.write_text("# who\nsecond\n")
+    await rig.start(api_keys=USERS, admin_api_keys=(ADMIN,), admin_api_key_file=str(file))
+    for key in (*USERS, "", "nobody"):
+        response = await post(rig, PACK, {"authorization": f"Bearer {key}"})
+        assert response.status_code == 401
+        assert response.json()["error"]["code"] == "invalid_api_key"
+    assert told_nothing(rig)
+    for key in (ADMIN, "second"):
+        headers = {"authorization": f"Bearer {key}"}
+        assert (await post(rig, PACK, headers)).status_code == 200
+        assert (await rig.client.get("/v1/models", headers=headers)).status_code == 401
+    for path in ("//admin/admission", "/Admin/admission", "/admin", "/x/../admin/admission"):
+        response = await rig.client.post(path, json=PACK)
+        assert response.status_code in (401, 404), path
+
+
+class Gateways:
+    """Further gateways of the rig's workers, each a process of its own as far as they know."""
+
+    def __init__(self, rig: Any, store: Store) -> None:
+        self.rig = rig
+        self.store = store
+        self.gateways: list[Gateway] = []
+
+    async def start(self) -> httpx.AsyncClient:
+        config = GatewayConfig(models=self.rig.config.models, admin_api_keys=(ADMIN,))
+        gateway = Gateway(config, {"stub": self.rig.transport}, settings={"stub": self.store})
+        self.gateways.append(gateway)
+        await gateway.start()
+        asgi = httpx.ASGITransport(app=create_app(gateway))
+        return httpx.AsyncClient(transport=asgi, base_url="http://gateway", headers=AS_ADMIN)
+
+    def change(self, place: int) -> dict[str, Any]:
+        return self.gateways[place].model("stub").admission.change.given()
+
+    async def close(self) -> None:
+        for gateway in self.gateways:
+            await gateway.close()
+
+
+@pytest.fixture
+async def gateways(rig: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
+    monkeypatch.setattr(admission_module, "POLL_S", 0.01)
+    for worker in rig.workers:
+        worker.snapshots_to_all = True
+    gateways = Gateways(rig, Store())
+    yield gateways
+    await gateways.close()
+
+
+async def test_a_change_reaches_every_gateway_and_survives_them(rig, gateways):
+    first, second = await gateways.start(), await gateways.start()
+    assert (await first.post("/admin/admission", json=PACK)).status_code == 200
+    await rig.until(lambda: gateways.change(1) == PACK)
+    later = {"prefill_max_tokens": 64, "max_prefill_share": 0.75}
+    assert (await second.post("/admin/admission", json=later)).status_code == 200
+    await rig.until(lambda: gateways.change(0) == {**PACK, **later})
+    await gateways.close()
+    gateways.gateways.clear()
+    await gateways.start()
+    assert gateways.change(0) == {**PACK, **later}, "known before the first worker is"
+    for worker in rig.workers:
+        worker.batches.clear()
+    rig.workers[0].send(rig.workers[0].snapshot())
+    await rig.until(lambda: told(rig.workers[0])[-1:] == [{**PACK, **later}])
+
+
+async def test_a_change_that_cannot_be_kept_is_a_503_and_changes_nothing(rig, gateways):
+    client = await gateways.start()
+    gateways.store.failure = ConnectionError("the GCS is gone")
+    response = await client.post("/admin/admission", json=PACK)
+    assert response.status_code == 503
+    assert "the GCS is gone" in response.json()["error"]["message"]
+    assert gateways.change(0) == {}
+    assert told_nothing(rig)
+    gateways.store.failure = None
+    assert (await client.post("/admin/admission", json=PACK)).status_code == 200
+
+
+async def test_what_the_store_holds_and_no_release_knows_is_left_alone(rig, gateways):
+    left = {"prefill_max_tokens": "many", "prefill_colour": 3, "prefill_first_steps": 2}
+    gateways.store.values = {name: msgspec.msgpack.encode(v) for name, v in left.items()}
+    client = await gateways.start()
+    assert gateways.change(0) == {"prefill_first_steps": 2}
+    assert (await client.post("/admin/admission", json=PACK)).status_code == 200
+    assert gateways.change(0) == {"prefill_first_steps": 2, **PACK}
