@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from worker.wire.admission import AdmissionChange, AdmissionOptions
+from worker.wire.admission import AdmissionChange
 from worker.wire.messages import EngineInfo, LoadSnapshot, Rejection, Submit
 
 
@@ -19,8 +19,7 @@ class AdmissionDesk:
         """All that was changed by hand: a rebuilt rank group is told again."""
 
     def take(self, change: AdmissionChange) -> None:
-        """Remembers a change. Raises ValueError for one out of range: rank 0 must not get it."""
-        change.applied_to(AdmissionOptions())
+        """Remembers a change."""
         self.change = self.change.then(change)
 
     def refuse(

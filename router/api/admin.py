@@ -12,7 +12,7 @@ from router.api.auth import KeyRing, invalid_key
 from router.api.body import read_body
 from router.errors import ApiError, bad_request
 from router.gateway import Gateway
-from worker.wire.admission import AdmissionChange, AdmissionOptions
+from worker.wire.admission import AdmissionChange
 
 
 class AdminRoutes:
@@ -52,8 +52,7 @@ class AdminRoutes:
         model = self._gateway.model(name)
         try:
             change = msgspec.convert(fields, AdmissionChange)
-            change.applied_to(AdmissionOptions())
-        except ValueError as error:
+        except (ValueError, OverflowError) as error:
             raise bad_request(str(error)) from error
         if not change.given():
             known = ", ".join(AdmissionChange.__struct_fields__)

@@ -113,7 +113,16 @@ class Outbox:
             batch = SubmitBatch(submits=submits, aborts=aborts, admission=self._admission)
             self._submits, self._aborts, self._admission = {}, [], None
             try:
-                reply = await self._send(batch)
+                payload = self._encoder.encode(batch)
+            except Exception as error:
+                # HAZARD: kept for the next call, it would end that one too, and all that follow.
+                logger.exception("a batch cannot be encoded", extra={"worker_id": self._worker_id})
+                self._on_failure(submits, _text(error))
+                if submits or batch.admission:
+                    self._aborts = aborts + self._aborts
+                continue
+            try:
+                reply = await self._send(payload)
             except (Exception, asyncio.CancelledError) as error:
                 # Whatever it was, nobody may wait forever. A transport's own call may be cancelled
                 # from below: that is not for this task.
@@ -140,7 +149,7 @@ class Outbox:
 
     async def _send_alone(self, submit: Submit, params: StructuredOutputsParams) -> None:
         try:
-            reply = await self._send(SubmitBatch(submits=[submit]))
+            reply = await self._send(self._encoder.encode(SubmitBatch(submits=[submit])))
         except (Exception, asyncio.CancelledError) as error:
             if _is_cancelled():
                 raise
@@ -160,10 +169,10 @@ class Outbox:
         self._submits.update(followers)
         self._kick()
 
-    async def _send(self, batch: SubmitBatch) -> SubmitReply:
+    async def _send(self, payload: bytes) -> SubmitReply:
         async with asyncio.timeout(SUBMIT_TIMEOUT_S):
-            payload = await self._transport.submit(self._worker_id, self._encoder.encode(batch))
-        return self._decoder.decode(payload)
+            reply = await self._transport.submit(self._worker_id, payload)
+        return self._decoder.decode(reply)
 
 
 def _is_cancelled() -> bool:

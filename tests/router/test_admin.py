@@ -14,6 +14,7 @@ from router.api.app import create_app
 from router.config import GatewayConfig
 from router.gateway import Gateway
 from router.serving import admission as admission_module
+from worker.wire.admission import AdmissionChange
 
 USERS = ("alpha", "beta")
 ADMIN = "omega"
@@ -72,6 +73,10 @@ async def test_rules_go_to_every_worker_and_to_those_that_come_later(rig):
         ({"prefill_admission_policy": "best"}, "prefill_admission_policy"),
         ({"prefill_admission_lookahead": 0}, "--prefill-admission-lookahead"),
         ({"lookahead": 3}, "lookahead"),
+        ({"prefill_max_tokens": 2**31}, "--prefill-max-tokens must be in [0, 2147483647]"),
+        ({"prefill_max_tokens": 2**64}, "--prefill-max-tokens must be in [0, 2147483647]"),
+        ({"prefill_first_steps": 10**300}, "--prefill-first-steps must be in"),
+        ({"max_prefill_share": 1e-320}, "--max-prefill-share must be in [0.001, 1]"),
         ({}, "nothing to change"),
         ([], "object"),
         ({"model": 5}, "model"),
@@ -83,6 +88,27 @@ async def test_wrong_rules_are_a_400_and_reach_nobody(rig, body, complaint):
     assert response.status_code == 400
     assert complaint in response.json()["error"]["message"]
     assert told_nothing(rig)
+
+
+@pytest.mark.parametrize(
+    "field", [n for n in AdmissionChange.__struct_fields__ if "policy" not in n]
+)
+async def test_no_number_keeps_requests_from_the_workers(rig, field):
+    """Whatever is taken can be sent, and what is not leaves nothing behind."""
+    await rig.start(admin_api_keys=(ADMIN,))
+    for value in (2**31 - 1, 2**31, 2**63, 2**64, 2**200, -1, 0, 0.5, 1e308):
+        response = await post(rig, {field: value})
+        assert response.status_code in (200, 400)
+        assert (await rig.chat()).status_code == 200, f"after {value}"
+
+
+async def test_what_cannot_be_encoded_is_dropped_by_itself(rig):
+    await rig.start()
+    poison = AdmissionChange()
+    msgspec.structs.force_setattr(poison, "prefill_max_tokens", 2**64)
+    assert len(rig.gateway.model("stub")._tell_admission(poison)) == 2
+    responses = [await rig.chat() for _ in range(4)]
+    assert [response.status_code for response in responses] == [200] * 4
 
 
 @pytest.mark.parametrize("keys", [(), USERS])

@@ -80,5 +80,5 @@ def test_changes_add_up_and_wrong_ones_are_refused() -> None:
     desk.take(AdmissionChange(prefill_max_tokens=16))
     assert desk.change.given() == {"prefill_admission_policy": "pack", "prefill_max_tokens": 16}
     with pytest.raises(ValueError, match="--prefill-admission-lookahead"):
-        desk.take(AdmissionChange(prefill_admission_lookahead=0))
+        AdmissionChange(prefill_admission_lookahead=0)
     assert desk.change.given() == {"prefill_admission_policy": "pack", "prefill_max_tokens": 16}

@@ -9,6 +9,12 @@ import msgspec
 SchedulePolicy = Literal["fcfs", "lpm"]
 AdmissionPolicyName = Literal["fifo", "pack"]
 
+MOST = 2**31 - 1
+"""Of every count: more are no tokens, requests or steps of one worker, and above 64 bits a number
+could not even be sent there."""
+LEAST_SHARE = 1e-3
+"""Of a step's prompt tokens: about one of them, where the step takes the usual thousand."""
+
 
 class AdmissionOptions(msgspec.Struct, frozen=True, kw_only=True):
     """The rules of one admission round, of which every step that has room for prompts makes one.
@@ -37,26 +43,29 @@ class AdmissionOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Steps in a row without decodes that a prompt outranks, where that helps; 0 for none."""
 
     def __post_init__(self) -> None:
-        for name in (
-            "prefill_force_fifo_every",
-            "prefill_max_tokens",
-            "prefill_max_batch_size",
-            "prefill_first_steps",
-            "urgent_first_steps",
+        for name, least in (
+            ("prefill_admission_lookahead", 1),
+            ("prefill_force_fifo_every", 0),
+            ("prefill_max_tokens", 0),
+            ("prefill_max_batch_size", 0),
+            ("prefill_first_steps", 0),
+            ("urgent_first_steps", 0),
         ):
-            if getattr(self, name) < 0:
-                raise ValueError(f"{flag(name)} must not be negative, got {getattr(self, name)}")
-        if self.prefill_admission_lookahead < 1:
+            value = getattr(self, name)
+            if not least <= value <= MOST:
+                raise ValueError(f"{flag(name)} must be in [{least}, {MOST}], got {value}")
+        if not LEAST_SHARE <= self.max_prefill_share <= 1.0:
             raise ValueError(
-                "--prefill-admission-lookahead must be at least 1, got "
-                f"{self.prefill_admission_lookahead}"
+                f"--max-prefill-share must be in [{LEAST_SHARE}, 1], got {self.max_prefill_share}"
             )
-        if not 0.0 < self.max_prefill_share <= 1.0:
-            raise ValueError(f"--max-prefill-share must be in (0, 1], got {self.max_prefill_share}")
 
 
 class AdmissionChange(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """New values for some of the options; what is not set stays as it is."""
+    """New values for some of the options; what is not set stays as it is.
+
+    Raises:
+        ValueError: a value is out of range: there is no such change, here or on its way.
+    """
 
     schedule_policy: SchedulePolicy | msgspec.UnsetType = msgspec.UNSET
     prefill_admission_policy: AdmissionPolicyName | msgspec.UnsetType = msgspec.UNSET
@@ -68,8 +77,11 @@ class AdmissionChange(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     prefill_first_steps: int | msgspec.UnsetType = msgspec.UNSET
     urgent_first_steps: int | msgspec.UnsetType = msgspec.UNSET
 
+    def __post_init__(self) -> None:
+        self.applied_to(AdmissionOptions())
+
     def applied_to(self, options: AdmissionOptions) -> AdmissionOptions:
-        """The options with these changes. Raises ValueError for a value out of range."""
+        """The options with these changes."""
         return msgspec.structs.replace(options, **self.given())
 
     def then(self, later: AdmissionChange) -> AdmissionChange:
