@@ -26,7 +26,7 @@ from worker.metrics.latency import WorkerLatency
 from worker.reserved import ReservedWork
 from worker.structured.service import GrammarService
 from worker.traces import WorkerTraces
-from worker.wire.limits import refuse
+from worker.wire.limits import Problem, refuse
 from worker.wire.messages import (
     PROTOCOL_VERSION,
     Abort,
@@ -41,6 +41,7 @@ from worker.wire.messages import (
     SubmitReply,
     WorkerDown,
 )
+from worker.wire.packing import packed
 
 logger = logging.getLogger(__name__)
 
@@ -176,7 +177,7 @@ class WorkerFront:
             batch.submits = [s for s in batch.submits if (s.request_id, s.attempt) not in refused]
             if self._grammars is not None:
                 self._grammars.attach(batch, grammars)
-            payload = self._encode(batch)
+            payload = self._encode(packed(batch))
         for submit in batch.submits:
             self._attachments[submit.gateway_id].open_requests[submit.request_id] = submit.attempt
         last_ordinal = 0
@@ -275,24 +276,27 @@ class WorkerFront:
     def _refusals(self, batch: SubmitBatch, hopeless: Collection[str]) -> list[Rejection]:
         """What cannot be served of a batch, besides what is refused already."""
         refusals = []
+        known: dict[int, Problem | None] = {}
         num_handed = self._num_handed
         for submit in batch.submits:
             if submit.request_id in hopeless:
                 continue
-            refusal = self._refuse(submit, num_handed)
+            refusal = self._refuse(submit, num_handed, known)
             if refusal is None:
                 num_handed += 1
             else:
                 refusals.append(refusal)
         return refusals
 
-    def _refuse(self, submit: Submit, num_handed: int) -> Rejection | None:
+    def _refuse(
+        self, submit: Submit, num_handed: int, known: dict[int, Problem | None]
+    ) -> Rejection | None:
         if self.info is None or self._engine is None:
             problem = "this worker is loading"
         elif submit.gateway_id not in self._attachments:
             problem = f"gateway {submit.gateway_id} is not attached to this worker"
         else:
-            return refuse(submit, self.info) or self._desk.refuse(
+            return refuse(submit, self.info, known) or self._desk.refuse(
                 submit, self.info, self._load, num_handed
             )
         return Rejection(

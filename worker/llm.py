@@ -20,7 +20,6 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Self, TypedDict
 
-import msgspec
 import numpy as np
 
 from worker.engine.base import Executor, RankFailure
@@ -234,18 +233,19 @@ class LLM:
         grammar = ""
         if sampling.structured_outputs is not None:
             grammar = self._grammar(index, sampling.structured_outputs)
-            sampling = msgspec.structs.replace(sampling, structured_outputs=None)
+            sampling = sampling.amended(structured_outputs=None)
         num_choices = sampling.n
+        first = sampling.amended(n=1)
+        # What is known of the prompt is the same for all choices.
+        others = first.amended(prompt_logprobs=None)
         choices = []
         for choice in range(num_choices):
-            if choice:
-                # What is known of the prompt is the same for all choices.
-                sampling = msgspec.structs.replace(sampling, prompt_logprobs=None)
             submit = Submit(
                 request_id=str(next(self._ids)),
                 gateway_id=_GATEWAY,
                 prompt=np.asarray(token_ids, dtype="<i4").tobytes(),
-                sampling=msgspec.structs.replace(sampling, n=1, seed=(seed + choice) % 2**64),
+                sampling=others if choice else first,
+                seed=(seed + choice) % 2**64,
                 grammar=grammar,
             )
             rejection = refuse(submit, self._core.info)

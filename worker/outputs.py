@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from worker.wire.detokenizer import RequestText
+from worker.wire.detokenizer import RequestText, StopStrings
 from worker.wire.messages import FinishReason, Submit, TokenDelta, TokenLogprobs
 from worker.wire.tokenizer import Tokenizer
 
@@ -82,7 +82,7 @@ class ChoiceState:
             sampling = submit.sampling
             self._text = RequestText(
                 tokenizer.detokenizer(skip_special_tokens=sampling.skip_special_tokens),
-                stop=sampling.stop,
+                stop=StopStrings(sampling.stop),
                 include_stop_str_in_output=sampling.include_stop_str_in_output,
                 min_tokens=sampling.min_tokens,
             )

@@ -137,6 +137,7 @@ class Request:
         "request_id",
         "resumed_at",
         "sampling",
+        "seed",
         "slo",
         "speculation",
         "state",
@@ -165,6 +166,7 @@ class Request:
         self.slo = submit.slo
         self.tenant = submit.tenant
         self.sampling = submit.sampling
+        self.seed = submit.sampling.seed if submit.seed is None else submit.seed
         self.arrival = arrival
         self.arrived_s = arrived_s
         self.token_ids = array("i")

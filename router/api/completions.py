@@ -139,10 +139,11 @@ class CompletionRoutes:
             max_tokens,
             model.defaults,
             names=names,
+            vocab_size=model.vocab_size,
             logprobs=logprobs,
             prompt_logprobs=prompt_logprobs,
         )
-        params.check_num_completions(num_prompts, sampling.n)
+        params.check_num_completions(num_prompts, sampling)
         feasibility = _feasible(model, sampling, names)
         if sampling.bad_words:
             sampling = await model.encoder.bad_words(sampling)

@@ -17,6 +17,9 @@ from worker.wire.sampling import MAX_LOGPROBS, InvalidParameter, SamplingParams
 MAX_CHOICES = 128
 MAX_COMPLETIONS = 2048
 """Prompts of one request times its n."""
+MAX_ENTRIES = 2**20
+"""Texts and tokens in the parameters of one request, times its completions: the engine keeps some
+of them per completion, a million in a tenth of a second and 50 MB."""
 MAX_STOP_STRINGS = 128
 MAX_STOP_CHARACTERS = 8192
 """Of all stop strings together; each choice follows each of them through its text."""
@@ -43,6 +46,7 @@ def sampling_params(
     defaults: Mapping[str, Any],
     *,
     names: Mapping[str, str],
+    vocab_size: int,
     logprobs: int | None = None,
     prompt_logprobs: int | None = None,
 ) -> SamplingParams:
@@ -79,7 +83,7 @@ def sampling_params(
             skip_special_tokens=request.skip_special_tokens is not False,
             logit_bias=_logit_bias(request),
             bad_words=_bad_words(request),
-            allowed_token_ids=_allowed_tokens(request),
+            allowed_token_ids=_allowed_tokens(request, vocab_size),
             logprobs=logprobs,
             prompt_logprobs=prompt_logprobs,
             structured_outputs=structured_outputs(request),
@@ -135,13 +139,22 @@ def prompt_logprobs(request: CommonRequest) -> int | None:
     return request.prompt_logprobs
 
 
-def check_num_completions(num_prompts: int, n: int) -> None:
-    """Raises ApiError where prompts times choices are more than one request may ask for."""
+def check_num_completions(num_prompts: int, sampling: SamplingParams) -> None:
+    """Raises ApiError where one request asks for too many, or for too much with all of them."""
+    n = sampling.n
+    field = "n" if n > 1 else "prompt"
     if num_prompts * n > MAX_COMPLETIONS:
         raise bad_request(
             f"{num_prompts} prompts with n = {n} are {num_prompts * n} completions, at most "
             f"{MAX_COMPLETIONS} per request",
-            "n" if n > 1 else "prompt",
+            field,
+        )
+    if num_prompts * n * sampling.num_entries > MAX_ENTRIES:
+        raise bad_request(
+            f"{num_prompts * n} completions with {sampling.num_entries} texts and tokens in stop, "
+            "stop_token_ids, logit_bias, bad_words and allowed_token_ids are too much for one "
+            f"request: at most {MAX_ENTRIES} of them, counted once per completion",
+            field,
         )
 
 
@@ -257,8 +270,16 @@ def _bad_words(request: CommonRequest) -> tuple[str, ...]:
     return words
 
 
-def _allowed_tokens(request: CommonRequest) -> tuple[int, ...] | None:
-    return None if request.allowed_token_ids is None else tuple(request.allowed_token_ids)
+def _allowed_tokens(request: CommonRequest, vocab_size: int) -> tuple[int, ...] | None:
+    token_ids = request.allowed_token_ids
+    if token_ids is None:
+        return None
+    if len(token_ids) > vocab_size:
+        raise bad_request(
+            f"allowed_token_ids holds {len(token_ids)} tokens, the vocabulary {vocab_size}",
+            "allowed_token_ids",
+        )
+    return tuple(token_ids)
 
 
 def _diffusion(request: CommonRequest) -> DiffusionParams | None:

@@ -12,6 +12,7 @@ import msgspec
 from router.channel.transport import WorkerTransport
 from worker.wire.admission import AdmissionChange
 from worker.wire.messages import Abort, Submit, SubmitBatch, SubmitReply
+from worker.wire.packing import packed
 from worker.wire.structured import StructuredOutputsParams
 
 logger = logging.getLogger(__name__)
@@ -113,7 +114,7 @@ class Outbox:
             batch = SubmitBatch(submits=submits, aborts=aborts, admission=self._admission)
             self._submits, self._aborts, self._admission = {}, [], None
             try:
-                payload = self._encoder.encode(batch)
+                payload = self._encoder.encode(packed(batch))
             except Exception as error:
                 # HAZARD: kept for the next call, it would end that one too, and all that follow.
                 logger.exception("a batch cannot be encoded", extra={"worker_id": self._worker_id})

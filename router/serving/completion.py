@@ -25,7 +25,9 @@ class CompletionSpec(msgspec.Struct, frozen=True, kw_only=True):
     """Number of the choice in the response."""
     prompt: PromptBlocks
     sampling: SamplingParams
-    """With n = 1 and its own seed."""
+    """With n = 1; shared by all completions of the request."""
+    seed: int
+    """Its own."""
     feasibility: Feasibility
     """Of the request that it belongs to."""
     priority: int
@@ -207,6 +209,7 @@ class Completion:
             gateway_id=self.spec.gateway_id,
             prompt=self.prompt.token_ids,
             sampling=self.spec.sampling,
+            seed=self.spec.seed,
             attempt=self.attempt,
             cache_salt=self.spec.prompt.cache_salt,
             priority=self.spec.priority,

@@ -10,8 +10,6 @@ import time
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-import msgspec
-
 from router.channel import Refused, WorkerChannel, WorkerTransport, WorkerUnreachable
 from router.config import ModelRoute
 from router.errors import ApiError, bad_request, no_worker, overloaded
@@ -28,7 +26,7 @@ from router.serving.newcomers import Newcomers
 from router.serving.resumption import Resumption
 from router.tokens.encoder import PromptEncoder
 from worker.wire.admission import AdmissionChange
-from worker.wire.detokenizer import RequestText
+from worker.wire.detokenizer import RequestText, StopStrings
 from worker.wire.limits import Limits
 from worker.wire.messages import AttachSnapshot, WorkerUpdate
 from worker.wire.tokenizer import Tokenizer
@@ -90,6 +88,12 @@ class ServedModel:
         """Whether requests are served: by a worker, or by one that is started for them."""
         return self.fleet.ready or self.route.on_demand
 
+    @property
+    def vocab_size(self) -> int:
+        """Tokens that requests may name."""
+        info = self.fleet.info
+        return info.vocab_size if info is not None else self.tokenizer.vocab_size
+
     async def start(self) -> None:
         """Follows the set of workers from now on."""
         await self.admission.start()
@@ -114,6 +118,7 @@ class ServedModel:
         now = request.arrived_at
         if now is None:
             now = asyncio.get_running_loop().time()
+        shared, stop = sampling.amended(n=1, seed=None), StopStrings(sampling.stop)
         completions = []
         unique = secrets.token_hex(8)  # clients choose request ids, and may choose one twice
         pairs = itertools.product(request.prompts, range(sampling.n))
@@ -122,7 +127,8 @@ class ServedModel:
                 request_id=f"{request.request_id}.{unique}.{index}",
                 index=index,
                 prompt=prompt,
-                sampling=msgspec.structs.replace(sampling, n=1, seed=_wrap(seed + choice)),
+                sampling=shared,
+                seed=_wrap(seed + choice),
                 feasibility=request.feasibility,
                 priority=request.priority,
                 slo=request.slo,
@@ -130,7 +136,7 @@ class ServedModel:
                 traceparent="" if request.span is None else request.span.traceparent,
                 gateway_id=self._gateway_id,
             )
-            completions.append(self._completion(spec, mailbox, request.stream, now))
+            completions.append(self._completion(spec, stop, mailbox, request.stream, now))
         for prompt in request.prompts:
             prompt.priority = request.priority
             self.stats.prompt_tokens += prompt.num_tokens
@@ -207,12 +213,17 @@ class ServedModel:
         ]
 
     def _completion(
-        self, spec: CompletionSpec, mailbox: Mailbox[Completion], stream: bool, now: float
+        self,
+        spec: CompletionSpec,
+        stop: StopStrings,
+        mailbox: Mailbox[Completion],
+        stream: bool,
+        now: float,
     ) -> Completion:
         sampling = spec.sampling
         text = RequestText(
             self.tokenizer.detokenizer(skip_special_tokens=sampling.skip_special_tokens),
-            stop=sampling.stop,
+            stop=stop,
             include_stop_str_in_output=sampling.include_stop_str_in_output,
             min_tokens=sampling.min_tokens,
         )

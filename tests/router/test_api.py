@@ -93,7 +93,7 @@ async def test_n_streams_every_choice_with_its_own_seed(rig, events):
         mine = [c["choices"][0] for c in chunks if c["choices"][0]["index"] == index]
         assert "".join(choice["delta"]["content"] for choice in mine) == rig.answer
         assert mine[-1]["finish_reason"] == "stop"
-    assert sorted(submit.sampling.seed for submit in rig.submits()) == [7, 8, 9]
+    assert sorted(submit.seed for submit in rig.submits()) == [7, 8, 9]
     assert {submit.sampling.n for submit in rig.submits()} == {1}
 
 

@@ -129,7 +129,7 @@ def check_submit(submit: Submit, rig: Any) -> None:
     assert ids.min() >= 0
     assert ids.max() < rig.workers[0].info.vocab_size
     assert submit.sampling.n == 1
-    assert submit.sampling.seed is not None
+    assert submit.seed is not None
     assert refuse(submit, rig.workers[0].info) is None
 
 

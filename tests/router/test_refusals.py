@@ -91,6 +91,8 @@ KINDS = {
     "no token id": chat("logit_bias", logit_bias={"five": 1}),
     "a bias outside of the vocabulary": chat("logit_bias", logit_bias={"99999": 1}),
     "allowed outside of the vocabulary": text("allowed_token_ids", allowed_token_ids=[1000]),
+    "more allowed than there are": text("allowed_token_ids", allowed_token_ids=[1] * 1001),
+    "too much per completion": text("n", prompt=["a"] * 16, n=128, stop_token_ids=[7] * 513),
     "none allowed": text("allowed_token_ids", allowed_token_ids=[]),
     "an empty bad word": text("bad_words", bad_words=[""]),
     "top_logprobs": chat("top_logprobs", top_logprobs=3),

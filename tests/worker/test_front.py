@@ -18,6 +18,7 @@ from worker import front as front_module
 from worker.attachment import CacheMirror
 from worker.front import WorkerFront
 from worker.parallel.frames import connect
+from worker.wire import limits
 from worker.wire.admission import AdmissionChange
 from worker.wire.messages import (
     AttachSnapshot,
@@ -37,6 +38,7 @@ from worker.wire.messages import (
     WorkerItem,
     WorkerUpdate,
 )
+from worker.wire.packing import packed
 from worker.wire.sampling import SamplingParams
 from worker.wire.structured import StructuredOutputsParams
 
@@ -565,3 +567,33 @@ async def test_the_start_is_told_phase_by_phase_and_adds_up(tmp_path: Path) -> N
     assert front.latency.decode_step.total == 0.02
     engine.close()
     front.close()
+
+
+async def test_what_completions_share_is_looked_through_once_and_stays_shared(
+    front: WorkerFront, engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Thousands of copies of large parameters kept a front silent until it was given up."""
+    looked: list[object] = []
+    watched: list[tuple[object, str]] = [
+        (limits, "sampling_problem"),
+        (SamplingParams, "_check_draws"),
+    ]
+    for owner, name in watched:
+        plain = getattr(owner, name)
+        monkeypatch.setattr(owner, name, lambda *a, plain=plain: looked.append(a) or plain(*a))
+    gateway = Gateway(front, "g0")
+    await gateway.news()
+    shared = SamplingParams(allowed_token_ids=tuple(range(32)), stop_token_ids=(1, 2, 3))
+    submits = [submit(str(number), num_prompt=min(number, 4)) for number in range(512)]
+    for number, one in enumerate(submits):
+        one.sampling, one.seed = shared, number
+    payload = encode(packed(SubmitBatch(submits=submits)))
+    looked.clear()
+    reply = decode_reply(await front.submit(payload))
+    assert len(looked) == 2, "as it was decoded, and held against the engine"
+    assert [r.request_id for r in reply.rejections] == ["0"], "which has no prompt"
+    batch = await engine.batch()
+    assert [s.seed for s in batch.submits] == list(range(1, 512))
+    assert {id(s.sampling) for s in batch.submits} == {id(batch.submits[0].sampling)}
+    assert batch.submits[0].sampling == shared
+    await gateway.close()

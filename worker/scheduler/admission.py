@@ -283,7 +283,7 @@ def _admit(request: Request, lease: Lease) -> Admit:
         top_k=0 if greedy else max(sampling.top_k, 0),
         top_p=1.0 if greedy else sampling.top_p,
         min_p=0.0 if greedy else sampling.min_p,
-        seed=_signed(sampling.seed),
+        seed=_signed(request.seed),
         rules=token_rules(request),
         block=None if request.block_size == 1 else _block_admit(request),
         # Before `min_tokens` it is not certain.

@@ -9,8 +9,6 @@ from collections import OrderedDict, deque
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
-import msgspec
-
 from worker.structured.base import GrammarError
 from worker.structured.process import CompilerFailure, GrammarCompiler, grammar_key, setting_of
 from worker.wire.messages import (
@@ -21,6 +19,7 @@ from worker.wire.messages import (
     SubmitBatch,
     Vocabulary,
 )
+from worker.wire.sampling import SamplingParams
 from worker.wire.structured import StructuredOutputsParams
 
 logger = logging.getLogger(__name__)
@@ -72,19 +71,21 @@ class GrammarService:
         Returns:
             Grammars by key, and a rejection for each submit that cannot be served.
         """
-        structured = [
-            (submit, params)
-            for submit in submits
-            if (params := submit.sampling.structured_outputs) is not None
-        ]
-        verdicts = await asyncio.gather(*(self._verdict(params) for _, params in structured))
+        structured = [s for s in submits if s.sampling.structured_outputs is not None]
+        # Completions of one request share their parameters, and what becomes of them.
+        samplings = {id(submit.sampling): submit.sampling for submit in structured}
+        verdicts = await asyncio.gather(*map(self._verdict, samplings.values()))
+        found = {
+            key: (verdict, sampling.amended(structured_outputs=None))
+            for (key, sampling), verdict in zip(samplings.items(), verdicts, strict=True)
+        }
         grammars: dict[str, CompiledGrammar] = {}
         rejections = []
-        for (submit, _), verdict in zip(structured, verdicts, strict=True):
+        for submit in structured:
+            verdict, rest = found[id(submit.sampling)]
             if isinstance(verdict, CompiledGrammar):
                 grammars[verdict.key] = verdict
-                submit.grammar = verdict.key
-                submit.sampling = msgspec.structs.replace(submit.sampling, structured_outputs=None)
+                submit.grammar, submit.sampling = verdict.key, rest
                 continue
             status = 400 if isinstance(verdict, GrammarError) else 503
             rejections.append(
@@ -116,7 +117,9 @@ class GrammarService:
         for compiler in self._compilers:
             compiler.close()
 
-    async def _verdict(self, params: StructuredOutputsParams) -> CompiledGrammar | Exception:
+    async def _verdict(self, sampling: SamplingParams) -> CompiledGrammar | Exception:
+        params = sampling.structured_outputs
+        assert params is not None, "only these are asked about"
         key = grammar_key(params)
         cached = self._cache.get(key)
         if cached is not None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import msgspec
-
 from worker.wire.sampling import SamplingParams
 from worker.wire.tokenizer import Tokenizer
 
@@ -29,4 +27,4 @@ def with_bad_words(sampling: SamplingParams, tokenizer: Tokenizer) -> SamplingPa
         spaced = tokenizer.encode(" " + text, add_special_tokens=False)
         if len(spaced) == len(plain) and spaced[0] != plain[0]:
             found.append(tuple(spaced))
-    return msgspec.structs.replace(sampling, bad_words=(), bad_words_token_ids=tuple(found))
+    return sampling.amended(bad_words=(), bad_words_token_ids=tuple(found))

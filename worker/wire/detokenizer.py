@@ -10,9 +10,16 @@ from collections.abc import Sequence
 import tokenizers
 from tokenizers.decoders import DecodeStream
 
-from worker.wire.stop import StopChecker
+from worker.wire.stop import StopChecker, StopStrings
 
-__all__ = ["ByteDetokenizer", "Detokenizer", "RequestText", "StopChecker", "StreamDetokenizer"]
+__all__ = [
+    "ByteDetokenizer",
+    "Detokenizer",
+    "RequestText",
+    "StopChecker",
+    "StopStrings",
+    "StreamDetokenizer",
+]
 
 MAX_HELD_TOKENS = 8
 """No character spans more tokens; what does not decode by then is not text."""
@@ -137,7 +144,7 @@ class RequestText:
 
     Args:
         detokenizer: fresh, of the completion's model.
-        stop: stop strings; empty strings are not allowed.
+        stop: stop strings; None for none.
         include_stop_str_in_output: whether the text keeps the string that ended it.
         min_tokens: stop strings count only in the text after this many tokens.
     """
@@ -148,13 +155,13 @@ class RequestText:
         self,
         detokenizer: Detokenizer,
         *,
-        stop: Sequence[str] = (),
+        stop: StopStrings | None = None,
         include_stop_str_in_output: bool = False,
         min_tokens: int = 0,
     ) -> None:
         self._detokenizer = detokenizer
         self._checker: StopChecker | None = None
-        if stop:
+        if stop is not None and stop.texts:
             self._checker = StopChecker(stop, include_stop_str_in_output=include_stop_str_in_output)
         self._include = include_stop_str_in_output
         self._min_tokens = min_tokens

@@ -50,12 +50,19 @@ class Limits(msgspec.Struct, frozen=True):
         return min(self.max_model_len, self.max_total_tokens)
 
 
-def refuse(submit: Submit, info: EngineInfo) -> Rejection | None:
+def refuse(
+    submit: Submit, info: EngineInfo, known: dict[int, Problem | None] | None = None
+) -> Rejection | None:
     """A rejection with the numbers if `submit` can never run on an engine like `info`, else None.
 
     It stands between clients and ranks: a token id that is not in the embedding would end a rank.
     `max_tokens` beyond the room that the prompt leaves is no reason: generation then ends with
     finish reason "length" at the model's maximum.
+
+    Args:
+        submit: one request.
+        info: the engine.
+        known: of a batch, what was found wrong with parameters, by their id: submits share them.
     """
     limits = Limits.of(info)
     num_tokens, odd_bytes = divmod(len(submit.prompt), TOKEN_BYTES)
@@ -71,7 +78,7 @@ def refuse(submit: Submit, info: EngineInfo) -> Rejection | None:
         or prompt_problem(limits, num_tokens)
         or token_problem(limits, largest_token(submit.prompt))
         or room_problem(limits, submit.sampling, num_tokens - submit.num_resumed)
-        or sampling_problem(limits, submit.sampling)
+        or _parameters(limits, submit.sampling, {} if known is None else known)
     )
     if problem is None:
         return None
@@ -139,6 +146,14 @@ def sampling_problem(limits: Limits, sampling: SamplingParams) -> Problem | None
 def largest_token(prompt: bytes) -> int:
     """Of the token ids of a prompt, seen as unsigned: negative ones are beyond every vocabulary."""
     return int(np.frombuffer(prompt, dtype="<u4").max(initial=0))
+
+
+def _parameters(
+    limits: Limits, sampling: SamplingParams, known: dict[int, Problem | None]
+) -> Problem | None:
+    if id(sampling) not in known:
+        known[id(sampling)] = sampling_problem(limits, sampling)
+    return known[id(sampling)]
 
 
 def _unsuited(limits: Limits, sampling: SamplingParams) -> Problem | None:

@@ -31,6 +31,10 @@ Tier = Literal["device", "host"]
 """Where a worker's cache holds a block."""
 
 
+IN_BATCH = SamplingParams()
+"""Of a submit on the wire whose parameters are among those of its batch."""
+
+
 class Submit(msgspec.Struct, kw_only=True, omit_defaults=True):
     """One request for a worker. `n` has been unfolded: one Submit yields one completion."""
 
@@ -40,8 +44,13 @@ class Submit(msgspec.Struct, kw_only=True, omit_defaults=True):
     """Whose attach stream its tokens go to."""
     prompt: bytes
     """Prompt token ids, little-endian int32."""
-    sampling: SamplingParams
-    """With seed set: the gateway draws one, so that another attempt repeats the same tokens."""
+    sampling: SamplingParams = IN_BATCH
+    """Completions of one request share them."""
+    sampling_index: int = -1
+    """On the wire, where they are in the batch's `samplings`; -1 where they are here."""
+    seed: int | None = None
+    """Of this completion: the gateway draws one, so that another attempt repeats the same tokens.
+    None takes that of `sampling`."""
     attempt: int = 0
     """Raised on each resubmission; deltas with an older one are dropped."""
     cache_salt: str = ""
@@ -110,6 +119,15 @@ class SubmitBatch(msgspec.Struct, kw_only=True, omit_defaults=True):
     """Keys that later submits will not name without bringing the grammar again."""
     admission: AdmissionChange | None = None
     """New rules of admission, from now on."""
+    samplings: list[SamplingParams] = []
+    """On the wire, parameters that several submits share; see worker.wire.packing."""
+
+    def __post_init__(self) -> None:
+        for submit in self.submits:
+            if submit.sampling_index >= 0:
+                submit.sampling = self.samplings[submit.sampling_index]
+                submit.sampling_index = -1
+        self.samplings = []
 
 
 class Rejection(msgspec.Struct, kw_only=True):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Iterable, Mapping
 
@@ -103,6 +104,29 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
         self._check_end()
         _check_range("logprobs", self.logprobs, 0, MAX_LOGPROBS)
         _check_range("prompt_logprobs", self.prompt_logprobs, 0, MAX_LOGPROBS)
+
+    def amended(self, **changes: object) -> SamplingParams:
+        """The same with other values, which the caller answers for.
+
+        Unlike `msgspec.structs.replace` this looks through none of the fields again: they may hold
+        a whole vocabulary, and a request many completions.
+        """
+        amended = copy.copy(self)
+        for name, value in changes.items():
+            msgspec.structs.force_setattr(amended, name, value)
+        return amended
+
+    @property
+    def num_entries(self) -> int:
+        """Texts and tokens in it, of each of which every completion has to keep track."""
+        return (
+            len(self.stop)
+            + len(self.stop_token_ids)
+            + len(self.logit_bias or ())
+            + len(self.bad_words)
+            + sum(map(len, self.bad_words_token_ids))
+            + len(self.allowed_token_ids or ())
+        )
 
     @property
     def has_penalties(self) -> bool:

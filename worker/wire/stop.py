@@ -5,6 +5,21 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 
+class StopStrings:
+    """The stop strings of a request, prepared once for all its completions.
+
+    Args:
+        stop: the strings; none of them empty.
+    """
+
+    __slots__ = ("failures", "firsts", "texts")
+
+    def __init__(self, stop: Sequence[str]) -> None:
+        self.texts = tuple(sorted(stop, key=len, reverse=True))
+        self.failures = [_failure_table(text) for text in self.texts]
+        self.firsts = frozenset(text[0] for text in self.texts)
+
+
 class StopChecker:
     """Finds the first stop string that completes in a growing text, however the text is cut.
 
@@ -13,16 +28,16 @@ class StopChecker:
     costs amortised constant time per stop string (Knuth, Morris and Pratt 1977).
 
     Args:
-        stop: the strings; none of them empty.
+        stop: the strings.
         include_stop_str_in_output: keep the match in the text; nothing is then held back.
     """
 
     __slots__ = ("_failures", "_firsts", "_held", "_include", "_lengths", "_stop", "matched")
 
-    def __init__(self, stop: Sequence[str], *, include_stop_str_in_output: bool = False) -> None:
-        self._stop = tuple(sorted(stop, key=len, reverse=True))
-        self._failures = [_failure_table(text) for text in self._stop]
-        self._firsts = frozenset(text[0] for text in self._stop)
+    def __init__(self, stop: StopStrings, *, include_stop_str_in_output: bool = False) -> None:
+        self._stop = stop.texts
+        self._failures = stop.failures
+        self._firsts = stop.firsts
         self._include = include_stop_str_in_output
         self._lengths = [0] * len(self._stop)
         """How much of each stop string the text ends with."""

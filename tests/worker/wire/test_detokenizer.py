@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer as Backend
 
 from worker.wire.detokenizer import Detokenizer, RequestText, StreamDetokenizer
-from worker.wire.stop import StopChecker
+from worker.wire.stop import StopChecker, StopStrings
 from worker.wire.tokenizer import Tokenizer
 
 SMALL_TEXT = st.text(alphabet="abc✓", max_size=60)
@@ -97,7 +97,7 @@ def test_bytes_that_never_make_text_are_not_held_forever(sentencepiece: Backend)
 def test_stop_strings_equal_the_naive_answer_however_the_text_is_cut(
     text: str, cuts: list[int], stops: list[str], include: bool
 ) -> None:
-    checker = StopChecker(stops, include_stop_str_in_output=include)
+    checker = StopChecker(StopStrings(stops), include_stop_str_in_output=include)
     shown = "".join(checker.push(piece) for piece in cut(text, cuts))
     if checker.matched is None:
         shown += checker.flush()
@@ -109,7 +109,7 @@ def test_stop_strings_equal_the_naive_answer_however_the_text_is_cut(
 def test_only_a_possible_beginning_is_held_back(
     text: str, cuts: list[int], stops: list[str]
 ) -> None:
-    checker = StopChecker(stops)
+    checker = StopChecker(StopStrings(stops))
     seen = shown = ""
     for piece in cut(text, cuts):
         seen += piece
@@ -124,7 +124,7 @@ def test_only_a_possible_beginning_is_held_back(
 def test_tokens_after_a_stop_string_are_not_taken(byte_level: Backend) -> None:
     tokenizer = Tokenizer(byte_level)
     token_ids = tokenizer.encode("hello world, the quick")
-    text = RequestText(tokenizer.detokenizer(), stop=["o w"])
+    text = RequestText(tokenizer.detokenizer(), stop=StopStrings(["o w"]))
     assert text.push(token_ids) == "hell"
     assert text.stop_reason == "o w"
     assert text.num_tokens < len(token_ids)
@@ -134,7 +134,7 @@ def test_tokens_after_a_stop_string_are_not_taken(byte_level: Backend) -> None:
 def test_stop_strings_wait_for_min_tokens(byte_level: Backend) -> None:
     tokenizer = Tokenizer(byte_level)
     token_ids = tokenizer.encode("the the the the")
-    text = RequestText(tokenizer.detokenizer(), stop=["the"], min_tokens=2)
+    text = RequestText(tokenizer.detokenizer(), stop=StopStrings(["the"]), min_tokens=2)
     assert text.push(token_ids[:2]) == tokenizer.decode(token_ids[:2])
     assert text.stop_reason is None
     text.push(token_ids[2:])
@@ -143,7 +143,7 @@ def test_stop_strings_wait_for_min_tokens(byte_level: Backend) -> None:
 
 def test_flush_gives_what_was_held_back(byte_level: Backend) -> None:
     tokenizer = Tokenizer(byte_level)
-    text = RequestText(tokenizer.detokenizer(), stop=["world!"])
+    text = RequestText(tokenizer.detokenizer(), stop=StopStrings(["world!"]))
     shown = text.push(tokenizer.encode("hello world"))
     assert shown == "hello "
     assert text.flush() == "world"
@@ -153,7 +153,7 @@ def test_token_that_stopped_it_counts_but_does_not_show(byte_level: Backend) -> 
     tokenizer = Tokenizer(byte_level)
     token_ids = tokenizer.encode("hello world")
     for stop in ([], ["zzz"]):
-        text = RequestText(tokenizer.detokenizer(), stop=stop)
+        text = RequestText(tokenizer.detokenizer(), stop=StopStrings(stop))
         assert text.push(token_ids, stopped=True) == tokenizer.decode(token_ids[:-1])
         assert text.num_tokens == len(token_ids)
     kept = RequestText(tokenizer.detokenizer(), include_stop_str_in_output=True)
