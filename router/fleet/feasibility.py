@@ -45,6 +45,22 @@ class Feasibility:
         """Why none of these kinds can do it for a prompt of so many tokens; None where one can."""
         return self._of_all([self._length(kind, num_tokens) for kind in kinds])
 
+    def characters(
+        self, kinds: Collection[Limits], num_characters: int, longest_token: int
+    ) -> Problem | None:
+        """The same for a text, before there are tokens of it; each has so many characters at most.
+
+        Texts that cannot fit are told by this alone: a tokenizer would take seconds for them.
+        """
+        most = max((kind.max_tokens - 1 for kind in kinds), default=None)
+        if most is None or num_characters <= most * longest_token:
+            return None
+        message = (
+            f"the prompt has {num_characters} characters, but this model takes at most {most} "
+            f"tokens, of {longest_token} characters at most: shorten the prompt"
+        )
+        return self._of_all([Problem("prompt", message)])
+
     def at(self, kind: Limits, prompt: PromptBlocks, num_resumed: int) -> Problem | None:
         """Why no worker of this kind can go on after `prompt`; None where one can.
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor
+from math import inf
 from typing import Any, TypeVar
 
 import numpy as np
@@ -19,6 +20,8 @@ from worker.wire.tokenizer import Tokenizer
 
 T = TypeVar("T")
 
+_PER_VALUE = 8
+"""Characters that a template may write for a value besides those it has: names, brackets, signs."""
 _SHORT = 1024
 """Characters or tokens that are worked on at once: this takes less than half a millisecond, while a
 thread that is handed work beside a busy event loop may wait 5 ms for the interpreter."""
@@ -38,6 +41,7 @@ class PromptEncoder:
         self._pieces = PieceMemo(tokenizer)
         self._fleet = fleet
         self._executor = executor
+        self._longest_token = tokenizer.longest_token
 
     async def chat(
         self,
@@ -57,8 +61,11 @@ class PromptEncoder:
         """
         keys = self._fleet.block_keys()
         accept = self._check(feasibility)
+        refuse_long = self._check_characters(feasibility)
+        given = (messages, chat_template_kwargs or {})
 
         def work() -> PromptBlocks:
+            refuse_long(num_characters(given))
             try:
                 text = self._tokenizer.render_chat(
                     messages,
@@ -68,10 +75,11 @@ class PromptEncoder:
             except (ValueError, AttributeError, RecursionError) as error:
                 # Templates come with checkpoints, and see whatever JSON the client sent.
                 raise bad_request(str(error), "messages") from error
+            refuse_long(len(text))  # templates repeat, and bring texts of their own
             token_ids = self._pieces.encode(text, cache_scope(cache_salt, tenant=tenant), accept)
             return self._blocks(token_ids, cache_salt, tenant, session, keys)
 
-        return await self._run(work, _num_characters(messages))
+        return await self._run(work, num_characters(given, per_value=_PER_VALUE, enough=_SHORT))
 
     async def prompts(
         self,
@@ -90,12 +98,15 @@ class PromptEncoder:
         """
         keys = self._fleet.block_keys()
         accept = self._check(feasibility)
+        refuse_long = self._check_characters(feasibility)
         info = self._fleet.info
         vocab_size = info.vocab_size if info is not None else self._tokenizer.vocab_size
 
         def work() -> list[PromptBlocks]:
             for prompt in prompts:
-                if not isinstance(prompt, str):
+                if isinstance(prompt, str):
+                    refuse_long(len(prompt))
+                else:
                     accept(len(prompt))
                     _refuse_unknown(prompt, vocab_size)
             encoded: list[Sequence[int]] = []
@@ -150,6 +161,17 @@ class PromptEncoder:
 
         return accept
 
+    def _check_characters(self, feasibility: Feasibility) -> Callable[[int], None]:
+        """The same for a number of characters, before there are tokens."""
+        kinds = tuple(self._fleet.limits)
+
+        def accept(number: int) -> None:
+            problem = feasibility.characters(kinds, number, self._longest_token)
+            if problem is not None:
+                raise bad_request(problem.message, problem.param)
+
+        return accept
+
     def _blocks(
         self,
         token_ids: Sequence[int] | Tokens,
@@ -172,12 +194,26 @@ class PromptEncoder:
         return await asyncio.get_running_loop().run_in_executor(self._executor, work)
 
 
-def _num_characters(messages: Sequence[Mapping[str, Any]]) -> int:
-    """About as many as the rendered prompt will have; contents of several parts count as long."""
-    contents = [message.get("content") or "" for message in messages]
-    if not all(isinstance(content, str) for content in contents):
-        return _SHORT + 1
-    return sum(map(len, contents)) + 32 * len(contents)
+def num_characters(data: Any, *, per_value: int = 0, enough: float = inf) -> int:
+    """Characters of all texts in JSON data, names included; a template may print any of them.
+
+    Args:
+        data: lists, mappings, texts and numbers.
+        per_value: counted for each value besides.
+        enough: the count ends above it.
+    """
+    total, rest = 0, [data]
+    while rest and total <= enough:
+        value = rest.pop()
+        total += per_value
+        if isinstance(value, str):
+            total += len(value)
+        elif isinstance(value, Mapping):
+            rest += value
+            rest += value.values()
+        elif isinstance(value, list | tuple):
+            rest += value
+    return total
 
 
 def _refuse_unknown(token_ids: Sequence[int], vocab_size: int) -> None:

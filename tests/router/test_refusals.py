@@ -112,6 +112,8 @@ KINDS = {
     "ids outside of the vocabulary": text("prompt", prompt=[5, 1000]),
     "too many ids": text("prompt", prompt=[5] * 300),
     "no ids in one of two": text("prompt", prompt=[[5], []]),
+    "too many characters": text("prompt", prompt="x" * 5000),
+    "too many characters of a field": chat("messages", chat_template_kwargs={"x": "y" * 5000}),
     "a template that refuses": chat("messages", messages=[{"role": "tool", "content": "x"}]),
     "too many tokens": text("prompt", prompt="a b c d " * 70, tokenized=True),
     "too many tokens after good ones": text(
@@ -119,7 +121,7 @@ KINDS = {
     ),
     "no tokens": text("prompt", prompt="", tokenized=True),
     "too long a chat": chat(
-        "messages", messages=[*USER, {"role": "user", "content": "a b c d " * 400}], tokenized=True
+        "messages", messages=[*USER, {"role": "user", "content": "a b c d " * 300}], tokenized=True
     ),
     "min_tokens that find no room": text(
         "min_tokens", prompt=[5] * 200, min_tokens=100, max_tokens=200
@@ -317,7 +319,7 @@ async def test_what_waits_for_the_first_worker_is_held_against_it_before_it_is_b
     [route] = rig.config.models
     await rig.start(attached=0, models=(replace(route, on_demand=True),))
     model = rig.gateway.model("stub")
-    work = asyncio.create_task(rig.chat("a b c d " * 400))
+    work = asyncio.create_task(rig.chat("a b c d " * 300))
     await rig.until(lambda: model.stats.pending_requests == 1)
     rig.transport.set_members("w0")
     response = await work

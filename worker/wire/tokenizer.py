@@ -56,11 +56,24 @@ class Tokenizer:
         wanted = {token.content for token in added if token.content in template}
         self._separators = separators(added, wanted.union(self.special_tokens.values()))
         self._token_bytes: dict[bool, dict[int, bytes]] = {False: {}, True: {}}
+        self._longest_token: int | None = None
 
     @property
     def vocab_size(self) -> int:
         """Number of tokens, added ones included."""
         return self._backend.get_vocab_size(with_added_tokens=True)
+
+    @property
+    def longest_token(self) -> int:
+        """Most characters that one token stands for; takes a while when first asked.
+
+        As in vLLM, a text of more than that times a number of tokens counts as longer than these,
+        though a normalizer might have shortened it, or many unknown characters be one token.
+        """
+        if self._longest_token is None:
+            vocabulary = self._backend.get_vocab(with_added_tokens=True)
+            self._longest_token = max(map(len, vocabulary), default=1)
+        return self._longest_token
 
     @property
     def special_token_ids(self) -> frozenset[int]:

@@ -1,0 +1,107 @@
+"""Texts that cannot fit never reach a tokenizer; long ones never do on the event loop."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import pytest
+
+from worker.wire.chat_template import ChatTemplate
+
+PRINTS_ALL = (
+    "{{ date_string }}{% for m in messages %}<|im_start|>{{ m.role }}{{ m.content }}"
+    "{{ m.name }}{{ m.reasoning_content }}{{ m.calls | tojson }}<|im_end|>{% endfor %}"
+)
+LIMIT = 256
+"""Tokens of the stub's model."""
+
+
+def body(place: str, text: str) -> dict[str, Any]:
+    """A chat with the text in one of the places that templates print."""
+    message: dict[str, Any] = {"role": "user", "content": "hi"}
+    chat: dict[str, Any] = {"messages": [message]}
+    if place == "template arguments":
+        chat["chat_template_kwargs"] = {"date_string": text}
+    elif place == "parts":
+        message["content"] = [{"type": "text", "text": text[:40]}] * (len(text) // 40)
+    elif place == "calls":
+        message["calls"] = [{"function": {"name": "f", "arguments": {"x": [text]}}}]
+    elif place == "names":
+        message["calls"] = {text: 1}
+    elif place == "numbers":
+        message["calls"] = [1234567] * (len(text) // 8)
+    elif place == "many messages":
+        chat["messages"] = [{"role": "user", "content": text[:20]}] * (len(text) // 40)
+    else:
+        message[place] = text
+    return chat
+
+
+PLACES = ["content", "parts", "name", "reasoning_content", "template arguments", "calls", "names"]
+
+
+@pytest.fixture
+async def watched(rig: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """A gateway whose template prints everything; `rig.calls` has (method, thread)."""
+    await rig.start()
+    tokenizer = rig.gateway.model("stub").tokenizer
+    monkeypatch.setattr(tokenizer, "_template", ChatTemplate(PRINTS_ALL, {}))
+    rig.calls = []
+    for name in ("encode", "encode_pieces", "render_chat"):
+        plain = getattr(tokenizer, name)
+
+        def call(*args: Any, name: str = name, plain: Any = plain, **kwargs: Any) -> Any:
+            rig.calls.append((name, threading.current_thread()))
+            return plain(*args, **kwargs)
+
+        monkeypatch.setattr(tokenizer, name, call)
+    return rig
+
+
+@pytest.mark.parametrize("place", PLACES)
+async def test_a_text_that_cannot_fit_reaches_no_template(watched: Any, place: str) -> None:
+    text = "word " * (LIMIT * watched.tokenizer.longest_token // 5 + 20)
+    response = await watched.client.post("/v1/chat/completions", json=body(place, text))
+    assert response.status_code == 400
+    error = response.json()["error"]
+    assert error["param"] == "messages"
+    assert f"at most {LIMIT - 1} tokens" in error["message"]
+    assert watched.calls == []
+
+
+@pytest.mark.parametrize("place", [*PLACES, "numbers", "many messages"])
+async def test_a_long_text_is_worked_on_beside_the_event_loop(watched: Any, place: str) -> None:
+    response = await watched.client.post("/v1/chat/completions", json=body(place, "ab " * 700))
+    assert response.status_code == 400, "too many tokens, or characters once they are written"
+    assert watched.calls
+    for name, thread in watched.calls:
+        assert thread is not threading.main_thread(), f"{name} on the event loop"
+
+
+async def test_what_a_template_makes_long_reaches_no_tokenizer(
+    watched: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tokenizer = watched.gateway.model("stub").tokenizer
+    template = "{% for n in range(2000) %}{{ messages[0].content }}{% endfor %}"
+    monkeypatch.setattr(tokenizer, "_template", ChatTemplate(template, {}))
+    response = await watched.chat("words and words")
+    assert response.status_code == 400
+    assert response.json()["error"]["param"] == "messages"
+    assert {name for name, _ in watched.calls} == {"render_chat"}
+
+
+async def test_one_prompt_of_several_that_cannot_fit(watched: Any) -> None:
+    response = await watched.complete(["a short one", "x" * LIMIT * 100])
+    assert response.status_code == 400
+    assert response.json()["error"]["param"] == "prompt"
+    assert watched.calls == []
+
+
+async def test_a_prompt_of_the_longest_tokens_fits(rig: Any) -> None:
+    await rig.start()
+    token = max(rig.tokenizer._backend.get_vocab(with_added_tokens=True), key=len)
+    assert len(token) == rig.tokenizer.longest_token
+    response = await rig.complete(token * (LIMIT - 1))
+    assert response.status_code == 200, response.text
+    assert response.json()["usage"]["prompt_tokens"] == LIMIT - 1
