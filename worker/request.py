@@ -157,8 +157,7 @@ class Request:
         eos_token_ids: tuple[int, ...],
         block_size: int = 1,
     ) -> None:
-        self.request_id = submit.request_id
-        self.attempt = submit.attempt
+        self.request_id, self.attempt = submit.request_id, submit.attempt
         self.gateway_id = submit.gateway_id
         self.cache_salt = submit.cache_salt
         self.num_expected_cached = submit.num_expected_cached

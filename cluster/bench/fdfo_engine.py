@@ -10,7 +10,7 @@ import numpy as np
 
 from cluster.bench.engine import GATEWAY, BenchEngine
 from worker.engine.config import EngineConfig
-from worker.wire.messages import BlockTotals
+from worker.wire.diffusion import BlockTotals
 from worker.wire.sampling import SamplingParams
 
 

@@ -9,12 +9,12 @@ from contextlib import aclosing
 import msgspec
 
 from worker.wire.blocks import block_hashes, root_hash
+from worker.wire.diffusion import BlockTotals
 from worker.wire.messages import (
     PROTOCOL_VERSION,
     AttachSnapshot,
     BlockRemoved,
     BlockStored,
-    BlockTotals,
     EngineInfo,
     LoadSnapshot,
     Rejection,

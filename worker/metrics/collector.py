@@ -17,8 +17,9 @@ from prometheus_client.registry import Collector
 from worker.metrics.host_cache import host_cache_metrics
 from worker.metrics.latency import WorkerLatency, latency_metrics
 from worker.metrics.speculation import speculation_metrics
+from worker.wire.diffusion import BlockTotals
 from worker.wire.host_cache import HostCacheTotals
-from worker.wire.messages import BlockTotals, EngineInfo, LoadSnapshot
+from worker.wire.messages import EngineInfo, LoadSnapshot
 from worker.wire.speculation import SpeculationTotals
 from worker.wire.times import StepTimes
 

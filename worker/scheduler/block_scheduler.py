@@ -13,7 +13,7 @@ from worker.scheduler.finish import allows, finish_state, stop_reason
 from worker.scheduler.plan import Accept, BlockOutcome, Plan, StepResult
 from worker.scheduler.scheduler import Clock, Scheduler
 from worker.scheduler.step import Share, StepInFlight
-from worker.wire.messages import BlockTotals
+from worker.wire.diffusion import BlockTotals
 
 
 class BlockScheduler(Scheduler):

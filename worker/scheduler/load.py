@@ -12,7 +12,8 @@ from worker.scheduler.plan import StepResult
 from worker.scheduler.queue import WaitingQueue
 from worker.scheduler.running import RunningSet
 from worker.scheduler.step import StepInFlight
-from worker.wire.messages import BlockTotals, LoadSnapshot, StepShape
+from worker.wire.diffusion import BlockTotals
+from worker.wire.messages import LoadSnapshot, StepShape
 from worker.wire.speculation import SpeculationTotals
 
 

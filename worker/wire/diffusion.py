@@ -1,4 +1,4 @@
-"""What a request may ask of block diffusion, and the names of all there is to choose from."""
+"""What a request may ask of block diffusion, what it has done, and the names to choose from."""
 
 from __future__ import annotations
 
@@ -54,3 +54,16 @@ class DiffusionParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=T
             )
         if self.penalty is not None and not 0.0 <= self.penalty <= 100.0:
             raise ValueError(f"diffusion.penalty must be in [0, 100], got {self.penalty}")
+
+
+class BlockTotals(msgspec.Struct, array_like=True):
+    """What block diffusion has done since the epoch began."""
+
+    num_forwards: int = 0
+    """Forward passes."""
+    num_rounds: int = 0
+    """Passes that found something to decide in a block, summed over blocks."""
+    num_passes: int = 0
+    """All passes of running blocks, summed over blocks."""
+    num_tokens: int = 0
+    """Tokens of blocks that were done."""

@@ -13,6 +13,7 @@ from typing import Literal
 import msgspec
 
 from worker.wire.admission import AdmissionChange
+from worker.wire.diffusion import BlockTotals
 from worker.wire.host_cache import HostCacheTotals
 from worker.wire.sampling import SamplingParams
 from worker.wire.slo import Slo
@@ -235,19 +236,6 @@ class StepShape(msgspec.Struct, array_like=True, frozen=True):
     """Requests that decoded."""
     decode_context: int = 0
     """Positions that these attended to, over all rows."""
-
-
-class BlockTotals(msgspec.Struct, array_like=True):
-    """What block diffusion has done since the epoch began."""
-
-    num_forwards: int = 0
-    """Forward passes."""
-    num_rounds: int = 0
-    """Passes that found something to decide in a block, summed over blocks."""
-    num_passes: int = 0
-    """All passes of running blocks, summed over blocks."""
-    num_tokens: int = 0
-    """Tokens of blocks that were done."""
 
 
 class LoadSnapshot(msgspec.Struct, array_like=True):

@@ -9,15 +9,9 @@ from prometheus_client.parser import text_string_to_metric_families as parse
 
 from worker.metrics.collector import WorkerCollector, WorkerView
 from worker.metrics.latency import WorkerLatency
+from worker.wire.diffusion import BlockTotals
 from worker.wire.exposition import TEXT, render
-from worker.wire.messages import (
-    BlockTotals,
-    EngineInfo,
-    LoadSnapshot,
-    StepReport,
-    StepShape,
-    TokenDelta,
-)
+from worker.wire.messages import EngineInfo, LoadSnapshot, StepReport, StepShape, TokenDelta
 from worker.wire.speculation import SpeculationTotals
 from worker.wire.times import FirstTokenTimes, StepTimes
 
