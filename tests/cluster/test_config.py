@@ -119,3 +119,19 @@ def test_flags_that_were_not_given_leave_no_trace() -> None:
 def test_deployment_names_hold_what_serve_takes() -> None:
     config = serve_config_from_mapping({"models": [{"model": "m", "served_model_name": "a/b#c"}]})
     assert config.models[0].deployment == "worker-a-b-c"
+
+
+def test_the_admin_key_has_a_variable_and_is_no_api_key(monkeypatch: pytest.MonkeyPatch) -> None:
+    models = {"models": [{"model": "org/name"}]}
+    assert serve_config_from_mapping(models).gateway().admin_api_keys == ()
+    monkeypatch.setenv("RAYFLEET_ADMIN_API_KEY", "omega")
+    assert serve_config_from_mapping(models).gateway().admin_api_keys == ("omega",)
+    given = serve_config_from_mapping({**models, "admin_api_key": "given"})
+    assert given.gateway().admin_api_keys == ("given",)
+    with pytest.raises(ValueError, match="--admin-api-key is an --api-key too"):
+        serve_config_from_mapping({**models, "api_keys": ["omega"]})
+    files = {"api_key_file": "/keys", "admin_api_key_file": "/keys"}
+    with pytest.raises(ValueError, match="--admin-api-key-file is --api-key-file too"):
+        serve_config_from_mapping({**models, **files})
+    monkeypatch.setenv("RAYFLEET_ADMIN_API_KEY", "")
+    assert serve_config_from_mapping(models).gateway().admin_api_keys == ()
