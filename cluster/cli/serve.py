@@ -145,7 +145,7 @@ def _tell(console: Console, line: str, stopping: threading.Event) -> None:
     # Ray sets a SIGTERM handler of its own while it starts; ours is put back at each phase.
     if not stopping.is_set() and line != "stopping":
         _on_signals(_interrupt)
-    console.print(line, markup=False)
+    console.print(line, markup=False, soft_wrap=True)
 
 
 def _summary(config: ServeConfig) -> str:

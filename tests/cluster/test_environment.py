@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import socket
 import stat
@@ -12,18 +13,26 @@ from pathlib import Path
 import pytest
 
 from cluster.environment import (
+    NODE_WRAPPER,
+    cluster_settings,
     free_port_range,
     free_ports,
+    haproxy_policy,
     haproxy_settings,
     has_haproxy,
+    main,
+    node_settings,
+    prepare,
     private_directory,
     ray_settings,
     require_authentication,
     serve_settings,
 )
-from cluster.haproxy import confine
+from cluster.haproxy import BINARY_VARIABLE, confine
 from cluster.launch import end_processes_of, refuse_used_port, root_cause_last
+from cluster.local_ray import proxy_warning
 
+PRINT = "import json, os; print(json.dumps(dict(os.environ)))"
 TEMPLATE = """
 frontend prometheus
     bind :9101
@@ -73,6 +82,67 @@ def test_settings_are_names_that_ray_reads() -> None:
     unknown = [name for name in settings if f'"{name}"' not in known]
     assert unknown == []
     assert all(name.startswith("RAY_") for name in ray_settings())
+
+
+def evaluated() -> dict[str, str]:
+    """The environment of a shell that begins a node as README says."""
+    shell = f'eval "$({sys.executable} -m cluster.environment)"; {sys.executable} -c "{PRINT}"'
+    done = subprocess.run(["bash", "-c", shell], capture_output=True, text=True, check=True)
+    environment = json.loads(done.stdout)
+    assert isinstance(environment, dict)
+    return environment
+
+
+@pytest.mark.skipif(not has_haproxy(), reason="HAProxy's wheel is not installed")
+def test_nodes_of_any_cluster_get_haproxy() -> None:
+    environment = evaluated()
+    assert {**cluster_settings(), **haproxy_policy()}.items() <= environment.items()
+    wrapper = Path(environment[BINARY_VARIABLE])
+    assert wrapper.name == NODE_WRAPPER
+    assert os.access(wrapper, os.X_OK)
+    # One fleet's ports and files would be those of every cluster that the shell begins.
+    assert not {name for name in environment if name.endswith("_PORT") and "SERVE" in name}
+
+
+def test_nodes_without_the_wheel_are_told(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("cluster.environment.has_haproxy", lambda: False)
+    assert node_settings() == cluster_settings()
+    main()
+    printed = capsys.readouterr()
+    assert all(line.startswith("export ") for line in printed.out.splitlines())
+    (line,) = printed.err.splitlines()
+    assert "Python proxy" in line
+
+
+@pytest.mark.skipif(not has_haproxy(), reason="HAProxy's wheel is not installed")
+@pytest.mark.parametrize("haproxy", [None, False])
+def test_a_cluster_of_its_own_takes_nothing_from_a_node_s_shell(
+    haproxy: bool | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "environ", {**os.environ, **node_settings()})
+    for module in [name for name in sys.modules if name.startswith("ray.serve")]:
+        monkeypatch.delitem(sys.modules, module)
+    environment = prepare(host="0.0.0.0", port=8000, haproxy=haproxy)
+    try:
+        assert os.environ["RAY_SERVE_ENABLE_HA_PROXY"] == str(int(environment.haproxy))
+        assert environment.haproxy == (haproxy is None)
+        wrapper = os.environ.get(BINARY_VARIABLE, "none")
+        assert Path(wrapper).is_relative_to(environment.directory) == environment.haproxy
+    finally:
+        environment.close()
+
+
+def test_what_a_joined_cluster_s_proxies_lack_is_told() -> None:
+    here, there = "10.0.0.1", "10.0.0.2"
+    assert proxy_warning(True, "127.0.0.1", {here}) is None
+    assert proxy_warning(True, "0.0.0.0", {here, there}) is None
+    warning = proxy_warning(False, "127.0.0.1", {here, there})
+    assert warning is not None
+    assert "python -m cluster.environment" in warning
+    with pytest.raises(ValueError, match=r"--host 0\.0\.0\.0"):
+        proxy_warning(True, "127.0.0.1", {here, there})
 
 
 def test_free_ports_differ_and_used_ones_are_refused() -> None:

@@ -10,6 +10,7 @@ from tests.helm.chart import CHART, Helm, HelmError
 
 H100 = ["-f", str(CHART / "values-h100-tp8.yaml")]
 LONG = "a-name-that-goes-on-and-on-and-on-and-on-and-on"
+ARM = '{"kubernetes.io/arch": "arm64"}'
 DEMO = '{"name": "demo", "model": "m", "group": "cpu"'
 
 WRONG = {
@@ -58,6 +59,8 @@ WRONG = {
     "address that is no network": (["--set-json", 'networkPolicy.clientCidrs=["10.0.0.1"]'], "clientCidrs"),
     "thresholds that KubeRay no longer reads": (["--set", "serviceUnhealthySecondThreshold=900"], "serviceUnhealthySecondThreshold"),
     "long name": (["--set", f"nameOverride={LONG}"], "set fullnameOverride"),
+    "HAProxy on arm64": (["--set-json", f"pod.nodeSelector={ARM}"], "set haproxy.enabled=false"),
+    "HAProxy on one group's arm64": ([*H100, "--set-json", f"workerGroups[0].pod.nodeSelector={ARM}"], "set haproxy.enabled=false"),
 }  # fmt: skip
 
 
@@ -86,5 +89,7 @@ def test_what_is_nearly_wrong_is_rendered(helm4: Helm) -> None:
     for versions in ([], known):
         helm4.template("--set", "rayAuth.existingSecret=s", *versions)
     helm4.template("--set", "modelCache.persistent=true,modelCache.accessModes={ReadWriteOnce}")
+    helm4.template("--set-json", f"gateway.pod.nodeSelector={ARM}", "--set", "haproxy.enabled=false")
+    helm4.template("--set-json", f"gateway.pod.nodeSelector={ARM.replace('arm', 'amd')}")
     eight = '[{"name": "a", "model": "m", "group": "h100", "workers": 8}]'
     helm4.template(*H100, "--set-json", f"models={eight}")
