@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shlex
 import subprocess
 import sys
@@ -124,8 +125,30 @@ def test_gpus_become_ray_resources(helm4: Helm) -> None:
     offered = json.loads(json.loads(group["rayStartParams"]["resources"]))
     config = yaml.safe_load(service["spec"]["serveConfigV2"])
     bundles = config["applications"][0]["deployments"][1]["placement_group_bundles"]
-    assert bundles == [{"GPU": 1, "rayfleet_group_h100": 0.001}] * 8
-    assert offered["rayfleet_group_h100"] >= sum(b["rayfleet_group_h100"] for b in bundles)
+    assert bundles == [{"GPU": 1, "rayfleet_workers_h100": 0.001}] * 8
+    assert offered["rayfleet_workers_h100"] >= sum(b["rayfleet_workers_h100"] for b in bundles)
+
+
+@pytest.mark.parametrize("group", ["a100", "b200", "ada", "cpu"])
+def test_no_resource_has_a_name_that_ray_keeps_for_placement_groups(
+    helm4: Helm, group: str
+) -> None:
+    """Ray reads NAME_group_HEX as a bundle's share of NAME, and never finds a place for it."""
+    models = [{"name": "demo", "model": "m", "group": group}]
+    resources = {"requests": {"cpu": "1", "memory": "1Gi"}, "limits": {"memory": "1Gi"}}
+    groups = [{"name": group, "replicas": 1, "gpus": 1, "resources": resources}]
+    rendered = helm4.template(
+        "--set-json", f"models={json.dumps(models)}", "--set-json", f"workerGroups={json.dumps(groups)}"
+    )
+    service = only(rendered, "RayService")["spec"]
+    config = yaml.safe_load(service["serveConfigV2"])
+    gateway, worker = config["applications"][0]["deployments"]
+    asked = {*gateway["ray_actor_options"]["resources"], *worker["placement_group_bundles"][0]}
+    offered = {"GPU"}
+    for pods in service["rayClusterConfig"]["workerGroupSpecs"]:
+        offered |= json.loads(json.loads(pods["rayStartParams"]["resources"])).keys()
+    assert asked == offered
+    assert [name for name in asked if re.fullmatch(r".+_group_[0-9a-f_]+", name)] == []
 
 
 def test_keys_come_from_secrets_alone(objects: list[Object], helm4: Helm) -> None:

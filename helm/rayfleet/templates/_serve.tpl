@@ -55,9 +55,10 @@
 ) -}}
 {{- end -}}
 
-{{/* One model's deployment: its replicas, and where the ranks of each go. */}}
+{{/* One model's deployment: its replicas, and where the ranks of each go. No resource may be called
+`..._group_` and hexadecimal digits, as of a group `a100`: Ray takes it for a placement group's own. */}}
 {{- define "rayfleet.workerDeployment" -}}
-{{- $bundle := dict (printf "rayfleet_group_%s" .group.name) 0.001 -}}
+{{- $bundle := dict (printf "rayfleet_workers_%s" .group.name) 0.001 -}}
 {{- if gt (int .group.gpus) 0 -}}
 {{- $_ := set $bundle "GPU" 1 -}}
 {{- else -}}
