@@ -26,6 +26,10 @@ from cluster.haproxy import BINARY_VARIABLE, IDLE_CONNECTIONS
 
 PORTS_PER_FLEET = 400
 """Loopback ports that HAProxy reaches gateways on. One that has ended keeps its own for a while."""
+GATEWAY_PORTS = range(10_000, 24_000)
+SINGLE_PORTS = range(24_000, 30_000)
+"""Ports of both kinds lie below those that Kubernetes gives to nodes (from 30,000) and Linux to
+outgoing connections (from 32,768): one of these may take a port between its choice and its use."""
 LONGEST_STREAM_S = 3600
 """A response may take this long; a replaced HAProxy process lives on for its streams."""
 
@@ -255,23 +259,34 @@ def require_authentication(directory: Path) -> None:
 
 
 def free_ports(count: int) -> tuple[int, ...]:
-    """`count` different TCP ports that nothing listens on at the moment."""
-    sockets = [socket.socket() for _ in range(count)]
+    """`count` different TCP ports that nothing listens on at the moment.
+
+    Raises:
+        OSError: all of SINGLE_PORTS are taken.
+    """
+    sockets: list[socket.socket] = []
     try:
-        for sock in sockets:
-            sock.bind(("127.0.0.1", 0))
-        return tuple(sock.getsockname()[1] for sock in sockets)
+        for port in secrets.SystemRandom().sample(SINGLE_PORTS, len(SINGLE_PORTS)):
+            sockets.append(socket.socket())
+            try:
+                sockets[-1].bind(("127.0.0.1", port))
+            except OSError:
+                sockets.pop().close()
+            if len(sockets) == count:
+                return tuple(sock.getsockname()[1] for sock in sockets)
+        raise OSError(f"no {count} ports are free from {SINGLE_PORTS.start} on")
     finally:
         _close_all(sockets)
 
 
 def free_port_range() -> int:
-    """The first of PORTS_PER_FLEET ports for a fleet's gateways, below those that systems give out.
+    """The first of PORTS_PER_FLEET ports for a fleet's gateways.
 
     Nothing listens on it at the moment, and another fleet is unlikely to choose the same.
     """
     while True:
-        first = 10_000 + PORTS_PER_FLEET * secrets.randbelow(20_000 // PORTS_PER_FLEET)
+        slots = len(GATEWAY_PORTS) // PORTS_PER_FLEET
+        first = GATEWAY_PORTS.start + PORTS_PER_FLEET * secrets.randbelow(slots)
         with socket.socket() as sock:
             if sock.connect_ex(("127.0.0.1", first)) != 0:
                 return first

@@ -14,6 +14,7 @@ import pytest
 
 from cluster.environment import (
     NODE_WRAPPER,
+    PORTS_PER_FLEET,
     cluster_settings,
     free_port_range,
     free_ports,
@@ -186,3 +187,21 @@ def test_the_root_cause_comes_last() -> None:
     assert "\x1b" not in "".join(lines)
     chained = "hub.NotFoundError: words\nworker.wire.retry.Unavailable: download it first\n"
     assert root_cause_last(chained).splitlines()[-1].endswith("Unavailable: download it first")
+
+
+def test_ports_are_none_that_a_connection_may_take_meanwhile() -> None:
+    first_of_connections = Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0]
+    ports = free_ports(50)
+    assert len(set(ports)) == 50
+    assert max(ports) < int(first_of_connections)
+    assert free_port_range() + PORTS_PER_FLEET < int(first_of_connections)
+
+
+def test_a_port_that_is_taken_is_not_free(monkeypatch: pytest.MonkeyPatch) -> None:
+    (port,) = free_ports(1)
+    monkeypatch.setattr("cluster.environment.SINGLE_PORTS", range(port, port + 1))
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", port))
+        with pytest.raises(OSError, match="no 1 ports are free"):
+            free_ports(1)
+    assert free_ports(1) == (port,)
