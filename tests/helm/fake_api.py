@@ -1,8 +1,9 @@
 """A Kubernetes API server in this process: it keeps objects, and does nothing else with them.
 
 Enough for Helm 3 and Helm 4 to install, upgrade, roll back and uninstall (they need
-`--disable-openapi-validation`): discovery, get, list by labels, create, update, delete, merge patch,
-server-side apply (taken as a replacement), and the protobuf Secrets in which Helm keeps its releases.
+`--disable-openapi-validation`): discovery, get, list by labels, create, update, delete, merge
+patch, server-side apply (taken as a replacement), and the protobuf Secrets in which Helm keeps its
+releases.
 """
 
 from __future__ import annotations
@@ -103,7 +104,7 @@ class _Handler(BaseHTTPRequestHandler):
             with self.cluster.lock:
                 self._answer_about(match, url.query, body)
 
-    do_GET = do_POST = do_PUT = do_PATCH = do_DELETE = answer  # noqa: N815
+    do_GET = do_POST = do_PUT = do_PATCH = do_DELETE = answer
 
     def _answer_about(self, match: re.Match[str], query: str, body: bytes) -> None:
         plural, namespace, name = match["plural"], match["namespace"] or "", match["name"]

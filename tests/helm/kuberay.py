@@ -1,4 +1,4 @@
-"""What KubeRay makes of the RayService that the chart renders: environment and command of Ray's pods.
+"""What KubeRay makes of the RayService that the chart renders: its pods' environment and command.
 
 Written after `ray-operator/controllers/ray/common/pod.go` of KubeRay 1.7 (setMissingRayStartParams,
 generateRayStartCommand, setContainerEnvVars, SetContainerTokenAuthEnvVars and

@@ -19,10 +19,10 @@ def serve_models(models: Sequence[str]) -> Iterator[tuple[str, list[str]]]:
         def log_message(self, *args: Any) -> None:
             pass
 
-        def do_GET(self) -> None:  # noqa: N802
+        def do_GET(self) -> None:
             self._answer({"data": [{"id": model} for model in models]})
 
-        def do_POST(self) -> None:  # noqa: N802
+        def do_POST(self) -> None:
             body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
             asked.append(body["model"])
             self._answer({"usage": {"completion_tokens": 1}, "choices": [{"text": "two"}]})

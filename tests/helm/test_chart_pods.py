@@ -138,7 +138,10 @@ def test_no_resource_has_a_name_that_ray_keeps_for_placement_groups(
     resources = {"requests": {"cpu": "1", "memory": "1Gi"}, "limits": {"memory": "1Gi"}}
     groups = [{"name": group, "replicas": 1, "gpus": 1, "resources": resources}]
     rendered = helm4.template(
-        "--set-json", f"models={json.dumps(models)}", "--set-json", f"workerGroups={json.dumps(groups)}"
+        "--set-json",
+        f"models={json.dumps(models)}",
+        "--set-json",
+        f"workerGroups={json.dumps(groups)}",
     )
     service = only(rendered, "RayService")["spec"]
     config = yaml.safe_load(service["serveConfigV2"])

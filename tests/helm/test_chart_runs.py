@@ -11,6 +11,7 @@ import stat
 import urllib.request
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -161,7 +162,7 @@ def chat(base_url: str, model: str) -> Any:
 
 
 def test_the_dashboard_wants_the_token(release: Release) -> None:
-    with pytest.raises(OSError, match="401|403"):
+    with pytest.raises(OSError, match=r"401|403"):
         release.cluster.operator("GET", APPLICATIONS, token=None)
 
 
@@ -169,7 +170,7 @@ def test_every_pod_gets_ready_and_answers_through_haproxy(release: Release) -> N
     cluster = release.cluster
     for pod in cluster.pods:
         for kind in pod.pod.probes:
-            cluster.wait(f"{kind} of {pod.pod.group}", lambda: pod.probe(kind))
+            cluster.wait(f"{kind} of {pod.pod.group}", partial(pod.probe, kind))
     for model in release.arguments["models"]:
         for pod in cluster.workers:
             before = requests_of(pod)

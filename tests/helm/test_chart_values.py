@@ -86,6 +86,5 @@ def test_what_is_nearly_wrong_is_rendered(helm4: Helm) -> None:
     for versions in ([], known):
         helm4.template("--set", "rayAuth.existingSecret=s", *versions)
     helm4.template("--set", "modelCache.persistent=true,modelCache.accessModes={ReadWriteOnce}")
-    helm4.template("--set-json", f"gateway.pod.nodeSelector={ARM.replace('arm', 'amd')}")
     eight = '[{"name": "a", "model": "m", "group": "h100", "workers": 8}]'
     helm4.template(*H100, "--set-json", f"models={eight}")
