@@ -1,6 +1,7 @@
 # make serve          install and serve the demo model     (ARGS="--port 9000 --num-workers 2")
 # make test           what CI runs
 # make lint           the part of it that does not run the code
+# make check-install  all pins and extras resolve on the public index (two minutes)
 # make check-rolling-update  a thousand requests while all gateways and workers are replaced (two minutes)
 # make check-nodes    three Ray nodes on this machine: one is lost, one joins, the head restarts (two minutes)
 # make check-overload ten times too much load over HTTP for a minute
@@ -20,8 +21,8 @@ TEST_ARGS ?=
 TEST_PROCESSES ?= -n $(shell n=$$(nproc); echo $$((n < 2 ? 2 : n > 6 ? 6 : n))) \
 	--dist loadgroup --no-loadscope-reorder
 
-.PHONY: install serve test lint check-autoscale check-nodes check-overload check-rolling-update \
-	demo-models check-speculative
+.PHONY: install serve test lint check-install check-autoscale check-nodes check-overload \
+	check-rolling-update demo-models check-speculative
 .DEFAULT_GOAL := serve
 
 install: $(STAMP)
@@ -47,6 +48,9 @@ lint: $(STAMP)
 
 test: lint
 	RAY_USAGE_STATS_ENABLED=0 $(BIN)/python -m pytest $(TEST_PROCESSES) $(TEST_ARGS)
+
+check-install: $(STAMP)
+	$(BIN)/python tests/deploy/install_check.py $(ARGS)
 
 check-overload: $(STAMP)
 	$(BIN)/python -m cluster.bench.overload $(ARGS)

@@ -1,0 +1,68 @@
+"""What users get from the public index: the cut of `make check-install` for this Python."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import install_check
+import pytest
+from install_check import ROOT, IndexUnreachableError, NoSolutionError
+
+CONSTRAINTS = ROOT / "constraints.txt"
+PYTHON = f"{sys.version_info.major}.{sys.version_info.minor}"
+
+
+def asked(question: Callable[[], dict[str, str]]) -> dict[str, str]:
+    """The answer; skips the test that asks where there is no index."""
+    try:
+        return question()
+    except IndexUnreachableError as error:
+        pytest.skip(f"the package index does not answer: {error}")
+
+
+def check(constraints: Path, home: Path) -> dict[str, str]:
+    return asked(
+        lambda: install_check.check(constraints, home=home, python=PYTHON, machine="x86_64")
+    )
+
+
+def test_pins_and_extras_resolve(tmp_path: Path) -> None:
+    found = check(CONSTRAINTS, tmp_path)
+    assert "nvidia-nccl-cu13" in found, "this was not the build of torch that users get"
+    assert found.items() >= {("torch", install_check.pins(CONSTRAINTS)["torch"])}
+
+
+def test_a_triton_that_torch_does_not_take_is_found(tmp_path: Path) -> None:
+    text = CONSTRAINTS.read_text()
+    others = tmp_path / "constraints.txt"
+    others.write_text(text.replace("triton==3.7.1", "triton==3.9.0"))
+    assert others.read_text() != text
+    with pytest.raises(NoSolutionError, match=r"torch==\S+ depends on triton"):
+        check(others, tmp_path)
+
+
+def test_no_setting_of_this_machine_takes_part(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("PIP_FIND_LINKS", "PIP_CONFIG_FILE", "PIP_EXTRA_INDEX_URL", "PIP_CONSTRAINT"):
+        monkeypatch.setenv(name, "/from/here")
+    for name in ("UV_DEFAULT_INDEX", "UV_FIND_LINKS", "UV_CONSTRAINT", "UV_CONFIG_FILE"):
+        monkeypatch.setenv(name, "/from/here")
+    monkeypatch.setenv("SSL_CERT_FILE", "/a/certificate")
+    home = Path("/a/home")
+    seen = install_check.environment_of_a_user(os.environ, home)
+    assert "/from/here" not in seen.values()
+    assert seen["SSL_CERT_FILE"] == "/a/certificate"
+    assert seen["HOME"] == "/a/home"
+
+
+def test_an_index_that_does_not_answer_is_told_from_one_that_has_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HTTPS_PROXY", "http://127.0.0.1:1")  # nothing listens there
+    monkeypatch.setenv("UV_HTTP_RETRIES", "0")
+    monkeypatch.delenv("NO_PROXY", raising=False)
+    monkeypatch.delenv("no_proxy", raising=False)
+    with pytest.raises(IndexUnreachableError):
+        install_check.resolve("rich", home=tmp_path, python=PYTHON, machine="x86_64")
