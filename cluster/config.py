@@ -88,9 +88,9 @@ class EndpointConfig:
     """Address to listen on; 0.0.0.0 for all interfaces."""
     port: int = 8000
     """Port to listen on."""
-    api_keys: tuple[str, ...] = field(default=(), metadata={"flag": "--api-key"})
+    api_keys: tuple[str, ...] = field(default=(), repr=False, metadata={"flag": "--api-key"})
     """Key that clients may present as `Authorization: Bearer KEY`; may be given several times.
-    Without any, everyone is let in."""
+    Without any key, everyone is let in. A key given this way stands on the process list."""
     api_key_file: str = ""
     """File with further keys, one per line, or folder of such files, on the gateways' nodes. Read
     again when it changes, so that keys can be exchanged while serving."""

@@ -92,7 +92,7 @@ class GatewayConfig:
 
     models: tuple[ModelRoute, ...]
     """All models behind this endpoint."""
-    api_keys: tuple[str, ...] = ()
+    api_keys: tuple[str, ...] = field(default=(), repr=False)
     """Keys that clients may present as `Authorization: Bearer KEY`; empty lets everyone in."""
     api_key_file: str = ""
     """File, or folder of files, with further keys; see router.api.key_file."""

@@ -125,7 +125,10 @@ def add_target_flags(group: argparse._ArgumentGroup) -> None:
         default="token-ids",
         help="send prompts as token ids, of exact length, or as text (chat always does)",
     )
-    group.add_argument("--api-key", help="default: the environment's OPENAI_API_KEY")
+    group.add_argument(
+        "--api-key",
+        help="default: the environment's OPENAI_API_KEY, which no process list shows",
+    )
     group.add_argument(
         "--header", action="append", default=[], metavar="KEY=VALUE", help="repeatable"
     )

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import signal
 import threading
 import time
-from dataclasses import fields
+from collections.abc import MutableMapping
+from dataclasses import fields, replace
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any
@@ -29,12 +31,23 @@ from worker.engine.config import EngineConfig
 if TYPE_CHECKING:
     from rich.console import Console
 
+KEYS_VARIABLE = "RAYFLEET_API_KEY"
+KEY_ON_PROCESS_LIST = (
+    "--api-key shows its key to everyone who may list this machine's processes: rather set "
+    f"{KEYS_VARIABLE} in the environment, or name an --api-key-file"
+)
 PER_MODEL = (FleetConfig, AutoscalingConfig, RoutingConfig, EngineConfig)
 
 
 def register(subparsers: Any) -> None:
     """Adds `serve` to the command's subparsers."""
-    parser = subparsers.add_parser("serve", help="serve models behind an OpenAI endpoint")
+    parser = subparsers.add_parser(
+        "serve",
+        help="serve models behind an OpenAI endpoint",
+        epilog=f"The environment's {KEYS_VARIABLE} holds keys, separated by commas, that clients "
+        "may present besides those of --api-key-file. Unlike --api-key it shows no key to other "
+        "users of this machine.",
+    )
     parser.add_argument(
         "model",
         nargs="?",
@@ -55,7 +68,7 @@ def register(subparsers: Any) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Serves until SIGINT or SIGTERM; the exit code."""
     began = time.monotonic()
-    config = configure(arguments)
+    config = with_keys_of(os.environ, configure(arguments))
     # The nodes of another cluster have the files; who waits for a mount has none yet.
     if arguments.address is None and not config.endpoint.startup_retry_s:
         for model in config.models:
@@ -65,6 +78,8 @@ def run(arguments: argparse.Namespace) -> int:
     from cluster.launch import LaunchError, LocalFleet
 
     console = Console(highlight=False, stderr=True)
+    if hasattr(arguments, "api_keys"):
+        console.print(KEY_ON_PROCESS_LIST, style="yellow", markup=False, soft_wrap=True)
     stop = threading.Event()
     fleet = LocalFleet(
         config,
@@ -76,7 +91,8 @@ def run(arguments: argparse.Namespace) -> int:
         _on_signals(_interrupt)
         fleet.start()
         _on_signals(lambda number, frame: stop.set())
-        _show_banner(console, config, fleet.base_url, fleet.log_directory)
+        text = banner(config, fleet.base_url, fleet.log_directory)
+        console.print(text, markup=False, soft_wrap=True)
         stop.wait()
     except KeyboardInterrupt:
         pass
@@ -113,6 +129,25 @@ def configure(arguments: argparse.Namespace) -> ServeConfig:
         settings["models"] = [per_model]
     settings |= given_options(arguments, EndpointConfig)
     return serve_config_from_mapping(settings)
+
+
+def with_keys_of(environment: MutableMapping[str, str], config: ServeConfig) -> ServeConfig:
+    """`config` with the keys of RAYFLEET_API_KEY besides its own.
+
+    The variable leaves `environment`: what is started from here on has no use for it, and would
+    hand it on. Gateways get the keys with their configuration.
+
+    Raises:
+        ValueError: it is set and holds no key; to let everyone in was hardly meant.
+    """
+    text = environment.pop(KEYS_VARIABLE, None)
+    if text is None:
+        return config
+    keys = tuple(key.strip() for key in text.split(",") if key.strip())
+    if not keys:
+        raise ValueError(f"{KEYS_VARIABLE} is set but holds no key: unset it to let everyone in")
+    endpoint = replace(config.endpoint, api_keys=(*config.endpoint.api_keys, *keys))
+    return replace(config, endpoint=endpoint)
 
 
 def _flag(name: str) -> str:
@@ -161,18 +196,18 @@ def _workers(model: ModelSpec) -> str:
     return f"{model.min_workers} to {model.max_workers}"
 
 
-def _show_banner(console: Console, config: ServeConfig, base_url: str, logs: str) -> None:
+def banner(config: ServeConfig, base_url: str, logs: str) -> str:
+    """What there is to do next. It stays in terminals and logs, so it holds no key."""
     body = {
         "model": config.models[0].name,
         "messages": [{"role": "user", "content": "What is 12 + 30?"}],
         "stream": True,
     }
-    key = config.endpoint.api_keys[:1]
-    authorization = f" -H 'Authorization: Bearer {key[0]}'" if key else ""
-    console.print(
-        f"\nServing on {base_url}/v1   (logs: {logs})\n\n"
+    guarded = bool(config.endpoint.api_keys or config.endpoint.api_key_file)
+    authorization = f' -H "Authorization: Bearer ${KEYS_VARIABLE}"' if guarded else ""
+    key = f"where {KEYS_VARIABLE} is one of the keys:\n" if guarded else ""
+    return (
+        f"\nServing on {base_url}/v1   (logs: {logs})\n\n{key}"
         f"curl -N {base_url}/v1/chat/completions -H 'Content-Type: application/json'"
-        f"{authorization} \\\n  -d '{json.dumps(body)}'\n\nCtrl-C stops everything.",
-        markup=False,
-        soft_wrap=True,
+        f"{authorization} \\\n  -d '{json.dumps(body)}'\n\nCtrl-C stops everything."
     )

@@ -138,14 +138,19 @@ class RunningFleet:
 
 
 def start_fleet(folder: Path, *arguments: str) -> RunningFleet:
-    """Starts `rayfleet serve` from a folder that is not the source tree."""
+    """Starts `rayfleet serve` outside the source tree, its key in the environment."""
     port = free_ports(1)[0]
     base_url = f"http://127.0.0.1:{port}"
     command = [sys.executable, "-m", "cluster.cli.main", "serve", "--port", str(port)]
     process = subprocess.Popen(
         [*command, *arguments],
         cwd=folder,
-        env={**os.environ, "RAYFLEET_TEST": base_url, "RAYFLEET_ADMIN_API_KEY": ADMIN_KEY},
+        env={
+            **os.environ,
+            "RAYFLEET_TEST": base_url,
+            "RAYFLEET_API_KEY": API_KEY,
+            "RAYFLEET_ADMIN_API_KEY": ADMIN_KEY,
+        },
         start_new_session=True,
     )
     return RunningFleet(process, base_url)
@@ -196,7 +201,7 @@ def fleet(tiny_chat_model: Path) -> Iterator[RunningFleet]:
     folder = tiny_chat_model.parent
     config = folder / "fleet.yaml"
     config.write_text(yaml.safe_dump({"models": models_of(tiny_chat_model)}))
-    fleet = start_fleet(folder, "--config", str(config), "--api-key", API_KEY)
+    fleet = start_fleet(folder, "--config", str(config))
     try:
         fleet.wait_ready(num_workers=2)
         yield fleet

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import re
 import socket
 import subprocess
 import sys
 from pathlib import Path
 
-from tests.e2e.conftest import DEADLINE_S, RunningFleet
+from tests.e2e.conftest import API_KEY, DEADLINE_S, RunningFleet
 
 
 def rayfleet(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
@@ -50,6 +51,25 @@ def test_only_the_endpoint_and_token_guarded_ports_listen(fleet: RunningFleet) -
         if inode in inodes and not _is_loopback(address)
     ]
     assert len(open_ports) <= 3, "one gateway, two workers"
+
+
+def test_the_key_is_demanded_and_nowhere_to_be_seen(fleet: RunningFleet) -> None:
+    """Not on the process list, not in what processes inherit, not in files that others may read."""
+    assert fleet.http.get("/v1/models", headers={"authorization": ""}).status_code == 401
+    assert fleet.http.get("/v1/models").status_code == 200
+    key = API_KEY.encode()
+    session_folders = set()
+    for pid in fleet.processes():
+        process = Path(f"/proc/{pid}")
+        command_line = process.joinpath("cmdline").read_bytes()
+        assert key not in command_line
+        session_folders |= set(re.findall(rb"--session_dir=([^\0]+)", command_line))
+        if pid != fleet.process.pid:  # its own cannot be changed, and is its user's alone
+            assert key not in process.joinpath("environ").read_bytes(), command_line
+    (folder,) = session_folders
+    files = [path for path in Path(folder.decode()).rglob("*") if path.is_file()]
+    assert any(path.name.startswith("gcs_server") for path in files)
+    assert not [path for path in files if key in path.read_bytes()]
 
 
 def _socket_inode(fd: Path) -> str | None:
