@@ -234,16 +234,6 @@ def dataclass_from_mapping(cls: type[T], settings: Mapping[str, Any], where: str
         raise ValueError(f"in {where}: {error}") from error
 
 
-def refuse_missing_model(model: str) -> None:
-    """Raises ValueError where `model` looks like a folder of this machine and holds no checkpoint.
-
-    Anything of the form ORGANIZATION/NAME may be a repository on the Hub.
-    """
-    is_path = model.startswith((".", "/", "~")) or model.count("/") != 1
-    if (is_path or Path(model).exists()) and not (Path(model) / "config.json").is_file():
-        raise ValueError(f"no checkpoint at {model}: there is no config.json")
-
-
 def find_demo_model() -> str:
     """Folder of the demo model, which the source tree carries.
 

@@ -15,6 +15,7 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from cluster.autoscaling.config import AutoscalingConfig
+from cluster.checkpoints import refuse_missing_model
 from cluster.cli.options import add_options, flag_name, given_options
 from cluster.config import (
     EndpointConfig,
@@ -22,7 +23,6 @@ from cluster.config import (
     ModelSpec,
     ServeConfig,
     find_demo_model,
-    refuse_missing_model,
     serve_config_from_mapping,
 )
 from router.config import RoutingConfig
@@ -72,7 +72,7 @@ def run(arguments: argparse.Namespace) -> int:
     # The nodes of another cluster have the files; who waits for a mount has none yet.
     if arguments.address is None and not config.endpoint.startup_retry_s:
         for model in config.models:
-            refuse_missing_model(model.engine.model)
+            _refuse_missing_checkpoints(model.engine)
     from rich.console import Console
 
     from cluster.launch import LaunchError, LocalFleet
@@ -129,6 +129,13 @@ def configure(arguments: argparse.Namespace) -> ServeConfig:
         settings["models"] = [per_model]
     settings |= given_options(arguments, EndpointConfig)
     return serve_config_from_mapping(settings)
+
+
+def _refuse_missing_checkpoints(engine: EngineConfig) -> None:
+    weights = engine.load_format != "dummy"
+    refuse_missing_model(engine.model, weights=weights)
+    if engine.speculative_model:
+        refuse_missing_model(engine.speculative_model, weights=weights)
 
 
 def with_keys_of(environment: MutableMapping[str, str], config: ServeConfig) -> ServeConfig:

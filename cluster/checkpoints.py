@@ -1,0 +1,144 @@
+"""Whether a model can be had at all, told before anything is started for it."""
+
+from __future__ import annotations
+
+import os
+import queue
+import threading
+from pathlib import Path
+
+HUB_TIMEOUT_S = 2
+"""For the Hub's answer about one file, name resolution included: who mistyped a name waits no
+longer than three seconds with the command's own start. HF_HUB_ETAG_TIMEOUT, huggingface_hub's
+variable for such questions, sets another."""
+HTTP_TOO_MANY_REQUESTS = 429
+HTTP_SERVER_ERROR = 500
+
+
+def refuse_missing_model(model: str, *, weights: bool = True) -> None:
+    """Raises ValueError where `model` is neither a checkpoint's folder nor to be had on the Hub.
+
+    The first line of the text says what is wrong, the second what to do about it. A Hub that
+    stumbles (429, 5xx) refuses nothing: workers ask it again.
+
+    Args:
+        model: a folder, or a repository of the Hub as ORGANIZATION/NAME.
+        weights: whether weights are read, too.
+    """
+    folder = Path(model).expanduser()
+    if folder.is_dir():
+        _refuse_empty_folder(folder, weights)
+    elif model.startswith((".", "/", "~")) or model.count("/") != 1:
+        raise ValueError(
+            f"there is no folder {model}\n"
+            "name a folder with config.json and *.safetensors, or a Hub repository as "
+            "ORGANIZATION/NAME"
+        )
+    else:
+        _refuse_missing_repository(model)
+
+
+def _refuse_empty_folder(folder: Path, weights: bool) -> None:
+    from worker.models.checkpoint import weight_files
+
+    if not (folder / "config.json").is_file():
+        raise ValueError(
+            f"no checkpoint at {folder}: there is no config.json\n"
+            "name a folder as transformers' save_pretrained or `hf download` writes it"
+        )
+    if weights:
+        weight_files(folder)
+
+
+def _refuse_missing_repository(repository: str) -> None:
+    from huggingface_hub import constants, errors, is_offline_mode, try_to_load_from_cache
+
+    hub = constants.ENDPOINT
+    try:
+        cached = isinstance(try_to_load_from_cache(repository, "config.json"), str)
+        if is_offline_mode():
+            if cached:
+                return
+            raise ValueError(
+                f"{repository} is not in the Hub's cache at {constants.HF_HUB_CACHE}, and "
+                "HF_HUB_OFFLINE forbids to ask the Hub\n"
+                f"unset it, or run `hf download {repository}` where there is a network and bring "
+                "that folder here"
+            )
+        _ask_hub(repository)
+    except errors.HFValidationError as error:
+        raise ValueError(
+            f"{repository} is neither a folder here nor a name that the Hub could know\n"
+            f"name a folder, or a repository as ORGANIZATION/NAME: {' '.join(str(error).split())}"
+        ) from error
+    except errors.GatedRepoError as error:
+        raise ValueError(
+            f"{repository} is gated: the Hub gives it to those who have accepted its terms\n"
+            f"accept them at {hub}/{repository}, and set HF_TOKEN to a token of that account"
+        ) from error
+    except errors.RemoteEntryNotFoundError as error:
+        raise ValueError(
+            f"{repository} on the Hub holds no config.json\n"
+            "name a repository in Hugging Face layout with safetensors (GGUF cannot be served)"
+        ) from error
+    except errors.HfHubHTTPError as error:
+        _refuse_by_status(repository, hub, error.response.status_code)
+    except ConnectionError as error:
+        if cached:
+            return  # and workers will find it there
+        raise ValueError(
+            f"{repository} is no folder here, and the Hub at {hub} cannot be reached: {error}\n"
+            "check the network (HTTPS_PROXY, HF_ENDPOINT; HF_HUB_ETAG_TIMEOUT=10 waits longer), or "
+            "name a folder"
+        ) from error
+
+
+def _refuse_by_status(repository: str, hub: str, status: int) -> None:
+    from huggingface_hub import get_token
+
+    if status == HTTP_TOO_MANY_REQUESTS or status >= HTTP_SERVER_ERROR:
+        return
+    if status in (401, 403) and get_token() is not None:
+        raise ValueError(
+            f"the Hub does not give {repository} to the holder of this token (HTTP {status})\n"
+            f"check the name, and what HF_TOKEN may read at {hub}/settings/tokens; a public model "
+            "needs none"
+        )
+    raise ValueError(
+        f"the Hub knows no public model {repository} (HTTP {status})\n"
+        "check the name; for a private one set HF_TOKEN to a token that may read it"
+    )
+
+
+def _ask_hub(repository: str) -> None:
+    """Asks for the configuration's headers.
+
+    Raises:
+        HfHubHTTPError: the Hub answers, and does not give it.
+        ConnectionError: it does not answer in time.
+    """
+    from huggingface_hub import get_hf_file_metadata, hf_hub_url
+    from huggingface_hub.errors import HfHubHTTPError
+
+    url = hf_hub_url(repository, "config.json")
+    timeout_s = float(os.environ.get("HF_HUB_ETAG_TIMEOUT") or HUB_TIMEOUT_S)
+    answers: queue.Queue[Exception | None] = queue.Queue()
+
+    def ask() -> None:
+        try:
+            get_hf_file_metadata(url, timeout=timeout_s)
+            answers.put(None)
+        except Exception as error:  # raised again by who waits
+            answers.put(error)
+
+    # HAZARD: no timeout of HTTP bounds how long the host's name is resolved. The thread stays.
+    threading.Thread(target=ask, daemon=True, name="ask the Hub").start()
+    try:
+        error = answers.get(timeout=timeout_s)
+    except queue.Empty:
+        raise ConnectionError(f"no answer within {timeout_s:g} s") from None
+    if isinstance(error, HfHubHTTPError):
+        raise error
+    if error is not None:  # of the HTTP library that huggingface_hub happens to use
+        reason = " ".join(str(error).split()) or type(error).__name__
+        raise ConnectionError(reason) from error
