@@ -235,12 +235,12 @@ def dataclass_from_mapping(cls: type[T], settings: Mapping[str, Any], where: str
 
 
 def find_demo_model() -> str:
-    """Folder of the demo model, which the source tree carries.
+    """Folder of the demo model, which every installation carries.
 
     Raises:
-        ValueError: this installation has no source tree beside it.
+        ValueError: this one does not.
     """
-    folder = Path(__file__).resolve().parent.parent / "deploy" / "models" / "demo"
+    folder = Path(__file__).resolve().with_name("demo").resolve()  # a link in the source tree
     if not (folder / "config.json").is_file():
         raise ValueError(
             f"the demo model is not at {folder}: name a model (`rayfleet serve MODEL`), or train "
