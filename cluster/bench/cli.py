@@ -30,6 +30,7 @@ from cluster.bench.serve import run_serve
 from cluster.bench.speculative_flags import add_speculative_flags, speculative_options
 from cluster.bench.versus import VersusOptions, run_versus
 from cluster.cli.options import add_options, given_options
+from cluster.cli.parser import CommandParser
 from cluster.config import find_demo_model
 from cluster.launch import LaunchError
 from worker.engine.config import EngineConfig
@@ -91,7 +92,7 @@ def add_commands(commands: Subparsers) -> None:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs one benchmark; the entry of `python -m cluster.bench`."""
-    parser = argparse.ArgumentParser(prog="python -m cluster.bench")
+    parser: argparse.ArgumentParser = CommandParser(prog="python -m cluster.bench")
     add_commands(parser.add_subparsers(dest="bench", required=True, metavar="COMMAND"))
     args = parser.parse_args(argv)
     try:

@@ -6,6 +6,8 @@ import argparse
 import sys
 from importlib.metadata import version
 
+from cluster.cli.parser import CommandParser
+
 
 def main(argv: list[str] | None = None) -> None:
     """Runs the command; exits with 2 and one line for what the user can put right."""
@@ -19,7 +21,7 @@ def main(argv: list[str] | None = None) -> None:
 
 def build_parser() -> argparse.ArgumentParser:
     """The parser with all subcommands; `run` of its result takes it and returns an exit code."""
-    parser = argparse.ArgumentParser(
+    parser: argparse.ArgumentParser = CommandParser(
         prog="rayfleet",
         description="Serve language models on a fleet of worker groups under Ray.",
     )

@@ -1,0 +1,48 @@
+"""The command line's parser: a mistake is told in two lines, with what was probably meant."""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+from collections.abc import Sequence
+from typing import Any, NoReturn
+
+SIMILARITY = 0.6
+"""Ratio of difflib from which another flag is worth naming; its own default."""
+WIDTH = 1000
+"""Columns of the line about the usage, which is not broken."""
+
+
+class CommandParser(argparse.ArgumentParser):
+    """argparse's, but for what it says of mistakes. Parsers of subcommands become of this class.
+
+    A flag that a subcommand does not know is told by that subcommand: argparse hands it on to the
+    outermost parser, which shows the usage of all.
+    """
+
+    def parse_known_args(  # type: ignore[override]  # argparse overloads it for other namespaces
+        self, args: Sequence[str] | None = None, namespace: Any = None
+    ) -> tuple[Any, list[str]]:
+        """As argparse's, but nothing is left unknown."""
+        namespace, unknown = super().parse_known_args(args, namespace)
+        if unknown:
+            self.error(self._describe(unknown))
+        return namespace, unknown
+
+    def error(self, message: str) -> NoReturn:
+        """Ends with 2, after a line about the usage and one about the mistake."""
+        formatter = argparse.HelpFormatter(prog=f"{self.prog} [FLAGS]", width=WIDTH)
+        formatter.add_usage(None, [a for a in self._actions if not a.option_strings], [])
+        usage = formatter.format_help().strip()
+        self.exit(2, f"{usage}   (`{self.prog} --help` tells the flags)\n{self.prog}: {message}\n")
+
+    def _describe(self, unknown: list[str]) -> str:
+        flags = [word.partition("=")[0] for word in unknown if word.startswith("-")]
+        if not flags:
+            return f"unexpected: {' '.join(unknown)}"
+        known = [flag for action in self._actions for flag in action.option_strings]
+        told = []
+        for flag in flags:
+            meant = difflib.get_close_matches(flag.replace("_", "-"), known, 1, SIMILARITY)
+            told.append(f"{flag} (did you mean {meant[0]}?)" if meant else flag)
+        return f"unknown flag {', '.join(told)}"

@@ -1,0 +1,51 @@
+"""Mistakes on the command line: two lines, with what was probably meant."""
+
+from __future__ import annotations
+
+import pytest
+
+from cluster.bench.cli import main as bench
+from cluster.cli.main import build_parser
+
+
+@pytest.mark.parametrize(
+    ("line", "usage", "mistake"),
+    [
+        (
+            "serve some/model --max-model-length 4096",
+            "rayfleet serve [FLAGS] [model]",
+            "unknown flag --max-model-length (did you mean --max-model-len?)",
+        ),
+        (
+            "serve some/model --max_num_seqs=8",
+            "rayfleet serve [FLAGS] [model]",
+            "unknown flag --max_num_seqs (did you mean --max-num-seqs?)",
+        ),
+        (
+            "bench serve --json --num-promts 8",
+            "rayfleet bench serve [FLAGS]",
+            "unknown flag --num-promts (did you mean --num-prompts?)",
+        ),
+        ("doctor --prot 9000", "rayfleet doctor [FLAGS]", "--prot (did you mean --port?)"),
+        ("serve --hurry", "rayfleet serve [FLAGS] [model]", "unknown flag --hurry"),
+        ("serve one/model another", "rayfleet serve [FLAGS] [model]", "unexpected: another"),
+        ("serve --dtype f8", "rayfleet serve [FLAGS] [model]", "invalid choice: 'f8'"),
+        ("sreve", "rayfleet [FLAGS] COMMAND ...", "invalid choice: 'sreve'"),
+    ],
+)
+def test_a_mistake_is_told_in_two_lines(
+    line: str, usage: str, mistake: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as exit_:
+        build_parser().parse_args(line.split())
+    assert exit_.value.code == 2
+    first, second = capsys.readouterr().err.splitlines()
+    assert first.startswith(f"usage: {usage} ")
+    assert mistake in second
+    assert second.startswith(usage.partition(" [")[0])
+
+
+def test_the_benchmarks_by_themselves_say_it_too(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        bench(["serve", "--num-promts", "8"])
+    assert "did you mean --num-prompts?" in capsys.readouterr().err
