@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import queue
 import threading
+from collections.abc import Callable
 from pathlib import Path
 
 HUB_TIMEOUT_S = 2
@@ -110,6 +111,19 @@ def _refuse_by_status(repository: str, hub: str, status: int) -> None:
     )
 
 
+def find_hub_problem() -> tuple[str, str | None]:
+    """The Hub's address, and why it does not answer; None where it does."""
+    from huggingface_hub import constants, get_session, is_offline_mode
+
+    if is_offline_mode():
+        return constants.ENDPOINT, "HF_HUB_OFFLINE is set"
+    try:
+        _within_timeout(lambda timeout_s: get_session().head(constants.ENDPOINT, timeout=timeout_s))
+    except ConnectionError as error:
+        return constants.ENDPOINT, str(error)
+    return constants.ENDPOINT, None
+
+
 def _ask_hub(repository: str) -> None:
     """Asks for the configuration's headers.
 
@@ -118,21 +132,27 @@ def _ask_hub(repository: str) -> None:
         ConnectionError: it does not answer in time.
     """
     from huggingface_hub import get_hf_file_metadata, hf_hub_url
-    from huggingface_hub.errors import HfHubHTTPError
 
     url = hf_hub_url(repository, "config.json")
+    _within_timeout(lambda timeout_s: get_hf_file_metadata(url, timeout=timeout_s))
+
+
+def _within_timeout(ask: Callable[[float], object]) -> None:
+    """Calls `ask` with its timeout in seconds; raises HfHubHTTPError and ConnectionError alone."""
+    from huggingface_hub.errors import HfHubHTTPError
+
     timeout_s = float(os.environ.get("HF_HUB_ETAG_TIMEOUT") or HUB_TIMEOUT_S)
     answers: queue.Queue[Exception | None] = queue.Queue()
 
-    def ask() -> None:
+    def run() -> None:
         try:
-            get_hf_file_metadata(url, timeout=timeout_s)
+            ask(timeout_s)
             answers.put(None)
         except Exception as error:  # raised again by who waits
             answers.put(error)
 
     # HAZARD: no timeout of HTTP bounds how long the host's name is resolved. The thread stays.
-    threading.Thread(target=ask, daemon=True, name="ask the Hub").start()
+    threading.Thread(target=run, daemon=True, name="ask the Hub").start()
     try:
         error = answers.get(timeout=timeout_s)
     except queue.Empty:

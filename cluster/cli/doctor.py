@@ -5,47 +5,85 @@ from __future__ import annotations
 import argparse
 import importlib.metadata
 import importlib.util
+import json
+import math
 import os
 import platform
+import re
+import resource
 import shutil
+import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
+
+from packaging.utils import canonicalize_name
+
+from cluster.checkpoints import find_hub_problem, refuse_missing_model
+from cluster.cli import checks
+from cluster.cli.checks import Finding, Gpu
 
 PACKAGES = ("torch", "ray", "transformers", "triton", "msgspec", "fastapi", "tokenizers")
 OUR_PACKAGES = ("cluster", "router", "worker", "kernels")
+WITH_REQUIREMENTS = ("rayfleet", "torch", "ray", "transformers")
+"""Distributions whose requirements are held against what is installed."""
 LOW_MEMORY_GIB = 4
-
-
-class Finding(NamedTuple):
-    """One line of the report."""
-
-    verdict: Literal["ok", "note", "bad"]
-    text: str
+PROGRAM_TIMEOUT_S = 30
+"""For a program that is asked; nvidia-smi takes seconds where drivers are not kept loaded."""
+FLOATS = frozenset(("F64", "F32", "F16", "BF16"))
+"""Tensors that are computed in the model's type, whatever they are stored in."""
 
 
 def register(subparsers: Any) -> None:
     """Adds `doctor` to the command's subparsers."""
-    parser = subparsers.add_parser("doctor", help="check this machine and environment")
+    parser = subparsers.add_parser(
+        "doctor",
+        help="check this machine and environment",
+        description="A line per check. The exit status is 1 where one is bad.",
+    )
     parser.add_argument("--port", type=int, default=8000, help="port that serve would use")
+    parser.add_argument("--model", help="folder or Hub name: whether it can be had, and fits")
+    parser.add_argument(
+        "--tensor-parallel-size", type=int, default=1, metavar="INT", help="ranks of a worker"
+    )
+    parser.add_argument(
+        "--gpu-memory-utilization",
+        type=float,
+        default=0.9,
+        metavar="FLOAT",
+        help="part of a GPU that a rank may use (default: 0.9)",
+    )
+    parser.add_argument("--address", help="Ray cluster that serve would join: HOST:PORT, or auto")
     parser.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Prints all findings; 1 if one of them keeps the fleet from serving."""
-    checks: list[Callable[[], Iterator[Finding]]] = [
+    """Prints all findings; 1 if one of them keeps the fleet from serving.
+
+    Raises:
+        ValueError: a size that cannot be.
+    """
+    if arguments.tensor_parallel_size < 1 or not 0 < arguments.gpu_memory_utilization <= 1:
+        raise ValueError("--tensor-parallel-size is at least 1, --gpu-memory-utilization at most 1")
+    gpus, driver = read_gpus()
+    sections: list[Callable[[], Iterator[Finding]]] = [
         check_versions,
+        check_requirements,
         check_foreign_packages,
         check_haproxy,
         lambda: check_port(arguments.port),
-        check_machine,
+        lambda: check_machine(gpus, driver),
         check_compiler,
+        lambda: check_model(arguments, gpus),
+        lambda: check_cluster(arguments.address),
     ]
-    findings = [finding for check in checks for finding in check()]
-    for finding in findings:
-        print(f"{finding.verdict:>4}  {finding.text}")
-    return 1 if any(finding.verdict == "bad" for finding in findings) else 0
+    failed = False
+    for section in sections:
+        for finding in section():
+            print(f"{finding.verdict:>4}  {' '.join(finding.text.split())}", flush=True)
+            failed |= finding.verdict == "bad"
+    return int(failed)
 
 
 def check_versions() -> Iterator[Finding]:
@@ -59,6 +97,22 @@ def check_versions() -> Iterator[Finding]:
         except importlib.metadata.PackageNotFoundError:
             needed = package != "triton" or platform.system() == "Linux"
             yield Finding("bad" if needed else "note", f"{package} is not installed")
+
+
+def check_requirements() -> Iterator[Finding]:
+    """Whether what is installed is what the others were built for."""
+    versions: dict[str, str] = {
+        canonicalize_name(distribution.name): distribution.version
+        for distribution in importlib.metadata.distributions()
+    }
+    return checks.check_requirements(
+        {
+            name: importlib.metadata.requires(name) or []
+            for name in WITH_REQUIREMENTS
+            if name in versions
+        },
+        versions,
+    )
 
 
 def check_foreign_packages() -> Iterator[Finding]:
@@ -99,22 +153,66 @@ def check_port(port: int) -> Iterator[Finding]:
         yield Finding("bad", str(error))
 
 
-def check_machine() -> Iterator[Finding]:
-    """Cores, memory, GPUs."""
-    yield Finding("ok", f"{os.cpu_count()} cores")
-    memory = Path("/proc/meminfo")
-    if memory.exists():
-        values = dict(line.split(":") for line in memory.read_text().splitlines())
-        gib = int(values["MemAvailable"].split()[0]) / 2**20
-        verdict: Literal["ok", "note"] = "ok" if gib >= LOW_MEMORY_GIB else "note"
-        yield Finding(verdict, f"{gib:.1f} GiB of memory available")
+def check_machine(gpus: list[Gpu], driver: str | None) -> Iterator[Finding]:
+    """Cores, memory, GPUs and their driver, limits, disk."""
     import torch
 
-    for index in range(torch.cuda.device_count()):
-        properties = torch.cuda.get_device_properties(index)
-        yield Finding("ok", f"GPU {index}: {properties.name}, {properties.total_memory >> 30} GiB")
-    if not torch.cuda.is_available():
-        yield Finding("note", "no CUDA device: models run on the CPU")
+    yield Finding("ok", f"{os.cpu_count()} cores")
+    gib = read_available_bytes() / checks.GIB
+    verdict: Literal["ok", "note"] = "ok" if gib >= LOW_MEMORY_GIB else "note"
+    yield Finding(verdict, f"{gib:.1f} GiB of memory available")
+    for index, gpu in enumerate(gpus):
+        yield Finding("ok", f"GPU {index}: {gpu.name}, {gpu.memory_bytes / checks.GIB:.0f} GiB")
+    yield checks.check_driver(torch.version.cuda, driver)
+    if Path("/dev/shm").is_dir():
+        yield checks.check_shared_memory(shutil.disk_usage("/dev/shm").total, len(gpus))
+    yield checks.check_open_files(*resource.getrlimit(resource.RLIMIT_NOFILE))
+    yield check_disk("/tmp")  # Ray's logs, and objects that leave its store
+
+
+def check_disk(folder: str, needed_bytes: int = 0) -> Finding:
+    """Room at a folder, which need not be there yet."""
+    there = next(path for path in (Path(folder), *Path(folder).parents) if path.is_dir())
+    usage = shutil.disk_usage(there)
+    return checks.check_disk(
+        folder, free_bytes=usage.free, total_bytes=usage.total, needed_bytes=needed_bytes
+    )
+
+
+def check_model(arguments: argparse.Namespace, gpus: list[Gpu]) -> Iterator[Finding]:
+    """Whether the Hub answers; of --model, whether it can be had and there is room for it."""
+    model = arguments.model
+    if model is None:
+        yield checks.check_hub(*find_hub_problem())
+        return
+    try:
+        refuse_missing_model(model)
+        elements = read_elements(model)
+    except (ValueError, OSError) as error:
+        yield Finding("bad", str(error).replace("\n", ": "))
+        return
+    if not Path(model).expanduser().is_dir():
+        from huggingface_hub import constants, try_to_load_from_cache
+
+        cached = isinstance(try_to_load_from_cache(model, "config.json"), str)
+        stored = sum(count * width(kind) for kind, count in elements.items())
+        yield check_disk(constants.HF_HUB_CACHE, 0 if cached else stored)
+    computed = 2 if gpus else 4  # bytes of bfloat16 and float32, what --dtype auto takes
+    yield checks.check_weights(
+        sum(count * width(kind, computed) for kind, count in elements.items()),
+        gpus,
+        tensor_parallel_size=arguments.tensor_parallel_size,
+        gpu_memory_utilization=arguments.gpu_memory_utilization,
+        available_bytes=read_available_bytes(),
+    )
+
+
+def check_cluster(address: str | None) -> Iterator[Finding]:
+    """The Ray cluster that `serve --address` would join."""
+    if address is None:
+        return
+    ours = {"ray": importlib.metadata.version("ray"), "python": platform.python_version()}
+    yield checks.check_cluster(address, read_cluster(address), ours)
 
 
 def check_compiler() -> Iterator[Finding]:
@@ -128,3 +226,92 @@ def check_compiler() -> Iterator[Finding]:
         yield Finding("note", f"CPU steps run through torch, several times slower: {error}")
     if not any(map(shutil.which, ("cc", "gcc", "clang"))):
         yield Finding("note", "no C compiler (cc, gcc or clang), which Triton needs on GPUs")
+
+
+def read_gpus() -> tuple[list[Gpu], str | None]:
+    """GPUs and version of the driver, from nvidia-smi: torch sees none with too old a driver."""
+    query = ["--query-gpu=driver_version,memory.total,name", "--format=csv,noheader,nounits"]
+    try:
+        result = subprocess.run(
+            ["nvidia-smi", *query], capture_output=True, text=True, timeout=PROGRAM_TIMEOUT_S
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return read_gpus_by_torch()
+    rows = [line.split(", ", 2) for line in result.stdout.splitlines()]
+    if result.returncode != 0 or not all(len(row) == 3 and row[1].isdigit() for row in rows):
+        return read_gpus_by_torch()
+    gpus = [Gpu(name, int(mebibytes) << 20) for _, mebibytes, name in rows]
+    return gpus, rows[0][0] if rows else None
+
+
+def read_gpus_by_torch() -> tuple[list[Gpu], str | None]:
+    """The same where there is no nvidia-smi, as in some containers."""
+    import torch
+
+    devices = map(torch.cuda.get_device_properties, range(torch.cuda.device_count()))
+    gpus = [Gpu(device.name, device.total_memory) for device in devices]
+    loaded = Path("/proc/driver/nvidia/version")
+    version = (
+        re.search(r"Module.*?\s(\d+\.[\d.]+)\s", loaded.read_text()) if loaded.exists() else None
+    )
+    return gpus, version.group(1) if version else None
+
+
+def read_available_bytes() -> int:
+    """Memory of this machine that programs may still take."""
+    memory = Path("/proc/meminfo")
+    if not memory.exists():
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    values = dict(line.split(":") for line in memory.read_text().splitlines())
+    return int(values["MemAvailable"].split()[0]) << 10
+
+
+def read_elements(model: str) -> dict[str, int]:
+    """How many numbers a checkpoint's tensors have, by their type; no tensor is read."""
+    folder = Path(model).expanduser()
+    if not folder.is_dir():
+        from huggingface_hub import get_safetensors_metadata
+
+        counts = get_safetensors_metadata(model).parameter_count
+        return {str(kind): count for kind, count in counts.items()}
+    from safetensors import safe_open
+
+    from worker.models.checkpoint import weight_files
+
+    elements: dict[str, int] = {}
+    for path in weight_files(folder):
+        with safe_open(path, framework="np") as file:
+            for name in file.keys():  # noqa: SIM118  # no mapping, and not iterable
+                tensor = file.get_slice(name)
+                kind = tensor.get_dtype()
+                elements[kind] = elements.get(kind, 0) + math.prod(tensor.get_shape())
+    return elements
+
+
+def width(kind: str, computed: int | None = None) -> int:
+    """Bytes of a number of a safetensors type; of floats `computed`, where that is given."""
+    if computed is not None and kind in FLOATS:
+        return computed
+    bits = re.search(r"\d+", kind)  # F8_E4M3, BF16, I32
+    return max(1, int(bits.group()) // 8) if bits else 1
+
+
+def read_cluster(address: str) -> dict[str, str]:
+    """Versions on a Ray cluster, or the `problem` with it."""
+    try:
+        result = subprocess.run(
+            [sys.executable, "-m", "cluster.cli.ray_probe", address],
+            capture_output=True,
+            text=True,
+            timeout=PROGRAM_TIMEOUT_S,
+        )
+    except subprocess.TimeoutExpired:
+        return {"problem": f"it does not answer within {PROGRAM_TIMEOUT_S} s"}
+    if result.returncode == 0:
+        return dict(json.loads(result.stdout.splitlines()[-1]))
+    if "token" in result.stderr.lower():
+        return {
+            "problem": "it demands its token: RAY_AUTH_TOKEN_PATH names the file that holds it, "
+            "RAY_AUTH_TOKEN the token itself"
+        }
+    return {"problem": result.stderr.strip().splitlines()[-1] if result.stderr else "no answer"}

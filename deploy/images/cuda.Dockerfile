@@ -1,16 +1,19 @@
 # syntax=docker/dockerfile:1
 # rayfleet on NVIDIA GPUs:   docker build -f deploy/images/cuda.Dockerfile -t rayfleet:cuda .
-# PyTorch's wheels bring the CUDA libraries; the host brings the driver (nvidia-container-toolkit).
+# PyTorch's wheels bring the CUDA libraries; the host brings the driver (nvidia-container-toolkit):
+# 580 or newer for those of the public index, which are built for CUDA 13. TORCH_INDEX names another,
+# such as https://download.pytorch.org/whl/cu128 for drivers from 525 on.
 ARG PYTHON=3.11-slim-bookworm
 
 FROM python:${PYTHON} AS build
+ARG TORCH_INDEX=""
 # Optional attention backends, such as EXTRA_PACKAGES="flashinfer-python".
 ARG EXTRA_PACKAGES=""
 ENV PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1 PATH=/opt/venv/bin:$PATH
 WORKDIR /opt/rayfleet
 RUN python -m venv /opt/venv
 COPY constraints.txt ./
-RUN pip install "$(grep '^torch==' constraints.txt)"
+RUN pip install ${TORCH_INDEX:+--index-url "${TORCH_INDEX}"} "$(grep '^torch==' constraints.txt)"
 # What changes seldom comes first: the dependencies of an empty project, then the project.
 COPY pyproject.toml README.md LICENSE ./
 # hadolint ignore=SC2086

@@ -22,9 +22,9 @@ from cluster.cli.main import build_parser
             "unknown flag --max_num_seqs (did you mean --max-num-seqs?)",
         ),
         (
-            "bench serve --json --num-promts 8",
+            "bench serve --json --number-prompts 8",
             "rayfleet bench serve [FLAGS]",
-            "unknown flag --num-promts (did you mean --num-prompts?)",
+            "unknown flag --number-prompts (did you mean --num-prompts?)",
         ),
         ("doctor --prot 9000", "rayfleet doctor [FLAGS]", "--prot (did you mean --port?)"),
         ("serve --hurry", "rayfleet serve [FLAGS] [model]", "unknown flag --hurry"),
@@ -47,5 +47,5 @@ def test_a_mistake_is_told_in_two_lines(
 
 def test_the_benchmarks_by_themselves_say_it_too(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
-        bench(["serve", "--num-promts", "8"])
+        bench(["serve", "--number-prompts", "8"])
     assert "did you mean --num-prompts?" in capsys.readouterr().err

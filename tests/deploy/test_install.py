@@ -11,6 +11,8 @@ import install_check
 import pytest
 from install_check import ROOT, IndexUnreachableError, NoSolutionError
 
+from cluster.cli.checks import OLDEST_DRIVERS
+
 CONSTRAINTS = ROOT / "constraints.txt"
 PYTHON = f"{sys.version_info.major}.{sys.version_info.minor}"
 
@@ -33,6 +35,8 @@ def test_pins_and_extras_resolve(tmp_path: Path) -> None:
     found = check(CONSTRAINTS, tmp_path)
     assert "nvidia-nccl-cu13" in found, "this was not the build of torch that users get"
     assert found.items() >= {("torch", install_check.pins(CONSTRAINTS)["torch"])}
+    driver = OLDEST_DRIVERS[int(found["nvidia-cuda-runtime"].split(".")[0])]
+    assert f"NVIDIA driver {driver} or newer" in " ".join((ROOT / "README.md").read_text().split())
 
 
 def test_a_triton_that_torch_does_not_take_is_found(tmp_path: Path) -> None:

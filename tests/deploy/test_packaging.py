@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import re
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -45,6 +47,27 @@ def test_images_have_the_exporter_of_traces(path: Path) -> None:
     installs = [rest for _, rest in instructions(path) if "pip install -c" in rest]
     assert installs
     assert all(".[tracing]" in rest for rest in installs)
+
+
+@pytest.mark.parametrize("path", DOCKERFILES, ids=lambda p: p.stem)
+def test_images_take_torch_from_the_index_that_is_named(path: Path, tmp_path: Path) -> None:
+    """That of another CUDA version, where the driver is too old for the public index's."""
+    lines = instructions(path)
+    (default,) = (rest for word, rest in lines if word == "ARG" and rest.startswith("TORCH_INDEX="))
+    (install,) = (rest for word, rest in lines if word == "RUN" and "^torch==" in rest)
+    (tmp_path / "constraints.txt").write_text("torch==2.13.0\n")
+    for index in ("https://example.org/cu1", default.partition("=")[2].strip('"')):
+        script = install.replace("pip install", "printf '%s\n' install")
+        result = subprocess.run(
+            ["sh", "-c", script],
+            cwd=tmp_path,
+            env={"TORCH_INDEX": index, "PATH": os.environ["PATH"]},
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        named = ["--index-url", index] if index else []
+        assert result.stdout.split() == ["install", *named, "torch==2.13.0"]
 
 
 @pytest.mark.parametrize("path", DOCKERFILES, ids=lambda p: p.stem)

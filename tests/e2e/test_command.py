@@ -8,6 +8,9 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
+from cluster.cli.doctor import check_cluster
 from tests.e2e.conftest import API_KEY, DEADLINE_S, RunningFleet
 
 
@@ -70,6 +73,22 @@ def test_the_key_is_demanded_and_nowhere_to_be_seen(fleet: RunningFleet) -> None
     files = [path for path in Path(folder.decode()).rglob("*") if path.is_file()]
     assert any(path.name.startswith("gcs_server") for path in files)
     assert not [path for path in files if key in path.read_bytes()]
+
+
+def test_doctor_knows_a_cluster_and_whether_it_is_let_in(
+    fleet: RunningFleet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    address, environment = fleet.ray()
+    for name, value in environment.items():
+        if name.startswith("RAY_"):
+            monkeypatch.setenv(name, value)
+    (finding,) = check_cluster(address)
+    assert finding.verdict == "ok", finding.text
+    monkeypatch.setenv("RAY_AUTH_TOKEN_PATH", str(tmp_path / "token"))
+    (tmp_path / "token").write_text("f" * 64)
+    (finding,) = check_cluster(address)
+    assert finding.verdict == "bad"
+    assert "it demands its token" in finding.text
 
 
 def _socket_inode(fd: Path) -> str | None:

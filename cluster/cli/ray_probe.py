@@ -1,0 +1,48 @@
+"""`python -m cluster.cli.ray_probe ADDRESS`: what runs on a Ray cluster, as one JSON object.
+
+A process of its own, since Ray ends a process that is not let in, waits for long where nothing
+answers, and reads the token's variables once.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import sys
+from typing import Any
+
+from cluster.environment import ray_settings
+
+CONNECT_TIMEOUT_S = 3
+
+
+def main(address: str) -> dict[str, Any]:
+    """Versions of Ray and Python on the cluster, or why there are none, as `problem`.
+
+    Args:
+        address: HOST:PORT of the cluster's GCS; `auto` is that of RAY_ADDRESS, or this machine's.
+    """
+    for name, value in ray_settings().items():
+        os.environ.setdefault(name, value)
+    from ray._common.usage.usage_lib import get_cluster_metadata
+    from ray._private.services import canonicalize_bootstrap_address
+    from ray._raylet import GcsClient  # type: ignore[attr-defined]  # compiled
+
+    try:
+        found = canonicalize_bootstrap_address(address)
+    except (ConnectionError, ValueError) as error:
+        return {"problem": str(error)}
+    if found is None:
+        return {"problem": "no cluster runs on this machine, and RAY_ADDRESS names none"}
+    host, _, port = found.rpartition(":")
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), CONNECT_TIMEOUT_S).close()
+    except OSError as error:
+        return {"problem": f"nothing answers at {found} ({error.strerror or error})"}
+    metadata = get_cluster_metadata(GcsClient(address=found))
+    return {"ray": metadata["ray_version"], "python": metadata["python_version"]}
+
+
+if __name__ == "__main__":
+    print(json.dumps(main(sys.argv[1])))

@@ -1,0 +1,177 @@
+"""What `rayfleet doctor` concludes from a machine's readings."""
+
+from __future__ import annotations
+
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from safetensors.numpy import save_file
+
+from cluster.cli import checks, doctor
+from cluster.cli.checks import GIB, Finding, Gpu
+
+H100 = Gpu("NVIDIA H100", 80 * GIB)
+L4 = Gpu("NVIDIA L4", 24 * GIB)
+
+
+def requirements(triton: str | None) -> list[Finding]:
+    """Of the public torch, beside a version of Triton."""
+    lines = ["triton==3.7.1; platform_system == 'Linux'", "sympy>=1.13", "optree; extra == 'x'"]
+    installed = {"torch": "2.13.0", "sympy": "1.14.0"} | ({"triton": triton} if triton else {})
+    return list(checks.check_requirements({"torch": lines}, installed))
+
+
+def test_torch_and_triton_are_a_pair() -> None:
+    assert [finding.verdict for finding in requirements("3.7.1")] == ["ok"]
+    (other,) = requirements("3.9.0")
+    assert other.verdict == "bad"
+    assert "torch 2.13.0 needs triton==3.7.1, and 3.9.0 is installed" in other.text
+    assert "pip install 'triton==3.7.1'" in other.text
+    (missing,) = requirements(None)
+    assert missing.verdict == "bad"
+    assert "it is not installed" in missing.text
+
+
+def test_this_environment_is_complete() -> None:
+    assert [finding.verdict for finding in doctor.check_requirements()] == ["ok"]
+
+
+@pytest.mark.parametrize(
+    ("built_for", "driver", "verdict", "words"),
+    [
+        ("13.0", "580.95.05", "ok", "driver 580.95.05"),
+        ("13.0", "610.10", "ok", "driver 610.10"),
+        ("13.0", "575.57.08", "bad", "needs 580 or newer"),
+        ("12.8", "550.54.14", "ok", "CUDA 12.8"),
+        ("12.8", "470.82.01", "bad", "needs 525 or newer"),
+        ("13.0", None, "note", "--gpus all"),
+        (None, "580.95.05", "note", "torch is a CPU build"),
+        (None, None, "note", "run on the CPU"),
+        ("14.0", "700.1", "note", "CUDA 14.0"),
+    ],
+)
+def test_the_driver_is_held_against_the_build_of_torch(
+    built_for: str | None, driver: str | None, verdict: str, words: str
+) -> None:
+    finding = checks.check_driver(built_for, driver)
+    assert finding.verdict == verdict
+    assert words in finding.text
+
+
+def weights(gib: float, *gpus: Gpu, ranks: int = 1) -> Finding:
+    return checks.check_weights(
+        int(gib * GIB),
+        gpus,
+        tensor_parallel_size=ranks,
+        gpu_memory_utilization=0.9,
+        available_bytes=16 * GIB,
+    )
+
+
+def test_weights_are_held_against_the_memory_of_gpus() -> None:
+    fits = weights(15, H100)
+    assert fits.verdict == "ok"
+    assert "leaves 57.0 for the KV cache" in fits.text
+    large = weights(131, H100, H100)
+    assert large.verdict == "bad"
+    assert "--tensor-parallel-size 2 or more" in large.text
+    assert weights(131, H100, H100, ranks=2).verdict == "ok"
+    assert weights(30, H100, L4).verdict == "bad", "the smallest decides"
+    few = weights(131, H100, ranks=2)
+    assert few.verdict == "bad"
+    assert "1 are here" in few.text
+
+
+def test_weights_are_held_against_memory_where_there_is_no_gpu() -> None:
+    assert weights(15).verdict == "ok"
+    assert weights(17).verdict == "bad"
+
+
+def test_limits_of_the_machine() -> None:
+    assert checks.check_shared_memory(2 * GIB, 2).verdict == "ok"
+    docker = checks.check_shared_memory(64 << 20, 2)
+    assert docker.verdict == "bad"
+    assert "--shm-size=1g" in docker.text
+    assert checks.check_shared_memory(64 << 20, 0).verdict == "note"
+    assert checks.check_open_files(1024, 1 << 20).verdict == "ok", "Ray raises it"
+    assert checks.check_open_files(65536, 65536).verdict == "ok"
+    few = checks.check_open_files(1024, 1024)
+    assert few.verdict == "note"
+    assert "some 512 clients" in few.text
+
+
+def test_room_on_disks() -> None:
+    def disk(free: int, needed: int = 0) -> Finding:
+        return checks.check_disk(
+            "/models", free_bytes=free * GIB, total_bytes=100 * GIB, needed_bytes=needed * GIB
+        )
+
+    assert disk(20).verdict == "ok"
+    assert disk(20, needed=30).verdict == "bad"
+    assert "HF_HOME" in disk(20, needed=30).text
+    assert disk(4).verdict == "bad"
+    assert "5% without which Ray" in disk(4).text
+
+
+def test_clusters_have_our_versions() -> None:
+    ours = {"ray": "2.60.0", "python": "3.11.7"}
+    assert checks.check_cluster("h:6379", ours, ours).verdict == "ok"
+    older = checks.check_cluster("h:6379", {**ours, "ray": "2.59.0"}, ours)
+    assert older.verdict == "bad"
+    assert "ray 2.59.0 there and 2.60.0 here" in older.text
+    assert "python" not in older.text.split("here")[0]
+    silent = checks.check_cluster("h:6379", {"problem": "nothing answers"}, ours)
+    assert silent == Finding("bad", "no Ray cluster at h:6379: nothing answers")
+
+
+def test_a_cluster_that_is_not_there() -> None:
+    with socket.socket() as bound:
+        bound.bind(("127.0.0.1", 0))  # and does not listen
+        found = doctor.read_cluster(f"127.0.0.1:{bound.getsockname()[1]}")
+    assert "nothing answers at" in found["problem"]
+
+
+def test_numbers_are_counted_without_reading_them(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    save_file(
+        {"a": np.zeros((3, 5), np.float32), "b": np.zeros(7, np.int8)}, tmp_path / "1.safetensors"
+    )
+    save_file({"c": np.zeros((2, 2), np.float32)}, tmp_path / "2.safetensors")
+    assert doctor.read_elements(str(tmp_path)) == {"F32": 19, "I8": 7}
+    assert [doctor.width(kind) for kind in ("F32", "BF16", "F8_E4M3", "I64", "BOOL")] == [
+        4,
+        2,
+        1,
+        8,
+        1,
+    ]
+    assert [doctor.width(kind, 2) for kind in ("F32", "BF16", "F8_E4M3")] == [2, 2, 1]
+
+
+def test_gpus_are_told_by_their_driver(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch counts none where the driver is too old for it."""
+    program = tmp_path / "nvidia-smi"
+    program.write_text("#!/bin/sh\nprintf '550.54.14, 81559, NVIDIA H100 80GB HBM3\\n%.0s' 1 2\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    gpus, driver = doctor.read_gpus()
+    assert gpus == [Gpu("NVIDIA H100 80GB HBM3", 81559 << 20)] * 2
+    assert driver == "550.54.14"
+
+
+def test_the_exit_status_tells_what_is_bad(tmp_path: Path) -> None:
+    result = subprocess.run(
+        [sys.executable, "-m", "cluster.cli.main", "doctor", "--model", "./nothing"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert result.returncode == 1
+    lines = result.stdout.splitlines()
+    assert all(line[:6] in ("  ok  ", "note  ", " bad  ") for line in lines)
+    assert lines[-1].startswith(" bad  there is no folder ./nothing: name a folder")
