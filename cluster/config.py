@@ -17,6 +17,8 @@ from worker.metrics.node import NodeMetricsConfig
 
 T = TypeVar("T")
 
+API_KEY = "RAYFLEET_API_KEY"
+"""Variable of the environment with further keys for --api-key, separated by commas."""
 ADMIN_API_KEY = "RAYFLEET_ADMIN_API_KEY"
 """Variable of the environment with the key for --admin-api-key."""
 
@@ -94,7 +96,7 @@ class EndpointConfig:
     api_key_file: str = ""
     """File with further keys, one per line, or folder of such files, on the gateways' nodes. Read
     again when it changes, so that keys can be exchanged while serving."""
-    admin_api_key: str = ""
+    admin_api_key: str = field(default="", repr=False)
     """Key that opens /admin, where running workers are changed, and nothing else; no API key does.
     Without it, or a file of such keys, /admin is off. RAYFLEET_ADMIN_API_KEY in the environment
     stands for it and keeps it off the list of processes."""
@@ -214,10 +216,26 @@ def serve_config_from_mapping(settings: Mapping[str, Any]) -> ServeConfig:
     models = settings.pop("models", None)
     if not isinstance(models, list) or not models:
         raise ValueError("the configuration needs a list `models:` with at least one model")
-    if key := os.environ.get(ADMIN_API_KEY):
-        settings.setdefault("admin_api_key", key)
+    settings = _with_keys_of(os.environ, settings)
     endpoint = dataclass_from_mapping(EndpointConfig, settings, "the configuration")
     return ServeConfig(endpoint=endpoint, models=tuple(_model_spec(model) for model in models))
+
+
+def _with_keys_of(environment: Mapping[str, str], settings: Mapping[str, Any]) -> dict[str, Any]:
+    """`settings` with the keys that the environment holds, besides their own.
+
+    Raises:
+        ValueError: the variable is set and holds no key; to let everyone in was hardly meant.
+    """
+    found = dict(settings)
+    if (text := environment.get(API_KEY)) is not None:
+        keys = [key.strip() for key in text.split(",") if key.strip()]
+        if not keys:
+            raise ValueError(f"{API_KEY} is set but holds no key: unset it to let everyone in")
+        found["api_keys"] = [*(found.get("api_keys") or ()), *keys]
+    if key := environment.get(ADMIN_API_KEY):
+        found.setdefault("admin_api_key", key)
+    return found
 
 
 def dataclass_from_mapping(cls: type[T], settings: Mapping[str, Any], where: str) -> T:

@@ -96,7 +96,7 @@ class GatewayConfig:
     """Keys that clients may present as `Authorization: Bearer KEY`; empty lets everyone in."""
     api_key_file: str = ""
     """File, or folder of files, with further keys; see router.api.key_file."""
-    admin_api_keys: tuple[str, ...] = ()
+    admin_api_keys: tuple[str, ...] = field(default=(), repr=False)
     """Keys that open /admin, and nothing else; without any, and no file of them, it is off."""
     admin_api_key_file: str = ""
     """File, or folder of files, with further ones."""

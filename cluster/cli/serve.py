@@ -8,8 +8,7 @@ import os
 import signal
 import threading
 import time
-from collections.abc import MutableMapping
-from dataclasses import fields, replace
+from dataclasses import fields
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any
@@ -18,6 +17,8 @@ from cluster.autoscaling.config import AutoscalingConfig
 from cluster.checkpoints import refuse_missing_model
 from cluster.cli.options import add_options, flag_name, given_options
 from cluster.config import (
+    ADMIN_API_KEY,
+    API_KEY,
     EndpointConfig,
     FleetConfig,
     ModelSpec,
@@ -31,10 +32,10 @@ from worker.engine.config import EngineConfig
 if TYPE_CHECKING:
     from rich.console import Console
 
-KEYS_VARIABLE = "RAYFLEET_API_KEY"
 KEY_ON_PROCESS_LIST = (
-    "--api-key shows its key to everyone who may list this machine's processes: rather set "
-    f"{KEYS_VARIABLE} in the environment, or name an --api-key-file"
+    "--api-key and --admin-api-key show their keys to everyone who may list this machine's "
+    f"processes: rather set {API_KEY} and {ADMIN_API_KEY} in the environment, or name an "
+    "--api-key-file and an --admin-api-key-file"
 )
 PER_MODEL = (FleetConfig, AutoscalingConfig, RoutingConfig, EngineConfig)
 
@@ -44,7 +45,7 @@ def register(subparsers: Any) -> None:
     parser = subparsers.add_parser(
         "serve",
         help="serve models behind an OpenAI endpoint",
-        epilog=f"The environment's {KEYS_VARIABLE} holds keys, separated by commas, that clients "
+        epilog=f"The environment's {API_KEY} holds keys, separated by commas, that clients "
         "may present besides those of --api-key-file. Unlike --api-key it shows no key to other "
         "users of this machine.",
     )
@@ -68,7 +69,11 @@ def register(subparsers: Any) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Serves until SIGINT or SIGTERM; the exit code."""
     began = time.monotonic()
-    config = with_keys_of(os.environ, configure(arguments))
+    config = configure(arguments)
+    # Gateways get the keys with their configuration; what is started from here on would only hand
+    # them on.
+    for variable in (API_KEY, ADMIN_API_KEY):
+        os.environ.pop(variable, None)
     # The nodes of another cluster have the files; who waits for a mount has none yet.
     if arguments.address is None and not config.endpoint.startup_retry_s:
         for model in config.models:
@@ -78,7 +83,7 @@ def run(arguments: argparse.Namespace) -> int:
     from cluster.launch import LaunchError, LocalFleet
 
     console = Console(highlight=False, stderr=True)
-    if hasattr(arguments, "api_keys"):
+    if hasattr(arguments, "api_keys") or hasattr(arguments, "admin_api_key"):
         console.print(KEY_ON_PROCESS_LIST, style="yellow", markup=False, soft_wrap=True)
     stop = threading.Event()
     fleet = LocalFleet(
@@ -138,25 +143,6 @@ def _refuse_missing_checkpoints(engine: EngineConfig) -> None:
         refuse_missing_model(engine.speculative_model, weights=weights)
 
 
-def with_keys_of(environment: MutableMapping[str, str], config: ServeConfig) -> ServeConfig:
-    """`config` with the keys of RAYFLEET_API_KEY besides its own.
-
-    The variable leaves `environment`: what is started from here on has no use for it, and would
-    hand it on. Gateways get the keys with their configuration.
-
-    Raises:
-        ValueError: it is set and holds no key; to let everyone in was hardly meant.
-    """
-    text = environment.pop(KEYS_VARIABLE, None)
-    if text is None:
-        return config
-    keys = tuple(key.strip() for key in text.split(",") if key.strip())
-    if not keys:
-        raise ValueError(f"{KEYS_VARIABLE} is set but holds no key: unset it to let everyone in")
-    endpoint = replace(config.endpoint, api_keys=(*config.endpoint.api_keys, *keys))
-    return replace(config, endpoint=endpoint)
-
-
 def _flag(name: str) -> str:
     all_fields = {f.name: f for cls in PER_MODEL for f in fields(cls)}
     return "MODEL" if name == "model" else flag_name(all_fields[name])
@@ -211,8 +197,8 @@ def banner(config: ServeConfig, base_url: str, logs: str) -> str:
         "stream": True,
     }
     guarded = bool(config.endpoint.api_keys or config.endpoint.api_key_file)
-    authorization = f' -H "Authorization: Bearer ${KEYS_VARIABLE}"' if guarded else ""
-    key = f"where {KEYS_VARIABLE} is one of the keys:\n" if guarded else ""
+    authorization = f' -H "Authorization: Bearer ${API_KEY}"' if guarded else ""
+    key = f"where {API_KEY} is one of the keys:\n" if guarded else ""
     return (
         f"\nServing on {base_url}/v1   (logs: {logs})\n\n{key}"
         f"curl -N {base_url}/v1/chat/completions -H 'Content-Type: application/json'"

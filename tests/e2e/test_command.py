@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from cluster.cli.doctor import check_cluster
-from tests.e2e.conftest import API_KEY, DEADLINE_S, RunningFleet
+from tests.e2e.conftest import ADMIN_KEY, API_KEY, DEADLINE_S, RunningFleet
 
 
 def rayfleet(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
@@ -56,11 +56,15 @@ def test_only_the_endpoint_and_token_guarded_ports_listen(fleet: RunningFleet) -
     assert len(open_ports) <= 3, "one gateway, two workers"
 
 
-def test_the_key_is_demanded_and_nowhere_to_be_seen(fleet: RunningFleet) -> None:
-    """Not on the process list, not in what processes inherit, not in files that others may read."""
+def test_the_key_is_demanded(fleet: RunningFleet) -> None:
     assert fleet.http.get("/v1/models", headers={"authorization": ""}).status_code == 401
     assert fleet.http.get("/v1/models").status_code == 200
-    key = API_KEY.encode()
+
+
+@pytest.mark.parametrize("secret", [API_KEY, ADMIN_KEY], ids=["api", "admin"])
+def test_a_key_is_nowhere_to_be_seen(fleet: RunningFleet, secret: str) -> None:
+    """Not on the process list, not in what processes inherit, not in files that others may read."""
+    key = secret.encode()
     session_folders = set()
     for pid in fleet.processes():
         process = Path(f"/proc/{pid}")
