@@ -19,7 +19,7 @@ ARGS ?=
 TEST_ARGS ?=
 # At least two, since many tests wait more than they compute; each takes some 1.5 GiB.
 TEST_PROCESSES ?= -n $(shell n=$$(nproc); echo $$((n < 2 ? 2 : n > 6 ? 6 : n))) \
-	--dist loadgroup --no-loadscope-reorder
+	--dist loadscope --no-loadscope-reorder
 
 .PHONY: install serve test lint check-install check-autoscale check-nodes check-overload \
 	check-rolling-update demo-models check-speculative
