@@ -18,6 +18,7 @@ from worker import front as front_module
 from worker.attachment import CacheMirror
 from worker.front import WorkerFront
 from worker.parallel.frames import connect
+from worker.structured import service
 from worker.wire import limits
 from worker.wire.admission import AdmissionChange
 from worker.wire.messages import (
@@ -190,7 +191,10 @@ def structured(request_id: str, gateway_id: str = "g0", **params: Any) -> Submit
     return one
 
 
-async def test_grammars_are_compiled_once_and_only_their_requests_wait(front: WorkerFront) -> None:
+async def test_grammars_are_compiled_once_and_only_their_requests_wait(
+    front: WorkerFront, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(service, "PATIENCE_S", 60.0)
     demo = msgspec.structs.replace(INFO, model="deploy/models/demo", vocab_size=2560)
     engine = Engine(front.open())
     engine.stream.send(encode(demo))

@@ -22,8 +22,31 @@ Words = npt.NDArray[np.int32]
 """A mask: ceil(vocab / 32) words, bit 1 allows."""
 
 
+MAX_MESSAGE_BYTES = 1024
+"""Of what a client is told: libraries quote the whole grammar, some of them three times."""
+
+
 class GrammarError(ValueError):
     """The grammar cannot be served; the message tells the client why."""
+
+
+class GrammarTooHeavy(GrammarError):
+    """It went beyond a limit of time or memory, which it may keep the next time."""
+
+
+class GrammarFault(RuntimeError):
+    """The worker cannot follow a grammar that is sound."""
+
+
+def shortened(message: str) -> str:
+    """A message of at most MAX_MESSAGE_BYTES in UTF-8: what is in the middle is left out."""
+    octets = message.encode(errors="replace")
+    if len(octets) <= MAX_MESSAGE_BYTES:
+        return message
+    gap = f" ... ({len(octets)} bytes) ... "
+    room = MAX_MESSAGE_BYTES - len(gap)
+    head, tail = octets[: room * 3 // 4], octets[-(room // 4) :]
+    return head.decode(errors="ignore") + gap + tail.decode(errors="ignore")
 
 
 class Matcher(Protocol):

@@ -1,13 +1,14 @@
 """The main of a compiling process: grammars in on stdin, verdicts out on stdout.
 
 Frames: four bytes of length, then msgpack. First out is the Vocabulary. The process holds itself
-to a memory limit; whoever started it holds it to a time limit by killing it.
+to limits of memory and of processor time, whether or not somebody watches it.
 """
 
 from __future__ import annotations
 
 import os
 import resource
+import signal
 import sys
 import tempfile
 import time
@@ -17,7 +18,7 @@ from typing import IO
 import msgspec
 import numpy as np
 
-from worker.structured.base import GrammarBackend, GrammarError
+from worker.structured.base import GrammarBackend, GrammarError, GrammarTooHeavy, shortened
 from worker.structured.compiling_messages import LENGTH, Job, Setting, Verdict
 from worker.structured.guidance_backend import GuidanceBackend
 from worker.structured.vocabulary import token_bytes
@@ -33,8 +34,6 @@ PAYLOAD_BYTES = 16 * 2**20
 PROBE_TOKENS = 256
 PROBE_S = 0.3
 """A grammar for which the first tokens take longer together would stall everybody's steps."""
-ORPHAN_CPU_S = 10
-"""Processor time for one grammar, after which the kernel ends a process that nobody killed."""
 
 
 class GrammarWorkshop:
@@ -66,7 +65,10 @@ class GrammarWorkshop:
         other = self._try("guidance", self._load_guidance(), params)
         if other.problem is None:
             return other
-        return Verdict(problem=f"{verdict.problem} (and llguidance: {other.problem})")
+        return Verdict(
+            problem=f"{verdict.problem} (and llguidance: {other.problem})",
+            is_final=verdict.is_final and other.is_final,
+        )
 
     def _load_guidance(self) -> GuidanceBackend:
         if self._guidance is None:
@@ -84,14 +86,16 @@ class GrammarWorkshop:
                 )
             _probe(backend, payload, self._setting)
         except GrammarError as error:
-            return Verdict(problem=str(error))
+            is_final = not isinstance(error, GrammarTooHeavy)
+            return Verdict(problem=shortened(str(error)), is_final=is_final)
         except MemoryError:
-            return Verdict(problem="it needs too much memory")
+            return Verdict(problem="it needs too much memory", is_final=False)
         except RuntimeError as error:
-            memory = "bad_alloc" in str(error)
-            return Verdict(problem="it needs too much memory" if memory else str(error))
+            if "bad_alloc" in str(error):
+                return Verdict(problem="it needs too much memory", is_final=False)
+            return Verdict(problem=shortened(str(error)))
         except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
-            return Verdict(problem=f"it is malformed: {error}")
+            return Verdict(problem=shortened(f"it is malformed: {error}"))
         return Verdict(backend=name, payload=payload)
 
 
@@ -118,7 +122,7 @@ def _probe(backend: GrammarBackend, payload: str, setting: Setting) -> None:
             return
         spent += filled - began + time.thread_time() - resumed
         if spent > PROBE_S:
-            raise GrammarError("it is too ambiguous to be followed in time")
+            raise GrammarTooHeavy("it is too ambiguous to be followed in time")
 
 
 def _with_stderr(run: Callable[[], str]) -> tuple[str, str]:
@@ -149,6 +153,8 @@ def main() -> None:
     """Compiles until stdin ends."""
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    signal.signal(signal.SIGPROF, signal.SIG_DFL)  # ends the process, also within a library
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGPROF})
     os.nice(5)  # a step of the engine is more urgent
     answers = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # a library that prints must not garble the frames
@@ -162,10 +168,12 @@ def main() -> None:
     workshop = GrammarWorkshop(setting)
     answer(workshop.vocabulary())
     while (frame := read_frame(sys.stdin.buffer)) is not None:
-        _, most = resource.getrlimit(resource.RLIMIT_CPU)
-        limit = int(time.process_time()) + ORPHAN_CPU_S
-        resource.setrlimit(resource.RLIMIT_CPU, (limit, most))
-        answer(workshop.compile(msgspec.msgpack.decode(frame, type=Job).params))
+        job = msgspec.msgpack.decode(frame, type=Job)
+        # By processor time, not the clock's: what else runs here says nothing of the grammar.
+        signal.setitimer(signal.ITIMER_PROF, job.cpu_s)
+        verdict = workshop.compile(job.params)
+        signal.setitimer(signal.ITIMER_PROF, 0.0)
+        answer(verdict)
 
 
 if __name__ == "__main__":

@@ -26,6 +26,8 @@ class Job(msgspec.Struct, frozen=True):
     """One grammar to compile."""
 
     params: StructuredOutputsParams
+    cpu_s: float
+    """Processor time that it may take, of all threads."""
 
 
 class Verdict(msgspec.Struct, frozen=True, kw_only=True):
@@ -34,3 +36,5 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
     backend: str = ""
     payload: str = ""
     problem: str | None = None
+    is_final: bool = True
+    """False where a limit of time or memory decided: another time the Job may keep it."""

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import sys
 import time
 from collections import OrderedDict, deque
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from typing import NamedTuple
 
-from worker.structured.base import GrammarError
+from worker.structured.base import GrammarError, GrammarTooHeavy
 from worker.structured.process import CompilerFailure, GrammarCompiler, grammar_key, setting_of
 from worker.wire.messages import (
     CompiledGrammar,
@@ -31,8 +33,21 @@ MAX_CACHED = 4096
 """Refusals are kept too: a broken grammar is not compiled over and over."""
 MAX_WAITING = 4096
 """Grammars under way; beyond that, requests are sent elsewhere."""
-PATIENCE_S = 6.0
-"""A grammar whose turn has not come by then is not compiled; gateways wait a little longer."""
+WAITING_CHARACTERS = 64 * 2**20
+"""Of the texts of grammars under way."""
+PATIENCE_S = 8.0
+"""A request whose grammar is not compiled by then is sent elsewhere, and the grammar is kept for
+the next one; not compiled at all if its turn has not come. Gateways wait a little longer."""
+
+
+class Refusal(NamedTuple):
+    """Why a grammar is not there."""
+
+    message: str
+    status: int
+    """400 where the grammar is at fault, 503 where another worker may serve it."""
+    is_final: bool
+    """Whether compiling it again would end the same way."""
 
 
 class GrammarService:
@@ -47,8 +62,11 @@ class GrammarService:
         self._threads = ThreadPoolExecutor(NUM_PROCESSES, thread_name_prefix="grammar")
         self._idle: deque[GrammarCompiler] = deque()
         self._compilers: list[GrammarCompiler] = []
-        self._tasks: dict[str, asyncio.Task[CompiledGrammar | GrammarError]] = {}
-        self._cache: OrderedDict[str, CompiledGrammar | GrammarError] = OrderedDict()
+        self._tasks: dict[str, asyncio.Task[CompiledGrammar | Refusal]] = {}
+        """By key, which is a hash: one attempt at a time, however many requests wait for it."""
+        self._waiting_characters = 0
+        self._cache: OrderedDict[str, CompiledGrammar | Refusal] = OrderedDict()
+        # HAZARD: never an exception: its traceback holds the frames, and with them the grammar.
         self._cached_bytes = 0
         self._vocabulary: Vocabulary | None = None
         self._sent: dict[str, None] = {}
@@ -87,13 +105,12 @@ class GrammarService:
                 grammars[verdict.key] = verdict
                 submit.grammar, submit.sampling = verdict.key, rest
                 continue
-            status = 400 if isinstance(verdict, GrammarError) else 503
             rejections.append(
                 Rejection(
                     request_id=submit.request_id,
                     attempt=submit.attempt,
-                    message=str(verdict),
-                    status=status,
+                    message=verdict.message,
+                    status=verdict.status,
                     param="structured_outputs",
                 )
             )
@@ -117,7 +134,7 @@ class GrammarService:
         for compiler in self._compilers:
             compiler.close()
 
-    async def _verdict(self, sampling: SamplingParams) -> CompiledGrammar | Exception:
+    async def _verdict(self, sampling: SamplingParams) -> CompiledGrammar | Refusal:
         params = sampling.structured_outputs
         assert params is not None, "only these are asked about"
         key = grammar_key(params)
@@ -127,18 +144,21 @@ class GrammarService:
             return cached
         task = self._tasks.get(key)
         if task is None:
-            if len(self._tasks) >= MAX_WAITING:
-                return CompilerFailure("too many grammars are being compiled")
+            is_crowded = len(self._tasks) >= MAX_WAITING
+            if is_crowded or self._waiting_characters >= WAITING_CHARACTERS:
+                return _later("too many grammars are being compiled")
             task = asyncio.create_task(self._compile(key, params))
             self._tasks[key] = task
+            self._waiting_characters += len(params.text)
         try:
-            return await asyncio.shield(task)
-        except CompilerFailure as failure:
-            return failure
+            async with asyncio.timeout(PATIENCE_S):
+                return await asyncio.shield(task)
+        except TimeoutError:
+            return _later("the grammar is being compiled still")
 
     async def _compile(
         self, key: str, params: StructuredOutputsParams
-    ) -> CompiledGrammar | GrammarError:
+    ) -> CompiledGrammar | Refusal:
         loop = asyncio.get_running_loop()
         deadline = time.monotonic() + PATIENCE_S
         try:
@@ -147,14 +167,16 @@ class GrammarService:
             )
         finally:
             del self._tasks[key]
-        self._keep(key, verdict)
+            self._waiting_characters -= len(params.text)
+        if isinstance(verdict, CompiledGrammar) or verdict.is_final:
+            self._keep(key, verdict)
         return verdict
 
     def _compile_in_thread(
         self, params: StructuredOutputsParams, deadline: float
-    ) -> CompiledGrammar | GrammarError:
+    ) -> CompiledGrammar | Refusal:
         if time.monotonic() > deadline:
-            raise CompilerFailure("too many grammars are being compiled")
+            return _later("too many grammars are being compiled")
         if self._idle:
             compiler = self._idle.pop()
         else:
@@ -163,22 +185,31 @@ class GrammarService:
         try:
             compiled = compiler.compile(params)
         except GrammarError as error:
-            return error
+            return Refusal(str(error), 400, is_final=not isinstance(error, GrammarTooHeavy))
+        except CompilerFailure as failure:
+            return _later(str(failure))
         finally:
             self._idle.append(compiler)
         self._vocabulary = compiler.vocabulary
         return compiled
 
-    def _keep(self, key: str, verdict: CompiledGrammar | GrammarError) -> None:
+    def _keep(self, key: str, verdict: CompiledGrammar | Refusal) -> None:
         self._cache[key] = verdict
-        self._cached_bytes += _size(verdict)
+        self._cached_bytes += _size(key, verdict)
         while self._cached_bytes > CACHE_BYTES or len(self._cache) > MAX_CACHED:
             oldest, evicted = self._cache.popitem(last=False)
-            self._cached_bytes -= _size(evicted)
+            self._cached_bytes -= _size(oldest, evicted)
             if oldest in self._sent:
                 del self._sent[oldest]
                 self._dropped.append(oldest)
 
 
-def _size(verdict: CompiledGrammar | GrammarError) -> int:
-    return len(verdict.payload) if isinstance(verdict, CompiledGrammar) else 0
+def _later(problem: str) -> Refusal:
+    """Nothing is known of the grammar."""
+    return Refusal(f"structured_outputs: {problem}: try again shortly", 503, is_final=False)
+
+
+def _size(key: str, verdict: CompiledGrammar | Refusal) -> int:
+    """Bytes that an entry holds, but for fixed parts of some hundred (see MAX_CACHED)."""
+    text = verdict.payload if isinstance(verdict, CompiledGrammar) else verdict.message
+    return sys.getsizeof(key) + sys.getsizeof(text)

@@ -188,7 +188,8 @@ class TokenDelta(msgspec.Struct, array_like=True):
     ended_by_grammar: bool = False
     """Where it stopped: nothing could follow the last token, which is text like the others."""
     rejection: Rejection | None = None
-    """Where it ends by an error before it ran: the queue is full of more urgent ones."""
+    """Where it ends by an error that is not the worker's: the queue is full of more urgent ones, or
+    its parameters contradict each other."""
     num_rounds: int = 0
     """Of a block-diffusion model, so far: passes that found something to decide."""
     num_forwards: int = 0

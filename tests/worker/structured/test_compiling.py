@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from worker.structured.base import GrammarError
+from worker.structured.base import GrammarError, GrammarTooHeavy
 from worker.structured.compiling_messages import Setting
 from worker.structured.process import CompilerFailure, GrammarCompiler
 from worker.wire.messages import CompiledGrammar
@@ -116,6 +116,16 @@ def test_heavy_grammars_are_served_or_refused_in_time(
     assert time.monotonic() - began < 60.0  # alone some would take hours
     monkeypatch.undo()
     assert compile_with(compiler, regex="[a-z]{3}").payload, "the next one is served"
+
+
+def test_the_limit_is_of_processor_time(
+    compiler: GrammarCompiler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(compiler, "seconds", 0.2)
+    heavy = {"properties": {f"p{i}": {"type": "string"} for i in range(5000)}}
+    with pytest.raises(GrammarTooHeavy, match=r"longer than 0\.2 s to compile: simplify it"):
+        compile_with(compiler, json=heavy)
+    compile_with(compiler, regex="the next one is served")
 
 
 def test_what_xgrammar_would_pass_over_goes_to_guidance(compiler: GrammarCompiler) -> None:
