@@ -53,11 +53,12 @@ class Outbox:
         self._admission: AdmissionChange | None = None
         self._sender: asyncio.Task[None] | None = None
         self._alone: dict[asyncio.Task[None], None] = {}
-        """Calls with one submit whose grammar the worker may have to compile."""
+        """Calls with submits of one grammar, which the worker may have to compile."""
         self._followers: dict[StructuredOutputsParams, dict[str, Submit]] = {}
         """By grammar that is on its way to the worker: further submits that need it."""
-        self._known_grammars: OrderedDict[StructuredOutputsParams, None] = OrderedDict()
-        """Those that the worker has compiled lately."""
+        self._known_grammars: OrderedDict[int, None] = OrderedDict()
+        """Hashes of those that the worker has compiled lately: their texts may be large. Were two
+        the same, a batch would wait while the worker compiles."""
         self._encoder = msgspec.msgpack.Encoder()
         self._decoder = msgspec.msgpack.Decoder(SubmitReply)
 
@@ -68,16 +69,13 @@ class Outbox:
         with the same grammar wait for it.
         """
         params = submit.sampling.structured_outputs
-        if params is None or params in self._known_grammars:
+        if params is None or hash(params) in self._known_grammars:
             self._submits[submit.request_id] = submit
             self._kick()
         elif params in self._followers:
             self._followers[params][submit.request_id] = submit
         else:
-            self._followers[params] = {}
-            task = asyncio.create_task(self._send_alone(submit, params))
-            self._alone[task] = None
-            task.add_done_callback(self._alone.pop)
+            self._call_alone([submit], params)
 
     def abort(self, request_id: str, attempt: int) -> None:
         """Sends with the next call; a submit that is still here just does not go."""
@@ -148,27 +146,40 @@ class Outbox:
             later = self._admission
             self._admission = change if later is None else change.then(later)
 
-    async def _send_alone(self, submit: Submit, params: StructuredOutputsParams) -> None:
+    def _call_alone(self, submits: list[Submit], params: StructuredOutputsParams) -> None:
+        self._followers[params] = {}
+        task = asyncio.create_task(self._send_alone(submits, params))
+        self._alone[task] = None
+        task.add_done_callback(self._alone.pop)
+
+    async def _send_alone(self, submits: list[Submit], params: StructuredOutputsParams) -> None:
         try:
-            reply = await self._send(self._encoder.encode(SubmitBatch(submits=[submit])))
+            reply = await self._send(self._encoder.encode(packed(SubmitBatch(submits=submits))))
         except (Exception, asyncio.CancelledError) as error:
             if _is_cancelled():
                 raise
             logger.warning("submit failed: %s", _text(error), extra={"worker_id": self._worker_id})
             followers = self._followers.pop(params, {})
-            self._on_failure([submit, *followers.values()], _text(error))
+            self._on_failure([*submits, *followers.values()], _text(error))
             return
         followers = self._followers.pop(params, {})
-        self._on_reply([submit], reply)
+        self._on_reply(submits, reply)
         if any(rejection.status >= 500 for rejection in reply.rejections):
             self._on_failure(list(followers.values()), reply.rejections[0].message)
-            return
-        # The worker knows the grammar, or its fault, and answers at once.
-        self._known_grammars[params] = None
+        elif any(rejection.param == "structured_outputs" for rejection in reply.rejections):
+            # The worker may not have kept that, and compiles it again for the others.
+            if followers:
+                self._call_alone(list(followers.values()), params)
+        else:
+            self._learn(params)
+            self._submits.update(followers)
+            self._kick()
+
+    def _learn(self, params: StructuredOutputsParams) -> None:
+        """From now on the worker answers at once where a submit needs this grammar."""
+        self._known_grammars[hash(params)] = None
         if len(self._known_grammars) > MAX_KNOWN_GRAMMARS:
             self._known_grammars.popitem(last=False)
-        self._submits.update(followers)
-        self._kick()
 
     async def _send(self, payload: bytes) -> SubmitReply:
         async with asyncio.timeout(SUBMIT_TIMEOUT_S):

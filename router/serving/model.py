@@ -297,6 +297,8 @@ class ServedModel:
                 completion.rejection = error.rejection
             if error.rejection.status == 429 or error.rejection.status >= 500:
                 return error.rejection.message
+            if completion.num_losses:  # a worker had taken it, so another one may
+                return error.rejection.message
             self._release(completion)
             param = spec.feasibility.param(error.rejection.param)
             raise bad_request(error.rejection.message, param) from error

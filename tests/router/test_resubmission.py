@@ -311,3 +311,45 @@ async def test_the_gateway_tries_until_a_worker_takes_it(rig):
     assert all(submit.is_resubmitted for submit in rig.submits()[1:])
     attempts = [submit.attempt for submit in sorted(rig.submits(), key=lambda s: s.attempt)]
     assert len(set(attempts)) == len(attempts) >= 3
+
+
+async def test_a_refusal_after_a_loss_is_not_the_last_word(rig, events):
+    """Its grammar was accepted by the worker that is lost: another one may have been too slow."""
+    await rig.start(running=False)
+    schema = {"json": {"type": "integer"}}
+    work = asyncio.create_task(rig.complete(structured_outputs=schema, stream=True))
+    await rig.until(lambda: any(w.running for w in rig.workers))
+    [lost] = [w for w in rig.workers if w.running]
+    [other] = [w for w in rig.workers if w is not lost]
+    lost.step()
+    other.rejection, other.rejection_status = "structured_outputs: json takes longer", 400
+    other.rejection_param = "structured_outputs"
+    lost.vanish()
+    await rig.until(lambda: bool(other.batches))
+    await rig.until(lambda: len(other.batches) > 1 or work.done())
+    assert not work.done()
+    other.rejection = None
+    await rig.until(lambda: bool(other.running))
+    finish(other)
+    assert pieces(events(await work)) == {0: rig.answer}
+
+
+async def test_after_a_refusal_the_next_worker_is_tried_at_once(rig, monkeypatch):
+    monkeypatch.setattr(resumption, "FIRST_PAUSE_S", 60.0)
+    monkeypatch.setattr(resumption, "LAST_PAUSE_S", 60.0)
+    await rig.start(running=False)
+    work = asyncio.create_task(rig.complete(structured_outputs={"regex": "a"}))
+    await rig.until(lambda: any(w.running for w in rig.workers))
+    [lost] = [w for w in rig.workers if w.running]
+    [other] = [w for w in rig.workers if w is not lost]
+    lost.step()
+    other.rejection, other.rejection_status = "structured_outputs: regex takes longer", 400
+    other.compiled.clear()
+    lost.crash()
+    await rig.until(lambda: bool(other.batches))
+    lost.send(lost.snapshot())  # rebuilt
+    await rig.until(lambda: len(rig.attached()) == 2)
+    other.compiled.set()
+    await rig.until(lambda: bool(lost.running) or work.done())
+    finish(lost)
+    assert (await work).json()["choices"][0]["text"] == rig.answer

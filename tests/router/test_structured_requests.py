@@ -144,3 +144,42 @@ async def test_others_do_not_wait_for_a_grammar(rig) -> None:
     for worker in rig.workers:
         worker.compiled.set()
     assert (await slow).status_code == 200
+
+
+async def test_others_do_not_wait_while_a_refused_grammar_is_tried_again(rig) -> None:
+    """A limit of time is no verdict: the worker compiles again, and answers late again."""
+    rig.workers[1].ready = False
+    await rig.start(attached=1)
+    worker = rig.workers[0]
+    worker.compiled.clear()
+    worker.rejection, worker.rejection_status = "structured_outputs: takes longer", 400
+    worker.rejection_param = "structured_outputs"
+    asked = [asyncio.create_task(rig.chat(structured_outputs={"regex": "a"})) for _ in range(3)]
+    await rig.until(lambda: len(rig.submits()) == 1)
+    worker.compiled.set()  # the first one's turn is over, the next ones' begins
+    worker.compiled.clear()
+    await rig.until(lambda: len(rig.submits()) == 3)
+    worker.rejection = None
+    async with asyncio.timeout(30):
+        assert (await rig.chat()).status_code == 200
+    assert [len(batch.submits) for batch in worker.batches if batch.submits] == [1, 2, 1]
+    worker.compiled.set()
+    statuses = [response.status_code for response in await asyncio.gather(*asked)]
+    assert sorted(statuses) == [200, 200, 400]
+
+
+async def test_others_do_not_wait_for_a_grammar_that_was_refused_before(rig) -> None:
+    rig.workers[1].ready = False
+    await rig.start(attached=1)
+    worker = rig.workers[0]
+    worker.rejection, worker.rejection_status = "structured_outputs: takes longer", 400
+    worker.rejection_param = "structured_outputs"
+    assert (await rig.chat(structured_outputs={"regex": "a"})).status_code == 400
+    worker.rejection = None
+    worker.compiled.clear()
+    again = asyncio.create_task(rig.chat(structured_outputs={"regex": "a"}))
+    await rig.until(lambda: len(rig.submits()) == 2)
+    async with asyncio.timeout(30):
+        assert (await rig.chat()).status_code == 200
+    worker.compiled.set()
+    assert (await again).status_code == 200
