@@ -11,7 +11,7 @@ from typing import Final
 
 from worker.cache.lease import Lease
 from worker.speculative.acceptance import RequestRecord
-from worker.structured.state import GrammarState
+from worker.structured.state import GrammarProblem, GrammarState
 from worker.wire.messages import FinishReason, Rejection, Submit, TokenLogprobs
 from worker.wire.times import FirstTokenTimes
 
@@ -335,7 +335,19 @@ class Request:
         self.num_charged = self.num_output
         """Generated tokens that its tenant has been charged for, here or elsewhere."""
         self.rejection: Rejection | None = None
-        """Where it ends since the queue is full."""
+        """What its client is told where it ends by an error that is not the worker's."""
+
+    def give_up(self, problem: GrammarProblem) -> None:
+        """Notes why its grammar ends it by an error."""
+        self.error = problem.message
+        if problem.status < 500:
+            self.rejection = Rejection(
+                request_id=self.request_id,
+                attempt=self.attempt,
+                message=problem.message,
+                status=problem.status,
+                param="structured_outputs",
+            )
 
     def check_invariants(self, page_size: int) -> None:
         """Asserts that its counts agree with its state and its lease."""

@@ -125,6 +125,9 @@ def _failure(completion: Completion) -> ApiError:
     rejection = completion.rejection
     if rejection is not None and rejection.status == 429:
         return overloaded(rejection.message, rejection.retry_after_s)
+    if rejection is not None and rejection.status < 500:
+        param = completion.spec.feasibility.param(rejection.param)
+        return ApiError(rejection.status, rejection.message, param=param)
     return ApiError(500, completion.error or "internal server error")
 
 

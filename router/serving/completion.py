@@ -136,7 +136,8 @@ class Completion:
         """One per token where asked for, else empty."""
         self.prompt_logprobs: list[TokenLogprobs] | None = None
         self.rejection: Rejection | None = None
-        """Of a worker whose queue is full, while no other has taken it."""
+        """Of a worker whose queue is full, while no other has taken it; or of one that found the
+        request to contradict itself."""
         self.slo: SloOutcome | None = None
         """Whether the times it was asked for were met; None before the end, and where none were."""
         self._text = text
@@ -251,7 +252,7 @@ class Completion:
             if delta.finish_reason == "error":
                 self.error = delta.error or "the worker gave up the request"
                 self.rejection = delta.rejection
-                if delta.rejection is not None:
+                if delta.rejection is not None and delta.rejection.status == 429:
                     self.refuse()
             self._end(delta.finish_reason, now)
         if self._stream or self.finish_reason is not None:

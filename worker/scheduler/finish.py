@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from worker.request import Request, RequestState
+from worker.structured.state import GrammarProblem
+from worker.wire.sampling import SamplingParams
 
 
 def finish_state(request: Request, token_id: int) -> RequestState | None:
@@ -15,10 +17,7 @@ def finish_state(request: Request, token_id: int) -> RequestState | None:
     """
     grammar = request.grammar
     if grammar is not None and not allows(grammar.mask, token_id):
-        request.error = (
-            f"structured_outputs: the grammar cannot go on with token {token_id}, but other "
-            "parameters of the request left no other to draw"
-        )
+        request.give_up(_contradiction(request.sampling, token_id))
         return RequestState.FINISHED_ERROR
     if token_id in request.end_token_ids and request.num_output >= request.sampling.min_tokens:
         return RequestState.FINISHED_STOPPED
@@ -26,10 +25,29 @@ def finish_state(request: Request, token_id: int) -> RequestState | None:
         return RequestState.FINISHED_LENGTH
     if grammar is None or grammar.is_slow:
         return None
-    request.error = grammar.advance(token_id)
-    if request.error is not None:
+    problem = grammar.advance(token_id)
+    if problem is not None:
+        request.give_up(problem)
         return RequestState.FINISHED_ERROR
     return RequestState.FINISHED_STOPPED if grammar.is_complete else None
+
+
+def _contradiction(sampling: SamplingParams, token_id: int) -> GrammarProblem:
+    """Of a token that the grammar does not allow: parameters that forbid tokens left no other."""
+    forbidding = {
+        "allowed_token_ids": sampling.allowed_token_ids is not None,
+        "bad_words": bool(sampling.bad_words_token_ids),
+        "min_tokens": sampling.min_tokens > 0,
+        "ignore_eos": sampling.ignore_eos,
+    }
+    given = [name for name, is_given in forbidding.items() if is_given]
+    if not given:
+        problem = f"structured_outputs: internal error: the grammar does not allow token {token_id}"
+        return GrammarProblem(problem, 500)
+    return GrammarProblem(
+        f"structured_outputs: {' and '.join(given)} left no token with which the grammar can go on",
+        400,
+    )
 
 
 def allows(mask: bytes, token_id: int) -> bool:

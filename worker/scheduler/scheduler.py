@@ -29,7 +29,7 @@ from worker.scheduler.slo import Urgency
 from worker.scheduler.slow_grammar import SlowGrammar
 from worker.scheduler.step import StepBuilder, StepInFlight
 from worker.speculative.gate import SpeculationGate
-from worker.structured.state import GrammarState
+from worker.structured.state import GrammarProblem, GrammarState
 from worker.wire.admission import AdmissionChange
 from worker.wire.messages import DEFAULT_PRIORITY, StepReport, Submit
 
@@ -155,16 +155,18 @@ class Scheduler:
             self._end(request, RequestState.FINISHED_LENGTH)
             self._outbox.put(request)
 
-    def provide(self, request_id: str, attempt: int, grammar: GrammarState | str) -> None:
-        """Queues a request that waits for its grammar, or ends it: a text says what went wrong.
+    def provide(
+        self, request_id: str, attempt: int, grammar: GrammarState | GrammarProblem
+    ) -> None:
+        """Queues a request that waits for its grammar, or ends it where there is a problem.
 
         Requests that have ended meanwhile are ignored.
         """
         request = self._held.get(request_id)
         if request is None or attempt != request.attempt:
             return
-        if isinstance(grammar, str):
-            request.error = grammar
+        if isinstance(grammar, GrammarProblem):
+            request.give_up(grammar)
             self._end(request, RequestState.FINISHED_ERROR)
             self._outbox.put(request)
         elif grammar.is_complete:

@@ -8,7 +8,8 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
-from worker.structured.base import GrammarError, Matcher, Words
+from worker.structured.base import GrammarError, GrammarFault, Matcher, Words, shortened
+from worker.structured.state import GrammarProblem
 from worker.structured.vocabulary import bits
 from worker.wire.sampling import SamplingParams
 
@@ -36,8 +37,8 @@ class GrammarFollower:
         output: tokens that an earlier attempt has drawn.
 
     Raises:
-        GrammarError: `output` does not follow the grammar; or `allowed_token_ids` holds no token
-            to go on with.
+        GrammarError: `allowed_token_ids` holds no token to go on with.
+        GrammarFault: `output` does not follow the grammar.
     """
 
     def __init__(
@@ -86,7 +87,7 @@ class GrammarFollower:
                 num_taken += 1
                 self._fill()
                 masks.append(self.mask)
-        except GrammarError:
+        except (GrammarError, GrammarFault):
             pass  # were this draft accepted, it would end the request
         finally:
             if num_taken:
@@ -96,23 +97,24 @@ class GrammarFollower:
         self.may_draft = time.thread_time() - began <= SLOW_S
         return masks + [b"\xff" * len(self.mask)] * (1 + len(drafts) - len(masks))
 
-    def advance(self, token_id: int) -> str | None:
+    def advance(self, token_id: int) -> GrammarProblem | None:
         """See GrammarState."""
         began = time.thread_time()
         try:
             self._accept(token_id)
             self._fill()
         except GrammarError as error:
-            return str(error)
+            return GrammarProblem(str(error), 400)
         except Exception as error:
             # A library's trouble with one grammar must not end the whole group.
             logger.exception("a grammar failed")
-            return f"structured_outputs: internal error: {error}"
+            return GrammarProblem(shortened(f"structured_outputs: internal error: {error}"), 500)
         took = time.thread_time() - began
         self.is_slow = took > SLOW_S
         self._spent = max(0.0, self._spent + took - FREE_S)
         if self._spent > CREDIT_S:
-            return "structured_outputs: the grammar is too ambiguous to be followed in time"
+            problem = "structured_outputs: the grammar is too ambiguous to be followed in time"
+            return GrammarProblem(problem, 400)
         return None
 
     def _goes_on_with(self, token_id: int) -> bool:
@@ -123,9 +125,7 @@ class GrammarFollower:
 
     def _accept(self, token_id: int) -> None:
         if not self._matcher.accept(token_id):
-            raise GrammarError(
-                f"structured_outputs: the grammar cannot go on with token {token_id}"
-            )
+            raise GrammarFault(f"the grammar cannot go on with token {token_id}")
         self._num_output += 1
 
     def _fill(self) -> None:

@@ -3,7 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import NamedTuple, Protocol
+
+
+class GrammarProblem(NamedTuple):
+    """Why a request cannot go on under its grammar."""
+
+    message: str
+    status: int
+    """400 where the request contradicts itself or its grammar is too heavy, 500 where the worker
+    fails."""
 
 
 class GrammarState(Protocol):
@@ -40,6 +49,6 @@ class GrammarState(Protocol):
         """
         ...
 
-    def advance(self, token_id: int) -> str | None:
+    def advance(self, token_id: int) -> GrammarProblem | None:
         """Takes one drawn token and makes the next mask; why it cannot go on, None if it can."""
         ...

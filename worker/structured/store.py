@@ -11,10 +11,16 @@ from collections import deque
 from collections.abc import Callable
 from typing import NamedTuple
 
-from worker.structured.base import GrammarBackend, GrammarError, LoadedGrammar
+from worker.structured.base import (
+    GrammarBackend,
+    GrammarError,
+    GrammarFault,
+    LoadedGrammar,
+    shortened,
+)
 from worker.structured.follower import GrammarFollower
 from worker.structured.guidance_backend import GuidanceBackend
-from worker.structured.state import GrammarState
+from worker.structured.state import GrammarProblem, GrammarState
 from worker.structured.xgrammar_backend import XGrammarBackend
 from worker.wire.messages import CompiledGrammar, EngineInfo, Submit, SubmitBatch, Vocabulary
 
@@ -24,8 +30,7 @@ class Provided(NamedTuple):
 
     request_id: str
     attempt: int
-    grammar: GrammarState | str
-    """Or what went wrong."""
+    grammar: GrammarState | GrammarProblem
 
 
 class _Entry:
@@ -88,7 +93,7 @@ class GrammarStore:
     def advance(self, request_id: str, attempt: int, grammar: GrammarState, token_id: int) -> None:
         """Begins to take a token for a grammar that is slow."""
 
-        def take() -> GrammarState | str:
+        def take() -> GrammarState | GrammarProblem:
             return grammar.advance(token_id) or grammar
 
         self._begin(self._advancing, request_id, attempt, take)
@@ -122,17 +127,18 @@ class GrammarStore:
         thread: _Thread,
         request_id: str,
         attempt: int,
-        work: Callable[[], GrammarState | str],
+        work: Callable[[], GrammarState | GrammarProblem],
     ) -> None:
         def run() -> None:
-            grammar: GrammarState | str
+            grammar: GrammarState | GrammarProblem
             try:
                 grammar = work()
             except GrammarError as error:
-                grammar = str(error)
+                grammar = GrammarProblem(str(error), 400)
             except Exception as error:
                 # Whatever it was, the request must not wait forever.
-                grammar = f"structured_outputs: internal error: {error!r}"
+                problem = shortened(f"structured_outputs: internal error: {error!r}")
+                grammar = GrammarProblem(problem, 500)
             self._provided.append(Provided(request_id, attempt, grammar))
             os.write(self._wake_write, b"\0")
 
@@ -141,9 +147,13 @@ class GrammarStore:
 
     def _follow(self, entry: _Entry | None, submit: Submit) -> GrammarFollower:
         if entry is None:
-            raise GrammarError("structured_outputs: internal error: the grammar was not sent along")
+            raise GrammarFault("the grammar was not sent along")
         if entry.loaded is None:
-            entry.loaded = self._backend(entry.compiled.backend).load(entry.compiled.payload)
+            backend = self._backend(entry.compiled.backend)
+            try:
+                entry.loaded = backend.load(entry.compiled.payload)
+            except GrammarError as error:  # the compiling process has loaded it
+                raise GrammarFault(str(error)) from error
         tokens = array("i")
         tokens.frombytes(submit.prompt)
         return GrammarFollower(

@@ -8,6 +8,7 @@ import pytest
 from test_core import make_core, run, submit
 
 from worker.engine.core import EngineCore
+from worker.structured.state import GrammarProblem
 from worker.wire.messages import Abort
 
 ONES = b"\xff\xff\xff"
@@ -42,13 +43,17 @@ class CountingGrammar:
     def walk(self, drafts: Sequence[int]) -> list[bytes]:
         raise AssertionError("nothing is drafted here")
 
-    def advance(self, token_id: int) -> str | None:
+    def advance(self, token_id: int) -> GrammarProblem | None:
         self.taken.append(token_id)
-        return "refused" if len(self.taken) == self._refuse_at else None
+        refused = GrammarProblem("refused", 400)
+        return refused if len(self.taken) == self._refuse_at else None
 
 
 def add(
-    core: EngineCore, request_id: str, grammar: CountingGrammar | str, max_tokens: int = 3
+    core: EngineCore,
+    request_id: str,
+    grammar: CountingGrammar | GrammarProblem,
+    max_tokens: int = 3,
 ) -> None:
     one = submit(request_id, max_tokens=max_tokens)
     one.grammar = "key"
@@ -107,17 +112,18 @@ def test_the_end_of_the_grammar_ends_the_request(depth: int) -> None:
 def test_a_refused_token_ends_the_request_with_an_error(depth: int) -> None:
     core, _ = make_core(depth)
     add(core, "a", CountingGrammar(refuse_at=2), max_tokens=9)
-    add(core, "b", "no such grammar")
+    add(core, "b", GrammarProblem("no such grammar", 500))
     core.add(submit("plain", max_tokens=5))
     last = {}
     while core.has_work():
         for delta in core.step().deltas.get("g", ()):
-            last[delta.request_id] = delta.finish_reason, delta.error
+            status = None if delta.rejection is None else delta.rejection.status
+            last[delta.request_id] = delta.finish_reason, delta.error, status
     assert last == {
-        "a": ("error", "refused"),
-        "b": ("error", "no such grammar"),
-        "plain": ("length", None),
-    }
+        "a": ("error", "refused", 400),
+        "b": ("error", "no such grammar", None),
+        "plain": ("length", None, None),
+    }, "only what the client can change is told as its own error"
 
 
 def test_a_request_waits_for_its_grammar_without_holding_others() -> None:

@@ -6,7 +6,7 @@ import pytest
 from vocabularies import EOS, TOKENS, allowed, follow, make_backend
 
 from worker.structured import follower as follower_module
-from worker.structured.base import GrammarBackend, GrammarError
+from worker.structured.base import GrammarBackend, GrammarFault
 from worker.wire.sampling import SamplingParams
 
 AB = TOKENS.index(b"ab")
@@ -57,7 +57,7 @@ def test_tokens_of_an_earlier_attempt_are_taken_first(backend: GrammarBackend) -
     follower = follow(backend, b"12", regex="[0-9]{3}x")
     assert allowed(follower) == {*range(ord("0"), ord("9") + 1)}
     assert follow(backend, b"123x", regex="[0-9]{3}x").is_complete
-    with pytest.raises(GrammarError, match="cannot go on with token 120"):
+    with pytest.raises(GrammarFault, match="cannot go on with token 120"):
         follow(backend, b"1x", regex="[0-9]{3}x")
 
 
@@ -69,7 +69,9 @@ def test_allowed_token_ids_narrow_the_mask(backend: GrammarBackend) -> None:
     assert allowed(follower) == {ord("a")}
     problem = follower.advance(ord("a"))
     assert problem is not None
-    assert "allowed_token_ids" in problem
+    assert problem.status == 400
+    assert "allowed_token_ids" in problem.message
+    assert "structured_outputs" in problem.message
 
 
 def test_a_token_that_does_not_follow_is_refused(backend: GrammarBackend) -> None:
@@ -77,7 +79,8 @@ def test_a_token_that_does_not_follow_is_refused(backend: GrammarBackend) -> Non
     assert allowed(follower) == {ord("y"), ord("n")}
     problem = follower.advance(ord("x"))
     assert problem is not None
-    assert "cannot go on with token 120" in problem
+    assert problem.status == 500, "the mask has told, so who has drawn it?"
+    assert "cannot go on with token 120" in problem.message
 
 
 def test_a_library_that_fails_ends_the_request_and_nothing_else() -> None:
@@ -86,7 +89,8 @@ def test_a_library_that_fails_ends_the_request_and_nothing_else() -> None:
     assert follower.is_complete
     problem = follower.advance(EOS) or follower.advance(EOS)
     assert problem is not None
-    assert problem.startswith("structured_outputs: ")
+    assert problem.status == 500
+    assert problem.message.startswith("structured_outputs: ")
 
 
 def test_special_tokens_are_no_text(backend: GrammarBackend) -> None:
@@ -110,5 +114,6 @@ def test_a_matcher_that_is_too_slow_is_given_up(monkeypatch: pytest.MonkeyPatch)
         if problem:
             break
     assert problem is not None
-    assert "too ambiguous" in problem
+    assert problem.status == 400
+    assert "too ambiguous" in problem.message
     assert follower.is_slow
