@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import queue
+import select
 import threading
 import weakref
 from array import array
-from collections import deque
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -58,12 +59,15 @@ class GrammarStore:
         self._vocabulary: Vocabulary | None = None
         self._backends: dict[str, GrammarBackend] = {}
         self._entries: dict[str, _Entry] = {}
-        self._provided: deque[Provided] = deque()
+        self._provided: list[Provided] = []
+        # HAZARD: of what is provided and the bytes that wake the loop, each stands for the other.
+        self._handover = threading.Lock()
         # Apart, so that no new request waits for a slow one.
         self._loading = _Thread("grammar-loads")
         self._advancing = _Thread("slow-grammars")
         self._wake_read, self._wake_write = os.pipe()
         os.set_blocking(self._wake_read, False)
+        os.set_blocking(self._wake_write, False)
         self._finalizer = weakref.finalize(self, _close_all, self._wake_read, self._wake_write)
 
     @property
@@ -102,18 +106,15 @@ class GrammarStore:
         """What is ready; with `wait`, at least one, if any is due."""
         if not self.num_due:
             return []
-        if wait and not self._provided:
-            os.set_blocking(self._wake_read, True)
-            os.read(self._wake_read, 1)
-            os.set_blocking(self._wake_read, False)
-        taken = []
-        while self._provided:
-            taken.append(self._provided.popleft())
+        if wait:
+            poller = select.poll()
+            poller.register(self._wake_read, select.POLLIN)
+            poller.poll()
+        with self._handover:
+            taken, self._provided = self._provided, []
+            with contextlib.suppress(BlockingIOError):
+                os.read(self._wake_read, 65536)
         self.num_due -= len(taken)
-        try:
-            os.read(self._wake_read, 65536)
-        except BlockingIOError:
-            return taken
         return taken
 
     def close(self) -> None:
@@ -139,8 +140,10 @@ class GrammarStore:
                 # Whatever it was, the request must not wait forever.
                 problem = shortened(f"structured_outputs: internal error: {error!r}")
                 grammar = GrammarProblem(problem, 500)
-            self._provided.append(Provided(request_id, attempt, grammar))
-            os.write(self._wake_write, b"\0")
+            with self._handover:
+                self._provided.append(Provided(request_id, attempt, grammar))
+                with contextlib.suppress(BlockingIOError):  # full: it wakes all the same
+                    os.write(self._wake_write, b"\0")
 
         self.num_due += 1
         thread.put(run)

@@ -1,0 +1,73 @@
+"""Grammars on their way to requests: a loop that sleeps is woken for each, and for nothing else."""
+
+from __future__ import annotations
+
+import os
+import select
+import threading
+from collections.abc import Iterator
+
+import pytest
+
+from worker.structured.base import GrammarFault
+from worker.structured.store import GrammarStore
+from worker.wire.messages import EngineInfo, Submit
+from worker.wire.sampling import SamplingParams
+
+INFO = EngineInfo(
+    model="tiny",
+    max_model_len=64,
+    max_total_tokens=128,
+    vocab_size=32,
+    page_size=4,
+    max_num_seqs=8,
+    eos_token_ids=[2],
+    block_hash_salt="tiny",
+)
+SUBMIT = Submit(
+    request_id="r", gateway_id="g", prompt=bytes(4), sampling=SamplingParams(), grammar="nowhere"
+)
+
+
+@pytest.fixture
+def store() -> Iterator[GrammarStore]:
+    store = GrammarStore(INFO)
+    yield store
+    store.close()
+
+
+def test_what_comes_between_two_looks_of_the_loop_wakes_it(
+    store: GrammarStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    poller = select.poll()
+    poller.register(store.wake_fd, select.POLLIN)
+    is_looking = threading.Event()
+
+    def follow(*_: object) -> None:
+        is_looking.wait(10)
+        raise GrammarFault("whatever it is")
+
+    def read(fd: int, size: int, read: object = os.read) -> bytes:
+        if fd == store.wake_fd:
+            is_looking.set()
+            poller.poll(200)
+        return read(fd, size)  # type: ignore[operator]
+
+    monkeypatch.setattr(store, "_follow", follow)
+    monkeypatch.setattr(os, "read", read)
+    store.request(SUBMIT)
+    assert store.take() == []
+    assert poller.poll(10_000), "the request would wait for ever"
+    assert [one.request_id for one in store.take()] == ["r"]
+
+
+def test_whatever_comes_wakes_the_loop_once(store: GrammarStore) -> None:
+    poller = select.poll()
+    poller.register(store.wake_fd, select.POLLIN)
+    for _ in range(2000):
+        store.request(SUBMIT)
+        while not (taken := store.take()):
+            assert poller.poll(10_000), "the request would wait for ever"
+        assert [one.request_id for one in taken] == ["r"]
+        assert store.num_due == 0
+        assert not poller.poll(0), "the loop would spin"
