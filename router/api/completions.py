@@ -223,4 +223,7 @@ def _feasible(
     problem = feasibility.parameters(model.fleet.limits)
     if problem is not None:
         raise bad_request(problem.message, problem.param)
+    refusal = model.refused_grammars.find(sampling.structured_outputs)
+    if refusal is not None:
+        raise bad_request(refusal, feasibility.param("structured_outputs"))
     return feasibility

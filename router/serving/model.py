@@ -23,6 +23,7 @@ from router.serving.generation import Generation, GenerationRequest
 from router.serving.load import LoadMeter
 from router.serving.mailbox import Mailbox
 from router.serving.newcomers import Newcomers
+from router.serving.refused_grammars import RefusedGrammars
 from router.serving.resumption import Resumption
 from router.tokens.encoder import PromptEncoder
 from worker.wire.admission import AdmissionChange
@@ -78,6 +79,7 @@ class ServedModel:
         self._newcomers = Newcomers(route.routing.worker_wait_s, on_demand=route.on_demand)
         self._closed = False
         self.admission = AdmissionRules(settings, self._tell_admission)
+        self.refused_grammars = RefusedGrammars()
         self._resumption = Resumption(route.routing, self._place, self.stats)
         self.load = LoadMeter(self.stats, fleet, time.monotonic)
         folder = route.routing.decision_log
@@ -153,6 +155,7 @@ class ServedModel:
     def on_snapshot(self, worker_id: str, snapshot: AttachSnapshot) -> None:
         """See ChannelListener."""
         self.fleet.attach(worker_id, snapshot)
+        self.refused_grammars.clear()
         # It may have left while the stream was being opened, when the fleet did not know it yet.
         self.fleet.set_draining(worker_id, self._channels[worker_id].leaving)
         self._newcomers.settled(worker_id)
@@ -300,6 +303,9 @@ class ServedModel:
             if completion.num_losses:  # a worker had taken it, so another one may
                 return error.rejection.message
             self._release(completion)
+            grammar = spec.sampling.structured_outputs
+            if error.rejection.is_final and grammar is not None:
+                self.refused_grammars.add(grammar, error.rejection.message)
             param = spec.feasibility.param(error.rejection.param)
             raise bad_request(error.rejection.message, param) from error
         completion.rejection = None

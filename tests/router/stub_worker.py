@@ -73,6 +73,7 @@ class StubWorker:
         self.rejection: str | None = None
         self.rejection_status = 503
         self.rejection_param = ""
+        self.rejection_is_final = False
         self.refuses: set[str] = set()
         self.protocol_version = PROTOCOL_VERSION
         self.blocks: dict[int, None] = {}
@@ -128,6 +129,7 @@ class StubWorker:
                         message=self.rejection or "not this one",
                         status=self.rejection_status,
                         param=self.rejection_param,
+                        is_final=self.rejection_is_final,
                     )
                 )
                 continue

@@ -20,6 +20,7 @@ from stub_worker import StubWorker
 from router.api import body as body_module
 from router.fleet import PromptBlocks
 from worker.wire.messages import LoadSnapshot, StepShape, WorkerUpdate
+from worker.wire.structured import StructuredOutputsParams
 
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
 USER = [{"role": "user", "content": "hello there, wörld"}]
@@ -272,6 +273,47 @@ async def test_a_thousand_refusals_of_each_kind_change_nothing(busy: Any) -> Non
         assert not changed, f"{name} changes {', '.join(changed)}"
         assert gauges_and_histograms(busy) == shown, name
     assert len(busy.submits()) == num_submits
+
+
+def refuse_grammars(rig: Any, message: str, *, is_final: bool) -> None:
+    for worker in rig.workers:
+        worker.rejection = f"structured_outputs: {message}"
+        worker.rejection_status, worker.rejection_param = 400, "structured_outputs"
+        worker.rejection_is_final = is_final
+
+
+async def test_a_grammar_that_a_worker_has_refused_changes_nothing_again(busy: Any) -> None:
+    refuse_grammars(busy, "regex cannot be used: it is broken", is_final=True)
+    first = await busy.complete("hi", structured_outputs={"regex": "(a"})
+    assert first.status_code == 400
+    kind = text("structured_outputs", structured_outputs={"regex": "(a"})
+    before, shown, num_submits = estimates(busy), gauges_and_histograms(busy), len(busy.submits())
+    for _ in range(TIMES):
+        assert await refused(busy, kind) == (400, first.content)
+    assert estimates(busy) == before
+    assert gauges_and_histograms(busy) == shown
+    assert len(busy.submits()) == num_submits, "no worker was asked again"
+
+
+async def test_what_another_time_might_do_is_asked_again(busy: Any) -> None:
+    refuse_grammars(busy, "regex takes longer than 1.5 s to compile", is_final=False)
+    for _ in range(2):
+        num_submits = len(busy.submits())
+        response = await busy.complete("hi", structured_outputs={"regex": "(a+)+"})
+        assert response.status_code == 400
+        assert len(busy.submits()) > num_submits
+
+
+async def test_a_worker_that_joins_is_asked_itself(busy: Any) -> None:
+    model = busy.gateway.model("stub")
+    grammar = StructuredOutputsParams(regex="(a")
+    model.refused_grammars.add(grammar, "it is broken")
+    assert model.refused_grammars.find(grammar) == "it is broken"
+    busy.transport.set_members("w0")
+    await busy.until(lambda: len(model.fleet.workers) == 1)
+    assert model.refused_grammars.find(grammar) == "it is broken"
+    busy.transport.set_members("w0", "w1")
+    await busy.until(lambda: model.refused_grammars.find(grammar) is None)
 
 
 async def test_fields_are_checked_before_any_work_on_the_prompt(

@@ -112,6 +112,7 @@ class GrammarService:
                     message=verdict.message,
                     status=verdict.status,
                     param="structured_outputs",
+                    is_final=verdict.is_final,
                 )
             )
         return grammars, rejections

@@ -144,6 +144,8 @@ class Rejection(msgspec.Struct, kw_only=True):
     """With 429: when there should be room again."""
     param: str = ""
     """With 400: the field at fault, of SamplingParams or `prompt`; empty where it is none."""
+    is_final: bool = False
+    """With 400: whether this worker would refuse it again, whatever else it does."""
 
 
 class SubmitReply(msgspec.Struct, kw_only=True, omit_defaults=True):
