@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 
 from cluster.bench.rolling_update import RollingUpdateOptions, UpdateLoad, is_whole
-from tests.e2e.conftest import API_KEY, DEADLINE_S, MODEL, RunningFleet, models_of
+from tests.e2e.conftest import ADMIN_KEY, API_KEY, DEADLINE_S, MODEL, RunningFleet, models_of
 from tests.e2e.test_failures import wait_until
 
 NUM_BEFORE = 12
@@ -44,6 +44,7 @@ def deploy_again(fleet: RunningFleet, model: Path) -> None:
     config = {
         "port": int(fleet.base_url.rpartition(":")[2]),
         "api_keys": [API_KEY],
+        "admin_api_key": ADMIN_KEY,
         "models": [{**replaced, "max_num_seqs": 48}, elastic],
     }
     address, environment = fleet.ray()
