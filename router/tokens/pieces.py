@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections.abc import Callable
 
@@ -10,8 +11,12 @@ from numpy.typing import NDArray
 
 from worker.wire.tokenizer import SHORT_TEXT, Tokenizer
 
-_MAX_CHARACTERS = 16 << 20
-"""Some 35 MB of text and tokens, where four characters are a token."""
+_MAX_BYTES = 32 << 20
+"""Of text, tokens and the objects around them: two bytes of it for each character, where a piece is
+long and four characters are a token."""
+_ENTRY_BYTES = 170
+"""Of what an entry is besides its three parts, in CPython: a tuple of two (72 with its header for
+the garbage collector), and its place in a dictionary that is just over half full (32 / 0.33)."""
 
 Tokens = NDArray[np.int32]
 """Little-endian, as workers get them."""
@@ -26,15 +31,15 @@ class PieceMemo:
 
     Args:
         tokenizer: of the model.
-        max_characters: of all that is remembered.
+        max_bytes: of memory for all that is remembered.
     """
 
-    def __init__(self, tokenizer: Tokenizer, max_characters: int = _MAX_CHARACTERS) -> None:
+    def __init__(self, tokenizer: Tokenizer, max_bytes: int = _MAX_BYTES) -> None:
         self._tokenizer = tokenizer
-        self._max_characters = max_characters
-        self._num_characters = 0
-        self._pieces: dict[tuple[str, str], Tokens] = {}
-        """By scope and text; the least recently used first."""
+        self._max_bytes = max_bytes
+        self._num_bytes = 0
+        self._pieces: dict[tuple[str, str], bytes] = {}
+        """Token ids as workers get them, by scope and text; the least recently used first."""
         self._lock = threading.Lock()
 
     def encode(
@@ -51,36 +56,38 @@ class PieceMemo:
         if len(text) <= SHORT_TEXT:
             ids = self._tokenizer.encode(text, add_special_tokens=False)
             accept(len(ids))
-            return _array(ids)
+            return np.asarray(ids, "<i4")
         pieces = self._tokenizer.pieces(text)
         known = self._recall(scope, pieces)
         unknown = [piece for piece in dict.fromkeys(pieces) if piece not in known]
         for piece, ids in zip(unknown, self._tokenizer.encode_pieces(unknown), strict=True):
-            known[piece] = _array(ids)
-        tokens = np.concatenate([known[piece] for piece in pieces])
+            known[piece] = np.asarray(ids, "<i4").tobytes()
+        tokens = np.frombuffer(b"".join([known[piece] for piece in pieces]), "<i4")
         accept(len(tokens))
         self._remember(scope, known)
         return tokens
 
-    def _recall(self, scope: str, pieces: list[str]) -> dict[str, Tokens]:
+    def _recall(self, scope: str, pieces: list[str]) -> dict[str, bytes]:
         with self._lock:
             found = {piece: self._pieces.get((scope, piece)) for piece in pieces}
         return {piece: tokens for piece, tokens in found.items() if tokens is not None}
 
-    def _remember(self, scope: str, pieces: dict[str, Tokens]) -> None:
+    def _remember(self, scope: str, pieces: dict[str, bytes]) -> None:
         """Takes pieces in, or back to the end of those that are forgotten."""
         with self._lock:
             for piece, tokens in pieces.items():
-                if len(piece) > self._max_characters:
+                key = (scope, piece)
+                size = _size(key, tokens)
+                if size > self._max_bytes:
                     continue  # it would leave nothing else
-                if self._pieces.pop((scope, piece), None) is None:
-                    self._num_characters += len(piece)
-                self._pieces[scope, piece] = tokens
-            while self._num_characters > self._max_characters:
+                if self._pieces.pop(key, None) is None:
+                    self._num_bytes += size
+                self._pieces[key] = tokens
+            while self._num_bytes > self._max_bytes:
                 oldest = next(iter(self._pieces))
-                del self._pieces[oldest]
-                self._num_characters -= len(oldest[1])
+                self._num_bytes -= _size(oldest, self._pieces.pop(oldest))
 
 
-def _array(ids: list[int]) -> Tokens:
-    return np.asarray(ids, "<i4")
+def _size(key: tuple[str, str], tokens: bytes) -> int:
+    """Bytes of memory that an entry holds; each may hold its scope alone."""
+    return _ENTRY_BYTES + sum(map(sys.getsizeof, (*key, tokens)))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
@@ -11,7 +12,7 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken, models, normalizers, pre_tokenizers, trainers
 from tokenizers import Tokenizer as Backend
 
-from router.tokens.pieces import PieceMemo
+from router.tokens.pieces import PieceMemo, _size
 from worker.wire.tokenizer import SHORT_TEXT, Tokenizer
 
 _CORPUS = ["Tell me of the ferry, and the old harbour: hello <world>!  2 x 3\n\n"] * 4
@@ -82,7 +83,7 @@ def test_tokens_are_those_of_the_whole(kind: str, tokens: str) -> None:
     backend.add_tokens([token for token in _TOKENS[tokens] if not _is_special(token)])
     contents = [str(getattr(token, "content", token)) for token in _TOKENS[tokens]]
     tokenizer = Tokenizer(backend, chat_template="".join(contents))
-    memo = PieceMemo(tokenizer, max_characters=4000)
+    memo = PieceMemo(tokenizer, max_bytes=8000)
     words = st.sampled_from([*_FRAGMENTS, "Tell me of the ferry", "old harbour"])
 
     @settings(max_examples=40, deadline=None)
@@ -134,7 +135,7 @@ def test_what_is_remembered_is_bounded() -> None:
     backend = _byte_level()
     backend.add_special_tokens([_START, _END])
     tokenizer = Tokenizer(backend, chat_template=_TEMPLATE)
-    memo = PieceMemo(tokenizer, max_characters=3000)
+    memo = PieceMemo(tokenizer, max_bytes=9000)
     texts = [f"{_START}user\n{turn}{'the ferry ' * size}" for turn, size in enumerate([200] * 9)]
     texts += [f"{_START}user\n{'too much ' * 400}"]
 
@@ -145,8 +146,32 @@ def test_what_is_remembered_is_bounded() -> None:
     with ThreadPoolExecutor(4) as threads:
         assert all(threads.map(encode, texts * 8))
     kept = memo._pieces
-    assert memo._num_characters == sum(len(piece) for _, piece in kept) <= 3000
-    assert kept
+    assert len(kept) > 1
+    assert memo._num_bytes == sum(_size(key, tokens) for key, tokens in kept.items()) <= 9000
+
+
+@pytest.mark.parametrize("content", ["ab", "ä🙂", "the ferry and the old harbour " * 100])
+def test_memory_is_what_is_counted(content: str) -> None:
+    """Of many small pieces the objects around them are the most."""
+    backend = _byte_level()
+    backend.add_special_tokens([_START, _END])
+    limit = 1 << 20
+    memo = PieceMemo(Tokenizer(backend, chat_template=_TEMPLATE), limit)
+    chats = [
+        "".join(f"{_START}{chat}.{n}{content}" for n in range(2 << 10 if len(content) < 9 else 64))
+        for chat in range(8)
+    ]
+    memo.encode("".join(chats[-1]))  # what is made once: threads, tables
+    memo = PieceMemo(memo._tokenizer, limit)
+    tracemalloc.start()
+    try:
+        before = tracemalloc.get_traced_memory()[0]
+        for chat in chats:
+            memo.encode(chat)
+        held = tracemalloc.get_traced_memory()[0] - before
+    finally:
+        tracemalloc.stop()
+    assert limit / 1.5 < held < limit * 1.5
 
 
 def _is_special(token: AddedToken | str) -> bool:
