@@ -19,7 +19,7 @@ from router.fleet import Fleet
 from router.metrics.collector import GatewayCollector, Source
 from router.metrics.http import HttpStats
 from router.serving import ServedModel, SettingsStore
-from router.tokens.defaults import load_sampling_defaults
+from router.tokens.defaults import assumed_limits, load_sampling_defaults
 from router.tokens.encoder import PromptEncoder
 from router.tokens.parity import ParityCheck
 from worker.wire.exposition import OPENMETRICS, content_type_for, render
@@ -166,7 +166,7 @@ class Gateway:
             self.gateway_id,
             self._transports[route.name],
             tokenizer,
-            PromptEncoder(tokenizer, fleet, self._executor),
+            PromptEncoder(tokenizer, fleet, self._executor, assumed_limits(route.model)),
             fleet,
             load_sampling_defaults(route.model),
             max_tenants=self.config.metrics_max_tenants,

@@ -15,6 +15,7 @@ from router.fleet import BlockKey, Feasibility, Fleet, PromptBlocks
 from router.tokens.pieces import PieceMemo, Tokens
 from worker.wire.bad_words import with_bad_words
 from worker.wire.blocks import cache_scope
+from worker.wire.limits import Limits
 from worker.wire.sampling import SamplingParams
 from worker.wire.tokenizer import Tokenizer
 
@@ -34,13 +35,17 @@ class PromptEncoder:
         tokenizer: of the model.
         fleet: says how its workers hash blocks.
         executor: where the work on long prompts is done, which would hold up the event loop.
+        assumed: what holds of lengths while no worker is ready to tell its limits.
     """
 
-    def __init__(self, tokenizer: Tokenizer, fleet: Fleet, executor: Executor) -> None:
+    def __init__(
+        self, tokenizer: Tokenizer, fleet: Fleet, executor: Executor, assumed: Limits
+    ) -> None:
         self._tokenizer = tokenizer
         self._pieces = PieceMemo(tokenizer)
         self._fleet = fleet
         self._executor = executor
+        self._assumed = assumed
         self._longest_token = tokenizer.longest_token
 
     async def chat(
@@ -152,7 +157,7 @@ class PromptEncoder:
 
     def _check(self, feasibility: Feasibility) -> Callable[[int], None]:
         """Raises ApiError for a number of prompt tokens that no worker of now can run."""
-        kinds = tuple(self._fleet.limits)  # a thread must not see them change
+        kinds = self._kinds()
 
         def accept(num_tokens: int) -> None:
             problem = feasibility.prompt(kinds, num_tokens)
@@ -163,7 +168,7 @@ class PromptEncoder:
 
     def _check_characters(self, feasibility: Feasibility) -> Callable[[int], None]:
         """The same for a number of characters, before there are tokens."""
-        kinds = tuple(self._fleet.limits)
+        kinds = self._kinds()
 
         def accept(number: int) -> None:
             problem = feasibility.characters(kinds, number, self._longest_token)
@@ -171,6 +176,10 @@ class PromptEncoder:
                 raise bad_request(problem.message, problem.param)
 
         return accept
+
+    def _kinds(self) -> tuple[Limits, ...]:
+        """Of workers; a copy, since threads must not see them change."""
+        return tuple(self._fleet.limits) or (self._assumed,)
 
     def _blocks(
         self,

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 import threading
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from router.config import RoutingConfig
 from worker.wire.chat_template import ChatTemplate
 
 PRINTS_ALL = (
@@ -108,3 +113,33 @@ async def test_a_prompt_of_the_longest_tokens_fits(rig: Any) -> None:
     response = await rig.complete(token * (LIMIT - 1))
     assert response.status_code == 200, response.text
     assert response.json()["usage"]["prompt_tokens"] == LIMIT - 1
+
+
+@pytest.mark.parametrize("route", ["/v1/chat/completions", "/v1/completions"])
+async def test_without_workers_the_checkpoint_tells_what_cannot_fit(
+    rig: Any, checkpoint: Path, tmp_path: Path, route: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Scaled to zero: what comes then waits for a worker, and may be as long as any."""
+    folder = shutil.copytree(checkpoint, tmp_path / "checkpoint")
+    config = {"max_position_embeddings": LIMIT, "rope_scaling": {"factor": 2.0}}
+    (folder / "config.json").write_text(json.dumps(config))
+    rig.transport.set_members_quietly()
+    [served] = rig.config.models
+    routing = RoutingConfig(worker_wait_s=0.2)
+    served = replace(served, model=str(folder), on_demand=True, routing=routing)
+    await rig.start(attached=0, models=(served,))
+    model = rig.gateway.model("stub")
+    asked: list[str] = []
+    for name in ("encode", "encode_pieces", "render_chat"):
+        monkeypatch.setattr(model.tokenizer, name, lambda *_, name=name, **__: asked.append(name))
+    text = "x" * (2 * LIMIT * model.tokenizer.longest_token)
+    field, value = "prompt", text
+    if "chat" in route:
+        field, value = "messages", [{"role": "user", "content": text}]
+    response = await rig.client.post(route, json={field: value})
+    assert response.status_code == 400, response.text
+    assert response.json()["error"]["param"] == field
+    assert f"at most {2 * LIMIT - 1} tokens" in response.json()["error"]["message"]
+    assert (await rig.complete([5] * 2 * LIMIT)).status_code == 400
+    assert asked == []
+    assert model.stats.pending_requests == 0
