@@ -6,10 +6,10 @@ import msgspec
 import pytest
 from stub_worker import StubTransport
 
-from worker.wire import stop as stop_module
 from worker.wire.messages import Submit, SubmitBatch
 from worker.wire.packing import packed
 from worker.wire.sampling import SamplingParams
+from worker.wire.stop import StopStrings
 
 MANY = {
     "n": 128,
@@ -42,10 +42,10 @@ def validated(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 
 async def test_parameters_are_validated_once_and_travel_once(rig, validated, monkeypatch):
-    tables: list[str] = []
-    plain = stop_module._failure_table
+    automata: list[int] = []
+    plain = StopStrings._link
     monkeypatch.setattr(
-        stop_module, "_failure_table", lambda text: tables.append(text) or plain(text)
+        StopStrings, "_link", lambda self: automata.append(len(self.texts)) or plain(self)
     )
     sizes: list[int] = []
     looked: list[int] = []
@@ -65,7 +65,7 @@ async def test_parameters_are_validated_once_and_travel_once(rig, validated, mon
     assert response.status_code == 200, response.text
     assert len(response.json()["choices"]) == 512
     assert looked == [150]
-    assert len(tables) == 128, "one table per stop string"
+    assert automata.count(128) == len(automata) == 1
     assert sum(sizes) < 512 * PER_COMPLETION + len(sizes) * PARAMETERS
     submits = rig.submits()
     assert len({submit.seed for submit in submits}) == 128

@@ -6,41 +6,82 @@ from collections.abc import Sequence
 
 
 class StopStrings:
-    """The stop strings of a request, prepared once for all its completions.
+    """The stop strings of a request as an automaton, made once for all its completions.
+
+    A state is the longest beginning of a stop string that a text ends with (Aho and Corasick 1975):
+    each character costs amortised constant time, however many stop strings there are.
 
     Args:
         stop: the strings; none of them empty.
     """
 
-    __slots__ = ("failures", "firsts", "texts")
+    __slots__ = ("depths", "failures", "firsts", "matches", "moves", "texts")
 
     def __init__(self, stop: Sequence[str]) -> None:
-        self.texts = tuple(sorted(stop, key=len, reverse=True))
-        self.failures = [_failure_table(text) for text in self.texts]
+        self.texts = tuple(dict.fromkeys(stop))
         self.firsts = frozenset(text[0] for text in self.texts)
+        self.moves: list[dict[str, int]] = [{}]
+        """By state: where each character that goes on leads; state 0 is the empty beginning."""
+        self.depths = [0]
+        """Characters of each state."""
+        self.matches: list[str | None] = [None]
+        """The longest stop string that each state ends with."""
+        for text in self.texts:
+            self._add(text)
+        self.failures = [0] * len(self.moves)
+        """The longest other state that each state ends with."""
+        self._link()
+
+    def follow(self, state: int, character: str) -> int:
+        """The state after one more character."""
+        while (found := self.moves[state].get(character)) is None:
+            if not state:
+                return 0
+            state = self.failures[state]
+        return found
+
+    def _add(self, text: str) -> None:
+        state = 0
+        for character in text:
+            after = self.moves[state].setdefault(character, len(self.moves))
+            if after == len(self.moves):
+                self.moves.append({})
+                self.depths.append(self.depths[state] + 1)
+                self.matches.append(None)
+            state = after
+        self.matches[state] = text
+
+    def _link(self) -> None:
+        """Level by level: a state's failure is less deep."""
+        level = [*self.moves[0].values()]
+        while level:
+            below = []
+            for state in level:
+                for character, after in self.moves[state].items():
+                    failure = self.follow(self.failures[state], character)
+                    self.failures[after] = failure
+                    self.matches[after] = self.matches[after] or self.matches[failure]
+                    below.append(after)
+            level = below
 
 
 class StopChecker:
     """Finds the first stop string that completes in a growing text, however the text is cut.
 
     Text that may turn out to be the beginning of a stop string is held back until it is certain.
-    Where two stop strings complete at the same character, the longer one wins. Each character
-    costs amortised constant time per stop string (Knuth, Morris and Pratt 1977).
+    Where two stop strings complete at the same character, the longer one wins.
 
     Args:
         stop: the strings.
         include_stop_str_in_output: keep the match in the text; nothing is then held back.
     """
 
-    __slots__ = ("_failures", "_firsts", "_held", "_include", "_lengths", "_stop", "matched")
+    __slots__ = ("_held", "_include", "_state", "_stop", "matched")
 
     def __init__(self, stop: StopStrings, *, include_stop_str_in_output: bool = False) -> None:
-        self._stop = stop.texts
-        self._failures = stop.failures
-        self._firsts = stop.firsts
+        self._stop = stop
         self._include = include_stop_str_in_output
-        self._lengths = [0] * len(self._stop)
-        """How much of each stop string the text ends with."""
+        self._state = 0
         self._held = ""
         self.matched: str | None = None
         """The stop string that ended the text."""
@@ -49,7 +90,7 @@ class StopChecker:
         """Adds text, returns what may be shown. After a match everything is dropped."""
         if self.matched is not None:
             return ""
-        if not self._held and not any(self._lengths) and self._firsts.isdisjoint(text):
+        if not self._state and self._stop.firsts.isdisjoint(text):
             return text
         end, matched = self._scan(text)
         shown = self._held + text[:end]
@@ -58,7 +99,7 @@ class StopChecker:
             return shown if self._include else shown[: len(shown) - len(matched)]
         if self._include:
             return shown
-        cut = len(shown) - max(self._lengths)
+        cut = len(shown) - self._stop.depths[self._state]
         self._held = shown[cut:]
         return shown[:cut]
 
@@ -69,29 +110,10 @@ class StopChecker:
 
     def _scan(self, text: str) -> tuple[int, str | None]:
         """Advances over `text` up to a match; returns how many characters were taken, and it."""
-        lengths = self._lengths
+        stop, state = self._stop, self._state
         for position, character in enumerate(text, start=1):
-            for index, stop in enumerate(self._stop):
-                length = lengths[index]
-                failures = self._failures[index]
-                while length and stop[length] != character:
-                    length = failures[length - 1]
-                if stop[length] == character:
-                    length += 1
-                if length == len(stop):
-                    return position, stop
-                lengths[index] = length
+            state = stop.follow(state, character)
+            if stop.matches[state] is not None:
+                return position, stop.matches[state]
+        self._state = state
         return len(text), None
-
-
-def _failure_table(text: str) -> list[int]:
-    """For each prefix of `text`: the longest of its own prefixes that it also ends with."""
-    table = [0] * len(text)
-    length = 0
-    for index in range(1, len(text)):
-        while length and text[index] != text[length]:
-            length = table[length - 1]
-        if text[index] == text[length]:
-            length += 1
-        table[index] = length
-    return table

@@ -1,7 +1,11 @@
 from __future__ import annotations
 
 import itertools
+import sys
+from types import FrameType
+from typing import Any
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer as Backend
@@ -119,6 +123,27 @@ def test_only_a_possible_beginning_is_held_back(
         held = seen[len(shown) :]
         assert held == "" or any(stop.startswith(held) for stop in stops)
         assert shown + held == seen
+
+
+@pytest.mark.parametrize("text", ["z" * 2000, "abcdefgh" * 250, "a" * 2000, "a" * 62 + "b" * 1938])
+def test_a_character_costs_the_same_with_many_stop_strings(text: str) -> None:
+    """Lines of Python, not seconds."""
+    stops = StopStrings(["a" * 63 + chr(200 + number) for number in range(128)])
+    checker, lines = StopChecker(stops), 0
+
+    def count(frame: FrameType, event: str, argument: object) -> Any:
+        nonlocal lines
+        lines += event == "line"
+        return count
+
+    before = sys.gettrace()
+    sys.settrace(count)
+    try:
+        for character in text:
+            checker.push(character)
+    finally:
+        sys.settrace(before)
+    assert lines < 30 * len(text)
 
 
 def test_tokens_after_a_stop_string_are_not_taken(byte_level: Backend) -> None:
