@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from itertools import chain
 from typing import Any
 
+from router.api.slices import Rows
 from worker.wire.messages import TokenLogprobs
 from worker.wire.tokenizer import Tokenizer
 
@@ -30,7 +32,7 @@ class LogprobFormat(ABC):
 
     @abstractmethod
     def entries(self, index: int, tokens: Sequence[Scored]) -> dict[str, Any]:
-        """`logprobs` of choice `index` for its next tokens."""
+        """`logprobs` of choice `index` for its next tokens, with Rows; to be encoded in order."""
 
     def _text(self, token_id: int) -> str:
         return token_text(self._tokenizer, token_id)
@@ -41,7 +43,7 @@ class ChatLogprobs(LogprobFormat):
 
     def entries(self, index: int, tokens: Sequence[Scored]) -> dict[str, Any]:
         """See LogprobFormat."""
-        return {"content": [self._entry(found) for _, found in tokens if found is not None]}
+        return {"content": Rows(self._entry(found) for _, found in tokens if found is not None)}
 
     def _entry(self, found: TokenLogprobs) -> dict[str, Any]:
         own, *others = [
@@ -68,21 +70,22 @@ class TextLogprobs(LogprobFormat):
 
     def entries(self, index: int, tokens: Sequence[Scored]) -> dict[str, Any]:
         """See LogprobFormat."""
-        names = [self._text(token_id) for token_id, _ in tokens]
-        offset = self._offsets.get(index, 0)
-        offsets = []
-        for name in names:
-            offsets.append(offset)
-            offset += len(name)
-        self._offsets[index] = offset
         return {
-            "tokens": names,
-            "token_logprobs": [
+            "tokens": Rows(self._text(token_id) for token_id, _ in tokens),
+            "token_logprobs": Rows(
                 None if found is None else finite(found.logprobs[0]) for _, found in tokens
-            ],
-            "top_logprobs": [None if found is None else self._top(found) for _, found in tokens],
-            "text_offset": offsets,
+            ),
+            "top_logprobs": Rows(
+                None if found is None else self._top(found) for _, found in tokens
+            ),
+            "text_offset": Rows(self._places(index, tokens)),
         }
+
+    def _places(self, index: int, tokens: Sequence[Scored]) -> Iterator[int]:
+        for token_id, _ in tokens:
+            offset = self._offsets.get(index, 0)
+            self._offsets[index] = offset + len(self._text(token_id))
+            yield offset
 
     def _top(self, found: TokenLogprobs) -> dict[str, float]:
         """The token itself is named too, even where it is none of the likeliest."""
@@ -92,25 +95,24 @@ class TextLogprobs(LogprobFormat):
         return top
 
 
-def prompt_logprobs(
-    tokenizer: Tokenizer, found: Sequence[TokenLogprobs] | None
-) -> list[dict[str, Any] | None] | None:
+def prompt_logprobs(tokenizer: Tokenizer, found: Sequence[TokenLogprobs] | None) -> Rows | None:
     """vLLM's `prompt_logprobs`: for each prompt token an object by token id, None for the first."""
     if found is None:
         return None
-    entries: list[dict[str, Any] | None] = [None]
-    for scored in found:
-        ranks = (scored.rank, *range(1, len(scored.token_ids)))
-        entry: dict[str, Any] = {}
-        for token_id, logprob, rank in zip(scored.token_ids, scored.logprobs, ranks, strict=True):
-            value = {
-                "logprob": finite(logprob),
-                "rank": rank,
-                "decoded_token": token_text(tokenizer, token_id),
-            }
-            entry.setdefault(str(token_id), value)
-        entries.append(entry)
-    return entries
+    return Rows(chain((None,), (_prompt_entry(tokenizer, scored) for scored in found)))
+
+
+def _prompt_entry(tokenizer: Tokenizer, scored: TokenLogprobs) -> dict[str, Any]:
+    ranks = (scored.rank, *range(1, len(scored.token_ids)))
+    entry: dict[str, Any] = {}
+    for token_id, logprob, rank in zip(scored.token_ids, scored.logprobs, ranks, strict=True):
+        value = {
+            "logprob": finite(logprob),
+            "rank": rank,
+            "decoded_token": token_text(tokenizer, token_id),
+        }
+        entry.setdefault(str(token_id), value)
+    return entry
 
 
 def token_text(tokenizer: Tokenizer, token_id: int) -> str:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from itertools import chain
 
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from router.api.slices import SLICE_BYTES
 from router.api.writer import ResponseWriter
 from router.errors import ApiError, overloaded
 from router.serving import Completion, Generation
@@ -17,6 +19,9 @@ logger = logging.getLogger(__name__)
 
 JSON = b"application/json"
 EVENT_STREAM = b"text/event-stream; charset=utf-8"
+TURN_S = 0.005
+"""Seconds of work on a reply after which all else on the event loop has its turn; as long as the
+interpreter lets a thread run beside others."""
 
 
 class GenerationResponse(Response):
@@ -61,28 +66,30 @@ class GenerationResponse(Response):
 
     async def _send_events(self, send: Send) -> None:
         generation, writer = self._generation, self._writer
+        clock = asyncio.get_running_loop().time
         # The head waits for the first news: a request that is refused while it waits at its worker
         # gets its status as any other.
         head: dict[str, object] | None = self._head(EVENT_STREAM)
-        pending = writer.first()
+        body = writer.first()
+        num_first = len(body)
         failed: ApiError | None = None
-        while not generation.finished:
-            body = pending
-            for completion in await generation.take():
-                if completion.error:
-                    failed = failed or _failure(completion)
-                else:
-                    body += writer.chunk(completion)
+        while not generation.finished and failed is None:
+            completions = await generation.take()
+            failed = next((_failure(c) for c in completions if c.error), None)
             if failed is not None:
                 break
-            if body:
-                pending = b""
-                is_first, head = head, None
-                if is_first is not None:
-                    await send(is_first)
-                await send({"type": "http.response.body", "body": body, "more_body": True})
-                if is_first is not None:
-                    generation.flushed(asyncio.get_running_loop().time())
+            until = clock() + TURN_S
+            for part in chain.from_iterable(map(writer.chunk, completions)):
+                body += part
+                if clock() >= until:
+                    await asyncio.sleep(0)
+                    until = clock() + TURN_S
+                if len(body) >= SLICE_BYTES:
+                    await self._send_part(send, head, body)
+                    head, body, num_first = None, b"", 0
+            if len(body) > num_first:
+                await self._send_part(send, head, body)
+                head, body, num_first = None, b"", 0
         end = writer.last()
         if head is not None:
             if failed is not None:
@@ -91,7 +98,15 @@ class GenerationResponse(Response):
         if failed is not None:
             # The status has gone out as 200; the error takes the place of the end of the stream.
             end = b"data: " + failed.body() + b"\n\n"
-        await send({"type": "http.response.body", "body": pending + end, "more_body": False})
+        await send({"type": "http.response.body", "body": body + end, "more_body": False})
+
+    async def _send_part(self, send: Send, head: dict[str, object] | None, body: bytes) -> None:
+        """Sends a part of the body, after the head where that has not been sent."""
+        if head is not None:
+            await send(head)
+        await send({"type": "http.response.body", "body": body, "more_body": True})
+        if head is not None:
+            self._generation.flushed(asyncio.get_running_loop().time())
 
     async def _send_whole(self, send: Send) -> None:
         generation = self._generation
@@ -99,8 +114,23 @@ class GenerationResponse(Response):
             for completion in await generation.take():
                 if completion.error:
                     raise _failure(completion)
-        body = self._writer.whole()
-        await send(self._head(JSON, len(body)))
+        clock = asyncio.get_running_loop().time
+        body, is_begun, until = b"", False, clock() + TURN_S
+        for part in self._writer.whole():
+            body += part
+            if clock() >= until:
+                await asyncio.sleep(0)
+                if generation.client_left:
+                    return
+                until = clock() + TURN_S
+            if len(body) >= SLICE_BYTES:
+                if not is_begun:
+                    is_begun = True
+                    await send(self._head(JSON))
+                await send({"type": "http.response.body", "body": body, "more_body": True})
+                body = b""
+        if not is_begun:
+            await send(self._head(JSON, len(body)))
         await send({"type": "http.response.body", "body": body, "more_body": False})
 
     def _head(self, content_type: bytes, length: int | None = None) -> dict[str, object]:
@@ -113,7 +143,7 @@ class GenerationResponse(Response):
         if (span := self._generation.request.span) is not None:
             headers.append((b"traceresponse", span.traceparent.encode()))
         if length is None:
-            # Proxies must hand each event on as it comes.
+            # Proxies must hand each part on as it comes.
             headers += [(b"cache-control", b"no-cache"), (b"x-accel-buffering", b"no")]
         else:
             headers.append((b"content-length", b"%d" % length))
@@ -148,4 +178,5 @@ async def send_error(send: Send, error: ApiError, request_id: str | None = None)
 async def _close_on_disconnect(receive: Receive, generation: Generation) -> None:
     while (await receive())["type"] != "http.disconnect":
         pass
+    generation.client_left = True
     generation.close()

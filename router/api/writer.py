@@ -7,20 +7,19 @@ text is encoded.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import msgspec
-
 from router.api.logprobs import LogprobFormat, Scored, prompt_logprobs, token_text
 from router.api.protocol import StreamOptions
+from router.api.slices import Encoded, slices
+from router.api.slices import encode as _encode
+from router.fleet import PromptBlocks
 from router.serving import Completion, Generation
 from worker.wire.tokenizer import Tokenizer
 
 DONE = b"data: [DONE]\n\n"
-
-_encode = msgspec.json.Encoder().encode
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -97,16 +96,17 @@ class ResponseWriter(ABC):
         """What a stream begins with, before any text."""
         return b""
 
-    def chunk(self, completion: Completion) -> bytes:
-        """Everything new about a completion as one server-sent event; empty if nothing shows."""
+    def chunk(self, completion: Completion) -> Iterable[bytes]:
+        """Everything new about a completion as one server-sent event, in slices; none if nothing
+        shows."""
         text, token_ids = completion.take()
         draft = completion.take_draft()
         if draft is not None and not token_ids and completion.finish_reason is None:
-            return self._draft_chunk(completion, draft)
+            return (self._draft_chunk(completion, draft),)
         if self._plain and completion.finish_reason is None:
             if not text:
-                return b""
-            return self._heads[completion.spec.index] + _encode(text) + self._middle
+                return ()
+            return (self._heads[completion.spec.index] + _encode(text) + self._middle,)
         return self._full_chunk(completion, text, token_ids)
 
     def last(self) -> bytes:
@@ -116,9 +116,10 @@ class ResponseWriter(ABC):
         body = {**self._header(self.chunk_object), "choices": [], "usage": self.usage()}
         return b"data: " + _encode(body) + b"\n\n" + DONE
 
-    def whole(self) -> bytes:
-        """The response of a request that is not streamed."""
-        choices = []
+    def whole(self) -> Iterator[bytes]:
+        """The response of a request that is not streamed, in slices."""
+        yield _encode(self._header(self.object))[:-1]
+        before = b',"choices":['
         for completion in self.generation.completions:
             text, token_ids = completion.take()
             text, logprobs = self._with_extras(completion, text, token_ids)
@@ -131,11 +132,13 @@ class ResponseWriter(ABC):
             if self._extras.return_token_ids:
                 choice["token_ids"] = completion.token_ids
                 choice["prompt_token_ids"] = _prompt_ids(completion)
-            choices.append(choice)
-        body = {**self._header(self.object), "choices": choices, "usage": self.usage()}
-        if self._extras.prompt_logprobs:
-            self.place_prompt_logprobs(body)
-        return _encode(body)
+            self.amend(choice, completion)
+            yield before
+            yield from slices(choice)
+            before = b","
+        yield b'],"usage":' + _encode(self.usage())
+        yield from self.ending()
+        yield b"}"
 
     def usage(self) -> dict[str, Any]:
         """Token counts so far."""
@@ -163,11 +166,17 @@ class ResponseWriter(ABC):
         """A whole choice's text."""
 
     @abstractmethod
-    def place_prompt_logprobs(self, body: dict[str, Any]) -> None:
-        """Adds the log-probabilities of the prompts to a whole response."""
+    def amend(self, choice: dict[str, Any], completion: Completion) -> None:
+        """Adds what else a whole choice has."""
 
-    def _prompt_logprobs(self, completion: Completion) -> list[dict[str, Any] | None] | None:
-        return prompt_logprobs(self._extras.tokenizer, completion.prompt_logprobs)
+    def ending(self) -> Iterable[bytes]:
+        """What follows the usage in a whole response, in slices."""
+        return ()
+
+    def prompt_logprobs(self, completion: Completion) -> Iterator[bytes]:
+        """Those of its prompt as JSON, in slices."""
+        found = self.generation.prompt_logprobs(completion)
+        return slices(prompt_logprobs(self._extras.tokenizer, found))
 
     def _with_extras(
         self, completion: Completion, text: str, token_ids: list[int]
@@ -182,7 +191,7 @@ class ResponseWriter(ABC):
         if extras.echo is not None and index not in self._echoed:
             self._echoed.add(index)
             text = extras.echo[index // self.generation.request.feasibility.sampling.n] + text
-            before = (None, *(completion.prompt_logprobs or ()))
+            before = (None, *(self.generation.prompt_logprobs(completion) or ()))
             scored = [*zip(_prompt_ids(completion), before, strict=False), *scored]
         if extras.logprobs is None:
             return text, None
@@ -218,7 +227,9 @@ class ResponseWriter(ABC):
             self._middle.removeprefix(self.closing),
         )
 
-    def _full_chunk(self, completion: Completion, text: str, token_ids: list[int]) -> bytes:
+    def _full_chunk(
+        self, completion: Completion, text: str, token_ids: list[int]
+    ) -> Iterator[bytes]:
         text, logprobs = self._with_extras(completion, text, token_ids)
         tail: dict[str, Any] = {"logprobs": logprobs, **self._ending(completion)}
         if completion.finish_reason is None:
@@ -232,13 +243,11 @@ class ResponseWriter(ABC):
             usage = b',"usage":' + _encode(self.usage())
         elif self._options.include_usage:
             usage = b',"usage":null'
-        return b"%b%b%b,%b]%b}\n\n" % (
-            self._heads[completion.spec.index],
-            _encode(text),
-            self.closing,
-            _encode(tail)[1:],
-            usage,
-        )
+        yield self._heads[completion.spec.index] + _encode(text) + self.closing
+        rest = slices(tail)
+        yield b"," + next(rest).removeprefix(b"{")
+        yield from rest
+        yield b"]" + usage + b"}\n\n"
 
 
 class ChatWriter(ResponseWriter):
@@ -262,9 +271,14 @@ class ChatWriter(ResponseWriter):
         """See ResponseWriter."""
         return {"message": {"role": "assistant", "content": text}}
 
-    def place_prompt_logprobs(self, body: dict[str, Any]) -> None:
+    def amend(self, choice: dict[str, Any], completion: Completion) -> None:
+        """Nothing."""
+
+    def ending(self) -> Iterable[bytes]:
         """A chat has one prompt."""
-        body["prompt_logprobs"] = self._prompt_logprobs(self.generation.completions[0])
+        if self._extras.prompt_logprobs:
+            yield b',"prompt_logprobs":'
+            yield from self.prompt_logprobs(self.generation.completions[0])
 
 
 class TextWriter(ResponseWriter):
@@ -275,15 +289,29 @@ class TextWriter(ResponseWriter):
     chunk_object = "text_completion"
     opening = b',"text":'
     closing = b""
+    _prompt: PromptBlocks | None = None
+    """The prompt of the last choice that is written, and the JSON of its log-probabilities."""
+    _parts: Sequence[bytes] = ()
 
     def content(self, text: str) -> dict[str, Any]:
         """See ResponseWriter."""
         return {"text": text}
 
-    def place_prompt_logprobs(self, body: dict[str, Any]) -> None:
-        """Each choice has its prompt's."""
-        for choice, completion in zip(body["choices"], self.generation.completions, strict=True):
-            choice["prompt_logprobs"] = self._prompt_logprobs(completion)
+    def amend(self, choice: dict[str, Any], completion: Completion) -> None:
+        """Each choice has its prompt's log-probabilities."""
+        if self._extras.prompt_logprobs:
+            choice["prompt_logprobs"] = Encoded(self._prompt_parts(completion))
+
+    def _prompt_parts(self, completion: Completion) -> Iterator[bytes]:
+        """Made once per prompt, whose choices follow each other."""
+        if self._prompt is completion.spec.prompt:
+            yield from self._parts
+            return
+        parts = []
+        for part in self.prompt_logprobs(completion):
+            parts.append(part)
+            yield part
+        self._prompt, self._parts = completion.spec.prompt, parts
 
 
 def _prompt_ids(completion: Completion) -> list[int]:

@@ -10,7 +10,7 @@ from router.fleet import Feasibility, PromptBlocks
 from router.serving.completion import Completion
 from router.serving.mailbox import Mailbox
 from router.tracing import RequestSpan
-from worker.wire.messages import DEFAULT_PRIORITY
+from worker.wire.messages import DEFAULT_PRIORITY, TokenLogprobs
 from worker.wire.slo import Slo
 
 
@@ -54,6 +54,8 @@ class Generation:
         self.completions = completions
         self.explain = explain
         """Whether the client is told of the decisions."""
+        self.client_left = False
+        """Whether nobody reads what is written."""
         self._mailbox = mailbox
         self._place = place
 
@@ -100,6 +102,12 @@ class Generation:
             prompt = id(completion.spec.prompt)
             best[prompt] = max(best.get(prompt, 0), completion.num_cached_tokens)
         return sum(best.values())
+
+    def prompt_logprobs(self, completion: Completion) -> list[TokenLogprobs] | None:
+        """Of a completion's prompt, which the first of its completions may have asked for alone."""
+        n = self.request.feasibility.sampling.n
+        first = self.completions[completion.spec.index // n * n]
+        return completion.prompt_logprobs or first.prompt_logprobs
 
     async def start(self) -> None:
         """Hands every completion to a worker. Raises ApiError; everything is then ended."""

@@ -121,6 +121,9 @@ class ServedModel:
         if now is None:
             now = asyncio.get_running_loop().time()
         shared, stop = sampling.amended(n=1, seed=None), StopStrings(sampling.stop)
+        others = shared
+        if shared.prompt_logprobs is not None and not request.stream:
+            others = shared.amended(prompt_logprobs=None)  # the first of each prompt tells them
         completions = []
         unique = secrets.token_hex(8)  # clients choose request ids, and may choose one twice
         pairs = itertools.product(request.prompts, range(sampling.n))
@@ -129,7 +132,7 @@ class ServedModel:
                 request_id=f"{request.request_id}.{unique}.{index}",
                 index=index,
                 prompt=prompt,
-                sampling=shared,
+                sampling=others if choice else shared,
                 seed=_wrap(seed + choice),
                 feasibility=request.feasibility,
                 priority=request.priority,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import openai
@@ -167,3 +168,49 @@ async def test_too_many_of_a_kind_are_refused(rig):
                     model="stub", messages=MESSAGES, extra_body={name: value}
                 )
             assert error.value.param == name
+
+
+TOKENS_AT_ONCE = 10_000
+"""Whose texts may be written before other tasks have their turn: a quarter of a second's work is
+over 100,000."""
+
+
+@pytest.mark.parametrize("kind", ["prompt", "completion", "stream"])
+async def test_long_replies_are_written_in_slices(rig, monkeypatch, kind):
+    length, n = 2000, 4
+    for worker in rig.workers:
+        worker.info.max_model_len = worker.info.max_total_tokens = 2 * length
+        worker.script = lambda _: [7] * 40
+    fields: dict[str, Any] = {
+        "prompt": {"prompt_logprobs": 20, "max_tokens": 1},
+        "completion": {"logprobs": 20, "max_tokens": 40, "n": 32},
+        "stream": {"logprobs": 20, "echo": True, "max_tokens": 1, "stream": True},
+    }[kind]
+    await rig.start()
+    model = rig.gateway.model("stub")
+    plain, count, most = model.tokenizer.token_bytes, 0, 0
+
+    def counted(token_id: int) -> bytes:
+        nonlocal count, most
+        count += 1
+        most = max(most, count)
+        return plain(token_id)
+
+    monkeypatch.setattr(model.tokenizer, "token_bytes", counted)
+    prompt = "hi" if kind == "completion" else [5] * length
+    task = asyncio.create_task(rig.complete(prompt, **{"n": n, **fields}))
+    while not task.done():
+        count = 0
+        await asyncio.sleep(0)
+    response = await task
+    assert response.status_code == 200, response.text[:300]
+    assert 0 < most < TOKENS_AT_ONCE
+    if kind == "stream":
+        assert response.text.endswith("data: [DONE]\n\n")
+        return
+    first, *others = response.json()["choices"]
+    assert [{**other, "index": 0} for other in others] == [first] * len(others)
+    if kind == "prompt":
+        assert len(first["prompt_logprobs"]) == length
+        asked = [submit.sampling.prompt_logprobs for submit in rig.submits()]
+        assert sorted(asked, key=str) == [20, None, None, None], "once per prompt"

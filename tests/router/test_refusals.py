@@ -183,7 +183,7 @@ def estimates(rig: Any) -> dict[str, list[Any]]:
     parts = {
         "fleet": model.fleet,
         "turn": model._turn._waiting,
-        "pieces": (model.encoder._pieces._pieces, model.encoder._pieces._num_characters),
+        "pieces": (model.encoder._pieces._pieces, model.encoder._pieces._num_bytes),
         "flights": [
             (c._flights, c._strays, c._outbox._submits, c._outbox._aborts) for c in channels
         ],
