@@ -8,7 +8,6 @@ import os
 import secrets
 import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any
 
@@ -22,6 +21,7 @@ from router.serving import ServedModel, SettingsStore
 from router.tokens.defaults import assumed_limits, load_sampling_defaults
 from router.tokens.encoder import PromptEncoder
 from router.tokens.parity import ParityCheck
+from router.tokens.pool import WorkPool
 from worker.wire.exposition import OPENMETRICS, content_type_for, render
 from worker.wire.retry import StartReport, until_started
 from worker.wire.tokenizer import load_tokenizer
@@ -66,9 +66,8 @@ class Gateway:
         self._settings = dict(settings or {})
         self._models: dict[str, ServedModel] = {}
         self._names: dict[str, ServedModel] = {}
-        self._executor = ThreadPoolExecutor(
-            max_workers=max(2, min(8, os.cpu_count() or 2)), thread_name_prefix="tokens"
-        )
+        self.pool = WorkPool(max(2, min(8, os.cpu_count() or 2)))
+        """Where long bodies and prompts are worked on."""
         self.tracing = tracing
         self.gather: Callable[[str], Awaitable[tuple[bytes, str]]] | None = None
         """Asks all processes of this node for their metrics, in a format that the scraper accepts;
@@ -118,7 +117,7 @@ class Gateway:
             await model.close()
         if self.tracing is not None:
             self.tracing.close()
-        self._executor.shutdown(wait=False, cancel_futures=True)
+        self.pool.close()
 
     def model(self, name: str | None) -> ServedModel:
         """The model that a client names; it may leave the name out where there is only one.
@@ -155,8 +154,7 @@ class Gateway:
         return render(GatewayCollector(self.gateway_id, sources, self.http, created), content_type)
 
     async def _load_aside(self, route: ModelRoute) -> ServedModel:
-        loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self._executor, self._load, route)
+        return await self.pool.run(partial(self._load, route), size=0)
 
     def _load(self, route: ModelRoute) -> ServedModel:
         tokenizer = load_tokenizer(route.model)
@@ -166,7 +164,7 @@ class Gateway:
             self.gateway_id,
             self._transports[route.name],
             tokenizer,
-            PromptEncoder(tokenizer, fleet, self._executor, assumed_limits(route.model)),
+            PromptEncoder(tokenizer, fleet, self.pool, assumed_limits(route.model)),
             fleet,
             load_sampling_defaults(route.model),
             max_tenants=self.config.metrics_max_tenants,

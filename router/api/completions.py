@@ -6,8 +6,9 @@ import asyncio
 import re
 import secrets
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Any, TypeVar
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -33,6 +34,10 @@ from router.tracing import RequestSpan
 from worker.wire.sampling import SamplingParams
 from worker.wire.slo import Slo
 
+T = TypeVar("T")
+
+SMALL_BODY = 1 << 20
+"""Bytes that are decoded and checked on the event loop, in 30 ms at most."""
 _REQUEST_ID = re.compile(r"[\x21-\x7e]{1,128}")
 
 
@@ -63,15 +68,22 @@ class CompletionRoutes:
         """POST /v1/chat/completions. Raises ApiError."""
         payload = await read_body(request)
         arrived_at = asyncio.get_running_loop().time()
-        body = parse_body(payload, ChatRequest)
-        model = self._gateway.model(body.model)
-        messages = params.chat_messages(body.messages)
+        owner = tenant_of(request, None, "key")
+
+        def read() -> tuple[ChatRequest, ServedModel, list[dict[str, Any]]]:
+            body = parse_body(payload, ChatRequest)
+            model = self._gateway.model(body.model)
+            return body, model, params.chat_messages(body.messages)
+
+        body, model, messages = await self._beside(read, payload, owner)
         arguments = params.template_arguments(body)
         num_top = params.chat_logprobs(body)
         asked = await self._asked(body, model, params.chat_max_tokens(body), num_top)
         prompt = await model.encoder.chat(
             messages,
             asked.feasibility,
+            owner=owner,
+            num_bytes=len(payload),
             cache_salt=asked.cache_salt,
             tenant=self._cache_owner(request, body),
             session=body.prompt_cache_key or "",
@@ -90,9 +102,14 @@ class CompletionRoutes:
         """POST /v1/completions. Raises ApiError."""
         payload = await read_body(request)
         arrived_at = asyncio.get_running_loop().time()
-        body = parse_body(payload, CompletionRequest)
-        model = self._gateway.model(body.model)
-        texts = params.completion_prompts(body.prompt)
+        owner = tenant_of(request, None, "key")
+
+        def read() -> tuple[CompletionRequest, ServedModel, list[str | list[int]]]:
+            body = parse_body(payload, CompletionRequest)
+            model = self._gateway.model(body.model)
+            return body, model, params.completion_prompts(body.prompt)
+
+        body, model, texts = await self._beside(read, payload, owner)
         echo_only = bool(body.echo) and body.max_tokens == 0
         max_tokens = 1 if echo_only else params.completion_max_tokens(body)
         asked = await self._asked(
@@ -101,6 +118,7 @@ class CompletionRoutes:
         prompts = await model.encoder.prompts(
             texts,
             asked.feasibility,
+            owner=owner,
             cache_salt=asked.cache_salt,
             tenant=self._cache_owner(request, body),
             session=body.prompt_cache_key or "",
@@ -116,6 +134,12 @@ class CompletionRoutes:
             echo_only=echo_only,
         )
         return self._respond(request, arrived_at, body, asked, prompts, extras, TextWriter)
+
+    async def _beside(self, read: Callable[[], T], payload: bytes, owner: str) -> T:
+        """What `read` makes of a body, beside the event loop where it is large."""
+        if len(payload) <= SMALL_BODY:
+            return read()
+        return await self._gateway.pool.run(read, size=len(payload), owner=owner)
 
     async def _asked(
         self,

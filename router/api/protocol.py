@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from router.api.structured import refuse_large_grammars
+from router.api.values import refuse_many_values
 from router.errors import bad_request
 from worker.wire.slo import Slo
 
@@ -90,8 +91,9 @@ def parse_body(body: bytes, kind: type[Body]) -> Body:
 
     Raises:
         ApiError: 400 that names the field: malformed JSON, a wrong type, a missing field, or a
-            known field that would change the result and is not supported.
+            known field that would change the result and is not supported; or too many values.
     """
+    refuse_many_values(body)
     refuse_large_grammars(body)
     try:
         fields = msgspec.json.decode(body)

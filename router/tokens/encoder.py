@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Executor
 from math import inf
 from typing import Any, TypeVar
 
@@ -13,6 +11,7 @@ import numpy as np
 from router.errors import bad_request
 from router.fleet import BlockKey, Feasibility, Fleet, PromptBlocks
 from router.tokens.pieces import PieceMemo, Tokens
+from router.tokens.pool import WorkPool
 from worker.wire.bad_words import with_bad_words
 from worker.wire.blocks import cache_scope
 from worker.wire.limits import Limits
@@ -34,17 +33,15 @@ class PromptEncoder:
     Args:
         tokenizer: of the model.
         fleet: says how its workers hash blocks.
-        executor: where the work on long prompts is done, which would hold up the event loop.
+        pool: where the work on long prompts is done, which would hold up the event loop.
         assumed: what holds of lengths while no worker is ready to tell its limits.
     """
 
-    def __init__(
-        self, tokenizer: Tokenizer, fleet: Fleet, executor: Executor, assumed: Limits
-    ) -> None:
+    def __init__(self, tokenizer: Tokenizer, fleet: Fleet, pool: WorkPool, assumed: Limits) -> None:
         self._tokenizer = tokenizer
         self._pieces = PieceMemo(tokenizer)
         self._fleet = fleet
-        self._executor = executor
+        self._pool = pool
         self._assumed = assumed
         self._longest_token = tokenizer.longest_token
 
@@ -56,13 +53,16 @@ class PromptEncoder:
         cache_salt: str = "",
         tenant: str = "",
         session: str = "",
+        owner: str = "",
+        num_bytes: int = 0,
         add_generation_prompt: bool = True,
         chat_template_kwargs: Mapping[str, Any] | None = None,
     ) -> PromptBlocks:
-        """The prompt of a chat.
+        """The prompt of a chat of so many bytes; `owner` shares the threads with others.
 
         Raises:
-            ApiError: the template refuses the messages, or no worker can run such a prompt.
+            ApiError: too much is waiting already, the template refuses the messages, or no worker
+                can run such a prompt.
         """
         keys = self._fleet.block_keys()
         accept = self._check(feasibility)
@@ -84,7 +84,8 @@ class PromptEncoder:
             token_ids = self._pieces.encode(text, cache_scope(cache_salt, tenant=tenant), accept)
             return self._blocks(token_ids, cache_salt, tenant, session, keys)
 
-        return await self._run(work, num_characters(given, per_value=_PER_VALUE, enough=_SHORT))
+        num_seen = num_characters(given, per_value=_PER_VALUE, enough=_SHORT)
+        return await self._run(work, num_seen, owner, num_bytes)
 
     async def prompts(
         self,
@@ -94,12 +95,14 @@ class PromptEncoder:
         cache_salt: str = "",
         tenant: str = "",
         session: str = "",
+        owner: str = "",
         add_special_tokens: bool = True,
     ) -> list[PromptBlocks]:
-        """Plain prompts, as text or token ids.
+        """Plain prompts, as text or token ids; `owner` shares the threads with others.
 
         Raises:
-            ApiError: an id is outside the vocabulary, or no worker can run one of the prompts.
+            ApiError: too much is waiting already, an id is outside the vocabulary, or no worker can
+                run one of the prompts.
         """
         keys = self._fleet.block_keys()
         accept = self._check(feasibility)
@@ -125,7 +128,7 @@ class PromptEncoder:
                 accept(len(encoded[-1]))
             return [self._blocks(ids, cache_salt, tenant, session, keys) for ids in encoded]
 
-        return await self._run(work, sum(map(len, prompts)))
+        return await self._run(work, sum(map(len, prompts)), owner)
 
     async def bad_words(self, sampling: SamplingParams) -> SamplingParams:
         """The parameters with their bad words as tokens. Raises ApiError for one without any."""
@@ -197,10 +200,10 @@ class PromptEncoder:
             blocks.hashes(key)
         return blocks
 
-    async def _run(self, work: Callable[[], T], size: int) -> T:
+    async def _run(self, work: Callable[[], T], size: int, owner: str = "", at_least: int = 0) -> T:
         if size <= _SHORT:
             return work()
-        return await asyncio.get_running_loop().run_in_executor(self._executor, work)
+        return await self._pool.run(work, size=max(size, at_least), owner=owner)
 
 
 def num_characters(data: Any, *, per_value: int = 0, enough: float = inf) -> int:

@@ -1,0 +1,180 @@
+"""Large bodies leave the event loop to others, and long work leaves threads to short work."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from router.api import completions, protocol, values
+from router.errors import ApiError
+from router.tokens import pool as pools
+from router.tokens.pool import LONG, WorkPool
+
+MEBI = 1 << 20
+
+
+def many(begin: str, item: str, end: str, size: int = 31 * MEBI) -> bytes:
+    """A body of the largest size."""
+    return f"{begin}{','.join([item] * (size // (len(item) + 1)))}{end}".encode()
+
+
+HOSTILE: dict[str, Callable[[], bytes]] = {
+    "messages": lambda: many('{"messages":[', '{"role":"user"}', "]}"),
+    "token ids": lambda: many('{"prompt":[', "1", "]}"),
+    "parts": lambda: many(
+        '{"messages":[{"role":"user","content":[', '{"type":"text","text":""}', "]}]}"
+    ),
+    "allowed ids": lambda: many('{"prompt":"a","allowed_token_ids":[', "1", "]}", 4 * MEBI),
+    "empty lists": lambda: many('{"prompt":[', "[]", "]}"),
+    "members": lambda: many('{"prompt":"a","logit_bias":{', '"1":1', "}}"),
+}
+
+
+@pytest.mark.parametrize("kind", HOSTILE)
+async def test_no_body_takes_the_loop_for_a_quarter_of_a_second(rig: Any, kind: str) -> None:
+    """CPU time of the loop's thread between its turns, and of the work in one C call."""
+    await rig.start()
+    body = HOSTILE[kind]()
+    path = "/v1/chat/completions" if b"messages" in body[:20] else "/v1/completions"
+    task = asyncio.create_task(rig.client.post(path, content=body))
+    longest, before = 0.0, time.thread_time()
+    while not task.done():
+        await asyncio.sleep(0)
+        now = time.thread_time()
+        longest, before = max(longest, now - before), now
+    response = await task
+    assert response.status_code == 400, response.text
+    assert longest < 0.25
+    if kind != "allowed ids":
+        assert f"at most {values.MAX_VALUES}" in response.json()["error"]["message"]
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions"])
+async def test_large_bodies_are_decoded_beside_the_loop(
+    rig: Any, monkeypatch: pytest.MonkeyPatch, path: str
+) -> None:
+    await rig.start()
+    threads: list[bool] = []
+    plain = protocol.refuse_large_grammars
+
+    def watched(body: bytes) -> None:
+        threads.append(threading.current_thread() is threading.main_thread())
+        plain(body)
+
+    monkeypatch.setattr(protocol, "refuse_large_grammars", watched)
+    fields: dict[str, Any] = {"prompt": "hi"}
+    if "chat" in path:
+        fields = {"messages": [{"role": "user", "content": "hi"}]}
+    for filling in ("", "x, " * completions.SMALL_BODY):
+        content = json.dumps({**fields, "metadata": {"note": filling}})
+        response = await rig.client.post(path, content=content)
+        assert response.status_code == 200, response.text
+    assert threads == [True, False]
+
+
+JSON = st.recursive(
+    st.none() | st.integers() | st.text(alphabet='a",:[]{}\\é'),
+    lambda inner: st.lists(inner) | st.dictionaries(st.text(alphabet='a",:[]{}\\'), inner),
+)
+
+
+@given(value=JSON, chunk=st.integers(1, 40))
+def test_values_are_counted_whatever_texts_hold(value: Any, chunk: int) -> None:
+    def cost(value: Any) -> int:
+        if isinstance(value, dict):
+            inner = sum(map(cost, value.values())) + values.MEMBER * len(value)
+        elif isinstance(value, list):
+            inner = sum(map(cost, value))
+        else:
+            return 0
+        return values.CONTAINER + inner + max(len(value) - 1, 0)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(values, "_CHUNK", chunk)
+        assert values.num_values(msgspec.json.encode(value)) == cost(value)
+
+
+class Work:
+    """What a pool is given: ends when told to."""
+
+    def __init__(self) -> None:
+        self.began: list[str] = []
+        self.gates: dict[str, threading.Event] = {}
+
+    def __call__(self, name: str) -> Callable[[], str]:
+        gate = self.gates[name] = threading.Event()
+
+        def work() -> str:
+            self.began.append(name)
+            assert gate.wait(60)
+            return name
+
+        return work
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(60):
+        while not condition():
+            await asyncio.sleep(0.002)
+
+
+async def test_short_work_does_not_wait_for_long_and_owners_take_turns() -> None:
+    pool, work = WorkPool(2), Work()
+
+    def run(name: str, size: int, owner: str) -> asyncio.Task[str]:
+        return asyncio.create_task(pool.run(work(name), size=size, owner=owner))
+
+    tasks = [run(f"a{number}", 4 * LONG, "a") for number in range(4)]
+    await until(lambda: work.began == ["a0"])
+    tasks += [run("b0", 2 * LONG, "b"), run("b1", 2 * LONG, "b")]
+    tasks.append(run("short", 3600, "c"))
+    await until(lambda: work.began == ["a0", "short"])
+    work.gates["short"].set()
+    assert await tasks[-1] == "short"
+    gone = run("gone", 2 * LONG, "c")
+    await asyncio.sleep(0)
+    gone.cancel()
+    for count, name in enumerate(("a0", "a1", "b0", "b1", "a2", "a3"), start=3):
+        work.gates[name].set()
+        await until(lambda count=count: len(work.began) >= min(count, 7))  # type: ignore[misc]
+    await asyncio.gather(*tasks)
+    first, *others = [name for name in work.began if name != "short"]
+    assert first == "a0"
+    assert set(others[:2]) == {"a1", "b0"}
+    assert others.index("b1") < 4
+    assert sorted(work.began) == ["a0", "a1", "a2", "a3", "b0", "b1", "short"]
+    assert pool._held == pool._ends == {}
+    assert pool._running == {False: 0, True: 0}
+    pool.close()
+
+
+async def test_what_may_wait_is_bounded_by_owner_and_in_all(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(pools, "MAX_WAITING", 40 * LONG)
+    pool, work = WorkPool(2), Work()
+    tasks = []
+    for owner, most in (("", 3), ("a", 2), ("b", 0)):  # one runs; then 10, 10 and 0 of 20 wait
+        for number in range(most):
+            name = f"{owner}{number}"
+            tasks.append(asyncio.create_task(pool.run(work(name), size=10 * LONG, owner=owner)))
+            await asyncio.sleep(0)
+        with pytest.raises(ApiError) as refused:
+            await pool.run(work("more"), size=10 * LONG, owner=owner)
+        assert refused.value.status == 429
+        assert refused.value.retry_after_s
+    for gate in work.gates.values():
+        gate.set()
+    await asyncio.gather(*tasks)
+    assert len(work.began) == 5
+    assert await pool.run(lambda: 7, size=10 * LONG) == 7
+    pool.close()
