@@ -9,7 +9,7 @@ from starlette.requests import ClientDisconnect, Request
 from router.errors import ApiError, bad_request, too_large
 
 MAX_BODY_BYTES = 32 * 2**20
-"""A body is decoded on the event loop, and held in memory for as long as its request waits."""
+"""A body is held in memory for as long as its request waits."""
 
 MAX_DIGITS = 18
 """Python refuses to read numbers of thousands of digits."""

@@ -178,3 +178,32 @@ async def test_what_may_wait_is_bounded_by_owner_and_in_all(
     assert len(work.began) == 5
     assert await pool.run(lambda: 7, size=10 * LONG) == 7
     pool.close()
+
+
+async def test_a_short_prompt_is_answered_while_long_ones_are_tokenized(
+    rig: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for worker in rig.workers:
+        worker.info.max_model_len = worker.info.max_total_tokens = MEBI
+    await rig.start()
+    tokenizer = rig.gateway.model("stub").tokenizer
+    plain, gate = tokenizer.encode, threading.Event()
+
+    def encode(text: str, **fields: Any) -> list[int]:
+        if len(text) > LONG:
+            assert gate.wait(60)
+            text = text[:3000]
+        ids: list[int] = plain(text, **fields)
+        return ids
+
+    monkeypatch.setattr(tokenizer, "encode", encode)
+    tasks = [asyncio.create_task(rig.complete("ab " * LONG)) for _ in range(8)]
+    for _ in range(200):  # turns of the loop, until all stand in the queue
+        await asyncio.sleep(0)
+    try:
+        async with asyncio.timeout(50):
+            assert (await rig.complete("ab " * 1200)).status_code == 200
+        assert not any(task.done() for task in tasks)
+    finally:
+        gate.set()
+    assert {(await task).status_code for task in tasks} == {200}
