@@ -1,10 +1,51 @@
-"""A correction of uvicorn, which Serve starts in gateways with nothing to choose but its times."""
+"""Corrections of what speaks HTTP in gateways and in Serve's own proxy."""
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
+from starlette.middleware import Middleware
+from starlette.types import ASGIApp, Receive, Scope, Send
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+_REQUEST_ID = re.compile(rb"[\x21-\x7e]{1,128}")
+
+
+def serve_middlewares() -> list[Middleware]:
+    """Called by Serve, which puts them around all that it serves over HTTP."""
+    return [Middleware(ReadableHeaders)]
+
+
+class ReadableHeaders:
+    """ASGI middleware that drops headers which Serve cannot decode, and then answers with a 500.
+
+    It reads several as UTF-8, before any route of ours. Nothing here has other values; a request id
+    is also echoed and logged, so it is printable and short, or a new one is made.
+    """
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """See ReadableHeaders."""
+        headers = scope.get("headers", ())
+        if not all(_is_readable(name, value) for name, value in headers):
+            kept = [header for header in headers if _is_readable(*header)]
+            scope = {**scope, "headers": kept}
+        await self._app(scope, receive, send)
+
+
+def _is_readable(name: bytes, value: bytes) -> bool:
+    if name == b"x-request-id":
+        return _REQUEST_ID.fullmatch(value) is not None
+    if value.isascii() and name.isascii():
+        return True
+    try:
+        (name + value).decode()
+    except UnicodeDecodeError:
+        return False
+    return True
 
 
 def release_reset_connections() -> None:

@@ -32,6 +32,9 @@ SINGLE_PORTS = range(24_000, 30_000)
 outgoing connections (from 32,768): one of these may take a port between its choice and its use."""
 LONGEST_STREAM_S = 3600
 """A response may take this long; a replaced HAProxy process lives on for its streams."""
+CLIENT_TIMEOUT_S = 60
+"""A client that sends no more of a body, or takes nothing of a response, is let go after it. How
+long a gateway may be silent is none of it: HAProxy then waits for LONGEST_STREAM_S."""
 
 DIRECTORY_VARIABLE = "RAYFLEET_RUNTIME_DIRECTORY"
 """Names the private directory in the environment of every process of a local cluster."""
@@ -169,6 +172,8 @@ def serve_settings() -> dict[str, str]:
         "RAY_SERVE_EVENT_LOOP_MONITORING_INTERVAL_S": "60",
         # An attach stream is one request for as long as both sides live.
         "RAY_SERVE_QUEUE_LENGTH_CACHE_TIMEOUT_S": "3600",
+        # In gateways and in Serve's own proxy; HAProxy has its own rule.
+        "RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH": "cluster.connections.serve_middlewares",
         # Clients keep their connections for minutes; the proxy in front closes idle ones.
         "RAY_SERVE_HTTP_KEEP_ALIVE_TIMEOUT_S": "120",
         # What has no client left needs no draining; with load balancers in front, set 30.
@@ -194,7 +199,7 @@ def haproxy_policy() -> dict[str, str]:
         "RAY_SERVE_HAPROXY_OBSERVE_ERROR_LIMIT": "1",
         # What is to be repeated has to fit in; memory is taken as far as it is filled.
         "RAY_SERVE_HAPROXY_TUNE_BUFSIZE": str(64 * 2**10),
-        "RAY_SERVE_HAPROXY_TIMEOUT_CLIENT_S": str(LONGEST_STREAM_S),
+        "RAY_SERVE_HAPROXY_TIMEOUT_CLIENT_S": str(CLIENT_TIMEOUT_S),
         "RAY_SERVE_HAPROXY_TIMEOUT_SERVER_S": str(LONGEST_STREAM_S),
         "RAY_SERVE_PORT_QUARANTINE_S": str(LONGEST_STREAM_S + 30),
         "RAY_SERVE_HAPROXY_HEALTH_CHECK_INTER": "1s",

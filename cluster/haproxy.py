@@ -1,4 +1,4 @@
-"""Started by Ray Serve in place of the HAProxy binary; becomes it after three corrections.
+"""Started by Ray Serve in place of the HAProxy binary; becomes it after four corrections.
 
     python -SE haproxy.py BINARY HOST PORT [HAProxy's own arguments]
     rayfleet-haproxy [HAProxy's own arguments]
@@ -12,7 +12,10 @@ wheel, and leaves the API port where Serve's `http_options` have it.
 2. A gateway that goes closes its idle connections, and HAProxy may be about to use one. It repeats
    a request that meets that, but only if it has all of it, and only so many times; else it closes
    the client's connection without a word. So it waits for bodies, and keeps few idle connections.
-3. HAProxy would outlive a killed parent: the kernel is asked to end it with its parent.
+3. It would wait for half a request as long as for a stream, and let few such connections in: a
+   client gets REQUEST_TIMEOUT_S for a request, and there is room for as many clients as there are
+   file descriptors. A request id that cannot be decoded would be Serve's error: it is taken off.
+4. HAProxy would outlive a killed parent: the kernel is asked to end it with its parent.
 
 The process id stays the same, which Serve checks. A configuration that has been corrected before
 stays as it is. Imports nothing but the standard library, and Ray's wheel on nodes.
@@ -23,6 +26,7 @@ from __future__ import annotations
 import ctypes
 import os
 import re
+import resource
 import signal
 import sys
 from pathlib import Path
@@ -32,6 +36,19 @@ BINARY_VARIABLE = "RAY_SERVE_HAPROXY_BINARY_PATH"
 PR_SET_PDEATHSIG = 1
 IDLE_CONNECTIONS = 8
 """Kept per gateway at most. A request may meet each of them closed, and is repeated as often."""
+REQUEST_TIMEOUT_S = 10
+"""For a request's head, and again for its body as far as HAProxy waits for it: its buffer, so that
+64 KiB take 6.4 KB/s. What a client stops sending later is `timeout client`'s."""
+REQUEST_TIMEOUT_VARIABLE = "RAYFLEET_HAPROXY_REQUEST_TIMEOUT_S"
+PER_SOURCE_VARIABLE = "RAYFLEET_HAPROXY_MAX_CONNECTIONS_PER_SOURCE"
+"""Connections that one address may have open; 0, the default, for any number: behind an ingress, a
+load balancer or a port forwarding, all clients have one address."""
+MAXCONN_VARIABLE = "RAY_SERVE_HAPROXY_MAXCONN"
+"""Serve's own: where it is set, it counts."""
+MAX_CONNECTIONS = 16_384
+"""At most. A begun request takes up to a buffer: with 64 KiB, 1 GiB for REQUEST_TIMEOUT_S."""
+OTHER_DESCRIPTORS = 512
+"""Kept for listeners, threads, health checks and idle connections to gateways."""
 SIDE_SECTIONS = ("frontend prometheus", "listen stats")
 """Of Serve's template; nothing in a fleet asks them from another machine."""
 
@@ -65,6 +82,20 @@ def bundled_binary() -> str:
     return str(get_haproxy_binary())
 
 
+def correct(configuration: str, host: str | None = None, port: int | None = None) -> str:
+    """The configuration with all corrections, as the environment and the machine's limits say."""
+    _, num_descriptors = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if num_descriptors == resource.RLIM_INFINITY:
+        num_descriptors = 3 * MAX_CONNECTIONS + OTHER_DESCRIPTORS
+    limited = limit_connections(
+        confine(configuration, host, port),
+        timeout_s=int(os.environ.get(REQUEST_TIMEOUT_VARIABLE, REQUEST_TIMEOUT_S)),
+        max_per_source=int(os.environ.get(PER_SOURCE_VARIABLE, 0)),
+        maxconn=None if MAXCONN_VARIABLE in os.environ else max_connections(num_descriptors),
+    )
+    return make_repeatable(limited)
+
+
 def confine(configuration: str, host: str | None = None, port: int | None = None) -> str:
     """The configuration with side ports on loopback, and the admin socket for its owner alone.
 
@@ -86,17 +117,65 @@ def confine(configuration: str, host: str | None = None, port: int | None = None
 def make_repeatable(configuration: str) -> str:
     """The configuration with bodies waited for and idle connections bounded, by default."""
     added = ("option http-buffer-request", f"default-server pool-max-conn {IDLE_CONNECTIONS}")
-    lines = "".join(f"    {line}\n" for line in added)
-    if f"defaults\n{lines}" in configuration:
+    return _begin(configuration, "defaults", *added)
+
+
+def limit_connections(
+    configuration: str, *, timeout_s: int, max_per_source: int, maxconn: int | None
+) -> str:
+    """The configuration with little patience for requests that do not come.
+
+    HAProxy 2.8 times a whole head, and with `http-buffer-request` a whole body or buffer, by
+    `timeout http-request`. `timeout client` runs while it waits for more of a body, or for the
+    client to take some of a response; it does not while the gateway is silent.
+
+    Args:
+        configuration: of Serve.
+        timeout_s: for a request.
+        max_per_source: connections of one address; 0 for any number.
+        maxconn: connections of all; None leaves it as it is.
+    """
+    if maxconn is not None:
+        configuration = re.sub(r"(?m)^(\s+maxconn )\d+", rf"\g<1>{maxconn}", configuration, count=1)
+    configuration = _begin(configuration, "defaults", f"timeout http-request {timeout_s}s")
+    # It is UTF-8 to Serve, which answers 500 to anything else; and it goes into logs.
+    request_id = "req.fhdr(x-request-id)"
+    is_bad = (
+        f"{{ {request_id} -m reg '[^\\x21-\\x7e]' }} or {{ {request_id} -m len 129: }}"
+        " or { req.fhdr_cnt(x-request-id) gt 1 }"
+    )
+    rules = [f"http-request del-header x-request-id if {is_bad}"]
+    if max_per_source:
+        rules += [
+            "stick-table type ipv6 size 100k expire 1m store conn_cur",
+            "tcp-request connection track-sc0 src",
+            f"tcp-request connection reject if {{ sc0_conn_cur gt {max_per_source} }}",
+        ]
+    return _begin(configuration, "frontend http_frontend", *rules)
+
+
+def max_connections(num_descriptors: int) -> int:
+    """Clients there is room for; HAProxy does not start where it could need more descriptors.
+
+    It counts two for each, its own and one to a gateway, and a pipe of two for every fourth.
+    """
+    reserved = min(OTHER_DESCRIPTORS, num_descriptors // 8)
+    return min(MAX_CONNECTIONS, (num_descriptors - reserved) * 2 // 5)
+
+
+def _begin(configuration: str, section: str, *lines: str) -> str:
+    """The configuration with `lines` first in a section, once."""
+    written = [f"    {line}\n" for line in lines]
+    if all(line in configuration for line in written):
         return configuration
-    return re.sub(r"(?m)^defaults\n", f"defaults\n{lines}", configuration)
+    return configuration.replace(f"\n{section}\n", f"\n{section}\n{''.join(written)}")
 
 
 def _become(
     binary: str, arguments: list[str], host: str | None = None, port: int | None = None
 ) -> None:
     path = Path(arguments[arguments.index("-f") + 1])
-    path.write_text(make_repeatable(confine(path.read_text(), host, port)))
+    path.write_text(correct(path.read_text(), host, port))
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     os.execv(binary, [binary, *arguments])
 

@@ -6,7 +6,11 @@ import subprocess
 import sys
 import textwrap
 
+import httpx
 import pytest
+from starlette.types import Receive, Scope, Send
+
+from cluster.environment import serve_settings
 
 SCRIPT = """
 import asyncio, gc, socket, struct, sys
@@ -65,3 +69,36 @@ def test_nothing_is_kept_of_a_connection_that_is_gone(times: int, how: str, kept
         check=True,
     )
     assert int(result.stdout) == kept
+
+
+async def decoding_app(scope: Scope, receive: Receive, send: Send) -> None:
+    """Reads headers as Serve's replica does before it asks any route."""
+    headers = dict(scope["headers"])
+    answer = headers[b"x-request-id"].decode("utf-8")
+    for name in (b"serve_multiplexed_model_id", b"x-request-timeout-seconds", b"authorization"):
+        answer += "|" + headers.get(name, b"").decode("utf-8")
+    await send({"type": "http.response.start", "status": 200, "headers": []})
+    await send({"type": "http.response.body", "body": answer.encode()})
+
+
+@pytest.mark.parametrize("request_id", [b"\xff\xfe", b"x" * 129, b"two words", b"", b"kept-1"])
+async def test_serve_can_decode_all_headers_that_it_gets(request_id: bytes) -> None:
+    """Around the application stands what Serve's own code puts there."""
+    from ray.serve._private.http_util import _apply_middlewares, validate_http_proxy_callback_return
+    from ray.serve._private.utils import call_function_from_import_path
+
+    path = serve_settings()["RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH"]
+    middlewares = validate_http_proxy_callback_return(call_function_from_import_path(path))
+    transport = httpx.ASGITransport(app=_apply_middlewares(decoding_app, middlewares))
+    headers = {
+        b"X-Request-Id": request_id,
+        b"serve_multiplexed_model_id": b"\xe4",
+        b"x-request-timeout-seconds": b"\x80",
+        b"authorization": "Bearer \u00e4".encode(),
+    }
+    async with httpx.AsyncClient(transport=transport, base_url="http://gateway") as client:
+        response = await client.get("/health", headers=headers)
+    answered_id, *others = response.text.split("|")
+    assert (answered_id == request_id.decode("latin-1")) == (request_id == b"kept-1")
+    assert 1 <= len(answered_id) <= 128
+    assert others == ["", "", "Bearer \u00e4"]

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import resource
 import shutil
 import subprocess
 import sys
@@ -20,9 +21,17 @@ from typing import Any
 import pytest
 
 from cluster.environment import free_ports, haproxy_settings, has_haproxy, private_directory
-from cluster.haproxy import BINARY_VARIABLE, IDLE_CONNECTIONS
+from cluster.haproxy import (
+    BINARY_VARIABLE,
+    IDLE_CONNECTIONS,
+    MAX_CONNECTIONS,
+    PER_SOURCE_VARIABLE,
+    REQUEST_TIMEOUT_VARIABLE,
+    max_connections,
+)
 
 HOST = "127.0.0.1"
+PIECE = 2**16
 Connection = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 pytestmark = pytest.mark.skipif(not has_haproxy(), reason="HAProxy's wheel is not installed")
@@ -37,8 +46,11 @@ class Gateway:
     """Closes a connection that has been used when the next request comes: it came too late."""
     num_dropped: int = 0
     num_waiting: int = 0
+    heads: list[bytes] = field(default_factory=list)
     go_on: asyncio.Event = field(default_factory=asyncio.Event)
     port: int = 0
+    ended: list[asyncio.StreamWriter] = field(default_factory=list)
+    """Connections that ended amid a request or its answer."""
     _idle: set[asyncio.StreamWriter] = field(default_factory=set)
 
     async def start(self) -> None:
@@ -58,18 +70,31 @@ class Gateway:
                 self._idle.add(writer)
                 head = await reader.readuntil(b"\r\n\r\n")
                 self._idle.discard(writer)
+                self.heads.append(head)
                 if self.drops_used and num_served and b"/-/healthz" not in head:
                     self.num_dropped += 1
                     break
                 await reader.readexactly(_content_length(head))
+                if b"/pour" in head:
+                    await _pour(writer)
                 if b"/wait" in head:
                     self.num_waiting += 1
                     await self.go_on.wait()
                 name = self.name.encode()
                 writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%s" % (len(name), name))
                 num_served += 1
+        if writer not in self._idle:
+            self.ended.append(writer)
         self._idle.discard(writer)
         writer.close()
+
+
+async def _pour(writer: asyncio.StreamWriter) -> None:
+    """A response without an end."""
+    writer.write(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n")
+    while True:
+        writer.write(b"%x\r\n%s\r\n" % (PIECE, bytes(PIECE)))
+        await writer.drain()
 
 
 class Proxy:
@@ -93,6 +118,8 @@ class Proxy:
             stats_port=int(ours("STATS_PORT")),
             metrics_port=int(ours("METRICS_PORT")),
             metrics_enabled=False,
+            timeout_client_s=int(ours("TIMEOUT_CLIENT_S")),
+            timeout_server_s=int(ours("TIMEOUT_SERVER_S")),
             hard_stop_after_s=int(ours("HARD_STOP_AFTER_S")),
             retry_on=ours("RETRY_ON"),
             retries=int(ours("RETRIES")),
@@ -104,6 +131,7 @@ class Proxy:
             has_received_servers=True,
             http_options=HTTPOptions(host=HOST, port=self.port),
         )
+        self.config: Any = config
         self._api: Any = HAProxyApi(config, {}, ours("CONFIG_FILE_LOC"))
         self._fallback = fallback
 
@@ -225,6 +253,109 @@ async def test_a_request_that_meets_closed_connections_is_repeated(
     assert min(num_idle, 4) <= gateway.num_dropped <= IDLE_CONNECTIONS
 
 
+HALF = (
+    b"",
+    b"GET /health HTTP/1.1\r\nHo",
+    b"POST / HTTP/1.1\r\nHost: h\r\nContent-Length: 100\r\n\r\n",
+    b"POST / HTTP/1.1\r\nHost: h\r\nTransfer-Encoding: chunked\r\n\r\n40\r\nhalf",
+)
+"""Requests that never come; all of it is sent before any key is asked for."""
+
+
+async def test_half_requests_are_ended_and_keep_nobody_out(
+    proxy: Proxy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(REQUEST_TIMEOUT_VARIABLE, "2")
+    gateway = Gateway("gateway")
+    await gateway.start()
+    await proxy.start(gateway)
+    descriptors, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    connections = []
+    for number in range(min(2000, descriptors // 2)):
+        connections.append(await proxy.connect())
+        connections[-1][1].write(HALF[number % len(HALF)])
+    assert await ask(await proxy.connect()) == (200, "gateway", False)
+    async with asyncio.timeout(60):
+        answers = await asyncio.gather(*(reader.read() for reader, _ in connections))
+    assert {answer[:13] for answer in answers} == {b"HTTP/1.1 408 "}
+    for _, writer in connections:
+        writer.close()
+
+
+async def test_who_takes_nothing_is_let_go_and_who_waits_is_not(proxy: Proxy) -> None:
+    """A gateway may be silent for longer than a client."""
+    assert proxy.config.timeout_client_s <= 60 < proxy.config.timeout_server_s
+    proxy.config.timeout_client_s = 1
+    gateway = Gateway("gateway")
+    await gateway.start()
+    await proxy.start(gateway)
+    waiting = asyncio.create_task(ask(await proxy.connect(), "/wait", PIECE * 2))
+    _, deaf = await proxy.connect()
+    deaf.transport.pause_reading()  # type: ignore[attr-defined]
+    deaf.write(b"GET /pour HTTP/1.1\r\nHost: h\r\n\r\n")
+    reader, slow = await proxy.connect()
+    slow.write(b"POST / HTTP/1.1\r\nHost: h\r\nContent-Length: 1000000\r\n\r\n" + bytes(2 * PIECE))
+    async with asyncio.timeout(30):
+        assert (await reader.read()).startswith(b"HTTP/1.1 4")
+        while len(gateway.ended) < 2:
+            await asyncio.sleep(0.02)
+    assert not waiting.done()
+    gateway.go_on.set()
+    assert await waiting == (200, "gateway", False)
+    deaf.close()
+
+
+async def test_one_address_may_have_so_many_connections(
+    proxy: Proxy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(PER_SOURCE_VARIABLE, "3")
+    gateway = Gateway("gateway")
+    await gateway.start()
+    await proxy.start(gateway)
+    kept = []
+    for _ in range(3):
+        kept.append(await proxy.connect())
+        assert await ask(kept[-1]) == (200, "gateway", False)
+    with pytest.raises((asyncio.IncompleteReadError, ConnectionError)):
+        await ask(await proxy.connect())
+    kept[0][1].close()
+    async with asyncio.timeout(10):
+        while True:
+            with contextlib.suppress(asyncio.IncompleteReadError, ConnectionError):
+                assert await ask(await proxy.connect()) == (200, "gateway", False)
+                break
+
+
+REQUEST_IDS: list[tuple[list[bytes], bool]] = [
+    ([b"req-1,A;b=\"'"], True),
+    ([b"x" * 128], True),
+    ([b"x" * 129], False),
+    ([b"\xff\xfe"], False),
+    ([b"good, \xff"], False),
+    ([b"good", b"\xff"], False),
+    ([b"two words"], False),
+    (["\u00e4".encode()], False),
+]
+"""Headers of one request, and whether they reach a gateway."""
+
+
+async def test_no_request_id_that_serve_cannot_decode_gets_through(proxy: Proxy) -> None:
+    gateway = Gateway("gateway")
+    await gateway.start()
+    await proxy.start(gateway)
+    reader, writer = await proxy.connect()
+    for number, (given, is_kept) in enumerate(REQUEST_IDS):
+        lines = b"".join(b"X-Request-Id: %s\r\n" % value for value in given)
+        writer.write(b"GET /mine-%d HTTP/1.1\r\nHost: h\r\n%s\r\n" % (number, lines))
+        async with asyncio.timeout(15):
+            answer = await reader.readuntil(b"\r\n\r\n")
+            await reader.readexactly(len("gateway"))
+        assert answer.startswith(b"HTTP/1.1 200 ")
+        (head,) = (head for head in gateway.heads if b"/mine-%d " % number in head)
+        assert (b"x-request-id" in head.lower()) == is_kept, given
+    writer.close()
+
+
 def become_in_a_pod(path: Path) -> str:
     """The configuration after what Serve starts in a pod, which HAProxy itself has then checked.
 
@@ -266,10 +397,28 @@ def test_in_containers_it_repeats_requests_too(configuration: Path) -> None:
     assert "http-buffer-request" not in configuration.read_text()
     corrected = become_in_a_pod(configuration).splitlines()
     defaults = corrected.index("defaults")
-    assert corrected[defaults + 1 : defaults + 3] == [
+    assert corrected[defaults + 1 : defaults + 4] == [
         "    option http-buffer-request",
         f"    default-server pool-max-conn {IDLE_CONNECTIONS}",
+        "    timeout http-request 10s",
     ]
+
+
+def test_there_is_room_for_as_many_clients_as_descriptors_allow(
+    configuration: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, descriptors = resource.getrlimit(resource.RLIMIT_NOFILE)
+    room = min(MAX_CONNECTIONS, max_connections(descriptors))
+    assert f"    maxconn {room}\n" in become_in_a_pod(configuration)
+    assert [max_connections(n) for n in (1024, 20_000, 2**20)] == [358, 7_795, MAX_CONNECTIONS]
+    assert MAX_CONNECTIONS > 10_000
+    assert "stick-table" not in configuration.read_text()
+    monkeypatch.setenv("RAY_SERVE_HAPROXY_MAXCONN", "4096")
+    monkeypatch.setenv(PER_SOURCE_VARIABLE, "200")
+    configuration.write_text(configuration.read_text().replace(f"maxconn {room}", "maxconn 4096"))
+    chosen = become_in_a_pod(configuration)
+    assert "    maxconn 4096\n" in chosen
+    assert "reject if { sc0_conn_cur gt 200 }\n" in chosen
 
 
 def test_in_containers_the_api_port_alone_is_open(configuration: Path) -> None:

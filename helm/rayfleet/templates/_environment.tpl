@@ -26,6 +26,7 @@ KubeRay that knows no authOptions sets neither, and Ray then refuses to start wi
   "RAY_SERVE_ROUTER_QUEUE_LEN_GAUGE_THROTTLE_S" "10"
   "RAY_SERVE_EVENT_LOOP_MONITORING_INTERVAL_S" "60"
   "RAY_SERVE_QUEUE_LENGTH_CACHE_TIMEOUT_S" "3600"
+  "RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH" "cluster.connections.serve_middlewares"
   "RAY_SERVE_HTTP_KEEP_ALIVE_TIMEOUT_S" "120"
   "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S" "30"
   "RAY_SERVE_PROXY_MIN_DRAINING_PERIOD_S" "30"
@@ -44,7 +45,8 @@ KubeRay that knows no authOptions sets neither, and Ray then refuses to start wi
   "RAY_SERVE_HAPROXY_NBTHREAD" (toString (int .Values.haproxy.threads))
   "RAY_SERVE_HAPROXY_METRICS_ENABLED" "0"
   "RAY_SERVE_HAPROXY_HARD_STOP_AFTER_S" (toString $longest)
-  "RAY_SERVE_HAPROXY_TIMEOUT_CLIENT_S" (toString $longest)
+  "RAY_SERVE_HAPROXY_TIMEOUT_CLIENT_S" "60"
+  "RAYFLEET_HAPROXY_MAX_CONNECTIONS_PER_SOURCE" (toString (int .Values.haproxy.maxConnectionsPerSource))
   "RAY_SERVE_HAPROXY_TIMEOUT_SERVER_S" (toString $longest)
   "RAY_SERVE_HAPROXY_RETRY_ON" "conn-failure empty-response"
   "RAY_SERVE_HAPROXY_RETRIES" "12"
