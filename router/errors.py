@@ -10,6 +10,7 @@ _TYPES = {
     403: "permission_error",
     404: "not_found_error",
     405: "invalid_request_error",
+    408: "invalid_request_error",
     413: "invalid_request_error",
     429: "rate_limit_error",
     500: "internal_server_error",
@@ -61,6 +62,11 @@ def bad_request(message: str, param: str | None = None) -> ApiError:
     return ApiError(400, message, param=param)
 
 
+def timed_out(message: str) -> ApiError:
+    """A 408: the client takes too long to send its request."""
+    return ApiError(408, message, code="request_timeout")
+
+
 def too_large(message: str) -> ApiError:
     """A 413: the body is larger than this server takes."""
     return ApiError(413, message)
@@ -74,6 +80,11 @@ def no_worker(model: str, problem: str = "try again shortly") -> ApiError:
         code="no_worker_available",
         retry_after_s=1,
     )
+
+
+def busy(message: str) -> ApiError:
+    """A 503: the gateway itself holds as much as it may."""
+    return ApiError(503, message, code="gateway_busy", retry_after_s=1)
 
 
 def overloaded(message: str, retry_after_s: int) -> ApiError:

@@ -9,7 +9,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from router.api.auth import KeyRing, invalid_key
-from router.api.body import read_body
+from router.api.body import Bodies
 from router.errors import ApiError, bad_request
 from router.gateway import Gateway
 from worker.wire.admission import AdmissionChange
@@ -23,9 +23,10 @@ class AdminRoutes:
         keys: who may call.
     """
 
-    def __init__(self, gateway: Gateway, keys: KeyRing) -> None:
+    def __init__(self, gateway: Gateway, keys: KeyRing, bodies: Bodies) -> None:
         self._gateway = gateway
         self._keys = keys
+        self._bodies = bodies
 
     async def admission(self, request: Request) -> Response:
         """GET /admin/admission?model=NAME: what was changed by hand. Raises ApiError."""
@@ -41,7 +42,8 @@ class AdminRoutes:
         """
         self._let_in(request)
         try:
-            fields: Any = msgspec.json.decode(await read_body(request))
+            async with self._bodies.read(request) as payload:
+                fields: Any = msgspec.json.decode(payload)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             raise bad_request(f"the body is not valid JSON: {error}") from error
         if not isinstance(fields, dict):

@@ -14,6 +14,7 @@ from starlette.responses import JSONResponse, Response
 
 from router.api.admin import AdminRoutes
 from router.api.auth import ApiKeys, KeyRing
+from router.api.body import Bodies, BodyLimits
 from router.api.completions import CompletionRoutes, request_id_of
 from router.api.count import AnswerCounter
 from router.errors import ApiError
@@ -22,14 +23,19 @@ from router.gateway import Gateway
 logger = logging.getLogger(__name__)
 
 
-def create_app(gateway: Gateway) -> FastAPI:
+def create_app(gateway: Gateway, body_limits: BodyLimits | None = None) -> FastAPI:
     """All routes over `gateway`, which the caller starts and closes on the same event loop.
+
+    Args:
+        gateway: what they are over.
+        body_limits: other than the usual ones.
 
     Raises:
         ValueError: the file of API keys cannot be read, or holds none.
     """
     app = FastAPI(title="rayfleet", openapi_url=None)
-    completions = CompletionRoutes(gateway)
+    bodies = Bodies(body_limits)
+    completions = CompletionRoutes(gateway, bodies)
     monitor = MonitorRoutes(gateway)
     # Plain routes: FastAPI's parsing and response models would cost more than the rest of a token.
     app.router.add_route("/v1/chat/completions", completions.chat, methods=["POST"])
@@ -41,7 +47,7 @@ def create_app(gateway: Gateway) -> FastAPI:
     app.router.add_route("/metrics", monitor.metrics, methods=["GET"])
     app.router.add_route("/version", monitor.version, methods=["GET"])
     config = gateway.config
-    admin = AdminRoutes(gateway, KeyRing(config.admin_api_keys, config.admin_api_key_file))
+    admin = AdminRoutes(gateway, KeyRing(config.admin_api_keys, config.admin_api_key_file), bodies)
     app.router.add_route("/admin/admission", admin.admission, methods=["GET"])
     app.router.add_route("/admin/admission", admin.set_admission, methods=["POST"])
     app.add_exception_handler(ApiError, _api_error)
@@ -119,6 +125,9 @@ class MonitorRoutes:
 async def _api_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, ApiError)
     headers = {"x-request-id": request_id_of(request)}
+    if error.status == 408:
+        # Else the server reads the rest of the body, for as long as the client likes.
+        headers["connection"] = "close"
     if error.retry_after_s is not None:
         headers["retry-after"] = str(error.retry_after_s)
     return Response(

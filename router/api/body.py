@@ -1,12 +1,15 @@
-"""Reads request bodies within a limit."""
+"""Bodies of requests: bounded in size, in time, and in what all of them hold together."""
 
 from __future__ import annotations
 
-from contextlib import aclosing
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import aclosing, asynccontextmanager
+from dataclasses import dataclass
 
 from starlette.requests import ClientDisconnect, Request
 
-from router.errors import ApiError, bad_request, too_large
+from router.errors import ApiError, bad_request, busy, timed_out, too_large
 
 MAX_BODY_BYTES = 32 * 2**20
 """A body is held in memory for as long as its request waits."""
@@ -15,28 +18,114 @@ MAX_DIGITS = 18
 """Python refuses to read numbers of thousands of digits."""
 
 
-async def read_body(request: Request) -> bytes:
-    """The whole body.
+@dataclass(frozen=True, kw_only=True, slots=True)
+class BodyLimits:
+    """How patient a gateway is with bodies."""
 
-    Raises:
-        ApiError: 413 as soon as it is known to exceed the limit; 400 if the client goes away.
-    """
-    length = request.headers.get("content-length", "")
-    if length.isdecimal() and (len(length) > MAX_DIGITS or int(length) > MAX_BODY_BYTES):
-        raise _too_large()
-    parts: list[bytes] = []
-    size = 0
-    try:
+    window_s: float = 10.0
+    """In each window of so long, `window_bytes` must come, or the rest of the body."""
+    window_bytes: int = 64 * 2**10
+    """With the window 6.4 KiB/s, which HAProxy's 10 s for its buffer of 64 KiB ask for as well."""
+    total_s: float = 300.0
+    """For a whole body: the largest takes 0.9 Mbit/s."""
+    bytes_in_flight: int = 512 * 2**20
+    """Of all bodies that are received, or received and not yet tokenized."""
+
+
+class Bodies:
+    """Reads the bodies of one gateway. Belongs to its event loop."""
+
+    def __init__(self, limits: BodyLimits | None = None) -> None:
+        self._limits = limits or BodyLimits()
+        self.num_bytes = 0
+        """In flight: received, counted as they come, until their requests need them no more."""
+        self._deadlines: dict[asyncio.Timeout, float] = {}
+        """Of those that are being received, on the event loop's clock."""
+        self._is_sweeping = False
+
+    @asynccontextmanager
+    async def read(self, request: Request) -> AsyncIterator[bytes]:
+        """The whole body, which counts as in flight until the block ends.
+
+        Raises:
+            ApiError: 413 as soon as it is known to exceed the limit; 408 if it comes too slowly;
+                503 if too much is in flight; 400 if the client goes away.
+        """
+        length = request.headers.get("content-length", "")
+        if length.isdecimal() and (len(length) > MAX_DIGITS or int(length) > MAX_BODY_BYTES):
+            raise _too_large()
+        held = _Held(self)
+        try:
+            try:
+                payload = await self._receive(request, held)
+            except ClientDisconnect:
+                raise bad_request("the client went away before its body was complete") from None
+            except TimeoutError:
+                raise timed_out("the body came too slowly: try a faster connection") from None
+            yield payload
+        finally:
+            held.release()
+
+    async def _receive(self, request: Request, held: _Held) -> bytes:
+        """Raises ApiError, ClientDisconnect, TimeoutError."""
+        limits, clock = self._limits, asyncio.get_running_loop().time
+        parts: list[bytes] = []
+        last = clock() + limits.total_s
+        num_new = 0
+        timeout = asyncio.timeout(None)
         # Closed at once: left to the garbage collector, each stream would end in a task of its own.
-        async with aclosing(request.stream()) as stream:
-            async for part in stream:
-                size += len(part)
-                if size > MAX_BODY_BYTES:
-                    raise _too_large()
-                parts.append(part)
-    except ClientDisconnect:
-        raise bad_request("the client went away before its body was complete") from None
-    return b"".join(parts)
+        async with timeout, aclosing(request.stream()) as stream:
+            self._deadlines[timeout] = min(clock() + limits.window_s, last)
+            self._sweep_later()
+            try:
+                async for part in stream:
+                    held.add(len(part))
+                    if held.num_bytes > MAX_BODY_BYTES:
+                        raise _too_large()
+                    if self.num_bytes > limits.bytes_in_flight:
+                        raise busy("too many large requests are being received: try again shortly")
+                    parts.append(part)
+                    num_new += len(part)
+                    if num_new >= limits.window_bytes:
+                        num_new = 0
+                        self._deadlines[timeout] = min(clock() + limits.window_s, last)
+            finally:
+                del self._deadlines[timeout]
+        return b"".join(parts)
+
+    def _sweep_later(self) -> None:
+        """Has the deadlines looked at: one timer for all, where each would pay for its own."""
+        if not self._is_sweeping and self._deadlines:
+            self._is_sweeping = True
+            loop = asyncio.get_running_loop()
+            period = min(self._limits.window_s, self._limits.total_s) / 4
+            loop.call_later(period, self._sweep, loop.time() + 2 * period)
+
+    def _sweep(self, latest: float) -> None:
+        """Ends what is late, unless this comes after `latest`: then it was the event loop."""
+        self._is_sweeping = False
+        now = asyncio.get_running_loop().time()
+        for timeout, deadline in self._deadlines.items():
+            if deadline <= now <= latest and not timeout.expired():
+                timeout.reschedule(now)
+        self._sweep_later()
+
+
+class _Held:
+    """What one body has in flight."""
+
+    __slots__ = ("_bodies", "num_bytes")
+
+    def __init__(self, bodies: Bodies) -> None:
+        self._bodies = bodies
+        self.num_bytes = 0
+
+    def add(self, num_bytes: int) -> None:
+        self.num_bytes += num_bytes
+        self._bodies.num_bytes += num_bytes
+
+    def release(self) -> None:
+        self._bodies.num_bytes -= self.num_bytes
 
 
 def _too_large() -> ApiError:

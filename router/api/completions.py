@@ -14,7 +14,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from router.api import params
-from router.api.body import read_body
+from router.api.body import Bodies
 from router.api.logprobs import ChatLogprobs, TextLogprobs
 from router.api.protocol import (
     ChatRequest,
@@ -61,12 +61,21 @@ class CompletionRoutes:
     no worker can ever run is refused before any of it is remembered, counted or booked.
     """
 
-    def __init__(self, gateway: Gateway) -> None:
+    def __init__(self, gateway: Gateway, bodies: Bodies) -> None:
         self._gateway = gateway
+        self._bodies = bodies
 
     async def chat(self, request: Request) -> Response:
         """POST /v1/chat/completions. Raises ApiError."""
-        payload = await read_body(request)
+        async with self._bodies.read(request) as payload:
+            return await self._chat(request, payload)
+
+    async def complete(self, request: Request) -> Response:
+        """POST /v1/completions. Raises ApiError."""
+        async with self._bodies.read(request) as payload:
+            return await self._complete(request, payload)
+
+    async def _chat(self, request: Request, payload: bytes) -> Response:
         arrived_at = asyncio.get_running_loop().time()
         owner = tenant_of(request, None, "key")
 
@@ -98,9 +107,7 @@ class CompletionRoutes:
         )
         return self._respond(request, arrived_at, body, asked, [prompt], extras, ChatWriter)
 
-    async def complete(self, request: Request) -> Response:
-        """POST /v1/completions. Raises ApiError."""
-        payload = await read_body(request)
+    async def _complete(self, request: Request, payload: bytes) -> Response:
         arrived_at = asyncio.get_running_loop().time()
         owner = tenant_of(request, None, "key")
 
