@@ -267,7 +267,8 @@ async def test_a_thousand_refusals_of_each_kind_change_nothing(busy: Any) -> Non
             assert status == kind.status
         gc.collect()
         grown = sys.getallocatedblocks() - blocks
-        assert grown < TIMES // 10, f"{name}: {grown} more objects"
+        # The tokenizer's own caches vary by some 150 blocks; what each request leaves is more.
+        assert grown < TIMES // 2, f"{name}: {grown} more objects"
         after = estimates(busy)
         changed = [part for part in before if before[part] != after[part]]
         assert not changed, f"{name} changes {', '.join(changed)}"
