@@ -17,25 +17,31 @@ from router.api.auth import ApiKeys, KeyRing
 from router.api.body import Bodies, BodyLimits
 from router.api.completions import CompletionRoutes, request_id_of
 from router.api.count import AnswerCounter
+from router.api.readers import ReaderLimits, Readers
 from router.errors import ApiError
 from router.gateway import Gateway
 
 logger = logging.getLogger(__name__)
 
 
-def create_app(gateway: Gateway, body_limits: BodyLimits | None = None) -> FastAPI:
+def create_app(
+    gateway: Gateway,
+    body_limits: BodyLimits | None = None,
+    reader_limits: ReaderLimits | None = None,
+) -> FastAPI:
     """All routes over `gateway`, which the caller starts and closes on the same event loop.
 
     Args:
         gateway: what they are over.
         body_limits: other than the usual ones.
+        reader_limits: likewise.
 
     Raises:
         ValueError: the file of API keys cannot be read, or holds none.
     """
     app = FastAPI(title="rayfleet", openapi_url=None)
     bodies = Bodies(body_limits)
-    completions = CompletionRoutes(gateway, bodies)
+    completions = CompletionRoutes(gateway, bodies, Readers(reader_limits))
     monitor = MonitorRoutes(gateway)
     # Plain routes: FastAPI's parsing and response models would cost more than the rest of a token.
     app.router.add_route("/v1/chat/completions", completions.chat, methods=["POST"])

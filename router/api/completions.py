@@ -23,6 +23,7 @@ from router.api.protocol import (
     StreamOptions,
     parse_body,
 )
+from router.api.readers import Readers
 from router.api.response import GenerationResponse
 from router.api.tenant import tenant_of
 from router.api.writer import ChatWriter, Extras, ResponseWriter, TextWriter
@@ -61,9 +62,10 @@ class CompletionRoutes:
     no worker can ever run is refused before any of it is remembered, counted or booked.
     """
 
-    def __init__(self, gateway: Gateway, bodies: Bodies) -> None:
+    def __init__(self, gateway: Gateway, bodies: Bodies, readers: Readers) -> None:
         self._gateway = gateway
         self._bodies = bodies
+        self._readers = readers
 
     async def chat(self, request: Request) -> Response:
         """POST /v1/chat/completions. Raises ApiError."""
@@ -225,7 +227,11 @@ class CompletionRoutes:
             options=asked.options,
         )
         return GenerationResponse(
-            generation, writer, request_id=request_id, stream=bool(body.stream)
+            generation,
+            writer,
+            request_id=request_id,
+            stream=bool(body.stream),
+            readers=self._readers,
         )
 
     def _span(self, request: Request, model: ServedModel, arrived_at: float) -> RequestSpan | None:

@@ -9,6 +9,7 @@ from itertools import chain
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from router.api.readers import Readers
 from router.api.slices import SLICE_BYTES
 from router.api.writer import ResponseWriter
 from router.errors import ApiError, overloaded
@@ -32,12 +33,20 @@ class GenerationResponse(Response):
         writer: makes the bytes.
         request_id: sent back as x-request-id.
         stream: server-sent events, or one JSON body at the end.
+        readers: all clients that are sent responses.
     """
 
     def __init__(
-        self, generation: Generation, writer: ResponseWriter, *, request_id: str, stream: bool
+        self,
+        generation: Generation,
+        writer: ResponseWriter,
+        *,
+        request_id: str,
+        stream: bool,
+        readers: Readers,
     ) -> None:
         super().__init__()
+        self._readers = readers
         self._generation = generation
         self._writer = writer
         self._request_id = request_id
@@ -51,10 +60,11 @@ class GenerationResponse(Response):
         try:
             try:
                 await generation.start()
-                if self._stream:
-                    await self._send_events(send)
-                else:
-                    await self._send_whole(send)
+                async with self._readers.watched(send, generation) as send_watched:
+                    if self._stream:
+                        await self._send_events(send_watched)
+                    else:
+                        await self._send_whole(send_watched)
             except ApiError as error:
                 problem = error.message
                 await send_error(send, error, self._request_id)

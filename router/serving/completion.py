@@ -16,6 +16,13 @@ from worker.wire.sampling import SamplingParams
 from worker.wire.slo import Slo, SloOutcome, outcome, slo_class
 from worker.wire.times import FirstTokenTimes
 
+TOKEN_BYTES = 64
+"""An id in a list, and its text."""
+LOGPROBS_BYTES = 256
+LOGPROB_BYTES = 72
+"""CPython's: an int of 28, a float of 24 and their places in two lists, whose heads, with the
+struct's, are the 256 of a token."""
+
 
 class CompletionSpec(msgspec.Struct, frozen=True, kw_only=True):
     """What one completion is asked for; with it, any worker can begin or go on."""
@@ -185,6 +192,15 @@ class Completion:
     def at_worker_s(self) -> float:
         """From its way to the worker that served it to the first token, once there is one."""
         return self._first_token_at - self._submitted_at
+
+    @property
+    def num_unread_bytes(self) -> int:
+        """Memory of what no response has taken, within a factor of two."""
+        num_unread = len(self.token_ids) - self._taken
+        if not num_unread or not self.logprobs:
+            return num_unread * TOKEN_BYTES
+        num_likeliest = len(self.logprobs[-1].token_ids)
+        return num_unread * (TOKEN_BYTES + LOGPROBS_BYTES + num_likeliest * LOGPROB_BYTES)
 
     def flushed(self, now: float) -> bool:
         """Its first text has been written to the client; False where it has none yet."""

@@ -16,6 +16,7 @@ from tokenizers import decoders, models, pre_tokenizers, trainers
 
 from router.api.app import create_app
 from router.api.body import BodyLimits
+from router.api.readers import ReaderLimits
 from router.config import GatewayConfig, ModelRoute, RoutingConfig
 from router.gateway import Gateway
 from worker.wire.messages import Submit
@@ -80,6 +81,7 @@ class Rig:
         self.tasks: list[asyncio.Task[None]] = []
         self.tracing: Tracing | None = None
         self.body_limits: BodyLimits | None = None
+        self.reader_limits: ReaderLimits | None = None
         self.gateway: Gateway
         self.client: httpx.AsyncClient
 
@@ -100,7 +102,7 @@ class Rig:
         self.config = GatewayConfig(**fields)  # type: ignore[arg-type]
         self.gateway = Gateway(self.config, {"stub": self.transport}, self.tracing)
         await self.gateway.start()
-        self.app = create_app(self.gateway, self.body_limits)
+        self.app = create_app(self.gateway, self.body_limits, self.reader_limits)
         asgi = httpx.ASGITransport(app=self.app, raise_app_exceptions=False)
         self.client = httpx.AsyncClient(transport=asgi, base_url="http://gateway", timeout=120)
         if running:

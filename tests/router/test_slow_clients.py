@@ -7,6 +7,9 @@ import json
 from collections.abc import MutableMapping
 from typing import Any
 
+import pytest
+
+from router.api.readers import ReaderLimits
 from router.config import RoutingConfig
 from router.serving import ServedModel
 
@@ -207,3 +210,72 @@ async def test_abort_and_end_cross(rig):
     assert (choice["text"], choice["finish_reason"], choice["stop_reason"]) == ("", "stop", "hello")
     assert ended(rig.gateway.model("stub")) == {"stop": 1}
     assert all(not w.reservations for w in rig.gateway.model("stub").fleet.workers)
+
+
+async def stuck(rig: Any, **fields: object) -> SlowClient:
+    """A client that has not taken the head of its stream yet, nor ever will."""
+    client = SlowClient(rig, request(**fields))
+    await rig.until(lambda: client.waiting)
+    return client
+
+
+async def test_client_that_takes_nothing_is_let_go(rig):
+    rig.reader_limits = ReaderLimits(stalled_s=0.1, period_s=0.02)
+    await rig.start(running=False)
+    work = asyncio.create_task(stuck(rig, n=4))
+    await rig.until(lambda: sum(len(w.running) for w in rig.workers) == 4)
+    for worker in rig.workers:
+        worker.step()
+    client = await work
+    async with asyncio.timeout(10):
+        await client.task
+    assert client.text() == ""
+    # None of them computes on for it.
+    await rig.until(lambda: sum(len(w.aborted) for w in rig.workers) == 4)
+    assert ended(rig.gateway.model("stub")) == {"abort": 4}
+
+
+async def test_client_that_takes_nothing_of_a_whole_response_is_let_go(rig):
+    rig.reader_limits = ReaderLimits(stalled_s=0.1, period_s=0.02, unread_bytes=1)
+    await rig.start()
+    client = await stuck(rig, stream=False)
+    async with asyncio.timeout(10):
+        await client.task
+    assert client.text() == ""
+
+
+async def test_client_that_reads_slowly_is_not_let_go(rig, monkeypatch):
+    """It takes a piece every 40 s: what is between two of them counts."""
+    rig.reader_limits = ReaderLimits(stalled_s=60.0, period_s=0.01)
+    await rig.start()
+    client = await stuck(rig)
+    await rig.until(lambda: ended(rig.gateway.model("stub")) == {"stop": 1})
+    loop, passed_s = asyncio.get_running_loop(), 0.0
+    clock = loop.time
+    monkeypatch.setattr(loop, "time", lambda: clock() + passed_s)
+    while not client.task.done():
+        passed_s += 40.0
+        await asyncio.sleep(0.05)
+        assert client.waiting
+        client.gate.set()
+        client.gate.clear()  # one message passes
+        await asyncio.sleep(0.05)
+    assert passed_s > 60.0
+    assert client.text().endswith("data: [DONE]\n\n")
+
+
+@pytest.mark.parametrize("limit", ["unread_bytes", "total_unread_bytes"])
+async def test_what_is_left_unread_has_a_limit(rig, limit):
+    """A stream of plain text stays; one with log-probabilities, each of 752 bytes, is ended."""
+    rig.reader_limits = ReaderLimits(period_s=0.02, **{limit: 200_000})
+    rig.answer = "hello world, the quick brown fox jumps over the lazy dog. " * 10
+    await rig.start()
+    small = await stuck(rig, max_tokens=2000)
+    large = await stuck(rig, max_tokens=2000, logprobs=5, n=4)
+    async with asyncio.timeout(30):
+        await large.task
+    assert not small.task.done()
+    small.gate.set()
+    async with asyncio.timeout(30):
+        await small.task
+    assert small.text().endswith("data: [DONE]\n\n")

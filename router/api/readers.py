@@ -1,0 +1,118 @@
+"""Ends responses whose clients do not read: what is left unread is held here in the meantime."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+
+from starlette.types import Message, Send
+
+from router.serving import Generation
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ReaderLimits:
+    """How patient a gateway is with clients that are sent a response."""
+
+    stalled_s: float = 60.0
+    """For which a client may take nothing at all; HAProxy waits for as long."""
+    unread_bytes: int = 64 * 2**20
+    """Of one stream; only of n times many log-probabilities is there so much."""
+    total_unread_bytes: int = 256 * 2**20
+    """Of all streams that wait for their clients; beyond it those with the most are ended."""
+    period_s: float = 1.0
+    """How often they are looked at."""
+
+
+class Readers:
+    """The clients of one gateway. Belongs to its event loop."""
+
+    def __init__(self, limits: ReaderLimits | None = None) -> None:
+        self._limits = limits or ReaderLimits()
+        self._readers: set[_Reader] = set()
+        self._is_sweeping = False
+
+    @asynccontextmanager
+    async def watched(self, send: Send, generation: Generation) -> AsyncIterator[Send]:
+        """`send` for one response, in a block that is left early when its client does not read.
+
+        The generation is the caller's to close.
+        """
+        timeout = asyncio.timeout(None)
+        reader = _Reader(send, generation, timeout)
+        try:
+            async with timeout:
+                self._readers.add(reader)
+                self._sweep_later()
+                try:
+                    yield reader.send
+                finally:
+                    self._readers.discard(reader)
+        except TimeoutError:
+            if not timeout.expired():
+                raise
+
+    def _sweep_later(self) -> None:
+        """One timer for all, and none where nobody is sent anything."""
+        if not self._is_sweeping and self._readers:
+            self._is_sweeping = True
+            asyncio.get_running_loop().call_later(self._limits.period_s, self._sweep)
+
+    def _sweep(self) -> None:
+        limits, now = self._limits, asyncio.get_running_loop().time()
+        self._is_sweeping = False
+        blocked = [(r.num_unread_bytes, r) for r in self._readers if r.blocked_at < math.inf]
+        total = sum(num_bytes for num_bytes, _ in blocked)
+        for num_bytes, reader in sorted(blocked, key=lambda entry: entry[0], reverse=True):
+            if total > limits.total_unread_bytes or num_bytes > limits.unread_bytes:
+                reader.end(f"its client leaves {num_bytes} bytes unread")
+                total -= num_bytes
+            elif now - reader.blocked_at >= limits.stalled_s:
+                reader.end(f"its client has read nothing for {limits.stalled_s:.0f} s")
+        self._sweep_later()
+
+
+class _Reader:
+    """One client, as its response's `send` shows it."""
+
+    __slots__ = ("_before", "_generation", "_send", "_sending", "_timeout", "blocked_at")
+
+    def __init__(self, send: Send, generation: Generation, timeout: asyncio.Timeout) -> None:
+        self.blocked_at = math.inf
+        """When the message that waits was to be sent; infinite while none does."""
+        self._send = send
+        self._generation = generation
+        self._timeout = timeout
+        self._before = 0
+        self._sending = 0
+
+    @property
+    def num_unread_bytes(self) -> int:
+        """Of the message before, which the server holds, of this one, and of those to come.
+
+        What a whole response holds was there before it could be read: it counts as nothing.
+        """
+        if not self._generation.request.stream:
+            return 0
+        unread = sum(completion.num_unread_bytes for completion in self._generation.completions)
+        return self._before + self._sending + unread
+
+    async def send(self, message: Message) -> None:
+        """Sends a message, and notes for how long that takes."""
+        self._before, self._sending = self._sending, len(message.get("body", b""))
+        self.blocked_at = asyncio.get_running_loop().time()
+        await self._send(message)
+        self.blocked_at = math.inf
+
+    def end(self, reason: str) -> None:
+        """Leaves the response's block, if that is not under way already."""
+        if not self._timeout.expired():
+            request_id = self._generation.request.request_id
+            logger.warning("ends response %s: %s", request_id, reason)
+            self._timeout.reschedule(0.0)
