@@ -10,7 +10,7 @@ import openai
 import pytest
 from openai import OpenAI
 
-from tests.e2e.conftest import API_KEY, ELASTIC, MODEL, RunningFleet
+from tests.e2e.conftest import API_KEY, DEADLINE_S, ELASTIC, MODEL, RunningFleet
 
 MESSAGES = [{"role": "user", "content": "What is 12 + 30?"}]
 
@@ -145,6 +145,20 @@ def test_keys_guard_all_but_health(fleet: RunningFleet, path: str, headers: dict
         assert API_KEY not in answer.text
         assert http.get("/health").status_code == 200
         assert http.get("/ready").status_code == 200
+
+
+@pytest.mark.parametrize("path", ["/health", "/v1/models"])
+def test_a_request_id_of_any_bytes_is_no_error_of_ours(fleet: RunningFleet, path: str) -> None:
+    """Serve decodes some headers before it asks any route, and so does its proxy."""
+    headers = {
+        b"X-Request-Id": b"\xff\xfe",
+        b"serve_multiplexed_model_id": b"\x80",
+        b"Authorization": f"Bearer {API_KEY}".encode(),
+    }
+    with httpx.Client(base_url=fleet.base_url, headers=headers, timeout=DEADLINE_S) as http:
+        response = http.get(path)
+    assert response.status_code == 200, response.text
+    assert response.headers["x-request-id"].isascii()
 
 
 def test_what_cannot_be_served_is_refused_with_the_numbers(client: OpenAI) -> None:
