@@ -1,8 +1,8 @@
 # syntax=docker/dockerfile:1
 # rayfleet on NVIDIA GPUs:   docker build -f deploy/images/cuda.Dockerfile -t rayfleet:cuda .
 # PyTorch's wheels bring the CUDA libraries; the host brings the driver (nvidia-container-toolkit):
-# 580 or newer for those of the public index, which are built for CUDA 13. TORCH_INDEX names another,
-# such as https://download.pytorch.org/whl/cu128 for drivers from 525 on.
+# 580 or newer for those of the public index, which are built for CUDA 13. TORCH_INDEX names another
+# of PyTorch's own (cu128 and the like, for drivers from 525 on).
 ARG PYTHON=3.11-slim-bookworm
 
 FROM python:${PYTHON} AS build
