@@ -12,7 +12,7 @@ from pathlib import Path
 import msgspec
 
 from worker.parallel.frames import FrameStream, listen
-from worker.wire.messages import EngineInfo, EngineMessage, StepReport
+from worker.wire.messages import EngineMessage
 
 
 class EngineConnection:
@@ -24,9 +24,7 @@ class EngineConnection:
             connection.
     """
 
-    def __init__(
-        self, parent_directory: str, on_message: Callable[[EngineInfo | StepReport], None]
-    ) -> None:
+    def __init__(self, parent_directory: str, on_message: Callable[[EngineMessage], None]) -> None:
         # mkdtemp gives mode 0700. Short names: the path of a socket may have 107 bytes.
         self.directory = tempfile.mkdtemp(prefix="rf-", dir=parent_directory)
         self.broken: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -52,6 +50,12 @@ class EngineConnection:
             self._loop.add_writer(self._stream.fileno(), self._flush)
         self._num_submits += num_submits
         return self._num_submits
+
+    def give_up(self, reason: str) -> None:
+        """Breaks the connection: nothing more is expected from rank 0."""
+        if not self.broken.done():
+            self._detach()
+            self.broken.set_exception(RuntimeError(reason))
 
     def close(self) -> None:
         """Drops what is unsent and removes the directory."""

@@ -23,9 +23,11 @@ from worker.admission_desk import AdmissionDesk
 from worker.attachment import Attachment, CacheMirror
 from worker.engine_connection import EngineConnection
 from worker.metrics.latency import WorkerLatency
+from worker.rank_processes import RankProcesses
 from worker.reserved import ReservedWork
 from worker.structured.service import GrammarService
 from worker.traces import WorkerTraces
+from worker.watchdog import StepWatchdog
 from worker.wire.limits import Problem, refuse
 from worker.wire.messages import (
     PROTOCOL_VERSION,
@@ -33,8 +35,10 @@ from worker.wire.messages import (
     AttachSnapshot,
     CompiledGrammar,
     EngineInfo,
+    EngineMessage,
     LoadSnapshot,
     Rejection,
+    StepLimit,
     StepReport,
     Submit,
     SubmitBatch,
@@ -60,7 +64,11 @@ class WorkerFront:
     """
 
     def __init__(
-        self, worker_id: str, parent_directory: str = "/tmp", traces: WorkerTraces | None = None
+        self,
+        worker_id: str,
+        parent_directory: str = "/tmp",
+        traces: WorkerTraces | None = None,
+        step_timeout_s: float = 10.0,
     ) -> None:
         self.worker_id = worker_id
         self.epoch = 1
@@ -85,6 +93,10 @@ class WorkerFront:
         """When the ranks of this epoch could be started, on the monotonic clock."""
         self._grammars: GrammarService | None = None
         """There once an engine has told what to compile for."""
+        self._step_timeout_s = step_timeout_s
+        self._processes = RankProcesses({})
+        self._watchdog: StepWatchdog | None = None
+        """There while the engine runs."""
         self._ready = asyncio.Event()
         self._heart: asyncio.Task[None] | None = None
 
@@ -185,6 +197,8 @@ class WorkerFront:
             last_ordinal = self._engine.send(payload, num_submits=len(batch.submits))
             self._reserve(batch.submits, last_ordinal)
             self._num_handed = last_ordinal
+            if batch.submits and self._watchdog is not None:
+                self._watchdog.handed(last_ordinal)
             if self._traces is not None:
                 self._traces.handed(batch.submits, arrived_ns)
         reply = SubmitReply(epoch=self.epoch, rejections=rejections, last_ordinal=last_ordinal)
@@ -204,6 +218,7 @@ class WorkerFront:
         self._mirror = CacheMirror()
         self._load = LoadSnapshot()
         self._reserved = ReservedWork()
+        self._watchdog = None
 
     def close(self) -> None:
         """Ends all attach streams and removes the directory."""
@@ -217,11 +232,16 @@ class WorkerFront:
         for attachment in self._attachments.values():
             attachment.end()
 
-    def _on_message(self, message: EngineInfo | StepReport) -> None:
+    def _on_message(self, message: EngineMessage) -> None:
         """Takes rank 0's messages of one epoch, in order and without gaps."""
         if isinstance(message, EngineInfo):
             self._engine_ready(message)
             return
+        assert self._watchdog is not None, "the engine has told of itself first"
+        if isinstance(message, StepLimit):
+            self._watchdog.allow(message)
+            return
+        self._watchdog.reported(message)
         self._num_reports += 1
         if message.seq != self._num_reports:
             raise RuntimeError(
@@ -237,6 +257,8 @@ class WorkerFront:
             self._grammars = GrammarService(info)
         self._grammars.engine_changed()
         self._load = LoadSnapshot(max_num_seqs=info.max_num_seqs)
+        self._processes = RankProcesses(info.processes)
+        self._watchdog = StepWatchdog(self._step_timeout_s, self._processes.glance)
         if self._engine is not None and self._desk.change.given():
             self._engine.send(self._encode(SubmitBatch(admission=self._desk.change)))
         self._ready.set()
@@ -322,10 +344,24 @@ class WorkerFront:
         )
 
     async def _beat(self) -> None:
+        clock, last = time.monotonic, time.monotonic()
         while True:
             await asyncio.sleep(HEARTBEAT_S)
             for attachment in self._attachments.values():
                 attachment.put_step(self.epoch, [], [], self._load)
+            now = clock()
+            # While this process stood still, what the engine says could not be heard.
+            self._watch(min(now - last, 2 * HEARTBEAT_S))
+            last = now
+
+    def _watch(self, elapsed_s: float) -> None:
+        """Ends a rank group that hangs; `wait_broken` then says so."""
+        if self._engine is None or self._watchdog is None:
+            return
+        problem = self._watchdog.tick(elapsed_s)
+        if problem is not None:
+            self._engine.give_up(problem)
+            self._processes.kill()
 
     def _close_engine(self) -> None:
         if self._engine is not None:

@@ -118,7 +118,7 @@ class WorkerGroup:
         directory = os.environ.get("RAYFLEET_RUNTIME_DIRECTORY", "/tmp")
         tracing = create_tracing(f"worker {worker_id}", traces_endpoint)
         traces = None if tracing is None else WorkerTraces(tracing, worker_id)
-        self.front = WorkerFront(worker_id, directory, traces)
+        self.front = WorkerFront(worker_id, directory, traces, config.step_timeout_s)
         self._model_name = model_name or config.model
         self._vllm_names = metrics is not None and metrics.vllm_names
         self._metrics = NodeMetrics(

@@ -97,6 +97,10 @@ class EngineConfig:
     installed. On CPU --cpu-backend decides; auto and torch are the same."""
     overlap_depth: int = 1
     """Steps launched ahead of the one whose results are awaited, 0 or 1; hides scheduling."""
+    step_timeout_s: float = 10.0
+    """Seconds without a result after which a step counts as hung, or 20 times what it should take
+    where that is more: the ranks are then killed and started again, and their requests go on at
+    other workers. 0 for never."""
     structured_outputs_backend: StructuredOutputsBackend = "auto"
     """Library that constrains output: xgrammar, guidance (llguidance), or auto, which is xgrammar
     and, for the schemas that it would not enforce in full, guidance."""
@@ -217,7 +221,7 @@ class EngineConfig:
             )
         for name in (
             *("deadline_margin_ms", "speculative_deadline_margin_ms"),
-            *("max_queued_requests", "max_queued_tokens"),
+            *("max_queued_requests", "max_queued_tokens", "step_timeout_s"),
         ):
             if getattr(self, name) < 0:
                 raise ValueError(f"{flag(name)} must not be negative, got {getattr(self, name)}")

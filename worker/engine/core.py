@@ -14,7 +14,7 @@ from worker.scheduler.plan import Plan, StepResult
 from worker.scheduler.scheduler import Clock
 from worker.speculative.gate import create_gate
 from worker.structured.store import GrammarStore
-from worker.wire.messages import Abort, EngineInfo, StepReport, Submit, SubmitBatch
+from worker.wire.messages import Abort, EngineInfo, StepReport, StepShape, Submit, SubmitBatch
 
 
 class EngineCore:
@@ -49,6 +49,7 @@ class EngineCore:
         info: what the executor's `start` said.
         executor: a started executor.
         clock: `time.monotonic`, or a test's own.
+        on_launch: told of each step just before it is launched: its Plan, and what it computes.
     """
 
     def __init__(
@@ -57,8 +58,10 @@ class EngineCore:
         info: EngineInfo,
         executor: Executor,
         clock: Clock,
+        on_launch: Callable[[Plan, StepShape], None] | None = None,
     ) -> None:
         self.info = info
+        self._on_launch = on_launch
         self._executor = executor
         self._overlap_depth = min(config.overlap_depth, executor.max_overlap_depth)
         self._has_blocks = info.block_size > 1
@@ -129,7 +132,7 @@ class EngineCore:
         """Whether `step` would do anything."""
         return bool(self._in_flight) or self.scheduler.has_work()
 
-    def step(self, take_in: Callable[[], None] | None = None) -> StepReport:
+    def step(self, take_in: Callable[[], object] | None = None) -> StepReport:
         """Launches the next step if there is one and takes the oldest result that is due.
 
         Args:
@@ -162,7 +165,7 @@ class EngineCore:
         self.timeline.leave(idle=not self.has_work())
         return report
 
-    def _launch_before_report(self, take_in: Callable[[], None] | None) -> bool:
+    def _launch_before_report(self, take_in: Callable[[], object] | None) -> bool:
         self.timeline.leave(idle=False)
         if take_in is not None:
             take_in()
@@ -170,6 +173,10 @@ class EngineCore:
         if launched:
             self.timeline.leave(idle=False)  # to report is part of delivering
         return launched
+
+    def report(self) -> StepReport:
+        """What there is to tell without a step."""
+        return self._report()
 
     def _report(self) -> StepReport:
         report = self.scheduler.take_report()
@@ -180,6 +187,8 @@ class EngineCore:
         plan = self.scheduler.schedule()
         if plan is None:
             return False
+        if self._on_launch is not None:
+            self._on_launch(plan, self.scheduler.launched_shape)
         scheduled = self.timeline.now()
         self._in_flight.append(self._executor.launch(plan))
         self.timeline.launched(plan.num_tokens, scheduling, scheduled)

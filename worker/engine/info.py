@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 
 from worker.engine.config import EngineConfig
@@ -43,7 +44,17 @@ def build_engine_info(config: EngineConfig, hellos: Sequence[Hello]) -> EngineIn
         dtype=hellos[0].dtype,
         tensor_parallel_size=config.tensor_parallel_size,
         startup=slowest(hellos),
+        processes={"rank 0": os.getpid()} | _processes(hellos),
     )
+
+
+def _processes(hellos: Sequence[Hello]) -> dict[str, int]:
+    """Of ranks that run in processes of their own."""
+    return {
+        f"rank {hello.rank}" if hello.rank else "the step of rank 0": hello.process
+        for hello in sorted(hellos, key=lambda hello: hello.rank)
+        if hello.process
+    }
 
 
 def slowest(ranks: Sequence[Hello | Ready]) -> dict[str, float]:

@@ -11,10 +11,19 @@ from worker.engine.base import Executor
 from worker.engine.config import EngineConfig
 from worker.engine.core import EngineCore
 from worker.engine.factory import create_executor
+from worker.engine.step_limits import StepLimits
 from worker.heap import settle_heap
 from worker.parallel.frames import FrameStream, connect
+from worker.scheduler.plan import Plan
 from worker.wire.canary import sing
-from worker.wire.messages import Canary, EngineInfo, EngineMessage, SubmitBatch
+from worker.wire.messages import (
+    Canary,
+    EngineInfo,
+    StepLimit,
+    StepReport,
+    StepShape,
+    SubmitBatch,
+)
 from worker.wire.tokenizer import load_tokenizer
 
 
@@ -34,9 +43,9 @@ def serve_engine(config: EngineConfig, directory: str, host: str = "") -> None:
         info = executor.start()
         info.canary = _canary(config.model, info)
         front.send(msgspec.msgpack.encode(info))
-        core = EngineCore(config, info, executor, time.monotonic)
+        loop = _Loop(config, info, executor, front)
         settle_heap()
-        _Loop(core, executor, front).run()
+        loop.run()
     except EOFError:
         return
     finally:
@@ -54,10 +63,17 @@ def _canary(model: str, info: EngineInfo) -> Canary | None:
 
 
 class _Loop:
-    """Alternates between the front and the engine; blocks while idle."""
+    """Alternates between the front and the engine; blocks while idle.
 
-    def __init__(self, core: EngineCore, executor: Executor, front: FrameStream) -> None:
-        self._core = core
+    A report follows whatever the front sends, and says whether another one is due: where one stays
+    away, the front knows that a rank hangs, or this process.
+    """
+
+    def __init__(
+        self, config: EngineConfig, info: EngineInfo, executor: Executor, front: FrameStream
+    ) -> None:
+        self._limits = StepLimits(config.step_timeout_s)
+        self._core = EngineCore(config, info, executor, time.monotonic, self._launching)
         self._executor = executor
         self._front = front
         self._encoder = msgspec.msgpack.Encoder()
@@ -66,20 +82,39 @@ class _Loop:
     def run(self) -> None:
         """Ends by EOFError, by RankFailure or with the process."""
         while True:
-            if not self._core.has_work():
+            was_idle = not self._core.has_work()
+            if was_idle:
                 self._wait()
                 self._executor.raise_on_death()
                 self._core.take_grammars()
-            self._take_in()
-            if self._core.has_work():
-                report: EngineMessage = self._core.step(self._take_in)
-                self._front.send(self._encoder.encode(report))
+            has_news = self._take_in()
+            if not self._core.has_work():
+                if has_news:
+                    self._send(self._core.report())
+            else:
+                if was_idle and not has_news:  # a grammar is ready, which the front cannot know
+                    self._send(self._core.report())
+                self._send(self._core.step(self._take_in))
             if self._front.has_unsent:
                 self._front.flush()
 
-    def _take_in(self) -> None:
-        for payload in self._front.read(wait=False):
+    def _take_in(self) -> bool:
+        """Whether there was anything."""
+        payloads = self._front.read(wait=False)
+        for payload in payloads:
             self._core.receive(self._decoder.decode(payload))
+        return bool(payloads)
+
+    def _send(self, report: StepReport) -> None:
+        report.more = self._core.has_work()
+        self._limits.observe(report.load)
+        self._front.send(self._encoder.encode(report))
+
+    def _launching(self, plan: Plan, shape: StepShape) -> None:
+        """Lets the front know beforehand where it is to be patient."""
+        seconds = self._limits.of(shape, plan.max_rounds)
+        if seconds > self._limits.timeout_s > 0.0:
+            self._front.send(self._encoder.encode(StepLimit(plan.seq, seconds)))
 
     def _wait(self) -> None:
         poller = select.poll()

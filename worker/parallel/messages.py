@@ -27,6 +27,8 @@ class Hello(msgspec.Struct, tag="hello", frozen=True):
     """Of weights, activations and KV cache, such as "bfloat16"."""
     startup: dict[str, float] = {}
     """Seconds by phase up to here, see RankStartup."""
+    process: int = 0
+    """Its id, where all ranks are on one node; 0 elsewhere."""
 
 
 class Start(msgspec.Struct, tag="start", frozen=True):

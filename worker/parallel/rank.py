@@ -78,7 +78,8 @@ def _load_and_serve(
     )
     try:
         runner = startup.load(group)
-        channel.send(startup.hello(runner))
+        process = os.getpid() if meeting is None else 0
+        channel.send(msgspec.structs.replace(startup.hello(runner), process=process))
         start = channel.receive()
         if isinstance(start, Start):
             ready = startup.allocate(runner, start)

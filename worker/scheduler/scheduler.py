@@ -31,7 +31,7 @@ from worker.scheduler.step import StepBuilder, StepInFlight
 from worker.speculative.gate import SpeculationGate
 from worker.structured.state import GrammarProblem, GrammarState
 from worker.wire.admission import AdmissionChange
-from worker.wire.messages import DEFAULT_PRIORITY, StepReport, Submit
+from worker.wire.messages import DEFAULT_PRIORITY, StepReport, StepShape, Submit
 
 __all__ = ["Clock", "Scheduler", "SchedulerConfig"]
 
@@ -103,6 +103,11 @@ class Scheduler:
         self._num_reports = 0
         self._launched = 0
         self._completed = 0
+
+    @property
+    def launched_shape(self) -> StepShape:
+        """What the newest step in flight computes."""
+        return self._in_flight[-1].shape
 
     @property
     def num_dropped_tokens(self) -> int:

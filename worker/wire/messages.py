@@ -20,7 +20,7 @@ from worker.wire.slo import Slo
 from worker.wire.speculation import SpeculationTotals
 from worker.wire.times import FirstTokenTimes, StepTimes
 
-PROTOCOL_VERSION = 8
+PROTOCOL_VERSION = 9
 """Raised whenever a message changes shape; both sides refuse another version on attach."""
 
 DEFAULT_PRIORITY = 4
@@ -343,6 +343,8 @@ class EngineInfo(msgspec.Struct, array_like=True, tag="info"):
     startup: dict[str, float] = msgspec.field(default_factory=dict)
     """Seconds by phase until it was ready, which add up to all of it: see RankStartup, and `launch`
     for what came before and between (processes, imports, other ranks), which the front adds."""
+    processes: dict[str, int] = msgspec.field(default_factory=dict)
+    """Ids of its processes by name, rank 0's first; of ranks on several nodes, rank 0's alone."""
 
 
 class StepReport(msgspec.Struct, array_like=True, tag="step"):
@@ -354,9 +356,20 @@ class StepReport(msgspec.Struct, array_like=True, tag="step"):
     """By gateway id."""
     block_events: list[BlockEvent]
     load: LoadSnapshot
+    more: bool = False
+    """Whether another report is due, without anything new from the front."""
 
 
-EngineMessage = EngineInfo | StepReport
+class StepLimit(msgspec.Struct, array_like=True, tag="limit"):
+    """Rank 0 to its front: the step that it launches next may take longer than steps usually do."""
+
+    seq: int
+    """Of the Plan."""
+    seconds: float
+    """Without a report, after which the step counts as hung; see worker.engine.step_limits."""
+
+
+EngineMessage = EngineInfo | StepReport | StepLimit
 
 
 class AttachSnapshot(msgspec.Struct, array_like=True, tag="snapshot"):

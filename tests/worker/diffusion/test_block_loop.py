@@ -19,7 +19,15 @@ from test_block_engine import prompts, sampling
 from worker.engine.config import EngineConfig
 from worker.engine.loop import serve_engine
 from worker.parallel.frames import FrameStream, listen
-from worker.wire.messages import Abort, EngineInfo, EngineMessage, StepReport, Submit, SubmitBatch
+from worker.wire.messages import (
+    Abort,
+    EngineInfo,
+    EngineMessage,
+    StepLimit,
+    StepReport,
+    Submit,
+    SubmitBatch,
+)
 
 COUNT = 10
 
@@ -32,7 +40,8 @@ class Front:
         self._decode = msgspec.msgpack.Decoder(EngineMessage).decode
 
     def read(self) -> list[EngineInfo | StepReport]:
-        return [self._decode(payload) for payload in self._stream.read()]
+        messages = map(self._decode, self._stream.read())
+        return [message for message in messages if not isinstance(message, StepLimit)]
 
     def send(self, batch: SubmitBatch) -> None:
         self._stream.send_all(msgspec.msgpack.encode(batch))

@@ -1,0 +1,171 @@
+"""When an engine counts as hung: invented reports and processes, and the time that tests give."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+
+from worker.engine.step_limits import StepLimits
+from worker.rank_processes import Glance, RankProcesses
+from worker.watchdog import StepWatchdog
+from worker.wire.messages import LoadSnapshot, StepLimit, StepReport, StepShape
+
+ASLEEP = Glance([], False, 7)
+STOPPED = Glance(["rank 1 (process 12) is stopped"], False, 7)
+BEAT_S = 0.25
+
+
+class Group:
+    """A watchdog over processes that a test invents."""
+
+    def __init__(self, timeout_s: float = 10.0) -> None:
+        self.processes = ASLEEP
+        self.num_looks = 0
+        self.watchdog = StepWatchdog(timeout_s, self._glance)
+
+    def _glance(self) -> Glance:
+        self.num_looks += 1
+        return self.processes
+
+    def report(self, *, more: bool = True, seen: int = 1, step: int = 1) -> None:
+        load = LoadSnapshot(num_submits_seen=seen, step_shape=StepShape(seq=step))
+        self.watchdog.reported(StepReport(1, {}, [], load, more))
+
+    def wait(self, seconds: float) -> tuple[float, str | None]:
+        """Lets time pass; when and why the group is given up."""
+        waited = 0.0
+        while waited < seconds:
+            waited += BEAT_S
+            if (problem := self.watchdog.tick(BEAT_S)) is not None:
+                return waited, problem
+        return waited, None
+
+
+def test_a_stopped_rank_is_given_up_after_the_timeout() -> None:
+    group = Group()
+    group.watchdog.handed(1)
+    group.report()
+    group.processes = STOPPED
+    group.watchdog.allow(StepLimit(2, 60.0))  # however long the step may take
+    when, problem = group.wait(100.0)
+    assert 10.0 < when <= 10.5
+    assert problem is not None
+    assert "rank 1 (process 12) is stopped" in problem
+
+
+def test_ranks_that_sleep_are_given_up_after_what_the_step_may_take() -> None:
+    group = Group()
+    group.watchdog.handed(1)
+    when, problem = group.wait(100.0)
+    assert 10.0 < when <= 10.5
+    assert problem is not None
+    assert "no rank is at work" in problem
+    group = Group()
+    group.report()
+    group.watchdog.allow(StepLimit(3, 25.0))
+    group.report(step=2)  # not yet that step
+    assert 25.0 < group.wait(100.0)[0] <= 25.5
+    group.report(step=3)
+    assert 10.0 < group.wait(100.0)[0] <= 10.5
+
+
+def test_ranks_at_work_are_slow_and_not_hung() -> None:
+    """A loaded machine: they wait for a core, or get a moment of it now and then."""
+    group = Group()
+    group.report()
+    group.processes = Glance([], True, 7)
+    assert group.wait(60.0)[1] is None
+    for ticks in range(30):
+        group.processes = Glance([], False, ticks)
+        assert group.wait(1.0)[1] is None
+    group.report()
+    group.processes = Glance([], True, 7)
+    when, problem = group.wait(1000.0)
+    assert 100.0 < when <= 100.5
+    assert problem is not None
+    assert "without end" in problem
+
+
+def test_nothing_is_due_of_an_idle_engine() -> None:
+    group = Group()
+    assert group.wait(100.0)[1] is None
+    group.watchdog.handed(4)
+    group.report(seen=4, more=False)
+    group.processes = STOPPED
+    assert group.wait(100.0)[1] is None
+    assert not group.num_looks
+    group.report(seen=4, more=False)
+    group.watchdog.handed(5)  # it was stopped while idle, and this one is never taken
+    assert 10.0 < group.wait(100.0)[0] <= 10.5
+
+
+def test_each_report_begins_the_time_anew_and_one_behind_leaves_it_running() -> None:
+    group = Group()
+    for _ in range(20):
+        group.report()
+        assert group.wait(8.0)[1] is None
+    group.watchdog.handed(3)
+    group.report(seen=2, more=False)  # on its way when the third was handed over
+    assert 10.0 < group.wait(100.0)[0] <= 10.5
+
+
+def test_zero_waits_for_ever() -> None:
+    group = Group(timeout_s=0.0)
+    group.report()
+    group.processes = STOPPED
+    assert group.wait(1000.0)[1] is None
+
+
+def shape(seq: int, prefill: int = 0, rows: int = 0) -> StepShape:
+    return StepShape(
+        seq, prefill, prefill * prefill // 2, decode_rows=rows, decode_context=100 * rows
+    )
+
+
+def test_limits_follow_the_predicted_time() -> None:
+    limits = StepLimits(10.0)
+    assert limits.of(shape(1, rows=1)) == 60.0, "kernels may be compiled in the first steps"
+    for seq in range(1, 400):
+        prompt = seq % 2
+        load = LoadSnapshot(
+            step_shape=shape(seq, 1000 * prompt, 8), step_ms=2000.0 if prompt else 1.0
+        )
+        limits.observe(load)
+        limits.observe(load)  # told again with a report that brings no step
+    assert limits.of(shape(400, rows=8)) == 10.0
+    assert 35.0 < limits.of(shape(401, 1000, 8)) < 45.0
+    assert 70.0 < limits.of(shape(402, 1000, 8), num_passes=2) < 90.0
+    assert limits.of(shape(403, rows=9)) == 60.0, "none had so many rows"
+    assert limits.of(shape(404, 1001, 8)) >= 60.0
+
+
+async def test_processes_are_seen_and_ended_as_they_are() -> None:
+    child = subprocess.Popen([sys.executable, "-c", "import sys; sys.stdin.read()"], stdin=-1)
+    other = subprocess.Popen([sys.executable, "-c", "while True: pass"])
+    try:
+        asleep = RankProcesses({"rank 1": child.pid})
+        async with asyncio.timeout(120):
+            while asleep.glance() != asleep.glance() or asleep.glance().at_work:
+                await asyncio.sleep(0.05)  # it is starting
+            assert RankProcesses({"rank 0": other.pid}).glance().at_work
+            mine = RankProcesses({"rank 0": os.getpid()})
+            assert mine.glance().at_work, "this test, and a child of it"
+            child.send_signal(signal.SIGSTOP)
+            while not asleep.glance().stopped:
+                await asyncio.sleep(0.01)
+        assert asleep.glance().stopped == [f"rank 1 (process {child.pid}) is stopped"]
+        reused = RankProcesses({"rank 1": child.pid})
+        reused._members = {"rank 1": (child.pid, "of an earlier process")}
+        reused.kill()
+        assert child.poll() is None
+        asleep.kill()
+        assert child.wait(120) == -signal.SIGKILL
+        asleep.kill()
+        assert asleep.glance() == Glance([], False, 0)
+    finally:
+        for process in (child, other):
+            process.kill()
+            process.wait()
