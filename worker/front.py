@@ -22,13 +22,14 @@ import msgspec
 from worker.admission_desk import AdmissionDesk
 from worker.attachment import Attachment, CacheMirror
 from worker.engine_connection import EngineConnection
+from worker.intake import Intake, slices
 from worker.metrics.latency import WorkerLatency
+from worker.pulse import Pulse
 from worker.rank_processes import RankProcesses
 from worker.reserved import ReservedWork
 from worker.structured.service import GrammarService
 from worker.traces import WorkerTraces
 from worker.watchdog import StepWatchdog
-from worker.wire.limits import Problem, refuse
 from worker.wire.messages import (
     PROTOCOL_VERSION,
     Abort,
@@ -69,6 +70,7 @@ class WorkerFront:
         parent_directory: str = "/tmp",
         traces: WorkerTraces | None = None,
         step_timeout_s: float = 10.0,
+        pulse: Pulse | None = None,
     ) -> None:
         self.worker_id = worker_id
         self.epoch = 1
@@ -82,7 +84,7 @@ class WorkerFront:
         self._reserved = ReservedWork()
         self._attachments: dict[str, Attachment] = {}
         self._encode = msgspec.msgpack.Encoder().encode
-        self._decode_batch = msgspec.msgpack.Decoder(SubmitBatch).decode
+        self._intake = Intake()
         self._engine: EngineConnection | None = None
         self._desk = AdmissionDesk()
         self._num_handed = 0
@@ -94,6 +96,7 @@ class WorkerFront:
         self._grammars: GrammarService | None = None
         """There once an engine has told what to compile for."""
         self._step_timeout_s = step_timeout_s
+        self._pulse = pulse
         self._processes = RankProcesses({})
         self._watchdog: StepWatchdog | None = None
         """There while the engine runs."""
@@ -174,33 +177,35 @@ class WorkerFront:
 
     async def submit(self, payload: bytes) -> bytes:
         """Hands a SubmitBatch to rank 0, less what this worker cannot serve; the SubmitReply."""
-        batch = self._decode_batch(payload)
         arrived_ns = 0 if self._traces is None else time.time_ns()
+        info = self.info
+        batch, rejections = await self._intake.take(payload, info)
         grammars: dict[str, CompiledGrammar] = {}
-        rejections: list[Rejection] = []
-        if self._grammars is not None and _any_structured(batch):
+        if self._grammars is not None and any(s.sampling.structured_outputs for s in batch.submits):
             # Other submits of this batch wait too: gateways send such requests by themselves.
-            grammars, rejections = await self._grammars.compile(batch.submits)
+            hopeless = {rejection.request_id for rejection in rejections}
+            wanted = [s for s in batch.submits if s.request_id not in hopeless]
+            grammars, broken = await self._grammars.compile(wanted)
+            rejections += broken
+        # Nothing is awaited from here on: what is found now holds until the batch is handed over.
         if batch.admission is not None:
             self._desk.take(batch.admission)
-        rejections += self._refusals(batch, {rejection.request_id for rejection in rejections})
+        refused = {rejection.request_id for rejection in rejections}
+        rejections += self._refusals(batch, refused, info)
         if rejections or grammars:
-            refused = {(rejection.request_id, rejection.attempt) for rejection in rejections}
-            batch.submits = [s for s in batch.submits if (s.request_id, s.attempt) not in refused]
+            attempts = {(rejection.request_id, rejection.attempt) for rejection in rejections}
+            batch.submits = [s for s in batch.submits if (s.request_id, s.attempt) not in attempts]
             if self._grammars is not None:
                 self._grammars.attach(batch, grammars)
-            payload = self._encode(packed(batch))
         for submit in batch.submits:
             self._attachments[submit.gateway_id].open_requests[submit.request_id] = submit.attempt
         last_ordinal = 0
         if self._engine is not None and (batch.submits or batch.aborts or batch.admission):
-            last_ordinal = self._engine.send(payload, num_submits=len(batch.submits))
-            self._reserve(batch.submits, last_ordinal)
-            self._num_handed = last_ordinal
-            if batch.submits and self._watchdog is not None:
-                self._watchdog.handed(last_ordinal)
-            if self._traces is not None:
-                self._traces.handed(batch.submits, arrived_ns)
+            for part in slices(batch):
+                last_ordinal = self._engine.send(
+                    self._encode(packed(part)), num_submits=len(part.submits)
+                )
+            self._handed(batch.submits, last_ordinal, arrived_ns)
         reply = SubmitReply(epoch=self.epoch, rejections=rejections, last_ordinal=last_ordinal)
         return self._encode(reply)
 
@@ -285,6 +290,15 @@ class WorkerFront:
             logger.warning("gateway %s does not read: let go", gateway_id)
             self._abandon(self._attachments.pop(gateway_id))
 
+    def _handed(self, submits: list[Submit], last_ordinal: int, arrived_ns: int) -> None:
+        """Rank 0 has been sent submits; the last of them has this ordinal."""
+        self._reserve(submits, last_ordinal)
+        self._num_handed = last_ordinal
+        if submits and self._watchdog is not None:
+            self._watchdog.handed(last_ordinal)
+        if self._traces is not None:
+            self._traces.handed(submits, arrived_ns)
+
     def _reserve(self, submits: list[Submit], last_ordinal: int) -> None:
         """Tells the other gateways at once, so that they do not choose this worker as well."""
         if not submits:
@@ -295,32 +309,32 @@ class WorkerFront:
             if gateway_id != submits[0].gateway_id:
                 attachment.put_step(self.epoch, [], [], self._load)
 
-    def _refusals(self, batch: SubmitBatch, hopeless: Collection[str]) -> list[Rejection]:
-        """What cannot be served of a batch, besides what is refused already."""
+    def _refusals(
+        self, batch: SubmitBatch, hopeless: Collection[str], info: EngineInfo | None
+    ) -> list[Rejection]:
+        """What cannot be served of a batch now, besides what never can be by an engine as `info`.
+
+        `info` is that of the engine when the batch came.
+        """
         refusals = []
-        known: dict[int, Problem | None] = {}
         num_handed = self._num_handed
         for submit in batch.submits:
             if submit.request_id in hopeless:
                 continue
-            refusal = self._refuse(submit, num_handed, known)
+            refusal = self._refuse(submit, num_handed, info)
             if refusal is None:
                 num_handed += 1
             else:
                 refusals.append(refusal)
         return refusals
 
-    def _refuse(
-        self, submit: Submit, num_handed: int, known: dict[int, Problem | None]
-    ) -> Rejection | None:
-        if self.info is None or self._engine is None:
+    def _refuse(self, submit: Submit, num_handed: int, info: EngineInfo | None) -> Rejection | None:
+        if self.info is None or self._engine is None or self.info is not info:
             problem = "this worker is loading"
         elif submit.gateway_id not in self._attachments:
             problem = f"gateway {submit.gateway_id} is not attached to this worker"
         else:
-            return refuse(submit, self.info, known) or self._desk.refuse(
-                submit, self.info, self._load, num_handed
-            )
+            return self._desk.refuse(submit, self.info, self._load, num_handed)
         return Rejection(
             request_id=submit.request_id, attempt=submit.attempt, message=problem, status=503
         )
@@ -347,6 +361,8 @@ class WorkerFront:
         clock, last = time.monotonic, time.monotonic()
         while True:
             await asyncio.sleep(HEARTBEAT_S)
+            if self._pulse is not None:
+                self._pulse.beat()
             for attachment in self._attachments.values():
                 attachment.put_step(self.epoch, [], [], self._load)
             now = clock()
@@ -367,7 +383,3 @@ class WorkerFront:
         if self._engine is not None:
             self._engine.close()
             self._engine = None
-
-
-def _any_structured(batch: SubmitBatch) -> bool:
-    return any(submit.sampling.structured_outputs is not None for submit in batch.submits)

@@ -13,12 +13,14 @@ import os
 import time
 from collections.abc import AsyncIterator, Coroutine, Sequence
 from contextlib import aclosing
+from functools import partial
 from typing import Any
 
 import msgspec
 import ray
 from ray import serve
 from ray.exceptions import RayActorError, RayTaskError
+from ray.experimental import internal_kv
 from ray.util.placement_group import get_current_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
@@ -31,9 +33,10 @@ from worker.metrics.node import NodeMetrics, NodeMetricsConfig
 from worker.metrics.rank import RankOwner, belong_to
 from worker.models.config import load_model_config
 from worker.parallel.meeting import Meeting, published
+from worker.pulse import Pulse
 from worker.traces import WorkerTraces
 from worker.wire.exposition import render
-from worker.wire.frames import SocketOffer
+from worker.wire.frames import SocketOffer, pulse_key
 from worker.wire.log import log_as
 from worker.wire.retry import RemoteFailure, StartReport, may_heal, until_started
 from worker.wire.tracing import create_tracing
@@ -118,7 +121,8 @@ class WorkerGroup:
         directory = os.environ.get("RAYFLEET_RUNTIME_DIRECTORY", "/tmp")
         tracing = create_tracing(f"worker {worker_id}", traces_endpoint)
         traces = None if tracing is None else WorkerTraces(tracing, worker_id)
-        self.front = WorkerFront(worker_id, directory, traces, config.step_timeout_s)
+        self._pulse = Pulse(partial(_publish, worker_id))
+        self.front = WorkerFront(worker_id, directory, traces, config.step_timeout_s, self._pulse)
         self._model_name = model_name or config.model
         self._vllm_names = metrics is not None and metrics.vllm_names
         self._metrics = NodeMetrics(
@@ -133,6 +137,7 @@ class WorkerGroup:
             until_started(self._build, retry_s=startup_retry_s, report=report)
         )
         ranks = await self._starting
+        self._pulse.start()
         await self._server.open()
         self._supervisor = asyncio.create_task(self._supervise(ranks))
         settle_heap()
@@ -178,6 +183,7 @@ class WorkerGroup:
         if self._supervisor is not None:
             self._supervisor.cancel()
         await self._stop_ranks()
+        self._pulse.close()
         self.front.close()
         self._server.close()
         self._metrics.close()
@@ -291,6 +297,11 @@ def metrics_directory() -> str:
     if directory is not None:
         return f"{directory}/metrics"
     return f"/tmp/rf-{os.getuid()}-{ray.get_runtime_context().get_session_name()}"
+
+
+def _publish(worker_id: str, value: bytes) -> None:
+    """A sign of life, where gateways on whatever node can see it."""
+    internal_kv._internal_kv_put(pulse_key(worker_id), value, overwrite=True, namespace="rayfleet")
 
 
 class _Ranks:

@@ -36,6 +36,11 @@ class SocketOffer(msgspec.Struct):
     path: str | None
 
 
+def pulse_key(worker_id: str) -> bytes:
+    """Where a worker whose event loop is late gives signs of life, in Ray's key-value store."""
+    return f"pulse/{worker_id}".encode()
+
+
 def frame(kind: int, call: int, payload: bytes) -> bytes:
     """One frame. `call` joins a reply to its call, 0 where there is none."""
     return _HEADER.pack(len(payload), kind, call) + payload
