@@ -11,11 +11,12 @@ from types import TracebackType
 from typing import Any, Self
 
 import msgspec
+from ray.experimental import internal_kv
 from ray.serve.handle import DeploymentHandle
 
 from cluster.workers import WORKERS, WorkerSet
 from router.channel import WorkerLink
-from worker.wire.frames import SocketOffer
+from worker.wire.frames import SocketOffer, pulse_key
 
 logger = logging.getLogger(__name__)
 
@@ -105,6 +106,10 @@ class RayTransport:
             )
         return reply
 
+    async def pulse(self, worker_id: str) -> bytes | None:
+        """The worker's last sign of life. Raises Exception where the GCS cannot be reached."""
+        return await asyncio.to_thread(_read_pulse, worker_id)
+
     def watch_workers(self, on_change: Callable[[tuple[str, ...]], None]) -> None:
         """Calls `on_change` with all worker ids, now and whenever the set changes."""
         self._workers.listen(on_change)
@@ -118,6 +123,11 @@ class RayTransport:
 
     def _call(self, method: Any, **arguments: Any) -> Any:
         return self._context.run(lambda: method.remote(**arguments))
+
+
+def _read_pulse(worker_id: str) -> bytes | None:
+    value: bytes | None = internal_kv._internal_kv_get(pulse_key(worker_id), namespace="rayfleet")
+    return value
 
 
 class _PinnedCall:

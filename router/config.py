@@ -42,8 +42,9 @@ class RoutingConfig:
     `bench router --replay` runs again under other policies; they hold hashes, no text."""
 
     max_request_attempts: int = 3
-    """Workers that may be lost with a request before it ends in an error; until then it goes on at
-    another one with the tokens it has."""
+    """Workers that may be lost with a request, none having brought a token of it, before it ends in
+    an error as their likely end; until then it goes on at another one with the tokens it has. 1
+    ends it with its first worker, tokens or not."""
     worker_wait_s: float = 120.0
     """Seconds that a request whose worker was lost waits for another, or for that one rebuilt; and
     a new one, where the last worker has left and the next is still loading, or is started on

@@ -13,11 +13,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+from collections.abc import Collection
 
 import msgspec
 
 from router.channel.outbox import Outbox
 from router.channel.receiver import ChannelListener, Receiver, Refused, WorkerUnreachable
+from router.channel.silence import TICK_S, Silence
 from router.channel.transport import WorkerTransport
 from worker.wire.admission import AdmissionChange
 from worker.wire.messages import (
@@ -34,12 +36,6 @@ from worker.wire.messages import (
 
 logger = logging.getLogger(__name__)
 
-TICK_S = 0.25
-SILENT_TICKS = 8
-"""An item comes every 250 ms; two seconds without one mean lost. Ticks are counted rather than
-time measured, so that a stall of this process is not taken for one of the worker."""
-SILENT_TICKS_AT_FIRST = 40
-"""Opening a stream may take longer."""
 FIRST_BACKOFF_S = 0.05
 LAST_BACKOFF_S = 2.0
 
@@ -88,7 +84,7 @@ class WorkerChannel:
         self._oldest_epoch = 0
         """Everything older is known to be gone."""
         self._seq = 0
-        self._silent_ticks = 0
+        self._silence = Silence(lambda: transport.pulse(worker_id))
         self._task: asyncio.Task[None] | None = None
         self._decoder: msgspec.msgpack.Decoder[WorkerItem] = msgspec.msgpack.Decoder(WorkerItem)
 
@@ -107,6 +103,10 @@ class WorkerChannel:
     def leaving(self) -> bool:
         """Whether the worker has left the set."""
         return self._leaving
+
+    def serves_others(self, prefix: str) -> bool:
+        """Whether it has a request whose id does not begin like this."""
+        return any(not request_id.startswith(prefix) for request_id in self._flights)
 
     def set_leaving(self, leaving: bool) -> None:
         """The worker left the set, or came back: it finishes its requests, then the stream ends."""
@@ -172,7 +172,8 @@ class WorkerChannel:
 
     async def _attach_once(self) -> str:
         """Reads one attach stream to its end; returns why it ended."""
-        self._epoch, self._seq, self._silent_ticks = None, 0, 0
+        self._epoch, self._seq = None, 0
+        self._silence.heard()
         pump = asyncio.create_task(self._pump())
         try:
             while True:
@@ -182,13 +183,13 @@ class WorkerChannel:
                 if done:
                     error = pump.exception()
                     return "the stream ended" if error is None else f"{error!r}"
-                self._silent_ticks += 1
-                limit = SILENT_TICKS if self._epoch is not None else SILENT_TICKS_AT_FIRST
-                if self._silent_ticks > limit:
-                    return f"silent for {limit * TICK_S:.0f} s"
+                reason = self._silence.tick(is_attached=self._epoch is not None)
+                if reason is not None:
+                    return reason
                 if self._leaving and not self._flights:
                     return "it left the set"
         finally:
+            self._silence.close()
             pump.cancel()
             with contextlib.suppress(asyncio.CancelledError, Exception):
                 await pump
@@ -198,7 +199,7 @@ class WorkerChannel:
         decode = self._decoder.decode
 
         def on_item(payload: bytes) -> None:
-            self._silent_ticks = 0
+            self._silence.heard()
             self._handle(decode(payload), clock())
 
         await self._transport.attach(self.worker_id, self._gateway_id, on_item)
@@ -285,12 +286,20 @@ class WorkerChannel:
                 flight.verdict.set_exception(Refused(rejection))
             elif self._epoch is None or reply.epoch < self._oldest_epoch:
                 del self._flights[submit.request_id]
-                flight.verdict.set_exception(WorkerUnreachable("its rank group was rebuilt"))
+                reason = "its rank group was rebuilt"
+                flight.verdict.set_exception(WorkerUnreachable(reason, had_it=True))
             else:
                 self._accept(flight, reply.epoch)
                 self._listener.on_accepted(self.worker_id, submit.request_id, reply.epoch, ordinal)
 
-    def _on_failure(self, submits: list[Submit], reason: str) -> None:
+    def _on_failure(self, submits: list[Submit], reason: str, *, is_lost: bool) -> None:
+        if is_lost and self._epoch is not None:
+            # Whether the worker is lost, which would be of note, the stream tells in a moment.
+            asyncio.get_running_loop().call_later(TICK_S, self._fail, submits, reason)
+        else:
+            self._fail(submits, reason)
+
+    def _fail(self, submits: list[Submit], reason: str) -> None:
         for submit in submits:
             flight = self._flights.get(submit.request_id)
             if flight is None or flight.attempt != submit.attempt or flight.verdict.done():
@@ -307,13 +316,13 @@ class WorkerChannel:
     # Losing the worker.
 
     def _lose(self, reason: str) -> None:
-        self._outbox.clear()
-        self._lose_flights(reason, before=None)
+        unsent = self._outbox.clear()
+        self._lose_flights(reason, before=None, unsent=unsent)
         if self._epoch is not None:
             self._epoch = None
             self._listener.on_lost(self.worker_id, reason)
 
-    def _lose_flights(self, reason: str, before: int | None) -> None:
+    def _lose_flights(self, reason: str, before: int | None, unsent: Collection[str] = ()) -> None:
         """Ends the requests of epochs older than `before`; None ends all of them."""
         for request_id, flight in list(self._flights.items()):
             if before is not None and (flight.epoch is None or flight.epoch >= before):
@@ -322,4 +331,5 @@ class WorkerChannel:
             if flight.verdict.done():
                 flight.receiver.lose(f"worker {self.worker_id} was lost: {reason}")
             else:
-                flight.verdict.set_exception(WorkerUnreachable(reason))
+                had_it = request_id not in unsent
+                flight.verdict.set_exception(WorkerUnreachable(reason, had_it=had_it))

@@ -6,6 +6,7 @@ import asyncio
 import logging
 from collections import OrderedDict
 from collections.abc import Callable
+from typing import Protocol
 
 import msgspec
 
@@ -27,6 +28,14 @@ MAX_KNOWN_GRAMMARS = 64
 """A worker keeps many more. If it has dropped one after all, a batch waits while it compiles."""
 
 
+class OnFailure(Protocol):
+    """What is called where submits had no answer."""
+
+    def __call__(self, submits: list[Submit], reason: str, *, is_lost: bool) -> None:
+        """Called once with these submits."""
+        ...
+
+
 class Outbox:
     """What this gateway has for one worker.
 
@@ -34,7 +43,8 @@ class Outbox:
         worker_id: whose.
         transport: carries the batches.
         on_reply: called with each batch that arrived, and the worker's answer.
-        on_failure: called with the submits of a batch that did not arrive, and why.
+        on_failure: called with the submits of a batch that did not arrive, why, and whether that
+            is since the worker is lost.
     """
 
     def __init__(
@@ -42,7 +52,7 @@ class Outbox:
         worker_id: str,
         transport: WorkerTransport,
         on_reply: Callable[[list[Submit], SubmitReply], None],
-        on_failure: Callable[[list[Submit], str], None],
+        on_failure: OnFailure,
     ) -> None:
         self._worker_id = worker_id
         self._transport = transport
@@ -89,8 +99,12 @@ class Outbox:
         self._admission = change if self._admission is None else self._admission.then(change)
         self._kick()
 
-    def clear(self) -> None:
-        """Drops everything, the call in flight included: the worker is gone."""
+    def clear(self) -> list[str]:
+        """Drops everything, the call in flight included: the worker is gone.
+
+        Returns the ids of submits that were still here.
+        """
+        unsent = [*self._submits, *(i for waiting in self._followers.values() for i in waiting)]
         self._submits.clear()
         self._aborts.clear()
         self._admission = None
@@ -101,6 +115,7 @@ class Outbox:
         if self._sender is not None:
             self._sender.cancel()
             self._sender = None
+        return unsent
 
     def _kick(self) -> None:
         if self._sender is None and (self._submits or self._aborts or self._admission):
@@ -116,7 +131,7 @@ class Outbox:
             except Exception as error:
                 # HAZARD: kept for the next call, it would end that one too, and all that follow.
                 logger.exception("a batch cannot be encoded", extra={"worker_id": self._worker_id})
-                self._on_failure(submits, _text(error))
+                self._on_failure(submits, _text(error), is_lost=False)
                 if submits or batch.admission:
                     self._aborts = aborts + self._aborts
                 continue
@@ -130,7 +145,7 @@ class Outbox:
                 logger.warning(
                     "submit failed: %s", _text(error), extra={"worker_id": self._worker_id}
                 )
-                self._on_failure(submits, _text(error))
+                self._on_failure(submits, _text(error), is_lost=_is_loss(error))
                 self._aborts = aborts + self._aborts
                 self._keep(batch.admission)
                 if not self._submits:
@@ -160,12 +175,14 @@ class Outbox:
                 raise
             logger.warning("submit failed: %s", _text(error), extra={"worker_id": self._worker_id})
             followers = self._followers.pop(params, {})
-            self._on_failure([*submits, *followers.values()], _text(error))
+            self._on_failure(submits, _text(error), is_lost=_is_loss(error))
+            self._on_failure(list(followers.values()), _text(error), is_lost=False)
             return
         followers = self._followers.pop(params, {})
         self._on_reply(submits, reply)
         if any(rejection.status >= 500 for rejection in reply.rejections):
-            self._on_failure(list(followers.values()), reply.rejections[0].message)
+            message = reply.rejections[0].message
+            self._on_failure(list(followers.values()), message, is_lost=False)
         elif any(rejection.param == "structured_outputs" for rejection in reply.rejections):
             # The worker may not have kept that, and compiles it again for the others.
             if followers:
@@ -190,6 +207,11 @@ class Outbox:
 def _is_cancelled() -> bool:
     task = asyncio.current_task()
     return task is not None and task.cancelling() > 0
+
+
+def _is_loss(error: BaseException) -> bool:
+    """Whether the connection broke; a worker that takes its time is there."""
+    return isinstance(error, ConnectionError)
 
 
 def _text(error: BaseException) -> str:

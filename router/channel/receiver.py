@@ -8,7 +8,16 @@ from worker.wire.messages import AttachSnapshot, Rejection, TokenDelta, WorkerUp
 
 
 class WorkerUnreachable(ConnectionError):
-    """The worker did not get the request; another may."""
+    """The worker does not answer for the request; another may.
+
+    Args:
+        reason: what happened.
+        had_it: whether the worker was lost, and may have been at this very request.
+    """
+
+    def __init__(self, reason: str, *, had_it: bool = False) -> None:
+        super().__init__(reason)
+        self.had_it = had_it
 
 
 class Refused(Exception):

@@ -23,6 +23,13 @@ class WorkerTransport(Protocol):
         """Sends one SubmitBatch, returns the SubmitReply. Raises ConnectionError if unreachable."""
         ...
 
+    async def pulse(self, worker_id: str) -> bytes | None:
+        """The last sign of life of a worker whose event loop is late, None where it gave none.
+
+        It comes on a way that this loop has no part in. Raises Exception if that cannot be told.
+        """
+        ...
+
     def watch_workers(self, on_change: Callable[[tuple[str, ...]], None]) -> None:
         """Calls `on_change` with all worker ids, now and whenever the set changes.
 

@@ -97,6 +97,7 @@ class Completion:
         "num_forwards",
         "num_losses",
         "num_rounds",
+        "num_suspected",
         "prompt",
         "prompt_logprobs",
         "rejection",
@@ -124,6 +125,8 @@ class Completion:
         self.attempt = 0
         self.num_losses = 0
         """Workers that were lost with it."""
+        self.num_suspected = 0
+        """Losses of which it may be the reason: the worker had brought no token of that attempt."""
         self.prompt = spec.prompt
         """What the next attempt begins with: the prompt, and the tokens so far."""
         self.worker_id = ""
@@ -172,6 +175,11 @@ class Completion:
         self._first_token_at = 0.0
         self._last_token_at = 0.0
         self._times: FirstTokenTimes | None = None
+
+    @property
+    def family(self) -> str:
+        """How the ids of all completions of its client's request begin."""
+        return self.spec.request_id.rpartition(".")[0] + "."
 
     @property
     def finished(self) -> bool:
@@ -278,6 +286,7 @@ class Completion:
         """The worker is gone; the completion can go on elsewhere. See Receiver."""
         if self.finish_reason is None:
             self.num_losses += 1
+            self.num_suspected += self._awaited
             self._on_loss(self, reason)
 
     def fail(self, message: str) -> None:

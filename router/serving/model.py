@@ -20,6 +20,7 @@ from router.serving.account import count_choice, decision_line
 from router.serving.admission import AdmissionRules, SettingsStore
 from router.serving.completion import Completion, CompletionSpec
 from router.serving.generation import Generation, GenerationRequest
+from router.serving.isolation import Isolation
 from router.serving.load import LoadMeter
 from router.serving.mailbox import Mailbox
 from router.serving.newcomers import Newcomers
@@ -80,7 +81,8 @@ class ServedModel:
         self._closed = False
         self.admission = AdmissionRules(settings, self._tell_admission)
         self.refused_grammars = RefusedGrammars()
-        self._resumption = Resumption(route.routing, self._place, self.stats)
+        self._isolation = Isolation(route.routing.max_request_attempts, self._channels)
+        self._resumption = Resumption(route.routing, self._isolation, self._place, self.stats)
         self.load = LoadMeter(self.stats, fleet, time.monotonic)
         folder = route.routing.decision_log
         self._log_file = DecisionLog(folder, route.name, gateway_id) if folder else None
@@ -170,6 +172,7 @@ class ServedModel:
         self._log("worker %s attached, epoch %d, %s", worker_id, snapshot.epoch, state)
         if self.fleet.ready:
             self._resumption.wake()
+            self._isolation.wake()
 
     def on_update(self, worker_id: str, update: WorkerUpdate) -> None:
         """See ChannelListener."""
@@ -189,6 +192,7 @@ class ServedModel:
         self.fleet.remove(worker_id)
         self._newcomers.settled(worker_id)
         self._channels.pop(worker_id, None)
+        self._isolation.forget(worker_id)
         self.stats.routed.pop(worker_id, None)
 
     def _set_workers(self, worker_ids: Iterable[str]) -> None:
@@ -278,12 +282,13 @@ class ServedModel:
     async def _try_worker(self, completion: Completion, tried: list[str]) -> str | None:
         """Submits to the best worker that was not tried yet; returns why it did not get it."""
         spec = completion.spec
-        choice = await self._choose(completion, tried)
+        choice = await self._choose_apart(completion, tried)
         if choice is None and await self._newcomers.wait(lambda: self.fleet.ready):
-            choice = await self._choose(completion, tried)
+            choice = await self._choose_apart(completion, tried)
         if choice is None:
             raise self._nobody(completion)
         if completion.finished:  # its client has left meanwhile
+            self._isolation.leave(completion, choice.worker_id)
             self.fleet.release(choice.worker_id, spec.request_id)
             return None
         tried.append(choice.worker_id)
@@ -297,6 +302,9 @@ class ServedModel:
         try:
             await channel.submit(submit, completion)
         except WorkerUnreachable as error:
+            if error.had_it:
+                completion.lose(str(error))
+                return None
             return str(error)
         except Refused as error:
             if error.rejection.status == 429:
@@ -316,6 +324,22 @@ class ServedModel:
         routed = self.stats.routed
         routed[choice.worker_id] = routed.get(choice.worker_id, 0) + 1
         return None
+
+    async def _choose_apart(self, completion: Completion, tried: list[str]) -> Choice | None:
+        """As `_choose`, apart from others where one is a suspect, see Isolation."""
+        isolation = self._isolation
+        while True:
+            num_changes = isolation.num_changes
+            excluded = isolation.excluded(completion)
+            choice = await self._choose(completion, [*tried, *excluded])
+            if choice is not None:
+                if isolation.enter(completion, choice.worker_id):
+                    return choice
+                self.fleet.release(choice.worker_id, completion.spec.request_id)
+            elif not excluded:
+                return None
+            elif not await isolation.wait(completion, num_changes):
+                return await self._choose(completion, tried)
 
     async def _choose(self, completion: Completion, tried: Sequence[str]) -> Choice | None:
         """Books a place at the best worker; None where there is none.
@@ -360,6 +384,7 @@ class ServedModel:
         self._resumption.lost(completion, reason)
 
     def _release(self, completion: Completion) -> None:
+        self._isolation.leave(completion, completion.worker_id)
         self.fleet.release(completion.worker_id, completion.spec.request_id)
 
     def _ended(self, completion: Completion) -> None:

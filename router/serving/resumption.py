@@ -11,6 +11,7 @@ from router.config import RoutingConfig
 from router.errors import ApiError
 from router.metrics.stats import ModelStats
 from router.serving.completion import Completion
+from router.serving.isolation import Isolation
 
 logger = logging.getLogger(__name__)
 
@@ -22,11 +23,12 @@ LAST_PAUSE_S = 2.0
 class Resumption:
     """Places lost completions again; their clients see a pause.
 
-    A request may be why its worker was lost, and would end the next one too: after
-    `max_request_attempts` of them it ends in an error, as do those that ran beside it each time.
+    A request may be why its worker was lost, and would end the next one too: it is then given up,
+    see Isolation.
 
     Args:
-        config: how often, and how long it may take until a worker is there.
+        config: how long it may take until a worker is there.
+        isolation: knows whom to give up.
         place: hands a completion to a worker. Raises ApiError where none takes it.
         stats: where resubmissions are counted.
     """
@@ -34,10 +36,11 @@ class Resumption:
     def __init__(
         self,
         config: RoutingConfig,
+        isolation: Isolation,
         place: Callable[[Completion], Awaitable[None]],
         stats: ModelStats,
     ) -> None:
-        self._max_attempts = config.max_request_attempts
+        self._isolation = isolation
         self._wait_s = config.worker_wait_s
         self._place = place
         self._stats = stats
@@ -47,12 +50,11 @@ class Resumption:
 
     def lost(self, completion: Completion, reason: str) -> None:
         """Begins the next attempt, or ends the completion with an error where it was the last."""
-        num_losses = completion.num_losses
         extra = {"request_id": completion.spec.request_id, "worker_id": completion.worker_id}
         if self._closed:
             completion.fail(reason)
-        elif num_losses >= self._max_attempts:
-            completion.fail(f"given up after {num_losses} attempts, the last one: {reason}")
+        elif (verdict := self._isolation.verdict(completion, reason)) is not None:
+            completion.fail(verdict)
         else:
             logger.warning(
                 "goes on elsewhere after %d tokens: %s",

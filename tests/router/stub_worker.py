@@ -68,6 +68,9 @@ class StubWorker:
             block_hash_salt="stub",
         )
         self.ready = True
+        self.busy = False
+        """Whether its event loop is late, and another thread gives signs of life."""
+        self.num_signs = self.num_asked = 0
         self.reachable = True
         self.failure: BaseException | None = None
         self.rejection: str | None = None
@@ -295,6 +298,12 @@ class StubTransport:
 
     async def submit(self, worker_id: str, payload: bytes) -> bytes:
         return await self.workers[worker_id].submit(payload)
+
+    async def pulse(self, worker_id: str) -> bytes | None:
+        worker = self.workers[worker_id]
+        worker.num_asked += 1
+        worker.num_signs += worker.busy
+        return b"%d" % worker.num_signs if worker.num_signs else None
 
     def watch_workers(self, on_change: Callable[[tuple[str, ...]], None]) -> None:
         self._on_change = on_change

@@ -1,0 +1,117 @@
+"""Requests that may be why workers were lost: tried again apart from others, then given up."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Mapping
+
+from router.channel import WorkerChannel
+from router.serving.completion import Completion
+
+APART_FROM = 2
+"""Losses: most have nothing to do with any request, so after a first one all go on at once."""
+PATIENCE_S = 10.0
+"""For which a suspect waits for a worker of its own: a busy fleet may have none to spare, and where
+workers really were lost twice for other reasons, this is what it costs its client."""
+
+
+class Isolation:
+    """Keeps apart what may end a worker from what would be lost with it.
+
+    A request is suspected of a loss if the lost worker had brought no token of it in that attempt:
+    one that ends workers at some token ends the next one before it brings any. After two such
+    losses it is tried at a worker that has nothing else from this gateway, and gets nothing else
+    until the request has a token, or has ended; after `max_attempts` it is given up. Completions of
+    one client's request are one suspect. Those that generated already are never suspected.
+
+    Args:
+        max_attempts: losses under suspicion; 1 lets nothing go on after a loss.
+        channels: of the workers, by id.
+    """
+
+    def __init__(self, max_attempts: int, channels: Mapping[str, WorkerChannel]) -> None:
+        self._max_attempts = max_attempts
+        self._channels = channels
+        self._held: dict[str, str] = {}
+        """Workers at which a suspect is tried, and its family."""
+        self._waits_until: dict[str, float] = {}
+        """By family of suspects that have waited for a worker."""
+        self._changed = asyncio.Event()
+        self.num_changes = 0
+        """Times that workers may have become free."""
+
+    def verdict(self, completion: Completion, reason: str) -> str | None:
+        """What a client is told whose request has ended enough workers; None for others."""
+        num_attempts = completion.num_suspected
+        if self._max_attempts == 1:  # whatever became of the first one
+            num_attempts = max(num_attempts, completion.num_losses)
+        if num_attempts < self._max_attempts:
+            return None
+        return f"given up after {num_attempts} attempts, the last one: {reason}"
+
+    def excluded(self, completion: Completion) -> list[str]:
+        """Workers that are not for it now."""
+        if not (self._held or _is_suspect(completion)):
+            return []
+        family = completion.family
+        held = [worker for worker, holder in self._held.items() if holder != family]
+        if not _is_suspect(completion):
+            return held
+        if family in self._held.values():  # where another completion of the same request is
+            return [worker for worker in self._channels if self._held.get(worker) != family]
+        return [*held, *(worker for worker in self._channels if self._has_others(worker, family))]
+
+    def enter(self, completion: Completion, worker_id: str) -> bool:
+        """It goes to that worker; False for a suspect that would not be alone there any more."""
+        if not _is_suspect(completion):
+            return True
+        family = completion.family
+        if self._held.get(worker_id, family) != family or self._has_others(worker_id, family):
+            return False
+        self._held[worker_id] = family
+        return True
+
+    async def wait(self, completion: Completion, num_changes: int) -> bool:
+        """Waits until other workers may be free; False where it has waited long enough.
+
+        Args:
+            completion: that has found none.
+            num_changes: there had been so many when it began to look.
+        """
+        if not _is_suspect(completion):
+            return False
+        loop = asyncio.get_running_loop()
+        until = self._waits_until.setdefault(completion.family, loop.time() + PATIENCE_S)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout_at(until):
+                while self.num_changes == num_changes:
+                    await self._changed.wait()
+        return loop.time() < until and not completion.finished
+
+    def leave(self, completion: Completion, worker_id: str) -> None:
+        """It has a token from that worker, or is there no more."""
+        if self._held and self._held.get(worker_id) == completion.family:
+            del self._held[worker_id]
+        if completion.finished and self._waits_until:
+            self._waits_until.pop(completion.family, None)
+        self.wake()
+
+    def forget(self, worker_id: str) -> None:
+        """The worker has left."""
+        self._held.pop(worker_id, None)
+        self.wake()
+
+    def wake(self) -> None:
+        """Workers may have become free."""
+        self.num_changes += 1
+        self._changed.set()
+        self._changed.clear()
+
+    def _has_others(self, worker_id: str, family: str) -> bool:
+        channel = self._channels.get(worker_id)
+        return channel is not None and channel.serves_others(family)
+
+
+def _is_suspect(completion: Completion) -> bool:
+    return completion.num_suspected >= APART_FROM
