@@ -19,7 +19,7 @@ import pytest
 
 from tests.e2e.conftest import API_KEY, DEADLINE_S, MODEL, RunningFleet
 
-NUM_TOKENS = 200
+NUM_TOKENS = 400
 NUM_STREAMS = 24
 
 
@@ -53,10 +53,13 @@ class Stream:
                 http.stream("POST", "/v1/completions", json=self._body) as response,
             ):
                 self.worker = response.headers.get("x-rayfleet-worker", "")
-                for line in response.iter_lines():
-                    if line.startswith("data: "):
-                        self.events.append(line.removeprefix("data: "))
-                        self.started.set()
+                rest = ""
+                for text in response.iter_text():  # httpx's lines end at U+0085 and the like, too
+                    *lines, rest = (rest + text).split("\n")
+                    for line in lines:
+                        if line.startswith("data: "):
+                            self.events.append(line.removeprefix("data: "))
+                            self.started.set()
         except httpx.TransportError as error:
             self.events.append(f"broken off: {error!r}")
         self.started.set()
