@@ -96,7 +96,10 @@ class Autoscaler:
         elif self._idle_since is None:
             self._idle_since = now
         decided = self._config.bounded(target)
-        if not target:
+        if self._config.to_zero and self._idle_for(self._config.downscale_to_zero_delay_s, now):
+            # Serve goes there by way of one, for which the mean of what is over is too much.
+            decided = 0
+        elif not target:
             # Whoever waits finds no worker at all, and a delay would add to that. Where nobody
             # does, what there is of load is the tail of a mean over what is over.
             decided = self._config.bounded(_up_to(needed) if load.active else 0)
@@ -154,8 +157,6 @@ class Autoscaler:
         return self._config.bounded(min(max(keep, running, 1), target))
 
     def _lower(self, needed: float, target: int, now: float) -> int:
-        if self._idle_for(self._config.downscale_to_zero_delay_s, now) and self._config.to_zero:
-            return 0
         decided = target
         for place, (part, times) in enumerate(((_SURE, 1.0), (1.0, _DOUBT))):
             if max(_down_to(needed / part), 1) > _step_below(target):

@@ -97,6 +97,15 @@ class RunningFleet:
         """Process ids of the workers' own replicas."""
         return self._replicas(b":worker-")
 
+    def front(self, worker: str) -> int:
+        """Process id of a worker's own replica, by the log that it writes."""
+        for pid in self.fronts():
+            with contextlib.suppress(OSError):
+                files = [os.readlink(file) for file in Path(f"/proc/{pid}/fd").iterdir()]
+                if any(worker in Path(file).name for file in files):
+                    return pid
+        pytest.fail(f"worker {worker} has no replica")
+
     def gateways(self) -> list[int]:
         """Process ids of the gateways."""
         return self._replicas(b":gateway")

@@ -95,15 +95,22 @@ def gauge(fleet: RunningFleet, name: str, label: str = "") -> float:
 
 
 def start_streams(fleet: RunningFleet) -> list[Stream]:
-    """Greedy and seeded ones by turns, all under way, on both workers."""
+    """Greedy and seeded ones by turns, all begun."""
     streams = [
         Stream(fleet, f"{i}: a prompt of its own", temperature=float(i % 2), seed=i)
         for i in range(NUM_STREAMS)
     ]
     for stream in streams:
         assert stream.started.wait(timeout=DEADLINE_S)
-    assert len({stream.worker for stream in streams}) == 2
     return streams
+
+
+def worker_of_the_last(streams: list[Stream]) -> str:
+    """Who serves the stream that has come the least far: it has the most left to do.
+
+    On a busy machine other streams may be done by now, and all of them may be one worker's.
+    """
+    return min(streams, key=lambda stream: len(stream.events)).worker
 
 
 @pytest.fixture(scope="module")
@@ -166,29 +173,23 @@ def test_streams_of_a_lost_rank_group_go_on_at_the_other_worker(
     fleet: RunningFleet, undisturbed: list[list[int]], process: str, sign: signal.Signals
 ) -> None:
     """A stopped rank ends nothing by itself: its step has no result, which takes a while to see."""
-    prefix = "".join(chr(97 + (i * 5 + i // 3) % 26) for i in range(600))
-    with fleet.http as http:
-        body = {"model": MODEL, "prompt": prefix, "max_tokens": 1}
-        victim = http.post("/v1/completions", json=body).headers["x-rayfleet-worker"]
-        assert fleet.index_blocks()[victim] >= 600 // 16
-        num_moved = gauge(fleet, "rayfleet_resubmissions_total")
-        streams = start_streams(fleet)
-        [before] = find(fleet, victim, process)
-        os.kill(before, sign)
-        for stream in streams:
-            stream.wait()
-        assert all(stream.finished for stream in streams)
-        assert [stream.token_ids for stream in streams] == undisturbed
-        assert gauge(fleet, "rayfleet_resubmissions_total") > num_moved
-        wait_until(lambda: before not in fleet.processes())
-        wait_until(lambda: fleet.index_blocks().get(victim) == 0)
-        # A rank that was not killed itself may take a while to end: it is found beside the new one.
-        wait_until(lambda: find(fleet, victim, process) - {before})
-        wait_until(lambda: serves(fleet, victim))
-        answer = http.post("/v1/completions", json=body)
-        details = answer.json()["usage"]["prompt_tokens_details"]
-        if answer.headers["x-rayfleet-worker"] == victim:
-            assert (details or {}).get("cached_tokens", 0) == 0
+    pids = {worker: find(fleet, worker, process) for worker in fleet.index_blocks()}
+    num_moved = gauge(fleet, "rayfleet_resubmissions_total")
+    streams = start_streams(fleet)
+    victim = worker_of_the_last(streams)
+    [before] = pids[victim]
+    os.kill(before, sign)
+    for stream in streams:
+        stream.wait()
+    assert all(stream.finished for stream in streams)
+    assert [stream.token_ids for stream in streams] == undisturbed
+    assert gauge(fleet, "rayfleet_resubmissions_total") > num_moved
+    wait_until(lambda: before not in fleet.processes())
+    wait_until(lambda: fleet.index_blocks().get(victim) == 0)
+    # A rank that was not killed itself may take a while to end: it is found beside the new one.
+    wait_until(lambda: find(fleet, victim, process) - {before})
+    wait_until(lambda: serves(fleet, victim))
+    assert fleet.index_blocks()[victim] > 0
 
 
 @pytest.mark.parametrize("sign", [signal.SIGKILL, signal.SIGSTOP], ids=["killed", "silent"])
@@ -198,8 +199,9 @@ def test_streams_of_a_lost_worker_go_on_at_the_other(
     """A stopped process breaks no stream: only its silence tells."""
     before = set(fleet.index_blocks())
     num_moved = gauge(fleet, "rayfleet_resubmissions_total")
+    pids = {worker: fleet.front(worker) for worker in before}
     streams = start_streams(fleet)
-    [front, _] = fleet.fronts()
+    front = pids[worker_of_the_last(streams)]
     os.kill(front, sign)
     try:
         for stream in streams:

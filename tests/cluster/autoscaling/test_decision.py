@@ -169,6 +169,19 @@ def test_the_last_worker_stays_where_zero_is_not_allowed() -> None:
     assert fleet.target == 1
 
 
+def test_what_is_left_of_the_mean_does_not_call_workers_back_on_the_way_to_zero() -> None:
+    """Serve takes a model from three workers to none by way of one."""
+    config = replace(CONFIG, max_workers=3, min_workers=0, downscale_to_zero_delay_s=3.0)
+    autoscaler = Autoscaler(config)
+    for tenth in range(100):
+        busy = FleetLoad(num_ready=3, work=1.5, active=True)
+        assert autoscaler.decide(busy, 3, tenth / 10) >= 3
+    over = FleetLoad(num_ready=3, work=1.5)
+    decided = [autoscaler.decide(over, 3, 10.0 + tenth / 10) for tenth in range(32)]
+    assert decided[-1] == 0
+    assert autoscaler.decide(over, 1, 13.2) == 0
+
+
 def test_one_request_every_minute_keeps_the_last_worker() -> None:
     fleet = Fleet(replace(CONFIG, min_workers=0))
     fleet.run(([0.05] + [0.0] * 59) * 20)
