@@ -14,22 +14,15 @@ import os
 import secrets
 import shlex
 import shutil
-import socket
 import sys
 import sysconfig
 import tempfile
-from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
 from cluster.haproxy import BINARY_VARIABLE, IDLE_CONNECTIONS
+from cluster.ports import PORTS_PER_FLEET, free_port_range, free_ports
 
-PORTS_PER_FLEET = 400
-"""Loopback ports that HAProxy reaches gateways on. One that has ended keeps its own for a while."""
-GATEWAY_PORTS = range(10_000, 24_000)
-SINGLE_PORTS = range(24_000, 30_000)
-"""Ports of both kinds lie below those that Kubernetes gives to nodes (from 30,000) and Linux to
-outgoing connections (from 32,768): one of these may take a port between its choice and its use."""
 LONGEST_STREAM_S = 3600
 """A response may take this long; a replaced HAProxy process lives on for its streams."""
 CLIENT_TIMEOUT_S = 60
@@ -261,45 +254,6 @@ def require_authentication(directory: Path) -> None:
     with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
         file.write(secrets.token_hex(32))
     os.environ["RAY_AUTH_TOKEN_PATH"] = str(path)
-
-
-def free_ports(count: int) -> tuple[int, ...]:
-    """`count` different TCP ports that nothing listens on at the moment.
-
-    Raises:
-        OSError: all of SINGLE_PORTS are taken.
-    """
-    sockets: list[socket.socket] = []
-    try:
-        for port in secrets.SystemRandom().sample(SINGLE_PORTS, len(SINGLE_PORTS)):
-            sockets.append(socket.socket())
-            try:
-                sockets[-1].bind(("127.0.0.1", port))
-            except OSError:
-                sockets.pop().close()
-            if len(sockets) == count:
-                return tuple(sock.getsockname()[1] for sock in sockets)
-        raise OSError(f"no {count} ports are free from {SINGLE_PORTS.start} on")
-    finally:
-        _close_all(sockets)
-
-
-def free_port_range() -> int:
-    """The first of PORTS_PER_FLEET ports for a fleet's gateways.
-
-    Nothing listens on it at the moment, and another fleet is unlikely to choose the same.
-    """
-    while True:
-        slots = len(GATEWAY_PORTS) // PORTS_PER_FLEET
-        first = GATEWAY_PORTS.start + PORTS_PER_FLEET * secrets.randbelow(slots)
-        with socket.socket() as sock:
-            if sock.connect_ex(("127.0.0.1", first)) != 0:
-                return first
-
-
-def _close_all(sockets: Iterable[socket.socket]) -> None:
-    for sock in sockets:
-        sock.close()
 
 
 def _haproxy_binary() -> str:

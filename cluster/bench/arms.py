@@ -11,9 +11,9 @@ from cluster.bench.paced import script_text
 from cluster.bench.report import note
 from cluster.bench.serve import CHAT, COMPLETIONS
 from cluster.config import EndpointConfig, FleetConfig, ModelSpec, ServeConfig
-from cluster.environment import free_ports
 from cluster.launch import APPLICATION, LocalFleet
 from cluster.local_ray import local_ray
+from cluster.ports import free_ports
 from worker.engine.config import EngineConfig
 
 if TYPE_CHECKING:

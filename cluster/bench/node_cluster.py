@@ -19,14 +19,10 @@ from types import TracebackType
 from typing import Any, Self
 
 from cluster.bench.cpu import descendants
-from cluster.environment import (
-    Environment,
-    free_port_range,
-    free_ports,
-    prepare,
-)
+from cluster.environment import Environment, prepare
 from cluster.launch import APPLICATION, end_processes_of
 from cluster.local_ray import OBJECT_STORE_BYTES, join_ray
+from cluster.ports import free_port_range, free_ports
 
 START_TIMEOUT_S = 300.0
 _HOST = "127.0.0.1"

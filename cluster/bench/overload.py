@@ -19,8 +19,8 @@ from cluster.bench.memory import MemoryWatch
 from cluster.bench.report import Check, Result, at_least, at_most, checks_json, emit, exactly, note
 from cluster.cli.options import add_options, given_options
 from cluster.config import EndpointConfig, FleetConfig, ModelSpec, ServeConfig, find_demo_model
-from cluster.environment import free_ports
 from cluster.launch import APPLICATION, LocalFleet
+from cluster.ports import free_ports
 from worker.engine.config import EngineConfig
 
 MODEL = "overloaded"

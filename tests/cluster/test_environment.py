@@ -14,10 +14,7 @@ import pytest
 
 from cluster.environment import (
     NODE_WRAPPER,
-    PORTS_PER_FLEET,
     cluster_settings,
-    free_port_range,
-    free_ports,
     haproxy_policy,
     haproxy_settings,
     has_haproxy,
@@ -32,6 +29,7 @@ from cluster.environment import (
 from cluster.haproxy import BINARY_VARIABLE, confine
 from cluster.launch import end_processes_of, refuse_used_port, root_cause_last
 from cluster.local_ray import proxy_warning
+from cluster.ports import free_ports
 
 PRINT = "import json, os; print(json.dumps(dict(os.environ)))"
 TEMPLATE = """
@@ -146,20 +144,13 @@ def test_what_a_joined_cluster_s_proxies_lack_is_told() -> None:
         proxy_warning(True, "127.0.0.1", {here, there})
 
 
-def test_free_ports_differ_and_used_ones_are_refused() -> None:
-    first, second = free_ports(2)
-    assert first != second
+def test_a_used_port_is_refused() -> None:
+    (first,) = free_ports(1)
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", first))
         taken.listen()
         with pytest.raises(ValueError, match="choose another --port"):
             refuse_used_port("127.0.0.1", first)
-
-
-def test_fleets_of_one_machine_keep_their_gateways_apart() -> None:
-    firsts = {free_port_range() for _ in range(8)}
-    assert len(firsts) > 1
-    assert all(10_000 <= first < 30_000 and first % 400 == 0 for first in firsts)
 
 
 @pytest.mark.skipif(not has_haproxy(), reason="HAProxy's wheel is not installed")
@@ -187,21 +178,3 @@ def test_the_root_cause_comes_last() -> None:
     assert "\x1b" not in "".join(lines)
     chained = "hub.NotFoundError: words\nworker.wire.retry.Unavailable: download it first\n"
     assert root_cause_last(chained).splitlines()[-1].endswith("Unavailable: download it first")
-
-
-def test_ports_are_none_that_a_connection_may_take_meanwhile() -> None:
-    first_of_connections = Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0]
-    ports = free_ports(50)
-    assert len(set(ports)) == 50
-    assert max(ports) < int(first_of_connections)
-    assert free_port_range() + PORTS_PER_FLEET < int(first_of_connections)
-
-
-def test_a_port_that_is_taken_is_not_free(monkeypatch: pytest.MonkeyPatch) -> None:
-    (port,) = free_ports(1)
-    monkeypatch.setattr("cluster.environment.SINGLE_PORTS", range(port, port + 1))
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", port))
-        with pytest.raises(OSError, match="no 1 ports are free"):
-            free_ports(1)
-    assert free_ports(1) == (port,)

@@ -20,7 +20,7 @@ from typing import Any
 
 import pytest
 
-from cluster.environment import free_ports, haproxy_settings, has_haproxy, private_directory
+from cluster.environment import haproxy_settings, has_haproxy, private_directory
 from cluster.haproxy import (
     BINARY_VARIABLE,
     IDLE_CONNECTIONS,
@@ -29,6 +29,7 @@ from cluster.haproxy import (
     REQUEST_TIMEOUT_VARIABLE,
     max_connections,
 )
+from cluster.ports import free_ports
 
 HOST = "127.0.0.1"
 PIECE = 2**16

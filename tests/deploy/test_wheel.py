@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 from openai import OpenAI
 
-from cluster.environment import free_ports
+from cluster.ports import free_ports
 from tests.e2e.conftest import RunningFleet, stop_fleet
 
 ROOT = Path(__file__).resolve().parents[2]

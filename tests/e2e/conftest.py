@@ -21,7 +21,7 @@ from openai import OpenAI
 
 from cluster.config import find_demo_model
 from cluster.drain import find_raylets
-from cluster.environment import free_ports
+from cluster.ports import free_ports
 
 API_KEY = "key-of-the-tests"
 ADMIN_KEY = "key-of-the-admin"

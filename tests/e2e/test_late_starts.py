@@ -24,8 +24,8 @@ import pytest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
 from cluster.config import find_demo_model
-from cluster.environment import free_ports
 from cluster.launch import end_processes_of
+from cluster.ports import free_ports
 from tests.e2e.conftest import DEADLINE_S
 from tests.worker.trace_collector import trace_collector
 

@@ -27,7 +27,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from cluster.environment import free_port_range, free_ports, private_directory
+from cluster.environment import private_directory
+from cluster.ports import free_port_range, free_ports
 from tests.helm.chart import ROOT
 from tests.helm.kuberay import (
     AGENT_PORT,

@@ -18,7 +18,8 @@ from typing import Any
 import pytest
 import yaml
 
-from cluster.environment import free_ports, has_haproxy
+from cluster.environment import has_haproxy
+from cluster.ports import free_ports
 from tests.helm.chart import CHART, ROOT, Helm, Object, only
 from tests.helm.kuberay import ray_pods
 from tests.helm.pod_processes import (

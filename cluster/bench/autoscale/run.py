@@ -19,8 +19,8 @@ from cluster.bench.load import Load, drive
 from cluster.bench.report import Check, Result, at_least, at_most, checks_json, exactly, note
 from cluster.bench.stats import percentile
 from cluster.config import EndpointConfig, FleetConfig, ModelSpec, ServeConfig, find_demo_model
-from cluster.environment import free_ports
 from cluster.launch import LocalFleet
+from cluster.ports import free_ports
 from worker.engine.config import EngineConfig
 
 MODEL = "paced"

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from cluster.bench.scenarios.options import ScenarioRun
 from cluster.config import EndpointConfig, FleetConfig, ModelSpec, ServeConfig
-from cluster.environment import free_ports
+from cluster.ports import free_ports
 from router.config import RoutingConfig
 
 OURS = "rayfleet"

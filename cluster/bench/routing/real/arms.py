@@ -18,9 +18,9 @@ from cluster.bench.report import note
 from cluster.bench.routing.real.http_worker import HttpWorker
 from cluster.bench.routing.real.options import OWN, RealOptions
 from cluster.config import EndpointConfig, FleetConfig, ModelSpec, ServeConfig
-from cluster.environment import free_ports
 from cluster.launch import LocalFleet
 from cluster.local_ray import local_ray
+from cluster.ports import free_ports
 from worker.engine.config import EngineConfig
 
 _HOST = "127.0.0.1"

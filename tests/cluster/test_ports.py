@@ -1,0 +1,65 @@
+"""Ports that no two fleets of a machine are given."""
+
+from __future__ import annotations
+
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from cluster import ports
+from cluster.ports import GATEWAY_PORTS, PORTS_PER_FLEET, free_port_range, free_ports
+
+GIVE_ALL = "from cluster import ports; ports.SINGLE_PORTS = range({0}, {1}); ports.free_ports({2})"
+
+
+def test_ports_are_none_that_a_connection_may_take_meanwhile() -> None:
+    first_of_connections = Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0]
+    singles = free_ports(50)
+    assert len(set(singles)) == 50
+    assert max(singles) < int(first_of_connections)
+    assert free_port_range() + PORTS_PER_FLEET < int(first_of_connections)
+
+
+def test_no_port_is_given_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Chosen by lot alone, the eight side ports of two fleets met in one run of 200."""
+    first = _unused_run_of_ports(4)
+    monkeypatch.setattr(ports, "SINGLE_PORTS", range(first, first + 4))
+    mine = {*free_ports(1), *free_ports(1)}
+    assert len(mine) == 2
+    in_another = [sys.executable, "-c", GIVE_ALL.format(first, first + 4, 3)]
+    assert (
+        "no 3 ports are free" in subprocess.run(in_another, capture_output=True, text=True).stderr
+    )
+    # What it was given meanwhile went back with its end.
+    assert set(free_ports(2)).isdisjoint(mine)
+    with pytest.raises(OSError, match="no 1 ports are free"):
+        free_ports(1)
+
+
+def test_gateways_of_two_fleets_are_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    first = free_port_range()
+    assert first in GATEWAY_PORTS
+    monkeypatch.setattr(ports, "GATEWAY_PORTS", range(first, first + PORTS_PER_FLEET))
+    with pytest.raises(OSError, match="1 fleets run on this machine"):
+        free_port_range()
+
+
+def test_a_port_that_is_taken_is_not_free(monkeypatch: pytest.MonkeyPatch) -> None:
+    port = _unused_run_of_ports(1)
+    monkeypatch.setattr(ports, "SINGLE_PORTS", range(port, port + 1))
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", port))
+        with pytest.raises(OSError, match="no 1 ports are free"):
+            free_ports(1)
+    assert free_ports(1) == (port,)
+
+
+def _unused_run_of_ports(count: int) -> int:
+    """The first of `count` ports in a row, of the system's choice, so none of a fleet's."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        chosen: int = probe.getsockname()[1]
+    return min(chosen, 65_535 - count)
