@@ -13,9 +13,6 @@ SINGLE_PORTS = range(24_000, 30_000)
 """Ports of both kinds lie below those that Kubernetes gives to nodes (from 30,000) and Linux to
 outgoing connections (from 32,768): one of these may take a port between its choice and its use."""
 
-_claims: dict[int, socket.socket] = {}
-"""What this process was given: other processes are told until it ends."""
-
 
 def free_ports(count: int) -> tuple[int, ...]:
     """`count` TCP ports that nothing listens on, and that no living process was given.
@@ -57,19 +54,18 @@ def _may_listen(port: int) -> bool:
 
 
 def _claim(port: int) -> bool:
-    """Whether nobody else was given `port`; it is this process's then.
+    """Whether nobody else was given `port`; it is this process's then, until that ends.
 
     The claim is a name in Linux's abstract namespace of sockets: as far as ports reach (a network
     namespace), and gone with the process, however it ends. Elsewhere processes are not kept apart.
     """
-    if port in _claims:
-        return False
+    if sys.platform != "linux":
+        return True
     claim = socket.socket(socket.AF_UNIX)
-    if sys.platform == "linux":
-        try:
-            claim.bind(f"\0rayfleet-port-{port}")
-        except OSError:
-            claim.close()
-            return False
-    _claims[port] = claim
+    try:
+        claim.bind(f"\0rayfleet-port-{port}")
+    except OSError:
+        claim.close()
+        return False
+    claim.detach()  # nothing closes the descriptor: it is to last as long as the process
     return True
