@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from cluster.haproxy import BINARY_VARIABLE, IDLE_CONNECTIONS
-from cluster.ports import PORTS_PER_FLEET, free_port_range, free_ports
+from cluster.ports import PORTS_PER_FLEET, PortRange, free_ports
 
 LONGEST_STREAM_S = 3600
 """A response may take this long; a replaced HAProxy process lives on for its streams."""
@@ -51,9 +51,13 @@ class Environment:
     """Whether HAProxy takes the requests; else Ray Serve's Python proxy does."""
     serve_host: str
     """The host for Serve's HTTP options. HAProxy alone is told to listen wider than loopback."""
+    gateway_ports: PortRange | None
+    """Kept for this fleet, where HAProxy takes the requests."""
 
     def close(self) -> None:
-        """Removes the directory with the token and the sockets in it."""
+        """Removes the directory with the token and the sockets in it, and gives ports back."""
+        if self.gateway_ports is not None:
+            self.gateway_ports.close()
         shutil.rmtree(self.directory, ignore_errors=True)
 
 
@@ -74,6 +78,7 @@ def prepare(
     if haproxy is None:
         haproxy = has_haproxy() and os.environ.get(ENABLE_HAPROXY) != "0"
     use_haproxy = local and haproxy
+    gateway_ports = None
     if local:
         # The shell may have what its `ray start` needs: a cluster of its own decides for itself.
         os.environ[ENABLE_HAPROXY] = str(int(use_haproxy))
@@ -84,7 +89,8 @@ def prepare(
     if local:
         settings |= local_ray_settings()
     if use_haproxy:
-        settings |= haproxy_settings(directory / "haproxy", host, port)
+        gateway_ports = PortRange()
+        settings |= haproxy_settings(directory / "haproxy", host, port, gateway_ports.first)
     for name, value in settings.items():
         os.environ.setdefault(name, value)
     if local:
@@ -94,6 +100,7 @@ def prepare(
         directory=directory,
         haproxy=use_haproxy,
         serve_host="127.0.0.1" if use_haproxy else host,
+        gateway_ports=gateway_ports,
     )
 
 
@@ -200,8 +207,12 @@ def haproxy_policy() -> dict[str, str]:
     }
 
 
-def haproxy_settings(directory: Path, host: str, port: int) -> dict[str, str]:
+def haproxy_settings(
+    directory: Path, host: str, port: int, first_gateway_port: int
+) -> dict[str, str]:
     """Settings of a local cluster's HAProxy: its files in `directory`, its side ports free ones.
+
+    Gateways have the PORTS_PER_FLEET ports from `first_gateway_port` on.
 
     Serve starts our wrapper in place of the binary: it moves HAProxy's statistics and metrics to
     loopback, which the configuration template leaves open, and the API port to `host`.
@@ -214,7 +225,6 @@ def haproxy_settings(directory: Path, host: str, port: int) -> dict[str, str]:
     )
     wrapper.chmod(0o700)
     stats_port, metrics_port, fallback_port, fallback_grpc_port = free_ports(4)
-    first_port = free_port_range()
     return {
         **haproxy_policy(),
         BINARY_VARIABLE: str(wrapper),
@@ -230,8 +240,8 @@ def haproxy_settings(directory: Path, host: str, port: int) -> dict[str, str]:
         "RAY_SERVE_FALLBACK_PROXY_GRPC_PORT": str(fallback_grpc_port),
         # HAZARD: HAProxy learns a gateway's port before the gateway holds it. All fleets of a
         # machine would begin with the same one, and send their requests to whoever has it.
-        "RAY_SERVE_DIRECT_INGRESS_MIN_HTTP_PORT": str(first_port),
-        "RAY_SERVE_DIRECT_INGRESS_MAX_HTTP_PORT": str(first_port + PORTS_PER_FLEET - 1),
+        "RAY_SERVE_DIRECT_INGRESS_MIN_HTTP_PORT": str(first_gateway_port),
+        "RAY_SERVE_DIRECT_INGRESS_MAX_HTTP_PORT": str(first_gateway_port + PORTS_PER_FLEET - 1),
     }
 
 

@@ -15,7 +15,7 @@ outgoing connections (from 32,768): one of these may take a port between its cho
 
 
 def free_ports(count: int) -> tuple[int, ...]:
-    """`count` TCP ports that nothing listens on, and that no living process was given.
+    """`count` TCP ports that nothing listens on, no other process's while this one lives.
 
     Raises:
         OSError: all of SINGLE_PORTS are taken.
@@ -24,24 +24,35 @@ def free_ports(count: int) -> tuple[int, ...]:
     for port in secrets.SystemRandom().sample(SINGLE_PORTS, len(SINGLE_PORTS)):
         if len(ports) == count:
             break
-        if _may_listen(port) and _claim(port):
+        claim = _claim(port) if _may_listen(port) else None
+        if claim is not None:
+            claim.detach()  # nothing closes the descriptor: it is to last as long as the process
             ports.append(port)
     if len(ports) < count:
         raise OSError(f"no {count} ports are free from {SINGLE_PORTS.start} on")
     return tuple(ports)
 
 
-def free_port_range() -> int:
-    """The first of PORTS_PER_FLEET ports for a fleet's gateways, under the same terms.
+class PortRange:
+    """PORTS_PER_FLEET ports for a fleet's gateways, no other fleet's until `close`.
 
     Raises:
         OSError: as many fleets run here as there is room for in GATEWAY_PORTS.
     """
-    firsts = GATEWAY_PORTS[::PORTS_PER_FLEET]
-    for first in secrets.SystemRandom().sample(firsts, len(firsts)):
-        if _may_listen(first) and _claim(first):
-            return first
-    raise OSError(f"{len(firsts)} fleets run on this machine: there are no ports for another")
+
+    def __init__(self) -> None:
+        firsts = GATEWAY_PORTS[::PORTS_PER_FLEET]
+        for first in secrets.SystemRandom().sample(firsts, len(firsts)):
+            claim = _claim(first) if _may_listen(first) else None
+            if claim is not None:
+                self.first = first
+                self._claim = claim
+                return
+        raise OSError(f"{len(firsts)} fleets run on this machine: there are no ports for another")
+
+    def close(self) -> None:
+        """Gives them back."""
+        self._claim.close()
 
 
 def _may_listen(port: int) -> bool:
@@ -53,19 +64,17 @@ def _may_listen(port: int) -> bool:
     return True
 
 
-def _claim(port: int) -> bool:
-    """Whether nobody else was given `port`; it is this process's then, until that ends.
+def _claim(port: int) -> socket.socket | None:
+    """What makes `port` nobody else's while it is open; None where it is somebody's.
 
-    The claim is a name in Linux's abstract namespace of sockets: as far as ports reach (a network
-    namespace), and gone with the process, however it ends. Elsewhere processes are not kept apart.
+    It has a name in Linux's abstract namespace of sockets: known as far as ports reach (a network
+    namespace), and gone with the process, however it ends. Elsewhere fleets are not kept apart.
     """
-    if sys.platform != "linux":
-        return True
     claim = socket.socket(socket.AF_UNIX)
-    try:
-        claim.bind(f"\0rayfleet-port-{port}")
-    except OSError:
-        claim.close()
-        return False
-    claim.detach()  # nothing closes the descriptor: it is to last as long as the process
-    return True
+    if sys.platform == "linux":
+        try:
+            claim.bind(f"\0rayfleet-port-{port}")
+        except OSError:
+            claim.close()
+            return None
+    return claim

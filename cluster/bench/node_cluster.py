@@ -22,7 +22,7 @@ from cluster.bench.cpu import descendants
 from cluster.environment import Environment, prepare
 from cluster.launch import APPLICATION, end_processes_of
 from cluster.local_ray import OBJECT_STORE_BYTES, join_ray
-from cluster.ports import free_port_range, free_ports
+from cluster.ports import PortRange, free_ports
 
 START_TIMEOUT_S = 300.0
 _HOST = "127.0.0.1"
@@ -43,13 +43,15 @@ class NodeCluster:
         self._node_check_ms = node_check_ms
         self._redis: subprocess.Popen[bytes] | None = None
         self._environment: Environment | None = None
+        self._ports: PortRange | None = None
         self._cluster: Any = None
         self._head_arguments: dict[str, Any] = {}
         self.base_url = ""
 
     def start(self, **resources: float) -> None:
         """Starts the head with these resources."""
-        port = free_port_range()
+        self._ports = PortRange()
+        port = self._ports.first
         self.base_url = f"http://{_HOST}:{port}"
         os.environ["RAY_SERVE_ENABLE_DIRECT_INGRESS"] = "1"
         os.environ["RAY_SERVE_DIRECT_INGRESS_MIN_HTTP_PORT"] = str(port)
@@ -158,6 +160,8 @@ class NodeCluster:
         if self._environment is not None:
             end_processes_of(self._environment.directory, grace_s=2.0)
             self._environment.close()
+        if self._ports is not None:
+            self._ports.close()
         if self._redis is not None:
             self._redis.kill()
             self._redis.wait()

@@ -77,7 +77,7 @@ def test_settings_are_names_that_ray_reads() -> None:
     settings = serve_settings()
     if has_haproxy():
         directory = private_directory()
-        settings |= haproxy_settings(directory, "127.0.0.1", 8000)
+        settings |= haproxy_settings(directory, "127.0.0.1", 8000, 10_000)
     unknown = [name for name in settings if f'"{name}"' not in known]
     assert unknown == []
     assert all(name.startswith("RAY_") for name in ray_settings())
@@ -156,7 +156,7 @@ def test_a_used_port_is_refused() -> None:
 @pytest.mark.skipif(not has_haproxy(), reason="HAProxy's wheel is not installed")
 def test_fleets_of_one_machine_keep_all_other_ports_apart(tmp_path: Path) -> None:
     """Serve would give each the same one, and the system a connection to any that listens."""
-    settings = [haproxy_settings(tmp_path / str(i), "127.0.0.1", 8000) for i in range(2)]
+    settings = [haproxy_settings(tmp_path / str(i), "127.0.0.1", 8000, 10_000) for i in range(2)]
     names = [n for n in settings[0] if n.endswith("_PORT") and "INGRESS" not in n]
     assert len(names) == 4
     ports = [fleet[name] for fleet in settings for name in names]

@@ -106,7 +106,7 @@ class Proxy:
         from ray.serve.config import HTTPOptions
 
         (self.port,) = free_ports(1)
-        settings = haproxy_settings(directory / "haproxy", HOST, self.port)
+        settings = haproxy_settings(directory / "haproxy", HOST, self.port, 10_000)
 
         def ours(name: str) -> str:
             return settings[f"RAY_SERVE_HAPROXY_{name}"]

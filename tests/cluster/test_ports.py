@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from cluster import ports
-from cluster.ports import GATEWAY_PORTS, PORTS_PER_FLEET, free_port_range, free_ports
+from cluster.ports import GATEWAY_PORTS, PORTS_PER_FLEET, PortRange, free_ports
 
 GIVE_ALL = "from cluster import ports; ports.SINGLE_PORTS = range({0}, {1}); ports.free_ports({2})"
 
@@ -20,7 +20,7 @@ def test_ports_are_none_that_a_connection_may_take_meanwhile() -> None:
     singles = free_ports(50)
     assert len(set(singles)) == 50
     assert max(singles) < int(first_of_connections)
-    assert free_port_range() + PORTS_PER_FLEET < int(first_of_connections)
+    assert GATEWAY_PORTS.stop < int(first_of_connections)
 
 
 def test_no_port_is_given_twice(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -40,11 +40,14 @@ def test_no_port_is_given_twice(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_gateways_of_two_fleets_are_apart(monkeypatch: pytest.MonkeyPatch) -> None:
-    first = free_port_range()
-    assert first in GATEWAY_PORTS
-    monkeypatch.setattr(ports, "GATEWAY_PORTS", range(first, first + PORTS_PER_FLEET))
+    mine = PortRange()
+    assert mine.first in GATEWAY_PORTS
+    assert mine.first + PORTS_PER_FLEET <= GATEWAY_PORTS.stop
+    monkeypatch.setattr(ports, "GATEWAY_PORTS", range(mine.first, mine.first + PORTS_PER_FLEET))
     with pytest.raises(OSError, match="1 fleets run on this machine"):
-        free_port_range()
+        PortRange()
+    mine.close()
+    PortRange().close()
 
 
 def test_a_port_that_is_taken_is_not_free(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import Any
 
 from cluster.environment import private_directory
-from cluster.ports import free_port_range, free_ports
+from cluster.ports import PortRange, free_ports
 from tests.helm.chart import ROOT
 from tests.helm.kuberay import (
     AGENT_PORT,
@@ -85,6 +85,7 @@ class PodProcess:
     ports: dict[str, str]
     """Of this machine, by the pod's own."""
     stats_port: int
+    gateway_ports: PortRange
 
     def probe(self, kind: str) -> bool:
         """Whether the kubelet would be content."""
@@ -205,6 +206,8 @@ class PodCluster:
             time.sleep(POLL_S / 5)
             for pod in self.pods:
                 pod.process.poll()  # else it stays as a zombie
+        for pod in self.pods:
+            pod.gateway_ports.close()
         for session in self.directory.glob("ray-*/session_2*"):
             # The workers' sockets, in a pod's own /tmp.
             shutil.rmtree(f"/tmp/rf-{os.getuid()}-{session.name}", ignore_errors=True)
@@ -271,7 +274,7 @@ def listening_addresses(pid: int) -> set[tuple[str, int]]:
 
 def _start(pod: RayPod, directory: Path, gcs_port: int, shared: dict[str, str]) -> PodProcess:
     agent_port, metrics_port, serve_port, stats_port, exporter_port = free_ports(5)
-    first_port = free_port_range()
+    gateway_ports = PortRange()
     pod = pod.with_start_parameters(
         node_ip_address="127.0.0.1",
         temp_dir=str(directory / f"ray-{agent_port}"),
@@ -299,8 +302,8 @@ def _start(pod: RayPod, directory: Path, gcs_port: int, shared: dict[str, str]) 
         "RAY_SERVE_HAPROXY_SERVER_STATE_BASE": str(side),
         "RAY_SERVE_HAPROXY_SERVER_STATE_FILE": str(side / "server-state"),
         "RAY_SERVE_HAPROXY_METRICS_SOCKET_PATH": str(side / "metrics.sock"),
-        "RAY_SERVE_DIRECT_INGRESS_MIN_HTTP_PORT": str(first_port),
-        "RAY_SERVE_DIRECT_INGRESS_MAX_HTTP_PORT": str(first_port + 99),
+        "RAY_SERVE_DIRECT_INGRESS_MIN_HTTP_PORT": str(gateway_ports.first),
+        "RAY_SERVE_DIRECT_INGRESS_MAX_HTTP_PORT": str(gateway_ports.first + 99),
     }
     with open(directory / f"{pod.group}-{agent_port}.log", "wb") as log:
         process = subprocess.Popen(
@@ -312,4 +315,4 @@ def _start(pod: RayPod, directory: Path, gcs_port: int, shared: dict[str, str]) 
             start_new_session=True,
         )
     ports = {AGENT_PORT: str(agent_port), GCS_PORT: str(gcs_port), SERVE_PORT: str(serve_port)}
-    return PodProcess(pod, process, ports, stats_port)
+    return PodProcess(pod, process, ports, stats_port, gateway_ports)

@@ -73,7 +73,7 @@ def test_the_environment_is_that_of_the_code(objects: list[Object]) -> None:
 
 @pytest.mark.skipif(not has_haproxy(), reason="no wheel of HAProxy for this platform")
 def test_haproxy_is_set_as_in_the_code(objects: list[Object], tmp_path: Path) -> None:
-    ours = haproxy_settings(tmp_path / "haproxy", "0.0.0.0", 8000)
+    ours = haproxy_settings(tmp_path / "haproxy", "0.0.0.0", 8000, 10_000)
     environment = environment_of(ray_pods(objects)["RayService gateway"])
     executable = "RAY_SERVE_HAPROXY_BINARY_PATH"
     shared = {k for k in ours if k in environment} - {"RAY_SERVE_HAPROXY_NBTHREAD", executable}
