@@ -94,18 +94,23 @@ class EndpointConfig:
     """Key that clients may present as `Authorization: Bearer KEY`; may be given several times.
     Without any key, everyone is let in. A key given this way stands on the process list."""
     api_key_file: str = ""
-    """File with further keys, one per line, or folder of such files, on the gateways' nodes. Read
-    again when it changes, so that keys can be exchanged while serving."""
+    """File with further keys, or folder of such files, on the gateways' nodes: one key per line, or
+    TOML with names, limits and an end for each (`rayfleet keys new` begins one). Read again when it
+    changes, so that keys can be exchanged while serving."""
     admin_api_key: str = field(default="", repr=False)
     """Key that opens /admin, where running workers are changed, and nothing else; no API key does.
     Without it, or a file of such keys, /admin is off. RAYFLEET_ADMIN_API_KEY in the environment
     stands for it and keeps it off the list of processes."""
     admin_api_key_file: str = ""
     """The same as --api-key-file, of admin keys."""
-    fair_by: Literal["none", "key", "user"] = "none"
+    audit_log: str = ""
+    """Folder, on the gateways' nodes, for a line of JSON per request: when, whose key, which model
+    and status, how many tokens; nothing of prompts or answers. Empty for none."""
+    fair_by: Literal["auto", "none", "key", "user"] = "auto"
     """Among equally urgent requests, who has been served least goes first: key counts by API key;
-    user by API key and the request field `user`, which clients choose freely."""
-    salt_by: Literal["none", "key", "user"] = "none"
+    user by API key and the request field `user`, which clients choose freely. auto is key where
+    there are several keys, and none otherwise."""
+    salt_by: Literal["auto", "none", "key", "user"] = "auto"
     """Who has a prefix cache to itself, so that nobody can tell from the time to the first token
     what others have asked: none: all share; otherwise as in --fair-by."""
     num_gateways: int = 1
@@ -184,6 +189,8 @@ class ServeConfig:
             api_key_file=self.endpoint.api_key_file,
             admin_api_keys=(self.endpoint.admin_api_key,) if self.endpoint.admin_api_key else (),
             admin_api_key_file=self.endpoint.admin_api_key_file,
+            num_gateways=self.endpoint.num_gateways,
+            audit_log=self.endpoint.audit_log,
             fair_by=self.endpoint.fair_by,
             metrics_max_tenants=self.endpoint.metrics_max_tenants,
             salt_by=self.endpoint.salt_by,

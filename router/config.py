@@ -96,18 +96,24 @@ class GatewayConfig:
     api_keys: tuple[str, ...] = field(default=(), repr=False)
     """Keys that clients may present as `Authorization: Bearer KEY`; empty lets everyone in."""
     api_key_file: str = ""
-    """File, or folder of files, with further keys; see router.api.key_file."""
+    """File, or folder of files, with further keys and what each may do; see router.keys.KeyFile."""
     admin_api_keys: tuple[str, ...] = field(default=(), repr=False)
     """Keys that open /admin, and nothing else; without any, and no file of them, it is off."""
     admin_api_key_file: str = ""
     """File, or folder of files, with further ones."""
 
-    fair_by: Literal["none", "key", "user"] = "none"
-    """Who shares a worker evenly: API keys, or users of API keys."""
+    num_gateways: int = 1
+    """How many of them share the limits of API keys."""
+    audit_log: str = ""
+    """Folder for a line per request: who asked which model, how much, with which outcome."""
+
+    fair_by: Literal["auto", "none", "key", "user"] = "auto"
+    """Who shares a worker evenly: API keys, or users of API keys; auto: keys, where there are
+    several."""
     metrics_max_tenants: int = 32
     """Tenants that metrics tell apart."""
-    salt_by: Literal["none", "key", "user"] = "none"
-    """Whose prompts share no prefix cache with those of others."""
+    salt_by: Literal["auto", "none", "key", "user"] = "auto"
+    """Whose prompts share no prefix cache with those of others; auto as above."""
     startup_retry_s: float = 0.0
     """For how long a tokenizer that is not there yet is tried again, inf for ever."""
 

@@ -57,6 +57,18 @@ class ApiError(Exception):
         return msgspec.json.encode({"error": error})
 
 
+def unknown_model(name: str) -> ApiError:
+    """A 404: there is no such model, or the key may not know of it."""
+    return ApiError(
+        404, f"The model `{name}` does not exist.", param="model", code="model_not_found"
+    )
+
+
+def rate_limited(message: str, retry_after_s: int) -> ApiError:
+    """A 429: the API key has used what it may for now."""
+    return ApiError(429, message, code="rate_limit_exceeded", retry_after_s=retry_after_s)
+
+
 def bad_request(message: str, param: str | None = None) -> ApiError:
     """A 400: the request itself is wrong."""
     return ApiError(400, message, param=param)

@@ -13,7 +13,7 @@ from typing import Any
 
 from router.channel import WorkerTransport
 from router.config import GatewayConfig, ModelRoute
-from router.errors import ApiError, bad_request
+from router.errors import bad_request, unknown_model
 from router.fleet import Fleet
 from router.metrics.collector import GatewayCollector, Source
 from router.metrics.http import HttpStats
@@ -131,9 +131,7 @@ class Gateway:
             raise bad_request("model is missing: name one of /v1/models", "model")
         model = self._names.get(name)
         if model is None:
-            raise ApiError(
-                404, f"The model `{name}` does not exist.", param="model", code="model_not_found"
-            )
+            raise unknown_model(name)
         return model
 
     async def scrape(self, accept: str = "") -> tuple[bytes, str]:

@@ -29,11 +29,12 @@ def build_parser() -> argparse.ArgumentParser:
     subparsers = parser.add_subparsers(required=True, metavar="COMMAND")
 
     from cluster.bench import cli as bench
-    from cluster.cli import doctor, serve
+    from cluster.cli import doctor, keys, serve
 
     serve.register(subparsers)
     bench.register(subparsers)
     doctor.register(subparsers)
+    keys.register(subparsers)
     return parser
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import ipaddress
 import json
 import os
 import signal
@@ -85,6 +86,8 @@ def run(arguments: argparse.Namespace) -> int:
     console = Console(highlight=False, stderr=True)
     if hasattr(arguments, "api_keys") or hasattr(arguments, "admin_api_key"):
         console.print(KEY_ON_PROCESS_LIST, style="yellow", markup=False, soft_wrap=True)
+    if (warning := open_listener(config.endpoint)) is not None:
+        console.print(warning, style="yellow", markup=False, soft_wrap=True)
     stop = threading.Event()
     fleet = LocalFleet(
         config,
@@ -134,6 +137,24 @@ def configure(arguments: argparse.Namespace) -> ServeConfig:
         settings["models"] = [per_model]
     settings |= given_options(arguments, EndpointConfig)
     return serve_config_from_mapping(settings)
+
+
+def open_listener(endpoint: EndpointConfig) -> str | None:
+    """What to tell who lets in everybody, and not from this machine alone."""
+    guarded = endpoint.api_keys or endpoint.api_key_file
+    if guarded or endpoint.host == "localhost" or _is_loopback(endpoint.host):
+        return None
+    return (
+        f"everyone who reaches port {endpoint.port} of this machine is let in: set {API_KEY}, or "
+        "name an --api-key-file (`rayfleet keys new NAME` begins one)"
+    )
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
 
 
 def _refuse_missing_checkpoints(engine: EngineConfig) -> None:

@@ -8,10 +8,12 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
-from router.api.auth import KeyRing, invalid_key
+from router.api.account import Account, attach
+from router.api.auth import invalid_key
 from router.api.body import Bodies
 from router.errors import ApiError, bad_request
 from router.gateway import Gateway
+from router.keys import KeyRing, KeyUse
 from worker.wire.admission import AdmissionChange
 
 
@@ -71,5 +73,7 @@ class AdminRoutes:
                 "--admin-api-key-file, --admin-api-key or RAYFLEET_ADMIN_API_KEY",
                 code="admin_off",
             )
-        if not self._keys.admits(request.scope):
+        entry = self._keys.find(request.scope)
+        if entry is None:
             raise invalid_key("no valid admin API key")
+        attach(request.scope, Account(KeyUse(entry)))

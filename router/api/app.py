@@ -12,14 +12,17 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
+from router.api.account import account_of
 from router.api.admin import AdminRoutes
-from router.api.auth import ApiKeys, KeyRing
+from router.api.audit import AuditLog
+from router.api.auth import ApiKeys
 from router.api.body import Bodies, BodyLimits
 from router.api.completions import CompletionRoutes, request_id_of
 from router.api.count import AnswerCounter
 from router.api.readers import ReaderLimits, Readers
 from router.errors import ApiError
 from router.gateway import Gateway
+from router.keys import KeyLimits, KeyRing
 
 logger = logging.getLogger(__name__)
 
@@ -37,7 +40,8 @@ def create_app(
         reader_limits: likewise.
 
     Raises:
-        ValueError: the file of API keys cannot be read, or holds none.
+        ValueError: the file of API keys cannot be read, is wrong or holds none; or the audit log
+            cannot be written.
     """
     app = FastAPI(title="rayfleet", openapi_url=None)
     bodies = Bodies(body_limits)
@@ -53,15 +57,19 @@ def create_app(
     app.router.add_route("/metrics", monitor.metrics, methods=["GET"])
     app.router.add_route("/version", monitor.version, methods=["GET"])
     config = gateway.config
-    admin = AdminRoutes(gateway, KeyRing(config.admin_api_keys, config.admin_api_key_file), bodies)
+    admin_keys = KeyRing(config.admin_api_keys, config.admin_api_key_file)
+    admin = AdminRoutes(gateway, admin_keys, bodies)
     app.router.add_route("/admin/admission", admin.admission, methods=["GET"])
     app.router.add_route("/admin/admission", admin.set_admission, methods=["POST"])
     app.add_exception_handler(ApiError, _api_error)
     app.add_exception_handler(HTTPException, _http_error)
     app.add_exception_handler(Exception, _unexpected_error)
     keys = KeyRing(config.api_keys, config.api_key_file)
+    gateway.http.keys_are_stale = lambda: keys.is_stale or admin_keys.is_stale
     if not keys.is_empty:
-        app.add_middleware(ApiKeys, keys=keys)
+        app.add_middleware(ApiKeys, keys=keys, limits=KeyLimits(config.num_gateways))
+    if config.audit_log:
+        app.add_middleware(AuditLog, folder=config.audit_log, gateway_id=gateway.gateway_id)
     # The last one added is the outermost.
     app.add_middleware(AnswerCounter, stats=gateway.http, routes=tuple(app.router.routes))
     return app
@@ -73,11 +81,13 @@ class MonitorRoutes:
     def __init__(self, gateway: Gateway) -> None:
         self._gateway = gateway
 
-    async def models(self, _: Request) -> Response:
-        """GET /v1/models."""
+    async def models(self, request: Request) -> Response:
+        """GET /v1/models: those that the key may use."""
+        key = account_of(request).key
         cards = [
             self._card(name)
             for route in self._gateway.config.models
+            if key is None or key.may_use(route.name, *route.aliases)
             for name in (route.name, *route.aliases)
         ]
         return JSONResponse({"object": "list", "data": cards})
@@ -85,7 +95,7 @@ class MonitorRoutes:
     async def model(self, request: Request) -> Response:
         """GET /v1/models/NAME."""
         name = str(request.path_params["name"])
-        self._gateway.model(name)
+        account_of(request).let_use(self._gateway.model(name))
         return JSONResponse(self._card(name))
 
     async def health(self, _: Request) -> Response:

@@ -14,6 +14,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from router.api import params
+from router.api.account import Account, account_of
 from router.api.body import Bodies
 from router.api.logprobs import ChatLogprobs, TextLogprobs
 from router.api.protocol import (
@@ -79,24 +80,24 @@ class CompletionRoutes:
 
     async def _chat(self, request: Request, payload: bytes) -> Response:
         arrived_at = asyncio.get_running_loop().time()
-        owner = tenant_of(request, None, "key")
+        account = self._account(request)
 
         def read() -> tuple[ChatRequest, ServedModel, list[dict[str, Any]]]:
             body = parse_body(payload, ChatRequest)
             model = self._gateway.model(body.model)
             return body, model, params.chat_messages(body.messages)
 
-        body, model, messages = await self._beside(read, payload, owner)
+        body, model, messages = await self._beside(read, payload, account.name)
         arguments = params.template_arguments(body)
         num_top = params.chat_logprobs(body)
-        asked = await self._asked(body, model, params.chat_max_tokens(body), num_top)
+        asked = await self._asked(body, model, account, params.chat_max_tokens(body), num_top)
         prompt = await model.encoder.chat(
             messages,
             asked.feasibility,
-            owner=owner,
+            owner=account.name,
             num_bytes=len(payload),
             cache_salt=asked.cache_salt,
-            tenant=self._cache_owner(request, body),
+            tenant=tenant_of(account, body.user, self._gateway.config.salt_by),
             session=body.prompt_cache_key or "",
             add_generation_prompt=body.add_generation_prompt is not False,
             chat_template_kwargs=arguments,
@@ -107,29 +108,37 @@ class CompletionRoutes:
             logprobs=None if num_top is None else ChatLogprobs(model.tokenizer, num_top),
             prompt_logprobs=body.prompt_logprobs is not None,
         )
-        return self._respond(request, arrived_at, body, asked, [prompt], extras, ChatWriter)
+        return self._respond(
+            request, account, arrived_at, body, asked, [prompt], extras, ChatWriter
+        )
 
     async def _complete(self, request: Request, payload: bytes) -> Response:
         arrived_at = asyncio.get_running_loop().time()
-        owner = tenant_of(request, None, "key")
+        account = self._account(request)
 
         def read() -> tuple[CompletionRequest, ServedModel, list[str | list[int]]]:
             body = parse_body(payload, CompletionRequest)
             model = self._gateway.model(body.model)
             return body, model, params.completion_prompts(body.prompt)
 
-        body, model, texts = await self._beside(read, payload, owner)
+        body, model, texts = await self._beside(read, payload, account.name)
         echo_only = bool(body.echo) and body.max_tokens == 0
         max_tokens = 1 if echo_only else params.completion_max_tokens(body)
         asked = await self._asked(
-            body, model, max_tokens, body.logprobs, num_prompts=len(texts), echo=bool(body.echo)
+            body,
+            model,
+            account,
+            max_tokens,
+            body.logprobs,
+            num_prompts=len(texts),
+            echo=bool(body.echo),
         )
         prompts = await model.encoder.prompts(
             texts,
             asked.feasibility,
-            owner=owner,
+            owner=account.name,
             cache_salt=asked.cache_salt,
-            tenant=self._cache_owner(request, body),
+            tenant=tenant_of(account, body.user, self._gateway.config.salt_by),
             session=body.prompt_cache_key or "",
             add_special_tokens=body.add_special_tokens is not False,
         )
@@ -142,7 +151,7 @@ class CompletionRoutes:
             echo=await model.encoder.texts(texts) if body.echo else None,
             echo_only=echo_only,
         )
-        return self._respond(request, arrived_at, body, asked, prompts, extras, TextWriter)
+        return self._respond(request, account, arrived_at, body, asked, prompts, extras, TextWriter)
 
     async def _beside(self, read: Callable[[], T], payload: bytes, owner: str) -> T:
         """What `read` makes of a body, beside the event loop where it is large."""
@@ -154,6 +163,7 @@ class CompletionRoutes:
         self,
         body: ChatRequest | CompletionRequest,
         model: ServedModel,
+        account: Account,
         max_tokens: int | None,
         logprobs: int | None,
         *,
@@ -161,12 +171,16 @@ class CompletionRoutes:
         echo: bool = False,
     ) -> _Asked:
         """Checks all fields but the prompt's. Raises ApiError."""
+        account.let_use(model)
         names = params.client_names(body)
         prompt_logprobs = params.prompt_logprobs(body)
         if echo and prompt_logprobs is None:
             prompt_logprobs = logprobs  # what is echoed is told of like what is generated
         options = params.stream_options(body)
-        cache_salt, priority = params.cache_salt(body), params.priority(body)
+        cache_salt = params.cache_salt(body)
+        priority = account.priority(params.priority(body))
+        slo = None if body.slo is None or body.slo.is_empty else body.slo
+        account.check_slo(slo is not None)
         sampling = params.sampling_params(
             body,
             max_tokens,
@@ -186,16 +200,19 @@ class CompletionRoutes:
             feasibility=feasibility,
             cache_salt=cache_salt,
             priority=priority,
-            slo=None if body.slo is None or body.slo.is_empty else body.slo,
+            slo=slo,
             options=options,
         )
 
-    def _cache_owner(self, request: Request, body: CommonRequest) -> str:
-        return tenant_of(request, body.user, self._gateway.config.salt_by)
+    def _account(self, request: Request) -> Account:
+        account = account_of(request)
+        account.request_id = request_id_of(request)
+        return account
 
     def _respond(
         self,
         request: Request,
+        account: Account,
         arrived_at: float,
         body: CommonRequest,
         asked: _Asked,
@@ -204,7 +221,7 @@ class CompletionRoutes:
         writer_type: type[ResponseWriter],
     ) -> Response:
         model = asked.model
-        request_id = request_id_of(request)
+        request_id = account.request_id
         generation = model.generation(
             GenerationRequest(
                 request_id=request_id,
@@ -213,7 +230,7 @@ class CompletionRoutes:
                 stream=bool(body.stream),
                 priority=asked.priority,
                 slo=asked.slo,
-                tenant=tenant_of(request, body.user, self._gateway.config.fair_by),
+                tenant=tenant_of(account, body.user, self._gateway.config.fair_by),
                 arrived_at=arrived_at,
                 span=self._span(request, model, arrived_at),
             )
@@ -231,6 +248,7 @@ class CompletionRoutes:
             writer,
             request_id=request_id,
             stream=bool(body.stream),
+            account=account,
             readers=self._readers,
         )
 

@@ -11,7 +11,6 @@ from router.api.protocol import ChatRequest, CommonRequest, CompletionRequest, S
 from router.api.structured import structured_outputs
 from router.errors import bad_request
 from worker.wire.diffusion import DiffusionParams
-from worker.wire.messages import DEFAULT_PRIORITY
 from worker.wire.sampling import MAX_LOGPROBS, InvalidParameter, SamplingParams
 
 MAX_CHOICES = 128
@@ -169,10 +168,10 @@ def cache_salt(request: CommonRequest) -> str:
     return value
 
 
-def priority(request: CommonRequest) -> int:
-    """0 to 9. Raises ApiError outside of that."""
-    value = DEFAULT_PRIORITY if request.priority is None else request.priority
-    if not 0 <= value <= 9:
+def priority(request: CommonRequest) -> int | None:
+    """0 to 9, None for the default. Raises ApiError outside of that."""
+    value = request.priority
+    if value is not None and not 0 <= value <= 9:
         raise bad_request(f"priority must be in [0, 9], got {value}", "priority")
     return value
 

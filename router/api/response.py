@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Sequence
 from itertools import chain
 
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from router.api.account import Account
 from router.api.readers import Readers
 from router.api.slices import SLICE_BYTES
 from router.api.writer import ResponseWriter
@@ -33,6 +35,7 @@ class GenerationResponse(Response):
         writer: makes the bytes.
         request_id: sent back as x-request-id.
         stream: server-sent events, or one JSON body at the end.
+        account: charged with the tokens.
         readers: all clients that are sent responses.
     """
 
@@ -43,6 +46,7 @@ class GenerationResponse(Response):
         *,
         request_id: str,
         stream: bool,
+        account: Account,
         readers: Readers,
     ) -> None:
         super().__init__()
@@ -51,6 +55,7 @@ class GenerationResponse(Response):
         self._writer = writer
         self._request_id = request_id
         self._stream = stream
+        self._account = account
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Runs the generation to its end, or to the client's."""
@@ -60,6 +65,7 @@ class GenerationResponse(Response):
         try:
             try:
                 await generation.start()
+                self._account.spend_prompt(generation.num_prompt_tokens)
                 async with self._readers.watched(send, generation) as send_watched:
                     if self._stream:
                         await self._send_events(send_watched)
@@ -67,12 +73,40 @@ class GenerationResponse(Response):
                         await self._send_whole(send_watched)
             except ApiError as error:
                 problem = error.message
-                await send_error(send, error, self._request_id)
+                headers = self._account.headers()
+                await send_error(send, error, self._request_id, headers=headers)
         finally:
             generation.close()
             watcher.cancel()
+            self._account.spend_generated(
+                generation.num_completion_tokens, generation.num_cached_tokens
+            )
+            problem = problem or generation.problem
             if generation.request.span is not None:
-                generation.request.span.end(generation, problem or generation.problem)
+                generation.request.span.end(generation, problem)
+            self._log(problem)
+
+    def _log(self, problem: str | None) -> None:
+        """One line for a request, however many completions it has."""
+        generation = self._generation
+        level = logging.WARNING if problem else logging.INFO
+        if not logger.isEnabledFor(level):
+            return
+        reasons = dict.fromkeys(c.finish_reason or "abort" for c in generation.completions)
+        logger.log(
+            level,
+            "%s: %d prompt tokens, %d cached, %d generated%s",
+            ", ".join(reasons),
+            generation.num_prompt_tokens,
+            generation.num_cached_tokens,
+            generation.num_completion_tokens,
+            f": {problem}" if problem else "",
+            extra={
+                "request_id": self._request_id,
+                "worker_id": generation.workers,
+                "model": self._account.model,
+            },
+        )
 
     async def _send_events(self, send: Send) -> None:
         generation, writer = self._generation, self._writer
@@ -150,6 +184,7 @@ class GenerationResponse(Response):
             (b"x-rayfleet-worker", self._generation.workers.encode("latin-1")),
         ]
         headers += explanation_headers(self._generation)
+        headers += self._account.headers()
         if (span := self._generation.request.span) is not None:
             headers.append((b"traceresponse", span.traceparent.encode()))
         if length is None:
@@ -171,10 +206,16 @@ def _failure(completion: Completion) -> ApiError:
     return ApiError(500, completion.error or "internal server error")
 
 
-async def send_error(send: Send, error: ApiError, request_id: str | None = None) -> None:
-    """Sends an error as the whole response."""
+async def send_error(
+    send: Send,
+    error: ApiError,
+    request_id: str | None = None,
+    *,
+    headers: Sequence[tuple[bytes, bytes]] = (),
+) -> None:
+    """Sends an error as the whole response, with further headers."""
     body = error.body()
-    headers = [(b"content-type", JSON), (b"content-length", b"%d" % len(body))]
+    headers = [(b"content-type", JSON), (b"content-length", b"%d" % len(body)), *headers]
     if request_id is not None:
         headers.append((b"x-request-id", request_id.encode("latin-1")))
     if error.retry_after_s is not None:

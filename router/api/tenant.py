@@ -5,22 +5,26 @@ from __future__ import annotations
 import hashlib
 from typing import Literal
 
-from starlette.requests import Request
+from router.api.account import Account
 
-Owner = Literal["none", "key", "user"]
+Owner = Literal["auto", "none", "key", "user"]
 
 
-def tenant_of(request: Request, user: str | None, by: Owner) -> str:
+def tenant_of(account: Account, user: str | None, by: Owner) -> str:
     """A short name for the API key, or for the key and the request's `user`; empty for no matter.
 
-    It is a digest: keys are not to travel to workers, nor to appear in logs.
+    Keys are not to travel to workers, nor to appear in logs: it is the name that the key was given,
+    or a digest.
+
+    Args:
+        account: of the request.
+        user: the field of that name.
+        by: auto is key where there are several of them.
     """
-    if by == "none":
+    if by == "none" or (by == "auto" and account.num_keys < 2):
         return ""
-    scheme, _, key = request.headers.get("authorization", "").partition(" ")
-    parts = [key.strip() if scheme.lower() == "bearer" else ""]
-    if by == "user":
-        parts.append(user or "")
+    if by != "user":
+        return account.name
     # Lengths keep ("ab", "c") and ("a", "bc") apart.
-    text = "".join(f"{len(part)}:{part}" for part in parts)
+    text = "".join(f"{len(part)}:{part}" for part in (account.name, user or ""))
     return hashlib.sha256(text.encode()).hexdigest()[:16]

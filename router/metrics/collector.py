@@ -166,6 +166,7 @@ class GatewayCollector(Collector):
                 gauge.add_metric(self._of(source), read(source))
             yield gauge
         yield self._answers()
+        yield self._keys()
         yield from self._endings()
         yield from self._tenants()
         yield from self._workers()
@@ -180,6 +181,15 @@ class GatewayCollector(Collector):
         for (route, method, status), count in self._http.counts.items():
             answers.add_metric([self._gateway_id, route, method, str(status)], count, self._created)
         return answers
+
+    def _keys(self) -> Metric:
+        stale = GaugeMetricFamily(
+            "rayfleet_api_keys_stale",
+            "1 while a changed file of API keys is wrong or unreadable: the former keys hold.",
+            labels=["gateway_id"],
+        )
+        stale.add_metric([self._gateway_id], float(self._http.keys_are_stale()))
+        return stale
 
     def _endings(self) -> Iterator[Metric]:
         success = CounterMetricFamily(

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Final
 
 OTHER: Final = "other"
 """Label of routes and methods that the gateway does not have: clients choose those freely."""
 METHODS: Final = frozenset(("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"))
 _COMPLETIONS: Final = ("/v1/chat/completions", "/v1/completions")
-_EXPECTED: Final = (200, 400, 401, 404, 408, 413, 429, 500, 503)
+_EXPECTED: Final = (200, 400, 401, 403, 404, 408, 413, 429, 500, 503)
 """Statuses that a completion may be answered with."""
 
 
@@ -19,13 +20,15 @@ class HttpStats:
     its first failure is not known.
     """
 
-    __slots__ = ("counts",)
+    __slots__ = ("counts", "keys_are_stale")
 
     def __init__(self) -> None:
         self.counts: dict[tuple[str, str, int], int] = {
             (route, "POST", status): 0 for route in _COMPLETIONS for status in _EXPECTED
         }
         """By route, method and status."""
+        self.keys_are_stale: Callable[[], bool] = lambda: False
+        """Whether files of API keys say something that could not be taken."""
 
     def add(self, route: str, method: str, status: int) -> None:
         """Counts one answer.

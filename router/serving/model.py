@@ -391,22 +391,6 @@ class ServedModel:
         self._release(completion)
         if self._log_file is not None and (line := decision_line(completion)) is not None:
             self._log_file.decided(line, self.fleet)
-        level = logging.WARNING if completion.finish_reason == "error" else logging.INFO
-        if logger.isEnabledFor(level):
-            logger.log(
-                level,
-                "%s: %d prompt tokens, %d cached, %d generated%s",
-                completion.finish_reason,
-                completion.spec.prompt.num_tokens,
-                completion.num_cached_tokens,
-                len(completion.token_ids),
-                f": {completion.error}" if completion.error else "",
-                extra={
-                    "request_id": completion.spec.request_id,
-                    "worker_id": completion.worker_id,
-                    "model": self.route.name,
-                },
-            )
 
     def _log(self, message: str, *values: object, request_id: str | None = None) -> None:
         logger.info(message, *values, extra={"model": self.route.name, "request_id": request_id})

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from cluster.cli.main import build_parser
-from cluster.cli.serve import banner, configure
+from cluster.cli.main import build_parser, main
+from cluster.cli.serve import banner, configure, open_listener
 from cluster.config import ServeConfig, serve_config_from_mapping
+from router.keys import KeyRing
 
 KEYS = ("sesame-1", "sesame-2")
 
@@ -63,3 +65,57 @@ def test_no_text_about_a_configuration_holds_a_key() -> None:
     config = serve_config_from_mapping(settings)
     assert config.endpoint.api_keys == config.gateway().api_keys == KEYS
     assert "sesame" not in f"{config} {config!r} {config.gateway()}"
+
+
+@pytest.mark.parametrize(
+    ("flags", "warns"),
+    [
+        ((), False),
+        (("--host", "localhost"), False),
+        (("--host", "127.1.2.3"), False),
+        (("--host", "::1"), False),
+        (("--host", "0.0.0.0"), True),
+        (("--host", "::"), True),
+        (("--host", "gpu-7"), True),
+        (("--host", "0.0.0.0", "--api-key-file", "/keys"), False),
+    ],
+)
+def test_who_lets_everybody_in_is_told(served: Any, flags: tuple[str, ...], warns: bool) -> None:
+    warning = open_listener(served({}, *flags).endpoint)
+    assert (warning is not None) == warns
+    if warning is not None:
+        assert "RAYFLEET_API_KEY" in warning
+        assert "port 8000" in warning
+
+
+def test_a_new_key_opens_with_what_is_written_down(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "keys"
+    keys = {}
+    for name in ("team", "team.two"):
+        with pytest.raises(SystemExit) as ended:
+            main(["keys", "new", name])
+        assert ended.value.code == 0
+        told = capsys.readouterr()
+        keys[name] = told.err.split()[-1]
+        assert keys[name] not in told.out
+        path.write_text((path.read_text() if path.exists() else "") + told.out)
+    ring = KeyRing((), str(path))
+    for name, key in keys.items():
+        entry = ring.find({"headers": [(b"authorization", f"Bearer {key}".encode())]})
+        assert entry is not None
+        assert entry.name == name
+    assert len(set(keys.values())) == 2
+    with pytest.raises(SystemExit):
+        main(["keys", "check", str(path)])
+    assert "team: priority up to 9" in capsys.readouterr().out
+
+
+def test_a_wrong_name_or_file_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "keys").write_text("[team]\nkey = 5\n")
+    for arguments in (["new", "a b"], ["check", str(tmp_path / "keys")]):
+        with pytest.raises(SystemExit) as ended:
+            main(["keys", *arguments])
+        assert ended.value.code == 2
+        assert "Traceback" not in capsys.readouterr().err

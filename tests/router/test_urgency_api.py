@@ -86,7 +86,7 @@ async def test_tenants_are_keys_or_their_users(rig, fair_by, same, other):
 
 @pytest.mark.parametrize("salt_by", ["none", "key", "user"])
 async def test_prefix_caches_are_separate_by_key_or_user(rig, salt_by):
-    await rig.start(salt_by=salt_by, api_keys=KEYS)
+    await rig.start(salt_by=salt_by, fair_by="none", api_keys=KEYS)
     salts: list[str] = []
     for key, user in (("alpha", "u1"), ("alpha", "u1"), ("alpha", "u2"), ("beta", "u1")):
         rig.client.headers["authorization"] = f"Bearer {key}"

@@ -1,0 +1,134 @@
+"""Who a request is from, what that key may ask for, and what it has used."""
+
+from __future__ import annotations
+
+import asyncio
+
+from starlette.requests import Request
+from starlette.types import Scope
+
+from router.errors import ApiError, rate_limited, unknown_model
+from router.keys import KeyEntry, KeyUse
+from router.serving import ServedModel
+from worker.wire.messages import DEFAULT_PRIORITY
+
+_IN_SCOPE = "rayfleet.account"
+
+
+class Account:
+    """One request's: made where its key is found, filled while it is served, read by the audit log.
+
+    Args:
+        use: of the key; None where anybody is let in.
+        num_keys: how many there are.
+    """
+
+    __slots__ = (
+        "cached_tokens",
+        "generated_tokens",
+        "model",
+        "num_keys",
+        "prompt_tokens",
+        "request_id",
+        "use",
+    )
+
+    def __init__(self, use: KeyUse | None = None, num_keys: int = 0) -> None:
+        self.use = use
+        self.num_keys = num_keys
+        self.request_id = ""
+        self.model = ""
+        """Name of the model that it asks; empty until it is known."""
+        self.prompt_tokens = 0
+        self.cached_tokens = 0
+        self.generated_tokens = 0
+
+    @property
+    def key(self) -> KeyEntry | None:
+        """The key that let it in."""
+        return self.use.entry if self.use is not None else None
+
+    @property
+    def name(self) -> str:
+        """The key's; empty without one."""
+        return self.use.entry.name if self.use is not None else ""
+
+    def begin(self) -> None:
+        """Counts a request against the key's limits. Raises ApiError (429) where it has to wait."""
+        if self.use is not None:
+            reached = self.use.begin(asyncio.get_running_loop().time())
+            if reached is not None:
+                raise rate_limited(reached.message, reached.retry_after_s)
+
+    def end(self) -> None:
+        """It has been answered."""
+        if self.use is not None:
+            self.use.end()
+
+    def let_use(self, model: ServedModel) -> None:
+        """Notes the model. Raises ApiError: the key may not use it."""
+        if self.key is not None and not self.key.may_use(model.route.name, *model.route.aliases):
+            raise unknown_model(model.route.name)
+        self.model = model.route.name
+
+    def priority(self, asked: int | None) -> int:
+        """What the request is served with.
+
+        Args:
+            asked: by the client, None for nothing.
+
+        Raises:
+            ApiError: 403, it is more urgent than the key may be.
+        """
+        most = self.key.max_priority if self.key is not None else None
+        if asked is None:
+            return DEFAULT_PRIORITY if most is None else min(DEFAULT_PRIORITY, most)
+        if most is not None and asked > most:
+            raise ApiError(
+                403,
+                f"priority {asked} is above {most}, the most that this API key may ask for",
+                param="priority",
+                code="priority_not_allowed",
+            )
+        return asked
+
+    def check_slo(self, is_asked: bool) -> None:
+        """Raises ApiError (403) where an SLO is asked for and the key may have none."""
+        if is_asked and self.key is not None and not self.key.slo:
+            raise ApiError(
+                403, "this API key may not ask for an SLO", param="slo", code="slo_not_allowed"
+            )
+
+    def spend_prompt(self, num_tokens: int) -> None:
+        """Its prompts are with a worker."""
+        self.prompt_tokens = num_tokens
+        self._spend(num_tokens)
+
+    def spend_generated(self, num_tokens: int, num_cached: int) -> None:
+        """What was generated, and how much of the prompts was cached."""
+        self.generated_tokens, self.cached_tokens = num_tokens, num_cached
+        self._spend(num_tokens)
+
+    def headers(self) -> list[tuple[bytes, bytes]]:
+        """What is left of the key's rates; none where it has none."""
+        if self.use is None:
+            return []
+        return self.use.headers(asyncio.get_running_loop().time())
+
+    def _spend(self, num_tokens: int) -> None:
+        if self.use is not None and num_tokens:
+            self.use.spend(num_tokens, asyncio.get_running_loop().time())
+
+
+def attach(scope: Scope, account: Account) -> None:
+    """Makes it the account of the request that `scope` is of."""
+    scope[_IN_SCOPE] = account
+
+
+def account_of(request: Request) -> Account:
+    """The account of a request; an empty one where nobody asks for keys."""
+    account = request.scope.get(_IN_SCOPE)
+    if not isinstance(account, Account):
+        account = Account()
+        attach(request.scope, account)
+    return account

@@ -1,0 +1,92 @@
+"""The audit log: who asked for what, with which outcome, without a word of it."""
+
+from __future__ import annotations
+
+import logging
+import time
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from starlette.requests import Request
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from router.api.account import account_of
+from router.private_files import RotatedFile
+
+logger = logging.getLogger(__name__)
+
+QUIET_PATHS = frozenset(("/health", "/ready", "/metrics"))
+"""Asked by probes and scrapers, several times a second."""
+MAX_BYTES = 256 * 2**20
+"""Of one file, and of the one before it: some million requests."""
+MAX_PATH = 200
+"""Characters of a path that are kept; clients choose them."""
+
+
+class AuditLog:
+    """ASGI middleware that writes a line of JSON per request to FOLDER/audit-GATEWAY.jsonl.
+
+    Args:
+        app: what answers; the middleware that checks keys is to be within.
+        folder: made if it is not there.
+        gateway_id: whose requests these are.
+
+    Raises:
+        ValueError: the file cannot be written.
+    """
+
+    def __init__(self, app: ASGIApp, folder: str, gateway_id: str) -> None:
+        self._app = app
+        path = Path(folder) / f"audit-{gateway_id}.jsonl"
+        try:
+            self._file = RotatedFile(path, max_bytes=MAX_BYTES, buffering=1)
+        except OSError as error:
+            raise ValueError(f"--audit-log {folder}: {error}") from error
+        self._fails = False
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """See AuditLog."""
+        if scope["type"] != "http" or scope["path"] in QUIET_PATHS:
+            await self._app(scope, receive, send)
+            return
+        began, status = time.monotonic(), 500
+
+        async def note(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+            await send(message)
+
+        try:
+            await self._app(scope, receive, note)
+        finally:
+            self._write(self._line(Request(scope), status, time.monotonic() - began))
+
+    def _line(self, request: Request, status: int, elapsed_s: float) -> dict[str, Any]:
+        account = account_of(request)
+        return {
+            "time": round(time.time() - elapsed_s, 3),
+            "duration_s": round(elapsed_s, 3),
+            "client": request.client.host if request.client is not None else "",
+            "key": account.name,
+            "method": request.method[:MAX_PATH],
+            "path": request.scope["path"][:MAX_PATH],
+            "status": status,
+            "request_id": account.request_id,
+            "model": account.model,
+            "prompt_tokens": account.prompt_tokens,
+            "cached_tokens": account.cached_tokens,
+            "generated_tokens": account.generated_tokens,
+        }
+
+    def _write(self, line: dict[str, Any]) -> None:
+        try:
+            self._file.write(msgspec.json.encode(line))
+        except OSError as error:
+            # A full disk must not end requests; it is told once, until there is room again.
+            if not self._fails:
+                logger.error("the audit log cannot be written: %s", error)
+            self._fails = True
+        else:
+            self._fails = False

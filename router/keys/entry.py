@@ -1,0 +1,123 @@
+"""One API key and what it may do."""
+
+from __future__ import annotations
+
+import datetime
+import hashlib
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+MAX_PRIORITY = 9
+PREFIX = "sha256:"
+"""Before the hexadecimal SHA-256 of a key, where the key itself is not to be written down."""
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+RESERVED_NAMES = frozenset(("default", "other"))
+"""Labels of metrics for requests without a key, and for tenants that are not told apart."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class KeyEntry:
+    """Who may ask, and for how much."""
+
+    name: str
+    """Stands for it in metrics and the audit log; no secret."""
+    digests: tuple[bytes, ...] = field(repr=False)
+    """SHA-256 of its key; of several while one replaces another."""
+    is_named: bool = True
+    """Whether somebody gave it the name, so that it outlives its keys."""
+    expires: float = math.inf
+    """Unix seconds after which it is none."""
+    requests_per_minute: float = 0.0
+    """0 for any number, as below."""
+    tokens_per_minute: float = 0.0
+    """Prompt tokens and generated ones."""
+    max_concurrent_requests: int = 0
+    max_priority: int = MAX_PRIORITY
+    """Most urgent `priority` that it may ask for."""
+    slo: bool = True
+    """Whether it may ask for an SLO."""
+    models: frozenset[str] = frozenset()
+    """Names of models that it may use; empty for all."""
+
+    def may_use(self, *names: str) -> bool:
+        """Whether it may use a model that has these names."""
+        return not self.models or not self.models.isdisjoint(names)
+
+
+def digest_of(key: bytes) -> bytes:
+    """What is compared in place of a key."""
+    return hashlib.sha256(key).digest()
+
+
+def unnamed(key: str) -> KeyEntry:
+    """An entry for a key, or for `sha256:` and its digest, that nobody gave a name.
+
+    Raises:
+        ValueError: it begins like a digest and is none.
+    """
+    digest = _digest(key)
+    # Hashed again: the name goes to people who are not to compare it with digests they have.
+    return KeyEntry(name=hashlib.sha256(digest).hexdigest()[:16], digests=(digest,), is_named=False)
+
+
+def named(name: str, table: object) -> KeyEntry:
+    """An entry from a table of a key file.
+
+    Raises:
+        ValueError: something in it is wrong; the text says what, and holds no key.
+    """
+    if not NAME.fullmatch(name) or name in RESERVED_NAMES:
+        raise ValueError(
+            f"[{name}] is no name for a key: take up to 64 letters, digits, '.', '_' or '-', and "
+            f"neither of {', '.join(sorted(RESERVED_NAMES))}"
+        )
+    if not isinstance(table, Mapping):
+        raise ValueError(f"{name} is outside of any [NAME]")
+    options = {f.name for f in fields(KeyEntry)} - {"name", "digests", "is_named"}
+    unknown = sorted(set(table) - options - {"key", "keys"})
+    if unknown:
+        known = ", ".join(["key", "keys", *sorted(options)])
+        raise ValueError(f"[{name}] has unknown options: {', '.join(unknown)} (known: {known})")
+    keys = [table["key"]] if "key" in table else table.get("keys")
+    if not isinstance(keys, list) or not keys or not all(isinstance(k, str) and k for k in keys):
+        raise ValueError(f"[{name}] needs `key`, or a list `keys`")
+    values = {option: _value(name, option, table[option]) for option in options & set(table)}
+    return KeyEntry(name=name, digests=tuple(map(_digest, keys)), **values)
+
+
+def _digest(key: str) -> bytes:
+    if not key.startswith(PREFIX):
+        return digest_of(key.encode())
+    try:
+        digest = bytes.fromhex(key.removeprefix(PREFIX))
+    except ValueError:
+        digest = b""
+    if len(digest) != hashlib.sha256().digest_size:
+        raise ValueError(f"{PREFIX} is to be followed by 64 hexadecimal digits")
+    return digest
+
+
+def _value(name: str, option: str, value: object) -> Any:
+    where = f"{option} of [{name}]"
+    if option == "expires":
+        if isinstance(value, datetime.datetime):
+            return (value if value.tzinfo else value.replace(tzinfo=datetime.UTC)).timestamp()
+        if isinstance(value, datetime.date):
+            day = datetime.datetime.combine(value, datetime.time(), datetime.UTC)
+            return (day + datetime.timedelta(days=1)).timestamp()  # it is valid on its last day
+        raise ValueError(f"{where} must be a date or a time, such as 2030-12-31")
+    if option == "models":
+        if not isinstance(value, list) or not all(isinstance(model, str) for model in value):
+            raise ValueError(f"{where} must be a list of names")
+        return frozenset(value)
+    if option == "slo":
+        if not isinstance(value, bool):
+            raise ValueError(f"{where} must be true or false")
+        return value
+    highest = MAX_PRIORITY if option == "max_priority" else 10**12
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= highest:
+        raise ValueError(f"{where} must be a whole number in [0, {highest}]")
+    return value

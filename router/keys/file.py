@@ -1,0 +1,139 @@
+"""API keys that lie in files, such as a mounted Kubernetes Secret, and change while serving."""
+
+from __future__ import annotations
+
+import logging
+import time
+import tomllib
+from collections import Counter
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from router.keys.entry import KeyEntry, named, unnamed
+
+logger = logging.getLogger(__name__)
+
+CHECK_INTERVAL_S = 5.0
+"""How long a changed file may go unnoticed."""
+SETTLED_S = 1.0
+"""A file that is written in place is read half-written: what is new counts once it has been the
+same for as long."""
+
+
+class KeyFile:
+    """The keys in `path`; of a folder, those of all its files.
+
+    A file holds a key per line, or `sha256:` and its digest. Or it is TOML, and begins with a
+    table: see KeyEntry for what one may hold.
+
+        # comments begin so
+        [search-team]
+        key = "sha256:5e884898da28047151d0e56f8dc6292773603d0d6aabbdd62a11ef721d1542d8"
+        requests_per_minute = 600
+
+    Files whose names begin with a dot are left out: Kubernetes keeps its own there. What is wrong,
+    empty or unreadable later leaves the former keys valid, and `is_stale` tells so.
+
+    Args:
+        path: file or folder.
+        clock: monotonic seconds.
+
+    Raises:
+        ValueError: it cannot be read, is wrong, or holds no key.
+    """
+
+    def __init__(self, path: str, clock: Callable[[], float] = time.monotonic) -> None:
+        self._path = Path(path)
+        self._clock = clock
+        self.is_stale = False
+        """Whether the files say something that could not be taken."""
+        try:
+            self._texts = self._read()
+        except OSError as error:
+            raise ValueError(f"cannot read the API keys in {path}: {error.strerror}") from error
+        self._entries = self._parse(self._texts)
+        self._next_check = clock() + CHECK_INTERVAL_S
+        self._pending: dict[str, bytes] | None = None
+
+    def entries(self) -> tuple[KeyEntry, ...]:
+        """All keys, as the files have them now; the same tuple until they change."""
+        now = self._clock()
+        if now >= self._next_check:
+            self._next_check = now + (SETTLED_S if self._has_changed() else CHECK_INTERVAL_S)
+        return self._entries
+
+    def _has_changed(self) -> bool:
+        """Looks into the files; whether there is something new in them that has yet to settle."""
+        try:
+            texts = self._read()
+        except OSError as error:
+            self._keep(f"{error}")
+            return False
+        settled, self._pending = texts == self._pending, texts
+        if texts == self._texts:
+            self.is_stale = False
+            return False
+        if not settled:
+            return True
+        try:
+            self._entries = self._parse(texts)
+        except ValueError as error:
+            self._keep(f"{error}")
+            return False
+        self._texts, self.is_stale = texts, False
+        logger.info("%d API key(s) read from %s", len(self._entries), self._path)
+        return False
+
+    def _keep(self, problem: str) -> None:
+        if not self.is_stale:
+            logger.warning("API keys stay as they are: %s", problem)
+        self.is_stale = True
+
+    def _read(self) -> dict[str, bytes]:
+        if not self._path.is_dir():
+            return {self._path.name: self._path.read_bytes()}
+        files = sorted(file for file in self._path.iterdir() if not file.name.startswith("."))
+        return {file.name: file.read_bytes() for file in files if file.is_file()}
+
+    def _parse(self, texts: dict[str, bytes]) -> tuple[KeyEntry, ...]:
+        entries: list[KeyEntry] = []
+        for name, text in texts.items():
+            where = self._path / name if self._path.is_dir() else self._path
+            try:
+                entries += parse_keys(text.decode())
+            except UnicodeDecodeError as error:
+                raise ValueError(f"{where} is not UTF-8 text (byte {error.start})") from error
+            except tomllib.TOMLDecodeError as error:
+                raise ValueError(f"{where} is not valid TOML: {error}") from error
+            except ValueError as error:
+                raise ValueError(f"{where}: {error}") from error
+        if not entries:
+            raise ValueError(f"{self._path} holds no API key: put one per line, or leave it out")
+        refuse_doubles(entries)
+        return tuple(entries)
+
+
+def parse_keys(text: str) -> list[KeyEntry]:
+    """The keys that a file holds; of a key that is there twice, one.
+
+    Raises:
+        ValueError: it is wrong; the text holds no key.
+    """
+    lines = [line.strip() for line in text.splitlines()]
+    told = [line for line in lines if line and not line.startswith("#")]
+    if told and told[0].startswith("["):
+        return [named(name, table) for name, table in tomllib.loads(text).items()]
+    return list({entry.digests: entry for entry in map(unnamed, told)}.values())
+
+
+def refuse_doubles(entries: Sequence[KeyEntry]) -> None:
+    """Raises ValueError for a key, or the name of one, that two entries have."""
+    names = Counter(entry.name for entry in entries if entry.is_named)
+    doubles = [name for name, count in names.items() if count > 1]
+    owners: dict[bytes, str] = {}
+    for entry in entries:
+        for digest in entry.digests:
+            if owners.setdefault(digest, entry.name) != entry.name:
+                raise ValueError(f"[{owners[digest]}] and [{entry.name}] have the same key")
+    if doubles:
+        raise ValueError(f"two keys have the name {doubles[0]}")
