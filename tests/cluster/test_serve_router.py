@@ -46,6 +46,8 @@ class Rig:
             deployment_id=DEPLOYMENT, handle_source=DeploymentHandleSource.REPLICA
         )
         self.router.initialize_state(**settings)
+        # All calls come at one moment: what a loaded machine spreads out is no burst.
+        self.router._fleet._clock = lambda: 0.0
         self.replicas = [Replica(f"r{number}") for number in range(num_replicas)]
         self.router.update_replicas(self.replicas)
         self.num_requests = 0
