@@ -6,6 +6,7 @@
 # make check-nodes    three Ray nodes on this machine: one is lost, one joins, the head restarts (two minutes)
 # make check-overload ten times too much load over HTTP for a minute
 # make check-autoscale  workers follow a load step and ten minutes of noisy load (15 minutes)
+# make check-tenants  one API key cannot tell what another has asked (ten minutes)
 # make demo-models    train the demo models again (up to an hour each)
 # make check-speculative  drafts change no token: every combination of features (ten minutes)
 
@@ -22,7 +23,7 @@ TEST_PROCESSES ?= -n $(shell n=$$(nproc); echo $$((n < 2 ? 2 : n > 6 ? 6 : n))) 
 	--dist loadscope --no-loadscope-reorder
 
 .PHONY: install serve test lint check-install check-autoscale check-nodes check-overload \
-	check-rolling-update demo-models check-speculative
+	check-rolling-update check-tenants demo-models check-speculative
 .DEFAULT_GOAL := serve
 
 install: $(STAMP)
@@ -63,6 +64,9 @@ check-nodes: $(STAMP)
 
 check-autoscale: $(STAMP)
 	$(BIN)/python -m cluster.bench.autoscale --json $(ARGS)
+
+check-tenants: $(STAMP)
+	$(BIN)/python -m cluster.bench.tenants --json $(ARGS)
 
 demo-models: $(STAMP)
 	$(BIN)/python -m deploy.models.train --output deploy/models/demo

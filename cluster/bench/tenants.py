@@ -1,0 +1,178 @@
+"""`python -m cluster.bench.tenants`: can one API key tell what another has asked?
+
+Two keys send the same prompts. Whether the first has sent one before must not show in how soon the
+second has its first token, nor in its usage; its own second request is to find the cache. The same
+is measured of a fleet whose keys share caches: there it has to show, or the measurement is blind.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+import httpx
+from scipy.stats import mannwhitneyu
+
+from cluster.bench.report import Check, Result, at_least, at_most, checks_json, emit, exactly, note
+from cluster.cli.options import add_options, given_options
+from cluster.config import EndpointConfig, FleetConfig, ModelSpec, ServeConfig, find_demo_model
+from cluster.launch import LocalFleet
+from cluster.ports import free_ports
+from worker.engine.config import EngineConfig
+
+MODEL = "shared"
+FIRST, SECOND = "first-key", "second-key"
+INDISTINGUISHABLE = (0.45, 0.55)
+"""Of the area under the ROC curve; 0.5 is a guess. Of 1,200 samples its deviation is 0.017."""
+VISIBLE = 0.7
+"""Where caches are shared, it is at least this; else the second key could not have told in any
+case."""
+_TIMEOUT_S = 120.0
+_WARM_UP = 50
+"""Requests before the first that counts: code and memory settle."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TenantsOptions:
+    """How many prompts, how long."""
+
+    model: str | None = None
+    """Checkpoint folder; the demo model unless given."""
+    num_samples: int = 1200
+    """Prompts, half of which the first key has sent before."""
+    input_len: int = 256
+    """Tokens of each."""
+    seed: int = 0
+    """Of the prompts and of who has sent them before."""
+
+    def __post_init__(self) -> None:
+        if self.num_samples < 20:
+            raise ValueError(f"--num-samples must be at least 20, got {self.num_samples}")
+
+
+@dataclass(kw_only=True, slots=True)
+class Samples:
+    """What the second key saw."""
+
+    warm_s: list[float] = field(default_factory=list)
+    """Times to the first token of prompts that the first key had sent."""
+    cold_s: list[float] = field(default_factory=list)
+    """Of others."""
+    foreign_tokens: int = 0
+    """Cached tokens that its usage told of prompts that it had not sent before."""
+    own_misses: int = 0
+    """Prompts of which it found nothing in the cache when it sent them again."""
+
+    def auc(self) -> float:
+        """How often a prompt that was sent before is answered sooner than one that was not."""
+        statistic = mannwhitneyu(self.cold_s, self.warm_s).statistic
+        return float(statistic) / (len(self.warm_s) * len(self.cold_s))
+
+
+def run_tenants(options: TenantsOptions) -> Result:
+    """Measures a fleet as it is by default, and one whose keys share caches."""
+    found = {salt_by: _measure(options, salt_by) for salt_by in ("auto", "none")}
+    return {
+        **{
+            f"{'apart' if salt_by == 'auto' else 'shared'}_{name}": value
+            for salt_by, samples in found.items()
+            for name, value in {
+                "auc": samples.auc(),
+                "warm_median_ms": _median(samples.warm_s) * 1000.0,
+                "cold_median_ms": _median(samples.cold_s) * 1000.0,
+                "foreign_tokens": samples.foreign_tokens,
+            }.items()
+        },
+        "checks": checks_json(judge(found["auto"], found["none"])),
+    }
+
+
+def judge(apart: Samples, shared: Samples) -> list[Check]:
+    """What was promised, against what the second key saw; by default, and with a shared cache."""
+    lowest, highest = INDISTINGUISHABLE
+    return [
+        at_least("num_samples", len(apart.warm_s) + len(apart.cold_s), "requests", 1000),
+        at_least("auc", apart.auc(), "share", lowest),
+        at_most("auc", apart.auc(), "share", highest),
+        exactly("foreign_cached_tokens", apart.foreign_tokens, "tokens", 0),
+        exactly("own_second_requests_without_a_hit", apart.own_misses, "requests", 0),
+        at_least("auc_where_caches_are_shared", shared.auc(), "share", VISIBLE),
+    ]
+
+
+def _measure(options: TenantsOptions, salt_by: Literal["auto", "none"]) -> Samples:
+    model = options.model or find_demo_model()
+    endpoint = EndpointConfig(
+        port=free_ports(1)[0], api_keys=(FIRST, SECOND), salt_by=salt_by, log_level="warning"
+    )
+    spec = ModelSpec(
+        fleet=FleetConfig(served_model_name=MODEL), engine=EngineConfig(model=model, device="cpu")
+    )
+    vocab_size = json.loads((Path(model) / "config.json").read_text())["vocab_size"]
+    rng = random.Random(options.seed)
+    samples = Samples()
+    with LocalFleet(ServeConfig(endpoint=endpoint, models=(spec,)), report=note) as fleet:
+        first, second = (_client(fleet.base_url, key) for key in (FIRST, SECOND))
+        with first, second:
+            for number in range(_WARM_UP + options.num_samples):
+                prompt, other = (_prompt(rng, options.input_len, vocab_size) for _ in range(2))
+                is_warm = rng.random() < 0.5
+                _ask(first, prompt if is_warm else other)
+                elapsed_s, cached = _ask(second, prompt)
+                _, own_cached = _ask(second, prompt)
+                if number >= _WARM_UP:
+                    (samples.warm_s if is_warm else samples.cold_s).append(elapsed_s)
+                    samples.foreign_tokens += cached
+                    samples.own_misses += not own_cached
+    return samples
+
+
+def _client(base_url: str, key: str) -> httpx.Client:
+    headers = {"authorization": f"Bearer {key}"}
+    return httpx.Client(base_url=base_url, headers=headers, timeout=_TIMEOUT_S)
+
+
+def _prompt(rng: random.Random, length: int, vocab_size: int) -> list[int]:
+    # The first ids are special ones.
+    return [rng.randrange(vocab_size // 8, vocab_size) for _ in range(length)]
+
+
+def _ask(client: httpx.Client, prompt: list[int]) -> tuple[float, int]:
+    """Seconds to the first token, which is the only one, and tokens found in the cache."""
+    body = {"model": MODEL, "prompt": prompt, "max_tokens": 1, "temperature": 0}
+    began = time.perf_counter()
+    response = client.post("/v1/completions", json=body)
+    elapsed_s = time.perf_counter() - began
+    response.raise_for_status()
+    usage: dict[str, Any] = response.json()["usage"]
+    return elapsed_s, int((usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0)
+
+
+def _median(values: Sequence[float]) -> float:
+    return sorted(values)[len(values) // 2]
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs it; 1 if a check does not hold."""
+    parser = argparse.ArgumentParser(prog="python -m cluster.bench.tenants", description=__doc__)
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    add_options(parser, TenantsOptions)
+    args = parser.parse_args(arguments)
+    try:
+        options = TenantsOptions(**given_options(args, TenantsOptions))
+    except ValueError as error:
+        parser.error(str(error))
+    result = run_tenants(options)
+    emit(result, as_json=args.json, title="tenants")
+    return 0 if all(check["holds"] for check in result["checks"]) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
