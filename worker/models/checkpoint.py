@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from worker.wire.retry import Unavailable, may_heal
 
 _INDEX = "model.safetensors.index.json"
 _SINGLE = "model.safetensors"
+_PLAIN_NAME = re.compile(r"[^/\\\0]+\.safetensors")
 _HUB_FILES_WITHOUT_WEIGHTS = ["*.json", "*.jinja", "*.txt", "tokenizer.model"]
 _HUB_FILES = ["*.safetensors", *_HUB_FILES_WITHOUT_WEIGHTS]
 # Second copies of the weights in other layouts that some repositories carry.
@@ -51,6 +53,7 @@ def weight_files(folder: Path) -> list[Path]:
 
     Raises:
         Unavailable: there are none, or one that the index names is missing.
+        ValueError: the index is none, or names what is no safetensors file beside it.
     """
     if problem := _lacking_weights(folder):
         raise Unavailable(problem)
@@ -90,11 +93,27 @@ def read_json(path: Path) -> dict[str, Any]:
 def _weight_files(folder: Path) -> list[Path]:
     index = folder / _INDEX
     if index.is_file():
-        names = sorted(set(read_json(index)["weight_map"].values()))
-        return [folder / name for name in names]
+        return [folder / name for name in _indexed_names(index)]
     if (folder / _SINGLE).is_file():
         return [folder / _SINGLE]
     return sorted(p for p in folder.glob("*.safetensors") if "consolidated" not in p.name)
+
+
+def _indexed_names(index: Path) -> list[str]:
+    """Names of the weight files in an index, which are files beside it.
+
+    A checkpoint comes from strangers: it does not say what else of this machine is read.
+    """
+    weight_map = read_json(index).get("weight_map")
+    if not isinstance(weight_map, dict):
+        raise ValueError(f"{index} holds no weight_map: download it again")
+    for name in weight_map.values():
+        if not isinstance(name, str) or not _PLAIN_NAME.fullmatch(name):
+            raise ValueError(
+                f"{index} names the weight file {name!r:.200}, but weights are *.safetensors files "
+                "beside it: this checkpoint is broken or forged, get it from elsewhere"
+            )
+    return sorted(set(weight_map.values()))
 
 
 def _lacking_weights(folder: Path) -> str:

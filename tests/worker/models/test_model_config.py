@@ -10,6 +10,7 @@ import pytest
 
 from worker.models.checkpoint import block_hash_salt, resolve_checkpoint, weight_files
 from worker.models.config import ModelConfig, load_model_config
+from worker.wire.retry import may_heal
 
 BASE: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"],
@@ -165,6 +166,44 @@ def test_unusable_folders(tmp_path: Path) -> None:
     index = {"weight_map": {"a": "model-1.safetensors"}}
     (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
     with pytest.raises(ValueError, match=r"lacks the weight files model-1\.safetensors"):
+        weight_files(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "../model.safetensors",
+        "sub/model.safetensors",
+        "/tmp/model.safetensors",
+        "..\\model.safetensors",
+        "model.bin",
+        ".safetensors",
+        "model.safetensors\n",
+        "a\0.safetensors",
+        "",
+        7,
+        None,
+    ],
+)
+def test_an_index_names_weights_beside_it_alone(tmp_path: Path, name: object) -> None:
+    folder = tmp_path / "model"
+    (folder / "sub").mkdir(parents=True)
+    for path in (folder, folder / "sub", tmp_path):
+        (path / "model.safetensors").write_bytes(b"12345678")
+    (folder / "model.bin").write_bytes(b"12345678")
+    (folder / "config.json").write_text("{}")
+    index = {"weight_map": {"a": "model.safetensors", "b": name}}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    for read in (weight_files, block_hash_salt, lambda path: resolve_checkpoint(str(path))):
+        with pytest.raises(ValueError, match=r"safetensors files beside it") as refused:
+            read(folder)
+        assert not may_heal(refused.value)
+
+
+@pytest.mark.parametrize("index", [{}, {"weight_map": ["model.safetensors"]}])
+def test_an_index_that_is_none_is_refused(tmp_path: Path, index: object) -> None:
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
+    with pytest.raises(ValueError, match="holds no weight_map"):
         weight_files(tmp_path)
 
 
