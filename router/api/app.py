@@ -46,7 +46,9 @@ def create_app(
     app = FastAPI(title="rayfleet", openapi_url=None)
     bodies = Bodies(body_limits)
     completions = CompletionRoutes(gateway, bodies, Readers(reader_limits))
-    monitor = MonitorRoutes(gateway)
+    config = gateway.config
+    keys = KeyRing(config.api_keys, config.api_key_file)
+    monitor = MonitorRoutes(gateway, keys)
     # Plain routes: FastAPI's parsing and response models would cost more than the rest of a token.
     app.router.add_route("/v1/chat/completions", completions.chat, methods=["POST"])
     app.router.add_route("/v1/completions", completions.complete, methods=["POST"])
@@ -56,7 +58,6 @@ def create_app(
     app.router.add_route("/ready", monitor.ready, methods=["GET"])
     app.router.add_route("/metrics", monitor.metrics, methods=["GET"])
     app.router.add_route("/version", monitor.version, methods=["GET"])
-    config = gateway.config
     admin_keys = KeyRing(config.admin_api_keys, config.admin_api_key_file)
     admin = AdminRoutes(gateway, admin_keys, bodies)
     app.router.add_route("/admin/admission", admin.admission, methods=["GET"])
@@ -64,7 +65,6 @@ def create_app(
     app.add_exception_handler(ApiError, _api_error)
     app.add_exception_handler(HTTPException, _http_error)
     app.add_exception_handler(Exception, _unexpected_error)
-    keys = KeyRing(config.api_keys, config.api_key_file)
     gateway.http.keys_are_stale = lambda: keys.is_stale or admin_keys.is_stale
     if not keys.is_empty:
         app.add_middleware(ApiKeys, keys=keys, limits=KeyLimits(config.num_gateways))
@@ -76,10 +76,16 @@ def create_app(
 
 
 class MonitorRoutes:
-    """Routes about the gateway itself."""
+    """Routes about the gateway itself.
 
-    def __init__(self, gateway: Gateway) -> None:
+    Args:
+        gateway: that they tell of.
+        keys: of which one opens what a probe has no need to know; empty where everyone may.
+    """
+
+    def __init__(self, gateway: Gateway, keys: KeyRing) -> None:
         self._gateway = gateway
+        self._keys = keys
 
     async def models(self, request: Request) -> Response:
         """GET /v1/models: those that the key may use."""
@@ -102,15 +108,17 @@ class MonitorRoutes:
         """GET /health: the process is alive."""
         return JSONResponse({"status": "ok"})
 
-    async def ready(self, _: Request) -> Response:
+    async def ready(self, request: Request) -> Response:
         """GET /ready: every model has a worker that can take requests, or gets one on demand.
 
         Otherwise the body names the models that have none, and the starts that wait for another
-        try, with the reason.
+        try, with the reason: paths and names of this fleet, which are not for strangers.
         """
-        waiting = [model.route.name for model in self._gateway.models if not model.ready]
         if self._gateway.ready:
             return JSONResponse({"status": "ready"})
+        if not (self._keys.is_empty or self._keys.find(request.scope) is not None):
+            return JSONResponse({"status": "not ready"}, status_code=503)
+        waiting = [model.route.name for model in self._gateway.models if not model.ready]
         body: dict[str, Any] = {"status": "not ready", "models": waiting}
         if self._gateway.delayed is not None:
             body["delayed"] = await self._gateway.delayed()

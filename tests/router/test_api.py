@@ -329,6 +329,25 @@ async def test_api_keys(rig):
         assert (await rig.client.get(path)).status_code == 200
 
 
+async def test_why_nothing_is_ready_is_told_to_holders_of_a_key(rig):
+    """Reasons name folders, repositories and processes; probes need the status alone."""
+    for worker in rig.workers:
+        worker.ready = False
+    await rig.start(attached=0, api_keys=KEYS, admin_api_keys=("admin",))
+
+    async def delayed():
+        return [{"name": "stub", "reason": "the model folder /models/stub does not exist"}]
+
+    rig.gateway.delayed = delayed
+    for strangers in ({}, {"authorization": "Bearer nope"}, {"authorization": "Bearer admin"}):
+        response = await rig.client.get("/ready", headers=strangers)
+        assert (response.status_code, response.json()) == (503, {"status": "not ready"})
+    response = await rig.client.get("/ready", headers={"authorization": f"Bearer {KEYS[0]}"})
+    assert response.status_code == 503
+    assert response.json()["models"] == ["stub"]
+    assert "/models/stub" in response.json()["delayed"][0]["reason"]
+
+
 async def test_request_id_of_the_client(rig):
     await rig.start()
     headers = {"x-request-id": "mine-1"}
