@@ -38,8 +38,14 @@ class RoutingConfig:
     """Answer with headers that tell what routing expected, what was achievable and what came of it,
     and count it; up to a millisecond per 128k-token prompt."""
     decision_log: str = ""
-    """Folder for logs of all decisions, one file per gateway and model, which
-    `bench router --replay` runs again under other policies; they hold hashes, no text."""
+    """Folder for logs of all decisions, one per gateway and model, which `bench router --replay`
+    runs again under other policies; they hold keyed hashes, no text."""
+    decision_log_mib: int = 256
+    """Most MiB of the decision log of one gateway and model; the older half of it goes first."""
+    decision_log_key_file: str = ""
+    """File, on the gateways' nodes, whose content is the key of the hashes in decision logs: logs
+    of several gateways then have names in common. Without it each gateway draws a key that nobody
+    learns."""
 
     max_request_attempts: int = 3
     """Workers that may be lost with a request, none having brought a token of it, before it ends in
@@ -55,6 +61,8 @@ class RoutingConfig:
             raise ValueError(
                 f"--max-request-attempts must be at least 1, got {self.max_request_attempts}"
             )
+        if self.decision_log_mib < 1:
+            raise ValueError(f"--decision-log-mib must be at least 1, got {self.decision_log_mib}")
         if self.worker_wait_s < 0.0:
             raise ValueError(f"--worker-wait-s must not be negative, got {self.worker_wait_s}")
         if not 0.0 <= self.adaptive_min_beta <= self.adaptive_max_beta:

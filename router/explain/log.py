@@ -1,16 +1,30 @@
-"""The decision log: a file of JSON lines per gateway and model."""
+"""The decision log: a file of JSON lines per gateway and model, and the one before it."""
 
 from __future__ import annotations
 
+import contextlib
+import hashlib
+import logging
+import os
 import re
+import secrets
 from collections.abc import Iterator
 from pathlib import Path
+from typing import BinaryIO
 
 import msgspec
+import numpy as np
 
+from router.explain.keyed import KEY_BYTES, KeyedNames
 from router.explain.record import Decided, FleetSpeed, LogLine, WorkerSeen
 from router.fleet import Fleet, WorkerState
 
+logger = logging.getLogger(__name__)
+
+MAX_BLOCKS = 8192
+"""Of a prompt that are on record, from its beginning: 131,072 tokens at pages of 16, 87 kB."""
+_HASH_BYTES = 8
+_MIN_SECRET_BYTES = 16
 _SPEED_EVERY = 256
 """Decisions between two lines on speeds."""
 _BUFFER = 1 << 16
@@ -19,25 +33,37 @@ _BUFFER = 1 << 16
 class DecisionLog:
     """Appends to FOLDER/MODEL-GATEWAY.jsonl. Lines wait in a buffer of 64 kB; `close` writes it.
 
+    Nobody but this user may read it. A file that is full becomes MODEL-GATEWAY.1.jsonl, in place of
+    the last that was; the next one begins with the workers that there are. A disk that takes no
+    more ends the log, and no request.
+
     Args:
         folder: made if it is not there.
         model: its name.
         gateway_id: whose decisions these are.
+        max_bytes: of both files together.
+        key_file: what it holds is the key of all hashes; empty for a key that is this log's own.
 
     Raises:
-        ValueError: the file cannot be written.
+        ValueError: the file cannot be written, or there is no key.
     """
 
-    def __init__(self, folder: str, model: str, gateway_id: str) -> None:
+    def __init__(
+        self, folder: str, model: str, gateway_id: str, *, max_bytes: int, key_file: str = ""
+    ) -> None:
         name = re.sub(r"[^\w.-]", "-", model)
-        path = Path(folder) / f"{name}-{gateway_id}.jsonl"
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            self._file = path.open("ab", buffering=_BUFFER)
-        except OSError as error:
-            raise ValueError(f"--decision-log {folder}: {error}") from error
+        self._path = Path(folder) / f"{name}-{gateway_id}.jsonl"
+        self._max_bytes = max_bytes // 2
+        self._names = KeyedNames(_read_key(key_file))
         self._encoder = msgspec.json.Encoder()
         self._num_decided = 0
+        self._num_bytes = 0
+        self._file: BinaryIO | None = None
+        try:
+            self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            self._open()
+        except OSError as error:
+            raise ValueError(f"--decision-log {folder}: {error}") from error
 
     def worker(self, worker: WorkerState) -> None:
         """A worker was attached."""
@@ -55,16 +81,40 @@ class DecisionLog:
 
     def decided(self, line: Decided, fleet: Fleet) -> None:
         """A request has ended."""
+        if self._file is not None and self._num_bytes > self._max_bytes:
+            self._turn_over(fleet)
         if self._num_decided % _SPEED_EVERY == 0:
             self._speed(fleet)
         self._num_decided += 1
-        self._write(line)
+        hashes = np.frombuffer(line.hashes[: MAX_BLOCKS * _HASH_BYTES], "<u8")
+        keyed = self._names.blocks(hashes).astype("<u8").tobytes()
+        session = self._names.text(line.session)
+        self._write(msgspec.structs.replace(line, hashes=keyed, session=session))
 
     def close(self, fleet: Fleet) -> None:
         """Writes what is left."""
-        if not self._file.closed:
+        if self._file is not None:
             self._speed(fleet)
-            self._file.close()
+        self._end()
+
+    def _open(self) -> None:
+        # HAZARD: in a folder that others may write to, the name may be a link to somewhere else.
+        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC
+        descriptor = os.open(self._path, flags, 0o600)
+        self._file = os.fdopen(descriptor, "ab", buffering=_BUFFER)
+        os.fchmod(descriptor, 0o600)
+        self._num_bytes = os.fstat(descriptor).st_size
+
+    def _turn_over(self, fleet: Fleet) -> None:
+        self._end()
+        try:
+            self._path.replace(self._path.with_suffix(".1.jsonl"))
+            self._open()
+        except OSError as error:
+            self._give_up(error)
+        for worker in fleet.workers:
+            self.worker(worker)
+        self._num_decided = 0
 
     def _speed(self, fleet: Fleet) -> None:
         factors = {w.worker_id: fleet.pace.factor(w.row) for w in fleet.workers}
@@ -72,7 +122,44 @@ class DecisionLog:
             self._write(FleetSpeed(costs=fleet.pace.costs, factors=factors))
 
     def _write(self, line: LogLine) -> None:
-        self._file.write(self._encoder.encode(line) + b"\n")
+        if self._file is None:
+            return
+        data = self._encoder.encode(line) + b"\n"
+        try:
+            self._num_bytes += self._file.write(data)
+        except OSError as error:
+            self._give_up(error)
+
+    def _end(self) -> None:
+        file, self._file = self._file, None
+        if file is None:
+            return
+        try:
+            file.close()
+        except OSError as error:
+            self._give_up(error)
+
+    def _give_up(self, error: OSError) -> None:
+        logger.error("the decision log %s ends here: %s", self._path, error)
+        file, self._file = self._file, None
+        if file is not None:
+            with contextlib.suppress(OSError):  # what is in the buffer has no place
+                file.close()
+
+
+def _read_key(path: str) -> bytes:
+    if not path:
+        return secrets.token_bytes(KEY_BYTES)
+    try:
+        secret = Path(path).read_bytes().strip()
+    except OSError as error:
+        raise ValueError(f"--decision-log-key-file {path}: {error}") from error
+    if len(secret) < _MIN_SECRET_BYTES:
+        raise ValueError(
+            f"--decision-log-key-file {path} holds fewer than {_MIN_SECRET_BYTES} bytes: fill it "
+            "with what nobody guesses, such as `openssl rand -hex 32` writes"
+        )
+    return hashlib.blake2b(secret, digest_size=KEY_BYTES).digest()
 
 
 def read_decisions(path: str) -> Iterator[LogLine]:
@@ -96,7 +183,7 @@ def read_decisions(path: str) -> Iterator[LogLine]:
                 yield decoder.decode(line)
             except msgspec.DecodeError as error:
                 if number == len(lines):
-                    return  # cut off when its gateway was killed
+                    break  # cut off when its gateway was killed
                 raise ValueError(
                     f"{file}:{number} is no line of a decision log: {error}"
                 ) from error

@@ -1,4 +1,4 @@
-"""The lines of a decision log. They hold no text and no tokens, only salted hashes of blocks."""
+"""The lines of a decision log. They hold no text and no tokens, only keyed hashes of blocks."""
 
 from __future__ import annotations
 
@@ -19,8 +19,9 @@ class Decided(msgspec.Struct, kw_only=True, tag="decided"):
     """Generated."""
     page_size: int
     hashes: bytes
-    """Of the prompt's full blocks, as little-endian uint64."""
+    """Of the prompt's full blocks, as little-endian uint64; in a log, of the first ones, keyed."""
     session: str
+    """Empty where the client names none; in a log a keyed hash."""
     worker_id: str
     """That took it at last."""
     attempt: int

@@ -84,8 +84,7 @@ class ServedModel:
         self._isolation = Isolation(route.routing.max_request_attempts, self._channels)
         self._resumption = Resumption(route.routing, self._isolation, self._place, self.stats)
         self.load = LoadMeter(self.stats, fleet, time.monotonic)
-        folder = route.routing.decision_log
-        self._log_file = DecisionLog(folder, route.name, gateway_id) if folder else None
+        self._log_file = _decision_log(route, gateway_id)
 
     @property
     def ready(self) -> bool:
@@ -394,6 +393,19 @@ class ServedModel:
 
     def _log(self, message: str, *values: object, request_id: str | None = None) -> None:
         logger.info(message, *values, extra={"model": self.route.name, "request_id": request_id})
+
+
+def _decision_log(route: ModelRoute, gateway_id: str) -> DecisionLog | None:
+    options = route.routing
+    if not options.decision_log:
+        return None
+    return DecisionLog(
+        options.decision_log,
+        route.name,
+        gateway_id,
+        max_bytes=options.decision_log_mib << 20,
+        key_file=options.decision_log_key_file,
+    )
 
 
 def _wrap(seed: int) -> int:

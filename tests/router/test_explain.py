@@ -2,15 +2,25 @@
 
 from __future__ import annotations
 
+import os
+import resource
+import stat
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 from router.config import ModelRoute, RoutingConfig
-from router.explain import Decided, WorkerSeen, read_decisions
+from router.explain import Decided, DecisionLog, WorkerSeen, read_decisions
+from router.explain.keyed import KEY_BYTES, KeyedNames
+from router.explain.log import MAX_BLOCKS
+from router.fleet import Fleet
 from router.fleet.explain import PooledCache
 
+PAGE = 16
 TEXT = "one two three four five six the quick brown fox jumps over the lazy dog " * 4
 PREFIX = "x-rayfleet-"
 
@@ -87,6 +97,158 @@ async def test_the_log_has_every_request_and_no_text(rig, tmp_path):
     for line in decided:
         assert len(line.hashes) // 8 == line.num_tokens // line.page_size
         assert line.num_output == len(rig.tokenizer.encode(rig.answer)) + 1
+
+
+def decided(hashes: np.ndarray, session: str = "") -> Decided:
+    return Decided(
+        request_id="r",
+        at=1.0,
+        num_tokens=len(hashes) * PAGE,
+        num_output=1,
+        page_size=PAGE,
+        hashes=hashes.astype("<u8").tobytes(),
+        session=session,
+        worker_id="w",
+        attempt=0,
+        hit_tokens=0,
+        achievable_hit_tokens=0,
+        pooled_hit_tokens=0,
+        cached_tokens=0,
+        predicted_s=0.1,
+        first_token_s=0.1,
+        regret_s=0.0,
+    )
+
+
+def written(folder: Path, *lines: Decided, gateway: str = "gw", **options: object) -> list[Decided]:
+    """What there is to read of a gateway's log once it has taken these lines."""
+    log = DecisionLog(str(folder), "stub", gateway, **{"max_bytes": 1 << 20, **options})
+    for line in lines:
+        log.decided(line, Fleet())
+    log.close(Fleet())
+    files = sorted(folder.glob(f"stub-{gateway}*.jsonl"))
+    found = [line for file in files for line in read_decisions(str(file))]
+    return [line for line in found if isinstance(line, Decided)]
+
+
+@contextmanager
+def usual_umask() -> Iterator[None]:
+    before = os.umask(0o022)
+    try:
+        yield
+    finally:
+        os.umask(before)
+
+
+def test_nobody_else_may_read_the_log(tmp_path):
+    folder = tmp_path / "new" / "log"
+    with usual_umask():
+        written(folder, decided(np.arange(400_000, dtype=np.uint64)), max_bytes=4096)
+        written(folder, *[decided(np.arange(9, dtype=np.uint64))] * 40, max_bytes=4096)
+    assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+    assert {stat.S_IMODE(path.stat().st_mode) for path in folder.iterdir()} == {0o600}
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.write_text("mine")
+    (folder / "stub-gw2.jsonl").symlink_to(elsewhere)
+    with pytest.raises(ValueError, match=r"--decision-log .*new/log"):
+        written(folder, gateway="gw2")
+    assert elsewhere.read_text() == "mine"
+
+
+def test_the_log_is_bounded_and_goes_on(tmp_path):
+    """Half of it is the file before; each record has so many hashes at most."""
+    max_bytes = 40_000
+    lines = [decided(np.arange(n, n + 20, dtype=np.uint64)) for n in range(1000)]
+    left = written(tmp_path, *lines, max_bytes=max_bytes)
+    names = sorted(path.name for path in tmp_path.iterdir())
+    assert names == ["stub-gw.1.jsonl", "stub-gw.jsonl"]
+    size = sum(path.stat().st_size for path in tmp_path.iterdir())
+    assert max_bytes * 0.4 < size < max_bytes + 2000
+    assert 10 < len(left) < len(lines)
+    tail = np.frombuffer(left[-1].hashes, "<u8")
+    assert np.frombuffer(left[-2].hashes, "<u8")[1:].tolist() == tail[:-1].tolist()
+
+    [longest] = written(
+        tmp_path / "long", decided(np.arange(MAX_BLOCKS + 9, dtype=np.uint64)), max_bytes=1 << 20
+    )
+    assert len(longest.hashes) == 8 * MAX_BLOCKS
+    assert longest.num_tokens == (MAX_BLOCKS + 9) * PAGE
+
+
+async def test_each_file_of_the_log_begins_with_the_workers(rig, tmp_path, monkeypatch):
+    await rig.start(models=routes(rig, decision_log=str(tmp_path), decision_log_mib=1))
+    monkeypatch.setattr(rig.gateway.model("stub")._log_file, "_max_bytes", 2000)
+    for _ in range(8):
+        await rig.complete(TEXT, max_tokens=2)
+    await rig.stop()
+    files = sorted(tmp_path.iterdir())
+    assert len(files) == 2
+    for file in files:
+        workers = {x.worker_id for x in read_decisions(str(file)) if isinstance(x, WorkerSeen)}
+        assert workers == {"w0", "w1"}
+
+
+def test_hashes_of_a_log_are_keyed(tmp_path):
+    """Who has the log and guesses a prompt finds no hash of it; equal prefixes stay equal."""
+    guessed = np.array([5, 2**63 + 1, 0], np.uint64)
+    line = decided(guessed, "alice@example.org")
+    a, again = written(tmp_path, line, decided(guessed[:2], "alice@example.org"), gateway="a")
+    [b] = written(tmp_path, line, gateway="b")
+    known, other = (np.frombuffer(found.hashes, "<u8") for found in (a, b))
+    assert not np.isin([*known, *other], guessed).any()
+    assert not np.isin(known, other).any()
+    assert len(np.unique(known)) == 3
+    assert (again.hashes, again.session) == (a.hashes[:16], a.session)
+    assert a.session != b.session
+    assert all(b"alice" not in path.read_bytes() for path in tmp_path.iterdir())
+
+
+def test_gateways_may_share_a_key(tmp_path):
+    key = tmp_path / "key"
+    key.write_text("0123456789abcdef\n")
+    line = decided(np.arange(4, dtype=np.uint64), "alice")
+    folder = tmp_path / "logs"
+    [a], [b] = (written(folder, line, gateway=name, key_file=str(key)) for name in ("a", "b"))
+    assert (a.hashes, a.session) == (b.hashes, b.session) != (line.hashes, line.session)
+    key.write_text("short")
+    for path, problem in ((key, "fewer than 16 bytes"), (tmp_path / "none", "No such file")):
+        with pytest.raises(ValueError, match=f"--decision-log-key-file .*{problem}"):
+            written(folder, key_file=str(path))
+    with pytest.raises(ValueError, match="--decision-log-mib"):
+        RoutingConfig(decision_log_mib=0)
+
+
+def test_keyed_names_are_siphash():
+    """The eighth vector of its authors: key 00..0f, message 00..07."""
+    names = KeyedNames(bytes(range(KEY_BYTES)))
+    message = np.frombuffer(bytes(range(8)) * 5, "<u8")
+    assert names.blocks(message).tolist() == [0x93F5F5799A932462] * 5
+    assert names.blocks(message[:0]).tolist() == []
+    assert names.text("") == ""
+
+
+def test_a_full_disk_ends_the_log_and_no_request(tmp_path, caplog):
+    log = DecisionLog(str(tmp_path), "stub", "gw", max_bytes=1 << 30)
+    line = decided(np.arange(5000, dtype=np.uint64))
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, hard))  # Python ignores its signal
+    try:
+        for _ in range(10):
+            log.decided(line, Fleet())
+        log.close(Fleet())
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    [record] = [r for r in caplog.records if "ends here" in r.getMessage()]
+    assert record.levelname == "ERROR"
+
+
+def test_a_log_that_was_cut_off_hides_no_other(tmp_path):
+    """A gateway that was killed leaves half a line; the next file has its own."""
+    for gateway in ("a", "b"):
+        written(tmp_path, decided(np.arange(3, dtype=np.uint64)), gateway=gateway)
+    first = tmp_path / "stub-a.jsonl"
+    first.write_bytes(first.read_bytes()[:-20])
+    assert [type(line) for line in read_decisions(str(tmp_path))] == [Decided]
 
 
 def test_a_log_that_is_none_is_refused(tmp_path):

@@ -63,7 +63,7 @@ def test_requests_come_back_with_their_times_and_common_blocks() -> None:
 def test_command_compares_policies_with_what_was(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    log = DecisionLog(str(tmp_path), "model/name", "gw")
+    log = DecisionLog(str(tmp_path), "model/name", "gw", max_bytes=1 << 20)
     for line in lines():
         if isinstance(line, Decided):
             log.decided(line, Fleet())
