@@ -46,7 +46,7 @@ class Environment:
     """What `prepare()` set up; `close()` removes it again."""
 
     directory: Path
-    """Private (0700) and short: sockets, configuration of HAProxy, the Ray token."""
+    """Private (0700) and short: sockets, configuration of HAProxy, the Ray token, Ray's files."""
     haproxy: bool
     """Whether HAProxy takes the requests; else Ray Serve's Python proxy does."""
     serve_host: str
@@ -55,10 +55,13 @@ class Environment:
     """Kept for this fleet, where HAProxy takes the requests."""
 
     def close(self) -> None:
-        """Removes the directory with the token and the sockets in it, and gives ports back."""
+        """Removes the directory with the token and the sockets in it; what Ray logged stays.
+
+        Gives ports back.
+        """
         if self.gateway_ports is not None:
             self.gateway_ports.close()
-        shutil.rmtree(self.directory, ignore_errors=True)
+        remove_private_directory(self.directory)
 
 
 def prepare(
@@ -112,6 +115,33 @@ def has_haproxy() -> bool:
 def private_directory() -> Path:
     """A new directory of mode 0700. Short, as a socket's path may have 107 bytes."""
     return Path(tempfile.mkdtemp(prefix="rf-", dir="/tmp"))
+
+
+def ray_directory(directory: Path) -> Path:
+    """Where a local cluster's Ray puts sockets, logs and what it spills.
+
+    Ray lets everyone write there, in /tmp/ray by default: other users of the machine could put
+    their own sockets in the place of ours. Nobody else gets through the private `directory`.
+    """
+    return directory / "ray"
+
+
+def remove_private_directory(directory: Path) -> None:
+    """Removes all of it but Ray's logs, which are wanted most when a fleet has ended badly."""
+    logs = list(ray_directory(directory).glob("session_[0-9]*/logs"))
+    _remove_all_but(logs, directory)
+
+
+def _remove_all_but(kept: list[Path], path: Path) -> None:
+    if path in kept:
+        return
+    if path.is_symlink() or not path.is_dir():
+        path.unlink(missing_ok=True)
+    elif any(folder.is_relative_to(path) for folder in kept):
+        for child in list(path.iterdir()):
+            _remove_all_but(kept, child)
+    else:
+        shutil.rmtree(path, ignore_errors=True)
 
 
 def ray_settings() -> dict[str, str]:

@@ -71,10 +71,10 @@ class LocalFleet:
 
     @property
     def log_directory(self) -> str:
-        """Where Ray keeps the logs of all processes of this fleet."""
-        import ray
+        """Where Ray keeps the logs of all processes of this fleet; they stay when it ends."""
+        from ray._private.worker import _global_node
 
-        return f"/tmp/ray/{ray.get_runtime_context().get_session_name()}/logs"
+        return str(_global_node.get_logs_dir_path())
 
     def start(self) -> None:
         """Returns when a worker can take requests.
@@ -147,7 +147,10 @@ class LocalFleet:
         if self._address is not None:
             join_ray(self._address)
         else:
-            init_local_ray(max(os.cpu_count() or 1, self._num_cpus_reserved()))
+            assert self._environment is not None
+            init_local_ray(
+                self._environment.directory, max(os.cpu_count() or 1, self._num_cpus_reserved())
+            )
         self._report("Ray is up")
 
     def _start_proxies(self) -> None:

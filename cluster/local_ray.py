@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import os
-import shutil
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 from cluster.environment import (
     ENABLE_HAPROXY,
     NO_HAPROXY,
     local_ray_settings,
     private_directory,
+    ray_directory,
     ray_settings,
+    remove_private_directory,
     require_authentication,
 )
 
@@ -23,10 +25,11 @@ HEAD_RESOURCE = "node:__internal_head__"
 """Ray's own; the head's node alone offers it, and Serve's controller asks for it, too."""
 
 
-def init_local_ray(num_cpus: int | None = None) -> None:
+def init_local_ray(directory: Path, num_cpus: int | None = None) -> None:
     """Starts Ray on loopback. The environment has been set before, as `local_ray` does.
 
     Args:
+        directory: the private one, where Ray's files go, too.
         num_cpus: that it may give away; as many as the machine has unless given.
     """
     import ray
@@ -39,6 +42,7 @@ def init_local_ray(num_cpus: int | None = None) -> None:
         log_to_driver=False,
         logging_level="error",
         _node_ip_address="127.0.0.1",
+        _temp_dir=str(ray_directory(directory)),
     )
 
 
@@ -116,11 +120,11 @@ def local_ray(num_cpus: int | None = None) -> Iterator[None]:
         os.environ.setdefault(name, value)
     try:
         require_authentication(directory)
-        init_local_ray(num_cpus)
+        init_local_ray(directory, num_cpus)
         yield
     finally:
         if "ray" in sys.modules:
             sys.modules["ray"].shutdown()
         os.environ.clear()
         os.environ.update(before)
-        shutil.rmtree(directory, ignore_errors=True)
+        remove_private_directory(directory)

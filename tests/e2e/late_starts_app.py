@@ -23,7 +23,7 @@ def main() -> None:
     asked = json.loads(sys.argv[1])
     environment = prepare(host="127.0.0.1", port=asked["port"], haproxy=False)
     try:
-        init_local_ray(num_cpus=8)
+        init_local_ray(environment.directory, num_cpus=8)
         from ray import serve
         from ray.serve.config import HTTPOptions
 

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import re
 import socket
+import stat
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -79,6 +83,24 @@ def test_a_key_is_nowhere_to_be_seen(fleet: RunningFleet, secret: str) -> None:
     assert not [path for path in files if key in path.read_bytes()]
 
 
+def test_nobody_else_can_write_to_what_a_fleet_uses(fleet: RunningFleet) -> None:
+    """Ray makes folders and sockets that all may write to: none is where others get to."""
+    used = set()
+    for pid in fleet.processes():
+        command_line = Path(f"/proc/{pid}/cmdline").read_bytes()
+        for option in (b"session_dir", b"temp_dir", b"store_socket_name", b"raylet_socket_name"):
+            found = re.findall(rb"--" + option + rb"=([^\0]+)", command_line)
+            used |= {Path(path.decode()) for path in found}
+        used |= set(_open_files(pid))
+    sessions = {path for path in used if path.name.startswith("session_")}
+    (session,) = {path for path in sessions if path.parent.name == "ray"}
+    runtime = Path(fleet.ray()[1]["RAYFLEET_RUNTIME_DIRECTORY"])
+    used |= {session.parent, *session.parent.rglob("*"), runtime, *runtime.rglob("*")}
+    names = {path.name for path in used}
+    assert {"raylet", "plasma_store", "attach", "haproxy.cfg"} <= names, sorted(names)
+    assert [str(path) for path in sorted(used) if _others_may_write(path)] == []
+
+
 def test_doctor_knows_a_cluster_and_whether_it_is_let_in(
     fleet: RunningFleet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -101,6 +123,35 @@ def _socket_inode(fd: Path) -> str | None:
     except OSError:
         return None
     return target[8:-1] if target.startswith("socket:[") else None
+
+
+def _open_files(pid: int) -> Iterator[Path]:
+    """Files that a process has open to write, and the paths of its Unix sockets."""
+    sockets = {}
+    for line in Path("/proc/net/unix").read_text().splitlines()[1:]:
+        row = line.split(maxsplit=7)
+        if len(row) == 8 and row[7].startswith("/"):
+            sockets[row[6]] = Path(row[7])
+    for fd in Path(f"/proc/{pid}/fd").glob("*"):
+        with contextlib.suppress(OSError):
+            target = str(fd.readlink())
+            info = Path(f"/proc/{pid}/fdinfo/{fd.name}").read_text()
+            writes = int(re.findall(r"^flags:\s*(\d+)", info, re.MULTILINE)[0], 8) & os.O_ACCMODE
+            if (inode := _socket_inode(fd)) in sockets:
+                yield sockets[inode]
+            elif target.startswith("/") and writes:
+                yield Path(target)
+
+
+def _others_may_write(path: Path) -> bool:
+    """Whether a user who is neither the owner nor of its group gets there, and may change it."""
+    try:
+        status = path.stat()
+    except OSError:  # gone, or it never had a name
+        return False
+    if stat.S_ISCHR(status.st_mode) or not status.st_mode & stat.S_IWOTH:
+        return False
+    return all(parent.stat().st_mode & stat.S_IXOTH for parent in path.resolve().parents)
 
 
 def _listeners(table: Path) -> list[tuple[str, str]]:
