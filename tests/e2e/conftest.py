@@ -146,7 +146,7 @@ class RunningFleet:
         pytest.fail(f"rayfleet serve is not ready after {timeout_s} s")
 
 
-def start_fleet(folder: Path, *arguments: str) -> RunningFleet:
+def start_fleet(folder: Path, *arguments: str, stdout: int | None = None) -> RunningFleet:
     """Starts `rayfleet serve` outside the source tree, its key in the environment."""
     port = free_ports(1)[0]
     base_url = f"http://127.0.0.1:{port}"
@@ -154,6 +154,7 @@ def start_fleet(folder: Path, *arguments: str) -> RunningFleet:
     process = subprocess.Popen(
         [*command, *arguments],
         cwd=folder,
+        stdout=stdout,
         env={
             **os.environ,
             "RAYFLEET_TEST": base_url,
