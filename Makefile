@@ -7,6 +7,7 @@
 # make check-overload ten times too much load over HTTP for a minute
 # make check-autoscale  workers follow a load step and ten minutes of noisy load (15 minutes)
 # make check-tenants  one API key cannot tell what another has asked (ten minutes)
+# make check-hostile  a fleet under ten thousand hostile requests, heavy bodies, half requests (30 minutes)
 # make demo-models    train the demo models again (up to an hour each)
 # make check-speculative  drafts change no token: every combination of features (ten minutes)
 
@@ -22,7 +23,7 @@ TEST_ARGS ?=
 TEST_PROCESSES ?= -n $(shell n=$$(nproc); echo $$((n < 2 ? 2 : n > 6 ? 6 : n))) \
 	--dist loadscope --no-loadscope-reorder
 
-.PHONY: install serve test lint check-install check-autoscale check-nodes check-overload \
+.PHONY: install serve test lint check-install check-autoscale check-hostile check-nodes check-overload \
 	check-rolling-update check-tenants demo-models check-speculative
 .DEFAULT_GOAL := serve
 
@@ -67,6 +68,9 @@ check-autoscale: $(STAMP)
 
 check-tenants: $(STAMP)
 	$(BIN)/python -m cluster.bench.tenants --json $(ARGS)
+
+check-hostile: $(STAMP)
+	$(BIN)/python -m tests.e2e.check_hostile --json $(ARGS)
 
 demo-models: $(STAMP)
 	$(BIN)/python -m deploy.models.train --output deploy/models/demo

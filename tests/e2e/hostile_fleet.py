@@ -188,7 +188,7 @@ class MemoryLog:
         self._fleet = fleet
         self._period_s = period_s
         self._kinds: dict[int, str] = {}
-        self._logs: dict[int, _Log] = {}
+        self._logs: dict[int, MemorySamples] = {}
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._watch, daemon=True)
         self.refresh()
@@ -211,25 +211,15 @@ class MemoryLog:
         for pid, kind in self._fleet.kinds().items():
             if pid not in self._logs:
                 self._kinds[pid] = kind
-                self._logs[pid] = _Log()
+                self._logs[pid] = MemorySamples()
 
-    def growth(self, since: float, until: float, before_s: float = 1.0) -> dict[str, float]:
-        """MiB by which each kind's process that grew most was larger, at most, than before."""
-        return self._by_kind(
-            {
-                pid: log.largest(since, until) - log.middle(since - before_s, since)
-                for pid, log in self._logs.items()
-            }
-        )
+    def growth(self, since: float, until: float) -> dict[str, float]:
+        """MiB by kind, of the process of it that grew most: see MemorySamples."""
+        return self._by_kind({pid: log.growth(since, until) for pid, log in self._logs.items()})
 
-    def kept(self, since: float, now: float, before_s: float = 1.0) -> dict[str, float]:
-        """MiB that are left of it in the last half second."""
-        return self._by_kind(
-            {
-                pid: log.middle(now - 0.5, now) - log.middle(since - before_s, since)
-                for pid, log in self._logs.items()
-            }
-        )
+    def kept(self, since: float, now: float) -> dict[str, float]:
+        """The same of what is left."""
+        return self._by_kind({pid: log.kept(since, now) for pid, log in self._logs.items()})
 
     def _by_kind(self, values: Mapping[int, float]) -> dict[str, float]:
         found: dict[str, float] = {}
@@ -244,7 +234,7 @@ class MemoryLog:
                 log.add(time.monotonic(), resident_mib(pid))
 
 
-class _Log:
+class MemorySamples:
     """Of one process."""
 
     def __init__(self) -> None:
@@ -252,13 +242,19 @@ class _Log:
         self._mib = array("f")
 
     def add(self, at: float, mib: float) -> None:
+        """It had so much at that time."""
         self._mib.append(mib)
         self._times.append(at)
 
-    def largest(self, since: float, until: float) -> float:
-        return max(self._between(since, until), default=0.0)
+    def growth(self, since: float, until: float) -> float:
+        """MiB that it had more, at most, than in the second before."""
+        return max(self._between(since, until), default=0.0) - self._middle(since - 1.0, since)
 
-    def middle(self, since: float, until: float) -> float:
+    def kept(self, since: float, now: float) -> float:
+        """MiB that it still has more, as the last half second tells."""
+        return self._middle(now - 0.5, now) - self._middle(since - 1.0, since)
+
+    def _middle(self, since: float, until: float) -> float:
         values = self._between(since, until)
         return statistics.median(values) if values else 0.0
 

@@ -258,7 +258,7 @@ def _noise(draw: st.DrawFn, target: Target) -> RawCase:
         b"CONNECT x:1 HTTP/1.1\r\n\r\n",
     ]
     greetings += [b"PROXY TCP4 1.1.1.1 1.1.1.1 1 1\r\n", b"\r\n" * 500, b"\0" * 100, b"EHLO x\r\n"]
-    noise = draw(st.sampled_from(greetings) | st.binary(max_size=300))
+    noise = draw(st.sampled_from(greetings) | st.binary(min_size=1, max_size=300))
     return RawCase(kind="noise", pieces=(noise,), deserves_answer=False)
 
 
