@@ -318,7 +318,8 @@ class ServedModel:
                 self.refused_grammars.add(grammar, error.rejection.message)
             param = spec.feasibility.param(error.rejection.param)
             raise bad_request(error.rejection.message, param) from error
-        completion.rejection = None
+        if not completion.finished:  # the answer may come after what it ended by
+            completion.rejection = None
         count_choice(self.stats, choice)
         routed = self.stats.routed
         routed[choice.worker_id] = routed.get(choice.worker_id, 0) + 1

@@ -60,8 +60,9 @@ NUM_SOCKETS = 10_000
 REQUESTS_S = 1800.0
 """For all of them together; what has not been sent by then is missing in the count."""
 AT_ONCE = 8
-AT_ONCE_BY_KIND = {"grammars": 4}
-"""As many as there are compiling processes: nobody waits for another's grammar."""
+AT_ONCE_BY_KIND = {"grammars": 2}
+"""As many as a worker has compiling processes: a grammar that has not been compiled in 8 s, because
+others are, is a 503 that says when to come back."""
 RAW_AT_ONCE = 32
 HEALTH_S = 1.0
 HALF_OPEN_S = 180.0

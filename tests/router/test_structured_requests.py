@@ -8,6 +8,8 @@ import time
 
 import pytest
 
+from worker.wire.messages import Rejection, TokenDelta
+
 SCHEMA = {"type": "object", "properties": {"b": {"type": "integer"}, "a": {"type": "null"}}}
 TAG = {
     "type": "structural_tag",
@@ -100,6 +102,35 @@ async def test_the_status_waits_for_the_worker_s_verdict(rig) -> None:
         error = response.json()["error"]
         assert error["message"].endswith("it is broken")
         assert (error["type"], error["param"]) == ("invalid_request_error", "structured_outputs")
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_contradiction_that_is_told_before_the_submit_s_answer(rig, stream) -> None:
+    """An engine may have ended a request before the front has answered for it."""
+    await rig.start(running=False)
+    for worker in rig.workers:
+        worker.answer_gate.clear()
+    form = {"structured_outputs": {"regex": "a"}}
+    work = asyncio.create_task(rig.complete(stream=stream, **form))
+    await rig.until(lambda: any(worker.running for worker in rig.workers))
+    [worker] = [worker for worker in rig.workers if worker.running]
+    [(request_id, running)] = worker.running.items()
+    worker.running.clear()
+    attempt = running.submit.attempt
+    delta = TokenDelta(request_id, attempt, [], "error", error="no token is left")
+    delta.rejection = Rejection(
+        request_id=request_id,
+        attempt=attempt,
+        message="no token is left",
+        status=400,
+        param="structured_outputs",
+    )
+    worker.update([delta], [])
+    await rig.until(lambda: rig.gateway.model("stub").stats.finished["error"] == 1)
+    worker.answer_gate.set()
+    response = await work
+    assert response.status_code == 400, response.text
+    assert response.json()["error"]["param"] == "structured_outputs"
 
 
 async def test_choices_follow_the_first_one_of_their_grammar(rig) -> None:
