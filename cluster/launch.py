@@ -27,6 +27,10 @@ from cluster.local_ray import (
 )
 
 APPLICATION = "rayfleet"
+RAY_IS_SLOW = "timed out during startup"
+"""What Ray says where its own processes were not there in time."""
+START_TRIES = 3
+"""The later ones find files and code in memory, which takes most of a first start's time."""
 Report = Callable[[str], None]
 
 
@@ -148,8 +152,10 @@ class LocalFleet:
             join_ray(self._address)
         else:
             assert self._environment is not None
-            init_local_ray(
-                self._environment.directory, max(os.cpu_count() or 1, self._num_cpus_reserved())
+            start_local_ray(
+                self._environment.directory,
+                max(os.cpu_count() or 1, self._num_cpus_reserved()),
+                self._report,
             )
         self._report("Ray is up")
 
@@ -244,6 +250,27 @@ def root_cause_last(text: str) -> str:
     named = ("Error: ", "RankFailure: ", "Unavailable: ")
     causes = [line for line in lines if any(name in line for name in named)]
     return "\n".join([*lines, "", causes[-1].strip()]) if causes else text
+
+
+def start_local_ray(directory: Path, num_cpus: int, report: Callable[[str], None]) -> None:
+    """Starts Ray, once more where the machine was too busy for Ray's patience.
+
+    Ray gives its own processes 30 seconds, which nothing sets, and leaves them behind.
+
+    Args:
+        directory: the fleet's private one.
+        num_cpus: that Ray may give away.
+        report: is told of another try.
+    """
+    for tries_left in reversed(range(START_TRIES)):
+        try:
+            init_local_ray(directory, num_cpus)
+            return
+        except Exception as error:  # Ray raises no other type
+            if RAY_IS_SLOW not in str(error) or not tries_left:
+                raise
+        report("Ray's processes were not there within 30 s: starting them once more")
+        end_processes_of(directory, grace_s=0.0)
 
 
 def end_processes_of(directory: Path, grace_s: float) -> None:

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from cluster import launch
 from cluster.environment import (
     NODE_WRAPPER,
     Environment,
@@ -30,7 +31,7 @@ from cluster.environment import (
     serve_settings,
 )
 from cluster.haproxy import BINARY_VARIABLE, confine
-from cluster.launch import end_processes_of, refuse_used_port, root_cause_last
+from cluster.launch import end_processes_of, refuse_used_port, root_cause_last, start_local_ray
 from cluster.local_ray import proxy_warning
 from cluster.ports import free_ports
 
@@ -164,7 +165,9 @@ def test_of_what_a_fleet_leaves_there_are_logs_alone() -> None:
         (folder / "file").touch()
     (ray_directory(directory) / "session_latest").symlink_to(session)
     (directory / "ray-token").touch()
-    environment = Environment(directory=directory, haproxy=True, serve_host="127.0.0.1")
+    environment = Environment(
+        directory=directory, haproxy=True, serve_host="127.0.0.1", gateway_ports=None
+    )
     environment.close()
     try:
         files = [path for path in directory.rglob("*") if not path.is_dir()]
@@ -176,7 +179,7 @@ def test_of_what_a_fleet_leaves_there_are_logs_alone() -> None:
     environment.close()  # there is nothing any more
 
     empty = private_directory()
-    Environment(directory=empty, haproxy=True, serve_host="127.0.0.1").close()
+    Environment(directory=empty, haproxy=True, serve_host="127.0.0.1", gateway_ports=None).close()
     assert not empty.exists()
 
 
@@ -205,3 +208,42 @@ def test_the_root_cause_comes_last() -> None:
     assert "\x1b" not in "".join(lines)
     chained = "hub.NotFoundError: words\nworker.wire.retry.Unavailable: download it first\n"
     assert root_cause_last(chained).splitlines()[-1].endswith("Unavailable: download it first")
+
+
+@pytest.mark.parametrize(
+    ("message", "num_failures", "num_calls"),
+    [
+        ("The current node timed out during startup. This could happen because", 2, 3),
+        ("The current node timed out during startup. This could happen because", 3, 3),
+        ("no space left on device", 3, 1),
+    ],
+)
+def test_a_ray_that_a_busy_machine_made_slow_is_started_again(
+    message: str,
+    num_failures: int,
+    num_calls: int,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    calls: list[Path] = []
+    left: list[subprocess.Popen[bytes]] = []
+    environment = {**os.environ, "RAYFLEET_RUNTIME_DIRECTORY": str(tmp_path)}
+
+    def init(directory: Path, num_cpus: int | None) -> None:
+        calls.append(directory)
+        assert all(child.wait(timeout=120) for child in left), "what was left is ended before"
+        if len(calls) <= num_failures:
+            child = [sys.executable, "-c", "import time; time.sleep(600)"]
+            left.append(subprocess.Popen(child, env=environment))
+            raise Exception(message)  # as Ray does
+
+    monkeypatch.setattr(launch, "init_local_ray", init)
+    told: list[str] = []
+    if num_failures < num_calls:
+        start_local_ray(tmp_path, 1, told.append)
+    else:
+        with pytest.raises(Exception, match=message):
+            start_local_ray(tmp_path, 1, told.append)
+    assert len(calls) == num_calls
+    assert len(told) == num_calls - 1
+    end_processes_of(tmp_path, grace_s=0.0)
