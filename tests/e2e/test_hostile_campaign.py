@@ -183,7 +183,7 @@ async def test_an_answer_that_does_not_come_or_breaks_off_is_none() -> None:
         assert problem.fault == "unanswered"
 
 
-async def test_a_neighbour_that_gets_anothers_answer_notices() -> None:
+async def test_a_neighbour_with_the_answer_of_another_notices() -> None:
     text = b"HTTP/1.1 200 OK\r\nX-Request-Id: %s\r\nContent-Length: 2\r\n\r\n{}"
     async with server(text % b"another") as port:
         neighbour = Neighbour(f"http://127.0.0.1:{port}", "m", KEY)
