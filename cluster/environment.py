@@ -32,7 +32,10 @@ long a gateway may be silent is none of it: HAProxy then waits for LONGEST_STREA
 DIRECTORY_VARIABLE = "RAYFLEET_RUNTIME_DIRECTORY"
 """Names the private directory in the environment of every process of a local cluster."""
 
-SPAWNED_BY_HAPROXY_MANAGER = Path(__file__).with_name("haproxy.py")
+START_HAPROXY = (
+    "import sys; sys.path.append(sys.argv.pop(1)); from cluster.haproxy import main; main()"
+)
+"""What Serve starts, in a Python that finds nothing but its standard library and the project."""
 NODE_WRAPPER = "rayfleet-haproxy"
 """The same as an installed program, for nodes that are started by other means."""
 ENABLE_HAPROXY = "RAY_SERVE_ENABLE_HA_PROXY"
@@ -249,8 +252,9 @@ def haproxy_settings(
     """
     directory.mkdir(mode=0o700, parents=True, exist_ok=True)
     wrapper = directory / "haproxy"
+    project = Path(__file__).resolve().parents[1]
     wrapper.write_text(
-        f'#!/bin/sh\nexec "{sys.executable}" -SE "{SPAWNED_BY_HAPROXY_MANAGER}"'
+        f'#!/bin/sh\nexec "{sys.executable}" -SI -c \'{START_HAPROXY}\' "{project}"'
         f' "{_haproxy_binary()}" "{host}" {port} "$@"\n'
     )
     wrapper.chmod(0o700)

@@ -1,6 +1,6 @@
-"""Started by Ray Serve in place of the HAProxy binary; becomes it after four corrections.
+"""Started by Ray Serve in place of the HAProxy binary; runs it after three corrections.
 
-    python -SE haproxy.py BINARY HOST PORT [HAProxy's own arguments]
+    <START_HAPROXY of cluster.environment> BINARY HOST PORT [HAProxy's own arguments]
     rayfleet-haproxy [HAProxy's own arguments]
 
 The first is for the cluster that `rayfleet serve` starts on one machine: its API port alone listens
@@ -15,25 +15,24 @@ wheel, and leaves the API port where Serve's `http_options` have it.
 3. It would wait for half a request as long as for a stream, and let few such connections in: a
    client gets REQUEST_TIMEOUT_S for a request, and there is room for as many clients as there are
    file descriptors. A request id that cannot be decoded would be Serve's error: it is taken off.
-4. HAProxy would outlive a killed parent: the kernel is asked to end it with its parent.
 
-The process id stays the same, which Serve checks. A configuration that has been corrected before
-stays as it is. Imports nothing but the standard library, and Ray's wheel on nodes.
+It ends with its fleet and not before, which `cluster.haproxy_guard` sees to. A configuration that
+has been corrected before stays as it is. Imports nothing but the standard library, and Ray's wheel
+on nodes.
 """
 
 from __future__ import annotations
 
-import ctypes
 import os
 import re
 import resource
-import signal
 import sys
 from pathlib import Path
 
+from cluster.haproxy_guard import Guard, can_guard, die_with_parent
+
 BINARY_VARIABLE = "RAY_SERVE_HAPROXY_BINARY_PATH"
 """Names what Serve starts as HAProxy."""
-PR_SET_PDEATHSIG = 1
 IDLE_CONNECTIONS = 8
 """Kept per gateway at most. A request may meet each of them closed, and is repeated as often."""
 REQUEST_TIMEOUT_S = 10
@@ -53,15 +52,15 @@ SIDE_SECTIONS = ("frontend prometheus", "listen stats")
 """Of Serve's template; nothing in a fleet asks them from another machine."""
 
 
-def main(argv: list[str]) -> None:
-    """Rewrites the configuration named after `-f`, then executes the binary."""
-    binary, host, port, *arguments = argv
-    _become(binary, arguments, host, int(port))
+def main() -> None:
+    """Rewrites the configuration named after `-f`, then runs the binary."""
+    binary, host, port, *arguments = sys.argv[1:]
+    _run(binary, arguments, host, int(port))
 
 
 def main_in_container() -> None:
     """The same without a host, for the binary of Ray's wheel."""
-    _become(bundled_binary(), sys.argv[1:])
+    _run(bundled_binary(), sys.argv[1:])
 
 
 def bundled_binary() -> str:
@@ -171,14 +170,13 @@ def _begin(configuration: str, section: str, *lines: str) -> str:
     return configuration.replace(f"\n{section}\n", f"\n{section}\n{''.join(written)}")
 
 
-def _become(
+def _run(
     binary: str, arguments: list[str], host: str | None = None, port: int | None = None
 ) -> None:
     path = Path(arguments[arguments.index("-f") + 1])
-    path.write_text(correct(path.read_text(), host, port))
-    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    configuration = correct(path.read_text(), host, port)
+    path.write_text(configuration)
+    if "-c" not in arguments and can_guard(configuration):
+        sys.exit(Guard(binary, arguments, configuration).run())
+    die_with_parent()
     os.execv(binary, [binary, *arguments])
-
-
-if __name__ == "__main__":
-    main(sys.argv[1:])

@@ -1,7 +1,6 @@
 """No request is lost on a connection that a reload or a gateway's end has found idle.
 
-HAProxy as Ray Serve starts it, through our wrapper and with our settings; gateways are sockets that
-close when they are told to.
+The gateways are sockets that close when they are told to.
 """
 
 from __future__ import annotations
@@ -13,14 +12,12 @@ import resource
 import shutil
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from cluster.environment import haproxy_settings, has_haproxy, private_directory
+from cluster.environment import has_haproxy, private_directory
 from cluster.haproxy import (
     BINARY_VARIABLE,
     IDLE_CONNECTIONS,
@@ -29,185 +26,9 @@ from cluster.haproxy import (
     REQUEST_TIMEOUT_VARIABLE,
     max_connections,
 )
-from cluster.ports import free_ports
-
-HOST = "127.0.0.1"
-PIECE = 2**16
-Connection = tuple[asyncio.StreamReader, asyncio.StreamWriter]
+from tests.cluster.serve_haproxy import PIECE, Gateway, Proxy, ask
 
 pytestmark = pytest.mark.skipif(not has_haproxy(), reason="HAProxy's wheel is not installed")
-
-
-@dataclass
-class Gateway:
-    """Answers with its name, and closes connections as a process that goes does."""
-
-    name: str
-    drops_used: bool = False
-    """Closes a connection that has been used when the next request comes: it came too late."""
-    num_dropped: int = 0
-    num_waiting: int = 0
-    heads: list[bytes] = field(default_factory=list)
-    go_on: asyncio.Event = field(default_factory=asyncio.Event)
-    port: int = 0
-    ended: list[asyncio.StreamWriter] = field(default_factory=list)
-    """Connections that ended amid a request or its answer."""
-    _idle: set[asyncio.StreamWriter] = field(default_factory=set)
-
-    async def start(self) -> None:
-        self._server = await asyncio.start_server(self._serve, HOST, 0)
-        self.port = self._server.sockets[0].getsockname()[1]
-
-    def go(self) -> None:
-        """Listens no more, and closes what is idle, unless that is `drops_used`."""
-        self._server.close()
-        for writer in () if self.drops_used else self._idle:
-            writer.close()
-
-    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        num_served = 0
-        with contextlib.suppress(asyncio.IncompleteReadError, ConnectionError):
-            while True:
-                self._idle.add(writer)
-                head = await reader.readuntil(b"\r\n\r\n")
-                self._idle.discard(writer)
-                self.heads.append(head)
-                if self.drops_used and num_served and b"/-/healthz" not in head:
-                    self.num_dropped += 1
-                    break
-                await reader.readexactly(_content_length(head))
-                if b"/pour" in head:
-                    await _pour(writer)
-                if b"/wait" in head:
-                    self.num_waiting += 1
-                    await self.go_on.wait()
-                name = self.name.encode()
-                writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%s" % (len(name), name))
-                num_served += 1
-        if writer not in self._idle:
-            self.ended.append(writer)
-        self._idle.discard(writer)
-        writer.close()
-
-
-async def _pour(writer: asyncio.StreamWriter) -> None:
-    """A response without an end."""
-    writer.write(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n")
-    while True:
-        writer.write(b"%x\r\n%s\r\n" % (PIECE, bytes(PIECE)))
-        await writer.drain()
-
-
-class Proxy:
-    """HAProxy under Ray Serve's own management."""
-
-    def __init__(self, directory: Path, fallback: Gateway) -> None:
-        from ray.serve._private.haproxy import HAProxyApi, HAProxyConfig
-        from ray.serve.config import HTTPOptions
-
-        (self.port,) = free_ports(1)
-        settings = haproxy_settings(directory / "haproxy", HOST, self.port, 10_000)
-
-        def ours(name: str) -> str:
-            return settings[f"RAY_SERVE_HAPROXY_{name}"]
-
-        config = HAProxyConfig(
-            socket_path=ours("SOCKET_PATH"),
-            server_state_base=ours("SERVER_STATE_BASE"),
-            server_state_file=ours("SERVER_STATE_FILE"),
-            nbthread=int(ours("NBTHREAD")),
-            stats_port=int(ours("STATS_PORT")),
-            metrics_port=int(ours("METRICS_PORT")),
-            metrics_enabled=False,
-            timeout_client_s=int(ours("TIMEOUT_CLIENT_S")),
-            timeout_server_s=int(ours("TIMEOUT_SERVER_S")),
-            hard_stop_after_s=int(ours("HARD_STOP_AFTER_S")),
-            retry_on=ours("RETRY_ON"),
-            retries=int(ours("RETRIES")),
-            bufsize=int(ours("TUNE_BUFSIZE")),
-            observe_error_limit=int(ours("OBSERVE_ERROR_LIMIT")),
-            health_check_inter=ours("HEALTH_CHECK_INTER"),
-            health_check_rise=int(ours("HEALTH_CHECK_RISE")),
-            has_received_routes=True,
-            has_received_servers=True,
-            http_options=HTTPOptions(host=HOST, port=self.port),
-        )
-        self.config: Any = config
-        self._api: Any = HAProxyApi(config, {}, ours("CONFIG_FILE_LOC"))
-        self._fallback = fallback
-
-    def _take(self, gateways: list[Gateway]) -> None:
-        from ray.serve._private.haproxy import BackendConfig, ServerConfig
-
-        servers = [ServerConfig(g.name, HOST, g.port) for g in [*gateways, self._fallback]]
-        backend = BackendConfig(
-            name="app",
-            path_prefix="/",
-            app_name="app",
-            servers=servers[:-1],
-            fallback_server=servers[-1],
-        )
-        self._api.set_backend_configs({"app": backend})
-
-    async def start(self, *gateways: Gateway) -> None:
-        self._take(list(gateways))
-        await self._api.start()
-        await asyncio.sleep(0.05)
-
-    async def reload(self, *gateways: Gateway) -> None:
-        self._take(list(gateways))
-        await self._api.reload()
-
-    async def wait_old_ended(self) -> None:
-        async with asyncio.timeout(10):
-            while self._api.has_alive_old_procs():
-                await asyncio.sleep(0.02)
-
-    async def stop(self) -> None:
-        await self._api.stop()
-
-    async def connect(self) -> Connection:
-        return await asyncio.open_connection(HOST, self.port)
-
-
-def _content_length(head: bytes) -> int:
-    lines = head.lower().split(b"\r\n")
-    return sum(int(line.split(b":")[1]) for line in lines if line.startswith(b"content-length:"))
-
-
-async def ask(
-    connection: Connection, path: str = "/", size: int = 8, *, in_two: bool = False
-) -> tuple[int, str, bool]:
-    """Status, body, and whether it was said to be the connection's last."""
-    reader, writer = connection
-    writer.write(f"POST {path} HTTP/1.1\r\nHost: h\r\nContent-Length: {size}\r\n\r\n".encode())
-    if in_two:
-        await asyncio.sleep(0.05)
-    writer.write(b"x" * size)
-    async with asyncio.timeout(60):
-        head = (await reader.readuntil(b"\r\n\r\n")).lower()
-        body = await reader.readexactly(_content_length(head))
-    return int(head.split()[1]), body.decode(), b"connection: close" in head
-
-
-@pytest.fixture
-async def fallback() -> Gateway:
-    gateway = Gateway("fallback")
-    await gateway.start()
-    return gateway
-
-
-@pytest.fixture
-async def proxy(fallback: Gateway, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Proxy]:
-    directory = private_directory()
-    proxy = Proxy(directory, fallback)
-    wrapper = str(directory / "haproxy" / "haproxy")
-    monkeypatch.setattr("ray.serve._private.haproxy.RAY_SERVE_HAPROXY_BINARY_PATH", wrapper)
-    try:
-        yield proxy
-    finally:
-        await proxy.stop()
-        shutil.rmtree(directory)
 
 
 async def test_an_idle_connection_outlives_a_reload_and_its_gateway(proxy: Proxy) -> None:

@@ -1,0 +1,375 @@
+"""Keeps HAProxy up: the process that Serve starts and knows, and HAProxy's parent.
+
+Serve starts one for its first configuration, and one for each later one, which is to take over from
+the one before. Each supervises one HAProxy, with the configuration that it was started with:
+
+- HAProxy that ends without having been told to is started again at once; ever later if it comes to
+  nothing by itself.
+- Serve's manager may be killed: HAProxy serves on, with what it was last told. The next manager
+  starts with a configuration that knows nobody, which is never loaded. Its guard adopts the guard
+  that there is and answers in its place, until the manager has one that does know somebody.
+- When the Ray node's raylet ends, so do guard and HAProxy. Where there is none to be seen, they end
+  with their parent.
+
+Serve takes what it started for HAProxy: it looks for its process id at the admin socket and sends
+signals to it. So the guard listens there, hands commands on to HAProxy's own socket, and puts its
+id into the answers; what ends HAProxy softly it hands on, too. Who kills the guard ends HAProxy,
+which is how Serve stops it.
+
+Files beside the admin socket: PID.cfg is the configuration of guard PID, PID.sock its HAProxy's
+socket; both are links where it has adopted another. Imports nothing but the standard library.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import re
+import selectors
+import signal
+import socket
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+RAYLET_VARIABLE = "RAY_RAYLET_PID"
+"""Names the raylet in the environment of all that it starts; Ray's own."""
+PR_SET_PDEATHSIG = 1
+POLL_S = 0.02
+"""Between two looks whether HAProxy answers for the first time."""
+ASK_TIMEOUT_S = 5.0
+"""For HAProxy, and for who asks the guard, to come to the point."""
+FIRST_TRIES = 3
+"""Of a HAProxy that is to take over: the one before it may be on its own way up or down."""
+LONG_RUN_S = 1.0
+"""Who has run so long, or was killed, did not fail by itself: it is started again at once."""
+SHORTEST_PAUSE_S = 0.05
+LONGEST_PAUSE_S = 10.0
+INFO, ADOPT = b"show info", b"adopt"
+"""Commands: HAProxy's, and one to a guard, which then ends with the connection that brought it."""
+SUFFIXES = ("sock", "cfg", "tmp")
+"""Of files that are named by a guard's process id; the last becomes the admin socket."""
+ADMIN_SOCKET = re.compile(r"(?m)^(\s*stats socket )(\S+)")
+
+
+def can_guard(configuration: str) -> bool:
+    """Whether the configuration has an admin socket, and the kernel pidfds (Linux 5.3)."""
+    if ADMIN_SOCKET.search(configuration) is None:
+        return False
+    try:
+        os.close(os.pidfd_open(os.getpid()))
+    except (AttributeError, OSError):
+        return False
+    return True
+
+
+def die_with_parent() -> None:
+    """Asks the kernel to kill this process when the thread that started it ends."""
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+class Guard:
+    """One HAProxy, or the guard of one.
+
+    Args:
+        binary: of HAProxy.
+        arguments: of Serve for it.
+        configuration: text of the file that they name.
+    """
+
+    def __init__(self, binary: str, arguments: list[str], configuration: str) -> None:
+        found = ADMIN_SOCKET.search(configuration)
+        assert found is not None
+        self._pid = os.getpid()
+        self._admin = Path(found[2])
+        self._configuration = configuration
+        options, self._old = split_arguments(arguments)
+        options[options.index("-f") + 1] = str(self._file("cfg"))
+        self._command = [binary, *options]
+        self._selector = selectors.DefaultSelector()
+        self._kept: list[socket.socket] = []
+        self._target: int | None = None
+        """pidfd of HAProxy, or of the adopted guard."""
+        self._child = 0
+        self._is_new = True
+        self._is_told_to_stop = False
+        self._tries = 0
+        self._pause_s = 0.0
+        self._started_at = 0.0
+        self._start_at: float | None = None
+        self._status: int | None = None
+
+    def run(self) -> int:
+        """Returns when HAProxy has ended for good; the status to exit with."""
+        # Else Ray ends it with the process group of its manager.
+        with contextlib.suppress(PermissionError):
+            os.setsid()
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        # HAProxy pauses the one before it by SIGTTOU where it cannot have its sockets.
+        for number in (signal.SIGTTOU, signal.SIGTTIN):
+            signal.signal(number, lambda number, frame: None)
+        for number in (signal.SIGUSR1, signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, lambda number, frame: self._stop(number))
+        try:
+            self._watch_fleet()
+            self._sweep()
+            if not self._adopt():
+                self._write_configuration()
+                self._start_at = 0.0
+            while (status := self._step()) is None:
+                pass
+            return status
+        finally:
+            self._clean_up()
+
+    def _step(self) -> int | None:
+        """Waits for something and handles it; the status, once that is settled."""
+        timeout = None
+        if self._start_at is not None:
+            timeout = max(0.0, self._start_at - time.monotonic())
+        elif self._is_new:
+            timeout = POLL_S
+        events = self._selector.select(timeout) if self._status is None else []
+        for key, _ in events:
+            key.data()
+        if self._status is not None:
+            return self._status
+        if self._start_at is not None and time.monotonic() >= self._start_at:
+            self._start()
+        elif self._is_new and self._child and ask(self._file("sock"), INFO):
+            self._is_new = False
+            self._listen()
+        return self._status
+
+    def _start(self) -> None:
+        self._start_at = None
+        was_told = self._is_told_to_stop
+        if was_told:
+            self._status = 0
+            return
+        others = self._take_over() if self._is_new else []
+        self._started_at = time.monotonic()
+        self._child = _spawn([*self._command, *others])
+        self._target = os.pidfd_open(self._child)
+        self._on_readable(self._target, self._reap)
+        if self._is_told_to_stop:  # meanwhile
+            self._stop(signal.SIGUSR1)
+
+    def _take_over(self) -> list[str]:
+        """Arguments for HAProxy that is to go on with others' sockets, and tell them to end."""
+        if not self._old:
+            return []
+        sockets = (self._file("sock", pid) for pid in self._old)
+        answering = next((path for path in sockets if ask(path, INFO)), None)
+        given = ["-x", str(answering)] if answering is not None else []
+        return [*given, "-sf", *map(str, self._old)]
+
+    def _reap(self) -> None:
+        self._forget_target()
+        _, status = os.waitpid(self._child, 0)
+        code = os.waitstatus_to_exitcode(status)
+        self._child = 0
+        if self._is_told_to_stop:
+            self._status = max(code, 0)
+            return
+        if self._is_new:
+            self._tries += 1
+            if not self._old or self._tries == FIRST_TRIES:
+                self._status = code if code > 0 else 1
+                return
+        ran_s = time.monotonic() - self._started_at
+        if ran_s >= LONG_RUN_S or code == -signal.SIGKILL:
+            self._pause_s = SHORTEST_PAUSE_S
+        else:
+            self._pause_s = min(max(2 * self._pause_s, SHORTEST_PAUSE_S), LONGEST_PAUSE_S)
+        self._start_at = time.monotonic() + self._pause_s
+        _log(f"HAProxy ended after {ran_s:.1f} s ({code}): again in {self._pause_s:.2f} s")
+
+    def _adopt(self) -> bool:
+        """Whether another guard's HAProxy stays, as the configuration here knows nobody."""
+        if self._old:
+            return False
+        other = process_id(ask(self._admin, INFO))
+        if other is None:
+            return False
+        self._old = [other]
+        with contextlib.suppress(OSError):
+            theirs = self._file("cfg", other).read_text()
+            if has_routes(self._configuration) or not has_routes(theirs):
+                return False
+            connection = _connect(self._admin)
+            self._kept.append(connection)
+            connection.sendall(ADOPT + b"\n")
+            if connection.recv(64) != b"%d\n" % other:
+                return False
+            self._target = os.pidfd_open(other)
+            self._on_readable(self._target, self._end)
+            for suffix in ("sock", "cfg"):
+                self._file(suffix).symlink_to(f"{other}.{suffix}")
+            self._listen()
+            self._is_new = False
+            _log(f"no routes yet: the HAProxy of {other} goes on")
+            return True
+        return False
+
+    def _listen(self) -> None:
+        """Takes the admin socket's place, at once and for its owner alone."""
+        listener = socket.socket(socket.AF_UNIX)
+        path = self._file("tmp")
+        before = os.umask(0o177)
+        try:
+            listener.bind(str(path))
+        finally:
+            os.umask(before)
+        listener.listen(64)
+        path.replace(self._admin)
+        self._kept.append(listener)
+        self._on_readable(listener.fileno(), lambda: self._answer(listener))
+
+    def _answer(self, listener: socket.socket) -> None:
+        with contextlib.suppress(OSError):
+            connection, _ = listener.accept()
+            with contextlib.ExitStack() as stack:
+                stack.callback(connection.close)
+                connection.settimeout(ASK_TIMEOUT_S)
+                command = _read(connection, until=b"\n").strip()
+                if command == ADOPT:
+                    connection.sendall(b"%d\n" % self._pid)
+                    self._kept.append(connection)
+                    self._on_readable(connection.fileno(), self._end)
+                    stack.pop_all()
+                    return
+                answer = ask(self._file("sock"), command)
+                if command == INFO and not answer:  # Serve can load another configuration then
+                    answer = b"Pid: 0\n"
+                connection.sendall(re.sub(rb"(?m)^Pid: \d+", b"Pid: %d" % self._pid, answer))
+
+    def _watch_fleet(self) -> None:
+        try:
+            raylet = os.pidfd_open(int(os.environ[RAYLET_VARIABLE]))
+        except ProcessLookupError:
+            self._end()
+        except (KeyError, ValueError, OSError):
+            die_with_parent()
+        else:
+            self._on_readable(raylet, self._end)
+
+    def _stop(self, number: int) -> None:
+        self._is_told_to_stop = True
+        if self._target is not None:
+            with contextlib.suppress(ProcessLookupError):
+                signal.pidfd_send_signal(self._target, number)
+
+    def _end(self) -> None:
+        self._status = 0
+
+    def _on_readable(self, descriptor: int, handle: Callable[[], None]) -> None:
+        self._selector.register(descriptor, selectors.EVENT_READ, handle)
+
+    def _forget_target(self) -> None:
+        if self._target is not None:
+            descriptor, self._target = self._target, None
+            self._selector.unregister(descriptor)
+            os.close(descriptor)
+
+    def _write_configuration(self) -> None:
+        own = rf"\g<1>{self._file('sock')}"
+        self._file("cfg").write_text(ADMIN_SOCKET.sub(own, self._configuration, count=1))
+
+    def _file(self, suffix: str, pid: int = 0) -> Path:
+        return self._admin.with_name(f"{pid or self._pid}.{suffix}")
+
+    def _sweep(self) -> None:
+        """Removes files of guards that were killed; one may have had this process id."""
+        for path in self._admin.parent.glob("[0-9]*.*"):
+            is_guards = path.stem.isdigit() and path.suffix.removeprefix(".") in SUFFIXES
+            is_own = path.stem == str(self._pid)
+            if is_guards and (is_own or not Path("/proc", path.stem).exists()):
+                path.unlink(missing_ok=True)
+
+    def _clean_up(self) -> None:
+        if self._child and self._target is not None:
+            signal.pidfd_send_signal(self._target, signal.SIGKILL)
+            os.waitpid(self._child, 0)  # its ports are free when this process has ended
+        for suffix in SUFFIXES:
+            self._file(suffix).unlink(missing_ok=True)
+
+
+def split_arguments(arguments: list[str]) -> tuple[list[str], list[int]]:
+    """HAProxy's arguments without those about processes before it, and the ids of these."""
+    options: list[str] = []
+    old: list[int] = []
+    rest = list(arguments)
+    while rest:
+        word = rest.pop(0)
+        if word == "-x":
+            del rest[:1]
+        elif word == "-sf":
+            while rest and rest[0].isdigit():
+                old.append(int(rest.pop(0)))
+        else:
+            options.append(word)
+    return options, old
+
+
+def has_routes(configuration: str) -> bool:
+    """Whether it leads any request to an application; Serve's first of a manager does not."""
+    return re.search(r"(?m)^\s*use_backend ", configuration) is not None
+
+
+def ask(path: Path, command: bytes) -> bytes:
+    """The answer to a command at a socket; empty if nobody is there or it takes too long."""
+    try:
+        with contextlib.closing(_connect(path)) as connection:
+            connection.sendall(command + b"\n")
+            return _read(connection)
+    except OSError:
+        return b""
+
+
+def process_id(info: bytes) -> int | None:
+    """Which process has answered `show info`."""
+    found = re.search(rb"(?m)^Pid: (\d+)", info)
+    return int(found[1]) if found is not None else None
+
+
+def _connect(path: Path) -> socket.socket:
+    connection = socket.socket(socket.AF_UNIX)
+    try:
+        connection.settimeout(ASK_TIMEOUT_S)
+        connection.connect(str(path))
+    except OSError:
+        connection.close()
+        raise
+    return connection
+
+
+def _read(connection: socket.socket, until: bytes | None = None) -> bytes:
+    """All that comes before the connection is closed, or `until` has come."""
+    received = b""
+    while until is None or until not in received:
+        piece = connection.recv(2**16)
+        if not piece:
+            break
+        received += piece
+    return received
+
+
+def _spawn(command: list[str]) -> int:
+    """Starts a program that the kernel ends with this process; its id."""
+    parent = os.getpid()
+    child = os.fork()
+    if child:
+        return child
+    try:
+        die_with_parent()
+        if os.getppid() == parent:
+            os.execv(command[0], command)
+    finally:
+        os._exit(127)
+
+
+def _log(text: str) -> None:
+    print(f"haproxy_guard: {text}", file=sys.stderr, flush=True)

@@ -1,0 +1,316 @@
+"""HAProxy is back when it is killed, outlives Serve's manager, and ends with its fleet.
+
+HAProxy is the real one, managed by Serve's own code, and processes are really killed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import shutil
+import signal
+import socket
+import subprocess
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+from cluster.environment import has_haproxy, private_directory
+from cluster.haproxy_guard import has_routes, process_id, split_arguments
+from tests.cluster.serve_haproxy import (
+    DEADLINE_S,
+    HOST,
+    Gateway,
+    Manager,
+    Proxy,
+    ask,
+    settings_of,
+)
+
+pytestmark = pytest.mark.skipif(not has_haproxy(), reason="HAProxy's wheel is not installed")
+LOST = (OSError, asyncio.IncompleteReadError)
+
+
+def processes(directory: Path, name: str = "") -> list[int]:
+    """HAProxies and guards of a fleet; those of this name."""
+    found = []
+    for entry in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            is_named = name in ("", (entry / "comm").read_text().strip())
+            arguments = (entry / "cmdline").read_bytes()
+            if is_named and str(directory).encode() in arguments and b"-db" in arguments:
+                found.append(int(entry.name))
+    return found
+
+
+def owners(directory: Path) -> set[int]:
+    """Guards that have files, alive or not."""
+    return {int(path.stem) for path in directory.glob("haproxy/[0-9]*.cfg")}
+
+
+async def until(holds: Callable[[], bool]) -> None:
+    async with asyncio.timeout(DEADLINE_S):
+        while not holds():
+            await asyncio.sleep(0.02)
+
+
+async def answer(port: int) -> str:
+    """Who answers a request on a connection of its own; empty if nobody does."""
+    with contextlib.suppress(*LOST):
+        connection = await asyncio.open_connection(HOST, port)
+        try:
+            return (await ask(connection))[1]
+        finally:
+            connection[1].close()
+    return ""
+
+
+async def wait_answer(port: int, name: str) -> None:
+    async with asyncio.timeout(DEADLINE_S):
+        while await answer(port) != name:
+            await asyncio.sleep(0.02)
+
+
+@asynccontextmanager
+async def asking(port: int) -> AsyncIterator[list[str]]:
+    """Asks all the time; who answered."""
+    answers: list[str] = []
+
+    async def ask_on() -> None:
+        while True:
+            answers.append(await answer(port))
+            await asyncio.sleep(0.005)
+
+    task = asyncio.create_task(ask_on())
+    try:
+        yield answers
+    finally:
+        task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await task
+
+
+async def gateways(*names: str) -> list[Gateway]:
+    started = [Gateway(name) for name in names]
+    for gateway in started:
+        await gateway.start()
+    return started
+
+
+@dataclass
+class Node:
+    """A Ray node, as far as HAProxy knows of it."""
+
+    directory: Path
+    raylet: subprocess.Popen[bytes]
+    settings: dict[str, str] = field(default_factory=dict)
+    managers: list[Manager] = field(default_factory=list)
+
+    @property
+    def port(self) -> int:
+        return int(self.settings["port"])
+
+    @property
+    def haproxies(self) -> list[int]:
+        return processes(self.directory, "haproxy")
+
+    async def manager(self, *known: Gateway) -> Manager:
+        """Started with a configuration that knows nobody, then told of these."""
+        manager = await Manager.start(self.settings, self.raylet.pid)
+        self.managers.append(manager)
+        await manager.apply()
+        if known:
+            await manager.apply(*known)
+        return manager
+
+
+@pytest.fixture
+async def node() -> AsyncIterator[Node]:
+    directory = private_directory()
+    with subprocess.Popen(["sleep", "1000"]) as raylet:
+        node = Node(directory, raylet, settings_of(directory))
+        try:
+            yield node
+        finally:
+            raylet.kill()
+            for manager in node.managers:
+                with contextlib.suppress(ProcessLookupError):
+                    await manager.kill()
+    try:
+        await until(lambda: not processes(directory))
+    finally:
+        for pid in processes(directory):
+            os.kill(pid, signal.SIGKILL)
+        shutil.rmtree(directory)
+
+
+async def test_killed_haproxy_is_back_with_what_it_knew(proxy: Proxy, fallback: Gateway) -> None:
+    old, new = await gateways("old", "new")
+    await proxy.start(old)
+    for _ in range(3):
+        await wait_answer(proxy.port, "old")
+        (killed,) = processes(proxy.directory, "haproxy")
+        os.kill(killed, signal.SIGKILL)
+        await until(lambda killed=killed: killed not in processes(proxy.directory))
+    await wait_answer(proxy.port, "old")
+    # Serve still takes it for the process that it started.
+    await proxy.reload(new)
+    await proxy.wait_old_ended()
+    assert await answer(proxy.port) == "new"
+    assert len(processes(proxy.directory, "haproxy")) == 1
+
+
+async def test_serve_may_change_what_does_not_come_back(proxy: Proxy) -> None:
+    """Somebody has the port; the guard tries on, and the next configuration is loaded."""
+    old, new = await gateways("old", "new")
+    await proxy.start(old)
+    (killed,) = processes(proxy.directory, "haproxy")
+    with socket.socket() as other:
+        other.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        os.kill(killed, signal.SIGKILL)
+        await take_port(other, proxy.port)
+        logs = list(proxy.directory.glob("haproxy/*.stderr.log"))
+        await until(lambda: sum(log.read_text().count("again in") for log in logs) > 3)
+    await proxy.reload(new)
+    await wait_answer(proxy.port, "new")
+    await proxy.wait_old_ended()
+
+
+async def take_port(listener: socket.socket, port: int) -> None:
+    """Before HAProxy is back, at some try."""
+    async with asyncio.timeout(DEADLINE_S):
+        while True:
+            with contextlib.suppress(OSError):
+                listener.bind((HOST, port))
+                listener.listen()
+                return
+            await asyncio.sleep(0)
+
+
+async def test_a_configuration_that_cannot_be_loaded_is_told(proxy: Proxy) -> None:
+    (gateway,) = await gateways("gateway")
+    await proxy.start(gateway)
+    proxy.config.retry_on = "nonsense"
+    with pytest.raises(RuntimeError, match="nonsense"):
+        await proxy.reload(gateway)
+    assert await answer(proxy.port) == "gateway"
+    proxy.config.retry_on = "conn-failure"
+    await proxy.reload(gateway)
+    await proxy.wait_old_ended()
+    assert await answer(proxy.port) == "gateway"
+
+
+async def test_no_request_fails_while_the_manager_is_replaced(node: Node) -> None:
+    old, new = await gateways("old", "new")
+    manager = await node.manager(old)
+    stream = asyncio.create_task(ask(await asyncio.open_connection(HOST, node.port), "/wait"))
+    await until(lambda: old.num_waiting == 1)
+    async with asking(node.port) as answers:
+        await manager.kill()
+        begin = len(answers)
+        await until(lambda: len(answers) > begin + 20)
+        successor = await node.manager()
+        begin = len(answers)
+        await until(lambda: len(answers) > begin + 20)
+        assert set(answers) == {"old"}
+        await successor.apply(new)
+        begin = len(answers)
+        await until(lambda: answers[begin:].count("new") > 20)
+    assert set(answers) == {"old", "new"}
+    assert answers == sorted(answers, reverse=True)
+    # What was begun is finished where it is, and only then does the old HAProxy end.
+    assert len(node.haproxies) == 2
+    old.go_on.set()
+    assert (await stream)[:2] == (200, "old")
+    await until(lambda: len(node.haproxies) == 1)
+    assert await answer(node.port) == "new"
+
+
+async def test_managers_may_be_killed_one_after_another(node: Node) -> None:
+    first, last = await gateways("first", "last")
+    for _ in range(3):
+        manager = await node.manager(*([] if node.managers else [first]))
+        await wait_answer(node.port, "first")
+        await manager.kill()
+    (haproxy,) = node.haproxies
+    os.kill(haproxy, signal.SIGKILL)
+    await wait_answer(node.port, "first")
+    manager = await node.manager(last)
+    await wait_answer(node.port, "last")
+    await until(lambda: len(processes(node.directory)) == 2)
+    await until(lambda: len(owners(node.directory)) == 1)
+
+
+@pytest.mark.parametrize("when", ["managed", "orphaned", "adopted", "draining"])
+async def test_nothing_survives_the_fleet(node: Node, when: str) -> None:
+    (gateway,) = await gateways("gateway")
+    manager = await node.manager(gateway)
+    await wait_answer(node.port, "gateway")
+    if when == "draining":
+        request = asyncio.create_task(ask(await asyncio.open_connection(HOST, node.port), "/wait"))
+        await until(lambda: gateway.num_waiting == 1)
+        await manager.apply(gateway)
+        assert len(node.haproxies) == 2
+        request.cancel()
+    if when != "managed":
+        await manager.kill()
+    if when == "adopted":
+        await node.manager()
+    assert await answer(node.port) == "gateway"
+    node.raylet.kill()
+    await until(lambda: not processes(node.directory))
+    assert await answer(node.port) == ""
+
+
+@pytest.mark.parametrize("is_adopted", [False, True])
+async def test_serve_stops_what_a_killed_manager_left(node: Node, is_adopted: bool) -> None:
+    (gateway,) = await gateways("gateway")
+    manager = await node.manager(gateway)
+    if is_adopted:
+        await manager.kill()
+        manager = await node.manager()
+    assert await answer(node.port) == "gateway"
+    await manager.stop()
+    await until(lambda: not processes(node.directory))
+
+
+async def test_without_a_raylet_it_ends_with_its_parent(node: Node) -> None:
+    (gateway,) = await gateways("gateway")
+    manager = await Manager.start(node.settings, raylet=None)
+    node.managers.append(manager)
+    await manager.apply(gateway)
+    assert await answer(node.port) == "gateway"
+    await manager.kill()
+    await until(lambda: not processes(node.directory))
+
+
+async def test_haproxy_ends_with_its_guard_and_the_next_begins_anew(node: Node) -> None:
+    (gateway,) = await gateways("gateway")
+    manager = await node.manager(gateway)
+    (haproxy,) = node.haproxies
+    (guard,) = set(processes(node.directory)) - {haproxy}
+    os.kill(guard, signal.SIGKILL)
+    await until(lambda: not processes(node.directory))
+    await manager.kill()
+    await node.manager(gateway)
+    assert await answer(node.port) == "gateway"
+    assert guard not in owners(node.directory)
+    await until(lambda: len(owners(node.directory)) == 1)
+
+
+def test_who_was_before_is_the_guard_s_to_know() -> None:
+    options, old = split_arguments(["-db", "-f", "c", "-dR", "-sf", "1", "22", "-x", "/a.sock"])
+    assert options == ["-db", "-f", "c", "-dR"]
+    assert old == [1, 22]
+    assert split_arguments(["-f", "7"]) == (["-f", "7"], [])
+
+
+def test_what_haproxy_tells_is_read() -> None:
+    assert process_id(b"Name: HAProxy\nPid: 17\nNodePid: 3\n") == 17
+    assert process_id(b"") is None
+    assert has_routes("frontend f\n    use_backend app if is_app\n")
+    assert not has_routes("    # and static use_backend selection below\n")
