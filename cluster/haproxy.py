@@ -1,4 +1,4 @@
-"""Started by Ray Serve in place of the HAProxy binary; runs it after three corrections.
+"""Started by Ray Serve in place of the HAProxy binary; runs it after four corrections.
 
     <START_HAPROXY of cluster.environment> BINARY HOST PORT [HAProxy's own arguments]
     rayfleet-haproxy [HAProxy's own arguments]
@@ -15,6 +15,8 @@ wheel, and leaves the API port where Serve's `http_options` have it.
 3. It would wait for half a request as long as for a stream, and let few such connections in: a
    client gets REQUEST_TIMEOUT_S for a request, and there is room for as many clients as there are
    file descriptors. A request id that cannot be decoded would be Serve's error: it is taken off.
+4. Serve has it answer 500 in plain text where no gateway does: its own errors are OpenAI's, with
+   their own status, and say so where the request may be repeated.
 
 It ends with its fleet and not before, which `cluster.haproxy_guard` sees to. A configuration that
 has been corrected before stays as it is. Imports nothing but the standard library, and Ray's wheel
@@ -23,13 +25,14 @@ on nodes.
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import resource
 import sys
 from pathlib import Path
 
-from cluster.haproxy_guard import Guard, can_guard, die_with_parent
+from cluster.haproxy_guard import Guard, can_guard, die_with_parent, has_routes
 
 BINARY_VARIABLE = "RAY_SERVE_HAPROXY_BINARY_PATH"
 """Names what Serve starts as HAProxy."""
@@ -50,6 +53,21 @@ OTHER_DESCRIPTORS = 512
 """Kept for listeners, threads, health checks and idle connections to gateways."""
 SIDE_SECTIONS = ("frontend prometheus", "listen stats")
 """Of Serve's template; nothing in a fleet asks them from another machine."""
+BAD, BROKEN = "invalid_request_error", "internal_server_error"
+STARTING = (503, "service_unavailable_error", "starting", "no gateway has started yet: try again")
+ERRORS = (
+    (400, BAD, 400, "the body of the request cannot be read: it is no HTTP"),
+    (408, BAD, "request_timeout", "the request did not come in time: send it again"),
+    (413, BAD, 413, "the request is larger than the proxy takes"),
+    (500, BROKEN, 500, "the proxy failed: try again"),
+    (502, BROKEN, "bad_gateway", "the gateway ended before it answered: try again"),
+    (503, "service_unavailable_error", "no_gateway_available", "no gateway is there: try again"),
+    (504, BROKEN, "gateway_timeout", "the gateway did not answer in time: try again"),
+)
+"""What HAProxy answers itself: status, and the type, code and message that clients are told."""
+RETRYABLE = (408, 500, 502, 503, 504)
+"""Such a request has not been begun, or its answer has not: it may be repeated."""
+RETRY_AFTER_S = 1
 
 
 def main() -> None:
@@ -87,7 +105,7 @@ def correct(configuration: str, host: str | None = None, port: int | None = None
     if num_descriptors == resource.RLIM_INFINITY:
         num_descriptors = 3 * MAX_CONNECTIONS + OTHER_DESCRIPTORS
     limited = limit_connections(
-        confine(configuration, host, port),
+        explain_errors(confine(configuration, host, port)),
         timeout_s=int(os.environ.get(REQUEST_TIMEOUT_VARIABLE, REQUEST_TIMEOUT_S)),
         max_per_source=int(os.environ.get(PER_SOURCE_VARIABLE, 0)),
         maxconn=None if MAXCONN_VARIABLE in os.environ else max_connections(num_descriptors),
@@ -151,6 +169,29 @@ def limit_connections(
             f"tcp-request connection reject if {{ sc0_conn_cur gt {max_per_source} }}",
         ]
     return _begin(configuration, "frontend http_frontend", *rules)
+
+
+def explain_errors(configuration: str) -> str:
+    """The configuration with HAProxy's own answers in OpenAI's shape.
+
+    Not so, in HAProxy 2.8, before it has the whole head of a request: then it answers in HTML.
+    Without any application there is no gateway to ask yet, which is not the client's error.
+    """
+    configuration = re.sub(r"(?m)^\s*errorfile \d+ .*\n", "", configuration)
+    if not has_routes(configuration):
+        unknown = r"(?m)^(\s*http-request return) status 404 content-type text/plain lf-string .*$"
+        configuration = re.sub(unknown, lambda at: f"{at[1]} {_answer(*STARTING)}", configuration)
+    answers = [f"http-error {_answer(*error)}" for error in ERRORS]
+    return _begin(configuration, "defaults", *answers)
+
+
+def _answer(status: int, kind: str, code: str | int, message: str) -> str:
+    """What follows `http-error` and `http-request return`."""
+    body = json.dumps({"error": {"message": message, "type": kind, "param": None, "code": code}})
+    answer = f"status {status} content-type application/json string '{body}'"
+    if status in RETRYABLE:
+        answer += f" hdr retry-after {RETRY_AFTER_S} hdr x-should-retry true"
+    return answer
 
 
 def max_connections(num_descriptors: int) -> int:

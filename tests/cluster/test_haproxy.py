@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import os
 import resource
 import shutil
@@ -20,13 +21,16 @@ import pytest
 from cluster.environment import has_haproxy, private_directory
 from cluster.haproxy import (
     BINARY_VARIABLE,
+    ERRORS,
     IDLE_CONNECTIONS,
     MAX_CONNECTIONS,
     PER_SOURCE_VARIABLE,
     REQUEST_TIMEOUT_VARIABLE,
+    RETRYABLE,
     max_connections,
 )
-from tests.cluster.serve_haproxy import PIECE, Gateway, Proxy, ask
+from router.errors import ApiError
+from tests.cluster.serve_haproxy import PIECE, Gateway, Proxy, ask, content_length
 
 pytestmark = pytest.mark.skipif(not has_haproxy(), reason="HAProxy's wheel is not installed")
 
@@ -272,3 +276,57 @@ def test_without_the_wheel_the_remedy_is_told(tmp_path: Path) -> None:
     assert done.returncode == 1
     (line,) = done.stderr.splitlines()
     assert "haproxy.enabled=false" in line
+
+
+@pytest.mark.parametrize(
+    ("is_begun", "request_head", "status", "code"),
+    [
+        (True, b"GET / HTTP/1.1\r\nHost: h\r\n\r\n", 503, "no_gateway_available"),
+        (True, b"GET /drop HTTP/1.1\r\nHost: h\r\n\r\n", 502, "bad_gateway"),
+        (True, b"POST / HTTP/1.1\r\nHost: h\r\nContent-Length: 9\r\n\r\n", 408, "request_timeout"),
+        (False, b"GET / HTTP/1.1\r\nHost: h\r\n\r\n", 503, "starting"),
+    ],
+    ids=["no gateway", "it ended", "half a request", "starting"],
+)
+async def test_its_own_errors_are_openai_s(
+    proxy: Proxy,
+    monkeypatch: pytest.MonkeyPatch,
+    is_begun: bool,
+    request_head: bytes,
+    status: int,
+    code: str,
+) -> None:
+    monkeypatch.setenv(REQUEST_TIMEOUT_VARIABLE, "1")
+    proxy.fall_back_on(None)
+    gateway = Gateway("gateway")
+    await gateway.start()
+    await (proxy.start(gateway) if is_begun else proxy.start())
+    if code == "no_gateway_available":
+        gateway.go()
+    reader, writer = await proxy.connect()
+    writer.write(request_head)
+    async with asyncio.timeout(60):
+        head = await reader.readuntil(b"\r\n\r\n")
+        body = json.loads(await reader.readexactly(content_length(head)))
+    writer.close()
+    assert head.startswith(b"HTTP/1.1 %d " % status)
+    expected = {b"content-type: application/json", b"retry-after: 1", b"x-should-retry: true"}
+    assert expected <= set(head.lower().split(b"\r\n"))
+    assert body["error"].keys() == {"message", "type", "param", "code"}
+    assert body["error"]["code"] == code
+    known = json.loads(ApiError(status, "").body())
+    assert body["error"]["type"] == known["error"]["type"]
+    if not is_begun:
+        await proxy.reload(gateway)
+        assert await ask(await proxy.connect()) == (200, "gateway", False)
+
+
+def test_every_error_may_be_loaded(configuration: Path) -> None:
+    assert "errorfile" in configuration.read_text()
+    corrected = become_in_a_pod(configuration)
+    assert "errorfile" not in corrected
+    answers = [line for line in corrected.splitlines() if "http-error status" in line]
+    assert [int(line.split()[2]) for line in answers] == [status for status, *_ in ERRORS]
+    for line, (status, kind, *_) in zip(answers, ERRORS, strict=True):
+        assert json.loads(ApiError(status, "").body())["error"]["type"] == kind
+        assert ("retry-after" in line) == (status in RETRYABLE)
