@@ -209,6 +209,9 @@ def serve_settings() -> dict[str, str]:
         "RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH": "cluster.connections.serve_middlewares",
         # Clients keep their connections for minutes; the proxy in front closes idle ones.
         "RAY_SERVE_HTTP_KEEP_ALIVE_TIMEOUT_S": "120",
+        # Three in vain, and whoever takes requests is replaced: HAProxy's manager, which HAProxy
+        # does not need until gateways change, or the Python proxy.
+        "RAY_SERVE_PROXY_HEALTH_CHECK_PERIOD_S": "1",
         # What has no client left needs no draining; with load balancers in front, set 30.
         "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": "0.5",
         "RAY_SERVE_PROXY_MIN_DRAINING_PERIOD_S": "0.5",
