@@ -4,6 +4,7 @@
 # make check-install  all pins and extras resolve on the public index (two minutes)
 # make check-rolling-update  a thousand requests while all gateways and workers are replaced (two minutes)
 # make check-nodes    three Ray nodes on this machine: one is lost, one joins, the head restarts (two minutes)
+# make check-proxy    HAProxy and its manager are killed under load, five times each (three minutes)
 # make check-overload ten times too much load over HTTP for a minute
 # make check-autoscale  workers follow a load step and ten minutes of noisy load (15 minutes)
 # make check-tenants  one API key cannot tell what another has asked (ten minutes)
@@ -24,7 +25,7 @@ TEST_PROCESSES ?= -n $(shell n=$$(nproc); echo $$((n < 2 ? 2 : n > 6 ? 6 : n))) 
 	--dist loadscope --no-loadscope-reorder
 
 .PHONY: install serve test lint check-install check-autoscale check-hostile check-nodes check-overload \
-	check-rolling-update check-tenants demo-models check-speculative
+	check-proxy check-rolling-update check-tenants demo-models check-speculative
 .DEFAULT_GOAL := serve
 
 install: $(STAMP)
@@ -62,6 +63,9 @@ check-rolling-update: $(STAMP)
 
 check-nodes: $(STAMP)
 	$(BIN)/python -m cluster.bench.nodes --json $(ARGS)
+
+check-proxy: $(STAMP)
+	$(BIN)/python -m cluster.bench.proxy --json $(ARGS)
 
 check-autoscale: $(STAMP)
 	$(BIN)/python -m cluster.bench.autoscale --json $(ARGS)

@@ -279,7 +279,7 @@ def end_processes_of(directory: Path, grace_s: float) -> None:
     They are known by their environment, which all processes of a local cluster inherit.
     """
     deadline = time.monotonic() + grace_s
-    while pids := _processes_of(directory):
+    while pids := processes_of(directory):
         if time.monotonic() > deadline:
             for pid in pids:
                 with contextlib.suppress(ProcessLookupError):
@@ -288,7 +288,8 @@ def end_processes_of(directory: Path, grace_s: float) -> None:
         time.sleep(0.05)
 
 
-def _processes_of(directory: Path) -> list[int]:
+def processes_of(directory: Path) -> list[int]:
+    """Processes that were started under `directory`'s name, this one left out."""
     wanted = f"{DIRECTORY_VARIABLE}={directory}".encode()
     pids = []
     for entry in Path("/proc").glob("[0-9]*/environ"):

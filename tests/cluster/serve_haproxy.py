@@ -95,7 +95,7 @@ def settings_of(directory: Path) -> dict[str, str]:
     (port,) = free_ports(1)
     # Serve's own gateways, which are none here, would listen there: others may have it.
     with patch("cluster.environment.free_port_range", return_value=10_000):
-        settings = haproxy_settings(directory / "haproxy", HOST, port)
+        settings = haproxy_settings(directory / "haproxy", HOST, port, 10_000)
     return {**settings, "port": str(port)}
 
 
