@@ -14,7 +14,6 @@ import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
-from unittest.mock import patch
 
 from cluster.environment import haproxy_settings
 from cluster.haproxy_guard import RAYLET_VARIABLE
@@ -93,10 +92,8 @@ async def _pour(writer: asyncio.StreamWriter) -> None:
 def settings_of(directory: Path) -> dict[str, str]:
     """What Serve finds in its environment."""
     (port,) = free_ports(1)
-    # Serve's own gateways, which are none here, would listen there: others may have it.
-    with patch("cluster.environment.free_port_range", return_value=10_000):
-        settings = haproxy_settings(directory / "haproxy", HOST, port, 10_000)
-    return {**settings, "port": str(port)}
+    # Serve's own gateways, which are none here, would listen from the last one on.
+    return {**haproxy_settings(directory / "haproxy", HOST, port, 10_000), "port": str(port)}
 
 
 class Proxy:
