@@ -19,6 +19,7 @@ from ray.serve.handle import DeploymentHandle
 
 from cluster.autoscaling.board import flattened
 from cluster.autoscaling.options import gateway_replicas, worker_replicas
+from cluster.checkpoints import with_commits
 from cluster.config import ModelSpec, ServeConfig, serve_config_from_mapping
 from cluster.connections import release_reset_connections
 from cluster.environment import LONGEST_STREAM_S
@@ -133,6 +134,8 @@ def build_application(
     nodes_may_join: bool = False,
 ) -> serve.Application:
     """The application for `config`, on the Ray cluster that this process is connected to."""
+    models = tuple(replace(model, engine=with_commits(model.engine)) for model in config.models)
+    config = replace(config, models=models)
     handles = {
         model.name: _bind_worker_group(config, model, group_class, nodes_may_join)
         for model in config.models

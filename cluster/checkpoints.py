@@ -1,22 +1,51 @@
-"""Whether a model can be had at all, told before anything is started for it."""
+"""Whether a model can be had at all, and which commit, told before anything is started for it."""
 
 from __future__ import annotations
 
+import logging
 import os
 import queue
 import threading
 from collections.abc import Callable
 from pathlib import Path
+from typing import TypeVar
+
+from worker.engine.config import EngineConfig, pinned
+
+T = TypeVar("T")
+
+logger = logging.getLogger(__name__)
 
 HUB_TIMEOUT_S = 2
 """For the Hub's answer about one file, name resolution included: who mistyped a name waits no
 longer than three seconds with the command's own start. HF_HUB_ETAG_TIMEOUT, huggingface_hub's
 variable for such questions, sets another."""
+PIN_TIMEOUT_S = 20
+"""For a commit and the configuration of a model, where somebody waits for it less than the Hub's
+own limits. What is not known by then is left to gateways and workers."""
 HTTP_TOO_MANY_REQUESTS = 429
 HTTP_SERVER_ERROR = 500
 
 
-def refuse_missing_model(model: str, *, weights: bool = True) -> None:
+def with_commits(engine: EngineConfig) -> EngineConfig:
+    """`engine` with the commits that its Hub repositories have now, in place of their branches.
+
+    Gateways and workers ask the Hub for files one after another, those that come later long after:
+    a branch may move meanwhile, and tokenizer and weights then do not belong together. Where nobody
+    here can tell, as on a head without a way to the Hub, each of them finds out for itself.
+    """
+    try:
+        return _in_time(lambda: pinned(engine), PIN_TIMEOUT_S)
+    except (ValueError, OSError) as error:
+        logger.warning(
+            "each gateway and worker reads %s as it finds it, held to no common commit: %s",
+            engine.checkpoint,
+            " ".join(str(error).split()),
+        )
+        return engine
+
+
+def refuse_missing_model(model: str, revision: str = "", *, weights: bool = True) -> None:
     """Raises ValueError where `model` is neither a checkpoint's folder nor to be had on the Hub.
 
     The first line of the text says what is wrong, the second what to do about it. A Hub that
@@ -24,10 +53,16 @@ def refuse_missing_model(model: str, *, weights: bool = True) -> None:
 
     Args:
         model: a folder, or a repository of the Hub as ORGANIZATION/NAME.
+        revision: of the repository, empty for its main branch.
         weights: whether weights are read, too.
     """
     folder = Path(model).expanduser()
     if folder.is_dir():
+        if revision:
+            raise ValueError(
+                f"{model} is a folder, which has no revision {revision}\n"
+                "leave the revision out, or name a Hub repository as ORGANIZATION/NAME"
+            )
         _refuse_empty_folder(folder, weights)
     elif model.startswith((".", "/", "~")) or model.count("/") != 1:
         raise ValueError(
@@ -36,7 +71,7 @@ def refuse_missing_model(model: str, *, weights: bool = True) -> None:
             "ORGANIZATION/NAME"
         )
     else:
-        _refuse_missing_repository(model)
+        _refuse_missing_repository(model, revision)
 
 
 def _refuse_empty_folder(folder: Path, weights: bool) -> None:
@@ -51,12 +86,13 @@ def _refuse_empty_folder(folder: Path, weights: bool) -> None:
         weight_files(folder)
 
 
-def _refuse_missing_repository(repository: str) -> None:
+def _refuse_missing_repository(repository: str, revision: str) -> None:
     from huggingface_hub import constants, errors, is_offline_mode, try_to_load_from_cache
 
     hub = constants.ENDPOINT
     try:
-        cached = isinstance(try_to_load_from_cache(repository, "config.json"), str)
+        found = try_to_load_from_cache(repository, "config.json", revision=revision or None)
+        cached = isinstance(found, str)
         if is_offline_mode():
             if cached:
                 return
@@ -66,7 +102,7 @@ def _refuse_missing_repository(repository: str) -> None:
                 f"unset it, or run `hf download {repository}` where there is a network and bring "
                 "that folder here"
             )
-        _ask_hub(repository)
+        _ask_hub(repository, revision)
     except errors.HFValidationError as error:
         raise ValueError(
             f"{repository} is neither a folder here nor a name that the Hub could know\n"
@@ -76,6 +112,11 @@ def _refuse_missing_repository(repository: str) -> None:
         raise ValueError(
             f"{repository} is gated: the Hub gives it to those who have accepted its terms\n"
             f"accept them at {hub}/{repository}, and set HF_TOKEN to a token of that account"
+        ) from error
+    except errors.RevisionNotFoundError as error:
+        raise ValueError(
+            f"{repository} on the Hub has no revision {revision}\n"
+            f"name a branch, tag or commit of {hub}/{repository}/commits"
         ) from error
     except errors.RemoteEntryNotFoundError as error:
         raise ValueError(
@@ -124,7 +165,7 @@ def find_hub_problem() -> tuple[str, str | None]:
     return constants.ENDPOINT, None
 
 
-def _ask_hub(repository: str) -> None:
+def _ask_hub(repository: str, revision: str) -> None:
     """Asks for the configuration's headers.
 
     Raises:
@@ -133,7 +174,7 @@ def _ask_hub(repository: str) -> None:
     """
     from huggingface_hub import get_hf_file_metadata, hf_hub_url
 
-    url = hf_hub_url(repository, "config.json")
+    url = hf_hub_url(repository, "config.json", revision=revision or None)
     _within_timeout(lambda timeout_s: get_hf_file_metadata(url, timeout=timeout_s))
 
 
@@ -142,23 +183,31 @@ def _within_timeout(ask: Callable[[float], object]) -> None:
     from huggingface_hub.errors import HfHubHTTPError
 
     timeout_s = float(os.environ.get("HF_HUB_ETAG_TIMEOUT") or HUB_TIMEOUT_S)
-    answers: queue.Queue[Exception | None] = queue.Queue()
+    try:
+        _in_time(lambda: ask(timeout_s), timeout_s)
+    except HfHubHTTPError:
+        raise
+    except Exception as error:  # of the HTTP library that huggingface_hub happens to use
+        reason = " ".join(str(error).split()) or type(error).__name__
+        raise ConnectionError(reason) from error
+
+
+def _in_time(ask: Callable[[], T], timeout_s: float) -> T:
+    """What `ask` returns or raises; TimeoutError where it has done neither in time."""
+    answers: queue.Queue[tuple[T, None] | tuple[None, Exception]] = queue.Queue()
 
     def run() -> None:
         try:
-            ask(timeout_s)
-            answers.put(None)
+            answers.put((ask(), None))
         except Exception as error:  # raised again by who waits
-            answers.put(error)
+            answers.put((None, error))
 
     # HAZARD: no timeout of HTTP bounds how long the host's name is resolved. The thread stays.
     threading.Thread(target=run, daemon=True, name="ask the Hub").start()
     try:
-        error = answers.get(timeout=timeout_s)
+        answer = answers.get(timeout=timeout_s)
     except queue.Empty:
-        raise ConnectionError(f"no answer within {timeout_s:g} s") from None
-    if isinstance(error, HfHubHTTPError):
-        raise error
-    if error is not None:  # of the HTTP library that huggingface_hub happens to use
-        reason = " ".join(str(error).split()) or type(error).__name__
-        raise ConnectionError(reason) from error
+        raise TimeoutError(f"no answer within {timeout_s:g} s") from None
+    if answer[1] is not None:
+        raise answer[1]
+    return answer[0]

@@ -176,6 +176,7 @@ class ServeConfig:
             ModelRoute(
                 name=m.name,
                 model=m.engine.model,
+                revision=m.engine.revision,
                 routing=m.routing,
                 on_demand=m.autoscaling.to_zero,
                 min_workers=m.min_workers,

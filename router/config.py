@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
+from worker.wire.hub import at_revision
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RoutingConfig:
@@ -82,6 +84,8 @@ class ModelRoute:
     """Name that clients put into `model`."""
     model: str
     """Folder or Hub repository of the checkpoint: tokenizer and chat template are read here."""
+    revision: str = ""
+    """Of the repository; empty for its main branch."""
     aliases: tuple[str, ...] = ()
     """Further names of the same model."""
     routing: RoutingConfig = field(default_factory=RoutingConfig)
@@ -93,6 +97,11 @@ class ModelRoute:
     """Workers that it begins with, and the fewest that it has."""
     max_workers: int = 1
     """Most workers that it has; as many as the fewest where their number is fixed."""
+
+    @property
+    def checkpoint(self) -> str:
+        """The model with its revision: what its files are asked for by."""
+        return at_revision(self.model, self.revision)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

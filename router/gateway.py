@@ -155,16 +155,16 @@ class Gateway:
         return await self.pool.run(partial(self._load, route), size=0)
 
     def _load(self, route: ModelRoute) -> ServedModel:
-        tokenizer = load_tokenizer(route.model)
+        tokenizer = load_tokenizer(route.checkpoint)
         fleet = Fleet(route.routing, parity=ParityCheck(tokenizer))
         return ServedModel(
             route,
             self.gateway_id,
             self._transports[route.name],
             tokenizer,
-            PromptEncoder(tokenizer, fleet, self.pool, assumed_limits(route.model)),
+            PromptEncoder(tokenizer, fleet, self.pool, assumed_limits(route.checkpoint)),
             fleet,
-            load_sampling_defaults(route.model),
+            load_sampling_defaults(route.checkpoint),
             max_tenants=self.config.metrics_max_tenants,
             settings=self._settings.get(route.name),
         )

@@ -370,9 +370,9 @@ async def _run_rank(
 
 def _fetch_checkpoints(config: EngineConfig) -> None:
     """Downloads what is on the Hub, and refuses what no rank could load. Raises ValueError."""
-    load_model_config(config.model, weights=config.load_format != "dummy")
+    load_model_config(config.checkpoint, weights=config.load_format != "dummy")
     if config.speculative_method == "draft":
-        load_model_config(config.speculative_model, weights=config.load_format != "dummy")
+        load_model_config(config.draft_checkpoint, weights=config.load_format != "dummy")
 
 
 def _root_cause(error: BaseException) -> str:

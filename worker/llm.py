@@ -23,7 +23,7 @@ from typing import Any, Self, TypedDict
 import numpy as np
 
 from worker.engine.base import Executor, RankFailure
-from worker.engine.config import EngineConfig
+from worker.engine.config import EngineConfig, pinned
 from worker.engine.core import EngineCore
 from worker.engine.factory import create_executor
 from worker.outputs import ChoiceState, CompletionOutput, Logprob, RequestOutput
@@ -94,8 +94,8 @@ class LLM:
     def __init__(self, model: str, *, tokenizer: str | None = None, **engine_options: Any) -> None:
         # The caller waits for all it asks for: nothing is turned away.
         engine_options = {"max_queued_requests": 0, **engine_options}
-        self.config = EngineConfig(model=model, **engine_options)
-        self._tokenizer_name = tokenizer or model
+        self.config = pinned(EngineConfig(model=model, **engine_options))
+        self._tokenizer_name = tokenizer or self.config.checkpoint
         self._tokenizer: Tokenizer | None = None
         self._ids = itertools.count()
         directory = tempfile.mkdtemp(prefix="rf-")

@@ -86,7 +86,7 @@ def _run_questions(
     result: Result,
 ) -> list[Check]:
     checks: list[Check] = []
-    decode = load_tokenizer(options.engine.model).decode
+    decode = load_tokenizer(options.engine.checkpoint).decode
     for running in options.running:
         turns = _turns(options, prompts, running, ARMS)
         result |= summarise(running, turns)
@@ -276,7 +276,7 @@ def _questions(options: FdfoOptions) -> tuple[list[list[int]], list[str]]:
         raise ValueError(f"there are no questions at {path}: name a file with --questions")
     rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
     rows = rows[: options.num_questions or len(rows)]
-    tokenizer = load_tokenizer(options.engine.model)
+    tokenizer = load_tokenizer(options.engine.checkpoint)
     texts = [tokenizer.render_chat(row["messages"]) for row in rows]
     prompts = [tokenizer.encode(text, add_special_tokens=False) for text in texts]
     return prompts, [row["answer"] for row in rows]

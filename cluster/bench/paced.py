@@ -123,7 +123,7 @@ class PacedEngine:
 
 def paced_config(config: EngineConfig, step_s: float) -> PacedConfig:
     """A stub that stands in for the model of `config`: same limits, real words of its tokenizer."""
-    model = load_model_config(config.model)
+    model = load_model_config(config.checkpoint)
     info = EngineInfo(
         model=config.model,
         max_model_len=model.max_model_len,

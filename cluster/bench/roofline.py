@@ -111,7 +111,7 @@ def _cell(
     engine.turn(running, 0)  # warms up
     turns = [engine.turn(running, number) for number in range(1, options.turns + 1)]
     num_bytes = step_bytes(
-        load_model_config(engine.config.model, weights=False),
+        load_model_config(engine.config.checkpoint, weights=False),
         running=running,
         context=options.input_len + options.steps / 2,
         value_bytes=dtype.itemsize,

@@ -86,7 +86,7 @@ def run_speculative(options: SpeculativeOptions) -> Result:
             for config in dict.fromkeys(configs.values())
         }
         for kind, config in configs.items():
-            tasks = make_tasks(kind, config.model, options.questions, off.info.vocab_size)
+            tasks = make_tasks(kind, config.checkpoint, options.questions, off.info.vocab_size)
             engines = {"on": drafting[config], "off": off}
             for running in options.running:
                 turns = _measure(options, engines, tasks, running)

@@ -159,9 +159,9 @@ def _is_loopback(host: str) -> bool:
 
 def _refuse_missing_checkpoints(engine: EngineConfig) -> None:
     weights = engine.load_format != "dummy"
-    refuse_missing_model(engine.model, weights=weights)
+    refuse_missing_model(engine.model, engine.revision, weights=weights)
     if engine.speculative_model:
-        refuse_missing_model(engine.speculative_model, weights=weights)
+        refuse_missing_model(engine.speculative_model, engine.speculative_revision, weights=weights)
 
 
 def _flag(name: str) -> str:

@@ -16,6 +16,11 @@ from cluster.config import serve_config_from_mapping
 from cluster.environment import cluster_settings
 
 
+@pytest.fixture(autouse=True)
+def no_hub(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+
+
 def test_a_config_may_name_a_device_that_no_node_has_yet() -> None:
     """Serve builds the application when the head is up; nodes with GPUs may come minutes later."""
     app = build_app({"models": [{"model": "org/model", "device": "cuda"}]})

@@ -65,9 +65,9 @@ def refusing() -> Iterator[str]:
         yield f"http://127.0.0.1:{bound.getsockname()[1]}"
 
 
-def serve(home: Path, model: str, **environment: str) -> list[str]:
+def serve(home: Path, model: str, *options: str, **environment: str) -> list[str]:
     """What `rayfleet serve` says of a model that it refuses."""
-    result = run(home, "-m", "cluster.cli.main", "serve", model, **environment)
+    result = run(home, "-m", "cluster.cli.main", "serve", model, *options, **environment)
     assert result.returncode == 2, result.stderr
     return result.stderr.splitlines()
 
@@ -123,6 +123,33 @@ def test_each_answer_of_the_hub_has_its_remedy(
     assert len(lines) == 2, lines
     assert problem in lines[0]
     assert remedy in lines[1]
+
+
+def test_a_revision_that_is_none_has_its_remedy(tmp_path: Path) -> None:
+    with hub(404, "RevisionNotFound") as url:
+        lines = serve(tmp_path, MODEL, "--revision", "v9", HF_ENDPOINT=url)
+    assert "org/model on the Hub has no revision v9" in lines[0]
+    assert f"branch, tag or commit of {url}/org/model/commits" in lines[1]
+    lines = serve(tmp_path, str(tmp_path), "--revision", "v9")
+    assert "is a folder, which has no revision v9" in lines[0]
+    assert len(lines) == 2
+
+
+def test_the_commit_is_the_caches_where_the_hub_tells_none(tmp_path: Path, refusing: str) -> None:
+    code = """
+from cluster.checkpoints import with_commits
+from worker.engine.config import EngineConfig
+for revision in ("", "v1"):
+    print(with_commits(EngineConfig(model="org/model", revision=revision)).revision or "none")
+"""
+    for environment in ({"HF_ENDPOINT": refusing}, {"HF_HUB_OFFLINE": "1"}):
+        told = run(tmp_path, "-c", code, **environment)
+        assert told.stdout.split() == ["none", "v1"], told.stderr
+        assert told.stderr.count("held to no common commit: org/model") == 2
+    cache(tmp_path)
+    for environment in ({"HF_ENDPOINT": refusing}, {"HF_HUB_OFFLINE": "1"}):
+        told = run(tmp_path, "-c", code, **environment)
+        assert told.stdout.split() == ["0" * 40, "v1"], told.stderr
 
 
 def test_a_hub_that_refuses_or_says_nothing(tmp_path: Path, refusing: str) -> None:

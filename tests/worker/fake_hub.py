@@ -5,12 +5,15 @@ from __future__ import annotations
 import hashlib
 import http.server
 import json
+import re
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
+_REVISION = re.compile(r"/api/models/([^/]+/[^/]+)/(?:revision|tree)/([^/]+)")
+_FILE = re.compile(r"/([^/]+/[^/]+)/resolve/([^/]+)/([^/]+)")
 
 
 class FakeHub(http.server.ThreadingHTTPServer):
@@ -27,6 +30,10 @@ class FakeHub(http.server.ThreadingHTTPServer):
         super().__init__(("127.0.0.1", 0), _Handler)
         self.repositories = repositories
         self.failures = list(failures)
+        self.revisions = {"main": COMMIT}
+        """Commits by branch or tag, which may be moved; each has the same files."""
+        self.asked: list[str] = []
+        """Revisions that were asked for, of whatever repository."""
 
     @property
     def url(self) -> str:
@@ -65,28 +72,40 @@ class _Handler(http.server.BaseHTTPRequestHandler):
     def _answer(self) -> None:
         hub = self.server
         path = self.path.partition("?")[0]
-        for repository, folder in hub.repositories.items():
-            about = f"/api/models/{repository}"
-            if path == f"{about}/revision/main":
-                if hub.failures:
-                    self._send(hub.failures.pop(0), b'{"error": "come again"}', "application/json")
-                else:
-                    self._send_json({"id": repository, "sha": COMMIT, "siblings": []})
-                return
-            if path == f"{about}/tree/{COMMIT}":
-                self._send_json([_entry(file) for file in sorted(folder.iterdir())])
-                return
-            if path.startswith(f"/{repository}/resolve/{COMMIT}/"):
-                content = (folder / path.rpartition("/")[2]).read_bytes()
-                self._send(200, content, "application/octet-stream", etag=_hash(content))
-                return
-        headers = {"X-Error-Code": "RepoNotFound"}
-        self._send(404, b'{"error": "Repository not found"}', "application/json", **headers)
+        match = _REVISION.fullmatch(path) or _FILE.fullmatch(path)
+        folder = hub.repositories.get(match[1]) if match is not None else None
+        if match is None or folder is None:
+            self._send_error("RepoNotFound")
+            return
+        hub.asked.append(match[2])
+        commit = hub.revisions.get(match[2], match[2])
+        if not re.fullmatch("[0-9a-f]{40}", commit):
+            self._send_error("RevisionNotFound")
+        elif "/resolve/" in path:
+            content = (folder / match[3]).read_bytes()
+            self._send(200, content, "application/octet-stream", commit, etag=_hash(content))
+        elif "/tree/" in path:
+            self._send_json([_entry(file) for file in sorted(folder.iterdir())])
+        elif hub.failures:
+            self._send(hub.failures.pop(0), b'{"error": "come again"}', "application/json")
+        else:
+            self._send_json({"id": match[1], "sha": commit, "siblings": []})
+
+    def _send_error(self, code: str) -> None:
+        self._send(404, b'{"error": "not found"}', "application/json", **{"X-Error-Code": code})
 
     def _send_json(self, content: object) -> None:
         self._send(200, json.dumps(content).encode(), "application/json")
 
-    def _send(self, status: int, body: bytes, kind: str, etag: str = "", **headers: str) -> None:
+    def _send(
+        self,
+        status: int,
+        body: bytes,
+        kind: str,
+        commit: str = "",
+        etag: str = "",
+        **headers: str,
+    ) -> None:
         self.send_response(status)
         self.send_header("content-type", kind)
         self.send_header("content-length", str(len(body)))
@@ -94,7 +113,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
             self.send_header(name, value)
         if etag:
             self.send_header("etag", f'"{etag}"')
-            self.send_header("x-repo-commit", COMMIT)
+            self.send_header("x-repo-commit", commit)
         self.end_headers()
         if self.command == "GET":
             self.wfile.write(body)

@@ -13,9 +13,16 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from tests.worker.fake_hub import fake_hub
+import pytest
 
-DEMO = Path(__file__).parents[2] / "deploy" / "models" / "demo"
+from tests.worker.fake_hub import COMMIT, fake_hub
+from worker.engine.config import EngineConfig
+from worker.models.checkpoint import resolve_checkpoint
+from worker.wire.hub import at_revision, commit_of, local_folder
+from worker.wire.tokenizer import load_tokenizer
+
+ROOT = Path(__file__).parents[2]
+DEMO = ROOT / "deploy" / "models" / "demo"
 GOOD, MISSPELT, WEIGHTLESS = "org/demo", "org/dmeo", "org/weightless"
 
 START = """
@@ -48,15 +55,85 @@ with LLM(sys.argv[1], device="cpu", cpu_threads=1, kv_cache_tokens=1024) as llm:
 """
 
 
+FLEET = """
+import json, os, sys
+sys.path.insert(0, os.getcwd())
+from cluster.app import build_app
+from router.gateway import Gateway
+from worker.group import _fetch_checkpoints
+
+options = {"speculative_method": "draft", "speculative_model": sys.argv[1], "device": "cpu"}
+tagged = {"speculative_revision": "v1", "served_model_name": "m"}
+deployment = build_app({"models": [{"model": sys.argv[1], **options, **tagged}]})._bound_deployment
+config = deployment.init_args[0]
+engine = deployment.init_args[1]["m"]._bound_deployment.init_args[0]
+told = [config.models[0].revision, engine.revision, engine.speculative_revision]
+print(json.dumps(told), flush=True)
+sys.stdin.readline()
+Gateway(config, {"m": None})._load(config.models[0])
+_fetch_checkpoints(engine)
+"""
+
+
 def run(code: str, hub: str, home: Path, *repositories: str) -> list[Any]:
-    environment = {**os.environ, "HF_ENDPOINT": hub, "HF_HOME": str(home)}
-    environment.pop("HF_HUB_OFFLINE", None)
     command = [sys.executable, "-c", code, *repositories]
+    environment = environment_of(hub, home)
     done = subprocess.run(
         command, env=environment, capture_output=True, text=True, timeout=250, check=False
     )
     assert done.returncode == 0, done.stderr
     return [json.loads(line) for line in done.stdout.splitlines()]
+
+
+def environment_of(hub: str, home: Path) -> dict[str, str]:
+    environment = {**os.environ, "HF_ENDPOINT": hub, "HF_HOME": str(home)}
+    environment.pop("HF_HUB_OFFLINE", None)
+    return environment
+
+
+def test_a_fleet_reads_the_commits_that_there_were_when_it_was_built(tmp_path: Path) -> None:
+    """However late a gateway or worker comes: tokenizer and weights belong together."""
+    other, later = "1" * 40, "2" * 40
+    with fake_hub({GOOD: DEMO}, failures=[]) as hub:
+        hub.revisions["v1"] = other
+        process = subprocess.Popen(
+            [sys.executable, "-c", FLEET, GOOD],
+            env=environment_of(hub.url, tmp_path),
+            cwd=ROOT,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        assert process.stdout is not None
+        line = process.stdout.readline()
+        assert line, process.communicate()[1]
+        assert json.loads(line) == [COMMIT, COMMIT, other]
+        assert (hub.asked.count("main"), hub.asked.count("v1")) == (1, 1)
+        hub.revisions.update(main=later, v1=later)
+        hub.asked.clear()
+        _, errors = process.communicate("\n", timeout=250)
+        assert process.returncode == 0, errors
+        assert set(hub.asked) == {COMMIT, other}
+
+
+def test_the_engine_alone_reads_one_commit(tmp_path: Path) -> None:
+    with fake_hub({GOOD: DEMO}, failures=[]) as hub:
+        assert run("import sys\n" + GENERATE, hub.url, tmp_path, GOOD) == [4]
+        assert hub.asked.count("main") == 1
+        assert set(hub.asked) == {"main", COMMIT}
+
+
+def test_a_folder_has_no_revisions(tmp_path: Path) -> None:
+    (tmp_path / "model").mkdir()
+    name = at_revision(str(tmp_path / "model"), "main")
+    for read in (local_folder, load_tokenizer, resolve_checkpoint, commit_of):
+        with pytest.raises(ValueError, match="leave --revision out"):
+            read(name)
+    assert commit_of(str(tmp_path)) == ""
+    assert commit_of(f"org/name@{COMMIT}") == COMMIT  # nobody is asked
+    with pytest.raises(ValueError, match="--speculative-revision"):
+        EngineConfig(model="org/name", speculative_revision="main")
 
 
 def test_a_hub_that_is_not_well_is_asked_again_and_one_that_says_no_is_not(tmp_path: Path) -> None:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, get_args
 
 from worker.wire.admission import AdmissionOptions, AdmissionPolicyName, SchedulePolicy, flag
 from worker.wire.diffusion import DllmAlgorithm, DllmFeature
 from worker.wire.host_cache import HostCachePolicy
+from worker.wire.hub import at_revision, commit_of
 
 Device = Literal["auto", "cpu", "cuda"]
 CPUBackend = Literal["auto", "native", "torch"]
@@ -24,6 +25,9 @@ class EngineConfig:
 
     model: str
     """Folder of a Hugging Face checkpoint, or a repository name on the Hub."""
+    revision: str = ""
+    """Branch, tag or commit of the Hub repository; its main branch unless given. Its commit is
+    asked for once: configuration, tokenizer and weights of all gateways and workers are of it."""
     tensor_parallel_size: int = 1
     """Ranks that share one copy of the model."""
     device: Device = "auto"
@@ -126,6 +130,8 @@ class EngineConfig:
     drafts."""
     speculative_model: str = ""
     """draft: folder or Hub name of a smaller checkpoint with the model's tokenizer."""
+    speculative_revision: str = ""
+    """As --revision, of --speculative-model."""
     num_speculative_tokens: int = 8
     """Most drafts in a row; how many are worth their cost is measured all the time."""
     prompt_lookup_max: int = 12
@@ -166,17 +172,7 @@ class EngineConfig:
     computes only keys and values)."""
 
     def __post_init__(self) -> None:
-        if (self.speculative_method == "draft") != bool(self.speculative_model):
-            raise ValueError("--speculative-method draft and --speculative-model go together")
-        if self.num_speculative_tokens < 1:
-            raise ValueError(
-                "--num-speculative-tokens must be at least 1; --speculative-method none drafts "
-                "nothing"
-            )
-        if not 1 <= self.prompt_lookup_min <= self.prompt_lookup_max:
-            raise ValueError("--prompt-lookup-min must be from 1 to --prompt-lookup-max")
-        if self.speculative_max_utilization < 0.0:
-            raise ValueError("--speculative-max-utilization must not be negative")
+        self._check_speculation()
         if self.tensor_parallel_size < 1:
             raise ValueError("--tensor-parallel-size must be at least 1")
         if self.page_size < 1 or self.page_size & (self.page_size - 1):
@@ -228,6 +224,16 @@ class EngineConfig:
         _ = self.admission  # refuses what is out of range
 
     @property
+    def checkpoint(self) -> str:
+        """The model with its revision: what its files are asked for by."""
+        return at_revision(self.model, self.revision)
+
+    @property
+    def draft_checkpoint(self) -> str:
+        """The same of the draft model."""
+        return at_revision(self.speculative_model, self.speculative_revision)
+
+    @property
     def admission(self) -> AdmissionOptions:
         """The rules of admission to begin with."""
         return AdmissionOptions(
@@ -241,6 +247,21 @@ class EngineConfig:
             prefill_first_steps=self.prefill_first_steps,
             urgent_first_steps=self.urgent_first_steps,
         )
+
+    def _check_speculation(self) -> None:
+        if (self.speculative_method == "draft") != bool(self.speculative_model):
+            raise ValueError("--speculative-method draft and --speculative-model go together")
+        if self.speculative_revision and not self.speculative_model:
+            raise ValueError("--speculative-revision is of a --speculative-model: give it, too")
+        if self.num_speculative_tokens < 1:
+            raise ValueError(
+                "--num-speculative-tokens must be at least 1; --speculative-method none drafts "
+                "nothing"
+            )
+        if not 1 <= self.prompt_lookup_min <= self.prompt_lookup_max:
+            raise ValueError("--prompt-lookup-min must be from 1 to --prompt-lookup-max")
+        if self.speculative_max_utilization < 0.0:
+            raise ValueError("--speculative-max-utilization must not be negative")
 
     def _check_dllm_defaults(self) -> None:
         for name in ("dllm_threshold", "dllm_edit_threshold"):
@@ -256,3 +277,14 @@ class EngineConfig:
     def dllm_features(self) -> tuple[str, ...]:
         """Refinements of block diffusion that are on."""
         return tuple(name for name in get_args(DllmFeature) if name not in self.dllm_disable)
+
+
+def pinned(config: EngineConfig) -> EngineConfig:
+    """`config` with commits for revisions, so that whoever reads files later reads the same.
+
+    Raises as `worker.wire.hub` does.
+    """
+    revision, draft_revision = commit_of(config.checkpoint), ""
+    if config.speculative_model:
+        draft_revision = commit_of(config.draft_checkpoint)
+    return replace(config, revision=revision, speculative_revision=draft_revision)

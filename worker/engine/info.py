@@ -17,7 +17,7 @@ def build_engine_info(config: EngineConfig, hellos: Sequence[Hello]) -> EngineIn
     Raises:
         ValueError: the ranks' memory holds no page of KV cache.
     """
-    model = load_model_config(config.model, weights=config.load_format != "dummy")
+    model = load_model_config(config.checkpoint, weights=config.load_format != "dummy")
     num_pages = min(hello.num_pages for hello in hellos) - 1  # page 0 takes padding writes
     if num_pages < 1:
         raise ValueError(
@@ -25,7 +25,7 @@ def build_engine_info(config: EngineConfig, hellos: Sequence[Hello]) -> EngineIn
             "--tensor-parallel-size, or set --kv-cache-tokens"
         )
     return EngineInfo(
-        model=config.model,
+        model=config.checkpoint,
         max_model_len=min(hello.max_model_len for hello in hellos),
         max_total_tokens=num_pages * config.page_size,
         vocab_size=hellos[0].vocab_size,

@@ -41,7 +41,7 @@ def serve_engine(config: EngineConfig, directory: str, host: str = "") -> None:
     executor = create_executor(config, directory, spawn_peers=False, host=host)
     try:
         info = executor.start()
-        info.canary = _canary(config.model, info)
+        info.canary = _canary(config.checkpoint, info)
         front.send(msgspec.msgpack.encode(info))
         loop = _Loop(config, info, executor, front)
         settle_heap()

@@ -68,7 +68,7 @@ class ModelRunner:
         self.group = group
         self.device = group.device
         is_dummy = config.load_format == "dummy"
-        self.model_config = model or load_model_config(config.model, weights=not is_dummy)
+        self.model_config = model or load_model_config(config.checkpoint, weights=not is_dummy)
         if self.device.type == "cpu":
             tune_cpu_process(config.cpu_threads, group.world_size)
         self.max_model_len = self.model_config.resolve_max_model_len(config.max_model_len)

@@ -38,7 +38,7 @@ class RankStartup:
         """The rank's shard, once the group has met. Raises ValueError as ModelRunner does."""
         config = self._config
         self._ends("connect")
-        model = load_model_config(config.model, weights=config.load_format != "dummy")
+        model = load_model_config(config.checkpoint, weights=config.load_format != "dummy")
         self._ends("download")
         runner = ModelRunner(config, group, model)
         self._ends("load_weights")

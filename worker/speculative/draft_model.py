@@ -123,7 +123,7 @@ def draft_page_bytes(config: EngineConfig) -> int:
     """Bytes that a page takes in the draft model's cache; 0 without one."""
     if config.speculative_method != "draft":
         return 0
-    model = load_model_config(config.speculative_model)
+    model = load_model_config(config.draft_checkpoint)
     values = model.num_kv_heads * model.head_dim * config.page_size
     return 2 * model.num_layers * values * _DTYPE.itemsize
 
@@ -137,7 +137,7 @@ def load_draft_model(config: EngineConfig, tables: DeviceTables) -> DecoderModel
     device = tables.token_pool.device
     if device.type != "cpu":
         raise ValueError("--speculative-method draft runs on CPU only; use ngram")
-    model_config = load_model_config(config.speculative_model)
+    model_config = load_model_config(config.draft_checkpoint)
     if model_config.block_size > 1:
         raise ValueError(
             "--speculative-model decides blocks of tokens: use one that produces one after another"

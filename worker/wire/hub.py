@@ -2,11 +2,22 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from http import HTTPStatus
 from pathlib import Path
 
 from worker.wire.retry import Unavailable, may_heal
+
+_COMMIT = re.compile(r"[0-9a-f]{40}")
+
+
+def at_revision(model: str, revision: str) -> str:
+    """The name by which files of a model are asked for: ORGANIZATION/NAME@REVISION on the Hub.
+
+    One name for both, so that nobody who hands it on loses the revision.
+    """
+    return f"{model}@{revision}" if revision else model
 
 
 def local_folder(model: str) -> Path | None:
@@ -14,10 +25,16 @@ def local_folder(model: str) -> Path | None:
 
     Raises:
         Unavailable: it can only be a folder, and there is none.
+        ValueError: a revision of a folder is asked for.
     """
     folder = Path(model).expanduser()
     if folder.is_dir():
         return folder
+    model, _, revision = model.partition("@")
+    if revision and Path(model).expanduser().is_dir():
+        raise ValueError(
+            f"{model} is a folder here, which has no revision {revision}: leave --revision out"
+        )
     if model.startswith((".", "/", "~")) or model.count("/") > 1:
         raise Unavailable(
             f"the model folder {model} does not exist: give a checkpoint folder or a Hub repository"
@@ -31,7 +48,7 @@ def download(repository: str, files: Sequence[str], ignored: Sequence[str] = ())
     HF_HUB_OFFLINE, HF_HOME, HF_ENDPOINT and HF_TOKEN work as everywhere.
 
     Args:
-        repository: ORGANIZATION/NAME.
+        repository: ORGANIZATION/NAME, or ORGANIZATION/NAME@REVISION.
         files: patterns of their names.
         ignored: patterns of those among them that are left out.
 
@@ -42,10 +59,14 @@ def download(repository: str, files: Sequence[str], ignored: Sequence[str] = ())
     from huggingface_hub import snapshot_download  # slow to import, needed for Hub names only
     from huggingface_hub.errors import LocalEntryNotFoundError
 
+    name, _, revision = repository.partition("@")
     try:
         return Path(
             snapshot_download(
-                repository, allow_patterns=list(files), ignore_patterns=list(ignored) or None
+                name,
+                revision=revision or None,
+                allow_patterns=list(files),
+                ignore_patterns=list(ignored) or None,
             )
         )
     except LocalEntryNotFoundError as error:
@@ -61,6 +82,18 @@ def download(repository: str, files: Sequence[str], ignored: Sequence[str] = ())
         raise kind(
             f"{repository} is no folder here and the Hub does not give it: {_in_one_line(error)}"
         ) from error
+
+
+def commit_of(model: str) -> str:
+    """The commit that the Hub, or else its cache here, has for a name; empty for a folder.
+
+    Raises as `local_folder` and `download` do.
+    """
+    if local_folder(model) is not None:
+        return ""
+    _, _, revision = model.partition("@")
+    # A snapshot's folder in the cache has its commit's name.
+    return revision if _COMMIT.fullmatch(revision) else download(model, ["config.json"]).name
 
 
 def hub_may_heal(error: BaseException) -> bool:
