@@ -87,6 +87,9 @@ class HostileOptions:
     """Part of the campaign: requests, heavy, half-open, slow-readers. May be given several times;
     all unless given."""
 
+    bodies: str = ""
+    """Of the heavy bodies those alone whose names hold this."""
+
     def __post_init__(self) -> None:
         if not 0.0 < self.scale <= 1.0:
             raise ValueError(f"--scale must be in (0, 1], got {self.scale}")
@@ -378,7 +381,7 @@ def judge_slow_readers(figures: Mapping[str, Any]) -> list[Check]:
 
 PARTS: Mapping[str, Callable[[AttackedFleet, HostileOptions], tuple[Figures, list[Check]]]] = {
     "requests": run_requests,
-    "heavy": lambda fleet, options: run_heavy(fleet, options.scale),
+    "heavy": lambda fleet, options: run_heavy(fleet, options.scale, options.bodies),
     "half-open": run_half_open,
     "slow-readers": run_slow_readers,
 }

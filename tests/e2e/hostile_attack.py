@@ -100,9 +100,15 @@ class Attack:
         }
 
 
-def run_heavy(fleet: AttackedFleet, scale: float) -> tuple[Figures, list[Check]]:
-    """Sends each body twice: the first may leave what later ones use."""
-    cases = heavy_cases()
+def run_heavy(fleet: AttackedFleet, scale: float, named: str = "") -> tuple[Figures, list[Check]]:
+    """Sends each body twice: the first may leave what later ones use.
+
+    Args:
+        fleet: that is attacked.
+        scale: part of the bodies, one in so many.
+        named: part of the names of those that are sent.
+    """
+    cases = [case for case in heavy_cases() if named in case.name]
     chosen = cases[:: max(1, round(1 / scale))]
     asyncio.run(warm_up(fleet))
     attacks: list[Attack] = []
@@ -123,8 +129,8 @@ def run_heavy(fleet: AttackedFleet, scale: float) -> tuple[Figures, list[Check]]
 
 
 async def warm_up(fleet: AttackedFleet) -> None:
-    """Has every page of the KV caches touched, and each compiling process started: the memory is
-    theirs from then on."""
+    """Has every page of the KV caches touched, each compiling process started and whole batches
+    scored: the memory is theirs from then on."""
     count = 3 * NUM_WORKERS * KV_CACHE_TOKENS // MAX_MODEL_LEN
     length = MAX_MODEL_LEN - 2
     prompts = [
@@ -135,7 +141,12 @@ async def warm_up(fleet: AttackedFleet) -> None:
         {"prompt": "hi", "max_tokens": 1, "structured_outputs": {"regex": f"[a-z]{{{number}}}"}}
         for number in range(1, 17)
     ]
-    bodies = [json.dumps({"model": fleet.model, **body}).encode() for body in (*prompts, *forms)]
+    scored = [
+        {"prompt": prompts[0]["prompt"], "echo": True, "logprobs": 20, "n": 16, "max_tokens": 1},
+        {"prompt": "hi", "logprobs": 20, "n": 128, "max_tokens": 16},
+    ]
+    wanted = (*prompts, *forms, *(4 * scored))
+    bodies = [json.dumps({"model": fleet.model, **body}).encode() for body in wanted]
     bodies += [b'{"prompt":"' + b"x" * (31 * MIB) + b'"}'] * 2
 
     async with open_session(fleet.api_key) as session:

@@ -256,7 +256,11 @@ class MemorySamples:
 
     def _middle(self, since: float, until: float) -> float:
         values = self._between(since, until)
-        return statistics.median(values) if values else 0.0
+        if values:
+            return statistics.median(values)
+        # The one who looks may have been kept from it: there is what was seen before.
+        place = bisect_left(self._times, since)
+        return self._mib[place - 1] if place else 0.0
 
     def _between(self, since: float, until: float) -> array[float]:
         return self._mib[bisect_left(self._times, since) : bisect_right(self._times, until)]

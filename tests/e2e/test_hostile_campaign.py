@@ -217,6 +217,7 @@ def test_growth_is_over_what_was_before_and_kept_what_is_left() -> None:
         samples.add(at, mib)
     assert samples.growth(1.0, 2.5) == 200
     assert samples.kept(1.0, 2.5) == 11
+    assert samples.growth(4.0, 5.0) == -112, "nothing was seen since: what was seen last counts"
     assert MemorySamples().growth(1.0, 2.5) == 0
 
 
