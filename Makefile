@@ -6,6 +6,9 @@
 # make check-nodes    three Ray nodes on this machine: one is lost, one joins, the head restarts (two minutes)
 # make check-proxy    HAProxy and its manager are killed under load, five times each (three minutes)
 # make check-overload ten times too much load over HTTP for a minute
+# make check-chaos    processes are killed and stopped under load for twenty minutes
+# make check-cancels  ten thousand clients leave at whatever moment (two minutes)
+# make check-soak     an hour of steady load, a little of it hostile
 # make check-autoscale  workers follow a load step and ten minutes of noisy load (15 minutes)
 # make check-tenants  one API key cannot tell what another has asked (ten minutes)
 # make check-hostile  a fleet under ten thousand hostile requests, heavy bodies, half requests (30 minutes)
@@ -24,8 +27,9 @@ TEST_ARGS ?=
 TEST_PROCESSES ?= -n $(shell n=$$(nproc); echo $$((n < 2 ? 2 : n > 6 ? 6 : n))) \
 	--dist loadscope --no-loadscope-reorder
 
-.PHONY: install serve test lint check-install check-autoscale check-hostile check-nodes check-overload \
-	check-proxy check-rolling-update check-tenants demo-models check-speculative
+.PHONY: install serve test lint check-install check-autoscale check-cancels check-chaos \
+	check-hostile check-nodes check-overload check-proxy check-rolling-update check-soak \
+	check-tenants demo-models check-speculative
 .DEFAULT_GOAL := serve
 
 install: $(STAMP)
@@ -66,6 +70,15 @@ check-nodes: $(STAMP)
 
 check-proxy: $(STAMP)
 	$(BIN)/python -m cluster.bench.proxy --json $(ARGS)
+
+check-chaos: $(STAMP)
+	$(BIN)/rayfleet bench chaos --json $(ARGS)
+
+check-cancels: $(STAMP)
+	$(BIN)/rayfleet bench chaos --cancels 10000 --json $(ARGS)
+
+check-soak: $(STAMP)
+	$(BIN)/rayfleet bench chaos --soak 3600 --json $(ARGS)
 
 check-autoscale: $(STAMP)
 	$(BIN)/python -m cluster.bench.autoscale --json $(ARGS)

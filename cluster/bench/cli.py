@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import fields, replace
 from typing import TYPE_CHECKING
 
+from cluster.bench.chaos.flags import add_chaos_command
 from cluster.bench.fdfo_flags import add_fdfo_flags, fdfo_options
 from cluster.bench.flags import (
     add_dataset_flags,
@@ -87,6 +88,7 @@ def add_commands(commands: Subparsers) -> None:
     )
     add_router_flags(router)
     add_fleet_command(commands, _command)
+    add_chaos_command(commands, _command)
     add_job_commands(commands, _command)
 
 
@@ -117,7 +119,7 @@ def _command(
         emit(result, as_json=args.json, title=f"bench {name}")
         if result.get("errors"):
             note(tell_failures(result["errors"]))
-        return 1 if result.get("failed") else 0
+        return 1 if result.get("failed") or result.get("broken") else 0
 
     parser.set_defaults(run=run)
     return parser

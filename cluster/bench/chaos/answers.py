@@ -1,0 +1,96 @@
+"""A whole answer, put together from a stream or a body, and how two of them differ."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+_LOGPROB_TOLERANCE = 1e-4
+"""Sums in one fixed order give the same bits; texts of numbers may not."""
+
+
+@dataclass(kw_only=True, slots=True)
+class Choice:
+    """One completion of an answer."""
+
+    text: str = ""
+    finish_reason: str | None = None
+    token_ids: list[int] = field(default_factory=list)
+    logprobs: list[tuple[str, float | None]] = field(default_factory=list)
+    """Tokens and their log-probabilities, where they were asked for."""
+
+
+@dataclass(kw_only=True, slots=True)
+class Answer:
+    """All completions of a request, by index."""
+
+    choices: dict[int, Choice] = field(default_factory=dict)
+    prompt_tokens: int | None = None
+    completion_tokens: int | None = None
+
+    def take(self, message: Mapping[str, Any]) -> None:
+        """Takes in a chunk of a stream, or a whole body."""
+        for told in message.get("choices") or ():
+            choice = self.choices.setdefault(told["index"], Choice())
+            said = told.get("delta") or told.get("message") or {}
+            choice.text += told.get("text") or said.get("content") or ""
+            choice.token_ids += told.get("token_ids") or ()
+            choice.finish_reason = told.get("finish_reason") or choice.finish_reason
+            choice.logprobs += _logprobs(told.get("logprobs") or {})
+        usage = message.get("usage") or {}
+        if usage:
+            self.prompt_tokens = usage["prompt_tokens"]
+            self.completion_tokens = usage["completion_tokens"]
+
+
+def difference(expected: Answer, found: Answer) -> str | None:
+    """The first thing in which an answer differs from the right one; None where none does."""
+    if sorted(expected.choices) != sorted(found.choices):
+        return f"choices {sorted(found.choices)} in place of {sorted(expected.choices)}"
+    for index, choice in sorted(expected.choices.items()):
+        if (problem := _choice_difference(choice, found.choices[index])) is not None:
+            return f"choice {index}: {problem}"
+    for name in ("prompt_tokens", "completion_tokens"):
+        if getattr(expected, name) != getattr(found, name):
+            return f"{name} {getattr(found, name)} in place of {getattr(expected, name)}"
+    return None
+
+
+def _choice_difference(expected: Choice, found: Choice) -> str | None:
+    if expected.token_ids != found.token_ids:
+        return _first_of("token ids", expected.token_ids, found.token_ids)
+    if expected.text != found.text:
+        return _first_of("text", expected.text, found.text)
+    if expected.finish_reason != found.finish_reason:
+        return f"finish_reason {found.finish_reason} in place of {expected.finish_reason}"
+    if len(expected.logprobs) != len(found.logprobs):
+        return f"{len(found.logprobs)} log-probabilities in place of {len(expected.logprobs)}"
+    for place, (a, b) in enumerate(zip(expected.logprobs, found.logprobs, strict=True)):
+        if a[0] != b[0] or not _is_close(a[1], b[1]):
+            return f"log-probability {place} is {b} in place of {a}"
+    return None
+
+
+def _first_of(what: str, expected: Any, found: Any) -> str:
+    pairs = zip(expected, found, strict=False)
+    place = next((i for i, (a, b) in enumerate(pairs) if a != b), min(len(expected), len(found)))
+    near = slice(max(0, place - 2), place + 6)
+    return (
+        f"{what} differ from place {place} on: {found[near]!r} of {len(found)} in place of "
+        f"{expected[near]!r} of {len(expected)}"
+    )
+
+
+def _logprobs(told: Mapping[str, Any]) -> list[tuple[str, float | None]]:
+    """Those of a completion (lists side by side), or of a chat (a list of objects)."""
+    if "content" in told:
+        return [(entry["token"], entry["logprob"]) for entry in told["content"] or ()]
+    return list(zip(told.get("tokens") or (), told.get("token_logprobs") or (), strict=True))
+
+
+def _is_close(expected: float | None, found: float | None) -> bool:
+    if expected is None or found is None:
+        return expected is found
+    return math.isclose(expected, found, rel_tol=0.0, abs_tol=_LOGPROB_TOLERANCE)

@@ -1,0 +1,249 @@
+"""Makes one thing go wrong, and tells what it was."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Collection
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from cluster.bench.chaos.haproxy import replica_of, sessions
+from cluster.bench.chaos.kinds import CUT_ATTACH, CUT_CLIENTS, KINDS, MEMORY, Noticed, Part
+from cluster.bench.chaos.load import ChaosLoad
+from cluster.bench.chaos.options import ChaosOptions
+from cluster.bench.chaos.processes import Process, find, is_gone, name_in_logs
+from cluster.bench.chaos.schedule import Planned
+
+SILENCE_S = 2.0
+"""After which a gateway calls a worker lost that says nothing and gives no other sign of life."""
+_SHARE_THAT_LEAVES = 0.34
+_PRESSURE_S = 8.0
+_LEFT_KIB = 2 * 2**20
+_PIDFD_GETFD = 438
+"""The system call's number on every architecture."""
+_CONNECTED = "03"
+_HOG = (
+    "import sys, time; block = bytearray(b'\\1') * int(sys.argv[1]); time.sleep(float(sys.argv[2]))"
+)
+
+
+class NotPossible(Exception):
+    """This fault cannot be made here; the text says why."""
+
+
+@dataclass(kw_only=True, slots=True)
+class Fault:
+    """One that happened. Times by the machine's monotonic clock."""
+
+    number: int
+    kind: str
+    begin: float
+    pid: int = 0
+    """Who was hit."""
+    ports: frozenset[int] = frozenset()
+    """Clients' ends of connections through that process."""
+    stopped_s: float = 0.0
+    """How long it was stopped, at last."""
+    noticed_s: float | None = None
+    """Until it was killed, or until a gateway counted fewer workers; an upper bound."""
+    recovered: float | None = None
+    """When the fleet was whole again."""
+    problem: str | None = None
+    """What was still missing when that was given up."""
+    is_given_up: bool = False
+    """Whether a stopped process was ended by somebody else."""
+
+    @property
+    def recovery_s(self) -> float | None:
+        """Until the fleet was whole again."""
+        return None if self.recovered is None else self.recovered - self.begin
+
+
+def allowed_pause_s(fault: Fault, step_timeout_s: float) -> float:
+    """How long it may take until somebody finds out, by who does."""
+    noticed = KINDS[fault.kind].noticed
+    if noticed is Noticed.BY_WATCHDOG:
+        return step_timeout_s
+    if noticed is Noticed.WHEN_IT_ENDS:
+        return fault.stopped_s
+    return SILENCE_S
+
+
+class Saboteur:
+    """Makes faults in one fleet.
+
+    Args:
+        directory: the fleet's private one.
+        load: whose clients leave where that is the fault.
+        options: how long processes are stopped.
+    """
+
+    def __init__(self, directory: Path, load: ChaosLoad, options: ChaosOptions) -> None:
+        self._directory = directory
+        self._load = load
+        self._options = options
+        self._stopped: dict[int, float] = {}
+        """Process ids, and when they are to go on."""
+        self._hog: subprocess.Popen[bytes] | None = None
+
+    def strike(self, planned: Planned) -> Fault:
+        """Makes a fault.
+
+        Raises:
+            NotPossible: it cannot be made here, or now.
+        """
+        try:
+            return self._strike(planned)
+        except OSError as error:  # who was chosen has ended meanwhile
+            raise NotPossible(f"{type(error).__name__}: {error}") from error
+
+    def _strike(self, planned: Planned) -> Fault:
+        kind = KINDS[planned.kind]
+        fault = Fault(number=planned.number, kind=planned.kind, begin=time.monotonic())
+        if planned.kind == CUT_CLIENTS:
+            self._load.leave(_SHARE_THAT_LEAVES)
+        elif planned.kind == CUT_ATTACH:
+            fault.pid = self._cut_attach(planned)
+        elif planned.kind == MEMORY:
+            self._press()
+        else:
+            assert kind.part is not None
+            assert kind.sign is not None
+            fault.pid = self._choose(kind.part, planned)
+            self._send(fault, kind.part, kind.sign)
+        return fault
+
+    def tick(self, fault: Fault) -> None:
+        """Lets a stopped process go on when its time is over, or notes who has ended it."""
+        now = time.monotonic()
+        for pid, until in list(self._stopped.items()):
+            if is_gone(pid):
+                fault.is_given_up = True
+                fault.noticed_s = fault.noticed_s or now - fault.begin
+            elif now >= until:
+                with suppress(OSError):
+                    os.kill(pid, signal.SIGCONT)
+            else:
+                continue
+            fault.stopped_s = now - fault.begin
+            del self._stopped[pid]
+
+    @property
+    def is_over(self) -> bool:
+        """Whether nothing is stopped any more, and no memory is taken."""
+        return not self._stopped and (self._hog is None or self._hog.poll() is not None)
+
+    def close(self) -> None:
+        """Lets all go on that is stopped."""
+        for pid in self._stopped:
+            with suppress(OSError):
+                os.kill(pid, signal.SIGCONT)
+        self._stopped.clear()
+        if self._hog is not None:
+            self._hog.kill()
+            self._hog.wait()
+
+    def _choose(self, part: Part, planned: Planned) -> int:
+        pids = [process.pid for process in find(self._directory) if process.part is part]
+        if not pids:
+            raise NotPossible(f"the fleet has no process that is a {part.value}")
+        if part is Part.HAPROXY:
+            return pids[-1]  # older ones take no more requests
+        return pids[planned.choose(len(pids))]
+
+    def _send(self, fault: Fault, part: Part, sign: signal.Signals) -> None:
+        if KINDS[fault.kind].takes_streams:
+            fault.ports = self._ports_through(part, fault.pid)
+        os.kill(fault.pid, sign)
+        if sign is signal.SIGSTOP:
+            lasts = self._options.stop_s
+            if KINDS[fault.kind].given_up:
+                lasts = self._options.longest_stop_s
+            self._stopped[fault.pid] = fault.begin + lasts
+
+    def _ports_through(self, part: Part, pid: int) -> frozenset[int]:
+        """Ends of the clients whose requests that process has.
+
+        HAZARD: a gateway takes more between the look and the signal. It is stopped meanwhile:
+        what HAProxy sends it then has not begun, and goes elsewhere.
+        """
+        if part is Part.GATEWAY:
+            os.kill(pid, signal.SIGSTOP)
+        found = sessions(self._directory)
+        if part is Part.GATEWAY:
+            replicas = [replica_of(session.server) for session in found]
+            name = name_in_logs(pid, replicas)
+            found = [session for session in found if replica_of(session.server) == name]
+        return frozenset(session.port for session in found)
+
+    def _press(self) -> None:
+        available = _available_kib() - _LEFT_KIB
+        size = min(int(self._options.pressure_gib * 2**30), available * 1024)
+        if size <= 0:
+            raise NotPossible("the machine has no memory to spare")
+        command = [sys.executable, "-c", _HOG, str(size), str(_PRESSURE_S)]
+        self._hog = subprocess.Popen(command)
+
+    def _cut_attach(self, planned: Planned) -> int:
+        """Ends one gateway's stream from one worker; both processes stay. The front's id."""
+        inodes = _attach_connections(self._directory)
+        ends = [
+            (process.pid, fd)
+            for process in find(self._directory)
+            if process.part is Part.FRONT
+            for fd in _descriptors_of(process, inodes)
+        ]
+        if not ends:
+            raise NotPossible("gateways have no stream over a Unix socket")
+        pid, fd = ends[planned.choose(len(ends))]
+        _shut_down(pid, fd)
+        return pid
+
+
+def _attach_connections(directory: Path) -> set[str]:
+    """Inodes of the fronts' ends: a connection has the name of the socket that took it."""
+    rows = (line.split() for line in Path("/proc/net/unix").read_text().splitlines()[1:])
+    named = [row for row in rows if len(row) > 7 and row[5] == _CONNECTED]
+    return {
+        row[6] for row in named if row[7].startswith(f"{directory}/") and row[7].endswith("/attach")
+    }
+
+
+def _descriptors_of(process: Process, inodes: Collection[str]) -> list[int]:
+    found = []
+    with suppress(OSError):
+        for link in Path(f"/proc/{process.pid}/fd").iterdir():
+            with suppress(OSError):
+                target = os.readlink(link)
+                if target.startswith("socket:[") and target[8:-1] in inodes:
+                    found.append(int(link.name))
+    return sorted(found)
+
+
+def _shut_down(pid: int, fd: int) -> None:
+    """Ends a connection of another process, for both of its sides."""
+    call = ctypes.CDLL(None, use_errno=True).syscall
+    process = os.pidfd_open(pid)
+    try:
+        ours = call(_PIDFD_GETFD, process, fd, 0)
+        if ours < 0:
+            reason = os.strerror(ctypes.get_errno())
+            raise NotPossible(f"the kernel lends no descriptors of other processes: {reason}")
+        with socket.socket(fileno=ours) as connection, suppress(OSError):
+            connection.shutdown(socket.SHUT_RDWR)
+    finally:
+        os.close(process)
+
+
+def _available_kib() -> int:
+    for line in Path("/proc/meminfo").read_text().splitlines():
+        if line.startswith("MemAvailable:"):
+            return int(line.split()[1])
+    return 0

@@ -1,0 +1,30 @@
+"""Command-line flags of `rayfleet bench chaos`."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+from typing import Any
+
+from cluster.bench.chaos.options import ChaosOptions
+from cluster.bench.report import Result
+from cluster.cli.options import add_options, given_options
+
+Command = Callable[[Any, str, str, Callable[[argparse.Namespace], Result]], argparse.ArgumentParser]
+
+
+def add_chaos_command(commands: Any, command: Command) -> None:
+    """Adds `chaos` to the bench commands; `command` makes a parser that reports results."""
+    parser = command(commands, "chaos", "processes are killed and stopped under load", _run)
+    add_options(parser, ChaosOptions)
+
+
+def _run(args: argparse.Namespace) -> Result:
+    from cluster.bench.chaos.cancels import run_cancels
+    from cluster.bench.chaos.run import run_faults
+    from cluster.bench.chaos.soak import run_soak
+
+    options = ChaosOptions(**given_options(args, ChaosOptions))
+    if options.cancels:
+        return run_cancels(options)
+    return run_soak(options) if options.soak_s else run_faults(options)

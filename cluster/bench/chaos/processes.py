@@ -1,0 +1,104 @@
+"""The processes of a fleet on this machine, told by what stands in /proc (Linux)."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections import Counter
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from cluster.bench.chaos.kinds import Part
+from cluster.bench.memory import resident_mib
+from cluster.launch import APPLICATION, processes_of
+
+_TITLES = (
+    (re.compile(r"ray::Rank0:(\w+)"), Part.RANK0),
+    (re.compile(r"ray::Rank\d+:(\w+)"), Part.RANK),
+    (re.compile(rf"ray::ServeReplica:{APPLICATION}:gateway"), Part.GATEWAY),
+    (re.compile(rf"ray::ServeReplica:{APPLICATION}:worker-"), Part.FRONT),
+    (re.compile(r"ray::HAProxyManager"), Part.MANAGER),
+    (re.compile(r"ray::ProxyActor"), Part.PROXY),
+    (re.compile(r"ray::ServeController"), Part.CONTROLLER),
+    (re.compile(r"\S+ -m worker\.parallel\.rank "), Part.STEP),
+    (re.compile(r"\S+ -m worker\.structured\.compiling "), Part.COMPILER),
+    (re.compile(r"\S*/haproxy -"), Part.HAPROXY),
+)
+_ENDED = ("Z", "X")
+MEASURED = (Part.GATEWAY, Part.FRONT, Part.RANK0, Part.RANK, Part.STEP, Part.HAPROXY)
+"""Parts whose memory is looked at."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Process:
+    """One process of the fleet."""
+
+    part: Part
+    pid: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Memory:
+    """What a part's processes take."""
+
+    processes: int
+    mib: float
+    """Resident, of all of them."""
+
+
+def part_of(command: str) -> Part | None:
+    """What the process with this command line is; None for one that faults leave alone."""
+    return next((part for title, part in _TITLES if title.match(command)), None)
+
+
+def find(directory: Path) -> list[Process]:
+    """Those of the fleet with this private directory that are running or stopped, oldest first."""
+    found = []
+    for pid in sorted(processes_of(directory)):
+        with suppress(OSError):
+            command = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode()
+            part = part_of(command)
+            if part is not None and state(pid) not in _ENDED:
+                found.append(Process(part=part, pid=pid))
+    return found
+
+
+def count(processes: Sequence[Process]) -> Counter[Part]:
+    """How many there are of each part."""
+    return Counter(process.part for process in processes)
+
+
+def memory(processes: Sequence[Process]) -> dict[Part, Memory]:
+    """Resident memory by part."""
+    return {
+        part: Memory(processes=len(pids), mib=sum(map(resident_mib, pids)))
+        for part in MEASURED
+        if (pids := [process.pid for process in processes if process.part is part])
+    }
+
+
+def state(pid: int) -> str:
+    """The kernel's letter: R, S, D, T for stopped, Z for a zombie; X where there is none."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except OSError:
+        return "X"
+
+
+def is_gone(pid: int) -> bool:
+    """Whether a process has ended."""
+    return state(pid) in _ENDED
+
+
+def name_in_logs(pid: int, names: Sequence[str]) -> str | None:
+    """Which of these names is in that of a file that the process has open: replicas log so."""
+    with suppress(OSError):
+        for link in Path(f"/proc/{pid}/fd").iterdir():
+            with suppress(OSError):
+                file = Path(os.readlink(link)).name
+                for name in names:
+                    if name in file:
+                        return name
+    return None

@@ -1,0 +1,216 @@
+"""An hour of steady load, a little of it hostile: as fast at the end, and no larger."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import random
+import time
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import uvloop
+
+from cluster.bench.chaos.answers import Answer
+from cluster.bench.chaos.asks import Ask, list_asks
+from cluster.bench.chaos.client import Client, Outcome
+from cluster.bench.chaos.fleet import FleetWatch, serve_config
+from cluster.bench.chaos.hostile import hostile_asks
+from cluster.bench.chaos.load import ChaosLoad
+from cluster.bench.chaos.options import ChaosOptions
+from cluster.bench.chaos.run import reference
+from cluster.bench.chaos.slopes import Slope, SlopeWatch, as_rows
+from cluster.bench.chaos.tally import tally
+from cluster.bench.report import Check, Result, at_least, checks_json, exactly, note
+from cluster.bench.stats import percentile
+from cluster.launch import LocalFleet
+
+LEAST_KEPT: Final = 0.98
+"""Of the first minutes' throughput, in the last ones."""
+_WINDOW_S = 600.0
+_CALIBRATION_S = 60.0
+_BUSY = 2
+"""Times the usual clients, while capacity is measured."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Arrival:
+    """A request, and when it is sent."""
+
+    at_s: float
+    ask: Ask
+    is_hostile: bool
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Arrived:
+    """What became of it."""
+
+    arrival: Arrival
+    outcome: Outcome
+
+
+def arrivals(
+    asks: Sequence[Ask], hostile: Sequence[Ask], rate: float, options: ChaosOptions
+) -> Iterator[Arrival]:
+    """Requests at a steady rate: each within a slot of its own, at a moment of chance.
+
+    By chance alone, two windows of ten minutes would differ by more than what is to be shown.
+    """
+    chance = random.Random(options.seed)
+    good, bad = itertools.cycle(asks), itertools.cycle(hostile)
+    for number in range(int(rate * options.soak_s)):
+        is_hostile = bool(hostile) and chance.random() < options.hostile_share
+        at_s = (number + chance.random()) / rate
+        yield Arrival(at_s=at_s, ask=next(bad if is_hostile else good), is_hostile=is_hostile)
+
+
+async def send_all(base_url: str, coming: Iterator[Arrival]) -> list[Arrived]:
+    """Sends each at its time, whatever became of those before."""
+    found: list[Arrived] = []
+    idle: list[Client] = []
+    clients: list[Client] = []
+    began = time.monotonic()
+
+    async def send(arrival: Arrival) -> None:
+        client = idle.pop() if idle else await Client(base_url).__aenter__()
+        if client not in clients:
+            clients.append(client)
+        found.append(Arrived(arrival=arrival, outcome=await client.send(arrival.ask)))
+        idle.append(client)
+
+    async with asyncio.TaskGroup() as group:
+        for arrival in coming:
+            await asyncio.sleep(max(0.0, began + arrival.at_s - time.monotonic()))
+            group.create_task(send(arrival))
+    for client in clients:
+        await client.__aexit__()
+    return found
+
+
+def run_soak(options: ChaosOptions) -> Result:
+    """Starts a fleet, finds what it carries, and offers it a part of that for long."""
+    config = serve_config(options)
+    asks = list_asks(options.output_len, diffusion=bool(options.diffusion_model))
+    window_s = min(_WINDOW_S, options.soak_s / 6.0)
+    with LocalFleet(config, report=note) as fleet:
+        right = reference(fleet.base_url, asks, options.num_streams)
+        capacity = _capacity(fleet.base_url, asks, options)
+        rate = options.soak_load * capacity
+        note(f"carries {capacity:.2f} requests/s; offering {rate:.2f}")
+        watch = FleetWatch(fleet.base_url, config)
+        coming = arrivals(asks, hostile_asks(), rate, options)
+        with SlopeWatch(watch.processes()) as memory:
+            began = time.monotonic()
+            arrived = uvloop.run(send_all(fleet.base_url, coming))
+        slopes = memory.slopes(began + window_s)
+        num_gone = memory.gone
+    good = [one.outcome for one in arrived if not one.arrival.is_hostile]
+    counts = tally(good, (), right)
+    kept = kept_throughput(arrived, began, options.soak_s, window_s)
+    refused = Counter(_told(one.outcome) for one in arrived if one.arrival.is_hostile)
+    bad = [f"{kind}: {status}" for (kind, status) in refused if not is_refusal(status)]
+    checks = judge_soak(kept, slopes, bad, num_gone)
+    checks += [
+        exactly("failed", len(counts.failed), "requests", 0),
+        exactly("wrong", len(counts.wrong), "requests", 0),
+    ]
+    latencies = [one.ended - one.sent for one in good]
+    return {
+        "capacity_rps": capacity,
+        "offered_rps": rate,
+        "sent": counts.sent,
+        "completed": counts.completed,
+        "failed": len(counts.failed),
+        "wrong": len(counts.wrong),
+        "retried": dict(counts.retried),
+        "hostile": sum(refused.values()),
+        "latency_p50_s": percentile(latencies, 50.0),
+        "latency_p99_s": percentile(latencies, 99.0),
+        "kept_throughput": kept,
+        "memory": {"rows": as_rows(slopes)},
+        "not_refused": bad,
+        "first_failures": (counts.failed + counts.wrong)[:10],
+        "broken": [check.name for check in checks if not check.holds],
+        "checks": checks_json(checks),
+    }
+
+
+def _capacity(base_url: str, asks: Sequence[Ask], options: ChaosOptions) -> float:
+    """Requests per second that clients get who wait for their answers."""
+    seconds = min(_CALIBRATION_S, options.soak_s / 4.0)
+    clients = ChaosLoad(base_url, itertools.cycle(asks), _BUSY * options.num_streams)
+    began = time.monotonic()
+    with clients as load:
+        time.sleep(seconds)
+        outcomes = load.stop()
+    # Until the last one's end: the clients that had no more to ask are idle then.
+    ended = [one.ended - began for one in outcomes if one.end == "whole"]
+    in_time = [at for at in ended if at <= seconds]
+    if not in_time:
+        raise RuntimeError("no request was answered while capacity was measured")
+    return len(in_time) / seconds
+
+
+def kept_throughput(
+    arrived: Sequence[Arrived], began: float, duration_s: float, window_s: float
+) -> float:
+    """Tokens that came in the last window over those in the first, each as a share of what was
+    asked for in it. The first one begins after half a window: the fleet fills up."""
+    first = (began + 0.5 * window_s, began + 1.5 * window_s)
+    last = (began + duration_s - window_s, began + duration_s)
+    shares = []
+    for begin, end in (first, last):
+        asked = sum(
+            _num_tokens(one.outcome.answer)
+            for one in arrived
+            if begin <= began + one.arrival.at_s < end and not one.arrival.is_hostile
+        )
+        came = sum(
+            _num_tokens(one.outcome.answer)
+            for one in arrived
+            if begin <= one.outcome.ended < end and one.outcome.end == "whole"
+        )
+        shares.append(came / asked if asked else 0.0)
+    return shares[1] / shares[0] if shares[0] else 0.0
+
+
+def judge_soak(
+    kept: float, slopes: Sequence[Slope], not_refused: Sequence[str], num_gone: int
+) -> list[Check]:
+    """What was promised, against what was seen."""
+    worst: Mapping[str, float] = {
+        slope.part: max(other.low for other in slopes if other.part == slope.part)
+        for slope in slopes
+    }
+    return [
+        at_least("kept_throughput", kept, "share", LEAST_KEPT),
+        at_least("measured_processes", len(slopes), "processes", 1),
+        exactly("ended_processes", num_gone, "processes", 0),
+        exactly("hostile_not_refused", len(not_refused), "kinds", 0),
+        *(
+            Check(
+                name=f"{part}_memory_slope_low",
+                value=low,
+                unit="MiB/h",
+                goal="<= 0",
+                holds=low <= 0.0,
+            )
+            for part, low in worst.items()
+        ),
+    ]
+
+
+def is_refusal(status: int) -> bool:
+    """Whether a body was refused as the client's mistake."""
+    return 400 <= status < 500
+
+
+def _told(outcome: Outcome) -> tuple[str, int]:
+    return outcome.ask.kind, outcome.status
+
+
+def _num_tokens(answer: Answer) -> int:
+    return answer.completion_tokens or 0
