@@ -42,6 +42,13 @@ class Pause(NamedTuple):
     length_s: float
 
 
+class Retry(NamedTuple):
+    """An attempt that came to nothing."""
+
+    at: float
+    reason: str
+
+
 @dataclass(kw_only=True, slots=True)
 class Outcome:
     """What became of a request. Times by the machine's monotonic clock."""
@@ -60,8 +67,7 @@ class Outcome:
     """Where it began, as the server says."""
     port: int = 0
     """Of our end of the connection: who is in between knows it by that."""
-    retries: list[str] = field(default_factory=list)
-    """Why it was tried again."""
+    retries: list[Retry] = field(default_factory=list)
     pauses: list[Pause] = field(default_factory=list)
 
 
@@ -110,7 +116,7 @@ class Client:
                     outcome.end = "error"
                     outcome.error = f"gave up after {len(outcome.retries)} retries: {again}"
                     break
-                outcome.retries.append(again.reason)
+                outcome.retries.append(Retry(time.monotonic(), again.reason))
                 await asyncio.sleep(pause if again.after_s is None else again.after_s)
                 pause = min(2.0 * pause, _LAST_PAUSE_S)
         if self._left:

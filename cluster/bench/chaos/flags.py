@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import sys
 from collections.abc import Callable
+from contextlib import redirect_stdout
 from typing import Any
 
 from cluster.bench.chaos.options import ChaosOptions
@@ -25,6 +27,7 @@ def _run(args: argparse.Namespace) -> Result:
     from cluster.bench.chaos.soak import run_soak
 
     options = ChaosOptions(**given_options(args, ChaosOptions))
-    if options.cancels:
-        return run_cancels(options)
-    return run_soak(options) if options.soak_s else run_faults(options)
+    run = run_cancels if options.cancels else run_soak if options.soak_s else run_faults
+    # Ray tells the standard output of processes that have died, where results go.
+    with redirect_stdout(sys.stderr):
+        return run(options)

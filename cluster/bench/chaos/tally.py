@@ -57,7 +57,7 @@ def tally(
     """
     found = Tally(sent=len(outcomes))
     for outcome in outcomes:
-        found.retried.update(outcome.retries)
+        found.retried.update(retry.reason for retry in outcome.retries)
         verdict = _verdict(outcome, faults, right)
         if verdict == "completed":
             found.completed += 1
@@ -133,6 +133,12 @@ def all_pauses(
     return Pauses(lengths=lengths, beyond=beyond, of_hung_ranks=hung)
 
 
+def _retried_for(outcome: Outcome, fault: Fault, end: float) -> float | None:
+    """How long a request was refused, from its first refusal in a fault on."""
+    first = next((retry.at for retry in outcome.retries if fault.begin <= retry.at <= end), None)
+    return None if first is None else outcome.begun - first
+
+
 def rows_by_kind(
     outcomes: Sequence[Outcome], faults: Sequence[Fault], counts: Tally, end: float
 ) -> list[Result]:
@@ -146,10 +152,10 @@ def rows_by_kind(
             for length in longest_pauses(outcomes, fault, fault.recovered or end)
         ]
         waits = [
-            outcome.begun - outcome.sent
+            wait_s
             for fault in own
             for outcome in outcomes
-            if outcome.sent < (fault.recovered or end) and outcome.begun > fault.begin
+            if (wait_s := _retried_for(outcome, fault, fault.recovered or end)) is not None
         ]
         recoveries = [fault.recovery_s for fault in own if fault.recovery_s is not None]
         noticed = [fault.noticed_s for fault in own if fault.noticed_s is not None]

@@ -11,7 +11,7 @@ import pytest
 
 from cluster.bench.chaos.answers import Answer, difference
 from cluster.bench.chaos.asks import DIFFUSION, Ask, list_asks
-from cluster.bench.chaos.client import Outcome, Pause
+from cluster.bench.chaos.client import Outcome, Pause, Retry
 from cluster.bench.chaos.faults import Fault
 from cluster.bench.chaos.fleet import Look, Wanted, missing
 from cluster.bench.chaos.kinds import KINDS, Part
@@ -178,7 +178,7 @@ def test_a_stream_that_ends_with_its_gateway_is_no_failure_and_any_other_is() ->
 
 def test_retries_wrong_answers_and_clients_that_left_are_counted() -> None:
     right = {0: answer()}
-    wrong = outcome(answer=answer(text="ac"), retries=["connection refused"])
+    wrong = outcome(answer=answer(text="ac"), retries=[Retry(11.0, "connection refused")])
     counts = tally([outcome(), wrong, outcome(end="left")], [fault()], right)
     assert (counts.sent, counts.completed, counts.left) == (3, 1, 1)
     assert counts.retried == {"connection refused": 1}
