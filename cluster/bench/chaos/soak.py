@@ -13,7 +13,6 @@ from typing import Final
 
 import uvloop
 
-from cluster.bench.chaos.answers import Answer
 from cluster.bench.chaos.asks import Ask, list_asks
 from cluster.bench.chaos.client import Client, Outcome
 from cluster.bench.chaos.fleet import FleetWatch, serve_config
@@ -50,6 +49,11 @@ class Arrived:
 
     arrival: Arrival
     outcome: Outcome
+
+    @property
+    def num_tokens(self) -> int:
+        """Of its answer."""
+        return self.outcome.answer.completion_tokens or 0
 
 
 def arrivals(
@@ -109,10 +113,10 @@ def run_soak(options: ChaosOptions) -> Result:
         num_gone = memory.gone
     good = [one.outcome for one in arrived if not one.arrival.is_hostile]
     counts = tally(good, (), right)
-    kept = kept_throughput(arrived, began, options.soak_s, window_s)
+    first, last = served_shares(arrived, began, options.soak_s, window_s)
     refused = Counter(_told(one.outcome) for one in arrived if one.arrival.is_hostile)
     bad = [f"{kind}: {status}" for (kind, status) in refused if not is_refusal(status)]
-    checks = judge_soak(kept, slopes, bad, num_gone)
+    checks = judge_soak(first, last, slopes, bad, num_gone)
     checks += [
         exactly("failed", len(counts.failed), "requests", 0),
         exactly("wrong", len(counts.wrong), "requests", 0),
@@ -129,7 +133,8 @@ def run_soak(options: ChaosOptions) -> Result:
         "hostile": sum(refused.values()),
         "latency_p50_s": percentile(latencies, 50.0),
         "latency_p99_s": percentile(latencies, 99.0),
-        "kept_throughput": kept,
+        "served_share_first": first,
+        "served_share_last": last,
         "memory": {"rows": as_rows(slopes)},
         "not_refused": bad,
         "first_failures": (counts.failed + counts.wrong)[:10],
@@ -154,39 +159,52 @@ def _capacity(base_url: str, asks: Sequence[Ask], options: ChaosOptions) -> floa
     return len(in_time) / seconds
 
 
-def kept_throughput(
+def served_shares(
     arrived: Sequence[Arrived], began: float, duration_s: float, window_s: float
-) -> float:
-    """Tokens that came in the last window over those in the first, each as a share of what was
-    asked for in it. The first one begins after half a window: the fleet fills up."""
-    first = (began + 0.5 * window_s, began + 1.5 * window_s)
-    last = (began + duration_s - window_s, began + duration_s)
-    shares = []
-    for begin, end in (first, last):
-        asked = sum(
-            _num_tokens(one.outcome.answer)
-            for one in arrived
-            if begin <= began + one.arrival.at_s < end and not one.arrival.is_hostile
-        )
-        came = sum(
-            _num_tokens(one.outcome.answer)
-            for one in arrived
-            if begin <= one.outcome.ended < end and one.outcome.end == "whole"
-        )
-        shares.append(came / asked if asked else 0.0)
-    return shares[1] / shares[0] if shares[0] else 0.0
+) -> tuple[float, float]:
+    """Tokens that came in the first and in the last window, as shares of what was asked for then.
+
+    The first one begins after half a window: the fleet fills up.
+    """
+    begins = (began + 0.5 * window_s, began + duration_s - window_s)
+    first, last = (_share_served(arrived, began, begin, begin + window_s) for begin in begins)
+    return first, last
+
+
+def _share_served(arrived: Sequence[Arrived], began: float, begin: float, end: float) -> float:
+    good = [one for one in arrived if not one.arrival.is_hostile]
+    asked = sum(one.num_tokens for one in good if begin <= began + one.arrival.at_s < end)
+    came = sum(
+        one.num_tokens
+        for one in good
+        if begin <= one.outcome.ended < end and one.outcome.end == "whole"
+    )
+    return came / asked if asked else 0.0
 
 
 def judge_soak(
-    kept: float, slopes: Sequence[Slope], not_refused: Sequence[str], num_gone: int
+    first: float,
+    last: float,
+    slopes: Sequence[Slope],
+    not_refused: Sequence[str],
+    num_gone: int,
 ) -> list[Check]:
-    """What was promised, against what was seen."""
+    """What was promised, against what was seen.
+
+    Args:
+        first: share of the tokens asked for that came in the first minutes.
+        last: the same in the last ones.
+        slopes: of the processes' memory.
+        not_refused: hostile bodies that were taken, or ended in a server error.
+        num_gone: processes that have ended.
+    """
     worst: Mapping[str, float] = {
         slope.part: max(other.low for other in slopes if other.part == slope.part)
         for slope in slopes
     }
     return [
-        at_least("kept_throughput", kept, "share", LEAST_KEPT),
+        at_least("last_over_first_minutes", last / first if first else 0.0, "x", LEAST_KEPT),
+        at_least("served_share_last", last, "share", LEAST_KEPT),
         at_least("measured_processes", len(slopes), "processes", 1),
         exactly("ended_processes", num_gone, "processes", 0),
         exactly("hostile_not_refused", len(not_refused), "kinds", 0),
@@ -210,7 +228,3 @@ def is_refusal(status: int) -> bool:
 
 def _told(outcome: Outcome) -> tuple[str, int]:
     return outcome.ask.kind, outcome.status
-
-
-def _num_tokens(answer: Answer) -> int:
-    return answer.completion_tokens or 0
