@@ -8,6 +8,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Collection
 from contextlib import suppress
@@ -25,6 +26,7 @@ SILENCE_S = 2.0
 """After which a gateway calls a worker lost that says nothing and gives no other sign of life."""
 _SHARE_THAT_LEAVES = 0.34
 _PRESSURE_S = 8.0
+_TICK_S = 0.05
 _LEFT_KIB = 2 * 2**20
 _PIDFD_GETFD = 438
 """The system call's number on every architecture."""
@@ -89,9 +91,12 @@ class Saboteur:
         self._directory = directory
         self._load = load
         self._options = options
-        self._stopped: dict[int, float] = {}
-        """Process ids, and when they are to go on."""
+        self._stopped: tuple[Fault, float] | None = None
+        """Whose process is stopped, and until when."""
         self._hog: subprocess.Popen[bytes] | None = None
+        self._closed = threading.Event()
+        self._thread = threading.Thread(target=self._tick, daemon=True)
+        self._thread.start()
 
     def strike(self, planned: Planned) -> Fault:
         """Makes a fault.
@@ -120,35 +125,41 @@ class Saboteur:
             self._send(fault, kind.part, kind.sign)
         return fault
 
-    def tick(self, fault: Fault) -> None:
-        """Lets a stopped process go on when its time is over, or notes who has ended it."""
-        now = time.monotonic()
-        for pid, until in list(self._stopped.items()):
-            if is_gone(pid):
-                fault.is_given_up = True
-                fault.noticed_s = fault.noticed_s or now - fault.begin
-            elif now >= until:
-                with suppress(OSError):
-                    os.kill(pid, signal.SIGCONT)
-            else:
-                continue
-            fault.stopped_s = now - fault.begin
-            del self._stopped[pid]
-
     @property
     def is_over(self) -> bool:
         """Whether nothing is stopped any more, and no memory is taken."""
-        return not self._stopped and (self._hog is None or self._hog.poll() is not None)
+        return self._stopped is None and (self._hog is None or self._hog.poll() is not None)
 
     def close(self) -> None:
         """Lets all go on that is stopped."""
-        for pid in self._stopped:
-            with suppress(OSError):
-                os.kill(pid, signal.SIGCONT)
-        self._stopped.clear()
+        self._closed.set()
+        self._thread.join()
+        if self._stopped is not None:
+            _let_go(self._stopped[0].pid)
+            self._stopped = None
         if self._hog is not None:
             self._hog.kill()
             self._hog.wait()
+
+    def _tick(self) -> None:
+        """Lets a stopped process go on when its time is over, or notes that it was ended.
+
+        On a thread of its own: who looks at a fleet that is stopped waits for it.
+        """
+        while not self._closed.wait(_TICK_S):
+            if self._stopped is None:
+                continue
+            fault, until = self._stopped
+            now = time.monotonic()
+            if is_gone(fault.pid):
+                fault.is_given_up = True
+                fault.noticed_s = now - fault.begin
+            elif now >= until:
+                _let_go(fault.pid)
+            else:
+                continue
+            fault.stopped_s = now - fault.begin
+            self._stopped = None
 
     def _choose(self, part: Part, planned: Planned) -> int:
         pids = [process.pid for process in find(self._directory) if process.part is part]
@@ -166,7 +177,7 @@ class Saboteur:
             lasts = self._options.stop_s
             if KINDS[fault.kind].given_up:
                 lasts = self._options.longest_stop_s
-            self._stopped[fault.pid] = fault.begin + lasts
+            self._stopped = (fault, fault.begin + lasts)
 
     def _ports_through(self, part: Part, pid: int) -> frozenset[int]:
         """Ends of the clients whose requests that process has.
@@ -205,6 +216,11 @@ class Saboteur:
         pid, fd = ends[planned.choose(len(ends))]
         _shut_down(pid, fd)
         return pid
+
+
+def _let_go(pid: int) -> None:
+    with suppress(OSError):
+        os.kill(pid, signal.SIGCONT)
 
 
 def _attach_connections(directory: Path) -> set[str]:

@@ -13,6 +13,8 @@ import uvloop
 from cluster.bench.chaos.asks import Ask
 from cluster.bench.chaos.client import Client, Outcome
 
+_AFTER_FAILURE_S = 0.5
+"""So that an endpoint which refuses all at once is not asked a thousand times."""
 _STOP_S = 600.0
 """For the last answers to end."""
 
@@ -93,7 +95,10 @@ class ChaosLoad:
                 ask = next(self._asks, None)
                 if ask is None:
                     return
-                self.outcomes.append(await client.send(ask))
+                outcome = await client.send(ask)
+                self.outcomes.append(outcome)
+                if outcome.end in ("error", "broken"):
+                    await asyncio.sleep(_AFTER_FAILURE_S)
 
 
 def answers_of(base_url: str, asks: Sequence[Ask], num_clients: int) -> list[Outcome]:

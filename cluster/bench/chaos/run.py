@@ -128,7 +128,6 @@ def _overcome(fault: Fault, saboteur: Saboteur, watch: FleetWatch, options: Chao
     """Waits until the fault is over and the fleet whole."""
 
     def on_look(look: Look) -> None:
-        saboteur.tick(fault)
         lost = look.told is not None and any(
             look.told.ready.get(key, 0) < watch.wanted.ready[key[0]] for key in look.told.ready
         )
@@ -185,6 +184,7 @@ def result_of(run: Run, right: Mapping[int, Answer], options: ChaosOptions) -> R
         "cut_with_their_gateway": counts.cut,
         "left_by_clients": counts.left,
         "retried": dict(counts.retried),
+        "errors": dict(counts.errors.most_common(_MOST_TOLD)),
         "calm_wrong": len(calm.wrong) + len(calm.failed),
         "calm_pause_p99_s": percentile(calm_pauses, 99.0),
         "pause_p50_s": percentile(pauses.lengths, 50.0),
@@ -195,7 +195,7 @@ def result_of(run: Run, right: Mapping[int, Answer], options: ChaosOptions) -> R
         "left_over": run.left_over,
         "memory_before": {part.value: asdict(value) for part, value in run.before.items()},
         "memory_after": {part.value: asdict(value) for part, value in run.after.items()},
-        "first_failures": counts.failed[:_MOST_TOLD],
+        "first_failures": list(counts.examples.values())[:_MOST_TOLD],
         "first_wrong": counts.wrong[:_MOST_TOLD],
         "first_calm_wrong": (calm.wrong + calm.failed)[:_MOST_TOLD],
         "problems": [

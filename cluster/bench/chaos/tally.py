@@ -14,6 +14,8 @@ from cluster.bench.report import Result
 from cluster.bench.stats import percentile
 
 _SERVER_ERROR = 500
+_TELLING = 40
+"""Characters of an error that tell its kind."""
 
 
 @dataclass(kw_only=True, slots=True)
@@ -25,6 +27,10 @@ class Tally:
     wrong: list[str] = field(default_factory=list)
     """How answers differ from the right ones."""
     failed: list[str] = field(default_factory=list)
+    errors: Counter[str] = field(default_factory=Counter)
+    """How many of them failed in the same way."""
+    examples: dict[str, str] = field(default_factory=dict)
+    """The first one of each way."""
     cut: int = 0
     """Ended with the gateway or HAProxy that held the client's connection."""
     left: int = 0
@@ -75,6 +81,9 @@ def tally(
             found.cut += 1
         elif verdict == "failed":
             found.failed.append(f"{told}: {outcome.error}")
+            way = outcome.error[:_TELLING]
+            found.errors[way] += 1
+            found.examples.setdefault(way, found.failed[-1])
         else:
             problem = difference(right[outcome.ask.index], outcome.answer)
             found.wrong.append(f"{told}: {problem}")

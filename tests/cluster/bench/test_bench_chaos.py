@@ -174,6 +174,8 @@ def test_a_stream_that_ends_with_its_gateway_is_no_failure_and_any_other_is() ->
     assert (counts.cut, len(counts.failed)) == (1, 3)
     assert counts.by_fault == {0: Counter(failed=3, cut=1)}
     assert "given up after 3 attempts" in counts.failed[2]
+    assert counts.errors == {"reset": 2, "given up after 3 attempts": 1}
+    assert list(counts.examples) == ["reset", "given up after 3 attempts"]
 
 
 def test_retries_wrong_answers_and_clients_that_left_are_counted() -> None:
