@@ -10,16 +10,16 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Collection
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from cluster.bench.chaos.connections import clients_through, connections, descriptors
 from cluster.bench.chaos.haproxy import replica_of, sessions
 from cluster.bench.chaos.kinds import CUT_ATTACH, CUT_CLIENTS, KINDS, MEMORY, Noticed, Part
 from cluster.bench.chaos.load import ChaosLoad
 from cluster.bench.chaos.options import ChaosOptions
-from cluster.bench.chaos.processes import Process, find, is_gone, name_in_logs
+from cluster.bench.chaos.processes import find, is_gone, name_in_logs
 from cluster.bench.chaos.schedule import Planned
 
 SILENCE_S = 2.0
@@ -85,10 +85,14 @@ class Saboteur:
         directory: the fleet's private one.
         load: whose clients leave where that is the fault.
         options: how long processes are stopped.
+        port: where clients reach the fleet.
     """
 
-    def __init__(self, directory: Path, load: ChaosLoad, options: ChaosOptions) -> None:
+    def __init__(
+        self, directory: Path, load: ChaosLoad, options: ChaosOptions, port: int = 0
+    ) -> None:
         self._directory = directory
+        self._port = port
         self._load = load
         self._options = options
         self._stopped: tuple[Fault, float] | None = None
@@ -185,14 +189,25 @@ class Saboteur:
         HAZARD: a gateway takes more between the look and the signal. It is stopped meanwhile:
         what HAProxy sends it then has not begun, and goes elsewhere.
         """
-        if part is Part.GATEWAY:
-            os.kill(pid, signal.SIGSTOP)
+        if part is not Part.GATEWAY:
+            return frozenset(session.port for session in sessions(self._directory))
+        os.kill(pid, signal.SIGSTOP)
         found = sessions(self._directory)
-        if part is Part.GATEWAY:
-            replicas = [replica_of(session.server) for session in found]
-            name = name_in_logs(pid, replicas)
-            found = [session for session in found if replica_of(session.server) == name]
-        return frozenset(session.port for session in found)
+        name = name_in_logs(pid, [replica_of(session.server) for session in found])
+        own = {session.port for session in found if replica_of(session.server) == name}
+        return frozenset(own) | self._ports_through_replaced(pid)
+
+    def _ports_through_replaced(self, gateway: int) -> frozenset[int]:
+        """Those of clients whose HAProxy was replaced meanwhile, and lives on for their streams."""
+        every = list(connections())
+        listens = {c.local for c in every if c.listens and c.inode in descriptors(gateway)}
+        pids = [p.pid for p in find(self._directory) if p.part is Part.HAPROXY][:-1]
+        found: frozenset[int] = frozenset()
+        for pid in pids:
+            inodes = descriptors(pid)
+            own = [connection for connection in every if connection.inode in inodes]
+            found |= clients_through(own, self._port, listens)
+        return found
 
     def _press(self) -> None:
         available = _available_kib() - _LEFT_KIB
@@ -209,7 +224,8 @@ class Saboteur:
             (process.pid, fd)
             for process in find(self._directory)
             if process.part is Part.FRONT
-            for fd in _descriptors_of(process, inodes)
+            for inode, fd in sorted(descriptors(process.pid).items())
+            if inode in inodes
         ]
         if not ends:
             raise NotPossible("gateways have no stream over a Unix socket")
@@ -230,17 +246,6 @@ def _attach_connections(directory: Path) -> set[str]:
     return {
         row[6] for row in named if row[7].startswith(f"{directory}/") and row[7].endswith("/attach")
     }
-
-
-def _descriptors_of(process: Process, inodes: Collection[str]) -> list[int]:
-    found = []
-    with suppress(OSError):
-        for link in Path(f"/proc/{process.pid}/fd").iterdir():
-            with suppress(OSError):
-                target = os.readlink(link)
-                if target.startswith("socket:[") and target[8:-1] in inodes:
-                    found.append(int(link.name))
-    return sorted(found)
 
 
 def _shut_down(pid: int, fd: int) -> None:

@@ -86,6 +86,7 @@ class FleetWatch:
 
     def __init__(self, base_url: str, config: ServeConfig) -> None:
         self.base_url = base_url
+        self.port = config.endpoint.port
         self.directory = Path(os.environ[DIRECTORY_VARIABLE])
         self.resubmissions: dict[tuple[str, str], float] = {}
         """By gateway, as it told last: one that was killed has none left."""

@@ -93,7 +93,7 @@ def _sabotage(run: Run, watch: FleetWatch, load: ChaosLoad, options: ChaosOption
     """By which faults come later, as the fleet took longer than a period."""
     misses = 0
     """In a row."""
-    saboteur = Saboteur(watch.directory, load, options)
+    saboteur = Saboteur(watch.directory, load, options, watch.port)
     try:
         for planned in schedule(kinds, options.period_s, options.seed):
             due = began + planned.at_s + shift

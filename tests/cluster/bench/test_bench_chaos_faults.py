@@ -12,6 +12,12 @@ from pathlib import Path
 
 import pytest
 
+from cluster.bench.chaos.connections import (
+    Connection,
+    clients_through,
+    connections,
+    descriptors,
+)
 from cluster.bench.chaos.faults import NotPossible, Saboteur
 from cluster.bench.chaos.kinds import Part
 from cluster.bench.chaos.options import ChaosOptions
@@ -162,6 +168,29 @@ def test_a_gateway_s_stream_ends_and_both_processes_stay(tmp_path: Path, start: 
         assert gateway.recv(1) == b""
         assert front.stdout.readline() == "ended\n"
     assert not is_gone(front.pid)
+
+
+def test_clients_of_a_proxy_go_with_the_server_that_it_is_connected_to() -> None:
+    mine = {c.local: c for c in connections() if c.inode in descriptors(os.getpid()) and c.listens}
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+        with socket.create_connection(("127.0.0.1", port)) as client:
+            taken = listener.accept()[0]
+            inodes = descriptors(os.getpid())
+            own = [c for c in connections() if c.inode in inodes]
+            ends = {c.local: c for c in own if not c.listens}
+            theirs = client.getsockname()[1]
+            assert port not in mine
+            assert any(c.listens and c.local == port for c in own)
+            assert ends[theirs].remote == port
+            proxy = [
+                Connection(port, theirs, False, "1"),
+                Connection(port, 0, True, "2"),
+                Connection(40_000, 11_000, False, "3"),
+            ]
+            assert clients_through(proxy, port, {11_000}) == {theirs}
+            assert clients_through(proxy, port, {11_001}) == frozenset()
+            taken.close()
 
 
 def test_clients_leave_and_memory_is_taken_for_a_while(tmp_path: Path) -> None:
