@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 import random
 import socket
@@ -25,7 +26,7 @@ from cluster.bench.chaos.processes import memory
 from cluster.bench.chaos.run import reference
 from cluster.bench.chaos.scrape import scrape
 from cluster.bench.chaos.tally import tally
-from cluster.bench.chaos.verdict import memory_growth
+from cluster.bench.chaos.verdict import MOST_GROWTH, memory_growth
 from cluster.bench.report import Check, Result, at_most, checks_json, exactly, note
 from cluster.launch import LocalFleet
 
@@ -33,8 +34,10 @@ FREE_S: Final = 1.0
 """After the last client has left, nothing may run, wait or hold pages."""
 _LOOK_S = 60.0
 _AT_ONCE = 48
-_MOST_GROWTH = 0.25
-"""Of memory per process: these are the first thousands of requests that it sees."""
+_SETTLE = 0.2
+"""Of the clients, before memory is looked at: buffers grow to what so many at a time need."""
+_AGAIN_S = 1.0
+"""After which an empty fleet has to be empty still."""
 Moment = Literal["within-request", "at-once", "before-headers", "within-answer"]
 _MOMENTS: tuple[Moment, ...] = ("within-request", "at-once", "before-headers", "within-answer")
 _WEIGHTS = (1, 1, 2, 4)
@@ -90,26 +93,26 @@ def plan(count: int, host: str, seed: int) -> Iterator[Leave]:
 class CancelStorm:
     """Clients that come and leave, a few dozen at a time."""
 
-    def __init__(self, base_url: str, leaves: Iterator[Leave]) -> None:
+    def __init__(self, base_url: str) -> None:
         address = urlsplit(base_url)
         assert address.hostname is not None
         self._address = (address.hostname, address.port)
-        self._leaves = leaves
         self.moments: Counter[str] = Counter()
         self.statuses: Counter[str] = Counter()
         """Of answers that had begun."""
 
-    def run(self) -> None:
+    def run(self, leaves: Iterator[Leave]) -> None:
         """Returns when the last one has left."""
-        uvloop.run(self._run())
+        uvloop.run(self.come_and_go(leaves))
 
-    async def _run(self) -> None:
+    async def come_and_go(self, leaves: Iterator[Leave]) -> None:
+        """The same on the event loop that runs."""
         async with asyncio.TaskGroup() as group:
             for _ in range(_AT_ONCE):
-                group.create_task(self._come_and_go())
+                group.create_task(self._visit(leaves))
 
-    async def _come_and_go(self) -> None:
-        for leave in self._leaves:
+    async def _visit(self, leaves: Iterator[Leave]) -> None:
+        for leave in leaves:
             self.moments[f"{leave.moment} {'RST' if leave.resets else 'FIN'}"] += 1
             reader, writer = await asyncio.open_connection(*self._address)
             try:
@@ -154,11 +157,12 @@ def run_cancels(options: ChaosOptions) -> Result:
     with LocalFleet(config, report=note) as fleet:
         right = reference(fleet.base_url, asks, options.num_streams)
         watch = FleetWatch(fleet.base_url, config)
-        before = memory(watch.processes())
         leaves = plan(options.cancels, urlsplit(fleet.base_url).netloc, options.seed)
-        storm = CancelStorm(fleet.base_url, leaves)
         began = time.monotonic()
-        storm.run()
+        storm = CancelStorm(fleet.base_url)
+        storm.run(itertools.islice(leaves, round(_SETTLE * options.cancels)))
+        before = memory(watch.processes())
+        storm.run(leaves)
         ended = time.monotonic()
         free_s, left_over = _wait_free(watch, ended)
         note(f"{options.cancels} clients left in {ended - began:.1f} s")
@@ -171,7 +175,7 @@ def run_cancels(options: ChaosOptions) -> Result:
     checks += [
         exactly("wrong_afterwards", len(counts.wrong), "requests", 0),
         *(
-            at_most(f"{part}_memory_growth", value, "share", _MOST_GROWTH)
+            at_most(f"{part}_memory_growth", value, "share", MOST_GROWTH)
             for part, value in growth.items()
         ),
     ]
@@ -215,14 +219,19 @@ def judge_cancels(
 
 
 def _wait_free(watch: FleetWatch, ended: float) -> tuple[float, dict[str, float]]:
-    """Seconds from the last one's end until the fleet was empty; what was left in it, if it
+    """Seconds from the last one's end until the fleet was empty, for good; what is left, if it
     never was."""
+    empty_since: float | None = None
     while True:
         told = scrape(watch.base_url)
         now = time.monotonic()
         left = {"no_answer": 1.0} if told is None else told.left_over
-        if not left:
-            return now - ended, {}
+        if left:
+            empty_since = None
+        elif empty_since is None:
+            empty_since = now
+        if empty_since is not None and now - empty_since >= _AGAIN_S:
+            return empty_since - ended, {}
         if now - ended > _LOOK_S:
             return now - ended, left
         time.sleep(0.02)

@@ -16,8 +16,6 @@ from cluster.bench.chaos.kinds import Part
 from cluster.bench.chaos.processes import MEASURED, Process
 from cluster.bench.memory import resident_mib
 
-_EVERY_S = 5.0
-_MINUTE_S = 60.0
 _FEWEST_MINUTES = 5
 """Of fewer no line can be drawn that says anything."""
 _LEVEL = 0.95
@@ -53,7 +51,7 @@ class SlopeWatch:
         every_s: between two samples.
     """
 
-    def __init__(self, processes: Sequence[Process], every_s: float = _EVERY_S) -> None:
+    def __init__(self, processes: Sequence[Process], every_s: float) -> None:
         self._parts = {p.pid: p.part for p in processes if p.part in MEASURED}
         self._every_s = every_s
         self._samples: dict[int, list[tuple[float, float]]] = {pid: [] for pid in self._parts}
@@ -73,7 +71,7 @@ class SlopeWatch:
         self._ended.set()
         self._thread.join()
 
-    def slopes(self, since_s: float, minute_s: float = _MINUTE_S) -> list[Slope]:
+    def slopes(self, since_s: float, minute_s: float) -> list[Slope]:
         """Of processes that lived from `since_s`, on the monotonic clock, to the end."""
         minutes = {
             pid: minute_means([(at, mib) for at, mib in samples if at >= since_s], minute_s)

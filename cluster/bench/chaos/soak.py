@@ -29,6 +29,10 @@ from cluster.launch import LocalFleet
 LEAST_KEPT: Final = 0.98
 """Of the first minutes' throughput, in the last ones."""
 _WINDOW_S = 600.0
+_MINUTE_S = 60.0
+_FEWEST_MINUTES = 30
+"""Of a soak; those of a short one are shorter."""
+_SAMPLES_PER_MINUTE = 12
 _CALIBRATION_S = 60.0
 _BUSY = 2
 """Times the usual clients, while capacity is measured."""
@@ -106,10 +110,11 @@ def run_soak(options: ChaosOptions) -> Result:
         note(f"carries {capacity:.2f} requests/s; offering {rate:.2f}")
         watch = FleetWatch(fleet.base_url, config)
         coming = arrivals(asks, hostile_asks(), rate, options)
-        with SlopeWatch(watch.processes()) as memory:
+        minute_s = min(_MINUTE_S, options.soak_s / _FEWEST_MINUTES)
+        with SlopeWatch(watch.processes(), minute_s / _SAMPLES_PER_MINUTE) as memory:
             began = time.monotonic()
             arrived = uvloop.run(send_all(fleet.base_url, coming))
-        slopes = memory.slopes(began + window_s)
+        slopes = memory.slopes(began + window_s, minute_s)
         num_gone = memory.gone
     good = [one.outcome for one in arrived if not one.arrival.is_hostile]
     counts = tally(good, (), right)

@@ -69,8 +69,8 @@ async def test_each_client_leaves_when_it_is_to() -> None:
         Leave(payload=b"whole", moment="before-headers", resets=False, **common),
         Leave(payload=b"answer", moment="within-answer", resets=True, **common),
     ]
-    storm = CancelStorm(f"http://{host}:{port}", iter(leaves))
-    await storm._run()
+    storm = CancelStorm(f"http://{host}:{port}")
+    await storm.come_and_go(iter(leaves))
     async with asyncio.timeout(60):
         while len(ends) < len(leaves):
             await asyncio.sleep(0.01)
