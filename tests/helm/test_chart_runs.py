@@ -6,7 +6,9 @@ Whatever of an example wants a GPU, the internet or Redis is changed, and that a
 from __future__ import annotations
 
 import json
+import os
 import secrets
+import signal
 import stat
 import urllib.request
 from collections.abc import Iterator
@@ -194,3 +196,24 @@ def test_haproxy_opens_nothing_else(release: Release) -> None:
     admin = list(cluster.directory.glob("haproxy/*/admin.sock"))
     assert len(admin) == len(cluster.pods)
     assert {stat.S_IMODE(path.stat().st_mode) for path in admin} == {0o600}
+
+
+def test_killed_haproxy_is_back_at_once(release: Release) -> None:
+    """By who supervises it, not by Serve, which would replace its manager as well."""
+    cluster = release.cluster
+    killed = {pid: parent_of(pid) for pid in cluster.haproxies()}
+    for pid in killed:
+        os.kill(pid, signal.SIGKILL)
+    cluster.wait(
+        "HAProxy of every pod",
+        lambda: len(found := cluster.haproxies()) == len(killed) and not killed.keys() & set(found),
+    )
+    assert {parent_of(pid) for pid in cluster.haproxies()} == set(killed.values())
+    model = release.arguments["models"][0]["served_model_name"]
+    for pod in cluster.workers:
+        cluster.wait("an answer", partial(chat, pod.base_url, model))
+
+
+def parent_of(pid: int) -> int:
+    """Raises OSError if it has ended."""
+    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
