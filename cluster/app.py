@@ -30,7 +30,7 @@ from cluster.transport import RayTransport
 from router.config import GatewayConfig
 from worker.engine.config import EngineConfig
 from worker.group import CPUS_PER_RANK, WorkerGroup, metrics_directory
-from worker.heap import settle_heap
+from worker.heap import keep_freed_memory, settle_heap
 from worker.metrics.node import NodeMetrics, NodeMetricsConfig
 from worker.wire.log import log_as
 from worker.wire.tracing import create_tracing
@@ -44,6 +44,8 @@ STRATEGIES: Final = {"node": "STRICT_PACK", "pack": "PACK", "spread": "SPREAD"}
 """Ray's names of where the ranks of a group may be."""
 KNOW_WORKERS_S = 2.0
 """A new gateway waits this long for workers that are there; where they are loading, in vain."""
+KEPT_BYTES = 4 * 2**20
+"""Of freed memory, by each thread of a gateway: bodies are larger, and rare."""
 QUIET = {"enable_access_log": False}
 
 
@@ -62,6 +64,7 @@ class GatewayReplica:
 
         log_as("gateway")
         release_reset_connections()
+        keep_freed_memory(KEPT_BYTES)
         node_id = ray.get_runtime_context().get_node_id()
         self._gateway = Gateway(
             config,

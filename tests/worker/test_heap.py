@@ -4,6 +4,8 @@ import gc
 import subprocess
 import sys
 
+import pytest
+
 from worker.heap import settle_heap
 
 
@@ -33,3 +35,34 @@ def test_it_may_be_called_again() -> None:
     finally:
         gc.set_threshold(*before)
         gc.unfreeze()
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="glibc's malloc")
+def test_what_large_bodies_took_is_given_back() -> None:
+    script = (
+        "import sys, msgspec, worker.heap\n"
+        "from concurrent.futures import ThreadPoolExecutor\n"
+        "from pathlib import Path\n"
+        "def pages():\n"
+        "    return int(Path('/proc/self/statm').read_text().split()[1])\n"
+        "def read(number):\n"
+        "    body = b'\"' + b'x' * (31 << 20) + b'\"'\n"
+        "    return len(msgspec.json.decode(body))\n"
+        "if len(sys.argv) > 1:\n"
+        "    assert worker.heap.keep_freed_memory(4 << 20)\n"
+        "with ThreadPoolExecutor(3) as threads:\n"
+        "    before = pages()\n"
+        "    for _ in range(4):\n"
+        "        list(threads.map(read, range(3)))\n"
+        "    print((pages() - before) * 4096 >> 20)\n"
+    )
+    usual, bounded = (
+        int(
+            subprocess.run(
+                [sys.executable, "-c", script, *more], check=True, capture_output=True
+            ).stdout
+        )
+        for more in ([], ["bounded"])
+    )
+    assert bounded <= 3 * 4 + 4
+    assert usual > 4 * bounded, "without it there would be nothing to bound"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import logging
 import math
 import mmap
@@ -12,12 +11,11 @@ import sys
 import torch
 
 from worker.engine.config import EngineConfig
+from worker.heap import keep_freed_memory
 from worker.models.native import NativeOptions
 
 logger = logging.getLogger(__name__)
 
-_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
-"""Options of glibc's mallopt."""
 _KEEP_BYTES = 1 << 30
 _NICENESS = 10
 """At 0, 5 and 10, two workers offered 1.3 times what they sustain on two cores, gateway and clients
@@ -82,10 +80,5 @@ def _keep_freed_memory() -> None:
     By default glibc gives them back, and faulting their pages in anew was measured at half the
     time of a 32-row step.
     """
-    if not sys.platform.startswith("linux"):
-        return
-    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
-    if mallopt is None:
-        return
-    if not (mallopt(_M_MMAP_THRESHOLD, _KEEP_BYTES) and mallopt(_M_TRIM_THRESHOLD, _KEEP_BYTES)):
+    if not keep_freed_memory(_KEEP_BYTES) and sys.platform.startswith("linux"):
         logger.warning("malloc refuses to keep freed memory; steps will be slower")
