@@ -169,7 +169,7 @@ class Saboteur:
         pids = [process.pid for process in find(self._directory) if process.part is part]
         if not pids:
             raise NotPossible(f"the fleet has no process that is a {part.value}")
-        if part is Part.HAPROXY:
+        if part in (Part.HAPROXY, Part.GUARD):
             return pids[-1]  # older ones take no more requests
         return pids[planned.choose(len(pids))]
 

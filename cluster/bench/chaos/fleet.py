@@ -21,8 +21,8 @@ from cluster.ports import free_ports
 from worker.engine.config import EngineConfig
 
 _POLL_S = 0.4
-_COMES_AND_GOES = (Part.COMPILER, Part.HAPROXY)
-"""One is started when it is needed, of the other an old one stays for its streams."""
+_AT_LEAST = (Part.HAPROXY, Part.GUARD)
+"""Those that were replaced stay for their streams, or for the HAProxy that others adopted."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -137,9 +137,8 @@ def missing(wanted: Wanted, look: Look) -> str | None:
     for part, number in wanted.parts.items():
         if part is Part.COMPILER:
             continue
-        at_least = part in _COMES_AND_GOES
         found = look.parts[part]
-        if found < number or (found > number and not at_least):
+        if found < number or (found > number and part not in _AT_LEAST):
             return f"{found} of {number} {part.value} processes"
     if look.told is None:
         return "the endpoint does not answer"

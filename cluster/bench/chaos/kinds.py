@@ -19,8 +19,10 @@ class Part(Enum):
     FRONT = "front"
     GATEWAY = "gateway"
     HAPROXY = "haproxy"
+    GUARD = "guard"
+    """Starts HAProxy, and starts it again."""
     MANAGER = "manager"
-    """Serve's actor that runs HAProxy."""
+    """Serve's actor that starts guards; HAProxy outlives it."""
     PROXY = "proxy"
     """Serve's own, which takes requests where no gateway is left."""
     CONTROLLER = "controller"
@@ -61,8 +63,8 @@ CUT_CLIENTS: Final = "cut-clients"
 CUT_ATTACH: Final = "cut-attach"
 MEMORY: Final = "memory"
 
-_WORKER = (Part.STEP, Part.RANK0, Part.RANK, Part.FRONT)
-_IN_FRONT = (Part.GATEWAY, Part.HAPROXY, Part.MANAGER)
+_IN_FRONT = (Part.GATEWAY, Part.HAPROXY, Part.GUARD)
+"""Whoever kills the guard ends its HAProxy."""
 
 
 def _kill(part: Part) -> Kind:

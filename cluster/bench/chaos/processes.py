@@ -25,6 +25,7 @@ _TITLES = (
     (re.compile(r"\S+ -m worker\.parallel\.rank "), Part.STEP),
     (re.compile(r"\S+ -m worker\.structured\.compiling "), Part.COMPILER),
     (re.compile(r"\S*/haproxy -"), Part.HAPROXY),
+    (re.compile(r"\S+ -SE \S*/haproxy\.py "), Part.GUARD),
 )
 _ENDED = ("Z", "X")
 MEASURED = (Part.GATEWAY, Part.FRONT, Part.RANK0, Part.RANK, Part.STEP, Part.HAPROXY)

