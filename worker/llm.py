@@ -87,7 +87,7 @@ class LLM:
         engine_options: fields of EngineConfig.
 
     Raises:
-        ValueError: an option is wrong; the message names it.
+        ValueError: an option is wrong, or the Hub does not give the model; the message names it.
         RankFailure: a rank could not start; the root cause is in the message.
     """
 

@@ -130,7 +130,7 @@ def test_a_folder_has_no_revisions(tmp_path: Path) -> None:
     for read in (local_folder, load_tokenizer, resolve_checkpoint, commit_of):
         with pytest.raises(ValueError, match="leave --revision out"):
             read(name)
-    assert commit_of(str(tmp_path)) == ""
+    assert commit_of(str(tmp_path)) == commit_of(str(tmp_path / "later")) == ""
     assert commit_of(f"org/name@{COMMIT}") == COMMIT  # nobody is asked
     with pytest.raises(ValueError, match="--speculative-revision"):
         EngineConfig(model="org/name", speculative_revision="main")

@@ -35,7 +35,7 @@ def local_folder(model: str) -> Path | None:
         raise ValueError(
             f"{model} is a folder here, which has no revision {revision}: leave --revision out"
         )
-    if model.startswith((".", "/", "~")) or model.count("/") > 1:
+    if _can_only_be_folder(model):
         raise Unavailable(
             f"the model folder {model} does not exist: give a checkpoint folder or a Hub repository"
         )
@@ -87,13 +87,21 @@ def download(repository: str, files: Sequence[str], ignored: Sequence[str] = ())
 def commit_of(model: str) -> str:
     """The commit that the Hub, or else its cache here, has for a name; empty for a folder.
 
-    Raises as `local_folder` and `download` do.
+    Raises:
+        Unavailable: nobody can tell now.
+        ValueError: the Hub does not give it to us, or a revision of a folder is asked for.
     """
+    name, _, revision = model.partition("@")
+    if not revision and _can_only_be_folder(name):
+        return ""  # which may come later
     if local_folder(model) is not None:
         return ""
-    _, _, revision = model.partition("@")
     # A snapshot's folder in the cache has its commit's name.
     return revision if _COMMIT.fullmatch(revision) else download(model, ["config.json"]).name
+
+
+def _can_only_be_folder(model: str) -> bool:
+    return model.startswith((".", "/", "~")) or model.count("/") > 1
 
 
 def hub_may_heal(error: BaseException) -> bool:
