@@ -2,6 +2,8 @@
 # make test           what CI runs
 # make lint           the part of it that does not run the code
 # make check-install  all pins and extras resolve on the public index (two minutes)
+# make lock           what images install, by hash       (ARGS="--upgrade")
+# make check-supply   locks, bills of materials, vulnerabilities, digests (ARGS="--values FILE")
 # make check-rolling-update  a thousand requests while all gateways and workers are replaced (two minutes)
 # make check-nodes    three Ray nodes on this machine: one is lost, one joins, the head restarts (two minutes)
 # make check-proxy    HAProxy and its manager are killed under load, five times each (three minutes)
@@ -27,9 +29,9 @@ TEST_ARGS ?=
 TEST_PROCESSES ?= -n $(shell n=$$(nproc); echo $$((n < 2 ? 2 : n > 6 ? 6 : n))) \
 	--dist loadscope --no-loadscope-reorder
 
-.PHONY: install serve test lint check-install check-autoscale check-cancels check-chaos \
-	check-hostile check-nodes check-overload check-proxy check-rolling-update check-soak \
-	check-tenants demo-models check-speculative
+.PHONY: install serve test lint lock check-install check-supply check-autoscale check-cancels \
+	check-chaos check-hostile check-nodes check-overload check-proxy check-rolling-update \
+	check-soak check-tenants demo-models check-speculative
 .DEFAULT_GOAL := serve
 
 install: $(STAMP)
@@ -57,7 +59,13 @@ test: lint
 	RAY_USAGE_STATS_ENABLED=0 $(BIN)/python -m pytest $(TEST_PROCESSES) $(TEST_ARGS)
 
 check-install: $(STAMP)
-	$(BIN)/python tests/deploy/install_check.py $(ARGS)
+	$(BIN)/python -m tests.deploy.install_check $(ARGS)
+
+lock: $(STAMP)
+	$(BIN)/python -m deploy.supply.lock $(ARGS)
+
+check-supply: $(STAMP)
+	$(BIN)/python -m deploy.supply.check $(ARGS)
 
 check-overload: $(STAMP)
 	$(BIN)/python -m cluster.bench.overload $(ARGS)

@@ -1,25 +1,37 @@
 # syntax=docker/dockerfile:1
 # rayfleet on CPUs:   docker build -f deploy/images/cpu.Dockerfile -t rayfleet:cpu .
 ARG PYTHON=3.11-slim-bookworm
+# Of that tag, sha256:...; a release gives it, see deploy/supply/base.env.
+ARG PYTHON_DIGEST=""
 
-FROM python:${PYTHON} AS build
+FROM python:${PYTHON}${PYTHON_DIGEST:+@${PYTHON_DIGEST}} AS build
+# PyTorch's own index of the builds for CPUs; what is taken from it and from the public one has the
+# hashes of the locks that `make lock` writes.
 ARG TORCH_INDEX=https://download.pytorch.org/whl/cpu
+ARG TORCH_LOCK=deploy/supply/cpu.txt
 ENV PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1 PATH=/opt/venv/bin:$PATH
 WORKDIR /opt/rayfleet
 RUN python -m venv /opt/venv
-COPY constraints.txt ./
-RUN pip install --index-url "${TORCH_INDEX}" "$(grep '^torch==' constraints.txt)"
-# What changes seldom comes first: the dependencies of an empty project, then the project.
+# What changes seldom comes first: the dependencies, then the project.
+COPY deploy/supply/common.txt /opt/locks/common.txt
+COPY ${TORCH_LOCK} /opt/locks/torch.txt
+RUN pip install --require-hashes --only-binary :all: \
+    ${TORCH_INDEX:+--extra-index-url "${TORCH_INDEX}"} \
+    -r /opt/locks/common.txt -r /opt/locks/torch.txt
 COPY pyproject.toml README.md LICENSE ./
-RUN mkdir cluster router worker kernels && pip install -c constraints.txt -e ".[tracing]"
 COPY kernels kernels
 COPY worker worker
 COPY router router
 COPY cluster cluster
 COPY deploy deploy
-RUN pip install --no-deps -e . && python -m compileall -q /opt/rayfleet
+RUN pip install --no-deps --no-build-isolation -e . && pip check \
+    && python -m compileall -q /opt/rayfleet
 
-FROM python:${PYTHON}
+FROM python:${PYTHON}${PYTHON_DIGEST:+@${PYTHON_DIGEST}}
+ARG PYTHON
+ARG PYTHON_DIGEST
+LABEL org.opencontainers.image.base.name="docker.io/library/python:${PYTHON}" \
+    org.opencontainers.image.base.digest="${PYTHON_DIGEST}"
 # g++ compiles steps for the processor at hand when a worker starts; KubeRay's probes use wget.
 # hadolint ignore=DL3008
 RUN apt-get update && apt-get install -y --no-install-recommends g++ wget \

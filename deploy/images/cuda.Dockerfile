@@ -1,32 +1,46 @@
 # syntax=docker/dockerfile:1
 # rayfleet on NVIDIA GPUs:   docker build -f deploy/images/cuda.Dockerfile -t rayfleet:cuda .
 # PyTorch's wheels bring the CUDA libraries; the host brings the driver (nvidia-container-toolkit):
-# 580 or newer for those of the public index, which are built for CUDA 13. TORCH_INDEX names another
-# of PyTorch's own (cu128 and the like, for drivers from 525 on).
+# 580 or newer for those of the public index, which are built for CUDA 13. For drivers from 525 on:
+#   make lock ARGS="--torch-index https://download.pytorch.org/whl/cu128"
+#   docker build -f deploy/images/cuda.Dockerfile -t rayfleet:cuda \
+#     --build-arg TORCH_INDEX=https://download.pytorch.org/whl/cu128 \
+#     --build-arg TORCH_LOCK=deploy/supply/cu128.txt .
 ARG PYTHON=3.11-slim-bookworm
+# Of that tag, sha256:...; a release gives it, see deploy/supply/base.env.
+ARG PYTHON_DIGEST=""
 
-FROM python:${PYTHON} AS build
+FROM python:${PYTHON}${PYTHON_DIGEST:+@${PYTHON_DIGEST}} AS build
+# What is taken from the index has the hashes of the locks that `make lock` writes.
 ARG TORCH_INDEX=""
-# Optional attention backends, such as EXTRA_PACKAGES="flashinfer-python".
+ARG TORCH_LOCK=deploy/supply/cuda.txt
+# Optional attention backends, such as EXTRA_PACKAGES="flashinfer-python"; no lock holds their hashes.
 ARG EXTRA_PACKAGES=""
 ENV PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1 PATH=/opt/venv/bin:$PATH
 WORKDIR /opt/rayfleet
 RUN python -m venv /opt/venv
-COPY constraints.txt ./
-RUN pip install ${TORCH_INDEX:+--index-url "${TORCH_INDEX}"} "$(grep '^torch==' constraints.txt)"
-# What changes seldom comes first: the dependencies of an empty project, then the project.
-COPY pyproject.toml README.md LICENSE ./
+# What changes seldom comes first: the dependencies, then the project.
+COPY deploy/supply/common.txt /opt/locks/common.txt
+COPY ${TORCH_LOCK} /opt/locks/torch.txt
+RUN pip install --require-hashes --only-binary :all: \
+    ${TORCH_INDEX:+--extra-index-url "${TORCH_INDEX}"} \
+    -r /opt/locks/common.txt -r /opt/locks/torch.txt
+COPY pyproject.toml README.md LICENSE constraints.txt ./
 # hadolint ignore=SC2086
-RUN mkdir cluster router worker kernels \
-    && pip install -c constraints.txt -e ".[tracing]" ${EXTRA_PACKAGES}
+RUN test -z "${EXTRA_PACKAGES}" || pip install -c constraints.txt ${EXTRA_PACKAGES}
 COPY kernels kernels
 COPY worker worker
 COPY router router
 COPY cluster cluster
 COPY deploy deploy
-RUN pip install --no-deps -e . && python -m compileall -q /opt/rayfleet
+RUN pip install --no-deps --no-build-isolation -e . && pip check \
+    && python -m compileall -q /opt/rayfleet
 
-FROM python:${PYTHON}
+FROM python:${PYTHON}${PYTHON_DIGEST:+@${PYTHON_DIGEST}}
+ARG PYTHON
+ARG PYTHON_DIGEST
+LABEL org.opencontainers.image.base.name="docker.io/library/python:${PYTHON}" \
+    org.opencontainers.image.base.digest="${PYTHON_DIGEST}"
 # Triton compiles its launchers with gcc; KubeRay's probes use wget.
 # hadolint ignore=DL3008
 RUN apt-get update && apt-get install -y --no-install-recommends g++ wget \

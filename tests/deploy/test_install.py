@@ -9,9 +9,15 @@ from pathlib import Path
 
 import install_check
 import pytest
-from install_check import ROOT, IndexUnreachableError, NoSolutionError
+from install_check import ROOT
 
 from cluster.cli.checks import OLDEST_DRIVERS
+from deploy.supply.index import (
+    IndexUnreachableError,
+    NoSolutionError,
+    environment_of_a_user,
+    pins,
+)
 
 CONSTRAINTS = ROOT / "constraints.txt"
 PYTHON = f"{sys.version_info.major}.{sys.version_info.minor}"
@@ -34,7 +40,7 @@ def check(constraints: Path, home: Path) -> dict[str, str]:
 def test_pins_and_extras_resolve(tmp_path: Path) -> None:
     found = check(CONSTRAINTS, tmp_path)
     assert "nvidia-nccl-cu13" in found, "this was not the build of torch that users get"
-    assert found.items() >= {("torch", install_check.pins(CONSTRAINTS)["torch"])}
+    assert found.items() >= {("torch", pins(CONSTRAINTS)["torch"])}
     driver = OLDEST_DRIVERS[int(found["nvidia-cuda-runtime"].split(".")[0])]
     assert f"NVIDIA driver {driver} or newer" in " ".join((ROOT / "README.md").read_text().split())
 
@@ -55,7 +61,7 @@ def test_no_setting_of_this_machine_takes_part(monkeypatch: pytest.MonkeyPatch) 
         monkeypatch.setenv(name, "/from/here")
     monkeypatch.setenv("SSL_CERT_FILE", "/a/certificate")
     home = Path("/a/home")
-    seen = install_check.environment_of_a_user(os.environ, home)
+    seen = environment_of_a_user(os.environ, home)
     assert "/from/here" not in seen.values()
     assert seen["SSL_CERT_FILE"] == "/a/certificate"
     assert seen["HOME"] == "/a/home"

@@ -60,6 +60,20 @@ def test_nothing_runs_as_root_or_writes_to_its_image(helm4: Helm, example: str) 
             assert container["resources"]["limits"]["memory"]
 
 
+def test_all_pods_have_the_image_of_the_digest(helm4: Helm) -> None:
+    """Which a tag that is moved does not change."""
+    digest = f"sha256:{'a' * 64}"
+    values = "image.repository=r.example/rayfleet,image.tag=v1"
+    for setting, name in (
+        (values, "r.example/rayfleet:v1"),
+        (f"{values},image.digest={digest}", f"r.example/rayfleet:v1@{digest}"),
+    ):
+        pods = [pod["spec"] for _, pod in pod_specs(helm4.template("--set", setting))]
+        images = [container["image"] for pod in pods for container in pod["containers"]]
+        assert len(images) >= 4
+        assert set(images) == {name}
+
+
 def test_the_environment_is_that_of_the_code(objects: list[Object]) -> None:
     pods = ray_pods(objects)
     expected = cluster_settings()

@@ -1,0 +1,241 @@
+"""`make check-supply`: what images are made of, before a release.
+
+That locks agree with constraints.txt; bills of materials (CycloneDX, in build/sbom); whether what
+is in them has known vulnerabilities; that images are named by digest. A line for each: passed,
+failed, or not checked. The exit status is 1 where something failed, else 2 where something was not
+checked: what nobody has looked at has not passed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import subprocess
+import sys
+import tempfile
+import venv
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+import yaml
+
+from deploy.supply.index import Lock, parse_lock, pins
+
+ROOT = Path(__file__).resolve().parents[2]
+FOLDER = Path(__file__).parent
+DEVICES = ("cpu", "cuda")
+TOOLS = ROOT / "build" / "supply-tools"
+SBOMS = ROOT / "build" / "sbom"
+CANARY = "urllib3==1.24.1"
+"""A version with vulnerabilities that every service knows (CVE-2019-11236 and later ones)."""
+TIMEOUT_S = 600
+_DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
+
+
+class Outcome(NamedTuple):
+    """One line."""
+
+    verdict: Literal["passed", "failed", "not checked"]
+    text: str
+
+
+class NotAuditedError(Exception):
+    """Nobody could tell whether there are vulnerabilities."""
+
+
+def read_device(device: str) -> str:
+    """The requirements of an image, as a file."""
+    return "".join((FOLDER / f"{name}.txt").read_text() for name in ("common", device))
+
+
+def check_locks(
+    constraints: Mapping[str, str], locks: Mapping[str, Lock], required: Sequence[str]
+) -> Iterator[Outcome]:
+    """Whether locks have what is required, in the versions of the constraints.
+
+    Args:
+        constraints: version by distribution.
+        locks: by name.
+        required: distributions that each of them has.
+    """
+    for name, lock in locks.items():
+        others = [
+            f"{one} {locked.version}, the pin is {constraints[one]}"
+            for one, locked in lock.items()
+            # A build for a device is of the version that its suffix follows.
+            if one in constraints and locked.version.partition("+")[0] != constraints[one]
+        ]
+        missing = [f"no {one}" for one in required if one not in lock]
+        if others or missing:
+            problems = ", ".join(others + missing)
+            yield Outcome("failed", f"the lock of {name} has {problems}: run `make lock`")
+        else:
+            yield Outcome("passed", f"the lock of {name}: {len(lock)} distributions, all by hash")
+
+
+def install_tools() -> None:
+    """Puts the tools into an environment of their own, by hash.
+
+    Raises:
+        SubprocessError: they cannot be had.
+    """
+    lock = FOLDER / "tools.txt"
+    stamp = TOOLS / "tools.txt"
+    if stamp.is_file() and stamp.read_text() == lock.read_text():
+        return
+    venv.create(TOOLS, clear=True, with_pip=True)
+    options = ["--quiet", "--require-hashes", "--only-binary", ":all:", "--requirement", str(lock)]
+    _run([str(TOOLS / "bin" / "python"), "-m", "pip", "install", *options])
+    stamp.write_text(lock.read_text())
+
+
+def write_sbom(device: str) -> Outcome:
+    """Writes an image's bill of materials, of its Python distributions."""
+    SBOMS.mkdir(parents=True, exist_ok=True)
+    path = SBOMS / f"{device}.cdx.json"
+    options = [
+        "--pyproject",
+        str(ROOT / "pyproject.toml"),
+        "--output-reproducible",
+        "-o",
+        str(path),
+    ]
+    _run([str(TOOLS / "bin" / "cyclonedx-py"), "requirements", *options, "-"], read_device(device))
+    listed = {one["name"] for one in json.loads(path.read_text())["components"]}
+    missing = sorted(set(parse_lock(read_device(device))) - listed)
+    if missing:
+        return Outcome("failed", f"{path} lacks {', '.join(missing)}")
+    return Outcome("passed", f"bill of materials: {path.relative_to(ROOT)}, {len(listed)} parts")
+
+
+def audit(program: str, lock: Lock) -> list[str]:
+    """Known vulnerabilities, a text for each.
+
+    Args:
+        program: pip-audit.
+        lock: what is asked about.
+
+    Raises:
+        NotAuditedError: the service does not answer, or not for all.
+    """
+    # The service knows no builds for devices, and tells nothing of what it does not know.
+    wanted = [f"{name}=={one.version.partition('+')[0]}" for name, one in sorted(lock.items())]
+    if not any(_audited(program, [CANARY])[0]["vulns"]):
+        raise NotAuditedError(f"the service knows no vulnerability of {CANARY}, which has some")
+    return [
+        f"{one['name']} {one['version']}: {found['id']}, fixed in "
+        f"{', '.join(found['fix_versions']) or 'no version'}"
+        for one in _audited(program, wanted)
+        for found in one["vulns"]
+    ]
+
+
+def _audited(program: str, requirements: Sequence[str]) -> list[dict[str, Any]]:
+    """What pip-audit tells of each; its exit status is 0, too, where it has skipped all."""
+    with tempfile.NamedTemporaryFile("w", suffix=".txt") as file:
+        file.write("\n".join(requirements) + "\n")
+        file.flush()
+        options = ["--no-deps", "--disable-pip", "--progress-spinner", "off", "--format", "json"]
+        try:
+            done = subprocess.run(
+                [program, *options, "--requirement", file.name],
+                capture_output=True,
+                text=True,
+                timeout=TIMEOUT_S,
+            )
+            told: list[dict[str, Any]] = json.loads(done.stdout)["dependencies"]
+        except (OSError, ValueError, KeyError, subprocess.TimeoutExpired) as error:
+            raise NotAuditedError(f"the service does not answer: {error}") from error
+    skipped = [one["name"] for one in told if "vulns" not in one]
+    if skipped or len(told) != len(requirements):
+        raise NotAuditedError(
+            f"the service told of {len(told) - len(skipped)} of {len(requirements)} distributions"
+        )
+    return told
+
+
+def check_audit() -> Iterator[Outcome]:
+    """Vulnerabilities of all images together."""
+    lock = {}
+    for device in DEVICES:
+        lock |= parse_lock(read_device(device))
+    try:
+        found = audit(str(TOOLS / "bin" / "pip-audit"), lock)
+    except NotAuditedError as error:
+        yield Outcome("not checked", f"vulnerabilities: {error}")
+        return
+    for text in found:
+        yield Outcome("failed", text)
+    if not found:
+        yield Outcome("passed", f"vulnerabilities: none is known of {len(lock)} distributions")
+
+
+def check_base(path: Path) -> Outcome:
+    """Whether the image that ours begin with is named by digest."""
+    base = dict(line.split("=", 1) for line in path.read_text().splitlines() if line)
+    image = f"python:{base['PYTHON']}"
+    if _DIGEST.fullmatch(base["PYTHON_DIGEST"]):
+        return Outcome("passed", f"images begin with {image}@{base['PYTHON_DIGEST']}")
+    return Outcome(
+        "failed",
+        f"images begin with {image}, a tag, which may be another image tomorrow: put what `docker "
+        f"buildx imagetools inspect {image}` calls its digest into {path.name}, as PYTHON_DIGEST",
+    )
+
+
+def check_values(paths: Sequence[Path]) -> Iterator[Outcome]:
+    """Whether values of the chart name their image by digest."""
+    if not paths:
+        yield Outcome("not checked", "values of a release: name them, ARGS='--values FILE'")
+    for path in paths:
+        values = yaml.safe_load(path.read_text()) or {}
+        digest = (values.get("image") or {}).get("digest") or ""
+        if _DIGEST.fullmatch(str(digest)):
+            yield Outcome("passed", f"{path} names the image {digest}")
+        else:
+            yield Outcome("failed", f"{path} sets no image.digest: a tag may be moved")
+
+
+def outcomes(values: Sequence[Path]) -> Iterator[Outcome]:
+    """All of them."""
+    locks = {device: parse_lock(read_device(device)) for device in DEVICES}
+    yield from check_locks(pins(ROOT / "constraints.txt"), locks, ("torch", "ray", "setuptools"))
+    try:
+        install_tools()
+        for device in DEVICES:
+            yield write_sbom(device)
+        yield from check_audit()
+    except (OSError, subprocess.SubprocessError) as error:
+        yield Outcome("not checked", f"bills of materials and vulnerabilities: {error}")
+    yield check_base(FOLDER / "base.env")
+    yield from check_values(values)
+
+
+def exit_code(verdicts: Sequence[str]) -> int:
+    """1 where something failed, else 2 where something was not checked."""
+    return 1 if "failed" in verdicts else 2 if "not checked" in verdicts else 0
+
+
+def _run(command: Sequence[str], text: str = "") -> None:
+    done = subprocess.run(command, input=text, text=True, capture_output=True, timeout=TIMEOUT_S)
+    if done.returncode != 0:
+        reason = done.stderr.strip().rpartition("\n")[2]
+        raise subprocess.SubprocessError(f"{Path(command[0]).name} has failed: {reason}")
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Prints all outcomes; the exit code."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--values", type=Path, nargs="*", default=[], help="of a release's charts")
+    arguments = parser.parse_args(argv)
+    verdicts = []
+    for verdict, text in outcomes(arguments.values):
+        print(f"{verdict}: {text}", flush=True)
+        verdicts.append(verdict)
+    return exit_code(verdicts)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
