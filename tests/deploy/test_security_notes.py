@@ -1,0 +1,35 @@
+"""SECURITY.md speaks of what there is."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from cluster.cli.main import main
+from cluster.config import API_KEY
+from router.api.auth import OPEN_PATHS
+
+ROOT = Path(__file__).resolve().parents[2]
+TEXT = (ROOT / "SECURITY.md").read_text()
+
+
+def test_the_readme_leads_there() -> None:
+    assert "(SECURITY.md)" in (ROOT / "README.md").read_text()
+
+
+def test_flags_routes_and_variables_are_ours(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["serve", "--help"])
+    known = set(re.findall(r"--[a-z][a-z-]+", capsys.readouterr().out))
+    named = set(re.findall(r"(?<![\w-])--[a-z][a-z-]+", TEXT))
+    assert len(named) > 5
+    assert named <= known
+    assert f"`{API_KEY}`" in TEXT
+    assert all(f"`{path}`" in TEXT for path in OPEN_PATHS)
+
+
+def test_it_says_who_is_trusted_and_how_to_report() -> None:
+    for section in ("Reporting", "Whom a fleet trusts", "What keys do", "Between nodes"):
+        assert f"\n## {section}\n" in TEXT
