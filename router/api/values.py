@@ -7,9 +7,10 @@ from numpy.typing import NDArray
 
 from router.errors import bad_request
 
-MAX_VALUES = 1 << 21
-"""In one body. The decoder keeps the interpreter's lock: two million numbers take it a twentieth of
-a second, 16 million and more of what fits a body took all streams with them for seconds."""
+MAX_VALUES = 1 << 20
+"""In one body: a prompt of a million token ids. The decoder keeps the interpreter's lock, for so
+many numbers a fortieth of a second, and a text of one letter takes some 60 bytes; 16 million and
+more of what fits a body took all streams with them for seconds."""
 CONTAINER = 16
 """Values that an object or a list counts for, by the time it takes."""
 MEMBER = 4

@@ -30,6 +30,7 @@ from tests.e2e.hostile_fleet import (
 )
 from tests.e2e.hostile_heavy import HeavyCase, heavy_cases
 from tests.e2e.hostile_inputs import MAX_MODEL_LEN, TEXT, VOCABULARY, Case
+from worker.structured.service import CACHE_BYTES
 
 MIB = 2**20
 BYSTANDER_GAP_MS = 250.0
@@ -38,13 +39,17 @@ GROWTH_PER_BYTE = 4.0
 SMALL_GROWTH_MIB = 64.0
 """Besides that, whatever the body: a few bytes may ask for 2,048 completions, or for 128 texts of
 4,096 tokens with 20 log-probabilities each. A completion takes some 10 KiB in gateway, front and
-rank, the log-probabilities of a prompt some 10 MiB; and no process gives back less than it has got
-from the kernel at a time."""
+rank, the log-probabilities of a prompt some 10 MiB; the most values that a body may hold, texts of
+one letter, some 60 MiB; and each thread keeps 4 MiB of what it frees."""
+FORM_MIB = 5 * CACHE_BYTES / MIB
+"""Instead of all that, for a form of output that is sound: a worker keeps 64 MiB of compiled ones,
+its rank those it was asked for, ready for use, in four times the space."""
 KEPT_MIB = 16.0
 BACK_S = 10.0
 COMPILER_MIB = 2048.0
 """What a compiling process may take before it is ended, as README says."""
 HEAVY_ANSWER_S = 300.0
+WARM_UP_S = 600.0
 SETTLE_S = 60.0
 """For streams to go on: a failure alone waits so long."""
 Figures = dict[str, Any]
@@ -55,6 +60,8 @@ class Attack:
     """What one heavy body did."""
 
     name: str
+    is_form: bool
+    """Whether it asks for a form of output."""
     body_mib: float
     status: int
     seconds: float
@@ -72,10 +79,19 @@ class Attack:
     """After which no process kept more than noise; or how long that was waited for."""
 
     @property
+    def is_kept(self) -> bool:
+        """Whether workers keep what they make of it, for the next request that asks for it."""
+        return self.is_form and self.status == 200
+
+    @property
+    def most_mib(self) -> float:
+        """Growth of any process, but of those that compile."""
+        return max(mib for kind, mib in self.growth_mib.items() if kind != "compiler")
+
+    @property
     def beyond_mib(self) -> float:
-        """Growth of any process beyond what its size allows, but of those that compile."""
-        growth = max(mib for kind, mib in self.growth_mib.items() if kind != "compiler")
-        return growth - GROWTH_PER_BYTE * self.body_mib
+        """Of that, what is more than its size allows."""
+        return self.most_mib - GROWTH_PER_BYTE * self.body_mib
 
     @property
     def most_kept_mib(self) -> float:
@@ -148,13 +164,14 @@ async def warm_up(fleet: AttackedFleet) -> None:
     wanted = (*prompts, *forms, *(4 * scored))
     bodies = [json.dumps({"model": fleet.model, **body}).encode() for body in wanted]
     bodies += [b'{"prompt":"' + b"x" * (31 * MIB) + b'"}'] * 2
+    bodies += [case.make(fleet.model) for case in heavy_cases() if case.is_wide for _ in range(2)]
 
     async with open_session(fleet.api_key) as session:
 
         async def work(body: bytes) -> None:
             await send(session, fleet.base_url, Case(kind="warm-up", path=TEXT, body=body))
 
-        await each(bodies, work, at_once=4, deadline=time.monotonic() + HEAVY_ANSWER_S)
+        await each(bodies, work, at_once=4, deadline=time.monotonic() + WARM_UP_S)
 
 
 def _attack(
@@ -179,6 +196,7 @@ def _attack(
             break
     return Attack(
         name=case.name,
+        is_form=case.is_form,
         body_mib=len(body) / MIB,
         status=answer.status,
         seconds=answer.seconds,
@@ -204,6 +222,8 @@ def judge_heavy(attacks: Sequence[Attack], num_failed: int) -> list[Check]:
         for attack in attacks
         if attack.problem is not None
     ]
+    kept = [attack for attack in attacks if attack.is_kept]
+    others = [attack for attack in attacks if not attack.is_kept]
     compilers = [attack.growth_mib.get("compiler", 0.0) for attack in attacks]
     return [
         at_least("bodies", len(attacks), "bodies", 2),
@@ -217,11 +237,14 @@ def judge_heavy(attacks: Sequence[Attack], num_failed: int) -> list[Check]:
         exactly("bystanders_failed", num_failed, "requests", 0),
         at_most(
             "growth_beyond_4_bodies",
-            max(attack.beyond_mib for attack in attacks),
+            max((attack.beyond_mib for attack in others), default=0.0),
             "MiB",
             SMALL_GROWTH_MIB,
         ),
-        at_most("kept", max(attack.most_kept_mib for attack in attacks), "MiB", KEPT_MIB),
+        at_most(
+            "kept", max((attack.most_kept_mib for attack in others), default=0.0), "MiB", KEPT_MIB
+        ),
+        at_most("form_growth", max((a.most_mib for a in kept), default=0.0), "MiB", FORM_MIB),
         at_most("compiler_growth", max(compilers), "MiB", COMPILER_MIB),
         *judge_found(found),
     ]

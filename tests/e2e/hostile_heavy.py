@@ -34,25 +34,28 @@ class HeavyCase:
     path: str
     make: Callable[[str], bytes]
     """From the model's name; only when it is needed."""
+    is_wide: bool = False
+    """Whether little is asked, of many completions."""
+    is_form: bool = False
+    """Whether it asks for a form of output, which workers keep where it is sound."""
 
 
 def heavy_cases() -> list[HeavyCase]:
     """All of them."""
-    fields = {**_parameters(), **_forms()}
     cases = [
         *(HeavyCase(name=name, path=path, make=make) for name, path, make in _filled()),
         *(HeavyCase(name=name, path=path, make=make) for name, path, make in _counted()),
         *(
-            HeavyCase(name=name, path=_path(body), make=_json(body))
-            for name, body in fields.items()
+            HeavyCase(name=name, path=TEXT, make=_json(body), is_wide=True)
+            for name, body in _parameters().items()
+        ),
+        *(
+            HeavyCase(name=name, path=TEXT, make=_json(body), is_form=True)
+            for name, body in _forms().items()
         ),
     ]
     assert len({case.name for case in cases}) == len(cases)
     return cases
-
-
-def _path(body: Callable[[], dict[str, Any]]) -> str:
-    return CHAT if "messages" in body() else TEXT
 
 
 def _json(body: Callable[[], dict[str, Any]]) -> Callable[[str], bytes]:
@@ -140,6 +143,7 @@ def _counted() -> list[_Made]:
         ("most messages", CHAT, _count('"messages":[', user, user[:-1] + "]")),
         ("most parts", CHAT, _count(f"{_SAID[:-7]}[", part, part[:-1] + "]}]")),
         ("most token ids", TEXT, _count('"prompt":[', "7,", "7]")),
+        ("most large token ids", TEXT, _count('"prompt":[', "70007,", "7]")),
         ("most allowed ids", TEXT, _count(_PROMPT + '"allowed_token_ids":[', "7,", "7]")),
         ("most stop tokens", TEXT, _count(_PROMPT + '"stop_token_ids":[', "7,", "7]")),
         ("most stops", TEXT, _count(_PROMPT + '"stop":[', '"a",', '"a"]')),

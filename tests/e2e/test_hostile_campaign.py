@@ -256,6 +256,7 @@ def test_requests_hold_only_where_nothing_is_wrong() -> None:
 
 FINE = Attack(
     name="x",
+    is_form=False,
     body_mib=32.0,
     status=400,
     seconds=1.0,
@@ -276,6 +277,9 @@ FINE = Attack(
         (replace(FINE, longest_gap_ms=251.0), {"longest_gap"}),
         (replace(FINE, num_tokens=0), {"fewest_tokens_beside"}),
         (replace(FINE, body_mib=31.0), {"growth_beyond_4_bodies"}),
+        (replace(FINE, is_form=True, kept_mib={"rank": 130.0}), {"kept"}),
+        (replace(FINE, is_form=True, status=200, kept_mib={"rank": 130.0}), set()),
+        (replace(FINE, is_form=True, status=200, growth_mib={"rank": 999.0}), {"form_growth"}),
         (replace(FINE, growth_mib={"rank": 200.0}), {"growth_beyond_4_bodies"}),
         (replace(FINE, kept_mib={"front": 17.0}), {"kept"}),
         (replace(FINE, growth_mib={"gateway": 1.0, "compiler": 4096.0}), {"compiler_growth"}),
