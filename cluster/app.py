@@ -28,7 +28,7 @@ from cluster.starting import delayed, tell
 from cluster.targets import follow_targets
 from cluster.transport import RayTransport
 from router.config import GatewayConfig
-from worker.engine.config import EngineConfig
+from worker.config import EngineConfig
 from worker.group import CPUS_PER_RANK, WorkerGroup, metrics_directory
 from worker.heap import keep_freed_memory, settle_heap
 from worker.metrics.node import NodeMetrics, NodeMetricsConfig

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
 
-from worker.engine.config import EngineConfig, pinned
+from worker.config import EngineConfig, pinned
 
 T = TypeVar("T")
 

@@ -12,7 +12,7 @@ import msgspec
 
 from cluster.autoscaling.config import AutoscalingConfig
 from router.config import GatewayConfig, ModelRoute, RoutingConfig
-from worker.engine.config import EngineConfig
+from worker.config import EngineConfig
 from worker.metrics.node import NodeMetricsConfig
 
 T = TypeVar("T")

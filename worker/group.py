@@ -24,17 +24,17 @@ from ray.experimental import internal_kv
 from ray.util.placement_group import get_current_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-from worker.attach_server import AttachServer
-from worker.engine.config import EngineConfig
-from worker.front import WorkerFront
+from worker.config import EngineConfig
+from worker.front.attach import AttachServer
+from worker.front.pulse import Pulse
+from worker.front.server import WorkerFront
+from worker.front.traces import WorkerTraces
 from worker.heap import settle_heap
 from worker.metrics.collector import WorkerCollector, WorkerView
 from worker.metrics.node import NodeMetrics, NodeMetricsConfig
 from worker.metrics.rank import RankOwner, belong_to
 from worker.models.config import load_model_config
-from worker.parallel.meeting import Meeting, published
-from worker.pulse import Pulse
-from worker.traces import WorkerTraces
+from worker.plan.meeting import Meeting, published
 from worker.wire.exposition import render
 from worker.wire.frames import SocketOffer, pulse_key
 from worker.wire.log import log_as
@@ -74,7 +74,7 @@ class RankActor:
         """
         log_as("rank 0")
         # Imported here: the driver and the replica load this module, and need no engine.
-        from worker.engine.loop import serve_engine
+        from worker.core.loop import serve_engine
 
         serve_engine(config, directory, host)
 
@@ -83,7 +83,7 @@ class RankActor:
     ) -> None:
         """Is a rank from 1 on; blocks for as long as it lives. Raises Exception as `lead` does."""
         log_as(f"rank {rank}")
-        from worker.parallel.rank import run_rank
+        from worker.rank.main import run_rank
 
         run_rank(rank, config, directory, meeting)
 

@@ -22,13 +22,13 @@ from typing import Any, Self, TypedDict
 
 import numpy as np
 
-from worker.engine.base import Executor, RankFailure
-from worker.engine.config import EngineConfig, pinned
-from worker.engine.core import EngineCore
-from worker.engine.factory import create_executor
+from worker.config import EngineConfig, pinned
+from worker.core.engine import EngineCore
+from worker.core.executor import Executor, RankFailure
+from worker.core.executor_factory import create_executor
+from worker.core.grammar.base import GrammarError
+from worker.front.grammar.process import GrammarCompiler, grammar_key, setting_of
 from worker.outputs import ChoiceState, CompletionOutput, Logprob, RequestOutput
-from worker.structured.base import GrammarError
-from worker.structured.process import GrammarCompiler, grammar_key, setting_of
 from worker.wire.bad_words import with_bad_words
 from worker.wire.limits import refuse
 from worker.wire.messages import Abort, Submit, SubmitBatch

@@ -23,7 +23,7 @@ from cluster.bench.alternate import alternate
 from cluster.bench.decode import DecodeEngine
 from cluster.bench.report import Check, Result, at_least, at_most, checks_json, note
 from cluster.bench.stats import percentile, ratios, spread_of_ratios
-from worker.engine.config import EngineConfig
+from worker.config import EngineConfig
 from worker.wire.admission import AdmissionChange
 from worker.wire.messages import Submit
 from worker.wire.sampling import SamplingParams

@@ -14,7 +14,7 @@ from cluster.config import EndpointConfig, FleetConfig, ModelSpec, ServeConfig
 from cluster.launch import APPLICATION, LocalFleet
 from cluster.local_ray import local_ray
 from cluster.ports import free_ports
-from worker.engine.config import EngineConfig
+from worker.config import EngineConfig
 
 if TYPE_CHECKING:
     from cluster.bench.gateway import GatewayOptions

@@ -34,7 +34,7 @@ from cluster.cli.options import add_options, given_options
 from cluster.cli.parser import CommandParser
 from cluster.config import find_demo_model
 from cluster.launch import LaunchError
-from worker.engine.config import EngineConfig
+from worker.config import EngineConfig
 
 if TYPE_CHECKING:
     Subparsers = argparse._SubParsersAction[argparse.ArgumentParser]

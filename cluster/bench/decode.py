@@ -10,9 +10,9 @@ import msgspec
 import numpy as np
 
 from cluster.bench.engine import GATEWAY, BenchEngine
-from worker.engine.config import EngineConfig
-from worker.engine.factory import uses_cuda
-from worker.engine.timeline import StepRecord
+from worker.config import EngineConfig
+from worker.core.executor_factory import uses_cuda
+from worker.core.timeline import StepRecord
 from worker.wire.messages import (
     Abort,
     CompiledGrammar,

@@ -11,9 +11,9 @@ from typing import Self
 
 import msgspec
 
-from worker.engine.config import EngineConfig
-from worker.engine.core import EngineCore
-from worker.engine.factory import create_executor
+from worker.config import EngineConfig
+from worker.core.engine import EngineCore
+from worker.core.executor_factory import create_executor
 from worker.wire.messages import EngineInfo, StepReport, Submit
 from worker.wire.sampling import SamplingParams
 

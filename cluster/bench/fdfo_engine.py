@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from cluster.bench.engine import GATEWAY, BenchEngine
-from worker.engine.config import EngineConfig
+from worker.config import EngineConfig
 from worker.wire.diffusion import BlockTotals
 from worker.wire.sampling import SamplingParams
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from cluster.bench.model_shapes import BLOCK_SHAPES
 from cluster.cli.options import add_options, given_options
-from worker.engine.config import EngineConfig
+from worker.config import EngineConfig
 
 if TYPE_CHECKING:
     from cluster.bench.fdfo_options import FdfoOptions

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Final, NamedTuple, get_args
 
-from worker.engine.config import EngineConfig
+from worker.config import EngineConfig
 from worker.wire.diffusion import DllmFeature
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from worker.engine.config import Device, DType
+from worker.config import Device, DType
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -20,8 +20,8 @@ from cluster.bench.alternate import alternate
 from cluster.bench.decode import KEPT_RECORDS, DecodeEngine, Turn
 from cluster.bench.report import Check, Result, at_least, at_most, checks_json, note
 from cluster.bench.stats import percentile, ratios, spread, spread_of_ratios
-from worker.engine.config import EngineConfig
-from worker.engine.factory import uses_cuda
+from worker.config import EngineConfig
+from worker.core.executor_factory import uses_cuda
 
 LEAST_PAIRS = 10
 _MOST_IDLE_US, _MOST_IDLE_SHARE = 100.0, 0.03

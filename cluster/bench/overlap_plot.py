@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from worker.engine.timeline import StepRecord
+from worker.core.timeline import StepRecord
 
 try:
     import matplotlib

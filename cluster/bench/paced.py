@@ -16,9 +16,9 @@ from pathlib import Path
 import msgspec
 from tokenizers import Tokenizer
 
-from worker.engine.config import EngineConfig
+from worker.config import EngineConfig
 from worker.models.config import load_model_config
-from worker.parallel.frames import FrameStream, connect
+from worker.plan.frames import FrameStream, connect
 from worker.wire.blocks import block_hashes, root_hash
 from worker.wire.messages import (
     BlockEvent,

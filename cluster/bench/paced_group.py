@@ -10,7 +10,7 @@ from ray import serve
 
 from cluster.app import build_application
 from cluster.config import ServeConfig
-from worker.engine.config import EngineConfig
+from worker.config import EngineConfig
 from worker.group import WorkerGroup
 
 

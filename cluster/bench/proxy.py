@@ -30,7 +30,7 @@ from cluster.config import EndpointConfig, FleetConfig, ModelSpec, ServeConfig, 
 from cluster.environment import DIRECTORY_VARIABLE
 from cluster.launch import LocalFleet, processes_of
 from cluster.ports import free_ports
-from worker.engine.config import EngineConfig
+from worker.config import EngineConfig
 
 MODEL = "proxied"
 HAPROXY, MANAGER = "haproxy", "ray::HAProxyManager"

@@ -27,7 +27,7 @@ from cluster.cli.options import add_options, given_options
 from cluster.config import EndpointConfig, FleetConfig, ModelSpec, ServeConfig, find_demo_model
 from cluster.launch import APPLICATION, LocalFleet
 from cluster.ports import free_ports
-from worker.engine.config import EngineConfig
+from worker.config import EngineConfig
 
 MODEL = "rolling"
 _GONE_TIMEOUT_S = 60.0

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from cluster.bench.model_shapes import SHAPES
-from worker.engine.config import EngineConfig
+from worker.config import EngineConfig
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

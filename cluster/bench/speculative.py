@@ -29,7 +29,7 @@ from cluster.bench.report import Check, Result, at_least, checks_json, note
 from cluster.bench.speculative_engine import SpeculativeEngine, Turn
 from cluster.bench.speculative_prompts import KINDS, Task, make_tasks
 from cluster.bench.stats import percentile, ratios, spread_of_ratios
-from worker.engine.config import EngineConfig
+from worker.config import EngineConfig
 
 LEAST_PAIRS = 10
 _GOALS = {("heldout", 1): 1.3, ("copy", 1): 2.0}

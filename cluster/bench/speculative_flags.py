@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from cluster.cli.options import add_options, given_options
-from worker.engine.config import EngineConfig
+from worker.config import EngineConfig
 
 if TYPE_CHECKING:
     from cluster.bench.speculative import SpeculativeOptions

@@ -17,8 +17,8 @@ from cluster.bench.alternate import alternate
 from cluster.bench.decode import DecodeEngine
 from cluster.bench.report import Check, Result, at_least, checks_json, note
 from cluster.bench.stats import percentile, ratios, spread_of_ratios
-from worker.engine.config import EngineConfig
-from worker.structured.process import GrammarCompiler, setting_of
+from worker.config import EngineConfig
+from worker.front.grammar.process import GrammarCompiler, setting_of
 from worker.wire.messages import CompiledGrammar
 from worker.wire.sampling import SamplingParams
 from worker.wire.structured import StructuredOutputsParams

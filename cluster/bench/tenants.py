@@ -25,7 +25,7 @@ from cluster.cli.options import add_options, given_options
 from cluster.config import EndpointConfig, FleetConfig, ModelSpec, ServeConfig, find_demo_model
 from cluster.launch import LocalFleet
 from cluster.ports import free_ports
-from worker.engine.config import EngineConfig
+from worker.config import EngineConfig
 
 MODEL = "shared"
 FIRST, SECOND = "first-key", "second-key"

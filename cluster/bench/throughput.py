@@ -12,7 +12,7 @@ from cluster.bench.datasets import DatasetOptions, Sample, make_samples
 from cluster.bench.prompts import PromptSpace
 from cluster.bench.report import Result, checks_json, exactly, note
 from cluster.bench.stats import percentile
-from worker.engine.config import EngineConfig
+from worker.config import EngineConfig
 from worker.llm import LLM, Prompt, RequestOutput, SamplingParams
 
 _WARMUP_SEED = 1_000_003

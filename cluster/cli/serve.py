@@ -28,7 +28,7 @@ from cluster.config import (
     serve_config_from_mapping,
 )
 from router.config import RoutingConfig
-from worker.engine.config import EngineConfig
+from worker.config import EngineConfig
 
 if TYPE_CHECKING:
     from rich.console import Console

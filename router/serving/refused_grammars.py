@@ -7,7 +7,7 @@ from collections import OrderedDict
 from worker.wire.structured import StructuredOutputsParams
 
 MAX_GRAMMARS = 1024
-"""Messages have 1 KiB at most (worker.structured.base), so all of them 1 MiB."""
+"""Messages have 1 KiB at most (worker.core.grammar.base), so all of them 1 MiB."""
 
 
 class RefusedGrammars:

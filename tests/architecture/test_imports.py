@@ -20,20 +20,20 @@ FORBIDDEN = [
     # (path prefix, modules, except in)
     ("router/", ("torch", "ray", "transformers.AutoTokenizer", "xgrammar"), ()),
     ("worker/", ("ray",), ("worker/group.py",)),
-    ("worker/scheduler/", ("torch", "numpy"), ()),
-    ("worker/cache/", ("torch",), ()),
+    ("worker/core/scheduler/", ("torch", "numpy"), ()),
+    ("worker/core/cache/", ("torch",), ()),
     ("worker/wire/", ("torch", "ray", "transformers.AutoTokenizer"), ()),
-    ("worker/front.py", ("torch", "ray"), ()),
-    ("worker/attachment.py", ("torch", "ray"), ()),
+    ("worker/front/server.py", ("torch", "ray"), ()),
+    ("worker/front/attachment.py", ("torch", "ray"), ()),
     ("kernels/", ("ray", "msgspec"), ()),
 ]
 
 TORCH_FREE = [
     "router.gateway",
     "router.api.app",
-    "worker.front",
+    "worker.front.server",
     "worker.group",
-    "worker.engine.loop",
+    "worker.core.loop",
     "cluster.app",
     "cluster.cli.main",
 ]

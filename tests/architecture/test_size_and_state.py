@@ -32,7 +32,7 @@ def test_functions_are_short() -> None:
 
 
 def test_scheduling_reads_no_wall_clock() -> None:
-    scheduling = sources("worker/scheduler", "worker/cache")
+    scheduling = sources("worker/core/scheduler", "worker/core/cache")
     imported = {
         source.path
         for source in scheduling

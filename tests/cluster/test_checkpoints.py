@@ -138,7 +138,7 @@ def test_a_revision_that_is_none_has_its_remedy(tmp_path: Path) -> None:
 def test_the_commit_is_the_caches_where_the_hub_tells_none(tmp_path: Path, refusing: str) -> None:
     code = """
 from cluster.checkpoints import with_commits
-from worker.engine.config import EngineConfig
+from worker.config import EngineConfig
 for revision in ("", "v1"):
     print(with_commits(EngineConfig(model="org/model", revision=revision)).revision or "none")
 """

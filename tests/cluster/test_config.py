@@ -12,7 +12,7 @@ from cluster.cli.options import add_options, field_docstrings, given_options
 from cluster.cli.serve import configure
 from cluster.config import EndpointConfig, FleetConfig, ServeConfig, serve_config_from_mapping
 from router.config import RoutingConfig
-from worker.engine.config import EngineConfig
+from worker.config import EngineConfig
 from worker.metrics.node import NodeMetricsConfig
 
 

@@ -15,8 +15,8 @@ import pytest
 
 from cluster.transport import RayTransport
 from cluster.workers import WORKERS, WorkerSet
-from worker.attach_server import AttachServer
-from worker.front import WorkerFront
+from worker.front.attach import AttachServer
+from worker.front.server import WorkerFront
 from worker.wire.frames import SocketOffer
 from worker.wire.messages import (
     AttachSnapshot,

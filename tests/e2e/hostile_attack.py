@@ -30,7 +30,7 @@ from tests.e2e.hostile_fleet import (
 )
 from tests.e2e.hostile_heavy import HeavyCase, heavy_cases
 from tests.e2e.hostile_inputs import MAX_MODEL_LEN, TEXT, VOCABULARY, Case
-from worker.structured.service import CACHE_BYTES
+from worker.front.grammar.service import CACHE_BYTES
 
 MIB = 2**20
 BYSTANDER_GAP_MS = 250.0

@@ -92,7 +92,7 @@ def main(address: str, base_url: str, model: str) -> None:
     """Serves a worker, deletes the application amid streams, tells what came of them."""
     from cluster.config import EndpointConfig, FleetConfig, ModelSpec, ServeConfig
     from cluster.local_ray import join_ray
-    from worker.engine.config import EngineConfig
+    from worker.config import EngineConfig
 
     join_ray(address)
     from ray import serve

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from worker.attachment import Attachment, CacheMirror
-from worker.reserved import ReservedWork
-from worker.scheduler.plan import StepResult
-from worker.scheduler.scheduler import Scheduler, SchedulerConfig
+from worker.core.scheduler.scheduler import Scheduler, SchedulerConfig
+from worker.front.attachment import Attachment, CacheMirror
+from worker.front.reserved import ReservedWork
+from worker.plan.plan import StepResult
 from worker.wire.messages import (
     PROTOCOL_VERSION,
     AttachSnapshot,

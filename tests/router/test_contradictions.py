@@ -17,9 +17,9 @@ from hypothesis import strategies as st
 from router.api.app import create_app
 from router.config import GatewayConfig, ModelRoute
 from router.gateway import Gateway
-from worker.engine.config import EngineConfig
-from worker.engine.loop import serve_engine
-from worker.front import WorkerFront
+from worker.config import EngineConfig
+from worker.core.loop import serve_engine
+from worker.front.server import WorkerFront
 from worker.wire.tokenizer import load_tokenizer
 
 MODEL = "deploy/models/demo"

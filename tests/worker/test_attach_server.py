@@ -19,9 +19,9 @@ import uvloop
 from router.channel import WorkerLink
 from router.channel import link as link_module
 from tests.worker.test_front import Engine, decode_item, decode_reply, delta, submit
-from worker import front as front_module
-from worker.attach_server import AttachServer
-from worker.front import WorkerFront
+from worker.front import server as front_module
+from worker.front.attach import AttachServer
+from worker.front.server import WorkerFront
 from worker.wire.frames import ATTACH, Attach, frame
 from worker.wire.messages import (
     AttachSnapshot,
@@ -37,8 +37,8 @@ from worker.wire.messages import (
 REPOSITORY = Path(__file__).resolve().parents[2]
 FRONT_ALONE = """
 import asyncio, sys
-from worker.attach_server import AttachServer
-from worker.front import WorkerFront
+from worker.front.attach import AttachServer
+from worker.front.server import WorkerFront
 
 async def main():
     server = AttachServer(WorkerFront("w"), sys.argv[1])

@@ -14,11 +14,11 @@ import msgspec
 import numpy as np
 import pytest
 
-from worker import front as front_module
-from worker.attachment import CacheMirror
-from worker.front import WorkerFront
-from worker.parallel.frames import connect
-from worker.structured import service
+from worker.front import server as front_module
+from worker.front.attachment import CacheMirror
+from worker.front.grammar import service
+from worker.front.server import WorkerFront
+from worker.plan.frames import connect
 from worker.wire import limits
 from worker.wire.admission import AdmissionChange
 from worker.wire.messages import (

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from ray.exceptions import ActorDiedError, RayTaskError
 
-from worker.engine.base import RankFailure
-from worker.engine.config import EngineConfig
+from worker.config import EngineConfig
+from worker.core.executor import RankFailure
 from worker.group import _fetch_checkpoints, _Ranks
 from worker.wire.retry import Unavailable
 

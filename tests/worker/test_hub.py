@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from tests.worker.fake_hub import COMMIT, fake_hub
-from worker.engine.config import EngineConfig
+from worker.config import EngineConfig
 from worker.models.checkpoint import resolve_checkpoint
 from worker.wire.hub import at_revision, commit_of, local_folder
 from worker.wire.tokenizer import load_tokenizer
@@ -27,7 +27,7 @@ GOOD, MISSPELT, WEIGHTLESS = "org/demo", "org/dmeo", "org/weightless"
 
 START = """
 import asyncio, json, math, sys
-from worker.engine.config import EngineConfig
+from worker.config import EngineConfig
 from worker.group import _fetch_checkpoints
 from worker.wire.retry import until_started
 from worker.wire.tokenizer import load_tokenizer

@@ -15,8 +15,8 @@ import msgspec
 import pytest
 
 from tests.worker.test_front import Gateway, submit
-from worker.engine.config import EngineConfig
-from worker.front import WorkerFront
+from worker.config import EngineConfig
+from worker.front.server import WorkerFront
 from worker.wire.messages import EngineInfo, SubmitBatch, WorkerDown, WorkerUpdate
 from worker.wire.sampling import SamplingParams
 
@@ -24,8 +24,8 @@ ROOT = Path(__file__).resolve().parents[2]
 DEADLINE_S = 240.0
 COORDINATOR = """
 import sys, msgspec
-from worker.engine.config import EngineConfig
-from worker.engine.loop import serve_engine
+from worker.config import EngineConfig
+from worker.core.loop import serve_engine
 
 serve_engine(msgspec.json.decode(sys.argv[2], type=EngineConfig), sys.argv[1])
 """
@@ -37,7 +37,7 @@ async def ranks(front: WorkerFront, config: EngineConfig) -> AsyncIterator[Engin
     directory, options = front.open(), msgspec.json.encode(config).decode()
     commands = [["-c", COORDINATOR, directory, options]]
     for rank in range(1, config.tensor_parallel_size):
-        commands.append(["-m", "worker.parallel.rank", str(rank), directory, options])
+        commands.append(["-m", "worker.rank.main", str(rank), directory, options])
     processes = [
         subprocess.Popen([sys.executable, *command], cwd=ROOT, stdin=subprocess.PIPE)
         for command in commands

@@ -11,9 +11,9 @@ import msgspec
 import pytest
 
 from tests.worker.test_front import Engine, Gateway, decode_reply, delta, submit
-from worker.front import WorkerFront
-from worker.intake import SLICE_BYTES, SLICE_ENTRIES, SLICE_SUBMITS, slices
-from worker.pulse import LATE_S, Pulse
+from worker.front.intake import SLICE_BYTES, SLICE_ENTRIES, SLICE_SUBMITS, slices
+from worker.front.pulse import LATE_S, Pulse
+from worker.front.server import WorkerFront
 from worker.wire.admission import AdmissionChange
 from worker.wire.messages import (
     Abort,

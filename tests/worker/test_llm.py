@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from worker.engine.base import RankFailure
+from worker.core.executor import RankFailure
 from worker.llm import LLM, SamplingParams, StructuredOutputsParams
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=24, ignore_eos=True)
@@ -26,7 +26,7 @@ def llm(tiny_chat_model: Path) -> Iterator[LLM]:
 
 def rank_processes() -> list[int]:
     found = subprocess.run(
-        ["pgrep", "-P", str(os.getpid()), "-f", "worker.parallel.rank"],
+        ["pgrep", "-P", str(os.getpid()), "-f", "worker.rank.main"],
         capture_output=True,
         text=True,
         check=False,

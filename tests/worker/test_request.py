@@ -5,7 +5,7 @@ from itertools import product
 import numpy as np
 import pytest
 
-from worker.request import IllegalMove, Request, RequestState
+from worker.core.request import IllegalMove, Request, RequestState
 from worker.wire.messages import Submit
 from worker.wire.sampling import SamplingParams
 

@@ -14,7 +14,7 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from opentelemetry.trace import StatusCode
 
 from tests.worker.trace_collector import trace_collector
-from worker.traces import WorkerTraces
+from worker.front.traces import WorkerTraces
 from worker.wire.messages import Submit, TokenDelta
 from worker.wire.sampling import SamplingParams
 from worker.wire.times import FirstTokenTimes
@@ -139,7 +139,7 @@ def test_where_nothing_is_traced_nothing_is_imported(monkeypatch: pytest.MonkeyP
     for name in ENDPOINTS:
         monkeypatch.delenv(name, raising=False)
     code = (
-        "import sys, router.serving, worker.front, worker.wire.tracing as t\n"
+        "import sys, router.serving, worker.front.server, worker.wire.tracing as t\n"
         "assert t.create_tracing('x') is None\n"
         "sys.exit(any(m.startswith('opentelemetry') for m in sys.modules))"
     )

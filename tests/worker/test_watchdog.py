@@ -8,9 +8,9 @@ import signal
 import subprocess
 import sys
 
-from worker.engine.step_limits import StepLimits
-from worker.rank_processes import Glance, RankProcesses
-from worker.watchdog import StepWatchdog
+from worker.core.step_limits import StepLimits
+from worker.front.rank_processes import Glance, RankProcesses
+from worker.front.watchdog import StepWatchdog
 from worker.wire.messages import LoadSnapshot, StepLimit, StepReport, StepShape
 
 ASLEEP = Glance([], False, 7)

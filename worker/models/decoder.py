@@ -12,14 +12,14 @@ from kernels.native import NativeDecoder
 from worker.models.config import ModelConfig
 from worker.models.context import ForwardContext
 from worker.models.layers import Attention, RMSNorm
-from worker.models.native import NativeOptions, build_native
-from worker.models.rope import cos_sin_table
-from worker.parallel.layers import (
+from worker.models.linear import (
     LayerOptions,
     ParallelLMHead,
     VocabParallelEmbedding,
     WeightSlot,
 )
+from worker.models.native import NativeOptions, build_native
+from worker.models.rope import cos_sin_table
 
 
 class FeedForward(Protocol):

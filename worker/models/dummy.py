@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 
 from worker.models.decoder import DecoderModel
+from worker.models.linear import WeightSlot
 from worker.models.native import NativeOptions
-from worker.parallel.layers import WeightSlot
 
 _SEED = 0
 _SPREAD = 0.02

@@ -18,7 +18,7 @@ from kernels import (
 )
 from worker.models.config import ModelConfig
 from worker.models.context import ForwardContext
-from worker.parallel.layers import (
+from worker.models.linear import (
     ColumnParallelLinear,
     ColumnPart,
     LayerOptions,

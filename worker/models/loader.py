@@ -15,8 +15,8 @@ from safetensors import safe_open
 from worker.models.checkpoint import weight_files
 from worker.models.config import ModelConfig
 from worker.models.decoder import DecoderModel
+from worker.models.linear import WeightSlot
 from worker.models.native import NativeOptions
-from worker.parallel.layers import WeightSlot
 from worker.progress import Advance, progress
 
 logger = logging.getLogger(__name__)

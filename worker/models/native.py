@@ -17,7 +17,7 @@ from kernels.native import (
     NativeUnavailable,
 )
 from worker.models.layers import GatedMLP
-from worker.parallel.layers import LayerOptions
+from worker.models.linear import LayerOptions
 
 if TYPE_CHECKING:
     from worker.models.decoder import DecoderLayer, DecoderModel

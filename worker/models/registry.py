@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from worker.models.config import ARCHITECTURES, ModelConfig
 from worker.models.decoder import DecoderModel
+from worker.models.linear import LayerOptions
 from worker.models.llada2 import LLaDA2MoeModelLM
 from worker.models.llama import LlamaForCausalLM
 from worker.models.mistral import MistralForCausalLM
@@ -12,7 +13,6 @@ from worker.models.qwen3 import Qwen3ForCausalLM
 from worker.models.qwen3_moe import Qwen3MoeForCausalLM
 from worker.models.sdar import SDARForCausalLM
 from worker.models.sdar_moe import SDARMoeForCausalLM
-from worker.parallel.layers import LayerOptions
 
 
 def model_class(architecture: str) -> type[DecoderModel]:

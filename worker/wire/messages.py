@@ -366,7 +366,7 @@ class StepLimit(msgspec.Struct, array_like=True, tag="limit"):
     seq: int
     """Of the Plan."""
     seconds: float
-    """Without a report, after which the step counts as hung; see worker.engine.step_limits."""
+    """Without a report, after which the step counts as hung; see worker.core.step_limits."""
 
 
 EngineMessage = EngineInfo | StepReport | StepLimit

@@ -21,7 +21,7 @@ from cluster.bench.stats import percentile
 from cluster.config import EndpointConfig, FleetConfig, ModelSpec, ServeConfig, find_demo_model
 from cluster.launch import LocalFleet
 from cluster.ports import free_ports
-from worker.engine.config import EngineConfig
+from worker.config import EngineConfig
 
 MODEL = "paced"
 _NOISE_MINUTES = 10.0

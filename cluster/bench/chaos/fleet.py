@@ -18,7 +18,7 @@ from cluster.bench.chaos.scrape import Told, scrape
 from cluster.config import EndpointConfig, FleetConfig, ModelSpec, ServeConfig, find_demo_model
 from cluster.environment import DIRECTORY_VARIABLE
 from cluster.ports import free_ports
-from worker.engine.config import EngineConfig
+from worker.config import EngineConfig
 
 _POLL_S = 0.4
 _AT_LEAST = (Part.HAPROXY, Part.GUARD)

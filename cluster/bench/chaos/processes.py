@@ -23,8 +23,8 @@ _TITLES = (
     (re.compile(r"ray::HAProxyManager"), Part.MANAGER),
     (re.compile(r"ray::ProxyActor"), Part.PROXY),
     (re.compile(r"ray::ServeController"), Part.CONTROLLER),
-    (re.compile(r"\S+ -m worker\.parallel\.rank "), Part.STEP),
-    (re.compile(r"\S+ -m worker\.structured\.compiling "), Part.COMPILER),
+    (re.compile(r"\S+ -m worker\.rank\.main "), Part.STEP),
+    (re.compile(r"\S+ -m worker\.front\.grammar\.compiling "), Part.COMPILER),
     (re.compile(r"\S*/haproxy -"), Part.HAPROXY),
     (re.compile(rf"\S+ -\w+ -c {re.escape(START_HAPROXY)} "), Part.GUARD),
 )

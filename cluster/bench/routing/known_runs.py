@@ -13,8 +13,8 @@ from typing import Any
 import cluster.bench.routing as routing_package
 import router.config as config_module
 import router.fleet as fleet_package
-import worker.cache as cache_package
-import worker.scheduler as scheduler_package
+import worker.core.cache as cache_package
+import worker.core.scheduler as scheduler_package
 import worker.wire as wire_package
 from cluster.bench.routing.figures import Figures
 

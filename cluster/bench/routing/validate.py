@@ -19,7 +19,7 @@ from cluster.bench.routing.compare import simulate
 from cluster.bench.routing.lineup import lineup
 from cluster.bench.routing.workload import Arrival, FleetShape, Workload
 from cluster.bench.stats import mean, percentile
-from worker.engine.config import EngineConfig
+from worker.config import EngineConfig
 from worker.wire.messages import Submit
 from worker.wire.sampling import SamplingParams
 from worker.wire.step_time import StepCosts, StepTimeModel

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from cluster.bench.routing.workload import FleetShape
-from worker.attachment import CacheMirror
-from worker.scheduler import Scheduler, SchedulerConfig
-from worker.scheduler.plan import Plan, StepResult
+from worker.core.scheduler import Scheduler, SchedulerConfig
+from worker.front.attachment import CacheMirror
+from worker.plan.plan import Plan, StepResult
 from worker.wire.messages import (
     PROTOCOL_VERSION,
     AttachSnapshot,

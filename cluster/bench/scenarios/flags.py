@@ -12,7 +12,7 @@ from cluster.bench.report import Result
 from cluster.bench.scenarios.options import SCENARIOS, ScenarioOptions, ScenarioRun
 from cluster.cli.options import add_options, given_options
 from cluster.config import find_demo_model
-from worker.engine.config import EngineConfig
+from worker.config import EngineConfig
 
 _ENGINE: dict[str, Any] = {
     "kv_cache_tokens": 32768,

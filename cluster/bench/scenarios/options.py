@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from worker.engine.config import EngineConfig
+from worker.config import EngineConfig
 
 ScenarioName = Literal["steady", "burst", "mixed_priority", "long_short"]
 SCENARIOS: tuple[ScenarioName, ...] = ("steady", "burst", "mixed_priority", "long_short")

@@ -16,8 +16,8 @@ from cluster.bench.fdfo import questions_of
 from cluster.bench.fdfo_count import CountedRequest, count_joined, count_separate
 from cluster.bench.fdfo_options import FdfoOptions
 from cluster.bench.fdfo_replay import parse_replay, replayed_requests
-from worker.engine.config import EngineConfig
-from worker.engine.local import LocalExecutor
+from worker.config import EngineConfig
+from worker.core.executor_local import LocalExecutor
 
 DEMO = Path(__file__).parents[3] / "deploy" / "models" / "demo"
 sys.path.insert(0, str(Path(__file__).parents[2] / "worker" / "diffusion"))

@@ -10,7 +10,7 @@ import pytest
 from cluster.bench.cli import main
 from cluster.bench.decode import Turn
 from cluster.bench.overlap import OverlapOptions, idle_checks, summarise
-from worker.engine.config import EngineConfig
+from worker.config import EngineConfig
 
 PHASES = ("schedule", "broadcast", "prepare", "forward", "sample", "collect", "process", "bubble")
 

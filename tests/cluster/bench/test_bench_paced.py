@@ -16,7 +16,7 @@ import pytest
 from cluster.bench.cli import main
 from cluster.bench.cpu import CpuMeter, cpu_seconds, descendants
 from cluster.bench.paced import PacedConfig, PacedEngine, serve_paced
-from worker.front import WorkerFront
+from worker.front.server import WorkerFront
 from worker.wire.blocks import block_hashes, root_hash
 from worker.wire.messages import (
     Abort,

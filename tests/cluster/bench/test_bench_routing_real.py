@@ -27,7 +27,7 @@ from cluster.bench.routing.real.run import compared, figures, turn_of
 from cluster.bench.routing.real.traffic import OUTPUT, Planned, Vocabulary, workloads
 from cluster.config import find_demo_model
 from cluster.ports import free_ports
-from worker.front import WorkerFront
+from worker.front.server import WorkerFront
 from worker.wire.messages import Submit, SubmitBatch, SubmitReply, WorkerUpdate
 from worker.wire.sampling import SamplingParams
 

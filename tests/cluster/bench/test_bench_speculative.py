@@ -10,7 +10,7 @@ import pytest
 from cluster.bench.speculative import SpeculativeOptions, run_speculative, summarise
 from cluster.bench.speculative_engine import Turn
 from cluster.bench.speculative_flags import add_speculative_flags, speculative_options
-from worker.engine.config import EngineConfig
+from worker.config import EngineConfig
 
 MODELS = Path(__file__).parents[3] / "deploy" / "models"
 

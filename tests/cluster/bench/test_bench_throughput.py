@@ -10,7 +10,7 @@ import pytest
 from cluster.bench.cli import main
 from cluster.bench.paced import paced_config, script_text
 from cluster.bench.throughput import ThroughputOptions, run_throughput
-from worker.engine.config import EngineConfig
+from worker.config import EngineConfig
 
 
 def test_counts_and_names(tiny_chat_model: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -13,9 +13,9 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from worker.cache.host import Copies
-from worker.cache.lease import Lease
-from worker.cache.manager import CacheManager
+from worker.core.cache.host import Copies
+from worker.core.cache.lease import Lease
+from worker.core.cache.manager import CacheManager
 from worker.wire.messages import BlockStored
 
 SIZE = 2

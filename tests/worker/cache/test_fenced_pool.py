@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from worker.cache.pool import FencedPool
+from worker.core.cache.pool import FencedPool
 
 
 def test_a_released_id_waits_for_its_fence() -> None:

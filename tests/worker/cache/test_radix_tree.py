@@ -2,8 +2,8 @@ from __future__ import annotations
 
 from array import array
 
-from worker.cache.node import Node
-from worker.cache.radix import RadixTree
+from worker.core.cache.node import Node
+from worker.core.cache.radix import RadixTree
 from worker.wire.blocks import block_hashes, root_hash
 from worker.wire.messages import BlockRemoved, BlockStored
 

@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 import numpy as np
 from engine_driver import Engine
 
-from worker.engine.base import StepFuture
-from worker.engine.local import LocalExecutor
-from worker.scheduler.plan import Plan
+from worker.core.executor import StepFuture
+from worker.core.executor_local import LocalExecutor
+from worker.plan.plan import Plan
 from worker.wire.messages import EngineInfo, Submit
 from worker.wire.sampling import SamplingParams
 

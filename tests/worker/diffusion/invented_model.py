@@ -16,13 +16,13 @@ from typing import cast
 import numpy as np
 import torch
 
-from worker.diffusion.decoder import BlockDecoder
-from worker.engine.config import EngineConfig
-from worker.engine.tables import DeviceTables
+from worker.config import EngineConfig
+from worker.core.scheduler import SchedulerConfig, create_scheduler
+from worker.core.scheduler.block_policy import BlockPolicy
 from worker.models.config import ModelConfig
-from worker.scheduler import SchedulerConfig, create_scheduler
-from worker.scheduler.block_policy import BlockPolicy
-from worker.scheduler.plan import Plan, StepResult
+from worker.plan.plan import Plan, StepResult
+from worker.rank.diffusion.decoder import BlockDecoder
+from worker.rank.tables import DeviceTables
 from worker.wire.messages import StepReport, Submit
 from worker.wire.sampling import SamplingParams
 

@@ -14,12 +14,12 @@ from block_engine import BlockEngine, BlockOutput
 from oracle import Terms, answer, qwen3_logits
 from sdar_checkpoints import EOS, MASK, VOCAB_SIZE, SdarCheckpoint, write_sdar
 
-from worker.diffusion.base import BlockBatch, BoolArray, DiffusionAlgorithm, IntArray, Proposal
-from worker.diffusion.registry import ALGORITHMS
-from worker.engine.config import EngineConfig
-from worker.engine.tables import DeviceTables
+from worker.config import EngineConfig
 from worker.llm import LLM
-from worker.speculative.draft_model import load_draft_model
+from worker.rank.diffusion.base import BlockBatch, BoolArray, DiffusionAlgorithm, IntArray, Proposal
+from worker.rank.diffusion.registry import ALGORITHMS
+from worker.rank.speculation.draft_model import load_draft_model
+from worker.rank.tables import DeviceTables
 from worker.wire.diffusion import DiffusionParams
 from worker.wire.sampling import SamplingParams
 

@@ -9,7 +9,7 @@ import pytest
 from invented_model import MASK, VOCAB, InventedEngine, pure_logits
 from oracle import Logits, Terms, answer
 
-from worker.scheduler import block_filler
+from worker.core.scheduler import block_filler
 from worker.wire.diffusion import DiffusionParams, DllmFeature
 from worker.wire.sampling import SamplingParams
 

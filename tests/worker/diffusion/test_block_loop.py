@@ -16,9 +16,9 @@ from block_engine import BlockEngine
 from sdar_checkpoints import SdarCheckpoint, write_sdar
 from test_block_engine import prompts, sampling
 
-from worker.engine.config import EngineConfig
-from worker.engine.loop import serve_engine
-from worker.parallel.frames import FrameStream, listen
+from worker.config import EngineConfig
+from worker.core.loop import serve_engine
+from worker.plan.frames import FrameStream, listen
 from worker.wire.messages import (
     Abort,
     EngineInfo,

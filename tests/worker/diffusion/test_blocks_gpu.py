@@ -8,8 +8,8 @@ from block_engine import BlockEngine
 from sdar_checkpoints import SdarCheckpoint, write_sdar
 from test_block_engine import prompts, sampling
 
-from worker.engine.graphs import BlockGraphs
 from worker.llm import LLM
+from worker.rank.graphs import BlockGraphs
 
 pytestmark = [
     pytest.mark.gpu,

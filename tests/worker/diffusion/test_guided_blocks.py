@@ -15,7 +15,7 @@ from block_engine import AheadEngine
 from engine_driver import Engine, Outcome
 from sdar_checkpoints import write_sdar
 
-from worker.structured import follower
+from worker.core.grammar import follower
 from worker.wire.diffusion import DiffusionParams
 from worker.wire.limits import refuse
 from worker.wire.messages import Submit

@@ -7,8 +7,8 @@ import pytest
 import torch
 from checkpoints import VOCAB_SIZE
 
-from worker.engine.runner import ModelRunner
-from worker.scheduler.plan import Admit, PageWrite, Plan, Row, StepResult, TokenRules
+from worker.plan.plan import Admit, PageWrite, Plan, Row, StepResult, TokenRules
+from worker.rank.runner import ModelRunner
 
 SLOTS = (0, 3, 5, 6)
 PAGES = (1, 4, 6, 7, 20)

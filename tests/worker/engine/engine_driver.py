@@ -11,11 +11,11 @@ from typing import Any, Self
 
 import numpy as np
 
-from worker.engine.config import EngineConfig
-from worker.engine.core import EngineCore
-from worker.engine.local import LocalExecutor
-from worker.engine.runner import ModelRunner
-from worker.structured.process import GrammarCompiler, setting_of
+from worker.config import EngineConfig
+from worker.core.engine import EngineCore
+from worker.core.executor_local import LocalExecutor
+from worker.front.grammar.process import GrammarCompiler, setting_of
+from worker.rank.runner import ModelRunner
 from worker.wire.messages import Submit, SubmitBatch, TokenLogprobs
 from worker.wire.sampling import SamplingParams
 

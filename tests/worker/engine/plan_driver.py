@@ -8,10 +8,10 @@ from dataclasses import dataclass, field
 import numpy as np
 import torch
 
-from worker.engine.config import EngineConfig
-from worker.engine.runner import ModelRunner
-from worker.parallel.group import TensorParallelGroup
-from worker.scheduler.plan import Admit, PageWrite, Plan, Row
+from worker.config import EngineConfig
+from worker.models.tensor_parallel import TensorParallelGroup
+from worker.plan.plan import Admit, PageWrite, Plan, Row
+from worker.rank.runner import ModelRunner
 
 PAGE_SIZE = 16
 

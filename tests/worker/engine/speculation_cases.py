@@ -13,10 +13,10 @@ from typing import Any
 import msgspec
 from engine_driver import Engine, Outcome
 
-from worker.request import Request
-from worker.scheduler.plan import StepResult
-from worker.scheduler.step import StepInFlight
-from worker.speculative.gate import SpeculationGate
+from worker.core.request import Request
+from worker.core.scheduler.step import StepInFlight
+from worker.core.speculation.gate import SpeculationGate
+from worker.plan.plan import StepResult
 from worker.wire.sampling import SamplingParams
 from worker.wire.slo import Slo
 from worker.wire.structured import StructuredOutputsParams

@@ -7,10 +7,10 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-from worker.engine.base import Executor, StepFuture
-from worker.engine.config import EngineConfig
-from worker.engine.core import EngineCore
-from worker.scheduler.plan import Plan, Row, StepResult
+from worker.config import EngineConfig
+from worker.core.engine import EngineCore
+from worker.core.executor import Executor, StepFuture
+from worker.plan.plan import Plan, Row, StepResult
 from worker.wire.messages import Abort, EngineInfo, Submit
 from worker.wire.sampling import SamplingParams
 

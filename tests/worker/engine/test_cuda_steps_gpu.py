@@ -25,11 +25,11 @@ from test_exactness import SCARCE_TOKENS, make_prompts
 
 from cluster.bench.decode import DecodeEngine
 from cluster.bench.model_shapes import write_shape
-from worker.engine.config import EngineConfig
-from worker.engine.device import select_device
-from worker.engine.runner import ModelRunner
-from worker.parallel.group import TensorParallelGroup
-from worker.scheduler.plan import Admit, PageWrite, Plan, Row
+from worker.config import EngineConfig
+from worker.models.tensor_parallel import TensorParallelGroup
+from worker.plan.plan import Admit, PageWrite, Plan, Row
+from worker.rank.device import select_device
+from worker.rank.runner import ModelRunner
 from worker.wire.sampling import SamplingParams
 
 pytestmark = [

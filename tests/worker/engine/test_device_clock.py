@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from worker.engine.device_clock import DeviceClock, Moments
+from worker.rank.device_clock import DeviceClock, Moments
 
 
 @dataclass(frozen=True)

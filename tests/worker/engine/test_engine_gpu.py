@@ -18,11 +18,11 @@ from test_exactness import (
     seeded_params,
 )
 
-from worker.engine.config import EngineConfig
-from worker.engine.device import select_device
-from worker.engine.runner import ModelRunner
-from worker.parallel.group import TensorParallelGroup
-from worker.scheduler.plan import Admit, PageWrite, Plan, Row, TokenRules
+from worker.config import EngineConfig
+from worker.models.tensor_parallel import TensorParallelGroup
+from worker.plan.plan import Admit, PageWrite, Plan, Row, TokenRules
+from worker.rank.device import select_device
+from worker.rank.runner import ModelRunner
 
 pytestmark = [
     pytest.mark.gpu,

@@ -8,14 +8,14 @@ import numpy as np
 import pytest
 import torch
 
-from worker.engine.config import EngineConfig
-from worker.engine.graphs import BlockGraphs, DecodeGraphs, capture_sizes
-from worker.engine.static_blocks import fill_blocks
-from worker.engine.static_step import StaticInputs, columns_size, fill_columns
-from worker.engine.streams import SlotRing, staging_size
-from worker.engine.tables import DeviceTables
-from worker.engine.transfer import Staging, uploader_to
-from worker.scheduler.plan import Admit, Row
+from worker.config import EngineConfig
+from worker.plan.plan import Admit, Row
+from worker.rank.graphs import BlockGraphs, DecodeGraphs, capture_sizes
+from worker.rank.static_blocks import fill_blocks
+from worker.rank.static_step import StaticInputs, columns_size, fill_columns
+from worker.rank.streams import SlotRing, staging_size
+from worker.rank.tables import DeviceTables
+from worker.rank.transfer import Staging, uploader_to
 
 CPU = torch.device("cpu")
 

@@ -13,7 +13,7 @@ from sdar_checkpoints import write_sdar
 from test_overlap_exactness import PoisonedEngine
 from test_preempted_outputs import CACHE_TOKENS, run, submits
 
-from worker.engine.config import EngineConfig
+from worker.config import EngineConfig
 from worker.wire.host_cache import HostCacheTotals
 from worker.wire.messages import Submit
 from worker.wire.sampling import SamplingParams

@@ -11,7 +11,7 @@ import torch
 from checkpoints import write_checkpoint
 from engine_driver import Engine
 
-from worker.engine.base import RankFailure
+from worker.core.executor import RankFailure
 from worker.wire.sampling import SamplingParams
 
 

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import pytest
 from test_core import make_core, run, submit
 
-from worker.engine.core import EngineCore
-from worker.structured.state import GrammarProblem
+from worker.core.engine import EngineCore
+from worker.core.grammar.state import GrammarProblem
 from worker.wire.messages import Abort
 
 ONES = b"\xff\xff\xff"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from worker.engine.memory import share_of_room
+from worker.rank.memory import share_of_room
 
 GB = 1 << 30
 

@@ -15,9 +15,9 @@ import pytest
 import torch
 from engine_driver import Engine, Outcome
 
-from worker.engine.base import StepFuture
-from worker.engine.local import LocalExecutor
-from worker.scheduler.plan import Plan, StepResult
+from worker.core.executor import StepFuture
+from worker.core.executor_local import LocalExecutor
+from worker.plan.plan import Plan, StepResult
 from worker.wire.messages import Abort
 from worker.wire.sampling import SamplingParams
 from worker.wire.structured import StructuredOutputsParams

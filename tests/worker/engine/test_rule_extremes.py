@@ -7,12 +7,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from worker.engine.draws import sample_with_rules
-from worker.engine.sampler import gather_random_rows, sample
-from worker.engine.tables import DeviceTables
-from worker.request import Request
-from worker.scheduler.plan import Admit, Plan, Row, StepResult
-from worker.scheduler.rules import token_rules
+from worker.core.request import Request
+from worker.core.scheduler.rules import token_rules
+from worker.plan.plan import Admit, Plan, Row, StepResult
+from worker.rank.sampling.draws import sample_with_rules
+from worker.rank.sampling.sampler import gather_random_rows, sample
+from worker.rank.tables import DeviceTables
 from worker.wire.messages import Submit
 from worker.wire.sampling import SamplingParams
 

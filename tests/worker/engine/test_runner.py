@@ -11,9 +11,9 @@ import torch
 from checkpoints import VOCAB_SIZE, write_checkpoint
 from plan_driver import PAGE_SIZE, Request, generate, make_runner
 
-from worker.engine.inputs import StepInputs
-from worker.engine.runner import ModelRunner
-from worker.scheduler.plan import Plan
+from worker.plan.plan import Plan
+from worker.rank.inputs import StepInputs
+from worker.rank.runner import ModelRunner
 
 
 @pytest.fixture(scope="module")

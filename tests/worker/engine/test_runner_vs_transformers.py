@@ -11,7 +11,7 @@ from checkpoints import SPECS, VOCAB_SIZE, write_checkpoint
 from plan_driver import Request, generate, make_runner
 from transformers import PreTrainedModel
 
-from worker.engine.runner import ModelRunner
+from worker.rank.runner import ModelRunner
 
 PROMPT_LENGTHS = (3, 8, 33, 150, 700)
 NEAR_TIE = 1e-4

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 import torch
 
-from worker.engine.sampler import RandomRows, gather_random_rows, masked_logits, sample
-from worker.engine.tables import SamplingColumns
-from worker.scheduler.plan import Admit
+from worker.plan.plan import Admit
+from worker.rank.sampling.sampler import RandomRows, gather_random_rows, masked_logits, sample
+from worker.rank.tables import SamplingColumns
 
 CPU = torch.device("cpu")
 VOCAB = 97

@@ -12,10 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from plan_driver import Request, generate, make_runner
 
-from worker.engine.sampler import gather_random_rows, sample
-from worker.engine.tables import SamplingColumns
-from worker.scheduler.admission import _signed
-from worker.scheduler.plan import Admit
+from worker.core.scheduler.admission import _signed
+from worker.plan.plan import Admit
+from worker.rank.sampling.sampler import gather_random_rows, sample
+from worker.rank.tables import SamplingColumns
 from worker.wire.sampling import SamplingParams
 
 TEMPERATURES = (0.0, 5e-324, 1e-45, 1e-30, 9.9e-6, 1e-5, 1.1e-5, 1e-3, 1.0, 100.0)

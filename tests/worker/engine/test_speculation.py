@@ -20,8 +20,8 @@ from speculation_cases import (
     settings,
 )
 
-from worker.scheduler.plan import Plan
-from worker.speculative.drafting import DraftedStep
+from worker.plan.plan import Plan
+from worker.rank.speculation.drafting import DraftedStep
 from worker.wire.sampling import SamplingParams
 
 NUM_PROMPTS = 27

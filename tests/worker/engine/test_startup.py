@@ -8,12 +8,12 @@ from pathlib import Path
 import torch
 from checkpoints import write_checkpoint
 
-from worker.engine.config import EngineConfig
-from worker.engine.info import slowest
-from worker.engine.local import LocalExecutor
-from worker.engine.startup import RankStartup
-from worker.parallel.group import TensorParallelGroup
-from worker.parallel.messages import Hello, Ready, Start
+from worker.config import EngineConfig
+from worker.core.executor_local import LocalExecutor
+from worker.core.info import slowest
+from worker.models.tensor_parallel import TensorParallelGroup
+from worker.plan.messages import Hello, Ready, Start
+from worker.rank.startup import RankStartup
 
 PHASES = ["connect", "download", "load_weights", "profile"]
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 from race_detector import Detector, Race
 
-from worker.engine.streams import NUM_SLOTS, DeviceStreams, StepSlot
+from worker.rank.streams import NUM_SLOTS, DeviceStreams, StepSlot
 
 NUM_STEPS = 9
 

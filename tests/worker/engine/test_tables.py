@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from worker.engine.tables import DeviceTables, ragged_ranges
-from worker.scheduler.plan import Admit, PageWrite, Plan
+from worker.plan.plan import Admit, PageWrite, Plan
+from worker.rank.tables import DeviceTables, ragged_ranges
 
 
 def tables() -> DeviceTables:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from worker.engine.timeline import RING_SIZE, Timeline
-from worker.scheduler.plan import RankTimes, StepResult
+from worker.core.timeline import RING_SIZE, Timeline
+from worker.plan.plan import RankTimes, StepResult
 from worker.wire.times import StepTimes
 
 

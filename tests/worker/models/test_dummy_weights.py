@@ -11,9 +11,9 @@ from checkpoints import write_checkpoint
 from worker.models.config import load_model_config
 from worker.models.decoder import DecoderModel
 from worker.models.dummy import draw_weights
+from worker.models.linear import LayerOptions
 from worker.models.registry import build_model
-from worker.parallel.group import TensorParallelGroup
-from worker.parallel.layers import LayerOptions
+from worker.models.tensor_parallel import TensorParallelGroup
 
 
 @pytest.fixture

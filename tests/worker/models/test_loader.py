@@ -12,10 +12,10 @@ from safetensors.torch import load_file, save_file
 
 from worker.models.config import load_model_config
 from worker.models.decoder import DecoderModel
+from worker.models.linear import LayerOptions, WeightSlot
 from worker.models.loader import copy_slice, load_weights
 from worker.models.registry import build_model
-from worker.parallel.group import TensorParallelGroup
-from worker.parallel.layers import LayerOptions, WeightSlot
+from worker.models.tensor_parallel import TensorParallelGroup
 
 
 def build(folder: Path, rank: int = 0, world_size: int = 1) -> DecoderModel:

@@ -8,8 +8,8 @@ import numpy as np
 import torch
 from plan_driver import Request, generate, make_runner
 
-from worker.parallel import group as group_module
-from worker.parallel.group import TensorParallelGroup
+from worker.models import tensor_parallel as group_module
+from worker.models.tensor_parallel import TensorParallelGroup
 
 
 def scenario(*, together: bool) -> list[list[Request]]:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from worker.parallel.guard import OutOfStep, PlanGuard
-from worker.scheduler.digest import SampleDigest
-from worker.scheduler.plan import Plan, StepResult
+from worker.plan.digest import SampleDigest
+from worker.plan.plan import Plan, StepResult
+from worker.rank.guard import OutOfStep, PlanGuard
 
 
 def plan(seq: int, digest_seq: int = 0, digest: int = 0) -> Plan:

@@ -10,15 +10,15 @@ from pathlib import Path
 import pytest
 
 import worker.llm
-from worker.engine.base import Executor
-from worker.engine.config import EngineConfig
-from worker.engine.factory import create_executor
+from worker.config import EngineConfig
+from worker.core.executor import Executor
+from worker.core.executor_factory import create_executor
 from worker.llm import LLM, SamplingParams
-from worker.parallel.channel import CoordinatorChannel, RankChannel
-from worker.parallel.frames import FrameStream, connect_to
-from worker.parallel.meeting import MeetingPlace, interface_towards, published
-from worker.parallel.messages import Ready, Start
-from worker.parallel.rank import run_rank
+from worker.plan.channel import CoordinatorChannel, RankChannel
+from worker.plan.frames import FrameStream, connect_to
+from worker.plan.meeting import MeetingPlace, interface_towards, published
+from worker.plan.messages import Ready, Start
+from worker.rank.main import run_rank
 
 HOST = "127.0.0.1"
 GREEDY = SamplingParams(temperature=0.0, max_tokens=16, ignore_eos=True)

@@ -8,9 +8,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from worker.parallel.channel import CoordinatorChannel, RankChannel
-from worker.parallel.frames import socket_path
-from worker.parallel.messages import (
+from worker.plan.channel import CoordinatorChannel, RankChannel
+from worker.plan.frames import socket_path
+from worker.plan.messages import (
     Failure,
     FromRank,
     Hello,
@@ -19,7 +19,7 @@ from worker.parallel.messages import (
     Start,
     Stop,
 )
-from worker.scheduler.plan import Admit, PageWrite, Plan, Row, StepResult
+from worker.plan.plan import Admit, PageWrite, Plan, Row, StepResult
 
 
 @pytest.fixture

@@ -27,7 +27,7 @@ def run_ranks(
 def start_and_join(target: Callable[..., None], arguments: list[tuple[object, ...]]) -> None:
     context = multiprocessing.get_context("forkserver")
     # The server imports torch once for all ranks.
-    context.set_forkserver_preload(["worker.engine.runner"])
+    context.set_forkserver_preload(["worker.rank.runner"])
     processes = [context.Process(target=target, args=each) for each in arguments]
     for process in processes:
         process.start()

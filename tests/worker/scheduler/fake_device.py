@@ -13,9 +13,9 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from worker.scheduler import Scheduler, SchedulerConfig
-from worker.scheduler.digest import SampleDigest
-from worker.scheduler.plan import Plan, Row, StepResult
+from worker.core.scheduler import Scheduler, SchedulerConfig
+from worker.plan.digest import SampleDigest
+from worker.plan.plan import Plan, Row, StepResult
 from worker.wire.messages import BlockEvent, BlockStored, Rejection, StepReport, Submit, TokenDelta
 from worker.wire.sampling import SamplingParams
 

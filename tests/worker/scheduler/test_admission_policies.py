@@ -10,11 +10,11 @@ from fake_device import Harness, make_submit
 from hypothesis import given
 from hypothesis import strategies as st
 
-from worker.scheduler.admission_fifo import Fifo
-from worker.scheduler.admission_pack import Pack
-from worker.scheduler.ageing import MAX_PASSES
-from worker.scheduler.budget import StepBudget
-from worker.scheduler.policy import AdmissionPolicy, Item, Outcome, TokenRoom, run_round
+from worker.core.scheduler.admission_fifo import Fifo
+from worker.core.scheduler.admission_pack import Pack
+from worker.core.scheduler.ageing import MAX_PASSES
+from worker.core.scheduler.budget import StepBudget
+from worker.core.scheduler.policy import AdmissionPolicy, Item, Outcome, TokenRoom, run_round
 from worker.wire.admission import AdmissionChange, AdmissionOptions
 
 LEVEL = 4

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from fake_device import Harness, make_submit
 
-from worker.scheduler.plan import Plan
+from worker.plan.plan import Plan
 from worker.wire.admission import AdmissionOptions
 from worker.wire.slo import Slo
 

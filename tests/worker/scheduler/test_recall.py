@@ -2,11 +2,11 @@ from __future__ import annotations
 
 import pytest
 
-from worker.cache.host import HostPool
-from worker.cache.match import Match
-from worker.cache.node import Node
-from worker.scheduler.forecast import StepForecast
-from worker.scheduler.recall import Recall
+from worker.core.cache.host import HostPool
+from worker.core.cache.match import Match
+from worker.core.cache.node import Node
+from worker.core.scheduler.forecast import StepForecast
+from worker.core.scheduler.recall import Recall
 from worker.wire.host_cache import HostCachePolicy
 from worker.wire.messages import StepShape
 

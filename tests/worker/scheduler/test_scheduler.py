@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from fake_device import EOS, Harness, expected_output, make_submit
 
-from worker.scheduler.plan import Row, StepResult
+from worker.plan.plan import Row, StepResult
 from worker.wire.admission import AdmissionOptions
 from worker.wire.blocks import block_hashes, root_hash
 from worker.wire.messages import BlockStored, StepShape

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from fake_device import Harness, make_submit
 
-from worker.scheduler.drain import DrainRate
-from worker.scheduler.fairness import OUTPUT_WEIGHT, PROMPT_WEIGHT
+from worker.core.scheduler.drain import DrainRate
+from worker.core.scheduler.fairness import OUTPUT_WEIGHT, PROMPT_WEIGHT
 from worker.wire.admission import AdmissionOptions
 
 

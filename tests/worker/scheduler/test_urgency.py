@@ -9,11 +9,11 @@ from fake_device import Harness, Outcome, make_submit
 from hypothesis import given
 from hypothesis import strategies as st
 
-from worker.request import Request
-from worker.scheduler.fairness import TenantService
-from worker.scheduler.forecast import StepForecast
-from worker.scheduler.queue import WaitingQueue
-from worker.scheduler.slo import Urgency
+from worker.core.request import Request
+from worker.core.scheduler.fairness import TenantService
+from worker.core.scheduler.forecast import StepForecast
+from worker.core.scheduler.queue import WaitingQueue
+from worker.core.scheduler.slo import Urgency
 from worker.wire.admission import AdmissionOptions
 from worker.wire.messages import StepShape
 from worker.wire.slo import Slo

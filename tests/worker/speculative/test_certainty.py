@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from worker.speculative.certainty import LEVELS, Certainty
+from worker.rank.speculation.certainty import LEVELS, Certainty
 
 
 def test_shares_begin_with_the_models_word_and_follow_what_comes() -> None:

@@ -6,11 +6,11 @@ import random
 
 import pytest
 
-from worker.request import Request
-from worker.speculative.acceptance import CommonGain, RequestRecord
-from worker.speculative.config import GateConfig
-from worker.speculative.costs import DraftingTimes, StepCost, StepCosts
-from worker.speculative.gate import SpeculationGate
+from worker.core.request import Request
+from worker.core.speculation.acceptance import CommonGain, RequestRecord
+from worker.core.speculation.config import GateConfig
+from worker.core.speculation.costs import DraftingTimes, StepCost, StepCosts
+from worker.core.speculation.gate import SpeculationGate
 from worker.wire.messages import Submit
 from worker.wire.sampling import SamplingParams
 from worker.wire.slo import Slo

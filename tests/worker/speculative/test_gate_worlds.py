@@ -10,12 +10,12 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from worker.cache.lease import Lease
-from worker.request import Request
-from worker.scheduler.plan import StepResult
-from worker.scheduler.step import Share, StepInFlight
-from worker.speculative.config import GateConfig
-from worker.speculative.gate import SpeculationGate
+from worker.core.cache.lease import Lease
+from worker.core.request import Request
+from worker.core.scheduler.step import Share, StepInFlight
+from worker.core.speculation.config import GateConfig
+from worker.core.speculation.gate import SpeculationGate
+from worker.plan.plan import StepResult
 from worker.wire.messages import StepShape, Submit
 from worker.wire.sampling import SamplingParams
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from worker.speculative.base import DraftRequest, Tokens
-from worker.speculative.confidence import Confidence, Guess
-from worker.speculative.ngram import NgramIndex, NgramProposer, follow
+from worker.rank.speculation.base import DraftRequest, Tokens
+from worker.rank.speculation.confidence import Confidence, Guess
+from worker.rank.speculation.ngram import NgramIndex, NgramProposer, follow
 
 
 def tokens_of(text: str) -> Tokens:

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from vocabularies import follow, make_backend
 
-from worker.structured.base import GrammarBackend, GrammarError
-from worker.structured.exactness import inexact_keyword
+from worker.core.grammar.base import GrammarBackend, GrammarError
+from worker.core.grammar.exactness import inexact_keyword
 
 
 def accepts(backend: GrammarBackend, text: str, **params: Any) -> bool:

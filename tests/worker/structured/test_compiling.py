@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from worker.structured.base import GrammarError, GrammarTooHeavy
-from worker.structured.compiling_messages import Setting
-from worker.structured.process import CompilerFailure, GrammarCompiler
+from worker.core.grammar.base import GrammarError, GrammarTooHeavy
+from worker.front.grammar.compiling_messages import Setting
+from worker.front.grammar.process import CompilerFailure, GrammarCompiler
 from worker.wire.messages import CompiledGrammar
 from worker.wire.structured import MAX_GRAMMAR_BYTES, StructuredOutputsParams
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from vocabularies import EOS, TOKENS, allowed, follow, make_backend
 
-from worker.structured import follower as follower_module
-from worker.structured.base import GrammarBackend, GrammarFault
+from worker.core.grammar import follower as follower_module
+from worker.core.grammar.base import GrammarBackend, GrammarFault
 from worker.wire.sampling import SamplingParams
 
 AB = TOKENS.index(b"ab")

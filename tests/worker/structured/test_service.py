@@ -14,9 +14,9 @@ from typing import Any
 
 import pytest
 
-from worker.structured import process, service
-from worker.structured.base import MAX_MESSAGE_BYTES, GrammarTooHeavy
-from worker.structured.service import GrammarService
+from worker.core.grammar.base import MAX_MESSAGE_BYTES, GrammarTooHeavy
+from worker.front.grammar import process, service
+from worker.front.grammar.service import GrammarService
 from worker.wire.messages import CompiledGrammar, EngineInfo, Rejection, Submit
 from worker.wire.sampling import SamplingParams
 from worker.wire.structured import MAX_GRAMMAR_BYTES, StructuredOutputsParams

@@ -9,8 +9,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from worker.structured.base import GrammarFault
-from worker.structured.store import GrammarStore
+from worker.core.grammar.base import GrammarFault
+from worker.core.grammar.store import GrammarStore
 from worker.wire.messages import EngineInfo, Submit
 from worker.wire.sampling import SamplingParams
 

@@ -6,10 +6,10 @@ from typing import Any
 
 import numpy as np
 
-from worker.structured.base import GrammarBackend
-from worker.structured.follower import GrammarFollower
-from worker.structured.guidance_backend import GuidanceBackend
-from worker.structured.xgrammar_backend import XGrammarBackend
+from worker.core.grammar.base import GrammarBackend
+from worker.core.grammar.follower import GrammarFollower
+from worker.core.grammar.guidance_backend import GuidanceBackend
+from worker.core.grammar.xgrammar_backend import XGrammarBackend
 from worker.wire.sampling import SamplingParams
 from worker.wire.structured import StructuredOutputsParams
 

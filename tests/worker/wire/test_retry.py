@@ -10,7 +10,7 @@ import httpx2
 import pytest
 from huggingface_hub import errors
 
-from worker.engine.base import RankFailure
+from worker.core.executor import RankFailure
 from worker.wire.hub import hub_may_heal
 from worker.wire.retry import (
     FIRST_DELAY_S,

@@ -21,7 +21,7 @@ from cluster.config import EndpointConfig, FleetConfig, ModelSpec, ServeConfig
 from cluster.launch import LocalFleet
 from cluster.local_ray import local_ray
 from cluster.ports import free_ports
-from worker.engine.config import EngineConfig
+from worker.config import EngineConfig
 
 _HOST = "127.0.0.1"
 _START_S = 180.0

@@ -13,8 +13,8 @@ from oracle import Terms, answer, qwen3_logits
 from sdar_checkpoints import EOS, MASK, write_sdar
 
 from kernels import registry
-from worker.engine.graphs import BlockGraphs
-from worker.engine.static_blocks import StaticBlocks
+from worker.rank.graphs import BlockGraphs
+from worker.rank.static_blocks import StaticBlocks
 from worker.wire.sampling import SamplingParams
 
 

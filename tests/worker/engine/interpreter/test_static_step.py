@@ -25,8 +25,8 @@ from plan_driver import make_runner
 from race_detector import Detector
 
 from kernels import registry
-from worker.engine.graphs import DecodeGraphs
-from worker.engine.streams import DeviceStreams
+from worker.rank.graphs import DecodeGraphs
+from worker.rank.streams import DeviceStreams
 
 
 @pytest.fixture(autouse=True)

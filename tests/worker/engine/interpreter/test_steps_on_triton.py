@@ -10,12 +10,12 @@ import torch
 
 from kernels import apply_token_bitmask, registry
 from kernels.registry import Backend
-from worker.engine.device_inputs import prepare_on_device
-from worker.engine.draws import Draws, sample_with_rules
-from worker.engine.inputs import StepInputs, build_inputs
-from worker.engine.sampler import sample
-from worker.engine.tables import DeviceTables
-from worker.scheduler.plan import Admit, PageWrite, Plan, Row, StepResult, TokenRules
+from worker.plan.plan import Admit, PageWrite, Plan, Row, StepResult, TokenRules
+from worker.rank.device_inputs import prepare_on_device
+from worker.rank.inputs import StepInputs, build_inputs
+from worker.rank.sampling.draws import Draws, sample_with_rules
+from worker.rank.sampling.sampler import sample
+from worker.rank.tables import DeviceTables
 
 VOCAB, PAGE_SIZE = 4300, 8
 RULES = [

@@ -1,0 +1,1 @@
+"""What decides: engine loop, scheduler, cache, grammars, executors. No torch."""

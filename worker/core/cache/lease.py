@@ -1,0 +1,29 @@
+"""What one running request holds of the cache."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from worker.core.cache.node import Node
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class Lease:
+    """A slot, the pages of the slot's page-table row, and a lock on the cached ones.
+
+        pages   │ cached: the tree's, or duplicates of it │ not cached: the request's own │
+                0 ───────────────────────────── num_cached_pages ───────────────────── len(pages)
+
+    A request keeps reading the pages its page-table row names. Where the tree had the same tokens
+    already when it wanted to cache a page of its own, that page is a duplicate: it stays the
+    request's until the lease is released, because the row on the device still names it.
+    """
+
+    slot: int
+    pages: list[int]
+    node: Node | None
+    """Where the cached prefix ends in the tree, locked; None without a prefix cache."""
+    num_cached_pages: int
+    duplicates: list[int] = field(default_factory=list)
+    fence: int = 0
+    """The last step launched that touches the slot and the pages."""

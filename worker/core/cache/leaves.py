@@ -1,0 +1,49 @@
+"""Nodes of the radix tree that nothing is below, least recently used first."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from heapq import heapify, heappop, heappush
+
+from worker.core.cache.node import Node
+
+
+class Leaves:
+    """Candidates for eviction.
+
+    Entries go stale as their nodes change; such are skipped when they surface, and swept when they
+    outnumber the nodes.
+
+    Args:
+        may_go: whether a node can be evicted now.
+    """
+
+    def __init__(self, may_go: Callable[[Node], bool]) -> None:
+        self._may_go = may_go
+        self._heap: list[tuple[int, int, Node]] = []
+
+    def __len__(self) -> int:
+        return len(self._heap)
+
+    def push(self, node: Node, num_nodes: int) -> None:
+        """Adds a candidate; the tree has `num_nodes` nodes."""
+        if len(self._heap) > 2 * num_nodes + 64:
+            self._heap = [entry for entry in self._heap if self._is_live(entry)]
+            heapify(self._heap)
+        heappush(self._heap, (node.last_use, node.serial, node))
+
+    def pop(self) -> Node | None:
+        """Takes out the least recently used; None where nothing can go."""
+        while self._heap:
+            entry = heappop(self._heap)
+            if self._is_live(entry):
+                return entry[2]
+        return None
+
+    def serials(self) -> Iterator[int]:
+        """Of all candidates, stale ones included."""
+        return (serial for _, serial, _ in self._heap)
+
+    def _is_live(self, entry: tuple[int, int, Node]) -> bool:
+        last_use, _, node = entry
+        return node.last_use == last_use and node.parent is not None and self._may_go(node)

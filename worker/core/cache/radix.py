@@ -1,0 +1,389 @@
+"""Prefix cache: a path-compressed radix tree of full pages, evicted least recently used first."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from worker.core.cache.fence import Fence
+from worker.core.cache.host import HostPool
+from worker.core.cache.leaves import Leaves
+from worker.core.cache.match import Match
+from worker.core.cache.node import Node
+from worker.core.cache.radix_checks import check_locks, check_node
+from worker.wire.blocks import TOKEN_BYTES, block_hashes, root_hash
+from worker.wire.messages import BlockEvent, BlockRemoved, BlockStored
+
+
+class RadixTree:
+    """Owns cached pages and hands them out for reading; tokens are compared exactly.
+
+    A lock on a node protects it and all its ancestors, so what is not locked can be evicted from
+    the leaves up. Every lock is given back by `unlock`, with the last step that read the pages.
+
+    With a host tier, pages that are evicted go there and stay in the tree, as runs in host memory
+    below those on the device, until they are recalled, computed again, or evicted from there too.
+
+    Args:
+        page_size: tokens per page.
+        block_hash_salt: mixed into block hashes.
+        host: slots in host memory; None for no such tier.
+    """
+
+    def __init__(self, page_size: int, block_hash_salt: str, host: HostPool | None = None) -> None:
+        self.num_pages = 0
+        """Device pages in the tree."""
+        self.num_evictable = 0
+        """Device pages that nobody has locked."""
+        self._page_size = page_size
+        self._width = page_size * TOKEN_BYTES
+        self._block_hash_salt = block_hash_salt
+        self._roots: dict[bytes, Node] = {}
+        self._fence: Fence[Node] = Fence()
+        self._clock = 0
+        self._num_nodes = 0
+        self._serial = 0
+        self._host = host
+        self._leaves = Leaves(_may_leave_device)
+        self._host_leaves = Leaves(_may_leave_host)
+        self._events: list[BlockEvent] = []
+
+    @property
+    def num_fenced(self) -> int:
+        """Locks that wait for a step in flight."""
+        return len(self._fence)
+
+    def match(self, key: bytes, max_pages: int, cache_salt: str) -> Match:
+        """Finds the longest cached prefix of `key` of at most `max_pages` pages. Locks nothing."""
+        node = self._roots.get(cache_salt.encode())
+        if node is None:
+            return Match(None, [], 0)
+        key = key[: max_pages * self._width]
+        pages: list[int] = []
+        num_unlocked = num_host = 0
+        device_node: Node | None = None
+        while (num_pages := len(pages) + num_host) < max_pages:
+            start = num_pages * self._width
+            child = node.children.get(key[start : start + self._width])
+            if child is None:
+                break
+            count = child.common_pages(key, start, self._width)
+            if count < len(child.pages):
+                child = self._split(child, count)
+            node = child
+            if child.on_host:
+                num_host += count
+                continue
+            device_node = child
+            pages += child.pages
+            if not child.locks:
+                num_unlocked += count
+        return Match(device_node, pages, num_unlocked, node if num_host else None, num_host)
+
+    def lock(self, node: Node | None, cache_salt: str) -> Node:
+        """Protects the path to `node` (None: the root of `cache_salt`) from eviction."""
+        if node is None:
+            node = self._root(cache_salt)
+        self._lock_up_to(node, None)
+        return node
+
+    def num_held_alone(self, node: Node) -> int:
+        """Pages on the path to a locked node that no other lock protects."""
+        count = 0
+        above: Node | None = node
+        while above is not None and above.locks == 1:
+            count += len(above.pages)
+            above = above.parent
+        return count
+
+    def unlock(self, node: Node, fence: int) -> None:
+        """Gives a lock back, effective once step `fence`, the last that read the path, is over."""
+        if self._fence.passed(fence):
+            self._unlock(node)
+        else:
+            self._fence.hold(node, fence)
+
+    def complete(self, seq: int) -> None:
+        """Gives back the locks that waited for steps up to `seq`."""
+        for node in self._fence.complete(seq):
+            self._unlock(node)
+
+    def extend(self, node: Node, key: bytes, pages: list[int]) -> tuple[Node, list[int]]:
+        """Continues the path at `node`, on which the caller has a lock, with computed pages.
+
+        Returns the node where the path now ends, to which the caller's lock moves, and those of
+        `pages` that the tree did not take because it has pages with the same tokens there. What it
+        has in host memory only, it takes.
+        """
+        held = node
+        num_known = num_duplicates = 0
+        while num_known < len(pages):
+            start = num_known * self._width
+            child = node.children.get(key[start : start + self._width])
+            if child is None:
+                break
+            count = child.common_pages(key, start, self._width)
+            if count < len(child.pages):
+                child = self._split(child, count)
+            node = child
+            if node.on_host:
+                slots = self._promote(node, pages[num_known : num_known + count])
+                assert self._host is not None
+                self._host.supersede(slots)
+            else:
+                num_duplicates += count
+            num_known += count
+        if num_known < len(pages):
+            node = self._store(node, held, key[num_known * self._width :], pages[num_known:])
+        self._lock_up_to(node, held)
+        return node, pages[:num_duplicates]
+
+    def recall(self, node: Node, pages: list[int]) -> None:
+        """Has the runs in host memory that lead to `node`, which is locked, loaded into `pages`."""
+        assert self._host is not None
+        runs: list[Node] = []
+        above: Node | None = node
+        while above is not None and above.on_host:
+            runs.append(above)
+            above = above.parent
+        start = 0
+        for run in reversed(runs):
+            end = start + len(run.pages)
+            loaded = pages[start:end]
+            self._host.load(self._promote(run, loaded), loaded)
+            start = end
+        assert start == len(pages), "as many pages as there are in host memory"
+
+    def evict(self, count: int) -> list[int]:
+        """Frees `count` unlocked device pages, least recently used leaves first, tails first.
+
+        What the host has room for is stored there. Returns fewer when fewer are evictable. No step
+        in flight reads them. O(log n) per node.
+        """
+        pages: list[int] = []
+        hashes: list[int] = []
+        while len(pages) < count and (node := self._leaves.pop()) is not None:
+            keep = max(0, len(node.pages) - (count - len(pages)))
+            if keep:
+                node = self._split_tail(node, keep)
+            pages += reversed(node.pages)
+            hashes += reversed(node.hashes)
+            self._leave_device(node)
+        if hashes:
+            self._events.append(BlockRemoved(hashes))
+        return pages
+
+    def take_events(self) -> list[BlockEvent]:
+        """What entered and left the tree since the last call, in that order."""
+        events, self._events = self._events, []
+        return events
+
+    @property
+    def has_events(self) -> bool:
+        """Whether `take_events` would return any."""
+        return bool(self._events)
+
+    def nodes(self) -> Iterator[Node]:
+        """All nodes, roots included, parents before children."""
+        stack = list(self._roots.values())
+        while stack:
+            node = stack.pop()
+            yield node
+            stack.extend(node.children.values())
+
+    def check_invariants(self, holders: list[Node]) -> None:
+        """Asserts the tree's structure, and that exactly `holders` have locks that will stay."""
+        nodes = list(self.nodes())
+        check_locks(nodes, [*holders, *self._fence])
+        on_device, on_host = set(self._leaves.serials()), set(self._host_leaves.serials())
+        for node in nodes:
+            check_node(node, self._page_size)
+            if node.locks or node.is_root:
+                continue
+            candidates = on_host if node.on_host else on_device
+            below = len(node.children) if node.on_host else node.num_device_children
+            assert below or node.serial in candidates, "a leaf is lost to eviction"
+        device = [node for node in nodes if not node.on_host]
+        evictable = sum(len(node.pages) for node in device if not node.locks)
+        assert sum(len(node.pages) for node in device) == self.num_pages, "pages miscounted"
+        assert evictable == self.num_evictable, "evictable pages miscounted"
+        assert len(nodes) == self._num_nodes, "nodes of the tree miscounted"
+
+    def _root(self, cache_salt: str) -> Node:
+        salt = cache_salt.encode()
+        root = self._roots.get(salt)
+        if root is None:
+            start = root_hash(self._block_hash_salt, cache_salt)
+            root = self._roots[salt] = self._new_node(None, salt, [], [start])
+        return root
+
+    def _new_node(
+        self, parent: Node | None, key: bytes, pages: list[int], hashes: list[int]
+    ) -> Node:
+        self._num_nodes += 1
+        self._serial += 1
+        return Node(parent, key, pages, hashes, self._serial)
+
+    def _store(self, node: Node, held: Node, key: bytes, pages: list[int]) -> Node:
+        """Puts pages below `node`, where no child starts with them; returns where they lie."""
+        hashes = block_hashes(key, self._page_size, node.hashes[-1])
+        self._events.append(BlockStored(hashes[:], _chain_before(node)))
+        self.num_pages += len(pages)
+        if node is held and node.locks == 1 and not node.children and not node.is_root:
+            # Nobody else's path ends here: the run grows in place, and a long generation stays
+            # one node.
+            node.key += key
+            node.pages += pages
+            node.hashes += hashes
+            return node
+        child = self._new_node(node, key, list(pages), hashes)
+        node.children[key[: self._width]] = child
+        node.num_device_children += 1
+        self.num_evictable += len(pages)
+        return child
+
+    def _split(self, node: Node, count: int) -> Node:
+        """Cuts a node after `count` pages; returns the new upper part."""
+        self._num_nodes += 1
+        self._serial += 1
+        return node.cut_head(count, self._width, self._serial)
+
+    def _split_tail(self, node: Node, count: int) -> Node:
+        """Cuts an unlocked node after `count` pages; returns the new lower part."""
+        self._num_nodes += 1
+        self._serial += 1
+        return node.cut_tail(count, self._width, self._serial)
+
+    def _lock_up_to(self, node: Node | None, stop: Node | None) -> None:
+        while node is not stop:
+            assert node is not None, "the path does not lead through the node to stop at"
+            if not node.locks and not node.on_host:
+                self.num_evictable -= len(node.pages)
+            node.locks += 1
+            node = node.parent
+
+    def _unlock(self, node: Node) -> None:
+        self._clock += 1
+        above: Node | None = node
+        while above is not None:
+            assert above.locks > 0, "unlocked more often than locked"
+            above.locks -= 1
+            above.last_use = self._clock
+            if not above.locks:
+                self.num_evictable += len(above.pages)
+            above = above.parent
+        self._settle(node)
+
+    def _settle(self, node: Node) -> None:
+        """Lets go of a node that nothing is below any more: a leaf can be evicted."""
+        if node.locks:
+            return
+        if node.is_root:
+            if not node.children:
+                del self._roots[node.key]
+                self._num_nodes -= 1
+        elif node.on_host:
+            if not node.children:
+                self._host_leaves.push(node, self._num_nodes)
+        elif not node.num_device_children:
+            self._leaves.push(node, self._num_nodes)
+
+    def _leave_device(self, node: Node) -> None:
+        """Stores what the host has room for; the rest, from the tail on, leaves the tree."""
+        num_stored = self._make_room(len(node.pages))
+        if num_stored < len(node.pages):
+            tail = self._split_tail(node, num_stored) if num_stored else node
+            self._drop_below(tail)
+            self.num_pages -= len(tail.pages)
+            self.num_evictable -= len(tail.pages)
+            self._detach(tail)
+        if num_stored:
+            self._demote(node)
+
+    def _make_room(self, count: int) -> int:
+        """How many of `count` pages the host can take, after evicting from there."""
+        if self._host is None:
+            return 0
+        while self._host.num_free < count and (leaf := self._host_leaves.pop()) is not None:
+            if not self._host.is_settled(leaf.pages):
+                # Nothing would come free now, nor from what was used later.
+                self._host_leaves.push(leaf, self._num_nodes)
+                break
+            keep = max(0, len(leaf.pages) - (count - self._host.num_free))
+            self._drop(self._split_tail(leaf, keep) if keep else leaf)
+        return min(count, self._host.num_free)
+
+    def _demote(self, node: Node) -> None:
+        """Moves an unlocked run, below which there is none on the device, to the host."""
+        assert self._host is not None
+        parent = node.parent
+        assert parent is not None
+        assert not node.locks
+        assert not node.num_device_children
+        self._events.append(BlockStored(node.hashes[:], _chain_before(parent), "host"))
+        self.num_pages -= len(node.pages)
+        self.num_evictable -= len(node.pages)
+        node.pages = self._host.store(node.pages)
+        node.on_host = True
+        parent.num_device_children -= 1
+        if len(node.children) == 1:
+            # Pages leave one by one, tails first: what was one run becomes one again.
+            node.absorb(*node.children.values())
+            self._num_nodes -= 1
+        self._settle(node)
+        self._settle(parent)
+
+    def _promote(self, node: Node, pages: list[int]) -> list[int]:
+        """Moves a run below one on the device to `pages`; returns its slots."""
+        parent = node.parent
+        assert parent is not None
+        assert not parent.on_host
+        assert len(pages) == len(node.pages)
+        slots, node.pages = node.pages, list(pages)
+        node.on_host = False
+        parent.num_device_children += 1
+        self.num_pages += len(pages)
+        if not node.locks:
+            self.num_evictable += len(pages)
+        self._events.append(BlockStored(node.hashes[:], _chain_before(parent)))
+        self._events.append(BlockRemoved(node.hashes[::-1], "host"))
+        return slots
+
+    def _drop_below(self, node: Node) -> None:
+        """Takes all that is below a run, and so in host memory, out of the tree."""
+        below: list[Node] = []
+        stack = list(node.children.values())
+        while stack:
+            below.append(stack.pop())
+            stack.extend(below[-1].children.values())
+        for child in reversed(below):
+            self._drop(child)
+
+    def _drop(self, node: Node) -> None:
+        """Takes a leaf in host memory out of the tree."""
+        assert self._host is not None
+        self._host.forget(node.pages)
+        self._events.append(BlockRemoved(node.hashes[::-1], "host"))
+        self._detach(node)
+
+    def _detach(self, node: Node) -> None:
+        parent = node.parent
+        assert parent is not None
+        assert not node.children
+        del parent.children[node.key[: self._width]]
+        parent.num_device_children -= not node.on_host
+        node.parent = None
+        self._num_nodes -= 1
+        self._settle(parent)
+
+
+def _chain_before(parent: Node) -> int | None:
+    """Hash of the block before those of a child; None at the start of a chain."""
+    return None if parent.is_root else parent.hashes[-1]
+
+
+def _may_leave_device(node: Node) -> bool:
+    return not node.locks and not node.on_host and not node.num_device_children
+
+
+def _may_leave_host(node: Node) -> bool:
+    return not node.locks and node.on_host and not node.children

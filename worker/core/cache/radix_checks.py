@@ -1,0 +1,40 @@
+"""What must hold of every node of the radix tree."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from worker.core.cache.node import Node
+from worker.wire.blocks import TOKEN_BYTES, block_hashes
+
+
+def check_locks(nodes: Iterable[Node], holders: Iterable[Node]) -> None:
+    """Asserts that the locks are those of the paths to `holders`."""
+    expected: dict[int, int] = {}
+    for holder in holders:
+        node: Node | None = holder
+        while node is not None:
+            expected[node.serial] = expected.get(node.serial, 0) + 1
+            node = node.parent
+    for one in nodes:
+        assert one.locks == expected.get(one.serial, 0), f"{one.locks} locks on a node"
+
+
+def check_node(node: Node, page_size: int) -> None:
+    """Asserts that a node agrees with itself and its parent."""
+    num_on_device = sum(not child.on_host for child in node.children.values())
+    assert num_on_device == node.num_device_children, "children on the device miscounted"
+    if node.is_root:
+        assert node.parent is None, "an inner node without pages"
+        assert node.locks or node.children, "an empty root was kept"
+        return
+    parent, width = node.parent, page_size * TOKEN_BYTES
+    assert parent is not None, "a node outside the tree is reachable"
+    assert parent.children[node.key[:width]] is node, "a child under a wrong key"
+    assert parent.locks >= node.locks, "locks must not grow downward"
+    assert len(node.key) == len(node.pages) * width, "key and pages differ in length"
+    assert len(node.hashes) == len(node.pages), "a page without its hash"
+    assert node.hashes == block_hashes(node.key, page_size, parent.hashes[-1])
+    if node.on_host:
+        assert not node.locks, "a run in host memory is locked"
+        assert not node.num_device_children, "a run on the device below one in host memory"

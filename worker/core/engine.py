@@ -1,0 +1,227 @@
+"""One worker group's engine without its surroundings: requests in, one report per step out."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+
+from worker.config import EngineConfig
+from worker.core.executor import Executor, StepFuture
+from worker.core.executor_factory import uses_cuda
+from worker.core.grammar.store import GrammarStore
+from worker.core.scheduler import BlockPolicy, SchedulerConfig, create_scheduler
+from worker.core.scheduler.scheduler import Clock
+from worker.core.speculation.gate import create_gate
+from worker.core.timeline import Timeline
+from worker.plan.plan import Plan, StepResult
+from worker.wire.messages import Abort, EngineInfo, StepReport, StepShape, Submit, SubmitBatch
+
+
+class EngineCore:
+    """Couples the scheduler with an executor.
+
+    Depth 0 and depth 1 are this one loop: a step is launched, and results are taken once more
+    than `overlap_depth` steps are in flight.
+
+        depth 0   schedule 1 │ launch 1 │ result 1 │ apply 1 │ schedule 2 │ launch 2 │ …
+        depth 1   schedule 1 │ launch 1 │ schedule 2 │ launch 2 │ result 1 │ apply 1 │ …
+
+    A Plan with draws under a grammar leaves without their masks, since these depend on the step
+    before. They follow as soon as no earlier step is in flight; the forward pass runs meanwhile:
+
+        depth 0   launch 1 │ masks 1 │ result 1 │ apply 1 │ launch 2 │ masks 2 │ …
+        depth 1   launch 1 │ masks 1 │ launch 2 │ result 1 │ apply 1 │ masks 2 │ launch 3 │ …
+
+    Nothing is queued behind a step with a prompt in it, whatever the depth. Such a step is long
+    beside the host's part, so hiding that gains next to nothing; but a request that arrives while
+    it runs, which is likely, would see another whole step go first, and two prompts in a row
+    would delay its first token most. Waiting for the result lets it join the very next step.
+
+    What a step of running blocks is followed by depends on which of them it finishes. At depth 1
+    the next one is launched ahead where ranks can put its rows right by themselves; elsewhere it
+    leaves as soon as the result is applied, and that is reported while it runs:
+
+        ahead     schedule 2 │ launch 2 │ result 1 │ apply 1 │ report 1 │ schedule 3 │ …
+        else      result 1 │ apply 1 │ take in arrivals │ schedule 2 │ launch 2 │ report 1 │ …
+
+    Args:
+        config: the group's engine configuration.
+        info: what the executor's `start` said.
+        executor: a started executor.
+        clock: `time.monotonic`, or a test's own.
+        on_launch: told of each step just before it is launched: its Plan, and what it computes.
+    """
+
+    def __init__(
+        self,
+        config: EngineConfig,
+        info: EngineInfo,
+        executor: Executor,
+        clock: Clock,
+        on_launch: Callable[[Plan, StepShape], None] | None = None,
+    ) -> None:
+        self.info = info
+        self._on_launch = on_launch
+        self._executor = executor
+        self._overlap_depth = min(config.overlap_depth, executor.max_overlap_depth)
+        self._has_blocks = info.block_size > 1
+        self._in_flight: deque[StepFuture] = deque()
+        self._prompt_launched = False
+        """Whether the step launched last computes part of a prompt."""
+        self._masks_due: Plan | None = None
+        """The newest one, where it waits for masks."""
+        self.grammars = GrammarStore(info)
+        self.timeline = Timeline(clock)
+        self.scheduler = create_scheduler(
+            SchedulerConfig(
+                max_num_seqs=config.max_num_seqs,
+                max_num_batched_tokens=config.max_num_batched_tokens,
+                max_model_len=info.max_model_len,
+                page_size=info.page_size,
+                num_pages=info.max_total_tokens // info.page_size + 1,
+                eos_token_ids=tuple(info.eos_token_ids),
+                block_hash_salt=info.block_hash_salt,
+                enable_prefix_caching=config.enable_prefix_caching,
+                enable_chunked_prefill=config.enable_chunked_prefill,
+                admission=config.admission,
+                preempt_priority_gap=config.preempt_priority_gap,
+                deadline_margin_s=config.deadline_margin_ms / 1e3,
+                max_queued_requests=config.max_queued_requests,
+                max_queued_tokens=config.max_queued_tokens,
+                num_host_pages=info.num_host_pages,
+                host_cache_policy=config.host_cache_policy,
+                blocks=_block_policy(config, info),
+            ),
+            clock,
+            create_gate(config, on_cuda=uses_cuda(config)),
+        )
+
+    def receive(self, batch: SubmitBatch) -> None:
+        """Takes a batch of the front."""
+        self.grammars.receive(batch)
+        for submit in batch.submits:
+            self.add(submit)
+        for abort in batch.aborts:
+            self.abort(abort)
+        if batch.admission is not None:
+            self.scheduler.set_admission(batch.admission)
+
+    def add(self, submit: Submit) -> None:
+        """Queues a request; the front has refused what can never fit.
+
+        One that names a grammar waits, holding nobody up, until its matcher is ready.
+        """
+        self.scheduler.add(submit)
+        if submit.grammar:
+            self.grammars.request(submit)
+
+    def abort(self, abort: Abort) -> None:
+        """Ends a request wherever it is; unknown ones are ignored."""
+        self.scheduler.abort(abort.request_id, abort.attempt)
+
+    def take_grammars(self, *, wait: bool = False) -> None:
+        """Lets requests go on whose matchers are ready; with `wait`, waits for one that is due."""
+        for provided in self.grammars.take(wait=wait):
+            self.scheduler.provide(*provided)
+
+    def close(self) -> None:
+        """Ends what it runs beside the executor, which is the caller's."""
+        self.grammars.close()
+
+    def has_work(self) -> bool:
+        """Whether `step` would do anything."""
+        return bool(self._in_flight) or self.scheduler.has_work()
+
+    def step(self, take_in: Callable[[], object] | None = None) -> StepReport:
+        """Launches the next step if there is one and takes the oldest result that is due.
+
+        Args:
+            take_in: brings what has arrived, by `receive`; called before a step that is launched
+                once the result is in.
+
+        Raises:
+            RankFailure: a rank ended.
+        """
+        now = self.timeline.turn()
+        self.take_grammars()
+        launched = not (self._in_flight and self._prompt_launched) and self._launch(now)
+        result: StepResult | None = None
+        if self._in_flight and (not launched or len(self._in_flight) > self._overlap_depth):
+            awaited = self.timeline.now()
+            result = self._in_flight.popleft().result()
+            collected = self.timeline.now()
+            self.scheduler.apply(result)
+            self._send_masks()
+            self._pass_slow_grammars()
+            if self._has_blocks and self._overlap_depth and not self._in_flight:
+                self.timeline.completed(result, awaited, collected)
+                if self._launch_before_report(take_in):
+                    return self._report()
+                result = None  # it has been told of
+        report = self._report()
+        if result is not None:
+            self.timeline.completed(result, awaited, collected)
+        report.load.step_times = self.timeline.totals()
+        self.timeline.leave(idle=not self.has_work())
+        return report
+
+    def _launch_before_report(self, take_in: Callable[[], object] | None) -> bool:
+        self.timeline.leave(idle=False)
+        if take_in is not None:
+            take_in()
+        launched = self._launch(self.timeline.turn())
+        if launched:
+            self.timeline.leave(idle=False)  # to report is part of delivering
+        return launched
+
+    def report(self) -> StepReport:
+        """What there is to tell without a step."""
+        return self._report()
+
+    def _report(self) -> StepReport:
+        report = self.scheduler.take_report()
+        report.load.step_times = self.timeline.totals()
+        return report
+
+    def _launch(self, scheduling: float) -> bool:
+        plan = self.scheduler.schedule()
+        if plan is None:
+            return False
+        if self._on_launch is not None:
+            self._on_launch(plan, self.scheduler.launched_shape)
+        scheduled = self.timeline.now()
+        self._in_flight.append(self._executor.launch(plan))
+        self.timeline.launched(plan.num_tokens, scheduling, scheduled)
+        self._prompt_launched = plan.has_prompts and not self._has_blocks
+        self._masks_due = plan if plan.masked else None
+        self._send_masks()
+        return True
+
+    def _pass_slow_grammars(self) -> None:
+        slow = self.scheduler.slow_grammars
+        if slow:
+            self.scheduler.slow_grammars = []
+            for one in slow:
+                self.grammars.advance(*one)
+
+    def _send_masks(self) -> None:
+        """Sends the masks that the newest step waits for, unless an earlier one is in flight."""
+        plan = self._masks_due
+        if plan is None or len(self._in_flight) > 1:
+            return
+        drafts = self._executor.drafts(plan.seq) if plan.drafts_under_grammar else []
+        self._executor.sample(plan.seq, self.scheduler.masks(drafts))
+        self._masks_due = None
+
+
+def _block_policy(config: EngineConfig, info: EngineInfo) -> BlockPolicy | None:
+    if info.block_size == 1:
+        return None
+    features = config.dllm_features
+    return BlockPolicy(
+        size=info.block_size,
+        first_done_first_out=config.dllm_fdfo,
+        inplace="inplace" in features,
+        mixed_rounds="mixed_rounds" in features,
+        fused_commit="fused_commit" in features,
+    )

@@ -1,0 +1,1 @@
+"""Constrained decoding: follows compiled grammars token by token and fills their masks."""

@@ -1,0 +1,107 @@
+"""Which parts of a JSON schema xgrammar 0.2.8 passes over in silence.
+
+It warns of others (see `worker.front.grammar.compiling`). A schema with any of them would yield
+text that parses but need not validate.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+_IGNORED = (
+    "$dynamicRef",
+    "contains",
+    "dependencies",
+    "dependentRequired",
+    "dependentSchemas",
+    "else",
+    "if",
+    "not",
+    "then",
+    "unevaluatedItems",
+    "unevaluatedProperties",
+    "uniqueItems",
+)
+
+_ALTERNATIVES = ("$ref", "anyOf", "allOf", "oneOf", "const", "enum")
+"""Of these, the first that it finds counts, and nothing beside it."""
+
+_HARMLESS = (
+    "$comment",
+    "$defs",
+    "$id",
+    "$schema",
+    "default",
+    "definitions",
+    "deprecated",
+    "description",
+    "discriminator",
+    "examples",
+    "nullable",
+    "readOnly",
+    "title",
+    "writeOnly",
+)
+"""Say nothing about what is valid, or only define what others refer to."""
+
+_ONE = ("additionalProperties", "items", "propertyNames", "additionalItems")
+_MANY = ("anyOf", "allOf", "oneOf", "prefixItems", "items")
+_NAMED = ("properties", "patternProperties", "$defs", "definitions")
+
+
+def inexact_keyword(schema: Any) -> str | None:
+    """The first keyword, or combination of them, that would not be enforced; None if all are."""
+    for part in _parts(schema):
+        for keyword in _IGNORED:
+            if part.get(keyword) not in (None, False, {}, []):
+                return keyword
+        for keyword in _ALTERNATIVES:
+            beside = [name for name in part if name != keyword and name not in _HARMLESS]
+            if keyword in part and not _agrees(part, keyword, beside):
+                return f"{beside[0]} beside {keyword}"
+        properties = part.get("properties", {})
+        if any(name not in properties for name in part.get("required", ())):
+            return "required without properties of the same name"
+    return None
+
+
+def _agrees(part: dict[str, Any], keyword: str, beside: list[str]) -> bool:
+    """Whether what stands beside an alternative says nothing more."""
+    if not beside:
+        return True
+    if keyword not in ("const", "enum") or beside != ["type"]:
+        return False
+    values = [part["const"]] if keyword == "const" else part["enum"]
+    types = part["type"] if isinstance(part["type"], list) else [part["type"]]
+    return isinstance(values, list) and all(_is_of(value, types) for value in values)
+
+
+def _is_of(value: Any, types: list[Any]) -> bool:
+    names = {
+        bool: ("boolean",),
+        int: ("integer", "number"),
+        float: ("number",),
+        str: ("string",),
+        type(None): ("null",),
+        list: ("array",),
+        dict: ("object",),
+    }
+    return any(name in types for name in names[type(value)])
+
+
+def _parts(schema: Any) -> Iterator[dict[str, Any]]:
+    """The schema and all schemas in it, where schemas may stand."""
+    pending = [schema]
+    while pending:
+        part = pending.pop()
+        if not isinstance(part, dict):
+            continue
+        yield part
+        pending += [part[name] for name in _ONE if name in part]
+        for name in _MANY:
+            if isinstance(part.get(name), list):
+                pending += part[name]
+        for name in _NAMED:
+            if isinstance(part.get(name), dict):
+                pending += part[name].values()

@@ -1,0 +1,151 @@
+"""Follows one request through its grammar and keeps the mask of its next draw."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+
+from worker.core.grammar.base import GrammarError, GrammarFault, Matcher, Words, shortened
+from worker.core.grammar.state import GrammarProblem
+from worker.core.grammar.vocabulary import bits
+from worker.wire.sampling import SamplingParams
+
+logger = logging.getLogger(__name__)
+
+FREE_S = 0.02
+"""Time per token that costs a request nothing."""
+CREDIT_S = 1.0
+"""What it may use beyond, in sum, before it is given up."""
+SLOW_S = 0.01
+"""From here on a step does not wait for it: the request is taken out until its mask is made."""
+
+
+class GrammarFollower:
+    """See GrammarState.
+
+    End tokens: where the text may end and may go on, the mask has both, unless `ignore_eos` or
+    `min_tokens` forbid the end. Where it can only end, the request is complete: nothing is drawn.
+
+    Args:
+        matcher: before the first token.
+        sampling: of the request.
+        eos_token_ids: the model's end tokens.
+        vocab_size: tokens that a draw can yield.
+        output: tokens that an earlier attempt has drawn.
+
+    Raises:
+        GrammarError: `allowed_token_ids` holds no token to go on with.
+        GrammarFault: `output` does not follow the grammar.
+    """
+
+    def __init__(
+        self,
+        matcher: Matcher,
+        sampling: SamplingParams,
+        *,
+        eos_token_ids: Iterable[int],
+        vocab_size: int,
+        output: Iterable[int] = (),
+    ) -> None:
+        self.is_complete = False
+        """See GrammarState."""
+        self.is_slow = False
+        """See GrammarState."""
+        self.may_draft = True
+        """See GrammarState."""
+        self.mask = b""
+        """See GrammarState."""
+        self._matcher = matcher
+        self._words: Words = np.zeros(-(-vocab_size // 32), dtype=np.int32)
+        ends = _words(list(eos_token_ids), vocab_size)
+        self._no_ends = ~ends
+        if vocab_size % 32:  # libraries may set bits that stand for no token
+            self._no_ends[-1] &= (1 << vocab_size % 32) - 1
+        allowed = sampling.allowed_token_ids
+        self._allowed = None if allowed is None else _words(list(allowed), vocab_size)
+        self._min_tokens = sampling.min_tokens
+        self._ignore_eos = sampling.ignore_eos
+        self._num_output = 0
+        self._spent = 0.0
+        for token_id in output:
+            self._accept(token_id)
+        self._fill()
+
+    def walk(self, drafts: Sequence[int]) -> list[bytes]:
+        """See GrammarState."""
+        masks = [self.mask]
+        began, place = time.thread_time(), (self.mask, self._num_output)
+        num_taken = 0
+        try:
+            for token_id in drafts:
+                if self.is_complete or not self._goes_on_with(token_id):
+                    break
+                self._accept(token_id)
+                num_taken += 1
+                self._fill()
+                masks.append(self.mask)
+        except (GrammarError, GrammarFault):
+            pass  # were this draft accepted, it would end the request
+        finally:
+            if num_taken:
+                self._matcher.rollback(num_taken)
+            self.mask, self._num_output = place
+            self.is_complete = False
+        self.may_draft = time.thread_time() - began <= SLOW_S
+        return masks + [b"\xff" * len(self.mask)] * (1 + len(drafts) - len(masks))
+
+    def advance(self, token_id: int) -> GrammarProblem | None:
+        """See GrammarState."""
+        began = time.thread_time()
+        try:
+            self._accept(token_id)
+            self._fill()
+        except GrammarError as error:
+            return GrammarProblem(str(error), 400)
+        except Exception as error:
+            # A library's trouble with one grammar must not end the whole group.
+            logger.exception("a grammar failed")
+            return GrammarProblem(shortened(f"structured_outputs: internal error: {error}"), 500)
+        took = time.thread_time() - began
+        self.is_slow = took > SLOW_S
+        self._spent = max(0.0, self._spent + took - FREE_S)
+        if self._spent > CREDIT_S:
+            problem = "structured_outputs: the grammar is too ambiguous to be followed in time"
+            return GrammarProblem(problem, 400)
+        return None
+
+    def _goes_on_with(self, token_id: int) -> bool:
+        """Whether a token is allowed and is no end token."""
+        word, bit = divmod(token_id, 32)
+        allowed = np.frombuffer(self.mask, dtype="<i4")[word] & self._no_ends[word]
+        return bool(int(allowed) >> bit & 1)
+
+    def _accept(self, token_id: int) -> None:
+        if not self._matcher.accept(token_id):
+            raise GrammarFault(f"the grammar cannot go on with token {token_id}")
+        self._num_output += 1
+
+    def _fill(self) -> None:
+        words = self._words
+        self._matcher.fill(words)
+        self.is_complete = False
+        if self._matcher.may_end():
+            going_on = words & self._no_ends
+            self.is_complete = not going_on.any()
+            if self._ignore_eos or self._num_output < self._min_tokens:
+                words = going_on
+        if self._allowed is not None:
+            words = words & self._allowed
+            if not self.is_complete and not words.any():
+                raise GrammarError(
+                    "structured_outputs: allowed_token_ids holds no token with which the grammar "
+                    "can go on"
+                )
+        self.mask = words.tobytes()
+
+
+def _words(token_ids: list[int], vocab_size: int) -> Words:
+    return np.frombuffer(bits(token_ids, vocab_size), dtype="<i4").astype(np.int32)

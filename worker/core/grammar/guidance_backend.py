@@ -1,0 +1,133 @@
+"""Grammars by llguidance, which bounds its own work per token."""
+
+from __future__ import annotations
+
+import importlib
+import json
+from collections.abc import Sequence
+from typing import Any
+
+from worker.core.grammar.base import (
+    MAX_WHITESPACE,
+    GrammarError,
+    LoadedGrammar,
+    Matcher,
+    Words,
+)
+from worker.wire.structured import StructuredOutputsParams
+
+
+class GuidanceBackend:
+    """Its compiled form is the grammar in llguidance's own words; loading compiles it.
+
+    Args:
+        tokens: the bytes of each token; empty ones are never drawn.
+        eos_token_ids: the model's end tokens.
+    """
+
+    def __init__(self, tokens: Sequence[bytes], eos_token_ids: Sequence[int]) -> None:
+        self._library = _import_library()
+        self._num_words = -(-len(tokens) // 32)
+        # The library asks for an end token: where the model has none, one that cannot be drawn.
+        ends = list(eos_token_ids) or [next((i for i, t in enumerate(tokens) if not t), 0)]
+        self._tokenizer = self._library.LLTokenizer(_TokenList(tokens, ends), eos_token=ends)
+
+    def compile(self, params: StructuredOutputsParams) -> str:
+        """See GrammarBackend."""
+        try:
+            grammar = self._grammar(params)
+        except ValueError as error:
+            raise GrammarError(str(error)) from error
+        problem: str = self._library.LLMatcher.validate_grammar(grammar, self._tokenizer)
+        if problem and not problem.startswith("WARNING"):
+            raise GrammarError(problem)
+        return grammar
+
+    def load(self, payload: str) -> LoadedGrammar:
+        """See GrammarBackend."""
+        matcher = self._library.LLMatcher(self._tokenizer, payload, log_level=0)
+        if matcher.is_error():
+            raise GrammarError(matcher.get_error())
+        return _Loaded(matcher, self._num_words)
+
+    def _grammar(self, params: StructuredOutputsParams) -> str:
+        compiler, kind, text = self._library.LLMatcher, params.kind, params.text
+        if kind in ("json", "json_object"):
+            schema = text if kind == "json" else '{"type": "object"}'
+            options: dict[str, object] = {"whitespace_flexible": False}
+            if not params.disable_any_whitespace:
+                options = {"whitespace_pattern": rf"[ \n\r\t]{{0,{MAX_WHITESPACE}}}"}
+            return str(compiler.grammar_from_json_schema(schema, overrides=options))
+        if kind == "regex":
+            return str(compiler.grammar_from_regex(text))
+        if kind == "choice":
+            literals = " | ".join(json.dumps(choice) for choice in params.choice or ())
+            return str(compiler.grammar_from_lark(f"start: {literals}"))
+        if kind == "structural_tag":
+            raise GrammarError("structural_tag needs --structured-outputs-backend xgrammar or auto")
+        if "::=" in text:
+            text = importlib.import_module("llguidance.gbnf_to_lark").gbnf_to_lark(text)
+        return str(compiler.grammar_from_lark(text))
+
+
+class _TokenList:
+    """A vocabulary as llguidance reads it."""
+
+    is_tokenizer_wrapper = True
+    bos_token_id = None
+
+    def __init__(self, tokens: Sequence[bytes], ends: Sequence[int]) -> None:
+        self.tokens = list(tokens)
+        self.eos_token_id = ends[0]
+        self.special_token_ids = [
+            token_id for token_id, token in enumerate(tokens) if not token or token_id in ends
+        ]
+
+    def __call__(self, text: bytes | str) -> list[int]:
+        """Tokens of a text; only asked for forced text, of which no use is made here."""
+        raw = text if isinstance(text, bytes) else text.encode()
+        by_bytes = {token: token_id for token_id, token in enumerate(self.tokens) if token}
+        found = [by_bytes.get(raw[i : i + 1]) for i in range(len(raw))]
+        return [token_id for token_id in found if token_id is not None]
+
+
+class _Loaded:
+    def __init__(self, template: Any, num_words: int) -> None:
+        self._template = template
+        self._num_words = num_words
+
+    def matcher(self) -> Matcher:
+        """See LoadedGrammar."""
+        return _Matcher(self._template.deep_copy(), self._num_words)
+
+
+class _Matcher:
+    def __init__(self, handle: Any, num_words: int) -> None:
+        self._handle = handle
+        self._num_words = num_words
+
+    def accept(self, token_id: int) -> bool:
+        """See Matcher."""
+        return bool(self._handle.consume_token(token_id))
+
+    def rollback(self, count: int) -> None:
+        """See Matcher."""
+        if not self._handle.rollback(count):
+            raise GrammarError(self._handle.get_error())
+
+    def may_end(self) -> bool:
+        """See Matcher."""
+        return bool(self._handle.is_accepting())
+
+    def fill(self, words: Words) -> None:
+        """See Matcher."""
+        self._handle.unsafe_compute_mask_ptr(words.ctypes.data, words.nbytes)
+        if self._handle.is_error():
+            raise GrammarError(self._handle.get_error())
+
+
+def _import_library() -> Any:
+    try:
+        return importlib.import_module("llguidance")
+    except ImportError as error:
+        raise GrammarError("llguidance is not installed: pip install llguidance") from error

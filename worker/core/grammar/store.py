@@ -1,0 +1,211 @@
+"""Compiled grammars at the coordinator: loaded in a thread, so that the step loop goes on."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import queue
+import select
+import threading
+import weakref
+from array import array
+from collections.abc import Callable
+from typing import NamedTuple
+
+from worker.core.grammar.base import (
+    GrammarBackend,
+    GrammarError,
+    GrammarFault,
+    LoadedGrammar,
+    shortened,
+)
+from worker.core.grammar.follower import GrammarFollower
+from worker.core.grammar.guidance_backend import GuidanceBackend
+from worker.core.grammar.state import GrammarProblem, GrammarState
+from worker.core.grammar.xgrammar_backend import XGrammarBackend
+from worker.wire.messages import CompiledGrammar, EngineInfo, Submit, SubmitBatch, Vocabulary
+
+
+class Provided(NamedTuple):
+    """What became of a request's grammar."""
+
+    request_id: str
+    attempt: int
+    grammar: GrammarState | GrammarProblem
+
+
+class _Entry:
+    """A grammar, and the same ready for use once a request has asked for it."""
+
+    def __init__(self, compiled: CompiledGrammar) -> None:
+        self.compiled = compiled
+        self.loaded: LoadedGrammar | None = None
+
+
+class GrammarStore:
+    """Keeps grammars, makes requests' matchers of them, and advances those that are slow.
+
+    xgrammar and llguidance hold the interpreter's lock for moments only: 0.5 s of loading stopped
+    another thread for 12 ms at most.
+
+    Args:
+        info: the engine's limits.
+    """
+
+    def __init__(self, info: EngineInfo) -> None:
+        self.num_due = 0
+        """Requests for which `take` has not returned anything yet."""
+        self._info = info
+        self._vocabulary: Vocabulary | None = None
+        self._backends: dict[str, GrammarBackend] = {}
+        self._entries: dict[str, _Entry] = {}
+        self._provided: list[Provided] = []
+        # HAZARD: of what is provided and the bytes that wake the loop, each stands for the other.
+        self._handover = threading.Lock()
+        # Apart, so that no new request waits for a slow one.
+        self._loading = _Thread("grammar-loads")
+        self._advancing = _Thread("slow-grammars")
+        self._wake_read, self._wake_write = os.pipe()
+        os.set_blocking(self._wake_read, False)
+        os.set_blocking(self._wake_write, False)
+        self._finalizer = weakref.finalize(self, _close_all, self._wake_read, self._wake_write)
+
+    @property
+    def wake_fd(self) -> int:
+        """Readable while `take` would return something; for polling while idle."""
+        return self._wake_read
+
+    def receive(self, batch: SubmitBatch) -> None:
+        """Takes what a batch brings along."""
+        for key in batch.dropped_grammars:
+            self._entries.pop(key, None)
+        if batch.vocabulary is not None:
+            self._vocabulary = batch.vocabulary
+        for compiled in batch.grammars:
+            self._entries[compiled.key] = _Entry(compiled)
+
+    def request(self, submit: Submit) -> None:
+        """Begins to make the matcher of a request that names a grammar."""
+        # The entry, not its key: a later batch may drop it while it waits here.
+        entry = self._entries.get(submit.grammar)
+        self._begin(
+            self._loading,
+            *(submit.request_id, submit.attempt),
+            lambda: self._follow(entry, submit),
+        )
+
+    def advance(self, request_id: str, attempt: int, grammar: GrammarState, token_id: int) -> None:
+        """Begins to take a token for a grammar that is slow."""
+
+        def take() -> GrammarState | GrammarProblem:
+            return grammar.advance(token_id) or grammar
+
+        self._begin(self._advancing, request_id, attempt, take)
+
+    def take(self, *, wait: bool = False) -> list[Provided]:
+        """What is ready; with `wait`, at least one, if any is due."""
+        if not self.num_due:
+            return []
+        if wait:
+            poller = select.poll()
+            poller.register(self._wake_read, select.POLLIN)
+            poller.poll()
+        with self._handover:
+            taken, self._provided = self._provided, []
+            with contextlib.suppress(BlockingIOError):
+                os.read(self._wake_read, 65536)
+        self.num_due -= len(taken)
+        return taken
+
+    def close(self) -> None:
+        """Ends the threads."""
+        self._loading.close()
+        self._advancing.close()
+        self._finalizer()
+
+    def _begin(
+        self,
+        thread: _Thread,
+        request_id: str,
+        attempt: int,
+        work: Callable[[], GrammarState | GrammarProblem],
+    ) -> None:
+        def run() -> None:
+            grammar: GrammarState | GrammarProblem
+            try:
+                grammar = work()
+            except GrammarError as error:
+                grammar = GrammarProblem(str(error), 400)
+            except Exception as error:
+                # Whatever it was, the request must not wait forever.
+                problem = shortened(f"structured_outputs: internal error: {error!r}")
+                grammar = GrammarProblem(problem, 500)
+            with self._handover:
+                self._provided.append(Provided(request_id, attempt, grammar))
+                with contextlib.suppress(BlockingIOError):  # full: it wakes all the same
+                    os.write(self._wake_write, b"\0")
+
+        self.num_due += 1
+        thread.put(run)
+
+    def _follow(self, entry: _Entry | None, submit: Submit) -> GrammarFollower:
+        if entry is None:
+            raise GrammarFault("the grammar was not sent along")
+        if entry.loaded is None:
+            backend = self._backend(entry.compiled.backend)
+            try:
+                entry.loaded = backend.load(entry.compiled.payload)
+            except GrammarError as error:  # the compiling process has loaded it
+                raise GrammarFault(str(error)) from error
+        tokens = array("i")
+        tokens.frombytes(submit.prompt)
+        return GrammarFollower(
+            entry.loaded.matcher(),
+            submit.sampling,
+            eos_token_ids=self._info.eos_token_ids,
+            vocab_size=self._info.vocab_size,
+            output=tokens[len(tokens) - submit.num_resumed :],
+        )
+
+    def _backend(self, name: str) -> GrammarBackend:
+        backend = self._backends.get(name)
+        if backend is None:
+            vocabulary = self._vocabulary
+            assert vocabulary is not None, "a grammar came without the vocabulary"
+            if name == "xgrammar":
+                backend = XGrammarBackend.of_serialized(vocabulary.xgrammar)
+            else:
+                backend = GuidanceBackend(vocabulary.tokens, vocabulary.eos_token_ids)
+            self._backends[name] = backend
+        return backend
+
+
+class _Thread:
+    """Runs jobs one after another; started with the first."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._jobs: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._thread: threading.Thread | None = None
+
+    def put(self, job: Callable[[], None]) -> None:
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run, name=self._name, daemon=True)
+            self._thread.start()
+        self._jobs.put(job)
+
+    def close(self) -> None:
+        """Ends after the jobs that are queued."""
+        if self._thread is not None:
+            self._jobs.put(None)
+            self._thread.join()
+            self._thread = None
+
+    def _run(self) -> None:
+        while (job := self._jobs.get()) is not None:
+            job()
+
+
+def _close_all(*fds: int) -> None:
+    for fd in fds:
+        os.close(fd)

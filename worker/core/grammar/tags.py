@@ -1,0 +1,47 @@
+"""Structural tags: the older form, still sent by clients of vLLM, in terms of the present one."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from worker.core.grammar.base import GrammarError
+
+
+def modern_tag(text: str) -> dict[str, Any]:
+    """`{"type": "structural_tag", "format": ...}` from either form.
+
+    The older form is `{"structures": [{"begin", "schema", "end"}], "triggers": [...]}`: free text,
+    and from a trigger on, one of the structures.
+
+    Raises:
+        GrammarError: it is neither.
+    """
+    try:
+        tag = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise GrammarError(f"structural_tag is not valid JSON: {error}") from error
+    if not isinstance(tag, dict):
+        raise GrammarError("structural_tag must be a JSON object")
+    if "format" in tag:
+        return {"type": "structural_tag", **tag}
+    try:
+        tags = [
+            {
+                "type": "tag",
+                "begin": structure["begin"],
+                "content": {"type": "json_schema", "json_schema": structure["schema"]},
+                "end": structure["end"],
+            }
+            for structure in tag["structures"]
+        ]
+        triggers = list(tag["triggers"])
+    except (KeyError, TypeError) as error:
+        raise GrammarError(
+            'structural_tag must have "format", or "structures" (each with begin, schema, end) '
+            'and "triggers"'
+        ) from error
+    return {
+        "type": "structural_tag",
+        "format": {"type": "triggered_tags", "triggers": triggers, "tags": tags},
+    }

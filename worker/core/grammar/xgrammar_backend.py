@@ -1,0 +1,145 @@
+"""Grammars by xgrammar."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from worker.core.grammar.base import (
+    MAX_WHITESPACE,
+    GrammarError,
+    LoadedGrammar,
+    Matcher,
+    Words,
+)
+from worker.core.grammar.exactness import inexact_keyword
+from worker.core.grammar.native import XGrammarCore, load_core
+from worker.core.grammar.tags import modern_tag
+from worker.wire.structured import StructuredOutputsParams
+
+_RAW_BYTES = 0
+"""VocabType: tokens are the bytes that they stand for."""
+
+
+class XGrammarBackend:
+    """Compiles in one process, follows in another; both have the vocabulary.
+
+    Args:
+        info: a TokenizerInfo of the bindings.
+        core: the bindings.
+    """
+
+    def __init__(self, info: Any, core: XGrammarCore) -> None:
+        self._info = info
+        self._core = core
+        self._compiler: Any = None
+
+    @staticmethod
+    def of_tokens(tokens: list[bytes], eos_token_ids: list[int]) -> XGrammarBackend:
+        """From the bytes of each token; empty ones are never drawn."""
+        core = load_core()
+        info = core.bindings.TokenizerInfo(tokens, _RAW_BYTES, len(tokens), eos_token_ids, False)
+        return XGrammarBackend(info, core)
+
+    @staticmethod
+    def of_serialized(text: str) -> XGrammarBackend:
+        """From another process's `serialize`."""
+        core = load_core()
+        return XGrammarBackend(core.bindings.TokenizerInfo.deserialize_json(text), core)
+
+    def serialize(self) -> str:
+        """The vocabulary, prepared."""
+        return str(self._info.serialize_json())
+
+    def compile(self, params: StructuredOutputsParams) -> str:
+        """See GrammarBackend."""
+        if params.kind == "json" and (keyword := inexact_keyword(json.loads(params.text))):
+            raise GrammarError(f"xgrammar does not enforce {keyword}")
+        try:
+            return str(self._compiled(params).serialize_json())
+        except RuntimeError as error:
+            raise GrammarError(_reason(error)) from error
+
+    def load(self, payload: str) -> LoadedGrammar:
+        """See GrammarBackend."""
+        try:
+            compiled = self._core.bindings.CompiledGrammar.deserialize_json(payload, self._info)
+        except RuntimeError as error:
+            raise GrammarError(_reason(error)) from error
+        return _Loaded(compiled, self._core)
+
+    def _compiled(self, params: StructuredOutputsParams) -> Any:
+        if self._compiler is None:
+            no_cache = (1, False, -1)  # threads, cache, its limit
+            self._compiler = self._core.bindings.GrammarCompiler(self._info, *no_cache)
+        compiler, kind, text = self._compiler, params.kind, params.text
+        if kind in ("json", "json_object"):
+            schema = text if kind == "json" else '{"type": "object"}'
+            any_whitespace = not params.disable_any_whitespace
+            limit = MAX_WHITESPACE if any_whitespace else None
+            separators = None if any_whitespace else (",", ":")
+            return compiler.compile_json_schema(
+                *(schema, any_whitespace, None, separators, False, limit, False)
+            )
+        if kind == "regex":
+            return compiler.compile_regex(text)
+        if kind == "structural_tag":
+            return compiler.compile_structural_tag(json.dumps(modern_tag(text)))
+        if kind == "choice":
+            literals = " | ".join(_ebnf_literal(choice) for choice in params.choice or ())
+            return compiler.compile_grammar_from_strings(f"root ::= {literals}", "root")
+        if "::=" in text:
+            return compiler.compile_grammar_from_strings(text, "root")
+        return compiler.compile_lark(text, [], [])
+
+
+class _Loaded:
+    def __init__(self, compiled: Any, core: XGrammarCore) -> None:
+        self._compiled = compiled
+        self._core = core
+
+    def matcher(self) -> Matcher:
+        """See LoadedGrammar."""
+        handle = self._core.bindings.GrammarMatcher(self._compiled, None, False, 0, None)
+        return _Matcher(handle, self._core)
+
+
+class _Matcher:
+    def __init__(self, handle: Any, core: XGrammarCore) -> None:
+        self._handle = handle
+        self._core = core
+
+    def accept(self, token_id: int) -> bool:
+        """See Matcher."""
+        return bool(self._handle.accept_token(token_id, False))
+
+    def rollback(self, count: int) -> None:
+        """See Matcher."""
+        self._handle.rollback(count)
+
+    def may_end(self) -> bool:
+        """See Matcher."""
+        return bool(self._handle.is_completed())
+
+    def fill(self, words: Words) -> None:
+        """See Matcher."""
+        # It writes nothing where every token may follow.
+        words.fill(-1)
+        self._handle.fill_next_token_bitmask(self._core.view(words), 0, False)
+
+
+def _ebnf_literal(text: str) -> str:
+    escaped = "".join(
+        character
+        if character.isascii() and character.isprintable() and character not in '"\\'
+        else f"\\U{ord(character):08X}"
+        for character in text
+    )
+    return f'"{escaped}"'
+
+
+def _reason(error: RuntimeError) -> str:
+    """The message without the place in xgrammar's sources that it begins with."""
+    text = str(error).strip()
+    head, separator, rest = text.partition(": ")
+    return rest if separator and ".cc" in head else text

@@ -1,0 +1,66 @@
+"""What the coordinator tells its front about the loaded engine. Imports no torch."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+
+from worker.config import EngineConfig
+from worker.models.config import load_model_config
+from worker.plan.messages import Hello, Ready
+from worker.wire.messages import EngineInfo
+
+
+def build_engine_info(config: EngineConfig, hellos: Sequence[Hello]) -> EngineInfo:
+    """The engine's limits from its configuration and what its ranks could allocate.
+
+    Raises:
+        ValueError: the ranks' memory holds no page of KV cache.
+    """
+    model = load_model_config(config.checkpoint, weights=config.load_format != "dummy")
+    num_pages = min(hello.num_pages for hello in hellos) - 1  # page 0 takes padding writes
+    if num_pages < 1:
+        raise ValueError(
+            "no memory is left for the KV cache: raise --gpu-memory-utilization or "
+            "--tensor-parallel-size, or set --kv-cache-tokens"
+        )
+    return EngineInfo(
+        model=config.checkpoint,
+        max_model_len=min(hello.max_model_len for hello in hellos),
+        max_total_tokens=num_pages * config.page_size,
+        vocab_size=hellos[0].vocab_size,
+        page_size=config.page_size,
+        max_num_seqs=config.max_num_seqs,
+        eos_token_ids=list(model.eos_token_ids),
+        block_hash_salt=model.block_hash_salt,
+        block_size=model.block_size,
+        dllm_algorithm=config.dllm_algorithm if model.block_size > 1 else "",
+        structured_outputs_backend=config.structured_outputs_backend,
+        max_num_batched_tokens=config.max_num_batched_tokens,
+        max_queued_requests=config.max_queued_requests,
+        max_queued_tokens=config.max_queued_tokens,
+        num_host_pages=min(hello.num_host_pages for hello in hellos),
+        device=hellos[0].device,
+        dtype=hellos[0].dtype,
+        tensor_parallel_size=config.tensor_parallel_size,
+        startup=slowest(hellos),
+        processes={"rank 0": os.getpid()} | _processes(hellos),
+    )
+
+
+def _processes(hellos: Sequence[Hello]) -> dict[str, int]:
+    """Of ranks that run in processes of their own."""
+    return {
+        f"rank {hello.rank}" if hello.rank else "the step of rank 0": hello.process
+        for hello in sorted(hellos, key=lambda hello: hello.rank)
+        if hello.process
+    }
+
+
+def slowest(ranks: Sequence[Hello | Ready]) -> dict[str, float]:
+    """Seconds by phase of the rank that took longest in it: the others waited for that one."""
+    times: dict[str, float] = {}
+    for rank in ranks:
+        for phase, seconds in rank.startup.items():
+            times[phase] = max(seconds, times.get(phase, 0.0))
+    return times

@@ -1,0 +1,125 @@
+"""The main of rank 0's coordinator: takes submits from the front, steps, sends reports."""
+
+from __future__ import annotations
+
+import select
+import time
+
+import msgspec
+
+from worker.config import EngineConfig
+from worker.core.engine import EngineCore
+from worker.core.executor import Executor
+from worker.core.executor_factory import create_executor
+from worker.core.step_limits import StepLimits
+from worker.heap import settle_heap
+from worker.plan.frames import FrameStream, connect
+from worker.plan.plan import Plan
+from worker.wire.canary import sing
+from worker.wire.messages import (
+    Canary,
+    EngineInfo,
+    StepLimit,
+    StepReport,
+    StepShape,
+    SubmitBatch,
+)
+from worker.wire.tokenizer import load_tokenizer
+
+
+def serve_engine(config: EngineConfig, directory: str, host: str = "") -> None:
+    """Runs a worker group's engine for the front that owns `directory`; blocks.
+
+    Connects to the front's socket: SubmitBatches come in; one EngineInfo goes out when all ranks
+    are ready, then a StepReport per step. Ranks 1 and up are started by the caller; `host` is this
+    node's address where they are on several nodes. Returns when the front has closed its end.
+
+    Raises:
+        RankFailure: a rank ended; its last word is in the message.
+    """
+    front = connect(directory, "front")
+    executor = create_executor(config, directory, spawn_peers=False, host=host)
+    try:
+        info = executor.start()
+        info.canary = _canary(config.checkpoint, info)
+        front.send(msgspec.msgpack.encode(info))
+        loop = _Loop(config, info, executor, front)
+        settle_heap()
+        loop.run()
+    except EOFError:
+        return
+    finally:
+        executor.close()
+        front.close()
+
+
+def _canary(model: str, info: EngineInfo) -> Canary | None:
+    """The probe chat done here; the tokenizer, which may be large, is let go again."""
+    try:
+        tokenizer = load_tokenizer(model)
+    except ValueError:  # nothing to compare, and gateways could not serve it either
+        return None
+    return sing(tokenizer, info.page_size, info.block_hash_salt)
+
+
+class _Loop:
+    """Alternates between the front and the engine; blocks while idle.
+
+    A report follows whatever the front sends, and says whether another one is due: where one stays
+    away, the front knows that a rank hangs, or this process.
+    """
+
+    def __init__(
+        self, config: EngineConfig, info: EngineInfo, executor: Executor, front: FrameStream
+    ) -> None:
+        self._limits = StepLimits(config.step_timeout_s)
+        self._core = EngineCore(config, info, executor, time.monotonic, self._launching)
+        self._executor = executor
+        self._front = front
+        self._encoder = msgspec.msgpack.Encoder()
+        self._decoder = msgspec.msgpack.Decoder(SubmitBatch)
+
+    def run(self) -> None:
+        """Ends by EOFError, by RankFailure or with the process."""
+        while True:
+            was_idle = not self._core.has_work()
+            if was_idle:
+                self._wait()
+                self._executor.raise_on_death()
+                self._core.take_grammars()
+            has_news = self._take_in()
+            if not self._core.has_work():
+                if has_news:
+                    self._send(self._core.report())
+            else:
+                if was_idle and not has_news:  # a grammar is ready, which the front cannot know
+                    self._send(self._core.report())
+                self._send(self._core.step(self._take_in))
+            if self._front.has_unsent:
+                self._front.flush()
+
+    def _take_in(self) -> bool:
+        """Whether there was anything."""
+        payloads = self._front.read(wait=False)
+        for payload in payloads:
+            self._core.receive(self._decoder.decode(payload))
+        return bool(payloads)
+
+    def _send(self, report: StepReport) -> None:
+        report.more = self._core.has_work()
+        self._limits.observe(report.load)
+        self._front.send(self._encoder.encode(report))
+
+    def _launching(self, plan: Plan, shape: StepShape) -> None:
+        """Lets the front know beforehand where it is to be patient."""
+        seconds = self._limits.of(shape, plan.max_rounds)
+        if seconds > self._limits.timeout_s > 0.0:
+            self._front.send(self._encoder.encode(StepLimit(plan.seq, seconds)))
+
+    def _wait(self) -> None:
+        poller = select.poll()
+        unsent = select.POLLOUT if self._front.has_unsent else 0
+        poller.register(self._front, select.POLLIN | unsent)
+        for fd in (self._core.grammars.wake_fd, *self._executor.death_fds):
+            poller.register(fd, select.POLLIN)
+        poller.poll()

@@ -1,0 +1,177 @@
+"""The coordinator's hold on its ranks: spawns children, says hello, sends Plans, sees deaths."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+
+import msgspec
+
+from worker.config import EngineConfig
+from worker.core.executor import RankFailure
+from worker.plan.channel import CoordinatorChannel
+from worker.plan.meeting import Meeting, MeetingPlace
+from worker.plan.messages import Failure, FromRank, Hello, Ready, Start, Stop, ToRank
+
+LAST_WORD_MS = 200
+"""How long to wait for what else a dying rank, or its killer, leaves to be seen."""
+
+
+class RankGroup:
+    """All ranks of one worker group that run in other processes than the coordinator.
+
+    Args:
+        config: the group's engine configuration.
+        directory: the group's private folder.
+        ranks: the ranks reached through sockets.
+        spawn: those of them to start as child processes; somebody else starts the rest.
+        host: this node's address where ranks are on several nodes, else empty.
+    """
+
+    def __init__(
+        self,
+        config: EngineConfig,
+        directory: str,
+        ranks: Sequence[int],
+        spawn: Sequence[int],
+        host: str = "",
+    ) -> None:
+        self._config = config
+        self._directory = directory
+        self._ranks = list(ranks)
+        self._place = MeetingPlace(host, len(self._ranks)) if host else None
+        self._channel = CoordinatorChannel(directory, self._ranks, self._place)
+        self._children: dict[int, tuple[int, subprocess.Popen[bytes]]] = {}
+        self._is_connected = False
+        """Whether every rank has said hello."""
+        self._closed = False
+        if self._place is not None:
+            self._place.publish(directory)
+        for rank in spawn:
+            self._spawn(rank)
+
+    def meeting_of_rank_0(self) -> Meeting | None:
+        """Where ranks of several nodes meet, for a rank 0 in this process; None on one node."""
+        return None if self._place is None else self._place.for_rank_0()
+
+    @property
+    def death_fds(self) -> list[int]:
+        """Descriptors that turn readable when a rank ends; for polling while idle."""
+        return [*self._children, *self._channel.fds]
+
+    def collect_hellos(self) -> dict[int, Hello]:
+        """Waits until every rank has loaded its shard. Raises RankFailure."""
+        hellos: dict[int, Hello] = {}
+        while len(hellos) < len(self._ranks):
+            message = self.receive()
+            assert isinstance(message, Hello), f"expected a hello, got {message!r}"
+            hellos[message.rank] = message
+        self._is_connected = True
+        return hellos
+
+    def start(self, num_pages: int, num_host_pages: int = 0) -> list[Ready]:
+        """Has every rank allocate its KV cache and waits for it. Raises RankFailure."""
+        self.send(Start(num_pages=num_pages, num_host_pages=num_host_pages))
+        return self.collect_readies()
+
+    def collect_readies(self) -> list[Ready]:
+        """Waits until every rank has done what `Start` asks for. Raises RankFailure."""
+        readies = []
+        for _ in self._ranks:
+            message = self.receive()
+            assert isinstance(message, Ready), f"expected ready, got {message!r}"
+            readies.append(message)
+        return readies
+
+    def send(self, message: ToRank) -> None:
+        """Sends to all ranks without waiting."""
+        self._channel.send(message)
+
+    def receive(self) -> FromRank:
+        """The next message of any rank. Raises RankFailure if a rank failed or ended."""
+        while (message := self._channel.next()) is None:
+            # Before a child is connected, only its process tells of its end.
+            self._channel.wait(() if self._is_connected else self._children)
+            if self._channel.num_lost or not self._is_connected:
+                self.raise_on_death()
+        return self._unless_failure(message)
+
+    def raise_on_death(self) -> None:
+        """Raises RankFailure if a rank has ended, with its last word where it left one."""
+        self._channel.wait(timeout_ms=0)
+        if not self._channel.num_lost and not self._ended_children():
+            return
+        # A dying rank's last word is read before its death is looked at. A process can be seen to
+        # have ended a moment after its stream has.
+        self._channel.wait(self._children, timeout_ms=LAST_WORD_MS)
+        while (message := self._channel.next()) is not None:
+            self._unless_failure(message)
+        codes = ", ".join(str(child.returncode) for child in self._ended_children())
+        raise RankFailure(
+            self._describe_deaths() or f"a rank ended without a word{codes and f', code {codes}'}"
+        )
+
+    def _ended_children(self) -> list[subprocess.Popen[bytes]]:
+        return [child for _, child in self._children.values() if child.poll() is not None]
+
+    def _unless_failure(self, message: FromRank) -> FromRank:
+        if not isinstance(message, Failure):
+            return message
+        # When a rank is killed the others fail in their next collective: name the kill first.
+        words = [f"rank {message.rank} failed:\n{message.error}"]
+        deadline_polls = LAST_WORD_MS // 10
+        while not (deaths := self._describe_deaths()) and deadline_polls:
+            deadline_polls -= 1
+            time.sleep(0.01)
+        # One that was killed may live the next time, whatever the others made of its absence.
+        heals = message.heals or bool(deaths)
+        raise RankFailure("\n".join([*words, *([deaths] if deaths else [])]), heals=heals)
+
+    def _describe_deaths(self) -> str:
+        """The children that a signal ended, one line each."""
+        lines = []
+        for rank, child in self._children.values():
+            code = child.poll()
+            if code is not None and code < 0:
+                name = signal.Signals(-code).name
+                lines.append(f"rank {rank} (process {child.pid}) was ended by {name}")
+        return "\n".join(lines)
+
+    def close(self) -> None:
+        """Ends all ranks; children that do not end on request are killed."""
+        if self._closed:
+            return
+        self._closed = True
+        self.send(Stop())
+        for fd, (_, child) in self._children.items():
+            if child.stdin is not None:
+                child.stdin.close()  # a rank that awaits no Plan ends on this
+            try:
+                child.wait(timeout=2)
+            except subprocess.TimeoutExpired:
+                child.kill()
+                child.wait()
+            os.close(fd)
+        self._children.clear()
+        self._channel.close()
+        if self._place is not None:
+            self._place.close()
+
+    def _spawn(self, rank: int) -> None:
+        command = [sys.executable, "-m", "worker.rank.main", str(rank), self._directory]
+        command.append(msgspec.json.encode(self._config).decode())
+        meeting = self.meeting_of_rank_0()
+        passed = []
+        if meeting is not None:
+            assert rank == 0, "rank 0 alone is a child of a coordinator whose ranks have nodes"
+            command.append(str(meeting.store_fd))
+            passed.append(meeting.store_fd)
+        child = subprocess.Popen(command, stdin=subprocess.PIPE, pass_fds=passed)
+        for fd in passed:
+            os.close(fd)
+        fd = os.pidfd_open(child.pid)
+        self._children[fd] = (rank, child)

@@ -1,0 +1,365 @@
+"""One request inside a worker: its tokens, how far they are computed, and its state."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Mapping
+from enum import Enum, auto
+from math import inf
+from types import MappingProxyType
+from typing import Final
+
+from worker.core.cache.lease import Lease
+from worker.core.grammar.state import GrammarProblem, GrammarState
+from worker.core.speculation.acceptance import RequestRecord
+from worker.wire.messages import FinishReason, Rejection, Submit, TokenLogprobs
+from worker.wire.times import FirstTokenTimes
+
+
+class RequestState(Enum):
+    """Where a request stands; `Request.move_to` allows only the moves drawn here.
+
+    WAITING ──> RUNNING ──> FINISHED_STOPPED | FINISHED_LENGTH | FINISHED_ABORTED | FINISHED_ERROR
+                 │   ^
+                 v   │
+               PREEMPTED        (WAITING and PREEMPTED can also end: aborted, no room left, or by
+                                 their grammar)
+    """
+
+    WAITING = auto()
+    RUNNING = auto()
+    PREEMPTED = auto()
+    FINISHED_STOPPED = auto()
+    FINISHED_LENGTH = auto()
+    FINISHED_ABORTED = auto()
+    FINISHED_ERROR = auto()
+
+
+_MOVES: Final[Mapping[RequestState, tuple[RequestState, ...]]] = MappingProxyType(
+    {
+        RequestState.WAITING: (
+            RequestState.RUNNING,
+            RequestState.FINISHED_LENGTH,
+            RequestState.FINISHED_STOPPED,
+            RequestState.FINISHED_ABORTED,
+            RequestState.FINISHED_ERROR,
+        ),
+        RequestState.RUNNING: (
+            RequestState.PREEMPTED,
+            RequestState.FINISHED_STOPPED,
+            RequestState.FINISHED_LENGTH,
+            RequestState.FINISHED_ABORTED,
+            RequestState.FINISHED_ERROR,
+        ),
+        RequestState.PREEMPTED: (
+            RequestState.RUNNING,
+            RequestState.FINISHED_STOPPED,
+            RequestState.FINISHED_ABORTED,
+            RequestState.FINISHED_ERROR,
+        ),
+        RequestState.FINISHED_STOPPED: (),
+        RequestState.FINISHED_LENGTH: (),
+        RequestState.FINISHED_ABORTED: (),
+        RequestState.FINISHED_ERROR: (),
+    }
+)
+
+_FINISH_REASONS: Final[Mapping[RequestState, FinishReason]] = MappingProxyType(
+    {
+        RequestState.FINISHED_STOPPED: "stop",
+        RequestState.FINISHED_LENGTH: "length",
+        RequestState.FINISHED_ABORTED: "abort",
+        RequestState.FINISHED_ERROR: "error",
+    }
+)
+
+
+class IllegalMove(RuntimeError):
+    """A request was told to enter a state that cannot follow its present one."""
+
+
+class Request:
+    """A submitted request and everything the scheduler knows about it.
+
+    Positions of its token row, while steps are in flight:
+
+        0 ──────────── num_computed ─────────── known ───────── known + placeholders
+        │ in KV cache  │ to compute              │ drawn on the device, not known here
+
+    Args:
+        submit: the message it came in.
+        arrival: counts requests of one scheduler; lower is older.
+        arrived_s: the scheduler's clock at arrival, less what it waited before.
+        max_total_tokens: most tokens of prompt plus completion on this worker.
+        eos_token_ids: the model's end tokens.
+        block_size: tokens that the model decides together; 1 for an autoregressive one.
+    """
+
+    __slots__ = (
+        "admitted_s",
+        "arrival",
+        "arrived_s",
+        "attempt",
+        "block_size",
+        "block_state",
+        "cache_salt",
+        "cached_sent",
+        "deadline_s",
+        "end_token_ids",
+        "error",
+        "first_token_s",
+        "gateway_id",
+        "generation",
+        "grammar",
+        "is_resubmitted",
+        "lease",
+        "level",
+        "limit",
+        "logprobs",
+        "num_cached",
+        "num_charged",
+        "num_computed",
+        "num_expected_cached",
+        "num_forwards",
+        "num_placeholders",
+        "num_preempted",
+        "num_prefill",
+        "num_prompt",
+        "num_rounds",
+        "num_sent",
+        "num_uncached",
+        "num_unsettled",
+        "num_withdrawn",
+        "priority",
+        "prompt_logprobs",
+        "queued_s",
+        "rejection",
+        "request_id",
+        "resumed_at",
+        "sampling",
+        "seed",
+        "slo",
+        "speculation",
+        "state",
+        "tenant",
+        "times_sent",
+        "token_ids",
+        "uncached_round",
+    )
+
+    def __init__(
+        self,
+        submit: Submit,
+        *,
+        arrival: int,
+        arrived_s: float,
+        max_total_tokens: int,
+        eos_token_ids: tuple[int, ...],
+        block_size: int = 1,
+    ) -> None:
+        self.request_id, self.attempt = submit.request_id, submit.attempt
+        self.gateway_id = submit.gateway_id
+        self.cache_salt = submit.cache_salt
+        self.num_expected_cached = submit.num_expected_cached
+        self.priority = submit.priority
+        self.slo = submit.slo
+        self.tenant = submit.tenant
+        self.sampling = submit.sampling
+        self.seed = submit.sampling.seed if submit.seed is None else submit.seed
+        self.arrival = arrival
+        self.arrived_s = arrived_s
+        self.token_ids = array("i")
+        self.token_ids.frombytes(submit.prompt)
+        assert 0 <= submit.num_resumed < len(self.token_ids), "resumed tokens follow a prompt"
+        self.num_prompt = len(self.token_ids) - submit.num_resumed
+        """Tokens that count as prompt; those an earlier attempt generated count as output."""
+        self.limit = max_total_tokens
+        """Length at which the request ends with reason "length"."""
+        if self.sampling.max_tokens is not None:
+            self.limit = min(self.limit, self.num_prompt + self.sampling.max_tokens)
+        eos = () if self.sampling.ignore_eos else eos_token_ids
+        self.end_token_ids = frozenset((*eos, *self.sampling.stop_token_ids))
+        """Tokens that may end it; only ever asked for membership."""
+        self.grammar: GrammarState | None = None
+        """Where it stands in its grammar; set before it is first admitted."""
+        self.error: str | None = None
+        """Why it cannot go on, where it ends by an error."""
+        self.speculation: RequestRecord | None = None
+        """What is known of drafts for it."""
+        self.block_size = block_size
+        self.block_state = b""
+        """Its running block as the last step left it, opaque; empty where none has begun."""
+        self.num_rounds = 0
+        """Passes in which something of it was to be decided, of a block-diffusion model."""
+        self.num_forwards = 0
+        """All passes that computed something for it, of a block-diffusion model."""
+        self.state = RequestState.WAITING
+        self.lease: Lease | None = None
+        """What it holds of the cache; exactly while RUNNING."""
+        self.num_prefill = len(self.token_ids)
+        """Known tokens when last admitted (or queued): prefill lasts until these are computed."""
+        self.num_computed = 0
+        """Positions computed by all launched steps, rejected drafts left out."""
+        self.num_placeholders = 0
+        """Tokens that launched steps draw and that are not known here yet: at least so many."""
+        self.num_unsettled = 0
+        """How many more these may be: drafts in steps in flight. Of `num_computed` it is the same:
+        counted is the least."""
+        self.num_sent = len(self.token_ids)
+        """Known tokens when the last delta was made."""
+        self.num_cached = -1
+        """Prompt tokens found in the prefix cache at the first admission; -1 before."""
+        self.cached_sent = False
+        """Whether a delta has told the gateway."""
+        self.logprobs: list[TokenLogprobs] = []
+        """Of tokens that no delta has carried yet, where it asks for them."""
+        self.prompt_logprobs: list[TokenLogprobs] | None = None
+        """Of the prompt tokens computed so far, until a delta has carried them; None before it
+        runs and where it does not ask."""
+        self._begin_to_wait(submit)
+
+    def move_to(self, state: RequestState) -> None:
+        """Enters `state`. Raises IllegalMove unless the transition table has the move."""
+        if state not in _MOVES[self.state]:
+            raise IllegalMove(f"request {self.request_id}: {self.state.name} to {state.name}")
+        self.state = state
+
+    @property
+    def num_pending(self) -> int:
+        """Tokens that the next steps can compute, those still being drawn included.
+
+        1 is a decode (or a prompt's last token), more a prefill; 0 if what is being drawn
+        surely ends the request.
+        """
+        num_tokens = len(self.token_ids) + self.num_placeholders
+        return self.num_wanted - self.num_computed if num_tokens < self.limit else 0
+
+    @property
+    def num_wanted(self) -> int:
+        """Positions to compute before the next token comes, or the next block.
+
+        A block-diffusion model computes the block that the next token lies in.
+        """
+        num_tokens = len(self.token_ids) + self.num_placeholders
+        if self.block_size == 1:
+            return num_tokens
+        return (num_tokens // self.block_size + 1) * self.block_size
+
+    @property
+    def finish_reason(self) -> FinishReason | None:
+        """Why it ended, in the API's words; None while it has not."""
+        if self.state is RequestState.RUNNING:
+            return None  # by far the most frequent case, and hashing an enum is slow
+        return _FINISH_REASONS.get(self.state)
+
+    @property
+    def ended_by_grammar(self) -> bool:
+        """Whether it stopped since its grammar left nothing to draw, by no token of its own."""
+        return (
+            self.state is RequestState.FINISHED_STOPPED
+            and self.grammar is not None
+            and self.grammar.is_complete
+            and not (self.num_output and self.token_ids[-1] in self.end_token_ids)
+        )
+
+    @property
+    def wants_prompt_logprobs(self) -> bool:
+        """Whether all of its prompt has still to be computed, for the sake of log-probabilities.
+
+        They are complete with the first token drawn; tokens of an earlier attempt tell that its
+        gateway has them.
+        """
+        return self.sampling.prompt_logprobs is not None and not self.num_output
+
+    @property
+    def due_s(self) -> float:
+        """When its next token is due, by the scheduler's clock; infinite without an SLO.
+
+        The first by `ttft_ms`; a later one by `tpot_ms`, as if tokens came evenly; any by `e2e_ms`.
+        """
+        slo = self.slo
+        if slo is None:
+            return inf
+        due = inf
+        if slo.e2e_ms is not None:
+            due = self.arrived_s + slo.e2e_ms / 1e3
+        if not self.num_output:
+            if slo.ttft_ms is not None:
+                due = min(due, self.arrived_s + slo.ttft_ms / 1e3)
+        elif slo.tpot_ms is not None and self.first_token_s >= 0.0:
+            due = min(due, self.first_token_s + self.num_output * slo.tpot_ms / 1e3)
+        return due
+
+    @property
+    def times(self) -> FirstTokenTimes | None:
+        """How its first token's time was spent here; None before."""
+        if self.first_token_s < 0.0:
+            return None
+        queue_s = max(self.admitted_s - self.queued_s, 0.0)
+        return FirstTokenTimes(queue_s, max(self.first_token_s - self.admitted_s, 0.0))
+
+    @property
+    def num_output(self) -> int:
+        """Known tokens that were generated."""
+        return len(self.token_ids) - self.num_prompt
+
+    def _begin_to_wait(self, submit: Submit) -> None:
+        """What decides who runs next."""
+        self.is_resubmitted = submit.is_resubmitted or submit.num_resumed > 0
+        """Whether another worker had taken it, and was lost."""
+        self.queued_s = self.arrived_s + submit.waited_ms / 1e3
+        """When it reached this worker, on the scheduler's clock."""
+        self.level = self.priority
+        """Its urgency, 0 to 9: the priority, or more where its deadline was near when it was
+        queued; while it runs, that with which it was admitted."""
+        self.deadline_s = inf
+        """When its next token is due, by the scheduler's clock, if that can still be done."""
+        self.generation = 0
+        """Changes whenever it enters or leaves the queue: entries of an older one are dead."""
+        self.num_uncached = 0
+        """Tokens to compute if it is admitted, as of `uncached_round`."""
+        self.uncached_round = -1
+        """Admission round in which they were counted last; -1 for never."""
+        self.num_preempted = 0
+        """How often it was taken back."""
+        self.num_withdrawn = 0
+        """Positions that were computed when that happened last."""
+        self.resumed_at = 0
+        """Known tokens when it was last admitted again; 0 if it never was taken back."""
+        self.admitted_s = -1.0
+        """When it was first admitted, on the scheduler's clock; -1 before."""
+        self.first_token_s = -1.0
+        """When its first token came, on the scheduler's clock; -1 before."""
+        self.times_sent = False
+        """Whether a delta has told how its first token's time was spent."""
+        self.num_charged = self.num_output
+        """Generated tokens that its tenant has been charged for, here or elsewhere."""
+        self.rejection: Rejection | None = None
+        """What its client is told where it ends by an error that is not the worker's."""
+
+    def give_up(self, problem: GrammarProblem) -> None:
+        """Notes why its grammar ends it by an error."""
+        self.error = problem.message
+        if problem.status < 500:
+            self.rejection = Rejection(
+                request_id=self.request_id,
+                attempt=self.attempt,
+                message=problem.message,
+                status=problem.status,
+                param="structured_outputs",
+            )
+
+    def check_invariants(self, page_size: int) -> None:
+        """Asserts that its counts agree with its state and its lease."""
+        assert (self.lease is not None) == (self.state is RequestState.RUNNING)
+        assert self.num_prompt > 0
+        assert self.num_computed >= 0
+        assert len(self.token_ids) < self.limit, "it should have ended"
+        assert self.num_computed <= self.num_wanted
+        if self.lease is None:
+            assert self.num_computed == 0
+            assert self.num_placeholders == 0
+            assert self.num_unsettled == 0
+        else:
+            assert self.num_computed <= len(self.lease.pages) * page_size, "beyond its pages"
+            assert self.lease.num_cached_pages * page_size <= self.num_computed

@@ -1,0 +1,59 @@
+"""Steps of blocks that are planned while the step before is under way."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from worker.core.cache.lease import Lease
+from worker.core.cache.manager import CacheManager
+from worker.core.request import Request
+from worker.core.scheduler.block_policy import BlockPolicy
+from worker.core.scheduler.config import SchedulerConfig
+from worker.core.scheduler.running import RunningSet
+from worker.core.scheduler.step import StepInFlight
+
+
+class AheadRow(NamedTuple):
+    """What a request may compute after a step whose outcome is open."""
+
+    request: Request
+    lease: Lease
+    start: int
+    """First position of the block that is under way."""
+    end: int
+    """Of the next block, or of this one where it surely is the last."""
+    num_missing: int
+    """Pages for it."""
+
+
+def rows_ahead(
+    step: StepInFlight, running: RunningSet, cache: CacheManager, config: SchedulerConfig
+) -> list[AheadRow]:
+    """Rows of the step after `step`; none where what comes next depends on how that ends.
+
+    A running block may be done by then or not, or its request over. Ranks know, and put each row
+    where it belongs; a row of a request that has ended computes nothing. So a step can be planned
+    ahead where nothing else is open: all that run have a running block in `step` and none is under
+    a grammar, and there are pages and tokens for the most that they may take. (That nobody waits
+    for a place is the caller's to see.)
+    """
+    policy = config.blocks
+    assert policy is not None, "an autoregressive model has no blocks"
+    shares = [share for share in step.shares if share.request.lease is share.lease]
+    if not (policy.inplace and policy.fused_commit) or len(shares) < len(running):
+        return []
+    if not all(share.sample and share.request.grammar is None for share in shares):
+        return []
+    rows = [_row(share.request, share.lease, policy, config.page_size) for share in shares]
+    num_tokens = sum(row.end - row.start for row in rows)
+    num_missing = sum(row.num_missing for row in rows)
+    if num_tokens > config.max_num_batched_tokens or num_missing > cache.num_available:
+        return []
+    return rows
+
+
+def _row(request: Request, lease: Lease, policy: BlockPolicy, page_size: int) -> AheadRow:
+    known_end = request.num_wanted
+    end = known_end + policy.size if known_end < request.limit else known_end
+    num_missing = max(0, -(-end // page_size) - len(lease.pages))
+    return AheadRow(request, lease, known_end - policy.size, end, num_missing)

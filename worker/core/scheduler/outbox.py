@@ -1,0 +1,67 @@
+"""What the scheduler has to tell gateways: token deltas since the last report."""
+
+from __future__ import annotations
+
+from worker.core.request import Request
+from worker.wire.messages import TokenDelta
+
+
+class Outbox:
+    """Collects deltas by gateway."""
+
+    def __init__(self) -> None:
+        self._deltas: dict[str, list[TokenDelta]] = {}
+
+    def __bool__(self) -> bool:
+        return bool(self._deltas)
+
+    def put(
+        self,
+        request: Request,
+        stop_reason: int | None = None,
+        draft: list[int] | None = None,
+    ) -> None:
+        """Adds a request's news: tokens not sent yet, and why it ended if it has.
+
+        `draft` tells how its running block stands, of a request that asks for it.
+
+        The number of cached prompt tokens goes with the first token, or with the end if that
+        comes before any token.
+        """
+        start = request.num_sent
+        token_ids = request.token_ids[start:].tolist()
+        request.num_sent = start + len(token_ids)
+        num_cached = -1
+        if not request.cached_sent:
+            request.cached_sent = True
+            num_cached = request.num_cached
+        delta = TokenDelta(
+            request.request_id,
+            request.attempt,
+            token_ids,
+            request.finish_reason,
+            stop_reason,
+            num_cached,
+        )
+        delta.error = request.error
+        delta.ended_by_grammar = request.ended_by_grammar
+        delta.rejection = request.rejection
+        delta.num_rounds, delta.num_forwards = request.num_rounds, request.num_forwards
+        delta.draft = draft
+        if token_ids and not request.times_sent:
+            request.times_sent = True
+            delta.times = request.times
+        if request.logprobs:
+            delta.logprobs, request.logprobs = request.logprobs, []
+        if request.prompt_logprobs is not None and token_ids:
+            delta.prompt_logprobs, request.prompt_logprobs = request.prompt_logprobs, None
+        deltas = self._deltas.get(request.gateway_id)
+        if deltas is None:
+            self._deltas[request.gateway_id] = [delta]
+        else:
+            deltas.append(delta)
+
+    def take(self) -> dict[str, list[TokenDelta]]:
+        """All deltas since the last call."""
+        deltas, self._deltas = self._deltas, {}
+        return deltas

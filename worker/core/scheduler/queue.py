@@ -1,0 +1,183 @@
+"""Requests that wait, by urgency: the most urgent level first, within it tenants in fair turn."""
+
+from __future__ import annotations
+
+from bisect import insort
+from collections import OrderedDict
+from collections.abc import Iterator
+from heapq import heapify, heappop, heappush, heapreplace
+from itertools import islice
+from math import inf
+
+from worker.core.request import Request
+from worker.core.scheduler.fairness import TenantService
+from worker.core.scheduler.lane import Lane
+from worker.core.scheduler.slo import MAX_LEVEL, Urgency
+
+
+class WaitingQueue:
+    """Ordered by level; then those that were taken back, by age; then fairly among tenants; then
+    by deadline and age.
+
+    A deadline that comes near moves its request to a higher level, and one that has become
+    hopeless moves it back: each move is a new generation, which kills the entries of the old one.
+
+    Args:
+        urgency: says who stands where.
+        service: says which tenant's turn it is.
+    """
+
+    def __init__(self, urgency: Urgency, service: TenantService) -> None:
+        self.num_tokens = 0
+        """Tokens of all that wait."""
+        self.num_expected_cached = 0
+        """Those of them that gateways expect in the prefix cache, of requests that never ran."""
+        self._urgency = urgency
+        self._service = service
+        self._levels = [_Level() for _ in range(MAX_LEVEL + 1)]
+        self._len = 0
+        self._alarms: list[tuple[float, int, int, Request]] = []
+        """When who stands otherwise; entries of an older generation are dead."""
+
+    def __len__(self) -> int:
+        return self._len
+
+    def push(self, request: Request, now: float) -> None:
+        """Adds a request that has never run."""
+        self._enter(request, now, resumed=False)
+
+    def push_back(self, request: Request, now: float) -> None:
+        """Adds a request that was taken back: it goes before all of its level that have not run."""
+        self._enter(request, now, resumed=True)
+
+    def remove(self, request: Request) -> None:
+        """Takes out a request, admitted or ended."""
+        self._levels[request.level].remove(request)
+        request.generation += 1
+        self._len -= 1
+        if not request.num_preempted:
+            self.num_expected_cached -= request.num_expected_cached
+        self.num_tokens -= len(request.token_ids)
+        self._service.leave(request.tenant)
+
+    def tick(self, now: float) -> None:
+        """Moves those whose deadline has come near, or too near."""
+        alarms = self._alarms
+        while alarms and alarms[0][0] <= now:
+            _, _, generation, request = heappop(alarms)
+            if generation == request.generation:
+                resumed = self._levels[request.level].is_resumed(request)
+                self.remove(request)
+                self._enter(request, now, resumed=resumed)
+        if len(alarms) > 2 * self._len + 64:
+            self._alarms = [entry for entry in alarms if entry[2] == entry[3].generation]
+            heapify(self._alarms)
+
+    def window(self, count: int) -> list[Request]:
+        """The first `count` in order."""
+        return list(islice(self._in_order(), count))
+
+    def elder(self) -> Request | None:
+        """Who has been in the highest level for longest."""
+        for level in reversed(self._levels):
+            if level.members:
+                return next(iter(level.members.values()))
+        return None
+
+    def least_urgent(self) -> Request | None:
+        """Who is the first to give way when the queue is full; none of those that have run.
+
+        Of the lowest level the tenant with most requests, and of these the last that came.
+        """
+        for level in self._levels:
+            lanes = [lane for lane in level.lanes.values() if lane]
+            if lanes:
+                return max(lanes, key=len).last()
+        return None
+
+    @property
+    def least_level(self) -> int:
+        """Of those that have never run; -1 where all have."""
+        return next((n for n, level in enumerate(self._levels) if level.lanes), -1)
+
+    def num_waiting(self, tenant: str, level: int) -> int:
+        """Requests of a tenant in a level that have not run."""
+        lane = self._levels[level].lanes.get(tenant)
+        return len(lane) if lane is not None else 0
+
+    def _enter(self, request: Request, now: float, *, resumed: bool) -> None:
+        request.generation += 1
+        standing = self._urgency.standing(request, now)
+        request.level, request.deadline_s = standing.level, standing.deadline_s
+        if standing.until_s < inf:
+            heappush(self._alarms, (standing.until_s, request.arrival, request.generation, request))
+        self._levels[request.level].add(request, resumed=resumed)
+        self._len += 1
+        self.num_tokens += len(request.token_ids)
+        if not request.num_preempted:
+            self.num_expected_cached += request.num_expected_cached
+        self._service.enter(request.tenant)
+
+    def _in_order(self) -> Iterator[Request]:
+        for level in reversed(self._levels):
+            if level.members:
+                yield from level.resumed
+                yield from self._in_turn(level)
+
+    def _in_turn(self, level: _Level) -> Iterator[Request]:
+        """As if each request looked at were served."""
+        if len(level.lanes) == 1:
+            yield from next(iter(level.lanes.values())).in_order()
+            return
+        turns = []
+        for number, (tenant, lane) in enumerate(level.lanes.items()):
+            waiting = lane.in_order()
+            request = next(waiting, None)
+            if request is not None:
+                turns.append((self._service.served(tenant), number, request, waiting))
+        heapify(turns)
+        while turns:
+            served, number, request, waiting = turns[0]
+            yield request
+            following = next(waiting, None)
+            if following is None:
+                heappop(turns)
+            else:
+                heapreplace(turns, (served + len(request.token_ids), number, following, waiting))
+
+
+class _Level:
+    """All of one urgency."""
+
+    def __init__(self) -> None:
+        self.members: OrderedDict[str, Request] = OrderedDict()
+        """In the order in which they came."""
+        self.resumed: list[Request] = []
+        """Taken back from the running set; oldest first."""
+        self.lanes: dict[str, Lane] = {}
+        """By tenant: those that have never run."""
+
+    def add(self, request: Request, *, resumed: bool) -> None:
+        self.members[request.request_id] = request
+        if resumed:
+            insort(self.resumed, request, key=_arrival)
+        else:
+            lane = self.lanes.get(request.tenant)
+            if lane is None:
+                lane = self.lanes[request.tenant] = Lane()
+            lane.push(request)
+
+    def remove(self, request: Request) -> None:
+        del self.members[request.request_id]
+        lane = self.lanes.get(request.tenant)
+        if lane is None or not lane.remove(request):
+            self.resumed.remove(request)
+        elif not lane:
+            del self.lanes[request.tenant]
+
+    def is_resumed(self, request: Request) -> bool:
+        return request in self.resumed
+
+
+def _arrival(request: Request) -> int:
+    return request.arrival

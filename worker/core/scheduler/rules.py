@@ -1,0 +1,42 @@
+"""From sampling parameters to what the ranks must know of them."""
+
+from __future__ import annotations
+
+from worker.core.request import Request
+from worker.plan.plan import TokenRules
+
+
+def token_rules(request: Request) -> TokenRules | None:
+    """What a request asks for beyond plain draws; None for nothing."""
+    sampling = request.sampling
+    if not (
+        sampling.has_penalties
+        or sampling.logit_bias
+        or sampling.allowed_token_ids
+        or sampling.bad_words_token_ids
+        or sampling.min_tokens
+        or sampling.logprobs is not None
+        or sampling.prompt_logprobs is not None
+    ):
+        return None
+    bias = sampling.logit_bias or {}
+    return TokenRules(
+        num_prompt=request.num_prompt,
+        frequency_penalty=sampling.frequency_penalty,
+        presence_penalty=sampling.presence_penalty,
+        repetition_penalty=sampling.repetition_penalty,
+        bias_token_ids=list(bias),
+        biases=list(bias.values()),
+        allowed_token_ids=list(sampling.allowed_token_ids or ()),
+        bad_words=[list(word) for word in sampling.bad_words_token_ids],
+        min_tokens=sampling.min_tokens,
+        stop_token_ids=sorted(request.end_token_ids) if sampling.min_tokens else [],
+        num_logprobs=_count(sampling.logprobs),
+        num_prompt_logprobs=(
+            _count(sampling.prompt_logprobs) if request.wants_prompt_logprobs else -1
+        ),
+    )
+
+
+def _count(number: int | None) -> int:
+    return -1 if number is None else number

@@ -1,0 +1,1 @@
+"""When drafts are worth their cost."""

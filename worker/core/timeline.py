@@ -1,0 +1,122 @@
+"""Where the time of steps goes: what the coordinator does, what rank 0 does, and its idle gaps.
+
+    coordinator   schedule │ broadcast │ collect (waits) │ process │ deliver │ schedule …
+    rank 0                    bubble │ prepare │ forward │ sample │ bubble │ prepare …
+
+On CUDA the lower row is rank 0's device, and launching is the coordinator's (`broadcast`).
+
+Each row adds up to the wall time of a busy period. At depth 1 the coordinator's row for the next
+step stands beside the rank's for this one, and the bubble shrinks to the time of a message.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from typing import NamedTuple
+
+import msgspec
+
+from worker.plan.plan import RankTimes, StepResult
+from worker.wire.times import StepTimes
+
+RING_SIZE = 256
+"""Steps that are kept one by one."""
+
+
+class StepRecord(NamedTuple):
+    """The moments of one step, seconds of the host's monotonic clock, in the order of a step."""
+
+    seq: int
+    num_tokens: int
+    scheduling: float
+    """The coordinator begins to decide the step."""
+    scheduled: float
+    launched: float
+    """The Plan is sent; on CUDA it is launched on rank 0's device as well."""
+    rank: RankTimes
+    awaited: float
+    """The coordinator begins to wait for the result."""
+    collected: float
+    processed: float
+    """The result is applied and the report made."""
+    bubble: float
+    """Seconds that the rank waited for this step after the one before; 0 after an idle time."""
+
+
+class _Launch(NamedTuple):
+    num_tokens: int
+    scheduling: float
+    scheduled: float
+    launched: float
+
+
+class Timeline:
+    """Takes the moments of every step, in a few microseconds each.
+
+    Args:
+        clock: CLOCK_MONOTONIC in seconds (`time.monotonic`), which all processes of a host share:
+            the rank's moments are compared with the coordinator's.
+    """
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self.now = clock
+        self.records: deque[StepRecord] = deque(maxlen=RING_SIZE)
+        """The last completed steps, oldest first."""
+        self._totals = StepTimes()
+        self._launches: deque[_Launch] = deque()
+        self._left: float | None = None
+        """When the coordinator finished its last turn; None if it has been idle since."""
+        self._rank_finished: float | None = None
+
+    def totals(self) -> StepTimes:
+        """Sums over all steps so far."""
+        return msgspec.structs.replace(self._totals)
+
+    def turn(self) -> float:
+        """The coordinator turns to the engine; returns the moment."""
+        now = self.now()
+        if self._left is not None:
+            self._totals.deliver += now - self._left
+            self._left = None
+        return now
+
+    def launched(self, num_tokens: int, scheduling: float, scheduled: float) -> None:
+        """A Plan has just been sent."""
+        self._launches.append(_Launch(num_tokens, scheduling, scheduled, self.now()))
+
+    def completed(self, result: StepResult, awaited: float, collected: float) -> None:
+        """The oldest step's result has just been processed."""
+        launch = self._launches.popleft()
+        rank = result.times
+        if rank is None:
+            return
+        sent = launch.launched
+        if rank.finished <= launch.launched:  # the step ran within its launch: that is the rank's
+            sent = min(sent, max(launch.scheduled, rank.started))
+        bubble = 0.0
+        if self._rank_finished is not None:
+            bubble = rank.started - self._rank_finished
+        self._rank_finished = rank.finished
+        processed = self.now()
+        totals = self._totals
+        totals.num_steps += 1
+        totals.schedule += launch.scheduled - launch.scheduling
+        totals.broadcast += sent - launch.scheduled
+        totals.prepare += rank.prepared - rank.started
+        totals.forward += rank.forwarded - rank.prepared
+        totals.sample += rank.finished - rank.forwarded
+        totals.collect += collected - awaited
+        totals.process += processed - collected
+        totals.bubble += bubble
+        self.records.append(
+            StepRecord(result.seq, *launch, rank, awaited, collected, processed, bubble)
+        )
+
+    def leave(self, *, idle: bool) -> None:
+        """The coordinator's turn is over; `idle` if nothing is left to do or to wait for."""
+        if idle:
+            self._left = None
+            self._rank_finished = None
+        else:
+            self._left = self.now()

@@ -1,0 +1,119 @@
+"""The front's own socket: what attach streams and submits cost nothing but a system call on.
+
+A Unix stream socket for gateways on the same node, in a directory that nobody else may enter. It
+carries the same messages as the calls over Serve. A connection is one gateway's attach stream: its
+end on either side, a dead process included, ends the stream at once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import shutil
+import tempfile
+from typing import cast
+
+import msgspec
+
+from worker.front.attachment import Attachment
+from worker.front.server import WorkerFront
+from worker.wire.frames import ATTACH, CALL, FAILURE, ITEM, REPLY, Attach, FrameReader, frame
+
+logger = logging.getLogger(__name__)
+
+
+class AttachServer:
+    """Serves one front to gateways on its node, from `open` to `close`."""
+
+    def __init__(self, front: WorkerFront, parent_directory: str = "/tmp") -> None:
+        self.path: str | None = None
+        """Of the socket, while it is open."""
+        self._front = front
+        self._parent_directory = parent_directory
+        self._directory: str | None = None
+        self._server: asyncio.AbstractServer | None = None
+        self._closed = asyncio.Event()
+
+    async def open(self) -> None:
+        """Listens. Raises OSError where the directory is no place for a socket."""
+        loop = asyncio.get_running_loop()
+        # mkdtemp gives mode 0700.
+        self._directory = tempfile.mkdtemp(prefix="rf-", dir=self._parent_directory)
+        path = f"{self._directory}/attach"
+        self._server = await loop.create_unix_server(lambda: _Connection(self._front), path)
+        self.path = path
+
+    async def wait_closed(self) -> None:
+        """Returns once the server is closed."""
+        await self._closed.wait()
+
+    def close(self) -> None:
+        """Takes no more connections; those that are open end with their streams."""
+        self.path = None
+        self._closed.set()
+        if self._server is not None:
+            self._server.close()
+        if self._directory is not None:
+            shutil.rmtree(self._directory, ignore_errors=True)
+
+
+class _Connection(asyncio.Protocol):
+    """One gateway's stream: items are written from the very call that reports them."""
+
+    def __init__(self, front: WorkerFront) -> None:
+        self._front = front
+        self._reader = FrameReader()
+        self._encode = msgspec.msgpack.Encoder().encode
+        self._transport: asyncio.Transport
+        self._paused = False
+        self._gateway_id: str | None = None
+        self._attachment = Attachment(self._flush)
+        self._answers: set[asyncio.Task[None]] = set()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        # Not an assertion: uvloop's transports are no subclasses.
+        self._transport = cast(asyncio.Transport, transport)
+
+    def data_received(self, data: bytes) -> None:
+        try:
+            for kind, call, payload in self._reader.feed(data):
+                if kind == ATTACH and self._gateway_id is None:
+                    self._gateway_id = msgspec.msgpack.decode(payload, type=Attach).gateway_id
+                    self._front.add(self._gateway_id, self._attachment)
+                elif kind == CALL and self._gateway_id is not None:
+                    task = asyncio.create_task(self._answer(call, payload))
+                    self._answers.add(task)
+                    task.add_done_callback(self._answers.discard)
+                else:
+                    raise ConnectionError(f"a frame of kind {kind} out of turn")
+        except (ConnectionError, msgspec.DecodeError) as error:
+            logger.warning("gateway %s let go: it sent %s", self._gateway_id, error)
+            self._transport.abort()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        if self._gateway_id is not None:
+            self._front.remove(self._gateway_id, self._attachment)
+
+    def pause_writing(self) -> None:
+        self._paused = True
+
+    def resume_writing(self) -> None:
+        self._paused = False
+        self._flush()
+
+    def _flush(self) -> None:
+        """Sends what is pending; while the gateway does not read, it is merged instead."""
+        attachment = self._attachment
+        while not self._paused and (item := attachment.take()) is not None:
+            self._transport.write(frame(ITEM, 0, self._encode(item)))
+        if attachment.ended and not self._paused:
+            self._transport.close()
+
+    async def _answer(self, call: int, payload: bytes) -> None:
+        try:
+            answer = frame(REPLY, call, await self._front.submit(payload))
+        except Exception as error:
+            logger.exception("a submit could not be taken")
+            answer = frame(FAILURE, call, f"{type(error).__name__}: {error}".encode())
+        if not self._transport.is_closing():
+            self._transport.write(answer)

@@ -1,0 +1,96 @@
+"""The front's end of the socket between it and the engine of one epoch."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import shutil
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+
+from worker.plan.frames import FrameStream, listen
+from worker.wire.messages import EngineMessage
+
+
+class EngineConnection:
+    """A directory that nobody else may enter, and in it the socket that rank 0 connects to.
+
+    Args:
+        parent_directory: where to make that directory.
+        on_message: called with what rank 0 sends, in its order; what it raises breaks the
+            connection.
+    """
+
+    def __init__(self, parent_directory: str, on_message: Callable[[EngineMessage], None]) -> None:
+        # mkdtemp gives mode 0700. Short names: the path of a socket may have 107 bytes.
+        self.directory = tempfile.mkdtemp(prefix="rf-", dir=parent_directory)
+        self.broken: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        """Fails when the reports break off or contradict each other."""
+        self._on_message = on_message
+        self._decode = msgspec.msgpack.Decoder(EngineMessage).decode
+        self._num_submits = 0
+        self._loop = asyncio.get_running_loop()
+        self._stream: FrameStream | None = None
+        self._listener = listen(self.directory, "front", 1)
+        # No asyncio streams: their buffers and tasks would be worked through once more per step.
+        self._loop.add_reader(self._listener, self._accept)
+
+    def send(self, payload: bytes, num_submits: int = 0) -> int:
+        """Queues a SubmitBatch for rank 0, without waiting.
+
+        Returns how many submits went to this engine so far. Rank 0 takes them in the same order
+        and counts along, so the loads that it reports say which of them they contain.
+        """
+        assert self._stream is not None, "nothing is submitted to an engine that is loading"
+        self._stream.send(payload)
+        if self._stream.has_unsent:
+            self._loop.add_writer(self._stream.fileno(), self._flush)
+        self._num_submits += num_submits
+        return self._num_submits
+
+    def give_up(self, reason: str) -> None:
+        """Breaks the connection: nothing more is expected from rank 0."""
+        if not self.broken.done():
+            self._detach()
+            self.broken.set_exception(RuntimeError(reason))
+
+    def close(self) -> None:
+        """Drops what is unsent and removes the directory."""
+        self.broken.cancel()
+        self._detach()
+        self._loop.remove_reader(self._listener)
+        self._listener.close()
+        with contextlib.suppress(OSError):
+            shutil.rmtree(Path(self.directory))
+
+    def _accept(self) -> None:
+        connection, _ = self._listener.accept()
+        assert self._stream is None, "one engine per epoch"
+        self._stream = FrameStream(connection)
+        self._loop.add_reader(self._stream.fileno(), self._read)
+
+    def _read(self) -> None:
+        assert self._stream is not None
+        try:
+            for payload in self._stream.read(wait=False):
+                self._on_message(self._decode(payload))
+        except EOFError:
+            self._detach()  # rank 0's process ends, and whoever watches that knows why
+        except Exception as error:
+            self._detach()
+            self.broken.set_exception(error)
+
+    def _flush(self) -> None:
+        assert self._stream is not None
+        self._stream.flush()
+        if not self._stream.has_unsent:
+            self._loop.remove_writer(self._stream.fileno())
+
+    def _detach(self) -> None:
+        if self._stream is not None and self._stream.fileno() >= 0:
+            self._loop.remove_reader(self._stream.fileno())
+            self._loop.remove_writer(self._stream.fileno())
+            self._stream.close()

@@ -1,0 +1,1 @@
+"""Compiles grammars, in processes with bounded memory and time."""

@@ -1,0 +1,180 @@
+"""The main of a compiling process: grammars in on stdin, verdicts out on stdout.
+
+Frames: four bytes of length, then msgpack. First out is the Vocabulary. The process holds itself
+to limits of memory and of processor time, whether or not somebody watches it.
+"""
+
+from __future__ import annotations
+
+import os
+import resource
+import signal
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from typing import IO
+
+import msgspec
+import numpy as np
+
+from worker.core.grammar.base import GrammarBackend, GrammarError, GrammarTooHeavy, shortened
+from worker.core.grammar.guidance_backend import GuidanceBackend
+from worker.core.grammar.vocabulary import token_bytes
+from worker.core.grammar.xgrammar_backend import XGrammarBackend
+from worker.front.grammar.compiling_messages import LENGTH, Job, Setting, Verdict
+from worker.wire.messages import Vocabulary
+from worker.wire.structured import StructuredOutputsParams
+from worker.wire.tokenizer import load_tokenizer
+
+MEMORY_BYTES = 2 * 2**30
+"""Address space of the whole process."""
+PAYLOAD_BYTES = 16 * 2**20
+"""Of a compiled grammar."""
+PROBE_TOKENS = 256
+PROBE_S = 0.3
+"""A grammar for which the first tokens take longer together would stall everybody's steps."""
+
+
+class GrammarWorkshop:
+    """Compiles with the backends of one setting, and tries what it compiled."""
+
+    def __init__(self, setting: Setting) -> None:
+        tokens = token_bytes(load_tokenizer(setting.tokenizer), setting.vocab_size)
+        self._setting = setting
+        self._tokens = tokens
+        self._guidance: GuidanceBackend | None = None
+        self._xgrammar: XGrammarBackend | None = None
+        if setting.backend != "guidance":
+            self._xgrammar = XGrammarBackend.of_tokens(tokens, setting.eos_token_ids)
+
+    def vocabulary(self) -> Vocabulary:
+        """For the process that follows the grammars."""
+        prepared = "" if self._xgrammar is None else self._xgrammar.serialize()
+        return Vocabulary(self._tokens, self._setting.eos_token_ids, prepared)
+
+    def compile(self, params: StructuredOutputsParams) -> Verdict:
+        """By the backend of the setting; with auto, by guidance what xgrammar does not enforce."""
+        if self._xgrammar is None:
+            return self._try("guidance", self._load_guidance(), params)
+        verdict = self._try("xgrammar", self._xgrammar, params)
+        if verdict.problem is None or self._setting.backend != "auto":
+            return verdict
+        if params.kind not in ("json", "regex"):
+            return verdict
+        other = self._try("guidance", self._load_guidance(), params)
+        if other.problem is None:
+            return other
+        return Verdict(
+            problem=f"{verdict.problem} (and llguidance: {other.problem})",
+            is_final=verdict.is_final and other.is_final,
+        )
+
+    def _load_guidance(self) -> GuidanceBackend:
+        if self._guidance is None:
+            self._guidance = GuidanceBackend(self._tokens, self._setting.eos_token_ids)
+        return self._guidance
+
+    def _try(self, name: str, backend: GrammarBackend, params: StructuredOutputsParams) -> Verdict:
+        try:
+            payload, warnings = _with_stderr(lambda: backend.compile(params))
+            if warnings:
+                raise GrammarError(warnings)
+            if len(payload) > PAYLOAD_BYTES:
+                raise GrammarError(
+                    f"it is too large: {len(payload)} bytes compiled, at most {PAYLOAD_BYTES}"
+                )
+            _probe(backend, payload, self._setting)
+        except GrammarError as error:
+            is_final = not isinstance(error, GrammarTooHeavy)
+            return Verdict(problem=shortened(str(error)), is_final=is_final)
+        except MemoryError:
+            return Verdict(problem="it needs too much memory", is_final=False)
+        except RuntimeError as error:
+            if "bad_alloc" in str(error):
+                return Verdict(problem="it needs too much memory", is_final=False)
+            return Verdict(problem=shortened(str(error)))
+        except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+            return Verdict(problem=shortened(f"it is malformed: {error}"))
+        return Verdict(backend=name, payload=payload)
+
+
+def _probe(backend: GrammarBackend, payload: str, setting: Setting) -> None:
+    """Draws some tokens. Raises GrammarError where there are none or that takes too long."""
+    matcher = backend.load(payload).matcher()
+    vocab_size, ends = setting.vocab_size, np.array(setting.eos_token_ids, dtype=np.int64)
+    words = np.zeros(-(-vocab_size // 32), dtype=np.int32)
+    random = np.random.default_rng(0)
+    spent = 0.0
+    for index in range(PROBE_TOKENS):
+        began = time.thread_time()
+        matcher.fill(words)
+        filled = time.thread_time()
+        octets = words.view(np.uint8)
+        (allowed,) = np.nonzero(np.unpackbits(octets, bitorder="little", count=vocab_size))
+        if not index and not len(allowed):
+            raise GrammarError("no text conforms to it")
+        allowed = np.setdiff1d(allowed, ends)
+        if not len(allowed):
+            return
+        resumed = time.thread_time()
+        if not matcher.accept(int(random.choice(allowed))):
+            return
+        spent += filled - began + time.thread_time() - resumed
+        if spent > PROBE_S:
+            raise GrammarTooHeavy("it is too ambiguous to be followed in time")
+
+
+def _with_stderr(run: Callable[[], str]) -> tuple[str, str]:
+    """What `run` returns, and what libraries write on the descriptor of stderr meanwhile."""
+    saved = os.dup(2)
+    with tempfile.TemporaryFile() as said:
+        os.dup2(said.fileno(), 2)
+        try:
+            result = run()
+        finally:
+            os.dup2(saved, 2)
+            os.close(saved)
+        said.seek(0)
+        lines = said.read().decode(errors="replace").splitlines()
+    warnings = [line.partition("Warning: ")[2] for line in lines if "Warning: " in line]
+    return result, "; ".join(dict.fromkeys(warnings))
+
+
+def read_frame(stream: IO[bytes]) -> bytes | None:
+    """The next frame's content; None at the end."""
+    head = stream.read(LENGTH.size)
+    if len(head) < LENGTH.size:
+        return None
+    return stream.read(LENGTH.unpack(head)[0])
+
+
+def main() -> None:
+    """Compiles until stdin ends."""
+    resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    signal.signal(signal.SIGPROF, signal.SIG_DFL)  # ends the process, also within a library
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGPROF})
+    os.nice(5)  # a step of the engine is more urgent
+    answers = os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)  # a library that prints must not garble the frames
+    setting = msgspec.json.decode(sys.argv[1], type=Setting)
+
+    def answer(message: Vocabulary | Verdict) -> None:
+        payload = msgspec.msgpack.encode(message)
+        answers.write(LENGTH.pack(len(payload)) + payload)
+        answers.flush()
+
+    workshop = GrammarWorkshop(setting)
+    answer(workshop.vocabulary())
+    while (frame := read_frame(sys.stdin.buffer)) is not None:
+        job = msgspec.msgpack.decode(frame, type=Job)
+        # By processor time, not the clock's: what else runs here says nothing of the grammar.
+        signal.setitimer(signal.ITIMER_PROF, job.cpu_s)
+        verdict = workshop.compile(job.params)
+        signal.setitimer(signal.ITIMER_PROF, 0.0)
+        answer(verdict)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,217 @@
+"""Starts, feeds and kills a compiling process. Blocks; imports no grammar library."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import select
+import signal
+import subprocess
+import sys
+import time
+
+import msgspec
+
+from worker.core.grammar.base import GrammarError, GrammarTooHeavy, shortened
+from worker.front.grammar.compiling_messages import LENGTH, Job, Setting, Verdict
+from worker.wire.messages import CompiledGrammar, EngineInfo, Vocabulary
+from worker.wire.structured import StructuredOutputsParams
+
+COMPILE_S = 1.5
+"""Processor time for one grammar. Where a core is free, clients hear of a refusal within two
+seconds."""
+STARVED = 20
+"""A process that gets less than this part of a core is replaced: it hangs, or might as well."""
+START_S = 60.0
+"""Time for loading the vocabulary."""
+_KILLED = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+"""These end a process from outside, whatever it compiles."""
+
+
+class CompilerFailure(RuntimeError):
+    """Nothing is known of the grammar: the compiling process is at fault, or who ended it."""
+
+
+class GrammarCompiler:
+    """One compiling process, replaced whenever it had to be killed. For one thread at a time.
+
+    Args:
+        setting: what the process compiles for.
+        seconds: processor time for one grammar.
+    """
+
+    def __init__(self, setting: Setting, seconds: float = COMPILE_S) -> None:
+        self.seconds = seconds
+        self.vocabulary: Vocabulary | None = None
+        """The process's first word; there from the first `compile` on."""
+        self._setting = setting
+        self._process: subprocess.Popen[bytes] | None = None
+        self._greeted = False
+        self._closed = False
+
+    def compile(self, params: StructuredOutputsParams) -> CompiledGrammar:
+        """Compiles within the limits of time and memory.
+
+        Raises:
+            GrammarError: it cannot be served; the message tells the client why.
+            GrammarTooHeavy: it went beyond a limit.
+            CompilerFailure: nothing is known of it.
+        """
+        job = msgspec.msgpack.encode(Job(params, self.seconds))
+        answer = self._ask(job)
+        if _was_killed(answer):
+            answer = self._ask(job)
+        if isinstance(answer, int):
+            raise self._loss(params.kind, answer)
+        verdict = msgspec.msgpack.decode(answer, type=Verdict)
+        if verdict.problem is not None:
+            raise (GrammarError if verdict.is_final else GrammarTooHeavy)(
+                shortened(f"structured_outputs: {params.kind} cannot be used: {verdict.problem}")
+            )
+        return CompiledGrammar(grammar_key(params), verdict.backend, verdict.payload)
+
+    def close(self) -> None:
+        """Ends the process, also from another thread than the one that compiles."""
+        self._closed = True
+        self._kill()
+
+    def _ask(self, job: bytes) -> bytes | int:
+        """The process's answer; or, where it ended without one, the code that it ended with."""
+        process = self._ready_process()
+        deadline = time.monotonic() + self.seconds * STARVED
+        try:
+            _write(process, LENGTH.pack(len(job)) + job, deadline)
+            frame = _read_frame(process, deadline)
+        except TimeoutError:
+            self._kill()
+            self._start()  # ready for the next one
+            raise CompilerFailure(
+                f"the compiling process got less than {self.seconds} s of processor time in "
+                f"{self.seconds * STARVED} s"
+            ) from None
+        except OSError:
+            frame = None
+        if frame is not None:
+            return frame
+        self._kill()
+        code = process.wait()
+        self._start()
+        return code
+
+    def _loss(self, kind: str, code: int) -> GrammarError | CompilerFailure:
+        """What it means that the process ended with this code."""
+        if _was_killed(code):
+            return CompilerFailure("the compiling process was killed, twice")
+        if code == -signal.SIGPROF:
+            return GrammarTooHeavy(
+                f"structured_outputs: {kind} takes longer than {self.seconds} s to compile: "
+                "simplify it"
+            )
+        return GrammarTooHeavy(f"structured_outputs: {kind} needs too much memory")
+
+    def _ready_process(self) -> subprocess.Popen[bytes]:
+        if self._process is not None and self._process.poll() is not None:
+            self._kill()
+        process = self._process or self._start()
+        if not self._greeted:
+            try:
+                frame = _read_frame(process, time.monotonic() + START_S)
+            except TimeoutError:
+                frame = None
+            if frame is None:
+                self._kill()
+                raise CompilerFailure("grammars cannot be compiled here: see the worker's log")
+            self.vocabulary = msgspec.msgpack.decode(frame, type=Vocabulary)
+            self._greeted = True
+        return process
+
+    def _start(self) -> subprocess.Popen[bytes]:
+        if self._closed:
+            raise CompilerFailure("this worker is ending")
+        self._greeted = False
+        self._process = subprocess.Popen(
+            [
+                *(sys.executable, "-m", "worker.front.grammar.compiling"),
+                msgspec.json.encode(self._setting).decode(),
+            ],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            bufsize=0,
+            # Threads that a library makes by the core would count against the memory limit.
+            env={**os.environ, "OPENBLAS_NUM_THREADS": "1", "RAYON_NUM_THREADS": "1"},
+        )
+        assert self._process.stdin is not None
+        os.set_blocking(self._process.stdin.fileno(), False)
+        return self._process
+
+    def _kill(self) -> None:
+        process, self._process = self._process, None
+        if process is None:
+            return
+        process.kill()
+        process.wait()
+        for stream in (process.stdin, process.stdout):
+            if stream is not None:
+                try:
+                    stream.close()
+                except OSError:  # unsent bytes of a process that is gone
+                    continue
+
+
+def _write(process: subprocess.Popen[bytes], octets: bytes, deadline: float) -> None:
+    """Raises TimeoutError where the process does not read; OSError where it has ended."""
+    assert process.stdin is not None
+    fd, left = process.stdin.fileno(), memoryview(octets)
+    while left:
+        _wait(fd, select.POLLOUT, deadline)
+        left = left[os.write(fd, left) :]
+
+
+def _read_frame(process: subprocess.Popen[bytes], deadline: float) -> bytes | None:
+    """One frame; None if the process ended. Raises TimeoutError."""
+    assert process.stdout is not None
+    fd = process.stdout.fileno()
+    head = _read(fd, LENGTH.size, deadline)
+    return None if head is None else _read(fd, LENGTH.unpack(head)[0], deadline)
+
+
+def _read(fd: int, size: int, deadline: float) -> bytes | None:
+    parts: list[bytes] = []
+    while size:
+        _wait(fd, select.POLLIN, deadline)
+        part = os.read(fd, min(size, 1 << 20))
+        if not part:
+            return None
+        parts.append(part)
+        size -= len(part)
+    return b"".join(parts)
+
+
+def _wait(fd: int, event: int, deadline: float) -> None:
+    """Returns when `fd` is ready for `event`, or broken. Raises TimeoutError."""
+    poller = select.poll()  # select() takes no descriptors above 1023
+    poller.register(fd, event)
+    left = deadline - time.monotonic()
+    if left <= 0 or not poller.poll(1e3 * left):
+        raise TimeoutError
+
+
+def _was_killed(answer: bytes | int) -> bool:
+    """Whether that is the code of a process which was ended from outside, or by its owner."""
+    return isinstance(answer, int) and (answer == 0 or -answer in _KILLED)
+
+
+def setting_of(info: EngineInfo, tokenizer: str | None = None) -> Setting:
+    """What grammars for this engine are compiled for."""
+    return Setting(
+        tokenizer or info.model,
+        info.vocab_size,
+        info.eos_token_ids,
+        info.structured_outputs_backend,
+    )
+
+
+def grammar_key(params: StructuredOutputsParams) -> str:
+    """Hash of all that decides what a grammar compiles to."""
+    parts = (params.kind, str(params.disable_any_whitespace), params.text)
+    return hashlib.blake2b("\0".join(parts).encode(), digest_size=16).hexdigest()

@@ -1,0 +1,216 @@
+"""Grammars at a worker's front: compiled once per content, each request waits for its own only."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import sys
+import time
+from collections import OrderedDict, deque
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import NamedTuple
+
+from worker.core.grammar.base import GrammarError, GrammarTooHeavy
+from worker.front.grammar.process import CompilerFailure, GrammarCompiler, grammar_key, setting_of
+from worker.wire.messages import (
+    CompiledGrammar,
+    EngineInfo,
+    Rejection,
+    Submit,
+    SubmitBatch,
+    Vocabulary,
+)
+from worker.wire.sampling import SamplingParams
+from worker.wire.structured import StructuredOutputsParams
+
+logger = logging.getLogger(__name__)
+
+NUM_PROCESSES = 2
+"""So that one slow grammar does not hold all others up."""
+CACHE_BYTES = 64 * 2**20
+MAX_CACHED = 4096
+"""Refusals are kept too: a broken grammar is not compiled over and over."""
+MAX_WAITING = 4096
+"""Grammars under way; beyond that, requests are sent elsewhere."""
+WAITING_CHARACTERS = 64 * 2**20
+"""Of the texts of grammars under way."""
+PATIENCE_S = 8.0
+"""A request whose grammar is not compiled by then is sent elsewhere, and the grammar is kept for
+the next one; not compiled at all if its turn has not come. Gateways wait a little longer."""
+
+
+class Refusal(NamedTuple):
+    """Why a grammar is not there."""
+
+    message: str
+    status: int
+    """400 where the grammar is at fault, 503 where another worker may serve it."""
+    is_final: bool
+    """Whether compiling it again would end the same way."""
+
+
+class GrammarService:
+    """Compiles for one engine after another of the same model; lives on one event loop.
+
+    Args:
+        info: what the engine told of itself.
+    """
+
+    def __init__(self, info: EngineInfo) -> None:
+        self._setting = setting_of(info)
+        self._threads = ThreadPoolExecutor(NUM_PROCESSES, thread_name_prefix="grammar")
+        self._idle: deque[GrammarCompiler] = deque()
+        self._compilers: list[GrammarCompiler] = []
+        self._tasks: dict[str, asyncio.Task[CompiledGrammar | Refusal]] = {}
+        """By key, which is a hash: one attempt at a time, however many requests wait for it."""
+        self._waiting_characters = 0
+        self._cache: OrderedDict[str, CompiledGrammar | Refusal] = OrderedDict()
+        # HAZARD: never an exception: its traceback holds the frames, and with them the grammar.
+        self._cached_bytes = 0
+        self._vocabulary: Vocabulary | None = None
+        self._sent: dict[str, None] = {}
+        """What the present engine has."""
+        self._dropped: list[str] = []
+        """What it has and need not keep."""
+
+    def engine_changed(self) -> None:
+        """The next engine knows nothing yet."""
+        self._sent.clear()
+        self._dropped.clear()
+
+    async def compile(
+        self, submits: Sequence[Submit]
+    ) -> tuple[dict[str, CompiledGrammar], list[Rejection]]:
+        """Compiles what these submits ask for.
+
+        Those that can be served name the grammar by its key afterwards, instead of spelling it.
+
+        Returns:
+            Grammars by key, and a rejection for each submit that cannot be served.
+        """
+        structured = [s for s in submits if s.sampling.structured_outputs is not None]
+        # Completions of one request share their parameters, and what becomes of them.
+        samplings = {id(submit.sampling): submit.sampling for submit in structured}
+        verdicts = await asyncio.gather(*map(self._verdict, samplings.values()))
+        found = {
+            key: (verdict, sampling.amended(structured_outputs=None))
+            for (key, sampling), verdict in zip(samplings.items(), verdicts, strict=True)
+        }
+        grammars: dict[str, CompiledGrammar] = {}
+        rejections = []
+        for submit in structured:
+            verdict, rest = found[id(submit.sampling)]
+            if isinstance(verdict, CompiledGrammar):
+                grammars[verdict.key] = verdict
+                submit.grammar, submit.sampling = verdict.key, rest
+                continue
+            rejections.append(
+                Rejection(
+                    request_id=submit.request_id,
+                    attempt=submit.attempt,
+                    message=verdict.message,
+                    status=verdict.status,
+                    param="structured_outputs",
+                    is_final=verdict.is_final,
+                )
+            )
+        return grammars, rejections
+
+    def attach(self, batch: SubmitBatch, grammars: Mapping[str, CompiledGrammar]) -> None:
+        """Adds to a batch, just before it goes to the engine, what the engine lacks for it."""
+        if not batch.submits:
+            return
+        keys = dict.fromkeys(submit.grammar for submit in batch.submits if submit.grammar)
+        missing = [key for key in keys if key not in self._sent]
+        if missing and not self._sent:
+            batch.vocabulary = self._vocabulary
+        batch.grammars = [grammars[key] for key in missing]
+        batch.dropped_grammars, self._dropped = self._dropped, []
+        self._sent.update(dict.fromkeys(missing))
+
+    def close(self) -> None:
+        """Ends the compiling processes."""
+        self._threads.shutdown(wait=False, cancel_futures=True)
+        for compiler in self._compilers:
+            compiler.close()
+
+    async def _verdict(self, sampling: SamplingParams) -> CompiledGrammar | Refusal:
+        params = sampling.structured_outputs
+        assert params is not None, "only these are asked about"
+        key = grammar_key(params)
+        cached = self._cache.get(key)
+        if cached is not None:
+            self._cache.move_to_end(key)
+            return cached
+        task = self._tasks.get(key)
+        if task is None:
+            is_crowded = len(self._tasks) >= MAX_WAITING
+            if is_crowded or self._waiting_characters >= WAITING_CHARACTERS:
+                return _later("too many grammars are being compiled")
+            task = asyncio.create_task(self._compile(key, params))
+            self._tasks[key] = task
+            self._waiting_characters += len(params.text)
+        try:
+            async with asyncio.timeout(PATIENCE_S):
+                return await asyncio.shield(task)
+        except TimeoutError:
+            return _later("the grammar is being compiled still")
+
+    async def _compile(
+        self, key: str, params: StructuredOutputsParams
+    ) -> CompiledGrammar | Refusal:
+        loop = asyncio.get_running_loop()
+        deadline = time.monotonic() + PATIENCE_S
+        try:
+            verdict = await loop.run_in_executor(
+                self._threads, self._compile_in_thread, params, deadline
+            )
+        finally:
+            del self._tasks[key]
+            self._waiting_characters -= len(params.text)
+        if isinstance(verdict, CompiledGrammar) or verdict.is_final:
+            self._keep(key, verdict)
+        return verdict
+
+    def _compile_in_thread(
+        self, params: StructuredOutputsParams, deadline: float
+    ) -> CompiledGrammar | Refusal:
+        if time.monotonic() > deadline:
+            return _later("too many grammars are being compiled")
+        if self._idle:
+            compiler = self._idle.pop()
+        else:
+            compiler = GrammarCompiler(self._setting)
+            self._compilers.append(compiler)
+        try:
+            compiled = compiler.compile(params)
+        except GrammarError as error:
+            return Refusal(str(error), 400, is_final=not isinstance(error, GrammarTooHeavy))
+        except CompilerFailure as failure:
+            return _later(str(failure))
+        finally:
+            self._idle.append(compiler)
+        self._vocabulary = compiler.vocabulary
+        return compiled
+
+    def _keep(self, key: str, verdict: CompiledGrammar | Refusal) -> None:
+        self._cache[key] = verdict
+        self._cached_bytes += _size(key, verdict)
+        while self._cached_bytes > CACHE_BYTES or len(self._cache) > MAX_CACHED:
+            oldest, evicted = self._cache.popitem(last=False)
+            self._cached_bytes -= _size(oldest, evicted)
+            if oldest in self._sent:
+                del self._sent[oldest]
+                self._dropped.append(oldest)
+
+
+def _later(problem: str) -> Refusal:
+    """Nothing is known of the grammar."""
+    return Refusal(f"structured_outputs: {problem}: try again shortly", 503, is_final=False)
+
+
+def _size(key: str, verdict: CompiledGrammar | Refusal) -> int:
+    """Bytes that an entry holds, but for fixed parts of some hundred (see MAX_CACHED)."""
+    text = verdict.payload if isinstance(verdict, CompiledGrammar) else verdict.message
+    return sys.getsizeof(key) + sys.getsizeof(text)

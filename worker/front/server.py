@@ -1,0 +1,385 @@
+"""The front of a worker group: between many gateways and the one engine loop of rank 0.
+
+It runs on the event loop of the WorkerGroup replica and knows no Ray:
+
+    gateways ──submit──> WorkerFront ──SubmitBatch──> rank 0
+    gateways <──attach── WorkerFront <──StepReport─── rank 0      (one socket: engine_connection.py)
+
+Each gateway gets one item per engine step that concerns it, with all its tokens in it. What piles
+up while a gateway is slow is merged, so a slow gateway costs memory for tokens, not for items.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import AsyncIterator, Collection
+from typing import Any
+
+import msgspec
+
+from worker.front.attachment import Attachment, CacheMirror
+from worker.front.early_rejection import AdmissionDesk
+from worker.front.engine_link import EngineConnection
+from worker.front.grammar.service import GrammarService
+from worker.front.intake import Intake, slices
+from worker.front.pulse import Pulse
+from worker.front.rank_processes import RankProcesses
+from worker.front.reserved import ReservedWork
+from worker.front.traces import WorkerTraces
+from worker.front.watchdog import StepWatchdog
+from worker.metrics.latency import WorkerLatency
+from worker.wire.messages import (
+    PROTOCOL_VERSION,
+    Abort,
+    AttachSnapshot,
+    CompiledGrammar,
+    EngineInfo,
+    EngineMessage,
+    LoadSnapshot,
+    Rejection,
+    StepLimit,
+    StepReport,
+    Submit,
+    SubmitBatch,
+    SubmitReply,
+    WorkerDown,
+)
+from worker.wire.packing import packed
+
+logger = logging.getLogger(__name__)
+
+MAX_PENDING_EVENTS = 100_000
+"""Block events that may wait for one gateway; one that stopped reading is let go."""
+
+HEARTBEAT_S = 0.2
+"""Every attach stream carries an item at least this often; gateways expect one in 250 ms."""
+
+
+class WorkerFront:
+    """Takes requests for one worker group and hands out what its engine reports.
+
+    Lives on one event loop. A rank group that is lost is followed by another one, in a new
+    directory and under the next epoch: `open()`, `wait_ready()`, `engine_lost()`, `open()`...
+    """
+
+    def __init__(
+        self,
+        worker_id: str,
+        parent_directory: str = "/tmp",
+        traces: WorkerTraces | None = None,
+        step_timeout_s: float = 10.0,
+        pulse: Pulse | None = None,
+    ) -> None:
+        self.worker_id = worker_id
+        self.epoch = 1
+        self.info: EngineInfo | None = None
+        """What the engine told of itself when all ranks were ready; None while loading."""
+        self.latency = WorkerLatency()
+        self._parent_directory = parent_directory
+        self._mirror = CacheMirror()
+        self._load = LoadSnapshot()
+        self._traces = traces
+        self._reserved = ReservedWork()
+        self._attachments: dict[str, Attachment] = {}
+        self._encode = msgspec.msgpack.Encoder().encode
+        self._intake = Intake()
+        self._engine: EngineConnection | None = None
+        self._desk = AdmissionDesk()
+        self._num_handed = 0
+        """Submits that rank 0 was sent in this epoch."""
+        self._num_reports = 0
+        """Of this epoch."""
+        self._opened_at = 0.0
+        """When the ranks of this epoch could be started, on the monotonic clock."""
+        self._grammars: GrammarService | None = None
+        """There once an engine has told what to compile for."""
+        self._step_timeout_s = step_timeout_s
+        self._pulse = pulse
+        self._processes = RankProcesses({})
+        self._watchdog: StepWatchdog | None = None
+        """There while the engine runs."""
+        self._ready = asyncio.Event()
+        self._heart: asyncio.Task[None] | None = None
+
+    @property
+    def load(self) -> LoadSnapshot:
+        """How busy the worker is; all zero while it is loading."""
+        return self._load
+
+    def open(self) -> str:
+        """Makes the private directory and the sockets in it for the current epoch; its path.
+
+        The ranks of this epoch are to be started with this directory.
+        """
+        assert self._engine is None, "the engine of this epoch has a directory already"
+        self._num_reports = self._num_handed = 0
+        self._opened_at = time.monotonic()
+        self._engine = EngineConnection(self._parent_directory, self._on_message)
+        if self._heart is None:
+            self._heart = asyncio.create_task(self._beat())
+        return self._engine.directory
+
+    async def wait_ready(self) -> EngineInfo:
+        """Waits until every rank of the current epoch is ready.
+
+        Raises:
+            RuntimeError: the engine's reports cannot be read.
+        """
+        assert self._engine is not None, "open() comes first"
+        broken = self._engine.broken
+        ready = asyncio.ensure_future(self._ready.wait())
+        either: list[asyncio.Future[Any]] = [ready, broken]
+        try:
+            await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            ready.cancel()
+        if broken.done():
+            broken.result()
+        assert self.info is not None
+        return self.info
+
+    async def wait_broken(self) -> str:
+        """Waits until the engine's reports break off or contradict each other; says how."""
+        assert self._engine is not None, "open() comes first"
+        broken = self._engine.broken
+        await asyncio.wait({broken})
+        return str(broken.exception()) if not broken.cancelled() else "closed"
+
+    async def attach(self, gateway_id: str) -> AsyncIterator[bytes]:
+        """Stream of WorkerItems for one gateway, see `add`; closing it detaches."""
+        attachment = Attachment()
+        self.add(gateway_id, attachment)
+        try:
+            while (item := await attachment.next()) is not None:
+                yield self._encode(item)
+        finally:
+            self.remove(gateway_id, attachment)
+
+    def add(self, gateway_id: str, attachment: Attachment) -> None:
+        """Begins a gateway's stream of WorkerItems: a snapshot, then an update per step.
+
+        A gateway that attaches again has lost its earlier stream: that one ends, and its requests
+        with it.
+        """
+        earlier = self._attachments.pop(gateway_id, None)
+        if earlier is not None:
+            self._abandon(earlier)
+        self._attachments[gateway_id] = attachment
+        attachment.put(self._snapshot())
+
+    def remove(self, gateway_id: str, attachment: Attachment) -> None:
+        """Nobody reads this stream any more: the requests that came with it are aborted."""
+        if self._attachments.get(gateway_id) is attachment:
+            del self._attachments[gateway_id]
+        self._abandon(attachment)
+
+    async def submit(self, payload: bytes) -> bytes:
+        """Hands a SubmitBatch to rank 0, less what this worker cannot serve; the SubmitReply."""
+        arrived_ns = 0 if self._traces is None else time.time_ns()
+        info = self.info
+        batch, rejections = await self._intake.take(payload, info)
+        grammars: dict[str, CompiledGrammar] = {}
+        if self._grammars is not None and any(s.sampling.structured_outputs for s in batch.submits):
+            # Other submits of this batch wait too: gateways send such requests by themselves.
+            hopeless = {rejection.request_id for rejection in rejections}
+            wanted = [s for s in batch.submits if s.request_id not in hopeless]
+            grammars, broken = await self._grammars.compile(wanted)
+            rejections += broken
+        # Nothing is awaited from here on: what is found now holds until the batch is handed over.
+        if batch.admission is not None:
+            self._desk.take(batch.admission)
+        refused = {rejection.request_id for rejection in rejections}
+        rejections += self._refusals(batch, refused, info)
+        if rejections or grammars:
+            attempts = {(rejection.request_id, rejection.attempt) for rejection in rejections}
+            batch.submits = [s for s in batch.submits if (s.request_id, s.attempt) not in attempts]
+            if self._grammars is not None:
+                self._grammars.attach(batch, grammars)
+        for submit in batch.submits:
+            self._attachments[submit.gateway_id].open_requests[submit.request_id] = submit.attempt
+        last_ordinal = 0
+        if self._engine is not None and (batch.submits or batch.aborts or batch.admission):
+            for part in slices(batch):
+                last_ordinal = self._engine.send(
+                    self._encode(packed(part)), num_submits=len(part.submits)
+                )
+            self._handed(batch.submits, last_ordinal, arrived_ns)
+        reply = SubmitReply(epoch=self.epoch, rejections=rejections, last_ordinal=last_ordinal)
+        return self._encode(reply)
+
+    def engine_lost(self, reason: str) -> None:
+        """The rank group is gone: tells every gateway, and voids all that was known of it."""
+        self._close_engine()
+        if self._traces is not None:
+            self._traces.lost(reason)
+        for attachment in self._attachments.values():
+            attachment.open_requests.clear()
+            attachment.put(WorkerDown(epoch=self.epoch, reason=reason))
+        self.epoch += 1
+        self.info = None
+        self._ready.clear()
+        self._mirror = CacheMirror()
+        self._load = LoadSnapshot()
+        self._reserved = ReservedWork()
+        self._watchdog = None
+
+    def close(self) -> None:
+        """Ends all attach streams and removes the directory."""
+        if self._heart is not None:
+            self._heart.cancel()
+        self._close_engine()
+        if self._traces is not None:
+            self._traces.close()
+        if self._grammars is not None:
+            self._grammars.close()
+        for attachment in self._attachments.values():
+            attachment.end()
+
+    def _on_message(self, message: EngineMessage) -> None:
+        """Takes rank 0's messages of one epoch, in order and without gaps."""
+        if isinstance(message, EngineInfo):
+            self._engine_ready(message)
+            return
+        assert self._watchdog is not None, "the engine has told of itself first"
+        if isinstance(message, StepLimit):
+            self._watchdog.allow(message)
+            return
+        self._watchdog.reported(message)
+        self._num_reports += 1
+        if message.seq != self._num_reports:
+            raise RuntimeError(
+                f"engine report {message.seq} came where {self._num_reports} was due"
+            )
+        self._apply(message)
+
+    def _engine_ready(self, info: EngineInfo) -> None:
+        took_s = time.monotonic() - self._opened_at
+        info.startup["launch"] = max(took_s - sum(info.startup.values()), 0.0)
+        self.info = info
+        if self._grammars is None:
+            self._grammars = GrammarService(info)
+        self._grammars.engine_changed()
+        self._load = LoadSnapshot(max_num_seqs=info.max_num_seqs)
+        self._processes = RankProcesses(info.processes)
+        self._watchdog = StepWatchdog(self._step_timeout_s, self._processes.glance)
+        if self._engine is not None and self._desk.change.given():
+            self._engine.send(self._encode(SubmitBatch(admission=self._desk.change)))
+        self._ready.set()
+        snapshot = self._snapshot()
+        for attachment in self._attachments.values():
+            attachment.put(snapshot)
+
+    def _apply(self, report: StepReport) -> None:
+        self._load = self._reserved.told_with(report.load)
+        self.latency.take(report)
+        if self._traces is not None:
+            for told in report.deltas.values():
+                self._traces.reported(told)
+        if report.block_events:
+            self._mirror.apply(report.block_events)
+        stalled = []
+        for gateway_id, attachment in self._attachments.items():
+            deltas = report.deltas.get(gateway_id)
+            if deltas or report.block_events:
+                attachment.put_step(self.epoch, deltas or [], report.block_events, self._load)
+                if attachment.num_pending_events > MAX_PENDING_EVENTS:
+                    stalled.append(gateway_id)
+        for gateway_id in stalled:
+            logger.warning("gateway %s does not read: let go", gateway_id)
+            self._abandon(self._attachments.pop(gateway_id))
+
+    def _handed(self, submits: list[Submit], last_ordinal: int, arrived_ns: int) -> None:
+        """Rank 0 has been sent submits; the last of them has this ordinal."""
+        self._reserve(submits, last_ordinal)
+        self._num_handed = last_ordinal
+        if submits and self._watchdog is not None:
+            self._watchdog.handed(last_ordinal)
+        if self._traces is not None:
+            self._traces.handed(submits, arrived_ns)
+
+    def _reserve(self, submits: list[Submit], last_ordinal: int) -> None:
+        """Tells the other gateways at once, so that they do not choose this worker as well."""
+        if not submits:
+            return
+        self._reserved.add(submits, last_ordinal)
+        self._load = self._reserved.told_with(self._load)
+        for gateway_id, attachment in self._attachments.items():
+            if gateway_id != submits[0].gateway_id:
+                attachment.put_step(self.epoch, [], [], self._load)
+
+    def _refusals(
+        self, batch: SubmitBatch, hopeless: Collection[str], info: EngineInfo | None
+    ) -> list[Rejection]:
+        """What cannot be served of a batch now, besides what never can be by an engine as `info`.
+
+        `info` is that of the engine when the batch came.
+        """
+        refusals = []
+        num_handed = self._num_handed
+        for submit in batch.submits:
+            if submit.request_id in hopeless:
+                continue
+            refusal = self._refuse(submit, num_handed, info)
+            if refusal is None:
+                num_handed += 1
+            else:
+                refusals.append(refusal)
+        return refusals
+
+    def _refuse(self, submit: Submit, num_handed: int, info: EngineInfo | None) -> Rejection | None:
+        if self.info is None or self._engine is None or self.info is not info:
+            problem = "this worker is loading"
+        elif submit.gateway_id not in self._attachments:
+            problem = f"gateway {submit.gateway_id} is not attached to this worker"
+        else:
+            return self._desk.refuse(submit, self.info, self._load, num_handed)
+        return Rejection(
+            request_id=submit.request_id, attempt=submit.attempt, message=problem, status=503
+        )
+
+    def _abandon(self, attachment: Attachment) -> None:
+        """Nobody reads this stream any more: its requests must not hold pages."""
+        attachment.drop()
+        aborts = [Abort(request_id=r, attempt=a) for r, a in attachment.open_requests.items()]
+        attachment.open_requests.clear()
+        if aborts and self._engine is not None:
+            self._engine.send(self._encode(SubmitBatch(aborts=aborts)))
+
+    def _snapshot(self) -> AttachSnapshot:
+        return AttachSnapshot(
+            protocol_version=PROTOCOL_VERSION,
+            worker_id=self.worker_id,
+            epoch=self.epoch,
+            info=self.info,
+            blocks=self._mirror.chains(),
+            load=self._load,
+        )
+
+    async def _beat(self) -> None:
+        clock, last = time.monotonic, time.monotonic()
+        while True:
+            await asyncio.sleep(HEARTBEAT_S)
+            if self._pulse is not None:
+                self._pulse.beat()
+            for attachment in self._attachments.values():
+                attachment.put_step(self.epoch, [], [], self._load)
+            now = clock()
+            # While this process stood still, what the engine says could not be heard.
+            self._watch(min(now - last, 2 * HEARTBEAT_S))
+            last = now
+
+    def _watch(self, elapsed_s: float) -> None:
+        """Ends a rank group that hangs; `wait_broken` then says so."""
+        if self._engine is None or self._watchdog is None:
+            return
+        problem = self._watchdog.tick(elapsed_s)
+        if problem is not None:
+            self._engine.give_up(problem)
+            self._processes.kill()
+
+    def _close_engine(self) -> None:
+        if self._engine is not None:
+            self._engine.close()
+            self._engine = None

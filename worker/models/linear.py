@@ -1,0 +1,255 @@
+"""Linear layers and embeddings that each rank holds a slice of.
+
+Layers are plain objects with an explicit `forward`: a step on CPU runs hundreds of them, and the
+hooks of `torch.nn.Module` would cost more than some of the products.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from kernels import PackedLinear, linear, pack_linear_weight
+from worker.models.tensor_parallel import TensorParallelGroup
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LayerOptions:
+    """What every layer of a model on one rank has in common."""
+
+    group: TensorParallelGroup
+    dtype: torch.dtype
+    device: torch.device
+    batch_invariant: bool
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class WeightSlot:
+    """Where one tensor of the checkpoint goes, and which slice of it this rank needs."""
+
+    name: str
+    """In the checkpoint."""
+    destination: torch.Tensor
+    """A view into the layer's own tensor, of the slice's shape."""
+    full_shape: tuple[int, ...]
+    """In the checkpoint."""
+    dim: int = 0
+    """Dimension that is sliced."""
+    start: int = 0
+    """First index of the slice; its length is the destination's."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ColumnPart:
+    """One of the checkpoint's weights that a fused column-parallel layer joins."""
+
+    name: str
+    full_size: int
+    """Output features in the checkpoint."""
+    local_size: int
+    """Output features on this rank."""
+    start: int
+    """First of them."""
+
+
+def divided_part(name: str, size: int, options: LayerOptions) -> ColumnPart:
+    """A part whose output features the ranks share evenly.
+
+    Raises:
+        ValueError: the size is no multiple of the number of ranks.
+    """
+    local = divide(size, options.group.world_size, f"the output size of {name}")
+    return ColumnPart(name=name, full_size=size, local_size=local, start=options.group.rank * local)
+
+
+def divide(size: int, world_size: int, what: str) -> int:
+    """size / world_size. Raises ValueError, with the numbers, where that is no integer."""
+    if size % world_size:
+        raise ValueError(
+            f"--tensor-parallel-size {world_size} does not divide {what} ({size}): "
+            "choose a size that does"
+        )
+    return size // world_size
+
+
+class _Linear:
+    """A local weight [out, in] and bias [out], packed for its use after loading."""
+
+    def __init__(
+        self, in_features: int, out_features: int, bias: bool, options: LayerOptions
+    ) -> None:
+        self._group = options.group
+        self._batch_invariant = options.batch_invariant
+        self.weight: torch.Tensor | None = _empty((out_features, in_features), options)
+        self.bias: torch.Tensor | None = _empty((out_features,), options) if bias else None
+        self._packed: PackedLinear
+
+    def pack(self) -> None:
+        """Brings the loaded weight into the form it is multiplied in, and drops the original."""
+        assert self.weight is not None, "packed twice"
+        self._packed = pack_linear_weight(self.weight, batch_invariant=self._batch_invariant)
+        self.weight = None
+
+    def drop(self) -> None:
+        """Lets go of the loaded weight unpacked."""
+        self.weight = None
+
+
+class ColumnParallelLinear(_Linear):
+    """Splits the output features; several projections of the same input may be fused into one.
+
+    forward: [T, in] to [T, sum of the parts' local sizes], parts side by side.
+    """
+
+    def __init__(
+        self,
+        in_features: int,
+        parts: Sequence[ColumnPart],
+        *,
+        bias: bool,
+        options: LayerOptions,
+    ) -> None:
+        super().__init__(in_features, sum(part.local_size for part in parts), bias, options)
+        self._in_features = in_features
+        self._parts = tuple(parts)
+
+    def weight_slots(self, prefix: str) -> Iterator[WeightSlot]:
+        """One slot per part, and per part's bias; `prefix` ends with a dot."""
+        assert self.weight is not None, "slots exist until the weight is packed"
+        offset = 0
+        for part in self._parts:
+            rows = slice(offset, offset + part.local_size)
+            offset += part.local_size
+            yield WeightSlot(
+                name=f"{prefix}{part.name}.weight",
+                destination=self.weight[rows],
+                full_shape=(part.full_size, self._in_features),
+                start=part.start,
+            )
+            if self.bias is not None:
+                yield WeightSlot(
+                    name=f"{prefix}{part.name}.bias",
+                    destination=self.bias[rows],
+                    full_shape=(part.full_size,),
+                    start=part.start,
+                )
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """See the class."""
+        return linear(x, self._packed, self.bias)
+
+
+class RowParallelLinear(_Linear):
+    """Splits the input features and sums the ranks' products: [T, local in] to [T, out]."""
+
+    def __init__(
+        self, in_features: int, out_features: int, *, bias: bool, options: LayerOptions
+    ) -> None:
+        world_size = options.group.world_size
+        local = divide(in_features, world_size, "the input size of a row-parallel layer")
+        super().__init__(local, out_features, bias, options)
+        self._full_shape = (out_features, in_features)
+        self._start = options.group.rank * local
+        self._alone = world_size == 1
+
+    def weight_slots(self, name: str) -> Iterator[WeightSlot]:
+        """The slot of `name`.weight and, whole on every rank, of `name`.bias."""
+        assert self.weight is not None, "slots exist until the weight is packed"
+        yield WeightSlot(
+            name=f"{name}.weight",
+            destination=self.weight,
+            full_shape=self._full_shape,
+            dim=1,
+            start=self._start,
+        )
+        if self.bias is not None:
+            yield WeightSlot(
+                name=f"{name}.bias", destination=self.bias, full_shape=self._full_shape[:1]
+            )
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """See the class."""
+        if self._alone:
+            return linear(x, self._packed, self.bias)
+        total = self._group.all_reduce(linear(x, self._packed), fixed_order=self._batch_invariant)
+        return total if self.bias is None else total + self.bias
+
+
+class VocabParallelEmbedding:
+    """Splits the vocabulary, padded to a multiple of the ranks: [T] ids to [T, hidden]."""
+
+    def __init__(self, vocab_size: int, hidden_size: int, options: LayerOptions) -> None:
+        self._group = options.group
+        self._full_shape = (vocab_size, hidden_size)
+        self.local_size = -(-vocab_size // options.group.world_size)
+        self.start = options.group.rank * self.local_size
+        self.weight = torch.zeros(
+            self.local_size, hidden_size, dtype=options.dtype, device=options.device
+        )
+
+    def weight_slots(self, name: str) -> Iterator[WeightSlot]:
+        """The slot of `name`.weight; empty where only padding falls on this rank."""
+        rows = max(0, min(self.local_size, self._full_shape[0] - self.start))
+        yield WeightSlot(
+            name=f"{name}.weight",
+            destination=self.weight[:rows],
+            full_shape=self._full_shape,
+            start=min(self.start, self._full_shape[0]),
+        )
+
+    def forward(self, input_ids: torch.Tensor) -> torch.Tensor:
+        """Looks up this rank's tokens; the others' rows are zero until the sum over ranks."""
+        if self._group.world_size == 1:
+            return self.weight.index_select(0, input_ids)
+        local = input_ids - self.start
+        foreign = (local < 0) | (local >= self.local_size)
+        rows = self.weight.index_select(0, local.masked_fill(foreign, 0))
+        return self._group.all_reduce(rows.masked_fill_(foreign.unsqueeze(1), 0))
+
+
+class ParallelLMHead:
+    """Scores of all tokens, split over the vocabulary: [R, hidden] to fp32 [R, vocab_size]."""
+
+    def __init__(
+        self, vocab_size: int, hidden_size: int, options: LayerOptions, *, tied: bool
+    ) -> None:
+        self._group = options.group
+        self._vocab_size = vocab_size
+        self._batch_invariant = options.batch_invariant
+        self._tied = tied
+        self._own = None if tied else VocabParallelEmbedding(vocab_size, hidden_size, options)
+        self._packed: PackedLinear
+
+    def weight_slots(self, name: str) -> Iterator[WeightSlot]:
+        """The slot of `name`.weight; none where it is the embedding's."""
+        return iter(()) if self._own is None else self._own.weight_slots(name)
+
+    def pack(self, embedding: VocabParallelEmbedding) -> None:
+        """Packs its own weight, or the embedding's where the two are tied."""
+        weight = self.source(embedding).weight
+        self._packed = pack_linear_weight(weight, batch_invariant=self._batch_invariant)
+        self._own = None
+
+    def drop(self) -> None:
+        """Lets go of the loaded weight unpacked."""
+        self._own = None
+
+    def source(self, embedding: VocabParallelEmbedding) -> VocabParallelEmbedding:
+        """What holds its weight after loading: itself, or the embedding where the two are tied."""
+        return embedding if self._own is None else self._own
+
+    def forward(self, hidden: torch.Tensor) -> torch.Tensor:
+        """See the class."""
+        return self.gather(linear(hidden, self._packed))
+
+    def gather(self, local: torch.Tensor) -> torch.Tensor:
+        """The ranks' scores [R, local vocabulary] put together: fp32 [R, vocab_size]."""
+        if self._group.world_size > 1:
+            local = self._group.all_gather_last_dim(local)[:, : self._vocab_size]
+        return local.float()
+
+
+def _empty(shape: tuple[int, ...], options: LayerOptions) -> torch.Tensor:
+    return torch.empty(shape, dtype=options.dtype, device=options.device)

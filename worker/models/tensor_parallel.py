@@ -1,0 +1,213 @@
+"""The tensor-parallel group: collectives among the ranks that share one copy of a model."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+import torch.distributed as dist
+
+from worker.plan.meeting import Meeting, interface_towards
+
+if TYPE_CHECKING:
+    from torch._C._distributed_c10d import Store
+
+_STORE_FILE = "tensor_parallel_store"
+_DEFAULT_TIMEOUT_S = 300.0
+_ARRIVAL_POLL_S = 0.02
+
+
+class TensorParallelGroup:
+    """Collectives over NCCL (CUDA) or Gloo (CPU); nothing at all with one rank.
+
+    NCCL wants a GPU per rank: where ranks share one, all collectives go through host memory and
+    Gloo, which is slow but runs. All ranks call the same collectives in the same order. Ranks of
+    one node meet through a file in a directory that they share, and nothing listens beyond the
+    loopback interface; those of several nodes meet over the network.
+
+    Args:
+        device_names: of the ranks' devices, in order; equal names are one device. None for CPU.
+    """
+
+    def __init__(
+        self,
+        *,
+        rank: int,
+        world_size: int,
+        device: torch.device,
+        process_group: dist.ProcessGroup | None,
+        device_names: Sequence[str] | None = None,
+    ) -> None:
+        self.rank = rank
+        self.world_size = world_size
+        self.device = device
+        self._process_group = process_group
+        self._device_names = device_names
+        self.is_through_host = device_names is not None and not _all_differ(device_names)
+        """Whether collectives of a CUDA device wait for the host."""
+
+    @classmethod
+    def create(
+        cls,
+        rank: int,
+        world_size: int,
+        device: torch.device,
+        directory: str | Path,
+        *,
+        timeout_s: float = _DEFAULT_TIMEOUT_S,
+        while_waiting: Callable[[], None] | None = None,
+        meeting: Meeting | None = None,
+    ) -> TensorParallelGroup:
+        """Joins the group; returns when all ranks have. The directory must be fresh per group.
+
+        Args:
+            rank: this process's place in the group.
+            world_size: number of ranks.
+            device: of this rank.
+            directory: that all ranks share.
+            timeout_s: for which the others are waited for.
+            while_waiting: called again and again until all others are there; may raise, where one
+                will never come. The library itself waits without a look at anything.
+            meeting: takes the directory's place where the ranks are on several nodes.
+
+        Raises:
+            torch.distributed.DistError: the other ranks did not come within the timeout.
+        """
+        assert 0 <= rank < world_size, f"rank {rank} of {world_size}"
+        if world_size == 1:
+            return cls.alone(device)
+        timeout = timedelta(seconds=timeout_s)
+        store = _open_store(directory, meeting, rank, world_size, timeout)
+        store.set(_arrival(rank), "")
+        if while_waiting is not None:
+            arrivals = [_arrival(other) for other in range(world_size)]
+            while not store.check(arrivals):
+                while_waiting()
+                time.sleep(_ARRIVAL_POLL_S)
+        names = None
+        if device.type == "cuda":
+            names = _exchange(store, _device_name(device), rank, world_size)
+        over_nccl = names is not None and _all_differ(names)
+        interface = _loopback_interface() if meeting is None else interface_towards(meeting.host)
+        if interface is not None:
+            for library in ("GLOO", "NCCL"):
+                os.environ.setdefault(f"{library}_SOCKET_IFNAME", interface)
+        dist.init_process_group(
+            backend="nccl" if over_nccl else "gloo",
+            store=store,
+            rank=rank,
+            world_size=world_size,
+            timeout=timeout,
+            device_id=device if over_nccl else None,
+        )
+        return cls(
+            rank=rank,
+            world_size=world_size,
+            device=device,
+            process_group=dist.group.WORLD,
+            device_names=names,
+        )
+
+    @classmethod
+    def alone(cls, device: torch.device) -> TensorParallelGroup:
+        """A group of one rank; it never touches torch.distributed."""
+        return cls(rank=0, world_size=1, device=device, process_group=None)
+
+    def all_reduce(self, tensor: torch.Tensor, *, fixed_order: bool = False) -> torch.Tensor:
+        """The sum over all ranks, [*tensor.shape] on each; may reuse the input's memory.
+
+        With `fixed_order` an element's sum does not depend on its place in the message. The
+        libraries' order does from three ranks on; of two ranks either order gives the same.
+        """
+        if self.world_size == 1:
+            return tensor
+        total = tensor.cpu() if self.is_through_host else tensor
+        if fixed_order and self.world_size > 2:
+            parts = self._gather(total)
+            total = parts[0]
+            for part in parts[1:]:
+                total = total + part
+        else:
+            dist.all_reduce(total, group=self._process_group)
+        return total.to(tensor.device)
+
+    def all_gather_last_dim(self, tensor: torch.Tensor) -> torch.Tensor:
+        """All ranks' [..., n] side by side, in the order of ranks: [..., world_size * n]."""
+        if self.world_size == 1:
+            return tensor
+        parts = self._gather(tensor.cpu() if self.is_through_host else tensor)
+        return torch.cat(parts, dim=-1).to(tensor.device)
+
+    def gather_on_device(self, values: Sequence[int]) -> list[list[int]]:
+        """The values of every rank on this rank's device; this rank's own where it has one alone.
+
+        Where ranks share devices, none returns before all have called. Of no meaning on CPU.
+        """
+        if not self.is_through_host:
+            return [list(values)]
+        assert self._device_names is not None, "only named devices are shared"
+        gathered = self._gather(torch.tensor(values))
+        mine = self._device_names[self.rank]
+        pairs = zip(self._device_names, gathered, strict=True)
+        return [part.tolist() for name, part in pairs if name == mine]
+
+    def close(self) -> None:
+        """Leaves the group. Safe to call twice."""
+        if self._process_group is not None:
+            self._process_group = None
+            dist.destroy_process_group()
+
+    def _gather(self, tensor: torch.Tensor) -> list[torch.Tensor]:
+        parts = [torch.empty_like(tensor) for _ in range(self.world_size)]
+        dist.all_gather(parts, tensor.contiguous(), group=self._process_group)
+        return parts
+
+
+def _arrival(rank: int) -> str:
+    return f"rank_{rank}_is_here"
+
+
+def _open_store(
+    directory: str | Path, meeting: Meeting | None, rank: int, world_size: int, timeout: timedelta
+) -> Store:
+    """Where ranks leave words for each other; rank 0 keeps it if they are on several nodes."""
+    store: Store
+    if meeting is None:
+        store_file = str(Path(directory).resolve() / _STORE_FILE)
+        store = dist.FileStore(store_file, world_size)  # type: ignore[attr-defined]  # lacks __all__
+    else:
+        store = dist.TCPStore(  # type: ignore[attr-defined]  # lacks __all__
+            meeting.host,
+            meeting.store_port,
+            is_master=rank == 0,
+            timeout=timeout,
+            wait_for_workers=False,
+            master_listen_fd=meeting.store_fd if rank == 0 else None,
+        )
+    store.set_timeout(timeout)
+    return store
+
+
+def _exchange(store: Store, word: str, rank: int, world_size: int) -> tuple[str, ...]:
+    """Every rank's word, in the order of ranks. Raises DistError after the store's timeout."""
+    store.set(f"device_of_rank_{rank}", word)
+    return tuple(store.get(f"device_of_rank_{other}").decode() for other in range(world_size))
+
+
+def _device_name(device: torch.device) -> str:
+    """The hardware's own name: an index means another GPU wherever other ones are visible."""
+    return str(torch.cuda.get_device_properties(device).uuid)
+
+
+def _all_differ(names: Sequence[str]) -> bool:
+    return len(set(names)) == len(names)
+
+
+def _loopback_interface() -> str:
+    return "lo0" if sys.platform == "darwin" else "lo"

@@ -1,1 +1,0 @@
-"""The ranks of one worker group: the tensor-parallel group and the channel that carries Plans."""

@@ -1,0 +1,174 @@
+"""The sockets between a worker group's coordinator and its ranks: one stream per rank.
+
+No message is dropped on the way; every Plan carries a sequence number besides.
+"""
+
+from __future__ import annotations
+
+import hmac
+import select
+from collections import deque
+from collections.abc import Collection, Sequence
+
+import msgspec
+
+from worker.plan.frames import FrameStream, connect, connect_to, listen
+from worker.plan.meeting import Meeting, MeetingPlace
+from worker.plan.messages import FromRank, ToRank
+
+LINGER_MS = 500
+"""How long a closing socket may still flush."""
+
+
+class CoordinatorChannel:
+    """The coordinator's end: ranks connect to it, and are all sent the same.
+
+    Args:
+        directory: the group's private folder, where ranks of one node connect.
+        ranks: that are to connect.
+        place: where they do if they are on several nodes.
+    """
+
+    def __init__(
+        self, directory: str, ranks: Sequence[int], place: MeetingPlace | None = None
+    ) -> None:
+        self._encoder = msgspec.msgpack.Encoder()
+        self._decoder = msgspec.msgpack.Decoder(FromRank)
+        self._listener = place.listener if place else listen(directory, "ranks", len(ranks))
+        self._token = place.meeting.token.encode() if place else b""
+        self._strangers: dict[int, FrameStream] = {}
+        """Of whoever has connected and presented no token yet, by descriptor."""
+        self._streams: dict[int, FrameStream] = {}
+        """Of ranks that are connected, by descriptor."""
+        self._sent: list[bytes] = []
+        """All that has been sent while ranks were still to come."""
+        self._num_missing = len(ranks)
+        self._messages: deque[FromRank] = deque()
+        self.num_lost = 0
+        """Ranks that have closed their end."""
+
+    @property
+    def fds(self) -> list[int]:
+        """Descriptors that turn readable when a rank says something, or ends."""
+        return list(self._streams)
+
+    def send(self, message: ToRank) -> None:
+        """Sends one message to every rank without waiting; encoded once."""
+        payload = self._encoder.encode(message)
+        for stream in self._streams.values():
+            stream.send(payload)
+        if self._num_missing:
+            self._sent.append(payload)
+
+    def next(self) -> FromRank | None:
+        """The oldest message that has been read and not taken."""
+        return self._messages.popleft() if self._messages else None
+
+    def wait(self, others: Collection[int] = (), timeout_ms: int | None = None) -> None:
+        """Waits until something was read or sent, a rank ended, or one of `others` is readable.
+
+        A rank's end shows as the end of its stream, so `others` need not tell of it.
+        """
+        if not (others or self._num_missing) and timeout_ms is None and len(self._streams) == 1:
+            ((fd, stream),) = self._streams.items()
+            if not stream.has_unsent:
+                return self._serve(fd, select.POLLIN)
+        poller = select.poll()
+        for fd, stream in self._streams.items():
+            poller.register(fd, select.POLLIN | (select.POLLOUT if stream.has_unsent else 0))
+        for fd in others:
+            poller.register(fd, select.POLLIN)
+        for fd in self._strangers:
+            poller.register(fd, select.POLLIN)
+        if self._num_missing:
+            poller.register(self._listener, select.POLLIN)
+        for fd, event in poller.poll(timeout_ms):
+            if fd in self._streams:
+                self._serve(fd, event)
+            elif fd in self._strangers:
+                self._hear_stranger(fd)
+            elif fd == self._listener.fileno():
+                self._accept()
+
+    def close(self) -> None:
+        """Closes all sockets after a short flush."""
+        for stream in self._streams.values():
+            stream.flush_all(LINGER_MS / 1e3)
+            stream.close()
+        for stream in self._strangers.values():
+            stream.close()
+        self._listener.close()
+
+    def _accept(self) -> None:
+        connection, _ = self._listener.accept()
+        stream = FrameStream(connection)
+        if self._token:
+            self._strangers[stream.fileno()] = stream
+        else:
+            self._admit(stream)
+
+    def _hear_stranger(self, fd: int) -> None:
+        """Takes in whoever begins with the token, and lets go of all others."""
+        stream = self._strangers.pop(fd)
+        try:
+            frames = stream.read(wait=False)
+        except EOFError:
+            frames = []
+        # It fits into one segment: what comes in pieces is not it.
+        if frames and hmac.compare_digest(frames[0], self._token):
+            self._admit(stream)
+            self._messages += map(self._decoder.decode, frames[1:])
+        else:
+            stream.close()
+
+    def _admit(self, stream: FrameStream) -> None:
+        self._streams[stream.fileno()] = stream
+        self._num_missing -= 1
+        for payload in self._sent:
+            stream.send(payload)
+        if not self._num_missing:
+            self._sent.clear()
+
+    def _serve(self, fd: int, event: int) -> None:
+        stream = self._streams[fd]
+        if event & select.POLLOUT:
+            stream.flush()
+        if event & ~select.POLLOUT:
+            try:
+                self._messages += map(self._decoder.decode, stream.read())
+            except EOFError:
+                del self._streams[fd]
+                stream.close()
+                self.num_lost += 1
+
+
+class RankChannel:
+    """A rank's end. See CoordinatorChannel."""
+
+    def __init__(self, directory: str, meeting: Meeting | None = None) -> None:
+        self._encoder = msgspec.msgpack.Encoder()
+        self._decoder = msgspec.msgpack.Decoder(ToRank)
+        if meeting is None:
+            self._stream = connect(directory, "ranks")
+        else:
+            self._stream = connect_to(meeting.host, meeting.port)
+            self._stream.send_all(meeting.token.encode())
+        self._messages: deque[ToRank] = deque()
+
+    def receive(self) -> ToRank:
+        """The next message of the coordinator; waits for it.
+
+        Raises:
+            EOFError: the coordinator is gone.
+        """
+        while not self._messages:
+            self._messages += map(self._decoder.decode, self._stream.read())
+        return self._messages.popleft()
+
+    def send(self, message: FromRank) -> None:
+        """Sends one message to the coordinator, which always reads before long."""
+        self._stream.send_all(self._encoder.encode(message))
+
+    def close(self) -> None:
+        """Closes the socket."""
+        self._stream.close()

@@ -1,0 +1,180 @@
+"""Frames over stream sockets: a length (uint32), then a msgpack struct, never pickle.
+
+A step of a small model takes a tenth of a millisecond, so a message may cost one wake-up and no
+more: zmq's I/O threads made it three on either side. Within a node these are Unix sockets, in a
+directory that is private to the group's user; between nodes TCP (`worker.plan.meeting`).
+"""
+
+from __future__ import annotations
+
+import select
+import socket
+import time
+from struct import Struct
+
+_CONNECT_RETRY_S = 0.02
+_BUFFER_BYTES = 4 << 20
+"""Asked of the system per direction, so that a long prompt hardly ever waits to be read."""
+_HEADER = Struct("<I")
+_READ_BYTES = 1 << 18
+_SILENCE_S = 5
+"""After which TCP asks whether a peer's node is still there, and again every so often."""
+_LOST_AFTER_S = 20
+"""A node that has not answered for so long is gone."""
+
+
+def socket_path(directory: str, name: str) -> str:
+    """The path of a socket in the group's directory.
+
+    Raises:
+        ValueError: the path is longer than a Unix socket address can be.
+    """
+    path = f"{directory}/{name}"
+    if len(path.encode()) > 107:
+        raise ValueError(f"socket path {path!r} exceeds 107 bytes: choose a shorter directory")
+    return path
+
+
+def listen(directory: str, name: str, backlog: int) -> socket.socket:
+    """A listening socket in the group's directory. Raises ValueError as `socket_path` does."""
+    listener = socket.socket(socket.AF_UNIX)
+    listener.bind(socket_path(directory, name))
+    listener.listen(backlog)
+    return listener
+
+
+def connect(directory: str, name: str) -> FrameStream:
+    """Connects as soon as somebody listens: whoever started this process starts that one too."""
+    while True:
+        connection = socket.socket(socket.AF_UNIX)
+        try:
+            connection.connect(socket_path(directory, name))
+            return FrameStream(connection)
+        except (FileNotFoundError, ConnectionRefusedError):
+            connection.close()
+            time.sleep(_CONNECT_RETRY_S)
+
+
+def listen_on(host: str, backlog: int) -> socket.socket:
+    """A socket that listens at a free port of the address."""
+    listener = socket.socket(_family(host))
+    listener.bind((host, 0))
+    listener.listen(backlog)
+    return listener
+
+
+def connect_to(host: str, port: int) -> FrameStream:
+    """Connects over TCP to somebody who listens already. Raises OSError."""
+    connection = socket.socket(_family(host))
+    try:
+        connection.connect((host, port))
+    except OSError:
+        connection.close()
+        raise
+    return FrameStream(connection)
+
+
+def _family(host: str) -> socket.AddressFamily:
+    return socket.AF_INET6 if ":" in host else socket.AF_INET
+
+
+def _keep_alive(connection: socket.socket) -> None:
+    """Sends each frame at once, and has the end of the peer's node seen."""
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for option, value in (
+        (socket.TCP_NODELAY, 1),
+        (socket.TCP_KEEPIDLE, _SILENCE_S),
+        (socket.TCP_KEEPINTVL, _SILENCE_S),
+        (socket.TCP_KEEPCNT, _LOST_AFTER_S // _SILENCE_S),
+        (socket.TCP_USER_TIMEOUT, _LOST_AFTER_S * 1000),
+    ):
+        connection.setsockopt(socket.IPPROTO_TCP, option, value)
+
+
+class FrameStream:
+    """Frames over one connected stream socket."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self._socket = connection
+        self._received = bytearray()
+        self._unsent = bytearray()
+        for option in (socket.SO_SNDBUF, socket.SO_RCVBUF):
+            connection.setsockopt(socket.SOL_SOCKET, option, _BUFFER_BYTES)
+        if connection.family != socket.AF_UNIX:
+            _keep_alive(connection)
+
+    def fileno(self) -> int:
+        """For polling."""
+        return self._socket.fileno()
+
+    @property
+    def has_unsent(self) -> bool:
+        """Whether `flush` has something to do once the socket is writable."""
+        return bool(self._unsent)
+
+    def send(self, payload: bytes) -> None:
+        """Sends a frame without waiting: what the system does not take stays for `flush`."""
+        if self._unsent:
+            self._unsent += _HEADER.pack(len(payload)) + payload
+            return
+        data = _HEADER.pack(len(payload)) + payload
+        try:
+            sent = self._socket.send(data, socket.MSG_DONTWAIT)
+        except BlockingIOError:
+            sent = 0
+        except OSError:
+            return  # the peer is gone: its end shows when reading
+        self._unsent += memoryview(data)[sent:]
+
+    def send_all(self, payload: bytes) -> None:
+        """Sends a frame, waiting for the peer to read where it must. Raises OSError."""
+        self._socket.sendall(_HEADER.pack(len(payload)) + payload)
+
+    def flush(self) -> None:
+        """Sends more of what is left, without waiting."""
+        try:
+            sent = self._socket.send(self._unsent, socket.MSG_DONTWAIT)
+            del self._unsent[:sent]
+        except BlockingIOError:
+            return
+        except OSError:
+            self._unsent.clear()
+
+    def flush_all(self, timeout_s: float) -> None:
+        """Sends all that is left, for as long as `timeout_s` at most."""
+        deadline = time.monotonic() + timeout_s
+        while self._unsent and (left := deadline - time.monotonic()) > 0:
+            select.select([], [self._socket], [], left)
+            self.flush()
+
+    def read(self, *, wait: bool = True) -> list[bytes]:
+        """Waits for data, if it is to, and returns the frames that it completes.
+
+        Raises:
+            EOFError: the peer has closed its end.
+        """
+        try:
+            data = self._socket.recv(_READ_BYTES, 0 if wait else socket.MSG_DONTWAIT)
+        except BlockingIOError:
+            return []
+        except ConnectionError as error:
+            raise EOFError from error
+        if not data:
+            raise EOFError
+        received = self._received
+        if not received and len(data) >= 4 and _HEADER.unpack_from(data)[0] == len(data) - 4:
+            return [data[4:]]
+        received += data
+        frames, start = [], 0
+        while len(received) - start >= 4:
+            end = start + 4 + int(_HEADER.unpack_from(received, start)[0])
+            if end > len(received):
+                break
+            frames.append(bytes(received[start + 4 : end]))
+            start = end
+        del received[:start]
+        return frames
+
+    def close(self) -> None:
+        """Closes the socket. Safe to call twice."""
+        self._socket.close()

@@ -1,0 +1,359 @@
+"""Runs the rounds of a Plan's blocks on one rank."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Final
+
+import msgspec
+import numpy as np
+import torch
+
+from worker.config import EngineConfig
+from worker.models.config import ModelConfig
+from worker.plan.plan import BlockOutcome, Plan, Row, StepResult
+from worker.rank.diffusion.base import BlockBatch, BoolArray, IntArray, scored_positions
+from worker.rank.diffusion.modes import ExecutionMode, FirstDoneFirstOut, Synchronous
+from worker.rank.diffusion.proposal import propose, random_positions
+from worker.rank.diffusion.running import RunningBlock, place_reads, read_places
+from worker.rank.diffusion.table import BlockDefaults, BlockTable
+from worker.rank.sampling.masks import MaskRows
+from worker.rank.sampling.sampler import RandomRows
+from worker.rank.tables import DeviceTables
+from worker.rank.transfer import to_device
+from worker.wire.diffusion import DllmAlgorithm
+
+Forward = Callable[[Plan, torch.Tensor], torch.Tensor]
+"""Runs a Plan's rows; hidden states [S, hidden] of the tokens [S] that are read."""
+Score = Callable[[torch.Tensor], torch.Tensor]
+"""Logits of hidden states."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class BlockStep:
+    """A Plan whose rows stand where their blocks do."""
+
+    plan: Plan
+    blocks: Sequence[RunningBlock] = ()
+    """Of the rows that `sample`."""
+    read: torch.Tensor | None = None
+    """[S] int64: tokens of the first pass whose hidden states are read; None without rows."""
+    left_out: tuple[int, ...] = ()
+    """Rows that floated and whose requests had ended, counted over the rows that `sample`."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class BlockResults:
+    """What the rounds of one Plan came to."""
+
+    outcomes: list[BlockOutcome]
+    token_ids: list[int]
+    num_forwards: int
+
+    def add_to(self, result: StepResult) -> StepResult:
+        """The result of the step with these in it."""
+        return msgspec.structs.replace(
+            result,
+            token_ids=self.token_ids,
+            blocks=self.outcomes,
+            num_forwards=self.num_forwards,
+        )
+
+
+class BlockDecoder:
+    """The rounds of running blocks, by one algorithm or several, in one execution mode.
+
+    Every rank runs the same rounds: all decide by the same logits.
+
+    Args:
+        config: the engine's configuration.
+        model: names the block size and the mask token.
+        tables: where the next forward pass reads tokens.
+        forward: runs a Plan's rows; their tokens are in the tables.
+        score: makes logits of hidden states.
+    """
+
+    def __init__(
+        self,
+        config: EngineConfig,
+        model: ModelConfig,
+        tables: DeviceTables,
+        *,
+        forward: Forward,
+        score: Score,
+    ) -> None:
+        assert model.mask_token_id is not None, "an autoregressive model has no blocks"
+        self._tables = tables
+        self._forward = forward
+        self._score = score
+        self._mode: ExecutionMode = FirstDoneFirstOut() if config.dllm_fdfo else Synchronous()
+        features = config.dllm_features
+        self._early_exit = "early_exit" in features
+        self._masked_logits = "masked_logits" in features
+        self._report_at_once = "report_at_once" in features
+        self._needs_no_commit = "fused_commit" in features or "skip_last_commit" in features
+        self._block_size = model.block_size
+        self._vocab_size = model.vocab_size
+        self.table = BlockTable(
+            num_slots=tables.token_pool.shape[0],
+            block_size=model.block_size,
+            mask_token_id=model.mask_token_id,
+            defaults=BlockDefaults(
+                algorithm=config.dllm_algorithm,
+                threshold=config.dllm_threshold,
+                edit_threshold=config.dllm_edit_threshold,
+                max_post_edit_steps=config.dllm_max_post_edit_steps,
+                penalty=config.dllm_penalty,
+            ),
+        )
+
+    def begin(self, plan: Plan) -> BlockStep:
+        """Takes the Plan's requests in, and puts the tokens of blocks that begin into the tables.
+
+        Rows that float are put where the rounds before left their blocks.
+
+        HAZARD: these cells must be others than those that the Plan's own writes go to: undecided
+        positions lie beyond the tokens that an admission brings.
+        """
+        for accept in plan.accepts:
+            self.table.accept(accept.slot, accept.end)
+        # Before a next block begins: this one is still to be committed.
+        self._write([accept.slot for accept in plan.accepts])
+        for admit in plan.admits:
+            self.table.admit(admit)
+        step = self._placed(plan)
+        plan = step.plan
+        fresh = [
+            row.slot
+            for row in plan.rows
+            if row.sample and self.table.enter(row.slot, self._block_start(row))
+        ]
+        self._write(fresh)
+        blocks: list[RunningBlock] = []
+        end = 0
+        for row in plan.rows:
+            end += row.length
+            if row.sample:
+                block = Row(row.slot, self._block_start(row), self._block_size, True)
+                blocks.append(RunningBlock(row=block, place=end - self._block_size))
+        return replace(step, blocks=blocks, read=self._reads(blocks) if plan.rows else None)
+
+    def run(self, step: BlockStep, hidden: torch.Tensor | None, masks: bytes = b"") -> BlockResults:
+        """The Plan's rounds, after its first forward pass.
+
+        Args:
+            step: as `begin` returned it; rows that `sample` end with a running block each.
+            hidden: of the tokens `step.read`, [S, hidden]; None without rows.
+            masks: of the blocks of `Plan.masked`, as in a Sample message.
+        """
+        plan = step.plan
+        if hidden is None:
+            outcomes = [_NOT_RUN] * len(step.left_out)
+            return BlockResults(outcomes=outcomes, token_ids=[], num_forwards=0)
+        blocks = step.blocks
+        if not blocks:
+            return BlockResults(outcomes=[], token_ids=[], num_forwards=1)
+        mask_bytes = -(-self._vocab_size // 32) * 4
+        for place, number in enumerate(plan.masked):
+            blocks[number].mask = masks[place * mask_bytes : (place + 1) * mask_bytes]
+        rounds = _Rounds(self, plan.seq, blocks, hidden)
+        self._mode.run(rounds.advance, len(blocks), plan.max_rounds)
+        outcomes = [self._outcome(block) for block in blocks]
+        for place in step.left_out:
+            outcomes.insert(place, _NOT_RUN)
+        return BlockResults(
+            outcomes=outcomes,
+            token_ids=[token_id for block in blocks for token_id in block.token_ids],
+            num_forwards=rounds.num_forwards,
+        )
+
+    def forward(self, seq: int, blocks: Sequence[RunningBlock]) -> torch.Tensor:
+        """One pass over the blocks alone."""
+        for index, block in enumerate(blocks):
+            block.place = index * self._block_size
+        plan = Plan(seq, [], [], [block.row for block in blocks])
+        return self._forward(plan, self._reads(blocks))
+
+    def step(self, blocks: Sequence[RunningBlock], hidden: torch.Tensor) -> None:
+        """One step for blocks that are not done."""
+        by_name: dict[DllmAlgorithm, list[RunningBlock]] = {}
+        guided: list[RunningBlock] = []
+        for block in blocks:
+            if block.mask is None:
+                by_name.setdefault(self.table.algorithm_name(block.row.slot), []).append(block)
+            else:
+                guided.append(block)
+        for name, own in by_name.items():
+            self._step_algorithm(name, own, hidden)
+        self._write([block.row.slot for block in blocks if block.mask is None])
+        if guided:
+            self._step_guided(guided, hidden)
+
+    def _step_algorithm(
+        self, name: DllmAlgorithm, blocks: Sequence[RunningBlock], hidden: torch.Tensor
+    ) -> None:
+        table, algorithm = self.table, self.table.algorithm(name)
+        slots = [block.row.slot for block in blocks]
+        undecided, fixed = table.undecided[slots], table.fixed[slots]
+        was_open = [bool(row.any()) for row in undecided]
+        scored = scored_positions(algorithm, undecided, fixed, only_needed=self._masked_logits)
+        logits, random = self._scores(blocks, scored, hidden)
+        batch = BlockBatch(
+            ids=table.ids[slots],
+            undecided=undecided,
+            fixed=fixed,
+            scored=scored,
+            params=table.params(slots),
+            report_at_once=self._report_at_once,
+            propose=lambda logits: propose(
+                logits, scored, mask_token_id=table.mask_token_id, random=random
+            ),
+        )
+        states: IntArray | None = table.states[slots] if algorithm.init_step_state() else None
+        done = algorithm.step(batch, logits, states)
+        table.ids[slots], table.undecided[slots] = batch.ids, batch.undecided
+        if states is not None:
+            table.states[slots] = states
+        table.rounds[slots] += 1
+        for block, is_done, was in zip(blocks, done.tolist(), was_open, strict=True):
+            block.num_rounds += was or algorithm.edits
+            self._settle(block, is_done, edits=algorithm.edits)
+
+    def _step_guided(self, blocks: Sequence[RunningBlock], hidden: torch.Tensor) -> None:
+        """One step for blocks under a grammar: a run of tokens from the left, to be examined."""
+        table = self.table
+        slots = [block.row.slot for block in blocks]
+        undecided = table.undecided[slots]
+        logits, random = self._scores(blocks, undecided, hidden)
+        counts = undecided.sum(axis=1)
+        masks = b"".join(block.mask or b"" for block in blocks)
+        firsts = (counts.cumsum() - counts).tolist()
+        rows = MaskRows(firsts, masks, self._vocab_size, hidden.device)
+        rows.apply(logits, native=self._tables.native_draws)
+        proposal = propose(logits, undecided, mask_token_id=table.mask_token_id, random=random)
+        sure = proposal.confidence > table.params(slots).threshold
+        table.proposed[slots] = proposal.token_ids
+        table.rounds[slots] += 1
+        for place, block in enumerate(blocks):
+            first = int(undecided[place].argmax())
+            later = sure[place, first + 1 :]
+            num_sure = len(later) if later.all() else int(later.argmin())
+            tokens = proposal.token_ids[place, first : first + 1 + num_sure]
+            block.token_ids = tokens.tolist()
+            block.num_rounds += 1
+            block.is_paused = True
+
+    def _scores(
+        self, blocks: Sequence[RunningBlock], scored: BoolArray, hidden: torch.Tensor
+    ) -> tuple[torch.Tensor, RandomRows | None]:
+        """Logits of scored positions [N, B], row by row, and with what they draw."""
+        rows, columns = np.nonzero(scored)
+        slots = np.array([block.row.slot for block in blocks], dtype=np.int64)[rows]
+        index = read_places(blocks, rows, columns)
+        random = random_positions(
+            self._tables.sampling,
+            slots,
+            self.table.starts[slots] + columns,
+            self.table.rounds[slots],
+            hidden.device,
+        )
+        if len(index) < len(hidden):
+            hidden = hidden.index_select(0, to_device(torch.from_numpy(index), hidden.device))
+        return self._score(hidden), random
+
+    def _reads(self, blocks: Sequence[RunningBlock]) -> torch.Tensor:
+        tokens = place_reads(blocks, self.table, only_needed=self._masked_logits)
+        return to_device(torch.from_numpy(tokens), self._tables.token_pool.device)
+
+    def _settle(self, block: RunningBlock, is_done: bool, *, edits: bool) -> None:
+        """Decides whether the block leaves, and with which tokens."""
+        slot = block.row.slot
+        if is_done:
+            block.is_done = block.is_committed = True
+            block.token_ids = self.table.tokens(slot)
+        elif edits:
+            return
+        elif self._needs_no_commit and not self.table.undecided[slot].any():
+            block.is_done = True
+            block.token_ids = self.table.tokens(slot)
+        elif self._early_exit and (tokens := self.table.finished_tokens(slot)) is not None:
+            block.is_done = True
+            block.token_ids = tokens
+        if block.is_done:
+            self.table.finish(slot, is_committed=block.is_committed)
+
+    def _placed(self, plan: Plan) -> BlockStep:
+        if not any(row.floats for row in plan.rows):
+            return BlockStep(plan=plan)
+        rows: list[Row] = []
+        left_out: list[int] = []
+        for number, row in enumerate(row for row in plan.rows if row.sample):
+            span = self.table.span(row.slot)
+            if span is None:
+                left_out.append(number)
+                continue
+            start, end = span
+            assert row.start <= start < end <= row.start + row.length, "beyond what it may compute"
+            rows.append(Row(row.slot, start, end - start, True))
+        return BlockStep(plan=msgspec.structs.replace(plan, rows=rows), left_out=tuple(left_out))
+
+    def _outcome(self, block: RunningBlock) -> BlockOutcome:
+        return BlockOutcome(
+            num_tokens=len(block.token_ids),
+            is_committed=block.is_committed,
+            num_rounds=block.num_rounds,
+            num_forwards=block.num_forwards,
+            state=b"" if block.is_done else self.table.save(block.row.slot),
+            draft=self._draft(block),
+        )
+
+    def _draft(self, block: RunningBlock) -> list[int] | None:
+        slot = block.row.slot
+        if block.is_done or block.is_paused or not self.table.wants_drafts[slot]:
+            return None
+        return self.table.draft(slot)
+
+    def _write(self, slots: Sequence[int]) -> None:
+        if not slots:
+            return
+        rows = np.asarray(slots, dtype=np.int64)
+        self._tables.write_tokens(rows, self.table.starts[rows], self.table.ids[rows])
+
+    def _block_start(self, row: Row) -> int:
+        return row.start + row.length - self._block_size
+
+
+_NOT_RUN: Final = BlockOutcome(num_tokens=0, is_committed=False, num_rounds=0, num_forwards=0)
+"""Of a block that no pass was spent on."""
+
+
+class _Rounds:
+    """The rounds of one Plan, as an execution mode sees them."""
+
+    def __init__(
+        self,
+        decoder: BlockDecoder,
+        seq: int,
+        blocks: Sequence[RunningBlock],
+        hidden: torch.Tensor,
+    ) -> None:
+        self.num_forwards = 0
+        self._decoder = decoder
+        self._seq = seq
+        self._blocks = blocks
+        self._hidden: torch.Tensor | None = hidden
+
+    def advance(self, rows: Sequence[int]) -> list[bool]:
+        """One forward pass over these blocks, and one step for those that are not done."""
+        blocks = [self._blocks[row] for row in rows]
+        hidden, self._hidden = self._hidden, None
+        if hidden is None:
+            hidden = self._decoder.forward(self._seq, blocks)
+        self.num_forwards += 1
+        for block in blocks:
+            block.num_forwards += 1
+        self._decoder.step(
+            [block for block in blocks if not (block.is_done or block.is_paused)], hidden
+        )
+        return [block.is_done or block.is_paused for block in blocks]

@@ -1,0 +1,60 @@
+"""Decides what is confident enough, and replaces decided tokens by better ones."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+import numpy as np
+import torch
+
+from worker.rank.diffusion.base import BlockBatch, BoolArray, DiffusionAlgorithm, IntArray
+from worker.rank.diffusion.low_confidence import unmask
+
+_POST_EDIT_STEPS, _FINISHED = 0, 1
+
+
+class JointThreshold(DiffusionAlgorithm):
+    """Mask to token above `threshold`, token to token above `edit_threshold` (LLaDA 2.1).
+
+    Editing goes on, for a limited number of rounds, after the last position was decided; the
+    block is finished by a round that changes nothing. Tokens of the prompt are never replaced.
+    """
+
+    edits: ClassVar[bool] = True
+    default_threshold: ClassVar[float] = 0.5
+
+    def init_step_state(self) -> tuple[int, ...]:
+        """Rounds since the last position was decided; whether the block is finished."""
+        return (0, 0)
+
+    def step(self, batch: BlockBatch, logits: torch.Tensor, states: IntArray | None) -> BoolArray:
+        """See the base class."""
+        assert states is not None, "an editing algorithm has a state"
+        _penalize(batch, logits)
+        proposal = batch.propose(logits)
+        was_finished = states[:, _FINISHED].astype(bool)
+        complete = ~batch.undecided.any(axis=1)
+        states[:, _POST_EDIT_STEPS] += complete & ~was_finished
+        over = states[:, _POST_EDIT_STEPS] > batch.params.max_post_edit_steps[:, 0]
+        edit = ~batch.undecided & ~batch.fixed & (proposal.token_ids != batch.ids)
+        edit &= proposal.confidence > batch.params.edit_threshold
+        write = (unmask(batch, proposal.confidence) | edit) & ~(was_finished | over)[:, None]
+        finished = was_finished | over | ~write.any(axis=1)
+        batch.ids[write] = proposal.token_ids[write]
+        batch.undecided[write] = False
+        states[:, _FINISHED] = finished
+        done: BoolArray = finished if batch.report_at_once else was_finished
+        return done
+
+
+def _penalize(batch: BlockBatch, logits: torch.Tensor) -> None:
+    """Makes a repetition of the token just before, as the block stands, less likely; in place."""
+    if not batch.params.penalty.any():
+        return
+    rows, columns = np.nonzero(batch.scored)
+    (places,) = np.nonzero((columns > 0) & (batch.params.penalty[rows, 0] > 0))
+    token_ids = batch.ids[rows[places], columns[places] - 1]
+    index = (torch.from_numpy(places), torch.from_numpy(token_ids.astype(np.int64)))
+    amounts = torch.from_numpy(-batch.params.penalty[rows[places], 0])
+    device = logits.device
+    logits.index_put_(tuple(part.to(device) for part in index), amounts.to(device), accumulate=True)

@@ -1,0 +1,71 @@
+"""The blocks of one Plan, and which positions of each pass their next step reads."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+
+from worker.plan.plan import Row
+from worker.rank.diffusion.base import BoolArray, scored_positions
+from worker.rank.diffusion.table import BlockTable
+
+_Places = npt.NDArray[np.int64]
+
+
+@dataclass(kw_only=True, slots=True)
+class RunningBlock:
+    """One block of the Plan."""
+
+    row: Row
+    """Its last round alone: positions of the block."""
+    place: int
+    """Of its first position among the tokens of the next forward pass."""
+    reads: BoolArray | None = None
+    """[B]: positions whose hidden states the next step reads."""
+    first: int = 0
+    """Of these among all that are read of that pass."""
+    mask: bytes | None = None
+    """Under a grammar: of the leftmost undecided position."""
+    is_done: bool = False
+    is_paused: bool = False
+    """Whether the grammar must be asked before it can go on."""
+    is_committed: bool = False
+    token_ids: list[int] = field(default_factory=list)
+    num_rounds: int = 0
+    num_forwards: int = 0
+
+
+def place_reads(blocks: Sequence[RunningBlock], table: BlockTable, *, only_needed: bool) -> _Places:
+    """Tokens [S] of the next pass that the step after it reads; notes where each block's will be.
+
+    Args:
+        blocks: with their places in that pass.
+        table: of all slots.
+        only_needed: see `scored_positions`; otherwise whole blocks are read.
+    """
+    tokens, num_read = [np.zeros(0, dtype=np.int64)], 0
+    for block in blocks:
+        slot = block.row.slot
+        if block.is_done or block.is_paused:
+            block.reads = np.zeros(table.block_size, dtype=np.bool_)
+        else:
+            # Under a grammar it is the undecided ones, which any algorithm scores, too.
+            algorithm = table.algorithm(table.algorithm_name(slot))
+            undecided, fixed = table.undecided[slot].copy(), table.fixed[slot]
+            block.reads = scored_positions(algorithm, undecided, fixed, only_needed=only_needed)
+        tokens.append(block.place + np.flatnonzero(block.reads))
+        block.first = num_read
+        num_read += len(tokens[-1])
+    return np.concatenate(tokens)
+
+
+def read_places(blocks: Sequence[RunningBlock], rows: _Places, columns: _Places) -> _Places:
+    """Where, among all that is read of a pass, columns of these blocks are."""
+    reads = np.array([block.reads for block in blocks])
+    assert reads[rows, columns].all(), "scored, but not read"
+    first = np.array([block.first for block in blocks], dtype=np.int64)
+    places: _Places = first[rows] + (reads.cumsum(axis=1) - 1)[rows, columns]
+    return places

@@ -1,0 +1,228 @@
+"""The running block of every slot, on the host."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from worker.plan.plan import Admit, BlockAdmit
+from worker.rank.diffusion.base import BlockParams, DiffusionAlgorithm, IntArray
+from worker.rank.diffusion.registry import ALGORITHMS, create_algorithm
+from worker.wire.diffusion import DiffusionParams, DllmAlgorithm
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class BlockDefaults:
+    """What requests that say nothing get."""
+
+    algorithm: DllmAlgorithm
+    threshold: float | None
+    """None takes the algorithm's own."""
+    edit_threshold: float
+    max_post_edit_steps: int
+    penalty: float
+
+
+class BlockTable:
+    """Tokens, undecided positions, round and state of each slot's running block.
+
+    A block begins when a row of its request first ends with it. In between, and until its request
+    leaves the slot, it stays as the last step left it.
+
+    Args:
+        num_slots: rows.
+        block_size: positions of a block.
+        mask_token_id: what undecided positions hold.
+        defaults: for requests that bring no parameters of their own.
+    """
+
+    def __init__(
+        self, *, num_slots: int, block_size: int, mask_token_id: int, defaults: BlockDefaults
+    ) -> None:
+        self.block_size = block_size
+        self.mask_token_id = mask_token_id
+        self._defaults = defaults
+        self._algorithms = {name: create_algorithm(name) for name in ALGORITHMS}
+        initial = {name: a.init_step_state() or () for name, a in self._algorithms.items()}
+        self._initial_states = initial
+        self._state_size = max(len(state) for state in initial.values())
+        shape = (num_slots, block_size)
+        self.ids = np.full(shape, mask_token_id, dtype=np.int32)
+        self.undecided = np.zeros(shape, dtype=np.bool_)
+        self.fixed = np.zeros(shape, dtype=np.bool_)
+        self.states = np.zeros((num_slots, self._state_size), dtype=np.int32)
+        self.rounds = np.zeros(num_slots, dtype=np.int64)
+        """Steps that the block has seen."""
+        self.starts = np.full(num_slots, -1, dtype=np.int64)
+        """First position of the block; -1 before the first."""
+        self.proposed = np.zeros(shape, dtype=np.int32)
+        """Under a grammar: tokens of the last round, which `accept` may make good."""
+        self.wants_drafts = np.zeros(num_slots, dtype=np.bool_)
+        """Whether the request is told how its block stands."""
+        self._is_done = np.zeros(num_slots, dtype=np.bool_)
+        self._is_committed = np.zeros(num_slots, dtype=np.bool_)
+        self._has_ended = np.zeros(num_slots, dtype=np.bool_)
+        """How the block left, until the next one begins; the last: whether its request ended."""
+        self._fresh = np.zeros(num_slots, dtype=np.bool_)
+        """Whether the device's tokens are still to be brought to `ids`."""
+        self._names: list[DllmAlgorithm] = [defaults.algorithm] * num_slots
+        self._admits: list[BlockAdmit | None] = [None] * num_slots
+        self._known = np.zeros(num_slots, dtype=np.int64)
+        self._tails: list[IntArray] = [np.zeros(0, dtype=np.int32)] * num_slots
+        self._threshold = np.zeros(num_slots, dtype=np.float32)
+        self._edit_threshold = np.zeros(num_slots, dtype=np.float32)
+        self._max_post_edit_steps = np.zeros(num_slots, dtype=np.int32)
+        self._penalty = np.zeros(num_slots, dtype=np.float32)
+
+    def admit(self, admit: Admit) -> None:
+        """Sets a slot up for a request, where it left off if it ran before."""
+        assert admit.block is not None, "a request of a block-diffusion model brings its terms"
+        slot, block = admit.slot, admit.block
+        tokens = np.frombuffer(admit.token_ids, dtype="<i4")
+        self._admits[slot] = block
+        self._known[slot] = len(tokens)
+        self._tails[slot] = tokens[len(tokens) // self.block_size * self.block_size :]
+        self._set_params(slot, block.params or DiffusionParams())
+        self.starts[slot] = -1
+        self._is_done[slot] = self._has_ended[slot] = False
+        if block.state:
+            self._restore(slot, block.state, tokens)
+
+    def accept(self, slot: int, end: int) -> None:
+        """Decides the undecided positions before `end` as they were proposed."""
+        positions = self.starts[slot] + np.arange(self.block_size)
+        taken = self.undecided[slot] & (positions < end)
+        self.ids[slot, taken] = self.proposed[slot, taken]
+        self.undecided[slot, taken] = False
+
+    def enter(self, slot: int, start: int) -> bool:
+        """Makes the block at `start` the slot's running one.
+
+        Returns whether its tokens are to be written to the device.
+        """
+        if self.starts[slot] != start:
+            assert start == self._known[slot] // self.block_size * self.block_size or (
+                start > self._known[slot]
+            ), "a block that is known already"
+            positions = start + np.arange(self.block_size)
+            self._begin(slot, start)
+            self.fixed[slot] = positions < self._known[slot]
+            self.undecided[slot] = ~self.fixed[slot]
+            self.ids[slot] = self.mask_token_id
+            if self.fixed[slot].any():
+                self.ids[slot, : len(self._tails[slot])] = self._tails[slot]
+            self.rounds[slot] = 0
+            self.states[slot, :] = 0
+            initial = self._initial_states[self._names[slot]]
+            self.states[slot, : len(initial)] = initial
+        fresh = bool(self._fresh[slot])
+        self._fresh[slot] = False
+        return fresh
+
+    def finish(self, slot: int, *, is_committed: bool) -> None:
+        """Notes that the slot's block is done, and whether the cache holds it as it is now."""
+        self._is_done[slot] = True
+        self._is_committed[slot] = is_committed
+        self._has_ended[slot] = self.finished_tokens(slot) is not None
+
+    def span(self, slot: int) -> tuple[int, int] | None:
+        """Positions [start, end) that the slot's next pass computes; None if its request ended.
+
+        Its running block, or what is left to commit of the one that is done and the next one.
+        """
+        if self._has_ended[slot]:
+            return None
+        start, size = int(self.starts[slot]), self.block_size
+        if not self._is_done[slot]:
+            return start, start + size
+        return start + size * int(self._is_committed[slot]), start + 2 * size
+
+    def algorithm_name(self, slot: int) -> DllmAlgorithm:
+        """Of the slot's request."""
+        return self._names[slot]
+
+    def algorithm(self, name: DllmAlgorithm) -> DiffusionAlgorithm:
+        """The instance of this table."""
+        return self._algorithms[name]
+
+    def params(self, slots: Sequence[int]) -> BlockParams:
+        """Parameters of some slots."""
+        return BlockParams(
+            threshold=self._threshold[slots, None],
+            edit_threshold=self._edit_threshold[slots, None],
+            max_post_edit_steps=self._max_post_edit_steps[slots, None],
+            penalty=self._penalty[slots, None],
+        )
+
+    def tokens(self, slot: int) -> list[int]:
+        """What the slot's block adds to its request, once it is done."""
+        token_ids: list[int] = self.ids[slot][~self.fixed[slot]].tolist()
+        return token_ids
+
+    def draft(self, slot: int) -> list[int]:
+        """The slot's block beyond the prompt, -1 where undecided."""
+        shown = np.where(self.undecided[slot], -1, self.ids[slot])
+        token_ids: list[int] = shown[~self.fixed[slot]].tolist()
+        return token_ids
+
+    def finished_tokens(self, slot: int) -> list[int] | None:
+        """What the block adds if its request surely ends within it, else None.
+
+        It does where all positions up to an end token, or up to the request's limit, are decided.
+        """
+        admit = self._admits[slot]
+        assert admit is not None
+        undecided = self.undecided[slot]
+        num_decided = int(undecided.argmax()) if undecided.any() else self.block_size
+        num_fixed = int(self.fixed[slot].sum())
+        decided = self.ids[slot, num_fixed:num_decided].tolist()
+        for index, token_id in enumerate(decided):
+            if token_id in admit.end_token_ids:
+                return list(decided[: index + 1])
+        room = admit.limit - int(self.starts[slot]) - num_fixed
+        return list(decided[:room]) if len(decided) >= room else None
+
+    def save(self, slot: int) -> bytes:
+        """The running block in a form that `admit` takes again."""
+        header = np.array([self.starts[slot], self.rounds[slot]], dtype="<i4")
+        parts = (header, self.undecided[slot], self.ids[slot], self.states[slot])
+        return b"".join(part.astype("<i4").tobytes() for part in parts)
+
+    def _restore(self, slot: int, state: bytes, tokens: IntArray) -> None:
+        values, size = np.frombuffer(state, dtype="<i4"), self.block_size
+        self._begin(slot, int(values[0]))
+        self.rounds[slot] = values[1]
+        self.undecided[slot] = values[2 : 2 + size]
+        self.ids[slot] = values[2 + size : 2 + 2 * size]
+        self.states[slot] = values[2 + 2 * size :]
+        known = tokens[self.starts[slot] :][:size]
+        self.fixed[slot] = np.arange(size) < len(known)
+        # Under a grammar, what the round before proposed may be known by now.
+        self.ids[slot, : len(known)] = known
+        self.undecided[slot, : len(known)] = False
+
+    def _begin(self, slot: int, start: int) -> None:
+        self.starts[slot] = start
+        self._fresh[slot] = True
+        self._is_done[slot] = self._has_ended[slot] = False
+
+    def _set_params(self, slot: int, params: DiffusionParams) -> None:
+        defaults = self._defaults
+        name = params.algorithm or defaults.algorithm
+        own = self._algorithms[name].default_threshold
+        if name == defaults.algorithm and defaults.threshold is not None:
+            own = defaults.threshold
+        self._names[slot] = name
+        self.wants_drafts[slot] = params.stream_drafts
+        self._threshold[slot] = _or(params.threshold, own)
+        self._edit_threshold[slot] = _or(params.edit_threshold, defaults.edit_threshold)
+        self._penalty[slot] = _or(params.penalty, defaults.penalty)
+        self._max_post_edit_steps[slot] = _or(
+            params.max_post_edit_steps, defaults.max_post_edit_steps
+        )
+
+
+def _or(value: float | None, default: float) -> float:
+    return default if value is None else value

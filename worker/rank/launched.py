@@ -1,0 +1,145 @@
+"""A step under way: launched up to its draw, then to its end, when only waiting is left."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import torch
+
+from worker.plan.plan import Plan, RankTimes, StepResult
+from worker.rank.device_clock import DeviceClock
+from worker.rank.diffusion.decoder import BlockResults, BlockStep
+from worker.rank.host_pages import LoadClock
+from worker.rank.inputs import StepInputs
+from worker.rank.sampling.draws import Draws
+from worker.rank.sampling.logprobs import Scores
+from worker.rank.sampling.masks import MaskRows
+from worker.rank.speculation.device_drafting import UnsettledDraws
+from worker.rank.speculation.drafting import DraftedStep, SettledDraws
+from worker.rank.static_step import StaticInputs
+from worker.rank.streams import StepSlot
+from worker.rank.tables import DeviceTables
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class BegunStep:
+    """A step whose forward pass is launched and that has not drawn yet."""
+
+    plan: Plan
+    inputs: StepInputs | None
+    """None for a Plan without rows, and where a graph draws."""
+    static: StaticInputs | None
+    """Where a graph ran the forward pass."""
+    hidden: torch.Tensor | None
+    """Of the tokens of the step that are read, or of all."""
+    drafted: DraftedStep | None = None
+    """Where rows float."""
+    blocks: BlockStep | None = None
+    """Of a block-diffusion model."""
+    times: tuple[float, float, float]
+    """When it was begun, prepared, forwarded."""
+    copy_s: float = 0.0
+    """Of the time up to `prepared`: for copies to and from host memory."""
+    slot: StepSlot | None
+    """None on CPU."""
+    loads: LoadClock | None = None
+    """Of its copies from host memory."""
+
+    def masked_drafts(self) -> list[list[int]]:
+        """Drafts of each masked row, where its Plan says that there may be any."""
+        assert self.drafted is not None, "no row floats"
+        return self.drafted.masked_drafts(self.plan)
+
+    def mask_rows(self, masks: bytes, tables: DeviceTables) -> MaskRows | None:
+        """The masks that followed its Plan; None without any."""
+        if not self.plan.masked:
+            return None
+        vocab_size, device = tables.vocab_size, tables.token_pool.device
+        if self.drafted is None:
+            return MaskRows(self.plan.masked, masks, vocab_size, device)
+        draws, kept = self.drafted.masked_draws(self.plan, masks, -(-vocab_size // 32) * 4)
+        return MaskRows(draws, kept, vocab_size, device) if draws else None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LaunchedStep:
+    """Results of one step, on the host or on their way there."""
+
+    seq: int
+    draws: Draws | None
+    """On the host as soon as the slot's step has completed; None where nothing comes of it."""
+    samples: Sequence[int] | None = None
+    """Which of the drawn tokens count; None for all."""
+    times: RankTimes
+    """Of the host: of a step on CUDA, when it was launched."""
+    compute_ms: float
+    slot: StepSlot | None = None
+    """None on CPU, where a launched step is a completed one."""
+    clock: DeviceClock | None = None
+    wants_logprobs: bool
+    """Whether this rank is asked for log-probabilities."""
+    settled: SettledDraws | UnsettledDraws | None = None
+    """Where rows float."""
+    blocks: BlockResults | None = None
+    """Of a block-diffusion model, whose steps wait for the device."""
+    loads: LoadClock | None = None
+    """Of its copies from host memory."""
+
+    def result(self) -> StepResult:
+        """Waits for the device. Steps are asked for their results in the order of their launches.
+
+        Raises:
+            RuntimeError: the device failed.
+        """
+        times, compute_ms = self.times, self.compute_ms
+        if self.slot is not None and self.clock is not None:
+            waited = self.slot.wait()
+            moments = self.clock.place(
+                self.slot, launched=times.started, seen=time.monotonic(), waited=waited
+            )
+            times = RankTimes(*moments)
+            compute_ms = (moments.finished - moments.started) * 1e3
+        draws = self.draws
+        result = StepResult(
+            seq=self.seq,
+            token_ids=self._token_ids(),
+            compute_ms=compute_ms,
+            times=times,
+            load_ms=0.0 if self.loads is None else self.loads.milliseconds(),
+        )
+        if self.blocks is not None:
+            return self.blocks.add_to(result)
+        if draws is not None and draws.is_scored and self.wants_logprobs:
+            result = draws.add_logprobs(result)
+        return result if self.settled is None else self.settled.of(result)
+
+    def _token_ids(self) -> list[int]:
+        if self.draws is None or self.draws.tokens is None:
+            return []
+        token_ids: list[int] = self.draws.tokens.tolist()
+        return token_ids if self.samples is None else [token_ids[row] for row in self.samples]
+
+
+_SCORE_TENSORS = ("tokens", "own", "best", "weight", "rank", "top_tokens", "top_logits")
+
+
+def fetch_draws(draws: Draws, slot: StepSlot, *, with_logprobs: bool) -> Draws:
+    """The same on the host once the slot's step has completed; without waiting."""
+    tokens = None if draws.tokens is None else slot.fetch(draws.tokens)
+    if not with_logprobs:
+        return Draws(tokens=tokens)
+    scores = None if draws.scores is None else _fetch_scores(draws.scores, slot)
+    prompts = None
+    if draws.prompt_scores is not None:
+        prompts = {
+            index: [_fetch_scores(block, slot) for block in blocks]
+            for index, blocks in draws.prompt_scores.items()
+        }
+    return replace(draws, tokens=tokens, scores=scores, prompt_scores=prompts)
+
+
+def _fetch_scores(scores: Scores, slot: StepSlot) -> Scores:
+    fetched = {name: slot.fetch(getattr(scores, name)) for name in _SCORE_TENSORS}
+    return Scores(num_top=scores.num_top, **fetched)

@@ -1,0 +1,157 @@
+"""The main of one rank: loads its shard, then executes Plans until told to stop."""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+import traceback
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from worker.config import EngineConfig
+from worker.heap import settle_heap
+from worker.plan.channel import RankChannel
+from worker.plan.meeting import Meeting, published
+from worker.plan.messages import (
+    Drafts,
+    Failure,
+    PlanMessage,
+    Result,
+    Sample,
+    Start,
+    Stop,
+)
+from worker.rank.guard import PlanGuard
+from worker.wire.log import log_as
+from worker.wire.retry import may_heal
+
+if TYPE_CHECKING:
+    from worker.rank.runner import ModelRunner
+
+
+def run_rank(
+    rank: int, config: EngineConfig, directory: str, meeting: Meeting | None = None
+) -> None:
+    """Runs one rank until the coordinator stops it; blocks.
+
+    Args:
+        rank: this process's place in the group, 0 included where rank 0's step runs apart from
+            its scheduler (CPU).
+        config: the group's engine configuration, equal on all ranks.
+        directory: the group's private folder: plan sockets and the rendezvous file.
+        meeting: takes the folder's place where the ranks are on several nodes.
+
+    Raises:
+        Exception: whatever ended the rank, after the coordinator was told.
+    """
+    channel = RankChannel(directory, meeting)
+    try:
+        _load_and_serve(rank, config, directory, meeting, channel)
+    except Exception as error:
+        channel.send(Failure(rank=rank, error=_root_cause(error), heals=may_heal(error)))
+        raise
+    finally:
+        channel.close()
+
+
+def _load_and_serve(
+    rank: int,
+    config: EngineConfig,
+    directory: str,
+    meeting: Meeting | None,
+    channel: RankChannel,
+) -> None:
+    # Imported here: the coordinator on CPU imports this module's package and must stay torch-free.
+    from worker.models.tensor_parallel import TensorParallelGroup
+    from worker.rank.cpu import yield_cpu_to_others
+    from worker.rank.device import select_device
+    from worker.rank.startup import RankStartup
+
+    device = select_device(config, rank)
+    if device.type == "cpu":
+        yield_cpu_to_others()
+    startup = RankStartup(config)
+    group = TensorParallelGroup.create(
+        rank, config.tensor_parallel_size, device, directory, meeting=meeting
+    )
+    try:
+        runner = startup.load(group)
+        process = os.getpid() if meeting is None else 0
+        channel.send(msgspec.structs.replace(startup.hello(runner), process=process))
+        start = channel.receive()
+        if isinstance(start, Start):
+            ready = startup.allocate(runner, start)
+            settle_heap()
+            channel.send(ready)
+            _execute_plans(rank, runner, channel)
+    finally:
+        group.close()
+
+
+def _execute_plans(rank: int, runner: ModelRunner, channel: RankChannel) -> None:
+    guard = PlanGuard()
+    while True:
+        message = channel.receive()
+        if isinstance(message, Stop):
+            return
+        assert isinstance(message, PlanMessage), f"rank {rank} was sent {message!r}"
+        guard.check(message.plan)
+        step = runner.begin(message.plan)
+        masks = b""
+        if message.plan.masked:
+            if rank == 0 and message.plan.drafts_under_grammar:
+                channel.send(Drafts(seq=message.plan.seq, token_ids=step.masked_drafts()))
+            sample = channel.receive()
+            if isinstance(sample, Stop):
+                return
+            assert isinstance(sample, Sample), f"rank {rank} awaits masks, was sent {sample!r}"
+            assert sample.seq == message.plan.seq, f"masks of step {sample.seq}"
+            masks = sample.masks
+        launched = runner.conclude(step, masks)
+        if rank == 0:
+            result = launched.result()
+            guard.record(result)
+            channel.send(Result(step=result))
+        else:
+            guard.follow(launched)
+
+
+def _root_cause(error: Exception) -> str:
+    return "".join(traceback.format_exception(error))
+
+
+def _exit_with_parent() -> None:
+    """Ends this process when its parent does, which holds the other end of stdin."""
+
+    def watch() -> None:
+        # The raw descriptor: a thread inside sys.stdin's lock would break a clean exit.
+        while os.read(0, 1):
+            pass
+        os._exit(1)
+
+    threading.Thread(target=watch, name="parent-watch", daemon=True).start()
+
+
+def main() -> None:
+    """Entry of a rank that runs as a child process: RANK DIRECTORY CONFIG_JSON [FD] in argv.
+
+    FD is the store's socket where this is rank 0 of a group on several nodes.
+    """
+    _exit_with_parent()
+    rank, directory, config_json, *store_fd = sys.argv[1:]
+    log_as(f"rank {rank} step")
+    try:
+        config = msgspec.json.decode(config_json, type=EngineConfig)
+        meeting = published(directory, int(store_fd[0])) if store_fd else None
+        run_rank(int(rank), config, directory, meeting)
+    except KeyboardInterrupt:
+        sys.exit(130)
+    except Exception:
+        # The coordinator has the traceback and reports it once, last.
+        sys.exit(1)
+
+
+if __name__ == "__main__":
+    main()

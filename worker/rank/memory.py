@@ -1,0 +1,139 @@
+"""How many KV pages a rank has room for."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import torch
+
+from worker.config import EngineConfig
+from worker.models.config import ModelConfig
+from worker.models.tensor_parallel import TensorParallelGroup
+from worker.rank.kv_cache import own_page_bytes
+
+logger = logging.getLogger(__name__)
+
+_CPU_SHARE = 0.1
+"""Part of the machine's available memory that all ranks together take by default."""
+_CPU_MOST_BYTES = 4 << 30
+
+
+def plan_pages(
+    config: EngineConfig,
+    *,
+    group: TensorParallelGroup,
+    page_bytes: int,
+    max_model_len: int,
+    profile: Callable[[], None],
+    graphs: Callable[[], int],
+) -> int:
+    """Pages for one rank, the dummy page included.
+
+    On CUDA `profile` runs the largest step once, so that its activations count, and `graphs` tells
+    the bytes that captured steps will take, and lets go of what `profile` made.
+
+    Raises:
+        ValueError: there is no room for a single page.
+    """
+    if config.kv_cache_tokens is not None:
+        return -(-config.kv_cache_tokens // config.page_size) + 1
+    # No more than all slots at full length could ever use.
+    useful = config.max_num_seqs * -(-max_model_len // config.page_size)
+    if group.device.type == "cuda":
+        room = _cuda_room(config, group, profile, graphs)
+    else:
+        share = int(_available_cpu_bytes() * _CPU_SHARE)
+        room = min(share // config.tensor_parallel_size, _CPU_MOST_BYTES)
+    pages = min(useful + 1, room // page_bytes)
+    if pages < 2:
+        raise ValueError(
+            f"no room for a KV cache: {max(0, room) / 1e6:.0f} MB are left and one page takes "
+            f"{page_bytes / 1e6:.1f} MB: raise --gpu-memory-utilization, lower "
+            "--max-num-batched-tokens, or set --kv-cache-tokens"
+        )
+    return pages
+
+
+def plan_host_pages(
+    config: EngineConfig, model: ModelConfig, group: TensorParallelGroup, dtype: torch.dtype
+) -> int:
+    """Pages that one rank keeps in host memory; 0 for none.
+
+    A draft model's part of a page is not kept: it is computed anew for each request that enters a
+    slot, cached prefix or not.
+
+    Raises:
+        ValueError: the machine has not so much memory, or not even a page fits.
+    """
+    if not config.host_cache_gib:
+        return 0
+    num_bytes = int(config.host_cache_gib * 2**30)
+    most = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    if num_bytes >= most:
+        raise ValueError(
+            f"--host-cache-gib {config.host_cache_gib:g}: this machine has "
+            f"{most / 2**30:.1f} GiB of memory in all"
+        )
+    page_bytes = own_page_bytes(config, model, group, dtype)
+    num_pages = num_bytes // config.tensor_parallel_size // page_bytes
+    if not num_pages:
+        least = page_bytes * config.tensor_parallel_size / 2**30
+        raise ValueError(
+            f"--host-cache-gib {config.host_cache_gib:g} holds no page: the least is {least:.4f}"
+        )
+    return num_pages
+
+
+def _cuda_room(
+    config: EngineConfig,
+    group: TensorParallelGroup,
+    profile: Callable[[], None],
+    graphs: Callable[[], int],
+) -> int:
+    device = group.device
+    torch.cuda.empty_cache()
+    torch.cuda.reset_peak_memory_stats(device)
+    profile()
+    torch.cuda.synchronize(device)
+    peak = torch.cuda.max_memory_allocated(device)
+    graph_bytes = graphs()
+    torch.cuda.synchronize(device)
+    torch.cuda.empty_cache()
+    # Ranks on one device wait for each other here: all have let go of what the step took.
+    ranks = group.gather_on_device([peak + graph_bytes, torch.cuda.memory_reserved(device)])
+    free, total = torch.cuda.mem_get_info(device)
+    room = share_of_room(total, free, config.gpu_memory_utilization, ranks)
+    logger.info(
+        "memory: %.1f GB in all, %.1f GB free, %.1f GB at the peak of a step, %.1f GB for CUDA "
+        "graphs, %.1f GB for the KV cache",
+        *(value / 1e9 for value in (total, free, peak, graph_bytes, room)),
+    )
+    return room
+
+
+def share_of_room(total: int, free: int, utilization: float, ranks: Sequence[Sequence[int]]) -> int:
+    """Bytes for the KV cache of each of the ranks on one device.
+
+    Args:
+        total: bytes of the device.
+        free: of them, while the ranks hold what they keep between steps.
+        utilization: fraction of `total` that may be in use.
+        ranks: (bytes at the peak of a step and of graphs, bytes held between steps) of each rank.
+    """
+    held = sum(held for _, held in ranks)
+    # What neither the ranks' tensors nor free memory account for: contexts, libraries, others.
+    foreign = total - free - held
+    peaks = sum(peak for peak, _ in ranks)
+    return (int(total * utilization) - foreign - peaks) // len(ranks)
+
+
+def _available_cpu_bytes() -> int:
+    meminfo = Path("/proc/meminfo")
+    if meminfo.is_file():
+        for line in meminfo.read_text().splitlines():
+            if line.startswith("MemAvailable:"):
+                return int(line.split()[1]) * 1024
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")

@@ -1,0 +1,43 @@
+"""The largest steps there can be, to see how much memory they take."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from worker.config import EngineConfig
+from worker.plan.plan import Admit, BlockAdmit, Plan, Row
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ProfilePlans:
+    """Steps on a cache whose every page is the dummy."""
+
+    plans: tuple[Plan, ...]
+    """The largest prefill, then the largest draw."""
+    num_tokens: int
+    """Of the longest row."""
+
+
+def profile_plans(config: EngineConfig, *, max_model_len: int, block_size: int) -> ProfilePlans:
+    """Plans for the engine's largest steps.
+
+    Args:
+        config: its limits.
+        max_model_len: longest request.
+        block_size: of a block-diffusion model; else 1.
+    """
+    slots = range(config.max_num_seqs)
+    chunk = min(config.max_num_batched_tokens, max_model_len - 1) // block_size * block_size
+    num_chunks = min(len(slots), -(-config.max_num_batched_tokens // chunk))
+    block, known, rest = None, chunk, 1
+    if block_size > 1:
+        block = BlockAdmit(None, [], max_model_len)
+        known = chunk - block_size
+        slots = range(min(len(slots), config.max_num_batched_tokens // block_size))
+        rest = block_size
+    # Random draws with top-p take the most memory.
+    admits = [Admit(slot, bytes(4 * known), 1.0, 0, 0.5, 0.0, slot, block=block) for slot in slots]
+    prefill = [Row(slot, 0, chunk, True) for slot in slots[:num_chunks]]
+    draw = [Row(slot, known if block else 0, rest, True) for slot in slots]
+    plans = (Plan(0, admits, [], prefill), Plan(0, admits if block else [], [], draw))
+    return ProfilePlans(plans=plans, num_tokens=chunk + 1)

@@ -1,0 +1,1 @@
+"""Drafts on a rank: who proposes them and what becomes of them."""

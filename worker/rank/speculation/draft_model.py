@@ -1,0 +1,161 @@
+"""A small model drafts for a large one."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final, NamedTuple
+
+import numpy as np
+import torch
+
+from kernels.native import DraftTables, NativeDrafter
+from worker.config import EngineConfig
+from worker.models.config import load_model_config
+from worker.models.decoder import DecoderModel
+from worker.models.linear import LayerOptions
+from worker.models.loader import load_weights
+from worker.models.native import NativeOptions
+from worker.models.registry import build_model
+from worker.models.tensor_parallel import TensorParallelGroup
+from worker.rank.cpu import lazy_zeros
+from worker.rank.speculation.base import DraftRequest, Proposer, count_equal
+from worker.rank.speculation.certainty import LEVELS, Certainty
+from worker.rank.tables import DeviceTables
+
+_DTYPE: Final = torch.bfloat16
+"""Of its weights and cache, whatever the model's: a draft need not be exact, but cheap."""
+
+_MOST_ENDS: Final = 4
+"""Tokens that end a request, of those that drafts stop at."""
+
+
+class DraftModelProposer(Proposer):
+    """Drafts with a model of its own, whole on every rank.
+
+    Its KV cache has the pages of the target's, under the same ids. It draws with the target's
+    parameters and noise, seed and position alike: where the two models' logits agree, so do their
+    draws, at any temperature. What a page holds of it follows from the tokens alone, so requests
+    that share pages write the same into them.
+
+    Args:
+        model: loaded into the compiled library.
+        tables: of the rank; drafts are written to the token pool, from which the model reads.
+        num_pages: of the target's cache.
+        most: drafts of a row.
+    """
+
+    def __init__(
+        self, model: DecoderModel, tables: DeviceTables, num_pages: int, most: int
+    ) -> None:
+        config = model.config
+        shape = (num_pages, tables.page_size, config.num_kv_heads, config.head_dim)
+        # HAZARD: the library has their addresses only.
+        self._caches = [
+            (lazy_zeros(shape, model.options.dtype), lazy_zeros(shape, model.options.dtype))
+            for _ in range(config.num_layers)
+        ]
+        assert model.native is not None, "who else reads the tables"
+        model.native.bind(self._caches)
+        self._certainty = Certainty(tables.token_pool.shape[0])
+        self._ends = np.full((len(tables.token_pool), _MOST_ENDS), -1, dtype=np.int64)
+        sampling = tables.sampling
+        slots = DraftTables(
+            token_pool=tables.token_pool,
+            page_table=tables.page_table,
+            temperature=sampling.temperature,
+            top_p=sampling.top_p,
+            log_min_p=sampling.log_min_p,
+            top_k=sampling.top_k,
+            seeds=sampling.seed,
+            end_tokens=self._ends,
+            shares=self._certainty.shares,
+            bounds=LEVELS,
+        )
+        self._drafter = NativeDrafter(model.native, slots, most)
+        self._guesses: dict[int, _Guesses] = {}
+        """By slot: the latest."""
+
+    def admit(self, slot: int, end_token_ids: Sequence[int] = ()) -> None:
+        """See Proposer."""
+        known = end_token_ids[:_MOST_ENDS]
+        self._ends[slot] = [*known, *[-1] * (_MOST_ENDS - len(known))]
+        self._guesses.pop(slot, None)
+        self._certainty.admit(slot)
+
+    def propose(self, requests: Sequence[DraftRequest], threshold: float) -> list[list[int]]:
+        """See Proposer."""
+        rows = np.empty((len(requests), 4), dtype=np.int64)
+        for place, request in enumerate(requests):
+            num_computed = self._take_outcome(request)
+            num_pending = len(request.tokens) - num_computed
+            assert num_pending > 0, "it drafts for the same tokens again"
+            rows[place] = request.slot, num_computed, num_pending, request.num_drafts
+        drafts = self._drafter.draft(rows, threshold)
+        for request, tokens, levels in zip(requests, drafts.tokens, drafts.levels, strict=True):
+            self._guesses[request.slot] = _Guesses(len(request.tokens), tokens, levels)
+        return [row[:number] for row, number in zip(drafts.tokens, drafts.drafted, strict=True)]
+
+    def _take_outcome(self, request: DraftRequest) -> int:
+        """Learns from the slot's last guesses.
+
+        Returns:
+            Positions of the slot that the cache holds, those of wrong guesses left out.
+        """
+        guesses = self._guesses.get(request.slot)
+        if guesses is None:
+            return 0
+        first = guesses.num_tokens
+        came = request.tokens[first : first + len(guesses.token_ids)].tolist()
+        num_right = count_equal(guesses.token_ids, came)
+        self._certainty.observe(request.slot, guesses.levels, num_right, len(came))
+        # The last guess came of computing all before it.
+        return first + min(num_right, len(guesses.token_ids) - 1)
+
+
+class _Guesses(NamedTuple):
+    num_tokens: int
+    """Of the request when they were made."""
+    token_ids: list[int]
+    levels: list[int]
+
+
+def draft_page_bytes(config: EngineConfig) -> int:
+    """Bytes that a page takes in the draft model's cache; 0 without one."""
+    if config.speculative_method != "draft":
+        return 0
+    model = load_model_config(config.draft_checkpoint)
+    values = model.num_kv_heads * model.head_dim * config.page_size
+    return 2 * model.num_layers * values * _DTYPE.itemsize
+
+
+def load_draft_model(config: EngineConfig, tables: DeviceTables) -> DecoderModel:
+    """The draft model, without a cache.
+
+    Raises:
+        ValueError: it cannot draft for this model, or not on this device.
+    """
+    device = tables.token_pool.device
+    if device.type != "cpu":
+        raise ValueError("--speculative-method draft runs on CPU only; use ngram")
+    model_config = load_model_config(config.draft_checkpoint)
+    if model_config.block_size > 1:
+        raise ValueError(
+            "--speculative-model decides blocks of tokens: use one that produces one after another"
+        )
+    if model_config.vocab_size != tables.vocab_size:
+        raise ValueError(
+            f"--speculative-model has a vocabulary of {model_config.vocab_size} tokens, the model "
+            f"one of {tables.vocab_size}: they must share a tokenizer"
+        )
+    options = LayerOptions(
+        group=TensorParallelGroup.alone(device),
+        dtype=_DTYPE,
+        device=device,
+        batch_invariant=config.batch_invariant,
+    )
+    model = build_model(model_config, options, tables.max_model_len)
+    native = NativeOptions(
+        page_size=config.page_size, num_threads=torch.get_num_threads(), required=True
+    )
+    load_weights(model, model_config, show_progress=False, native=native)
+    return model

@@ -1,0 +1,38 @@
+"""Makes what the configuration asks for."""
+
+from __future__ import annotations
+
+from worker.config import EngineConfig
+from worker.rank.speculation.base import Proposer
+from worker.rank.speculation.device_drafting import DeviceDrafter
+from worker.rank.speculation.draft_model import DraftModelProposer, load_draft_model
+from worker.rank.speculation.drafting import Drafter
+from worker.rank.speculation.ngram import NgramProposer
+from worker.rank.tables import DeviceTables
+
+
+def create_drafter(config: EngineConfig, tables: DeviceTables, num_pages: int) -> Drafter | None:
+    """One rank's drafter; None where nothing is drafted.
+
+    Args:
+        config: the group's engine configuration.
+        tables: of the rank.
+        num_pages: of the KV cache.
+
+    Raises:
+        ValueError: the draft model does not go with the model or the device.
+    """
+    if config.speculative_method == "none":
+        return None
+    proposer: Proposer
+    if config.speculative_method == "ngram":
+        longest, shortest = config.prompt_lookup_max, config.prompt_lookup_min
+        proposer = NgramProposer(longest, shortest)
+        # An attention library must know on the host how long each row is.
+        has_library = config.attention_backend not in ("auto", "triton")
+        if tables.prepares_on_device and not has_library:
+            return DeviceDrafter(tables, proposer, shortest=shortest, longest=longest)
+    else:
+        model = load_draft_model(config, tables)
+        proposer = DraftModelProposer(model, tables, num_pages, config.num_speculative_tokens)
+    return Drafter(tables, proposer)

@@ -1,0 +1,197 @@
+"""What lets a step on CUDA be launched while the one before it computes: streams, events, buffers.
+
+    host       launch N+1 ─ wait N ─ launch N+2 ─ wait N+1 ─
+    schedule      └─ inputs N+1         └─ inputs N+2
+    compute    … step N ───────│ step N+1 ───────│ step N+2 …
+    copy                       └─ tokens N       └─ tokens N+1
+
+Inputs go up on the schedule stream, from pinned memory; the compute stream waits for them. All
+that touches the tables, the caches and the sampler's state runs on the compute stream, one step
+after another, so that no write can overtake an earlier step's read. Drawn tokens come down on the
+copy stream into pinned memory, and the host waits for that copy's event, asleep.
+
+HAZARD(stream): buffers that more than one stream touches belong to a `StepSlot`. A slot is taken
+again only when its last step has completed, which the host knows by the slot's last event.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Generic, Protocol, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from worker.rank.transfer import aligned
+
+NUM_SLOTS = 3
+"""Two steps may be in flight, and the times of one are told from the events of the one before."""
+
+_LEAST_STAGING_BYTES = 1 << 16
+
+
+class Waitable(Protocol):
+    """What a ring hands out in turn."""
+
+    def wait(self) -> bool:
+        """Returns when nobody uses it any more; whether that took time."""
+        ...
+
+
+T = TypeVar("T", bound=Waitable)
+
+
+class SlotRing(Generic[T]):
+    """Hands out slots in a fixed order, each again once its last use is over."""
+
+    def __init__(self, slots: Sequence[T]) -> None:
+        self._slots = tuple(slots)
+        self._next = 0
+
+    def take(self) -> T:
+        """The next slot. Waits for its last step, which is over already where results are taken."""
+        slot = self._slots[self._next]
+        self._next = (self._next + 1) % len(self._slots)
+        slot.wait()
+        return slot
+
+
+class DeviceStreams:
+    """The streams of one rank, and its slots."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self.schedule = _stream(device)
+        self.compute = _stream(device)
+        self.copy = _stream(device)
+        # What was made on the default stream, such as weights, is there for all of them.
+        torch.cuda.synchronize(device)
+        self._ring = SlotRing([StepSlot(self) for _ in range(NUM_SLOTS)])
+        self.latest: StepSlot | None = None
+        """The slot whose results are fetched last."""
+
+    def take(self) -> StepSlot:
+        """A slot for the next step."""
+        slot = self._ring.take()
+        slot.reset()
+        return slot
+
+    def await_fetches(self) -> None:
+        """Has the compute stream wait until all results so far are off the device's buffers."""
+        if self.latest is not None:
+            self.latest.hold_back(self.compute)
+
+
+class StepSlot:
+    """Buffers and events of one step in flight."""
+
+    def __init__(self, streams: DeviceStreams) -> None:
+        self._streams = streams
+        self._uploaded = _event()
+        self._host = torch.empty(0, dtype=torch.uint8)
+        self._staged = torch.empty(0, dtype=torch.uint8)
+        self._used = 0
+        self._outgrown: list[tuple[torch.Tensor, torch.Tensor]] = []
+        self._fetched: list[torch.Tensor] = []
+        self.started, self.prepared, self.forwarded, self.finished = (
+            _event(enable_timing=True) for _ in range(4)
+        )
+        """On the compute stream: before the first launch of the step, before and after its forward
+        pass, after its last launch."""
+        # Blocking: the waiting thread sleeps instead of spinning.
+        self._completed = _event(blocking=True)
+        self._is_pending = False
+
+    def reset(self) -> None:
+        """Empties the slot for a new step."""
+        self._used = 0
+        self._outgrown.clear()
+        self._fetched.clear()
+
+    def upload(self, num_bytes: int, fill: Callable[[npt.NDArray[np.uint8]], None]) -> torch.Tensor:
+        """Copies bytes to the device: uint8 [num_bytes], for use on the compute stream.
+
+        Args:
+            num_bytes: how many.
+            fill: writes them into pinned memory.
+        """
+        start = self._used
+        if start + num_bytes > len(self._host):
+            self._grow(num_bytes)
+            start = 0
+        self._used = start + aligned(num_bytes)
+        host = self._host[start : start + num_bytes]
+        staged = self._staged[start : start + num_bytes]
+        fill(host.numpy())
+        with torch.cuda.stream(self._streams.schedule):
+            staged.copy_(host, non_blocking=True)
+            self._uploaded.record()
+        self._streams.compute.wait_event(self._uploaded)
+        return staged
+
+    def fetch(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Copies a result to pinned memory, behind the step's last launch: call `finish` before.
+
+        It holds the values once `wait` has returned.
+        """
+        # Such memory comes from torch's cache, which hands it out again only after the copy.
+        host = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
+        with torch.cuda.stream(self._streams.copy):
+            host.copy_(tensor, non_blocking=True)
+        # HAZARD(stream): the allocator would give its memory to the compute stream's next step.
+        self._fetched.append(tensor)
+        return host
+
+    def finish(self) -> None:
+        """The step's last launch is behind us; results may be fetched."""
+        self.finished.record(self._streams.compute)
+        self._streams.copy.wait_event(self.finished)
+
+    def close(self) -> None:
+        """All results are being fetched: the slot is free when they are here."""
+        self._completed.record(self._streams.copy)
+        self._is_pending = True
+        self._streams.latest = self
+
+    def hold_back(self, stream: torch.cuda.Stream) -> None:
+        """Has the stream wait until the slot's results are fetched."""
+        if self._is_pending:
+            stream.wait_event(self._completed)
+
+    def wait(self) -> bool:
+        """Sleeps until the slot's step has completed, all its results on the host.
+
+        Returns whether it had not completed before.
+        """
+        if not self._is_pending:
+            return False
+        waited = not self._completed.query()  # type: ignore[no-untyped-call]  # torch's own
+        self._completed.synchronize()  # a failed step raises here
+        self._is_pending = False
+        return waited
+
+    def _grow(self, num_bytes: int) -> None:
+        if len(self._host):
+            self._outgrown.append((self._host, self._staged))
+        size = staging_size(num_bytes)
+        self._host = torch.empty(size, dtype=torch.uint8, pin_memory=True)
+        # HAZARD(stream): a block of the compute stream's could still be read by its last owner
+        # when the schedule stream fills it.
+        with torch.cuda.stream(self._streams.schedule):
+            self._staged = torch.empty(size, dtype=torch.uint8, device=self._streams.device)
+
+
+def staging_size(num_bytes: int) -> int:
+    """Bytes of a staging buffer that must hold so many: a power of two, so that it grows rarely."""
+    return max(_LEAST_STAGING_BYTES, 1 << (num_bytes - 1).bit_length())
+
+
+def _stream(device: torch.device) -> torch.cuda.Stream:
+    return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]  # torch's own
+
+
+def _event(*, enable_timing: bool = False, blocking: bool = False) -> torch.cuda.Event:
+    return torch.cuda.Event(  # type: ignore[no-untyped-call]  # torch's own
+        enable_timing=enable_timing, blocking=blocking
+    )

@@ -1,1 +1,0 @@
-"""Constrained decoding: compiles grammars in bounded processes, follows them token by token."""
