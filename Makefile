@@ -53,6 +53,7 @@ lint: $(STAMP)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/typos
+	$(BIN)/lint-imports --no-logo
 	$(BIN)/mypy
 
 test: lint

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from worker.wire.tracing import Tracing, fail, traceparent_of
@@ -10,7 +11,8 @@ from worker.wire.tracing import Tracing, fail, traceparent_of
 if TYPE_CHECKING:
     from opentelemetry.trace import Span
 
-    from router.serving import Generation
+Value = int | float | str | Sequence[str]
+"""What a span says of a request."""
 
 
 class RequestSpan:
@@ -50,19 +52,10 @@ class RequestSpan:
         )
         return None if span is None else RequestSpan(span)
 
-    def end(self, generation: Generation, problem: str | None) -> None:
+    def end(self, attributes: Mapping[str, Value], problem: str | None) -> None:
         """The response has ended, by an error where there is a `problem`."""
-        span, completions = self._span, generation.completions
-        span.set_attribute("gen_ai.usage.input_tokens", generation.num_prompt_tokens)
-        span.set_attribute("gen_ai.usage.output_tokens", generation.num_completion_tokens)
-        reasons = [completion.finish_reason or "abort" for completion in completions]
-        span.set_attribute("gen_ai.response.finish_reasons", reasons)
-        span.set_attribute("rayfleet.worker_id", generation.workers)
-        span.set_attribute("rayfleet.cached_tokens", generation.num_cached_tokens)
-        span.set_attribute("rayfleet.attempts", 1 + max(c.attempt for c in completions))
-        if completions[0].first_token_s >= 0.0:
-            first_s = completions[0].first_token_s
-            span.set_attribute("rayfleet.time_to_first_token_s", first_s)
+        for name, value in attributes.items():
+            self._span.set_attribute(name, value)
         if problem is not None:
-            fail(span, problem)
-        span.end()
+            fail(self._span, problem)
+        self._span.end()

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from cluster.bench.gateway import Target
+from cluster.bench.gateway_options import GatewayOptions, Target
 from cluster.bench.paced import script_text
 from cluster.bench.report import note
 from cluster.bench.serve import CHAT, COMPLETIONS
@@ -15,9 +15,6 @@ from cluster.launch import APPLICATION, LocalFleet
 from cluster.local_ray import local_ray
 from cluster.ports import free_ports
 from worker.config import EngineConfig
-
-if TYPE_CHECKING:
-    from cluster.bench.gateway import GatewayOptions
 
 _HOST = "127.0.0.1"
 _PROXY = ("ray::ProxyActor", "ray::HAProxyManager", "haproxy")

@@ -18,7 +18,8 @@ from cluster.bench.flags import (
     serve_options,
 )
 from cluster.bench.fleet.flags import add_fleet_command
-from cluster.bench.gateway import ARMS, GatewayOptions, run_gateway
+from cluster.bench.gateway import run_gateway
+from cluster.bench.gateway_options import ARMS, GatewayOptions
 from cluster.bench.jobs.flags import add_job_commands
 from cluster.bench.kernel_options import KernelOptions
 from cluster.bench.metrics import tell_failures

@@ -12,67 +12,26 @@ import subprocess
 import sys
 import time
 import urllib.request
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
-from typing import Literal
 
 from cluster.bench.alternate import alternate, compare
 from cluster.bench.cpu import CpuMeter
 from cluster.bench.datasets import DatasetOptions
+from cluster.bench.gateway_options import Arm, GatewayOptions, Target
 from cluster.bench.report import Result, at_most, checks_json, exactly, note
 from cluster.bench.serve import ServeOptions, run_serve
 from cluster.bench.sse import EventScanner, has_text
 from cluster.bench.stats import percentile
 
-Arm = Literal["rayfleet", "serve-items", "two-hop"]
-ARMS: tuple[Arm, ...] = ("rayfleet", "serve-items", "two-hop")
 GOAL_CPU_MS_PER_TOKEN = 0.19
 _SYSTEM = "ray_system"
 _SYSTEM_PROCESSES = ("gcs_server", "raylet", "ray::ServeController")
 """Not on a token's way; their time is reported beside the goal, not in it."""
 _IDLE_S = 3.0
 """Every process spends some time for being there; it weighs on a token where there are few."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class GatewayOptions:
-    """How many streams at what pace, and which arms."""
-
-    model: str
-    """Checkpoint folder; only its tokenizer and chat template are used."""
-    streams: tuple[int, ...] = (1, 8, 32)
-    """Measured one after the other; the goal is for the last."""
-    step_ms: float = 20.0
-    input_len: int = 128
-    output_len: int = 250
-    requests_per_stream: int = 4
-    rounds: int = 1
-    baseline: Arm | None = None
-    """Alternate with this arm; each measurement then runs in a process of its own."""
-    arm: Arm = "rayfleet"
-    """What a measurement without baseline measures."""
-
-    def __post_init__(self) -> None:
-        if min(*self.streams, self.requests_per_stream, self.rounds, self.input_len) < 1:
-            raise ValueError("streams, requests per stream, rounds and lengths must be at least 1")
-        if self.output_len < 2:
-            raise ValueError("--output-len must be at least 2")
-        if self.step_ms <= 0:
-            raise ValueError("--step-ms must be positive")
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Target:
-    """A running endpoint and the processes behind it."""
-
-    base_url: str
-    endpoint: str
-    parts: Mapping[str, tuple[str, ...]]
-    """Beginnings of command lines by part, for `CpuMeter`."""
-    text: str | None = None
-    """How every completion begins, where that is known."""
 
 
 def run_gateway(options: GatewayOptions) -> Result:

@@ -8,11 +8,8 @@ from __future__ import annotations
 import torch
 
 from kernels.attention import reference
-from kernels.attention.library import (
-    AttentionBackend,
-    AttentionLibrary,
-    create_attention_library,
-)
+from kernels.attention.base import AttentionBackend, AttentionLibrary
+from kernels.attention.library import create_attention_library
 from kernels.attention.metadata import (
     DecodeMetadata,
     ExtendMetadata,

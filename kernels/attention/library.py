@@ -3,54 +3,13 @@
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Sequence
-from typing import Literal, Protocol
 
 import torch
 
+from kernels.attention.base import AttentionBackend, AttentionLibrary
 from kernels.registry import registry
 
-AttentionBackend = Literal["auto", "triton", "flashinfer", "flash", "torch"]
-
 _TYPES = (torch.float16, torch.bfloat16)
-
-
-class AttentionStep(Protocol):
-    """The attention of one step, the same for every layer."""
-
-    def attend(
-        self, q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, scale: float
-    ) -> torch.Tensor:
-        """Arguments and result as for `decode_attention` and `extend_attention`."""
-        ...
-
-
-class AttentionLibrary(Protocol):
-    """Begins steps. The lengths on the host must be exact: libraries plan by them."""
-
-    def begin_decode(
-        self,
-        page_table: torch.Tensor,
-        seq_lens: torch.Tensor,
-        *,
-        seq_lens_host: Sequence[int],
-        page_size: int,
-    ) -> AttentionStep:
-        """As `prepare_decode`."""
-        ...
-
-    def begin_extend(
-        self,
-        page_table: torch.Tensor,
-        seq_lens: torch.Tensor,
-        query_start: torch.Tensor,
-        *,
-        seq_lens_host: Sequence[int],
-        query_lens_host: Sequence[int],
-        page_size: int,
-    ) -> AttentionStep:
-        """As `prepare_extend`."""
-        ...
 
 
 def create_attention_library(
@@ -77,7 +36,6 @@ def create_attention_library(
             raise ValueError(f"{option} needs a CUDA device; use auto or torch")
         return None
     if backend == "torch":
-        # Imported on demand, like the libraries: `prepare_*` imports this module.
         from kernels.attention.torch_library import TorchAttention
 
         return TorchAttention()

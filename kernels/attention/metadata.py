@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import torch
 
-from kernels.attention.library import AttentionLibrary, AttentionStep
+from kernels.attention.base import AttentionLibrary, AttentionStep
 from kernels.attention.torch_plan import (
     DecodeGroup,
     ExtendPiece,

@@ -82,8 +82,7 @@ class GenerationResponse(Response):
                 generation.num_completion_tokens, generation.num_cached_tokens
             )
             problem = problem or generation.problem
-            if generation.request.span is not None:
-                generation.request.span.end(generation, problem)
+            generation.end_span(problem)
             self._log(problem)
 
     def _log(self, problem: str | None) -> None:

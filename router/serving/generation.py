@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from router.fleet import Feasibility, PromptBlocks
 from router.serving.completion import Completion
 from router.serving.mailbox import Mailbox
-from router.tracing import RequestSpan
+from router.tracing import RequestSpan, Value
 from worker.wire.messages import DEFAULT_PRIORITY, TokenLogprobs
 from worker.wire.slo import Slo
 
@@ -134,6 +134,23 @@ class Generation:
     async def take(self) -> list[Completion]:
         """Completions with news, waiting for some."""
         return await self._mailbox.take()
+
+    def end_span(self, problem: str | None) -> None:
+        """The response has ended, by an error where there is a `problem`: so does its trace."""
+        span, completions = self.request.span, self.completions
+        if span is None:
+            return
+        attributes: dict[str, Value] = {
+            "gen_ai.usage.input_tokens": self.num_prompt_tokens,
+            "gen_ai.usage.output_tokens": self.num_completion_tokens,
+            "gen_ai.response.finish_reasons": [c.finish_reason or "abort" for c in completions],
+            "rayfleet.worker_id": self.workers,
+            "rayfleet.cached_tokens": self.num_cached_tokens,
+            "rayfleet.attempts": 1 + max(c.attempt for c in completions),
+        }
+        if completions[0].first_token_s >= 0.0:
+            attributes["rayfleet.time_to_first_token_s"] = completions[0].first_token_s
+        span.end(attributes, problem)
 
     def close(self) -> None:
         """Aborts what has not finished. Safe to call twice."""

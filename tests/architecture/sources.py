@@ -21,34 +21,19 @@ class Source:
     text: str
     tree: ast.Module
 
-    def imports(self) -> Iterator[tuple[str, bool]]:
-        """Modules imported anywhere in the file, and whether at run time on module level."""
-        deferred = {
-            id(node)
-            for scope in ast.walk(self.tree)
-            if isinstance(scope, ast.FunctionDef | ast.AsyncFunctionDef) or _type_checking(scope)
-            for node in ast.walk(scope)
-        }
+    @property
+    def module(self) -> str:
+        """Its name where it is imported."""
+        return self.path.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
+
+    def imports(self) -> Iterator[str]:
+        """Dotted names imported anywhere in the file, for types alone too: modules or what is in
+        them."""
         for node in ast.walk(self.tree):
             if isinstance(node, ast.Import):
-                for alias in node.names:
-                    yield alias.name, id(node) not in deferred
+                yield from (alias.name for alias in node.names)
             elif isinstance(node, ast.ImportFrom):
-                assert node.level == 0, f"{self.path} has a relative import"
-                module = node.module or ""
-                yield module, id(node) not in deferred
-                for alias in node.names:
-                    yield f"{module}.{alias.name}", id(node) not in deferred
-
-    def typing_only_imports(self) -> set[str]:
-        """Modules imported under `if TYPE_CHECKING:` alone."""
-        return {
-            inner.module or ""
-            for node in ast.walk(self.tree)
-            if _type_checking(node)
-            for inner in ast.walk(node)
-            if isinstance(inner, ast.ImportFrom)
-        }
+                yield from (f"{node.module}.{alias.name}" for alias in node.names)
 
 
 @cache
@@ -60,11 +45,3 @@ def sources(*folders: str) -> tuple[Source, ...]:
             text = path.read_text()
             found.append(Source(str(path.relative_to(ROOT)), text, ast.parse(text)))
     return tuple(found)
-
-
-def _type_checking(node: ast.AST) -> bool:
-    return (
-        isinstance(node, ast.If)
-        and isinstance(node.test, ast.Name)
-        and node.test.id == "TYPE_CHECKING"
-    )

@@ -18,7 +18,6 @@ from worker.models.linear import (
     VocabParallelEmbedding,
     WeightSlot,
 )
-from worker.models.native import NativeOptions, build_native
 from worker.models.rope import cos_sin_table
 
 
@@ -123,14 +122,8 @@ class DecoderModel(ABC):
         yield from self.norm.weight_slots("model.norm")
         yield from self.lm_head.weight_slots("lm_head")
 
-    def pack(self, native: NativeOptions | None = None) -> None:
-        """Brings all weights into the form they are used in, once they are loaded.
-
-        Raises:
-            ValueError: `native` requires the compiled library, which cannot run the model.
-        """
-        if native is not None:
-            self.native = build_native(self, native)
+    def pack(self) -> None:
+        """Brings the weights into the form torch uses, or drops what `native` has of them."""
         if self.native is not None:
             self.lm_head.drop()
             return

@@ -6,7 +6,7 @@ import torch
 
 from worker.models.decoder import DecoderModel
 from worker.models.linear import WeightSlot
-from worker.models.native import NativeOptions
+from worker.models.native import NativeOptions, pack_weights
 
 _SEED = 0
 _SPREAD = 0.02
@@ -19,7 +19,7 @@ def draw_weights(model: DecoderModel, native: NativeOptions | None = None) -> No
     with torch.inference_mode():
         for slot in model.weight_slots():
             _fill(slot, generator)
-        model.pack(native)
+        pack_weights(model, native)
 
 
 def _fill(slot: WeightSlot, generator: torch.Generator) -> None:

@@ -16,7 +16,7 @@ from worker.models.checkpoint import weight_files
 from worker.models.config import ModelConfig
 from worker.models.decoder import DecoderModel
 from worker.models.linear import WeightSlot
-from worker.models.native import NativeOptions
+from worker.models.native import NativeOptions, pack_weights
 from worker.progress import Advance, progress
 
 logger = logging.getLogger(__name__)
@@ -75,7 +75,7 @@ def load_weights(
                         copy_slice(file.get_slice(name), slot, path)
                         advance(_num_bytes(slot))
         _check_complete(config.folder, sorted(pending), sorted(unexpected))
-        model.pack(native)
+        pack_weights(model, native)
     logger.info("loaded %.1f MB of weights in %.1f s", num_bytes / 1e6, time.perf_counter() - start)
 
 

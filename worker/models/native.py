@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import torch
 
@@ -16,11 +15,9 @@ from kernels.native import (
     NativeDecoder,
     NativeUnavailable,
 )
+from worker.models.decoder import DecoderLayer, DecoderModel
 from worker.models.layers import GatedMLP
 from worker.models.linear import LayerOptions
-
-if TYPE_CHECKING:
-    from worker.models.decoder import DecoderLayer, DecoderModel
 
 logger = logging.getLogger(__name__)
 
@@ -33,6 +30,22 @@ class NativeOptions:
     num_threads: int
     required: bool
     """Whether not to fall back to torch."""
+
+
+def pack_weights(model: DecoderModel, options: NativeOptions | None) -> None:
+    """Brings the weights of a loaded model into the form they are used in.
+
+    Args:
+        model: whose weights are all there.
+        options: of the compiled library, which gets them where it can run the model; None where
+            torch is to.
+
+    Raises:
+        ValueError: the library is required but cannot run the model.
+    """
+    if options is not None:
+        model.native = build_native(model, options)
+    model.pack()
 
 
 def build_native(model: DecoderModel, options: NativeOptions) -> NativeDecoder | None:

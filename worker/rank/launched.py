@@ -16,8 +16,7 @@ from worker.rank.inputs import StepInputs
 from worker.rank.sampling.draws import Draws
 from worker.rank.sampling.logprobs import Scores
 from worker.rank.sampling.masks import MaskRows
-from worker.rank.speculation.device_drafting import UnsettledDraws
-from worker.rank.speculation.drafting import DraftedStep, SettledDraws
+from worker.rank.speculation.drafting import DraftedStep, SettledDraws, UnsettledDraws
 from worker.rank.static_step import StaticInputs
 from worker.rank.streams import StepSlot
 from worker.rank.tables import DeviceTables

@@ -9,11 +9,12 @@ import pytest
 import torch
 from engine_driver import Engine, Outcome
 from speculation_cases import MODEL, RandomGate, prompts
-from worker.rank.sampling import sampler
 
 from kernels import sample_tokens
 from kernels.attention.torch_library import TorchAttention
-from worker.rank.speculation.device_drafting import DeviceDrafter, UnsettledDraws
+from worker.rank.sampling import sampler
+from worker.rank.speculation.device_drafting import DeviceDrafter
+from worker.rank.speculation.drafting import UnsettledDraws
 from worker.rank.tables import DeviceTables
 from worker.wire.sampling import SamplingParams
 

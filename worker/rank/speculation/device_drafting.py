@@ -11,19 +11,21 @@ row's length: what stands before the newest token is then computed once more, to
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-
 import msgspec
 import numpy as np
 import torch
 
 from kernels import draft_ngrams
-from worker.plan.plan import Plan, Row, StepResult
+from worker.plan.plan import Plan, Row
 from worker.rank.sampling.draws import Draws
 from worker.rank.speculation.base import Proposer
-from worker.rank.speculation.drafting import DraftedStep, Drafter, SettledDraws
+from worker.rank.speculation.drafting import (
+    DraftedStep,
+    Drafter,
+    SettledDraws,
+    UnsettledDraws,
+)
 from worker.rank.speculation.placement import Placement
-from worker.rank.streams import StepSlot
 from worker.rank.tables import DeviceTables
 from worker.rank.transfer import to_device
 
@@ -132,39 +134,6 @@ class DeviceDrafter(Drafter):
         away = self._newest == _ON_DEVICE
         if away.any():
             self._newest[away] = self._newest_on_device.cpu().numpy()[away]
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class UnsettledDraws:
-    """Which of a step's draws count, told by the device."""
-
-    rows: list[Row]
-    """Of the step."""
-    outcome: torch.Tensor
-    """[2, F]: the draw with which each row that floats begins to count, and how many count."""
-
-    def fetch(self, slot: StepSlot) -> UnsettledDraws:
-        """The same on the host once the slot's step has completed."""
-        return replace(self, outcome=slot.fetch(self.outcome))
-
-    def of(self, result: StepResult) -> StepResult:
-        """The result of the draws that count, from that of all."""
-        offsets, counts = self.outcome.tolist()
-        kept: list[int] = []
-        drafted: list[int] = []
-        draw = 0
-        for row in self.rows:
-            if row.num_drafts < 0:
-                kept += range(draw, draw + row.sample)
-            else:
-                offset, count = offsets[len(drafted)], counts[len(drafted)]
-                kept += range(draw + offset, draw + offset + count)
-                drafted.append(max(0, row.length - 1 - offset))
-            draw += row.num_draws
-        settled = SettledDraws(
-            kept=kept, drafted=drafted, drawn=counts, row_of=range(len(self.rows)), draft_ms=0.0
-        )
-        return settled.of(result)
 
 
 def _longest(row: Row) -> Row:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, replace
 
 import msgspec
 import numpy as np
@@ -14,13 +13,10 @@ import torch
 from worker.plan.plan import Plan, Row, StepResult
 from worker.rank.sampling.draws import Draws
 from worker.rank.speculation.base import DraftRequest, Proposer, Tokens, count_equal
+from worker.rank.speculation.placement import Placement
 from worker.rank.streams import StepSlot
 from worker.rank.tables import DeviceTables
 from worker.rank.transfer import to_device
-
-if TYPE_CHECKING:
-    from worker.rank.speculation.device_drafting import UnsettledDraws
-    from worker.rank.speculation.placement import Placement
 
 NO_ROW = -1
 _ENDED = 1 << 62
@@ -114,6 +110,39 @@ class SettledDraws:
             drawn=self.drawn,
             draft_ms=self.draft_ms,
         )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class UnsettledDraws:
+    """Which of a step's draws count, told by the device."""
+
+    rows: list[Row]
+    """Of the step."""
+    outcome: torch.Tensor
+    """[2, F]: the draw with which each row that floats begins to count, and how many count."""
+
+    def fetch(self, slot: StepSlot) -> UnsettledDraws:
+        """The same on the host once the slot's step has completed."""
+        return replace(self, outcome=slot.fetch(self.outcome))
+
+    def of(self, result: StepResult) -> StepResult:
+        """The result of the draws that count, from that of all."""
+        offsets, counts = self.outcome.tolist()
+        kept: list[int] = []
+        drafted: list[int] = []
+        draw = 0
+        for row in self.rows:
+            if row.num_drafts < 0:
+                kept += range(draw, draw + row.sample)
+            else:
+                offset, count = offsets[len(drafted)], counts[len(drafted)]
+                kept += range(draw + offset, draw + offset + count)
+                drafted.append(max(0, row.length - 1 - offset))
+            draw += row.num_draws
+        settled = SettledDraws(
+            kept=kept, drafted=drafted, drawn=counts, row_of=range(len(self.rows)), draft_ms=0.0
+        )
+        return settled.of(result)
 
 
 class Drafter:
