@@ -1,6 +1,7 @@
 # make serve          install and serve the demo model     (ARGS="--port 9000 --num-workers 2")
 # make test           what CI runs
 # make lint           the part of it that does not run the code
+# make check-long     what `make test` leaves out: more architectures, faults, compute capabilities (half an hour)
 # make check-install  all pins and extras resolve on the public index (two minutes)
 # make lock           what images install, by hash       (ARGS="--upgrade")
 # make check-supply   locks, bills of materials, vulnerabilities, digests (ARGS="--values FILE")
@@ -30,7 +31,7 @@ TEST_PROCESSES ?= -n $(shell n=$$(nproc); echo $$((n < 2 ? 2 : n > 6 ? 6 : n))) 
 	--dist loadscope --no-loadscope-reorder
 
 .PHONY: install serve test lint lock check-install check-supply check-autoscale check-cancels \
-	check-chaos check-hostile check-nodes check-overload check-proxy check-rolling-update \
+	check-chaos check-hostile check-long check-nodes check-overload check-proxy check-rolling-update \
 	check-soak check-tenants demo-models check-speculative
 .DEFAULT_GOAL := serve
 
@@ -58,6 +59,9 @@ lint: $(STAMP)
 
 test: lint
 	RAY_USAGE_STATS_ENABLED=0 $(BIN)/python -m pytest $(TEST_PROCESSES) $(TEST_ARGS)
+
+check-long: $(STAMP)
+	RAY_USAGE_STATS_ENABLED=0 $(BIN)/python -m pytest $(TEST_PROCESSES) -m long $(TEST_ARGS)
 
 check-install: $(STAMP)
 	$(BIN)/python -m tests.deploy.install_check $(ARGS)

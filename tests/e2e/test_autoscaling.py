@@ -112,6 +112,7 @@ def elastic(fleet: RunningFleet) -> Iterator[RunningFleet]:
     wait_gone(fleet)
 
 
+@pytest.mark.long
 def test_workers_follow_the_load_and_no_request_fails(elastic: RunningFleet) -> None:
     fleet = elastic
     watch = Watch(fleet)

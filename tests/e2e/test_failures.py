@@ -162,9 +162,9 @@ def test_a_client_that_stops_waiting_frees_its_pages(fleet: RunningFleet) -> Non
     ("process", "sign"),
     [
         ("rank 1", signal.SIGKILL),
-        ("rank 0", signal.SIGKILL),
-        ("step of rank 0", signal.SIGKILL),
-        ("rank 1", signal.SIGSTOP),
+        pytest.param("rank 0", signal.SIGKILL, marks=pytest.mark.long),
+        pytest.param("step of rank 0", signal.SIGKILL, marks=pytest.mark.long),
+        pytest.param("rank 1", signal.SIGSTOP, marks=pytest.mark.long),
         ("step of rank 0", signal.SIGSTOP),
     ],
     ids=lambda value: value if isinstance(value, str) else value.name,
@@ -192,7 +192,13 @@ def test_streams_of_a_lost_rank_group_go_on_at_the_other_worker(
     assert fleet.index_blocks()[victim] > 0
 
 
-@pytest.mark.parametrize("sign", [signal.SIGKILL, signal.SIGSTOP], ids=["killed", "silent"])
+@pytest.mark.parametrize(
+    "sign",
+    [
+        pytest.param(signal.SIGKILL, id="killed"),
+        pytest.param(signal.SIGSTOP, id="silent", marks=pytest.mark.long),
+    ],
+)
 def test_streams_of_a_lost_worker_go_on_at_the_other(
     fleet: RunningFleet, undisturbed: list[list[int]], sign: signal.Signals
 ) -> None:

@@ -10,9 +10,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from tests.e2e.conftest import DEADLINE_S
 
 
+@pytest.mark.long
 def test_streams_go_on_when_a_node_is_lost_and_a_new_one_brings_capacity(
     tiny_chat_model: Path,
 ) -> None:

@@ -10,6 +10,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from cluster.bench.rolling_update import RollingUpdateOptions, UpdateLoad, is_whole
 from tests.e2e.conftest import ADMIN_KEY, API_KEY, DEADLINE_S, MODEL, RunningFleet, models_of
 from tests.e2e.test_failures import wait_until
@@ -17,6 +19,7 @@ from tests.e2e.test_failures import wait_until
 NUM_BEFORE = 12
 
 
+@pytest.mark.long
 def test_a_rolling_update_fails_no_request(fleet: RunningFleet, tiny_chat_model: Path) -> None:
     # Two cores are to start eight processes meanwhile: the load leaves them room.
     options = RollingUpdateOptions(

@@ -85,7 +85,10 @@ def _helm(major: int) -> Helm:
         pytest.skip(f"no Helm {major}: {error}")
 
 
-@pytest.fixture(scope="session", params=[3, 4], ids=["helm3", "helm4"])
+@pytest.fixture(
+    scope="session",
+    params=[pytest.param(3, id="helm3", marks=pytest.mark.long), pytest.param(4, id="helm4")],
+)
 def helm(request: pytest.FixtureRequest) -> Helm:
     """Each of the two versions in turn."""
     return _helm(request.param)

@@ -100,7 +100,13 @@ class Release:
         return found
 
 
-@pytest.fixture(scope="module", params=EXAMPLES.values(), ids=EXAMPLES)
+@pytest.fixture(
+    scope="module",
+    params=[
+        pytest.param(one, id=name, marks=() if name == "cpu-demo" else pytest.mark.long)
+        for name, one in EXAMPLES.items()
+    ],
+)
 def release(request: pytest.FixtureRequest, helm4: Helm) -> Iterator[Release]:
     """Applied as the operator does once the head answers."""
     example: Example = request.param

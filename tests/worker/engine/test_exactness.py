@@ -7,12 +7,14 @@ All but "alone" run at overlap depth 1.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from _pytest.mark import ParameterSet
 from checkpoints import VOCAB_SIZE, write_checkpoint
 from engine_driver import Engine
 from transformers import PreTrainedModel
@@ -20,6 +22,8 @@ from transformers import PreTrainedModel
 from worker.wire.sampling import SamplingParams
 
 ARCHITECTURES = ("llama", "mistral", "qwen2", "qwen3")
+FULL = "qwen3"
+"""Goes through all settings in `make test`; of the others that is left to `make check-long`."""
 NEAR_TIE = 1e-4
 NUM_NEW = 64
 GREEDY = SamplingParams(temperature=0.0, max_tokens=NUM_NEW, ignore_eos=True)
@@ -44,10 +48,10 @@ def checkpoint(
     return Checkpoint(request.param, str(folder), model)
 
 
-def make_prompts() -> list[list[int]]:
-    """20 prompts of 3 to 700 tokens."""
+def make_prompts(number: int = 20) -> list[list[int]]:
+    """Prompts of 3 to 700 tokens."""
     rng = np.random.default_rng(11)
-    lengths = np.geomspace(3, 700, 20).astype(int)
+    lengths = np.geomspace(3, 700, number).astype(int)
     return [rng.integers(0, VOCAB_SIZE, length).tolist() for length in lengths]
 
 
@@ -73,7 +77,7 @@ class Settings:
         self._folder = folder
         self._params = params
         self._options = options
-        self._prompts = make_prompts()
+        self._prompts = make_prompts(len(params))
 
     def alone(self) -> list[list[int]]:
         with self._engine(enable_prefix_caching=False, overlap_depth=0) as engine:
@@ -133,7 +137,28 @@ def assert_greedy_of_transformers(
     assert near_ties <= 1
 
 
-@pytest.mark.parametrize("setting", ["alone", "batched", "chunked", "scarce", "tensor_parallel"])
+def long_but(short: object, values: Iterable[object]) -> list[ParameterSet]:
+    """All values; `make test` runs one of them."""
+    return [pytest.param(one, marks=() if one == short else pytest.mark.long) for one in values]
+
+
+def cases(*settings: str) -> list[ParameterSet]:
+    """Architectures with settings; `make test` runs all with the first of these."""
+    return [
+        pytest.param(
+            *(name, setting),
+            marks=() if name == FULL or setting == settings[0] else pytest.mark.long,
+        )
+        for name in ARCHITECTURES
+        for setting in settings
+    ]
+
+
+@pytest.mark.parametrize(
+    ("checkpoint", "setting"),
+    cases("batched", "alone", "chunked", "scarce", "tensor_parallel"),
+    indirect=["checkpoint"],
+)
 def test_greedy_equals_transformers(checkpoint: Checkpoint, setting: str) -> None:
     settings = Settings(checkpoint.folder, [GREEDY] * 20)
     if setting == "batched":
@@ -144,19 +169,24 @@ def test_greedy_equals_transformers(checkpoint: Checkpoint, setting: str) -> Non
         assert_greedy_of_transformers(checkpoint.model, make_prompts(), outputs)
 
 
+@pytest.mark.parametrize("checkpoint", long_but(FULL, ARCHITECTURES), indirect=True)
 def test_batch_invariant_outputs_are_bitwise_equal(checkpoint: Checkpoint) -> None:
     assert_bitwise_equal(checkpoint, "native")
 
 
-@pytest.mark.parametrize("checkpoint", ["llama", "qwen3"], indirect=True)
-def test_so_they_are_without_the_compiled_library(checkpoint: Checkpoint) -> None:
+@pytest.mark.parametrize("num_prompts", long_but(10, (10, 20)))
+@pytest.mark.parametrize("checkpoint", long_but(FULL, ("llama", FULL)), indirect=True)
+def test_so_they_are_without_the_compiled_library(checkpoint: Checkpoint, num_prompts: int) -> None:
     """These two have all that a layer may have: biases, scaled rotary embedding, norms of heads."""
-    assert_bitwise_equal(checkpoint, "torch")
+    assert_bitwise_equal(checkpoint, "torch", num_prompts)
 
 
-def assert_bitwise_equal(checkpoint: Checkpoint, cpu_backend: str) -> None:
+def assert_bitwise_equal(checkpoint: Checkpoint, cpu_backend: str, num_prompts: int = 20) -> None:
     settings = Settings(
-        checkpoint.folder, seeded_params(), batch_invariant=True, cpu_backend=cpu_backend
+        checkpoint.folder,
+        seeded_params()[:num_prompts],
+        batch_invariant=True,
+        cpu_backend=cpu_backend,
     )
     alone = settings.alone()
     batched, cached = settings.batched_then_cached()

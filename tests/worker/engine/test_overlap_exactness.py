@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from _pytest.mark import ParameterSet
 from engine_driver import Engine, Outcome
 
 from worker.core.executor import StepFuture
@@ -131,7 +132,13 @@ def run(engine: Engine, count: int) -> tuple[list[Outcome], dict[int, int]]:
     return list(outputs.values()), aborted
 
 
-@pytest.mark.parametrize(("tensor_parallel_size", "count"), [(1, 500), (2, 160)])
+def long(*values: int) -> ParameterSet:
+    return pytest.param(*values, marks=pytest.mark.long)
+
+
+@pytest.mark.parametrize(
+    ("tensor_parallel_size", "count"), [(1, 150), (2, 100), long(1, 500), long(2, 160)]
+)
 def test_depth_1_equals_depth_0(tensor_parallel_size: int, count: int) -> None:
     torch.set_num_threads(1)
     options = {
@@ -168,4 +175,4 @@ def _check_grammars(outcomes: list[Outcome]) -> None:
         if index % 10 in (5, 6) and index // 10 % 4 == 2 and outcome.finish_reason == "stop":
             checked += 1
             assert tokenizer.decode(outcome.token_ids, skip_special_tokens=True) in texts
-    assert checked > 2
+    assert checked >= len(outcomes) // 60, "choices were cut short"
