@@ -30,10 +30,13 @@ TEST_ARGS ?=
 TEST_PROCESSES ?= -n $(shell n=$$(nproc); echo $$((n < 2 ? 2 : n > 6 ? 6 : n))) \
 	--dist loadscope --no-loadscope-reorder
 
-.PHONY: install serve test lint lock check-install check-supply check-autoscale check-cancels \
-	check-chaos check-hostile check-long check-nodes check-overload check-proxy check-rolling-update \
-	check-soak check-tenants demo-models check-speculative
+.PHONY: help install serve test lint lock check-install check-supply check-autoscale \
+	check-cancels check-chaos check-hostile check-long check-nodes check-overload check-proxy \
+	check-rolling-update check-soak check-tenants demo-models check-speculative
 .DEFAULT_GOAL := serve
+
+help:
+	@sed -n 's/^# \(make .*\)/\1/p' $(firstword $(MAKEFILE_LIST))
 
 install: $(STAMP)
 
