@@ -67,7 +67,7 @@ class Cluster:
                                 self.cached[delta.request_id] = delta.num_cached_tokens
 
     def run(self) -> None:
-        while any(worker.core.scheduler.has_work() for worker in self.workers.values()):
+        while any(worker.scheduler.has_work() for worker in self.workers.values()):
             self.now += 0.01
             for worker in self.workers.values():
                 worker.step()
@@ -117,7 +117,7 @@ def test_a_second_gateway_sees_what_the_first_has_sent() -> None:
         assert choice is not None
         cluster.send(0, f"a{number}", sibling(number, number), choice)
         worker = cluster.workers[choice.worker_id]
-        worker.load = worker.front.reserved.told_with(worker.load)
+        worker.load = worker.reserved.told_with(worker.load)
         worker.attachments["1"].put_step(1, [], [], worker.load)
         taken.append(choice.worker_id)
     cluster.deliver()

@@ -130,7 +130,7 @@ class IndexMachine(RuleBasedStateMachine):
         for gateway_id in GATEWAYS:
             for worker_id in WORKERS:
                 self.attach_again(gateway_id, worker_id)
-        while any(worker.core.scheduler.has_work() for worker in self.workers.values()):
+        while any(worker.scheduler.has_work() for worker in self.workers.values()):
             for worker_id in WORKERS:
                 self.step(worker_id, 1)
         for gateway_id, fleet in self.fleets.items():
