@@ -67,7 +67,7 @@ check-long: $(STAMP)
 	RAY_USAGE_STATS_ENABLED=0 $(BIN)/python -m pytest $(TEST_PROCESSES) -m long $(TEST_ARGS)
 
 check-install: $(STAMP)
-	$(BIN)/python -m tests.deploy.install_check $(ARGS)
+	$(BIN)/python -m tests.system.install $(ARGS)
 
 lock: $(STAMP)
 	$(BIN)/python -m deploy.supply.lock $(ARGS)
@@ -103,7 +103,7 @@ check-tenants: $(STAMP)
 	$(BIN)/python -m cluster.bench.tenants --json $(ARGS)
 
 check-hostile: $(STAMP)
-	$(BIN)/python -m tests.e2e.check_hostile --json $(ARGS)
+	$(BIN)/python -m tests.system.hostile --json $(ARGS)
 
 demo-models: $(STAMP)
 	$(BIN)/python -m deploy.models.train --output deploy/models/demo
@@ -113,4 +113,4 @@ demo-models: $(STAMP)
 		--num-threads 1 --output deploy/models/demo-draft
 
 check-speculative: $(STAMP)
-	$(BIN)/python tests/worker/engine/check_speculation.py
+	$(BIN)/python -m tests.system.speculation

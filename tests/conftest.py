@@ -17,7 +17,8 @@ import pytest
 from hypothesis import HealthCheck, settings
 from xdist.scheduler import LoadScopeScheduling
 
-ROOT = Path(__file__).parents[1]
+from tests.support.paths import ROOT
+
 STARTS_RAY = ("tests/e2e/", "tests/cluster/test_serve_router.py", "tests/helm/test_chart_runs.py")
 
 # Both measure the machine: on a loaded one an example takes as long as it takes.

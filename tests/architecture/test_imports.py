@@ -8,7 +8,8 @@ from graphlib import CycleError, TopologicalSorter
 
 import pytest
 
-from tests.architecture.sources import FLOORS, ROOT, sources
+from tests.support.paths import ROOT
+from tests.support.sources import FLOORS, sources
 
 TORCH_FREE = [
     "router.gateway",

@@ -6,7 +6,7 @@ import ast
 import re
 from collections.abc import Iterator
 
-from tests.architecture.sources import FLOORS, Source, sources
+from tests.support.sources import FLOORS, Source, sources
 
 MAX_FILE_LINES = 600
 MAX_FUNCTION_LINES = 60

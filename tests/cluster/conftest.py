@@ -9,7 +9,7 @@ import pytest
 
 from cluster.environment import private_directory
 from cluster.haproxy import BINARY_VARIABLE
-from tests.cluster.serve_haproxy import Gateway, Proxy, settings_of
+from tests.support.cluster.serve_haproxy import Gateway, Proxy, settings_of
 
 
 @pytest.fixture

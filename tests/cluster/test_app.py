@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import subprocess
 import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,6 +13,7 @@ import yaml
 from cluster.app import build_app, build_application
 from cluster.config import serve_config_from_mapping
 from cluster.environment import cluster_settings
+from tests.support.paths import ROOT
 
 
 @pytest.fixture(autouse=True)
@@ -67,7 +67,7 @@ def test_a_serve_config_is_waited_for_and_a_person_is_not_kept_waiting() -> None
 
 def test_options_of_actors_in_a_serve_config_lose_nothing_of_ours() -> None:
     """Serve puts them in the place of the code's, and does not merge."""
-    path = Path(__file__).parents[2] / "deploy" / "serve" / "gpu.yaml"
+    path = ROOT / "deploy" / "serve" / "gpu.yaml"
     [application] = yaml.safe_load(path.read_text())["applications"]
     endpoint = "http://collector:4318/v1/traces"
     app = build_app({**application["args"], "otlp_traces_endpoint": endpoint})

@@ -30,7 +30,7 @@ from cluster.haproxy import (
     max_connections,
 )
 from router.errors import ApiError
-from tests.cluster.serve_haproxy import PIECE, Gateway, Proxy, ask, content_length
+from tests.support.cluster.serve_haproxy import PIECE, Gateway, Proxy, ask, content_length
 
 pytestmark = pytest.mark.skipif(not has_haproxy(), reason="HAProxy's wheel is not installed")
 

@@ -21,7 +21,7 @@ import pytest
 
 from cluster.environment import has_haproxy, private_directory
 from cluster.haproxy_guard import has_routes, process_id, split_arguments
-from tests.cluster.serve_haproxy import (
+from tests.support.cluster.serve_haproxy import (
     DEADLINE_S,
     HOST,
     Gateway,

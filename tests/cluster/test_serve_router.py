@@ -7,7 +7,6 @@ import json
 import subprocess
 import sys
 from collections import Counter
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -21,6 +20,7 @@ from ray.serve._private.common import (
 from ray.serve.request_router import PendingRequest
 
 from cluster.serve_router import FleetRouter
+from tests.support.paths import ROOT
 
 DEPLOYMENT = DeploymentID(name="model", app_name="app")
 
@@ -126,8 +126,8 @@ async def test_bad_settings_are_refused() -> None:
 @pytest.mark.e2e
 def test_a_serve_application_routes_by_prefix() -> None:
     done = subprocess.run(
-        [sys.executable, "-m", "tests.cluster.serve_router_app"],
-        cwd=Path(__file__).parents[2],
+        [sys.executable, "-m", "tests.support.cluster.serve_router_app"],
+        cwd=ROOT,
         stdout=subprocess.PIPE,
         timeout=280,
         check=True,

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 
 import pytest
 
 from deploy.models.corpus import heldout_questions, read_questions
 from deploy.models.evaluate_diffusion import FamilyResult, evaluate
+from tests.support.paths import MODELS
 
-MODELS = Path(__file__).parents[2] / "deploy" / "models"
 DEMO = MODELS / "demo-diffusion"
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import subprocess
 import sys
 from itertools import islice
-from pathlib import Path
 from random import Random
 from typing import Any
 
@@ -24,8 +23,8 @@ from deploy.models.corpus import (
 from deploy.models.evaluate import accuracy_by_family
 from deploy.models.sample import is_heldout_key
 from deploy.models.tokenizer import segments
+from tests.support.paths import MODELS
 
-MODELS = Path(__file__).parents[2] / "deploy" / "models"
 DEMO = MODELS / "demo"
 MB = 1_000_000
 

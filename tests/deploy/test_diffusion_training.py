@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from itertools import islice
-from pathlib import Path
 from random import Random
 
 import pytest
@@ -13,8 +12,8 @@ from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from deploy.models.diffusion_batches import DiffusionBatch, diffusion_batches
 from deploy.models.tokenizer import MASK, TURN_END
+from tests.support.paths import DEMO
 
-DEMO = Path(__file__).parents[2] / "deploy" / "models" / "demo"
 SIZE = 8
 
 

@@ -7,9 +7,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-import install_check
 import pytest
-from install_check import ROOT
 
 from cluster.cli.checks import OLDEST_DRIVERS
 from deploy.supply.index import (
@@ -18,6 +16,8 @@ from deploy.supply.index import (
     environment_of_a_user,
     pins,
 )
+from tests.system import install as install_check
+from tests.system.install import ROOT
 
 CONSTRAINTS = ROOT / "constraints.txt"
 PYTHON = f"{sys.version_info.major}.{sys.version_info.minor}"

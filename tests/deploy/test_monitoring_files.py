@@ -15,8 +15,8 @@ from router.fleet import Fleet
 from router.metrics.collector import GatewayCollector, Source
 from router.metrics.http import HttpStats
 from router.metrics.stats import ModelStats
-from tests.deploy.prometheus_binaries import require
-from tests.deploy.promql import (
+from tests.support.deploy.prometheus_binaries import require
+from tests.support.deploy.promql import (
     MONITORING,
     RULES,
     TARGET_LABELS,

@@ -13,8 +13,8 @@ import yaml
 
 from cluster.app import build_app
 from cluster.config import serve_config_from_mapping
+from tests.support.paths import ROOT
 
-ROOT = Path(__file__).resolve().parents[2]
 DEPLOY = ROOT / "deploy"
 DOCKERFILES = sorted((DEPLOY / "images").glob("*.Dockerfile"))
 SERVE_CONFIGS = sorted((DEPLOY / "serve").glob("*.yaml"))

@@ -10,7 +10,7 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 
 import pytest
 
-from tests.deploy.prometheus_binaries import wait_until_ready
+from tests.support.deploy.prometheus_binaries import wait_until_ready
 
 
 class StartingPrometheus(BaseHTTPRequestHandler):

@@ -22,8 +22,8 @@ from packaging.utils import canonicalize_name
 
 from deploy.supply import check, lock
 from deploy.supply.index import IndexUnreachableError, Locked, parse_lock, pins, render_lock
+from tests.support.paths import ROOT
 
-ROOT = Path(__file__).resolve().parents[2]
 PINS = pins(ROOT / "constraints.txt")
 LOCKS = {device: parse_lock(check.read_device(device)) for device in check.DEVICES}
 LINUX = {

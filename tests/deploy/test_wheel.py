@@ -18,8 +18,8 @@ from openai import OpenAI
 
 from cluster.ports import free_ports
 from tests.e2e.conftest import RunningFleet, stop_fleet
+from tests.support.paths import ROOT
 
-ROOT = Path(__file__).resolve().parents[2]
 PACKAGES = ("cluster", "router", "worker", "kernels")
 
 

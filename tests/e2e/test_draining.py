@@ -15,6 +15,7 @@ import time
 from pathlib import Path
 
 from tests.e2e.conftest import DEADLINE_S, RunningFleet
+from tests.support.paths import ROOT
 
 APPLICATION = "draining"
 NUM_STREAMS = 4
@@ -36,7 +37,7 @@ def test_streams_outlive_the_end_of_the_application(
             fleet.base_url,
             str(tiny_chat_model),
         ],
-        cwd=Path(__file__).parents[2],
+        cwd=ROOT,
         env=environment,
         stdout=subprocess.PIPE,
         timeout=2 * DEADLINE_S,

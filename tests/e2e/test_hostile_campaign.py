@@ -15,16 +15,9 @@ import pytest
 from cluster.bench.report import Check
 from router.api.body import MAX_BODY_BYTES
 from router.api.values import MAX_VALUES, num_values
-from tests.e2e.check_hostile import (
-    HostileOptions,
-    judge_half_open,
-    judge_requests,
-    judge_slow_readers,
-    judge_survival,
-)
-from tests.e2e.hostile_attack import KEPT_MIB, SMALL_GROWTH_MIB, Attack, judge_heavy
-from tests.e2e.hostile_bystanders import Tokens
-from tests.e2e.hostile_clients import (
+from tests.support.hostile.attack import KEPT_MIB, SMALL_GROWTH_MIB, Attack, judge_heavy
+from tests.support.hostile.bystanders import Tokens
+from tests.support.hostile.clients import (
     Answer,
     Found,
     Neighbour,
@@ -36,11 +29,18 @@ from tests.e2e.hostile_clients import (
     send,
     send_raw,
 )
-from tests.e2e.hostile_fleet import MemorySamples, kind_of
-from tests.e2e.hostile_heavy import heavy_cases
-from tests.e2e.hostile_inputs import KINDS, Case, draw
-from tests.e2e.hostile_raw import RawCase, Target, raws
-from tests.e2e.hostile_sockets import HalfOpen
+from tests.support.hostile.fleet import MemorySamples, kind_of
+from tests.support.hostile.heavy import heavy_cases
+from tests.support.hostile.inputs import KINDS, Case, draw
+from tests.support.hostile.raw import RawCase, Target, raws
+from tests.support.hostile.sockets import HalfOpen
+from tests.system.hostile import (
+    HostileOptions,
+    judge_half_open,
+    judge_requests,
+    judge_slow_readers,
+    judge_survival,
+)
 
 KEY = "key-of-the-tests"
 ERROR = b'{"error":{"message":"no","type":"invalid_request_error","param":null,"code":400}}'

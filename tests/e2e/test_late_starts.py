@@ -27,7 +27,8 @@ from cluster.config import find_demo_model
 from cluster.launch import end_processes_of
 from cluster.ports import free_ports
 from tests.e2e.conftest import DEADLINE_S
-from tests.worker.trace_collector import trace_collector
+from tests.support.paths import ROOT
+from tests.support.worker.trace_collector import trace_collector
 
 LATE, FRAGILE, HOPELESS = "late", "fragile", "hopeless"
 OPTIONS = {"device": "cpu", "kv_cache_tokens": 2048, "cpu_threads": 1}
@@ -94,8 +95,8 @@ class Applications:
 def running(port: int, applications: dict[str, Any]) -> Iterator[Applications]:
     asked = json.dumps({"port": port, "applications": applications})
     process = subprocess.Popen(
-        [sys.executable, "-m", "tests.e2e.late_starts_app", asked],
-        cwd=Path(__file__).parents[2],
+        [sys.executable, "-m", "tests.support.fleet.late_starts_app", asked],
+        cwd=ROOT,
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests.e2e.conftest import DEADLINE_S
+from tests.support.paths import ROOT
 
 
 @pytest.mark.long
@@ -22,7 +23,7 @@ def test_streams_go_on_when_a_node_is_lost_and_a_new_one_brings_capacity(
     command = [sys.executable, "-m", "cluster.bench.nodes", "--json"]
     command += ["--model", str(tiny_chat_model), "--no-pair", "--no-head-restart"]
     command += ["--num-tokens", "400", "--node-check-ms", "400"]
-    root = Path(__file__).parents[2]
+    root = ROOT
     timeout_s = 2 * DEADLINE_S  # three Ray nodes start, and a fourth
     done = subprocess.run(command, cwd=root, stdout=subprocess.PIPE, timeout=timeout_s, check=False)
     checks = json.loads(done.stdout.splitlines()[-1])["checks"]

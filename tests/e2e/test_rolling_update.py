@@ -15,6 +15,7 @@ import pytest
 from cluster.bench.rolling_update import RollingUpdateOptions, UpdateLoad, is_whole
 from tests.e2e.conftest import ADMIN_KEY, API_KEY, DEADLINE_S, MODEL, RunningFleet, models_of
 from tests.e2e.test_failures import wait_until
+from tests.support.paths import ROOT
 
 NUM_BEFORE = 12
 
@@ -52,8 +53,8 @@ def deploy_again(fleet: RunningFleet, model: Path) -> None:
     }
     address, environment = fleet.ray()
     subprocess.run(
-        [sys.executable, "-m", "tests.e2e.deploying", address],
-        cwd=Path(__file__).parents[2],
+        [sys.executable, "-m", "tests.support.fleet.deploying", address],
+        cwd=ROOT,
         env=environment,
         input=json.dumps(config).encode(),
         timeout=DEADLINE_S,

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from tests.helm.binaries import HelmUnavailableError, find_helm
-from tests.helm.chart import Helm
+from tests.support.helm.binaries import HelmUnavailableError, find_helm
+from tests.support.helm.chart import Helm
 
 EVERYTHING = {
     "models": [

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from tests.helm.chart import ROOT, Helm, Object, only, pod_specs
+from tests.support.helm.chart import Helm, Object, only, pod_specs
+from tests.support.paths import ROOT
 
 MONITORING = ROOT / "deploy" / "monitoring"
 

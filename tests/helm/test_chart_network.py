@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.helm.chart import Helm, Object, only, pod_specs
+from tests.support.helm.chart import Helm, Object, only, pod_specs
 
 OPERATORS = {
     # way to install KubeRay: the labels of its pod

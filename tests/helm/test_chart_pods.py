@@ -16,14 +16,14 @@ import pytest
 import yaml
 
 from cluster.environment import cluster_settings, haproxy_settings, has_haproxy
-from tests.helm.chart import CHART, EXAMPLES, Helm, Object, only, pod_specs
-from tests.helm.small_endpoint import serve_models
+from tests.support.helm.chart import CHART, EXAMPLES, Helm, Object, only, pod_specs
+from tests.support.helm.small_endpoint import serve_models
+from tests.support.paths import ROOT
 
 LONGER_BEHIND_LOAD_BALANCERS = {
     "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S",
     "RAY_SERVE_PROXY_MIN_DRAINING_PERIOD_S",
 }
-ROOT = Path(__file__).parents[2]
 HEALTH = "http://127.0.0.1:52365/api/healthz"
 
 

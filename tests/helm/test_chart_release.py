@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from tests.helm.chart import Helm
-from tests.helm.release import Release, release_of
+from tests.support.helm.chart import Helm
+from tests.support.helm.release import Release, release_of
 
 
 @pytest.fixture

@@ -9,8 +9,9 @@ import kubernetes_validate
 import pytest
 import yaml
 
-from tests.helm.chart import CHART, EXAMPLES, LOADER, ROOT, Helm, Object, only, pod_specs
-from tests.helm.kuberay_fields import violations
+from tests.support.helm.chart import CHART, EXAMPLES, LOADER, Helm, Object, only, pod_specs
+from tests.support.helm.kuberay_fields import violations
+from tests.support.paths import ROOT
 
 KUBERNETES = "1.33"
 OUR_KINDS = {"HTTPRoute", "PodMonitor", "PrometheusRule", "RayJob", "RayService", "ServiceMonitor"}

@@ -22,15 +22,16 @@ import yaml
 
 from cluster.environment import has_haproxy
 from cluster.ports import free_ports
-from tests.helm.chart import CHART, ROOT, Helm, Object, only
-from tests.helm.kuberay import ray_pods
-from tests.helm.pod_processes import (
+from tests.support.helm.chart import CHART, Helm, Object, only
+from tests.support.helm.kuberay import ray_pods
+from tests.support.helm.pod_processes import (
     PodCluster,
     PodProcess,
     in_folders,
     listening_addresses,
     run_pods,
 )
+from tests.support.paths import ROOT
 
 pytestmark = [
     pytest.mark.e2e,

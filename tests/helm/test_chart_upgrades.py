@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 import yaml
 
-from tests.helm.chart import CHART, EXAMPLES, Helm, Object, only, pod_specs
-from tests.helm.release import Release, release_of
+from tests.support.helm.chart import CHART, EXAMPLES, Helm, Object, only, pod_specs
+from tests.support.helm.release import Release, release_of
 
 MANY = [
     "--set-json",

@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from tests.helm.chart import CHART, Helm, HelmError
+from tests.support.helm.chart import CHART, Helm, HelmError
 
 H100 = ["-f", str(CHART / "values-h100-tp8.yaml")]
 LONG = "a-name-that-goes-on-and-on-and-on-and-on-and-on"

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 import yaml
 
-from tests.helm.chart import Helm, Object, only
-from tests.helm.kuberay_fields import POD_TEMPLATE, fields_of, violations
+from tests.support.helm.chart import Helm, Object, only
+from tests.support.helm.kuberay_fields import POD_TEMPLATE, fields_of, violations
 
 
 @pytest.fixture(scope="module")

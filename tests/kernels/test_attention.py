@@ -2,10 +2,10 @@ from __future__ import annotations
 
 import pytest
 import torch
-from paged_cases import Paged, make_paged, naive_decode, naive_extend
 
 from kernels import prepare_decode, prepare_extend
 from kernels.attention import torch_plan
+from tests.support.kernels.paged_cases import Paged, make_paged, naive_decode, naive_extend
 
 SHAPES = [(8, 4, 32), (12, 4, 64), (4, 1, 40), (3, 3, 16)]
 

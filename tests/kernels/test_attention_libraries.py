@@ -7,7 +7,6 @@ import importlib.util
 
 import pytest
 import torch
-from paged_cases import Paged, make_paged, naive_decode, naive_extend
 
 from kernels import decode_attention, extend_attention, prepare_decode, prepare_extend, registry
 from kernels.attention import AttentionBackend, AttentionLibrary, create_attention_library
@@ -15,6 +14,7 @@ from kernels.attention.flash_attn import FlashAttention
 from kernels.attention.flashinfer import FlashInferAttention
 from kernels.attention.library import import_library
 from kernels.attention.torch_library import TorchAttention
+from tests.support.kernels.paged_cases import Paged, make_paged, naive_decode, naive_extend
 
 SEQ_LENS, QUERY_LENS = [5, 90, 33, 16], [5, 37, 1, 16]
 

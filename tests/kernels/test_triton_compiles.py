@@ -8,7 +8,6 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from paged_cases import make_paged
 
 from kernels import (
     EditRows,
@@ -32,6 +31,7 @@ from kernels import (
     token_scores,
     write_table_rows_,
 )
+from tests.support.kernels.paged_cases import make_paged
 
 pytest.importorskip("triton", reason="Triton is not installed")
 if os.environ.get("TRITON_INTERPRET") == "1":
@@ -39,9 +39,8 @@ if os.environ.get("TRITON_INTERPRET") == "1":
 if sys.platform != "linux":
     pytest.skip("Triton's compiler for CUDA is there on Linux", allow_module_level=True)
 
-from aot import Binary, compiling_for
-
 from kernels.linear.triton_kernel import matmul_fixed_tiles
+from tests.support.kernels.aot import Binary, compiling_for
 
 SHARED_LIMITS = {80: 163 << 10, 89: 99 << 10, 90: 227 << 10}
 """Shared memory that one program may take, by compute capability (CUDA C++ guide, table 30)."""

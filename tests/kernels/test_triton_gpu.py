@@ -2,12 +2,12 @@ from __future__ import annotations
 
 import pytest
 import torch
-from paged_cases import Paged, make_paged, naive_decode, naive_extend
-from sampling_cases import FILTERS, make_logits, parameters
-from triton_cases import CASES, Case
 
 from kernels import registry, sample_tokens, store_kv_cache, token_scores
 from kernels.linear.tiled import TritonTiledWeight
+from tests.support.kernels.paged_cases import Paged, make_paged, naive_decode, naive_extend
+from tests.support.kernels.sampling_cases import FILTERS, make_logits, parameters
+from tests.support.kernels.triton_cases import CASES, Case
 
 pytestmark = [
     pytest.mark.gpu,

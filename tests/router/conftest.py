@@ -10,7 +10,6 @@ from pathlib import Path
 import httpx
 import pytest
 import uvicorn
-from stub_worker import StubTransport, StubWorker
 from tokenizers import Tokenizer as Backend
 from tokenizers import decoders, models, pre_tokenizers, trainers
 
@@ -19,6 +18,7 @@ from router.api.body import BodyLimits
 from router.api.readers import ReaderLimits
 from router.config import GatewayConfig, ModelRoute, RoutingConfig
 from router.gateway import Gateway
+from tests.support.router.stub_worker import StubTransport, StubWorker
 from worker.wire.messages import Submit
 from worker.wire.tokenizer import Tokenizer, load_tokenizer
 from worker.wire.tracing import Tracing

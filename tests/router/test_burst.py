@@ -8,10 +8,10 @@ from math import ceil
 
 import numpy as np
 import pytest
-from scheduled_worker import ScheduledWorker
 
 from router.fleet import Choice, Fleet, PromptBlocks, Turn
 from router.fleet.burst import group_order
+from tests.support.router.scheduled_worker import ScheduledWorker
 from worker.wire.messages import AttachSnapshot, Submit, WorkerUpdate
 from worker.wire.sampling import SamplingParams
 

@@ -7,10 +7,10 @@ import gc
 import weakref
 
 import pytest
-from stub_worker import StubTransport, StubWorker
 
 from router.channel import Refused, WorkerChannel, WorkerUnreachable
 from router.channel import outbox as outbox_module
+from tests.support.router.stub_worker import StubTransport, StubWorker
 from worker.wire.messages import AttachSnapshot, Submit, TokenDelta, WorkerUpdate
 from worker.wire.sampling import SamplingParams
 

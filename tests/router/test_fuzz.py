@@ -15,7 +15,7 @@ from hypothesis import HealthCheck, given, settings
 
 from router.api import body as body_module
 from router.api.protocol import ChatRequest, CompletionRequest
-from tests.router.hostile_bodies import FIELDS, bodies
+from tests.support.hostile.bodies import FIELDS, bodies
 from worker.wire.chat_template import ChatTemplate
 from worker.wire.limits import refuse
 from worker.wire.messages import Submit, SubmitBatch

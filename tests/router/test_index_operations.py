@@ -6,9 +6,9 @@ import numpy as np
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
-from scheduled_worker import PAGE_SIZE, SALT, ScheduledWorker
 
 from router.fleet import BlockKey, Fleet, PromptBlocks
+from tests.support.router.scheduled_worker import PAGE_SIZE, SALT, ScheduledWorker
 from worker.wire.messages import AttachSnapshot, Submit, WorkerDown
 from worker.wire.sampling import SamplingParams
 

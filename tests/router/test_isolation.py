@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from stub_worker import StubWorker
 
 from router.config import RoutingConfig
 from router.serving import isolation
+from tests.support.router.stub_worker import StubWorker
 
 NUM_INNOCENT = 8
 LONG = "the quick brown fox jumps over the lazy dog, hello there. " * 4

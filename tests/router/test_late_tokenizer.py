@@ -8,10 +8,10 @@ import shutil
 from pathlib import Path
 
 import pytest
-from stub_worker import StubTransport
 
 from router.config import GatewayConfig, ModelRoute
 from router.gateway import Gateway
+from tests.support.router.stub_worker import StubTransport
 from worker.wire.retry import StartDelay, Unavailable
 
 

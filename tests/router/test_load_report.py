@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import msgspec
 import pytest
-from test_fleet import IDLE, fleet_of, prompt_of, snapshot, update
 
 from router.fleet import Fleet
 from router.metrics.stats import ModelStats
 from router.serving.load import LoadMeter, LoadReport
+from tests.router.test_fleet import IDLE, fleet_of, prompt_of, snapshot, update
 
 OUTPUT = 50
 

@@ -7,7 +7,8 @@ from typing import Any
 
 import openai
 import pytest
-from test_openai_client import MESSAGES, client_of
+
+from tests.router.test_openai_client import MESSAGES, client_of
 
 
 async def test_chat_logprobs(rig):

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import msgspec
 import pytest
-from stub_worker import StubTransport
 
+from tests.support.router.stub_worker import StubTransport
 from worker.wire.messages import Submit, SubmitBatch
 from worker.wire.packing import packed
 from worker.wire.sampling import SamplingParams

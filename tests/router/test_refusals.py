@@ -15,10 +15,10 @@ import msgspec
 import numpy as np
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
-from stub_worker import StubWorker
 
 from router.api import body as body_module
 from router.fleet import PromptBlocks
+from tests.support.router.stub_worker import StubWorker
 from worker.wire.messages import LoadSnapshot, StepShape, WorkerUpdate
 from worker.wire.structured import StructuredOutputsParams
 

@@ -7,10 +7,10 @@ import re
 
 import numpy as np
 import pytest
-from stub_worker import StubWorker
 
 from router.config import RoutingConfig
 from router.serving import resumption
+from tests.support.router.stub_worker import StubWorker
 from worker.wire.messages import Submit, TokenDelta
 
 LONG = "héllo wörld 🙂, the quick brown fox jumps over the lazy dog. " * 2

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from ray.exceptions import ActorDiedError, RayTaskError
 
+from tests.support.paths import DEMO
 from worker.config import EngineConfig
 from worker.core.executor import RankFailure
 from worker.group import _fetch_checkpoints, _Ranks
@@ -59,12 +60,11 @@ async def test_what_ended_ranks_tells(endings: list[Exception | None], heals: bo
 
 
 def test_a_draft_model_names_no_files_of_others_either(tmp_path: Path) -> None:
-    demo = Path(__file__).parents[2] / "deploy" / "models" / "demo"
-    (tmp_path / "config.json").write_bytes((demo / "config.json").read_bytes())
-    index = {"weight_map": {"a": str(demo / "model.safetensors")}}
+    (tmp_path / "config.json").write_bytes((DEMO / "config.json").read_bytes())
+    index = {"weight_map": {"a": str(DEMO / "model.safetensors")}}
     (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
     config = EngineConfig(
-        model=str(demo), speculative_method="draft", speculative_model=str(tmp_path)
+        model=str(DEMO), speculative_method="draft", speculative_model=str(tmp_path)
     )
     with pytest.raises(ValueError, match=r"weights are \*\.safetensors files beside it"):
         _fetch_checkpoints(config)

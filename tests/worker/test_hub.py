@@ -15,13 +15,13 @@ from typing import Any
 
 import pytest
 
-from tests.worker.fake_hub import COMMIT, fake_hub
+from tests.support.paths import ROOT
+from tests.support.worker.fake_hub import COMMIT, fake_hub
 from worker.config import EngineConfig
 from worker.models.checkpoint import resolve_checkpoint
 from worker.wire.hub import at_revision, commit_of, local_folder
 from worker.wire.tokenizer import load_tokenizer
 
-ROOT = Path(__file__).parents[2]
 DEMO = ROOT / "deploy" / "models" / "demo"
 GOOD, MISSPELT, WEIGHTLESS = "org/demo", "org/dmeo", "org/weightless"
 

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from cluster.autoscaling.config import AutoscalingConfig
-from tests.cluster.autoscaling.simulation import SimulatedFleet, noise
+from tests.support.cluster.autoscaling_simulation import SimulatedFleet, noise
 
 CONFIG = AutoscalingConfig(max_workers=100)
 TARGET_LOAD = CONFIG.target_load

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import sys
 from pathlib import Path
 from random import Random
 
@@ -16,17 +15,15 @@ from cluster.bench.fdfo import questions_of
 from cluster.bench.fdfo_count import CountedRequest, count_joined, count_separate
 from cluster.bench.fdfo_options import FdfoOptions
 from cluster.bench.fdfo_replay import parse_replay, replayed_requests
+from tests.support.paths import DEMO
 from worker.config import EngineConfig
 from worker.core.executor_local import LocalExecutor
-
-DEMO = Path(__file__).parents[3] / "deploy" / "models" / "demo"
-sys.path.insert(0, str(Path(__file__).parents[2] / "worker" / "diffusion"))
 
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The demo model's words with random weights, in blocks of 16."""
-    from sdar_checkpoints import write_sdar
+    from tests.support.checkpoints.sdar import write_sdar
 
     folder = tmp_path_factory.mktemp("fdfo") / "model"
     write_sdar(folder, 16, sharpness=40.0, vocab_size=2560)

@@ -26,8 +26,9 @@ from cluster.bench.machine import machine
 from cluster.bench.routing.traces import TraceFile, trace_arrivals
 from cluster.cli.options import given_options
 from tests.cluster.bench.conftest import Backend
+from tests.support.paths import ROOT
 
-JOBS = Path(__file__).parents[3] / "deploy" / "jobs"
+JOBS = ROOT / "deploy" / "jobs"
 LOAD = "--input-len 12 --output-len 4 --duration 0.5 --ignore-eos --overwrite --json"
 
 

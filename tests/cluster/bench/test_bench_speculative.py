@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import argparse
-from pathlib import Path
 
 import pytest
 
 from cluster.bench.speculative import SpeculativeOptions, run_speculative, summarise
 from cluster.bench.speculative_engine import Turn
 from cluster.bench.speculative_flags import add_speculative_flags, speculative_options
+from tests.support.paths import MODELS
 from worker.config import EngineConfig
-
-MODELS = Path(__file__).parents[3] / "deploy" / "models"
 
 
 def test_both_engines_take_turns() -> None:

@@ -2,7 +2,8 @@ from __future__ import annotations
 
 import pytest
 import torch
-from triton_cases import CASES, Case
+
+from tests.support.kernels.triton_cases import CASES, Case
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.__name__)

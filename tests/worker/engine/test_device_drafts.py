@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 import torch
-from engine_driver import Engine, Outcome
-from speculation_cases import MODEL, RandomGate, prompts
 
 from kernels import sample_tokens
 from kernels.attention.torch_library import TorchAttention
+from tests.support.engines.engine_driver import Engine, Outcome
+from tests.support.engines.speculation_cases import MODEL, RandomGate, prompts
 from worker.rank.sampling import sampler
 from worker.rank.speculation.device_drafting import DeviceDrafter
 from worker.rank.speculation.drafting import UnsettledDraws

@@ -6,9 +6,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from checkpoints import write_checkpoint
-from engine_driver import Engine
-from test_exactness import (
+
+from tests.support.checkpoints.dense import write_checkpoint
+from tests.support.engines.engine_driver import Engine
+from tests.worker.engine.test_exactness import (
     ARCHITECTURES,
     GREEDY,
     Checkpoint,
@@ -17,7 +18,6 @@ from test_exactness import (
     make_prompts,
     seeded_params,
 )
-
 from worker.config import EngineConfig
 from worker.models.tensor_parallel import TensorParallelGroup
 from worker.plan.plan import Admit, PageWrite, Plan, Row, TokenRules

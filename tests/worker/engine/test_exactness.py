@@ -15,10 +15,10 @@ import numpy as np
 import pytest
 import torch
 from _pytest.mark import ParameterSet
-from checkpoints import VOCAB_SIZE, write_checkpoint
-from engine_driver import Engine
 from transformers import PreTrainedModel
 
+from tests.support.checkpoints.dense import VOCAB_SIZE, write_checkpoint
+from tests.support.engines.engine_driver import Engine
 from worker.wire.sampling import SamplingParams
 
 ARCHITECTURES = ("llama", "mistral", "qwen2", "qwen3")

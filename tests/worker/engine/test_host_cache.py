@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 import torch
-from checkpoints import VOCAB_SIZE, write_checkpoint
-from engine_driver import Engine
-from sdar_checkpoints import write_sdar
-from test_overlap_exactness import PoisonedEngine
-from test_preempted_outputs import CACHE_TOKENS, run, submits
 
+from tests.support.checkpoints.dense import VOCAB_SIZE, write_checkpoint
+from tests.support.checkpoints.sdar import write_sdar
+from tests.support.engines.engine_driver import Engine
+from tests.worker.engine.test_overlap_exactness import PoisonedEngine
+from tests.worker.engine.test_preempted_outputs import CACHE_TOKENS, run, submits
 from worker.config import EngineConfig
 from worker.wire.host_cache import HostCacheTotals
 from worker.wire.messages import Submit

@@ -9,13 +9,13 @@ from __future__ import annotations
 import random
 from collections import deque
 from functools import cache
-from pathlib import Path
 
 import pytest
 import torch
 from _pytest.mark import ParameterSet
-from engine_driver import Engine, Outcome
 
+from tests.support.engines.engine_driver import Engine, Outcome
+from tests.support.paths import DEMO
 from worker.core.executor import StepFuture
 from worker.core.executor_local import LocalExecutor
 from worker.plan.plan import Plan, StepResult
@@ -24,7 +24,6 @@ from worker.wire.sampling import SamplingParams
 from worker.wire.structured import StructuredOutputsParams
 from worker.wire.tokenizer import load_tokenizer
 
-DEMO = Path(__file__).parents[3] / "deploy" / "models" / "demo"
 SCARCE_TOKENS = 1024
 SCHEMA = '{"type": "object", "properties": {"age": {"type": "integer"}}, "required": ["age"]}'
 

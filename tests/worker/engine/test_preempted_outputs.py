@@ -8,9 +8,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from checkpoints import VOCAB_SIZE, write_checkpoint
-from engine_driver import Engine
 
+from tests.support.checkpoints.dense import VOCAB_SIZE, write_checkpoint
+from tests.support.engines.engine_driver import Engine
 from worker.wire.messages import Submit
 from worker.wire.sampling import SamplingParams
 

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 import torch
-from check_speculation import differing_texts
-from engine_driver import Engine, Outcome
-from speculation_cases import (
+
+from tests.support.engines.engine_driver import Engine, Outcome
+from tests.support.engines.speculation_cases import (
     DRAFT,
     NGRAM,
     SETTINGS,
@@ -19,7 +19,7 @@ from speculation_cases import (
     run_in_waves,
     settings,
 )
-
+from tests.system.speculation import differing_texts
 from worker.plan.plan import Plan
 from worker.rank.speculation.drafting import DraftedStep
 from worker.wire.sampling import SamplingParams

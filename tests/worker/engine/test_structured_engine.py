@@ -9,8 +9,8 @@ from typing import Any
 import jsonschema
 import pytest
 import torch
-from engine_driver import Engine, Outcome
 
+from tests.support.engines.engine_driver import Engine, Outcome
 from worker.wire.sampling import SamplingParams
 from worker.wire.structured import StructuredOutputsParams
 from worker.wire.tokenizer import Tokenizer, load_tokenizer

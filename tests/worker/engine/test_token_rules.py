@@ -10,10 +10,10 @@ import msgspec
 import numpy as np
 import pytest
 import torch
-from checkpoints import VOCAB_SIZE, write_checkpoint
-from engine_driver import Engine, Outcome
 from transformers import PreTrainedModel
 
+from tests.support.checkpoints.dense import VOCAB_SIZE, write_checkpoint
+from tests.support.engines.engine_driver import Engine, Outcome
 from worker.wire.messages import TokenLogprobs
 from worker.wire.sampling import SamplingParams
 

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from checkpoints import write_checkpoint
 
+from tests.support.checkpoints.dense import write_checkpoint
 from worker.models.config import load_model_config
 from worker.models.decoder import DecoderModel
 from worker.models.dummy import draw_weights

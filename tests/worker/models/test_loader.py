@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from checkpoints import SPECS, VOCAB_SIZE, write_checkpoint
 from safetensors.torch import load_file, save_file
 
+from tests.support.checkpoints.dense import SPECS, VOCAB_SIZE, write_checkpoint
 from worker.models.config import load_model_config
 from worker.models.decoder import DecoderModel
 from worker.models.linear import LayerOptions, WeightSlot

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 import pytest
 import torch
 from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "engine"))
-
-from plan_driver import Request, generate, make_runner
+from tests.support.engines.plan_driver import Request, generate, make_runner
 
 
 @pytest.mark.parametrize("normalize", [True, False])

@@ -1,0 +1,249 @@
+"""HAProxy as Ray Serve starts it, through our wrapper and with our settings.
+
+Gateways are sockets that close when they are told to. As a program it is Serve's manager in a
+process of its own, which reads what it is to do from its standard input; see Manager.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Self
+
+from cluster.environment import haproxy_settings
+from cluster.haproxy_guard import RAYLET_VARIABLE
+from cluster.ports import free_ports
+from tests.support.paths import ROOT
+
+HOST = "127.0.0.1"
+PIECE = 2**16
+DEADLINE_S = 60
+"""For what takes a second on an idle machine."""
+Connection = tuple[asyncio.StreamReader, asyncio.StreamWriter]
+
+
+@dataclass
+class Gateway:
+    """Answers with its name, and closes connections as a process that goes does."""
+
+    name: str
+    drops_used: bool = False
+    """Closes a connection that has been used when the next request comes: it came too late."""
+    num_dropped: int = 0
+    num_waiting: int = 0
+    heads: list[bytes] = field(default_factory=list)
+    go_on: asyncio.Event = field(default_factory=asyncio.Event)
+    port: int = 0
+    ended: list[asyncio.StreamWriter] = field(default_factory=list)
+    """Connections that ended amid a request or its answer."""
+    _idle: set[asyncio.StreamWriter] = field(default_factory=set)
+
+    async def start(self) -> None:
+        self._server = await asyncio.start_server(self._serve, HOST, 0)
+        self.port = self._server.sockets[0].getsockname()[1]
+
+    def go(self) -> None:
+        """Listens no more, and closes what is idle, unless that is `drops_used`."""
+        self._server.close()
+        for writer in () if self.drops_used else self._idle:
+            writer.close()
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        num_served = 0
+        with contextlib.suppress(asyncio.IncompleteReadError, ConnectionError):
+            while True:
+                self._idle.add(writer)
+                head = await reader.readuntil(b"\r\n\r\n")
+                self._idle.discard(writer)
+                self.heads.append(head)
+                if self.drops_used and num_served and b"/-/healthz" not in head:
+                    self.num_dropped += 1
+                    break
+                if b"/drop" in head:
+                    break
+                await reader.readexactly(content_length(head))
+                if b"/pour" in head:
+                    await _pour(writer)
+                if b"/wait" in head:
+                    self.num_waiting += 1
+                    await self.go_on.wait()
+                name = self.name.encode()
+                writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%s" % (len(name), name))
+                num_served += 1
+        if writer not in self._idle:
+            self.ended.append(writer)
+        self._idle.discard(writer)
+        writer.close()
+
+
+async def _pour(writer: asyncio.StreamWriter) -> None:
+    """A response without an end."""
+    writer.write(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n")
+    while True:
+        writer.write(b"%x\r\n%s\r\n" % (PIECE, bytes(PIECE)))
+        await writer.drain()
+
+
+def settings_of(directory: Path) -> dict[str, str]:
+    """What Serve finds in its environment."""
+    (port,) = free_ports(1)
+    # Serve's own gateways, which are none here, would listen from the last one on.
+    return {**haproxy_settings(directory / "haproxy", HOST, port, 10_000), "port": str(port)}
+
+
+class Proxy:
+    """HAProxy under Ray Serve's own management.
+
+    Args:
+        settings: of `settings_of`.
+        knows_routes: as a manager that has been told of applications does; a new one does not.
+    """
+
+    def __init__(self, settings: dict[str, str], *, knows_routes: bool = True) -> None:
+        from ray.serve._private.haproxy import HAProxyApi, HAProxyConfig
+        from ray.serve.config import HTTPOptions
+
+        def ours(name: str) -> str:
+            return settings[f"RAY_SERVE_HAPROXY_{name}"]
+
+        self.port = int(settings["port"])
+        self.directory = Path(ours("CONFIG_FILE_LOC")).parents[1]
+        config = HAProxyConfig(
+            socket_path=ours("SOCKET_PATH"),
+            server_state_base=ours("SERVER_STATE_BASE"),
+            server_state_file=ours("SERVER_STATE_FILE"),
+            nbthread=int(ours("NBTHREAD")),
+            stats_port=int(ours("STATS_PORT")),
+            metrics_port=int(ours("METRICS_PORT")),
+            metrics_enabled=False,
+            timeout_client_s=int(ours("TIMEOUT_CLIENT_S")),
+            timeout_server_s=int(ours("TIMEOUT_SERVER_S")),
+            hard_stop_after_s=int(ours("HARD_STOP_AFTER_S")),
+            retry_on=ours("RETRY_ON"),
+            retries=int(ours("RETRIES")),
+            bufsize=int(ours("TUNE_BUFSIZE")),
+            observe_error_limit=int(ours("OBSERVE_ERROR_LIMIT")),
+            health_check_inter=ours("HEALTH_CHECK_INTER"),
+            health_check_rise=int(ours("HEALTH_CHECK_RISE")),
+            has_received_routes=knows_routes,
+            has_received_servers=knows_routes,
+            http_options=HTTPOptions(host=HOST, port=self.port),
+        )
+        self.config: Any = config
+        self._api: Any = HAProxyApi(config, {}, ours("CONFIG_FILE_LOC"))
+        self._fallback: Gateway | None = None
+
+    def fall_back_on(self, gateway: Gateway | None) -> None:
+        self._fallback = gateway
+
+    def _take(self, gateways: list[Gateway]) -> None:
+        from ray.serve._private.haproxy import BackendConfig, ServerConfig
+
+        servers = [ServerConfig(g.name, HOST, g.port) for g in gateways]
+        backend = BackendConfig(name="app", path_prefix="/", app_name="app", servers=servers)
+        if self._fallback is not None:
+            name, port = self._fallback.name, self._fallback.port
+            backend.fallback_server = ServerConfig(name, HOST, port)
+        self._api.set_backend_configs({"app": backend} if gateways else {})
+
+    async def start(self, *gateways: Gateway) -> None:
+        self._take(list(gateways))
+        await self._api.start()
+        await asyncio.sleep(0.05)
+
+    async def reload(self, *gateways: Gateway) -> None:
+        self._take(list(gateways))
+        await self._api.reload()
+
+    async def wait_old_ended(self) -> None:
+        async with asyncio.timeout(10):
+            while self._api.has_alive_old_procs():
+                await asyncio.sleep(0.02)
+
+    async def stop(self) -> None:
+        await self._api.stop()
+
+    async def connect(self) -> Connection:
+        return await asyncio.open_connection(HOST, self.port)
+
+
+def content_length(head: bytes) -> int:
+    lines = head.lower().split(b"\r\n")
+    return sum(int(line.split(b":")[1]) for line in lines if line.startswith(b"content-length:"))
+
+
+async def ask(
+    connection: Connection, path: str = "/", size: int = 8, *, in_two: bool = False
+) -> tuple[int, str, bool]:
+    """Status, body, and whether it was said to be the connection's last."""
+    reader, writer = connection
+    writer.write(f"POST {path} HTTP/1.1\r\nHost: h\r\nContent-Length: {size}\r\n\r\n".encode())
+    if in_two:
+        await asyncio.sleep(0.05)
+    writer.write(b"x" * size)
+    async with asyncio.timeout(60):
+        head = (await reader.readuntil(b"\r\n\r\n")).lower()
+        body = await reader.readexactly(content_length(head))
+    return int(head.split()[1]), body.decode(), b"connection: close" in head
+
+
+class Manager:
+    """Serve's manager of HAProxy in a process of its own, as a child of the node's raylet is."""
+
+    def __init__(self, process: asyncio.subprocess.Process) -> None:
+        self._process = process
+
+    @classmethod
+    async def start(cls, settings: dict[str, str], raylet: int | None) -> Self:
+        """The raylet may be any process, or none."""
+        environment = {**os.environ, **settings}
+        if raylet is not None:
+            environment[RAYLET_VARIABLE] = str(raylet)
+        process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", "tests.support.cluster.serve_haproxy", json.dumps(settings)),
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+            cwd=ROOT,
+            env=environment,
+        )
+        return cls(process)
+
+    async def apply(self, *gateways: Gateway) -> None:
+        """Starts HAProxy with these, or has another take over that knows these."""
+        await self._tell([[gateway.name, gateway.port] for gateway in gateways])
+
+    async def stop(self) -> None:
+        """As Serve does before it ends a manager."""
+        await self._tell("stop")
+
+    async def kill(self) -> None:
+        self._process.kill()
+        await self._process.wait()
+
+    async def _tell(self, what: object) -> None:
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._process.stdin.write(json.dumps(what).encode() + b"\n")
+        async with asyncio.timeout(2 * DEADLINE_S):
+            assert await self._process.stdout.readline() == b"done\n"
+
+
+async def _manage(settings: dict[str, str]) -> None:
+    proxy = Proxy(settings, knows_routes=False)
+    carry_out = proxy.start
+    while line := await asyncio.to_thread(sys.stdin.readline):
+        if (told := json.loads(line)) == "stop":
+            await proxy.stop()
+        else:
+            await carry_out(*(Gateway(name, port=port) for name, port in told))
+            carry_out = proxy.reload
+        print("done", flush=True)
+
+
+if __name__ == "__main__":
+    asyncio.run(_manage(json.loads(sys.argv[1])))

@@ -1,0 +1,104 @@
+"""What queries of dashboards and alert rules ask for."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import dataclass
+
+import yaml
+
+from tests.support.paths import ROOT
+
+MONITORING = ROOT / "deploy" / "monitoring"
+RULES = MONITORING / "rules" / "rayfleet.yml"
+TARGET_LABELS = frozenset(("cluster", "namespace", "fleet"))
+"""What scrape configurations add to each series."""
+ELSEWHERE = frozenset(
+    (
+        "up",  # Prometheus's own
+        "rayfleet_gpu_memory_used_bytes",  # of ranks on CUDA
+        "rayfleet_gpu_memory_total_bytes",
+    )
+)
+"""Families that neither a gateway nor a worker on CPU tells."""
+_SELECTOR = re.compile(r"\b((?:rayfleet_\w+|up)\b)(?:\{([^}]*)\})?")
+_MATCHER = re.compile(r'(\w+)\s*(=~|!=|!~|=)\s*"([^"]*)"')
+_GROUPING = re.compile(r"\b(?:by|on|group_left)\s*\(([^)]*)\)")
+
+
+@dataclass(frozen=True)
+class Selector:
+    """Series that a query reads."""
+
+    name: str
+    matchers: tuple[tuple[str, str, str], ...]
+    """Label, operator, value."""
+
+    def takes(self, name: str, labels: dict[str, str]) -> bool:
+        """Whether a sample is among them; a label in a matcher must be there."""
+        return name == self.name and all(
+            label in labels and _holds(labels[label], operator, value)
+            for label, operator, value in self.matchers
+            if label not in TARGET_LABELS
+        )
+
+
+def panel_queries() -> dict[str, str]:
+    """Queries of all dashboards by where they stand, Grafana's variables filled in."""
+    queries = {}
+    for path in sorted((MONITORING / "dashboards").glob("*.json")):
+        for panel in json.loads(path.read_text())["panels"]:
+            for target in panel["targets"]:
+                query = target["expr"].replace("$__rate_interval", "1m")
+                for variable in ("model", *TARGET_LABELS):
+                    query = query.replace(f"${variable}", ".*")
+                queries[f"{path.stem}: {panel['title']} {target['refId']}"] = query
+    return queries
+
+
+def rule_queries() -> dict[str, str]:
+    """Queries of all alerts by their names."""
+    groups = yaml.safe_load(RULES.read_text())["groups"]
+    return {rule["alert"]: rule["expr"] for group in groups for rule in group["rules"]}
+
+
+def selectors(query: str) -> list[Selector]:
+    """The series that a query reads."""
+    return [
+        Selector(name, tuple(_MATCHER.findall(matchers or "")))
+        for name, matchers in _SELECTOR.findall(query)
+    ]
+
+
+def is_told_here(query: str) -> bool:
+    """Whether a gateway and workers on CPU tell all that a query reads."""
+    return not any(selector.name in ELSEWHERE for selector in selectors(query))
+
+
+def grouping_labels(query: str) -> set[str]:
+    """Labels that its sums keep, and joins go by."""
+    lists = _GROUPING.findall(query)
+    return {label.strip() for found in lists for label in found.split(",") if label.strip()}
+
+
+def missing(query: str, samples: list[tuple[str, dict[str, str]]]) -> list[str]:
+    """What a query asks for and none of the samples (name, labels) has."""
+    lacks = []
+    labels: set[str] = set()
+    for selector in selectors(query):
+        found = [sample for name, sample in samples if selector.takes(name, sample)]
+        if found:
+            labels.update(*found)
+        elif selector.name not in ELSEWHERE:
+            wanted = ", ".join("".join(matcher) for matcher in selector.matchers)
+            lacks.append(f"{selector.name}{{{wanted}}}")
+    if not is_told_here(query):
+        return lacks
+    return lacks + sorted(grouping_labels(query) - labels - TARGET_LABELS)
+
+
+def _holds(value: str, operator: str, wanted: str) -> bool:
+    if operator in ("=", "!="):
+        return (value == wanted) == (operator == "=")
+    return bool(re.fullmatch(wanted, value)) == (operator == "=~")

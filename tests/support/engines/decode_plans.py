@@ -1,0 +1,96 @@
+"""Plans of decode steps with all that a captured graph must get right, and their results."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from tests.support.checkpoints.dense import VOCAB_SIZE
+from worker.plan.plan import Admit, PageWrite, Plan, Row, StepResult, TokenRules
+from worker.rank.runner import ModelRunner
+
+SLOTS = (0, 3, 5, 6)
+PAGES = (1, 4, 6, 7, 20)
+NOBODYS_PAGES = (2, 3, 5, 8)
+OPTIONS = {"kv_cache_tokens": 256, "page_size": 8, "cpu_backend": "torch"}
+GRAPH_SIZES = (2, 4)
+REPLAYS = [*(4, 4), *(2, 2), *(4, 4), *(4, 4), *(2, 2), 2]
+"""Sizes of the graphs replayed: forward and draw of each decode step; where rules draw, the forward
+pass alone."""
+_MASK_WORDS = -(-VOCAB_SIZE // 32)
+_ODD_TOKENS = np.full((1, _MASK_WORDS), 0xAAAAAAAA, dtype="<u4").tobytes()
+_RULES = TokenRules(num_prompt=5, frequency_penalty=1.5, num_logprobs=2)
+
+
+def make_plans() -> list[tuple[Plan, bytes]]:
+    """Prompts, then decodes in steps of 1 to 4; each Plan with its masks."""
+    admits = [
+        _admit(0, 7, 0.0, 0, 1.0),
+        _admit(3, 4, 0.9, 0, 1.0),
+        _admit(5, 6, 0.9, 0, 0.8),
+        _admit(6, 5, 0.0, 0, 1.0, rules=_RULES),
+    ]
+    writes = [PageWrite(slot, 0, [slot + 1]) for slot in SLOTS]
+    prompts = [Row(0, 0, 7, True), Row(3, 0, 4, True), Row(5, 0, 4, False)]
+    masked = [Row(6, 0, 1, False), Row(0, 10, 1, True), Row(3, 6, 1, True)]
+    last_but_one_of_prompt = Row(5, 4, 1, False)
+    return [
+        (Plan(1, admits, writes, prompts), b""),
+        # A row draws nothing.
+        (Plan(2, [], [], [Row(0, 7, 1, True), Row(3, 4, 1, True), last_but_one_of_prompt]), b""),
+        # A page begins.
+        (Plan(3, [], [PageWrite(0, 1, [20])], [Row(0, 8, 1, True)]), b""),
+        (Plan(4, [], [], [Row(s, n, 1, True) for s, n in ((3, 5), (5, 5), (0, 9))]), b""),
+        # A grammar on the second draw, behind a row that draws nothing, then none again.
+        (Plan(5, [], [], masked, masked=[1]), _ODD_TOKENS),
+        (Plan(6, [], [], [Row(0, 11, 1, True), Row(5, 6, 1, True)]), b""),
+        (Plan(7, [], [], [Row(6, 1, 4, True)]), b""),
+        # Rules draw outside of the graph.
+        (Plan(8, [], [], [Row(0, 12, 1, True), Row(6, 5, 1, True)]), b""),
+    ]
+
+
+def run_plans(runner: ModelRunner) -> list[StepResult]:
+    """All of them, one after another."""
+    return [runner.execute(plan, masks) for plan, masks in make_plans()]
+
+
+def run_plans_ahead(runner: ModelRunner) -> list[StepResult]:
+    """The same, each launched before the results of the one before it are taken."""
+    steps, results = [], []
+    for plan, masks in make_plans():
+        steps.append(runner.conclude(runner.begin(plan), masks))
+        results += [step.result() for step in steps[-2:-1]]
+    return [*results, steps[-1].result()]
+
+
+def assert_same(
+    results: list[StepResult], expected: list[StepResult], tolerance: float = 1e-4
+) -> None:
+    """Tokens are equal, log-probabilities nearly so."""
+    assert [result.token_ids for result in results] == [other.token_ids for other in expected]
+    for result, other in zip(results, expected, strict=True):
+        for scored, wanted in zip(result.logprobs or [], other.logprobs or [], strict=True):
+            assert (scored is None) == (wanted is None)
+            if scored is not None and wanted is not None:
+                assert scored.logprobs == pytest.approx(wanted.logprobs, abs=tolerance)
+    assert expected[7].logprobs is not None
+    assert results[4].token_ids[1] % 2, "masked"
+
+
+def assert_same_state(runner: ModelRunner, other: ModelRunner, tolerance: float = 1e-4) -> None:
+    """Only the padding's row and page know of the padding."""
+    for slot in SLOTS:
+        assert torch.equal(runner._tables.token_pool[slot], other._tables.token_pool[slot])
+    for mine, theirs in zip(runner._kv_caches, other._kv_caches, strict=True):
+        torch.testing.assert_close(mine.k[[*PAGES]], theirs.k[[*PAGES]], atol=tolerance, rtol=0)
+        assert not mine.k[[*NOBODYS_PAGES]].any(), "a page of nobody was written"
+
+
+def _admit(
+    slot: int, length: int, temperature: float, top_k: int, top_p: float, *,
+    rules: TokenRules | None = None,
+) -> Admit:  # fmt: skip
+    tokens = np.random.default_rng(slot).integers(0, VOCAB_SIZE, length).astype("<i4").tobytes()
+    return Admit(slot, tokens, temperature, top_k, top_p, 0.0, slot + 40, rules)

@@ -1,0 +1,60 @@
+"""One rank of a small tensor-parallel run, in a process of its own."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from tests.support.engines.plan_driver import Request, generate, make_runner
+from worker.models import tensor_parallel as group_module
+from worker.models.tensor_parallel import TensorParallelGroup
+
+
+def scenario(*, together: bool) -> list[list[Request]]:
+    """Requests of several runs; the first request of each is the same one."""
+    rng = np.random.default_rng(2)
+    tokens = rng.integers(0, 500, 300).tolist()
+    runs = []
+    for run in range(2):
+        probe = Request(prompt=tokens[:90], new_tokens=5, slot=run, temperature=0.7, seed=3)
+        other = Request(prompt=tokens[100:], new_tokens=8, slot=5)
+        runs.append([probe, other] if together and run else [probe])
+    return runs
+
+
+def run_rank(
+    rank: int, world_size: int, folders: list[str], options: dict[str, object], directory: str
+) -> None:
+    """Runs every folder's scenario and saves all logits and tokens."""
+    torch.set_num_threads(1)
+    group = TensorParallelGroup.create(
+        rank, world_size, torch.device("cpu"), directory, timeout_s=120
+    )
+    saved = []
+    for folder in folders:
+        runner = make_runner(folder, group, tensor_parallel_size=world_size, **options)
+        for run, requests in enumerate(scenario(together=True)):
+            generate(runner, requests, chunk=64 if run else 1024, page_seed=run)
+            saved.append([(request.tokens, torch.stack(request.logits)) for request in requests])
+    gathered = group.all_gather_last_dim(torch.full((2, 1), float(rank)))
+    ordered = group.all_reduce(torch.full((3,), rank + 0.1), fixed_order=True)
+    torch.save((saved, gathered, ordered), Path(directory) / f"rank{rank}.pt")
+    group.close()
+    group.close()
+
+
+def run_rank_on_shared_device(rank: int, device_names: list[str], directory: str) -> None:
+    """A group of CUDA ranks as the names say, whose tensors are on CPU; saves what it gathers."""
+    torch.set_num_threads(1)
+    group_module._device_name = lambda device: device_names[rank]
+    world_size = len(device_names)
+    group = TensorParallelGroup.create(
+        rank, world_size, torch.device("cuda", 0), directory, timeout_s=120
+    )
+    total = group.all_reduce(torch.full((3,), rank + 0.5, dtype=torch.bfloat16))
+    side_by_side = group.all_gather_last_dim(torch.full((2, 1), float(rank)))
+    together = group.gather_on_device([rank, 10 * rank])
+    torch.save((total, side_by_side, together), Path(directory) / f"rank{rank}.pt")
+    group.close()

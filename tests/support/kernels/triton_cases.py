@@ -1,0 +1,322 @@
+"""Triton kernels against the torch references; run by the interpreter (fp32) and on a GPU."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+from types import ModuleType
+
+import pytest
+import torch
+
+from kernels import (
+    draft_ngrams,
+    fused_add_rms_norm,
+    gumbel_noise,
+    registry,
+    rms_norm,
+    rotary_embedding,
+    silu_and_mul,
+    store_kv_cache,
+)
+from kernels.fused_moe import fused_moe
+from kernels.linear.tiled import TritonTiledWeight
+from tests.support.kernels.paged_cases import Paged, make_paged, naive_decode
+from tests.support.kernels.sampling_cases import SAMPLING_CASES
+
+Case = Callable[[str, torch.dtype], None]
+
+
+def _compare(
+    run: Callable[[], torch.Tensor],
+    dtype: torch.dtype,
+    tolerance: float = 2e-5,
+    reference: Callable[[], torch.Tensor] | None = None,
+) -> None:
+    with registry.using("torch"):
+        expected = (reference or run)()
+    with registry.using("triton"):
+        actual = run()
+    assert actual.dtype == expected.dtype
+    if dtype != torch.float32:
+        tolerance = 2e-2
+    torch.testing.assert_close(actual, expected, rtol=tolerance, atol=tolerance)
+
+
+def _randn(*shape: int, device: str, dtype: torch.dtype) -> torch.Tensor:
+    return torch.randn(*shape).to(device, dtype)
+
+
+def rms_norm_case(device: str, dtype: torch.dtype) -> None:
+    for shape in ((5, 96), (3, 4, 40)):
+        x = _randn(*shape, device=device, dtype=dtype)
+        weight = _randn(shape[-1], device=device, dtype=dtype)
+        _compare(lambda x=x, weight=weight: rms_norm(x, weight, 1e-5), dtype)
+    heads = _randn(3, 6 * 32, device=device, dtype=dtype)[:, : 4 * 32].view(3, 4, 32)
+    weight = _randn(32, device=device, dtype=dtype)
+    _compare(lambda: rms_norm(heads, weight, 1e-6), dtype)
+
+
+def fused_add_rms_norm_case(device: str, dtype: torch.dtype) -> None:
+    x, residual = (_randn(5, 72, device=device, dtype=dtype) for _ in range(2))
+    weight = _randn(72, device=device, dtype=dtype)
+    for part in (0, 1):
+        _compare(lambda part=part: fused_add_rms_norm(x, residual, weight, 1e-5)[part], dtype)
+
+
+def rotary_case(device: str, dtype: torch.dtype) -> None:
+    cache = torch.randn(50, 24, device=device)
+    positions = torch.tensor([0, 7, 49], device=device)
+    qkv = _randn(3, 10 * 40, device=device, dtype=dtype)
+
+    def run() -> torch.Tensor:
+        fused = qkv.clone()
+        q, k, _ = (part.unflatten(1, (-1, 40)) for part in fused.split([240, 80, 80], dim=1))
+        rotary_embedding(q, k, positions, cache)
+        return fused
+
+    _compare(run, dtype)
+
+
+def silu_and_mul_case(device: str, dtype: torch.dtype) -> None:
+    x = _randn(4, 2 * 1100, device=device, dtype=dtype)
+    _compare(lambda: silu_and_mul(x), dtype)
+
+
+def store_kv_cache_case(device: str, dtype: torch.dtype) -> None:
+    kv = _randn(4, 2 * 3 * 24, device=device, dtype=dtype)
+    k, v = (part.unflatten(1, (3, 24)) for part in kv.chunk(2, dim=1))
+    slots = torch.tensor([5, 17, 0, 31], device=device)
+
+    def run() -> torch.Tensor:
+        caches = torch.zeros(2, 4, 8, 3, 24, device=device, dtype=dtype)
+        store_kv_cache(k, v, caches[0], caches[1], slots)
+        return caches
+
+    _compare(run, dtype, 0.0)
+
+
+def gumbel_case(device: str, dtype: torch.dtype) -> None:
+    from kernels.gumbel_noise import reference
+    from kernels.gumbel_noise.triton_kernel import hash_bits
+
+    seeds = torch.tensor([0, 1, -1, 2**40 + 5, -(2**62)], device=device)
+    positions = torch.tensor([0, 1, 2**31 - 1, 77, 1000], device=device)
+    assert torch.equal(
+        hash_bits(seeds, positions, 1500), reference.hash_bits(seeds, positions, 0, 1500)
+    )
+    _compare(lambda: gumbel_noise(seeds, positions, 1500), torch.float32, 5e-6)
+
+
+def linear_case(device: str, dtype: torch.dtype) -> None:
+    weight = _randn(150, 70, device=device, dtype=dtype)
+    bias = _randn(150, device=device, dtype=dtype)
+    x = _randn(75, 70, device=device, dtype=dtype)
+    packed = TritonTiledWeight(weight)
+    tolerance = 1e-4 if dtype == torch.float32 else 5e-2
+    expected = x @ weight.t() + bias
+    whole = packed.multiply(x, bias)
+    torch.testing.assert_close(whole, expected, rtol=tolerance, atol=tolerance)
+    if device == "cpu":
+        return  # the interpreter multiplies by BLAS, which rounds by a row's place in a tile
+    for start, stop in ((0, 1), (3, 20), (74, 75), (30, 70)):
+        assert torch.equal(packed.multiply(x[start:stop], bias), whole[start:stop])
+
+
+def decode_case(device: str, dtype: torch.dtype) -> None:
+    for num_q_heads, num_kv_heads, head_dim, page_size in ((6, 2, 40, 1), (20, 1, 64, 128)):
+        case = make_paged(
+            [1, 37, 270],
+            num_kv_heads=num_kv_heads,
+            head_dim=head_dim,
+            page_size=page_size,
+            device=device,
+            dtype=dtype,
+        )
+        q = _randn(3, num_q_heads, head_dim, device=device, dtype=dtype)
+        for invariant in (False, True):
+            # The torch path is batch-invariant on CPU only: it is not asked for that here.
+            _compare(
+                lambda case=case, q=q, bi=invariant: case.decode(q, batch_invariant=bi),
+                dtype,
+                reference=lambda case=case, q=q: case.decode(q),
+            )
+
+
+def extend_case(device: str, dtype: torch.dtype) -> None:
+    query_lens = [5, 37, 1]
+    for num_q_heads, num_kv_heads, head_dim, page_size in ((4, 2, 40, 128), (3, 1, 64, 1)):
+        case = make_paged(
+            [5, 90, 33],
+            num_kv_heads=num_kv_heads,
+            head_dim=head_dim,
+            page_size=page_size,
+            device=device,
+            dtype=dtype,
+        )
+        q = _randn(sum(query_lens), num_q_heads, head_dim, device=device, dtype=dtype)
+        for invariant in (False, True):
+            _compare(
+                lambda case=case, q=q, bi=invariant: case.extend(q, query_lens, batch_invariant=bi),
+                dtype,
+                reference=lambda case=case, q=q: case.extend(q, query_lens),
+            )
+
+
+def block_extend_case(device: str, dtype: torch.dtype) -> None:
+    """Blocks within a tile of queries, as wide as one, and wider; chunks that begin inside."""
+    for block_size, lens, query_lens in (
+        (4, [8, 100], [8, 36]),
+        (8, [8, 88, 120], [8, 48, 8]),
+        (32, [96, 64], [64, 32]),
+        (128, [256], [128]),
+    ):
+        case = make_paged(lens, num_kv_heads=2, head_dim=32, device=device, dtype=dtype)
+        q = _randn(sum(query_lens), 4, 32, device=device, dtype=dtype)
+
+        def run(
+            invariant: bool,
+            case: Paged = case,
+            q: torch.Tensor = q,
+            query_lens: list[int] = query_lens,
+            block_size: int = block_size,
+        ) -> torch.Tensor:
+            return case.extend(q, query_lens, batch_invariant=invariant, block_size=block_size)
+
+        for invariant in (False, True):
+            _compare(
+                lambda bi=invariant, run=run: run(bi),
+                dtype,
+                reference=lambda run=run: run(False),
+            )
+
+
+def fused_moe_case(device: str, dtype: torch.dtype) -> None:
+    """More experts than tokens, fewer, and one that nobody takes; rows alone have the same bits."""
+    for num_tokens, num_experts, num_choices in ((3, 9, 2), (40, 4, 3)):
+        x = _randn(num_tokens, 72, device=device, dtype=dtype)
+        gate_up = _randn(num_experts, 2 * 48, 72, device=device, dtype=dtype) * 72**-0.5
+        down = _randn(num_experts, 72, 48, device=device, dtype=dtype) * 48**-0.5
+        choice = [torch.randperm(num_experts - 1)[:num_choices] for _ in range(num_tokens)]
+        expert_ids = torch.stack(choice).to(device)
+        weights = torch.rand(num_tokens, num_choices, device=device)
+
+        def run(
+            rows: slice = slice(None),
+            x: torch.Tensor = x,
+            gate_up: torch.Tensor = gate_up,
+            down: torch.Tensor = down,
+            expert_ids: torch.Tensor = expert_ids,
+            weights: torch.Tensor = weights,
+        ) -> torch.Tensor:
+            return fused_moe(x[rows], gate_up, down, expert_ids[rows], weights[rows])
+
+        _compare(run, dtype)
+        with registry.using("triton"):
+            assert torch.equal(run(slice(1, 2)), run()[1:2])
+
+
+def draft_ngrams_case(device: str, dtype: torch.dtype) -> None:
+    """Rows that repeat themselves, that hardly do, that do not, and that have just begun."""
+    pool = torch.stack(
+        [
+            torch.arange(1500) % 7,
+            torch.randint(0, 3, (1500,)),
+            torch.arange(1500),
+            torch.randint(0, 40, (1500,)),
+        ]
+    ).to(device, torch.int32)
+    slots = torch.tensor([3, 0, 2, 1, 0, 1], device=device)
+    newest = torch.tensor([1400, 1210, 600, 1499, 0, 2], device=device)
+    for count, shortest, longest in ((5, 2, 12), (8, 1, 3), (1, 4, 4)):
+        options = {"count": count, "shortest": shortest, "longest": longest, "num_tokens": 1500}
+        _compare(lambda o=options: draft_ngrams(pool, slots, newest, **o), torch.float32, 0.0)
+    drafts = draft_ngrams(
+        pool, slots, newest, count=4, shortest=2, longest=12, num_tokens=1500
+    ).tolist()
+    assert drafts[1] == [(1210 + ahead) % 7 for ahead in range(1, 5)]
+    assert drafts[2] == [600] * 4, "what never occurred is repeated"
+
+
+def invariance_case(device: str, dtype: torch.dtype) -> None:
+    """A query's bits are the same by extend, by chunks and by decode among strangers."""
+    length = 290
+    case = make_paged([length], num_kv_heads=2, head_dim=32, device=device, dtype=dtype)
+    q = _randn(length, 4, 32, device=device, dtype=dtype)
+    picked = [0, 255, 256, 280, 289]
+    with registry.using("triton"):
+        tail = case.extend(q[278:290], [12], batch_invariant=True)
+        chunk = Paged([284], case.k_cache, case.v_cache, case.page_table, case.scale)
+        part = chunk.extend(q[276:284], [8], batch_invariant=True)
+        assert torch.equal(part[2:], tail[:6])
+        rows = case.page_table.repeat(len(picked), 1)
+        lens = [index + 1 for index in picked]
+        steps = Paged(lens, case.k_cache, case.v_cache, rows, case.scale)
+        decoded = steps.decode(q[picked], batch_invariant=True)
+        assert torch.equal(decoded[3:], tail[[2, 11]])
+
+
+def row_invariance_case(device: str, dtype: torch.dtype) -> None:
+    """A row's bits do not depend on the other rows, nor on its place among them."""
+    x = _randn(19, 2 * 128, device=device, dtype=dtype)
+    weight = _randn(2 * 128, device=device, dtype=dtype)
+    heads = x.unflatten(1, (4, 64))
+    positions, seeds = torch.arange(19, device=device), torch.arange(19, device=device) + 2**33
+    table = torch.randn(19, 64, device=device)
+
+    def rotated(rows: slice) -> torch.Tensor:
+        q, k = heads[rows, :3].clone(), heads[rows, 3:].clone()
+        rotary_embedding(q, k, positions[rows], table)
+        return torch.cat((q, k), dim=1)
+
+    ops: list[Callable[[slice], torch.Tensor]] = [
+        lambda rows: rms_norm(x[rows], weight, 1e-6),
+        lambda rows: fused_add_rms_norm(x[rows], x[rows].flip(1), weight, 1e-6)[0],
+        lambda rows: silu_and_mul(x[rows]),
+        lambda rows: gumbel_noise(seeds[rows], positions[rows], 1500),
+        rotated,
+    ]
+    with registry.using("triton"):
+        for op in ops:
+            whole = op(slice(None))
+            for rows in (slice(0, 1), slice(3, 19), slice(18, 19), slice(5, 8)):
+                assert torch.equal(op(rows), whole[rows])
+
+
+def invariant_pieces_case(device: str, dtype: torch.dtype) -> None:
+    """Long rows in batch-invariant mode are computed in pieces of queries; so are these."""
+    lens = [300, 17, 260, 1, 90]
+    case = make_paged(lens, num_kv_heads=1, head_dim=32, device=device, dtype=dtype)
+    q = _randn(5, 2, 32, device=device, dtype=dtype)
+    with registry.using("triton"), pytest.MonkeyPatch.context() as patch:
+        whole = case.decode(q, batch_invariant=True)
+        patch.setattr(triton_decode(), "MAX_INVARIANT_PARTIALS", 4)  # two queries of two splits
+        assert torch.equal(case.decode(q, batch_invariant=True), whole)
+    tolerance = 2e-5 if dtype == torch.float32 else 2e-2
+    expected = naive_decode(case, q)
+    torch.testing.assert_close(whole.double(), expected, rtol=tolerance, atol=tolerance)
+
+
+def triton_decode() -> ModuleType:
+    """Imported late: it loads Triton, whose interpreter is chosen by an environment variable."""
+    return importlib.import_module("kernels.attention.triton_decode")
+
+
+CASES: list[Case] = [
+    rms_norm_case,
+    fused_add_rms_norm_case,
+    rotary_case,
+    silu_and_mul_case,
+    store_kv_cache_case,
+    gumbel_case,
+    linear_case,
+    decode_case,
+    extend_case,
+    block_extend_case,
+    fused_moe_case,
+    invariance_case,
+    row_invariance_case,
+    invariant_pieces_case,
+    draft_ngrams_case,
+    *SAMPLING_CASES,
+]

@@ -1,0 +1,11 @@
+"""Where the repository is, and the models in it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+MODELS = ROOT / "deploy" / "models"
+"""The folder of the demo models."""
+DEMO = MODELS / "demo"
+"""Autoregressive: answers sums."""

@@ -1,0 +1,47 @@
+"""The project's Python files, parsed, as the architecture tests look at them."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache
+
+from tests.support.paths import ROOT
+
+FLOORS = ("cluster", "router", "worker", "kernels")
+
+
+@dataclass(frozen=True)
+class Source:
+    """One file."""
+
+    path: str
+    """Relative to the repository."""
+    text: str
+    tree: ast.Module
+
+    @property
+    def module(self) -> str:
+        """Its name where it is imported."""
+        return self.path.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
+
+    def imports(self) -> Iterator[str]:
+        """Dotted names imported anywhere in the file, for types alone too: modules or what is in
+        them."""
+        for node in ast.walk(self.tree):
+            if isinstance(node, ast.Import):
+                yield from (alias.name for alias in node.names)
+            elif isinstance(node, ast.ImportFrom):
+                yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
+@cache
+def sources(*folders: str) -> tuple[Source, ...]:
+    """All files below these folders of the repository."""
+    found = []
+    for folder in folders:
+        for path in sorted((ROOT / folder).rglob("*.py")):
+            text = path.read_text()
+            found.append(Source(str(path.relative_to(ROOT)), text, ast.parse(text)))
+    return tuple(found)

@@ -1,0 +1,110 @@
+"""`make check-install`: the pins and all extras resolve on the public index, as users have it.
+
+Only metadata is downloaded. A line per Python and machine; ends with 1 where one has no solution.
+The cut of it that runs with all tests is test_install.py.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import re
+import sys
+import tempfile
+from pathlib import Path
+
+from deploy.supply.index import MACHINES, IndexUnreachableError, NoSolutionError, compiled, pins
+from tests.support.paths import ROOT
+
+PYTHONS = ("3.11", "3.12", "3.13")
+
+
+def resolve(
+    *requirements: str, home: Path, python: str, machine: str, constraints: Path | None = None
+) -> dict[str, str]:
+    """Versions by distribution that a user's installer would choose for Linux.
+
+    Args:
+        requirements: distributions, or a pyproject.toml, which counts with all its extras.
+        home: folder that stands for a user's; what was downloaded lies there.
+        python: version of Python, such as "3.12".
+        machine: "x86_64" or "aarch64".
+        constraints: file of pins for what is required.
+
+    Raises:
+        NoSolutionError: there is none; the text is uv's explanation.
+        IndexUnreachableError: nobody could tell.
+    """
+    files = [name for name in requirements if Path(name).is_file()]
+    lines = "\n".join(name for name in requirements if name not in files)
+    extras = ["--all-extras"] if any(name.endswith("pyproject.toml") for name in files) else []
+    limits = ["--constraints", str(constraints)] if constraints else []
+    arguments = [*limits, *extras, *files]
+    text = compiled(arguments, home=home, python=python, machine=machine, lines=lines)
+    return dict(re.findall(r"^([\w.-]+)==(\S+)", text, re.MULTILINE))
+
+
+def check(constraints: Path, *, home: Path, python: str, machine: str) -> dict[str, str]:
+    """Resolves the project with all extras, and every pin whether anything needs it or not.
+
+    Raises:
+        NoSolutionError: it cannot be installed, or it would be with another version than its pin's.
+        IndexUnreachableError: nobody could tell.
+    """
+    pinned = pins(constraints)
+    found = resolve(
+        str(ROOT / "pyproject.toml"),
+        *(f"{name}=={version}" for name, version in pinned.items()),
+        home=home,
+        python=python,
+        machine=machine,
+        constraints=constraints,
+    )
+    others = [name for name, version in pinned.items() if found.get(name) != version]
+    if others:
+        raise NoSolutionError(f"resolved to other versions than their pins': {', '.join(others)}")
+    return found
+
+
+def check_triton(constraints: Path, *, home: Path, python: str, machine: str) -> None:
+    """The pinned torch, left to itself, chooses the pinned Triton.
+
+    Raises:
+        NoSolutionError: it demands another one, or none: then it is no build for CUDA.
+        IndexUnreachableError: nobody could tell.
+    """
+    pinned = pins(constraints)
+    found = resolve(f"torch=={pinned['torch']}", home=home, python=python, machine=machine)
+    if found.get("triton") != pinned["triton"]:
+        raise NoSolutionError(
+            f"torch {pinned['torch']} brings triton {found.get('triton')}, the pin is "
+            f"{pinned['triton']}"
+        )
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Runs the check on all Pythons and machines; the exit code."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--constraints", type=Path, default=ROOT / "constraints.txt")
+    constraints = parser.parse_args(argv).constraints.resolve()
+    failed = False
+    with tempfile.TemporaryDirectory() as folder:
+        home = Path(folder)
+        for python, machine in itertools.product(PYTHONS, MACHINES):
+            try:
+                check_triton(constraints, home=home, python=python, machine=machine)
+                found = check(constraints, home=home, python=python, machine=machine)
+                parts = ", ".join(f"{name} {found[name]}" for name in ("torch", "triton", "ray"))
+                outcome = f"{len(found)} distributions, {parts}"
+            except IndexUnreachableError as error:
+                print(f"not checked: the index does not answer: {error}", file=sys.stderr)
+                return 2
+            except NoSolutionError as error:
+                outcome = str(error)
+                failed = True
+            print(f"Python {python} on {machine}: {outcome}", flush=True)
+    return int(failed)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,110 @@
+"""What the libraries make of schemas, patterns, choices and grammars."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from tests.support.worker.vocabularies import follow, make_backend
+from worker.core.grammar.base import GrammarBackend, GrammarError
+from worker.core.grammar.exactness import inexact_keyword
+
+
+def accepts(backend: GrammarBackend, text: str, **params: Any) -> bool:
+    try:
+        follower = follow(backend, **params)
+        for byte in text.encode():
+            if follower.advance(byte) is not None:
+                return False
+    except GrammarError:
+        return False
+    octets = follower.mask
+    return follower.is_complete or bool(octets[256 // 8] & 1)
+
+
+LIST = {
+    "$ref": "#/$defs/n",
+    "$defs": {
+        "n": {
+            "type": "object",
+            "properties": {"next": {"anyOf": [{"$ref": "#/$defs/n"}, {"type": "null"}]}},
+            "required": ["next"],
+        }
+    },
+}
+OLD_TAG = {
+    "structures": [{"begin": "<f>", "schema": {"type": "integer"}, "end": "</f>"}],
+    "triggers": ["<f>"],
+}
+
+CASES: list[tuple[dict[str, Any], str, str]] = [
+    ({"json": {"type": "integer", "minimum": 5}}, "7", "3"),
+    ({"json": '{"type": "string", "maxLength": 2}'}, '"ab"', '"abc"'),
+    ({"json": LIST}, '{"next": {"next": null}}', '{"next": {"next": 1}}'),
+    ({"json": {"const": {"a": 1}}, "disable_any_whitespace": True}, '{"a":1}', '{"a": 2}'),
+    ({"json_object": True}, '{"a": [1, {"b": null}]}', "[1]"),
+    ({"regex": r"\d{3}-\d{2}"}, "123-45", "123-4x"),
+    ({"choice": ["ja", 'n"ein\\', "müßig\n"]}, "müßig\n", "mü"),
+    ({"choice": ["ja", 'n"ein\\', "müßig\n"]}, 'n"ein\\', "nein"),
+    ({"grammar": 'root ::= "a" root | "b"'}, "aab", "aa"),
+    ({"grammar": 'start: "a" start | "b"'}, "aab", "aa"),
+]
+
+
+@pytest.mark.parametrize("name", ["xgrammar", "guidance"])
+@pytest.mark.parametrize(("params", "good", "bad"), CASES, ids=lambda value: str(value)[:30])
+def test_what_conforms_is_accepted_and_nothing_else(
+    name: str, params: dict[str, Any], good: str, bad: str
+) -> None:
+    backend = make_backend(name)
+    assert accepts(backend, good, **params)
+    assert not accepts(backend, bad, **params)
+
+
+def test_structural_tags_of_both_forms() -> None:
+    backend = make_backend("xgrammar")
+    tag = {
+        "type": "tag",
+        "begin": "<f>",
+        "end": "</f>",
+        "content": {"type": "json_schema", "json_schema": {"type": "integer"}},
+    }
+    new = {
+        "type": "structural_tag",
+        "format": {"type": "triggered_tags", "triggers": ["<f>"], "tags": [tag]},
+    }
+    for form in (OLD_TAG, new, {"format": new["format"]}):
+        assert accepts(backend, "so <f>12</f> it is", structural_tag=form)
+        assert not accepts(backend, "so <f>x</f> it is", structural_tag=form)
+    for broken in ("[]", "{", '{"structures": [{}], "triggers": []}', '{"type": "x"}'):
+        with pytest.raises(GrammarError, match="structural_tag"):
+            backend.compile(params_of(broken))
+
+
+def params_of(tag: str) -> Any:
+    from worker.wire.structured import StructuredOutputsParams
+
+    return StructuredOutputsParams(structural_tag=tag)
+
+
+@pytest.mark.parametrize(
+    ("schema", "keyword"),
+    [
+        ({"type": "array", "uniqueItems": True}, "uniqueItems"),
+        ({"properties": {"x": {"not": {"type": "null"}}}}, "not"),
+        ({"anyOf": [{"type": "null"}, {"if": {}, "then": {"minimum": 1}}]}, "if"),
+        ({"$ref": "#/$defs/a", "minimum": 2, "$defs": {"a": {}}}, "minimum beside $ref"),
+        ({"type": "string", "enum": ["a", 1]}, "type beside enum"),
+        ({"type": "object", "required": ["a"]}, "required without properties of the same name"),
+        ({"properties": {"not": {}, "if": {}, "uniqueItems": {}}}, None),
+        ({"enum": [{"not": 1}], "description": "d"}, None),
+        ({"type": "string", "enum": ["a", "b"]}, None),
+        ({"$ref": "#/$defs/a", "$defs": {"a": {}}, "title": "t"}, None),
+        (True, None),
+    ],
+)
+def test_what_would_not_be_enforced_is_found(schema: Any, keyword: str | None) -> None:
+    found = inexact_keyword(json.loads(json.dumps(schema)))
+    assert found == keyword or (keyword == "if" and found in ("if", "then"))

@@ -1,0 +1,319 @@
+"""Whom a round admits, against the definition and against brute force."""
+
+from __future__ import annotations
+
+import random
+from itertools import combinations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.support.worker.fake_device import Harness, make_submit
+from worker.core.scheduler.admission_fifo import Fifo
+from worker.core.scheduler.admission_pack import Pack
+from worker.core.scheduler.ageing import MAX_PASSES
+from worker.core.scheduler.budget import StepBudget
+from worker.core.scheduler.policy import AdmissionPolicy, Item, Outcome, TokenRoom, run_round
+from worker.wire.admission import AdmissionChange, AdmissionOptions
+
+LEVEL = 4
+
+
+def admit(
+    policy: AdmissionPolicy, costs: list[int], max_tokens: int, max_requests: int = 1000
+) -> list[int]:
+    """A round in which slots and pages never lack, and prompts are not chunked."""
+    room = StepBudget(10_000, 0, max_prefill_tokens=max_tokens, chunked=False).room(
+        [], max_requests
+    )
+    items = [Item(cost, LEVEL) for cost in costs]
+    return list(run_round(policy, items, room, lambda index, making: Outcome.ENTERED))
+
+
+def test_the_most_urgent_prompts_take_all_that_they_can_use() -> None:
+    budget = StepBudget(100, 0, share=0.5)
+    # Under way: 30 of level 6, 60 of level 7; new: 200 of level 7, 50 of level 6.
+    room = budget.room([60], 9, above=0)
+    assert room.tokens == 50
+    lengths = budget.allot([30, 60], [49, 1], [200, 50], [6, 7, 7, 6])
+    assert lengths == [0, 50, 49, 1]
+    # More urgent ones under way leave the rest to new ones.
+    assert StepBudget(100, 0, share=0.5).room([], 9, above=70).tokens == 30
+    assert not StepBudget(100, 0, share=0.5).room([], 9, above=170).is_open
+    # Shares are for equals: alone at the top, a prompt takes all; below, halves.
+    assert StepBudget(100, 0, share=0.5).allot([90, 80], [40], [300], [4, 4, 7]) == [0, 0, 100]
+    assert StepBudget(100, 0, share=0.5).allot([90, 80], [20], [20], [4, 4, 7]) == [40, 40, 20]
+
+
+def test_pack_takes_the_small_ones_and_leaves_the_large_at_the_head() -> None:
+    assert admit(Pack(), [100, 2, 2], 4) == [1, 2]
+
+
+def test_pack_sends_an_oversize_head_alone_when_nothing_fits() -> None:
+    assert admit(Pack(), [100, 100], 4) == [0]
+
+
+def test_fifo_sends_an_oversize_head_alone_and_stops_at_a_misfit() -> None:
+    assert admit(Fifo(), [100, 2, 2], 4) == [0]
+    assert admit(Fifo(), [2, 100, 2], 4) == [0]
+    assert admit(Fifo(), [2, 2, 2], 4) == [0, 1]
+
+
+def subsets(costs: list[int], max_tokens: int, max_requests: int) -> list[tuple[int, ...]]:
+    return [
+        chosen
+        for size in range(1, min(len(costs), max_requests) + 1)
+        for chosen in combinations(range(len(costs)), size)
+        if sum(costs[i] for i in chosen) <= max_tokens
+    ]
+
+
+@given(
+    costs=st.lists(st.integers(1, 12), min_size=1, max_size=8),
+    max_tokens=st.integers(1, 20),
+    max_requests=st.integers(1, 8),
+)
+def test_pack_admits_as_many_as_any_choice_could_and_of_these_the_cheapest(
+    costs: list[int], max_tokens: int, max_requests: int
+) -> None:
+    found = admit(Pack(), costs, max_tokens, max_requests)
+    possible = subsets(costs, max_tokens, max_requests)
+    if not possible:
+        assert found == [0]
+        return
+    # Most requests; then fewest tokens; then of equal costs the earliest.
+    best = min(
+        possible,
+        key=lambda chosen: (-len(chosen), sum(costs[i] for i in chosen), chosen),
+    )
+    assert len(found) == len(best)
+    assert sum(costs[i] for i in found) == sum(costs[i] for i in best)
+    assert (
+        sorted((costs[i], i) for i in found)
+        == sorted(zip(costs, range(99), strict=False))[: len(best)]
+    )
+    assert found == sorted(found), "what is taken leaves in the order of the queue"
+
+
+@given(
+    costs=st.lists(st.integers(1, 12), min_size=1, max_size=8),
+    max_tokens=st.integers(1, 20),
+    max_requests=st.integers(1, 8),
+)
+def test_fifo_admits_the_longest_beginning_that_fits(
+    costs: list[int], max_tokens: int, max_requests: int
+) -> None:
+    found = admit(Fifo(), costs, max_tokens, max_requests)
+    beginnings = [
+        list(range(size))
+        for size in range(1, min(len(costs), max_requests) + 1)
+        if sum(costs[:size]) <= max_tokens
+    ]
+    assert found == (beginnings[-1] if beginnings else [0])
+
+
+@given(
+    items=st.lists(st.tuples(st.integers(1, 9), st.integers(0, 2)), min_size=1, max_size=8),
+    max_tokens=st.integers(1, 20),
+    lacking=st.sets(st.integers(0, 7)),
+)
+def test_nobody_gets_in_before_a_more_urgent_one_that_lacks_pages(
+    items: list[tuple[int, int]], max_tokens: int, lacking: set[int]
+) -> None:
+    ordered = [Item(*item) for item in sorted(items, key=lambda item: -item[1])]
+    for policy in (Fifo(), Pack()):
+        room = StepBudget(10_000, 0, max_prefill_tokens=max_tokens, chunked=False).room([], 99)
+        tried: list[int] = []
+
+        def enter(index: int, making: bool, tried: list[int] = tried) -> Outcome:
+            tried.append(index)
+            return Outcome.NO_PLACE if index in lacking else Outcome.ENTERED
+
+        entered = run_round(policy, ordered, room, enter)
+        refused = [ordered[i].level for i in tried if i in lacking]
+        for index in entered:
+            assert all(ordered[index].level >= level for level in refused)
+
+
+@given(
+    needs=st.lists(st.integers(2, 40), max_size=4),
+    costs=st.lists(st.integers(1, 40), max_size=4),
+    max_tokens=st.integers(1, 40),
+    num_decodes=st.integers(0, 8),
+    share=st.sampled_from([0.1, 0.5, 1.0]),
+)
+def test_the_budget_is_never_exceeded_nor_left_unused(
+    needs: list[int], costs: list[int], max_tokens: int, num_decodes: int, share: float
+) -> None:
+    budget = StepBudget(max_tokens, num_decodes, share=share)
+    room = budget.room(needs, 99)
+    new = [room.take(cost) for cost in costs if room.is_open]
+    costs = costs[: len(new)]
+    lengths = budget.allot(needs, new, costs)
+    available = max_tokens - min(max_tokens, num_decodes)
+    assert sum(lengths) == min(available, sum(needs) + sum(costs))
+    wants = needs + costs
+    assert all(0 <= length <= want for length, want in zip(lengths, wants, strict=True))
+    assert all(lengths[len(needs) :]), "who is admitted computes something"
+    most = max(1, int(share * available))
+    if needs and available and sum(min(cost, most) for cost in costs) >= available:
+        # Others want all there is: prompts under way leave them all but their share.
+        assert sum(lengths[: len(needs)]) <= most
+
+
+def test_a_long_prompt_holds_back_short_ones_by_no_more_than_its_share() -> None:
+    def steps_until_first_tokens(share: float) -> list[int]:
+        harness = Harness(
+            max_num_batched_tokens=16,
+            max_model_len=512,
+            num_pages=400,
+            max_num_seqs=16,
+            admission=AdmissionOptions(max_prefill_share=share),
+        )
+        harness.submit(make_submit("long", list(range(3, 43)) * 10, max_tokens=1))
+        harness.step()
+        short = [harness.submit(make_submit(f"s{i}", [3 + i] * 6, max_tokens=1)) for i in range(8)]
+        steps = []
+        for number in range(1, 60):
+            harness.step()
+            steps += [number] * (sum(bool(one.tokens) for one in short) - len(steps))
+        assert harness.outcomes["long", 0].finish_reason == "length"
+        return steps
+
+    assert min(steps_until_first_tokens(1.0)) > 20
+    assert max(steps_until_first_tokens(0.5)) <= 8
+
+
+@pytest.mark.parametrize("policy", ["fifo", "pack"])
+def test_costs_are_what_is_not_cached(policy: str) -> None:
+    harness = Harness(
+        max_num_batched_tokens=64,
+        num_pages=65,
+        enable_chunked_prefill=False,
+        admission=AdmissionOptions(prefill_admission_policy=policy, prefill_max_tokens=12),
+    )
+    warm = [3 + i for i in range(40)]
+    harness.submit(make_submit("warm", warm, max_tokens=1))
+    harness.drain()
+    harness.submit(make_submit("cold", [9] * 11, max_tokens=1))
+    harness.submit(make_submit("cached", warm[:39], max_tokens=1))
+    plan = harness.schedule()
+    assert plan is not None
+    # 3 of 39 tokens are not cached, which leaves too little for 11 others.
+    assert [row.length for row in plan.rows] == ([11] if policy == "fifo" else [3])
+    harness.apply()
+    harness.drain()
+
+
+def test_lpm_takes_the_longest_cached_prefix_first() -> None:
+    harness = Harness(
+        max_num_batched_tokens=8,
+        max_num_seqs=1,
+        num_pages=65,
+        admission=AdmissionOptions(schedule_policy="lpm"),
+    )
+    warm = [3 + i for i in range(16)]
+    harness.submit(make_submit("warm", warm, max_tokens=1))
+    harness.drain()
+    for name, tokens in (("none", [9] * 8), ("some", [*warm[:8], 1]), ("most", [*warm, 1])):
+        harness.submit(make_submit(name, tokens, max_tokens=1, ignore_eos=True))
+    order = []
+    while harness.step():
+        order += [
+            key[0]
+            for key, outcome in harness.outcomes.items()
+            if outcome.finish_reason and key[0] not in order
+        ]
+    assert order == ["warm", "most", "some", "none"]
+
+
+def test_every_nth_round_is_fifo() -> None:
+    harness = Harness(
+        max_num_batched_tokens=64,
+        num_pages=200,
+        max_num_seqs=16,
+        enable_chunked_prefill=False,
+        admission=AdmissionOptions(
+            prefill_admission_policy="pack", prefill_max_tokens=4, prefill_force_fifo_every=3
+        ),
+    )
+    large = harness.submit(make_submit("large", [5] * 20, max_tokens=1))
+    for i in range(20):
+        harness.submit(make_submit(f"s{i}", [6 + i % 9] * 4, max_tokens=1))
+    for _ in range(2):
+        harness.step()
+        assert not large.tokens
+    harness.step()
+    assert large.tokens
+
+
+def test_rules_of_admission_change_while_it_runs() -> None:
+    harness = Harness(
+        max_num_batched_tokens=64,
+        num_pages=65,
+        enable_chunked_prefill=False,
+        admission=AdmissionOptions(prefill_max_tokens=4),
+    )
+    large = harness.submit(make_submit("large", [5] * 20, max_tokens=1))
+    small = harness.submit(make_submit("small", [6] * 4, max_tokens=1))
+    harness.scheduler.set_admission(AdmissionChange(prefill_admission_policy="pack"))
+    harness.step()
+    assert small.tokens
+    assert not large.tokens
+    with pytest.raises(ValueError, match="--max-prefill-share"):
+        harness.scheduler.set_admission(AdmissionChange(max_prefill_share=0.0))
+    harness.drain()
+
+
+@pytest.mark.parametrize("chunked", [True, False])
+def test_nobody_starves_in_ten_thousand_rounds(chunked: bool) -> None:
+    """A flood of small requests never ends; each large one is passed over boundedly often."""
+    rng = random.Random(5)
+    harness = Harness(
+        checked=False,
+        max_num_batched_tokens=48,
+        max_model_len=64,
+        num_pages=129,
+        max_num_seqs=8,
+        enable_chunked_prefill=chunked,
+        enable_prefix_caching=False,
+        admission=AdmissionOptions(prefill_admission_policy="pack", prefill_max_tokens=16),
+    )
+    scheduler = harness.scheduler
+    queue = scheduler._queue
+    entered: dict[str, int] = {}
+    waits: list[int] = []
+    count = rounds = 0
+    while rounds < 10_000:
+        while len(queue) < 24:
+            count += 1
+            large = rng.random() < 0.1
+            name = f"{'large' if large else 'small'}{count}"
+            length = rng.randint(20, 40) if large else rng.randint(1, 6)
+            submit = make_submit(name, [3] * length, max_tokens=2, ignore_eos=True)
+            entered[name] = rounds
+            scheduler.add(submit)
+        before = scheduler._filler.admission._num_rounds
+        plan = scheduler.schedule()
+        assert plan is not None
+        harness.device.launch(plan)
+        scheduler.apply(harness.device.run())
+        scheduler.take_report()
+        rounds += scheduler._filler.admission._num_rounds - before
+        for name in list(entered):
+            request = scheduler._requests.get(name)
+            if request is None or request.lease is not None:
+                waits.append(rounds - entered.pop(name))
+    # At most 23 others were there before: (k + 1) passes, and rounds in which nothing fits.
+    assert max(waits) <= 24 * (MAX_PASSES + 2)
+    assert max(waits) > MAX_PASSES // 2, "no request was ever passed over: the test tells nothing"
+    assert len(waits) > 5_000
+    assert all(rounds - since <= 24 * (MAX_PASSES + 2) for since in entered.values())
+
+
+def test_room_of_its_own_goes_to_the_first_of_the_most_urgent() -> None:
+    room = StepBudget(50, 0, max_prefill_tokens=4, chunked=False).room([], 9)
+    items = [Item(20, 9), Item(20, 9), Item(1, 4)]
+    assert run_round(Pack(), items, room, lambda i, making: Outcome.ENTERED) == {0: 20}
+    assert isinstance(room, TokenRoom)

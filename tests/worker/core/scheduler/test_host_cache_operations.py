@@ -1,0 +1,73 @@
+"""Random operations with a tier in host memory: nothing is lost, and outputs stay the same."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from tests.support.worker.fake_device import Harness
+from tests.worker.core.scheduler.test_scheduler_operations import Campaign
+from worker.wire.host_cache import HostCachePolicy, HostCacheTotals
+
+
+def totals(harness: Harness) -> HostCacheTotals:
+    assert harness.last is not None
+    found = harness.last.load.host_cache
+    assert found is not None
+    return found
+
+
+@pytest.mark.parametrize(
+    ("seed", "depth", "num_host_pages", "policy"),
+    [(1, 1, 150, "always"), (2, 0, 10, "always"), (3, 1, 60, "auto")],
+)
+def test_hundreds_of_operations_lose_no_page_and_no_slot(
+    seed: int,
+    depth: int,
+    num_host_pages: int,
+    policy: HostCachePolicy,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level("ERROR")
+    rng = random.Random(seed)
+    harness = Harness(
+        num_pages=24,
+        max_num_seqs=8,
+        max_num_batched_tokens=20,
+        num_host_pages=num_host_pages,
+        host_cache_policy=policy,
+    )
+    campaign = Campaign(rng, harness)
+    harness.device.token_ms = 1.0
+
+    def change_speed() -> None:
+        """To compute a page takes 4 ms."""
+        harness.device.load_ms = rng.choice([1.0, 20.0])
+
+    operations = [
+        (60, lambda: harness.step(depth)),
+        (14, campaign.submit),
+        (3, campaign.abort),
+        (2, campaign.evict),
+        (1, campaign.replace),
+        (1, campaign.change),
+        (1, change_speed),
+        (20, campaign.wait),
+    ]
+    weights = [weight for weight, _ in operations]
+    for _ in range(500):
+        (_, operation) = rng.choices(operations, weights)[0]
+        if operation == campaign.submit and len(campaign.alive) > 30:
+            campaign._forget_finished()
+            operation = operations[0][1]
+        operation()
+    campaign.finish(depth)
+    assert harness.last is not None
+    assert harness.last.load.num_preemptions > 3
+    found = totals(harness)
+    assert found.num_loaded > 10
+    assert found.num_evicted > 15
+    assert (found.num_recomputed > 3) == (policy == "auto")
+    used = found.num_stored - found.num_loaded - found.num_evicted - found.num_recomputed
+    assert found.num_used == used

@@ -1,0 +1,245 @@
+"""Decodes that step aside for prompts, and prompts that step aside for much more urgent ones."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.support.worker.fake_device import Harness, make_submit
+from worker.plan.plan import Plan
+from worker.wire.admission import AdmissionOptions
+from worker.wire.slo import Slo
+
+
+def submit(harness: Harness, name: str, length: int, max_tokens: int, priority: int = 4) -> None:
+    token = sum(map(ord, name)) % 90 + 3  # no two share a prefix
+    harness.submit(
+        make_submit(
+            name, [token] * length, max_tokens=max_tokens, ignore_eos=True, priority=priority
+        )
+    )
+
+
+def plans(harness: Harness, count: int) -> list[Plan]:
+    found = []
+    for _ in range(count):
+        plan = harness.schedule()
+        if plan is None:
+            break
+        found.append(plan)
+        harness.apply()
+    return found
+
+
+def backlog(steps: int, decoding: int, prompts: int = 4) -> tuple[Harness, list[bool]]:
+    """Whether each step decodes, while ten prompts of a whole step each wait behind a decode."""
+    harness = Harness(
+        max_num_seqs=16,
+        max_num_batched_tokens=16,
+        num_pages=200,
+        enable_prefix_caching=False,
+        admission=AdmissionOptions(prefill_first_steps=steps, max_prefill_share=1.0),
+    )
+    submit(harness, "decoding", 4, 30, decoding)
+    plans(harness, 2)
+    for number in range(10):
+        submit(harness, f"prompt{number}", 16, 2, prompts)
+    return harness, [any(row.length == 1 for row in plan.rows) for plan in plans(harness, 9)]
+
+
+def test_decodes_step_aside_for_so_many_steps_in_a_row() -> None:
+    harness, decodes = backlog(3, 4)
+    assert decodes == [False] * 3 + [True] + [False] * 3 + [True] + [False]
+    harness.drain()
+    harness.finished("decoding")
+    for number in range(10):
+        harness.finished(f"prompt{number}")
+    harness.check_drained()
+
+
+def test_none_steps_aside_by_default_nor_for_less_urgent_prompts() -> None:
+    assert backlog(0, 4)[1] == [True] * 9
+    assert backlog(3, 5)[1] == [True] * 9
+
+
+def test_none_steps_aside_where_prompts_do_not_fill_a_step() -> None:
+    harness = Harness(
+        max_num_batched_tokens=16,
+        num_pages=100,
+        admission=AdmissionOptions(prefill_first_steps=3),
+    )
+    submit(harness, "decoding", 4, 10)
+    plans(harness, 2)
+    submit(harness, "prompt", 12, 2)
+    (plan,) = plans(harness, 1)
+    assert sorted(row.length for row in plan.rows) == [1, 12]
+
+
+def test_none_steps_aside_where_prompts_find_no_pages() -> None:
+    harness = Harness(
+        max_num_seqs=8,
+        max_num_batched_tokens=16,
+        num_pages=8,
+        enable_prefix_caching=False,
+        admission=AdmissionOptions(prefill_first_steps=3),
+    )
+    submit(harness, "decoding", 12, 4)
+    plans(harness, 2)
+    for name in ("c", "d"):
+        submit(harness, name, 18, 2)
+    found = plans(harness, 2)
+    assert all(any(row.length == 1 for row in plan.rows) for plan in found), found
+    harness.drain()
+    harness.finished("d")
+
+
+def test_none_steps_aside_where_no_prompt_could_take_a_slot() -> None:
+    harness = Harness(
+        max_num_seqs=2,
+        max_num_batched_tokens=16,
+        num_pages=100,
+        admission=AdmissionOptions(prefill_first_steps=3),
+    )
+    for name in ("a", "b"):
+        submit(harness, name, 4, 10)
+    plans(harness, 2)
+    for name in ("c", "d"):
+        submit(harness, name, 16, 2)
+    assert [len(plan.rows) for plan in plans(harness, 4)] == [2] * 4
+
+
+@pytest.mark.parametrize(("urgent", "shared"), [(7, False), (6, True)])
+def test_an_urgent_prompt_has_the_step_for_itself(urgent: int, shared: bool) -> None:
+    harness = Harness(max_num_batched_tokens=16, num_pages=100, max_num_seqs=8)
+    submit(harness, "under way", 40, 2)
+    plans(harness, 1)
+    submit(harness, "waiting", 40, 2)
+    submit(harness, "urgent", 32, 2, urgent)
+    first, second = plans(harness, 2)
+    if shared:
+        # It goes first, and keeps nobody out; who enters with it gets a token at least.
+        assert sorted(row.length for row in first.rows) == [1, 15]
+    else:
+        assert [row.length for row in [*first.rows, *second.rows]] == [16, 16]
+    harness.drain()
+    for name in ("under way", "waiting", "urgent"):
+        harness.finished(name)
+    harness.check_drained()
+
+
+def urgent_beside_decodes(
+    urgent: int, length: int, num_decodes: int = 6, steps: int = 4
+) -> tuple[Harness, list[list[int]]]:
+    """Row lengths of each step from which on an urgent prompt is there, longest first."""
+    harness = Harness(
+        max_num_seqs=8,
+        max_num_batched_tokens=32,
+        max_model_len=512,
+        num_pages=400,
+        admission=AdmissionOptions(urgent_first_steps=steps),
+    )
+    for number in range(num_decodes):
+        submit(harness, f"decoding{number}", 4, 60)
+    plans(harness, 2)
+    submit(harness, "urgent", length, 2, urgent)
+    lengths = [
+        sorted((row.length for row in plan.rows), reverse=True) for plan in plans(harness, 12)
+    ]
+    return harness, lengths
+
+
+def test_decodes_step_aside_for_an_urgent_prompt_that_needs_several_steps() -> None:
+    harness, lengths = urgent_beside_decodes(7, 80)
+    # 32 + 32 alone, and what is left beside all decodes.
+    assert lengths[:3] == [[32], [32], [16, *[1] * 6]]
+    harness.drain()
+    for number in range(6):
+        harness.finished(f"decoding{number}")
+    harness.check_drained()
+
+
+def test_decodes_step_aside_for_so_many_steps_then_have_their_turn() -> None:
+    _, lengths = urgent_beside_decodes(7, 300, steps=2)
+    assert lengths[:7] == [[32], [32], [26, *[1] * 6]] * 2 + [[32]]
+
+
+@pytest.mark.parametrize(
+    ("urgent", "length", "num_decodes", "steps"),
+    [
+        (6, 80, 6, 4),  # does not outrank them
+        (7, 20, 6, 4),  # fits beside them
+        (7, 80, 3, 4),  # they are few
+        (7, 80, 6, 0),
+    ],
+)
+def test_decodes_stay_where_leaving_them_out_gains_little(
+    urgent: int, length: int, num_decodes: int, steps: int
+) -> None:
+    _, lengths = urgent_beside_decodes(urgent, length, num_decodes, steps)
+    assert all(found.count(1) >= num_decodes for found in lengths)
+
+
+@pytest.mark.parametrize(
+    ("token_ms", "length", "alone"),
+    [
+        (1.0, 20, True),
+        (1.0, 200, False),
+        (0.1, 20, False),  # a step of their own would take longer
+        (0.0, 20, False),
+    ],
+)
+def test_decodes_step_aside_where_they_take_a_good_part_of_the_time(
+    token_ms: float, length: int, alone: bool
+) -> None:
+    """However few tokens they are: beside a short prompt, and not where rows cost nothing."""
+    harness = Harness(max_num_seqs=8, max_num_batched_tokens=256, max_model_len=512, num_pages=400)
+    harness.device.token_ms = token_ms
+    submit(harness, "first", 40, 4, 7)
+    plans(harness, 4)
+    for number in range(6):
+        submit(harness, f"decoding{number}", 4, 60)
+        plans(harness, 4)
+    submit(harness, "urgent", length, 2, 7)
+    first, second = plans(harness, 2)
+    assert sorted((row.length for row in first.rows), reverse=True) == (
+        [length] if alone else [length, *[1] * 6]
+    )
+    assert len(second.rows) == 7
+    harness.drain()
+    for number in range(6):
+        harness.finished(f"decoding{number}")
+    harness.check_drained()
+
+
+def test_a_deadline_takes_no_tokens_from_equals_under_way() -> None:
+    harness = Harness(max_num_batched_tokens=16, num_pages=100, max_num_seqs=8)
+    submit(harness, "under way", 60, 2)
+    plans(harness, 1)
+    near = make_submit("near", [9] * 60, max_tokens=2, ignore_eos=True, slo=Slo(ttft_ms=30_000))
+    harness.submit(near)
+    harness.now += 29.96
+    (plan,) = plans(harness, 1)
+    assert sorted(row.length for row in plan.rows) == [8, 8]
+
+
+def test_a_negative_number_of_steps_is_refused() -> None:
+    with pytest.raises(ValueError, match="--urgent-first-steps"):
+        AdmissionOptions(urgent_first_steps=-1)
+    with pytest.raises(ValueError, match="--prefill-first-steps"):
+        AdmissionOptions(prefill_first_steps=-1)
+
+
+def test_urgent_requests_do_not_wait_for_a_prefix_that_less_urgent_ones_compute() -> None:
+    harness = Harness(max_num_seqs=8, max_num_batched_tokens=16, max_model_len=256, num_pages=200)
+    shared = [7] * 60
+    harness.submit(make_submit("low", [*shared, 3], max_tokens=2, ignore_eos=True, priority=1))
+    plans(harness, 1)
+    # While other urgent prompts are computed, "low" is left out of each step.
+    submit(harness, "other", 200, 2, 9)
+    urgent = harness.submit(
+        make_submit("urgent", [*shared, 4], max_tokens=2, ignore_eos=True, priority=9)
+    )
+    plans(harness, 10)
+    assert urgent.tokens
+    harness.drain()
+    harness.finished("low")
+    harness.check_drained()

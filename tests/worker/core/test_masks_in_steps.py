@@ -1,0 +1,190 @@
+"""Plans with draws under a grammar: when their masks follow, and what becomes of ended rows."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+
+from tests.worker.core.test_core import make_core, run, submit
+from worker.core.engine import EngineCore
+from worker.core.grammar.state import GrammarProblem
+from worker.wire.messages import Abort
+
+ONES = b"\xff\xff\xff"
+
+
+class CountingGrammar:
+    """Its mask says how many tokens it has taken; complete after `length` of them; refuses the
+    token that makes them `refuse_at`."""
+
+    def __init__(self, length: int = 99, refuse_at: int = -1, slow_from: int = 99) -> None:
+        self.taken: list[int] = []
+        self._slow_from = slow_from
+        self._length = length
+        self._refuse_at = refuse_at
+
+    @property
+    def mask(self) -> bytes:
+        return bytes([255, 255, 255, len(self.taken)])
+
+    @property
+    def is_slow(self) -> bool:
+        return len(self.taken) >= self._slow_from
+
+    @property
+    def is_complete(self) -> bool:
+        return len(self.taken) >= self._length
+
+    @property
+    def may_draft(self) -> bool:
+        return False
+
+    def walk(self, drafts: Sequence[int]) -> list[bytes]:
+        raise AssertionError("nothing is drafted here")
+
+    def advance(self, token_id: int) -> GrammarProblem | None:
+        self.taken.append(token_id)
+        refused = GrammarProblem("refused", 400)
+        return refused if len(self.taken) == self._refuse_at else None
+
+
+def add(
+    core: EngineCore,
+    request_id: str,
+    grammar: CountingGrammar | GrammarProblem,
+    max_tokens: int = 3,
+) -> None:
+    one = submit(request_id, max_tokens=max_tokens)
+    one.grammar = "key"
+    core.scheduler.add(one)  # what it waits for is played here
+    core.scheduler.provide(request_id, 0, grammar)
+
+
+@pytest.mark.parametrize(
+    ("depth", "start"),
+    [
+        (0, ["launch 1", "masks 1", "result 1", "launch 2", "masks 2", "result 2"]),
+        # Step 1 computes the prompt: nothing is queued behind it.
+        (1, ["launch 1", "masks 1", "result 1", "launch 2", "masks 2", "launch 3", "result 2"]),
+    ],
+)
+def test_masks_follow_the_plan_once_the_step_before_is_applied(
+    depth: int, start: list[str]
+) -> None:
+    core, executor = make_core(depth)
+    add(core, "a", CountingGrammar())
+    assert run(core) == {"a": [1, 2, 3]}
+    assert executor.journal[: len(start)] == start
+    assert executor.masks == [ONES + b"\0", ONES + b"\1", ONES + b"\2"]
+    if depth == 1:
+        assert executor.journal[7] == "masks 3"
+
+
+@pytest.mark.parametrize("depth", [0, 1])
+def test_only_rows_with_a_grammar_are_masked_and_only_their_steps_wait(depth: int) -> None:
+    core, executor = make_core(depth)
+    core.add(submit("plain", max_tokens=6))
+    add(core, "a", CountingGrammar(), max_tokens=2)
+    tokens = run(core)
+    assert [len(tokens[name]) for name in ("plain", "a")] == [6, 2]
+    assert [plan.masked for plan in executor.plans] == [[1], [1], [], [], [], []]
+    assert executor.masks == [ONES + b"\0", ONES + b"\1"]
+
+
+@pytest.mark.parametrize("depth", [0, 1])
+def test_the_end_of_the_grammar_ends_the_request(depth: int) -> None:
+    core, executor = make_core(depth)
+    grammar = CountingGrammar(length=2)
+    add(core, "a", grammar, max_tokens=9)
+    core.add(submit("plain", max_tokens=5))
+    reasons = {}
+    while core.has_work():
+        for delta in core.step().deltas.get("g", ()):
+            reasons[delta.request_id] = delta.finish_reason, delta.stop_reason
+        core.scheduler.check_invariants()
+    assert reasons == {"a": ("stop", None), "plain": ("length", None)}
+    assert len(grammar.taken) == 2, "the draw of the row behind its end is dropped"
+    assert len(executor.masks) == sum(bool(plan.masked) for plan in executor.plans) == 2 + depth
+
+
+@pytest.mark.parametrize("depth", [0, 1])
+def test_a_refused_token_ends_the_request_with_an_error(depth: int) -> None:
+    core, _ = make_core(depth)
+    add(core, "a", CountingGrammar(refuse_at=2), max_tokens=9)
+    add(core, "b", GrammarProblem("no such grammar", 500))
+    core.add(submit("plain", max_tokens=5))
+    last = {}
+    while core.has_work():
+        for delta in core.step().deltas.get("g", ()):
+            status = None if delta.rejection is None else delta.rejection.status
+            last[delta.request_id] = delta.finish_reason, delta.error, status
+    assert last == {
+        "a": ("error", "refused", 400),
+        "b": ("error", "no such grammar", None),
+        "plain": ("length", None, None),
+    }, "only what the client can change is told as its own error"
+
+
+def test_a_request_waits_for_its_grammar_without_holding_others() -> None:
+    core, executor = make_core(1)
+    held = submit("held")
+    held.grammar = "key"
+    core.scheduler.add(held)
+    assert not core.has_work(), "the loop may sleep"
+    core.add(submit("plain"))
+    assert [*run(core)] == ["plain"]
+    core.scheduler.provide("held", 0, CountingGrammar())
+    assert [*run(core)] == ["held"]
+    core.add(submit("gone"))
+    again = submit("aborted")
+    again.grammar = "key"
+    core.scheduler.add(again)
+    core.abort(Abort(request_id="aborted"))
+    core.scheduler.provide("aborted", 0, CountingGrammar())
+    run(core)
+    assert len(executor.masks) == 3
+
+
+@pytest.mark.parametrize("depth", [0, 1])
+def test_a_grammar_that_is_complete_at_once_draws_nothing(depth: int) -> None:
+    core, executor = make_core(depth)
+    add(core, "a", CountingGrammar(length=0))
+    assert run(core) == {"a": []}
+    assert not executor.plans
+
+
+@pytest.mark.parametrize("depth", [0, 1])
+@pytest.mark.parametrize(
+    ("grammar", "tokens", "reason"),
+    [
+        (CountingGrammar(slow_from=2), 6, "length"),
+        (CountingGrammar(length=4, slow_from=2), 4, "stop"),
+        (CountingGrammar(refuse_at=4, slow_from=2), 4, "error"),
+    ],
+    ids=["length", "stop", "error"],
+)
+def test_nobody_waits_for_a_slow_grammar(
+    depth: int, grammar: CountingGrammar, tokens: int, reason: str
+) -> None:
+    core, executor = make_core(depth)
+    grammar.taken.clear()
+    add(core, "slow", grammar, max_tokens=6)
+    core.add(submit("plain", max_tokens=5))
+    drawn: dict[str, list[int]] = {}
+    ends = {}
+    while core.has_work() or core.grammars.num_due:
+        if not core.has_work():
+            core.take_grammars(wait=True)
+        for delta in core.step().deltas.get("g", ()):
+            drawn.setdefault(delta.request_id, []).extend(delta.token_ids)
+            ends[delta.request_id] = delta.finish_reason
+        core.scheduler.check_invariants()
+    assert ends == {"slow": reason, "plain": "length"}
+    assert len(drawn["slow"]) == tokens
+    assert grammar.taken == drawn["slow"][: len(grammar.taken)]
+    assert len(grammar.taken) >= tokens - 1
+    assert len(executor.masks) == sum(bool(plan.masked) for plan in executor.plans)
+    load = core.step().load
+    assert load.num_free_pages == load.num_total_pages
+    core.close()

@@ -1,0 +1,307 @@
+"""A whole engine over an SDAR checkpoint: company, modes and switches change no token."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import pytest
+import torch
+
+from tests.support.checkpoints.sdar import EOS, MASK, VOCAB_SIZE, SdarCheckpoint, write_sdar
+from tests.support.engines.block_engine import BlockEngine, BlockOutput
+from tests.support.engines.block_oracle import Terms, answer, qwen3_logits
+from worker.config import EngineConfig
+from worker.llm import LLM
+from worker.rank.diffusion.base import BlockBatch, BoolArray, DiffusionAlgorithm, IntArray, Proposal
+from worker.rank.diffusion.registry import ALGORITHMS
+from worker.rank.speculation.draft_model import load_draft_model
+from worker.rank.tables import DeviceTables
+from worker.wire.diffusion import DiffusionParams
+from worker.wire.sampling import SamplingParams
+
+SIZE = 8
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> SdarCheckpoint:
+    torch.set_num_threads(1)
+    return write_sdar(tmp_path_factory.mktemp("sdar"), SIZE)
+
+
+def prompts(count: int = 16) -> list[list[int]]:
+    rng = np.random.default_rng(7)
+    return [rng.integers(0, VOCAB_SIZE, int(rng.integers(1, 60))).tolist() for _ in range(count)]
+
+
+def sampling(count: int = 16, **options: object) -> list[SamplingParams]:
+    """Both algorithms in one batch, greedy and at random, every filter used."""
+    draws = [{"temperature": 0.0}, {"temperature": 0.8, "top_k": 9}, {"top_p": 0.7}]
+    return [
+        SamplingParams(
+            seed=index,
+            max_tokens=29,
+            ignore_eos=True,
+            diffusion=DiffusionParams(
+                algorithm=("LowConfidence", "JointThreshold")[index % 2],
+                threshold=(0.3, 0.5)[index % 2],
+                edit_threshold=0.6,
+                max_post_edit_steps=2,
+            ),
+            **{**draws[index % 3], **options},  # type: ignore[arg-type]  # fields by name
+        )
+        for index in range(count)
+    ]
+
+
+def serve(
+    checkpoint: SdarCheckpoint,
+    batches: Sequence[tuple[list[list[int]], list[SamplingParams]]],
+    **options: object,
+) -> list[BlockOutput]:
+    with BlockEngine(checkpoint.folder, kv_cache_tokens=2048, **options) as engine:
+        return [output for batch in batches for output in engine.serve(*batch)]
+
+
+@pytest.fixture(scope="module")
+def alone(checkpoint: SdarCheckpoint) -> list[BlockOutput]:
+    singles = [([prompt], [one]) for prompt, one in zip(prompts(), sampling(), strict=True)]
+    return serve(checkpoint, singles, enable_prefix_caching=False)
+
+
+def watch_margins(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """Collects, of every undecided position, how far its confidence is from the threshold."""
+    margins: list[float] = []
+    for algorithm in ALGORITHMS.values():
+
+        def step(
+            self: DiffusionAlgorithm,
+            batch: BlockBatch,
+            logits: torch.Tensor,
+            states: IntArray | None,
+            original: Callable[..., BoolArray] = algorithm.step,
+        ) -> BoolArray:
+            def propose(values: torch.Tensor) -> Proposal:
+                proposal = batch.propose(values)
+                gaps = np.abs(proposal.confidence - batch.params.threshold)[batch.undecided]
+                margins.extend(gaps.tolist())
+                return proposal
+
+            return original(self, dataclasses.replace(batch, propose=propose), logits, states)
+
+        monkeypatch.setattr(algorithm, "step", step)
+    return margins
+
+
+@pytest.mark.parametrize("together", [2, 4, 16])
+@pytest.mark.parametrize("backend", ["native", "torch"])
+def test_company_changes_no_token_and_no_round(
+    checkpoint: SdarCheckpoint,
+    alone: list[BlockOutput],
+    together: int,
+    backend: str,
+    monkeypatch: pytest.MonkeyPatch,
+    record_testsuite_property: Callable[[str, object], None],
+) -> None:
+    """The smallest distance of a confidence from its threshold is in the report of the run."""
+    margins = watch_margins(monkeypatch)
+    found = serve(
+        checkpoint,
+        [(prompts(), sampling())],
+        max_num_seqs=together,
+        cpu_backend=backend,
+        batch_invariant=backend == "torch",
+    )
+    record_testsuite_property(f"smallest_margin_{backend}_{together}", min(margins))
+    assert len(margins) > 1000
+    for one, other in zip(found, alone, strict=True):
+        assert (one.token_ids, one.rounds) == (other.token_ids, other.rounds)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"dllm_fdfo": False},
+        {"kv_cache_tokens": 160},
+        {"max_num_batched_tokens": 16},
+        {"dllm_disable": ("inplace",)},
+        {"dllm_disable": ("mixed_rounds", "fused_commit", "skip_last_commit")},
+        {"dllm_disable": ("masked_logits", "early_exit")},
+        {"dllm_disable": ("skip_unread",), "max_num_seqs": 4},
+        {"tensor_parallel_size": 2, "max_num_seqs": 4},
+    ],
+    ids=str,
+)
+def test_no_switch_changes_a_token(
+    checkpoint: SdarCheckpoint, alone: list[BlockOutput], options: dict[str, object]
+) -> None:
+    settings = {"max_num_seqs": 6, "kv_cache_tokens": 2048, **options}
+    with BlockEngine(checkpoint.folder, **settings) as engine:
+        found = engine.serve(prompts(), sampling())
+    assert [one.token_ids for one in found] == [one.token_ids for one in alone]
+
+
+def test_one_request_is_the_same_first_out_and_synchronous(checkpoint: SdarCheckpoint) -> None:
+    singles = [([prompt], [one]) for prompt, one in zip(prompts(6), sampling(6), strict=True)]
+    first_out = serve(checkpoint, singles, dllm_fdfo=True)
+    assert first_out == serve(checkpoint, singles, dllm_fdfo=False)
+
+
+def test_seeds_matter(checkpoint: SdarCheckpoint, alone: list[BlockOutput]) -> None:
+    other = [
+        SamplingParams(temperature=1.0, seed=seed, max_tokens=29, ignore_eos=True)
+        for seed in (1, 2)
+    ]
+    first, second = serve(checkpoint, [([prompts()[0]] * 2, other)])
+    assert first.token_ids != second.token_ids
+    assert first.token_ids[0] != MASK
+
+
+def test_leaving_at_the_end_token_saves_rounds_and_no_token(checkpoint: SdarCheckpoint) -> None:
+    params = [
+        SamplingParams(temperature=0.0, max_tokens=60, stop_token_ids=(9, 20, 31, 42, 53, 64))
+    ]
+    rounds = {}
+    outputs = {}
+    for disable in ((), ("early_exit",)):
+        found = serve(checkpoint, [(prompts(), params * 16)], dllm_disable=disable)
+        outputs[disable] = [(one.token_ids, one.finish_reason) for one in found]
+        rounds[disable] = sum(sum(one.rounds) for one in found)
+    assert outputs[()] == outputs[("early_exit",)]
+    assert sum(reason == "stop" for _, reason in outputs[()]) > 2
+    assert rounds[()] < rounds[("early_exit",)]
+    # The oracle decides blocks to their end.
+    logits = qwen3_logits(checkpoint.model, SIZE)
+    terms = Terms(threshold=0.95)
+    for prompt, (token_ids, _) in zip(prompts()[:4], outputs[()], strict=False):
+        ends = (*EOS, *params[0].stop_token_ids)
+        expected = answer(
+            logits, prompt, block_size=SIZE, mask=MASK, max_tokens=60, terms=terms, ends=ends
+        )
+        assert token_ids == expected.token_ids
+
+
+def test_committed_blocks_are_found_again(checkpoint: SdarCheckpoint) -> None:
+    prompt = list(range(1, 40))
+    params = SamplingParams(temperature=0.0, max_tokens=40, ignore_eos=True)
+    with BlockEngine(checkpoint.folder, kv_cache_tokens=2048) as engine:
+        (first,) = engine.serve([prompt], params)
+        history = prompt + first.token_ids
+        (second,) = engine.serve([history], params)
+    (fresh,) = serve(checkpoint, [([history], [params])], enable_prefix_caching=False)
+    assert second.token_ids == fresh.token_ids
+    # The last block of the first request was never committed; its other pages were.
+    assert second.num_forwards <= fresh.num_forwards
+
+
+def test_drafts_tell_how_a_block_comes_about(
+    checkpoint: SdarCheckpoint, alone: list[BlockOutput]
+) -> None:
+    asked = [
+        SamplingParams(
+            **{
+                **{name: getattr(one, name) for name in ("temperature", "top_k", "top_p", "seed")},
+                "max_tokens": 29,
+                "ignore_eos": True,
+                "diffusion": msgspec.structs.replace(
+                    one.diffusion or DiffusionParams(), stream_drafts=index % 3 > 0
+                ),
+            }
+        )
+        for index, one in enumerate(sampling())
+    ]
+    found = serve(checkpoint, [(prompts(), asked)])
+    for index, (one, other) in enumerate(zip(found, alone, strict=True)):
+        assert (one.token_ids, sum(one.rounds)) == (other.token_ids, sum(other.rounds))
+        assert bool(one.drafts) == bool(index % 3)
+        if index % 2:
+            continue  # JointThreshold may replace what it has shown
+        for *draft, known in one.drafts:
+            assert len(draft) - draft.count(-1) > 0
+            shown = zip(draft, one.token_ids[known:], strict=False)
+            assert all(token in (-1, final) for token, final in shown)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"page_size": 4}, "--page-size 4 must be a multiple of this model's block size, 8"),
+        ({"max_num_batched_tokens": 8}, "at least two blocks"),
+        ({"max_model_len": 5}, "less than one block"),
+        ({"speculative_method": "ngram"}, "this model decides blocks: use none"),
+    ],
+)
+def test_what_does_not_suit_blocks(
+    checkpoint: SdarCheckpoint, options: dict[str, object], message: str
+) -> None:
+    with pytest.raises(ValueError, match=message):
+        BlockEngine(checkpoint.folder, **options)
+
+
+def test_a_model_of_blocks_drafts_for_none(checkpoint: SdarCheckpoint) -> None:
+    config = EngineConfig(
+        model="", speculative_method="draft", speculative_model=str(checkpoint.folder)
+    )
+    tables = DeviceTables(
+        max_num_seqs=1,
+        max_model_len=64,
+        page_size=16,
+        vocab_size=VOCAB_SIZE,
+        device=torch.device("cpu"),
+    )
+    with pytest.raises(ValueError, match="decides blocks of tokens: use one that produces one"):
+        load_draft_model(config, tables)
+
+
+def test_names_of_switches() -> None:
+    with pytest.raises(ValueError, match="--dllm-disable nothing: choose from inplace, "):
+        EngineConfig(model="", dllm_disable=("nothing",))
+    with pytest.raises(ValueError, match=r"--dllm-threshold must be in \[0, 1\]"):
+        EngineConfig(model="", dllm_threshold=1.5)
+    defaults = EngineConfig(model="", dllm_disable=("early_exit",))
+    assert "early_exit" not in defaults.dllm_features
+    assert dataclasses.fields(EngineConfig)[0].name == "model"
+
+
+def test_server_defaults_and_request_parameters(tmp_path: Path) -> None:
+    checkpoint = write_sdar(tmp_path, SIZE)
+    prompt, own = prompts()[0], DiffusionParams(threshold=0.2)
+    asked = SamplingParams(temperature=0.0, max_tokens=24, ignore_eos=True, diffusion=own)
+    plain = SamplingParams(temperature=0.0, max_tokens=24, ignore_eos=True)
+    (by_request,) = serve(checkpoint, [([prompt], [asked])])
+    (by_server,) = serve(checkpoint, [([prompt], [plain])], dllm_threshold=0.2)
+    (strict,) = serve(checkpoint, [([prompt], [plain])])
+    assert by_request == by_server
+    assert sum(by_request.rounds) < sum(strict.rounds)
+
+
+def test_offline_with_ranks_in_processes(
+    checkpoint: SdarCheckpoint, alone: list[BlockOutput]
+) -> None:
+    inputs = [{"prompt_token_ids": prompt} for prompt in prompts()]
+    with LLM(checkpoint.folder, device="cpu", cpu_threads=1, kv_cache_tokens=2048) as llm:
+        found = llm.generate(inputs, sampling(), detokenize=False)
+        with pytest.raises(ValueError, match="logprobs is not available for this model"):
+            llm.generate(inputs[:1], SamplingParams(logprobs=1), detokenize=False)
+    assert [one.outputs[0].token_ids for one in found] == [one.token_ids for one in alone]
+
+
+def test_a_request_of_a_lost_worker_goes_on_at_a_border_of_its_blocks(
+    checkpoint: SdarCheckpoint, alone: list[BlockOutput]
+) -> None:
+    """Its gateway has whole blocks; rounds of the block that was running are done again."""
+    begun, params, lengths, rests = [], [], [], []
+    for prompt, one, whole in zip(prompts(), sampling(), alone, strict=True):
+        for end in range(SIZE - len(prompt) % SIZE, len(whole.token_ids), SIZE):
+            begun.append(prompt + whole.token_ids[:end])
+            params.append(one)
+            lengths.append(end)
+            rests.append(whole.token_ids[end:])
+    with BlockEngine(checkpoint.folder, kv_cache_tokens=2048, max_num_seqs=6) as engine:
+        found = engine.serve(begun, params, lengths)
+    assert len(found) > 40
+    assert [output.token_ids for output in found] == rests
+    assert {output.finish_reason for output in found} == {"length"}

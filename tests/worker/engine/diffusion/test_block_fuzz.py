@@ -1,0 +1,155 @@
+"""Aborts, preemptions, scarce pages and every switch: no token changes, no page is lost."""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+import numpy as np
+import pytest
+
+from tests.support.engines.block_oracle import Logits, Terms, answer
+from tests.support.engines.invented_model import MASK, VOCAB, InventedEngine, pure_logits
+from worker.core.scheduler import block_filler
+from worker.wire.diffusion import DiffusionParams, DllmFeature
+from worker.wire.sampling import SamplingParams
+
+FEATURES = DllmFeature.__args__  # type: ignore[attr-defined]  # of a Literal
+NUM_REQUESTS = 14
+
+
+def make_terms(rng: np.random.Generator, algorithm: str) -> Terms:
+    if algorithm == "LowConfidence":
+        return Terms(threshold=float(rng.uniform(0.3, 0.9)))
+    return Terms(
+        algorithm=algorithm,
+        threshold=float(rng.uniform(0.3, 0.7)),
+        edit_threshold=float(rng.uniform(0.2, 0.7)),
+        max_post_edit_steps=int(rng.integers(0, 4)),
+        penalty=float(rng.choice([0.0, 2.0])),
+    )
+
+
+def make_sampling(terms: Terms, max_tokens: int) -> SamplingParams:
+    fields: dict[str, Any] = {name: getattr(terms, name) for name in terms.__dataclass_fields__}
+    diffusion = DiffusionParams(**fields)
+    return SamplingParams(temperature=0.0, max_tokens=max_tokens, diffusion=diffusion)
+
+
+class Crowd:
+    """Requests with their oracle's answers, and what became of them."""
+
+    def __init__(self, engine: InventedEngine, rng: np.random.Generator) -> None:
+        size = engine.block_size
+        self.engine, self._rng = engine, rng
+        logits = cast("Logits", pure_logits(size))
+        self.expected, self.outputs, self.reasons = {}, {}, {}
+        self.num_rounds: dict[str, int] = {}
+        self.waiting: list[tuple[str, list[int], SamplingParams]] = []
+        stem = rng.integers(0, VOCAB, 4 * size).tolist()
+        for index in range(NUM_REQUESTS):
+            terms = make_terms(rng, ("LowConfidence", "JointThreshold")[index % 2])
+            length, max_tokens = int(rng.integers(1, 5 * size)), int(rng.integers(1, 4 * size))
+            prompt = (stem + rng.integers(0, VOCAB, 6 * size).tolist())[-length:]
+            if index % 3:
+                prompt = (stem + rng.integers(0, VOCAB, size).tolist())[:length]
+            name = str(index)
+            self.expected[name] = answer(
+                logits, prompt, block_size=size, mask=MASK, max_tokens=max_tokens, terms=terms,
+                ends=(1,),
+            )  # fmt: skip
+            self.outputs[name] = []
+            self.waiting.append((name, prompt, make_sampling(terms, max_tokens)))
+
+    def run(self, *, abort_share: float = 0.0, take_back_share: float = 0.0) -> None:
+        while self.waiting or self.engine.scheduler.has_work():
+            if self.waiting and self._rng.random() < 0.4:
+                self.engine.add(*self.waiting.pop())
+            if self._rng.random() < abort_share:
+                name = str(self._rng.integers(NUM_REQUESTS))
+                if name in self.outputs and name not in self.reasons:
+                    self.engine.scheduler.abort(name, 0)
+            scheduler = self.engine.scheduler
+            if self._rng.random() < take_back_share and len(scheduler._running):
+                withdrawal, last = scheduler._filler.withdrawal, scheduler._running.last()
+                if withdrawal.is_settled(last):
+                    withdrawal.take_back(last)
+            for delta in self.engine.step().deltas.get("g", ()):
+                self.outputs[delta.request_id] += delta.token_ids
+                self.num_rounds[delta.request_id] = delta.num_rounds
+                if delta.finish_reason is not None:
+                    self.reasons[delta.request_id] = delta.finish_reason
+
+    def check(self) -> None:
+        for name, reason in self.reasons.items():
+            expected, output = self.expected[name], self.outputs[name]
+            if reason == "abort":
+                assert output == expected.token_ids[: len(output)]
+            else:
+                assert output == expected.token_ids, f"request {name}"
+                assert reason == ("stop" if output[-1] == 1 else "length")
+
+
+@pytest.mark.parametrize("fdfo", [True, False])
+@pytest.mark.parametrize("seed", range(12))
+def test_any_order_of_events(seed: int, fdfo: bool) -> None:
+    rng = np.random.default_rng(seed)
+    size = (4, 8, 2)[seed % 3]
+    disable = tuple(name for name in FEATURES if seed and rng.random() < 0.4)
+    engine = InventedEngine(
+        size,
+        num_pages=int(rng.integers(11, 22)),
+        max_num_seqs=int(rng.integers(2, 9)),
+        max_num_batched_tokens=int(rng.integers(2, 20)) * size,
+        depth=(seed // 2 + fdfo) % 2,
+        dllm_fdfo=fdfo,
+        dllm_disable=disable,
+    )
+    crowd = Crowd(engine, rng)
+    crowd.run(abort_share=0.2 if seed % 2 else 0.0, take_back_share=0.1)
+    crowd.check()
+    load = engine.scheduler.take_report().load
+    assert load.num_free_pages == load.num_total_pages
+    assert load.num_running == load.num_waiting == 0
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_step_ahead_repeats_no_round_and_runs_nothing_that_is_done(
+    seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every round is the oracle's, and the only passes there are are these."""
+    monkeypatch.setattr(block_filler, "MAX_ROUNDS", 2)
+    monkeypatch.setattr(block_filler, "MAX_ROUNDS_AHEAD", 1 + seed % 2)
+    rng = np.random.default_rng(seed)
+    engine = InventedEngine(
+        (4, 8)[seed % 2], num_pages=int(rng.integers(16, 40)), depth=1, dllm_disable=("early_exit",)
+    )
+    crowd = Crowd(engine, rng)
+    crowd.run(take_back_share=0.2)
+    crowd.check()
+    assert engine.num_ahead > 10
+    for name, rounds in crowd.num_rounds.items():
+        assert rounds == sum(crowd.expected[name].rounds)
+    assert engine.num_row_steps == sum(crowd.num_rounds.values())
+    load = engine.scheduler.take_report().load
+    assert load.num_free_pages == load.num_total_pages
+
+
+@pytest.mark.parametrize("abort_share", [0.0, 0.5])
+@pytest.mark.parametrize("seed", range(4))
+def test_taken_back_in_mid_block_it_repeats_no_round(
+    seed: int, abort_share: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rounds are the oracle's, so blocks go on where they were; no pass goes to a done row, and
+    none to a request that was aborted."""
+    monkeypatch.setattr(block_filler, "MAX_ROUNDS", 1)
+    rng = np.random.default_rng(seed)
+    engine = InventedEngine(8, num_pages=16, dllm_disable=("early_exit",))
+    crowd = Crowd(engine, rng)
+    crowd.run(abort_share=abort_share, take_back_share=0.5)
+    crowd.check()
+    assert engine.scheduler.take_report().load.num_preemptions > 10
+    assert ("abort" in crowd.reasons.values()) == bool(abort_share)
+    for name, rounds in crowd.num_rounds.items():
+        if crowd.reasons[name] != "abort":
+            assert rounds == sum(crowd.expected[name].rounds)
+    assert engine.num_row_steps == sum(crowd.num_rounds.values())

@@ -1,0 +1,75 @@
+"""How many passes the two execution modes take, counted exactly."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.support.engines.invented_model import InventedEngine
+from worker.wire.sampling import SamplingParams
+
+SEPARATE = ("fused_commit", "skip_last_commit", "early_exit")
+"""Without these a block's last pass is one of its own."""
+
+
+def run(**options: object) -> InventedEngine:
+    """Three requests of one block each with 2, 7 and 1 undecided positions, one a round."""
+    engine = InventedEngine(8, flat=True, **options)
+    for request_id, (num_prompt, num_new) in enumerate([(6, 2), (1, 7), (7, 1)]):
+        sampling = SamplingParams(temperature=0.0, max_tokens=num_new, ignore_eos=True)
+        engine.add(str(request_id), [5] * num_prompt, sampling)
+    while engine.scheduler.has_work():
+        engine.step()
+    return engine
+
+
+def test_rows_of_three_eight_and_two_passes() -> None:
+    synchronous = run(dllm_fdfo=False, dllm_disable=SEPARATE)
+    assert (synchronous.num_forwards, synchronous.num_row_steps) == (8, 24)
+    engine = run(dllm_fdfo=True, dllm_disable=SEPARATE)
+    assert (engine.num_forwards, engine.num_row_steps) == (8, 13)
+
+
+@pytest.mark.parametrize(("fdfo", "row_steps"), [(False, 21), (True, 10)])
+def test_the_last_block_needs_no_pass_of_its_own(fdfo: bool, row_steps: int) -> None:
+    engine = run(dllm_fdfo=fdfo, dllm_disable=("fused_commit",))
+    assert (engine.num_forwards, engine.num_row_steps) == (7, row_steps)
+
+
+def test_the_rank_goes_on_while_nothing_is_done() -> None:
+    """The scheduler is asked where a block is done, and at least every eight rounds."""
+    steps = {}
+    for disable in ((), ("inplace",)):
+        engine = InventedEngine(32, flat=True, dllm_disable=disable)
+        sampling = SamplingParams(temperature=0.0, max_tokens=30, ignore_eos=True)
+        engine.add("a", [5] * 2, sampling)
+        steps[disable] = 0
+        while engine.scheduler.has_work():
+            engine.step()
+            steps[disable] += 1
+        assert engine.num_forwards == 30
+    assert steps == {(): 4, ("inplace",): 30}
+
+
+def test_commits_ride_on_the_next_block() -> None:
+    """Four blocks, one position a round: 32 rounds, and 3 passes more where they are separate."""
+    for disable, forwards in (((), 32), (("fused_commit",), 35), (SEPARATE, 36)):
+        engine = InventedEngine(8, flat=True, dllm_disable=disable)
+        sampling = SamplingParams(temperature=0.0, max_tokens=32, ignore_eos=True)
+        engine.add("a", [5] * 8, sampling)
+        while engine.scheduler.has_work():
+            engine.step()
+        # A prompt of whole blocks rides on the first round, or takes a pass of its own.
+        assert engine.num_forwards == forwards + (disable != ())
+
+
+def test_steps_are_measured_by_their_average_pass() -> None:
+    """Two whole blocks of prompt and one running block, then seven passes over that alone."""
+    engine = InventedEngine(8, flat=True)
+    sampling = SamplingParams(temperature=0.0, max_tokens=16, ignore_eos=True)
+    engine.add("a", [5] * 16, sampling)
+    load = engine.step().load
+    assert load.step_ms == 1.0 / 8
+    assert load.step_shape.prefill_tokens == (3 * 8 + 7 * 8) // 8
+    whole = 3 * 8 * (3 * 8 + 1) // 2
+    assert load.step_shape.prefill_attended == (whole + 7 * 8 * 24) // 8
+    assert load.step_shape.decode_rows == 0

@@ -1,0 +1,105 @@
+"""Tokens and rounds per block are those of a cache-less oracle, whatever the engine does."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from tests.support.checkpoints.sdar import EOS, MASK, VOCAB_SIZE, SdarCheckpoint, write_sdar
+from tests.support.engines.block_engine import BlockEngine
+from tests.support.engines.block_oracle import Answer, Terms, answer, qwen3_logits
+from worker.wire.diffusion import DiffusionParams
+from worker.wire.sampling import SamplingParams
+
+ALGORITHMS = {
+    "LowConfidence": Terms(threshold=0.3),
+    "JointThreshold": Terms(
+        algorithm="JointThreshold",
+        threshold=0.25,
+        edit_threshold=0.3,
+        max_post_edit_steps=3,
+        penalty=1.5,
+    ),
+}
+
+
+@pytest.fixture(scope="module", params=[4, 8, 32])
+def checkpoint(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> SdarCheckpoint:
+    torch.set_num_threads(1)
+    return write_sdar(tmp_path_factory.mktemp(f"sdar-{request.param}"), request.param)
+
+
+def params_of(terms: Terms, **options: object) -> SamplingParams:
+    diffusion = DiffusionParams(
+        algorithm=terms.algorithm,  # type: ignore[arg-type]  # names of the table above
+        threshold=terms.threshold,
+        edit_threshold=terms.edit_threshold,
+        max_post_edit_steps=terms.max_post_edit_steps,
+        penalty=terms.penalty,
+    )
+    return SamplingParams(temperature=0.0, diffusion=diffusion, **options)  # type: ignore[arg-type]
+
+
+def prompts_of(block_size: int) -> list[list[int]]:
+    """Every length modulo the block size; mask tokens in every other one."""
+    rng = np.random.default_rng(block_size)
+    lengths = [1, *range(block_size, 2 * block_size), 5 * block_size + 3]
+    prompts = [rng.integers(0, VOCAB_SIZE, length).tolist() for length in lengths]
+    for prompt in prompts[1::2]:
+        prompt[-1] = prompt[0] = MASK
+    return prompts
+
+
+def max_tokens_of(length: int, block_size: int) -> int:
+    """Nearly three blocks; of large ones mostly just the one that the prompt's tail shares."""
+    only_first = block_size > 8 and length % 8
+    return block_size - length % block_size if only_first else 3 * block_size - 2
+
+
+def oracles(checkpoint: SdarCheckpoint, terms: Terms) -> list[Answer]:
+    size = checkpoint.block_size
+    logits = qwen3_logits(checkpoint.model, size)
+    return [
+        answer(
+            logits,
+            prompt,
+            block_size=size,
+            mask=MASK,
+            max_tokens=max_tokens_of(len(prompt), size),
+            terms=terms,
+            ends=EOS,
+        )
+        for prompt in prompts_of(size)
+    ]
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_tokens_and_rounds(checkpoint: SdarCheckpoint, name: str) -> None:
+    terms, size = ALGORITHMS[name], checkpoint.block_size
+    expected = oracles(checkpoint, terms)
+    margin = min(one.margin for one in expected)
+    assert margin > 1e-5, f"a confidence is {margin} from its threshold: choose another seed"
+    prompts = prompts_of(size)
+    sampling = [params_of(terms, max_tokens=max_tokens_of(len(one), size)) for one in prompts]
+    page = max(16, size)
+    for options in (
+        {},
+        {"cpu_backend": "torch"},
+        {"cpu_backend": "torch", "batch_invariant": True, "dllm_fdfo": False},
+        {"dllm_disable": ("fused_commit", "skip_last_commit", "mixed_rounds")},
+    ):
+        disable = (*options.pop("dllm_disable", ()), "early_exit")
+        with BlockEngine(
+            checkpoint.folder,
+            page_size=page,
+            max_num_seqs=5,
+            max_num_batched_tokens=4 * size,
+            dllm_disable=disable,
+            **options,
+        ) as engine:
+            outputs = engine.serve(prompts, sampling)
+        assert [one.token_ids for one in outputs] == [one.token_ids for one in expected]
+        assert [one.rounds for one in outputs] == [one.rounds for one in expected]

@@ -1,0 +1,117 @@
+"""Ranks that are stopped while a step runs: the front gives them up, and another group serves."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from tests.support.paths import ROOT
+from tests.worker.front.test_front import Gateway, submit
+from worker.config import EngineConfig
+from worker.front.server import WorkerFront
+from worker.wire.messages import EngineInfo, SubmitBatch, WorkerDown, WorkerUpdate
+from worker.wire.sampling import SamplingParams
+
+DEADLINE_S = 240.0
+COORDINATOR = """
+import sys, msgspec
+from worker.config import EngineConfig
+from worker.core.loop import serve_engine
+
+serve_engine(msgspec.json.decode(sys.argv[2], type=EngineConfig), sys.argv[1])
+"""
+
+
+@asynccontextmanager
+async def ranks(front: WorkerFront, config: EngineConfig) -> AsyncIterator[EngineInfo]:
+    """All ranks of an epoch, as WorkerGroup starts them but without Ray."""
+    directory, options = front.open(), msgspec.json.encode(config).decode()
+    commands = [["-c", COORDINATOR, directory, options]]
+    for rank in range(1, config.tensor_parallel_size):
+        commands.append(["-m", "worker.rank.main", str(rank), directory, options])
+    processes = [
+        subprocess.Popen([sys.executable, *command], cwd=ROOT, stdin=subprocess.PIPE)
+        for command in commands
+    ]
+    try:
+        yield await front.wait_ready()
+    finally:
+        for process in processes:
+            process.kill()
+            await asyncio.to_thread(process.wait)
+
+
+async def first_token(gateway: Gateway, request_id: str) -> None:
+    while True:
+        item = await gateway.next()
+        if isinstance(item, WorkerUpdate) and any(
+            delta.request_id == request_id and delta.token_ids for delta in item.deltas
+        ):
+            return
+
+
+def payload(request_id: str) -> bytes:
+    request = submit(request_id)
+    request.sampling = SamplingParams(max_tokens=1900, ignore_eos=True, seed=1)
+    return msgspec.msgpack.encode(SubmitBatch(submits=[request]))
+
+
+@pytest.mark.parametrize(
+    ("num_ranks", "name"), [(1, "the step of rank 0"), (1, "rank 0"), (2, "rank 1")]
+)
+async def test_a_stopped_process_is_given_up_and_ended(
+    tiny_chat_model: Path, num_ranks: int, name: str
+) -> None:
+    config = EngineConfig(
+        model=str(tiny_chat_model),
+        device="cpu",
+        cpu_threads=1,
+        kv_cache_tokens=4096,
+        tensor_parallel_size=num_ranks,
+        step_timeout_s=2.0,
+    )
+    front = WorkerFront("w0", "/tmp", step_timeout_s=config.step_timeout_s)
+    gateway = Gateway(front, "g0")
+    async with asyncio.timeout(DEADLINE_S):
+        await gateway.news()
+        async with ranks(front, config) as info:
+            assert len(info.processes) == 1 + num_ranks
+            await front.submit(payload("lost"))
+            await first_token(gateway, "lost")
+            os.kill(info.processes[name], signal.SIGSTOP)
+            reason = await front.wait_broken()
+            assert f"{name} (process {info.processes[name]}) is stopped" in reason
+            while any(Path(f"/proc/{pid}").exists() for pid in _living(info)):
+                await asyncio.sleep(0.05)
+        front.engine_lost(reason)
+        while not isinstance(item := await gateway.next(), WorkerDown):
+            pass
+        assert "hangs" in item.reason
+        if name == "rank 0":  # what follows is the same for all
+            async with ranks(front, config):
+                await front.submit(payload("served"))
+                await first_token(gateway, "served")
+    await gateway.close()
+    front.close()
+
+
+def _living(info: EngineInfo) -> list[int]:
+    """Those that have not ended; this process has yet to collect its own children."""
+    living = []
+    for pid in info.processes.values():
+        try:
+            state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+        except OSError:
+            continue
+        if state != "Z":
+            living.append(pid)
+    return living

@@ -1,0 +1,212 @@
+"""Batches that are a lot of work: the front and rank 0 do other things in between."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Iterator
+from contextlib import contextmanager
+
+import msgspec
+import pytest
+
+from tests.worker.front.test_front import Engine, Gateway, decode_reply, delta, submit
+from worker.front.intake import SLICE_BYTES, SLICE_ENTRIES, SLICE_SUBMITS, slices
+from worker.front.pulse import LATE_S, Pulse
+from worker.front.server import WorkerFront
+from worker.wire.admission import AdmissionChange
+from worker.wire.messages import (
+    Abort,
+    CompiledGrammar,
+    Submit,
+    SubmitBatch,
+    SubmitReply,
+    WorkerUpdate,
+)
+from worker.wire.packing import packed
+from worker.wire.sampling import SamplingParams
+
+MANY = 2048
+"""Completions that one request may ask for."""
+
+
+@pytest.fixture
+async def front() -> AsyncIterator[WorkerFront]:
+    front = WorkerFront("w0", "/tmp")
+    yield front
+    front.close()
+
+
+@pytest.fixture
+async def engine(front: WorkerFront) -> AsyncIterator[Engine]:
+    engine = Engine(front.open())
+    await engine.ready()
+    await front.wait_ready()
+    yield engine
+    engine.close()
+
+
+def heavy(number: int) -> Submit:
+    """With parameters as large as clients may send them, seen from a vocabulary of 32 tokens."""
+    one = submit(str(number))
+    one.sampling = SamplingParams(
+        seed=number,
+        stop=tuple("x" * 60 + str(i) for i in range(128)),
+        stop_token_ids=(7,) * 1024,
+        logit_bias=dict.fromkeys(range(32), 1.0),
+        bad_words_token_ids=((1, 2, 3, 4, 5, 6),) * 256,
+    )
+    return one
+
+
+def payload_of(submits: list[Submit]) -> bytes:
+    return msgspec.msgpack.encode(packed(SubmitBatch(submits=submits)))
+
+
+def many(*, is_shared: bool) -> list[Submit]:
+    submits = [heavy(number) for number in range(MANY)]
+    if is_shared:
+        for number, one in enumerate(submits):
+            one.sampling, one.seed = submits[0].sampling, number
+    return submits
+
+
+@contextmanager
+def turns() -> Iterator[list[float]]:
+    """Moments at which the event loop came round."""
+    seen: list[float] = []
+
+    async def turn() -> None:
+        while True:
+            seen.append(time.monotonic())
+            await asyncio.sleep(0)
+
+    task = asyncio.create_task(turn())
+    yield seen
+    task.cancel()
+
+
+@pytest.mark.parametrize("is_shared", [False, True])
+async def test_the_loop_goes_on_while_a_batch_is_taken_in(
+    front: WorkerFront, engine: Engine, is_shared: bool
+) -> None:
+    """One request with all parameters at their limits kept a front silent until it was given up."""
+    gateway = Gateway(front, "g0")
+    await gateway.next()
+    submits = many(is_shared=is_shared)
+    payload = payload_of(submits)
+    with turns() as seen:
+        reply = decode_reply(await front.submit(payload))
+        # All are decoded, then all are checked.
+        assert len(seen) >= 2 * max(len(payload) // SLICE_BYTES, MANY // SLICE_SUBMITS - 1)
+    assert (reply.last_ordinal, reply.rejections) == (MANY, [])
+    taken: list[str] = []
+    while len(taken) < MANY:
+        batch = await engine.batch()
+        different = {id(s.sampling): s.sampling.num_entries for s in batch.submits}
+        assert sum(different.values()) <= SLICE_ENTRIES, "rank 0 is to go on as well"
+        assert len(batch.submits) <= SLICE_SUBMITS
+        assert len(different) == (1 if is_shared else len(batch.submits))
+        taken += [s.request_id for s in batch.submits]
+    assert taken == [str(number) for number in range(MANY)]
+    await gateway.close()
+
+
+async def test_others_are_served_in_between(front: WorkerFront, engine: Engine) -> None:
+    one, two = Gateway(front, "g0"), Gateway(front, "g1")
+    await one.next()
+    await two.next()
+    work = asyncio.create_task(front.submit(payload_of(many(is_shared=False))))
+    await asyncio.sleep(0)
+    await engine.step({"g1": [delta("x", 5)]})
+    other = payload_of([submit("other", "g1")])
+    assert decode_reply(await front.submit(other)).last_ordinal == 1
+    item = await two.news()
+    assert isinstance(item, WorkerUpdate)
+    assert [d.request_id for d in item.deltas] == ["x"]
+    assert not work.done()
+    assert decode_reply(await work).last_ordinal == 1 + MANY
+    await one.close()
+    await two.close()
+
+
+@pytest.mark.parametrize("event", ["the engine is lost", "and another is there", "detached"])
+async def test_what_happens_meanwhile_counts(
+    front: WorkerFront, engine: Engine, event: str
+) -> None:
+    gateway = Gateway(front, "g0")
+    await gateway.next()
+    work = asyncio.create_task(front.submit(payload_of(many(is_shared=False))))
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    again = None
+    if event == "detached":
+        await gateway.close()
+    else:
+        front.engine_lost("rank 0 died")
+        if event == "and another is there":
+            again = Engine(front.open())
+            await again.ready()
+            await front.wait_ready()
+    assert not work.done()
+    reply = decode_reply(await work)
+    assert isinstance(reply, SubmitReply)
+    assert reply.last_ordinal == 0
+    assert [r.status for r in reply.rejections] == [503] * MANY
+    if again is not None:
+        again.close()
+
+
+def test_grammars_lead_and_aborts_follow() -> None:
+    grammar = CompiledGrammar("key", "xgrammar", "")
+    batch = SubmitBatch(
+        submits=[submit(str(number)) for number in range(2 * SLICE_SUBMITS + 1)],
+        aborts=[Abort(request_id="old")],
+        grammars=[grammar],
+        dropped_grammars=["other"],
+        admission=AdmissionChange(prefill_max_tokens=5),
+    )
+    first, second, last = slices(batch)
+    assert [len(part.submits) for part in (first, second, last)] == [SLICE_SUBMITS] * 2 + [1]
+    assert (first.grammars, first.dropped_grammars) == ([grammar], ["other"])
+    assert not any((first.aborts, second.grammars, second.aborts, last.grammars))
+    assert (last.aborts, last.admission) == (batch.aborts, batch.admission)
+    small = SubmitBatch(submits=batch.submits[:3], aborts=batch.aborts, grammars=[grammar])
+    assert list(slices(small)) == [small]
+    assert list(slices(SubmitBatch(aborts=batch.aborts))) == [SubmitBatch(aborts=batch.aborts)]
+
+
+async def test_a_busy_process_gives_signs_of_life() -> None:
+    signs: list[bytes] = []
+    pulse = Pulse(signs.append)
+    front = WorkerFront("w0", "/tmp", pulse=pulse)
+    front.open()
+    pulse.start()
+    deadline = time.monotonic() + 120
+    while len(signs) < 2:  # the loop does not turn, and this thread does not sleep
+        assert time.monotonic() < deadline
+    assert signs[0] != signs[1]
+    pulse.close()
+    front.close()
+
+
+def test_a_loop_that_turns_gives_none() -> None:
+    signs: list[bytes] = []
+    now = 0.0
+    pulse = Pulse(signs.append, lambda: now)
+    for _ in range(100):
+        now += 0.2
+        pulse.look()
+        pulse.beat()
+    assert signs == []
+    now += LATE_S + 0.1
+    pulse.look()
+    pulse.look()
+    assert signs == [b"1", b"2"]
+
+    def fail(value: bytes) -> None:
+        raise ConnectionError("the store is gone")
+
+    broken = Pulse(fail, lambda: now)
+    now += 1.0
+    broken.look()  # nobody hears it, and nothing else happens

@@ -1,0 +1,70 @@
+"""Running blocks whose every op is a Triton kernel come to the oracle's tokens and rounds."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+
+import pytest
+import torch
+
+from kernels import registry
+from tests.support.checkpoints.sdar import EOS, MASK, write_sdar
+from tests.support.engines.block_engine import BlockEngine
+from tests.support.engines.block_oracle import Terms, answer, qwen3_logits
+from worker.rank.graphs import BlockGraphs
+from worker.rank.static_blocks import StaticBlocks
+from worker.wire.sampling import SamplingParams
+
+
+@pytest.fixture(autouse=True)
+def _on_triton() -> Iterator[None]:
+    torch.set_num_threads(1)
+    with registry.using("triton"):
+        yield
+
+
+@pytest.mark.parametrize("is_static", [False, True], ids=["eager", "static"])
+def test_tokens_and_rounds(tmp_path: Path, is_static: bool) -> None:
+    """On static buffers, padded, too: all that is left out of a graph there is its capture."""
+    replayed: list[int] = []
+
+    def capture(launch: Callable[[], None]) -> Callable[[], None]:
+        assert isinstance(launch, partial)
+
+        def replay() -> None:
+            replayed.append(launch.args[0])
+            launch()
+
+        return replay
+
+    checkpoint = write_sdar(tmp_path, 4)
+    prompts = [list(range(5, 14)), [9, 4, MASK]]
+    with BlockEngine(
+        checkpoint.folder,
+        cpu_backend="torch",
+        kv_cache_tokens=512,
+        max_num_seqs=2,
+        max_num_batched_tokens=12,
+        dllm_threshold=0.3,
+        dllm_disable=("early_exit",),
+    ) as engine:
+        runner = engine.runner
+        if is_static:
+            step = runner._static_step(4)
+            assert isinstance(step, StaticBlocks)
+            runner._graphs = BlockGraphs(step, (1, 4), capture, show_progress=False)
+        found = engine.serve(prompts, SamplingParams(temperature=0.0, max_tokens=6))
+    for prompt, output in zip(prompts, found, strict=True):
+        expected = answer(
+            qwen3_logits(checkpoint.model, 4),
+            prompt,
+            block_size=4,
+            mask=MASK,
+            max_tokens=6,
+            terms=Terms(threshold=0.3),
+            ends=EOS,
+        )
+        assert (output.token_ids, output.rounds) == (expected.token_ids, expected.rounds)
+    assert set(replayed) == ({1, 4} if is_static else set())

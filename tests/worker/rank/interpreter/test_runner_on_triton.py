@@ -1,0 +1,40 @@
+"""A runner whose every op is a Triton kernel draws transformers' tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from kernels import registry
+from tests.support.checkpoints.dense import SPECS, write_checkpoint
+from tests.support.engines.plan_driver import Request, generate, make_runner
+
+
+@pytest.fixture(autouse=True)
+def _on_triton() -> Iterator[None]:
+    torch.set_num_threads(1)
+    with registry.using("triton"):
+        yield
+
+
+@pytest.mark.parametrize("batch_invariant", [False, True], ids=["plain", "batch-invariant"])
+@pytest.mark.parametrize("name", SPECS)
+def test_logits_equal_transformers(name: str, batch_invariant: bool, tmp_path: Path) -> None:
+    model = write_checkpoint(name, tmp_path)
+    runner = make_runner(str(tmp_path), batch_invariant=batch_invariant, cpu_backend="torch")
+    assert runner.model.native is None
+    # Chunks, mixed steps, and a decode beside a draw with noise.
+    first = Request(prompt=list(range(5, 25)), new_tokens=3)
+    second = Request(
+        prompt=[9, 4, 4], slot=2, arrival=1, new_tokens=3, temperature=0.8, top_p=0.9, seed=4
+    )
+    generate(runner, [first, second], chunk=12)
+    for request in (first, second):
+        with torch.inference_mode():
+            sequence = torch.tensor([request.prompt + request.tokens[:-1]])
+            expected = model(sequence).logits[0, len(request.prompt) - 1 :]
+        torch.testing.assert_close(torch.stack(request.logits), expected, atol=1e-4, rtol=0)
+    assert first.tokens == [int(row.argmax()) for row in first.logits]

@@ -1,0 +1,65 @@
+"""Steps on static buffers, padded as a captured graph needs them, against steps of their own size.
+
+Only the capture itself is left out: a replay here calls what a graph would repeat.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+
+import pytest
+import torch
+
+from kernels import registry
+from tests.support.checkpoints.dense import write_checkpoint
+from tests.support.engines.decode_plans import (
+    GRAPH_SIZES,
+    OPTIONS,
+    REPLAYS,
+    assert_same,
+    assert_same_state,
+    run_plans,
+    run_plans_ahead,
+)
+from tests.support.engines.plan_driver import make_runner
+from tests.support.engines.race_detector import Detector
+from worker.rank.graphs import DecodeGraphs
+from worker.rank.streams import DeviceStreams
+
+
+@pytest.fixture(autouse=True)
+def _on_triton() -> Iterator[None]:
+    torch.set_num_threads(1)
+    with registry.using("triton"):
+        yield
+
+
+def test_padded_steps_on_static_buffers_draw_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_checkpoint("qwen3", tmp_path)
+    own, static = (make_runner(str(tmp_path), **OPTIONS) for _ in range(2))
+    replayed: list[int] = []
+
+    def capture(launch: Callable[[], None]) -> Callable[[], None]:
+        assert isinstance(launch, partial)
+
+        def replay() -> None:
+            replayed.append(launch.args[0])
+            launch()
+
+        return replay
+
+    with torch.inference_mode():
+        step = static._static_step(GRAPH_SIZES[-1])
+    static._graphs = DecodeGraphs(step, GRAPH_SIZES, capture, show_progress=False)
+    with Detector(monkeypatch), torch.inference_mode():
+        # On streams, with every step launched before the results of the last one are taken.
+        static._streams = DeviceStreams(torch.device("cpu"))
+        results = run_plans_ahead(static)
+    assert_same(results, run_plans(own))
+    assert replayed == REPLAYS
+    assert_same_state(static, own)
+    assert bool((step._masks == -1).all())

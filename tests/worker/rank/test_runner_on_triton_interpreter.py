@@ -1,0 +1,11 @@
+from __future__ import annotations
+
+import pytest
+
+from tests.conftest import run_interpreted
+
+pytest.importorskip("triton", reason="Triton is not installed")
+
+
+def test_runner_on_triton_kernels_under_interpreter() -> None:
+    run_interpreted("tests/worker/rank/interpreter")
