@@ -24,10 +24,12 @@ import urllib.request
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from cluster.environment import private_directory
+from cluster.launch import RAY_IS_SLOW
 from cluster.ports import PortRange, free_ports
 from tests.support.helm.kuberay import (
     AGENT_PORT,
@@ -86,6 +88,7 @@ class PodProcess:
     """Of this machine, by the pod's own."""
     stats_port: int
     gateway_ports: PortRange
+    log: Path
 
     def probe(self, kind: str) -> bool:
         """Whether the kubelet would be content."""
@@ -118,6 +121,8 @@ class PodCluster:
     token: str
     pods: list[PodProcess]
     dashboard_port: int
+    begin: Callable[[RayPod], PodProcess]
+    """Starts a pod's container."""
 
     @property
     def head(self) -> PodProcess:
@@ -167,11 +172,28 @@ class PodCluster:
                     return
             except OSError as error:
                 answer = error
-            ended = [p.pod.group for p in self.pods if p.process.poll() is not None]
+            ended = self._restart_pods()
             if reason := gives_up() or (ended and f"pods ended: {ended}"):
                 raise NotInTimeError(f"{what}: {reason}\n{self.logs()}")
             time.sleep(POLL_S)
         raise NotInTimeError(f"{what}: {answer!r} after {START_TIMEOUT_S} s\n{self.logs()}")
+
+    def _restart_pods(self) -> list[str]:
+        """Starts pods again whose Ray was too slow to start, as the kubelet would.
+
+        Returns:
+            Groups of other pods that ended.
+        """
+        ended = []
+        for number, pod in enumerate(self.pods):
+            if pod.process.poll() is None:
+                continue
+            if RAY_IS_SLOW in pod.log.read_text(errors="replace"):
+                pod.gateway_ports.close()
+                self.pods[number] = self.begin(pod.pod)
+            else:
+                ended.append(pod.pod.group)
+        return ended
 
     def processes(self) -> Iterator[int]:
         """Every process that the pods began."""
@@ -227,7 +249,8 @@ def run_pods(pods: Iterable[RayPod], token: str) -> Iterator[PodCluster]:
         "RAY_SERVE_FALLBACK_PROXY_HTTP_PORT": str(fallback_ports[0]),
         "RAY_SERVE_FALLBACK_PROXY_GRPC_PORT": str(fallback_ports[1]),
     }
-    cluster = PodCluster(directory, token, [], dashboard_port)
+    begin = partial(_start, directory=directory, gcs_port=gcs_port, shared=shared)
+    cluster = PodCluster(directory, token, [], dashboard_port, begin)
     try:
         for pod in pods:
             if pod.is_head:
@@ -239,7 +262,7 @@ def run_pods(pods: Iterable[RayPod], token: str) -> Iterator[PodCluster]:
                 )
             else:
                 pod = pod.with_start_parameters(address=f"127.0.0.1:{gcs_port}")
-            cluster.pods.append(_start(pod, directory, gcs_port, shared))
+            cluster.pods.append(begin(pod))
             if pod.is_head:  # KubeRay's init container of the others waits for its GCS
                 cluster.wait("the head", lambda: cluster.head.probe("readinessProbe"))
         yield cluster
@@ -305,7 +328,8 @@ def _start(pod: RayPod, directory: Path, gcs_port: int, shared: dict[str, str]) 
         "RAY_SERVE_DIRECT_INGRESS_MIN_HTTP_PORT": str(gateway_ports.first),
         "RAY_SERVE_DIRECT_INGRESS_MAX_HTTP_PORT": str(gateway_ports.first + 99),
     }
-    with open(directory / f"{pod.group}-{agent_port}.log", "wb") as log:
+    log_file = directory / f"{pod.group}-{agent_port}.log"
+    with log_file.open("wb") as log:
         process = subprocess.Popen(
             pod.command,
             cwd=ROOT,
@@ -315,4 +339,4 @@ def _start(pod: RayPod, directory: Path, gcs_port: int, shared: dict[str, str]) 
             start_new_session=True,
         )
     ports = {AGENT_PORT: str(agent_port), GCS_PORT: str(gcs_port), SERVE_PORT: str(serve_port)}
-    return PodProcess(pod, process, ports, stats_port, gateway_ports)
+    return PodProcess(pod, process, ports, stats_port, gateway_ports, log_file)
