@@ -21,6 +21,13 @@ API_KEY = "RAYFLEET_API_KEY"
 """Variable of the environment with further keys for --api-key, separated by commas."""
 ADMIN_API_KEY = "RAYFLEET_ADMIN_API_KEY"
 """Variable of the environment with the key for --admin-api-key."""
+RENAMED = {
+    "fair_by": "fairness_key",
+    "salt_by": "cache_isolation",
+    "worker_wait_s": "no_worker_timeout_s",
+}
+"""Options by the names that they had, in config files and, with dashes, as flags: both are refused
+with the new one."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -106,13 +113,13 @@ class EndpointConfig:
     audit_log: str = ""
     """Folder, on the gateways' nodes, for a line of JSON per request: when, whose key, which model
     and status, how many tokens; nothing of prompts or answers. Empty for none."""
-    fair_by: Literal["auto", "none", "key", "user"] = "auto"
+    fairness_key: Literal["auto", "none", "key", "user"] = "auto"
     """Among equally urgent requests, who has been served least goes first: key counts by API key;
     user by API key and the request field `user`, which clients choose freely. auto is key where
     there are several keys, and none otherwise."""
-    salt_by: Literal["auto", "none", "key", "user"] = "auto"
+    cache_isolation: Literal["auto", "none", "key", "user"] = "auto"
     """Who has a prefix cache to itself, so that nobody can tell from the time to the first token
-    what others have asked: none: all share; otherwise as in --fair-by."""
+    what others have asked: none: all share; otherwise as in --fairness-key."""
     num_gateways: int = 1
     """Gateway processes: HTTP, tokenization and routing."""
     log_format: Literal["text", "json"] = "text"
@@ -129,7 +136,7 @@ class EndpointConfig:
     """Tell what the Gateway API's model server protocol asks for (requests running and waiting, use
     and configuration of the KV cache) as `vllm:`, too, beside `rayfleet_`."""
     metrics_max_tenants: int = 32
-    """Tenants (see --fair-by) that metrics tell apart; further ones count as `other`."""
+    """Tenants (see --fairness-key) that metrics tell apart; further ones count as `other`."""
     otlp_traces_endpoint: str = ""
     """URL that takes OpenTelemetry traces by OTLP over HTTP; needs the extra `tracing`."""
     startup_retry_s: float = 0.0
@@ -192,9 +199,9 @@ class ServeConfig:
             admin_api_key_file=self.endpoint.admin_api_key_file,
             num_gateways=self.endpoint.num_gateways,
             audit_log=self.endpoint.audit_log,
-            fair_by=self.endpoint.fair_by,
+            fairness_key=self.endpoint.fairness_key,
             metrics_max_tenants=self.endpoint.metrics_max_tenants,
-            salt_by=self.endpoint.salt_by,
+            cache_isolation=self.endpoint.cache_isolation,
             startup_retry_s=self.endpoint.startup_retry_s,
         )
 
@@ -250,6 +257,9 @@ def dataclass_from_mapping(cls: type[T], settings: Mapping[str, Any], where: str
     """An instance of the dataclass `cls`; refuses unknown keys and values of the wrong kind."""
     known = [f.name for f in fields(cls)]  # type: ignore[arg-type]  # cls is a dataclass
     unknown = [key for key in settings if key not in known]
+    renamed = [f"{key} is now {RENAMED[key]}" for key in unknown if key in RENAMED]
+    if renamed:
+        raise ValueError(f"renamed in {where}: {', '.join(renamed)}")
     if unknown:
         raise ValueError(
             f"unknown in {where}: {', '.join(map(str, unknown))} (known: {', '.join(known)})"

@@ -51,9 +51,9 @@ class RoutingConfig:
 
     max_request_attempts: int = 3
     """Workers that may be lost with a request, none having brought a token of it, before it ends in
-    an error as their likely end; until then it goes on at another one with the tokens it has. 1
+    an error as their likely end; until then it continues at another one with the tokens it has. 1
     ends it with its first worker, tokens or not."""
-    worker_wait_s: float = 120.0
+    no_worker_timeout_s: float = 120.0
     """Seconds that a request whose worker was lost waits for another, or for that one rebuilt; and
     a new one, where the last worker has left and the next is still loading, or is started on
     demand."""
@@ -65,8 +65,10 @@ class RoutingConfig:
             )
         if self.decision_log_mib < 1:
             raise ValueError(f"--decision-log-mib must be at least 1, got {self.decision_log_mib}")
-        if self.worker_wait_s < 0.0:
-            raise ValueError(f"--worker-wait-s must not be negative, got {self.worker_wait_s}")
+        if self.no_worker_timeout_s < 0.0:
+            raise ValueError(
+                f"--no-worker-timeout-s must not be negative, got {self.no_worker_timeout_s}"
+            )
         if not 0.0 <= self.adaptive_min_beta <= self.adaptive_max_beta:
             raise ValueError(
                 "--adaptive-min-beta must be in [0, --adaptive-max-beta], got "
@@ -124,12 +126,12 @@ class GatewayConfig:
     audit_log: str = ""
     """Folder for a line per request: who asked which model, how much, with which outcome."""
 
-    fair_by: Literal["auto", "none", "key", "user"] = "auto"
+    fairness_key: Literal["auto", "none", "key", "user"] = "auto"
     """Who shares a worker evenly: API keys, or users of API keys; auto: keys, where there are
     several."""
     metrics_max_tenants: int = 32
     """Tenants that metrics tell apart."""
-    salt_by: Literal["auto", "none", "key", "user"] = "auto"
+    cache_isolation: Literal["auto", "none", "key", "user"] = "auto"
     """Whose prompts share no prefix cache with those of others; auto as above."""
     startup_retry_s: float = 0.0
     """For how long a tokenizer that is not there yet is tried again, inf for ever."""

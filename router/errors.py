@@ -1,4 +1,4 @@
-"""What a client is told when something is wrong, in OpenAI's shape."""
+"""Errors that clients see, in OpenAI's shape."""
 
 from __future__ import annotations
 

@@ -73,7 +73,7 @@ class Gateway:
         """Asks all processes of this node for their metrics, in a format that the scraper accepts;
         None where there is no node to ask."""
         self.report: StartReport = lambda delay: None
-        """Hears what `start` waits for."""
+        """Is called with what `start` waits for."""
         self.delayed: Callable[[], Awaitable[list[dict[str, Any]]]] | None = None
         """Asks the cluster which starts have failed and wait for another try; None where there is
         no cluster to ask."""

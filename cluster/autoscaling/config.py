@@ -13,7 +13,7 @@ class AutoscalingConfig:
     """Most workers; 0 keeps --num-workers all the time. With it --num-workers is not given."""
     min_workers: int = 1
     """Fewest workers, with --max-workers. 0 lets an idle model go: its next request waits, for up
-    to --worker-wait-s, until a worker has been started."""
+    to --no-worker-timeout-s, until a worker has been started."""
     target_load: float = 0.7
     """Part of the workers' time that the load is to take: the time that the tokens which arrive
     need, as fitted to the steps of late, in batches that are full."""

@@ -7,6 +7,8 @@ import difflib
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
+from cluster.config import RENAMED
+
 SIMILARITY = 0.6
 """Ratio of difflib from which another flag is worth naming; its own default."""
 WIDTH = 1000
@@ -41,8 +43,12 @@ class CommandParser(argparse.ArgumentParser):
         if not flags:
             return f"unexpected: {' '.join(unknown)}"
         known = [flag for action in self._actions for flag in action.option_strings]
-        told = []
+        descriptions = []
         for flag in flags:
+            name = RENAMED.get(flag.removeprefix("--").replace("-", "_"))
+            if name is not None:
+                descriptions.append(f"{flag} (it is now --{name.replace('_', '-')})")
+                continue
             meant = difflib.get_close_matches(flag.replace("_", "-"), known, 1, SIMILARITY)
-            told.append(f"{flag} (did you mean {meant[0]}?)" if meant else flag)
-        return f"unknown flag {', '.join(told)}"
+            descriptions.append(f"{flag} (did you mean {meant[0]}?)" if meant else flag)
+        return f"unknown flag {', '.join(descriptions)}"

@@ -246,7 +246,7 @@ SLO = Board(
             "Tokens per second by tenant",
             "short",
             {"{{tenant}}": rate("tenant_generation_tokens_total", "tenant")},
-            "Counted when a completion ends; see --fair-by for what a tenant is.",
+            "Counted when a completion ends; see --fairness-key for what a tenant is.",
             stacked=True,
         ),
         Panel(

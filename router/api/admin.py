@@ -40,7 +40,7 @@ class AdminRoutes:
         """POST /admin/admission: `model`, and new values of the options of admission.
 
         They hold for all workers of the model, now and later, until they are changed again.
-        Returns the values and the workers that were told. Raises ApiError.
+        Returns the values and the workers that were notified. Raises ApiError.
         """
         self._let_in(request)
         try:

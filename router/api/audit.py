@@ -84,7 +84,7 @@ class AuditLog:
         try:
             self._file.write(msgspec.json.encode(line))
         except OSError as error:
-            # A full disk must not end requests; it is told once, until there is room again.
+            # A full disk must not end requests; it is logged once, until there is room again.
             if not self._fails:
                 logger.error("the audit log cannot be written: %s", error)
             self._fails = True

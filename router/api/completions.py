@@ -97,7 +97,7 @@ class CompletionRoutes:
             owner=account.name,
             num_bytes=len(payload),
             cache_salt=asked.cache_salt,
-            tenant=tenant_of(account, body.user, self._gateway.config.salt_by),
+            tenant=tenant_of(account, body.user, self._gateway.config.cache_isolation),
             session=body.prompt_cache_key or "",
             add_generation_prompt=body.add_generation_prompt is not False,
             chat_template_kwargs=arguments,
@@ -138,7 +138,7 @@ class CompletionRoutes:
             asked.feasibility,
             owner=account.name,
             cache_salt=asked.cache_salt,
-            tenant=tenant_of(account, body.user, self._gateway.config.salt_by),
+            tenant=tenant_of(account, body.user, self._gateway.config.cache_isolation),
             session=body.prompt_cache_key or "",
             add_special_tokens=body.add_special_tokens is not False,
         )
@@ -175,7 +175,7 @@ class CompletionRoutes:
         names = params.client_names(body)
         prompt_logprobs = params.prompt_logprobs(body)
         if echo and prompt_logprobs is None:
-            prompt_logprobs = logprobs  # what is echoed is told of like what is generated
+            prompt_logprobs = logprobs  # what is echoed is reported like what is generated
         options = params.stream_options(body)
         cache_salt = params.cache_salt(body)
         priority = account.priority(params.priority(body))
@@ -230,7 +230,7 @@ class CompletionRoutes:
                 stream=bool(body.stream),
                 priority=asked.priority,
                 slo=asked.slo,
-                tenant=tenant_of(account, body.user, self._gateway.config.fair_by),
+                tenant=tenant_of(account, body.user, self._gateway.config.fairness_key),
                 arrived_at=arrived_at,
                 span=self._span(request, model, arrived_at),
             )

@@ -94,7 +94,7 @@ def sampling_params(
 
 
 def client_names(request: ChatRequest | CompletionRequest) -> dict[str, str]:
-    """What the client calls the fields that problems are told by: it has a choice of some."""
+    """The client's names of the fields that errors name: it has a choice of some."""
     names = {}
     if isinstance(request, ChatRequest):
         names["prompt"] = "messages"
@@ -106,14 +106,14 @@ def client_names(request: ChatRequest | CompletionRequest) -> dict[str, str]:
 
 
 def chat_max_tokens(request: ChatRequest) -> int | None:
-    """None lets a chat go on to the end of the model's length."""
+    """None lets a chat continue to the end of the model's length."""
     if request.max_completion_tokens is not None:
         return request.max_completion_tokens
     return request.max_tokens
 
 
 def completion_max_tokens(request: CompletionRequest) -> int:
-    """Plain completions are short unless told otherwise."""
+    """Plain completions are short by default."""
     return DEFAULT_COMPLETION_TOKENS if request.max_tokens is None else request.max_tokens
 
 

@@ -195,7 +195,7 @@ class GenerationResponse(Response):
 
 
 def _failure(completion: Completion) -> ApiError:
-    """What the client is told of a completion that ended by an error."""
+    """The client's error for a completion that ended by one."""
     rejection = completion.rejection
     if rejection is not None and rejection.status == 429:
         return overloaded(rejection.message, rejection.retry_after_s)

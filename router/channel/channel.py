@@ -40,15 +40,15 @@ FIRST_BACKOFF_S = 0.05
 LAST_BACKOFF_S = 2.0
 
 
-class _Flight:
+class _InFlight:
     """A request on this channel."""
 
-    __slots__ = ("attempt", "epoch", "receiver", "verdict")
+    __slots__ = ("ack", "attempt", "epoch", "receiver")
 
-    def __init__(self, receiver: Receiver, attempt: int, verdict: asyncio.Future[None]) -> None:
+    def __init__(self, receiver: Receiver, attempt: int, ack: asyncio.Future[None]) -> None:
         self.receiver = receiver
         self.attempt = attempt
-        self.verdict = verdict
+        self.ack = ack
         self.epoch: int | None = None
         """Which incarnation took it; None before the worker said so."""
 
@@ -60,7 +60,7 @@ class WorkerChannel:
         worker_id: as the transport names it.
         gateway_id: this gateway.
         transport: reaches the worker.
-        listener: hears of the worker's state.
+        listener: is notified of the worker's state.
     """
 
     def __init__(
@@ -75,12 +75,12 @@ class WorkerChannel:
         self._transport = transport
         self._listener = listener
         self._outbox = Outbox(worker_id, transport, self._on_reply, self._on_failure)
-        self._flights: dict[str, _Flight] = {}
-        self._strays: dict[str, int] = {}
+        self._in_flight: dict[str, _InFlight] = {}
+        self._orphaned: dict[str, int] = {}
         """Attempts by request id that were aborted and whose end has not been reported yet."""
         self._leaving = False
         self._epoch: int | None = None
-        """Incarnation that the last snapshot told of; None while not attached."""
+        """Incarnation in the last snapshot; None while not attached."""
         self._oldest_epoch = 0
         """Everything older is known to be gone."""
         self._seq = 0
@@ -106,7 +106,7 @@ class WorkerChannel:
 
     def serves_others(self, prefix: str) -> bool:
         """Whether it has a request whose id does not begin like this."""
-        return any(not request_id.startswith(prefix) for request_id in self._flights)
+        return any(not request_id.startswith(prefix) for request_id in self._in_flight)
 
     def set_leaving(self, leaving: bool) -> None:
         """The worker left the set, or came back: it finishes its requests, then the stream ends."""
@@ -121,26 +121,26 @@ class WorkerChannel:
         """
         if self._epoch is None:
             raise WorkerUnreachable(f"worker {self.worker_id} is not attached")
-        verdict: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        flight = _Flight(receiver, submit.attempt, verdict)
-        self._flights[submit.request_id] = flight
+        ack: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        request = _InFlight(receiver, submit.attempt, ack)
+        self._in_flight[submit.request_id] = request
         self._outbox.submit(submit)
         try:
-            await verdict
+            await ack
         finally:
             # A refusal's traceback holds this frame: a cycle of all that the request is.
-            del verdict, flight
+            del ack, request
 
     def abort(self, request_id: str) -> None:
-        """Ends a request; its receiver hears nothing more. Unknown ids are ignored."""
-        flight = self._flights.pop(request_id, None)
-        if flight is None:
+        """Ends a request; its receiver gets nothing more. Unknown ids are ignored."""
+        request = self._in_flight.pop(request_id, None)
+        if request is None:
             return
-        if flight.epoch is not None:
-            self._strays[request_id] = flight.attempt
-        if not flight.verdict.done():
-            flight.verdict.set_result(None)
-        self._outbox.abort(request_id, flight.attempt)
+        if request.epoch is not None:
+            self._orphaned[request_id] = request.attempt
+        if not request.ack.done():
+            request.ack.set_result(None)
+        self._outbox.abort(request_id, request.attempt)
 
     def set_admission(self, change: AdmissionChange) -> bool:
         """Tells the worker new rules of admission; False if it is not attached."""
@@ -154,7 +154,7 @@ class WorkerChannel:
     async def _run(self) -> None:
         backoff = FIRST_BACKOFF_S
         try:
-            while not (self._leaving and not self._flights):
+            while not (self._leaving and not self._in_flight):
                 reason = await self._attach_once()
                 if self._epoch is not None:
                     backoff = FIRST_BACKOFF_S
@@ -173,7 +173,7 @@ class WorkerChannel:
     async def _attach_once(self) -> str:
         """Reads one attach stream to its end; returns why it ended."""
         self._epoch, self._seq = None, 0
-        self._silence.heard()
+        self._silence.received()
         pump = asyncio.create_task(self._pump())
         try:
             while True:
@@ -186,7 +186,7 @@ class WorkerChannel:
                 reason = self._silence.tick(is_attached=self._epoch is not None)
                 if reason is not None:
                     return reason
-                if self._leaving and not self._flights:
+                if self._leaving and not self._in_flight:
                     return "it left the set"
         finally:
             self._silence.close()
@@ -199,7 +199,7 @@ class WorkerChannel:
         decode = self._decoder.decode
 
         def on_item(payload: bytes) -> None:
-            self._silence.heard()
+            self._silence.received()
             self._handle(decode(payload), clock())
 
         await self._transport.attach(self.worker_id, self._gateway_id, on_item)
@@ -219,37 +219,37 @@ class WorkerChannel:
         if update.epoch != self._epoch:
             return  # of a rank group that is gone
         self._listener.on_update(self.worker_id, update)
-        flights = self._flights
+        in_flight = self._in_flight
         for delta in update.deltas:
-            flight = flights.get(delta.request_id)
-            if flight is None or flight.attempt != delta.attempt:
-                self._on_stray(delta)
+            request = in_flight.get(delta.request_id)
+            if request is None or request.attempt != delta.attempt:
+                self._on_orphaned(delta)
                 continue
-            if not flight.verdict.done():  # tokens may overtake the answer to the submit
-                self._accept(flight, update.epoch)
+            if not request.ack.done():  # tokens may overtake the answer to the submit
+                self._accept(request, update.epoch)
             if delta.finish_reason is not None:
-                del flights[delta.request_id]
+                del in_flight[delta.request_id]
             try:
-                flight.receiver.deliver(delta, now)
+                request.receiver.deliver(delta, now)
             except Exception:
                 # One request's trouble is not to take the worker's other requests along.
                 logger.exception(
                     "a delta could not be taken", extra={"request_id": delta.request_id}
                 )
                 self.abort(delta.request_id)
-                flight.receiver.fail("internal error: its tokens could not be processed")
+                request.receiver.fail("internal error: its tokens could not be processed")
 
-    def _on_stray(self, delta: TokenDelta) -> None:
+    def _on_orphaned(self, delta: TokenDelta) -> None:
         """Tokens that nobody waits for: of a request that was aborted or given up.
 
         Where the submit's answer got lost, or the submit arrived after its abort, the worker would
-        generate to the end; it is told once.
+        generate to the end; it is notified once.
         """
         request_id, attempt = delta.request_id, delta.attempt
         if delta.finish_reason is not None:
-            self._strays.pop(request_id, None)
-        elif self._strays.get(request_id, -1) < attempt:
-            self._strays[request_id] = attempt
+            self._orphaned.pop(request_id, None)
+        elif self._orphaned.get(request_id, -1) < attempt:
+            self._orphaned[request_id] = attempt
             self._outbox.abort(request_id, attempt)
 
     def _on_snapshot(self, snapshot: AttachSnapshot) -> None:
@@ -259,15 +259,15 @@ class WorkerChannel:
                 f"gateway {PROTOCOL_VERSION}: run the same release on both"
             )
         if snapshot.epoch != self._epoch:
-            self._strays.clear()
-            self._lose_flights("its rank group was rebuilt", before=snapshot.epoch)
+            self._orphaned.clear()
+            self._lose_in_flight("its rank group was rebuilt", before=snapshot.epoch)
         self._epoch = self._oldest_epoch = snapshot.epoch
         self._listener.on_snapshot(self.worker_id, snapshot)
 
     def _on_down(self, down: WorkerDown) -> None:
         if down.epoch == self._epoch:
             self._oldest_epoch = down.epoch + 1
-            self._lose_flights(down.reason, before=self._oldest_epoch)
+            self._lose_in_flight(down.reason, before=self._oldest_epoch)
             self._listener.on_lost(self.worker_id, down.reason)
 
     # What became of submits.
@@ -278,18 +278,18 @@ class WorkerChannel:
         for submit in submits:
             rejection: Rejection | None = rejections.get(submit.request_id)
             ordinal += rejection is None
-            flight = self._flights.get(submit.request_id)
-            if flight is None or flight.attempt != submit.attempt or flight.verdict.done():
+            request = self._in_flight.get(submit.request_id)
+            if request is None or request.attempt != submit.attempt or request.ack.done():
                 continue
             if rejection is not None:
-                del self._flights[submit.request_id]
-                flight.verdict.set_exception(Refused(rejection))
+                del self._in_flight[submit.request_id]
+                request.ack.set_exception(Refused(rejection))
             elif self._epoch is None or reply.epoch < self._oldest_epoch:
-                del self._flights[submit.request_id]
+                del self._in_flight[submit.request_id]
                 reason = "its rank group was rebuilt"
-                flight.verdict.set_exception(WorkerUnreachable(reason, had_it=True))
+                request.ack.set_exception(WorkerUnreachable(reason, had_it=True))
             else:
-                self._accept(flight, reply.epoch)
+                self._accept(request, reply.epoch)
                 self._listener.on_accepted(self.worker_id, submit.request_id, reply.epoch, ordinal)
 
     def _on_failure(self, submits: list[Submit], reason: str, *, is_lost: bool) -> None:
@@ -301,35 +301,37 @@ class WorkerChannel:
 
     def _fail(self, submits: list[Submit], reason: str) -> None:
         for submit in submits:
-            flight = self._flights.get(submit.request_id)
-            if flight is None or flight.attempt != submit.attempt or flight.verdict.done():
+            request = self._in_flight.get(submit.request_id)
+            if request is None or request.attempt != submit.attempt or request.ack.done():
                 continue
-            del self._flights[submit.request_id]
-            flight.verdict.set_exception(WorkerUnreachable(reason))
+            del self._in_flight[submit.request_id]
+            request.ack.set_exception(WorkerUnreachable(reason))
             # It may have arrived all the same, with only the answer lost.
             self._outbox.abort(submit.request_id, submit.attempt)
 
-    def _accept(self, flight: _Flight, epoch: int) -> None:
-        flight.epoch = epoch
-        flight.verdict.set_result(None)
+    def _accept(self, request: _InFlight, epoch: int) -> None:
+        request.epoch = epoch
+        request.ack.set_result(None)
 
     # Losing the worker.
 
     def _lose(self, reason: str) -> None:
         unsent = self._outbox.clear()
-        self._lose_flights(reason, before=None, unsent=unsent)
+        self._lose_in_flight(reason, before=None, unsent=unsent)
         if self._epoch is not None:
             self._epoch = None
             self._listener.on_lost(self.worker_id, reason)
 
-    def _lose_flights(self, reason: str, before: int | None, unsent: Collection[str] = ()) -> None:
+    def _lose_in_flight(
+        self, reason: str, before: int | None, unsent: Collection[str] = ()
+    ) -> None:
         """Ends the requests of epochs older than `before`; None ends all of them."""
-        for request_id, flight in list(self._flights.items()):
-            if before is not None and (flight.epoch is None or flight.epoch >= before):
+        for request_id, request in list(self._in_flight.items()):
+            if before is not None and (request.epoch is None or request.epoch >= before):
                 continue  # its answer is still on the way, or it is in the new rank group
-            del self._flights[request_id]
-            if flight.verdict.done():
-                flight.receiver.lose(f"worker {self.worker_id} was lost: {reason}")
+            del self._in_flight[request_id]
+            if request.ack.done():
+                request.receiver.lose(f"worker {self.worker_id} was lost: {reason}")
             else:
                 had_it = request_id not in unsent
-                flight.verdict.set_exception(WorkerUnreachable(reason, had_it=had_it))
+                request.ack.set_exception(WorkerUnreachable(reason, had_it=had_it))

@@ -40,12 +40,12 @@ class Receiver(Protocol):
         ...
 
     def fail(self, message: str) -> None:
-        """The request cannot go on, at no worker."""
+        """The request cannot continue at any worker."""
         ...
 
 
 class ChannelListener(Protocol):
-    """Hears of the worker itself."""
+    """Is notified of the worker itself."""
 
     def on_snapshot(self, worker_id: str, snapshot: AttachSnapshot) -> None:
         """The worker as it stands now; older state is void."""

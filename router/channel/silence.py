@@ -13,7 +13,7 @@ SILENT_TICKS_AT_FIRST = 40
 """Opening a stream may take longer."""
 ASK_TICKS = 4
 """After a second it is asked for signs of life, which a worker gives whose event loop is late: it
-is busy, and its requests go on in a moment. One that is stopped or gone gives none."""
+is busy, and its requests continue in a moment. One that is stopped or gone gives none."""
 BUSY_TICKS = 120
 """For which a busy one is waited for: after half a minute clients are better served elsewhere."""
 
@@ -23,7 +23,7 @@ class Silence:
 
     Args:
         pulse: reads the worker's last sign of life, None where there was none; may raise, where
-            that cannot be told.
+            that cannot be found out.
     """
 
     def __init__(self, pulse: Callable[[], Awaitable[bytes | None]]) -> None:
@@ -38,7 +38,7 @@ class Silence:
         """Whether a sign of life that differs from the last is a new one."""
         self._question: asyncio.Task[bytes | None] | None = None
 
-    def heard(self) -> None:
+    def received(self) -> None:
         """An item has come."""
         self._num_ticks = self._num_lifeless = 0
 

@@ -26,7 +26,7 @@ class WorkerTransport(Protocol):
     async def pulse(self, worker_id: str) -> bytes | None:
         """The last sign of life of a worker whose event loop is late, None where it gave none.
 
-        It comes on a way that this loop has no part in. Raises Exception if that cannot be told.
+        It comes on a way that this loop has no part in. Raises Exception if that is not known.
         """
         ...
 

@@ -1,6 +1,7 @@
 """Which worker serves a request: prefix index, load, routing policies."""
 
 from router.fleet.base import Decision, RequestView, RoutingPolicy
+from router.fleet.batch_window import BatchWindow
 from router.fleet.blocks import BlockKey, PromptBlocks
 from router.fleet.explain import Explanation
 from router.fleet.factory import create_policy
@@ -9,10 +10,10 @@ from router.fleet.fleet import Choice, Fleet
 from router.fleet.index import PrefixIndex
 from router.fleet.memo import HashMemo
 from router.fleet.state import WorkerState
-from router.fleet.turn import Turn
 from router.fleet.workers import WorkerTable
 
 __all__ = [
+    "BatchWindow",
     "BlockKey",
     "Choice",
     "Decision",
@@ -24,7 +25,6 @@ __all__ = [
     "PromptBlocks",
     "RequestView",
     "RoutingPolicy",
-    "Turn",
     "WorkerState",
     "WorkerTable",
     "create_policy",

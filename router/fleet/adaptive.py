@@ -6,8 +6,8 @@ import numpy as np
 
 from router.config import RoutingConfig
 from router.fleet.base import RequestView, RoutingPolicy
-from router.fleet.crowding import Crowding
-from router.fleet.demand import Demand
+from router.fleet.congestion import Congestion
+from router.fleet.popularity import PrefixPopularity
 from router.fleet.utilisation import Utilisation
 from router.fleet.workers import Floats, WorkerTable
 
@@ -18,19 +18,19 @@ _HOST_COPY = 0.1
 
 
 class AdaptivePolicy(RoutingPolicy):
-    """cost = waiting + (1 + β + ρ)·work + packing + slowdown + eviction, in seconds.
+    """cost = waiting + (1 + β + ρ)·work + co-scheduling + slowdown + eviction, in seconds.
 
     - waiting: what others take of the worker's time before the prompt is done, in the order in
       which its scheduler lets them: a short prompt does not wait for long ones under way, an
       urgent one not for less urgent ones;
     - work: to compute what is not in its cache, and to fetch what is in host memory only;
-    - β: how many requests such work delays, up to a bound (see Crowding), on a fast worker more
+    - β: how many requests such work delays, up to a bound (see Congestion), on a fast worker more
       than on a slow one; at least β_min of it for a prefix that no cache has yet;
     - ρ: the worker's own utilisation. Those who come there for their prefixes during the work are
       delayed by it, whoever else is idle: λ·S = ρ of them. So what is new settles where least is
       asked for, and what is not moves the less, the busier the place it would go to;
-    - packing: prompts that end in one step of a worker have their first tokens at its end, so what
-      is put into it besides delays each of them;
+    - co-scheduling: prompts that end in one step of a worker have their first tokens at its end, so
+      what is put into it besides delays each of them;
     - slowdown: of the requests that generate there by one more, at a part of its cost;
     - eviction: what is thrown out of a full cache to make room, at a part of its cost.
 
@@ -58,41 +58,41 @@ class AdaptivePolicy(RoutingPolicy):
     def __init__(self, config: RoutingConfig, utilisation: Utilisation) -> None:
         self._config = config
         self._utilisation = utilisation
-        self._crowding = Crowding(utilisation)
-        self._demand = Demand()
+        self._congestion = Congestion(utilisation)
+        self._popularity = PrefixPopularity()
 
     def booked(self, work_s: float) -> None:
         """See RoutingPolicy."""
-        self._crowding.placed(work_s)
+        self._congestion.placed(work_s)
 
     def costs(self, request: RequestView, workers: WorkerTable, now: float) -> Floats:
         """See RoutingPolicy."""
         config = self._config
         hits = request.hit_tokens
         uncached = request.num_tokens - hits
-        waiting, place_s = workers.waiting_s(now), workers.place_s
-        if request.overtaking is not None:
-            waiting = request.overtaking.waiting_s(waiting)
-            place_s = request.overtaking.place_s(workers)
+        waiting, slot_wait_s = workers.waiting_s(now), workers.slot_wait_s
+        if request.queue is not None:
+            waiting = request.queue.waiting_s(waiting)
+            slot_wait_s = request.queue.slot_wait_s(workers)
         members = int(np.count_nonzero(request.eligible)) or 1
         # Not a dot product: BLAS would wake its threads for ten thousand workers.
         queue_s = np.add.reduce(waiting, where=request.eligible).item() / members
-        beta = min(self._crowding.delayed(queue_s, now), config.adaptive_max_beta)
+        beta = min(self._congestion.delayed(queue_s, now), config.adaptive_max_beta)
         cost = workers.compute_s(uncached, hits)
         delay = workers.delay_s(now, uncached, cost, waiting, request.coming_tokens)
         packing = cost - workers.step_s  # which is taken in any case
-        np.minimum(packing, workers.room_s, out=packing)
-        packing *= workers.num_packed
+        np.minimum(packing, workers.step_headroom_s, out=packing)
+        packing *= workers.num_coscheduled
         delay += packing
         if request.host_hit_tokens is not None:
             cost += request.host_hit_tokens * workers.prefill_token_s * _HOST_COPY
-        weight = beta * workers.worth
+        weight = beta * workers.relative_speed
         weight += self._utilisation.of_workers(len(weight), now)
         weight += _ONE
         cost *= weight
         if beta < config.adaptive_min_beta and _is_new(request):
             short = config.adaptive_min_beta - beta
-            cost += short * workers.worth * _copy_s(request, workers)
+            cost += short * workers.relative_speed * _copy_s(request, workers)
         if request.sharers and beta > 0.0:
             discount = self._copy_discount(request, workers, beta)
             if discount is not None:
@@ -103,7 +103,7 @@ class AdaptivePolicy(RoutingPolicy):
                 copy_s = _copy_s(request, workers)
                 cost -= np.minimum(worth, weight * copy_s)
         cost += delay
-        cost += place_s
+        cost += slot_wait_s
         if config.adaptive_decode_weight:
             cost += config.adaptive_decode_weight * workers.slowdown_s
         if config.adaptive_eviction_weight:
@@ -126,7 +126,7 @@ class AdaptivePolicy(RoutingPolicy):
         if holders >= deserved:
             return None
         discount = _copy_s(request, workers)
-        discount *= workers.worth
+        discount *= workers.relative_speed
         discount *= beta * (1.0 - holders / deserved)
         return discount
 
@@ -135,7 +135,7 @@ class AdaptivePolicy(RoutingPolicy):
     ) -> Floats | None:
         """What later requests save where another worker has the shared prefix too, per worker."""
         block = int(request.best_hit) // request.page_size - 1
-        times, share = self._demand.take(request.hashes.item(block), now)
+        times, share = self._popularity.take(request.hashes.item(block), now)
         if not times:
             return None
         holders = request.hit_tokens >= 0.5 * request.best_hit

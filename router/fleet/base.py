@@ -9,7 +9,7 @@ from typing import ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from router.fleet.precedence import Overtaking
+from router.fleet.queue_order import QueueView
 from router.fleet.workers import Floats, WorkerTable
 from worker.wire.blocks import BlockHashes
 
@@ -42,8 +42,8 @@ class RequestView:
     """Tokens per block of these."""
     session: str
     """Name of the conversation, where the client gave one."""
-    overtaking: Overtaking | None = None
-    """Prompts that it goes before; None where there are none."""
+    queue: QueueView | None = None
+    """The workers' queues as it finds them; None where it goes before no other prompt."""
 
 
 @dataclass(slots=True)

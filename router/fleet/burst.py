@@ -8,10 +8,10 @@ from router.fleet.blocks import BlockKey, PromptBlocks
 
 
 def group_order(prompts: Sequence[PromptBlocks], keys: Sequence[BlockKey]) -> list[int]:
-    """Siblings next to each other, the group with the most tokens first.
+    """Requests that share a prefix next to each other, the group with the most tokens first.
 
-    Placed one by one in this order, each finds the prefix that its elder brother will leave, while
-    large pieces of work are spread before small ones fill the gaps.
+    Placed one by one in this order, each finds the prefix that the first of its group will leave,
+    while large pieces of work are spread before small ones fill the gaps.
     """
     if not keys:
         return list(range(len(prompts)))

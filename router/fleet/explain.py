@@ -34,12 +34,12 @@ class Explainer:
         """Of the choice of `row`; before the request is booked there."""
         uncached = request.num_tokens - request.hit_tokens
         times = table.compute_s(uncached, request.hit_tokens)
-        waiting, place_s = table.waiting_s(now), table.place_s
-        if request.overtaking is not None:
-            waiting = request.overtaking.waiting_s(waiting)
-            place_s = request.overtaking.place_s(table)
+        waiting, slot_wait_s = table.waiting_s(now), table.slot_wait_s
+        if request.queue is not None:
+            waiting = request.queue.waiting_s(waiting)
+            slot_wait_s = request.queue.slot_wait_s(table)
         times += table.delay_s(now, uncached, times, waiting, request.coming_tokens)
-        times += place_s
+        times += slot_wait_s
         best = float(np.where(request.eligible, times, np.inf).min())
         pages = table.total_pages[table.eligible].sum()
         hit = self._pooled.take(request.hashes, int(pages)) * request.page_size

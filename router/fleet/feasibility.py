@@ -50,7 +50,7 @@ class Feasibility:
     ) -> Problem | None:
         """The same for a text, before there are tokens of it; each has so many characters at most.
 
-        Texts that cannot fit are told by this alone: a tokenizer would take seconds for them.
+        Texts that cannot fit are found by this alone: a tokenizer would take seconds for them.
         """
         most = max((kind.max_tokens - 1 for kind in kinds), default=None)
         if most is None or num_characters <= most * longest_token:
@@ -62,7 +62,7 @@ class Feasibility:
         return self._of_all([Problem("prompt", message)])
 
     def at(self, kind: Limits, prompt: PromptBlocks, num_resumed: int) -> Problem | None:
-        """Why no worker of this kind can go on after `prompt`; None where one can.
+        """Why no worker of this kind can continue after `prompt`; None where one can.
 
         Args:
             kind: of worker.

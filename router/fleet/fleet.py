@@ -21,8 +21,8 @@ from router.fleet.index import PrefixIndex
 from router.fleet.members import Members
 from router.fleet.memo import HashMemo
 from router.fleet.pace import FleetPace
-from router.fleet.precedence import Precedence
 from router.fleet.pricing import price_all, price_load
+from router.fleet.queue_order import QueueOrder
 from router.fleet.state import Reservation, SentPrompt, WorkerState
 from router.fleet.utilisation import Utilisation
 from router.fleet.workers import OUTPUT_STEPS, WorkerTable
@@ -94,11 +94,11 @@ class Fleet:
         self._clock = clock
         self._parity = parity
         self._workers: dict[str, WorkerState] = {}
-        self._precedence = Precedence()
+        self._queue_order = QueueOrder()
         self._hits = HitFinder(self.index, self.in_flight, self.table)
         self._priced_with = self.pace.costs
         self._members = Members()
-        self._turn = 0
+        self._num_chosen = 0
 
     @property
     def workers(self) -> Iterable[WorkerState]:
@@ -150,7 +150,7 @@ class Fleet:
         slot = self.index.slot(worker_id)
         assert slot is not None, "an attached worker has a slot"
         self._hits.placed(slot, worker.row)
-        self._settle(worker)
+        self._unbook_reported(worker)
         self._member_changed(worker, before)
         self._tabulate(worker)
 
@@ -168,13 +168,13 @@ class Fleet:
             if busy := self.pace.busy_s(worker.row, update.load):
                 self.utilisation.add(worker.row, busy, now)
         if worker.reservations:
-            self._settle(worker)
+            self._unbook_reported(worker)
         self._tabulate(worker)
         if self.pace.costs is not self._priced_with:
             # All at once: workers are compared, and must not differ by when they last reported.
             self._priced_with = self.pace.costs
             price_all(self.table, self.pace.costs, self.pace.factors(self.table.capacity))
-            self._count_all_places()
+            self._count_all_slots()
             self._compare_speeds()
 
     def lose(self, worker_id: str) -> None:
@@ -201,8 +201,8 @@ class Fleet:
         self.lose(worker_id)
         worker = self._workers.pop(worker_id, None)
         if worker is not None:
-            for sent in worker.flights.values():
-                self._landed(sent, worker.row)
+            for sent in worker.in_flight.values():
+                self._end_prompt(sent, worker.row)
             self.utilisation.forget(worker.row)
             self.table.remove(worker.row)
 
@@ -215,7 +215,7 @@ class Fleet:
                 if worker_id in self._workers:
                     eligible[self._workers[worker_id].row] = False
         view = self._hits.view(prompt, self.block_keys(), eligible)
-        view.overtaking = self._precedence.overtaking(prompt.priority, len(eligible))
+        view.queue = self._queue_order.view(prompt.priority, len(eligible))
         return view
 
     def expected_wait_s(self) -> float:
@@ -224,7 +224,7 @@ class Fleet:
         rows = np.flatnonzero(table.eligible)
         if not len(rows):
             return np.inf
-        return float((table.waiting_s(self._clock()) + table.place_s)[rows].min())
+        return float((table.waiting_s(self._clock()) + table.slot_wait_s)[rows].min())
 
     def reserve(
         self, request_id: str, prompt: PromptBlocks, excluded: Collection[str] = ()
@@ -239,29 +239,29 @@ class Fleet:
         row = decision.row
         worker = self._workers[table.ids[row]]
         assert worker.info is not None, "a worker that is not ready was eligible"
-        self._turn += 1
-        table.last_chosen[row] = self._turn
+        self._num_chosen += 1
+        table.last_chosen[row] = self._num_chosen
         hit = int(request.hit_tokens.item(row))
         uncached = request.num_tokens - hit
         work_s = table.row_compute_s(row, uncached, hit)
         coming = request.coming_tokens is not None and request.coming_tokens.item(row) > 0.0
         waiting_s = table.row_delay_s(row, now, uncached, work_s, coming=coming)
-        place_s = table.place_s
-        if request.overtaking is not None:
-            waiting_s = request.overtaking.row_waiting_s(row, waiting_s)
-            place_s = request.overtaking.place_s(table)
-        waiting_s += place_s.item(row)
+        slot_wait_s = table.slot_wait_s
+        if request.queue is not None:
+            waiting_s = request.queue.row_waiting_s(row, waiting_s)
+            slot_wait_s = request.queue.slot_wait_s(table)
+        waiting_s += slot_wait_s.item(row)
         self.policy.booked(work_s)
         explanation = None
         if self._explainer is not None:
             explanation = self._explainer.explain(request, table, row, now)
         booking = _reservation(table, row, uncached, work_s)
         assert worker.key is not None, "a worker that has loaded has a key"
-        flight = self.in_flight.add(prompt.hashes(worker.key), row)
-        worker.flights[request_id] = SentPrompt(flight, prompt.priority, booking.work_s)
+        node = self.in_flight.add(prompt.hashes(worker.key), row)
+        worker.in_flight[request_id] = SentPrompt(node, prompt.priority, booking.work_s)
         worker.reservations[request_id] = booking
         self._book(worker, booking, 1)
-        self._precedence.add(prompt.priority, row, booking.work_s, table.capacity)
+        self._queue_order.add(prompt.priority, row, booking.work_s, table.capacity)
         return Choice(
             worker.worker_id,
             worker.epoch,
@@ -307,17 +307,17 @@ class Fleet:
         worker = self._workers.get(worker_id)
         if worker is None:
             return
-        sent = worker.flights.pop(request_id, None)
+        sent = worker.in_flight.pop(request_id, None)
         if sent is not None:
-            self._landed(sent, worker.row)
+            self._end_prompt(sent, worker.row)
         if not self._unbook(worker, request_id):
-            self.table.pack_row(worker.row, worker.num_queued, len(worker.reservations))
+            self.table.coschedule_row(worker.row, worker.num_queued, len(worker.reservations))
 
-    def _landed(self, sent: SentPrompt, row: int) -> None:
-        self.in_flight.remove(sent.flight, row)
-        self._precedence.remove(sent.priority, row, sent.work_s)
+    def _end_prompt(self, sent: SentPrompt, row: int) -> None:
+        self.in_flight.remove(sent.node, row)
+        self._queue_order.remove(sent.priority, row, sent.work_s)
 
-    def _settle(self, worker: WorkerState) -> None:
+    def _unbook_reported(self, worker: WorkerState) -> None:
         bookings = worker.reservations.items()
         for request_id in [r for r, booking in bookings if worker.contains(booking)]:
             self._unbook(worker, request_id)
@@ -337,11 +337,11 @@ class Fleet:
         # Sums of what came and went drift; with nothing booked they are zero again.
         if worker.reservations:
             table.reserved_s[row] += sign * booking.work_s
-            table.reserved_first_s[row] += sign * booking.first_s
+            table.reserved_first_chunks_s[row] += sign * booking.first_chunks_s
         else:
-            table.reserved_s[row] = table.reserved_first_s[row] = 0.0
+            table.reserved_s[row] = table.reserved_first_chunks_s[row] = 0.0
         table.empty_tokens[row] -= tokens
-        self._count_places(worker)
+        self._count_slots(worker)
 
     def _member_changed(self, worker: WorkerState, before: EngineInfo | None) -> None:
         """A worker became ready, no longer is (`before` says what it had loaded), or is another."""
@@ -354,14 +354,14 @@ class Fleet:
         rows = np.flatnonzero(self.table.eligible)
         if len(rows):
             speeds = 1.0 / self.pace.factors(self.table.capacity)[rows]
-            self.table.worth[rows] = speeds / speeds.mean()
+            self.table.relative_speed[rows] = speeds / speeds.mean()
 
     def _tabulate(self, worker: WorkerState) -> None:
         info, load, table, row = worker.info, worker.load, self.table, worker.row
         if info is None:
             return
         table.reported_at[row] = self._clock()
-        table.places[row] = max(load.max_num_seqs or info.max_num_seqs, 1)
+        table.max_num_seqs[row] = max(load.max_num_seqs or info.max_num_seqs, 1)
         table.page_size[row] = info.page_size
         table.free_pages[row] = load.num_free_pages
         table.total_pages[row] = load.num_total_pages
@@ -369,27 +369,27 @@ class Fleet:
         empty = min(load.num_free_pages, load.num_total_pages - held)
         table.empty_tokens[row] = empty * info.page_size - worker.reserved_tokens
         price_load(table, row, load, info, self.pace.costs, self.pace.factor(row))
-        self._count_places(worker)
+        self._count_slots(worker)
 
-    def _count_places(self, worker: WorkerState) -> None:
+    def _count_slots(self, worker: WorkerState) -> None:
         table, row = self.table, worker.row
-        active, places = worker.num_active, table.places.item(row)
+        active, slots = worker.num_active, table.max_num_seqs.item(row)
         table.num_active[row] = active
-        over = max(active + 1 - places, 0.0)
-        table.place_s[row] = over / places * OUTPUT_STEPS * table.step_s.item(row)
+        over = max(active + 1 - slots, 0.0)
+        table.slot_wait_s[row] = over / slots * OUTPUT_STEPS * table.step_s.item(row)
         table.slowdown_s[row] = active * OUTPUT_STEPS * table.row_s.item(row)
-        table.pack_row(row, worker.num_queued, len(worker.reservations))
+        table.coschedule_row(row, worker.num_queued, len(worker.reservations))
 
-    def _count_all_places(self) -> None:
+    def _count_all_slots(self) -> None:
         table = self.table
-        table.place_s[:] = table.places_s(table.num_active)
+        table.slot_wait_s[:] = table.slot_waits_s(table.num_active)
         table.slowdown_s[:] = table.num_active * OUTPUT_STEPS * table.row_s
-        table.pack_all()
+        table.coschedule_all()
 
 
 def _reservation(table: WorkerTable, row: int, uncached: int, work_s: float) -> Reservation:
     """Of a request that takes `work_s` by itself: those behind it share its last step."""
     part = uncached / table.chunk.item(row)
     work_s -= max(1.0 - part, 0.0) * table.step_s.item(row)
-    first_s = work_s * min(1.0, table.piece.item(row) / max(uncached, 1))
-    return Reservation(uncached, work_s, first_s)
+    first_chunks_s = work_s * min(1.0, table.first_chunk_tokens.item(row) / max(uncached, 1))
+    return Reservation(uncached, work_s, first_chunks_s)

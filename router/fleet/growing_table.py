@@ -30,7 +30,7 @@ class GrowingTable:
     What moves leaves behind the bits of slots that have died.
 
     Args:
-        sets: what the numbers mean; told of every change.
+        sets: what the numbers mean; is notified of every change.
     """
 
     def __init__(self, sets: WorkerSets) -> None:

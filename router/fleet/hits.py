@@ -80,13 +80,13 @@ class HitFinder:
                 hits[holders.any] = length * page
                 longest = length
             best_cached = max(best_cached, longest * page)
-            if flights := self._in_flight.match(hashes):
+            if prefixes := self._in_flight.match(hashes):
                 if flying is None:
                     flying = np.zeros(size)
-                longest = max(longest, flights[-1][1])
-                for bits, length, _ in flights:  # ever fewer rows, ever longer
+                longest = max(longest, prefixes[-1][1])
+                for bits, length, _ in prefixes:  # ever fewer rows, ever longer
                     flying[self._rows_of(bits)] = length * page
-                sharers += _num_sharing(flights, longest / 2)
+                sharers += _num_sharing(prefixes, longest / 2)
             best = max(best, longest * page)
         cached = hits
         if flying is not None:
@@ -141,9 +141,9 @@ class HitFinder:
         return known
 
 
-def _num_sharing(flights: Sequence[tuple[int, int, int]], length: float) -> int:
+def _num_sharing(prefixes: Sequence[tuple[int, int, int]], length: float) -> int:
     """Requests that share at least so many blocks."""
-    for _, shared, total in flights:
+    for _, shared, total in prefixes:
         if shared >= length:
             return total
     return 0

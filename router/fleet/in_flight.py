@@ -5,7 +5,7 @@ from __future__ import annotations
 from worker.wire.blocks import BlockHashes
 
 
-class Flight:
+class PrefixNode:
     """A run of blocks that some requests in flight share; the root has none.
 
     The root's children begin with a first block, a node's children with the block after its last.
@@ -14,14 +14,14 @@ class Flight:
     __slots__ = ("children", "counts", "end", "hashes", "mask", "parent", "start", "total")
 
     def __init__(
-        self, parent: Flight | None, hashes: BlockHashes | None, start: int, end: int
+        self, parent: PrefixNode | None, hashes: BlockHashes | None, start: int, end: int
     ) -> None:
         self.parent = parent
         self.hashes = hashes
         """Of a whole prompt; the node is the part from `start` to `end`."""
         self.start = start
         self.end = end
-        self.children: dict[int, Flight] = {}
+        self.children: dict[int, PrefixNode] = {}
         self.counts: dict[int, int] = {}
         """Requests by row of their worker, this node's and those below it."""
         self.mask = 0
@@ -33,13 +33,13 @@ class Flight:
 class InFlight:
     """A path-compressed tree of chained hashes: siblings of a burst find each other in it.
 
-    Its blocks are told apart by position as well as by hash, so equal prefixes end where two
+    Its blocks are distinguished by position as well as by hash, so equal prefixes end where two
     hashes first differ: by bisection, O(log n) per branch, and none of a prompt's blocks is
     entered one by one.
     """
 
     def __init__(self) -> None:
-        self._root = Flight(None, None, 0, 0)
+        self._root = PrefixNode(None, None, 0, 0)
 
     def __len__(self) -> int:
         return self._root.total
@@ -59,7 +59,7 @@ class InFlight:
             node = child
         return found
 
-    def add(self, hashes: BlockHashes, row: int) -> Flight:
+    def add(self, hashes: BlockHashes, row: int) -> PrefixNode:
         """A request is sent to the worker in `row`; returns what `remove` takes."""
         node, at, count = self._root, 0, len(hashes)
         _count(node, row, 1)
@@ -67,7 +67,7 @@ class InFlight:
             key = hashes.item(at)
             child = node.children.get(key)
             if child is None:
-                child = node.children[key] = Flight(node, hashes, at, count)
+                child = node.children[key] = PrefixNode(node, hashes, at, count)
                 at = count
             else:
                 at = _common(child, hashes, min(child.end, count))
@@ -77,23 +77,22 @@ class InFlight:
             _count(node, row, 1)
         return node
 
-    def remove(self, flight: Flight, row: int) -> None:
+    def remove(self, node: PrefixNode, row: int) -> None:
         """The worker has computed the request, or never will."""
-        node: Flight | None = flight
-        while node is not None:
-            _count(node, row, -1)
-            parent = node.parent
-            if parent is not None and not node.total:
+        _count(node, row, -1)
+        while (parent := node.parent) is not None:
+            if not node.total:
                 assert node.hashes is not None, "only the root has no blocks"
                 del parent.children[node.hashes.item(node.start)]
             node = parent
+            _count(node, row, -1)
 
-    def _split(self, node: Flight, at: int) -> Flight:
+    def _split(self, node: PrefixNode, at: int) -> PrefixNode:
         """Cuts a node before block `at`; returns the upper part. The lower one stays the object
         that requests ended in."""
         assert node.parent is not None
         assert node.hashes is not None
-        upper = Flight(node.parent, node.hashes, node.start, at)
+        upper = PrefixNode(node.parent, node.hashes, node.start, at)
         upper.counts = dict(node.counts)
         upper.mask, upper.total = node.mask, node.total
         node.parent.children[node.hashes.item(node.start)] = upper
@@ -102,7 +101,7 @@ class InFlight:
         return upper
 
 
-def _common(node: Flight, hashes: BlockHashes, end: int) -> int:
+def _common(node: PrefixNode, hashes: BlockHashes, end: int) -> int:
     """Where `hashes`, which agree with the node's first block, first differ from it."""
     mine = node.hashes
     assert mine is not None
@@ -118,7 +117,7 @@ def _common(node: Flight, hashes: BlockHashes, end: int) -> int:
     return high
 
 
-def _count(node: Flight, row: int, change: int) -> None:
+def _count(node: PrefixNode, row: int, change: int) -> None:
     left = node.counts.get(row, 0) + change
     node.total += change
     if left:

@@ -13,4 +13,4 @@ class LeastLoadPolicy(RoutingPolicy):
 
     def costs(self, request: RequestView, workers: WorkerTable, now: float) -> Floats:
         """See RoutingPolicy."""
-        return workers.waiting_s(now) + workers.step_s * workers.num_active / workers.places
+        return workers.waiting_s(now) + workers.step_s * workers.num_active / workers.max_num_seqs

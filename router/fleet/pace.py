@@ -29,7 +29,7 @@ class FleetPace:
     """Learns from all workers' steps together, so that a new worker need not be learned anew.
 
     What is particular to a worker is a factor on all its times, which heterogeneous fleets need.
-    Workers are told apart by their rows in the WorkerTable.
+    Workers are distinguished by their rows in the WorkerTable.
     """
 
     def __init__(self) -> None:

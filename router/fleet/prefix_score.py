@@ -27,9 +27,9 @@ class PrefixScorePolicy(RoutingPolicy):
         config = self._config
         free = workers.free_pages - workers.reserved_tokens / workers.page_size
         kv_free = 100.0 * np.maximum(free, 0.0) / np.maximum(workers.total_pages, 1.0)
-        room = np.maximum(workers.places - workers.num_active, 0.0)
+        room = np.maximum(workers.max_num_seqs - workers.num_active, 0.0)
         return (
-            config.prefix_score_utilisation_weight * workers.num_active / workers.places
+            config.prefix_score_utilisation_weight * workers.num_active / workers.max_num_seqs
             - config.prefix_score_hit_weight * request.hit_tokens
             - config.prefix_score_kv_free_weight * kv_free
             - config.prefix_score_batch_room_weight * room

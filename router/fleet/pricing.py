@@ -9,7 +9,7 @@ from worker.wire.messages import EngineInfo, LoadSnapshot
 from worker.wire.step_time import StepCosts
 
 _CHUNK = 2048
-"""Tokens per step where a worker does not tell."""
+"""Prompt tokens of a step where a worker does not report how many it takes."""
 
 Number = TypeVar("Number", float, Floats)
 """Of one worker, or of all."""
@@ -21,7 +21,7 @@ class Work(NamedTuple, Generic[Number]):
     tokens: Number
     attended: Number
     steps: Number
-    first: Number
+    first_chunks: Number
     burst: Number
     rows: Number
     context: Number
@@ -31,7 +31,7 @@ class Price(NamedTuple, Generic[Number]):
     """See the fields of WorkerTable with these names."""
 
     queue_s: Number
-    first_s: Number
+    first_chunks_s: Number
     drain_s: Number
     step_s: Number
     row_s: Number
@@ -49,11 +49,11 @@ def price_load(
 ) -> None:
     """Enters one worker's report and its price; its times are `factor` times those of `costs`."""
     chunk = info.max_num_batched_tokens or _CHUNK
-    piece = load.new_prompt_share * chunk
+    first_chunk = load.new_prompt_share * chunk
     table.chunk[row] = chunk
-    table.piece[row] = piece
-    table.stretch[row] = stretch = chunk / piece if piece else 1.0
-    table.stretched[row] = stretch - 1.0
+    table.first_chunk_tokens[row] = first_chunk
+    table.chunk_slowdown[row] = slowdown = chunk / first_chunk if first_chunk else 1.0
+    table.extra_slowdown[row] = slowdown - 1.0
     work = work_of(load, chunk)
     for name, value in zip(_WORK, work, strict=True):
         getattr(table, name)[row] = value
@@ -71,7 +71,7 @@ def price_all(table: WorkerTable, costs: StepCosts, factors: Floats) -> None:
 
 
 def work_of(load: LoadSnapshot, chunk: int) -> Work[float]:
-    """The work that a report tells of; `chunk` is the most prompt tokens of one step."""
+    """The work in a report; `chunk` is the most prompt tokens of one step."""
     rows = load.num_running
     shape = load.step_shape
     context = shape.decode_context * rows / shape.decode_rows if shape.decode_rows else 0.0
@@ -82,8 +82,8 @@ def work_of(load: LoadSnapshot, chunk: int) -> Work[float]:
     if not tokens:
         half = 0.5 if rows else 0.0  # the step that runs
         return Work(0.0, 0.0, half, 0.0, 0.0, rows, context)
-    piece = load.new_prompt_share * chunk
-    first = min(waiting, load.num_waiting * piece) + min(reserved, load.num_reserved * piece)
+    most = load.new_prompt_share * chunk
+    first = min(waiting, load.num_waiting * most) + min(reserved, load.num_reserved * most)
     attended = (
         load.prefilling_attended
         + _attended(waiting, load.num_waiting, load.queued_cached_tokens)
@@ -101,7 +101,7 @@ def price(work: Work[Number], costs: StepCosts, factor: Number) -> Price[Number]
     one = work.rows + (work.rows == 0.0)  # a divisor
     return Price(
         queue_s=queue * factor,
-        first_s=work.first * queue * factor,
+        first_chunks_s=work.first_chunks * queue * factor,
         drain_s=(burst + step) * factor,
         step_s=step * factor,
         row_s=(costs.decode_row + costs.context_token * work.context / one) * factor,

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from router.fleet.blocks import BlockKey
-from router.fleet.in_flight import Flight
+from router.fleet.in_flight import PrefixNode
 from worker.wire.messages import EngineInfo, LoadSnapshot
 
 
@@ -18,8 +18,8 @@ class Reservation:
     """Prompt tokens that its prefix cache does not have."""
     work_s: float = 0.0
     """To compute them."""
-    first_s: float = 0.0
-    """Of that, what is computed though other prompts are under way."""
+    first_chunks_s: float = 0.0
+    """Of `work_s`, its first chunk, which is computed though other prompts are under way."""
     epoch: int = 0
     """Incarnation of the worker that took it; 0 before the worker said so."""
     ordinal: int = 0
@@ -29,7 +29,8 @@ class Reservation:
 class SentPrompt(NamedTuple):
     """A prompt that a worker was sent and that is not known to be computed."""
 
-    flight: Flight
+    node: PrefixNode
+    """Of the tree InFlight; what `InFlight.remove` takes."""
     priority: int
     work_s: float
     """To compute what its prefix cache does not have."""
@@ -37,7 +38,7 @@ class SentPrompt(NamedTuple):
 
 @dataclass(slots=True)
 class WorkerState:
-    """One worker as its reports tell, plus what this gateway has sent there since."""
+    """One worker as it reported last, plus what this gateway has sent there since."""
 
     worker_id: str
     row: int
@@ -52,7 +53,7 @@ class WorkerState:
     """By request id."""
     reserved_tokens: int = 0
     """Sum of the reservations' uncached tokens."""
-    flights: dict[str, SentPrompt] = field(default_factory=dict)
+    in_flight: dict[str, SentPrompt] = field(default_factory=dict)
     """By request id, prompts sent there that are not known to be computed."""
 
     @property
@@ -62,9 +63,11 @@ class WorkerState:
 
     @property
     def num_queued(self) -> int:
-        """Requests whose prompts the load tells of: at least those that wait."""
+        """Requests whose prompts the load contains: at least those that wait."""
         load = self.load
-        return max(len(self.flights) - len(self.reservations), load.num_waiting + load.num_reserved)
+        return max(
+            len(self.in_flight) - len(self.reservations), load.num_waiting + load.num_reserved
+        )
 
     @property
     def num_active(self) -> int:
@@ -75,7 +78,7 @@ class WorkerState:
     def contains(self, booking: Reservation) -> bool:
         """Whether the load contains it, or the incarnation that took it is gone.
 
-        One that was not answered yet goes on: the next incarnation may be the one that takes it.
+        One that was not answered yet stays: the next incarnation may be the one that takes it.
         """
         if not booking.epoch or booking.epoch > self.epoch:
             return False

@@ -17,7 +17,7 @@ _LEAST = 1e-9
 class Utilisation:
     """Seconds spent on prompts per second of all workers, older ones weighing less.
 
-    Workers are told apart by their rows in the WorkerTable.
+    Workers are distinguished by their rows in the WorkerTable.
 
     Args:
         window_s: time after which a report weighs 1/e.

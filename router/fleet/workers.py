@@ -11,7 +11,7 @@ from xxhash import xxh3_64_intdigest
 Floats: TypeAlias = NDArray[np.float64]
 
 OUTPUT_STEPS = 256
-"""Steps that a request is taken to occupy a place in the batch for."""
+"""Steps for which a request is taken to occupy a slot of the batch."""
 _FIRST_CAPACITY = 8
 _LEAST = 1e-12
 """A divisor where there is nothing to divide."""
@@ -28,13 +28,13 @@ class WorkerTable:
     eligible: NDArray[np.bool_]
     """Attached, loaded and not draining."""
     work_tokens: Floats
-    """Prompt tokens that its last report tells of, not computed yet."""
+    """Prompt tokens in its last report, not computed yet."""
     work_attended: Floats
     """Pairs of one of these and a position that it attends to."""
     work_steps: Floats
     """Steps that they take; half of one where only decodes run."""
-    work_first: Floats
-    """Part of them that are first pieces, see `first_s`."""
+    work_first_chunks: Floats
+    """Part of them that are first chunks, see `first_chunks_s`."""
     work_burst: Floats
     """Those that fit into one step."""
     work_rows: Floats
@@ -42,23 +42,23 @@ class WorkerTable:
     work_context: Floats
     """Positions that these attend to."""
     queue_s: Floats
-    """To compute the prompts that its last report tells of."""
+    """Seconds to compute the prompts in its last report."""
     reported_at: Floats
     """When that was."""
-    first_s: Floats
-    """Of `queue_s`, the first pieces of prompts that wait: what a step does of a new prompt though
-    others are under way."""
+    first_chunks_s: Floats
+    """Of `queue_s`, the first chunks of prompts that wait: what a step computes of a new prompt
+    though others are under way."""
     drain_s: Floats
     """As much of `queue_s` can have been done since: what is in one step."""
     queue_until: Floats
     """When `queue_s` has passed since."""
-    first_until: Floats
-    """The same of `first_s`."""
+    first_chunks_until: Floats
+    """The same of `first_chunks_s`."""
     left_s: Floats
     """What of `queue_s` is there when that step has ended."""
     reserved_s: Floats
     """To compute what this gateway has sent there since."""
-    reserved_first_s: Floats
+    reserved_first_chunks_s: Floats
     """Of `reserved_s`, the same."""
     reserved_tokens: Floats
     """Uncached prompt tokens of these."""
@@ -66,31 +66,31 @@ class WorkerTable:
     """Per prompt token."""
     attended_s: Floats
     """Per pair of a prompt token and a position that it attends to."""
-    worth: Floats
-    """Of a second of its time, for what it computes in it; 1 on average."""
+    relative_speed: Floats
+    """What it computes in a second, over the mean of the workers that are ready."""
     step_s: Floats
     """A step without prompts, as its running requests are."""
     row_s: Floats
     """What one more running request adds to that."""
     chunk: Floats
     """Most prompt tokens of one step."""
-    piece: Floats
-    """Most tokens of such a first piece; 0 where prompts under way leave nothing."""
-    stretch: Floats
+    first_chunk_tokens: Floats
+    """Most tokens of such a first chunk; 0 where prompts under way leave nothing."""
+    chunk_slowdown: Floats
     """What its time is multiplied by while prompts under way take the rest of each step."""
-    stretched: Floats
-    """`stretch` less 1."""
+    extra_slowdown: Floats
+    """`chunk_slowdown` less 1."""
     num_queued: Floats
-    """Prompts that its last report tells of."""
+    """Prompts in its last report."""
     num_sent: Floats
     """Prompts that were sent there since."""
-    num_packed: Floats
-    """Requests whose prompts end in the last step of its queue; that under way is not counted."""
-    room_s: Floats
-    """What fits into that step beside them."""
+    num_coscheduled: Floats
+    """Requests whose prompts end in the last step of its queue; not those of the step under way."""
+    step_headroom_s: Floats
+    """Seconds of prompts that fit into that step beside them."""
     num_active: Floats
     """Requests running, waiting, and on their way."""
-    places: Floats
+    max_num_seqs: Floats
     """Requests that can run at once."""
     free_pages: Floats
     """Free or evictable."""
@@ -99,11 +99,11 @@ class WorkerTable:
     """Room in pages that hold nothing that anyone could hit, less what was sent there since."""
     slowdown_s: Floats
     """What one more request costs those that are there, over the time in which it generates."""
-    place_s: Floats
-    """Until there is a place in the batch; 0 while there is one."""
+    slot_wait_s: Floats
+    """Until there is a slot in the batch; 0 while there is one."""
     page_size: Floats
     last_chosen: Floats
-    """Turn in which it was chosen last."""
+    """Number of the decision that chose it last."""
     seeds: NDArray[np.uint64]
     """A random number of the worker's own, the same in every gateway."""
 
@@ -133,7 +133,7 @@ class WorkerTable:
                 self._resize(2 * row)
         for name in _FLOATS:
             getattr(self, name)[row] = 0.0
-        self.page_size[row] = self.places[row] = self.chunk[row] = 1.0
+        self.page_size[row] = self.max_num_seqs[row] = self.chunk[row] = 1.0
         self.seeds[row] = xxh3_64_intdigest(worker_id.encode())
         return row
 
@@ -160,8 +160,8 @@ class WorkerTable:
     ) -> Floats:
         """What others take of the time until a prompt with so much to compute is done, per row.
 
-        One that is a single piece need not wait for those under way: while it and the pieces
-        before it are computed, they only get the rest of each step.
+        One that is a single chunk need not wait for those under way: while it and the first chunks
+        before it are computed, those get the rest of each step only.
 
         Args:
             now: the clock.
@@ -170,13 +170,13 @@ class WorkerTable:
             waiting: `waiting_s`.
             coming: tokens that it waits for others to compute; None for none.
         """
-        first = self.first_until - now
+        first = self.first_chunks_until - now
         np.maximum(first, _ZERO, out=first)
-        first += self.reserved_first_s
-        first *= self.stretch
-        first += self.stretched * work_s
+        first += self.reserved_first_chunks_s
+        first *= self.chunk_slowdown
+        first += self.extra_slowdown * work_s
         np.minimum(first, waiting, out=first)
-        soon = num_tokens <= self.piece
+        soon = num_tokens <= self.first_chunk_tokens
         if coming is not None:
             soon &= coming <= _ZERO
         result: Floats = np.where(soon, first, waiting)
@@ -194,16 +194,18 @@ class WorkerTable:
         """The same for one row; all of its queue where what others compute is waited for."""
         waiting = max(self.queue_until.item(row) - now, self.left_s.item(row))
         waiting += self.reserved_s.item(row)
-        if coming or num_tokens > self.piece.item(row):
+        if coming or num_tokens > self.first_chunk_tokens.item(row):
             return waiting
-        stretch = self.stretch.item(row)
-        first = max(self.first_until.item(row) - now, 0.0) + self.reserved_first_s.item(row)
-        return min(waiting, stretch * first + self.stretched.item(row) * work_s)
+        chunk_slowdown = self.chunk_slowdown.item(row)
+        first = max(
+            self.first_chunks_until.item(row) - now, 0.0
+        ) + self.reserved_first_chunks_s.item(row)
+        return min(waiting, chunk_slowdown * first + self.extra_slowdown.item(row) * work_s)
 
-    def places_s(self, num_active: Floats) -> Floats:
-        """Until there is a place in the batch behind so many requests, per row."""
-        over: Floats = np.maximum(num_active + 1.0 - self.places, 0.0)
-        over /= self.places
+    def slot_waits_s(self, num_active: Floats) -> Floats:
+        """Until there is a slot in the batch behind `num_active` requests: seconds per row."""
+        over: Floats = np.maximum(num_active + 1.0 - self.max_num_seqs, 0.0)
+        over /= self.max_num_seqs
         over *= OUTPUT_STEPS
         over *= self.step_s
         return over
@@ -212,16 +214,16 @@ class WorkerTable:
         """Enters until when the queue of a worker lasts, as it was reported and priced."""
         reported_at, queue_s = self.reported_at.item(row), self.queue_s.item(row)
         self.queue_until[row] = reported_at + queue_s
-        self.first_until[row] = reported_at + self.first_s.item(row)
+        self.first_chunks_until[row] = reported_at + self.first_chunks_s.item(row)
         self.left_s[row] = max(queue_s - self.drain_s.item(row), 0.0)
 
     def date_all(self) -> None:
         """The same for all rows."""
         np.add(self.reported_at, self.queue_s, out=self.queue_until)
-        np.add(self.reported_at, self.first_s, out=self.first_until)
+        np.add(self.reported_at, self.first_chunks_s, out=self.first_chunks_until)
         np.maximum(self.queue_s - self.drain_s, 0.0, out=self.left_s)
 
-    def pack_row(self, row: int, num_queued: int, num_sent: int) -> None:
+    def coschedule_row(self, row: int, num_queued: int, num_sent: int) -> None:
         """Enters these numbers of prompts, and how full they make the last step of the queue."""
         self.num_queued[row], self.num_sent[row] = num_queued, num_sent
         step_s = self.chunk.item(row) * self.prefill_token_s.item(row)
@@ -231,17 +233,17 @@ class WorkerTable:
         if left_s:
             number += num_queued * left_s / self.queue_s.item(row)
         last_s = work_s % step_s if step_s else 0.0
-        self.room_s[row] = step_s - last_s
-        self.num_packed[row] = number * last_s / work_s if work_s > 0.0 else 0.0
+        self.step_headroom_s[row] = step_s - last_s
+        self.num_coscheduled[row] = number * last_s / work_s if work_s > 0.0 else 0.0
 
-    def pack_all(self) -> None:
+    def coschedule_all(self) -> None:
         """The same for all rows, whose numbers have not changed."""
         steps_s = self.chunk * self.prefill_token_s
         number = self.num_sent + self.num_queued * self.left_s / np.maximum(self.queue_s, _LEAST)
         work_s = self.reserved_s + self.left_s
         last_s = np.fmod(work_s, np.maximum(steps_s, _LEAST))
-        self.room_s[:] = np.maximum(steps_s - last_s, 0.0)
-        self.num_packed[:] = number * last_s / np.maximum(work_s, _LEAST)
+        self.step_headroom_s[:] = np.maximum(steps_s - last_s, 0.0)
+        self.num_coscheduled[:] = number * last_s / np.maximum(work_s, _LEAST)
 
     def compute_s(self, num_tokens: Floats, num_cached: Floats) -> Floats:
         """To compute so many tokens of a prompt after so many that are cached, per row."""
@@ -268,7 +270,7 @@ class WorkerTable:
             setattr(self, name, _grown(getattr(self, name, None), capacity, np.float64))
         self.eligible = _grown(getattr(self, "eligible", None), capacity, np.bool_)
         self.seeds = _grown(getattr(self, "seeds", None), capacity, np.uint64)
-        for name in ("page_size", "places", "chunk"):  # divisors
+        for name in ("page_size", "max_num_seqs", "chunk"):  # divisors
             array = getattr(self, name)
             array[array == 0.0] = 1.0
 

@@ -120,10 +120,10 @@ def parse_keys(text: str) -> list[KeyEntry]:
         ValueError: it is wrong; the text holds no key.
     """
     lines = [line.strip() for line in text.splitlines()]
-    told = [line for line in lines if line and not line.startswith("#")]
-    if told and told[0].startswith("["):
+    kept = [line for line in lines if line and not line.startswith("#")]
+    if kept and kept[0].startswith("["):
         return [named(name, table) for name, table in tomllib.loads(text).items()]
-    return list({entry.digests: entry for entry in map(unnamed, told)}.values())
+    return list({entry.digests: entry for entry in map(unnamed, kept)}.values())
 
 
 def refuse_doubles(entries: Sequence[KeyEntry]) -> None:

@@ -35,7 +35,7 @@ class KeyLimits:
         self._uses: dict[str, KeyUse] = {}
 
     def of(self, entry: KeyEntry) -> KeyUse:
-        """The use of a key; it goes on where its limits or the key itself are exchanged."""
+        """The use of a key; it continues where its limits or the key itself are exchanged."""
         use = self._uses.get(entry.name)
         if use is None:
             use = self._uses[entry.name] = KeyUse(entry, self._num_gateways)
@@ -103,18 +103,18 @@ class KeyUse:
         self.tokens.take(num_tokens, now)
 
     def headers(self, now: float) -> list[tuple[bytes, bytes]]:
-        """What is left, under OpenAI's names; of all gateways, as far as this one can tell."""
-        told: list[tuple[bytes, bytes]] = []
+        """What is left, under OpenAI's names; of all gateways, as far as this one knows."""
+        headers: list[tuple[bytes, bytes]] = []
         for bucket, unit in ((self.requests, b"requests"), (self.tokens, b"tokens")):
             if bucket.per_minute:
                 left = max(0.0, bucket.left(now))
                 full_s = (bucket.capacity - left) * MINUTE_S / bucket.per_minute
-                told += [
+                headers += [
                     (b"x-ratelimit-limit-" + unit, b"%d" % round(bucket.per_minute / self._part)),
                     (b"x-ratelimit-remaining-" + unit, b"%d" % int(left / self._part)),
                     (b"x-ratelimit-reset-" + unit, b"%.3fs" % max(0.0, full_s)),
                 ]
-        return told
+        return headers
 
 
 class Bucket:

@@ -85,7 +85,7 @@ class ModelStats:
     """Counters of one model in one gateway.
 
     Args:
-        max_tenants: tenants that are told apart; the rest count together.
+        max_tenants: tenants that metrics distinguish; the rest count together.
     """
 
     __slots__ = (
@@ -131,7 +131,7 @@ class ModelStats:
         """Expected first tokens over the earliest expected ones; where explained."""
         self.retries = 0
         self.resubmissions = 0
-        """Completions that were to go on elsewhere, each time their worker was lost."""
+        """Completions that were to continue elsewhere, each time their worker was lost."""
         self.refused = 0
         """Completions that no worker had room for in its queue."""
         self.unplaced = 0

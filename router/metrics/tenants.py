@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 OTHER = "other"
-"""Label of all that are not told apart."""
+"""Label of all tenants that have none of their own."""
 DEFAULT = "default"
 """Label where requests have no tenant."""
 IDLE_S = 600.0

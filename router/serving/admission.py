@@ -16,7 +16,7 @@ from worker.wire.admission import AdmissionChange
 logger = logging.getLogger(__name__)
 
 POLL_S = 2.0
-"""Seconds until a gateway knows what another one was told: an operator who watches can wait."""
+"""Seconds until a gateway knows what was changed at another: an operator who watches can wait."""
 TIMEOUT_S = 5.0
 """For one call to the store, which may be on a node that is gone."""
 
@@ -34,36 +34,36 @@ class SettingsStore(Protocol):
 
 
 class AdmissionRules:
-    """What this gateway tells its workers about admission.
+    """What this gateway sends its workers about admission.
 
     The store is right: each rule is a value of its own there, so changes at several gateways at a
     time do not undo each other. Without a store this gateway is the only one.
 
     Args:
         store: shared with the other gateways of the model.
-        tell: hands a change to the workers that are there; returns their ids.
+        notify: hands a change to the workers that are there; returns their ids.
     """
 
     def __init__(
-        self, store: SettingsStore | None, tell: Callable[[AdmissionChange], list[str]]
+        self, store: SettingsStore | None, notify: Callable[[AdmissionChange], list[str]]
     ) -> None:
         self.change = AdmissionChange()
-        """All that differs from the workers' flags; those that come are told it."""
+        """All that differs from the workers' flags; those that come are sent it."""
         self._store = store
-        self._tell = tell
-        self._turn = asyncio.Lock()
+        self._notify = notify
+        self._lock = asyncio.Lock()
         self._follower: asyncio.Task[None] | None = None
         self._reachable = True
 
     async def set(self, change: AdmissionChange) -> list[str]:
-        """Keeps a change, then tells the workers; returns whom.
+        """Keeps a change, then notifies the workers; returns their ids.
 
         Raises:
-            ApiError: 503, the change cannot be kept; nobody has been told.
+            ApiError: 503, the change cannot be kept; no worker has been notified.
         """
         encode = msgspec.msgpack.encode
         values = {name: encode(value) for name, value in change.given().items()}
-        async with self._turn:
+        async with self._lock:
             if self._store is not None:
                 try:
                     async with asyncio.timeout(TIMEOUT_S):
@@ -72,7 +72,7 @@ class AdmissionRules:
                     problem = f"nothing is changed, the change could not be kept: {error!r}"
                     raise ApiError(503, problem, retry_after_s=1) from error
             self.change = self.change.then(change)
-            return self._tell(change)
+            return self._notify(change)
 
     async def start(self) -> None:
         """Takes over what was changed before; from now on follows the other gateways."""
@@ -93,7 +93,7 @@ class AdmissionRules:
             await self._read(store)
 
     async def _read(self, store: SettingsStore) -> None:
-        async with self._turn:
+        async with self._lock:
             try:
                 async with asyncio.timeout(TIMEOUT_S):
                     values = await store.read()
@@ -111,4 +111,4 @@ class AdmissionRules:
                     known = known.then(msgspec.convert(rule, AdmissionChange))
             before, self.change = self.change.given(), known
             if news := {n: v for n, v in known.given().items() if before.get(n) != v}:
-                self._tell(msgspec.convert(news, AdmissionChange))
+                self._notify(msgspec.convert(news, AdmissionChange))

@@ -25,7 +25,7 @@ struct's, are the 256 of a token."""
 
 
 class CompletionSpec(msgspec.Struct, frozen=True, kw_only=True):
-    """What one completion is asked for; with it, any worker can begin or go on."""
+    """What one completion is asked for; with it, any worker can begin or continue."""
 
     request_id: str
     index: int
@@ -48,7 +48,7 @@ class CompletionSpec(msgspec.Struct, frozen=True, kw_only=True):
 class Completion:
     """A channel's receiver: turns token deltas into text that the response takes.
 
-    It owns everything another worker needs to go on: the prompt and the tokens so far. What it
+    It owns everything another worker needs to continue: the prompt and the tokens so far. What it
     tells the client is the same as if one worker had done all of it.
 
     Args:
@@ -61,7 +61,7 @@ class Completion:
         on_end: called once, when the completion has ended in whatever way.
         on_first: called when a worker's reports first show the request, for each attempt.
         on_loss: called when its worker is gone, with the reason; somebody is then to see to it that
-            it goes on, or to end it.
+            it continues, or to end it.
     """
 
     __slots__ = (
@@ -247,7 +247,7 @@ class Completion:
         )
 
     def begin_again(self) -> None:
-        """The next attempt goes on from here: what is still on its way counts no more."""
+        """The next attempt continues from here: what is still on its way counts no more."""
         self.attempt += 1
         self.prompt = self.spec.prompt.followed_by(self.token_ids)
         self._awaited = True
@@ -283,7 +283,7 @@ class Completion:
             self._notify()
 
     def lose(self, reason: str) -> None:
-        """The worker is gone; the completion can go on elsewhere. See Receiver."""
+        """The worker is gone; the completion can continue elsewhere. See Receiver."""
         if self.finish_reason is None:
             self.num_losses += 1
             self.num_suspected += self._awaited

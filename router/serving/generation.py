@@ -53,7 +53,7 @@ class Generation:
         self.request = request
         self.completions = completions
         self.explain = explain
-        """Whether the client is told of the decisions."""
+        """Whether the decisions are reported to the client."""
         self.client_left = False
         """Whether nobody reads what is written."""
         self._mailbox = mailbox
@@ -61,7 +61,7 @@ class Generation:
 
     @property
     def finished(self) -> bool:
-        """Whether nothing more will come: all have ended, and `take` has told so."""
+        """Whether nothing more will come: all have ended, and `take` has returned it."""
         return not self._mailbox and all(completion.finished for completion in self.completions)
 
     @property

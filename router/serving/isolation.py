@@ -10,7 +10,7 @@ from router.channel import WorkerChannel
 from router.serving.completion import Completion
 
 APART_FROM = 2
-"""Losses: most have nothing to do with any request, so after a first one all go on at once."""
+"""Losses: most have nothing to do with any request, so after a first one all continue at once."""
 PATIENCE_S = 10.0
 """For which a suspect waits for a worker of its own: a busy fleet may have none to spare, and where
 workers really were lost twice for other reasons, this is what it costs its client."""
@@ -26,7 +26,7 @@ class Isolation:
     one client's request are one suspect. Those that generated already are never suspected.
 
     Args:
-        max_attempts: losses under suspicion; 1 lets nothing go on after a loss.
+        max_attempts: losses under suspicion; 1 lets nothing continue after a loss.
         channels: of the workers, by id.
     """
 
@@ -42,7 +42,7 @@ class Isolation:
         """Times that workers may have become free."""
 
     def verdict(self, completion: Completion, reason: str) -> str | None:
-        """What a client is told whose request has ended enough workers; None for others."""
+        """The error for a request that has ended enough workers; None for others."""
         num_attempts = completion.num_suspected
         if self._max_attempts == 1:  # whatever became of the first one
             num_attempts = max(num_attempts, completion.num_losses)

@@ -103,7 +103,7 @@ class LoadMeter:
         pace, table, stats = self._fleet.pace, self._fleet.table, self._stats
         rows = np.flatnonzero(table.eligible)
         info = self._fleet.info
-        places = float(table.places[rows].mean()) if len(rows) else _PLACES
+        places = float(table.max_num_seqs[rows].mean()) if len(rows) else _PLACES
         if not len(rows) and info is not None:
             places = float(info.max_num_seqs)
         factor = float(pace.factors(table.capacity)[rows].mean()) if len(rows) else 1.0

@@ -14,7 +14,7 @@ from router.channel import Refused, WorkerChannel, WorkerTransport, WorkerUnreac
 from router.config import ModelRoute
 from router.errors import ApiError, bad_request, no_worker, overloaded
 from router.explain import DecisionLog
-from router.fleet import Choice, Fleet, Turn
+from router.fleet import BatchWindow, Choice, Fleet
 from router.metrics.stats import ModelStats, WorkerTarget
 from router.serving.account import count_choice, decision_line
 from router.serving.admission import AdmissionRules, SettingsStore
@@ -23,7 +23,7 @@ from router.serving.generation import Generation, GenerationRequest
 from router.serving.isolation import Isolation
 from router.serving.load import LoadMeter
 from router.serving.mailbox import Mailbox
-from router.serving.newcomers import Newcomers
+from router.serving.pending_workers import PendingWorkers
 from router.serving.refused_grammars import RefusedGrammars
 from router.serving.resumption import Resumption
 from router.tokens.encoder import PromptEncoder
@@ -50,7 +50,7 @@ class ServedModel:
         encoder: makes prompts.
         fleet: the model's workers.
         defaults: sampling values for what requests leave open.
-        max_tenants: tenants that metrics tell apart.
+        max_tenants: tenants that metrics distinguish.
         settings: what the model's gateways share; None where this is the only one.
     """
 
@@ -70,16 +70,18 @@ class ServedModel:
         self.tokenizer = tokenizer
         self.encoder = encoder
         self.fleet = fleet
-        self._turn = Turn(fleet)
+        self._batch_window = BatchWindow(fleet)
         self.defaults = defaults
         self.stats = ModelStats(max_tenants)
         self.set_target(WorkerTarget(route.min_workers, route.min_workers, route.max_workers))
         self._gateway_id = gateway_id
         self._transport = transport
         self._channels: dict[str, WorkerChannel] = {}
-        self._newcomers = Newcomers(route.routing.worker_wait_s, on_demand=route.on_demand)
+        self._pending_workers = PendingWorkers(
+            route.routing.no_worker_timeout_s, on_demand=route.on_demand
+        )
         self._closed = False
-        self.admission = AdmissionRules(settings, self._tell_admission)
+        self.admission = AdmissionRules(settings, self._notify_admission)
         self.refused_grammars = RefusedGrammars()
         self._isolation = Isolation(route.routing.max_request_attempts, self._channels)
         self._resumption = Resumption(route.routing, self._isolation, self._place, self.stats)
@@ -107,7 +109,7 @@ class ServedModel:
         self._closed = True
         await self.admission.close()
         self._resumption.close()
-        self._newcomers.close()
+        self._pending_workers.close()
         for channel in list(self._channels.values()):
             await channel.close()
         if self._log_file is not None:
@@ -124,7 +126,7 @@ class ServedModel:
         shared, stop = sampling.amended(n=1, seed=None), StopStrings(sampling.stop)
         others = shared
         if shared.prompt_logprobs is not None and not request.stream:
-            others = shared.amended(prompt_logprobs=None)  # the first of each prompt tells them
+            others = shared.amended(prompt_logprobs=None)  # the first of each prompt has them
         completions = []
         unique = secrets.token_hex(8)  # clients choose request ids, and may choose one twice
         pairs = itertools.product(request.prompts, range(sampling.n))
@@ -162,7 +164,7 @@ class ServedModel:
         self.refused_grammars.clear()
         # It may have left while the stream was being opened, when the fleet did not know it yet.
         self.fleet.set_draining(worker_id, self._channels[worker_id].leaving)
-        self._newcomers.settled(worker_id)
+        self._pending_workers.resolved(worker_id)
         if self.admission.change.given():
             self._channels[worker_id].set_admission(self.admission.change)
         if self._log_file is not None:
@@ -189,7 +191,7 @@ class ServedModel:
     def on_closed(self, worker_id: str) -> None:
         """See ChannelListener."""
         self.fleet.remove(worker_id)
-        self._newcomers.settled(worker_id)
+        self._pending_workers.resolved(worker_id)
         self._channels.pop(worker_id, None)
         self._isolation.forget(worker_id)
         self.stats.routed.pop(worker_id, None)
@@ -199,22 +201,22 @@ class ServedModel:
             return
         members = dict.fromkeys(worker_ids)
         if not members and self._channels:
-            self._newcomers.all_left()
+            self._pending_workers.all_left()
         for worker_id in members:
             if worker_id not in self._channels:
                 channel = WorkerChannel(worker_id, self._gateway_id, self._transport, self)
                 self._channels[worker_id] = channel
-                self._newcomers.joined(worker_id)
+                self._pending_workers.add(worker_id)
                 channel.start()
         for worker_id, channel in self._channels.items():
             leaving = worker_id not in members
             channel.set_leaving(leaving)
             self.fleet.set_draining(worker_id, leaving)
             if leaving:
-                self._newcomers.settled(worker_id)
+                self._pending_workers.resolved(worker_id)
 
-    def _tell_admission(self, change: AdmissionChange) -> list[str]:
-        """Changes how the workers admit requests; whom it told."""
+    def _notify_admission(self, change: AdmissionChange) -> list[str]:
+        """Changes how the workers admit requests; returns the ids of those that were reached."""
         return [
             worker_id
             for worker_id, channel in self._channels.items()
@@ -282,7 +284,7 @@ class ServedModel:
         """Submits to the best worker that was not tried yet; returns why it did not get it."""
         spec = completion.spec
         choice = await self._choose_apart(completion, tried)
-        if choice is None and await self._newcomers.wait(lambda: self.fleet.ready):
+        if choice is None and await self._pending_workers.wait(lambda: self.fleet.ready):
             choice = await self._choose_apart(completion, tried)
         if choice is None:
             raise self._nobody(completion)
@@ -362,10 +364,10 @@ class ServedModel:
             workers = self.fleet.workers
             unfit = [w.worker_id for w in workers if w.info and Limits.of(w.info) in problems]
             excluded = [*tried, *unfit]
-        return await self._turn.place(spec.request_id, prompt, excluded)
+        return await self._batch_window.place(spec.request_id, prompt, excluded)
 
     def _nobody(self, completion: Completion, problem: str = "try again shortly") -> ApiError:
-        """What the client of a completion is told that no worker takes."""
+        """The error for the client of a completion that no worker takes."""
         rejection = completion.rejection
         if rejection is None:
             self.stats.unplaced += 1

@@ -13,8 +13,8 @@ MAX_GRAMMARS = 1024
 class RefusedGrammars:
     """Remembers what workers have refused for good, until a worker joins that may know better.
 
-    Whoever sends such a grammar again is told so before anything is booked, and costs no worker
-    anything. Grammars are kept by their hashes: their texts may be large.
+    Whoever sends such a grammar again gets the message before anything is booked, and costs no
+    worker anything. Grammars are kept by their hashes: their texts may be large.
     """
 
     def __init__(self) -> None:

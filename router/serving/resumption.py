@@ -1,4 +1,4 @@
-"""Completions whose worker was lost go on at another one, or at the same when it is back."""
+"""Completions whose worker was lost continue at another one, or at the same when it is back."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Resumption:
         stats: ModelStats,
     ) -> None:
         self._isolation = isolation
-        self._wait_s = config.worker_wait_s
+        self._wait_s = config.no_worker_timeout_s
         self._place = place
         self._stats = stats
         self._tasks: dict[asyncio.Task[None], None] = {}
@@ -57,7 +57,7 @@ class Resumption:
             completion.fail(verdict)
         else:
             logger.warning(
-                "goes on elsewhere after %d tokens: %s",
+                "continues elsewhere after %d tokens: %s",
                 *(len(completion.token_ids), reason),
                 extra=extra,
             )
@@ -91,7 +91,7 @@ class Resumption:
             completion.fail(f"{reason}; then {problem}")
 
     async def _try_until_placed(self, completion: Completion) -> str | None:
-        """Returns why it is given up, None if it goes on (or its client has left)."""
+        """Returns why it is given up, None if it continues (or its client has left)."""
         clock = asyncio.get_running_loop().time
         deadline = clock() + self._wait_s
         pause = FIRST_PAUSE_S

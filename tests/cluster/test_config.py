@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 import argparse
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
 
 from cluster.cli.main import build_parser
 from cluster.cli.options import add_options, field_docstrings, given_options
-from cluster.cli.serve import configure
-from cluster.config import EndpointConfig, FleetConfig, ServeConfig, serve_config_from_mapping
+from cluster.cli.serve import PER_MODEL, configure
+from cluster.config import (
+    RENAMED,
+    EndpointConfig,
+    FleetConfig,
+    ServeConfig,
+    serve_config_from_mapping,
+)
 from router.config import RoutingConfig
 from worker.config import EngineConfig
 from worker.metrics.node import NodeMetricsConfig
@@ -87,10 +94,23 @@ def test_every_field_is_explained(cls: type) -> None:
 
 def test_each_node_has_a_port_for_metrics_where_asked_for() -> None:
     assert parse("m").node_metrics().port == 0
-    config = parse("m", "--metrics-port", "9464", "--metrics-host", "::", "--fair-by", "key")
+    config = parse("m", "--metrics-port", "9464", "--metrics-host", "::", "--fairness-key", "key")
     assert config.node_metrics() == NodeMetricsConfig(host="::", port=9464)
     assert parse("m", "--metrics-vllm-names").node_metrics() == NodeMetricsConfig(vllm_names=True)
     assert config.gateway().metrics_max_tenants == 32
+
+
+def test_an_option_under_its_old_name_is_refused_with_the_new_one() -> None:
+    with pytest.raises(ValueError, match="fair_by is now fairness_key, salt_by is now cache_isol"):
+        serve_config_from_mapping({"models": [{"model": "m"}], "fair_by": "key", "salt_by": "key"})
+    with pytest.raises(ValueError, match="worker_wait_s is now no_worker_timeout_s"):
+        serve_config_from_mapping({"models": [{"model": "m", "worker_wait_s": 9}]})
+
+
+def test_the_new_names_are_options_themselves() -> None:
+    names = {f.name for cls in (*PER_MODEL, EndpointConfig) for f in fields(cls)}
+    assert names.issuperset(RENAMED.values())
+    assert names.isdisjoint(RENAMED)
 
 
 def test_how_long_a_start_is_tried_again() -> None:

@@ -27,6 +27,13 @@ from cluster.cli.main import build_parser
             "unknown flag --number-prompts (did you mean --num-prompts?)",
         ),
         ("doctor --prot 9000", "rayfleet doctor [FLAGS]", "--prot (did you mean --port?)"),
+        (
+            "serve --fair-by=key",
+            "rayfleet serve",
+            "unknown flag --fair-by (it is now --fairness-key)",
+        ),
+        ("serve --salt-by key", "rayfleet serve", "--salt-by (it is now --cache-isolation)"),
+        ("serve --worker-wait-s 9", "rayfleet serve", "(it is now --no-worker-timeout-s)"),
         ("serve --hurry", "rayfleet serve [FLAGS] [model]", "unknown flag --hurry"),
         ("serve one/model another", "rayfleet serve [FLAGS] [model]", "unexpected: another"),
         ("serve --dtype f8", "rayfleet serve [FLAGS] [model]", "invalid choice: 'f8'"),

@@ -106,7 +106,7 @@ async def test_what_cannot_be_encoded_is_dropped_by_itself(rig):
     await rig.start()
     poison = AdmissionChange()
     msgspec.structs.force_setattr(poison, "prefill_max_tokens", 2**64)
-    assert len(rig.gateway.model("stub")._tell_admission(poison)) == 2
+    assert len(rig.gateway.model("stub")._notify_admission(poison)) == 2
     responses = [await rig.chat() for _ in range(4)]
     assert [response.status_code for response in responses] == [200] * 4
 

@@ -9,7 +9,7 @@ from math import ceil
 import numpy as np
 import pytest
 
-from router.fleet import Choice, Fleet, PromptBlocks, Turn
+from router.fleet import BatchWindow, Choice, Fleet, PromptBlocks
 from router.fleet.burst import group_order
 from tests.support.router.scheduled_worker import ScheduledWorker
 from worker.wire.messages import AttachSnapshot, Submit, WorkerUpdate
@@ -156,11 +156,11 @@ def test_group_order_puts_siblings_together_and_large_groups_first() -> None:
 
 async def test_requests_of_one_turn_are_placed_together() -> None:
     fleet = Cluster(num_workers=4, num_gateways=1).fleets[0]
-    turn = Turn(fleet)
+    window = BatchWindow(fleet)
     names = [f"r{number}" for number in range(8)]
     prompts = [sibling(number % 2, number) for number in range(8)]
     pairs = list(zip(names, prompts, strict=True))
-    choices = await asyncio.gather(*(turn.place(name, prompt) for name, prompt in pairs))
+    choices = await asyncio.gather(*(window.place(name, prompt) for name, prompt in pairs))
     holders = {n % 2: choice.worker_id for n, choice in enumerate(choices) if choice}
     assert len(set(holders.values())) == 2
     for number, choice in enumerate(choices):
@@ -171,12 +171,12 @@ async def test_requests_of_one_turn_are_placed_together() -> None:
 
 async def test_a_request_that_is_cancelled_while_it_is_placed_leaves_nothing() -> None:
     fleet = Cluster(num_workers=2, num_gateways=1).fleets[0]
-    turn = Turn(fleet)
-    early = asyncio.create_task(turn.place("early", sibling(0, 0)))
-    late = asyncio.create_task(turn.place("late", sibling(0, 1)))
+    window = BatchWindow(fleet)
+    early = asyncio.create_task(window.place("early", sibling(0, 0)))
+    late = asyncio.create_task(window.place("late", sibling(0, 1)))
     await asyncio.sleep(0)
-    early.cancel()  # before the turn is over
-    asyncio.get_running_loop().call_soon(late.cancel)  # in the turn in which it is placed
+    early.cancel()  # before the window is over
+    asyncio.get_running_loop().call_soon(late.cancel)  # in the window in which it is placed
     results = await asyncio.gather(early, late, return_exceptions=True)
     assert all(isinstance(result, asyncio.CancelledError) for result in results)
     assert not any(worker.reservations for worker in fleet.workers)
@@ -185,7 +185,7 @@ async def test_a_request_that_is_cancelled_while_it_is_placed_leaves_nothing() -
 
 async def test_an_idle_turn_adds_no_wait() -> None:
     fleet = Cluster(num_workers=2, num_gateways=1).fleets[0]
-    placed = asyncio.create_task(Turn(fleet).place("r", sibling(0, 0)))
+    placed = asyncio.create_task(BatchWindow(fleet).place("r", sibling(0, 0)))
     for _ in range(4):  # rounds of the loop, each of which would end a timer of zero seconds
         await asyncio.sleep(0)
     assert placed.done()

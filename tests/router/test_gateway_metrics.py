@@ -125,7 +125,7 @@ async def test_what_no_worker_has_yet_is_pending(rig):
 
 async def test_tenants_are_counted_up_to_a_bound(rig):
     keys = ("a", "b", "c", "d")
-    await rig.start(fair_by="key", api_keys=keys, metrics_max_tenants=2)
+    await rig.start(fairness_key="key", api_keys=keys, metrics_max_tenants=2)
     for key in (*keys, "a"):
         rig.client.headers["authorization"] = f"Bearer {key}"
         assert (await rig.chat()).status_code == 200

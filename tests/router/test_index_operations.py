@@ -154,7 +154,7 @@ class IndexMachine(RuleBasedStateMachine):
                 assert mask >> 2 * slot + 1 & 1
         for state in fleet.workers:
             assert not state.reservations
-            assert not state.flights
+            assert not state.in_flight
             assert fleet.table.reserved_s[state.row] == 0.0
         assert len(fleet.in_flight) == 0
         for prompt in self.prompts:

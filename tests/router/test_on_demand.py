@@ -8,14 +8,14 @@ from dataclasses import replace
 import pytest
 
 from router.config import RoutingConfig
-from router.serving import newcomers
+from router.serving import pending_workers
 
 
 async def start(rig, *, wait_s: float = 20.0, **options) -> None:
     """A gateway that knows of no worker, and steps of workers that come."""
     rig.transport.set_members_quietly()
     [route] = rig.config.models
-    route = replace(route, on_demand=True, routing=RoutingConfig(worker_wait_s=wait_s))
+    route = replace(route, on_demand=True, routing=RoutingConfig(no_worker_timeout_s=wait_s))
     await rig.start(attached=0, models=(route,), **options)
 
 
@@ -71,7 +71,7 @@ async def test_a_client_that_leaves_waits_no_more(rig) -> None:
 
 
 async def test_not_more_wait_than_may(rig, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(newcomers, "MAX_WAITING", 1)
+    monkeypatch.setattr(pending_workers, "MAX_WAITING", 1)
     await start(rig)
     work = asyncio.create_task(rig.complete())
     await rig.until(lambda: rig.gateway.model("stub").stats.pending_requests == 1)

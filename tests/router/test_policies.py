@@ -242,8 +242,10 @@ def test_speeds_are_learned_and_used() -> None:
     per_token = table.prefill_token_s[:3] / table.prefill_token_s[0]
     assert per_token[1] == 1.0  # too little to tell
     assert per_token[2] == pytest.approx(4.0, rel=0.2)
-    assert table.worth[:3].mean() == pytest.approx(1.0)
-    assert table.worth[0] / table.worth[2] == pytest.approx(per_token[2], rel=1e-6)
+    assert table.relative_speed[:3].mean() == pytest.approx(1.0)
+    assert table.relative_speed[0] / table.relative_speed[2] == pytest.approx(
+        per_token[2], rel=1e-6
+    )
     counts = Counter(bench.choose(tokens(1000, n), keep=True) for n in range(90))
     assert counts["w2"] < counts["w0"] / 2.5
     assert abs(counts["w0"] - counts["w1"]) <= 5

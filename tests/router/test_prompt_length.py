@@ -125,7 +125,7 @@ async def test_without_workers_the_checkpoint_tells_what_cannot_fit(
     (folder / "config.json").write_text(json.dumps(config))
     rig.transport.set_members_quietly()
     [served] = rig.config.models
-    routing = RoutingConfig(worker_wait_s=0.2)
+    routing = RoutingConfig(no_worker_timeout_s=0.2)
     served = replace(served, model=str(folder), on_demand=True, routing=routing)
     await rig.start(attached=0, models=(served,))
     model = rig.gateway.model("stub")

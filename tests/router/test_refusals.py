@@ -182,15 +182,15 @@ def estimates(rig: Any) -> dict[str, list[Any]]:
     channels = model._channels.values()
     parts = {
         "fleet": model.fleet,
-        "turn": model._turn._waiting,
+        "batch_window": model._batch_window._waiting,
         "pieces": (model.encoder._pieces._pieces, model.encoder._pieces._num_bytes),
-        "flights": [
-            (c._flights, c._strays, c._outbox._submits, c._outbox._aborts) for c in channels
+        "in_flight": [
+            (c._in_flight, c._orphaned, c._outbox._submits, c._outbox._aborts) for c in channels
         ],
         "grammars": [(c._outbox._known_grammars, c._outbox._followers) for c in channels],
         "stats": {n: getattr(model.stats, n) for n in model.stats.__slots__},
         "load": model.load,
-        "newcomers": model._newcomers._num_waiting,
+        "pending_workers": model._pending_workers._num_waiting,
         "resumption": model._resumption._tasks,
     }
     return {name: list(state_of(part)) for name, part in parts.items()}
@@ -379,5 +379,5 @@ async def test_what_waits_for_the_first_worker_is_held_against_it_before_it_is_b
     assert response.status_code == 400
     assert response.json()["error"]["param"] == "messages"
     assert rig.submits() == []
-    assert model.fleet._turn == 0, "nothing was placed"
-    assert model.fleet.policy._crowding._work_s == 0.0
+    assert model.fleet._num_chosen == 0, "nothing was placed"
+    assert model.fleet.policy._congestion._work_s == 0.0

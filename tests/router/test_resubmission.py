@@ -209,7 +209,7 @@ async def test_a_request_waits_for_its_only_worker_to_come_back(rig):
 
 async def test_it_does_not_wait_for_ever(rig, events):
     rig.workers[1].ready = False
-    await rig.start(running=False, attached=1, routing=RoutingConfig(worker_wait_s=0.05))
+    await rig.start(running=False, attached=1, routing=RoutingConfig(no_worker_timeout_s=0.05))
     works = [asyncio.create_task(rig.complete(stream=stream)) for stream in (True, False)]
     worker = rig.workers[0]
     await rig.until(lambda: len(worker.running) == 2)
@@ -246,8 +246,8 @@ async def test_a_request_that_kills_workers_is_given_up(rig):
 
 
 def _accepted(rig, worker: StubWorker) -> bool:
-    flights = rig.gateway.model("stub")._channels[worker.worker_id]._flights
-    return all(flight.verdict.done() for flight in flights.values())
+    requests = rig.gateway.model("stub")._channels[worker.worker_id]._in_flight
+    return all(request.ack.done() for request in requests.values())
 
 
 async def test_a_client_that_leaves_while_its_request_waits_is_forgotten(rig, monkeypatch):

@@ -115,11 +115,11 @@ async def test_error_before_the_response_begins_is_an_error(rig):
         await rig.until(lambda: any(w.running for w in rig.workers))
         [worker] = [w for w in rig.workers if w.running]
         model = rig.gateway.model("stub")
-        [channel] = [c for c in model._channels.values() if c._flights]
-        [flight] = channel._flights.values()
-        await rig.until(lambda flight=flight: flight.verdict.done())
+        [channel] = [c for c in model._channels.values() if c._in_flight]
+        [request] = channel._in_flight.values()
+        await rig.until(lambda request=request: request.ack.done())
         worker.running.clear()
-        channel._lose_flights("gone", before=None)
+        channel._lose_in_flight("gone", before=None)
         response = await work
         assert "was lost: gone" in response.text
         assert '"error"' in response.text

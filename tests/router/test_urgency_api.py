@@ -66,15 +66,15 @@ async def test_the_last_chunk_of_a_stream_tells_of_the_slo(rig):
 
 
 @pytest.mark.parametrize(
-    ("fair_by", "same", "other"),
+    ("fairness_key", "same", "other"),
     [
         ("key", ("alpha", "u2"), ("beta", "u1")),
         ("user", ("alpha", "u1"), ("alpha", "u2")),
         ("user", ("alpha", "u1"), ("beta", "u1")),
     ],
 )
-async def test_tenants_are_keys_or_their_users(rig, fair_by, same, other):
-    await rig.start(fair_by=fair_by, api_keys=KEYS)
+async def test_tenants_are_keys_or_their_users(rig, fairness_key, same, other):
+    await rig.start(fairness_key=fairness_key, api_keys=KEYS)
     for key, user in (("alpha", "u1"), same, other):
         rig.client.headers["authorization"] = f"Bearer {key}"
         assert (await rig.chat(user=user)).status_code == 200
@@ -84,9 +84,9 @@ async def test_tenants_are_keys_or_their_users(rig, fair_by, same, other):
     assert "alpha" not in first
 
 
-@pytest.mark.parametrize("salt_by", ["none", "key", "user"])
-async def test_prefix_caches_are_separate_by_key_or_user(rig, salt_by):
-    await rig.start(salt_by=salt_by, fair_by="none", api_keys=KEYS)
+@pytest.mark.parametrize("cache_isolation", ["none", "key", "user"])
+async def test_prefix_caches_are_separate_by_key_or_user(rig, cache_isolation):
+    await rig.start(cache_isolation=cache_isolation, fairness_key="none", api_keys=KEYS)
     salts: list[str] = []
     for key, user in (("alpha", "u1"), ("alpha", "u1"), ("alpha", "u2"), ("beta", "u1")):
         rig.client.headers["authorization"] = f"Bearer {key}"
@@ -98,8 +98,8 @@ async def test_prefix_caches_are_separate_by_key_or_user(rig, salt_by):
         salts.append(chat)
     first, again, other_user, other_key = salts
     assert first == again
-    assert (first != other_user) == (salt_by == "user")
-    assert (first != other_key) == (salt_by != "none")
+    assert (first != other_user) == (cache_isolation == "user")
+    assert (first != other_key) == (cache_isolation != "none")
     assert "alpha" not in first
     assert [submit.tenant for submit in rig.submits()] == [""] * 8
 

@@ -255,7 +255,7 @@ async def test_requests_wait_while_the_only_worker_is_replaced(rig):
 
 
 async def test_they_do_not_wait_for_ever(rig):
-    await rig.start(routing=RoutingConfig(worker_wait_s=0.05))
+    await rig.start(routing=RoutingConfig(no_worker_timeout_s=0.05))
     rig.transport.set_members()
     await rig.until(lambda: not rig.attached())
     assert (await rig.chat()).status_code == 503

@@ -29,7 +29,7 @@
 {{- $models = append $models (merge $entry (default dict .options)) -}}
 {{- $deployments = append $deployments (include "rayfleet.workerDeployment" (dict "model" . "group" $group "grace" $grace) | fromYaml) -}}
 {{- end -}}
-{{- $args := dict "num_gateways" (int .Values.gateway.replicas) "fair_by" .Values.gateway.fairBy "models" $models "metrics_host" "0.0.0.0" "metrics_port" 9464 -}}
+{{- $args := dict "num_gateways" (int .Values.gateway.replicas) "fairness_key" .Values.gateway.fairnessKey "models" $models "metrics_host" "0.0.0.0" "metrics_port" 9464 -}}
 {{- if .Values.monitoring.vllmNames -}}
 {{- $_ := set $args "metrics_vllm_names" true -}}
 {{- end -}}

@@ -28,9 +28,14 @@
 {{- fail (printf "models: options of %q must not hold %q, for which the chart has a value of its own" $model.name .) -}}
 {{- end -}}
 {{- end -}}
+{{- include "rayfleet.validateNames" (dict "where" (printf "models: options of %q" .name) "options" .options) -}}
 {{- include "rayfleet.validateFit" (dict "root" $ "model" . "groups" $groups) -}}
 {{- end -}}
-{{- range list "models" "num_gateways" "fair_by" "api_key_file" "api_keys" "admin_api_key_file" "admin_api_key" "metrics_host" "metrics_port" "metrics_vllm_names" -}}
+{{- if hasKey $values.gateway "fairBy" -}}
+{{- fail "gateway.fairBy is now gateway.fairnessKey" -}}
+{{- end -}}
+{{- include "rayfleet.validateNames" (dict "where" "gateway.options" "options" $values.gateway.options) -}}
+{{- range list "models" "num_gateways" "fairness_key" "api_key_file" "api_keys" "admin_api_key_file" "admin_api_key" "metrics_host" "metrics_port" "metrics_vllm_names" -}}
 {{- if hasKey (default dict $values.gateway.options) . -}}
 {{- fail (printf "gateway.options must not hold %q, for which the chart has a value of its own" .) -}}
 {{- end -}}
@@ -75,6 +80,15 @@
 {{- if and .enabled .persistent (not .existingClaim) (not .storageClassName) (has "ReadWriteMany" .accessModes) -}}
 {{- fail "modelCache.persistent needs storageClassName, a class whose volumes several nodes may write (NFS, EFS, Filestore, Azure Files): with the default class of most clouds the claim stays Pending, and all pods with it. Where all pods run on one node, accessModes=[ReadWriteOnce] does" -}}
 {{- end -}}
+{{- end -}}
+{{- end -}}
+
+{{/* Options under names that they had before; pods would refuse them, one by one. */}}
+{{- define "rayfleet.validateNames" -}}
+{{- $where := .where -}}
+{{- $options := default dict .options -}}
+{{- range $old, $new := dict "fair_by" "fairness_key" "salt_by" "cache_isolation" "worker_wait_s" "no_worker_timeout_s" -}}
+{{- if hasKey $options $old -}}{{- fail (printf "%s: %s is now %s" $where $old $new) -}}{{- end -}}
 {{- end -}}
 {{- end -}}
 

@@ -1,4 +1,4 @@
-"""How often prefixes are asked for again, and what part of all requests that is."""
+"""How popular prefixes are: how often each is asked for again, and its part of all requests."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ _MAX_KNOWN = 8192
 
 
 class Recurrence(NamedTuple):
-    """Of one prefix."""
+    """How often one prefix came back."""
 
     times: float
     """How often it was asked for lately, which is also how often it may be expected to be again;
     0 where that was all at once."""
     share: float
-    """Of all that came lately."""
+    """Its part of all that came lately."""
 
 
-class Demand:
+class PrefixPopularity:
     """Counts recurrences of prefixes, older ones weighing less."""
 
     def __init__(self) -> None:

@@ -14,7 +14,7 @@ _GAIN = 0.02
 """Weight of a new request in the mean work of one."""
 
 
-class Crowding:
+class Congestion:
     """β = ρ/(1 − ρ)·(P + W/S), with utilisation ρ, mean queue W and mean work S of a request.
 
     Work at the end of a queue delays whoever comes until the queue has run empty. At a single

@@ -1,4 +1,4 @@
-"""Requests of one event-loop turn are placed together."""
+"""Requests that arrive within one iteration of the event loop are placed together."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class _Waiting(NamedTuple):
     answer: asyncio.Future[Choice | None]
 
 
-class Turn:
+class BatchWindow:
     """Collects what arrives until the event loop comes round, which takes no time when it is idle.
 
     Args:
@@ -40,7 +40,7 @@ class Turn:
         try:
             return await answer
         except asyncio.CancelledError:
-            # It may have been placed in the very turn in which its client left.
+            # It may have been placed in the very iteration in which its client left.
             if answer.done() and not answer.cancelled() and (choice := answer.result()):
                 self._fleet.release(choice.worker_id, request_id)
             raise

@@ -1,4 +1,4 @@
-"""Who goes before whom at a worker: a more urgent prompt overtakes those that are there."""
+"""The order of a worker's queue: a more urgent prompt goes before those that are there."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import numpy as np
 from router.fleet.workers import Floats, WorkerTable
 
 
-class Overtaking(NamedTuple):
-    """What one request goes before, and what not, per row of the WorkerTable."""
+class QueueView(NamedTuple):
+    """A worker's queue as one request finds it, per row of the WorkerTable."""
 
     ahead: Floats
     """Seconds to compute prompts in flight from this gateway that are as urgent, or more."""
@@ -29,9 +29,9 @@ class Overtaking(NamedTuple):
         result: Floats = np.minimum(waiting, others)
         return result
 
-    def place_s(self, workers: WorkerTable) -> Floats:
-        """Until there is a place in the batch, where those behind do not wait for it before."""
-        return workers.places_s(workers.num_active - self.num_behind)
+    def slot_wait_s(self, workers: WorkerTable) -> Floats:
+        """Until there is a slot in the batch, where those behind do not get it before; seconds."""
+        return workers.slot_waits_s(workers.num_active - self.num_behind)
 
     def row_waiting_s(self, row: int, waiting: float) -> float:
         """The same for one row."""
@@ -39,10 +39,10 @@ class Overtaking(NamedTuple):
         return min(waiting, self.ahead.item(row) + others)
 
 
-class Precedence:
+class QueueOrder:
     """Prompts in flight from this gateway, by priority and worker.
 
-    Without it an urgent request would avoid a worker for a queue that it overtakes, and join one
+    Without it an urgent request would avoid a worker for a queue that it goes before, and join one
     whose short queue is as urgent as itself.
     """
 
@@ -72,8 +72,8 @@ class Precedence:
         else:  # sums of what came and went drift
             del self._counts[priority], self._seconds[priority], self._numbers[priority]
 
-    def overtaking(self, priority: int, capacity: int) -> Overtaking | None:
-        """What a request of this priority overtakes; None if nothing."""
+    def view(self, priority: int, capacity: int) -> QueueView | None:
+        """The queues as a request of this priority finds them; None where it is before nothing."""
         if not self._counts or min(self._counts) >= priority:
             return None
         ahead, sent, behind = np.zeros(capacity), np.zeros(capacity), np.zeros(capacity)
@@ -84,7 +84,7 @@ class Precedence:
             else:
                 numbers = self._numbers[other]
                 behind[: len(numbers)] += numbers
-        return Overtaking(ahead, sent, behind)
+        return QueueView(ahead, sent, behind)
 
 
 def _grown(array: Floats | None, capacity: int) -> Floats:

@@ -104,5 +104,5 @@ def test_nothing_is_left_of_requests_that_are_gone() -> None:
     rig.fleet.remove("a")
     for number in range(20):
         rig.fleet.release("b", f"r{number}")
-    assert rig.fleet.view(rig.prompt(8, 9)).overtaking is None
+    assert rig.fleet.view(rig.prompt(8, 9)).queue is None
     assert rig.chosen(8, 9) == ("b", 0.0)

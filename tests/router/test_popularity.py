@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from router.fleet import Fleet, PromptBlocks
-from router.fleet.demand import Demand
+from router.fleet.popularity import PrefixPopularity
 from worker.wire.messages import (
     PROTOCOL_VERSION,
     AttachSnapshot,
@@ -23,7 +23,7 @@ PROMPT = np.arange(6000, dtype="<i4")
 
 
 def test_a_burst_counts_once() -> None:
-    demand = Demand()
+    demand = PrefixPopularity()
     assert [demand.take(5, 1.0).times for _ in range(16)] == [0.0] * 16
     assert demand.take(5, 1.004).times == 0.0
     assert demand.take(5, 1.5).times == pytest.approx(2.0)
@@ -32,7 +32,7 @@ def test_a_burst_counts_once() -> None:
 
 
 def test_what_came_long_ago_counts_less_and_shares_add_up() -> None:
-    demand = Demand()
+    demand = PrefixPopularity()
     for second in range(20):
         hot = demand.take(1, float(second))
         cold = demand.take(100 + second, second + 0.5)
@@ -43,7 +43,7 @@ def test_what_came_long_ago_counts_less_and_shares_add_up() -> None:
 
 
 def test_only_so_many_prefixes_are_known() -> None:
-    demand = Demand()
+    demand = PrefixPopularity()
     for key in range(20_000):
         demand.take(key, float(key))
     assert len(demand._known) == 8192

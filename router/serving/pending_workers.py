@@ -12,7 +12,7 @@ MAX_WAITING = 4096
 """Requests that may wait at the same time."""
 
 
-class Newcomers:
+class PendingWorkers:
     """In a rolling update the last worker may leave when the next one has just come, or before.
 
     Args:
@@ -29,13 +29,13 @@ class Newcomers:
         self._num_waiting = 0
         self._changed = asyncio.Event()
 
-    def joined(self, worker_id: str) -> None:
-        """A worker is there."""
+    def add(self, worker_id: str) -> None:
+        """A worker has come; its first report is awaited."""
         self._expected[worker_id] = None
         self._vacant = False
 
-    def settled(self, worker_id: str) -> None:
-        """It has told how it stands, or it has left. Nothing happens a second time."""
+    def resolved(self, worker_id: str) -> None:
+        """It has reported its state, or it has left. Nothing happens a second time."""
         if self._expected.pop(worker_id, worker_id) is None:
             self._wake()
 
