@@ -10,7 +10,7 @@ from ray.serve._private.request_router.common import PendingRequest
 
 from cluster.pinning import PinnedRouter
 from cluster.workers import WORKERS
-from tests.cluster.test_serve_router import Replica
+from tests.support.cluster.serve_replica import Replica
 
 DEPLOYMENT = DeploymentID("pinned", "app")
 

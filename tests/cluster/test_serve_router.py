@@ -13,31 +13,14 @@ from typing import Any
 import pytest
 from ray.serve._private.common import (
     DeploymentHandleSource,
-    DeploymentID,
     ReplicaID,
     RequestMetadata,
 )
 from ray.serve.request_router import PendingRequest
 
 from cluster.serve_router import FleetRouter
+from tests.support.cluster.serve_replica import DEPLOYMENT, Replica
 from tests.support.paths import ROOT
-
-DEPLOYMENT = DeploymentID(name="model", app_name="app")
-
-
-class Replica:
-    """What a router sees of one."""
-
-    node_id = "node"
-    availability_zone = None
-    multiplexed_model_ids: frozenset[str] = frozenset()
-    max_ongoing_requests = 100
-
-    def __init__(self, name: str) -> None:
-        self.replica_id = ReplicaID(name, DEPLOYMENT)
-
-    async def get_queue_len(self, *, deadline_s: float) -> int:
-        return 0
 
 
 class Rig:

@@ -17,7 +17,7 @@ import pytest
 from openai import OpenAI
 
 from cluster.ports import free_ports
-from tests.e2e.conftest import RunningFleet, stop_fleet
+from tests.support.fleet.running_fleet import RunningFleet, stop_fleet
 from tests.support.paths import ROOT
 
 PACKAGES = ("cluster", "router", "worker", "kernels")

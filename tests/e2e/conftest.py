@@ -3,33 +3,19 @@ second model that has no worker while nobody asks for it."""
 
 from __future__ import annotations
 
-import contextlib
-import os
-import re
-import signal
-import subprocess
-import sys
-import time
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
-import httpx
 import pytest
 import yaml
-from openai import OpenAI
 
-from cluster.config import find_demo_model
-from cluster.drain import find_raylets
-from cluster.ports import free_ports
+from tests.support.fleet.running_fleet import (
+    RunningFleet,
+    models_of,
+    start_fleet,
+    stop_fleet,
+)
 
-API_KEY = "key-of-the-tests"
-ADMIN_KEY = "key-of-the-admin"
-MODEL = "tiny"
-ELASTIC = "elastic"
-"""The model whose workers follow the load."""
-DEADLINE_S = 240.0
-"""Seconds for anything that must come, seconds on an idle machine: only a failure waits so long."""
 TEST_TIMEOUT_S = 900
 """Several deadlines and the start of the fleet."""
 
@@ -39,171 +25,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if Path(__file__).parent in item.path.parents:
             item.add_marker(pytest.mark.e2e)
             item.add_marker(pytest.mark.timeout(TEST_TIMEOUT_S))
-
-
-@dataclass(frozen=True)
-class RunningFleet:
-    """The command's process and what it serves."""
-
-    process: subprocess.Popen[bytes]
-    base_url: str
-
-    @property
-    def client(self) -> OpenAI:
-        url = f"{self.base_url}/v1"
-        return OpenAI(base_url=url, api_key=API_KEY, max_retries=0, timeout=DEADLINE_S)
-
-    @property
-    def http(self) -> httpx.Client:
-        headers = {"authorization": f"Bearer {API_KEY}"}
-        # Without `verify` each client would read all certificates, for 30 ms.
-        return httpx.Client(
-            base_url=self.base_url, headers=headers, timeout=DEADLINE_S, verify=False
-        )
-
-    def admission(self, model: str, **rules: object) -> dict[str, object]:
-        """Changes how a model's workers admit requests; without rules, asks what was changed."""
-        headers = {"authorization": f"Bearer {ADMIN_KEY}"}
-        url = f"{self.base_url}/admin/admission"
-        if rules:
-            answer = httpx.post(url, json={"model": model, **rules}, headers=headers)
-        else:
-            answer = httpx.get(url, params={"model": model}, headers=headers)
-        assert answer.status_code == 200, answer.text
-        told: dict[str, object] = answer.json()
-        return told
-
-    def processes(self) -> list[int]:
-        """All processes of this fleet, the command included, by a variable that they inherit."""
-        mark = f"RAYFLEET_TEST={self.base_url}".encode()
-        found = []
-        for entry in Path("/proc").glob("[0-9]*"):
-            with contextlib.suppress(OSError):
-                if mark in (entry / "environ").read_bytes().split(b"\0"):
-                    found.append(int(entry.name))
-        return found
-
-    def ranks(self, worker: str, rank: int) -> set[int]:
-        """Process ids of a worker's rank: one that ends, and one that begins."""
-        title = f"ray::Rank{rank}:{worker}".encode()
-        found = set()
-        for pid in self.processes():
-            with contextlib.suppress(OSError):
-                if Path(f"/proc/{pid}/cmdline").read_bytes().startswith(title):
-                    found.add(pid)
-        return found
-
-    def fronts(self) -> list[int]:
-        """Process ids of the workers' own replicas."""
-        return self._replicas(b":worker-")
-
-    def front(self, worker: str) -> int:
-        """Process id of a worker's own replica, by the log that it writes."""
-        for pid in self.fronts():
-            with contextlib.suppress(OSError):
-                files = [os.readlink(file) for file in Path(f"/proc/{pid}/fd").iterdir()]
-                if any(worker in Path(file).name for file in files):
-                    return pid
-        pytest.fail(f"worker {worker} has no replica")
-
-    def gateways(self) -> list[int]:
-        """Process ids of the gateways."""
-        return self._replicas(b":gateway")
-
-    def _replicas(self, deployment: bytes) -> list[int]:
-        found = []
-        for pid in self.processes():
-            with contextlib.suppress(OSError):
-                title = Path(f"/proc/{pid}/cmdline").read_bytes()
-                if title.startswith(b"ray::ServeReplica:") and deployment in title:
-                    found.append(pid)
-        return found
-
-    def ray(self) -> tuple[str, dict[str, str]]:
-        """What a process needs to join the fleet's Ray: where it is, and the environment of all."""
-        raylet = next(raylet for raylet in find_raylets() if raylet.pid in self.processes())
-        settings = Path(f"/proc/{raylet.pid}/environ").read_bytes().split(b"\0")
-        pairs = (os.fsdecode(setting).split("=", 1) for setting in settings if b"=" in setting)
-        return raylet.gcs_address, dict(pairs)
-
-    def index_blocks(self) -> dict[str, float]:
-        """Blocks in the gateway's index, by worker that can take requests."""
-        with self.http as http:
-            text = http.get("/metrics").text
-        series = r'^rayfleet_prefix_index_blocks{.*worker_id="(\w+)".*} (\S+)$'
-        return {worker: float(n) for worker, n in re.findall(series, text, re.MULTILINE)}
-
-    def wait_ready(self, num_workers: int, timeout_s: float = DEADLINE_S) -> None:
-        """Waits until all workers can take requests."""
-        deadline = time.monotonic() + timeout_s
-        while time.monotonic() < deadline:
-            if self.process.poll() is not None:
-                pytest.fail(f"rayfleet serve ended with {self.process.returncode}")
-            with contextlib.suppress(httpx.TransportError):
-                if len(self.index_blocks()) == num_workers:
-                    return
-            time.sleep(0.2)
-        pytest.fail(f"rayfleet serve is not ready after {timeout_s} s")
-
-
-def start_fleet(folder: Path, *arguments: str, stdout: int | None = None) -> RunningFleet:
-    """Starts `rayfleet serve` outside the source tree, its key in the environment."""
-    port = free_ports(1)[0]
-    base_url = f"http://127.0.0.1:{port}"
-    command = [sys.executable, "-m", "cluster.cli.main", "serve", "--port", str(port)]
-    process = subprocess.Popen(
-        [*command, *arguments],
-        cwd=folder,
-        stdout=stdout,
-        env={
-            **os.environ,
-            "RAYFLEET_TEST": base_url,
-            "RAYFLEET_API_KEY": API_KEY,
-            "RAYFLEET_ADMIN_API_KEY": ADMIN_KEY,
-        },
-        start_new_session=True,
-    )
-    return RunningFleet(process, base_url)
-
-
-def stop_fleet(fleet: RunningFleet) -> None:
-    """Ends it like a terminal does, and by force if that does not do."""
-    if fleet.process.poll() is None:
-        os.killpg(fleet.process.pid, signal.SIGINT)
-    try:
-        fleet.process.wait(timeout=DEADLINE_S)
-    finally:
-        for pid in fleet.processes():
-            os.kill(pid, signal.SIGKILL)
-
-
-def models_of(tiny: Path) -> list[dict[str, object]]:
-    """What the fleet serves; the second model's delays are those of a test."""
-    common = {"device": "cpu", "kv_cache_tokens": 8192}
-    return [
-        {
-            **common,
-            "model": str(tiny),
-            "served_model_name": MODEL,
-            "num_workers": 2,
-            "tensor_parallel_size": 2,
-            "batch_invariant": True,
-        },
-        {
-            **common,
-            "model": find_demo_model(),
-            "served_model_name": ELASTIC,
-            "max_num_seqs": 2,
-            "min_workers": 0,
-            "max_workers": 3,
-            # Clients that wait for their answers ask for no more than there is, and on a busy
-            # machine that is little: any load that lasts wants all three workers.
-            "target_load": 0.01,
-            "upscale_delay_s": 0.5,
-            "downscale_delay_s": 1.5,
-            "downscale_to_zero_delay_s": 3,
-        },
-    ]
 
 
 @pytest.fixture(scope="session")

@@ -17,7 +17,7 @@ from itertools import groupby
 import httpx
 import pytest
 
-from tests.e2e.conftest import DEADLINE_S, ELASTIC, RunningFleet
+from tests.support.fleet.running_fleet import DEADLINE_S, ELASTIC, RunningFleet
 
 NUM_CLIENTS = 8
 WANTED = re.compile(rf'^rayfleet_num_workers_wanted{{.*model_name="{ELASTIC}".*}} (\S+)$', re.M)

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from cluster.cli.doctor import check_cluster
-from tests.e2e.conftest import ADMIN_KEY, API_KEY, DEADLINE_S, RunningFleet
+from tests.support.fleet.running_fleet import ADMIN_KEY, API_KEY, DEADLINE_S, RunningFleet
 
 
 def rayfleet(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:

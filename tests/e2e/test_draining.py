@@ -14,7 +14,7 @@ import threading
 import time
 from pathlib import Path
 
-from tests.e2e.conftest import DEADLINE_S, RunningFleet
+from tests.support.fleet.running_fleet import DEADLINE_S, RunningFleet
 from tests.support.paths import ROOT
 
 APPLICATION = "draining"

@@ -9,7 +9,6 @@ import signal
 import socket
 import threading
 import time
-from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -17,7 +16,7 @@ from urllib.parse import urlsplit
 import httpx
 import pytest
 
-from tests.e2e.conftest import API_KEY, DEADLINE_S, MODEL, RunningFleet
+from tests.support.fleet.running_fleet import API_KEY, DEADLINE_S, MODEL, RunningFleet, wait_until
 
 NUM_TOKENS = 400
 NUM_STREAMS = 24
@@ -76,13 +75,6 @@ class Stream:
     def token_ids(self) -> list[int]:
         choices = [json.loads(event)["choices"][0] for event in self.events[:-1]]
         return [token_id for choice in choices for token_id in choice["token_ids"]]
-
-
-def wait_until(condition: Callable[[], object]) -> None:
-    began = time.monotonic()
-    while not condition():
-        assert time.monotonic() - began < DEADLINE_S, f"not so after {DEADLINE_S} s"
-        time.sleep(0.05)
 
 
 def gauge(fleet: RunningFleet, name: str, label: str = "") -> float:

@@ -26,7 +26,7 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 from cluster.config import find_demo_model
 from cluster.launch import end_processes_of
 from cluster.ports import free_ports
-from tests.e2e.conftest import DEADLINE_S
+from tests.support.fleet.running_fleet import DEADLINE_S
 from tests.support.paths import ROOT
 from tests.support.worker.trace_collector import trace_collector
 

@@ -16,9 +16,9 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families as parse
 
 from cluster.ports import free_ports
-from tests.e2e.conftest import API_KEY, MODEL, RunningFleet
 from tests.support.deploy.prometheus_binaries import require, wait_until_ready
 from tests.support.deploy.promql import RULES, is_told_here, missing, panel_queries, rule_queries
+from tests.support.fleet.running_fleet import API_KEY, MODEL, RunningFleet
 
 NUM_REQUESTS = 12
 START_S = 180.0

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.conftest import DEADLINE_S
+from tests.support.fleet.running_fleet import DEADLINE_S
 from tests.support.paths import ROOT
 
 

@@ -15,7 +15,7 @@ import pytest
 from cluster.bench.proxy import HAPROXY, MANAGER, Probe, Victims, wait_until
 from cluster.bench.rolling_update import RollingUpdateOptions, UpdateLoad, is_whole
 from cluster.environment import has_haproxy
-from tests.e2e.conftest import API_KEY, MODEL, RunningFleet, start_fleet, stop_fleet
+from tests.support.fleet.running_fleet import API_KEY, MODEL, RunningFleet, start_fleet, stop_fleet
 
 LOAD = RollingUpdateOptions(num_clients=4, num_idle_clients=0, long_output_len=200)
 LONGEST_SILENCE_S = 10.0

@@ -13,8 +13,15 @@ from pathlib import Path
 import pytest
 
 from cluster.bench.rolling_update import RollingUpdateOptions, UpdateLoad, is_whole
-from tests.e2e.conftest import ADMIN_KEY, API_KEY, DEADLINE_S, MODEL, RunningFleet, models_of
-from tests.e2e.test_failures import wait_until
+from tests.support.fleet.running_fleet import (
+    ADMIN_KEY,
+    API_KEY,
+    DEADLINE_S,
+    MODEL,
+    RunningFleet,
+    models_of,
+    wait_until,
+)
 from tests.support.paths import ROOT
 
 NUM_BEFORE = 12

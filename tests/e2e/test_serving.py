@@ -10,7 +10,7 @@ import openai
 import pytest
 from openai import OpenAI
 
-from tests.e2e.conftest import API_KEY, DEADLINE_S, ELASTIC, MODEL, RunningFleet
+from tests.support.fleet.running_fleet import API_KEY, DEADLINE_S, ELASTIC, MODEL, RunningFleet
 
 MESSAGES = [{"role": "user", "content": "What is 12 + 30?"}]
 

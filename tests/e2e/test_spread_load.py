@@ -7,7 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from tests.e2e.conftest import API_KEY, DEADLINE_S, RunningFleet
+from tests.support.fleet.running_fleet import API_KEY, DEADLINE_S, RunningFleet
 
 
 def test_load_generators_of_ray_send_every_request(fleet: RunningFleet, tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ import torch
 
 from kernels.native import DraftTables, NativeDrafter, NativeDrafts, sample_native
 from kernels.sample_tokens.base import SamplingParameters
-from tests.kernels.test_native_library import VOCAB, Bench, make_model
+from tests.support.kernels.native_model import VOCAB, Bench, make_model
 
 BOUNDS = np.array([0.5, 0.1, 0.0], dtype=np.float32)
 ROWS = np.array([(2, 10, 3, 6), (1, 0, 40, 2), (0, 7, 1, 5)], dtype=np.int64)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +11,6 @@ import pytest
 import torch
 
 from kernels.native import (
-    LayerTensors,
     LinearTensors,
     ModelTensors,
     NativeDecoder,
@@ -20,9 +18,17 @@ from kernels.native import (
     build_library,
 )
 from kernels.native.decoder import multiply, pack_weight
+from tests.support.kernels.native_model import (
+    DIM,
+    HEADS,
+    HIDDEN,
+    KV_HEADS,
+    PAGE,
+    Bench,
+    make_model,
+)
 
 DTYPES = (torch.float32, torch.bfloat16)
-HIDDEN, INNER, HEADS, KV_HEADS, DIM, VOCAB, PAGE = 64, 90, 6, 2, 48, 90, 16
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -35,52 +41,6 @@ def test_products(dtype: torch.dtype, n: int, k: int) -> None:
     torch.testing.assert_close(whole, x @ weight.float().T, atol=2e-4, rtol=1e-4)
     for rows in (1, 2, 3, 5, 12, 13, 31, 97):
         assert torch.equal(multiply(x[-rows:], packed, n), whole[-rows:]), f"{rows} rows differ"
-
-
-def make_model(
-    dtype: torch.dtype, *, num_layers: int = 2, qk_norm: bool = True, block_size: int = 1
-) -> ModelTensors:
-    generator = torch.Generator().manual_seed(1)
-
-    def weight(*shape: int) -> torch.Tensor:
-        return (torch.randn(*shape, generator=generator) * shape[-1] ** -0.5).to(dtype)
-
-    def linear(n: int, k: int) -> LinearTensors:
-        return LinearTensors(weight=weight(n, k), bias=weight(n))
-
-    def norm(size: int) -> torch.Tensor:
-        return (1 + 0.1 * torch.randn(size, generator=generator)).to(dtype)
-
-    angles = torch.outer(torch.arange(300.0), 0.3 ** torch.arange(DIM // 2))
-    embedding = torch.randn(VOCAB, HIDDEN, generator=generator).to(dtype)
-    return ModelTensors(
-        num_heads=HEADS,
-        num_kv_heads=KV_HEADS,
-        head_dim=DIM,
-        eps=1e-5,
-        scale=DIM**-0.5,
-        cos_sin=torch.cat((angles.cos(), angles.sin()), dim=-1),
-        embedding=embedding,
-        vocab_start=0,
-        lm_head=embedding,
-        final_norm=norm(HIDDEN),
-        num_layers=num_layers,
-        intermediate_size=INNER,
-        block_size=block_size,
-        layers=[
-            LayerTensors(
-                qkv=linear((HEADS + 2 * KV_HEADS) * DIM, HIDDEN),
-                output=linear(HIDDEN, HEADS * DIM),
-                gate_up=linear(2 * INNER, HIDDEN),
-                down=linear(HIDDEN, INNER),
-                input_norm=norm(HIDDEN),
-                post_attention_norm=norm(HIDDEN),
-                q_norm=norm(DIM) if qk_norm else None,
-                k_norm=norm(DIM) if qk_norm else None,
-            )
-            for _ in range(num_layers)
-        ],
-    )
 
 
 def reference(model: ModelTensors, tokens: torch.Tensor) -> torch.Tensor:
@@ -115,30 +75,6 @@ def reference(model: ModelTensors, tokens: torch.Tensor) -> torch.Tensor:
         gate, up = linear(norm(x, layer.post_attention_norm), layer.gate_up).chunk(2, dim=-1)
         x = x + linear(torch.nn.functional.silu(gate) * up, layer.down)
     return norm(x, model.final_norm)
-
-
-class Bench:
-    """A decoder with its tables; pages of the requests lie scattered."""
-
-    def __init__(self, model: ModelTensors, *, num_threads: int = 1, poison: float = 0.0) -> None:
-        # Passes of this size would not wake the other threads by themselves.
-        self.decoder = NativeDecoder(
-            model, page_size=PAGE, num_threads=num_threads, ms_per_thread=1e-9
-        )
-        shape = (64, PAGE, KV_HEADS, DIM)
-        self.caches = [
-            tuple(torch.full(shape, poison, dtype=model.embedding.dtype) for _ in range(2))
-            for _ in range(model.num_layers)
-        ]
-        self.decoder.bind(self.caches)
-        self.tokens = torch.randint(0, VOCAB, (3, 300), dtype=torch.int32)
-        pages = np.random.default_rng(0).permutation(63) + 1
-        self.pages = torch.from_numpy(pages[:60].reshape(3, 20).astype(np.int32))
-
-    def run(self, *rows: tuple[int, int, int], read: Sequence[int] | None = None) -> torch.Tensor:
-        table = np.array([(*row, 1) for row in rows], dtype=np.int64)
-        chosen = None if read is None else torch.tensor(read, dtype=torch.int64)
-        return self.decoder.forward(table, self.tokens, self.pages, chosen)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.conftest import run_interpreted
+from tests.support.interpreter import run_interpreted
 
 pytest.importorskip("triton", reason="Triton is not installed")
 

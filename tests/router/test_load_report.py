@@ -8,7 +8,7 @@ import pytest
 from router.fleet import Fleet
 from router.metrics.stats import ModelStats
 from router.serving.load import LoadMeter, LoadReport
-from tests.router.test_fleet import IDLE, fleet_of, prompt_of, snapshot, update
+from tests.support.router.fleet_states import IDLE, fleet_of, prompt_of, snapshot, update
 
 OUTPUT = 50
 

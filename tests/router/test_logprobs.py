@@ -8,7 +8,7 @@ from typing import Any
 import openai
 import pytest
 
-from tests.router.test_openai_client import MESSAGES, client_of
+from tests.support.router.official_client import MESSAGES, client_of
 
 
 async def test_chat_logprobs(rig):

@@ -2,25 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
-from typing import Any
-
 import openai
 import pytest
 
 from router.api import body as body_module
-
-MESSAGES: list[Any] = [{"role": "user", "content": "hello"}]
-
-
-@asynccontextmanager
-async def client_of(rig: Any, api_key: str = "x") -> AsyncIterator[openai.AsyncOpenAI]:
-    async with (
-        rig.server() as url,
-        openai.AsyncOpenAI(base_url=f"{url}/v1", api_key=api_key, max_retries=0) as client,
-    ):
-        yield client
+from tests.support.router.official_client import MESSAGES, client_of
 
 
 async def test_streams_of_several_choices(rig):

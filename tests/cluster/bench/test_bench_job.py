@@ -25,7 +25,7 @@ from cluster.bench.jobs.timeline import pace, timeline
 from cluster.bench.machine import machine
 from cluster.bench.routing.traces import TraceFile, trace_arrivals
 from cluster.cli.options import given_options
-from tests.cluster.bench.conftest import Backend
+from tests.support.cluster.openai_backend import Backend
 from tests.support.paths import ROOT
 
 JOBS = ROOT / "deploy" / "jobs"

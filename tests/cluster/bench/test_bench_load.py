@@ -19,7 +19,7 @@ from cluster.bench.datasets import DatasetOptions, make_samples
 from cluster.bench.load import choose_processes
 from cluster.bench.prompts import PromptSpace
 from cluster.bench.sse import EventScanner, has_choices, has_text, has_usage, opens_chat
-from tests.cluster.bench.conftest import Backend
+from tests.support.cluster.openai_backend import Backend
 
 VOCABULARY = np.arange(10, 500)
 

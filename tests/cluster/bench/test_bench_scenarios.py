@@ -24,7 +24,7 @@ from cluster.bench.scenarios.run import Effort, ScenarioBench
 from cluster.bench.scenarios.traffic import Planned, make_traffic, phases
 from cluster.bench.scenarios.turn import Target, Turn, run_turn
 from cluster.bench.scenarios.watch import Moment, read_moment
-from tests.cluster.bench.conftest import Backend
+from tests.support.cluster.openai_backend import Backend
 
 EFFORT = Effort(warm_up=4, alone=5, per_place=3)
 VOCABULARY = np.arange(10, 500)

@@ -15,7 +15,7 @@ from cluster.bench.load import LoadResult
 from cluster.bench.metrics import MetricOptions, summarize
 
 if TYPE_CHECKING:
-    from tests.cluster.bench.conftest import Backend
+    from tests.support.cluster.openai_backend import Backend
 
 COUNTS = {"duration", "completed", "failed", "total_input_tokens", "total_output_tokens"}
 RATES = {"request_throughput", "output_throughput", "total_token_throughput"}

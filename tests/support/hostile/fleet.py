@@ -25,7 +25,7 @@ import yaml
 from cluster.bench.memory import resident_mib
 from cluster.bench.report import note
 from cluster.config import find_demo_model
-from tests.e2e.conftest import API_KEY, RunningFleet, start_fleet, stop_fleet
+from tests.support.fleet.running_fleet import API_KEY, RunningFleet, start_fleet, stop_fleet
 from tests.support.hostile.bystanders import Bystanders
 
 MODEL = "attacked"

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from tests.worker.core.test_core import make_core, run, submit
+from tests.support.worker.inventing_executor import make_core, run, submit
 from worker.core.engine import EngineCore
 from worker.core.grammar.state import GrammarProblem
 from worker.wire.messages import Abort

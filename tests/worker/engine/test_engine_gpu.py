@@ -9,7 +9,7 @@ import torch
 
 from tests.support.checkpoints.dense import write_checkpoint
 from tests.support.engines.engine_driver import Engine
-from tests.worker.engine.test_exactness import (
+from tests.support.engines.exactness import (
     ARCHITECTURES,
     GREEDY,
     Checkpoint,

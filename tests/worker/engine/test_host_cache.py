@@ -11,8 +11,8 @@ import torch
 from tests.support.checkpoints.dense import VOCAB_SIZE, write_checkpoint
 from tests.support.checkpoints.sdar import write_sdar
 from tests.support.engines.engine_driver import Engine
-from tests.worker.engine.test_overlap_exactness import PoisonedEngine
-from tests.worker.engine.test_preempted_outputs import CACHE_TOKENS, run, submits
+from tests.support.engines.poisoned_engine import PoisonedEngine
+from tests.support.engines.preempted_requests import CACHE_TOKENS, run, submits
 from worker.config import EngineConfig
 from worker.wire.host_cache import HostCacheTotals
 from worker.wire.messages import Submit

@@ -19,7 +19,7 @@ import uvloop
 from router.channel import WorkerLink
 from router.channel import link as link_module
 from tests.support.paths import ROOT
-from tests.worker.front.test_front import Engine, decode_item, decode_reply, delta, submit
+from tests.support.worker.played_engine import Engine, decode_item, decode_reply, delta, submit
 from worker.front import server as front_module
 from worker.front.attach import AttachServer
 from worker.front.server import WorkerFront

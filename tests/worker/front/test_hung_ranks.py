@@ -15,7 +15,7 @@ import msgspec
 import pytest
 
 from tests.support.paths import ROOT
-from tests.worker.front.test_front import Gateway, submit
+from tests.support.worker.played_engine import Gateway, submit
 from worker.config import EngineConfig
 from worker.front.server import WorkerFront
 from worker.wire.messages import EngineInfo, SubmitBatch, WorkerDown, WorkerUpdate

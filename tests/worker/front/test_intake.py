@@ -10,7 +10,7 @@ from contextlib import contextmanager
 import msgspec
 import pytest
 
-from tests.worker.front.test_front import Engine, Gateway, decode_reply, delta, submit
+from tests.support.worker.played_engine import Engine, Gateway, decode_reply, delta, submit
 from worker.front.intake import SLICE_BYTES, SLICE_ENTRIES, SLICE_SUBMITS, slices
 from worker.front.pulse import LATE_S, Pulse
 from worker.front.server import WorkerFront

@@ -23,8 +23,8 @@ from tests.support.engines.decode_plans import (
     run_plans_ahead,
 )
 from tests.support.engines.engine_driver import Engine, Outcome
+from tests.support.engines.exactness import SCARCE_TOKENS, make_prompts
 from tests.support.engines.plan_driver import make_runner
-from tests.worker.engine.test_exactness import SCARCE_TOKENS, make_prompts
 from worker.config import EngineConfig
 from worker.models.tensor_parallel import TensorParallelGroup
 from worker.plan.plan import Admit, PageWrite, Plan, Row

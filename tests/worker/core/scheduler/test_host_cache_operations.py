@@ -7,7 +7,7 @@ import random
 import pytest
 
 from tests.support.worker.fake_device import Harness
-from tests.worker.core.scheduler.test_scheduler_operations import Campaign
+from tests.support.worker.scheduler_campaign import Campaign
 from worker.wire.host_cache import HostCachePolicy, HostCacheTotals
 
 

@@ -14,6 +14,7 @@ import torch
 from tests.support.checkpoints.sdar import EOS, MASK, VOCAB_SIZE, SdarCheckpoint, write_sdar
 from tests.support.engines.block_engine import BlockEngine, BlockOutput
 from tests.support.engines.block_oracle import Terms, answer, qwen3_logits
+from tests.support.engines.block_requests import prompts, sampling
 from worker.config import EngineConfig
 from worker.llm import LLM
 from worker.rank.diffusion.base import BlockBatch, BoolArray, DiffusionAlgorithm, IntArray, Proposal
@@ -30,31 +31,6 @@ SIZE = 8
 def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> SdarCheckpoint:
     torch.set_num_threads(1)
     return write_sdar(tmp_path_factory.mktemp("sdar"), SIZE)
-
-
-def prompts(count: int = 16) -> list[list[int]]:
-    rng = np.random.default_rng(7)
-    return [rng.integers(0, VOCAB_SIZE, int(rng.integers(1, 60))).tolist() for _ in range(count)]
-
-
-def sampling(count: int = 16, **options: object) -> list[SamplingParams]:
-    """Both algorithms in one batch, greedy and at random, every filter used."""
-    draws = [{"temperature": 0.0}, {"temperature": 0.8, "top_k": 9}, {"top_p": 0.7}]
-    return [
-        SamplingParams(
-            seed=index,
-            max_tokens=29,
-            ignore_eos=True,
-            diffusion=DiffusionParams(
-                algorithm=("LowConfidence", "JointThreshold")[index % 2],
-                threshold=(0.3, 0.5)[index % 2],
-                edit_threshold=0.6,
-                max_post_edit_steps=2,
-            ),
-            **{**draws[index % 3], **options},  # type: ignore[arg-type]  # fields by name
-        )
-        for index in range(count)
-    ]
 
 
 def serve(

@@ -15,7 +15,7 @@ import torch
 
 from tests.support.checkpoints.sdar import SdarCheckpoint, write_sdar
 from tests.support.engines.block_engine import BlockEngine
-from tests.worker.engine.diffusion.test_block_engine import prompts, sampling
+from tests.support.engines.block_requests import prompts, sampling
 from worker.config import EngineConfig
 from worker.core.loop import serve_engine
 from worker.plan.frames import FrameStream, listen

@@ -7,7 +7,7 @@ import torch
 
 from tests.support.checkpoints.sdar import SdarCheckpoint, write_sdar
 from tests.support.engines.block_engine import BlockEngine
-from tests.worker.engine.diffusion.test_block_engine import prompts, sampling
+from tests.support.engines.block_requests import prompts, sampling
 from worker.llm import LLM
 from worker.rank.graphs import BlockGraphs
 

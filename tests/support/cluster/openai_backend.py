@@ -1,0 +1,109 @@
+"""A small OpenAI-like server with known counts, for the load client."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from aiohttp import web
+
+
+@dataclass
+class Backend:
+    """Answers each request with its `max_tokens` chunks; keeps what it was sent."""
+
+    url: str = ""
+    bodies: list[dict[str, Any]] = field(default_factory=list)
+    headers: list[dict[str, str]] = field(default_factory=list)
+    owned_by: str = "vllm"
+    api_key: str | None = None
+    cached_tokens: int = 3
+    with_usage: bool = True
+    fail_with: str | None = None
+    """"status" refuses requests, "event" ends streams in an error event, "cut" just ends them."""
+    refuse_ignore_eos: bool = False
+    """Refuses requests with that field, as OpenAI's own servers do."""
+    fail_every: int = 0
+    """Refuses every so many-th request; 0 none."""
+    pace_s: float = 0.0
+    """Between events."""
+    empty: int = -1
+    """Number of the token whose event carries no text."""
+    not_ready: int = 0
+    """So often `/ready` still says no."""
+    running: int = 0
+    most_running: int = 0
+
+    def app(self) -> web.Application:
+        app = web.Application()
+        app.router.add_get("/ready", self._ready)
+        app.router.add_get("/v1/models", self._models)
+        app.router.add_post("/v1/completions", self._generate)
+        app.router.add_post("/v1/chat/completions", self._generate)
+        return app
+
+    async def _ready(self, request: web.Request) -> web.Response:
+        self.not_ready -= 1
+        return web.Response(status=503 if self.not_ready >= 0 else 200)
+
+    async def _models(self, request: web.Request) -> web.Response:
+        return web.json_response(
+            {
+                "object": "list",
+                "data": [{"id": "toy", "object": "model", "owned_by": self.owned_by}],
+            }
+        )
+
+    async def _generate(self, request: web.Request) -> web.StreamResponse:
+        body = await request.json()
+        self.bodies.append(body)
+        self.headers.append(dict(request.headers))
+        wrong_key = request.headers.get("Authorization") != f"Bearer {self.api_key}"
+        if self.fail_with == "status" or (self.api_key and wrong_key):
+            return web.json_response({"error": {"message": "no"}}, status=401)
+        if self.refuse_ignore_eos and "ignore_eos" in body:
+            message = "ignore_eos is no field of this server"
+            return web.json_response({"error": {"message": message, "code": 400}}, status=400)
+        if self.fail_every and len(self.bodies) % self.fail_every == 0:
+            return web.json_response({"detail": "overloaded"}, status=503)
+        headers = {"Content-Type": "text/event-stream", "x-rayfleet-worker": "w0"}
+        response = web.StreamResponse(headers=headers)
+        await response.prepare(request)
+        self.running += 1
+        self.most_running = max(self.most_running, self.running)
+        try:
+            for data in self._events(body, chat=request.path.endswith("chat/completions")):
+                await response.write(b"data: " + data + b"\n\n")
+                await asyncio.sleep(self.pace_s)
+        finally:
+            self.running -= 1
+        await response.write_eof()
+        return response
+
+    def _events(self, body: dict[str, Any], *, chat: bool) -> Iterator[bytes]:
+        if chat:
+            yield _chunk({"delta": {"role": "assistant", "content": ""}})
+        for place in range(body["max_tokens"]):
+            text = "" if place == self.empty else 'a "b"\n'
+            yield _chunk({"delta": {"content": text}} if chat else {"text": text})
+        if self.fail_with == "event":
+            yield b'{"error": {"message": "the worker died"}}'
+        if self.fail_with in ("event", "cut"):
+            return
+        yield _chunk({"delta": {}, "finish_reason": "length"} if chat else {"text": ""})
+        if self.with_usage:
+            prompt = body["messages"][0]["content"].split() if chat else body["prompt"]
+            usage = {
+                "prompt_tokens": len(prompt),
+                "completion_tokens": body["max_tokens"],
+                "prompt_tokens_details": {"cached_tokens": self.cached_tokens},
+            }
+            yield json.dumps({"choices": [], "usage": usage}).encode()
+        yield b"[DONE]"
+
+
+def _chunk(choice: dict[str, Any]) -> bytes:
+    return json.dumps({"choices": [{"index": 0, **choice}], "usage": None}).encode()

@@ -1,0 +1,34 @@
+"""Requests for block-diffusion engines: both algorithms, every filter."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from tests.support.checkpoints.sdar import VOCAB_SIZE
+from worker.wire.diffusion import DiffusionParams
+from worker.wire.sampling import SamplingParams
+
+
+def prompts(count: int = 16) -> list[list[int]]:
+    rng = np.random.default_rng(7)
+    return [rng.integers(0, VOCAB_SIZE, int(rng.integers(1, 60))).tolist() for _ in range(count)]
+
+
+def sampling(count: int = 16, **options: object) -> list[SamplingParams]:
+    """Both algorithms in one batch, greedy and at random, every filter used."""
+    draws = [{"temperature": 0.0}, {"temperature": 0.8, "top_k": 9}, {"top_p": 0.7}]
+    return [
+        SamplingParams(
+            seed=index,
+            max_tokens=29,
+            ignore_eos=True,
+            diffusion=DiffusionParams(
+                algorithm=("LowConfidence", "JointThreshold")[index % 2],
+                threshold=(0.3, 0.5)[index % 2],
+                edit_threshold=0.6,
+                max_post_edit_steps=2,
+            ),
+            **{**draws[index % 3], **options},  # type: ignore[arg-type]  # fields by name
+        )
+        for index in range(count)
+    ]

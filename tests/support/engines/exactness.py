@@ -1,0 +1,116 @@
+"""The same prompts through differently set engines, and what their tokens are compared with."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from transformers import PreTrainedModel
+
+from tests.support.checkpoints.dense import VOCAB_SIZE
+from tests.support.engines.engine_driver import Engine
+from worker.wire.sampling import SamplingParams
+
+ARCHITECTURES = ("llama", "mistral", "qwen2", "qwen3")
+NEAR_TIE = 1e-4
+NUM_NEW = 64
+GREEDY = SamplingParams(temperature=0.0, max_tokens=NUM_NEW, ignore_eos=True)
+SCARCE_TOKENS = 960
+"""KV cache in which the longest prompt fits, and the working set of 20 does not."""
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    name: str
+    folder: str
+    model: PreTrainedModel
+
+
+def make_prompts(number: int = 20) -> list[list[int]]:
+    """Prompts of 3 to 700 tokens."""
+    rng = np.random.default_rng(11)
+    lengths = np.geomspace(3, 700, number).astype(int)
+    return [rng.integers(0, VOCAB_SIZE, length).tolist() for length in lengths]
+
+
+def seeded_params() -> list[SamplingParams]:
+    """Greedy and sampled requests in turn, every filter used."""
+    sampled = [
+        {"temperature": 0.0},
+        {"temperature": 1.0},
+        {"temperature": 0.7, "top_k": 20},
+        {"temperature": 1.3, "top_p": 0.9},
+        {"temperature": 0.9, "min_p": 0.05},
+    ]
+    return [
+        SamplingParams(seed=100 + i, max_tokens=NUM_NEW, ignore_eos=True, **sampled[i % 5])
+        for i in range(20)
+    ]
+
+
+class Settings:
+    """The same prompts through differently set engines."""
+
+    def __init__(self, folder: str, params: list[SamplingParams], **options: object) -> None:
+        self._folder = folder
+        self._params = params
+        self._options = options
+        self._prompts = make_prompts(len(params))
+
+    def alone(self) -> list[list[int]]:
+        with self._engine(enable_prefix_caching=False, overlap_depth=0) as engine:
+            pairs = zip(self._prompts, self._params, strict=True)
+            return [engine.generate([prompt], [one])[0] for prompt, one in pairs]
+
+    def batched_then_cached(self) -> tuple[list[list[int]], list[list[int]]]:
+        with self._engine() as engine:
+            batched = engine.generate(self._prompts, self._params)
+            return batched, engine.generate(self._prompts, self._params)
+
+    def chunked(self) -> list[list[int]]:
+        with self._engine(max_num_batched_tokens=32) as engine:
+            return engine.generate(self._prompts, self._params)
+
+    def scarce(self) -> list[list[int]]:
+        with self._engine(kv_cache_tokens=SCARCE_TOKENS) as engine:
+            outputs = engine.generate(self._prompts, self._params)
+            assert engine.num_preemptions > 0, "pages were not scarce"
+            return outputs
+
+    def tensor_parallel(self) -> list[list[int]]:
+        """TP 2: scarce pages with chunks."""
+        with self._parallel_engine() as engine:
+            return engine.generate(self._prompts, self._params)
+
+    def tensor_parallel_and_alone(self) -> tuple[list[list[int]], list[list[int]]]:
+        """TP 2: scarce pages with chunks, then alone."""
+        with self._parallel_engine() as engine:
+            together = engine.generate(self._prompts, self._params)
+            pairs = zip(self._prompts, self._params, strict=True)
+            return together, [engine.generate([prompt], [one])[0] for prompt, one in pairs]
+
+    def _parallel_engine(self) -> Engine:
+        return self._engine(
+            tensor_parallel_size=2, kv_cache_tokens=SCARCE_TOKENS, max_num_batched_tokens=256
+        )
+
+    def _engine(self, **options: object) -> Engine:
+        return Engine(self._folder, **{"kv_cache_tokens": 16384, **self._options, **options})
+
+
+def assert_greedy_of_transformers(
+    model: PreTrainedModel, prompts: list[list[int]], outputs: list[list[int]]
+) -> None:
+    """Every token is the reference's best after the same tokens, near ties aside."""
+    near_ties = 0
+    for prompt, output in zip(prompts, outputs, strict=True):
+        assert len(output) == NUM_NEW
+        with torch.inference_mode():
+            logits = model(torch.tensor([prompt + output[:-1]])).logits[0, len(prompt) - 1 :]
+        best, second = logits.topk(2, dim=-1).values.unbind(-1)
+        for token, row, gap in zip(output, logits, best - second, strict=True):
+            if token != row.argmax():
+                assert gap < NEAR_TIE
+                near_ties += 1
+    assert near_ties <= 1

@@ -1,0 +1,53 @@
+"""An engine whose steps run as late as they may, and which overwrites all that is free."""
+
+from __future__ import annotations
+
+import torch
+
+from tests.support.engines.engine_driver import Engine
+from worker.core.executor import StepFuture
+from worker.core.executor_local import LocalExecutor
+from worker.plan.plan import Plan, StepResult
+
+
+class LateExecutor(LocalExecutor):
+    """Runs each step when its result is asked for."""
+
+    def launch(self, plan: Plan) -> StepFuture:
+        return _LateStep(self, plan)
+
+    def sample(self, seq: int, masks: bytes) -> None:
+        self.masks = masks
+
+    def run(self, plan: Plan) -> StepResult:
+        step = super().launch(plan)
+        if plan.masked:
+            super().sample(plan.seq, self.masks)
+        return step.result()
+
+
+class _LateStep:
+    def __init__(self, executor: LateExecutor, plan: Plan) -> None:
+        self._executor = executor
+        self._plan = plan
+
+    @property
+    def seq(self) -> int:
+        return self._plan.seq
+
+    def result(self) -> StepResult:
+        return self._executor.run(self._plan)
+
+
+class PoisonedEngine(Engine):
+    executor_class = LateExecutor
+
+    def after_step(self) -> None:
+        cache, runner = self.core.scheduler._cache, self.runner
+        pages = torch.tensor(cache._pages._free, dtype=torch.int64)
+        for layer in runner._kv_caches:
+            layer.k.index_fill_(0, pages, float("nan"))
+            layer.v.index_fill_(0, pages, float("nan"))
+        slots = torch.tensor(cache._slots._free, dtype=torch.int64)
+        runner._tables.token_pool.index_fill_(0, slots, 1)
+        runner._tables.page_table.index_fill_(0, slots, 0)

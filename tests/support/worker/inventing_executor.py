@@ -1,0 +1,104 @@
+"""An engine core over an executor that invents tokens and notes the order of calls."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from worker.config import EngineConfig
+from worker.core.engine import EngineCore
+from worker.core.executor import Executor, StepFuture
+from worker.plan.plan import Plan, StepResult
+from worker.wire.messages import EngineInfo, Submit
+from worker.wire.sampling import SamplingParams
+
+INFO = EngineInfo(
+    model="invented",
+    max_model_len=64,
+    max_total_tokens=64,
+    vocab_size=100,
+    page_size=4,
+    max_num_seqs=4,
+    eos_token_ids=[0],
+    block_hash_salt="",
+)
+
+
+class InventingExecutor(Executor):
+    """Notes the order of launches and collections."""
+
+    max_overlap_depth = 1
+
+    def __init__(self) -> None:
+        self.journal: list[str] = []
+        self.plans: list[Plan] = []
+        self.masks: list[bytes] = []
+        self._tokens: Iterator[int] = iter(range(1, 10_000))
+
+    def start(self) -> EngineInfo:
+        return INFO
+
+    def launch(self, plan: Plan) -> StepFuture:
+        self.journal.append(f"launch {plan.seq}")
+        self.plans.append(plan)
+        tokens = [next(self._tokens) for row in plan.rows if row.sample]
+        return InventedStep(self, StepResult(seq=plan.seq, token_ids=tokens, compute_ms=1.0))
+
+    def drafts(self, seq: int) -> list[list[int]]:
+        raise AssertionError("nothing is drafted here")
+
+    def sample(self, seq: int, masks: bytes) -> None:
+        self.journal.append(f"masks {seq}")
+        self.masks.append(masks)
+
+    @property
+    def death_fds(self) -> list[int]:
+        return []
+
+    def raise_on_death(self) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+
+class InventedStep:
+    def __init__(self, executor: InventingExecutor, result: StepResult) -> None:
+        self._executor = executor
+        self._result = result
+
+    @property
+    def seq(self) -> int:
+        return self._result.seq
+
+    def result(self) -> StepResult:
+        self._executor.journal.append(f"result {self.seq}")
+        return self._result
+
+
+def submit(request_id: str, num_prompt: int = 5, max_tokens: int = 3) -> Submit:
+    return Submit(
+        request_id=request_id,
+        gateway_id="g",
+        prompt=np.arange(num_prompt, dtype="<i4").tobytes(),
+        sampling=SamplingParams(temperature=0.0, max_tokens=max_tokens, seed=0),
+    )
+
+
+def make_core(overlap_depth: int) -> tuple[EngineCore, InventingExecutor]:
+    executor = InventingExecutor()
+    config = EngineConfig(
+        model="invented", page_size=4, max_num_seqs=4, overlap_depth=overlap_depth
+    )
+    core = EngineCore(config, INFO, executor, lambda: 0.0)
+    return core, executor
+
+
+def run(core: EngineCore) -> dict[str, list[int]]:
+    tokens: dict[str, list[int]] = {}
+    while core.has_work():
+        for delta in core.step().deltas.get("g", ()):
+            tokens.setdefault(delta.request_id, []).extend(delta.token_ids)
+        core.scheduler.check_invariants()
+    return tokens

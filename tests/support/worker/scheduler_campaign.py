@@ -1,0 +1,128 @@
+"""Random operations on a scheduler over a fake device."""
+
+from __future__ import annotations
+
+import random
+
+from tests.support.worker.fake_device import SALT_SEEDS, Harness, make_submit
+from worker.wire.admission import AdmissionChange
+from worker.wire.messages import Submit
+from worker.wire.slo import Slo
+
+SALTS = ("", "a", "b")
+TENANTS = ("", "x", "y")
+
+
+def random_submit(rng: random.Random, request_id: str, limit: int) -> Submit:
+    """Prompts out of few families, so that prefixes are shared, in part and in full."""
+    family, salt = rng.randrange(3), rng.randrange(len(SALTS))
+    length = rng.randint(1, limit - 1)
+    shared = rng.randint(0, length)
+    prompt = [3 + (family + i) % 7 for i in range(shared)]
+    prompt += [rng.randrange(50) for _ in range(length - shared)]
+    max_tokens = rng.choice([None, 1, 2, 5, 20, 40])
+    return make_submit(
+        request_id,
+        prompt,
+        seed=salt * SALT_SEEDS + rng.randrange(2),
+        cache_salt=SALTS[salt],
+        priority=rng.choice([4, 4, 4, 0, 9, 7]),
+        slo=rng.choice([None, None, Slo(ttft_ms=50.0), Slo(tpot_ms=5.0, e2e_ms=300.0)]),
+        tenant=rng.choice(TENANTS),
+        waited_ms=rng.choice([0.0, 20.0]),
+        gateway_id=f"g{rng.randrange(2)}",
+        max_tokens=max_tokens,
+        min_tokens=0 if max_tokens is None else rng.randint(0, max_tokens),
+        ignore_eos=rng.random() < 0.5,
+        stop_token_ids=(5,) if rng.random() < 0.2 else (),
+        num_resumed=rng.randrange(length) if rng.random() < 0.1 else 0,
+    )
+
+
+class Campaign:
+    """Random operations on a Harness; remembers which requests were aborted or replaced."""
+
+    def __init__(self, rng: random.Random, harness: Harness) -> None:
+        self.rng = rng
+        self.harness = harness
+        self.limit = harness.config.max_total_tokens
+        self.count = 0
+        self.alive: list[tuple[str, int]] = []
+        self.ended: set[tuple[str, int]] = set()
+
+    def submit(self) -> None:
+        self.count += 1
+        submit = random_submit(self.rng, f"r{self.count}", self.limit)
+        self.harness.submit(submit)
+        self.alive.append((submit.request_id, 0))
+
+    def abort(self) -> None:
+        self._forget_finished()
+        if self.alive:
+            request_id, attempt = self.alive.pop(self.rng.randrange(len(self.alive)))
+            self.ended.add((request_id, attempt))
+            self.harness.scheduler.abort(request_id, attempt)
+            self.harness.check()
+
+    def strangers(self) -> None:
+        """Aborts and submits that must change nothing."""
+        self.harness.scheduler.abort("nobody", 0)
+        self._forget_finished()
+        if self.alive:
+            request_id, attempt = self.rng.choice(self.alive)
+            self.harness.scheduler.abort(request_id, attempt - 1)
+            self.harness.submit(self.harness.outcomes[request_id, attempt].submit)
+
+    def replace(self) -> None:
+        self._forget_finished()
+        if self.alive:
+            index = self.rng.randrange(len(self.alive))
+            request_id, attempt = self.alive[index]
+            self.ended.add((request_id, attempt))
+            submit = random_submit(self.rng, request_id, self.limit)
+            submit.attempt = attempt + 1
+            self.alive[index] = (request_id, submit.attempt)
+            self.harness.submit(submit)
+
+    def evict(self) -> None:
+        """As if pages were short."""
+        cache = self.harness.scheduler._cache
+        cache._pages.release(cache._tree.evict(self.rng.randint(1, 6)), fence=0)
+        self.harness.check()
+
+    def change(self) -> None:
+        """Other rules of admission from now on."""
+        rng = self.rng
+        self.harness.scheduler.set_admission(
+            AdmissionChange(
+                schedule_policy=rng.choice(["fcfs", "lpm"]),
+                prefill_admission_policy=rng.choice(["fifo", "pack"]),
+                prefill_admission_lookahead=rng.choice([1, 4, 64]),
+                prefill_force_fifo_every=rng.choice([0, 1, 3]),
+                prefill_max_tokens=rng.choice([0, 1, 7]),
+                prefill_max_batch_size=rng.choice([0, 1, 3]),
+                max_prefill_share=rng.choice([0.1, 0.5, 1.0]),
+            )
+        )
+
+    def wait(self) -> None:
+        """Deadlines come nearer."""
+        self.harness.now += self.rng.choice([0.001, 0.02, 0.5])
+
+    def finish(self, depth: int) -> None:
+        self.harness.drain(depth)
+        self.harness.check_drained()
+        for (request_id, attempt), outcome in self.harness.outcomes.items():
+            if outcome.rejection is not None:
+                assert outcome.finish_reason == "error"
+                assert not outcome.tokens, "turned away though it had begun"
+                assert self.harness.config.max_queued_requests, "there was no limit"
+            elif (request_id, attempt) in self.ended:
+                assert outcome.finish_reason in ("abort", None)
+            else:
+                self.harness.finished(request_id, attempt)
+
+    def _forget_finished(self) -> None:
+        self.harness.report()
+        outcomes = self.harness.outcomes
+        self.alive = [key for key in self.alive if outcomes[key].finish_reason is None]
