@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import fields, replace
 from typing import TYPE_CHECKING
 
+from cluster.bench.ab.commands import add_ab_commands
 from cluster.bench.chaos.flags import add_chaos_command
-from cluster.bench.fdfo_flags import add_fdfo_flags, fdfo_options
+from cluster.bench.command import command_adder
 from cluster.bench.flags import (
     add_dataset_flags,
     add_load_flags,
@@ -22,24 +23,20 @@ from cluster.bench.gateway import run_gateway
 from cluster.bench.gateway_options import ARMS, GatewayOptions
 from cluster.bench.jobs.flags import add_job_commands
 from cluster.bench.kernel_options import KernelOptions
-from cluster.bench.metrics import tell_failures
 from cluster.bench.model_shapes import SHAPES
-from cluster.bench.report import Result, emit, note
+from cluster.bench.report import Result
 from cluster.bench.roofline_options import RooflineOptions
 from cluster.bench.routing.flags import add_router_flags, run_router
 from cluster.bench.scenarios.flags import add_scenarios_command
 from cluster.bench.serve import run_serve
-from cluster.bench.speculative_flags import add_speculative_flags, speculative_options
 from cluster.bench.versus import VersusOptions, run_versus
 from cluster.cli.options import add_options, given_options
 from cluster.cli.parser import CommandParser
 from cluster.config import find_demo_model
-from cluster.launch import LaunchError
 from worker.config import EngineConfig
 
 if TYPE_CHECKING:
     Subparsers = argparse._SubParsersAction[argparse.ArgumentParser]
-    Runner = Callable[[argparse.Namespace], Result]
 
 
 def register(subparsers: Subparsers) -> None:
@@ -47,56 +44,13 @@ def register(subparsers: Subparsers) -> None:
     parser = subparsers.add_parser(
         "bench", help="measure an endpoint, the engine, or the gateway", description=__doc__
     )
-    add_commands(parser.add_subparsers(dest="bench", required=True, metavar="COMMAND"))
-
-
-def add_commands(commands: Subparsers) -> None:
-    """Adds each benchmark as a command of its own."""
-    serve = _command(commands, "serve", "load on any OpenAI endpoint", _serve)
-    serve.add_argument("--base-url", default="http://127.0.0.1:8000")
-    serve.add_argument("--save-detailed", action="store_true", help="with every request's times")
-    add_load_flags(serve)
-    versus = _command(commands, "versus", "two endpoints under the same load, in turn", _versus)
-    add_versus_flags(versus)
-    add_load_flags(versus)
-    throughput = _command(commands, "throughput", "the engine offline, without HTTP", _throughput)
-    _add_throughput_flags(throughput)
-    overlap = _command(commands, "overlap", "steps at overlap depth 0 and 1, in turn", _overlap)
-    _add_overlap_flags(overlap)
-    fdfo = _command(commands, "fdfo", "block diffusion: first done, first out", _fdfo)
-    add_fdfo_flags(fdfo)
-    kernels = _command(commands, "kernels", "each op against the device's peak", _kernels)
-    add_options(kernels, KernelOptions)
-    roofline = _command(
-        commands, "roofline", "decode steps against the memory's bandwidth", _roofline
-    )
-    _add_roofline_flags(roofline)
-    structured = _command(
-        commands, "structured", "constrained requests against free ones, in turn", _structured
-    )
-    _add_structured_flags(structured)
-    admission = _command(commands, "admission", "fifo against pack, in turn", _admission)
-    _add_admission_flags(admission)
-    speculative = _command(
-        commands, "speculative", "tokens per second with drafts and without, in turn", _speculative
-    )
-    add_speculative_flags(speculative)
-    add_scenarios_command(commands, _command)
-    gateway = _command(commands, "gateway", "CPU time per token before the engine", _gateway)
-    _add_gateway_flags(gateway)
-    router = _command(
-        commands, "router", "routing policies compared, or what a decision costs", run_router
-    )
-    add_router_flags(router)
-    add_fleet_command(commands, _command)
-    add_chaos_command(commands, _command)
-    add_job_commands(commands, _command)
+    _add_commands(parser.add_subparsers(dest="bench", required=True, metavar="COMMAND"))
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs one benchmark; the entry of `python -m cluster.bench`."""
     parser: argparse.ArgumentParser = CommandParser(prog="python -m cluster.bench")
-    add_commands(parser.add_subparsers(dest="bench", required=True, metavar="COMMAND"))
+    _add_commands(parser.add_subparsers(dest="bench", required=True, metavar="COMMAND"))
     args = parser.parse_args(argv)
     try:
         return int(args.run(args))
@@ -105,25 +59,27 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 2
 
 
-def _command(
-    commands: Subparsers, name: str, summary: str, runner: Runner
-) -> argparse.ArgumentParser:
-    parser = commands.add_parser(name, help=summary, description=summary)
-    parser.add_argument("--json", action="store_true", help="print one JSON object")
-
-    def run(args: argparse.Namespace) -> int:
-        try:
-            result = runner(args)
-        except LaunchError as error:
-            print(error, file=sys.stderr)
-            return 1
-        emit(result, as_json=args.json, title=f"bench {name}")
-        if result.get("errors"):
-            note(tell_failures(result["errors"]))
-        return 1 if result.get("failed") or result.get("broken") else 0
-
-    parser.set_defaults(run=run)
-    return parser
+def _add_commands(commands: Subparsers) -> None:
+    add = command_adder(commands)
+    serve = add("serve", "load on any OpenAI endpoint", _serve)
+    serve.add_argument("--base-url", default="http://127.0.0.1:8000")
+    serve.add_argument("--save-detailed", action="store_true", help="with every request's times")
+    add_load_flags(serve)
+    versus = add("versus", "two endpoints under the same load, in turn", _versus)
+    add_versus_flags(versus)
+    add_load_flags(versus)
+    _add_throughput_flags(add("throughput", "the engine offline, without HTTP", _throughput))
+    add_ab_commands(add)
+    add_options(add("kernels", "each op against the device's peak", _kernels), KernelOptions)
+    _add_roofline_flags(add("roofline", "decode steps against the memory's bandwidth", _roofline))
+    add_scenarios_command(add)
+    _add_gateway_flags(add("gateway", "CPU time per token before the engine", _gateway))
+    add_router_flags(
+        add("router", "routing policies compared, or what a decision costs", run_router)
+    )
+    add_fleet_command(add)
+    add_chaos_command(add)
+    add_job_commands(add)
 
 
 def _serve(args: argparse.Namespace) -> Result:
@@ -151,28 +107,6 @@ def _throughput(args: argparse.Namespace) -> Result:
     )
 
 
-def _overlap(args: argparse.Namespace) -> Result:
-    from cluster.bench.overlap import OverlapOptions, run_overlap
-
-    args.model = args.model or find_demo_model()
-    return run_overlap(
-        OverlapOptions(
-            engine=EngineConfig(**given_options(args, EngineConfig)),
-            running=tuple(int(text) for text in args.running.split(",")),
-            pairs=args.pairs,
-            steps=args.steps,
-            input_len=args.input_len,
-            plot=args.plot,
-        )
-    )
-
-
-def _fdfo(args: argparse.Namespace) -> Result:
-    from cluster.bench.fdfo import run_fdfo
-
-    return run_fdfo(fdfo_options(args))
-
-
 def _kernels(args: argparse.Namespace) -> Result:
     from cluster.bench.kernels import run_kernels
 
@@ -192,37 +126,6 @@ def _roofline(args: argparse.Namespace) -> Result:
             input_len=args.input_len,
         )
     )
-
-
-def _structured(args: argparse.Namespace) -> Result:
-    from cluster.bench.structured import StructuredOptions, run_structured
-
-    args.model = args.model or find_demo_model()
-    return run_structured(
-        StructuredOptions(
-            engine=EngineConfig(**given_options(args, EngineConfig)),
-            **{name: getattr(args, name) for name in _STRUCTURED_FLAGS},
-        )
-    )
-
-
-def _admission(args: argparse.Namespace) -> Result:
-    from cluster.bench.admission import AdmissionBenchOptions, run_admission
-
-    args.model = args.model or find_demo_model()
-    return run_admission(
-        AdmissionBenchOptions(
-            engine=EngineConfig(**given_options(args, EngineConfig)),
-            **{name: getattr(args, name) for name in _ADMISSION_FLAGS},
-        )
-    )
-
-
-def _speculative(args: argparse.Namespace) -> Result:
-    from cluster.bench.speculative import run_speculative
-
-    args.model = args.model or find_demo_model()
-    return run_speculative(speculative_options(args))
 
 
 def _gateway(args: argparse.Namespace) -> Result:
@@ -272,18 +175,6 @@ def _add_throughput_flags(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def _add_overlap_flags(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--model", help="checkpoint folder; default: the demo model")
-    # The benchmark sets the other two itself.
-    set_here = ("model", "overlap_depth", "max_num_seqs")
-    add_options(parser.add_argument_group("engine"), EngineConfig, exclude=set_here)
-    parser.add_argument("--running", default="1,8,32", help="requests at once (default 1,8,32)")
-    parser.add_argument("--pairs", type=int, default=10, help="turns per depth (default 10)")
-    parser.add_argument("--steps", type=int, default=100, help="steps per turn (default 100)")
-    parser.add_argument("--input-len", type=int, default=16, help="prompt tokens (default 16)")
-    parser.add_argument("--plot", metavar="FILE.png", help="draw both timelines")
-
-
 def _add_roofline_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--models",
@@ -297,45 +188,6 @@ def _add_roofline_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--turns", type=int, default=3, help="measurements (default 3)")
     parser.add_argument("--steps", type=int, default=64, help="steps per turn (default 64)")
     parser.add_argument("--input-len", type=int, default=512, help="prompt tokens (default 512)")
-
-
-_STRUCTURED_FLAGS = {
-    "streams": (16, "requests at once"),
-    "pairs": (10, "turns per arm"),
-    "max_tokens": (128, "most tokens per request"),
-    "input_len": (32, "prompt tokens"),
-}
-
-
-def _add_structured_flags(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--model", help="checkpoint folder; default: the demo model")
-    set_here = ("model", "max_num_seqs")
-    add_options(parser.add_argument_group("engine"), EngineConfig, exclude=set_here)
-    for name, (default, text) in _STRUCTURED_FLAGS.items():
-        flag = "--" + name.replace("_", "-")
-        parser.add_argument(flag, type=int, default=default, help=f"{text} (default {default})")
-
-
-_ADMISSION_FLAGS = {
-    "pairs": (5, "turns per policy and setting"),
-    "num_prompts": (128, "requests, all at once"),
-    "base_len": (1, "tokens of a short prompt; long ones have 512 times as many"),
-    "output_len": (32, "tokens per completion"),
-    "budget": (256, "prompt tokens of a step"),
-    "force_fifo_every": (8, "pack: every so many rounds are fifo"),
-    "seed": (0, "of the prompts"),
-}
-
-
-def _add_admission_flags(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--model", help="checkpoint folder; default: the demo model")
-    set_here = {f.name for f in fields(EngineConfig) if f.name.startswith("prefill_")}
-    set_here |= {"model", "max_num_seqs", "max_num_batched_tokens", "enable_chunked_prefill"}
-    set_here |= {"max_queued_requests", "enable_prefix_caching"}
-    add_options(parser.add_argument_group("engine"), EngineConfig, exclude=set_here)
-    for name, (default, text) in _ADMISSION_FLAGS.items():
-        flag = "--" + name.replace("_", "-")
-        parser.add_argument(flag, type=int, default=default, help=f"{text} (default {default})")
 
 
 def _add_gateway_flags(parser: argparse.ArgumentParser) -> None:

@@ -23,8 +23,14 @@ from typing import Any, Literal
 
 import numpy as np
 
-from cluster.bench.metrics import count_errors, tell_failures
-from cluster.bench.report import Result, checks_json, exactly, note
+from cluster.bench.report import (
+    Result,
+    checks_json,
+    count_errors,
+    describe_failures,
+    exactly,
+    note,
+)
 from cluster.bench.stats import Estimate, difference, estimate, mean, percentile
 
 Verdict = Literal["regression", "improvement", "within tolerance", "not shown"]
@@ -109,7 +115,7 @@ def run_compare(options: CompareOptions) -> Result:
     for path, found in ((options.a, a), (options.b, b)):
         errors = count_errors({"errors": run.errors} for label in labels for run in found[label])
         if errors:
-            note(f"{path}: {tell_failures(errors)}")
+            note(f"{path}: {describe_failures(errors)}")
     runs_a, runs_b = (max(len(runs) for runs in found.values()) for found in (a, b))
     if min(runs_a, runs_b) < _FEW_RUNS:
         note(
@@ -228,7 +234,7 @@ def _read(path: str) -> dict[str, list[_Run]]:
         errors = count_errors({"errors": run.errors} for runs in found.values() for run in runs)
         raise ValueError(
             f"{path} has no request that completed"
-            + (f": {tell_failures(errors)}" if errors else "")
+            + (f": {describe_failures(errors)}" if errors else "")
         )
     return found
 

@@ -1,24 +1,125 @@
-"""An engine as `LLM` has it, which a benchmark drives step by step."""
+"""An engine as `LLM` has it, which a benchmark drives step by step, and what it does in a turn."""
 
 from __future__ import annotations
 
 import itertools
+import math
 import shutil
 import tempfile
 import time
-from types import TracebackType
-from typing import Self
+from collections.abc import Iterable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field, replace
+from operator import attrgetter
+from typing import NamedTuple, Self
 
 import msgspec
+import numpy as np
 
 from worker.config import EngineConfig
 from worker.core.engine import EngineCore
-from worker.core.executor_factory import create_executor
-from worker.wire.messages import EngineInfo, StepReport, Submit
+from worker.core.executor_factory import create_executor, uses_cuda
+from worker.core.timeline import StepRecord
+from worker.wire.blocks import TOKEN_BYTES
+from worker.wire.diffusion import BlockTotals
+from worker.wire.messages import Abort, EngineInfo, LoadSnapshot, StepReport, Submit, SubmitBatch
 from worker.wire.sampling import SamplingParams
+from worker.wire.speculation import SpeculationTotals
 
 GATEWAY = "bench"
 """Whose requests a benchmark's are."""
+KEPT_RECORDS = 5
+_SETTLING_STEPS = 4
+"""Steps between the last first token and the first step that counts."""
+
+
+class Request(NamedTuple):
+    """What a benchmark asks an engine for."""
+
+    prompt: bytes
+    """Token ids, little-endian int32."""
+    sampling: SamplingParams
+    cache_salt: str = ""
+    grammar: str = ""
+    """Key of one that the engine has been given."""
+
+
+@dataclass(kw_only=True, slots=True)
+class Answer:
+    """What came of a request. Times in seconds since its turn's clock was started."""
+
+    num_prompt: int
+    """Tokens of its prompt."""
+    token_ids: list[int] = field(default_factory=list)
+    num_rows: int = 0
+    """Steps that brought it tokens."""
+    first_s: float = math.nan
+    last_s: float = math.nan
+    rounds: list[int] = field(default_factory=list)
+    """Of a block-diffusion model, by block: passes that found something to decide."""
+
+    @property
+    def tpot_s(self) -> float:
+        """Seconds per token after the first."""
+        return (self.last_s - self.first_s) / max(len(self.token_ids) - 1, 1)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Turn:
+    """All requests of a turn, once."""
+
+    answers: Sequence[Answer]
+    """In the order of the requests."""
+    elapsed_s: float
+    before: LoadSnapshot
+    """The engine's load report; its sums go on from turn to turn."""
+    after: LoadSnapshot
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens that were generated."""
+        return sum(len(answer.token_ids) for answer in self.answers)
+
+    @property
+    def num_rows(self) -> int:
+        """Decoding requests, summed up over the steps."""
+        return sum(answer.num_rows for answer in self.answers)
+
+    @property
+    def tokens_per_second(self) -> float:
+        """Generated tokens by the time of the turn."""
+        return self.num_tokens / self.elapsed_s
+
+    def growth(self, name: str) -> float:
+        """By how much a sum in the load report grew, such as `blocks.num_forwards`."""
+        read = attrgetter(name)
+        return float(read(self.after) - read(self.before))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DecodeTurn:
+    """Decode steps of a fixed number of requests, per step in microseconds."""
+
+    wall_us: float
+    phases_us: dict[str, float]
+    """By the names of StepTimes."""
+    records: tuple[StepRecord, ...]
+    """The last steps that counted."""
+
+    @property
+    def rank_us(self) -> float:
+        """Rank 0's own time."""
+        return self.compute_us + self.phases_us["prepare"]
+
+    @property
+    def compute_us(self) -> float:
+        """The model and the draw alone."""
+        return self.phases_us["forward"] + self.phases_us["sample"]
+
+    @property
+    def idle_us(self) -> float:
+        """From the end of a draw to the next forward pass: what a device might idle at most."""
+        return self.phases_us["bubble"] + self.phases_us["prepare"]
 
 
 class BenchEngine:
@@ -26,14 +127,21 @@ class BenchEngine:
 
     Args:
         config: of the engine.
+        request_tokens: most tokens of a request. A CUDA device's cache then has room for
+            `max_num_seqs` of them unless `config` says otherwise: engines of several variants share
+            the device, and none may take all of it.
     """
 
-    def __init__(self, config: EngineConfig) -> None:
+    def __init__(self, config: EngineConfig, *, request_tokens: int | None = None) -> None:
+        if request_tokens is not None and uses_cuda(config) and config.kv_cache_tokens is None:
+            pages = -(-request_tokens // config.page_size) + 1
+            tokens = config.max_num_seqs * pages * config.page_size
+            config = replace(config, kv_cache_tokens=tokens)
         self.config = config
         self._directory = tempfile.mkdtemp(prefix="rf-")
         self._executor = create_executor(config, self._directory, spawn_peers=True)
         try:
-            self._core = EngineCore(config, self._executor.start(), self._executor, time.monotonic)
+            self.core = EngineCore(config, self._executor.start(), self._executor, time.monotonic)
         except BaseException:
             self.close()
             raise
@@ -43,7 +151,7 @@ class BenchEngine:
     @property
     def info(self) -> EngineInfo:
         """What was loaded."""
-        return self._core.info
+        return self.core.info
 
     def close(self) -> None:
         """Ends the engine's ranks."""
@@ -53,24 +161,154 @@ class BenchEngine:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _request(self, prompt: bytes, sampling: SamplingParams, cache_salt: str = "") -> Submit:
-        return Submit(
-            request_id=str(next(self._ids)),
-            gateway_id=GATEWAY,
-            prompt=prompt,
-            sampling=sampling,
-            cache_salt=cache_salt,
+    def run(self, requests: Iterable[Request], *, at_once: int | None = None) -> Turn:
+        """Answers all requests. The clock is started when the first ones are there.
+
+        Args:
+            requests: in the order in which they come.
+            at_once: so many are there at a time, and the next comes as one ends; None for all.
+        """
+        waiting, before = iter(requests), self._load()
+        answers: dict[str, Answer] = {}
+        num_running = self._submit(itertools.islice(waiting, at_once), answers)
+        while self.core.grammars.num_due:
+            self.core.take_grammars(wait=True)
+        start = now = time.monotonic()
+        while num_running:
+            report = self.step()
+            now = time.monotonic()
+            for delta in report.deltas.get(GATEWAY, ()):
+                assert delta.error is None, delta.error
+                answer = answers[delta.request_id]
+                if delta.token_ids:
+                    if not answer.token_ids:
+                        answer.first_s = now - start
+                    answer.last_s = now - start
+                    answer.num_rows += 1
+                    answer.token_ids += delta.token_ids
+                if self.info.block_size > 1:
+                    answer.rounds.append(delta.num_rounds - sum(answer.rounds))
+                if delta.finish_reason is not None:
+                    num_running += self._submit(itertools.islice(waiting, 1), answers) - 1
+        self._drain()
+        return Turn(
+            answers=tuple(answers.values()),
+            elapsed_s=now - start,
+            before=before,
+            after=self._load(),
         )
 
-    def _step(self) -> StepReport:
-        report = self._core.step()
-        self._encoder.encode(report)  # as the worker does for its front
+    def decode(self, running: int, number: int, *, steps: int, input_len: int) -> DecodeTurn:
+        """Brings requests to decode, and times their steps.
+
+        Args:
+            running: how many requests.
+            number: of the turn, from which their prompts are drawn.
+            steps: that count.
+            input_len: tokens of every prompt.
+        """
+        sampling = SamplingParams(
+            temperature=0.0, max_tokens=decode_tokens(steps, 0), ignore_eos=True, seed=0
+        )
+        answers: dict[str, Answer] = {}
+        self._submit(
+            (
+                Request(random_prompt((number, index), self.info.vocab_size, input_len), sampling)
+                for index in range(running)
+            ),
+            answers,
+        )
+        waiting = set(answers)
+        while waiting:
+            waiting -= {delta.request_id for delta in self.core.step().deltas.get(GATEWAY, ())}
+        self._steps(_SETTLING_STEPS)
+        before, start = self.core.timeline.totals(), time.monotonic()
+        self._steps(steps)
+        elapsed, after = time.monotonic() - start, self.core.timeline.totals()
+        records = tuple(self.core.timeline.records)[-KEPT_RECORDS:]
+        for request_id in answers:
+            self.core.abort(Abort(request_id=request_id))
+        self._drain()
+        count = after.num_steps - before.num_steps
+        assert count == steps, f"{count} steps were completed in {steps} turns"
+        phases = {
+            name: (value - getattr(before, name)) / steps * 1e6
+            for name, value in msgspec.structs.asdict(after).items()
+            if name != "num_steps"
+        }
+        return DecodeTurn(wall_us=elapsed / steps * 1e6, phases_us=phases, records=records)
+
+    def step(self) -> StepReport:
+        """A step of the engine, whose report is encoded as the worker does for its front."""
+        report = self.core.step()
+        self._encoder.encode(report)
         return report
+
+    def _submit(self, requests: Iterable[Request], answers: dict[str, Answer]) -> int:
+        """Queues them, with an answer for each; how many they were."""
+        before = len(answers)
+        for request in requests:
+            submit = Submit(
+                request_id=str(next(self._ids)),
+                gateway_id=GATEWAY,
+                prompt=request.prompt,
+                sampling=request.sampling,
+                cache_salt=request.cache_salt,
+                grammar=request.grammar,
+            )
+            answers[submit.request_id] = Answer(num_prompt=len(request.prompt) // TOKEN_BYTES)
+            self.core.receive(SubmitBatch(submits=[submit]))
+        return len(answers) - before
+
+    def _steps(self, count: int) -> None:
+        for _ in range(count):
+            self.step()
+
+    def _drain(self) -> None:
+        while self.core.has_work():
+            self.core.step()
+
+    def _load(self) -> LoadSnapshot:
+        """A copy of the load report, since its sums go on; zeros for what the engine has not."""
+        encoded = self._encoder.encode(self.core.report().load)
+        load = msgspec.msgpack.decode(encoded, type=LoadSnapshot)
+        load.speculation = load.speculation or SpeculationTotals()
+        load.blocks = load.blocks or BlockTotals()
+        return load
+
+
+class Engines:
+    """Engines by their configuration, started when they are first asked for; a context manager."""
+
+    def __init__(self) -> None:
+        self._stack = ExitStack()
+        self._started: dict[EngineConfig, BenchEngine] = {}
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stack.close()
+
+    def get(self, config: EngineConfig, *, request_tokens: int | None = None) -> BenchEngine:
+        """The engine of this configuration; see BenchEngine."""
+        if config not in self._started:
+            engine = BenchEngine(config, request_tokens=request_tokens)
+            self._started[config] = self._stack.enter_context(engine)
+        return self._started[config]
+
+
+def decode_tokens(steps: int, input_len: int) -> int:
+    """Tokens of each request that `BenchEngine.decode` runs, and some to spare.
+
+    Requests that get their first token early run on while others wait for theirs.
+    """
+    return input_len + 2 * steps + 64
+
+
+def random_prompt(seed: tuple[int, ...], vocab_size: int, length: int) -> bytes:
+    """Token ids of a prompt without sense: little-endian int32, the same for the same seed."""
+    return np.random.default_rng(seed).integers(0, vocab_size, length).astype("<i4").tobytes()

@@ -17,14 +17,13 @@ from contextlib import AbstractContextManager
 from dataclasses import replace
 from functools import partial
 
-from cluster.bench.alternate import alternate, compare
 from cluster.bench.cpu import CpuMeter
 from cluster.bench.datasets import DatasetOptions
 from cluster.bench.gateway_options import Arm, GatewayOptions, Target
 from cluster.bench.report import Result, at_most, checks_json, exactly, note
 from cluster.bench.serve import ServeOptions, run_serve
 from cluster.bench.sse import EventScanner, has_text
-from cluster.bench.stats import percentile
+from cluster.bench.turns import take_turns
 
 GOAL_CPU_MS_PER_TOKEN = 0.19
 _SYSTEM = "ray_system"
@@ -39,19 +38,24 @@ def run_gateway(options: GatewayOptions) -> Result:
     baseline = options.baseline
     if baseline is None and options.rounds == 1:
         return measure(options)
-    arms = (options.arm,) if baseline is None else (options.arm, baseline)
-    runs = alternate({arm: partial(_in_process, options, arm) for arm in arms}, options.rounds)
-    values = {arm: [run["cpu_ms_per_token"] for run in found] for arm, found in runs.items()}
-    first = arms[0]
-    middle = sorted(runs[first], key=lambda run: float(run["cpu_ms_per_token"]))
+    variants = (options.arm,) if baseline is None else (options.arm, baseline)
+    turns = take_turns(
+        {name: partial(_in_process, options, name) for name in variants}, options.rounds
+    )
+    middle = sorted(turns[options.arm], key=_cost)
     result = dict(middle[(len(middle) - 1) // 2])
-    result["cpu_ms_per_token_rounds"] = values
-    by_streams = {arm: [run["by_streams"] for run in found] for arm, found in runs.items()}
-    result["by_streams_rounds"] = by_streams
+    result["cpu_ms_per_token_rounds"] = {name: turns.values(name, _cost) for name in variants}
+    result["by_streams_rounds"] = {
+        name: [run["by_streams"] for run in turns[name]] for name in variants
+    }
     if baseline is not None:
-        result["baseline_cpu_ms_per_token"] = percentile(values[baseline], 50.0)
-        result[f"baseline_over_{options.arm}"] = compare(values, options.arm)[0].to_json()
+        result["baseline_cpu_ms_per_token"] = turns.median(baseline, _cost)
+        result[f"baseline_over_{options.arm}"] = turns.comparison(baseline, options.arm, _cost)
     return result
+
+
+def _cost(run: Result) -> float:
+    return float(run["cpu_ms_per_token"])
 
 
 def measure(options: GatewayOptions) -> Result:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from cluster.bench.client import Record
@@ -79,22 +79,6 @@ def detailed(records: Sequence[Record]) -> Result:
         "input_lens": [record.prompt_len for record in done],
         "output_lens": [record.output_len for record in done],
     }
-
-
-def count_errors(results: Iterable[Result]) -> dict[str, int]:
-    """Requests of several results by what they failed of, the most frequent first."""
-    total: Counter[str] = Counter()
-    for result in results:
-        total.update(result.get("errors", {}))
-    return dict(total.most_common())
-
-
-def tell_failures(errors: Mapping[str, int]) -> str:
-    """How many requests failed, and of what most often. `errors`: as of `count_errors`."""
-    reason, count = next(iter(errors.items()))
-    failed = sum(errors.values())
-    often = "each" if count == failed else f"{count} of them"
-    return f"{failed} requests failed, {often} with: {reason}"
 
 
 def samples_ms(records: Sequence[Record], metric: str) -> list[float]:

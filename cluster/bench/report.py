@@ -5,13 +5,10 @@ from __future__ import annotations
 import json
 import math
 import sys
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
-
-from rich.console import Console
-
-from cluster.bench.console import print_result
 
 _PIPE_WIDTH = 200
 """Columns of a table that no terminal bounds: names in it stay whole."""
@@ -57,6 +54,11 @@ def emit(result: Result, *, as_json: bool, title: str) -> None:
         json.dump(json_ready({"checks": [], **result}), sys.stdout, allow_nan=False)
         sys.stdout.write("\n")
         return
+    # Imported here: whoever only parses flags prints no tables.
+    from rich.console import Console
+
+    from cluster.bench.console import print_result
+
     print_result(result, title, Console(width=None if sys.stdout.isatty() else _PIPE_WIDTH))
 
 
@@ -67,6 +69,22 @@ def json_ready(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [json_ready(item) for item in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def count_errors(results: Iterable[Result]) -> dict[str, int]:
+    """Requests of several results by what they failed of, the most frequent first."""
+    total: Counter[str] = Counter()
+    for result in results:
+        total.update(result.get("errors", {}))
+    return dict(total.most_common())
+
+
+def describe_failures(errors: Mapping[str, int]) -> str:
+    """How many requests failed, and of what most often. `errors`: as of `count_errors`."""
+    reason, count = next(iter(errors.items()))
+    failed = sum(errors.values())
+    often = "each" if count == failed else f"{count} of them"
+    return f"{failed} requests failed, {often} with: {reason}"
 
 
 def note(text: str) -> None:

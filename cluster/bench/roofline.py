@@ -10,14 +10,15 @@ from __future__ import annotations
 import shutil
 import tempfile
 from dataclasses import asdict, replace
+from functools import partial
 from typing import Any
 
 import torch
 
-from cluster.bench.decode import DecodeEngine, Turn
+from cluster.bench.ab.overlap import idle_checks
+from cluster.bench.engine import BenchEngine, DecodeTurn, decode_tokens
 from cluster.bench.kernels import Peaks, measure_peaks
 from cluster.bench.model_shapes import SHAPES, write_shape
-from cluster.bench.overlap import idle_checks
 from cluster.bench.report import Check, Result, at_least, checks_json, note
 from cluster.bench.roofline_options import RooflineOptions
 from cluster.bench.stats import percentile
@@ -91,7 +92,8 @@ def _measure(name: str, options: RooflineOptions, peaks: Peaks, dtype: torch.dty
             overlap_depth=1,
             max_num_seqs=max(options.running),
         )
-        with DecodeEngine(config, steps=options.steps, input_len=options.input_len) as engine:
+        tokens = decode_tokens(options.steps, options.input_len)
+        with BenchEngine(config, request_tokens=tokens) as engine:
             return {
                 str(running): _cell(name, engine, running, options, peaks, dtype)
                 for running in options.running
@@ -102,14 +104,15 @@ def _measure(name: str, options: RooflineOptions, peaks: Peaks, dtype: torch.dty
 
 def _cell(
     name: str,
-    engine: DecodeEngine,
+    engine: BenchEngine,
     running: int,
     options: RooflineOptions,
     peaks: Peaks,
     dtype: torch.dtype,
 ) -> Result:
-    engine.turn(running, 0)  # warms up
-    turns = [engine.turn(running, number) for number in range(1, options.turns + 1)]
+    decode = partial(engine.decode, running, steps=options.steps, input_len=options.input_len)
+    decode(0)  # warms up
+    turns = [decode(number) for number in range(1, options.turns + 1)]
     num_bytes = step_bytes(
         load_model_config(engine.config.checkpoint, weights=False),
         running=running,
@@ -123,7 +126,7 @@ def _cell(
     return figures
 
 
-def summarise(turns: list[Turn], running: int, roofline_us: float) -> Result:
+def summarise(turns: list[DecodeTurn], running: int, roofline_us: float) -> Result:
     """Figures of one number of requests: medians over the turns."""
     wall = percentile([turn.wall_us for turn in turns], 50.0)
     compute = percentile([turn.compute_us for turn in turns], 50.0)

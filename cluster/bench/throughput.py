@@ -7,11 +7,10 @@ from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
 
-from cluster.bench.alternate import alternate, compare
 from cluster.bench.datasets import DatasetOptions, Sample, make_samples
 from cluster.bench.prompts import PromptSpace
 from cluster.bench.report import Result, checks_json, exactly, note
-from cluster.bench.stats import percentile
+from cluster.bench.turns import take_turns
 from worker.config import EngineConfig
 from worker.llm import LLM, Prompt, RequestOutput, SamplingParams
 
@@ -54,7 +53,7 @@ def run_throughput(options: ThroughputOptions) -> Result:
 
 
 def _batch_invariant_cost(options: ThroughputOptions) -> Result:
-    arms = {
+    variants = {
         name: partial(
             _measure_alone,
             replace(options, engine=replace(options.engine, batch_invariant=invariant)),
@@ -62,18 +61,20 @@ def _batch_invariant_cost(options: ThroughputOptions) -> Result:
         )
         for name, invariant in (("normal", False), ("batch_invariant", True))
     }
-    runs = alternate(arms, options.rounds)
-    values = {name: [run["tokens_per_second"] for run in found] for name, found in runs.items()}
-    comparison = compare(values, "normal")[0]
+    turns = take_turns(variants, options.rounds)
     # No goal is set for the cost; what must hold is that both modes did the same work.
-    lengths = {run["total_num_tokens"] for found in runs.values() for run in found}
+    lengths = {run["total_num_tokens"] for name in variants for run in turns[name]}
     return {
         **_setting(options),
-        "tokens_per_second": {name: percentile(found, 50.0) for name, found in values.items()},
-        "tokens_per_second_rounds": values,
-        "batch_invariant_over_normal": comparison.to_json(),
+        "tokens_per_second": {name: turns.median(name, _speed) for name in variants},
+        "tokens_per_second_rounds": {name: turns.values(name, _speed) for name in variants},
+        "batch_invariant_over_normal": turns.comparison("batch_invariant", "normal", _speed),
         "checks": checks_json([exactly("different_token_counts", len(lengths) - 1, "counts", 0)]),
     }
+
+
+def _speed(run: Result) -> float:
+    return float(run["tokens_per_second"])
 
 
 def _measure_alone(options: ThroughputOptions, name: str, number: int) -> Result:
@@ -135,7 +136,7 @@ def _tokenizer_folder(options: ThroughputOptions) -> str | None:
 
 
 def _summary(options: ThroughputOptions, runs: list[Result]) -> Result:
-    middle = sorted(runs, key=lambda run: float(run["tokens_per_second"]))[(len(runs) - 1) // 2]
+    middle = sorted(runs, key=_speed)[(len(runs) - 1) // 2]
     missing = sum(run["missing_tokens"] for run in runs)
     result = {
         **_setting(options),
@@ -143,7 +144,7 @@ def _summary(options: ThroughputOptions, runs: list[Result]) -> Result:
         **middle,
     }
     if len(runs) > 1:
-        result["tokens_per_second_rounds"] = [run["tokens_per_second"] for run in runs]
+        result["tokens_per_second_rounds"] = list(map(_speed, runs))
     return {**result, "checks": checks_json([exactly("missing_tokens", missing, "tokens", 0)])}
 
 

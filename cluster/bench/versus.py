@@ -7,12 +7,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
-from cluster.bench.alternate import alternate, compare
 from cluster.bench.console import readable
-from cluster.bench.metrics import count_errors
-from cluster.bench.report import Result, checks_json, exactly, note
+from cluster.bench.report import Result, checks_json, count_errors, exactly, note
 from cluster.bench.serve import ServeOptions, run_serve
 from cluster.bench.stats import percentile
+from cluster.bench.turns import take_turns
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -56,30 +55,28 @@ def run_versus(options: VersusOptions) -> Result:
 
 
 def _cell(options: VersusOptions, concurrency: int) -> Result:
-    arms = {
-        name: partial(_run_arm, options, name, side, concurrency)
+    variants = {
+        name: partial(_run_side, options, name, side, concurrency)
         for name, side in (("a", options.a), ("b", options.b))
     }
-    results = alternate(arms, options.rounds)
-    values = {name: [run[options.metric] for run in runs] for name, runs in results.items()}
-    cell: Result = {
-        "concurrency": concurrency,
-        "failed": sum(run["failed"] for runs in results.values() for run in runs),
-    }
+    turns = take_turns(variants, options.rounds)
+    runs = [run for name in variants for run in turns[name]]
+    cell: Result = {"concurrency": concurrency, "failed": sum(run["failed"] for run in runs)}
     if cell["failed"]:
-        cell["errors"] = count_errors(run for runs in results.values() for run in runs)
-    for name, runs in results.items():
+        cell["errors"] = count_errors(runs)
+    metric = options.metric
+    for name in variants:
         cell[name] = {
-            options.metric: percentile(values[name], 50.0),
-            f"{options.metric}_rounds": values[name],
-            **{key: _median(runs, key) for key in ("median_ttft_ms", "median_tpot_ms")},
+            metric: turns.median(name, lambda run: run[metric]),
+            f"{metric}_rounds": turns.values(name, lambda run: run[metric]),
+            **{key: _median(turns[name], key) for key in ("median_ttft_ms", "median_tpot_ms")},
         }
-    if all(value > 0.0 for value in (*values["a"], *values["b"])):  # else a round has no data
-        cell["a_over_b"] = compare(values, "b")[0].to_json()
+    if all(run[metric] > 0.0 for run in runs):  # else a round has no data
+        cell["a_over_b"] = turns.comparison("a", "b", lambda run: run[metric])
     return cell
 
 
-def _run_arm(
+def _run_side(
     options: VersusOptions, name: str, side: ServeOptions, concurrency: int, number: int
 ) -> Result:
     per_stream = options.prompts_per_stream

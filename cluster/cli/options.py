@@ -9,7 +9,7 @@ import textwrap
 import types
 import typing
 from collections.abc import Collection, Mapping
-from dataclasses import MISSING, Field, fields
+from dataclasses import MISSING, Field, fields, is_dataclass
 from typing import Any
 
 
@@ -18,18 +18,23 @@ def add_options(
     cls: type,
     exclude: Collection[str] = (),
 ) -> None:
-    """Adds a flag for each field of the dataclass `cls`. Flags not given leave no trace."""
+    """Adds a flag for each field of the dataclass `cls`. Flags not given leave no trace.
+
+    Metadata of a field may say `flag`, its name where it is another one (None for no flag),
+    `separator`, what stands between the values of a tuple in one argument, and `argparse`, further
+    settings of the argument.
+    """
     hints = typing.get_type_hints(cls)
     docs = field_docstrings(cls)
     for field in fields(cls):
-        if field.name in exclude:
+        if field.name in exclude or field.metadata.get("flag", "") is None:
             continue
         parser.add_argument(
             flag_name(field),
             dest=field.name,
             default=argparse.SUPPRESS,
             help=_help(field, docs[field.name]),
-            **_argument_kind(hints[field.name]),
+            **{**_argument_kind(hints[field.name], field), **field.metadata.get("argparse", {})},
         )
 
 
@@ -48,6 +53,17 @@ def flag_name(field: Field[Any]) -> str:
 
 def field_docstrings(cls: type) -> Mapping[str, str]:
     """The string under each field in the source of the dataclass, as one line of text."""
+    docs: dict[str, str] = {}
+    for base in reversed(cls.__mro__):
+        if is_dataclass(base):
+            docs |= _own_docstrings(base)
+    missing = [field.name for field in fields(cls) if field.name not in docs]
+    assert not missing, f"{cls.__name__} has fields without a docstring: {', '.join(missing)}"
+    return docs
+
+
+def _own_docstrings(cls: type) -> dict[str, str]:
+    """Those in the source of the class itself."""
     tree = ast.parse(textwrap.dedent(inspect.getsource(cls))).body[0]
     assert isinstance(tree, ast.ClassDef)
     docs: dict[str, str] = {}
@@ -60,13 +76,11 @@ def field_docstrings(cls: type) -> Mapping[str, str]:
             and isinstance(following.value.value, str)
         ):
             docs[statement.target.id] = " ".join(following.value.value.split())
-    missing = [field.name for field in fields(cls) if field.name not in docs]
-    assert not missing, f"{cls.__name__} has fields without a docstring: {', '.join(missing)}"
     return docs
 
 
-def _argument_kind(hint: Any) -> dict[str, Any]:
-    """argparse's settings for values of a type."""
+def _argument_kind(hint: Any, field: Field[Any]) -> dict[str, Any]:
+    """argparse's settings for values of a field's type."""
     options = typing.get_args(hint)
     if typing.get_origin(hint) in (types.UnionType, typing.Union):
         (hint,) = (option for option in options if option is not type(None))
@@ -77,6 +91,8 @@ def _argument_kind(hint: Any) -> dict[str, Any]:
         return {"choices": options}
     if typing.get_origin(hint) is tuple:
         kind = {"type": options[0], "metavar": options[0].__name__.upper()}
+        if separator := field.metadata.get("separator"):
+            return _separated(options[0], separator)
         if options[0] is str:
             # Several values after one flag would take a command's own arguments with them.
             return {"action": "append", **kind}
@@ -85,8 +101,22 @@ def _argument_kind(hint: Any) -> dict[str, Any]:
     return {"type": hint, "metavar": hint.__name__.upper()}
 
 
+def _separated(kind: type, separator: str) -> dict[str, Any]:
+    """Of values that stand in one argument."""
+
+    def parse(text: str) -> tuple[Any, ...]:
+        return tuple(kind(part) for part in text.split(separator))
+
+    name = kind.__name__.upper()
+    parse.__name__ = f"list of {kind.__name__}"  # as argparse names it where a value is none
+    return {"type": parse, "metavar": f"{name}{separator}..."}
+
+
 def _help(field: Field[Any], doc: str) -> str:
     text = doc.replace("%", "%%")
-    if field.default in (None, MISSING, ()):
+    default = field.default
+    if default in (None, MISSING, (), ""):
         return text
-    return f"{text} (default: {field.default})"
+    if separator := field.metadata.get("separator"):
+        default = separator.join(map(str, default))
+    return f"{text} (default: {default})"

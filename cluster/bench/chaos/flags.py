@@ -4,20 +4,17 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Callable
 from contextlib import redirect_stdout
-from typing import Any
 
 from cluster.bench.chaos.options import ChaosOptions
+from cluster.bench.command import AddCommand
 from cluster.bench.report import Result
 from cluster.cli.options import add_options, given_options
 
-Command = Callable[[Any, str, str, Callable[[argparse.Namespace], Result]], argparse.ArgumentParser]
 
-
-def add_chaos_command(commands: Any, command: Command) -> None:
-    """Adds `chaos` to the bench commands; `command` makes a parser that reports results."""
-    parser = command(commands, "chaos", "processes are killed and stopped under load", _run)
+def add_chaos_command(add: AddCommand) -> None:
+    """Adds `chaos` to the bench commands."""
+    parser = add("chaos", "processes are killed and stopped under load", _run)
     add_options(parser, ChaosOptions)
 
 

@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable
-from typing import Any
 
+from cluster.bench.command import AddCommand
 from cluster.bench.fleet.options import FleetOptions
 from cluster.bench.report import Result
 from cluster.cli.options import add_options, given_options
 
-Command = Callable[[Any, str, str, Callable[[argparse.Namespace], Result]], argparse.ArgumentParser]
 
-
-def add_fleet_command(commands: Any, command: Command) -> None:
-    """Adds `fleet` to the bench commands; `command` makes a parser that reports results."""
-    parser = command(commands, "fleet", "routing before thousands of simulated workers", _run)
+def add_fleet_command(add: AddCommand) -> None:
+    """Adds `fleet` to the bench commands."""
+    parser = add("fleet", "routing before thousands of simulated workers", _run)
     add_options(parser, FleetOptions)
 
 

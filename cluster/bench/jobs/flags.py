@@ -5,9 +5,9 @@ from __future__ import annotations
 import argparse
 import math
 import secrets
-from collections.abc import Callable
-from typing import Any, get_args
+from typing import get_args
 
+from cluster.bench.command import AddCommand
 from cluster.bench.compare import CompareOptions, run_compare
 from cluster.bench.flags import add_dataset_flags, add_target_flags, serve_options
 from cluster.bench.jobs.options import JobKind, JobOptions
@@ -15,12 +15,10 @@ from cluster.bench.metrics import METRICS
 from cluster.bench.report import Result
 from cluster.cli.options import add_options, given_options
 
-Command = Callable[[Any, str, str, Callable[[argparse.Namespace], Result]], argparse.ArgumentParser]
 
-
-def add_job_commands(commands: Any, command: Command) -> None:
+def add_job_commands(add: AddCommand) -> None:
     """Adds `job` and `compare` to the bench commands."""
-    job = command(commands, "job", "stages of load on any endpoint, with a report", _job)
+    job = add("job", "stages of load on any endpoint, with a report", _job)
     job.add_argument("kind", choices=get_args(JobKind), help="which job")
     add_options(job.add_argument_group("job"), JobOptions, exclude=("kind",))
     job.add_argument("--base-url", default="http://127.0.0.1:8000")
@@ -38,7 +36,7 @@ def add_job_commands(commands: Any, command: Command) -> None:
         percentile_metrics=",".join(METRICS),
         metric_percentiles="50,90,99",
     )
-    compare = command(commands, "compare", "two results, with confidence intervals", _compare)
+    compare = add("compare", "two results, with confidence intervals", _compare)
     compare.add_argument("a", help="result file, or a folder of several runs: what was before")
     compare.add_argument("b", help="the same of what is now")
     add_options(compare, CompareOptions, exclude=("a", "b"))

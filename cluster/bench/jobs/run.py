@@ -22,12 +22,13 @@ from cluster.bench.jobs.stages import Stage, StageMaker
 from cluster.bench.jobs.timeline import pace, timeline
 from cluster.bench.load import Load, LoadResult, choose_processes, run_load
 from cluster.bench.machine import machine, versions
-from cluster.bench.metrics import BUSY_CLIENT, MetricOptions, count_errors, detailed, summarize
+from cluster.bench.metrics import BUSY_CLIENT, MetricOptions, detailed, summarize
 from cluster.bench.report import (
     Result,
     at_least,
     at_most,
     checks_json,
+    count_errors,
     exactly,
     json_ready,
     note,

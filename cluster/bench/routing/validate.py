@@ -108,15 +108,15 @@ class _Engine(BenchEngine):
         first: dict[str, float] = {}
         place, busy_s = 0, 0.0
         start = time.monotonic()
-        while place < len(arrivals) or self._core.has_work():
+        while place < len(arrivals) or self.core.has_work():
             now = time.monotonic() - start
             while place < len(arrivals) and arrivals[place].at <= now:
-                self._core.add(_submit(arrivals[place]))
+                self.core.add(_submit(arrivals[place]))
                 place += 1
-            if not self._core.has_work():
+            if not self.core.has_work():
                 time.sleep(max(arrivals[place].at - now, 0.0))
                 continue
-            report = self._step()
+            report = self.step()
             done = time.monotonic() - start
             busy_s += done - now
             # From outside: what the simulation calls a step is all that is between two reports.

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import argparse
 import os
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+from cluster.bench.command import AddCommand
 from cluster.bench.report import Result
 from cluster.bench.scenarios.options import SCENARIOS, ScenarioOptions, ScenarioRun
 from cluster.cli.options import add_options, given_options
@@ -20,12 +20,10 @@ _ENGINE: dict[str, Any] = {
 }
 """What the engines have unless flags say otherwise."""
 
-Command = Callable[[Any, str, str, Callable[[argparse.Namespace], Result]], argparse.ArgumentParser]
 
-
-def add_scenarios_command(commands: Any, command: Command) -> None:
-    """Adds `scenarios` to the bench commands; `command` makes a parser that reports results."""
-    parser = command(commands, "scenarios", "traffic over HTTP, against FIFO in turn", _run)
+def add_scenarios_command(add: AddCommand) -> None:
+    """Adds `scenarios` to the bench commands."""
+    parser = add("scenarios", "traffic over HTTP, against FIFO in turn", _run)
     parser.add_argument("--model", help="checkpoint folder; default: the demo model")
     parser.add_argument(
         "--scenario",

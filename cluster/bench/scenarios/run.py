@@ -17,10 +17,8 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
-from cluster.bench.alternate import alternate
-from cluster.bench.metrics import count_errors
 from cluster.bench.prompts import PromptSpace
-from cluster.bench.report import Result, checks_json, note
+from cluster.bench.report import Result, checks_json, count_errors, note
 from cluster.bench.scenarios.board import Board
 from cluster.bench.scenarios.figures import by_priority, compared, figures, medians
 from cluster.bench.scenarios.fleets import DRAFTS, FIFO, OURS, serve_config
@@ -29,6 +27,7 @@ from cluster.bench.scenarios.options import LEAST_ROUNDS, ScenarioName, Scenario
 from cluster.bench.scenarios.traffic import URGENT, Planned, make_traffic, offered
 from cluster.bench.scenarios.turn import Target, Turn, run_turn
 from cluster.bench.stats import percentile
+from cluster.bench.turns import take_turns
 from cluster.launch import LocalFleet
 
 _MIDDLE = (0.2, 0.8)
@@ -118,12 +117,12 @@ class ScenarioBench:
         """One scenario on all fleets: what is reported, and the values that goals are about."""
         options = self._options
         kept: dict[str, list[Turn]] = {name: [] for name in self._targets}
-        arms: dict[str, Callable[[int], Result]] = {
+        variants: dict[str, Callable[[int], Result]] = {
             name: partial(self._turn, scenario, rps, base_s, kept, name) for name in self._targets
         }
         if scenario == "mixed_priority":
-            arms[_IDLE] = lambda number: {"p99_ms": 1e3 * self._unloaded(rps, number)}
-        turns = alternate(arms, options.rounds)
+            variants[_IDLE] = lambda number: {"p99_ms": 1e3 * self._unloaded(rps, number)}
+        turns = dict(take_turns(variants, options.rounds).by_variant)
         idle = turns.pop(_IDLE, [])
         if options.plot:
             self._draw(scenario, {name: found[-1] for name, found in kept.items()})

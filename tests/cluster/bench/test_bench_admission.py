@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from cluster.bench.admission import admission_checks
+from cluster.bench.ab.admission import admission_checks
 from cluster.bench.cli import main
 
 FIGURES = (

@@ -10,11 +10,10 @@ from random import Random
 import pytest
 
 from cluster.bench import engine
+from cluster.bench.ab.fdfo_prompts import questions_of, replayed_requests
+from cluster.bench.ab.forward_counts import CountedRequest, count_joined, count_separate
+from cluster.bench.ab.options import FdfoOptions, rounds_of_blocks
 from cluster.bench.cli import main
-from cluster.bench.fdfo import questions_of
-from cluster.bench.fdfo_count import CountedRequest, count_joined, count_separate
-from cluster.bench.fdfo_options import FdfoOptions
-from cluster.bench.fdfo_replay import parse_replay, replayed_requests
 from tests.support.paths import DEMO
 from worker.config import EngineConfig
 from worker.core.executor_local import LocalExecutor
@@ -36,7 +35,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(autouse=True)
 def _in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Engines of two dozen arms, none of which has to load torch anew."""
+    """Engines of two dozen variants, none of which has to load torch anew."""
 
     def create(config: EngineConfig, directory: str, *, spawn_peers: bool) -> LocalExecutor:
         assert spawn_peers
@@ -53,8 +52,8 @@ def test_figures_and_checks(model: Path, capsys: pytest.CaptureFixture[str]) -> 
     assert main(argv) == 0
     result = json.loads(capsys.readouterr().out)
     checks = {check["name"]: check for check in result["checks"]}
-    for arm in ("synchronous", "fdfo", "fused", "full"):
-        assert checks[f"forwards_{arm}_3"]["holds"], checks[f"forwards_{arm}_3"]
+    for variant in ("synchronous", "fdfo", "fused", "full"):
+        assert checks[f"forwards_{variant}_3"]["holds"], checks[f"forwards_{variant}_3"]
     assert result["fdfo_3"]["forwards"] <= result["synchronous_3"]["forwards"]
     assert result["fused_3"]["forwards"] < result["fdfo_3"]["forwards"]
     assert result["fdfo_3"]["block_passes"] < result["synchronous_3"]["block_passes"]
@@ -101,10 +100,10 @@ def test_requests_of_a_replay() -> None:
     prompts, rounds = replayed_requests({2: 3, 16: 1}, 16, 40)
     assert {len(prompt) % 16 for prompt in prompts} == {0, 14}
     assert [(-len(prompt)) % 16 or 16 for prompt in prompts] == rounds
-    assert parse_replay("") == {}
+    assert rounds_of_blocks("") == {}
     for wrong in ("3", "a:1", "0:1", "1:2:3"):
         with pytest.raises(ValueError, match="--replay-rounds"):
-            parse_replay(wrong)
+            rounds_of_blocks(wrong)
     with pytest.raises(ValueError, match="takes at most 16"):
         replayed_requests({17: 1}, 16, 4)
 

@@ -7,9 +7,11 @@ from pathlib import Path
 
 import pytest
 
+from cluster.bench.ab.options import OverlapOptions
+from cluster.bench.ab.overlap import idle_checks, summarise
 from cluster.bench.cli import main
-from cluster.bench.decode import Turn
-from cluster.bench.overlap import OverlapOptions, idle_checks, summarise
+from cluster.bench.engine import DecodeTurn
+from cluster.bench.turns import Turns
 from worker.config import EngineConfig
 
 PHASES = ("schedule", "broadcast", "prepare", "forward", "sample", "collect", "process", "bubble")
@@ -34,16 +36,16 @@ def test_figures_checks_and_picture(
     assert plot.read_bytes().startswith(b"\x89PNG")
 
 
-def turn(wall: float, prepare: float, compute: float) -> Turn:
+def turn(wall: float, prepare: float, compute: float) -> DecodeTurn:
     bubble = wall - prepare - compute
     phases = {"prepare": prepare, "forward": compute - 1.0, "sample": 1.0, "bubble": bubble}
-    return Turn(wall_us=wall, phases_us=phases, records=())
+    return DecodeTurn(wall_us=wall, phases_us=phases, records=())
 
 
 def test_hidden_is_the_part_of_the_host_time_that_no_longer_shows() -> None:
     serial = [turn(100.0, 10.0, 70.0)] * 3
     overlapped = [turn(85.0, 10.0, 70.0), turn(80.0, 10.0, 70.0), turn(100.0, 10.0, 70.0)]
-    figures = summarise(8, serial, overlapped)
+    figures = summarise(8, Turns({"0": serial, "1": overlapped}))
     assert figures["hidden_8"] == pytest.approx(0.75)
     assert figures["hidden_with_prepare_8"] == pytest.approx(0.5)
     assert figures["ratio_8"] == pytest.approx(100 / 85)
@@ -54,7 +56,8 @@ def test_hidden_is_the_part_of_the_host_time_that_no_longer_shows() -> None:
 
 def test_a_device_idles_from_a_draw_to_the_next_forward_pass() -> None:
     overlapped = [turn(1000.0, 5.0, 975.0), turn(1000.0, 5.0, 980.0), turn(2000.0, 6.0, 1900.0)]
-    figures = summarise(8, [turn(1200.0, 10.0, 975.0)] * 3, overlapped)
+    serial = [turn(1200.0, 10.0, 975.0)] * 3
+    figures = summarise(8, Turns({"0": serial, "1": overlapped}))
     assert figures["idle_gap_us_8"] == pytest.approx(25.0)
     assert figures["idle_share_8"] == pytest.approx(0.025)
     found = [(check.name, check.holds) for check in idle_checks([(25.0, 0.025), (90.0, 0.04)])]

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-import argparse
-
 import pytest
 
-from cluster.bench.speculative import SpeculativeOptions, run_speculative, summarise
-from cluster.bench.speculative_engine import Turn
-from cluster.bench.speculative_flags import add_speculative_flags, speculative_options
+from cluster.bench.ab.options import SpeculativeOptions
+from cluster.bench.ab.speculative import run, summarise
+from cluster.bench.engine import Answer, Turn
+from cluster.bench.turns import Turns
 from tests.support.paths import MODELS
 from worker.config import EngineConfig
+from worker.wire.messages import LoadSnapshot
+from worker.wire.speculation import SpeculationTotals
+from worker.wire.times import StepTimes
 
 
 def test_both_engines_take_turns() -> None:
@@ -31,7 +33,7 @@ def test_both_engines_take_turns() -> None:
         per_stream=2,
         turn_s=0.0,
     )
-    result = run_speculative(options)
+    result = run(options)
     assert result["heldout_1"]["method"] == "draft"
     assert result["ratio_heldout_1"] > 0.0
     assert result["heldout_1"]["num_draft_tokens"] > 0
@@ -40,29 +42,26 @@ def test_both_engines_take_turns() -> None:
 
 
 def test_each_kind_has_the_method_that_suits_it_unless_one_is_given() -> None:
-    def options(*given: str) -> SpeculativeOptions:
-        parser = argparse.ArgumentParser()
-        add_speculative_flags(parser)
-        return speculative_options(parser.parse_args(["--model", str(MODELS / "demo"), *given]))
-
-    best = options()
+    demo = {"model": str(MODELS / "demo")}
+    best = SpeculativeOptions.from_flags(demo, {})
     assert best.engine.speculative_method == "ngram"
     assert best.draft_model == str(MODELS / "demo-draft")
-    assert options("--speculative-method", "ngram").draft_model == ""
+    assert best.questions == str(MODELS / "demo_heldout.jsonl")
+    given = SpeculativeOptions.from_flags({**demo, "speculative_method": "ngram"}, {"pairs": 3})
+    assert (given.draft_model, given.pairs) == ("", 3)
 
 
 def test_what_is_expected_leaves_the_time_outside_of_the_rank_as_it_is() -> None:
     def turn(elapsed_s: float, busy_s: float, num_rows: int) -> Turn:
+        totals = SpeculationTotals()
         return Turn(
-            num_tokens=1000,
+            answers=[Answer(num_prompt=1, token_ids=[0] * 1000, num_rows=num_rows)],
             elapsed_s=elapsed_s,
-            num_steps=num_rows,
-            busy_s=busy_s,
-            num_rows=num_rows,
-            num_draft_tokens=0,
-            num_accepted_tokens=0,
+            before=LoadSnapshot(speculation=totals),
+            after=LoadSnapshot(speculation=totals, step_times=StepTimes(forward=busy_s)),
         )
 
-    figures = summarise([turn(0.6, 0.4, 300)], [turn(1.0, 0.8, 1000)])
+    figures = summarise(Turns({"on": [turn(0.6, 0.4, 300)], "off": [turn(1.0, 0.8, 1000)]}))
     assert figures["ratio"] == pytest.approx(1.0 / 0.6)
     assert figures["expected_ratio"] == pytest.approx(1.0 / 0.6), "0.2 s are not the rank's"
+    assert figures["tokens_per_step"] == pytest.approx(1000 / 300)

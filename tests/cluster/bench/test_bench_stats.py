@@ -9,7 +9,6 @@ import pytest
 from scipy import stats as scipy_stats
 
 import cluster
-from cluster.bench.alternate import alternate, compare
 from cluster.bench.routing import figures as routing
 from cluster.bench.stats import (
     bootstrap_interval,
@@ -22,6 +21,7 @@ from cluster.bench.stats import (
     spread_of_ratios,
     std,
 )
+from cluster.bench.turns import Turns, take_turns
 
 
 def test_percentiles_interpolate_and_of_nothing_there_is_none() -> None:
@@ -106,21 +106,26 @@ def test_spread_holds_median_and_range() -> None:
     assert (found.median, found.low, found.high, found.count) == (2.0, 1.0, 3.0, 3)
 
 
-def test_alternate_turns_the_order_round() -> None:
+def test_the_order_of_the_variants_turns_round() -> None:
     calls: list[tuple[str, int]] = []
 
-    def arm(name: str):
+    def variant(name: str):
         return lambda number: calls.append((name, number)) or number
 
-    results = alternate({"a": arm("a"), "b": arm("b")}, 3)
-    assert calls == [("a", 0), ("b", 0), ("b", 1), ("a", 1), ("a", 2), ("b", 2)]
-    assert results == {"a": [0, 1, 2], "b": [0, 1, 2]}
+    turns = take_turns({"a": variant("a"), "b": variant("b")}, 3, warmups=1)
+    warm = [("b", 3), ("a", 3)]
+    assert calls == [*warm, ("a", 0), ("b", 0), ("b", 1), ("a", 1), ("a", 2), ("b", 2)]
+    assert turns.by_variant == {"a": [0, 1, 2], "b": [0, 1, 2]}
+    assert turns.pairs("b", "a") == [(0, 0), (1, 1), (2, 2)]
+    with pytest.raises(ValueError, match="at least one round"):
+        take_turns({"a": float}, 0)
 
 
-def test_compare_pairs_rounds_and_names_the_lost_ones() -> None:
-    values = {"base": [10.0, 20.0, 10.0], "new": [12.0, 18.0, 15.0]}
-    (found,) = compare(values, "base")
-    assert found.arm == "new"
-    assert found.ratios == (1.2, 0.9, 1.5)
-    assert found.ratio.median == 1.2
-    assert found.losing_rounds == (1,)
+def test_rounds_are_compared_in_pairs_and_the_lost_ones_are_named() -> None:
+    turns = Turns({"base": [10.0, 20.0, 10.0], "new": [12.0, 18.0, 15.0]})
+    found = turns.comparison("new", "base", float)
+    assert (found["arm"], found["baseline"]) == ("new", "base")
+    assert found["ratios"] == [1.2, 0.9, 1.5]
+    assert found["ratio"]["median"] == turns.ratio("new", "base", float).median == 1.2
+    assert found["losing_rounds"] == [1]
+    assert turns.median("base", float) == 10.0

@@ -15,7 +15,6 @@ import msgspec
 import numpy as np
 import uvloop
 
-from cluster.bench.alternate import alternate
 from cluster.bench.report import Check, Result, at_least, at_most, checks_json, exactly, note
 from cluster.bench.routing.real.arms import missing, start
 from cluster.bench.routing.real.drive import Sent, drive
@@ -23,6 +22,7 @@ from cluster.bench.routing.real.options import OWN, PEERS, WORKLOADS, RealOption
 from cluster.bench.routing.real.paced import load
 from cluster.bench.routing.real.traffic import Vocabulary, workloads
 from cluster.bench.stats import percentile
+from cluster.bench.turns import take_turns
 from cluster.config import find_demo_model
 
 _WARM_SEED = 0
@@ -55,10 +55,10 @@ def run_router_real(options: RealOptions) -> Result:
         note(text)
     if not peers:
         raise ValueError("no router is left to compare with; what is missing is told above")
-    turns = alternate(
+    turns = take_turns(
         {arm: partial(turn_of, options, arm) for arm in (OWN, *peers)}, options.rounds
     )
-    result = compared(turns, peers)
+    result = compared(turns.by_variant, peers)
     result |= {"rounds": options.rounds, "num_workers": options.num_workers, "notes": notes}
     if options.plot:
         from cluster.bench.routing.real.plot import draw

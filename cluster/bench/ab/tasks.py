@@ -5,38 +5,28 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
+from cluster.bench.engine import Request, random_prompt
 from worker.wire.sampling import SamplingParams
 from worker.wire.tokenizer import load_tokenizer
 
-KINDS = ("heldout", "copy", "random")
 _MOST_TOKENS = 160
 _COPIED = 8
 """Sentences to copy in one request."""
 _SENTENCE = re.compile(r"[A-Z][a-z]+(?: [a-z]+){6,}\.")
 """Of seven words or more: the demo copies these, and excuses itself from many others."""
-_RANDOM_LENGTH = 48
+_NUM_RANDOM, _RANDOM_LENGTH = 256, 48
 _SEED = 3
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Task:
-    """One request."""
-
-    prompt: bytes
-    """Little-endian int32."""
-    sampling: SamplingParams
-
-
-def make_tasks(kind: str, model: str, questions: str, vocab_size: int) -> list[Task]:
-    """All tasks of a kind, in a fixed order that mixes families: turns are to be alike.
+def make_tasks(kind: str, model: str, questions: str, vocab_size: int) -> list[Request]:
+    """All requests of a kind, in a fixed order that mixes families: turns are to be alike.
 
     Args:
-        kind: one of KINDS. heldout: the file's questions; copy: the sentences of its answers about
+        kind: heldout: the file's questions; copy: the sentences of its answers about
             copying, several at once to be given back; random: tokens without sense, drawn on at
             temperature 1, which nobody can guess.
         model: folder with a chat template.
@@ -44,15 +34,12 @@ def make_tasks(kind: str, model: str, questions: str, vocab_size: int) -> list[T
         vocab_size: of the model.
     """
     if kind == "random":
-        rng = np.random.default_rng(_SEED)
         return [
-            Task(
-                prompt=rng.integers(0, vocab_size, _RANDOM_LENGTH).astype("<i4").tobytes(),
-                sampling=SamplingParams(
-                    temperature=1.0, seed=number, max_tokens=96, ignore_eos=True
-                ),
+            Request(
+                random_prompt((_SEED, number), vocab_size, _RANDOM_LENGTH),
+                SamplingParams(temperature=1.0, seed=number, max_tokens=96, ignore_eos=True),
             )
-            for number in range(256)
+            for number in range(_NUM_RANDOM)
         ]
     lines = [json.loads(line) for line in Path(questions).read_text().splitlines()]
     conversations = [line["messages"] for line in lines]
@@ -69,9 +56,7 @@ def make_tasks(kind: str, model: str, questions: str, vocab_size: int) -> list[T
         tokenizer.encode(tokenizer.render_chat(messages), add_special_tokens=False)
         for messages in conversations
     ]
-    tasks = [
-        Task(prompt=np.asarray(ids, dtype="<i4").tobytes(), sampling=sampling) for ids in encoded
-    ]
+    tasks = [Request(np.asarray(ids, dtype="<i4").tobytes(), sampling) for ids in encoded]
     return [tasks[place] for place in np.random.default_rng(_SEED).permutation(len(tasks))]
 
 

@@ -1,0 +1,180 @@
+"""`rayfleet bench admission`: fifo against pack, in turn, on long prompts between short ones.
+
+All requests are there at once, and all may run: every fourth prompt is 512 times as long as the
+others, and no two share a prefix. Two settings, each on one engine that is told its rules anew
+before each turn:
+
+    a   prompts are not chunked, and a step takes 256 prompt tokens: a long one goes alone; pack
+        begins all requests before it goes on with any
+    b   prompts are chunked into steps of 256 tokens; fifo without a share for long ones, pack with
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import asdict, replace
+from functools import partial
+from typing import Final
+
+from cluster.bench.ab.options import AdmissionOptions
+from cluster.bench.engine import BenchEngine, Request, Turn, random_prompt
+from cluster.bench.report import Check, Result, at_least, at_most, checks_json, note
+from cluster.bench.stats import percentile
+from cluster.bench.turns import Turns, take_turns
+from worker.config import EngineConfig
+from worker.wire.admission import AdmissionChange
+from worker.wire.sampling import SamplingParams
+
+_PATTERN = (512, 1, 1, 1)
+"""Lengths of prompts, in base prompts."""
+_FIRST_STEPS = 64
+"""Under pack: most steps in a row without decodes; more than all prompts take."""
+_AT_MOST: Final = {
+    "a_ttft_p99_ratio": 0.70,
+    "a_ttft_p50_ratio": 0.40,
+    "b_short_ttft_p99_ratio": 0.40,
+    "b_short_ttft_p50_ratio": 0.35,
+    "b_ttft_p99_ratio": 1.10,
+    "tpot_p50_ratio": 1.03,
+}
+_LEAST_THROUGHPUT = 0.99
+
+Figure = Callable[[Turn], float]
+
+
+def run(options: AdmissionOptions) -> Result:
+    """Measures both settings."""
+    a, b = (_take_turns(options, *setting) for setting in _settings(options))
+    ratios = {
+        "a_ttft_p99_ratio": _ratio(a, lambda turn: _ttft(turn, 99)),
+        "a_ttft_p50_ratio": _ratio(a, lambda turn: _ttft(turn, 50)),
+        "b_short_ttft_p99_ratio": _ratio(b, lambda turn: _ttft(turn, 99, _short)),
+        "b_short_ttft_p50_ratio": _ratio(b, lambda turn: _ttft(turn, 50, _short)),
+        "b_ttft_p99_ratio": _ratio(b, lambda turn: _ttft(turn, 99)),
+        "throughput_ratio": min(
+            (_ratio(turns, _throughput) for turns in (a, b)), key=lambda found: found["median"]
+        ),
+        "tpot_p50_ratio": _ratio(b, _tpot),
+    }
+    medians = {name: float(found["median"]) for name, found in ratios.items()}
+    return {
+        "model": options.engine.model,
+        "pairs": options.pairs,
+        **medians,
+        "spread": ratios,
+        "a": {policy: _summary(a, policy) for policy in ("fifo", "pack")},
+        "b": {policy: _summary(b, policy) for policy in ("fifo", "pack")},
+        "checks": checks_json(admission_checks(medians)),
+    }
+
+
+def admission_checks(medians: dict[str, float]) -> list[Check]:
+    """Goals for pack over fifo."""
+    throughput = medians["throughput_ratio"]
+    return [
+        *(at_most(name, medians[name], "", limit) for name, limit in _AT_MOST.items()),
+        at_least("throughput_ratio", throughput, "", _LEAST_THROUGHPUT),
+    ]
+
+
+def _settings(
+    options: AdmissionOptions,
+) -> list[tuple[EngineConfig, AdmissionChange, AdmissionChange]]:
+    """Each with the rules of fifo and of pack."""
+    longest = max(_PATTERN) * options.base_len
+    engine = replace(
+        options.engine,
+        max_num_seqs=options.num_prompts,
+        prefill_max_batch_size=options.num_prompts,
+        max_queued_requests=0,
+        enable_prefix_caching=False,
+    )
+    whole = replace(
+        engine,
+        enable_chunked_prefill=False,
+        prefill_max_tokens=options.budget,
+        max_num_batched_tokens=max(2 * longest, options.budget) + options.num_prompts,
+    )
+    fifo = partial(AdmissionChange, prefill_admission_policy="fifo")
+    pack = partial(
+        AdmissionChange,
+        prefill_admission_policy="pack",
+        prefill_force_fifo_every=options.force_fifo_every,
+    )
+    return [
+        (whole, fifo(prefill_first_steps=0), pack(prefill_first_steps=_FIRST_STEPS)),
+        (
+            replace(engine, max_num_batched_tokens=options.budget),
+            fifo(max_prefill_share=1.0),
+            pack(max_prefill_share=options.engine.max_prefill_share),
+        ),
+    ]
+
+
+def _take_turns(
+    options: AdmissionOptions, config: EngineConfig, fifo: AdmissionChange, pack: AdmissionChange
+) -> Turns[Turn]:
+    longest = max(_PATTERN) * options.base_len
+    with BenchEngine(config, request_tokens=longest + 2 * options.output_len + 64) as engine:
+
+        def serve(change: AdmissionChange, number: int) -> Turn:
+            engine.core.scheduler.set_admission(change)
+            return engine.run(_requests(options, engine.info.vocab_size, number))
+
+        variants = {"fifo": partial(serve, fifo), "pack": partial(serve, pack)}
+        turns = take_turns(variants, options.pairs, warmups=1)
+    for policy in variants:
+        note(f"{policy}: TTFT p50 {turns.median(policy, lambda turn: _ttft(turn, 50)):.3f} s")
+    return turns
+
+
+def _requests(options: AdmissionOptions, vocab_size: int, number: int) -> list[Request]:
+    sampling = SamplingParams(
+        temperature=0.0, max_tokens=options.output_len, ignore_eos=True, seed=0
+    )
+    return [
+        Request(
+            random_prompt(
+                (options.seed, number, index),
+                vocab_size,
+                _PATTERN[index % len(_PATTERN)] * options.base_len,
+            ),
+            sampling,
+        )
+        for index in range(options.num_prompts)
+    ]
+
+
+def _short(index: int) -> bool:
+    return _PATTERN[index % len(_PATTERN)] == 1
+
+
+def _ttft(turn: Turn, q: float, wanted: Callable[[int], bool] = lambda index: True) -> float:
+    """A percentile of the times to first token of those requests whose places are wanted."""
+    return percentile([one.first_s for i, one in enumerate(turn.answers) if wanted(i)], q)
+
+
+def _tpot(turn: Turn) -> float:
+    return percentile([answer.tpot_s for answer in turn.answers], 50)
+
+
+def _throughput(turn: Turn) -> float:
+    """Tokens per second, those of prompts included."""
+    return (turn.num_tokens + sum(one.num_prompt for one in turn.answers)) / turn.elapsed_s
+
+
+def _ratio(turns: Turns[Turn], figure: Figure) -> Result:
+    return asdict(turns.ratio("pack", "fifo", figure))
+
+
+def _summary(turns: Turns[Turn], policy: str) -> Result:
+    """Medians over the turns."""
+    figures: dict[str, tuple[float, Figure]] = {
+        "tokens_per_second": (1.0, _throughput),
+        "ttft_p50_ms": (1e3, lambda turn: _ttft(turn, 50)),
+        "ttft_p95_ms": (1e3, lambda turn: _ttft(turn, 95)),
+        "ttft_p99_ms": (1e3, lambda turn: _ttft(turn, 99)),
+        "short_ttft_p99_ms": (1e3, lambda turn: _ttft(turn, 99, _short)),
+        "tpot_p50_ms": (1e3, _tpot),
+    }
+    return {name: unit * turns.median(policy, figure) for name, (unit, figure) in figures.items()}

@@ -1,0 +1,110 @@
+"""`rayfleet bench overlap`: what queueing the next step behind the running one hides and gains.
+
+Two engines of the same model, one at depth 0 and one at depth 1, take turns; the one that does
+not run blocks. In each turn a fixed number of requests decodes for a fixed number of steps.
+
+    hidden = 1 - (step wall at depth 1 - compute alone) / (step wall at depth 0 - compute alone)
+
+Compute alone is rank 0's own time for a step at depth 0, when nothing runs beside it; the
+denominator is depth 0's host time. All are read from clocks, so `hidden` also pays for what the
+two processes take from each other, and may exceed 1 where a rank that never sleeps computes faster.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, replace
+from functools import partial
+from typing import Final
+
+from cluster.bench.ab.options import OverlapOptions
+from cluster.bench.engine import DecodeTurn, Engines, decode_tokens
+from cluster.bench.report import Check, Result, at_least, at_most, checks_json, note
+from cluster.bench.stats import spread
+from cluster.bench.turns import Turns, take_turns
+from worker.core.executor_factory import uses_cuda
+
+_MOST_IDLE_US, _MOST_IDLE_SHARE = 100.0, 0.03
+"""On CUDA, of a step at depth 1."""
+_GOALS: Final = {"hidden": {8: 0.8, 32: 0.8}, "ratio": {1: 0.98, 8: 1.03, 32: 1.03}}
+
+
+def run(options: OverlapOptions) -> Result:
+    """Measures all numbers of requests, draws the timelines of the largest where asked to."""
+    if options.plot:
+        # Imported here, but before the measurement: the extra `plots` may be missing.
+        from cluster.bench.ab.timelines import draw_timelines
+    result: Result = {
+        "model": options.engine.model,
+        "pairs": options.pairs,
+        "steps": options.steps,
+    }
+    checks: list[Check] = []
+    idle: list[tuple[float, float]] = []
+    sizes = {"steps": options.steps, "input_len": options.input_len}
+    with Engines() as engines:
+        for running in options.running:
+            variants = {}
+            for depth in (0, 1):
+                config = replace(
+                    options.engine, overlap_depth=depth, max_num_seqs=max(options.running)
+                )
+                engine = engines.get(config, request_tokens=decode_tokens(**sizes))
+                variants[str(depth)] = partial(engine.decode, running, **sizes)
+            turns = take_turns(variants, options.pairs, warmups=1)
+            figures = summarise(running, turns)
+            checks += _checks(running, figures)
+            idle.append((figures[f"idle_gap_us_{running}"], figures[f"idle_share_{running}"]))
+            result |= figures
+            note(f"{running} running: {figures[f'ratio_{running}']:.3f} times depth 0's speed")
+    if uses_cuda(options.engine):
+        checks += idle_checks(idle)
+    if options.plot:
+        draw_timelines([turns[depth][-1].records for depth in ("0", "1")], options.plot)
+        result["plot"] = options.plot
+    return {**result, "checks": checks_json(checks)}
+
+
+def summarise(running: int, turns: Turns[DecodeTurn]) -> Result:
+    """Figures of paired turns at depths "0" and "1": medians over the pairs, with their spread."""
+    pairs = turns.pairs("0", "1")
+    spreads = {
+        "hidden": spread([1 - (b.wall_us - a.rank_us) / (a.wall_us - a.rank_us) for a, b in pairs]),
+        "hidden_with_prepare": spread(
+            [1 - (b.wall_us - a.compute_us) / (a.wall_us - a.compute_us) for a, b in pairs]
+        ),
+        "ratio": turns.ratio("0", "1", lambda turn: turn.wall_us),
+    }
+    return {
+        **{f"{name}_{running}": found.median for name, found in spreads.items()},
+        f"spread_{running}": {name: asdict(found) for name, found in spreads.items()},
+        f"idle_gap_us_{running}": turns.median("1", lambda turn: turn.idle_us),
+        f"idle_share_{running}": turns.median("1", lambda turn: turn.idle_us / turn.wall_us),
+        **{f"depth_{depth}_{running}": _per_step(running, turns, depth) for depth in ("0", "1")},
+    }
+
+
+def _per_step(running: int, turns: Turns[DecodeTurn], depth: str) -> Result:
+    """Median microseconds per step."""
+    wall = turns.median(depth, lambda turn: turn.wall_us)
+    phases = {
+        f"{name}_us": turns.median(depth, lambda turn, name=name: turn.phases_us[name])  # type: ignore[misc]  # a default binds the name
+        for name in turns[depth][0].phases_us
+    }
+    host = turns.median(depth, lambda turn: turn.wall_us - turn.rank_us)
+    return {"tokens_per_second": running * 1e6 / wall, "wall_us": wall, "host_us": host, **phases}
+
+
+def _checks(running: int, figures: Result) -> list[Check]:
+    return [
+        at_least(f"{name}_{running}", figures[f"{name}_{running}"], "", goals[running])
+        for name, goals in _GOALS.items()
+        if running in goals
+    ]
+
+
+def idle_checks(idle: list[tuple[float, float]]) -> list[Check]:
+    """Of a device at depth 1, from (microseconds, share of the step) per number of requests."""
+    return [
+        at_most("idle_gap_us", max(gap for gap, _ in idle), "us", _MOST_IDLE_US),
+        at_most("idle_share", max(share for _, share in idle), "", _MOST_IDLE_SHARE),
+    ]
