@@ -3,106 +3,16 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from worker.models.checkpoint import block_hash_salt, read_json, resolve_checkpoint
-from worker.models.moe_config import MoeConfig, parse_llada2_moe, parse_qwen3_moe
+from worker.models.families import RawConfig, find_family
+from worker.models.moe_config import MoeConfig
 from worker.models.rope_config import RopeConfig, parse_rope
-from worker.models.unsupported import refuse_unsupported
 
 logger = logging.getLogger(__name__)
-
-ARCHITECTURES = (
-    "LlamaForCausalLM",
-    "MistralForCausalLM",
-    "Qwen2ForCausalLM",
-    "Qwen3ForCausalLM",
-    "Qwen3MoeForCausalLM",
-    "SDARForCausalLM",
-    "SDARMoeForCausalLM",
-    "LLaDA2MoeModelLM",
-)
-"""Supported values of `architectures` in config.json."""
-
-# What a missing key means, by architecture, as transformers' configuration classes have it.
-_COMMON_DEFAULTS: dict[str, Any] = {"rms_norm_eps": 1e-6, "hidden_act": "silu"}
-_QWEN3_EXPERTS: dict[str, Any] = {
-    "num_experts": 128,
-    "num_experts_per_tok": 8,
-    "moe_intermediate_size": 768,
-    "norm_topk_prob": False,
-}
-_DEFAULTS: dict[str, dict[str, Any]] = {
-    "LlamaForCausalLM": {"max_position_embeddings": 2048, "eos_token_id": 2},
-    "MistralForCausalLM": {
-        "max_position_embeddings": 131072,
-        "num_key_value_heads": 8,
-        "sliding_window": 4096,
-        "eos_token_id": 2,
-    },
-    "Qwen2ForCausalLM": {
-        "max_position_embeddings": 32768,
-        "num_key_value_heads": 32,
-        "sliding_window": 4096,
-        "max_window_layers": 28,
-    },
-    "Qwen3ForCausalLM": {
-        "max_position_embeddings": 32768,
-        "num_key_value_heads": 32,
-        "head_dim": 128,
-        "sliding_window": 4096,
-        "max_window_layers": 28,
-    },
-    "SDARForCausalLM": {
-        "max_position_embeddings": 32768,
-        "num_key_value_heads": 8,
-        "head_dim": 128,
-        "block_size": 4,
-        "mask_token_id": 151669,
-    },
-    "Qwen3MoeForCausalLM": {
-        "max_position_embeddings": 32768,
-        "num_key_value_heads": 4,
-        "sliding_window": 4096,
-        "max_window_layers": 28,
-        **_QWEN3_EXPERTS,
-    },
-    "SDARMoeForCausalLM": {
-        "max_position_embeddings": 32768,
-        "num_key_value_heads": 4,
-        "head_dim": 128,
-        "block_size": 4,
-        "mask_token_id": 151669,
-        **_QWEN3_EXPERTS,
-        "norm_topk_prob": True,
-    },
-    "LLaDA2MoeModelLM": {
-        "max_position_embeddings": 32768,
-        "num_key_value_heads": 4,
-        "head_dim": 128,
-        "block_size": 32,
-        "mask_token_id": 156895,
-        "partial_rotary_factor": 0.5,
-        "num_experts": 256,
-        "num_experts_per_tok": 8,
-        "moe_intermediate_size": 512,
-        "first_k_dense_replace": 1,
-        "norm_topk_prob": True,
-        "moe_router_enable_expert_bias": True,
-        "n_group": 8,
-        "topk_group": 4,
-        "routed_scaling_factor": 2.5,
-        "num_shared_experts": 1,
-    },
-}
-_EXPERTS: dict[str, Callable[[dict[str, Any]], MoeConfig]] = {
-    "Qwen3MoeForCausalLM": parse_qwen3_moe,
-    "SDARMoeForCausalLM": parse_qwen3_moe,
-    "LLaDA2MoeModelLM": parse_llada2_moe,
-}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -122,9 +32,16 @@ class ModelConfig:
     """Leading dimensions of a head that rotate."""
     rms_norm_eps: float
     rope: RopeConfig
-    attention_bias: bool
-    """Biases in the q, k, v and output projections (Llama, Qwen3)."""
+    qkv_bias: bool
+    """Whether the q, k and v projections have biases."""
+    output_bias: bool
+    """Whether the attention's output projection has one."""
     mlp_bias: bool
+    """Whether the projections of the MLP have biases."""
+    qk_norm: bool
+    """Whether each head of q and k is normalised before it rotates."""
+    windows: tuple[int | None, ...]
+    """Per layer, how many tokens one sees, itself included; None for all before it."""
     tie_word_embeddings: bool
     max_model_len: int
     """Longest sequence that is computed exactly."""
@@ -141,50 +58,50 @@ class ModelConfig:
     """None for a dense model."""
 
     @classmethod
-    def parse(cls, raw: dict[str, Any], folder: Path, *, weights: bool = True) -> ModelConfig:
+    def parse(cls, raw: RawConfig, folder: Path, *, weights: bool = True) -> ModelConfig:
         """Reads the content of config.json; end tokens and salt come from the folder's files.
 
         Without `weights` the folder may lack them.
         """
-        architecture = _architecture(raw)
-        given = {key: value for key, value in raw.items() if value is not None}
-        # null switches a window off and lets head counts and sizes follow from others.
-        merged = {**_COMMON_DEFAULTS, **_DEFAULTS[architecture], **given}
-        for key in ("sliding_window", "head_dim", "num_key_value_heads"):
-            if key in raw and raw[key] is None:
-                merged[key] = None
-        moe, partial = None, 1.0
-        if architecture in _EXPERTS:
-            # transformers 5 writes the second name.
-            merged["num_experts"] = merged.pop("num_local_experts", merged["num_experts"])
-            moe = _EXPERTS[architecture](merged)
-            merged.pop("num_experts")
-        if architecture == "LLaDA2MoeModelLM":
-            partial = float(merged.pop("partial_rotary_factor"))
-        refuse_unsupported(merged)
+        architecture, family = find_family(raw)
+        family.refuse_unknown(raw)
+        if (folder / "hf_quant_config.json").is_file():
+            raise ValueError(
+                f"{folder} holds hf_quant_config.json, so its weights are quantized, which is not "
+                "supported: use the checkpoint's unquantized version"
+            )
+        merged = _with_defaults(raw, family.defaults)
         num_heads = _integer(merged, "num_attention_heads")
         hidden_size = _integer(merged, "hidden_size")
+        num_layers = _integer(merged, "num_hidden_layers")
+        head_dim = int(merged.get("head_dim") or hidden_size // num_heads)
         max_position_embeddings = _integer(merged, "max_position_embeddings")
         rope = parse_rope(merged, max_position_embeddings)
-        limit, reason = _length_limit(architecture, merged, rope, max_position_embeddings)
-        block_size, mask_token_id = _block_diffusion(merged)
-        head_dim = int(merged.get("head_dim") or hidden_size // num_heads)
+        windows = family.windows(merged)
+        limit, reason = _length_limit(merged, rope, max_position_embeddings, windows)
+        block_size, mask_token_id = 1, None
+        if "block_size" in family.defaults:
+            block_size, mask_token_id = _block_diffusion(merged)
+        attention_bias = bool(merged.get("attention_bias", False))
         return cls(
             architecture=architecture,
             folder=folder,
             vocab_size=_integer(merged, "vocab_size"),
             hidden_size=hidden_size,
             intermediate_size=_integer(merged, "intermediate_size"),
-            num_layers=_integer(merged, "num_hidden_layers"),
+            num_layers=num_layers,
             num_heads=num_heads,
             num_kv_heads=int(merged.get("num_key_value_heads") or num_heads),
             head_dim=head_dim,
-            rotary_dim=int(head_dim * partial),
-            moe=moe,
-            rms_norm_eps=float(merged["rms_norm_eps"]),
+            rotary_dim=_rotary_dim(merged, head_dim),
+            moe=None if family.parse_moe is None else family.parse_moe(merged),
+            rms_norm_eps=float(merged.get("rms_norm_eps", 1e-6)),
             rope=rope,
-            attention_bias=bool(merged.get("attention_bias", False)),
+            qkv_bias=family.qkv_bias or attention_bias,
+            output_bias=attention_bias,
             mlp_bias=bool(merged.get("mlp_bias", False)),
+            qk_norm=family.qk_norm,
+            windows=windows,
             tie_word_embeddings=bool(merged.get("tie_word_embeddings", False)),
             max_model_len=limit // block_size * block_size,
             max_model_len_reason=reason,
@@ -230,28 +147,38 @@ def load_model_config(model: str, *, weights: bool = True) -> ModelConfig:
     return ModelConfig.parse(read_json(folder / "config.json"), folder, weights=weights)
 
 
-def _architecture(raw: dict[str, Any]) -> str:
-    names = raw.get("architectures") or []
-    for name in names:
-        if name in ARCHITECTURES:
-            return str(name)
-    raise ValueError(
-        f"architectures {names} in config.json: none is supported "
-        f"(supported: {', '.join(ARCHITECTURES)})"
-    )
+def _with_defaults(raw: RawConfig, defaults: Mapping[str, object]) -> RawConfig:
+    """What config.json gives, and what its architecture means by the keys that are missing."""
+    merged = {**defaults, **{key: value for key, value in raw.items() if value is not None}}
+    # null switches a window off and lets head counts and sizes follow from others.
+    for key in ("sliding_window", "head_dim", "num_key_value_heads"):
+        if key in raw and raw[key] is None:
+            merged[key] = None
+    if "num_local_experts" in merged and "num_experts" in defaults:
+        merged["num_experts"] = merged["num_local_experts"]  # as transformers 5 writes it
+    return merged
 
 
-def _integer(raw: dict[str, Any], key: str) -> int:
+def _integer(raw: RawConfig, key: str) -> int:
     value = raw.get(key)
     if not isinstance(value, int) or value < 1:
         raise ValueError(f"{key} in config.json must be a positive integer, got {value!r}")
     return value
 
 
-def _block_diffusion(raw: dict[str, Any]) -> tuple[int, int | None]:
-    """Block size and mask token; (1, None) for an autoregressive model."""
-    if raw.get("mask_token_id") is None:
-        return 1, None
+def _rotary_dim(raw: RawConfig, head_dim: int) -> int:
+    """Leading dimensions of a head that rotate."""
+    rotary_dim = int(head_dim * float(raw.get("partial_rotary_factor", 1.0)))
+    if raw.get("rotary_dim", rotary_dim) != rotary_dim:
+        raise ValueError(
+            f"rotary_dim {raw['rotary_dim']} in config.json is not what partial_rotary_factor "
+            f"says ({rotary_dim} of {head_dim}): repair it"
+        )
+    return rotary_dim
+
+
+def _block_diffusion(raw: RawConfig) -> tuple[int, int]:
+    """Block size and mask token."""
     size, mask_token_id = _integer(raw, "block_size"), int(raw["mask_token_id"])
     if size < 2 or size & (size - 1):
         raise ValueError(
@@ -264,41 +191,37 @@ def _block_diffusion(raw: dict[str, Any]) -> tuple[int, int | None]:
 
 
 def _length_limit(
-    architecture: str, raw: dict[str, Any], rope: RopeConfig, max_position_embeddings: int
+    raw: RawConfig,
+    rope: RopeConfig,
+    max_position_embeddings: int,
+    windows: tuple[int | None, ...],
 ) -> tuple[int, str]:
-    """Full attention equals windowed attention for sequences no longer than the window."""
+    """The longest sequence that is computed exactly, and the keys that say so.
+
+    Full attention equals windowed attention for sequences no longer than the window, and
+    dual-chunk attention for those no longer than what one chunk sees.
+    """
     limit = rope.scaled_length(max_position_embeddings)
     reason = f"max_position_embeddings {max_position_embeddings}, rope kind {rope.kind}"
-    window = _window(architecture, raw)
-    if window is not None and window < limit:
-        logger.warning(
-            "the checkpoint attends over a sliding window of %d tokens, which is not implemented: "
-            "the maximum model length is lowered from %d to %d, where both are the same",
-            window,
-            limit,
-            window,
-        )
-        return window, f"sliding_window {window}, beyond which windowed attention would be needed"
+    chunks = raw.get("dual_chunk_attention_config") or {}
+    spans = {f"sliding_window {window}": window for window in windows if window is not None}
+    if chunks:
+        span = int(chunks["chunk_size"]) - int(chunks["local_size"])
+        spans[f"dual_chunk_attention_config of {span} tokens"] = span
+    for name, span in spans.items():
+        if span < limit:
+            logger.warning(
+                "the checkpoint attends by %s, which is not implemented: the maximum model length "
+                "is lowered from %d to %d, where that is the same as full attention",
+                name,
+                limit,
+                span,
+            )
+            limit, reason = span, f"{name}, beyond which full attention is something else"
     return limit, reason
 
 
-def _window(architecture: str, raw: dict[str, Any]) -> int | None:
-    """Width of the sliding window, None where no layer has one."""
-    window = raw.get("sliding_window")
-    layer_types = raw.get("layer_types")
-    if architecture == "LlamaForCausalLM":
-        return None
-    if not architecture.startswith("Mistral"):
-        if not raw.get("use_sliding_window", False):
-            return None
-        if layer_types is None and raw["max_window_layers"] >= raw["num_hidden_layers"]:
-            return None
-        if layer_types is not None and "sliding_attention" not in layer_types:
-            return None
-    return None if window is None else int(window)
-
-
-def _eos_token_ids(raw: dict[str, Any], folder: Path) -> tuple[int, ...]:
+def _eos_token_ids(raw: RawConfig, folder: Path) -> tuple[int, ...]:
     """End tokens of generation_config.json, else of config.json."""
     path = folder / "generation_config.json"
     generation = read_json(path) if path.is_file() else {}

@@ -1,4 +1,4 @@
-"""The decoder that all dense architectures share; they differ in the blocks they build."""
+"""What all decoders share: embedding, a stack of layers, a final norm, scores of all tokens."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 from kernels.native import NativeDecoder
 from worker.models.config import ModelConfig
 from worker.models.context import ForwardContext
-from worker.models.layers import Attention, RMSNorm
+from worker.models.layers import RMSNorm
 from worker.models.linear import (
     LayerOptions,
     ParallelLMHead,
@@ -32,32 +32,21 @@ class FeedForward(Protocol):
         """Brings the weights into the form they are used in, once they are loaded."""
         ...
 
-    def drop(self) -> None:
-        """Lets go of the weights: others hold them now."""
-        ...
-
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
         """[T, hidden] to [T, hidden]."""
         ...
 
 
-class DecoderLayer:
-    """Attention and feed-forward, each behind a norm and beside a residual."""
+class DecoderLayer(Protocol):
+    """One layer: how norms, attention, feed-forward and residuals go together."""
 
-    def __init__(
-        self, attention: Attention, mlp: FeedForward, config: ModelConfig, options: LayerOptions
-    ) -> None:
-        self.attention = attention
-        self.mlp = mlp
-        self.input_norm = RMSNorm(config.hidden_size, config.rms_norm_eps, options)
-        self.post_attention_norm = RMSNorm(config.hidden_size, config.rms_norm_eps, options)
+    def weight_slots(self, prefix: str) -> Iterator[WeightSlot]:
+        """Slots of all its weights; `prefix` ends with a dot."""
+        ...
 
-    def weight_slots(self, prefix: str, attention_name: str) -> Iterator[WeightSlot]:
-        """Slots of the layer; `prefix` ends with a dot."""
-        yield from self.attention.weight_slots(f"{prefix}{attention_name}.")
-        yield from self.mlp.weight_slots(f"{prefix}mlp.")
-        yield from self.input_norm.weight_slots(f"{prefix}input_layernorm")
-        yield from self.post_attention_norm.weight_slots(f"{prefix}post_attention_layernorm")
+    def pack(self) -> None:
+        """Brings the weights into the form they are used in, once they are loaded."""
+        ...
 
     def forward(
         self,
@@ -67,28 +56,26 @@ class DecoderLayer:
         ctx: ForwardContext,
         read: torch.Tensor | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Returns the block's output and the residual that it is still to be added to.
+        """Hidden states [T, hidden] to the layer's output and the residual that it is still to be
+        added to; that of the first layer is None.
 
-        Where no layer follows, `read` may name the tokens [S] that this is needed of.
+        Where no layer follows, `read` may name the tokens [S] whose output anyone needs.
         """
-        if residual is None:
-            residual, hidden = hidden, self.input_norm.forward(hidden)
-        else:
-            hidden, residual = self.input_norm.forward_add(hidden, residual)
-        hidden = self.attention.forward(hidden, positions, ctx, read)
-        if read is not None:
-            residual = residual.index_select(0, read)
-            if not len(read):
-                return hidden, residual
-        hidden, residual = self.post_attention_norm.forward_add(hidden, residual)
-        return self.mlp.forward(hidden), residual
+        ...
 
 
 class DecoderModel(ABC):
-    """A decoder-only language model on one rank."""
+    """A decoder-only language model on one rank; its weights are unset until they are loaded.
+
+    Raises:
+        ValueError: the ranks cannot share it evenly.
+    """
 
     embedding_name: ClassVar[str] = "model.embed_tokens"
-    attention_name: ClassVar[str] = "self_attn"
+    """What a checkpoint calls the embedding."""
+    runs_natively: ClassVar[bool] = False
+    """Whether the compiled CPU library computes the same as this very class. It reads the layers
+    and never calls `forward`, so a derived class has to say so again."""
 
     def __init__(self, config: ModelConfig, options: LayerOptions, max_model_len: int) -> None:
         self.config = config
@@ -97,28 +84,21 @@ class DecoderModel(ABC):
         """Runs the whole forward pass in place of the layers here, where it is used."""
         self.cos_sin = cos_sin_table(config.rope, config.rotary_dim, max_model_len, options.device)
         self.embed_tokens = VocabParallelEmbedding(config.vocab_size, config.hidden_size, options)
-        self.layers = [
-            DecoderLayer(self.build_attention(index), self.build_mlp(index), config, options)
-            for index in range(config.num_layers)
-        ]
+        self.layers = [self.build_layer(index) for index in range(config.num_layers)]
         self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps, options)
         self.lm_head = ParallelLMHead(
             config.vocab_size, config.hidden_size, options, tied=config.tie_word_embeddings
         )
 
     @abstractmethod
-    def build_attention(self, layer_index: int) -> Attention:
-        """The attention block of one layer."""
-
-    @abstractmethod
-    def build_mlp(self, layer_index: int) -> FeedForward:
-        """The feed-forward block of one layer."""
+    def build_layer(self, index: int) -> DecoderLayer:
+        """One layer; the configuration, the options and the rotary table are there already."""
 
     def weight_slots(self) -> Iterator[WeightSlot]:
         """Every tensor that the checkpoint must hold."""
         yield from self.embed_tokens.weight_slots(self.embedding_name)
         for index, layer in enumerate(self.layers):
-            yield from layer.weight_slots(f"model.layers.{index}.", self.attention_name)
+            yield from layer.weight_slots(f"model.layers.{index}.")
         yield from self.norm.weight_slots("model.norm")
         yield from self.lm_head.weight_slots("lm_head")
 
@@ -128,8 +108,7 @@ class DecoderModel(ABC):
             self.lm_head.drop()
             return
         for layer in self.layers:
-            layer.attention.pack()
-            layer.mlp.pack()
+            layer.pack()
         self.lm_head.pack(self.embed_tokens)
 
     def forward(

@@ -83,9 +83,6 @@ class Attention:
         *,
         layer_index: int,
         cos_sin: torch.Tensor,
-        qkv_bias: bool,
-        output_bias: bool,
-        qk_norm: bool,
         names: AttentionNames | None = None,
     ) -> None:
         head_dim = config.head_dim
@@ -100,15 +97,18 @@ class Attention:
         self.qkv = ColumnParallelLinear(
             config.hidden_size,
             _qkv_parts(config, options, self._names),
-            bias=qkv_bias,
+            bias=config.qkv_bias,
             options=options,
         )
         self.output = RowParallelLinear(
-            config.num_heads * head_dim, config.hidden_size, bias=output_bias, options=options
+            config.num_heads * head_dim,
+            config.hidden_size,
+            bias=config.output_bias,
+            options=options,
         )
         self.q_norm: RMSNorm | None = None
         self.k_norm: RMSNorm | None = None
-        if qk_norm:
+        if config.qk_norm:
             self.q_norm = RMSNorm(head_dim, config.rms_norm_eps, options)
             self.k_norm = RMSNorm(head_dim, config.rms_norm_eps, options)
 
@@ -171,9 +171,8 @@ class Attention:
 class GatedMLP:
     """down(silu(gate(x)) * up(x))."""
 
-    def __init__(
-        self, config: ModelConfig, options: LayerOptions, *, bias: bool, size: int = 0
-    ) -> None:
+    def __init__(self, config: ModelConfig, options: LayerOptions, size: int = 0) -> None:
+        bias = config.mlp_bias
         size = size or config.intermediate_size
         self.size = divide(size, options.group.world_size, "the intermediate size")
         """On this rank."""

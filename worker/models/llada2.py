@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from worker.models.layers import Attention, AttentionNames
+from worker.models.layers import AttentionNames
+from worker.models.llama import LlamaLayer
 from worker.models.qwen3_moe import Qwen3MoeForCausalLM
 
 _NAMES = AttentionNames(
@@ -22,17 +23,8 @@ class LLaDA2MoeModelLM(Qwen3MoeForCausalLM):
     """Part of each head rotates; q, k and v are one tensor; experts are chosen from groups."""
 
     embedding_name: ClassVar[str] = "model.word_embeddings"
-    attention_name: ClassVar[str] = "attention"
 
-    def build_attention(self, layer_index: int) -> Attention:
-        """Normalised q and k, no biases."""
-        return Attention(
-            self.config,
-            self.options,
-            layer_index=layer_index,
-            cos_sin=self.cos_sin,
-            qkv_bias=False,
-            output_bias=False,
-            qk_norm=True,
-            names=_NAMES,
-        )
+    def build_layer(self, index: int) -> LlamaLayer:
+        """Qwen3-MoE's, by other names."""
+        mlp = self.build_mlp(index)
+        return LlamaLayer(self, index, mlp, attention_name="attention", names=_NAMES)

@@ -1,10 +1,16 @@
-"""Fills a model from safetensors: each rank reads only its own slice of each tensor."""
+"""Builds a model and fills it from safetensors: each rank reads only its own slice of each tensor.
+
+Before any weight is read, the files' headers tell whether names, shapes and types are right.
+"""
 
 from __future__ import annotations
 
+import importlib
 import logging
 import time
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
@@ -15,13 +21,20 @@ from safetensors import safe_open
 from worker.models.checkpoint import weight_files
 from worker.models.config import ModelConfig
 from worker.models.decoder import DecoderModel
-from worker.models.linear import WeightSlot
+from worker.models.families import FAMILIES
+from worker.models.linear import LayerOptions, WeightSlot
 from worker.models.native import NativeOptions, pack_weights
 from worker.progress import Advance, progress
 
 logger = logging.getLogger(__name__)
 
 _NAMES_SHOWN = 8
+_VALUE_TYPES = ("F64", "F32", "F16", "BF16")
+"""Of tensors that hold values as they are; others need scales."""
+_TIED_NAME = "lm_head.weight"
+_SEED = 0
+_SPREAD = 0.02
+"""Standard deviation of random matrices, as models are commonly initialised."""
 
 
 class SafetensorsSlice(Protocol):
@@ -31,7 +44,30 @@ class SafetensorsSlice(Protocol):
         """The whole tensor's shape."""
         ...
 
+    def get_dtype(self) -> str:
+        """The type of its elements, "BF16"."""
+        ...
+
     def __getitem__(self, index: object) -> torch.Tensor: ...
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Contents:
+    """Which tensors a checkpoint's files hold, and which of them are wanted."""
+
+    by_file: Mapping[Path, Sequence[str]]
+    """Wanted tensors in the order in which they lie in each file, so that reading is sequential."""
+    tied_file: Path | None
+    """That holds a second copy of the embedding as the scores' weight."""
+
+
+def build_model(config: ModelConfig, options: LayerOptions, max_model_len: int) -> DecoderModel:
+    """A model with unset weights. Raises ValueError where the ranks cannot share it evenly."""
+    module, name = FAMILIES[config.architecture].implementation.split(":")
+    implementation = getattr(importlib.import_module(f"worker.models.{module}"), name)
+    model = implementation(config, options, max_model_len)
+    assert isinstance(model, DecoderModel)
+    return model
 
 
 def load_weights(
@@ -43,73 +79,116 @@ def load_weights(
 ) -> None:
     """Reads every slot of the model from the checkpoint, then packs the weights.
 
+    At no time is more in memory than the model itself and one more tensor.
+
     Args:
         model: whose slots are filled.
         config: its configuration.
         show_progress: whether to draw a bar.
         native: hands the weights to the compiled CPU library; None packs them for torch.
 
-    At no time is more in memory than the model itself and one more tensor.
-
     Raises:
-        ValueError: tensors are missing, unexpected or of another shape; the message names them.
+        ValueError: tensors are missing, unexpected, or of another shape or type; the message names
+            them.
     """
     slots: dict[str, list[WeightSlot]] = {}
     for slot in model.weight_slots():
         slots.setdefault(slot.name, []).append(slot)
-    pending = dict(slots)
-    unexpected: list[str] = []
     start = time.perf_counter()
+    contents = _check_headers(slots, config)
     num_bytes = sum(_num_bytes(slot) for parts in slots.values() for slot in parts)
     with torch.inference_mode(), _progress(num_bytes, show_progress) as advance:
-        for path in weight_files(config.folder):
+        for path, names in contents.by_file.items():
             with safe_open(path, framework="pt", device="cpu") as file:
-                # offset_keys is the order in the file, so reading is sequential.
-                for name in file.offset_keys():
-                    parts = pending.pop(name, None)
-                    if parts is None:
-                        if name not in slots and not _is_ignored(name, config):
-                            unexpected.append(name)
-                        continue
-                    for slot in parts:
-                        copy_slice(file.get_slice(name), slot, path)
+                for name in names:
+                    for slot in slots[name]:
+                        copy_slice(file.get_slice(name), slot)
                         advance(_num_bytes(slot))
-        _check_complete(config.folder, sorted(pending), sorted(unexpected))
+        if contents.tied_file is not None:
+            _check_tied(contents.tied_file, slots[f"{model.embedding_name}.weight"][0])
         pack_weights(model, native)
     logger.info("loaded %.1f MB of weights in %.1f s", num_bytes / 1e6, time.perf_counter() - start)
 
 
-def copy_slice(source: SafetensorsSlice, slot: WeightSlot, path: Path) -> None:
+def draw_weights(model: DecoderModel, native: NativeOptions | None = None) -> None:
+    """Random weights in place of a checkpoint's, for measuring speed, which does not depend on
+    them: fills every slot on its device, then packs the weights as `load_weights` does."""
+    generator = torch.Generator(device=model.options.device).manual_seed(_SEED)
+    with torch.inference_mode():
+        for slot in model.weight_slots():
+            if len(slot.full_shape) > 1:
+                slot.destination.normal_(0.0, _SPREAD, generator=generator)
+            else:  # scales of norms, and biases
+                slot.destination.fill_(0.0 if slot.name.endswith("bias") else 1.0)
+        pack_weights(model, native)
+
+
+def copy_slice(source: SafetensorsSlice, slot: WeightSlot) -> None:
     """Reads the slot's part of one tensor and converts it to the model's type."""
+    if slot.destination.shape[slot.dim]:
+        slot.destination.copy_(source[_own_part(slot)])
+
+
+def _own_part(slot: WeightSlot) -> tuple[slice, ...]:
+    index = [slice(None)] * len(slot.full_shape)
+    index[slot.dim] = slice(slot.start, slot.start + slot.destination.shape[slot.dim])
+    return tuple(index)
+
+
+def _check_headers(slots: Mapping[str, Sequence[WeightSlot]], config: ModelConfig) -> _Contents:
+    """Compares names, shapes and types of a checkpoint's tensors with those of the model."""
+    missing, unexpected, tied_file = dict(slots), list[str](), None
+    by_file: dict[Path, list[str]] = {}
+    for path in weight_files(config.folder):
+        with safe_open(path, framework="pt", device="cpu") as file:
+            by_file[path] = []
+            for name in file.offset_keys():
+                if missing.pop(name, None) is not None:
+                    by_file[path].append(name)
+                    _check_tensor(file.get_slice(name), slots[name][0], path)
+                elif name == _TIED_NAME and config.tie_word_embeddings:
+                    tied_file = path
+                elif name not in slots and not name.endswith("rotary_emb.inv_freq"):
+                    unexpected.append(name)
+    problems = []
+    if missing:
+        problems.append(f"lacks {_shorten(sorted(missing))}")
+    if unexpected:
+        problems.append(f"holds {_shorten(sorted(unexpected))}, which {config.architecture} lacks")
+    if problems:
+        raise ValueError(
+            f"the checkpoint {config.folder} {' and '.join(problems)}: its config.json and weights "
+            "do not belong together, or are incomplete"
+        )
+    return _Contents(by_file=by_file, tied_file=tied_file)
+
+
+def _check_tensor(source: SafetensorsSlice, slot: WeightSlot, path: Path) -> None:
     shape = tuple(source.get_shape())
     if shape != slot.full_shape:
         raise ValueError(
             f"{slot.name} in {path.name} has shape {list(shape)}, but config.json asks for "
             f"{list(slot.full_shape)}: the checkpoint's files do not belong together"
         )
-    length = slot.destination.shape[slot.dim]
-    if length == 0:
-        return
-    index = [slice(None)] * len(shape)
-    index[slot.dim] = slice(slot.start, slot.start + length)
-    slot.destination.copy_(source[tuple(index)])
+    if source.get_dtype() not in _VALUE_TYPES:
+        raise ValueError(
+            f"{slot.name} in {path.name} is of type {source.get_dtype()}, which needs scales that "
+            "config.json does not speak of: use the checkpoint's unquantized version"
+        )
 
 
-def _is_ignored(name: str, config: ModelConfig) -> bool:
-    """Tensors that follow from the configuration, or that tying replaces."""
-    return name.endswith("rotary_emb.inv_freq") or (
-        name == "lm_head.weight" and config.tie_word_embeddings
-    )
-
-
-def _check_complete(folder: Path, missing: list[str], unexpected: list[str]) -> None:
-    problems = []
-    if missing:
-        problems.append(f"lacks {_shorten(missing)}")
-    if unexpected:
-        problems.append(f"holds {_shorten(unexpected)}, which this architecture does not use")
-    if problems:
-        raise ValueError(f"the checkpoint {folder} {' and '.join(problems)}: download it again")
+def _check_tied(path: Path, embedding: WeightSlot) -> None:
+    """A second copy must equal the embedding: transformers would use it in its stead."""
+    with safe_open(path, framework="pt", device="cpu") as file:
+        copy = file.get_slice(_TIED_NAME)
+        is_alike = tuple(copy.get_shape()) == embedding.full_shape
+        own = copy[_own_part(embedding)] if is_alike else torch.empty(0)
+    destination = embedding.destination
+    if not is_alike or not torch.equal(own.to(destination), destination):
+        raise ValueError(
+            f"tie_word_embeddings is true in config.json, but {path.name} holds another "
+            f"{_TIED_NAME} than the embedding: set it to false to use that"
+        )
 
 
 def _shorten(names: list[str]) -> str:

@@ -42,7 +42,7 @@ class MoeMLP:
             self._bias = torch.zeros(count, dtype=torch.float32, device=device)
         self._shared: GatedMLP | None = None
         if moe.shared_size:
-            self._shared = GatedMLP(config, options, bias=False, size=moe.shared_size)
+            self._shared = GatedMLP(config, options, moe.shared_size)
 
     def weight_slots(self, prefix: str) -> Iterator[WeightSlot]:
         """Slots of the router and all experts; `prefix` ends with a dot."""
@@ -82,12 +82,6 @@ class MoeMLP:
         self._router = None
         if self._shared is not None:
             self._shared.pack()
-
-    def drop(self) -> None:
-        """Lets go of the router and the shared MLP unpacked."""
-        self._router = None
-        if self._shared is not None:
-            self._shared.drop()
 
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
         """[T, hidden] to [T, hidden]."""

@@ -18,6 +18,7 @@ from kernels.native import (
 from worker.models.decoder import DecoderLayer, DecoderModel
 from worker.models.layers import GatedMLP
 from worker.models.linear import LayerOptions
+from worker.models.llama import LlamaLayer
 
 logger = logging.getLogger(__name__)
 
@@ -55,8 +56,8 @@ def build_native(model: DecoderModel, options: NativeOptions) -> NativeDecoder |
         ValueError: the library is required but cannot run the model.
     """
     group = model.options.group
-    tensors, reason = None, "it is a mixture of experts"
-    if model.config.moe is None:
+    tensors, reason = None, f"{type(model).__name__} is none of the families that it computes"
+    if vars(type(model)).get("runs_natively", False):
         tensors = _model_tensors(model)
         reason = tensors.unsupported(options.page_size) or ""
     if tensors is not None and not reason:
@@ -88,10 +89,10 @@ def _all_reduce(options: LayerOptions) -> Callable[[torch.Tensor], None]:
 
 
 def _model_tensors(model: DecoderModel) -> ModelTensors:
-    attention = model.layers[0].attention
+    first = _llama_layer(model.layers[0])
     return ModelTensors(
-        num_heads=attention.num_heads,
-        num_kv_heads=attention.num_kv_heads,
+        num_heads=first.attention.num_heads,
+        num_kv_heads=first.attention.num_kv_heads,
         head_dim=model.config.head_dim,
         eps=model.config.rms_norm_eps,
         scale=model.config.head_dim**-0.5,
@@ -102,21 +103,21 @@ def _model_tensors(model: DecoderModel) -> ModelTensors:
         final_norm=model.norm.weight,
         num_layers=len(model.layers),
         block_size=model.config.block_size,
-        intermediate_size=_dense(model.layers[0]).size,
+        intermediate_size=_gated_mlp(first).size,
         layers=_layers(model),
     )
 
 
 def _layers(model: DecoderModel) -> Iterator[LayerTensors]:
     """Drops each layer's weights once they are packed: no second copy of the model is in memory."""
-    for layer in model.layers:
+    for layer in map(_llama_layer, model.layers):
         yield _layer_tensors(layer, model.options.group.rank)
         layer.attention.drop()
-        layer.mlp.drop()
+        _gated_mlp(layer).drop()
 
 
-def _layer_tensors(layer: DecoderLayer, rank: int) -> LayerTensors:
-    attention, mlp = layer.attention, _dense(layer)
+def _layer_tensors(layer: LlamaLayer, rank: int) -> LayerTensors:
+    attention, mlp = layer.attention, _gated_mlp(layer)
     return LayerTensors(
         qkv=_linear_tensors(attention.qkv.weight, attention.qkv.bias),
         output=_linear_tensors(attention.output.weight, attention.output.bias, rank),
@@ -129,8 +130,13 @@ def _layer_tensors(layer: DecoderLayer, rank: int) -> LayerTensors:
     )
 
 
-def _dense(layer: DecoderLayer) -> GatedMLP:
-    assert isinstance(layer.mlp, GatedMLP), "a mixture of experts is left to torch"
+def _llama_layer(layer: DecoderLayer) -> LlamaLayer:
+    assert isinstance(layer, LlamaLayer), "a family that runs natively has Llama's layers"
+    return layer
+
+
+def _gated_mlp(layer: LlamaLayer) -> GatedMLP:
+    assert isinstance(layer.mlp, GatedMLP), "a family that runs natively is dense"
     return layer.mlp
 
 

@@ -1,19 +1,24 @@
-"""Qwen3 with mixtures of experts."""
+"""Qwen3 with mixtures of experts, and SDAR with them."""
 
 from __future__ import annotations
 
-from worker.models.decoder import FeedForward
+from worker.models.decoder import DecoderModel, FeedForward
+from worker.models.layers import GatedMLP
+from worker.models.llama import LlamaLayer
 from worker.models.moe import MoeMLP
-from worker.models.qwen3 import Qwen3ForCausalLM
 
 
-class Qwen3MoeForCausalLM(Qwen3ForCausalLM):
-    """Qwen3's attention; most layers have experts in place of the MLP."""
+class Qwen3MoeForCausalLM(DecoderModel):
+    """Llama's layers, most of which have experts in place of the MLP."""
 
-    def build_mlp(self, layer_index: int) -> FeedForward:
+    def build_layer(self, index: int) -> LlamaLayer:
         """Experts, or a single MLP in the layers that config.json names."""
+        return LlamaLayer(self, index, self.build_mlp(index))
+
+    def build_mlp(self, index: int) -> FeedForward:
+        """What follows attention in a layer."""
         moe = self.config.moe
         assert moe is not None, "the architecture has experts"
-        if layer_index in moe.dense_layers:
-            return super().build_mlp(layer_index)
+        if index in moe.dense_layers:
+            return GatedMLP(self.config, self.options)
         return MoeMLP(self.config, moe, self.options)

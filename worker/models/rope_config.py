@@ -7,7 +7,20 @@ from dataclasses import dataclass
 from typing import Any, Literal, cast
 
 RopeKind = Literal["default", "linear", "dynamic", "llama3", "yarn"]
-ROPE_KINDS: tuple[RopeKind, ...] = ("default", "linear", "dynamic", "llama3", "yarn")
+
+_ANY_KIND = frozenset(
+    {"rope_type", "type", "rope_theta", "factor", "original_max_position_embeddings", "finetuned"}
+)
+_KNOWN_KEYS: dict[RopeKind, frozenset[str]] = {
+    "default": _ANY_KIND,
+    "linear": _ANY_KIND,
+    "dynamic": _ANY_KIND,
+    "llama3": _ANY_KIND | {"low_freq_factor", "high_freq_factor"},
+    "yarn": _ANY_KIND
+    | {"beta_fast", "beta_slow", "truncate", "attention_factor", "attn_factor"}
+    | {"mscale", "mscale_all_dim"},
+}
+"""By kind, the keys that are read or have no effect; any other is refused."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -52,13 +65,13 @@ def parse_rope(raw: dict[str, Any], max_position_embeddings: int) -> RopeConfig:
     parameters = _one_for_all_layers(dict(raw.get(key) or {}), key)
     kind = parameters.get("rope_type", parameters.get("type", "default"))
     theta = float(parameters.get("rope_theta") or raw.get("rope_theta") or 10000.0)
-    _refuse_partial_rotation(raw, parameters)
-    if kind not in ROPE_KINDS:
+    if kind not in _KNOWN_KEYS:
         raise ValueError(
-            f"{key}: the rope kind {kind!r} is not supported (supported: {', '.join(ROPE_KINDS)}): "
-            "use another checkpoint"
+            f"{key}: the rope kind {kind!r} is not supported "
+            f"(supported: {', '.join(_KNOWN_KEYS)}): use another checkpoint"
         )
     kind = cast("RopeKind", kind)
+    _refuse_unknown(raw, parameters, kind, key)
     original = int(
         raw.get("original_max_position_embeddings")
         or parameters.get("original_max_position_embeddings")
@@ -102,12 +115,16 @@ def _one_for_all_layers(parameters: dict[str, Any], key: str) -> dict[str, Any]:
     return dict(tables[0])
 
 
-def _refuse_partial_rotation(raw: dict[str, Any], parameters: dict[str, Any]) -> None:
-    for table in (raw, parameters):
-        if table.get("partial_rotary_factor") not in (None, 1, 1.0):
+def _refuse_unknown(
+    raw: dict[str, Any], parameters: dict[str, Any], kind: RopeKind, key: str
+) -> None:
+    """A partial rotation beside the table must be that of config.json itself."""
+    for name, value in parameters.items():
+        is_said = name == "partial_rotary_factor" and value == raw.get(name, 1)
+        if value is not None and not is_said and name not in _KNOWN_KEYS[kind]:
             raise ValueError(
-                f"partial_rotary_factor {table['partial_rotary_factor']} is not supported: only "
-                "heads that rotate as a whole are"
+                f"{key}.{name} = {value!r} in config.json is not supported for the rope kind "
+                f"{kind}: it may change the model's mathematics"
             )
 
 
@@ -119,14 +136,20 @@ def _number(parameters: dict[str, Any], name: str, key: str) -> float:
 
 
 def _yarn_attention_factor(parameters: dict[str, Any], factor: float) -> float:
-    """Temperature correction of YaRN (arXiv 2309.00071, section 3.4)."""
-    if parameters.get("attention_factor") is not None:
-        return float(parameters["attention_factor"])
+    """Temperature correction of YaRN (arXiv 2309.00071, section 3.4), `attn_factor` times it."""
+    given, further = parameters.get("attention_factor"), parameters.get("attn_factor")
+    if given is not None and further is not None:
+        raise ValueError(
+            "attention_factor and attn_factor of yarn in config.json say two things: repair it"
+        )
+    if given is not None:
+        return float(given)
+    further = 1.0 if further is None else float(further)
 
     def magnitude(weight: float) -> float:
         return 0.1 * weight * math.log(factor) + 1.0 if factor > 1.0 else 1.0
 
     mscale, mscale_all_dim = parameters.get("mscale"), parameters.get("mscale_all_dim")
     if mscale and mscale_all_dim:
-        return magnitude(float(mscale)) / magnitude(float(mscale_all_dim))
-    return magnitude(1.0)
+        return further * magnitude(float(mscale)) / magnitude(float(mscale_all_dim))
+    return further * magnitude(1.0)

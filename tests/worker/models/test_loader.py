@@ -13,8 +13,7 @@ from tests.support.checkpoints.dense import SPECS, VOCAB_SIZE, write_checkpoint
 from worker.models.config import load_model_config
 from worker.models.decoder import DecoderModel
 from worker.models.linear import LayerOptions, WeightSlot
-from worker.models.loader import copy_slice, load_weights
-from worker.models.registry import build_model
+from worker.models.loader import build_model, copy_slice, load_weights
 from worker.models.tensor_parallel import TensorParallelGroup
 
 
@@ -35,6 +34,9 @@ class CountedSlice:
 
     def get_shape(self) -> list[int]:
         return list(self._tensor.shape)
+
+    def get_dtype(self) -> str:
+        return "F32"
 
     def __getitem__(self, index: object) -> torch.Tensor:
         part = self._tensor[index]  # type: ignore[index]  # slices only
@@ -71,7 +73,7 @@ def test_only_the_slice_is_read(tmp_path: Path) -> None:
     state = write_checkpoint("llama", tmp_path).state_dict()
     for slot in build(tmp_path, 1, 2).weight_slots():
         source = CountedSlice(state[slot.name])
-        copy_slice(source, slot, tmp_path)
+        copy_slice(source, slot)
         assert source.values_read == slot.destination.numel()
 
 
@@ -110,6 +112,34 @@ def test_wrong_shape_is_named(tmp_path: Path) -> None:
     save_file(state, path, metadata={"format": "pt"})
     model = build(tmp_path)
     with pytest.raises(ValueError, match=r"model\.norm\.weight .* \[3\], .* asks for \[64\]"):
+        load_weights(model, model.config, show_progress=False)
+
+
+def test_a_type_that_needs_scales_is_named(tmp_path: Path) -> None:
+    write_checkpoint("qwen3", tmp_path)
+    path = tmp_path / "model.safetensors"
+    state = load_file(path)
+    name = "model.layers.0.mlp.down_proj.weight"
+    state[name] = state[name].to(torch.float8_e4m3fn)
+    save_file(state, path, metadata={"format": "pt"})
+    model = build(tmp_path)
+    with pytest.raises(ValueError, match=rf"{name} .* type F8_E4M3"):
+        load_weights(model, model.config, show_progress=False)
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_tied_weight_may_be_there_twice_but_the_same(tmp_path: Path, rank: int) -> None:
+    write_checkpoint("qwen3", tmp_path)
+    path = tmp_path / "model.safetensors"
+    state = load_file(path)
+    state["lm_head.weight"] = state["model.embed_tokens.weight"].clone()
+    save_file(state, path, metadata={"format": "pt"})
+    model = build(tmp_path, rank, 2)
+    load_weights(model, model.config, show_progress=False)
+    state["lm_head.weight"][[3, -3]] += 1.0
+    save_file(state, path, metadata={"format": "pt"})
+    model = build(tmp_path, rank, 2)
+    with pytest.raises(ValueError, match="tie_word_embeddings is true"):
         load_weights(model, model.config, show_progress=False)
 
 

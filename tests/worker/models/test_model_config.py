@@ -43,7 +43,7 @@ def test_defaults(folder: Path) -> None:
     assert (config.rope.kind, config.rope.theta) == ("default", 10000.0)
     assert (config.rms_norm_eps, config.max_model_len) == (1e-6, 256)
     assert not config.tie_word_embeddings
-    assert not config.attention_bias
+    assert not config.qkv_bias
 
 
 def test_kv_heads_default_to_heads(folder: Path) -> None:
@@ -136,6 +136,12 @@ def test_refusals_name_the_key(folder: Path, changes: dict[str, Any]) -> None:
         load(folder, **changes)
 
 
+def test_a_format_of_its_own_file_is_refused(folder: Path) -> None:
+    (folder / "hf_quant_config.json").write_text("{}")
+    with pytest.raises(ValueError, match=r"hf_quant_config\.json"):
+        load(folder)
+
+
 def test_neutral_values_pass(folder: Path) -> None:
     load(folder, pretraining_tp=4, logits_scaling=1.0, partial_rotary_factor=1.0, num_experts=0)
 
@@ -153,7 +159,9 @@ def test_salt_names_the_checkpoint(folder: Path) -> None:
     salts.add(load(folder, vocab_size=101).block_hash_salt)
     (folder / "model.safetensors").write_bytes(b"123456789")
     salts.add(block_hash_salt(folder))
-    assert len(salts) == 3
+    (folder / "model.safetensors").write_bytes(b"123456780")
+    salts.add(block_hash_salt(folder))
+    assert len(salts) == 4
 
 
 def test_unusable_folders(tmp_path: Path) -> None:

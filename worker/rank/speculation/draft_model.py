@@ -13,9 +13,8 @@ from worker.config import EngineConfig
 from worker.models.config import load_model_config
 from worker.models.decoder import DecoderModel
 from worker.models.linear import LayerOptions
-from worker.models.loader import load_weights
+from worker.models.loader import build_model, load_weights
 from worker.models.native import NativeOptions
-from worker.models.registry import build_model
 from worker.models.tensor_parallel import TensorParallelGroup
 from worker.rank.cpu import lazy_zeros
 from worker.rank.speculation.base import DraftRequest, Proposer, count_equal

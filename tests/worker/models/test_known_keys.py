@@ -1,0 +1,189 @@
+"""No key of config.json changes logits unnoticed: whatever a key is set to, the reader refuses it,
+or reads something else, or transformers computes the same as before."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import (
+    LlamaConfig,
+    LlamaForCausalLM,
+    MistralConfig,
+    MistralForCausalLM,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+    Qwen3MoeConfig,
+    Qwen3MoeForCausalLM,
+)
+
+from worker.models.config import ModelConfig
+
+CLASSES: dict[str, tuple[type, type]] = {
+    "LlamaForCausalLM": (LlamaConfig, LlamaForCausalLM),
+    "MistralForCausalLM": (MistralConfig, MistralForCausalLM),
+    "Qwen2ForCausalLM": (Qwen2Config, Qwen2ForCausalLM),
+    "Qwen3ForCausalLM": (Qwen3Config, Qwen3ForCausalLM),
+    "Qwen3MoeForCausalLM": (Qwen3MoeConfig, Qwen3MoeForCausalLM),
+}
+SIZES: dict[str, Any] = {
+    "vocab_size": 40,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 8,
+    "max_position_embeddings": 32,
+    "sliding_window": None,
+}
+EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16}
+TOKENS = torch.arange(3, 35)[None] % 40
+THETA = {"rope_theta": 100.0}
+YARN = {**THETA, "rope_type": "yarn", "factor": 2.0, "original_max_position_embeddings": 16}
+
+ALSO: list[dict[str, Any]] = [
+    {"is_causal": False},
+    {"sliding_window": 3},
+    {"sliding_window": 3, "use_sliding_window": True, "max_window_layers": 2},
+    {"sliding_window": 3, "use_sliding_window": True, "max_window_layers": 1},
+    {
+        "sliding_window": 3,
+        "use_sliding_window": True,
+        "layer_types": ["sliding_attention", "full_attention"],
+    },
+    {"rope_parameters": YARN},
+    {"rope_parameters": {**YARN, "attention_factor": 1.5}},
+    {"rope_parameters": {**YARN, "beta_fast": 4.0}},
+    {"rope_parameters": {**YARN, "mscale": 0.5, "mscale_all_dim": 0.8}},
+    {"rope_parameters": {**YARN, "truncate": False}},
+    {"rope_parameters": {**THETA, "rope_type": "default", "partial_rotary_factor": 0.5}},
+    {"rope_parameters": {**THETA, "rope_type": "linear", "factor": 2.0}},
+    {"rope_parameters": {**THETA, "rope_type": "dynamic", "factor": 2.0}},
+    {"hidden_act": "gelu"},
+    {"layer_types": ["sliding_attention", "full_attention"], "sliding_window": 3},
+    {"mlp_only_layers": [0]},
+    {"decoder_sparse_step": 2},
+]
+
+
+def raw_config(architecture: str) -> dict[str, Any]:
+    sizes = SIZES | (EXPERTS if "Moe" in architecture else {})
+    rope = {**THETA, "rope_type": "default"}
+    raw = CLASSES[architecture][0](**sizes, rope_parameters=rope).to_dict()
+    return {**raw, "architectures": [architecture]}
+
+
+def logits(architecture: str, raw: dict[str, Any], state: dict[str, torch.Tensor] | None) -> Any:
+    """transformers' answer, and its weights; None where it cannot take these weights."""
+    config_class, model_class = CLASSES[architecture]
+    torch.manual_seed(5)
+    try:
+        model = model_class(config_class(**raw)).float().eval()
+        if state is None:
+            for parameter in model.parameters():
+                torch.nn.init.normal_(parameter, 0.2, 0.4)
+            state = {key: value.clone() for key, value in model.state_dict().items()}
+        model.load_state_dict(state)
+        with torch.no_grad():
+            return model(TOKENS, use_cache=False).logits, state
+    except Exception:
+        return None, state
+
+
+def other_values(value: Any) -> list[Any]:
+    if isinstance(value, bool):
+        return [not value]
+    if isinstance(value, int | float):
+        return [value + 1, 3 * value + 2]
+    return [True, 3] if value is None else []
+
+
+@pytest.mark.parametrize("architecture", CLASSES)
+def test_a_key_is_refused_or_read_or_of_no_effect(
+    architecture: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("CRITICAL")
+    (tmp_path / "config.json").write_text("{}")
+
+    def read(raw: dict[str, Any]) -> ModelConfig:
+        return ModelConfig.parse(raw, tmp_path, weights=False)
+
+    raw = raw_config(architecture)
+    before, (expected, state) = read(raw), logits(architecture, raw, None)
+    assert expected is not None
+    changes = [{key: value} for key in raw for value in other_values(raw[key])]
+    num_unnoticed, refusals = 0, list[tuple[Any, str]]()
+    for change in changes + ALSO:
+        changed = {**raw, **change}
+        try:
+            if read(changed) != before:
+                continue
+        except ValueError as error:
+            refusals.append((change, str(error)))
+            continue
+        num_unnoticed += 1
+        found, _ = logits(architecture, changed, state)
+        assert found is None or torch.allclose(found, expected, atol=1e-5), change
+    assert num_unnoticed > 5
+    assert all(any(key in text for key in raw | change) for change, text in refusals)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"dual_chunk_attention_config": {"chunk_size": 24, "local_size": 8}},
+        {"mask_token_id": 7, "block_size": 4},
+        {"model_type": "mixtral"},
+        {"rope_scaling": {**YARN, "attn_factor": 0.8, "attention_factor": 1.0}},
+        {"rope_scaling": {**YARN, "apply_yarn_scaling": False}},
+        {"rope_scaling": {**YARN, "llama_4_scaling_beta": 0.1}},
+        {"attention_bias": True},
+        {"embedding_multiplier": 12.0},
+    ],
+    ids=lambda change: next(iter(change)),
+)
+def test_what_transformers_ignores_is_refused_too(change: dict[str, Any], tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    raw = {**raw_config("MistralForCausalLM"), **change}
+    name = list(raw.get("rope_scaling", {"": 0}))[-1] or next(iter(change))
+    with pytest.raises(ValueError, match=name):
+        ModelConfig.parse(raw, tmp_path, weights=False)
+
+
+def test_yarn_multiplies_attn_factor(tmp_path: Path) -> None:
+    """As DeepSeek-R1-0528-Qwen3-8B says it, whose factor undoes yarn's own."""
+    (tmp_path / "config.json").write_text("{}")
+    rope = {**YARN, "factor": 4.0, "attn_factor": 0.8782488562869419}
+    raw = {**raw_config("Qwen3ForCausalLM"), "rope_parameters": rope}
+    factor = ModelConfig.parse(raw, tmp_path, weights=False).rope.attention_factor
+    assert factor == pytest.approx(1.0)
+
+
+def test_dual_chunks_cap_the_length(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    chunks = {"chunk_size": 24, "local_size": 8, "original_max_position_embeddings": 24}
+    raw = {**raw_config("Qwen2ForCausalLM"), "dual_chunk_attention_config": chunks}
+    assert ModelConfig.parse(raw, tmp_path, weights=False).max_model_len == 16
+
+
+def test_windows_by_layer(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("{}")
+
+    def windows(architecture: str, **change: Any) -> tuple[int | None, ...]:
+        raw = {**raw_config(architecture), "sliding_window": 9, **change}
+        return ModelConfig.parse(raw, tmp_path, weights=False).windows
+
+    on = {"use_sliding_window": True, "layer_types": None}
+    assert windows("LlamaForCausalLM") == (None, None)
+    assert windows("MistralForCausalLM") == (9, 9)
+    assert windows("Qwen2ForCausalLM") == (None, None)
+    assert windows("Qwen3ForCausalLM", **on, max_window_layers=1) == (None, 9)
+    assert windows("Qwen3ForCausalLM", **on, max_window_layers=3) == (None, None)
+    assert windows("Qwen3MoeForCausalLM", use_sliding_window=True, max_window_layers=9) == (9, 9)
+    sdar = {"architectures": ["SDARForCausalLM"], "model_type": "sdar", "mask_token_id": 7}
+    assert windows("Qwen3ForCausalLM", **sdar, **on, max_window_layers=0) == (9, 9)
