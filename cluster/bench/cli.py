@@ -44,13 +44,13 @@ def register(subparsers: Subparsers) -> None:
     parser = subparsers.add_parser(
         "bench", help="measure an endpoint, the engine, or the gateway", description=__doc__
     )
-    _add_commands(parser.add_subparsers(dest="bench", required=True, metavar="COMMAND"))
+    add_commands(parser.add_subparsers(dest="bench", required=True, metavar="COMMAND"))
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs one benchmark; the entry of `python -m cluster.bench`."""
     parser: argparse.ArgumentParser = CommandParser(prog="python -m cluster.bench")
-    _add_commands(parser.add_subparsers(dest="bench", required=True, metavar="COMMAND"))
+    add_commands(parser.add_subparsers(dest="bench", required=True, metavar="COMMAND"))
     args = parser.parse_args(argv)
     try:
         return int(args.run(args))
@@ -59,7 +59,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 2
 
 
-def _add_commands(commands: Subparsers) -> None:
+def add_commands(commands: Subparsers) -> None:
+    """Adds the benchmarks to a parser's commands."""
     add = command_adder(commands)
     serve = add("serve", "load on any OpenAI endpoint", _serve)
     serve.add_argument("--base-url", default="http://127.0.0.1:8000")
