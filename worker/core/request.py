@@ -128,7 +128,7 @@ class Request:
         "num_rounds",
         "num_sent",
         "num_uncached",
-        "num_unsettled",
+        "num_unverified",
         "num_withdrawn",
         "priority",
         "prompt_logprobs",
@@ -202,7 +202,7 @@ class Request:
         """Positions computed by all launched steps, rejected drafts left out."""
         self.num_placeholders = 0
         """Tokens that launched steps draw and that are not known here yet: at least so many."""
-        self.num_unsettled = 0
+        self.num_unverified = 0
         """How many more these may be: drafts in steps in flight. Of `num_computed` it is the same:
         counted is the least."""
         self.num_sent = len(self.token_ids)
@@ -359,7 +359,7 @@ class Request:
         if self.lease is None:
             assert self.num_computed == 0
             assert self.num_placeholders == 0
-            assert self.num_unsettled == 0
+            assert self.num_unverified == 0
         else:
             assert self.num_computed <= len(self.lease.pages) * page_size, "beyond its pages"
             assert self.lease.num_cached_pages * page_size <= self.num_computed

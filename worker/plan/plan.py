@@ -84,37 +84,76 @@ class PageCopies(msgspec.Struct, array_like=True, frozen=True):
     slots: list[int]
 
 
-class Row(msgspec.Struct, array_like=True, frozen=True):
-    """One request's share of a step: compute positions [start, start + length)."""
+class PlannedRow(msgspec.Struct, array_like=True, frozen=True, tag=0):
+    """Computes positions [start, start + length) of one request."""
 
     slot: int
     start: int
     length: int
     sample: bool
-    """Whether the last position draws a token, written to position start + length. Of a
-    block-diffusion model: whether the row's last block is a running one, to be decided."""
-    num_drafts: int = -1
-    """-1 for a row as planned. Otherwise the row floats: it begins with the slot's newest token,
-    wherever in [start, start + length) that stands by then, and goes on with up to so many drafts,
-    all within that range; each of its positions draws. Where the newest token stands beyond it,
-    nothing is computed. Of a block-diffusion model, a row that floats computes, within that range,
-    what is not in the cache yet up to the end of the slot's running block; where the step before
-    ended that one, the next; where it ended the request, nothing."""
-
-    @property
-    def floats(self) -> bool:
-        """Whether the steps before it decide where it stands."""
-        return self.num_drafts >= 0
+    """Whether the last position draws a token, written to position start + length."""
 
     @property
     def num_draws(self) -> int:
-        """Positions that draw, of a row whose drafts are known."""
-        return self.sample * (1 + max(0, self.num_drafts))
+        """Positions that draw a token."""
+        return int(self.sample)
 
     @property
-    def most_tokens(self) -> int:
+    def max_tokens(self) -> int:
         """Positions that it computes at most."""
-        return self.length if self.num_drafts < 0 else min(self.length, 1 + self.num_drafts)
+        return self.length
+
+
+class DraftRow(msgspec.Struct, array_like=True, frozen=True, tag=1):
+    """A speculative row: one request's newest token and the drafts after it, verified together.
+
+    It begins with the newest token, wherever in [start, start + length) the steps before it leave
+    that, and goes on with up to `num_drafts` drafts, all within that range; each position draws.
+    Where the newest token stands beyond it, nothing is computed.
+    """
+
+    slot: int
+    start: int
+    length: int
+    num_drafts: int
+    """0 where it is speculative only since the step before leaves its place open."""
+
+    @property
+    def num_draws(self) -> int:
+        """Positions that draw a token, of a row that has all its drafts."""
+        return 1 + self.num_drafts
+
+    @property
+    def max_tokens(self) -> int:
+        """Positions that it computes at most."""
+        return min(self.length, 1 + self.num_drafts)
+
+
+class BlockRow(msgspec.Struct, array_like=True, frozen=True, tag=2):
+    """Positions [start, start + length) of a block-diffusion model's request, of which the last
+    block is a running one: a pass decides some of its positions."""
+
+    slot: int
+    start: int
+    length: int
+    is_window: bool = False
+    """Whether the step before decides what of the range is computed: whatever the cache lacks, up
+    to the end of the running block; of the next block where that step ended the running one;
+    nothing where it ended the request."""
+
+    @property
+    def num_draws(self) -> int:
+        """1: the running block has one outcome, and one mask where there is a grammar."""
+        return 1
+
+    @property
+    def max_tokens(self) -> int:
+        """Positions that it computes at most."""
+        return self.length
+
+
+Row = PlannedRow | DraftRow | BlockRow
+"""One request's part of a step."""
 
 
 class Accept(msgspec.Struct, array_like=True, frozen=True):
@@ -126,7 +165,8 @@ class Accept(msgspec.Struct, array_like=True, frozen=True):
 
 
 class Plan(msgspec.Struct, array_like=True, frozen=True):
-    """One step. Rows of length 1 come first (decodes), then those that float, then the chunks."""
+    """One step. Planned rows of length 1 come first (decodes), then speculative rows and windows of
+    blocks, then all other rows."""
 
     seq: int
     """Counts from 1 without gaps; a rank that sees a gap ends."""
@@ -138,8 +178,8 @@ class Plan(msgspec.Struct, array_like=True, frozen=True):
     """Every 64th Plan: `digest` covers all sampled tokens of steps up to this one; 0 for none."""
     digest: int = 0
     masked: list[int] = []
-    """Rows under a grammar, counted over the rows with `sample`: where there are any, a Sample
-    message with the masks of their draws follows, and no rank samples before it."""
+    """Rows under a grammar, counted over the rows that draw: where there are any, a Sample message
+    with the masks of their draws follows, and no rank samples before it."""
     draft_threshold: float = 0.0
     """Drafts that are less likely to count than this are not worth their cost."""
     max_rounds: int = 1
@@ -155,20 +195,21 @@ class Plan(msgspec.Struct, array_like=True, frozen=True):
     @property
     def num_tokens(self) -> int:
         """Tokens computed in this step, at most."""
-        return sum(row.most_tokens for row in self.rows)
+        return sum(row.max_tokens for row in self.rows)
 
     @property
     def drafts_under_grammar(self) -> bool:
         """Whether masked rows may draft: then the masks depend on the drafts."""
         if not self.masked:
             return False
-        sampling = [row for row in self.rows if row.sample]
-        return any(sampling[sample].num_drafts > 0 for sample in self.masked)
+        drawing = [row for row in self.rows if row.num_draws]
+        return any(drawing[number].num_draws > 1 for number in self.masked)
 
     @property
     def has_prompts(self) -> bool:
         """Whether it computes part of a prompt."""
-        return bool(self.rows) and self.rows[-1].num_drafts < 0 and self.rows[-1].length > 1
+        last = self.rows[-1] if self.rows else None
+        return isinstance(last, PlannedRow) and last.length > 1
 
 
 class RankTimes(msgspec.Struct, array_like=True, frozen=True):
@@ -210,8 +251,8 @@ class StepResult(msgspec.Struct, array_like=True, frozen=True):
 
     seq: int
     token_ids: list[int]
-    """In the order of the Plan's rows: one per row with `sample`, and of a row that floats those
-    up to the first that differs from its draft."""
+    """In the order of the Plan's rows: one per planned row that draws, and of a speculative row
+    those up to the first that differs from its draft."""
     compute_ms: float
     """Time the rank spent on the step, apart from copies to and from host memory."""
     times: RankTimes | None = None
@@ -221,14 +262,13 @@ class StepResult(msgspec.Struct, array_like=True, frozen=True):
     prompt_logprobs: dict[int, list[TokenLogprobs]] | None = None
     """By index of the Plan's row: the prompt tokens that its positions predict."""
     drafted: list[int] | None = None
-    """Per row that floats: the number of its drafts."""
+    """Per speculative row: the number of its drafts."""
     drawn: list[int] | None = None
-    """Per row that floats: the number of its tokens in `token_ids`."""
+    """Per speculative row: the number of its tokens in `token_ids`."""
     draft_ms: float = 0.0
     """Time the rank spent on drafting; part of `compute_ms`."""
     blocks: list[BlockOutcome] | None = None
-    """One per row with `sample`, of a block-diffusion model: `token_ids` are those of all of them
-    that are done, one after another."""
+    """One per BlockRow: `token_ids` are those of all blocks that are done, one after another."""
     num_forwards: int = 1
     """Forward passes of the step."""
     load_ms: float = 0.0

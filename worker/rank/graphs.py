@@ -93,7 +93,7 @@ class DecodeGraphs:
         # Rows of one token come first.
         if not rows or rows[-1].length > 1 or len(rows) > self._sizes[-1]:
             return None
-        if any(row.num_drafts > 0 for row in rows):
+        if any(row.num_draws > 1 for row in rows):
             return None
         return self._sizes[bisect.bisect_left(self._sizes, len(rows))]
 

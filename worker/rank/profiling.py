@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from worker.config import EngineConfig
-from worker.plan.plan import Admit, BlockAdmit, Plan, Row
+from worker.plan.plan import Admit, BlockAdmit, BlockRow, Plan, PlannedRow, Row
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -29,15 +29,17 @@ def profile_plans(config: EngineConfig, *, max_model_len: int, block_size: int) 
     slots = range(config.max_num_seqs)
     chunk = min(config.max_num_batched_tokens, max_model_len - 1) // block_size * block_size
     num_chunks = min(len(slots), -(-config.max_num_batched_tokens // chunk))
-    block, known, rest = None, chunk, 1
+    block, known = None, chunk
     if block_size > 1:
         block = BlockAdmit(None, [], max_model_len)
         known = chunk - block_size
         slots = range(min(len(slots), config.max_num_batched_tokens // block_size))
-        rest = block_size
     # Random draws with top-p take the most memory.
     admits = [Admit(slot, bytes(4 * known), 1.0, 0, 0.5, 0.0, slot, block=block) for slot in slots]
-    prefill = [Row(slot, 0, chunk, True) for slot in slots[:num_chunks]]
-    draw = [Row(slot, known if block else 0, rest, True) for slot in slots]
+    prefill: list[Row] = [PlannedRow(slot, 0, chunk, True) for slot in slots[:num_chunks]]
+    draw: list[Row] = [PlannedRow(slot, 0, 1, True) for slot in slots]
+    if block:
+        prefill = [BlockRow(slot, 0, chunk) for slot in slots[:num_chunks]]
+        draw = [BlockRow(slot, known, block_size) for slot in slots]
     plans = (Plan(0, admits, [], prefill), Plan(0, admits if block else [], [], draw))
     return ProfilePlans(plans=plans, num_tokens=chunk + 1)

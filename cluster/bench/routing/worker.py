@@ -109,7 +109,7 @@ class SimWorker:
         plan = self._plan
         assert plan is not None, "no step was begun"
         self._plan = None
-        drawn = [self._token for row in plan.rows if row.sample]
+        drawn = [self._token for row in plan.rows if row.num_draws]
         self._scheduler.apply(StepResult(plan.seq, drawn, self._step_s * 1000.0))
         report = self._scheduler.take_report()
         self.load = report.load

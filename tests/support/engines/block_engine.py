@@ -10,9 +10,14 @@ import numpy as np
 from tests.support.engines.engine_driver import Engine
 from worker.core.executor import StepFuture
 from worker.core.executor_local import LocalExecutor
-from worker.plan.plan import Plan
+from worker.plan.plan import BlockRow, Plan
 from worker.wire.messages import EngineInfo, Submit
 from worker.wire.sampling import SamplingParams
+
+
+def is_ahead(plan: Plan) -> bool:
+    """Whether it was planned while the outcome of the step before was open."""
+    return any(isinstance(row, BlockRow) and row.is_window for row in plan.rows)
 
 
 @dataclass

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from tests.support.checkpoints.dense import VOCAB_SIZE
-from worker.plan.plan import Admit, PageWrite, Plan, Row, StepResult, TokenRules
+from worker.plan.plan import Admit, PageWrite, Plan, PlannedRow, StepResult, TokenRules
 from worker.rank.runner import ModelRunner
 
 SLOTS = (0, 3, 5, 6)
@@ -32,22 +32,30 @@ def make_plans() -> list[tuple[Plan, bytes]]:
         _admit(6, 5, 0.0, 0, 1.0, rules=_RULES),
     ]
     writes = [PageWrite(slot, 0, [slot + 1]) for slot in SLOTS]
-    prompts = [Row(0, 0, 7, True), Row(3, 0, 4, True), Row(5, 0, 4, False)]
-    masked = [Row(6, 0, 1, False), Row(0, 10, 1, True), Row(3, 6, 1, True)]
-    last_but_one_of_prompt = Row(5, 4, 1, False)
+    prompts = [PlannedRow(0, 0, 7, True), PlannedRow(3, 0, 4, True), PlannedRow(5, 0, 4, False)]
+    masked = [PlannedRow(6, 0, 1, False), PlannedRow(0, 10, 1, True), PlannedRow(3, 6, 1, True)]
+    last_but_one_of_prompt = PlannedRow(5, 4, 1, False)
     return [
         (Plan(1, admits, writes, prompts), b""),
         # A row draws nothing.
-        (Plan(2, [], [], [Row(0, 7, 1, True), Row(3, 4, 1, True), last_but_one_of_prompt]), b""),
+        (
+            Plan(
+                2,
+                [],
+                [],
+                [PlannedRow(0, 7, 1, True), PlannedRow(3, 4, 1, True), last_but_one_of_prompt],
+            ),
+            b"",
+        ),
         # A page begins.
-        (Plan(3, [], [PageWrite(0, 1, [20])], [Row(0, 8, 1, True)]), b""),
-        (Plan(4, [], [], [Row(s, n, 1, True) for s, n in ((3, 5), (5, 5), (0, 9))]), b""),
+        (Plan(3, [], [PageWrite(0, 1, [20])], [PlannedRow(0, 8, 1, True)]), b""),
+        (Plan(4, [], [], [PlannedRow(s, n, 1, True) for s, n in ((3, 5), (5, 5), (0, 9))]), b""),
         # A grammar on the second draw, behind a row that draws nothing, then none again.
         (Plan(5, [], [], masked, masked=[1]), _ODD_TOKENS),
-        (Plan(6, [], [], [Row(0, 11, 1, True), Row(5, 6, 1, True)]), b""),
-        (Plan(7, [], [], [Row(6, 1, 4, True)]), b""),
+        (Plan(6, [], [], [PlannedRow(0, 11, 1, True), PlannedRow(5, 6, 1, True)]), b""),
+        (Plan(7, [], [], [PlannedRow(6, 1, 4, True)]), b""),
         # Rules draw outside of the graph.
-        (Plan(8, [], [], [Row(0, 12, 1, True), Row(6, 5, 1, True)]), b""),
+        (Plan(8, [], [], [PlannedRow(0, 12, 1, True), PlannedRow(6, 5, 1, True)]), b""),
     ]
 
 

@@ -16,6 +16,7 @@ from typing import cast
 import numpy as np
 import torch
 
+from tests.support.engines.block_engine import is_ahead
 from worker.config import EngineConfig
 from worker.core.scheduler import SchedulerConfig, create_scheduler
 from worker.core.scheduler.block_policy import BlockPolicy
@@ -143,7 +144,7 @@ class InventedEngine:
         if plan is not None:
             self._tables.apply(plan)
             step = self._decoder.begin(plan)
-            self.num_ahead += bool(plan.rows) and plan.rows[0].floats
+            self.num_ahead += is_ahead(plan)
             hidden = None if step.read is None else self._forward(step.plan, step.read)
             results = self._decoder.run(step, hidden)
             self._results.append(results.add_to(StepResult(plan.seq, [], 1.0)))
@@ -155,7 +156,7 @@ class InventedEngine:
 
     def _forward(self, plan: Plan, read: torch.Tensor) -> torch.Tensor:
         self.num_forwards += 1
-        self.num_row_steps += sum(row.sample for row in plan.rows)
+        self.num_row_steps += sum(row.num_draws for row in plan.rows)
         hidden: list[int] = []
         for row in plan.rows:
             assert row.start % self.block_size == row.length % self.block_size == 0

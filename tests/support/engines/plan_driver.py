@@ -10,7 +10,7 @@ import torch
 
 from worker.config import EngineConfig
 from worker.models.tensor_parallel import TensorParallelGroup
-from worker.plan.plan import Admit, PageWrite, Plan, Row
+from worker.plan.plan import Admit, PageWrite, Plan, PlannedRow
 from worker.rank.runner import ModelRunner
 
 PAGE_SIZE = 16
@@ -83,7 +83,9 @@ def generate(
             shares.append((request, min(chunk, request.total - request.computed)))
         shares.sort(key=lambda share: share[1] > 1)
         rows = [
-            Row(request.slot, request.computed, length, request.computed + length == request.total)
+            PlannedRow(
+                request.slot, request.computed, length, request.computed + length == request.total
+            )
             for request, length in shares
         ]
         step += 1
@@ -128,7 +130,7 @@ def _run(runner: ModelRunner, plan: Plan, shares: list[tuple[Request, int]]) -> 
         draws = iter(zip(tokens, logits, strict=True))
     for row, (request, length) in zip(plan.rows, shares, strict=True):
         request.computed += length
-        if row.sample:
+        if row.num_draws:
             token, row_logits = next(draws)
             request.tokens.append(token)
             request.logits.append(row_logits.clone())

@@ -61,7 +61,7 @@ class TimedGate(SpeculationGate):
     """Is told times in which drafts pay: real ones might keep it shut on a busy machine."""
 
     def observe(self, step: StepInFlight, result: StepResult) -> None:
-        told = 1.0 + 0.02 * len(step.shares) + 0.01 * sum(result.drafted or ())
+        told = 1.0 + 0.02 * len(step.rows) + 0.01 * sum(result.drafted or ())
         super().observe(step, msgspec.structs.replace(result, compute_ms=told, draft_ms=0.01))
 
 

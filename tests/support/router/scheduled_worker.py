@@ -103,7 +103,7 @@ class ScheduledWorker:
         """One engine step, told to all gateways."""
         plan = self.scheduler.schedule()
         if plan is not None:
-            drawn = [7 for row in plan.rows if row.sample]
+            drawn = [7 for row in plan.rows if row.num_draws]
             self.scheduler.apply(StepResult(plan.seq, drawn, self.step_ms))
         report = self.scheduler.take_report()
         self.load = self.reserved.told_with(report.load)

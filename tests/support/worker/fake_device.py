@@ -15,7 +15,7 @@ import numpy as np
 
 from worker.core.scheduler import Scheduler, SchedulerConfig
 from worker.plan.digest import SampleDigest
-from worker.plan.plan import Plan, Row, StepResult
+from worker.plan.plan import Plan, PlannedRow, StepResult
 from worker.wire.messages import BlockEvent, BlockStored, Rejection, StepReport, Submit, TokenDelta
 from worker.wire.sampling import SamplingParams
 
@@ -119,7 +119,7 @@ class FakeDevice:
         for slot in slots:
             self.host[slot] = [POISON] * self.config.page_size
 
-    def _check_past(self, row: Row) -> None:
+    def _check_past(self, row: PlannedRow) -> None:
         slot, size = self.slots[row.slot], self.config.page_size
         if row.start:
             slot.content(row.start - 1)
@@ -128,14 +128,14 @@ class FakeDevice:
             page = self.pages[slot.pages[start // size]]
             assert page[: end - start] == slot.contents[start:end], "wrong content behind a row"
 
-    def _write(self, row: Row) -> None:
+    def _write(self, row: PlannedRow) -> None:
         slot, size = self.slots[row.slot], self.config.page_size
         assert row.length >= 1
         for position in range(row.start, row.start + row.length):
             page = self.pages[slot.pages[position // size]]
             page[position % size] = slot.content(position)
 
-    def _sample(self, row: Row) -> int:
+    def _sample(self, row: PlannedRow) -> int:
         slot, end = self.slots[row.slot], row.start + row.length
         assert end == len(slot.tokens), "sampled before the last token"
         slot.tokens.append(draw(slot.seed, end, slot.content(end - 1)))

@@ -42,7 +42,7 @@ class InventingExecutor(Executor):
     def launch(self, plan: Plan) -> StepFuture:
         self.journal.append(f"launch {plan.seq}")
         self.plans.append(plan)
-        tokens = [next(self._tokens) for row in plan.rows if row.sample]
+        tokens = [next(self._tokens) for row in plan.rows if row.num_draws]
         return InventedStep(self, StepResult(seq=plan.seq, token_ids=tokens, compute_ms=1.0))
 
     def drafts(self, seq: int) -> list[list[int]]:

@@ -9,7 +9,7 @@ from tests.support.worker.inventing_executor import (
     run,
     submit,
 )
-from worker.plan.plan import Row
+from worker.plan.plan import PlannedRow
 from worker.wire.messages import Abort
 
 
@@ -43,7 +43,11 @@ def test_a_request_joins_the_step_after_the_prompt_it_arrived_in() -> None:
     assert executor.journal == ["result 4"]
     core.step()
     assert executor.journal == ["result 4", "launch 5"]
-    assert executor.plans[4].rows == [Row(0, 8, 1, True), Row(1, 6, 1, True), Row(2, 4, 3, True)]
+    assert executor.plans[4].rows == [
+        PlannedRow(0, 8, 1, True),
+        PlannedRow(1, 6, 1, True),
+        PlannedRow(2, 4, 3, True),
+    ]
 
 
 @pytest.mark.parametrize("depth", [0, 1])

@@ -20,7 +20,7 @@ from tests.support.engines.exactness import (
 )
 from worker.config import EngineConfig
 from worker.models.tensor_parallel import TensorParallelGroup
-from worker.plan.plan import Admit, PageWrite, Plan, Row, TokenRules
+from worker.plan.plan import Admit, PageWrite, Plan, PlannedRow, TokenRules
 from worker.rank.device import select_device
 from worker.rank.runner import ModelRunner
 
@@ -110,8 +110,18 @@ def test_a_step_waits_for_the_device_only_for_its_tokens(checkpoint: Checkpoint)
     ]
     writes = [PageWrite(slot, 0, [slot + 1]) for slot in (0, 1, 2)]
     plans = [
-        Plan(1, admits, writes, [Row(0, 0, 1, False), Row(1, 0, 9, True), Row(2, 0, 9, True)]),
-        Plan(2, [], [], [Row(0, 1, 1, True), Row(1, 9, 1, True), Row(2, 9, 1, True)]),
+        Plan(
+            1,
+            admits,
+            writes,
+            [PlannedRow(0, 0, 1, False), PlannedRow(1, 0, 9, True), PlannedRow(2, 0, 9, True)],
+        ),
+        Plan(
+            2,
+            [],
+            [],
+            [PlannedRow(0, 1, 1, True), PlannedRow(1, 9, 1, True), PlannedRow(2, 9, 1, True)],
+        ),
     ]
     for plan in plans:
         runner.execute(plan)  # compiles

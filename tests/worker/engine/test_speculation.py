@@ -20,7 +20,7 @@ from tests.support.engines.speculation_cases import (
     settings,
 )
 from tests.system.speculation import differing_texts
-from worker.plan.plan import Plan
+from worker.plan.plan import DraftRow, Plan
 from worker.rank.speculation.drafting import DraftedStep
 from worker.wire.sampling import SamplingParams
 
@@ -133,7 +133,7 @@ def test_texts_end_at_their_stop_strings() -> None:
 
 def test_nothing_is_computed_behind_the_end_of_a_request() -> None:
     texts = prompts(NUM_PROMPTS)[:8]
-    num_floating = [0, 0]
+    num_speculative = [0, 0]
     with SpeculatingEngine(**NGRAM, kv_cache_tokens=4096, overlap_depth=1) as engine:
         drafter = engine.runner._drafter
         assert drafter is not None
@@ -142,12 +142,12 @@ def test_nothing_is_computed_behind_the_end_of_a_request() -> None:
         def counting(plan: Plan) -> DraftedStep | None:
             step = resolve(plan)
             if step is not None:
-                num_floating[0] += sum(row.num_drafts >= 0 for row in plan.rows)
-                num_floating[1] += len(step.placed)
+                num_speculative[0] += sum(isinstance(row, DraftRow) for row in plan.rows)
+                num_speculative[1] += len(step.placed)
             return step
 
         drafter.resolve = counting  # type: ignore[method-assign]
         outcomes = engine.outcomes(texts, SamplingParams(temperature=0.0, max_tokens=60))
     assert all(outcome.finish_reason == "stop" for outcome in outcomes)
-    planned, computed = num_floating
+    planned, computed = num_speculative
     assert planned - computed >= len(texts), "the step behind an end is planned, and left out"

@@ -27,7 +27,7 @@ from tests.support.engines.exactness import SCARCE_TOKENS, make_prompts
 from tests.support.engines.plan_driver import make_runner
 from worker.config import EngineConfig
 from worker.models.tensor_parallel import TensorParallelGroup
-from worker.plan.plan import Admit, PageWrite, Plan, Row
+from worker.plan.plan import Admit, PageWrite, Plan, PlannedRow
 from worker.rank.device import select_device
 from worker.rank.runner import ModelRunner
 from worker.wire.sampling import SamplingParams
@@ -83,8 +83,11 @@ def long_plans() -> list[Plan]:
     admits = [Admit(0, tokens, 0.0, 0, 1.0, 0.0, 0), Admit(1, tokens, 0.8, 20, 0.9, 0.05, 7)]
     writes = [PageWrite(slot, 0, [2 * slot + 1, 2 * slot + 2]) for slot in (0, 1)]
     return [
-        Plan(1, admits, writes, [Row(0, 0, 9, True), Row(1, 0, 9, True)]),
-        *(Plan(n, [], [], [Row(0, 7 + n, 1, True), Row(1, 7 + n, 1, True)]) for n in range(2, 6)),
+        Plan(1, admits, writes, [PlannedRow(0, 0, 9, True), PlannedRow(1, 0, 9, True)]),
+        *(
+            Plan(n, [], [], [PlannedRow(0, 7 + n, 1, True), PlannedRow(1, 7 + n, 1, True)])
+            for n in range(2, 6)
+        ),
     ]
 
 
@@ -117,7 +120,7 @@ def test_a_long_prompt_outgrows_the_staging_buffers(folder: str) -> None:
         for slot, prompt in enumerate(prompts)
     ]
     writes = [PageWrite(slot, 0, [*range(60 * slot + 1, 60 * slot + 61)]) for slot in range(40)]
-    runner.execute(Plan(1, admits, writes, [Row(39, 0, 900, True)]))
+    runner.execute(Plan(1, admits, writes, [PlannedRow(39, 0, 900, True)]))
     pool = runner._tables.token_pool.cpu()
     assert all(pool[slot, :900].tolist() == prompt for slot, prompt in enumerate(prompts))
 

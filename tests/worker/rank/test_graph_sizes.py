@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from worker.config import EngineConfig
-from worker.plan.plan import Admit, Row
+from worker.plan.plan import Admit, PlannedRow
 from worker.rank.graphs import BlockGraphs, DecodeGraphs, capture_sizes
 from worker.rank.static_blocks import fill_blocks
 from worker.rank.static_step import StaticInputs, columns_size, fill_columns
@@ -67,11 +67,11 @@ def test_a_step_replays_the_smallest_graph_that_holds_it() -> None:
     captured[0]()
     assert step.journal == [("forward", 8)], "the largest takes its memory first"
     assert len(captured) == 9
-    decodes = [Row(slot, 9, 1, True) for slot in range(9)]
+    decodes = [PlannedRow(slot, 9, 1, True) for slot in range(9)]
     wanted = {1: 1, 2: 4, 4: 4, 5: 8, 8: 8, 9: None}
     assert {count: graphs.size_for(decodes[:count]) for count in wanted} == wanted
     assert graphs.size_for([]) is None
-    assert graphs.size_for([decodes[0], Row(7, 0, 2, True)]) is None
+    assert graphs.size_for([decodes[0], PlannedRow(7, 0, 2, True)]) is None
     step.journal.clear()
     inputs = StaticInputs(size=4, num_rows=3, samples=None, filters=True)
     assert graphs.forward(inputs).shape == (3, 2)
@@ -89,7 +89,7 @@ def test_blocks_are_captured_two_by_request_and_not_beyond_what_launching_costs(
 def test_a_pass_over_blocks_is_padded_with_the_dummy_slot() -> None:
     tables = make_tables()
     tables.block_size = 4
-    rows = [Row(2, 8, 4, True), Row(5, 4, 12, True)]
+    rows = [PlannedRow(2, 8, 4, True), PlannedRow(5, 4, 12, True)]
     columns, inputs = fill_blocks(rows, tables, 6)
     assert columns.reshape(2, 6).tolist() == [[2, 5, 5, 5, 6, 6], [8, 4, 8, 12, 0, 0]]
     assert inputs == StaticInputs(size=6, num_rows=4, samples=None, filters=False)

@@ -11,6 +11,7 @@ from worker.core.scheduler.block_policy import BlockPolicy
 from worker.core.scheduler.config import SchedulerConfig
 from worker.core.scheduler.running import RunningSet
 from worker.core.scheduler.step import StepInFlight
+from worker.plan.plan import BlockRow
 
 
 class AheadRow(NamedTuple):
@@ -39,12 +40,12 @@ def rows_ahead(
     """
     policy = config.blocks
     assert policy is not None, "an autoregressive model has no blocks"
-    shares = [share for share in step.shares if share.request.lease is share.lease]
-    if not (policy.inplace and policy.fused_commit) or len(shares) < len(running):
+    current = [one for one in step.rows if not one.is_stale]
+    if not (policy.inplace and policy.fused_commit) or len(current) < len(running):
         return []
-    if not all(share.sample and share.request.grammar is None for share in shares):
+    if not all(isinstance(one.row, BlockRow) and one.request.grammar is None for one in current):
         return []
-    rows = [_row(share.request, share.lease, policy, config.page_size) for share in shares]
+    rows = [_row(one.request, one.lease, policy, config.page_size) for one in current]
     num_tokens = sum(row.end - row.start for row in rows)
     num_missing = sum(row.num_missing for row in rows)
     if num_tokens > config.max_num_batched_tokens or num_missing > cache.num_available:

@@ -58,7 +58,7 @@ class BlockFiller(StepFiller):
             if row.num_missing:
                 first = len(lease.pages)
                 builder.write_pages(lease.slot, first, self._cache.extend(lease, row.num_missing))
-            builder.add_block_ahead(row.request, lease, row.start, row.end)
+            builder.add_window(row.request, lease, row.start, row.end)
         if not self._any_watched():
             builder.max_rounds = MAX_ROUNDS_AHEAD
 

@@ -11,8 +11,8 @@ from worker.core.scheduler.block_policy import BlockPolicy
 from worker.core.scheduler.config import SchedulerConfig
 from worker.core.scheduler.finish import allows, finish_state, stop_reason
 from worker.core.scheduler.scheduler import Clock, Scheduler
-from worker.core.scheduler.step import Share, StepInFlight
-from worker.plan.plan import Accept, BlockOutcome, Plan, StepResult
+from worker.core.scheduler.step import InFlightRow, StepInFlight
+from worker.plan.plan import Accept, BlockOutcome, BlockRow, Plan, StepResult
 from worker.wire.diffusion import BlockTotals
 
 
@@ -63,7 +63,8 @@ class BlockScheduler(Scheduler):
         return msgspec.structs.replace(plan, accepts=accepts)
 
     def _counts(self, step: StepInFlight, result: StepResult) -> list[int]:
-        num_blocks = sum(share.sample for share in step.shares)
+        is_block = [isinstance(one.row, BlockRow) for one in step.rows]
+        num_blocks = sum(is_block)
         outcomes = result.blocks or []
         num_tokens = sum(outcome.num_tokens for outcome in outcomes)
         if (num_blocks, num_tokens) != (len(outcomes), len(result.token_ids)):
@@ -72,28 +73,27 @@ class BlockScheduler(Scheduler):
                 f"and {len(result.token_ids)} tokens, {num_tokens} expected"
             )
         ordered = iter(outcomes)
-        return [next(ordered).num_tokens if share.sample else 0 for share in step.shares]
+        return [next(ordered).num_tokens if one else 0 for one in is_block]
 
     def _take_result(self, step: StepInFlight, result: StepResult, counts: list[int]) -> None:
         self._totals.num_forwards += result.num_forwards
         outcomes, next_token = iter(result.blocks or ()), 0
         interrupted: list[Request] = []
-        for share, count in zip(step.shares, counts, strict=True):
-            request = share.request
-            is_stale = request.lease is not share.lease
-            if not share.sample:
-                if not is_stale:
+        for one, count in zip(step.rows, counts, strict=True):
+            request = one.request
+            if not isinstance(one.row, BlockRow):
+                if not one.is_stale:
                     request.num_forwards += 1
-                    self._commit_pages(share, share.end)
+                    self._commit_pages(one, one.row.start + one.row.length)
                 continue
             outcome = next(outcomes)
             token_ids = result.token_ids[next_token : next_token + count]
             next_token += count
             self._count(outcome)
-            if is_stale:
+            if one.is_stale:
                 self._tally.num_dropped_tokens += len(token_ids)
                 continue
-            self._take_block(share, outcome, token_ids)
+            self._take_block(one, one.row, outcome, token_ids)
             if not token_ids and not self._policy.inplace:
                 interrupted.append(request)
         self._running.drop_finished()
@@ -104,13 +104,15 @@ class BlockScheduler(Scheduler):
         self._totals.num_rounds += outcome.num_rounds
         self._totals.num_passes += outcome.num_forwards
 
-    def _take_block(self, share: Share, outcome: BlockOutcome, token_ids: list[int]) -> None:
-        request = share.request
+    def _take_block(
+        self, one: InFlightRow, row: BlockRow, outcome: BlockOutcome, token_ids: list[int]
+    ) -> None:
+        request = one.request
         request.num_rounds += outcome.num_rounds
         request.num_forwards += outcome.num_forwards
         request.block_state = outcome.state
-        end = share.end
-        if share.num_drafts >= 0:
+        end = row.start + row.length
+        if row.is_window:
             assert outcome.num_forwards, "a rank took a request for ended that goes on"
             end = request.num_wanted  # as the step before has left it
         computed = end if outcome.is_committed else end - self._policy.size
@@ -120,7 +122,7 @@ class BlockScheduler(Scheduler):
         num_known = len(request.token_ids)
         state, is_slow = self._take_tokens_of(request, token_ids)
         self._totals.num_tokens += len(request.token_ids) - num_known
-        self._commit_pages(share, computed)
+        self._commit_pages(one, computed)
         if state is not None:
             self._end(request, state, keep_place=True)
             stopped = state is RequestState.FINISHED_STOPPED
@@ -130,7 +132,7 @@ class BlockScheduler(Scheduler):
         elif token_ids or outcome.draft is not None:
             self._outbox.put(request, draft=outcome.draft)
         if state is None and request.grammar is not None:
-            self._accepted.append((request, share.lease))
+            self._accepted.append((request, one.lease))
             if is_slow:
                 self._hold(request, request.grammar, request.token_ids[-1])
 
@@ -151,11 +153,11 @@ class BlockScheduler(Scheduler):
                 return state, is_slow
         return None, False
 
-    def _commit_pages(self, share: Share, num_computed: int) -> None:
+    def _commit_pages(self, one: InFlightRow, num_computed: int) -> None:
         """HAZARD: a block that its request ended in the middle of was computed with what came
         after the end; it does not enter the prefix cache, nor does a running one."""
-        known = len(share.request.token_ids) // self._policy.size * self._policy.size
-        self._cache.commit(share.lease, share.request.token_ids, min(num_computed, known))
+        known = len(one.request.token_ids) // self._policy.size * self._policy.size
+        self._cache.commit(one.lease, one.request.token_ids, min(num_computed, known))
 
     def _interrupt(self, request: Request) -> None:
         """Gives back slot and pages of a block that is not done; it comes again by the queue."""

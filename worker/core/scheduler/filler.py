@@ -226,10 +226,10 @@ class StepFiller:
                 length = chunks.get(request.request_id, 0)
             if length <= 0:
                 continue
-            if pending == 1 and (drafts or request.num_unsettled):
+            if pending == 1 and (drafts or request.num_unverified):
                 num_drafts = self._num_drafts(request, budget) if drafts else 0
-                if num_drafts or request.num_unsettled:
-                    self._claims.add_floating(request, lease, num_drafts, builder)
+                if num_drafts or request.num_unverified:
+                    self._claims.add_draft_row(request, lease, num_drafts, builder)
                     continue
             if request.num_computed + length > len(lease.pages) * page_size:
                 length = self._claims.claim(request, lease, length, builder)

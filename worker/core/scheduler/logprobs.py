@@ -14,15 +14,15 @@ def take_logprobs(step: StepInFlight, result: StepResult, counts: Sequence[int])
     Args:
         step: as it was planned.
         result: what it yields.
-        counts: how many of the result's tokens each share has.
+        counts: how many of the result's tokens each row has.
     """
     drawn = result.logprobs or ()
     prompts = result.prompt_logprobs or {}
     next_token = 0
-    for index, (share, count) in enumerate(zip(step.shares, counts, strict=True)):
-        request = share.request
+    for index, (one, count) in enumerate(zip(step.rows, counts, strict=True)):
+        request = one.request
         first_token, next_token = next_token, next_token + count
-        if request.lease is not share.lease:
+        if one.is_stale:
             continue
         request.logprobs += [one for one in drawn[first_token:next_token] if one is not None]
         if request.prompt_logprobs is not None and index in prompts:

@@ -63,7 +63,7 @@ class Withdrawal:
         self._cache.release(request.lease)
         request.lease = None
         request.num_withdrawn = request.num_computed
-        request.num_computed = request.num_placeholders = request.num_unsettled = 0
+        request.num_computed = request.num_placeholders = request.num_unverified = 0
         request.num_prefill = len(request.token_ids)
         request.num_preempted += 1
         request.uncached_round = -1
@@ -105,10 +105,10 @@ class PageClaims:
             builder.write_pages(lease.slot, start, self._cache.extend(lease, missing))
         return min(length, room + missing * self._page_size)
 
-    def add_floating(
+    def add_draft_row(
         self, request: Request, lease: Lease, num_drafts: int, builder: StepBuilder
     ) -> None:
-        """Adds a row that floats, with pages for as far as it may reach.
+        """Adds a speculative row, with pages for as far as it may reach.
 
         Drafts take pages only where nobody else has to give any, and none that are promised: they
         can do without. So can a token whose place the steps in flight leave open: it waits for
@@ -116,11 +116,11 @@ class PageClaims:
         """
         page_size, start = self._page_size, request.num_computed
         # The last token of a request is drawn and never computed.
-        least = min(request.limit - 1, start + request.num_unsettled + 1)
+        least = min(request.limit - 1, start + request.num_unverified + 1)
         most = min(request.limit - 1, least + num_drafts)
         num_pages = len(lease.pages)
         missing = -(-least // page_size) - num_pages
-        if request.num_unsettled and missing > max(0, self._num_spare):
+        if request.num_unverified and missing > max(0, self._num_spare):
             return
         if missing > self._cache.num_available and not self._make_available(request):
             return
@@ -128,7 +128,7 @@ class PageClaims:
         if missing > 0:
             builder.write_pages(lease.slot, num_pages, self._cache.extend(lease, missing))
         end = min(most, len(lease.pages) * page_size)
-        builder.add_floating(request, lease, end, min(num_drafts, end - start - 1))
+        builder.add_draft_row(request, lease, end, min(num_drafts, end - start - 1))
 
     @property
     def _num_spare(self) -> int:

@@ -29,7 +29,7 @@ from worker.core.scheduler.slow_grammar import SlowGrammar
 from worker.core.scheduler.step import StepBuilder, StepInFlight
 from worker.core.speculation.gate import SpeculationGate
 from worker.plan.digest import SampleDigest
-from worker.plan.plan import Plan, StepResult
+from worker.plan.plan import DraftRow, Plan, StepResult
 from worker.wire.admission import AdmissionChange
 from worker.wire.messages import DEFAULT_PRIORITY, StepReport, StepShape, Submit
 
@@ -309,7 +309,7 @@ class Scheduler:
         return loser is arrival
 
     def _counts(self, step: StepInFlight, result: StepResult) -> list[int]:
-        """How many of the result's tokens each share has; ValueError if it has others in all."""
+        """How many of the result's tokens each row has; ValueError if it has others in all."""
         return step.counts(result)
 
     def _take_result(self, step: StepInFlight, result: StepResult, counts: list[int]) -> None:
@@ -322,16 +322,17 @@ class Scheduler:
     def _take_tokens(self, step: StepInFlight, token_ids: list[int], counts: list[int]) -> None:
         any_finished = False
         next_token = 0
-        for share, count in zip(step.shares, counts, strict=True):
-            request, lease, end, sample, num_drafts = share
+        for (row, request, lease), count in zip(step.rows, counts, strict=True):
             first_token, next_token = next_token, next_token + count
             if request.lease is not lease:
                 self._tally.num_dropped_tokens += count
                 continue
-            request.num_placeholders -= sample
-            if num_drafts >= 0:
-                request.num_unsettled -= num_drafts
+            if isinstance(row, DraftRow):
+                request.num_placeholders -= 1
+                request.num_unverified -= row.num_drafts
                 request.num_computed += count - 1
+            else:
+                request.num_placeholders -= count
             if count and request.first_token_s < 0.0:
                 request.first_token_s = self._clock()
             state: RequestState | None = None
@@ -344,8 +345,10 @@ class Scheduler:
                 if state is not None or is_slow:
                     self._drop(request, next_token - place - 1)
                     break
-            if num_drafts >= 0:
-                end = len(request.token_ids) - 1
+            # Of what a speculative row computed, all but the newest token counts.
+            end = len(request.token_ids) - 1
+            if not isinstance(row, DraftRow):
+                end = row.start + row.length
             if end >= (lease.num_cached_pages + 1) * self.config.page_size:
                 self._cache.commit(lease, request.token_ids, end)
             if not count:

@@ -9,21 +9,32 @@ from typing import NamedTuple
 from worker.core.cache.host import Copies
 from worker.core.cache.lease import Lease
 from worker.core.request import Request
-from worker.plan.plan import Admit, PageCopies, PageWrite, Plan, Row, StepResult
+from worker.plan.plan import (
+    Admit,
+    BlockRow,
+    DraftRow,
+    PageCopies,
+    PageWrite,
+    Plan,
+    PlannedRow,
+    Row,
+    StepResult,
+)
 from worker.wire.messages import StepShape
 
 
-class Share(NamedTuple):
-    """One request's part of a step in flight."""
+class InFlightRow(NamedTuple):
+    """A row of a step in flight, and whose it is."""
 
+    row: Row
     request: Request
     lease: Lease
     """The lease it ran under: once the request holds another or none, its output is stale."""
-    end: int
-    """Positions computed when the step has completed."""
-    sample: bool
-    num_drafts: int = -1
-    """Most drafts of a row that floats (see Row); -1 for others."""
+
+    @property
+    def is_stale(self) -> bool:
+        """Whether its request has ended or was preempted meanwhile."""
+        return self.request.lease is not self.lease
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -31,8 +42,8 @@ class StepInFlight:
     """What the scheduler must remember of a Plan until its result is in."""
 
     seq: int
-    shares: list[Share]
-    """In the order of the Plan's rows."""
+    rows: list[InFlightRow]
+    """As in the Plan."""
     num_tokens: int
     shape: StepShape
     has_chunks: bool
@@ -41,17 +52,18 @@ class StepInFlight:
     """Pages copied from host memory."""
 
     def counts(self, result: StepResult) -> list[int]:
-        """How many of the result's tokens each share has.
+        """How many of the result's tokens each row has.
 
         Raises:
             ValueError: the result has another number of tokens than were to be drawn.
         """
         if result.drawn is None:
-            counts = [int(share.sample) for share in self.shares]
+            counts = [one.row.num_draws for one in self.rows]
         else:
             drawn = iter(result.drawn)
             counts = [
-                int(share.sample) if share.num_drafts < 0 else next(drawn) for share in self.shares
+                next(drawn) if isinstance(one.row, DraftRow) else one.row.num_draws
+                for one in self.rows
             ]
         if sum(counts) != len(result.token_ids):
             raise ValueError(
@@ -62,22 +74,22 @@ class StepInFlight:
     def measured(self, result: StepResult) -> tuple[StepShape, float]:
         """What its average forward pass computed, and in how many milliseconds.
 
-        Only running blocks take more than one; after the first, nothing else is computed. Rows
-        that were planned ahead stood where their requests stand now.
+        Only running blocks take more than one; after the first, nothing else is computed. Windows
+        stood where their requests stand now.
         """
         num_passes = result.num_forwards
         if result.blocks is None or not num_passes:
             return self.shape, result.compute_ms
         first, first_attended = self.shape.prefill_tokens, self.shape.prefill_attended
-        shares = [share for share in self.shares if share.sample]
-        if shares and shares[0].num_drafts >= 0:
-            shares = [share for share in shares if share.request.lease is share.lease]
-            spans = [(share.request.num_computed, share.request.num_wanted) for share in shares]
+        blocks = [(one, one.row) for one in self.rows if isinstance(one.row, BlockRow)]
+        if blocks and blocks[0][1].is_window:
+            blocks = [(one, row) for one, row in blocks if not one.is_stale]
+            spans = [(one.request.num_computed, one.request.num_wanted) for one, _ in blocks]
             first = sum(end - start for start, end in spans)
             first_attended = sum(_attended(start, end - start) for start, end in spans)
         else:
-            spans = [(0, share.end) for share in shares]
-        sizes = [share.request.block_size for share in shares]
+            spans = [(0, row.start + row.length) for _, row in blocks]
+        sizes = [one.request.block_size for one, _ in blocks]
         attended = sum(size * end for size, (_, end) in zip(sizes, spans, strict=True))
         shape = StepShape(
             seq=self.seq,
@@ -89,21 +101,21 @@ class StepInFlight:
     def masks(self, drafts: Sequence[Sequence[int]]) -> bytes:
         """Masks for the Plan's masked draws, once the results of all earlier steps are applied.
 
-        The draw of a request that has ended or was taken back meanwhile is dropped anyway, and
+        The draw of a request that has ended or was preempted meanwhile is dropped anyway, and
         takes whatever mask it had last.
 
         Args:
             drafts: of each masked row, where any of them may have drafts.
         """
         masked = [
-            (share, share.request.grammar)
-            for share in self.shares
-            if share.sample and share.request.grammar is not None
+            (one, one.request.grammar)
+            for one in self.rows
+            if one.row.num_draws and one.request.grammar is not None
         ]
         masks: list[bytes] = []
-        for number, (share, grammar) in enumerate(masked):
+        for number, (one, grammar) in enumerate(masked):
             ahead = drafts[number] if drafts else ()
-            if ahead and share.request.lease is share.lease:
+            if ahead and not one.is_stale:
                 masks += grammar.walk(ahead)
             else:
                 masks += [grammar.mask] * (1 + len(ahead))
@@ -127,14 +139,13 @@ class StepBuilder:
         self._num_context = 0
         self._admits: list[Admit] = []
         self._page_writes: list[PageWrite] = []
-        self._single_rows: list[Row] = []
-        self._single_shares: list[Share] = []
-        self._num_floating = 0
-        """Tokens of rows that float, at most."""
-        self._floating_rows: list[Row] = []
-        self._floating_shares: list[Share] = []
-        self._chunk_rows: list[Row] = []
-        self._chunk_shares: list[Share] = []
+        self._decodes: list[InFlightRow] = []
+        """Planned rows of one position."""
+        self._speculative: list[InFlightRow] = []
+        """Draft rows, and windows of blocks."""
+        self._chunks: list[InFlightRow] = []
+        self._num_draft_tokens = 0
+        """Positions of draft rows, at most."""
         self.max_rounds = 1
         """See Plan."""
         self._stores: PageCopies | None = None
@@ -143,11 +154,11 @@ class StepBuilder:
     @property
     def has_rows_without_draws(self) -> bool:
         """Whether a row computes part of what is known, and no more."""
-        return any(not share.sample for share in self._shares())
+        return any(not one.row.num_draws for one in self._rows())
 
     def has_row_of(self, request: Request) -> bool:
         """Whether the step computes anything for a request."""
-        return any(share.request is request for share in self._shares())
+        return any(one.request is request for one in self._rows())
 
     def admit(self, admit: Admit) -> None:
         """Fills the row of a slot before the step."""
@@ -165,29 +176,32 @@ class StepBuilder:
     def add_row(self, request: Request, lease: Lease, length: int) -> None:
         """Computes the next `length` positions of a request, and counts them as computed.
 
-        A row that reaches the last token, known or still being drawn, draws the next one.
+        A row that reaches the last token, known or still being drawn, draws the next one; of a
+        block-diffusion model, one that reaches the end of the running block decides of that.
         """
         start = request.num_computed
         end = start + length
-        sample = end == request.num_wanted
+        is_last = end == request.num_wanted
         request.num_computed = end
-        if sample:
-            request.num_placeholders += request.block_size == 1
-            self._any_masked |= request.grammar is not None
+        self._any_masked |= is_last and request.grammar is not None
         lease.fence = self.seq
         self.num_tokens += length
-        row = Row(lease.slot, start, length, sample)
-        share = Share(request, lease, end, sample)
+        row: Row
+        if request.block_size == 1:
+            request.num_placeholders += is_last
+            row = PlannedRow(lease.slot, start, length, is_last)
+        elif is_last:
+            row = BlockRow(lease.slot, start, length)
+        else:
+            row = PlannedRow(lease.slot, start, length, False)
         if length == 1:
-            self._single_rows.append(row)
-            self._single_shares.append(share)
+            self._decodes.append(InFlightRow(row, request, lease))
             self._num_context += end
         else:
-            self._chunk_rows.append(row)
-            self._chunk_shares.append(share)
+            self._chunks.append(InFlightRow(row, request, lease))
             self._num_attended += _attended(start, length)
 
-    def add_floating(self, request: Request, lease: Lease, end: int, num_drafts: int) -> None:
+    def add_draft_row(self, request: Request, lease: Lease, end: int, num_drafts: int) -> None:
         """Computes a decoding request's newest token and up to `num_drafts` drafts after it.
 
         Its place may depend on the steps in flight; no position from `end` on is computed.
@@ -196,37 +210,36 @@ class StepBuilder:
         assert start < end, "its row has no room"
         request.num_computed += 1
         request.num_placeholders += 1
-        request.num_unsettled += num_drafts
+        request.num_unverified += num_drafts
         self._any_masked |= request.grammar is not None
         lease.fence = self.seq
         self.num_tokens += 1 + num_drafts
-        self._num_floating += 1 + num_drafts
+        self._num_draft_tokens += 1 + num_drafts
         self._num_context += (1 + num_drafts) * (start + 1)
-        self._floating_rows.append(Row(lease.slot, start, end - start, True, num_drafts))
-        self._floating_shares.append(Share(request, lease, end, True, num_drafts))
+        row = DraftRow(lease.slot, start, end - start, num_drafts)
+        self._speculative.append(InFlightRow(row, request, lease))
 
-    def add_block_ahead(self, request: Request, lease: Lease, start: int, end: int) -> None:
+    def add_window(self, request: Request, lease: Lease, start: int, end: int) -> None:
         """Computes a request's running block once more, or the next one, within [start, end).
 
         Which of them the step in flight decides, and whether any; its result is to come first.
         """
         lease.fence = self.seq
         self.num_tokens += end - start
-        self._floating_rows.append(Row(lease.slot, start, end - start, True, end - start - 1))
-        self._floating_shares.append(Share(request, lease, end, True, end - start - 1))
+        row = BlockRow(lease.slot, start, end - start, is_window=True)
+        self._speculative.append(InFlightRow(row, request, lease))
 
     def plan(self, digest_seq: int, digest: int) -> Plan:
-        """The finished Plan: rows of length 1 first, those that float next."""
+        """The finished Plan."""
         masked: list[int] = []
         if self._any_masked:
-            shares = self._shares()
-            grammars = [share.request.grammar for share in shares if share.sample]
-            masked = [draw for draw, grammar in enumerate(grammars) if grammar is not None]
+            grammars = [one.request.grammar for one in self._rows() if one.row.num_draws]
+            masked = [number for number, grammar in enumerate(grammars) if grammar is not None]
         return Plan(
             seq=self.seq,
             admits=self._admits,
             page_writes=self._page_writes,
-            rows=self._single_rows + self._floating_rows + self._chunk_rows,
+            rows=[one.row for one in self._rows()],
             digest_seq=digest_seq,
             digest=digest,
             masked=masked,
@@ -239,10 +252,10 @@ class StepBuilder:
     def in_flight(self) -> StepInFlight:
         """What to remember until the result is in."""
         # A draft costs what a row does.
-        num_decodes = len(self._single_rows) + self._num_floating
+        num_decodes = len(self._decodes) + self._num_draft_tokens
         return StepInFlight(
             seq=self.seq,
-            shares=self._shares(),
+            rows=self._rows(),
             num_tokens=self.num_tokens,
             shape=StepShape(
                 seq=self.seq,
@@ -251,12 +264,12 @@ class StepBuilder:
                 decode_rows=num_decodes,
                 decode_context=self._num_context,
             ),
-            has_chunks=bool(self._chunk_rows),
+            has_chunks=bool(self._chunks),
             num_loads=0 if self._loads is None else len(self._loads.pages),
         )
 
-    def _shares(self) -> list[Share]:
-        return self._single_shares + self._floating_shares + self._chunk_shares
+    def _rows(self) -> list[InFlightRow]:
+        return self._decodes + self._speculative + self._chunks
 
 
 def _attended(start: int, length: int) -> int:

@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, NamedTuple
 from worker.core.speculation.acceptance import CommonGain, RequestRecord
 from worker.core.speculation.config import GateConfig
 from worker.core.speculation.costs import DraftingTimes, Rates, StepCost, StepCosts, size_class
+from worker.plan.plan import DraftRow, StepResult
 from worker.wire.speculation import Decision, SpeculationTotals
 
 if TYPE_CHECKING:
     from worker.config import EngineConfig
     from worker.core.request import Request
     from worker.core.scheduler.step import StepInFlight
-    from worker.plan.plan import StepResult
 
 _FIRST_RATE = 0.8
 """Where the rate of acceptance starts."""
@@ -145,7 +145,7 @@ class SpeculationGate:
         if result.drawn is None and step.shape.decode_rows:
             self._observe_plain(step, result)
         elif result.drawn is not None:
-            self._observe_floating(step, result)
+            self._observe_speculative(step, result)
 
     def _observe_plain(self, step: StepInFlight, result: StepResult) -> None:
         num_rows = step.shape.decode_rows
@@ -154,32 +154,32 @@ class SpeculationGate:
             self.totals.num_decode_rows += num_rows
             self.totals.num_decode_tokens += len(result.token_ids)
         if not self._costs.skips(num_rows):
-            num_tokens = sum(share.sample for share in step.shares[:num_rows])
+            num_tokens = sum(one.row.num_draws for one in step.rows[:num_rows])
             prompts = step.shape.prefill_tokens
             self._costs.observe(StepCost(num_rows, 0, 0, prompts, num_tokens, result.compute_ms))
 
-    def _observe_floating(self, step: StepInFlight, result: StepResult) -> None:
-        floating = [share for share in step.shares if share.num_drafts >= 0]
-        num_single = step.shape.decode_rows - sum(1 + share.num_drafts for share in floating)
-        num_tokens = first = sum(share.sample for share in step.shares[:num_single])
+    def _observe_speculative(self, step: StepInFlight, result: StepResult) -> None:
+        speculative = [(one.row, one.request) for one in step.rows if isinstance(one.row, DraftRow)]
+        num_single = step.shape.decode_rows - sum(row.num_draws for row, _ in speculative)
+        num_tokens = first = sum(one.row.num_draws for one in step.rows[:num_single])
         rows: list[_DraftedRow] = []
         drafted, drawn = result.drafted or [], result.drawn or []
-        for share, num_drafts, num_drawn in zip(floating, drafted, drawn, strict=True):
+        for (row, request), num_drafts, num_drawn in zip(speculative, drafted, drawn, strict=True):
             tokens = result.token_ids[first : first + num_drawn]
             first += num_drawn
-            num_useful = _num_useful(share.request, tokens)
+            num_useful = _num_useful(request, tokens)
             num_tokens += num_useful
-            if share.num_drafts and num_drawn:
-                record = self._record(share.request)
+            if row.num_drafts and num_drawn:
+                record = self._record(request)
                 rows.append(_DraftedRow(record, num_drafts, num_drawn - 1, num_useful - 1))
         # Behind the end of a request nothing is computed.
-        num_rows = num_single + len(floating) - drawn.count(0)
+        num_rows = num_single + len(speculative) - drawn.count(0)
         if num_rows:
             self._observe_costs(step, result, num_rows, num_tokens, rows)
-        for row in rows:
-            self._observe_row(row, num_rows)
-            if row.num_drafts:
-                self.totals.add_row(row.num_drafts, row.num_accepted)
+        for drafted_row in rows:
+            self._observe_row(drafted_row, num_rows)
+            if drafted_row.num_drafts:
+                self.totals.add_row(drafted_row.num_drafts, drafted_row.num_accepted)
 
     def _observe_costs(
         self,

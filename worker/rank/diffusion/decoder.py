@@ -12,7 +12,7 @@ import torch
 
 from worker.config import EngineConfig
 from worker.models.config import ModelConfig
-from worker.plan.plan import BlockOutcome, Plan, Row, StepResult
+from worker.plan.plan import BlockOutcome, BlockRow, Plan, Row, StepResult
 from worker.rank.diffusion.base import BlockBatch, BoolArray, IntArray, scored_positions
 from worker.rank.diffusion.modes import ExecutionMode, FirstDoneFirstOut, Synchronous
 from worker.rank.diffusion.proposal import propose, random_positions
@@ -36,11 +36,11 @@ class BlockStep:
 
     plan: Plan
     blocks: Sequence[RunningBlock] = ()
-    """Of the rows that `sample`."""
+    """Of the Plan's BlockRows."""
     read: torch.Tensor | None = None
     """[S] int64: tokens of the first pass whose hidden states are read; None without rows."""
     left_out: tuple[int, ...] = ()
-    """Rows that floated and whose requests had ended, counted over the rows that `sample`."""
+    """Windows whose requests had ended, counted over the BlockRows."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -111,7 +111,7 @@ class BlockDecoder:
     def begin(self, plan: Plan) -> BlockStep:
         """Takes the Plan's requests in, and puts the tokens of blocks that begin into the tables.
 
-        Rows that float are put where the rounds before left their blocks.
+        Windows are put where the rounds before left their blocks.
 
         HAZARD: these cells must be others than those that the Plan's own writes go to: undecided
         positions lie beyond the tokens that an admission brings.
@@ -127,15 +127,15 @@ class BlockDecoder:
         fresh = [
             row.slot
             for row in plan.rows
-            if row.sample and self.table.enter(row.slot, self._block_start(row))
+            if isinstance(row, BlockRow) and self.table.enter(row.slot, self._block_start(row))
         ]
         self._write(fresh)
         blocks: list[RunningBlock] = []
         end = 0
         for row in plan.rows:
             end += row.length
-            if row.sample:
-                block = Row(row.slot, self._block_start(row), self._block_size, True)
+            if isinstance(row, BlockRow):
+                block = BlockRow(row.slot, self._block_start(row), self._block_size)
                 blocks.append(RunningBlock(row=block, place=end - self._block_size))
         return replace(step, blocks=blocks, read=self._reads(blocks) if plan.rows else None)
 
@@ -143,7 +143,7 @@ class BlockDecoder:
         """The Plan's rounds, after its first forward pass.
 
         Args:
-            step: as `begin` returned it; rows that `sample` end with a running block each.
+            step: as `begin` returned it.
             hidden: of the tokens `step.read`, [S, hidden]; None without rows.
             masks: of the blocks of `Plan.masked`, as in a Sample message.
         """
@@ -284,18 +284,19 @@ class BlockDecoder:
             self.table.finish(slot, is_committed=block.is_committed)
 
     def _placed(self, plan: Plan) -> BlockStep:
-        if not any(row.floats for row in plan.rows):
+        windows = [row for row in plan.rows if isinstance(row, BlockRow) and row.is_window]
+        if not windows:
             return BlockStep(plan=plan)
         rows: list[Row] = []
         left_out: list[int] = []
-        for number, row in enumerate(row for row in plan.rows if row.sample):
+        for number, row in enumerate(windows):
             span = self.table.span(row.slot)
             if span is None:
                 left_out.append(number)
                 continue
             start, end = span
             assert row.start <= start < end <= row.start + row.length, "beyond what it may compute"
-            rows.append(Row(row.slot, start, end - start, True))
+            rows.append(BlockRow(row.slot, start, end - start))
         return BlockStep(plan=msgspec.structs.replace(plan, rows=rows), left_out=tuple(left_out))
 
     def _outcome(self, block: RunningBlock) -> BlockOutcome:
@@ -320,7 +321,7 @@ class BlockDecoder:
         rows = np.asarray(slots, dtype=np.int64)
         self._tables.write_tokens(rows, self.table.starts[rows], self.table.ids[rows])
 
-    def _block_start(self, row: Row) -> int:
+    def _block_start(self, row: BlockRow) -> int:
         return row.start + row.length - self._block_size
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-from worker.plan.plan import Row
+from worker.plan.plan import BlockRow
 from worker.rank.diffusion.base import BoolArray, scored_positions
 from worker.rank.diffusion.table import BlockTable
 
@@ -19,7 +19,7 @@ _Places = npt.NDArray[np.int64]
 class RunningBlock:
     """One block of the Plan."""
 
-    row: Row
+    row: BlockRow
     """Its last round alone: positions of the block."""
     place: int
     """Of its first position among the tokens of the next forward pass."""

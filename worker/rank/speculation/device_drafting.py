@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from kernels import draft_ngrams
-from worker.plan.plan import Plan, Row
+from worker.plan.plan import DraftRow, Plan, Row
 from worker.rank.sampling.draws import Draws
 from worker.rank.speculation.base import Proposer
 from worker.rank.speculation.drafting import (
@@ -57,14 +57,14 @@ class DeviceDrafter(Drafter):
 
     def resolve(self, plan: Plan) -> DraftedStep | None:
         """See Drafter."""
-        floating = [row for row in plan.rows if row.num_drafts >= 0]
+        floating = [row for row in plan.rows if isinstance(row, DraftRow)]
         if not floating:
             return super().resolve(plan)
         if plan.masked or any(self._tables.rules.has(row.slot) for row in floating):
             self._bring_home()
             return super().resolve(plan)
         self._admit(plan)
-        rows = [_longest(row) if row.num_drafts >= 0 else row for row in plan.rows]
+        rows = [_longest(row) if isinstance(row, DraftRow) else row for row in plan.rows]
         placement = self._place_rows(plan, rows)
         return DraftedStep(
             plan=msgspec.structs.replace(plan, rows=rows),
@@ -87,7 +87,7 @@ class DeviceDrafter(Drafter):
         offsets, counts = placement.compare(draws.tokens)
         self._newest_on_device.index_copy_(0, placement.slots, placement.newest + counts)
         for row in plan.rows:
-            if row.num_drafts >= 0:
+            if isinstance(row, DraftRow):
                 self._newest[row.slot] = _ON_DEVICE
         return UnsettledDraws(rows=step.plan.rows, outcome=torch.stack((offsets, counts)))
 
@@ -96,7 +96,7 @@ class DeviceDrafter(Drafter):
         windows = [
             (number, row.slot, row.start, row.start + row.length, rows[number].length)
             for number, row in enumerate(plan.rows)
-            if row.num_drafts >= 0
+            if isinstance(row, DraftRow)
         ]
         known = self._newest[[window[1] for window in windows]]
         host = np.concatenate((np.array(windows, dtype=np.int64).T, known[None]))
@@ -136,6 +136,6 @@ class DeviceDrafter(Drafter):
             self._newest[away] = self._newest_on_device.cpu().numpy()[away]
 
 
-def _longest(row: Row) -> Row:
+def _longest(row: DraftRow) -> DraftRow:
     num_drafts = min(row.num_drafts, row.length - 1)
-    return Row(row.slot, row.start, 1 + num_drafts, True, num_drafts)
+    return DraftRow(row.slot, row.start, 1 + num_drafts, num_drafts)

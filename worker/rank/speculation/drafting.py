@@ -10,7 +10,7 @@ import msgspec
 import numpy as np
 import torch
 
-from worker.plan.plan import Plan, Row, StepResult
+from worker.plan.plan import DraftRow, Plan, Row, StepResult
 from worker.rank.sampling.draws import Draws
 from worker.rank.speculation.base import DraftRequest, Proposer, Tokens, count_equal
 from worker.rank.speculation.placement import Placement
@@ -44,7 +44,9 @@ class DraftedStep:
         """Drafts of each of the masked rows of the Plan as it came."""
         floating = iter(self.drafts)
         by_sample = [
-            next(floating) if row.num_drafts >= 0 else () for row in source.rows if row.sample
+            next(floating) if isinstance(row, DraftRow) else ()
+            for row in source.rows
+            if row.num_draws
         ]
         return [list(by_sample[sample]) for sample in source.masked]
 
@@ -63,7 +65,7 @@ class DraftedStep:
             first_draws.append(draw)
             draw += row.num_draws
         by_sample = [
-            place for row, place in zip(source.rows, self.row_of, strict=True) if row.sample
+            place for row, place in zip(source.rows, self.row_of, strict=True) if row.num_draws
         ]
         draws: list[int] = []
         kept: list[bytes] = []
@@ -132,8 +134,8 @@ class UnsettledDraws:
         drafted: list[int] = []
         draw = 0
         for row in self.rows:
-            if row.num_drafts < 0:
-                kept += range(draw, draw + row.sample)
+            if not isinstance(row, DraftRow):
+                kept += range(draw, draw + row.num_draws)
             else:
                 offset, count = offsets[len(drafted)], counts[len(drafted)]
                 kept += range(draw + offset, draw + offset + count)
@@ -167,7 +169,7 @@ class Drafter:
     def resolve(self, plan: Plan) -> DraftedStep | None:
         """Places rows and drafts; None for a Plan in which no row floats."""
         self._admit(plan)
-        if not any(row.num_drafts >= 0 for row in plan.rows):
+        if not any(isinstance(row, DraftRow) for row in plan.rows):
             return None
         started = time.perf_counter()
         if self._tables.token_pool.device.type == "cpu":
@@ -175,7 +177,7 @@ class Drafter:
             self._tables.apply(plan)
             plan = msgspec.structs.replace(plan, admits=[], page_writes=[])
         placed = [self._place(row) for row in plan.rows]
-        drafting = [row for row in placed if row is not None and row.num_drafts > 0]
+        drafting = [row for row in placed if isinstance(row, DraftRow) and row.num_drafts]
         proposed = iter(self._propose(drafting, plan.draft_threshold))
         rows: list[Row] = []
         row_of: list[int] = []
@@ -187,11 +189,11 @@ class Drafter:
                 drafts.append(())
                 continue
             row_of.append(len(rows))
-            if row.num_drafts >= 0:
+            if isinstance(row, DraftRow):
                 found = next(proposed) if row.num_drafts else ()
                 floating.append(len(drafts))
                 drafts.append(found)
-                row = Row(row.slot, row.start, 1 + len(found), True, len(found))
+                row = DraftRow(row.slot, row.start, 1 + len(found), len(found))
             rows.append(row)
         self._write(rows, [found for found in drafts if found])
         return DraftedStep(
@@ -236,9 +238,9 @@ class Drafter:
         placed = iter(step.placed)
         draw = 0
         for row in step.plan.rows:
-            if row.num_drafts < 0:
-                kept += range(draw, draw + row.sample)
-                draw += row.sample
+            if not isinstance(row, DraftRow):
+                kept += range(draw, draw + row.num_draws)
+                draw += row.num_draws
                 continue
             number = next(placed)
             draft = step.drafts[number]
@@ -262,7 +264,7 @@ class Drafter:
         self._newest[slot] = newest
 
     def _place(self, row: Row) -> Row | None:
-        if row.num_drafts < 0:
+        if not isinstance(row, DraftRow):
             return row
         newest, end = int(self._newest[row.slot]), row.start + row.length
         if newest < row.start:
@@ -270,9 +272,9 @@ class Drafter:
             newest = _ENDED if self._tokens.is_known_in(row.slot, row.start, ends) else row.start
         if newest >= end:
             return None
-        return Row(row.slot, newest, 1, True, min(row.num_drafts, end - newest - 1))
+        return DraftRow(row.slot, newest, 1, min(row.num_drafts, end - newest - 1))
 
-    def _propose(self, rows: Sequence[Row], threshold: float) -> list[list[int]]:
+    def _propose(self, rows: Sequence[DraftRow], threshold: float) -> list[list[int]]:
         if not rows:
             return []
         known = self._tokens.rows([(row.slot, row.start + 1) for row in rows])
@@ -289,12 +291,12 @@ class Drafter:
             return
         if self._tables.token_pool.device.type == "cpu":
             pool = self._tables.token_pool.numpy()
-            drafting = [row for row in rows if row.num_drafts > 0]
+            drafting = [row for row in rows if row.num_draws > 1]
             for row, draft in zip(drafting, drafts, strict=True):
                 pool[row.slot, row.start + 1 : row.start + 1 + len(draft)] = draft
             return
         stride = self._tables.token_stride
-        places = [row.slot * stride + row.start + 1 for row in rows if row.num_drafts > 0]
+        places = [row.slot * stride + row.start + 1 for row in rows if row.num_draws > 1]
         assert len(places) == len(drafts)
         cells = [
             place + number

@@ -8,7 +8,7 @@ from typing import Self
 
 import torch
 
-from worker.plan.plan import Row
+from worker.plan.plan import DraftRow, Row
 from worker.rank.tables import DeviceTables
 from worker.rank.transfer import to_device
 
@@ -62,7 +62,7 @@ class Placement:
         floating: list[tuple[int, int, int]] = []
         draw = number = 0
         for row in rows:
-            if row.num_drafts >= 0:
+            if isinstance(row, DraftRow):
                 floating += [(draw + place, number, place) for place in range(row.length)]
                 number += 1
             draw += row.num_draws
@@ -77,7 +77,7 @@ class Placement:
             firsts=firsts,
             shifts=firsts - starts,
             lengths=lengths,
-            most_tokens=max(row.length for row in rows if row.num_drafts >= 0),
+            most_tokens=max(row.length for row in rows if isinstance(row, DraftRow)),
             last_ends=last_ends,
             draws=draws,
             draw_rows=draw_rows,

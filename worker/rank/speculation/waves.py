@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from worker.plan.plan import Row
+from worker.plan.plan import DraftRow, PlannedRow
 from worker.rank.sampling.draws import Draws, sample_with_rules
 from worker.rank.sampling.logprobs import Scores
 from worker.rank.sampling.masks import MaskRows
@@ -33,7 +33,7 @@ def draw_in_waves(
     """
     expected = _expected(step)
     places = [
-        Row(row.slot, row.start + row.length - row.num_draws + number, 1, True)
+        PlannedRow(row.slot, row.start + row.length - row.num_draws + number, 1, True)
         for row in step.plan.rows
         for number in range(row.num_draws)
     ]
@@ -62,7 +62,7 @@ def draw_in_waves(
 def _draw(
     logits: torch.Tensor,
     wave: Sequence[int],
-    places: Sequence[Row],
+    places: Sequence[PlannedRow],
     tables: DeviceTables,
     masks: MaskRows | None,
 ) -> Draws:
@@ -88,9 +88,9 @@ def _expected(step: DraftedStep) -> list[int | None]:
     placed = iter(step.placed)
     expected: list[int | None] = []
     for row in step.plan.rows:
-        if row.num_drafts >= 0:
+        if isinstance(row, DraftRow):
             expected += [*step.drafts[next(placed)], None]
-        elif row.sample:
+        elif row.num_draws:
             expected.append(None)
     return expected
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from tests.support.worker.fake_device import EOS, Harness, expected_output, make_submit
-from worker.plan.plan import Row, StepResult
+from worker.plan.plan import PlannedRow, StepResult
 from worker.wire.admission import AdmissionOptions
 from worker.wire.blocks import block_hashes, root_hash
 from worker.wire.messages import BlockStored, StepShape
@@ -56,7 +56,7 @@ def test_a_prefix_is_hit_in_full_pages_and_leaves_a_token_to_compute() -> None:
     second = harness.submit(make_submit("b", prompt(16), max_tokens=3))
     plan = harness.schedule()
     assert plan is not None
-    assert plan.rows == [Row(plan.rows[0].slot, 12, 4, True)]
+    assert plan.rows == [PlannedRow(plan.rows[0].slot, 12, 4, True)]
     harness.apply()
     harness.drain()
     assert (first.num_cached, second.num_cached) == (0, 12)

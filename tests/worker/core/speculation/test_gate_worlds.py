@@ -12,10 +12,10 @@ import pytest
 
 from worker.core.cache.lease import Lease
 from worker.core.request import Request
-from worker.core.scheduler.step import Share, StepInFlight
+from worker.core.scheduler.step import InFlightRow, StepInFlight
 from worker.core.speculation.config import GateConfig
 from worker.core.speculation.gate import SpeculationGate
-from worker.plan.plan import StepResult
+from worker.plan.plan import DraftRow, PlannedRow, Row, StepResult
 from worker.wire.messages import StepShape, Submit
 from worker.wire.sampling import SamplingParams
 
@@ -81,19 +81,19 @@ class World:
         self.num_steps += 1
         self.num_drafts += sum(drafted)
         if gate is not None:
-            shares = [
-                Share(request, LEASE, 0, True, most or -1)
+            rows = [
+                InFlightRow(row(most), request, LEASE)
                 for request, most in zip(self.requests, allowed, strict=True)
             ]
-            floating = [place for place, most in enumerate(allowed) if most]
+            drafting = [place for place, most in enumerate(allowed) if most]
             gate.observe(
-                in_flight(shares),
+                in_flight(rows),
                 StepResult(
                     seq=1,
                     token_ids=[5] * sum(drawn),
                     compute_ms=step_ms,
-                    drafted=[drafted[place] for place in floating] or None,
-                    drawn=[drawn[place] for place in floating] or None,
+                    drafted=[drafted[place] for place in drafting] or None,
+                    drawn=[drawn[place] for place in drafting] or None,
                     draft_ms=draft_ms,
                 ),
             )
@@ -114,11 +114,15 @@ class World:
         return most, num_right
 
 
-def in_flight(shares: list[Share]) -> StepInFlight:
-    # Rows that float come behind the others, and count for their drafts.
-    shares = sorted(shares, key=lambda share: share.num_drafts >= 0)
-    shape = StepShape(decode_rows=sum(1 + max(0, share.num_drafts) for share in shares))
-    return StepInFlight(seq=1, shares=shares, num_tokens=len(shares), shape=shape, has_chunks=False)
+def row(num_drafts: int) -> Row:
+    return DraftRow(0, 0, 1, num_drafts) if num_drafts else PlannedRow(0, 0, 1, True)
+
+
+def in_flight(rows: list[InFlightRow]) -> StepInFlight:
+    # Speculative rows come behind the others, and count for their drafts.
+    rows = sorted(rows, key=lambda one: isinstance(one.row, DraftRow))
+    shape = StepShape(decode_rows=sum(one.row.num_draws for one in rows))
+    return StepInFlight(seq=1, rows=rows, num_tokens=len(rows), shape=shape, has_chunks=False)
 
 
 def make_request(request_id: str) -> Request:
@@ -222,9 +226,9 @@ def test_a_row_behind_the_end_of_its_request_tells_nothing_of_costs() -> None:
         World(often).run(gate, 300)
     request = make_request("ended")
     for _ in range(50):
-        share = Share(request, LEASE, 0, True, MOST)
+        one = InFlightRow(row(MOST), request, LEASE)
         result = StepResult(seq=1, token_ids=[], compute_ms=0.02, drafted=[0], drawn=[0])
-        gates[0].observe(in_flight([share]), result)
+        gates[0].observe(in_flight([one]), result)
     thresholds = [gate.begin(1, 1, 0.0) for gate in gates]
     assert thresholds[0] == thresholds[1]
     assert gates[0].totals.num_decode_rows == gates[1].totals.num_decode_rows

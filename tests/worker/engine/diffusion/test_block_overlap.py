@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from tests.support.checkpoints.sdar import MASK, VOCAB_SIZE, SdarCheckpoint, write_sdar
-from tests.support.engines.block_engine import AheadEngine, BlockOutput
+from tests.support.engines.block_engine import AheadEngine, BlockOutput, is_ahead
 from tests.support.engines.invented_model import InventedEngine
 from worker.wire.diffusion import DiffusionParams
 from worker.wire.messages import Submit
@@ -64,7 +64,7 @@ def test_depth_changes_no_token_and_no_round(
             totals = engine.core.scheduler.take_report().load.blocks
             assert totals is not None
             forwards.append(totals.num_forwards)
-            ahead = [plan for plan in engine.plans if plan.rows[0].floats]
+            ahead = [plan for plan in engine.plans if is_ahead(plan)]
             assert bool(ahead) == bool(depth)
     plain, overlapped = found
     for one, other in zip(overlapped, plain, strict=True):
@@ -102,7 +102,7 @@ def test_who_waits_is_not_passed_over(checkpoint: SdarCheckpoint) -> None:
             forwards.append(totals.num_forwards)
             if depth:
                 admitting = [place for place, plan in enumerate(engine.plans) if plan.admits]
-                first = next(p for p, plan in enumerate(engine.plans) if plan.rows[0].floats)
+                first = next(p for p, plan in enumerate(engine.plans) if is_ahead(plan))
                 assert first > admitting[-1]
     assert forwards[0] == forwards[1]
 
@@ -129,7 +129,7 @@ def test_the_next_step_leaves_before_a_result_is_reported(checkpoint: SdarCheckp
         assert [len(plan.rows) for plan in engine.plans] == [1, 2]
         while engine.core.has_work():
             engine.core.step()
-        assert not any(plan.rows[0].floats for plan in engine.plans)
+        assert not any(is_ahead(plan) for plan in engine.plans)
 
 
 def test_all_ranks_put_rows_that_float_on_the_same_blocks(checkpoint: SdarCheckpoint) -> None:
@@ -138,6 +138,6 @@ def test_all_ranks_put_rows_that_float_on_the_same_blocks(checkpoint: SdarCheckp
         settings = {"tensor_parallel_size": ranks, "max_num_seqs": 6, "kv_cache_tokens": 2048}
         with AheadEngine(checkpoint.folder, **settings) as engine:
             found.append(engine.serve(*requests(6)))
-            assert any(plan.rows[0].floats for plan in engine.plans)
+            assert any(is_ahead(plan) for plan in engine.plans)
     for one, other in zip(*found, strict=True):
         assert (one.token_ids, one.rounds) == (other.token_ids, other.rounds)

@@ -10,7 +10,7 @@ import torch
 
 from kernels import apply_token_bitmask, registry
 from kernels.registry import Backend
-from worker.plan.plan import Admit, PageWrite, Plan, Row, StepResult, TokenRules
+from worker.plan.plan import Admit, PageWrite, Plan, PlannedRow, StepResult, TokenRules
 from worker.rank.device_inputs import prepare_on_device
 from worker.rank.inputs import StepInputs, build_inputs
 from worker.rank.sampling.draws import Draws, sample_with_rules
@@ -62,14 +62,17 @@ def make_plans() -> list[Plan]:
     ]
     writes = [PageWrite(slot, 0, [10 * slot + 1, 10 * slot + 2]) for slot in range(7)]
     writes.append(PageWrite(2, 2, [77, 3, 78, 79]))
-    chunks = [Row(6, 0, 1, True), *(Row(s, 0, n, s != 2) for s, n in enumerate(lengths[:6]))]
-    chunks[3] = Row(2, 0, 33, False)
-    decodes = [Row(s, n, 1, True) for s, n in enumerate(lengths) if s != 2]
-    more = [Row(s, n + 1, 1, True) for s, n in enumerate(lengths) if s != 2]
+    chunks = [
+        PlannedRow(6, 0, 1, True),
+        *(PlannedRow(s, 0, n, s != 2) for s, n in enumerate(lengths[:6])),
+    ]
+    chunks[3] = PlannedRow(2, 0, 33, False)
+    decodes = [PlannedRow(s, n, 1, True) for s, n in enumerate(lengths) if s != 2]
+    more = [PlannedRow(s, n + 1, 1, True) for s, n in enumerate(lengths) if s != 2]
     return [
         Plan(1, admits, writes, chunks),
-        Plan(2, [], [PageWrite(4, 2, [55])], [*decodes, Row(2, 33, 7, True)]),
-        Plan(3, [], [], [*more, Row(2, 40, 1, True)][:5]),
+        Plan(2, [], [PageWrite(4, 2, [55])], [*decodes, PlannedRow(2, 33, 7, True)]),
+        Plan(3, [], [], [*more, PlannedRow(2, 40, 1, True)][:5]),
         Plan(4, [], [PageWrite(0, 2, [4])], []),
     ]
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from worker.core.request import Request
 from worker.core.scheduler.rules import token_rules
-from worker.plan.plan import Admit, Plan, Row, StepResult
+from worker.plan.plan import Admit, Plan, PlannedRow, StepResult
 from worker.rank.sampling.draws import sample_with_rules
 from worker.rank.sampling.sampler import gather_random_rows, sample
 from worker.rank.tables import DeviceTables
@@ -82,7 +82,7 @@ def test_every_draw_is_a_token_and_rows_do_not_depend_on_each_other(
         places = [(slot, len(rows[slot][1])) for slot in chosen]
         slots, ends = np.array(places).T
         random = gather_random_rows(tables.sampling, slots, ends, CPU)
-        rules = tables.rules.gather([Row(slot, end - 1, 1, True) for slot, end in places])
+        rules = tables.rules.gather([PlannedRow(slot, end - 1, 1, True) for slot, end in places])
         own = logits[chosen].clone()
         if rules is None:
             return StepResult(1, sample(own, random).tolist(), 0.0)
@@ -109,7 +109,7 @@ def test_counts_follow_the_draws_and_start_anew_with_the_slot() -> None:
     assert table._counts is not None
     assert table._in_prompt is not None
     for drawn in (6, 8):
-        rules = tables.rules.gather([Row(0, 0, 3, True), Row(1, 3, 1, True)])
+        rules = tables.rules.gather([PlannedRow(0, 0, 3, True), PlannedRow(1, 3, 1, True)])
         assert rules is not None
         assert rules.penalties is not None
         table.count(torch.tensor([9, drawn]), rules.penalties)
@@ -119,4 +119,4 @@ def test_counts_follow_the_draws_and_start_anew_with_the_slot() -> None:
     tables.apply(Plan(2, [again], [], []))
     assert table._counts[1].nonzero().flatten().tolist() == [7]
     assert table._in_prompt[1].nonzero().flatten().tolist() == [5]
-    assert tables.rules.gather([Row(0, 0, 3, True)]) is None
+    assert tables.rules.gather([PlannedRow(0, 0, 3, True)]) is None
