@@ -8,6 +8,8 @@ from collections.abc import Callable
 from worker.config import EngineConfig
 from worker.core.executor import Executor, StepFuture
 from worker.core.executor_factory import uses_cuda
+from worker.core.grammar.guided import GuidedRequests
+from worker.core.grammar.state import GrammarProblem, GrammarState, GrammarStatus
 from worker.core.grammar.store import GrammarStore
 from worker.core.scheduler import BlockPolicy, SchedulerConfig, create_scheduler
 from worker.core.scheduler.scheduler import Clock
@@ -71,6 +73,7 @@ class EngineCore:
         self._masks_due: Plan | None = None
         """The newest one, where it waits for masks."""
         self.grammars = GrammarStore(info)
+        self._guided = GuidedRequests(self.grammars.advance, info.vocab_size)
         self.timeline = Timeline(clock)
         self.scheduler = create_scheduler(
             SchedulerConfig(
@@ -121,8 +124,16 @@ class EngineCore:
 
     def take_grammars(self, *, wait: bool = False) -> None:
         """Lets requests go on whose matchers are ready; with `wait`, waits for one that is due."""
-        for provided in self.grammars.take(wait=wait):
-            self.scheduler.provide(*provided)
+        for request_id, attempt, grammar in self.grammars.take(wait=wait):
+            self.guide(request_id, attempt, grammar)
+
+    def guide(self, request_id: str, attempt: int, grammar: GrammarState | GrammarProblem) -> None:
+        """Lets a request go on with its matcher, or ends it where there is a problem."""
+        if isinstance(grammar, GrammarProblem):
+            self.scheduler.provide(request_id, attempt, grammar)
+            return
+        self._guided.add(request_id, attempt, grammar)
+        self.scheduler.provide(request_id, attempt, GrammarStatus.of(grammar))
 
     def close(self) -> None:
         """Ends what it runs beside the executor, which is the caller's."""
@@ -150,9 +161,9 @@ class EngineCore:
             awaited = self.timeline.now()
             result = self._in_flight.popleft().result()
             collected = self.timeline.now()
-            self.scheduler.apply(result)
+            drawn = self.scheduler.drawn_under_grammar(result)
+            self.scheduler.apply(result, self._guided.follow(drawn))
             self._send_masks()
-            self._pass_slow_grammars()
             if self._has_blocks and self._overlap_depth and not self._in_flight:
                 self.timeline.completed(result, awaited, collected)
                 if self._launch_before_report(take_in):
@@ -179,6 +190,7 @@ class EngineCore:
         return self._report()
 
     def _report(self) -> StepReport:
+        self._guided.drop(self.scheduler.take_ended())
         report = self.scheduler.take_report()
         report.load.step_times = self.timeline.totals()
         return report
@@ -197,20 +209,13 @@ class EngineCore:
         self._send_masks()
         return True
 
-    def _pass_slow_grammars(self) -> None:
-        slow = self.scheduler.slow_grammars
-        if slow:
-            self.scheduler.slow_grammars = []
-            for one in slow:
-                self.grammars.advance(*one)
-
     def _send_masks(self) -> None:
         """Sends the masks that the newest step waits for, unless an earlier one is in flight."""
         plan = self._masks_due
         if plan is None or len(self._in_flight) > 1:
             return
         drafts = self._executor.drafts(plan.seq) if plan.drafts_under_grammar else []
-        self._executor.sample(plan.seq, self.scheduler.masks(drafts))
+        self._executor.sample(plan.seq, self._guided.masks(self.scheduler.masked_rows(), drafts))
         self._masks_due = None
 
 

@@ -10,7 +10,7 @@ from types import MappingProxyType
 from typing import Final
 
 from worker.core.cache.lease import Lease
-from worker.core.grammar.state import GrammarProblem, GrammarState
+from worker.core.grammar.state import GrammarProblem, GrammarStatus
 from worker.core.speculation.acceptance import RequestRecord
 from worker.wire.messages import FinishReason, Rejection, Submit, TokenLogprobs
 from worker.wire.times import FirstTokenTimes
@@ -180,8 +180,8 @@ class Request:
         eos = () if self.sampling.ignore_eos else eos_token_ids
         self.end_token_ids = frozenset((*eos, *self.sampling.stop_token_ids))
         """Tokens that may end it; only ever asked for membership."""
-        self.grammar: GrammarState | None = None
-        """Where it stands in its grammar; set before it is first admitted."""
+        self.grammar: GrammarStatus | None = None
+        """Where it stands in its grammar, as last told; set before it is first admitted."""
         self.error: str | None = None
         """Why it cannot go on, where it ends by an error."""
         self.speculation: RequestRecord | None = None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any, Self
@@ -35,19 +35,22 @@ class Outcome:
 class Engine:
     """Rank 0 runs here; further ranks are child processes, as offline use has them.
 
-    Options are EngineConfig's fields; CPU with one thread unless said otherwise.
+    Options are EngineConfig's fields; CPU with one thread unless said otherwise. Time stands still
+    for the engine, unless `clock` tells it.
     """
 
     executor_class = LocalExecutor
 
-    def __init__(self, model: str, **options: Any) -> None:
+    def __init__(
+        self, model: str, *, clock: Callable[[], float] = lambda: 0.0, **options: Any
+    ) -> None:
         settings: dict[str, Any] = {"device": "cpu", "cpu_threads": 1, "max_num_seqs": 32}
         self.config = EngineConfig(model=model, **{**settings, **options})
         self._directory = tempfile.mkdtemp(prefix="rf-")
         world = self.config.tensor_parallel_size
         self._executor = self.executor_class(self.config, self._directory, range(1, world))
         info = self._executor.start()
-        self.core = EngineCore(self.config, info, self._executor, lambda: 0.0)
+        self.core = EngineCore(self.config, info, self._executor, clock)
         self._compiler = GrammarCompiler(setting_of(info), 60.0)
         self._num_submitted = 0
 

@@ -58,7 +58,7 @@ def add(
     one = submit(request_id, max_tokens=max_tokens)
     one.grammar = "key"
     core.scheduler.add(one)  # what it waits for is played here
-    core.scheduler.provide(request_id, 0, grammar)
+    core.guide(request_id, 0, grammar)
 
 
 @pytest.mark.parametrize(
@@ -134,14 +134,14 @@ def test_a_request_waits_for_its_grammar_without_holding_others() -> None:
     assert not core.has_work(), "the loop may sleep"
     core.add(submit("plain"))
     assert [*run(core)] == ["plain"]
-    core.scheduler.provide("held", 0, CountingGrammar())
+    core.guide("held", 0, CountingGrammar())
     assert [*run(core)] == ["held"]
     core.add(submit("gone"))
     again = submit("aborted")
     again.grammar = "key"
     core.scheduler.add(again)
     core.abort(Abort(request_id="aborted"))
-    core.scheduler.provide("aborted", 0, CountingGrammar())
+    core.guide("aborted", 0, CountingGrammar())
     run(core)
     assert len(executor.masks) == 3
 

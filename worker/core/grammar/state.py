@@ -1,4 +1,9 @@
-"""What the scheduler knows of a request's grammar."""
+"""Where requests stand in their grammars: the matcher's side, and what the scheduler is told of it.
+
+The scheduler neither asks a matcher nor waits for one. It says which tokens were drawn
+(`DrawnTokens`), the engine takes them through the matchers, and tells what came of that
+(`Followed`): values, so that a recorded run of the scheduler can be replayed.
+"""
 
 from __future__ import annotations
 
@@ -13,6 +18,49 @@ class GrammarProblem(NamedTuple):
     status: int
     """400 where the request contradicts itself or its grammar is too heavy, 500 where the worker
     fails."""
+
+
+class GrammarStatus(NamedTuple):
+    """What the scheduler knows of where a request stands in its grammar."""
+
+    is_complete: bool = False
+    """Whether the grammar leaves nothing to draw but an end token, or not even that."""
+    is_slow: bool = False
+    """Whether its next token takes so long that a step must not wait for it."""
+    may_draft: bool = True
+    """Whether it is fast enough to look ahead with."""
+
+    @classmethod
+    def of(cls, grammar: GrammarState) -> GrammarStatus:
+        """That of a matcher, as it stands."""
+        return cls(grammar.is_complete, grammar.is_slow, grammar.may_draft)
+
+
+class DrawnTokens(NamedTuple):
+    """What a step drew for one request under a grammar."""
+
+    request_id: str
+    attempt: int
+    token_ids: list[int]
+    """Up to the first that ends it whatever its grammar says, if one does."""
+    ends: bool
+    """Whether the last of them does: its grammar need only allow it."""
+    are_proposals: bool = False
+    """Whether they count only as far as its grammar allows them, the first apart (blocks)."""
+
+
+class Followed(NamedTuple):
+    """What came of the tokens drawn for one request under a grammar."""
+
+    num_taken: int
+    """Of the tokens; with the last taken, the request goes on, or ends, or waits."""
+    status: GrammarStatus
+    is_refused: bool = False
+    """Whether the last of them is one that its grammar does not allow."""
+    problem: GrammarProblem | None = None
+    """Why its grammar cannot go on after the last."""
+    is_pending: bool = False
+    """Whether its grammar, which is slow, is still to take the last: `provide` will tell."""
 
 
 class GrammarState(Protocol):

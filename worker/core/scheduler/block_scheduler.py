@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import msgspec
 
 from worker.core.cache.lease import Lease
+from worker.core.grammar.state import Followed
 from worker.core.request import Request, RequestState
 from worker.core.scheduler.block_filler import BlockFiller
 from worker.core.scheduler.block_policy import BlockPolicy
 from worker.core.scheduler.config import SchedulerConfig
-from worker.core.scheduler.finish import allows, finish_state, stop_reason
+from worker.core.scheduler.finish import stop_reason, take_tokens
 from worker.core.scheduler.scheduler import Clock, Scheduler
 from worker.core.scheduler.step import InFlightRow, StepInFlight
 from worker.plan.plan import Accept, BlockOutcome, BlockRow, Plan, StepResult
@@ -75,7 +78,13 @@ class BlockScheduler(Scheduler):
         ordered = iter(outcomes)
         return [next(ordered).num_tokens if one else 0 for one in is_block]
 
-    def _take_result(self, step: StepInFlight, result: StepResult, counts: list[int]) -> None:
+    def _take_result(
+        self,
+        step: StepInFlight,
+        result: StepResult,
+        counts: list[int],
+        followed: Iterator[Followed],
+    ) -> None:
         self._totals.num_forwards += result.num_forwards
         outcomes, next_token = iter(result.blocks or ()), 0
         interrupted: list[Request] = []
@@ -93,7 +102,7 @@ class BlockScheduler(Scheduler):
             if one.is_stale:
                 self._tally.num_dropped_tokens += len(token_ids)
                 continue
-            self._take_block(one, one.row, outcome, token_ids)
+            self._take_block(one, one.row, outcome, token_ids, followed)
             if not token_ids and not self._policy.inplace:
                 interrupted.append(request)
         self._running.drop_finished()
@@ -105,9 +114,15 @@ class BlockScheduler(Scheduler):
         self._totals.num_passes += outcome.num_forwards
 
     def _take_block(
-        self, one: InFlightRow, row: BlockRow, outcome: BlockOutcome, token_ids: list[int]
+        self,
+        one: InFlightRow,
+        row: BlockRow,
+        outcome: BlockOutcome,
+        token_ids: list[int],
+        followed: Iterator[Followed],
     ) -> None:
         request = one.request
+        guided = next(followed) if request.grammar is not None and token_ids else None
         request.num_rounds += outcome.num_rounds
         request.num_forwards += outcome.num_forwards
         request.block_state = outcome.state
@@ -120,7 +135,7 @@ class BlockScheduler(Scheduler):
         if token_ids and request.first_token_s < 0.0:
             request.first_token_s = self._clock()
         num_known = len(request.token_ids)
-        state, is_slow = self._take_tokens_of(request, token_ids)
+        state = take_tokens(request, token_ids, guided)
         self._totals.num_tokens += len(request.token_ids) - num_known
         self._commit_pages(one, computed)
         if state is not None:
@@ -133,25 +148,8 @@ class BlockScheduler(Scheduler):
             self._outbox.put(request, draft=outcome.draft)
         if state is None and request.grammar is not None:
             self._accepted.append((request, one.lease))
-            if is_slow:
-                self._hold(request, request.grammar, request.token_ids[-1])
-
-    @staticmethod
-    def _take_tokens_of(request: Request, token_ids: list[int]) -> tuple[RequestState | None, bool]:
-        """Appends tokens as far as its grammar goes along.
-
-        Returns the state that they end it in, and whether its grammar is still to take the last.
-        """
-        grammar = request.grammar
-        for place, token_id in enumerate(token_ids):
-            if place and grammar is not None and not allows(grammar.mask, token_id):
-                break
-            is_slow = grammar is not None and grammar.is_slow
-            request.token_ids.append(token_id)
-            state = finish_state(request, token_id)
-            if state is not None or is_slow:
-                return state, is_slow
-        return None, False
+            if guided is not None and guided.is_pending:
+                self._hold(request)
 
     def _commit_pages(self, one: InFlightRow, num_computed: int) -> None:
         """HAZARD: a block that its request ended in the middle of was computed with what came

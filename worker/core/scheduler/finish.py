@@ -2,34 +2,64 @@
 
 from __future__ import annotations
 
-from worker.core.grammar.state import GrammarProblem
+from worker.core.grammar.state import Followed, GrammarProblem
 from worker.core.request import Request, RequestState
 from worker.wire.sampling import SamplingParams
 
 
-def finish_state(request: Request, token_id: int) -> RequestState | None:
-    """The state that a request ends in after `token_id`, its latest; None if it goes on.
+def take_tokens(
+    request: Request, token_ids: list[int], followed: Followed | None
+) -> RequestState | None:
+    """Gives a request the tokens drawn for it, up to its end; the state that they end it in.
 
     A token that its grammar does not allow ends it with an error: other parameters had left none
-    that it does. End tokens and stop tokens end it from `min_tokens` on; the token stays in the
-    output. Where a grammar leaves nothing more to draw, that ends it too, whatever `min_tokens`
-    and `ignore_eos` say; of one that is slow, that is found out later.
+    that it does. Where a grammar leaves nothing more to draw, that ends it too, whatever
+    `min_tokens` and `ignore_eos` say; of one that is slow, that is found out later.
+
+    Args:
+        request: that goes on so far.
+        token_ids: in order.
+        followed: what its grammar made of them; None without one.
     """
-    grammar = request.grammar
-    if grammar is not None and not allows(grammar.mask, token_id):
-        request.give_up(_contradiction(request.sampling, token_id))
-        return RequestState.FINISHED_ERROR
-    if token_id in request.end_token_ids and request.num_output >= request.sampling.min_tokens:
+    state: RequestState | None = None
+    known, ends, limit = request.token_ids, request.end_token_ids, request.limit
+    for token_id in token_ids if followed is None else token_ids[: followed.num_taken]:
+        known.append(token_id)
+        if token_id in ends or len(known) >= limit:
+            state = _finish_state(request, token_id, len(known))
+            if state is not None:
+                break
+    if followed is not None:
+        request.grammar = followed.status
+        problem = followed.problem
+        if followed.is_refused:
+            problem = _contradiction(request.sampling, known[-1])
+        if problem is not None:
+            request.give_up(problem)
+            return RequestState.FINISHED_ERROR
+        if state is None and followed.status.is_complete:
+            return RequestState.FINISHED_STOPPED
+    return state
+
+
+def tokens_up_to_end(request: Request, token_ids: list[int]) -> tuple[list[int], bool]:
+    """Those up to the first that ends the request whatever its grammar says; whether one does."""
+    known = len(request.token_ids)
+    for count, token_id in enumerate(token_ids, 1):
+        if _finish_state(request, token_id, known + count) is not None:
+            return token_ids[:count], True
+    return token_ids, False
+
+
+def _finish_state(request: Request, token_id: int, num_tokens: int) -> RequestState | None:
+    """The state that a request ends in by its token number `num_tokens`; None if it goes on.
+
+    End tokens and stop tokens end it from `min_tokens` on; the token stays in the output.
+    """
+    num_output = num_tokens - request.num_prompt
+    if token_id in request.end_token_ids and num_output >= request.sampling.min_tokens:
         return RequestState.FINISHED_STOPPED
-    if len(request.token_ids) >= request.limit:
-        return RequestState.FINISHED_LENGTH
-    if grammar is None or grammar.is_slow:
-        return None
-    problem = grammar.advance(token_id)
-    if problem is not None:
-        request.give_up(problem)
-        return RequestState.FINISHED_ERROR
-    return RequestState.FINISHED_STOPPED if grammar.is_complete else None
+    return RequestState.FINISHED_LENGTH if num_tokens >= request.limit else None
 
 
 def _contradiction(sampling: SamplingParams, token_id: int) -> GrammarProblem:
@@ -48,11 +78,6 @@ def _contradiction(sampling: SamplingParams, token_id: int) -> GrammarProblem:
         f"structured_outputs: {' and '.join(given)} left no token with which the grammar can go on",
         400,
     )
-
-
-def allows(mask: bytes, token_id: int) -> bool:
-    """Whether a mask, little-endian words, has the token's bit."""
-    return bool(mask[token_id // 8] >> token_id % 8 & 1)
 
 
 def stop_reason(request: Request, eos_token_ids: tuple[int, ...]) -> int | None:

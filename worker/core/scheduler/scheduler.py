@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
-from worker.core.grammar.state import GrammarProblem, GrammarState
+from worker.core.grammar.state import DrawnTokens, Followed, GrammarProblem, GrammarStatus
 from worker.core.request import Request, RequestState
 from worker.core.scheduler.block_filler import BlockFiller
 from worker.core.scheduler.clock import Clock
@@ -14,7 +14,7 @@ from worker.core.scheduler.config import SchedulerConfig
 from worker.core.scheduler.drain import DrainRate
 from worker.core.scheduler.fairness import TenantService
 from worker.core.scheduler.filler import StepFiller
-from worker.core.scheduler.finish import finish_state, stop_reason
+from worker.core.scheduler.finish import stop_reason, take_tokens, tokens_up_to_end
 from worker.core.scheduler.forecast import StepForecast
 from worker.core.scheduler.load import Tally, snapshot
 from worker.core.scheduler.logprobs import take_logprobs
@@ -25,11 +25,10 @@ from worker.core.scheduler.queue import WaitingQueue
 from worker.core.scheduler.recall import Recall
 from worker.core.scheduler.running import RunningSet
 from worker.core.scheduler.slo import Urgency
-from worker.core.scheduler.slow_grammar import SlowGrammar
 from worker.core.scheduler.step import StepBuilder, StepInFlight
 from worker.core.speculation.gate import SpeculationGate
 from worker.plan.digest import SampleDigest
-from worker.plan.plan import DraftRow, Plan, StepResult
+from worker.plan.plan import BlockRow, DraftRow, Plan, StepResult
 from worker.wire.admission import AdmissionChange
 from worker.wire.messages import DEFAULT_PRIORITY, StepReport, StepShape, Submit
 
@@ -79,8 +78,8 @@ class Scheduler:
         self._queue = WaitingQueue(urgency, self._service)
         self._held: dict[str, Request] = {}
         """Requests whose grammar, or its next mask, is not here yet."""
-        self.slow_grammars: list[SlowGrammar] = []
-        """Held requests for which somebody is to take the last token, and call `provide` then."""
+        self._ended_guided: list[tuple[str, int]] = []
+        """Requests under a grammar, by id and attempt, that `take_ended` is to tell of."""
         self._running = RunningSet()
         self._in_flight: deque[StepInFlight] = deque()
         self._outbox = Outbox()
@@ -161,14 +160,15 @@ class Scheduler:
             self._outbox.put(request)
 
     def provide(
-        self, request_id: str, attempt: int, grammar: GrammarState | GrammarProblem
+        self, request_id: str, attempt: int, grammar: GrammarStatus | GrammarProblem
     ) -> None:
         """Queues a request that waits for its grammar, or ends it where there is a problem.
 
-        Requests that have ended meanwhile are ignored.
+        One that has ended meanwhile is ignored, but for `take_ended`.
         """
         request = self._held.get(request_id)
         if request is None or attempt != request.attempt:
+            self._ended_guided.append((request_id, attempt))
             return
         if isinstance(grammar, GrammarProblem):
             request.give_up(grammar)
@@ -230,8 +230,39 @@ class Scheduler:
             return builder.plan(0, 0)
         return builder.plan(self._completed, self._digest.value(self._completed))
 
-    def apply(self, result: StepResult) -> None:
+    def drawn_under_grammar(self, result: StepResult) -> list[DrawnTokens]:
+        """What the oldest step in flight drew for requests under a grammar, by their rows.
+
+        Changes nothing: the engine takes the tokens through the grammars, for `apply`.
+        """
+        step = self._in_flight[0] if self._in_flight else None
+        if step is None or not step.is_guided or step.seq != result.seq:
+            return []
+        found: list[DrawnTokens] = []
+        next_token = 0
+        for one, count in zip(step.rows, self._counts(step, result), strict=True):
+            first_token, next_token = next_token, next_token + count
+            request = one.request
+            if not count or request.grammar is None or one.is_stale:
+                continue
+            tokens, ends = tokens_up_to_end(request, result.token_ids[first_token:next_token])
+            found.append(
+                DrawnTokens(
+                    request.request_id,
+                    request.attempt,
+                    tokens,
+                    ends,
+                    are_proposals=isinstance(one.row, BlockRow),
+                )
+            )
+        return found
+
+    def apply(self, result: StepResult, followed: Sequence[Followed] = ()) -> None:
         """Takes the result of the oldest step in flight.
+
+        Args:
+            result: of the step.
+            followed: what the grammars made of `drawn_under_grammar`, one each.
 
         Raises:
             ValueError: it is another step's, or has another number of tokens than were to be drawn.
@@ -247,16 +278,20 @@ class Scheduler:
         if self._any_urgency or self.config.num_host_pages:
             self._forecast.observe(self._tally.step_shape, self._tally.step_ms / 1e3)
         self._recall.observe(step.num_loads, result.load_ms / 1e3)
-        self._take_result(step, result, counts)
+        self._take_result(step, result, counts, iter(followed))
 
-    def masks(self, drafts: Sequence[Sequence[int]] = ()) -> bytes:
-        """Masks for the masked draws of the newest step; the only one in flight.
+    def masked_rows(self) -> list[tuple[str, int] | None]:
+        """Whose the masked rows of the newest step are, by id and attempt; the only one in flight.
 
-        Args:
-            drafts: of each masked row, where its Plan says that there may be any.
+        None for rows whose request has ended or was preempted meanwhile.
         """
         assert len(self._in_flight) == 1, "masks depend on the results of all earlier steps"
-        return self._in_flight[0].masks(drafts)
+        return self._in_flight[0].masked_rows()
+
+    def take_ended(self) -> list[tuple[str, int]]:
+        """Requests under a grammar that have ended since the last call, by id and attempt."""
+        ended, self._ended_guided = self._ended_guided, []
+        return ended
 
     def take_report(self) -> StepReport:
         """What happened since the last report, and the load as it stands."""
@@ -312,14 +347,26 @@ class Scheduler:
         """How many of the result's tokens each row has; ValueError if it has others in all."""
         return step.counts(result)
 
-    def _take_result(self, step: StepInFlight, result: StepResult, counts: list[int]) -> None:
+    def _take_result(
+        self,
+        step: StepInFlight,
+        result: StepResult,
+        counts: list[int],
+        followed: Iterator[Followed],
+    ) -> None:
         if result.logprobs is not None or result.prompt_logprobs is not None:
             take_logprobs(step, result, counts)
         if self._speculation is not None:
             self._speculation.observe(step, result)
-        self._take_tokens(step, result.token_ids, counts)
+        self._take_tokens(step, result.token_ids, counts, followed)
 
-    def _take_tokens(self, step: StepInFlight, token_ids: list[int], counts: list[int]) -> None:
+    def _take_tokens(
+        self,
+        step: StepInFlight,
+        token_ids: list[int],
+        counts: list[int],
+        followed: Iterator[Followed],
+    ) -> None:
         any_finished = False
         next_token = 0
         for (row, request, lease), count in zip(step.rows, counts, strict=True):
@@ -335,16 +382,11 @@ class Scheduler:
                 request.num_placeholders -= count
             if count and request.first_token_s < 0.0:
                 request.first_token_s = self._clock()
-            state: RequestState | None = None
-            grammar = request.grammar
-            is_slow = False
-            for place in range(first_token, next_token):
-                request.token_ids.append(token_ids[place])
-                is_slow = grammar is not None and grammar.is_slow
-                state = finish_state(request, token_ids[place])
-                if state is not None or is_slow:
-                    self._drop(request, next_token - place - 1)
-                    break
+            guided = next(followed) if count and request.grammar is not None else None
+            num_known = len(request.token_ids)
+            state = take_tokens(request, token_ids[first_token:next_token], guided)
+            if num_known + count > len(request.token_ids):
+                self._drop(request, num_known + count - len(request.token_ids))
             # Of what a speculative row computed, all but the newest token counts.
             end = len(request.token_ids) - 1
             if not isinstance(row, DraftRow):
@@ -355,8 +397,8 @@ class Scheduler:
                 continue
             if state is None:
                 self._outbox.put(request)
-                if grammar is not None and is_slow:
-                    self._hold(request, grammar, request.token_ids[-1])
+                if guided is not None and guided.is_pending:
+                    self._hold(request)
                 continue
             self._end(request, state, keep_place=True)
             any_finished = True
@@ -369,21 +411,17 @@ class Scheduler:
 
     def _drop(self, request: Request, count: int) -> None:
         """Leaves out tokens that were drawn after the one that ends a request, or holds it up."""
-        if count:
-            self._tally.num_dropped_tokens += count
-            if request.logprobs:
-                del request.logprobs[-count:]
+        self._tally.num_dropped_tokens += count
+        if request.logprobs:
+            del request.logprobs[-count:]
 
-    def _hold(self, request: Request, grammar: GrammarState, token_id: int) -> None:
+    def _hold(self, request: Request) -> None:
         """Takes a running request out until its slow grammar has taken its last token.
 
         A row of it in flight becomes stale, as that of an aborted one does.
         """
         self._filler.withdrawal.withdraw(request)
         self._held[request.request_id] = request
-        self.slow_grammars.append(
-            SlowGrammar(request.request_id, request.attempt, grammar, token_id)
-        )
 
     def _end(self, request: Request, state: RequestState, *, keep_place: bool = False) -> None:
         """Moves a request to a finished state and gives back all it holds.
@@ -399,6 +437,8 @@ class Scheduler:
                 self._running.remove(request)
             self._cache.release(request.lease)
             request.lease = None
+        if request.grammar is not None:
+            self._ended_guided.append((request.request_id, request.attempt))
         self._service.charge_output((request,))
         request.move_to(state)
         del self._requests[request.request_id]

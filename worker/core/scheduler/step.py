@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -48,6 +47,8 @@ class StepInFlight:
     shape: StepShape
     has_chunks: bool
     """Whether any row is longer than one planned position."""
+    is_guided: bool = False
+    """Whether any row draws under a grammar."""
     num_loads: int = 0
     """Pages copied from host memory."""
 
@@ -98,28 +99,13 @@ class StepInFlight:
         )
         return shape, result.compute_ms / num_passes
 
-    def masks(self, drafts: Sequence[Sequence[int]]) -> bytes:
-        """Masks for the Plan's masked draws, once the results of all earlier steps are applied.
-
-        The draw of a request that has ended or was preempted meanwhile is dropped anyway, and
-        takes whatever mask it had last.
-
-        Args:
-            drafts: of each masked row, where any of them may have drafts.
-        """
-        masked = [
-            (one, one.request.grammar)
+    def masked_rows(self) -> list[tuple[str, int] | None]:
+        """Whose the Plan's masked rows are, by id and attempt; None where that is stale."""
+        return [
+            None if one.is_stale else (one.request.request_id, one.request.attempt)
             for one in self.rows
             if one.row.num_draws and one.request.grammar is not None
         ]
-        masks: list[bytes] = []
-        for number, (one, grammar) in enumerate(masked):
-            ahead = drafts[number] if drafts else ()
-            if ahead and not one.is_stale:
-                masks += grammar.walk(ahead)
-            else:
-                masks += [grammar.mask] * (1 + len(ahead))
-        return b"".join(masks)
 
 
 class StepBuilder:
@@ -265,6 +251,7 @@ class StepBuilder:
                 decode_context=self._num_context,
             ),
             has_chunks=bool(self._chunks),
+            is_guided=self._any_masked,
             num_loads=0 if self._loads is None else len(self._loads.pages),
         )
 

@@ -1,0 +1,80 @@
+"""Records what a scheduler is told and what its clock said, as values, and plays it again."""
+
+from __future__ import annotations
+
+import pickle
+import time
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import msgspec
+
+from worker.core.scheduler import Scheduler, create_scheduler
+from worker.core.speculation.gate import SpeculationGate
+
+_RECORDED = ("add", "provide", "abort", "set_admission", "schedule", "apply", "take_report")
+
+
+class Call(NamedTuple):
+    """One call of the scheduler."""
+
+    name: str
+    arguments: bytes
+    """Pickled when it was made: a grammar's matcher, say, cannot be."""
+    answer: bytes
+    """What it returned, encoded."""
+
+
+class Recording:
+    """The calls of one scheduler, in order, and what its clock said meanwhile."""
+
+    def __init__(self) -> None:
+        self.calls: list[Call] = []
+        self.readings: list[float] = []
+        self._is_inside = False
+
+    def clock(self) -> float:
+        """For the engine; noted where it is the scheduler that reads it."""
+        now = time.monotonic()
+        if self._is_inside:
+            self.readings.append(now)
+        return now
+
+    def attach(self, scheduler: Scheduler) -> None:
+        """Notes the calls of a scheduler that has had none."""
+        for name in _RECORDED:
+            setattr(scheduler, name, self._recorded(name, getattr(scheduler, name)))
+
+    def replay(self, recorded: Scheduler) -> int:
+        """Makes the same calls of another scheduler, which must answer the same.
+
+        Returns the number of its steps.
+        """
+        gate = recorded._speculation
+        readings = iter(self.readings)
+        again = create_scheduler(
+            recorded.config,
+            lambda: next(readings),
+            None if gate is None else SpeculationGate(gate.config),
+        )
+        num_steps = 0
+        for number, call in enumerate(self.calls):
+            positional, named = pickle.loads(call.arguments)
+            answer = getattr(again, call.name)(*positional, **named)
+            assert msgspec.msgpack.encode(answer) == call.answer, (
+                f"call {number}, {call.name}, answered otherwise:\n{answer}"
+            )
+            num_steps += call.name == "apply"
+        assert next(readings, None) is None, "it read the clock less often"
+        return num_steps
+
+    def _recorded(self, name: str, method: Callable[..., Any]) -> Callable[..., Any]:
+        def recorded(*positional: Any, **named: Any) -> Any:
+            arguments = pickle.dumps((positional, named))
+            self._is_inside = True
+            answer = method(*positional, **named)
+            self._is_inside = False
+            self.calls.append(Call(name, arguments, msgspec.msgpack.encode(answer)))
+            return answer
+
+        return recorded

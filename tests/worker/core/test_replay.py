@@ -1,0 +1,103 @@
+"""A scheduler that is told the same again decides the same again, in an engine's real run.
+
+Times of steps are measured, drafts gated by them, grammars followed at their own pace, pages copied
+from host memory where that was quicker, deadlines near or far.
+"""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from tests.support.engines.engine_driver import Engine, Outcome
+from tests.support.paths import DEMO, MODELS
+from tests.support.worker.recorded import Recording
+from worker.core.grammar import follower
+from worker.wire.admission import AdmissionChange
+from worker.wire.diffusion import DiffusionParams
+from worker.wire.messages import Abort
+from worker.wire.sampling import SamplingParams
+from worker.wire.slo import Slo
+from worker.wire.structured import StructuredOutputsParams
+from worker.wire.tokenizer import load_tokenizer
+
+SCHEMA = {"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"]}
+GRAMMARS = (
+    None,
+    StructuredOutputsParams(json=SCHEMA),
+    StructuredOutputsParams(regex=r"\d{3}-\d{4}( ext \d{1,3})?"),
+)
+SLOS = (None, Slo(ttft_ms=60.0, tpot_ms=15.0), Slo(e2e_ms=400.0))
+
+
+def drive(engine: Engine, num_requests: int, **sampling: object) -> None:
+    """Requests of all kinds arrive as steps go on; some are aborted, rules are changed."""
+    tokenizer = load_tokenizer(engine.config.model)
+    core = engine.core
+    outputs: dict[str, Outcome] = {}
+    num_submitted = num_steps = 0
+    while num_submitted < num_requests or core.has_work() or core.grammars.num_due:
+        if num_submitted < num_requests and num_steps % 3 == 0:
+            n = num_submitted
+            prompt = tokenizer.encode(f"Tell me of {n % 5}, and of what {'more ' * (7 * (n % 8))}?")
+            params = SamplingParams(
+                max_tokens=12 + 5 * (n % 5),
+                temperature=0.8 * (n % 2),
+                seed=n,
+                structured_outputs=GRAMMARS[n % 3],
+                **sampling,  # type: ignore[arg-type]
+            )
+            request_id, outcome = engine.submit(
+                prompt,
+                params,
+                priority=(3, 3, 6, 3, 9, 0)[n % 6],
+                slo=SLOS[(n // 2) % 3],
+                tenant=("", "a", "b")[n % 3],
+            )
+            outputs[request_id] = outcome
+            num_submitted += 1
+            if n % 7 == 6:
+                core.abort(Abort(request_id=str(n - 2)))
+            if n == num_requests // 2:
+                core.scheduler.set_admission(AdmissionChange(prefill_admission_policy="pack"))
+        core.take_grammars(wait=not core.has_work() and core.grammars.num_due > 0)
+        engine.step(outputs)
+        num_steps += 1
+    assert {outcome.finish_reason for outcome in outputs.values()} >= {"stop", "length"}
+
+
+@pytest.mark.parametrize("depth", [0, 1])
+def test_a_recorded_run_replays_to_the_same_plans(
+    depth: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    torch.set_num_threads(1)
+    monkeypatch.setattr(follower, "SLOW_S", 1e-4)  # some tokens are slow, as chance will have it
+    recording = Recording()
+    with Engine(
+        str(DEMO),
+        clock=recording.clock,
+        overlap_depth=depth,
+        max_num_seqs=6,
+        kv_cache_tokens=384,
+        max_num_batched_tokens=64,
+        host_cache_gib=0.01,
+        speculative_method="ngram",
+    ) as engine:
+        scheduler = engine.core.scheduler
+        recording.attach(scheduler)
+        drive(engine, 28)
+        assert not engine.core._guided, "matchers are let go of"
+    assert recording.readings
+    assert recording.replay(scheduler) > 40
+
+
+def test_so_does_one_of_blocks() -> None:
+    torch.set_num_threads(1)
+    recording = Recording()
+    with Engine(
+        str(MODELS / "demo-diffusion"), clock=recording.clock, max_num_seqs=4, kv_cache_tokens=640
+    ) as engine:
+        scheduler = engine.core.scheduler
+        recording.attach(scheduler)
+        drive(engine, 12, diffusion=DiffusionParams(threshold=0.6))
+    assert recording.replay(scheduler) > 40
