@@ -76,16 +76,16 @@ check-supply: $(STAMP)
 	$(BIN)/python -m deploy.supply.check $(ARGS)
 
 check-overload: $(STAMP)
-	$(BIN)/python -m cluster.bench.overload $(ARGS)
+	$(BIN)/python -m tests.system.overload $(ARGS)
 
 check-rolling-update: $(STAMP)
-	$(BIN)/python -m cluster.bench.rolling_update --json $(ARGS)
+	$(BIN)/python -m tests.system.rolling_update --json $(ARGS)
 
 check-nodes: $(STAMP)
-	$(BIN)/python -m cluster.bench.nodes --json $(ARGS)
+	$(BIN)/python -m tests.system.nodes --json $(ARGS)
 
 check-proxy: $(STAMP)
-	$(BIN)/python -m cluster.bench.proxy --json $(ARGS)
+	$(BIN)/python -m tests.system.proxy --json $(ARGS)
 
 check-chaos: $(STAMP)
 	$(BIN)/rayfleet bench chaos --json $(ARGS)
@@ -97,10 +97,10 @@ check-soak: $(STAMP)
 	$(BIN)/rayfleet bench chaos --soak 3600 --json $(ARGS)
 
 check-autoscale: $(STAMP)
-	$(BIN)/python -m cluster.bench.autoscale --json $(ARGS)
+	$(BIN)/python -m tests.system.autoscale --json $(ARGS)
 
 check-tenants: $(STAMP)
-	$(BIN)/python -m cluster.bench.tenants --json $(ARGS)
+	$(BIN)/python -m tests.system.tenants --json $(ARGS)
 
 check-hostile: $(STAMP)
 	$(BIN)/python -m tests.system.hostile --json $(ARGS)

@@ -17,9 +17,9 @@ from contextlib import AbstractContextManager
 from dataclasses import replace
 from functools import partial
 
-from cluster.bench.cpu import CpuMeter
 from cluster.bench.datasets import DatasetOptions
 from cluster.bench.gateway_options import Arm, GatewayOptions, Target
+from cluster.bench.processes import CpuMeter
 from cluster.bench.report import Result, at_most, checks_json, exactly, note
 from cluster.bench.serve import ServeOptions, run_serve
 from cluster.bench.sse import EventScanner, has_text

@@ -12,12 +12,13 @@ from pathlib import Path
 
 import pytest
 
-from cluster.bench.proxy import HAPROXY, MANAGER, Probe, Victims, wait_until
-from cluster.bench.rolling_update import RollingUpdateOptions, UpdateLoad, is_whole
 from cluster.environment import has_haproxy
+from tests.support.fleet.client_load import ClientLoad, ClientOptions
+from tests.support.fleet.proxy_loss import HAPROXY, MANAGER, Probe, Victims, wait_until
 from tests.support.fleet.running_fleet import API_KEY, MODEL, RunningFleet, start_fleet, stop_fleet
+from tests.system.checks import is_whole
 
-LOAD = RollingUpdateOptions(num_clients=4, num_idle_clients=0, long_output_len=200)
+LOAD = ClientOptions(num_clients=4, num_idle_clients=0, long_output_len=200)
 LONGEST_SILENCE_S = 10.0
 """On a busy machine; it was above 20 without the guard, on an idle one."""
 
@@ -35,9 +36,9 @@ def small_fleet(tiny_chat_model: Path) -> Iterator[RunningFleet]:
         stop_fleet(fleet)
 
 
-def load_on(fleet: RunningFleet) -> UpdateLoad:
+def load_on(fleet: RunningFleet) -> ClientLoad:
     headers = {"authorization": f"Bearer {API_KEY}"}
-    return UpdateLoad(f"{fleet.base_url}/v1/completions", LOAD, headers, MODEL)
+    return ClientLoad(fleet.base_url, LOAD, MODEL, headers)
 
 
 def test_killed_haproxy_is_back_at_once(small_fleet: RunningFleet) -> None:

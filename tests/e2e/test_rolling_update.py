@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from cluster.bench.rolling_update import RollingUpdateOptions, UpdateLoad, is_whole
+from tests.support.fleet.client_load import ClientLoad, ClientOptions
 from tests.support.fleet.running_fleet import (
     ADMIN_KEY,
     API_KEY,
@@ -23,6 +23,7 @@ from tests.support.fleet.running_fleet import (
     wait_until,
 )
 from tests.support.paths import ROOT
+from tests.system.checks import is_whole
 
 NUM_BEFORE = 12
 
@@ -30,12 +31,9 @@ NUM_BEFORE = 12
 @pytest.mark.long
 def test_a_rolling_update_fails_no_request(fleet: RunningFleet, tiny_chat_model: Path) -> None:
     # Two cores are to start eight processes meanwhile: the load leaves them room.
-    options = RollingUpdateOptions(
-        num_clients=4, num_idle_clients=2, long_output_len=200, pause_s=0.25
-    )
+    options = ClientOptions(num_clients=4, num_idle_clients=2, long_output_len=200, pause_s=0.25)
     headers = {"authorization": f"Bearer {API_KEY}"}
-    url = f"{fleet.base_url}/v1/completions"
-    with UpdateLoad(url, options, headers, MODEL) as load:
+    with ClientLoad(fleet.base_url, options, MODEL, headers) as load:
         load.wait_for(NUM_BEFORE)
         fleet.admission(MODEL, prefill_force_fifo_every=7)
         old = {*fleet.fronts(), *fleet.gateways()}

@@ -7,12 +7,10 @@
 3. half-open: as many connections as there is room for, each with half a request.
 4. slow-readers: large streams of which nothing is read.
 
-Prints tables, or with --json one object; ends with 1 where a check does not hold.
 """
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import json
 import math
@@ -28,8 +26,7 @@ from typing import Any
 
 import httpx
 
-from cluster.bench.report import Check, at_least, at_most, checks_json, emit, exactly, note
-from cluster.cli.options import add_options, given_options
+from cluster.bench.report import Check, at_least, at_most, checks_json, exactly, note
 from router.api.readers import ReaderLimits
 from tests.support.hostile.attack import (
     BYSTANDER_GAP_MS,
@@ -52,6 +49,7 @@ from tests.support.hostile.clients import (
 from tests.support.hostile.fleet import AttackedFleet, MemoryLog, attacked_fleet, bystanders_of
 from tests.support.hostile.inputs import KINDS, MAX_MODEL_LEN, Case, draw
 from tests.support.hostile.raw import RawCase, Target, raws
+from tests.system.checks import check_main, with_prefix
 
 NUM_REQUESTS = 10_000
 NUM_RAW = 1_000
@@ -119,20 +117,10 @@ def run_hostile(options: HostileOptions) -> Figures:
             told["deaths"], told["serves_after"] = fleet.deaths(), _serves_after(fleet)
             judged += judge_survival(told["deaths"], told["serves_after"])
             prefix = name.replace("-", "_")
-            checks += [_named(prefix, check) for check in judged]
+            checks += with_prefix(prefix, judged)
             figures[prefix] = told
             note(f"{name}: {told['seconds']:.0f} s, {sum(not c.holds for c in judged)} checks fail")
     return {"seed": options.seed, "scale": options.scale, **figures, "checks": checks_json(checks)}
-
-
-def _named(part: str, check: Check) -> Check:
-    return Check(
-        name=f"{part}_{check.name}",
-        value=check.value,
-        unit=check.unit,
-        goal=check.goal,
-        holds=check.holds,
-    )
 
 
 def _serves_after(fleet: AttackedFleet) -> str:
@@ -387,24 +375,5 @@ PARTS: Mapping[str, Callable[[AttackedFleet, HostileOptions], tuple[Figures, lis
 }
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs it; 1 if a check does not hold."""
-    parser = argparse.ArgumentParser(
-        prog="python -m tests.system.hostile",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    parser.add_argument("--json", action="store_true", help="print one JSON object")
-    add_options(parser, HostileOptions)
-    args = parser.parse_args(arguments)
-    try:
-        options = HostileOptions(**given_options(args, HostileOptions))
-    except ValueError as error:
-        parser.error(str(error))
-    result = run_hostile(options)
-    emit(result, as_json=args.json, title="hostile clients")
-    return 0 if all(check["holds"] for check in result["checks"]) else 1
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(check_main(run_hostile, HostileOptions))

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from cluster.bench.chaos.kinds import Part
-from cluster.bench.memory import resident_mib
+from cluster.bench.processes import resident_mib
 from cluster.environment import START_HAPROXY
 from cluster.launch import APPLICATION, processes_of
 

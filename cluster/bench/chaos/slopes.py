@@ -14,7 +14,7 @@ from scipy.stats import linregress, t
 
 from cluster.bench.chaos.kinds import Part
 from cluster.bench.chaos.processes import MEASURED, Process
-from cluster.bench.memory import resident_mib
+from cluster.bench.processes import resident_mib
 
 _FEWEST_MINUTES = 5
 """Of fewer no line can be drawn that says anything."""

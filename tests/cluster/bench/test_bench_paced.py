@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import multiprocessing
-import os
 import subprocess
 import sys
 from contextlib import aclosing
@@ -14,8 +13,8 @@ import numpy as np
 import pytest
 
 from cluster.bench.cli import main
-from cluster.bench.cpu import CpuMeter, cpu_seconds, descendants
 from cluster.bench.paced import PacedConfig, PacedEngine, serve_paced
+from cluster.bench.processes import CpuMeter, cpu_seconds, descendants
 from worker.front.server import WorkerFront
 from worker.wire.blocks import block_hashes, root_hash
 from worker.wire.messages import (
@@ -114,7 +113,7 @@ def test_cpu_time_of_descendants_is_counted_by_part() -> None:
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as child:
         assert child.stdout is not None
         assert child.stdout.readline() == b"0\n"  # before, it may have no command line yet
-        assert child.pid in [process.pid for process in descendants(os.getpid())]
+        assert child.pid in [pid for pid, _ in descendants()]
         meter = CpuMeter({"burner": (" ".join(command)[:40],)})
         assert child.stdout.readline() == b"1\n"
         assert meter.num_processes() == {"burner": 1}

@@ -22,7 +22,7 @@ from typing import Self
 import httpx
 import yaml
 
-from cluster.bench.memory import resident_mib
+from cluster.bench.processes import resident_mib
 from cluster.bench.report import note
 from cluster.config import find_demo_model
 from tests.support.fleet.running_fleet import API_KEY, RunningFleet, start_fleet, stop_fleet

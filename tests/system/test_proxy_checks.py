@@ -10,8 +10,9 @@ import time
 
 import pytest
 
-from cluster.bench.proxy import HAPROXY, MANAGER, Kill, Probe, Victims, judge, wait_until
 from cluster.ports import free_ports
+from tests.support.fleet.proxy_loss import HAPROXY, MANAGER, Probe, Victims, wait_until
+from tests.system.proxy import Kill, judge
 
 
 def kill(name: str, silence_s: float = 0.1, num_failed: int = 0, num_cut: int = 0) -> Kill:

@@ -7,11 +7,18 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from cluster.bench.autoscale.__main__ import main
-from cluster.bench.autoscale.options import OUTPUT, AutoscaleOptions
-from cluster.bench.autoscale.run import Phase, judge
-from cluster.bench.autoscale.watch import Count, levels, num_turns
 from cluster.bench.client import Record
+from tests.system.autoscale import (
+    OUTPUT,
+    AutoscaleOptions,
+    Count,
+    Phase,
+    judge,
+    levels,
+    num_turns,
+    run_autoscale,
+)
+from tests.system.checks import check_main
 
 OPTIONS = AutoscaleOptions()
 
@@ -86,5 +93,5 @@ def test_the_load_is_for_one_three_and_one_worker_then_noisy() -> None:
 
 def test_options_out_of_range_are_named(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
-        main(["--noise-s", "0"])
+        check_main(run_autoscale, AutoscaleOptions, ["--noise-s", "0"])
     assert "--noise-s" in capsys.readouterr().err

@@ -1,4 +1,4 @@
-"""`python -m cluster.bench.nodes`: three Ray nodes, of which one is killed, then another joins.
+"""`make check-nodes`: three Ray nodes, of which one is killed, then another joins.
 
 Two models are served. `one` has a worker on each of two nodes: when a node is killed, streams on it
 go on at the other, and when a node joins there are two workers again. `pair` has one worker whose
@@ -9,18 +9,16 @@ state being Redis', started again.
 
 from __future__ import annotations
 
-import argparse
 import sys
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from cluster.bench.node_cluster import NodeCluster, find_redis
-from cluster.bench.node_streams import NodeStreams, Stream
-from cluster.bench.report import Check, Result, at_least, checks_json, emit, exactly, note
-from cluster.cli.options import add_options, given_options
+from cluster.bench.report import Check, Result, at_least, checks_json, exactly, note
 from cluster.config import find_demo_model
+from tests.support.fleet.node_cluster import NodeCluster, find_redis
+from tests.support.fleet.node_streams import NodeStreams, Stream
+from tests.system.checks import check_main
 
 ONE, PAIR = "one", "pair"
 
@@ -192,20 +190,5 @@ def _deployments(options: NodesOptions) -> list[dict[str, Any]]:
     return deployments
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs it; 1 if a check does not hold."""
-    parser = argparse.ArgumentParser(prog="python -m cluster.bench.nodes", description=__doc__)
-    parser.add_argument("--json", action="store_true", help="print one JSON object")
-    add_options(parser, NodesOptions)
-    args = parser.parse_args(arguments)
-    try:
-        options = NodesOptions(**given_options(args, NodesOptions))
-    except ValueError as error:
-        parser.error(str(error))
-    result = run_nodes(options)
-    emit(result, as_json=args.json, title="nodes")
-    return 0 if all(check["holds"] for check in result["checks"]) else 1
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(check_main(run_nodes, NodesOptions))

@@ -10,8 +10,9 @@ import time
 import pytest
 
 from cluster.bench.client import Record
-from cluster.bench.memory import MemoryWatch, resident_mib
-from cluster.bench.overload import OverloadOptions, judge
+from cluster.bench.processes import resident_mib
+from tests.support.fleet.memory_watch import MemoryWatch
+from tests.system.overload import OverloadOptions, judge
 
 OPTIONS = OverloadOptions(factor=4.0)
 FLAT = {"gateway": 0.01, "scheduler": -0.2}

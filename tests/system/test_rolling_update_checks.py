@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from cluster.bench.client import Record
-from cluster.bench.rolling_update import RollingUpdateOptions, judge
+from tests.system.rolling_update import RollingUpdateOptions, judge
 
 OPTIONS = RollingUpdateOptions(num_requests=2)
 ALL_GONE = {"gateway": 0, "worker": 0}

@@ -1,4 +1,4 @@
-"""`python -m cluster.bench.overload`: a fleet under ten times the load that it can carry.
+"""`make check-overload`: a fleet under ten times the load that it can carry.
 
 Whatever does not find a place is to get a 429 that says when to come back, whatever does is to be
 served to its end, and memory is to stay where it is. Real processes, real HTTP, real engine.
@@ -6,7 +6,6 @@ served to its end, and memory is to stay where it is. Real processes, real HTTP,
 
 from __future__ import annotations
 
-import argparse
 import json
 import sys
 from collections.abc import Mapping, Sequence
@@ -15,13 +14,10 @@ from dataclasses import dataclass
 from cluster.bench.arrivals import arrival_times
 from cluster.bench.client import Record, Request
 from cluster.bench.load import Load, LoadResult, run_load
-from cluster.bench.memory import MemoryWatch
-from cluster.bench.report import Check, Result, at_least, at_most, checks_json, emit, exactly, note
-from cluster.cli.options import add_options, given_options
-from cluster.config import EndpointConfig, FleetConfig, ModelSpec, ServeConfig, find_demo_model
+from cluster.bench.report import Check, Result, at_least, at_most, checks_json, exactly, note
 from cluster.launch import APPLICATION, LocalFleet
-from cluster.ports import free_ports
-from worker.config import EngineConfig
+from tests.support.fleet.memory_watch import MemoryWatch
+from tests.system.checks import check_main, is_whole, serve_config
 
 MODEL = "overloaded"
 _CALIBRATION = 64
@@ -61,20 +57,12 @@ class OverloadOptions:
 
 def run_overload(options: OverloadOptions) -> Result:
     """Starts a fleet of one worker, finds what it carries and offers it `factor` times as much."""
-    config = ServeConfig(
-        endpoint=EndpointConfig(port=free_ports(1)[0]),
-        models=(
-            ModelSpec(
-                fleet=FleetConfig(served_model_name=MODEL),
-                engine=EngineConfig(
-                    model=options.model or find_demo_model(),
-                    device="cpu",
-                    max_num_seqs=options.max_num_seqs,
-                    max_queued_requests=options.max_queued_requests,
-                    kv_cache_tokens=8192,
-                ),
-            ),
-        ),
+    config = serve_config(
+        MODEL,
+        options.model,
+        max_num_seqs=options.max_num_seqs,
+        max_queued_requests=options.max_queued_requests,
+        kv_cache_tokens=8192,
     )
     replica = f"ray::ServeReplica:{APPLICATION}:"
     parts = {
@@ -131,7 +119,7 @@ def judge(
     """What was promised, against what clients saw and how memory grew (as a share, by part)."""
     admitted = [record for record in records if record.status == 200]
     refused = [record for record in records if record.status == 429]
-    num_served = sum(map(_is_whole, admitted))
+    num_served = sum(map(is_whole, admitted))
     silent = sum(not r.retry_after.isdigit() or int(r.retry_after) < 1 for r in refused)
     others = len(records) - len(admitted) - len(refused)
     return [
@@ -152,7 +140,7 @@ def _result(
     before = memory.mean_mib(_SETTLE_S, _SETTLE_S + _WINDOW_S)
     after = memory.mean_mib(end - _WINDOW_S, end)
     growth = {name: after[name] / before[name] - 1.0 for name in before}
-    num_served = sum(map(_is_whole, records))
+    num_served = sum(map(is_whole, records))
     sent_s = max(record.start for record in records) - min(record.start for record in records)
     failures = [record.error for record in records if record.error and record.status != 429]
     return {
@@ -169,24 +157,5 @@ def _result(
     }
 
 
-def _is_whole(record: Record) -> bool:
-    return record.status == 200 and not record.error and record.output_len == record.wanted_len
-
-
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs it; 1 if a check does not hold."""
-    parser = argparse.ArgumentParser(prog="python -m cluster.bench.overload", description=__doc__)
-    parser.add_argument("--json", action="store_true", help="print one JSON object")
-    add_options(parser, OverloadOptions)
-    args = parser.parse_args(arguments)
-    try:
-        options = OverloadOptions(**given_options(args, OverloadOptions))
-    except ValueError as error:
-        parser.error(str(error))
-    result = run_overload(options)
-    emit(result, as_json=args.json, title="overload")
-    return 0 if all(check["holds"] for check in result["checks"]) else 1
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(check_main(run_overload, OverloadOptions))

@@ -1,4 +1,4 @@
-"""`python -m cluster.bench.tenants`: can one API key tell what another has asked?
+"""`make check-tenants`: can one API key tell what another has asked?
 
 Two keys send the same prompts. Whether the first has sent one before must not show in how soon the
 second has its first token, nor in its usage. Its own second request of a prompt is to find the
@@ -7,7 +7,6 @@ cache, and there it has to show in the time as well, or the measurement is blind
 
 from __future__ import annotations
 
-import argparse
 import json
 import random
 import sys
@@ -20,12 +19,10 @@ from typing import Any
 import httpx
 from scipy.stats import mannwhitneyu
 
-from cluster.bench.report import Check, Result, at_least, at_most, checks_json, emit, exactly, note
-from cluster.cli.options import add_options, given_options
-from cluster.config import EndpointConfig, FleetConfig, ModelSpec, ServeConfig, find_demo_model
+from cluster.bench.report import Check, Result, at_least, at_most, checks_json, exactly, note
+from cluster.bench.stats import percentile
 from cluster.launch import LocalFleet
-from cluster.ports import free_ports
-from worker.config import EngineConfig
+from tests.system.checks import check_main, serve_config
 
 MODEL = "shared"
 FIRST, SECOND = "first-key", "second-key"
@@ -78,7 +75,9 @@ def run_tenants(options: TenantsOptions) -> Result:
     samples = _measure(options)
     medians = {"warm": samples.warm_s, "cold": samples.cold_s, "own": samples.own_s}
     return {
-        **{f"{name}_median_ms": _median(times) * 1000.0 for name, times in medians.items()},
+        **{
+            f"{name}_median_ms": percentile(times, 50.0) * 1000.0 for name, times in medians.items()
+        },
         "checks": checks_json(judge(samples)),
     }
 
@@ -101,15 +100,13 @@ def sooner(some: Sequence[float], others: Sequence[float]) -> float:
 
 
 def _measure(options: TenantsOptions) -> Samples:
-    model = options.model or find_demo_model()
-    endpoint = EndpointConfig(port=free_ports(1)[0], api_keys=(FIRST, SECOND), log_level="warning")
-    spec = ModelSpec(
-        fleet=FleetConfig(served_model_name=MODEL), engine=EngineConfig(model=model, device="cpu")
-    )
-    vocab_size = json.loads((Path(model) / "config.json").read_text())["vocab_size"]
+    endpoint = {"api_keys": (FIRST, SECOND), "log_level": "warning"}
+    config = serve_config(MODEL, options.model, endpoint=endpoint)
+    folder = Path(config.models[0].engine.model)
+    vocab_size = json.loads((folder / "config.json").read_text())["vocab_size"]
     rng = random.Random(options.seed)
     samples = Samples()
-    with LocalFleet(ServeConfig(endpoint=endpoint, models=(spec,)), report=note) as fleet:
+    with LocalFleet(config, report=note) as fleet:
         first, second = (_client(fleet.base_url, key) for key in (FIRST, SECOND))
         with first, second:
             for number in range(_WARM_UP + options.num_samples):
@@ -147,24 +144,5 @@ def _ask(client: httpx.Client, prompt: list[int]) -> tuple[float, int]:
     return elapsed_s, int((usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0)
 
 
-def _median(values: Sequence[float]) -> float:
-    return sorted(values)[len(values) // 2]
-
-
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs it; 1 if a check does not hold."""
-    parser = argparse.ArgumentParser(prog="python -m cluster.bench.tenants", description=__doc__)
-    parser.add_argument("--json", action="store_true", help="print one JSON object")
-    add_options(parser, TenantsOptions)
-    args = parser.parse_args(arguments)
-    try:
-        options = TenantsOptions(**given_options(args, TenantsOptions))
-    except ValueError as error:
-        parser.error(str(error))
-    result = run_tenants(options)
-    emit(result, as_json=args.json, title="tenants")
-    return 0 if all(check["holds"] for check in result["checks"]) else 1
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(check_main(run_tenants, TenantsOptions))

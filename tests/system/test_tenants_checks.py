@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 
-from cluster.bench.tenants import Samples, judge, sooner
+from tests.system.tenants import Samples, judge, sooner
 
 
 def samples(warm_s: float = 0.1, own_s: float = 0.05, **seen: int) -> Samples:

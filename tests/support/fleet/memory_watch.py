@@ -1,18 +1,15 @@
-"""Resident memory of the processes that serve, over time, from /proc (Linux)."""
+"""Resident memory of the processes that serve, over time."""
 
 from __future__ import annotations
 
-import os
 import threading
 import time
 from collections.abc import Mapping
-from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from cluster.bench.cpu import find_parts
+from cluster.bench.processes import find_parts, resident_mib
 
-_MIB_PER_PAGE = os.sysconf("SC_PAGE_SIZE") / 2**20
 _INTERVAL_S = 0.5
 
 
@@ -59,12 +56,3 @@ class MemoryWatch:
             at = time.perf_counter() - self._began
             for name, pids in self._pids.items():
                 self._samples[name].append((at, sum(map(resident_mib, pids))))
-
-
-def resident_mib(pid: int) -> float:
-    """Resident memory of a process in MiB; 0 if it is gone."""
-    try:
-        pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
-    except OSError:
-        return 0.0
-    return pages * _MIB_PER_PAGE

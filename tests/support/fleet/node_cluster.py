@@ -18,7 +18,7 @@ from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import Any, Self
 
-from cluster.bench.cpu import descendants
+from cluster.bench.processes import descendants
 from cluster.environment import Environment, prepare
 from cluster.launch import APPLICATION, end_processes_of
 from cluster.local_ray import OBJECT_STORE_BYTES, join_ray
@@ -122,7 +122,7 @@ class NodeCluster:
     def ranks_on(self, node: Any) -> list[tuple[int, str]]:
         """Ranks that run there: (rank, worker id)."""
         raylet = node.all_processes["raylet"][0].process.pid
-        commands = (process.command for process in descendants(raylet))
+        commands = (command for _, command in descendants(raylet))
         found = (re.match(r"ray::Rank(\d+):(\w+)", command) for command in commands)
         return sorted((int(match[1]), match[2]) for match in found if match)
 

@@ -1,0 +1,87 @@
+"""The processes that serve, among the descendants of this one: CPU time and memory by part."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import psutil
+
+_MIB = 2**20
+
+
+class CpuMeter:
+    """CPU seconds of groups of processes among the descendants of this one.
+
+    Args:
+        parts: for each part, beginnings of command lines (or of the program's file name) of its
+            processes; Ray's workers put `ray::Class...` there.
+
+    Raises:
+        RuntimeError: a part has no process.
+    """
+
+    def __init__(self, parts: Mapping[str, tuple[str, ...]]) -> None:
+        self._pids = find_parts(parts)
+        self._start = self._read()
+
+    def seconds(self) -> dict[str, float]:
+        """User and system time of each part since this meter was made, all threads together.
+
+        Raises:
+            RuntimeError: a process ended in between, so that its time is lost.
+        """
+        now = self._read()
+        return {name: now[name] - self._start[name] for name in now}
+
+    def num_processes(self) -> dict[str, int]:
+        """How many processes each part has."""
+        return {name: len(pids) for name, pids in self._pids.items()}
+
+    def _read(self) -> dict[str, float]:
+        return {name: sum(map(cpu_seconds, pids)) for name, pids in self._pids.items()}
+
+
+def find_parts(parts: Mapping[str, tuple[str, ...]]) -> dict[str, list[int]]:
+    """Process ids of each part among the descendants of this process; see CpuMeter."""
+    found = descendants()
+    pids = {
+        name: [pid for pid, command in found if _matches(command, starts)]
+        for name, starts in parts.items()
+    }
+    missing = [name for name, members in pids.items() if not members]
+    if missing:
+        raise RuntimeError(f"no process found for: {', '.join(missing)}")
+    return pids
+
+
+def cpu_seconds(pid: int) -> float:
+    """User and system time of a process. Raises RuntimeError if it is gone."""
+    try:
+        times = psutil.Process(pid).cpu_times()
+    except psutil.Error as error:
+        raise RuntimeError(f"process {pid} ended while it was measured") from error
+    return float(times.user + times.system)
+
+
+def resident_mib(pid: int) -> float:
+    """Resident memory of a process in MiB; 0 if it is gone."""
+    try:
+        return float(psutil.Process(pid).memory_info().rss / _MIB)
+    except psutil.Error:
+        return 0.0
+
+
+def descendants(root: int | None = None) -> list[tuple[int, str]]:
+    """Children of `root` (this process), their children, and so on: process ids and commands."""
+    found = []
+    for process in psutil.Process(root).children(recursive=True):
+        try:
+            found.append((process.pid, " ".join(process.cmdline())))
+        except psutil.Error:
+            continue  # ended meanwhile, or not ours to read
+    return found
+
+
+def _matches(command: str, starts: tuple[str, ...]) -> bool:
+    program = command.split(" ", 1)[0].rsplit("/", 1)[-1]
+    return command.startswith(starts) or program in starts

@@ -1,0 +1,128 @@
+"""Clients that stream completions while something happens to the fleet."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+import time
+from dataclasses import dataclass
+from typing import Self
+
+import uvloop
+
+from cluster.bench.client import Record, Request, open_session, send
+
+_SHARE_LONG = 0.25
+"""Of the clients: each of their requests is a long stream."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ClientOptions:
+    """How many clients, and what they ask for."""
+
+    num_clients: int = 16
+    """Clients at the same time; each sends its next request when it has the answer to the last."""
+    num_idle_clients: int = 4
+    """Clients with a request at the start, one at the end, and an open connection between."""
+    output_len: int = 16
+    """Tokens of a short request."""
+    long_output_len: int = 600
+    """Tokens of a long one."""
+    pause_s: float = 0.0
+    """Seconds for which a client waits before its next request."""
+
+    def __post_init__(self) -> None:
+        if self.num_clients < 2:
+            raise ValueError("--num-clients must be at least 2")
+        if self.pause_s < 0.0:
+            raise ValueError(f"--pause-s must not be negative, got {self.pause_s}")
+
+
+class ClientLoad:
+    """Clients on a thread of their own, from here until `stop` or the end of the `with` block.
+
+    Args:
+        base_url: of the endpoint.
+        options: how many clients, and what they ask for.
+        model: that they name.
+        headers: sent with each request.
+    """
+
+    def __init__(
+        self,
+        base_url: str,
+        options: ClientOptions,
+        model: str,
+        headers: dict[str, str] | None = None,
+    ) -> None:
+        self.records: list[Record] = []
+        self._url = f"{base_url}/v1/completions"
+        self._options = options
+        self._headers = headers or {}
+        self._model = model
+        self._num_sent = 0
+        self._stopping = threading.Event()
+        self._thread = threading.Thread(target=lambda: uvloop.run(self._run()), daemon=True)
+        self._thread.start()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """However the block ended: clients that go on would load whatever comes next."""
+        self.stop()
+
+    def wait_for(self, count: int) -> None:
+        """Returns when `count` more requests have ended."""
+        wanted = len(self.records) + count
+        while len(self.records) < wanted and self._thread.is_alive():
+            time.sleep(0.02)
+
+    def stop(self) -> list[Record]:
+        """Ends when every client has had its last answer; all records."""
+        self._stopping.set()
+        self._thread.join()
+        return self.records
+
+    async def _run(self) -> None:
+        num_long = max(1, round(_SHARE_LONG * self._options.num_clients))
+        async with asyncio.TaskGroup() as group:
+            for number in range(self._options.num_clients):
+                group.create_task(self._ask_on(is_long=number < num_long))
+            for _ in range(self._options.num_idle_clients):
+                group.create_task(self._ask_twice())
+
+    async def _ask_on(self, *, is_long: bool) -> None:
+        length = self._options.long_output_len if is_long else self._options.output_len
+        async with open_session(self._headers) as session:
+            while not self._stopping.is_set():
+                self.records.append(await send(session, self._url, self._request(length)))
+                await asyncio.sleep(self._options.pause_s)
+
+    async def _ask_twice(self) -> None:
+        async with open_session(self._headers, keepalive_s=600.0) as session:
+            request = self._request(self._options.output_len)
+            self.records.append(await send(session, self._url, request))
+            while not self._stopping.is_set():
+                await asyncio.sleep(0.05)
+            request = self._request(self._options.output_len)
+            self.records.append(await send(session, self._url, request))
+
+    def _request(self, output_len: int) -> Request:
+        self._num_sent += 1
+        body = {
+            "model": self._model,
+            "prompt": f"{self._num_sent}: a prompt of its own",
+            "stream": True,
+            "stream_options": {"include_usage": True},
+            "ignore_eos": True,
+            "temperature": 0,
+            "max_tokens": output_len,
+        }
+        return Request(
+            index=self._num_sent,
+            body=json.dumps(body).encode(),
+            prompt_len=0,
+            output_len=output_len,
+        )

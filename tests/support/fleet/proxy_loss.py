@@ -1,0 +1,124 @@
+"""HAProxy and its manager, which are killed, and how long nobody is answered then."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import threading
+import time
+import urllib.request
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import Self
+
+import psutil
+
+HAPROXY, MANAGER = "haproxy", "ray::HAProxyManager"
+_ASK_TIMEOUT_S = 30.0
+_BACK_TIMEOUT_S = 240.0
+_POLL_S = 0.02
+
+
+class Probe:
+    """Asks all the time, each time on a new connection; from here to the end of the `with` block.
+
+    Args:
+        url: that answers with a status below 400.
+        interval_s: between an answer and the next question.
+    """
+
+    def __init__(self, url: str, interval_s: float = 0.01) -> None:
+        self.answers: list[float] = []
+        """When, on the machine's monotonic clock."""
+        self.failures: list[float] = []
+        self._url = url
+        self._interval_s = interval_s
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._ask_on, daemon=True)
+        self._thread.start()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._ended.set()
+        self._thread.join()
+
+    def silence_s(self, begin: float, end: float) -> float:
+        """The longest time without an answer between two moments."""
+        times = [begin, *(at for at in self.answers if begin <= at <= end), end]
+        return max(later - earlier for earlier, later in pairwise(times))
+
+    def num_failed(self, begin: float) -> int:
+        """Questions that were not answered since then."""
+        return sum(at >= begin for at in self.failures)
+
+    def wait_answer(self, begin: float) -> None:
+        """Returns once one has come that was not under way at `begin`.
+
+        Raises:
+            TimeoutError: none comes.
+        """
+        wait_until(lambda: sum(at > begin for at in self.answers[-3:]) > 1, "an answer")
+
+    def _ask_on(self) -> None:
+        while not self._ended.wait(self._interval_s):
+            try:
+                with urllib.request.urlopen(self._url, timeout=_ASK_TIMEOUT_S) as response:
+                    response.read()
+            except OSError:
+                self.failures.append(time.monotonic())
+            else:
+                self.answers.append(time.monotonic())
+
+
+@dataclass
+class Victims:
+    """The two processes of a fleet that are killed."""
+
+    processes: Callable[[], Sequence[int]]
+    """All of the fleet."""
+    killed: set[int] = field(default_factory=set)
+
+    def find(self, name: str) -> list[int]:
+        """Processes with this name, or a title that begins with it."""
+        found = []
+        for pid in self.processes():
+            with contextlib.suppress(psutil.Error):
+                process = psutil.Process(pid)
+                title = "".join(process.cmdline()[:1])
+                if process.name() == name or title.startswith(name):
+                    found.append(pid)
+        return found
+
+    def kill(self, name: str) -> float:
+        """Kills the one process of this name, at once; when it did."""
+        (pid,) = self.find(name)
+        self.killed |= {pid, *self.find(HAPROXY)}
+        began = time.monotonic()
+        os.kill(pid, signal.SIGKILL)
+        return began
+
+    def wait_replaced(self) -> None:
+        """Returns once there are others in place of all that were there at the last kill.
+
+        Raises:
+            TimeoutError: there are none.
+        """
+
+        def is_replaced() -> bool:
+            now = [self.find(HAPROXY), self.find(MANAGER)]
+            return all(len(pids) == 1 and not self.killed & set(pids) for pids in now)
+
+        wait_until(is_replaced, "another HAProxy and its manager")
+
+
+def wait_until(holds: Callable[[], bool], what: str) -> None:
+    """Returns once it holds. Raises TimeoutError if it never does."""
+    deadline = time.monotonic() + _BACK_TIMEOUT_S
+    while not holds():
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"{what} did not come in {_BACK_TIMEOUT_S:.0f} s")
+        time.sleep(_POLL_S)

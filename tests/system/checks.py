@@ -1,0 +1,80 @@
+"""What checks of a whole system have in common: a command each, a small fleet, whole answers."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, TypeVar
+
+from cluster.bench.client import Record
+from cluster.bench.report import Check, Result, emit
+from cluster.cli.options import add_options, given_options
+from cluster.config import EndpointConfig, FleetConfig, ModelSpec, ServeConfig, find_demo_model
+from cluster.ports import free_ports
+from worker.config import EngineConfig
+
+T = TypeVar("T")
+
+
+def check_main(
+    run: Callable[[T], Result], options: type[T], arguments: Sequence[str] | None = None
+) -> int:
+    """Runs a check with the options that `arguments` give; 1 if something does not hold.
+
+    Its name, title and description are those of the module in which `options` is.
+    """
+    module = sys.modules[options.__module__]
+    name = module.__spec__.name if module.__spec__ else options.__module__
+    parser = argparse.ArgumentParser(
+        prog=f"python -m {name}",
+        description=module.__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    add_options(parser, options)
+    args = parser.parse_args(arguments)
+    try:
+        given = options(**given_options(args, options))
+    except ValueError as error:
+        parser.error(str(error))
+    result = run(given)
+    emit(result, as_json=args.json, title=name.rpartition(".")[2].replace("_", " "))
+    return 0 if all(check["holds"] for check in result["checks"]) else 1
+
+
+def serve_config(
+    name: str,
+    model: str | None,
+    *,
+    num_workers: int = 1,
+    endpoint: Mapping[str, Any] | None = None,
+    **engine: Any,
+) -> ServeConfig:
+    """One model on CPU, on a free port.
+
+    Args:
+        name: that clients use.
+        model: checkpoint folder; the demo model where there is none.
+        num_workers: worker groups.
+        endpoint: options of EndpointConfig besides its port.
+        engine: options of the engine.
+    """
+    spec = ModelSpec(
+        fleet=FleetConfig(served_model_name=name, num_workers=num_workers),
+        engine=EngineConfig(model=model or find_demo_model(), device="cpu", **engine),
+    )
+    return ServeConfig(
+        endpoint=EndpointConfig(port=free_ports(1)[0], **(endpoint or {})), models=(spec,)
+    )
+
+
+def is_whole(record: Record) -> bool:
+    """Whether a request got all its tokens."""
+    return record.status == 200 and not record.error and record.output_len == record.wanted_len
+
+
+def with_prefix(prefix: str, checks: Sequence[Check]) -> list[Check]:
+    """The same, each named after the part of a check that it judges."""
+    return [replace(check, name=f"{prefix}_{check.name}") for check in checks]
