@@ -39,11 +39,9 @@ if TYPE_CHECKING:
     Subparsers = argparse._SubParsersAction[argparse.ArgumentParser]
 
 
-def register(subparsers: Subparsers) -> None:
-    """Adds `bench` with its own commands; `args.run(args)` returns the exit status."""
-    parser = subparsers.add_parser(
-        "bench", help="measure an endpoint, the engine, or the gateway", description=__doc__
-    )
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Fills the parser of `rayfleet bench`; `args.run(args)` returns the exit status."""
+    parser.description = __doc__
     add_commands(parser.add_subparsers(dest="bench", required=True, metavar="COMMAND"))
 
 

@@ -16,7 +16,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from packaging.utils import canonicalize_name
 
@@ -35,13 +35,9 @@ FLOATS = frozenset(("F64", "F32", "F16", "BF16"))
 """Tensors that are computed in the model's type, whatever they are stored in."""
 
 
-def register(subparsers: Any) -> None:
-    """Adds `doctor` to the command's subparsers."""
-    parser = subparsers.add_parser(
-        "doctor",
-        help="check this machine and environment",
-        description="A line per check. The exit status is 1 where one is bad.",
-    )
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Fills the parser of `rayfleet doctor`."""
+    parser.description = "A line per check. The exit status is 1 where one is bad."
     parser.add_argument("--port", type=int, default=8000, help="port that serve would use")
     parser.add_argument("--model", help="folder or Hub name: whether it can be had, and fits")
     parser.add_argument(

@@ -6,7 +6,6 @@ import argparse
 import secrets
 import sys
 from datetime import UTC, datetime
-from typing import Any
 
 from router.keys import KeyFile, digest_of
 from router.keys.entry import PREFIX, named
@@ -15,9 +14,8 @@ KEY_BYTES = 32
 """Of a new key, all by chance: nobody finds it from its digest."""
 
 
-def register(subparsers: Any) -> None:
-    """Adds `keys` to the command's subparsers."""
-    parser = subparsers.add_parser("keys", help="make and check API keys")
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Fills the parser of `rayfleet keys`."""
     actions = parser.add_subparsers(required=True, metavar="ACTION")
     new = actions.add_parser("new", help="print a new key, and what to put into --api-key-file")
     new.add_argument("name", help="who it is for; metrics and the audit log show it")

@@ -3,10 +3,20 @@
 from __future__ import annotations
 
 import argparse
+import importlib
 import sys
+from functools import partial
 from importlib.metadata import version
 
 from cluster.cli.parser import CommandParser
+
+COMMANDS = {
+    "serve": ("cluster.cli.serve", "serve models behind an OpenAI endpoint"),
+    "bench": ("cluster.bench.cli", "measure an endpoint, the engine, or the gateway"),
+    "doctor": ("cluster.cli.doctor", "check this machine and environment"),
+    "keys": ("cluster.cli.keys", "make and check API keys"),
+}
+"""Modules, whose `add_arguments` fills the command's parser, and what the commands do."""
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -28,14 +38,13 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"rayfleet {version('rayfleet')}")
     subparsers = parser.add_subparsers(required=True, metavar="COMMAND")
 
-    from cluster.bench import cli as bench
-    from cluster.cli import doctor, keys, serve
-
-    serve.register(subparsers)
-    bench.register(subparsers)
-    doctor.register(subparsers)
-    keys.register(subparsers)
+    for name, (module, summary) in COMMANDS.items():
+        subparsers.add_parser(name, help=summary, fill=partial(_fill, module))
     return parser
+
+
+def _fill(module: str, parser: CommandParser) -> None:
+    importlib.import_module(module).add_arguments(parser)
 
 
 if __name__ == "__main__":

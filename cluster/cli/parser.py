@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import difflib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
 from cluster.config import RENAMED
@@ -22,10 +22,20 @@ class CommandParser(argparse.ArgumentParser):
     outermost parser, which shows the usage of all.
     """
 
+    def __init__(
+        self, *args: Any, fill: Callable[[CommandParser], None] | None = None, **kwargs: Any
+    ) -> None:
+        """`fill` adds the arguments, when this command is asked for: imports take their time."""
+        super().__init__(*args, **kwargs)
+        self._fill = fill
+
     def parse_known_args(  # type: ignore[override]  # argparse overloads it for other namespaces
         self, args: Sequence[str] | None = None, namespace: Any = None
     ) -> tuple[Any, list[str]]:
         """As argparse's, but nothing is left unknown."""
+        if self._fill is not None:
+            fill, self._fill = self._fill, None
+            fill(self)
         namespace, unknown = super().parse_known_args(args, namespace)
         if unknown:
             self.error(self._describe(unknown))

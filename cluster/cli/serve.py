@@ -41,14 +41,12 @@ KEY_ON_PROCESS_LIST = (
 PER_MODEL = (FleetConfig, AutoscalingConfig, RoutingConfig, EngineConfig)
 
 
-def register(subparsers: Any) -> None:
-    """Adds `serve` to the command's subparsers."""
-    parser = subparsers.add_parser(
-        "serve",
-        help="serve models behind an OpenAI endpoint",
-        epilog=f"The environment's {API_KEY} holds keys, separated by commas, that clients "
-        "may present besides those of --api-key-file. Unlike --api-key it shows no key to other "
-        "users of this machine.",
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Fills the parser of `rayfleet serve`."""
+    parser.epilog = (
+        f"The environment's {API_KEY} holds keys, separated by commas, that clients may present "
+        "besides those of --api-key-file. Unlike --api-key it shows no key to other users of this "
+        "machine."
     )
     parser.add_argument(
         "model",
