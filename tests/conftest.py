@@ -16,7 +16,7 @@ from xdist.scheduler import LoadScopeScheduling
 
 pytest.register_assert_rewrite("tests.support")
 
-STARTS_RAY = ("tests/e2e/", "tests/cluster/test_serve_router.py", "tests/helm/test_chart_runs.py")
+STARTS_RAY = ("tests/cluster/test_serve_router.py", "tests/helm/test_chart_runs.py", "tests/e2e/")
 
 # Both measure the machine: on a loaded one an example takes as long as it takes.
 settings.register_profile("loaded", deadline=None, suppress_health_check=[HealthCheck.too_slow])

@@ -55,7 +55,7 @@ def owners(directory: Path) -> set[int]:
 async def until(holds: Callable[[], bool]) -> None:
     async with asyncio.timeout(DEADLINE_S):
         while not holds():
-            await asyncio.sleep(0.02)
+            await asyncio.sleep(0.05)  # to read of all processes takes some milliseconds
 
 
 async def answer(port: int) -> str:
@@ -120,7 +120,7 @@ class Node:
 
     async def manager(self, *known: Gateway) -> Manager:
         """Started with a configuration that knows nobody, then told of these."""
-        manager = await Manager.start(self.settings, self.raylet.pid)
+        manager = Manager(self.settings, self.raylet.pid)
         self.managers.append(manager)
         await manager.apply()
         if known:
@@ -138,8 +138,7 @@ async def node() -> AsyncIterator[Node]:
         finally:
             raylet.kill()
             for manager in node.managers:
-                with contextlib.suppress(ProcessLookupError):
-                    await manager.kill()
+                await manager.kill()
     try:
         await until(lambda: not processes(directory))
     finally:
@@ -280,7 +279,7 @@ async def test_serve_stops_what_a_killed_manager_left(node: Node, is_adopted: bo
 
 async def test_without_a_raylet_it_ends_with_its_parent(node: Node) -> None:
     (gateway,) = await gateways("gateway")
-    manager = await Manager.start(node.settings, raylet=None)
+    manager = Manager(node.settings, raylet=None)
     node.managers.append(manager)
     await manager.apply(gateway)
     assert await answer(node.port) == "gateway"

@@ -1,21 +1,20 @@
 """Clients do not wait where HAProxy or its manager is killed, and neither outlives the fleet.
 
-A small fleet of its own; `make check-proxy` kills each five times and tells how long it took.
+The last of the tests with the common fleet, which it kills in the end. `make check-proxy` kills
+each process five times and tells how long it took.
 """
 
 from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
 from cluster.environment import has_haproxy
 from tests.support.fleet.client_load import ClientLoad, ClientOptions
 from tests.support.fleet.proxy_loss import HAPROXY, MANAGER, Probe, Victims, wait_until
-from tests.support.fleet.running_fleet import API_KEY, MODEL, RunningFleet, start_fleet, stop_fleet
+from tests.support.fleet.running_fleet import API_KEY, MODEL, RunningFleet
 from tests.system.checks import is_whole
 
 LOAD = ClientOptions(num_clients=4, num_idle_clients=0, long_output_len=200)
@@ -25,25 +24,14 @@ LONGEST_SILENCE_S = 10.0
 pytestmark = pytest.mark.skipif(not has_haproxy(), reason="HAProxy's wheel is not installed")
 
 
-@pytest.fixture(scope="module")
-def small_fleet(tiny_chat_model: Path) -> Iterator[RunningFleet]:
-    flags = ("--device", "cpu", "--kv-cache-tokens", "8192", "--served-model-name", MODEL)
-    fleet = start_fleet(tiny_chat_model.parent, str(tiny_chat_model), *flags)
-    try:
-        fleet.wait_ready(num_workers=1)
-        yield fleet
-    finally:
-        stop_fleet(fleet)
-
-
 def load_on(fleet: RunningFleet) -> ClientLoad:
     headers = {"authorization": f"Bearer {API_KEY}"}
     return ClientLoad(fleet.base_url, LOAD, MODEL, headers)
 
 
-def test_killed_haproxy_is_back_at_once(small_fleet: RunningFleet) -> None:
-    victims = Victims(small_fleet.processes)
-    with Probe(f"{small_fleet.base_url}/health") as probe, load_on(small_fleet) as load:
+def test_killed_haproxy_is_back_at_once(fleet: RunningFleet) -> None:
+    victims = Victims(fleet.processes)
+    with Probe(f"{fleet.base_url}/health") as probe, load_on(fleet) as load:
         load.wait_for(10)
         for _ in range(3):
             began = victims.kill(HAPROXY)
@@ -56,9 +44,9 @@ def test_killed_haproxy_is_back_at_once(small_fleet: RunningFleet) -> None:
         assert sum(map(is_whole, load.records[begun:])) >= 10
 
 
-def test_no_request_fails_where_the_manager_is_killed(small_fleet: RunningFleet) -> None:
-    victims = Victims(small_fleet.processes)
-    with Probe(f"{small_fleet.base_url}/health") as probe, load_on(small_fleet) as load:
+def test_no_request_fails_where_the_manager_is_killed(fleet: RunningFleet) -> None:
+    victims = Victims(fleet.processes)
+    with Probe(f"{fleet.base_url}/health") as probe, load_on(fleet) as load:
         load.wait_for(10)
         victims.kill(MANAGER)
         victims.wait_replaced()
@@ -68,18 +56,16 @@ def test_no_request_fails_where_the_manager_is_killed(small_fleet: RunningFleet)
     assert [record.error for record in records if not is_whole(record)] == []
 
 
-def test_a_killed_fleet_leaves_no_process(small_fleet: RunningFleet) -> None:
+def test_a_killed_fleet_leaves_no_process(fleet: RunningFleet) -> None:
     """HAProxy is nobody's child then: its manager has been killed before."""
-    victims = Victims(small_fleet.processes)
+    victims = Victims(fleet.processes)
     victims.kill(MANAGER)
     assert len(victims.find(HAPROXY)) == 1
-    os.kill(small_fleet.process.pid, signal.SIGKILL)
+    os.kill(fleet.process.pid, signal.SIGKILL)
     # Ray's agents look for its head for another minute where a worker has just died.
     agents = ("ray::DashboardAgent", "ray::RuntimeEnvAgent")
 
     def is_gone() -> bool:
-        return not set(small_fleet.processes()) - {
-            pid for name in agents for pid in victims.find(name)
-        }
+        return not set(fleet.processes()) - {pid for name in agents for pid in victims.find(name)}
 
     wait_until(is_gone, "the end of all others")

@@ -29,7 +29,9 @@ NUM_BEFORE = 12
 
 
 @pytest.mark.long
-def test_a_rolling_update_fails_no_request(fleet: RunningFleet, tiny_chat_model: Path) -> None:
+def test_a_rolling_update_fails_no_request(
+    fleet: RunningFleet, tiny_chat_model: Path, installed_demo: Path
+) -> None:
     # Two cores are to start eight processes meanwhile: the load leaves them room.
     options = ClientOptions(num_clients=4, num_idle_clients=2, long_output_len=200, pause_s=0.25)
     headers = {"authorization": f"Bearer {API_KEY}"}
@@ -38,7 +40,7 @@ def test_a_rolling_update_fails_no_request(fleet: RunningFleet, tiny_chat_model:
         fleet.admission(MODEL, prefill_force_fifo_every=7)
         old = {*fleet.fronts(), *fleet.gateways()}
         assert len(old) == 3
-        deploy_again(fleet, tiny_chat_model)
+        deploy_again(fleet, tiny_chat_model, installed_demo)
         wait_until(lambda: not old & {*fleet.fronts(), *fleet.gateways()})
         load.wait_for(NUM_BEFORE)
         records = load.stop()
@@ -47,9 +49,9 @@ def test_a_rolling_update_fails_no_request(fleet: RunningFleet, tiny_chat_model:
     assert fleet.admission(MODEL)["prefill_force_fifo_every"] == 7, "gateways remember"
 
 
-def deploy_again(fleet: RunningFleet, model: Path) -> None:
+def deploy_again(fleet: RunningFleet, model: Path, demo: Path) -> None:
     """Deploys with one engine option changed, from a process of its own, which joins the fleet."""
-    replaced, elastic = models_of(model)
+    replaced, elastic = models_of(model, demo)
     config = {
         "port": int(fleet.base_url.rpartition(":")[2]),
         "api_keys": [API_KEY],

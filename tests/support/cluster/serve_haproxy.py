@@ -1,24 +1,24 @@
 """HAProxy as Ray Serve starts it, through our wrapper and with our settings.
 
-Gateways are sockets that close when they are told to. As a program it is Serve's manager in a
-process of its own, which reads what it is to do from its standard input; see Manager.
+Gateways are sockets that close when they are told to. A Manager is Serve's manager in a process of
+its own.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
+import multiprocessing
 import os
-import sys
 from dataclasses import dataclass, field
+from multiprocessing.connection import Connection as Pipe
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 from cluster.environment import haproxy_settings
+from cluster.haproxy import BINARY_VARIABLE
 from cluster.haproxy_guard import RAYLET_VARIABLE
 from cluster.ports import free_ports
-from tests.support.paths import ROOT
 
 HOST = "127.0.0.1"
 PIECE = 2**16
@@ -193,29 +193,27 @@ async def ask(
 
 
 class Manager:
-    """Serve's manager of HAProxy in a process of its own, as a child of the node's raylet is."""
+    """Serve's manager of HAProxy in a process of its own, as a child of the node's raylet is.
 
-    def __init__(self, process: asyncio.subprocess.Process) -> None:
-        self._process = process
+    It is forked from a server that has imported Ray Serve, which takes longer than all it does.
 
-    @classmethod
-    async def start(cls, settings: dict[str, str], raylet: int | None) -> Self:
-        """The raylet may be any process, or none."""
-        environment = {**os.environ, **settings}
-        if raylet is not None:
-            environment[RAYLET_VARIABLE] = str(raylet)
-        process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "tests.support.cluster.serve_haproxy", json.dumps(settings)),
-            stdin=asyncio.subprocess.PIPE,
-            stdout=asyncio.subprocess.PIPE,
-            cwd=ROOT,
-            env=environment,
-        )
-        return cls(process)
+    Args:
+        settings: of `settings_of`.
+        raylet: any process, or None.
+    """
+
+    def __init__(self, settings: dict[str, str], raylet: int | None) -> None:
+        context = multiprocessing.get_context("forkserver")
+        context.set_forkserver_preload(["ray.serve._private.haproxy", __name__])
+        self._pipe, other = context.Pipe()
+        environment = {**settings, **({RAYLET_VARIABLE: str(raylet)} if raylet else {})}
+        self._process = context.Process(target=_manage, args=(settings, environment, other))
+        self._process.start()
+        other.close()
 
     async def apply(self, *gateways: Gateway) -> None:
         """Starts HAProxy with these, or has another take over that knows these."""
-        await self._tell([[gateway.name, gateway.port] for gateway in gateways])
+        await self._tell([(gateway.name, gateway.port) for gateway in gateways])
 
     async def stop(self) -> None:
         """As Serve does before it ends a manager."""
@@ -223,27 +221,31 @@ class Manager:
 
     async def kill(self) -> None:
         self._process.kill()
-        await self._process.wait()
+        await asyncio.to_thread(self._process.join)
 
     async def _tell(self, what: object) -> None:
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
-        self._process.stdin.write(json.dumps(what).encode() + b"\n")
+        self._pipe.send(what)
         async with asyncio.timeout(2 * DEADLINE_S):
-            assert await self._process.stdout.readline() == b"done\n"
+            assert await asyncio.to_thread(self._pipe.recv) == "done"
 
 
-async def _manage(settings: dict[str, str]) -> None:
+def _manage(settings: dict[str, str], environment: dict[str, str], pipe: Pipe) -> None:
+    from ray.serve._private import haproxy
+
+    os.environ.update(environment)
+    haproxy.RAY_SERVE_HAPROXY_BINARY_PATH = settings[BINARY_VARIABLE]
+    asyncio.run(_carry_out(settings, pipe))
+
+
+async def _carry_out(settings: dict[str, str], pipe: Pipe) -> None:
     proxy = Proxy(settings, knows_routes=False)
-    carry_out = proxy.start
-    while line := await asyncio.to_thread(sys.stdin.readline):
-        if (told := json.loads(line)) == "stop":
-            await proxy.stop()
-        else:
-            await carry_out(*(Gateway(name, port=port) for name, port in told))
-            carry_out = proxy.reload
-        print("done", flush=True)
-
-
-if __name__ == "__main__":
-    asyncio.run(_manage(json.loads(sys.argv[1])))
+    apply = proxy.start
+    with contextlib.suppress(EOFError):  # the test has ended
+        while True:
+            told = await asyncio.to_thread(pipe.recv)
+            if told == "stop":
+                await proxy.stop()
+            else:
+                await apply(*(Gateway(name, port=port) for name, port in told))
+                apply = proxy.reload
+            pipe.send("done")

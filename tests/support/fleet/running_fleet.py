@@ -17,7 +17,6 @@ import httpx
 import pytest
 from openai import OpenAI
 
-from cluster.config import find_demo_model
 from cluster.drain import find_raylets
 from cluster.ports import free_ports
 
@@ -135,21 +134,34 @@ class RunningFleet:
         pytest.fail(f"rayfleet serve is not ready after {timeout_s} s")
 
 
-def start_fleet(folder: Path, *arguments: str, stdout: int | None = None) -> RunningFleet:
-    """Starts `rayfleet serve` outside the source tree, its key in the environment."""
+def start_fleet(
+    folder: Path, *arguments: str, stdout: int | None = None, installed: Path | None = None
+) -> RunningFleet:
+    """Starts `rayfleet serve` outside the source tree, its key in the environment.
+
+    Args:
+        folder: where it runs.
+        arguments: of `rayfleet serve`.
+        stdout: a file descriptor for its standard output.
+        installed: the folder of executables whose `rayfleet` it is; the source tree's if None.
+    """
     port = free_ports(1)[0]
     base_url = f"http://127.0.0.1:{port}"
-    command = [sys.executable, "-m", "cluster.cli.main", "serve", "--port", str(port)]
+    environment = {
+        **os.environ,
+        "RAYFLEET_TEST": base_url,
+        "RAYFLEET_API_KEY": API_KEY,
+        "RAYFLEET_ADMIN_API_KEY": ADMIN_KEY,
+    }
+    command = [sys.executable, "-m", "cluster.cli.main"]
+    if installed is not None:
+        command = [str(installed / "rayfleet")]
+        environment.pop("PYTHONPATH", None)
     process = subprocess.Popen(
-        [*command, *arguments],
+        [*command, "serve", "--port", str(port), *arguments],
         cwd=folder,
         stdout=stdout,
-        env={
-            **os.environ,
-            "RAYFLEET_TEST": base_url,
-            "RAYFLEET_API_KEY": API_KEY,
-            "RAYFLEET_ADMIN_API_KEY": ADMIN_KEY,
-        },
+        env=environment,
         start_new_session=True,
     )
     return RunningFleet(process, base_url)
@@ -166,7 +178,7 @@ def stop_fleet(fleet: RunningFleet) -> None:
             os.kill(pid, signal.SIGKILL)
 
 
-def models_of(tiny: Path) -> list[dict[str, object]]:
+def models_of(tiny: Path, demo: Path | str) -> list[dict[str, object]]:
     """What the fleet serves; the second model's delays are those of a test."""
     common = {"device": "cpu", "kv_cache_tokens": 8192}
     return [
@@ -180,7 +192,7 @@ def models_of(tiny: Path) -> list[dict[str, object]]:
         },
         {
             **common,
-            "model": find_demo_model(),
+            "model": str(demo),
             "served_model_name": ELASTIC,
             "max_num_seqs": 2,
             "min_workers": 0,

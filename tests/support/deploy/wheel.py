@@ -1,0 +1,46 @@
+"""rayfleet's wheel, and an environment that has nothing else of it."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+import sysconfig
+from pathlib import Path
+
+from tests.support.paths import ROOT
+
+PACKAGES = ("cluster", "router", "worker", "kernels")
+PIP_TIMEOUT_S = 200
+
+
+def build_wheel(folder: Path) -> Path:
+    """Built from a copy: what earlier builds have left in the source tree would get into it."""
+    source = folder / "source"
+    clean = shutil.ignore_patterns("__pycache__", "*.egg-info")
+    for name in (*PACKAGES, "deploy/models/demo"):
+        shutil.copytree(ROOT / name, source / name, symlinks=True, ignore=clean)
+    for name in ("pyproject.toml", "README.md", "LICENSE"):
+        shutil.copy(ROOT / name, source)
+    options = ["--no-deps", "--no-build-isolation", "--no-index", "--wheel-dir", str(folder)]
+    _pip("wheel", "--quiet", *options, str(source))
+    (built,) = folder.glob("*.whl")
+    return built
+
+
+def install_wheel(wheel: Path, environment: Path) -> Path:
+    """Makes the environment; the folder of its executables.
+
+    What the wheel depends on comes from this environment, through a path file: no second torch.
+    """
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", environment], check=True)
+    python = environment / "bin" / "python"
+    _pip("--python", str(python), "install", "--quiet", "--no-deps", "--no-index", str(wheel))
+    (site,) = environment.glob("lib/python*/site-packages")
+    (site / "dependencies.pth").write_text(sysconfig.get_path("purelib") + "\n")
+    return python.parent
+
+
+def _pip(*arguments: str) -> None:
+    command = [sys.executable, "-m", "pip", *arguments]
+    subprocess.run(command, check=True, timeout=PIP_TIMEOUT_S)
