@@ -1,7 +1,7 @@
 # make serve          install and serve the demo model     (ARGS="--port 9000 --num-workers 2")
 # make test           what CI runs
 # make lint           the part of it that does not run the code
-# make check-long     what `make test` leaves out: more architectures, faults, compute capabilities (half an hour)
+# make check-long     what `make test` leaves out: more architectures, faults, random cases (half an hour)
 # make check-install  all pins and extras resolve on the public index (two minutes)
 # make lock           what images install, by hash       (ARGS="--upgrade")
 # make check-supply   locks, bills of materials, vulnerabilities, digests (ARGS="--values FILE")
@@ -64,7 +64,8 @@ test: lint
 	RAY_USAGE_STATS_ENABLED=0 $(BIN)/python -m pytest $(TEST_PROCESSES) $(TEST_ARGS)
 
 check-long: $(STAMP)
-	RAY_USAGE_STATS_ENABLED=0 $(BIN)/python -m pytest $(TEST_PROCESSES) -m long $(TEST_ARGS)
+	RAY_USAGE_STATS_ENABLED=0 TEST_EFFORT=long $(BIN)/python -m pytest $(TEST_PROCESSES) \
+		-m "long or randomized" $(TEST_ARGS)
 
 check-install: $(STAMP)
 	$(BIN)/python -m tests.system.install $(ARGS)

@@ -11,16 +11,32 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, settings
+from hypothesis import HealthCheck, is_hypothesis_test, settings
 from xdist.scheduler import LoadScopeScheduling
 
 pytest.register_assert_rewrite("tests.support")
 
 STARTS_RAY = ("tests/cluster/test_serve_router.py", "tests/helm/test_chart_runs.py", "tests/e2e/")
 
-# Both measure the machine: on a loaded one an example takes as long as it takes.
-settings.register_profile("loaded", deadline=None, suppress_health_check=[HealthCheck.too_slow])
-settings.load_profile("loaded")
+
+def pytest_configure() -> None:
+    from tests.support.effort import cases
+
+    # On a loaded machine an example takes as long as it takes.
+    settings.register_profile(
+        "ours",
+        max_examples=cases(100),
+        deadline=None,
+        suppress_health_check=[HealthCheck.too_slow],
+    )
+    settings.load_profile("ours")
+
+
+def pytest_itemcollected(item: pytest.Function) -> None:
+    from tests.support.effort import cases
+
+    if is_hypothesis_test(item.obj) or getattr(item.module, "cases", None) is cases:
+        item.add_marker("randomized")
 
 
 @pytest.fixture(scope="session")

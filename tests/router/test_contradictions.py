@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from router.api.app import create_app
 from router.config import GatewayConfig, ModelRoute
 from router.gateway import Gateway
+from tests.support.effort import cases
 from worker.config import EngineConfig
 from worker.core.loop import serve_engine
 from worker.front.server import WorkerFront
@@ -197,7 +198,7 @@ FIELDS: dict[str, st.SearchStrategy[Any]] = {
 }
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=cases(150), deadline=None)
 @given(grammar=grammars, fields=st.fixed_dictionaries({}, optional=FIELDS), seed=st.integers(0, 9))
 @example(
     grammar={"regex": "a*"},

@@ -15,6 +15,7 @@ from hypothesis import HealthCheck, given, settings
 
 from router.api import body as body_module
 from router.api.protocol import ChatRequest, CompletionRequest
+from tests.support.effort import cases
 from tests.support.hostile.bodies import FIELDS, bodies
 from worker.wire.chat_template import ChatTemplate
 from worker.wire.limits import refuse
@@ -52,7 +53,9 @@ def check_submit(submit: Submit, rig: Any) -> None:
 
 
 @settings(
-    max_examples=400, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=cases(400),
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
 )
 @given(request=bodies(("stub", "alias", "nope", None, 5)))
 def test_any_body_is_answered_and_reaches_workers_sound(

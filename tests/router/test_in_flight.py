@@ -6,6 +6,7 @@ from hypothesis import strategies as st
 
 from router.fleet import HashMemo, PromptBlocks
 from router.fleet.in_flight import InFlight
+from tests.support.effort import cases
 from worker.wire.blocks import BlockHashes, block_hash_array, root_hash
 
 PROMPT = st.lists(st.integers(0, 1), min_size=0, max_size=9)
@@ -16,7 +17,7 @@ def chain(prompt: list[int]) -> BlockHashes:
 
 
 @given(data=st.data())
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=cases(150), deadline=None)
 def test_tree_equals_a_list_of_prompts(data: st.DataObject) -> None:
     tree = InFlight()
     flights: list[tuple[list[int], int, object]] = []

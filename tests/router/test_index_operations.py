@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from router.fleet import BlockKey, Fleet, PromptBlocks
+from tests.support.effort import cases
 from tests.support.router.scheduled_worker import PAGE_SIZE, SALT, ScheduledWorker
 from worker.wire.messages import AttachSnapshot, Submit, WorkerDown
 from worker.wire.sampling import SamplingParams
@@ -168,4 +169,6 @@ class IndexMachine(RuleBasedStateMachine):
 
 
 TestIndexOperations = IndexMachine.TestCase
-TestIndexOperations.settings = settings(max_examples=40, stateful_step_count=40, deadline=None)
+TestIndexOperations.settings = settings(
+    max_examples=cases(40), stateful_step_count=40, deadline=None
+)

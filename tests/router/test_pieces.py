@@ -13,6 +13,7 @@ from tokenizers import AddedToken, models, normalizers, pre_tokenizers, trainers
 from tokenizers import Tokenizer as Backend
 
 from router.tokens.pieces import PieceMemo, _size
+from tests.support.effort import cases
 from worker.wire.tokenizer import SHORT_TEXT, Tokenizer
 
 _CORPUS = ["Tell me of the ferry, and the old harbour: hello <world>!  2 x 3\n\n"] * 4
@@ -86,7 +87,7 @@ def test_tokens_are_those_of_the_whole(kind: str, tokens: str) -> None:
     memo = PieceMemo(tokenizer, max_bytes=8000)
     words = st.sampled_from([*_FRAGMENTS, "Tell me of the ferry", "old harbour"])
 
-    @settings(max_examples=40, deadline=None)
+    @settings(max_examples=cases(40), deadline=None)
     @given(st.lists(words, max_size=12).map("".join), st.integers(0, 3))
     def same(text: str, turns: int) -> None:
         filling = f"{_START}user\nTell me of the ferry, and <old> harbours{_END}\n" * 16

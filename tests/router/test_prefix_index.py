@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from router.fleet import PrefixIndex
 from router.fleet.hash_table import HashTable
+from tests.support.effort import cases
 from worker.wire.messages import BlockRemoved, BlockStored, Tier
 
 GOLDEN = 0x9E3779B97F4A7C15
@@ -42,7 +43,7 @@ def holders(
 
 
 @given(data=st.data())
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=cases(150), deadline=None)
 def test_index_equals_plain_sets(data: st.DataObject) -> None:
     """Blocks of each tier come in chain order and leave from the end, as caches have it."""
     index = PrefixIndex()

@@ -15,6 +15,7 @@ from cluster.autoscaling.config import AutoscalingConfig
 from cluster.autoscaling.decision import Autoscaler
 from cluster.autoscaling.load import FleetLoad, combined
 from router.serving.load import LoadReport
+from tests.support.effort import cases
 
 CONFIG = AutoscalingConfig(
     max_workers=8,
@@ -257,7 +258,7 @@ CASES = st.builds(
 WORKS = st.lists(st.floats(0.0, 12.0), min_size=1, max_size=20)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=cases(150), deadline=None)
 @given(CASES, WORKS, st.integers(1, 90))
 def test_bounds_and_pace_hold_under_any_load(
     config: AutoscalingConfig, works: list[float], stay: int
@@ -278,7 +279,7 @@ def test_bounds_and_pace_hold_under_any_load(
                 assert fleet.now - rose_at >= config.downscale_delay_s
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=cases(60), deadline=None)
 @given(CASES, st.floats(0.0, 12.0))
 def test_a_steady_load_settles_and_is_carried(config: AutoscalingConfig, work: float) -> None:
     fleet = Fleet(config, config.bounded(1))

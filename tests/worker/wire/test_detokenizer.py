@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer as Backend
 
+from tests.support.effort import cases
 from worker.wire.detokenizer import Detokenizer, RequestText, StreamDetokenizer
 from worker.wire.stop import StopChecker, StopStrings
 from worker.wire.tokenizer import Tokenizer
@@ -37,7 +38,7 @@ def cut(text: str, cuts: list[int]) -> list[str]:
 
 
 @given(data=st.data())
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=cases(150), deadline=None)
 def test_any_byte_level_sequence_equals_the_whole_decode(
     byte_level: Backend, data: st.DataObject
 ) -> None:
@@ -97,7 +98,7 @@ def test_bytes_that_never_make_text_are_not_held_forever(sentencepiece: Backend)
 
 
 @given(text=SMALL_TEXT, cuts=st.lists(st.integers(0, 60)), stops=STOPS, include=st.booleans())
-@settings(max_examples=250, deadline=None)
+@settings(max_examples=cases(250), deadline=None)
 def test_stop_strings_equal_the_naive_answer_however_the_text_is_cut(
     text: str, cuts: list[int], stops: list[str], include: bool
 ) -> None:
@@ -109,7 +110,7 @@ def test_stop_strings_equal_the_naive_answer_however_the_text_is_cut(
 
 
 @given(text=SMALL_TEXT, cuts=st.lists(st.integers(0, 60)), stops=STOPS)
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=cases(150), deadline=None)
 def test_only_a_possible_beginning_is_held_back(
     text: str, cuts: list[int], stops: list[str]
 ) -> None:

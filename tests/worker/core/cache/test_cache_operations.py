@@ -13,6 +13,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
+from tests.support.effort import cases
 from worker.core.cache.host import Copies
 from worker.core.cache.lease import Lease
 from worker.core.cache.manager import CacheManager
@@ -275,10 +276,10 @@ TestCacheMachine = CacheMachine.TestCase
 TestLargeHostMachine = LargeHostMachine.TestCase
 TestSmallHostMachine = SmallHostMachine.TestCase
 TestCacheMachine.settings = settings(
-    max_examples=100, stateful_step_count=50, deadline=None, derandomize=True
+    max_examples=cases(100), stateful_step_count=50, deadline=None, derandomize=True
 )
 TestLargeHostMachine.settings = TestSmallHostMachine.settings = settings(
-    max_examples=40, stateful_step_count=20, deadline=None, derandomize=True
+    max_examples=cases(40), stateful_step_count=20, deadline=None, derandomize=True
 )
 
 

@@ -7,6 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.support.effort import cases
 from worker.core.request import Request
 from worker.core.scheduler.rules import token_rules
 from worker.plan.plan import Admit, Plan, PlannedRow, StepResult
@@ -57,7 +58,7 @@ def make_tables(admits: list[Admit]) -> DeviceTables:
     return tables
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=cases(150), deadline=None)
 @given(
     rows=st.lists(
         st.tuples(params, st.lists(tokens, min_size=1, max_size=20), st.integers(0, 19)),

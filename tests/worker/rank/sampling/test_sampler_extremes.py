@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.support.checkpoints.dense import VOCAB_SIZE, write_checkpoint
+from tests.support.effort import cases
 from tests.support.engines.plan_driver import Request, generate, make_runner
 from worker.core.scheduler.admission import _signed
 from worker.plan.plan import Admit
@@ -35,7 +36,7 @@ params = st.builds(
 )
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=cases(150), deadline=None)
 @given(
     rows=st.lists(params, min_size=1, max_size=5),
     scale=st.sampled_from(SCALES),

@@ -1,0 +1,17 @@
+"""How many random cases a test draws: a fifth in `make test`, all of them in `make check-long`."""
+
+from __future__ import annotations
+
+import os
+
+IS_LONG = os.environ.get("TEST_EFFORT") == "long"
+SHORTER = 5
+
+
+def cases(number: int) -> int:
+    """Of `number` cases, how many to draw.
+
+    Tests of a module that has this function are marked `randomized`, as those of hypothesis are, so
+    that `make check-long` runs them again.
+    """
+    return number if IS_LONG else number // SHORTER
