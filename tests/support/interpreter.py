@@ -8,17 +8,36 @@ import sys
 
 from tests.support.paths import ROOT
 
+TIMEOUT_S = 1000
+"""A minute on an idle machine."""
 
-def run_interpreted(folder: str) -> None:
-    """A pytest run under Triton's interpreter, whose variable must be set before the import."""
+
+def run_interpreted(folder: str, selection: str = "not long") -> None:
+    """A pytest run under Triton's interpreter, whose variable must be set before the import.
+
+    Args:
+        folder: of the tests.
+        selection: by markers, as pytest's `-m` takes it.
+    """
     run = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", folder],
+        [
+            sys.executable,
+            "-m",
+            "pytest",
+            "-q",
+            "-x",
+            "-p",
+            "no:cacheprovider",
+            "-m",
+            selection,
+            folder,
+        ],
         cwd=ROOT,
         env={**os.environ, "TRITON_INTERPRET": "1"},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
-        timeout=280,
+        timeout=TIMEOUT_S,
         check=False,
     )
     assert run.returncode == 0, run.stdout[-6000:]

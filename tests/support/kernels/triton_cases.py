@@ -165,14 +165,14 @@ def extend_case(device: str, dtype: torch.dtype) -> None:
 
 def block_extend_case(device: str, dtype: torch.dtype) -> None:
     """Blocks within a tile of queries, as wide as one, and wider; chunks that begin inside."""
-    for block_size, lens, query_lens in (
-        (4, [8, 100], [8, 36]),
-        (8, [8, 88, 120], [8, 48, 8]),
-        (32, [96, 64], [64, 32]),
-        (128, [256], [128]),
+    for block_size, num_kv_heads, lens, query_lens in (
+        (4, 2, [8, 60], [8, 36]),
+        (8, 1, [8, 88, 120], [8, 48, 8]),
+        (32, 1, [96, 64], [64, 32]),
+        (128, 1, [256], [128]),
     ):
-        case = make_paged(lens, num_kv_heads=2, head_dim=32, device=device, dtype=dtype)
-        q = _randn(sum(query_lens), 4, 32, device=device, dtype=dtype)
+        case = make_paged(lens, num_kv_heads=num_kv_heads, head_dim=32, device=device, dtype=dtype)
+        q = _randn(sum(query_lens), 2 * num_kv_heads, 32, device=device, dtype=dtype)
 
         def run(
             invariant: bool,

@@ -25,7 +25,10 @@ def _on_triton() -> Iterator[None]:
         yield
 
 
-@pytest.mark.parametrize("is_static", [False, True], ids=["eager", "static"])
+@pytest.mark.parametrize(
+    "is_static",
+    [pytest.param(False, id="eager", marks=pytest.mark.long), pytest.param(True, id="static")],
+)
 def test_tokens_and_rounds(tmp_path: Path, is_static: bool) -> None:
     """On static buffers, padded, too: all that is left out of a graph there is its capture."""
     replayed: list[int] = []

@@ -20,8 +20,20 @@ def _on_triton() -> Iterator[None]:
         yield
 
 
-@pytest.mark.parametrize("batch_invariant", [False, True], ids=["plain", "batch-invariant"])
-@pytest.mark.parametrize("name", SPECS)
+FULL = "qwen3"
+"""Runs with batch-invariant kernels in `make test`, too; the others do in `make check-long`."""
+
+
+@pytest.mark.parametrize(
+    ("name", "batch_invariant"),
+    [
+        *((name, False) for name in SPECS),
+        *(
+            pytest.param(name, True, marks=() if name == FULL else pytest.mark.long)
+            for name in SPECS
+        ),
+    ],
+)
 def test_logits_equal_transformers(name: str, batch_invariant: bool, tmp_path: Path) -> None:
     model = write_checkpoint(name, tmp_path)
     runner = make_runner(str(tmp_path), batch_invariant=batch_invariant, cpu_backend="torch")
