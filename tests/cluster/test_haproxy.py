@@ -121,7 +121,7 @@ async def test_who_takes_nothing_is_let_go_and_who_waits_is_not(proxy: Proxy) ->
     deaf.write(b"GET /pour HTTP/1.1\r\nHost: h\r\n\r\n")
     reader, slow = await proxy.connect()
     slow.write(b"POST / HTTP/1.1\r\nHost: h\r\nContent-Length: 1000000\r\n\r\n" + bytes(2 * PIECE))
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(120):
         with contextlib.suppress(ConnectionError):
             assert (await reader.read())[:10] in (b"HTTP/1.1 4", b"")
         while len(gateway.ended) < 2:
@@ -146,7 +146,7 @@ async def test_one_address_may_have_so_many_connections(
     with pytest.raises((asyncio.IncompleteReadError, ConnectionError)):
         await ask(await proxy.connect())
     kept[0][1].close()
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(120):
         while True:
             with contextlib.suppress(asyncio.IncompleteReadError, ConnectionError):
                 assert await ask(await proxy.connect()) == (200, "gateway", False)
@@ -174,7 +174,7 @@ async def test_no_request_id_that_serve_cannot_decode_gets_through(proxy: Proxy)
     for number, (given, is_kept) in enumerate(REQUEST_IDS):
         lines = b"".join(b"X-Request-Id: %s\r\n" % value for value in given)
         writer.write(b"GET /mine-%d HTTP/1.1\r\nHost: h\r\n%s\r\n" % (number, lines))
-        async with asyncio.timeout(15):
+        async with asyncio.timeout(120):
             answer = await reader.readuntil(b"\r\n\r\n")
             await reader.readexactly(len("gateway"))
         assert answer.startswith(b"HTTP/1.1 200 ")

@@ -14,7 +14,7 @@ import yaml
 from tests.support.deploy.wheel import build_wheel, install_wheel
 from tests.support.fleet.running_fleet import RunningFleet, models_of, start_fleet, stop_fleet
 
-TEST_TIMEOUT_S = 900
+TEST_TIMEOUT_S = 1800
 """Several deadlines and the start of the fleet."""
 
 

@@ -21,7 +21,7 @@ from tests.support.deploy.promql import RULES, is_told_here, missing, panel_quer
 from tests.support.fleet.running_fleet import API_KEY, MODEL, RunningFleet
 
 NUM_REQUESTS = 12
-START_S = 180.0
+START_S = 600.0
 """Prometheus starts within a second where nothing else runs."""
 
 

@@ -35,7 +35,7 @@ from tests.support.paths import ROOT
 
 pytestmark = [
     pytest.mark.e2e,
-    pytest.mark.timeout(600),
+    pytest.mark.timeout(1800),
     pytest.mark.skipif(not has_haproxy(), reason="HAProxy's wheel is not installed"),
 ]
 DEMO = str(ROOT / "deploy" / "models" / "demo")

@@ -59,7 +59,7 @@ class Wire:
         self.channel = WorkerChannel("w0", "gw", StubTransport(self.worker), self.seen)
 
     async def until(self, condition) -> None:
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(120):
             while not condition():
                 await asyncio.sleep(0.002)
 

@@ -15,7 +15,7 @@ import pytest
 from router.api.body import BodyLimits
 
 LONG_S = 3600.0
-DEADLINE_S = 30
+DEADLINE_S = 120
 
 
 @asynccontextmanager

@@ -174,7 +174,7 @@ async def test_client_that_goes_away_is_not_written_to_for_ever(rig):
     [worker] = [w for w in rig.workers if w.running]
     worker.step()
     client.gone.set()
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(120):
         await client.task
         await worker.wait(lambda: bool(worker.aborted))
 
@@ -227,7 +227,7 @@ async def test_client_that_takes_nothing_is_let_go(rig):
     for worker in rig.workers:
         worker.step()
     client = await work
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(120):
         await client.task
     assert client.text() == ""
     # None of them computes on for it.
@@ -239,7 +239,7 @@ async def test_client_that_takes_nothing_of_a_whole_response_is_let_go(rig):
     rig.reader_limits = ReaderLimits(stalled_s=0.1, period_s=0.02, unread_bytes=1)
     await rig.start()
     client = await stuck(rig, stream=False)
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(120):
         await client.task
     assert client.text() == ""
 
@@ -272,10 +272,10 @@ async def test_what_is_left_unread_has_a_limit(rig, limit):
     await rig.start()
     small = await stuck(rig, max_tokens=2000)
     large = await stuck(rig, max_tokens=2000, logprobs=5, n=4)
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(120):
         await large.task
     assert not small.task.done()
     small.gate.set()
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(120):
         await small.task
     assert small.text().endswith("data: [DONE]\n\n")

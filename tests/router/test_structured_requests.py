@@ -191,7 +191,7 @@ async def test_others_do_not_wait_while_a_refused_grammar_is_tried_again(rig) ->
     worker.compiled.clear()
     await rig.until(lambda: len(rig.submits()) == 3)
     worker.rejection = None
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(120):
         assert (await rig.chat()).status_code == 200
     assert [len(batch.submits) for batch in worker.batches if batch.submits] == [1, 2, 1]
     worker.compiled.set()
@@ -210,7 +210,7 @@ async def test_others_do_not_wait_for_a_grammar_that_was_refused_before(rig) -> 
     worker.compiled.clear()
     again = asyncio.create_task(rig.chat(structured_outputs={"regex": "a"}))
     await rig.until(lambda: len(rig.submits()) == 2)
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(120):
         assert (await rig.chat()).status_code == 200
     worker.compiled.set()
     assert (await again).status_code == 200

@@ -79,7 +79,7 @@ def run(code: str, hub: str, home: Path, *repositories: str) -> list[Any]:
     command = [sys.executable, "-c", code, *repositories]
     environment = environment_of(hub, home)
     done = subprocess.run(
-        command, env=environment, capture_output=True, text=True, timeout=250, check=False
+        command, env=environment, capture_output=True, text=True, timeout=600, check=False
     )
     assert done.returncode == 0, done.stderr
     return [json.loads(line) for line in done.stdout.splitlines()]
@@ -112,7 +112,7 @@ def test_a_fleet_reads_the_commits_that_there_were_when_it_was_built(tmp_path: P
         assert (hub.asked.count("main"), hub.asked.count("v1")) == (1, 1)
         hub.revisions.update(main=later, v1=later)
         hub.asked.clear()
-        _, errors = process.communicate("\n", timeout=250)
+        _, errors = process.communicate("\n", timeout=600)
         assert process.returncode == 0, errors
         assert set(hub.asked) == {COMMIT, other}
 

@@ -29,9 +29,9 @@ def backend() -> Iterator[Backend]:
         backend.url = f"http://{host}:{port}"
         return runner
 
-    runner = asyncio.run_coroutine_threadsafe(start(), loop).result(10)
+    runner = asyncio.run_coroutine_threadsafe(start(), loop).result(120)
     yield backend
-    asyncio.run_coroutine_threadsafe(runner.cleanup(), loop).result(10)
+    asyncio.run_coroutine_threadsafe(runner.cleanup(), loop).result(120)
     loop.call_soon_threadsafe(loop.stop)
-    thread.join(10)
+    thread.join(120)
     loop.close()

@@ -101,7 +101,7 @@ async def test_the_stub_serves_the_real_front(tmp_path: Path) -> None:
     finally:
         front.close()
         stub.kill()
-        stub.join(10)
+        stub.join(120)
 
 
 def test_cpu_time_of_descendants_is_counted_by_part() -> None:

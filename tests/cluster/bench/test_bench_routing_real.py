@@ -124,7 +124,7 @@ def http_worker() -> Iterator[str]:
         yield url
     finally:
         process.terminate()
-        process.wait(10)
+        process.wait(120)
 
 
 async def test_the_workers_front_is_told_blocks_and_tokens(tmp_path: Path) -> None:
@@ -149,7 +149,7 @@ async def test_the_workers_front_is_told_blocks_and_tokens(tmp_path: Path) -> No
         assert (stored, cached) == (2, 0)
     finally:
         front.close()
-        process.join(10)
+        process.join(120)
         process.terminate()
 
 

@@ -25,7 +25,7 @@ ADMIN_KEY = "key-of-the-admin"
 MODEL = "tiny"
 ELASTIC = "elastic"
 """The model whose workers follow the load."""
-DEADLINE_S = 240.0
+DEADLINE_S = 600.0
 """Seconds for anything that must come, seconds on an idle machine: only a failure waits so long."""
 
 

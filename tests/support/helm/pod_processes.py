@@ -42,7 +42,7 @@ from tests.support.paths import ROOT
 
 MARK = "RAYFLEET_TEST_PODS"
 """In the environment of all processes of a cluster; its value is the cluster's folder."""
-START_TIMEOUT_S = 240.0
+START_TIMEOUT_S = 600.0
 POLL_S = 0.25
 FOLDERS = {
     # of the pod: of this machine; `{}` is the cluster's private folder

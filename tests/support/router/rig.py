@@ -110,7 +110,7 @@ class Rig:
         return [worker.worker_id for worker in model.fleet.workers if worker.info is not None]
 
     async def until(self, condition: Callable[[], bool]) -> None:
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(120):
             while not condition():
                 await asyncio.sleep(0.002)
 

@@ -109,7 +109,7 @@ async def attach(server: AttachServer, gateway_id: str = "g0") -> Gateway:
 
 async def news(link: Gateway) -> WorkerItem:
     """The next item that is no heartbeat."""
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(120):
         while True:
             item = decode_item(await link.items.get())
             if not isinstance(item, WorkerUpdate) or item.deltas or item.block_events:
@@ -122,7 +122,7 @@ async def send(link: WorkerLink, *submits: Submit) -> SubmitReply:
 
 
 async def ended(link: WorkerLink) -> str:
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(120):
         return await link.wait_ended()
 
 
@@ -296,7 +296,7 @@ async def test_a_killed_gateway_is_noticed(
         await front.submit(msgspec.msgpack.encode(SubmitBatch(submits=[submit("open")])))
         await engine.batch()
         gateway.kill()
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(120):
             assert [a.request_id for a in (await engine.batch()).aborts] == ["open"]
 
 
@@ -325,7 +325,7 @@ async def _first_line(process: subprocess.Popen[bytes]) -> str:
 
 
 def _read_to_end(connection: socket.socket) -> int:
-    connection.settimeout(10)
+    connection.settimeout(120)
     received = 0
     while data := connection.recv(1 << 16):
         received += len(data)

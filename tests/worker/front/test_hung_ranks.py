@@ -21,7 +21,7 @@ from worker.front.server import WorkerFront
 from worker.wire.messages import EngineInfo, SubmitBatch, WorkerDown, WorkerUpdate
 from worker.wire.sampling import SamplingParams
 
-DEADLINE_S = 240.0
+DEADLINE_S = 600.0
 COORDINATOR = """
 import sys, msgspec
 from worker.config import EngineConfig

@@ -106,7 +106,7 @@ async def test_the_port_is_taken_over_when_its_holder_ends(
     url = f"http://127.0.0.1:{config.port}/metrics"
 
     async def scrape(client: httpx.AsyncClient, expected: set[str]) -> None:
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(120):
             while True:
                 with contextlib.suppress(httpx.TransportError):
                     if workers((await client.get(url)).text) == expected:

@@ -33,7 +33,7 @@ def start_and_join(target: Callable[..., None], arguments: list[tuple[object, ..
     for process in processes:
         process.start()
     for process in processes:
-        process.join(timeout=200)
+        process.join(timeout=600)
         assert process.exitcode == 0
 
 

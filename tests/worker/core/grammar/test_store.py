@@ -44,7 +44,7 @@ def test_what_comes_between_two_looks_of_the_loop_wakes_it(
     is_looking = threading.Event()
 
     def follow(*_: object) -> None:
-        is_looking.wait(10)
+        is_looking.wait(120)
         raise GrammarFault("whatever it is")
 
     def read(fd: int, size: int, read: object = os.read) -> bytes:
@@ -57,7 +57,7 @@ def test_what_comes_between_two_looks_of_the_loop_wakes_it(
     monkeypatch.setattr(os, "read", read)
     store.request(SUBMIT)
     assert store.take() == []
-    assert poller.poll(10_000), "the request would wait for ever"
+    assert poller.poll(120_000), "the request would wait for ever"
     assert [one.request_id for one in store.take()] == ["r"]
 
 
@@ -67,7 +67,7 @@ def test_whatever_comes_wakes_the_loop_once(store: GrammarStore) -> None:
     for _ in range(2000):
         store.request(SUBMIT)
         while not (taken := store.take()):
-            assert poller.poll(10_000), "the request would wait for ever"
+            assert poller.poll(120_000), "the request would wait for ever"
         assert [one.request_id for one in taken] == ["r"]
         assert store.num_due == 0
         assert not poller.poll(0), "the loop would spin"
