@@ -1,4 +1,5 @@
 # make serve          install and serve the demo model     (ARGS="--port 9000 --num-workers 2")
+# make unit           tests of what decides: no Ray, no process, nothing to compile (a minute)
 # make test           what CI runs
 # make lint           the part of it that does not run the code
 # make check-long     what `make test` leaves out: more architectures, faults, random cases (half an hour)
@@ -30,7 +31,10 @@ TEST_ARGS ?=
 TEST_PROCESSES ?= -n $(shell n=$$(nproc); echo $$((n < 2 ? 2 : n > 6 ? 6 : n))) \
 	--dist loadscope --no-loadscope-reorder
 
-.PHONY: help install serve test lint lock check-install check-supply check-autoscale \
+UNIT_TESTS := tests/architecture tests/cluster/autoscaling tests/router \
+	$(addprefix tests/worker/,core front metrics plan wire)
+
+.PHONY: help install serve unit test lint lock check-install check-supply check-autoscale \
 	check-cancels check-chaos check-hostile check-long check-nodes check-overload check-proxy \
 	check-rolling-update check-soak check-tenants demo-models check-speculative
 .DEFAULT_GOAL := serve
@@ -59,6 +63,9 @@ lint: $(STAMP)
 	$(BIN)/typos
 	$(BIN)/lint-imports --no-logo
 	$(BIN)/mypy
+
+unit: $(STAMP)
+	$(BIN)/python -m pytest $(TEST_PROCESSES) -m "not long and not slow" $(UNIT_TESTS) $(TEST_ARGS)
 
 test: lint
 	RAY_USAGE_STATS_ENABLED=0 $(BIN)/python -m pytest $(TEST_PROCESSES) $(TEST_ARGS)

@@ -23,6 +23,8 @@ from worker.core.loop import serve_engine
 from worker.front.server import WorkerFront
 from worker.wire.tokenizer import load_tokenizer
 
+pytestmark = pytest.mark.slow
+
 MODEL = "deploy/models/demo"
 ENCODE = load_tokenizer(MODEL).encode
 TEXTS = ("a", "b", "1", "7", '"', "{", "}", "yes", " ", "\n")

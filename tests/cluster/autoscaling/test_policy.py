@@ -19,6 +19,8 @@ from cluster.autoscaling.policy import GatewayPolicy, WorkerPolicy
 from cluster.config import serve_config_from_mapping
 from router.serving.load import LoadReport
 
+pytestmark = pytest.mark.slow
+
 BUSY = LoadReport(num_ready=1.0, work=1.9, num_active=3.0)
 WAITING = LoadReport(pending_s=2.0, num_pending=1.0)
 CONFIG = AutoscalingConfig(max_workers=3, min_workers=0, upscale_delay_s=0.0)

@@ -14,6 +14,8 @@ from tests.support.engines.engine_driver import Engine
 from worker.core.executor import RankFailure
 from worker.wire.sampling import SamplingParams
 
+pytestmark = pytest.mark.slow
+
 
 def test_a_killed_peer_is_named(tmp_path: Path) -> None:
     torch.set_num_threads(1)

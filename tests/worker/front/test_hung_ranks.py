@@ -21,6 +21,8 @@ from worker.front.server import WorkerFront
 from worker.wire.messages import EngineInfo, SubmitBatch, WorkerDown, WorkerUpdate
 from worker.wire.sampling import SamplingParams
 
+pytestmark = pytest.mark.slow
+
 DEADLINE_S = 600.0
 COORDINATOR = """
 import sys, msgspec

@@ -7,9 +7,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 from prometheus_client.parser import text_string_to_metric_families as parse
 
 from worker.metrics.node import NodeMetrics
+
+pytestmark = pytest.mark.slow
 
 RANK = """
 import sys

@@ -20,6 +20,8 @@ from worker.plan.meeting import MeetingPlace, interface_towards, published
 from worker.plan.messages import Ready, Start
 from worker.rank.main import run_rank
 
+pytestmark = pytest.mark.slow
+
 HOST = "127.0.0.1"
 GREEDY = SamplingParams(temperature=0.0, max_tokens=16, ignore_eos=True)
 OPTIONS = {"device": "cpu", "cpu_threads": 1, "kv_cache_tokens": 4096}

