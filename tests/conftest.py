@@ -1,8 +1,9 @@
 """What all tests share: small checkpoints with random weights, and which tests share a process.
 
 `make test` runs as many processes as there are cores (pytest-xdist). A file's tests stay together,
-for their fixtures' sake; all that start Ray are one group, which begins first because it is the
-longest, so that two fleets never wait for each other's processors.
+for their fixtures' sake; all that start Ray are one group, so that two fleets never wait for each
+other's processors. The longest begin first: that group, then files that take half a minute and
+more, so that no process is left with one of them when the others are done.
 """
 
 from __future__ import annotations
@@ -17,6 +18,13 @@ from xdist.scheduler import LoadScopeScheduling
 pytest.register_assert_rewrite("tests.support")
 
 STARTS_RAY = ("tests/cluster/test_serve_router.py", "tests/helm/test_chart_runs.py", "tests/e2e/")
+"""In this order: the fleet of tests/e2e is up until its last test kills it."""
+TAKE_LONG = (
+    "tests/worker/rank/test_runner_on_triton_interpreter.py",
+    "tests/kernels/test_triton_interpreter.py",
+    "tests/worker/engine/",
+    "tests/deploy/test_demo",
+)
 
 
 def pytest_configure() -> None:
@@ -62,4 +70,10 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> FileScheduli
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    items.sort(key=lambda item: not item.nodeid.startswith(STARTS_RAY))
+    order = (*STARTS_RAY, *TAKE_LONG)
+
+    def place(item: pytest.Item) -> int:
+        found = (at for at, path in enumerate(order) if item.nodeid.startswith(path))
+        return next(found, len(order))
+
+    items.sort(key=place)
