@@ -38,7 +38,7 @@ async def test_a_request_is_one_span_between_client_and_worker(rig, spans, strea
     assert span.attributes["gen_ai.response.finish_reasons"] == ("stop",)
     assert span.attributes["rayfleet.worker_id"] == response.headers["x-rayfleet-worker"]
     length_s = (span.end_time - span.start_time) / 1e9
-    assert 0.0 < span.attributes["rayfleet.time_to_first_token_s"] <= length_s < 20.0
+    assert 0.0 < span.attributes["rayfleet.time_to_first_token_s"] <= length_s
     assert span.status.status_code is StatusCode.UNSET
 
 

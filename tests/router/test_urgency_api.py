@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import json
+import time
 
 import pytest
 
@@ -17,11 +18,13 @@ KEYS = ("alpha", "beta")
 
 async def test_urgency_reaches_the_worker(rig):
     await rig.start()
+    began = time.monotonic()
     await rig.chat(priority=8, slo={"ttft_ms": 250, "tpot_ms": 40})
+    took_ms = 1000.0 * (time.monotonic() - began)
     [submit] = rig.submits()
     assert submit.priority == 8
     assert submit.slo == Slo(ttft_ms=250, tpot_ms=40)
-    assert 0.0 <= submit.waited_ms < 5000.0
+    assert 0.0 <= submit.waited_ms <= took_ms
     assert submit.tenant == ""
 
 

@@ -178,6 +178,11 @@ def stop_fleet(fleet: RunningFleet) -> None:
             os.kill(pid, signal.SIGKILL)
 
 
+def parent_of(pid: int) -> int:
+    """Process id of a process's parent. Raises OSError if it has ended."""
+    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+
+
 def models_of(tiny: Path, demo: Path | str) -> list[dict[str, object]]:
     """What the fleet serves; the second model's delays are those of a test."""
     common = {"device": "cpu", "kv_cache_tokens": 8192}
