@@ -22,7 +22,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(path)
 
 
-@pytest.mark.parametrize("seed", [1, 2])
+@pytest.mark.parametrize("seed", [1, pytest.param(2, marks=pytest.mark.long)])
 def test_outputs_equal_those_of_undisturbed_requests(folder: str, seed: int) -> None:
     rng = random.Random(seed)
     requests = submits(rng)

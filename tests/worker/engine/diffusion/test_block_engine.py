@@ -72,13 +72,22 @@ def watch_margins(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     return margins
 
 
-@pytest.mark.parametrize("together", [2, 4, 16])
-@pytest.mark.parametrize("backend", ["native", "torch"])
+@pytest.mark.parametrize(
+    ("backend", "together"),
+    [
+        ("native", 4),
+        ("torch", 16),
+        *(
+            pytest.param(*case, marks=pytest.mark.long)
+            for case in (("native", 2), ("native", 16), ("torch", 2), ("torch", 4))
+        ),
+    ],
+)
 def test_company_changes_no_token_and_no_round(
     checkpoint: SdarCheckpoint,
     alone: list[BlockOutput],
-    together: int,
     backend: str,
+    together: int,
     monkeypatch: pytest.MonkeyPatch,
     record_testsuite_property: Callable[[str, object], None],
 ) -> None:
