@@ -14,6 +14,7 @@
 # make check-cancels  ten thousand clients leave at whatever moment (two minutes)
 # make check-soak     an hour of steady load, a little of it hostile
 # make check-autoscale  workers follow a load step and ten minutes of noisy load (15 minutes)
+# make check-scale    routing before ten thousand simulated workers (twenty minutes, 12 GiB)
 # make check-tenants  one API key cannot tell what another has asked (ten minutes)
 # make check-hostile  a fleet under ten thousand hostile requests, heavy bodies, half requests (30 minutes)
 # make demo-models    train the demo models again (up to an hour each)
@@ -36,7 +37,7 @@ UNIT_TESTS := tests/architecture tests/cluster/autoscaling tests/router \
 
 .PHONY: help install serve unit test lint lock check-install check-supply check-autoscale \
 	check-cancels check-chaos check-hostile check-long check-nodes check-overload check-proxy \
-	check-rolling-update check-soak check-tenants demo-models check-speculative
+	check-rolling-update check-scale check-soak check-tenants demo-models check-speculative
 .DEFAULT_GOAL := serve
 
 help:
@@ -96,16 +97,19 @@ check-proxy: $(STAMP)
 	$(BIN)/python -m tests.system.proxy --json $(ARGS)
 
 check-chaos: $(STAMP)
-	$(BIN)/rayfleet bench chaos --json $(ARGS)
+	$(BIN)/python -m tests.system.chaos --json $(ARGS)
 
 check-cancels: $(STAMP)
-	$(BIN)/rayfleet bench chaos --cancels 10000 --json $(ARGS)
+	$(BIN)/python -m tests.system.chaos --cancels 10000 --json $(ARGS)
 
 check-soak: $(STAMP)
-	$(BIN)/rayfleet bench chaos --soak 3600 --json $(ARGS)
+	$(BIN)/python -m tests.system.chaos --soak 3600 --json $(ARGS)
 
 check-autoscale: $(STAMP)
 	$(BIN)/python -m tests.system.autoscale --json $(ARGS)
+
+check-scale: $(STAMP)
+	$(BIN)/python -m tests.system.scale --json $(ARGS)
 
 check-tenants: $(STAMP)
 	$(BIN)/python -m tests.system.tenants --json $(ARGS)

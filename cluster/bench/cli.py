@@ -9,7 +9,6 @@ from dataclasses import fields, replace
 from typing import TYPE_CHECKING
 
 from cluster.bench.ab.commands import add_ab_commands
-from cluster.bench.chaos.flags import add_chaos_command
 from cluster.bench.command import command_adder
 from cluster.bench.flags import (
     add_dataset_flags,
@@ -18,7 +17,6 @@ from cluster.bench.flags import (
     dataset_options,
     serve_options,
 )
-from cluster.bench.fleet.flags import add_fleet_command
 from cluster.bench.gateway import run_gateway
 from cluster.bench.gateway_options import ARMS, GatewayOptions
 from cluster.bench.jobs.flags import add_job_commands
@@ -76,8 +74,6 @@ def add_commands(commands: Subparsers) -> None:
     add_router_flags(
         add("router", "routing policies compared, or what a decision costs", run_router)
     )
-    add_fleet_command(add)
-    add_chaos_command(add)
     add_job_commands(add)
 
 

@@ -23,10 +23,10 @@ def check_main(
 ) -> int:
     """Runs a check with the options that `arguments` give; 1 if something does not hold.
 
-    Its name, title and description are those of the module in which `options` is.
+    Its name, title and description are those of the module in which `run` is.
     """
-    module = sys.modules[options.__module__]
-    name = module.__spec__.name if module.__spec__ else options.__module__
+    module = sys.modules[run.__module__]
+    name = module.__spec__.name if module.__spec__ else run.__module__
     parser = argparse.ArgumentParser(
         prog=f"python -m {name}",
         description=module.__doc__,

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from cluster.bench.fleet.options import FleetOptions
 from cluster.bench.routing.workload import Arrival, FleetShape, Incident, Workload
+from tests.support.scale.options import ScaleOptions
 
 _VOCAB = 100_000
 _ZIPF = 0.9
@@ -14,7 +14,7 @@ _WARM = 0.25
 _WORKERS_PER_PREFIX = 4
 
 
-def fleet_workload(options: FleetOptions) -> Workload:
+def scale_workload(options: ScaleOptions) -> Workload:
     """The simulation's input; the same options give the same one."""
     random = np.random.default_rng(options.seed)
     count = max(1, round(options.rate * options.workers * options.duration_s))

@@ -1,8 +1,7 @@
-"""The processes of a fleet on this machine, told by what stands in /proc (Linux)."""
+"""The processes of a fleet on this machine."""
 
 from __future__ import annotations
 
-import os
 import re
 from collections import Counter
 from collections.abc import Sequence
@@ -10,10 +9,12 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from cluster.bench.chaos.kinds import Part
+import psutil
+
 from cluster.bench.processes import resident_mib
 from cluster.environment import START_HAPROXY
 from cluster.launch import APPLICATION, processes_of
+from tests.support.chaos.kinds import Part
 
 _TITLES = (
     (re.compile(r"ray::Rank0:(\w+)"), Part.RANK0),
@@ -28,7 +29,7 @@ _TITLES = (
     (re.compile(r"\S*/haproxy -"), Part.HAPROXY),
     (re.compile(rf"\S+ -\w+ -c {re.escape(START_HAPROXY)} "), Part.GUARD),
 )
-_ENDED = ("Z", "X")
+_ENDED = (psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD)
 MEASURED = (Part.GATEWAY, Part.FRONT, Part.RANK0, Part.RANK, Part.STEP, Part.HAPROXY)
 """Parts whose memory is looked at."""
 
@@ -59,9 +60,8 @@ def find(directory: Path) -> list[Process]:
     """Those of the fleet with this private directory that are running or stopped, oldest first."""
     found = []
     for pid in sorted(processes_of(directory)):
-        with suppress(OSError):
-            command = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode()
-            part = part_of(command)
+        with suppress(psutil.Error):
+            part = part_of(" ".join([*psutil.Process(pid).cmdline(), ""]))
             if part is not None and state(pid) not in _ENDED:
                 found.append(Process(part=part, pid=pid))
     return found
@@ -82,11 +82,11 @@ def memory(processes: Sequence[Process]) -> dict[Part, Memory]:
 
 
 def state(pid: int) -> str:
-    """The kernel's letter: R, S, D, T for stopped, Z for a zombie; X where there is none."""
+    """As psutil names it: running, sleeping, stopped, zombie; dead where there is none."""
     try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    except OSError:
-        return "X"
+        return str(psutil.Process(pid).status())
+    except psutil.Error:
+        return str(psutil.STATUS_DEAD)
 
 
 def is_gone(pid: int) -> bool:
@@ -96,11 +96,7 @@ def is_gone(pid: int) -> bool:
 
 def name_in_logs(pid: int, names: Sequence[str]) -> str | None:
     """Which of these names is in that of a file that the process has open: replicas log so."""
-    with suppress(OSError):
-        for link in Path(f"/proc/{pid}/fd").iterdir():
-            with suppress(OSError):
-                file = Path(os.readlink(link)).name
-                for name in names:
-                    if name in file:
-                        return name
+    with suppress(psutil.Error):
+        files = [Path(file.path).name for file in psutil.Process(pid).open_files()]
+        return next((name for name in names if any(name in file for file in files)), None)
     return None

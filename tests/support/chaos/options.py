@@ -1,10 +1,10 @@
-"""What `rayfleet bench chaos` serves, and what it does to it."""
+"""What `make check-chaos` serves, and what it does to it."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from cluster.bench.chaos.kinds import KINDS
+from tests.support.chaos.kinds import KINDS
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -6,12 +6,12 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from cluster.bench.chaos.answers import Answer, difference
-from cluster.bench.chaos.client import Outcome
-from cluster.bench.chaos.faults import Fault, allowed_pause_s
-from cluster.bench.chaos.kinds import KINDS, Noticed
 from cluster.bench.report import Result
 from cluster.bench.stats import percentile
+from tests.support.chaos.answers import Answer, difference
+from tests.support.chaos.client import Outcome
+from tests.support.chaos.faults import Fault, allowed_pause_s
+from tests.support.chaos.kinds import KINDS, Noticed
 
 _SERVER_ERROR = 500
 _TELLING = 40

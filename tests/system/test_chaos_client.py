@@ -1,4 +1,4 @@
-"""What a client of `bench chaos` tries again, and what it calls a failure."""
+"""What a client of `make check-chaos` tries again, and what it calls a failure."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from dataclasses import replace
 
 from aiohttp import web
 
-from cluster.bench.chaos.asks import Ask
-from cluster.bench.chaos.client import Client, Outcome
 from cluster.ports import free_ports
+from tests.support.chaos.asks import Ask
+from tests.support.chaos.client import Client, Outcome
 
 ASK = Ask(index=0, kind="greedy", path="/v1/completions", body=b"{}", stream=True)
 Handler = Callable[[web.Request], "asyncio.Future[web.StreamResponse]"]

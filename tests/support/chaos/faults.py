@@ -14,20 +14,27 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from cluster.bench.chaos.connections import clients_through, connections, descriptors
-from cluster.bench.chaos.haproxy import replica_of, sessions
-from cluster.bench.chaos.kinds import CUT_ATTACH, CUT_CLIENTS, KINDS, MEMORY, Noticed, Part
-from cluster.bench.chaos.load import ChaosLoad
-from cluster.bench.chaos.options import ChaosOptions
-from cluster.bench.chaos.processes import find, is_gone, name_in_logs
-from cluster.bench.chaos.schedule import Planned
+import psutil
+
+from tests.support.chaos.connections import (
+    clients_through,
+    listening_ports,
+    sockets_of,
+    tcp_connections,
+)
+from tests.support.chaos.haproxy import replica_of, sessions
+from tests.support.chaos.kinds import CUT_ATTACH, CUT_CLIENTS, KINDS, MEMORY, Noticed, Part
+from tests.support.chaos.load import ChaosLoad
+from tests.support.chaos.options import ChaosOptions
+from tests.support.chaos.processes import find, is_gone, name_in_logs
+from tests.support.chaos.schedule import Planned
 
 SILENCE_S = 2.0
 """After which a gateway calls a worker lost that says nothing and gives no other sign of life."""
 _SHARE_THAT_LEAVES = 0.34
 _PRESSURE_S = 8.0
 _TICK_S = 0.05
-_LEFT_KIB = 2 * 2**20
+_LEFT_BYTES = 2 * 2**30
 _PIDFD_GETFD = 438
 """The system call's number on every architecture."""
 _CONNECTED = "03"
@@ -199,19 +206,14 @@ class Saboteur:
 
     def _ports_through_replaced(self, gateway: int) -> frozenset[int]:
         """Those of clients whose HAProxy was replaced meanwhile, and lives on for their streams."""
-        every = list(connections())
-        listens = {c.local for c in every if c.listens and c.inode in descriptors(gateway)}
+        listens = listening_ports(gateway)
         pids = [p.pid for p in find(self._directory) if p.part is Part.HAPROXY][:-1]
-        found: frozenset[int] = frozenset()
-        for pid in pids:
-            inodes = descriptors(pid)
-            own = [connection for connection in every if connection.inode in inodes]
-            found |= clients_through(own, self._port, listens)
-        return found
+        found = (clients_through(tcp_connections(pid), self._port, listens) for pid in pids)
+        return frozenset().union(*found)
 
     def _press(self) -> None:
-        available = _available_kib() - _LEFT_KIB
-        size = min(int(self._options.pressure_gib * 2**30), available * 1024)
+        available = psutil.virtual_memory().available - _LEFT_BYTES
+        size = min(int(self._options.pressure_gib * 2**30), available)
         if size <= 0:
             raise NotPossible("the machine has no memory to spare")
         command = [sys.executable, "-c", _HOG, str(size), str(_PRESSURE_S)]
@@ -224,7 +226,7 @@ class Saboteur:
             (process.pid, fd)
             for process in find(self._directory)
             if process.part is Part.FRONT
-            for inode, fd in sorted(descriptors(process.pid).items())
+            for inode, fd in sorted(sockets_of(process.pid).items())
             if inode in inodes
         ]
         if not ends:
@@ -261,10 +263,3 @@ def _shut_down(pid: int, fd: int) -> None:
             connection.shutdown(socket.SHUT_RDWR)
     finally:
         os.close(process)
-
-
-def _available_kib() -> int:
-    for line in Path("/proc/meminfo").read_text().splitlines():
-        if line.startswith("MemAvailable:"):
-            return int(line.split()[1])
-    return 0

@@ -10,8 +10,8 @@ from typing import Self
 
 import uvloop
 
-from cluster.bench.chaos.asks import Ask
-from cluster.bench.chaos.client import Client, Outcome
+from tests.support.chaos.asks import Ask
+from tests.support.chaos.client import Client, Outcome
 
 _AFTER_FAILURE_S = 0.5
 """So that an endpoint which refuses all at once is not asked a thousand times."""

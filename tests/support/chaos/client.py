@@ -18,9 +18,9 @@ from typing import Any, Final, Literal, NamedTuple
 import aiohttp
 import msgspec
 
-from cluster.bench.chaos.answers import Answer
-from cluster.bench.chaos.asks import Ask
 from cluster.bench.sse import EventScanner
+from tests.support.chaos.answers import Answer
+from tests.support.chaos.asks import Ask
 
 TRY_AGAIN_S: Final = 120.0
 _FIRST_PAUSE_S = 0.25

@@ -7,12 +7,12 @@ from collections.abc import Callable
 from cluster.autoscaling.config import AutoscalingConfig
 from cluster.autoscaling.decision import Autoscaler
 from cluster.autoscaling.load import combined
-from cluster.bench.fleet.options import FleetOptions
-from cluster.bench.fleet.stopwatch import Stopwatch
 from cluster.bench.routing.workload import Incident
 from router.fleet import Fleet
 from router.metrics.stats import ModelStats
 from router.serving.load import LoadMeter
+from tests.support.scale.options import ScaleOptions
+from tests.support.scale.stopwatch import Stopwatch
 from worker.wire.messages import StepReport
 
 _EVERY_S = 1.0
@@ -29,7 +29,7 @@ class Scaler:
         clock: of the simulation.
     """
 
-    def __init__(self, options: FleetOptions, fleet: Fleet, clock: Callable[[], float]) -> None:
+    def __init__(self, options: ScaleOptions, fleet: Fleet, clock: Callable[[], float]) -> None:
         self.watch = Stopwatch()
         """From the gateway's counters to the number of workers."""
         self.stats = ModelStats()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from cluster.bench.chaos.asks import MODEL, Ask
+from tests.support.chaos.asks import MODEL, Ask
 
 _DEEP = 50_000
 _CHAT = "/v1/chat/completions"

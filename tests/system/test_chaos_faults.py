@@ -10,20 +10,16 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 
-from cluster.bench.chaos.connections import (
-    Connection,
-    clients_through,
-    connections,
-    descriptors,
-)
-from cluster.bench.chaos.faults import NotPossible, Saboteur
-from cluster.bench.chaos.kinds import Part
-from cluster.bench.chaos.options import ChaosOptions
-from cluster.bench.chaos.processes import find, is_gone, state
-from cluster.bench.chaos.schedule import Planned
 from cluster.environment import DIRECTORY_VARIABLE
+from tests.support.chaos.connections import clients_through, listening_ports, tcp_connections
+from tests.support.chaos.faults import NotPossible, Saboteur
+from tests.support.chaos.kinds import Part
+from tests.support.chaos.options import ChaosOptions
+from tests.support.chaos.processes import find, is_gone, state
+from tests.support.chaos.schedule import Planned
 
 WAIT_S = 120.0
 FRONT = "ray::ServeReplica:rayfleet:worker-x"
@@ -120,9 +116,9 @@ def test_a_stopped_process_goes_on_when_its_time_is_over(tmp_path: Path, start: 
     front = start(FRONT)
     breaker = saboteur(tmp_path, stop_s=0.3)
     fault = breaker.strike(planned("stop-front"))
-    wait_until(lambda: state(front.pid) == "T")
+    wait_until(lambda: state(front.pid) == psutil.STATUS_STOPPED)
     wait_until(lambda: breaker.is_over)
-    wait_until(lambda: state(front.pid) != "T")
+    wait_until(lambda: state(front.pid) != psutil.STATUS_STOPPED)
     assert fault.stopped_s >= 0.3
     assert not fault.is_given_up
 
@@ -142,9 +138,9 @@ def test_nothing_stays_stopped(tmp_path: Path, start: Start) -> None:
     front = start(FRONT)
     breaker = saboteur(tmp_path, stop_s=WAIT_S)
     breaker.strike(planned("stop-front"))
-    wait_until(lambda: state(front.pid) == "T")
+    wait_until(lambda: state(front.pid) == psutil.STATUS_STOPPED)
     breaker.close()
-    wait_until(lambda: state(front.pid) != "T")
+    wait_until(lambda: state(front.pid) != psutil.STATUS_STOPPED)
 
 
 def test_a_fault_without_anyone_to_hit_is_told(tmp_path: Path) -> None:
@@ -171,23 +167,19 @@ def test_a_gateway_s_stream_ends_and_both_processes_stay(tmp_path: Path, start: 
 
 
 def test_clients_of_a_proxy_go_with_the_server_that_it_is_connected_to() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        port = listener.getsockname()[1]
-        with socket.create_connection(("127.0.0.1", port)) as client:
-            taken = listener.accept()[0]
-            inodes = descriptors(os.getpid())
-            own = [c for c in connections() if c.inode in inodes]
-            ends = {c.local: c for c in own if not c.listens}
+    """This process is a proxy here: a client's end, its own of it, and one to a server."""
+    with socket.create_server(("127.0.0.1", 0)) as front, socket.create_server(("", 0)) as server:
+        port, behind = front.getsockname()[1], server.getsockname()[1]
+        with (
+            socket.create_connection(("127.0.0.1", port)) as client,
+            socket.create_connection(("127.0.0.1", behind)),
+        ):
+            taken = front.accept()[0]
+            own = tcp_connections(os.getpid())
+            assert {port, behind} <= listening_ports(os.getpid())
             theirs = client.getsockname()[1]
-            assert any(c.listens and c.local == port for c in own)
-            assert ends[theirs].remote == port
-            proxy = [
-                Connection(port, theirs, False, "1"),
-                Connection(port, 0, True, "2"),
-                Connection(40_000, 11_000, False, "3"),
-            ]
-            assert clients_through(proxy, port, {11_000}) == {theirs}
-            assert clients_through(proxy, port, {11_001}) == frozenset()
+            assert clients_through(own, port, {behind}) == {theirs}
+            assert clients_through(own, port, {1}) == frozenset()
             taken.close()
 
 

@@ -1,15 +1,9 @@
-"""What breaks first as a fleet grows, and how it would be cut into zones."""
+"""Which resource of one gateway is spent first as a fleet grows."""
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
-from typing import Any
 
-from cluster.bench.report import Result
-
-_BUSIEST = 0.5
-"""Of a gateway's core and of its memory: what more it needs at times is not known here."""
 _QUIET_REPORTS = 4.0
 """Reports per second of a worker whose gateways are slow: it merges those of 250 ms."""
 
@@ -62,31 +56,3 @@ def breaks_first(needs: Needs) -> str:
     shares = {name: cores[name] for name in ("decisions", "reports", "failures")}
     shares["memory"] = needs.index_share
     return words[max(shares, key=lambda name: shares[name])]
-
-
-def sharding(needs: Needs) -> Result:
-    """Zones and gateways that keep every gateway at half a core and half its memory.
-
-    A zone's gateways attach to its workers alone: reports, failures and the index are divided by
-    the zones. Decisions are divided by all gateways.
-    """
-    cores = needs.cores
-    per_zone = cores["reports"] + cores["failures"]
-    # A quarter of a core is left for decisions where zones are cut for the sake of reports.
-    zones = max(1, math.ceil(per_zone / (0.5 * _BUSIEST)), math.ceil(needs.index_share / _BUSIEST))
-    left = _BUSIEST - per_zone / zones
-    gateways = max(1, math.ceil(cores["decisions"] / zones / left))
-    return {
-        "zones": zones,
-        "workers_per_zone": -(-needs.workers // zones),
-        "gateways_per_zone": gateways,
-        "cores_per_gateway": per_zone / zones + cores["decisions"] / (zones * gateways),
-        "index_gib_per_gateway": needs.index_bytes / zones / 2**30,
-    }
-
-
-def memory_bytes() -> int:
-    """Of this machine, as the kernel counts it."""
-    with open("/proc/meminfo") as lines:
-        fields: dict[str, Any] = dict(line.split(":") for line in lines)
-    return int(fields["MemTotal"].split()[0]) * 1024

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from cluster.bench.chaos.faults import Fault
-from cluster.bench.chaos.kinds import Part
-from cluster.bench.chaos.processes import Memory
-from cluster.bench.chaos.tally import Pauses, Tally
 from cluster.bench.report import Check, at_least, at_most, exactly
 from cluster.bench.stats import percentile
+from tests.support.chaos.faults import Fault
+from tests.support.chaos.kinds import Part
+from tests.support.chaos.processes import Memory
+from tests.support.chaos.tally import Pauses, Tally
 
 BEYOND_DETECTION_S = 2.0
 """For the next worker to take a stream over, once somebody has found out."""

@@ -12,9 +12,9 @@ from typing import Self
 import numpy as np
 from scipy.stats import linregress, t
 
-from cluster.bench.chaos.kinds import Part
-from cluster.bench.chaos.processes import MEASURED, Process
 from cluster.bench.processes import resident_mib
+from tests.support.chaos.kinds import Part
+from tests.support.chaos.processes import MEASURED, Process
 
 _FEWEST_MINUTES = 5
 """Of fewer no line can be drawn that says anything."""

@@ -13,18 +13,18 @@ from typing import Final
 
 import uvloop
 
-from cluster.bench.chaos.asks import Ask, list_asks
-from cluster.bench.chaos.client import Client, Outcome
-from cluster.bench.chaos.fleet import FleetWatch, serve_config
-from cluster.bench.chaos.hostile import hostile_asks
-from cluster.bench.chaos.load import ChaosLoad
-from cluster.bench.chaos.options import ChaosOptions
-from cluster.bench.chaos.run import reference
-from cluster.bench.chaos.slopes import Slope, SlopeWatch, as_rows
-from cluster.bench.chaos.tally import tally
 from cluster.bench.report import Check, Result, at_least, checks_json, exactly, note
 from cluster.bench.stats import percentile
 from cluster.launch import LocalFleet
+from tests.support.chaos.asks import Ask, list_asks
+from tests.support.chaos.campaign import reference
+from tests.support.chaos.client import Client, Outcome
+from tests.support.chaos.fleet import FleetWatch, serve_config
+from tests.support.chaos.hostile import hostile_asks
+from tests.support.chaos.load import ChaosLoad
+from tests.support.chaos.options import ChaosOptions
+from tests.support.chaos.slopes import Slope, SlopeWatch, as_rows
+from tests.support.chaos.tally import tally
 
 LEAST_KEPT: Final = 0.98
 """Of the first minutes' throughput, in the last ones."""

@@ -12,14 +12,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from cluster.bench.chaos.asks import Ask, list_asks
-from cluster.bench.chaos.cancels import CancelStorm, Leave, judge_cancels, plan
-from cluster.bench.chaos.client import Outcome
-from cluster.bench.chaos.hostile import hostile_asks
-from cluster.bench.chaos.kinds import Part
-from cluster.bench.chaos.options import ChaosOptions
-from cluster.bench.chaos.slopes import Slope, fit_slope, minute_means
-from cluster.bench.chaos.soak import (
+from tests.support.chaos.asks import Ask, list_asks
+from tests.support.chaos.cancels import CancelStorm, Leave, judge_cancels, plan
+from tests.support.chaos.client import Outcome
+from tests.support.chaos.hostile import hostile_asks
+from tests.support.chaos.kinds import Part
+from tests.support.chaos.options import ChaosOptions
+from tests.support.chaos.slopes import Slope, fit_slope, minute_means
+from tests.support.chaos.soak import (
     Arrival,
     Arrived,
     arrivals,

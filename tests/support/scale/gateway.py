@@ -9,14 +9,14 @@ from collections.abc import Sequence
 import msgspec
 import numpy as np
 
-from cluster.bench.fleet.options import FleetOptions
-from cluster.bench.fleet.scaling import Scaler
-from cluster.bench.fleet.stopwatch import Stopwatch
 from cluster.bench.report import note
 from cluster.bench.routing.contender import Clock, FleetContender, Placement
 from cluster.bench.routing.worker import SimWorker
 from cluster.bench.routing.workload import Arrival
 from router.config import RoutingConfig
+from tests.support.scale.options import ScaleOptions
+from tests.support.scale.scaling import Scaler
+from tests.support.scale.stopwatch import Stopwatch
 from worker.wire.messages import (
     AttachSnapshot,
     BlockStored,
@@ -38,7 +38,7 @@ class TimedGateway(FleetContender):
         clock: of the simulation.
     """
 
-    def __init__(self, options: FleetOptions, clock: Clock) -> None:
+    def __init__(self, options: ScaleOptions, clock: Clock) -> None:
         super().__init__(RoutingConfig(routing_policy=options.routing_policy), clock)  # type: ignore[arg-type]
         self.decisions = Stopwatch()
         """From a prompt's token ids to the booked worker."""

@@ -1,4 +1,4 @@
-"""What `bench chaos` does when, and what it counts as broken."""
+"""What `make check-chaos` does when, and what it counts as broken."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ from typing import Any
 
 import pytest
 
-from cluster.bench.chaos.answers import Answer, difference
-from cluster.bench.chaos.asks import DIFFUSION, Ask, list_asks
-from cluster.bench.chaos.client import Outcome, Pause, Retry
-from cluster.bench.chaos.faults import Fault
-from cluster.bench.chaos.fleet import Look, Wanted, missing
-from cluster.bench.chaos.kinds import KINDS, Part
-from cluster.bench.chaos.options import ChaosOptions
-from cluster.bench.chaos.processes import Memory, part_of
-from cluster.bench.chaos.schedule import schedule
-from cluster.bench.chaos.scrape import Told, read
-from cluster.bench.chaos.tally import Pauses, Tally, all_pauses, longest_pauses, tally
-from cluster.bench.chaos.verdict import judge, memory_growth
 from cluster.environment import START_HAPROXY
+from tests.support.chaos.answers import Answer, difference
+from tests.support.chaos.asks import DIFFUSION, Ask, list_asks
+from tests.support.chaos.client import Outcome, Pause, Retry
+from tests.support.chaos.faults import Fault
+from tests.support.chaos.fleet import Look, Wanted, missing
+from tests.support.chaos.kinds import KINDS, Part
+from tests.support.chaos.options import ChaosOptions
+from tests.support.chaos.processes import Memory, part_of
+from tests.support.chaos.schedule import schedule
+from tests.support.chaos.scrape import Told, read
+from tests.support.chaos.tally import Pauses, Tally, all_pauses, longest_pauses, tally
+from tests.support.chaos.verdict import judge, memory_growth
 
 ASK = Ask(index=0, kind="greedy", path="/v1/completions", body=b"{}", stream=True)
 CALM = Pauses(lengths=[0.1], beyond=[-1.9], of_hung_ranks=[])

@@ -9,15 +9,15 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from cluster.bench.chaos.asks import DIFFUSION, MODEL
-from cluster.bench.chaos.haproxy import gateways_up
-from cluster.bench.chaos.kinds import Part
-from cluster.bench.chaos.options import ChaosOptions
-from cluster.bench.chaos.processes import Process, count, find
-from cluster.bench.chaos.scrape import Told, scrape
 from cluster.config import EndpointConfig, FleetConfig, ModelSpec, ServeConfig, find_demo_model
 from cluster.environment import DIRECTORY_VARIABLE
 from cluster.ports import free_ports
+from tests.support.chaos.asks import DIFFUSION, MODEL
+from tests.support.chaos.haproxy import gateways_up
+from tests.support.chaos.kinds import Part
+from tests.support.chaos.options import ChaosOptions
+from tests.support.chaos.processes import Process, count, find
+from tests.support.chaos.scrape import Told, scrape
 from worker.config import EngineConfig
 
 _POLL_S = 0.4

@@ -9,21 +9,21 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 
-from cluster.bench.chaos.answers import Answer
-from cluster.bench.chaos.asks import Ask, list_asks
-from cluster.bench.chaos.client import Outcome
-from cluster.bench.chaos.faults import Fault, NotPossible, Saboteur
-from cluster.bench.chaos.fleet import FleetWatch, Look, serve_config
-from cluster.bench.chaos.kinds import KINDS, Part
-from cluster.bench.chaos.load import ChaosLoad, answers_of
-from cluster.bench.chaos.options import ChaosOptions
-from cluster.bench.chaos.processes import Memory, memory
-from cluster.bench.chaos.schedule import schedule
-from cluster.bench.chaos.tally import all_pauses, rows_by_kind, tally
-from cluster.bench.chaos.verdict import judge, memory_growth
 from cluster.bench.report import Result, checks_json, note
 from cluster.bench.stats import percentile
 from cluster.launch import LocalFleet
+from tests.support.chaos.answers import Answer
+from tests.support.chaos.asks import Ask, list_asks
+from tests.support.chaos.client import Outcome
+from tests.support.chaos.faults import Fault, NotPossible, Saboteur
+from tests.support.chaos.fleet import FleetWatch, Look, serve_config
+from tests.support.chaos.kinds import KINDS, Part
+from tests.support.chaos.load import ChaosLoad, answers_of
+from tests.support.chaos.options import ChaosOptions
+from tests.support.chaos.processes import Memory, memory
+from tests.support.chaos.schedule import schedule
+from tests.support.chaos.tally import all_pauses, rows_by_kind, tally
+from tests.support.chaos.verdict import judge, memory_growth
 
 _NOT_HERE = {"kill-redis": "the fleet has no Redis", "kill-node": "the fleet is one node"}
 _MAY_GROW = (Part.COMPILER, Part.GUARD)

@@ -7,22 +7,22 @@ from dataclasses import replace
 
 import pytest
 
-from cluster.bench.cli import main
-from cluster.bench.fleet.capacity import Needs, breaks_first, sharding
-from cluster.bench.fleet.gateway import TimedGateway
-from cluster.bench.fleet.options import FleetOptions
-from cluster.bench.fleet.run import run_fleet
-from cluster.bench.fleet.traffic import fleet_workload
 from cluster.bench.routing.contender import Clock, Contender
 from cluster.bench.routing.simulation import Simulation
+from tests.support.scale.capacity import Needs, breaks_first
+from tests.support.scale.gateway import TimedGateway
+from tests.support.scale.options import ScaleOptions
+from tests.support.scale.traffic import scale_workload
+from tests.system.checks import check_main
+from tests.system.scale import run_scale
 
-SMALL = FleetOptions(
+SMALL = ScaleOptions(
     workers=60, blocks=60_000, duration_s=8.0, rate=0.5, failures_per_minute=0.5, output_len=3
 )
 
 
 def test_every_request_is_served_though_workers_die() -> None:
-    result = run_fleet(SMALL)
+    result = run_scale(SMALL)
     assert result["num_requests"] == 240
     assert result["num_blocks"] == 60_000
     assert result["workers_failed"] == 4
@@ -43,7 +43,7 @@ def test_a_worker_that_died_comes_back_without_its_old_cache() -> None:
         gateways.append(TimedGateway(SMALL, clock))
         return gateways[0]
 
-    workload = fleet_workload(SMALL)
+    workload = scale_workload(SMALL)
     Simulation(workload, create).run()
     fleet = gateways[0].fleet
     dead = {f"w{incident.worker}" for incident in workload.incidents}
@@ -57,7 +57,7 @@ def test_a_worker_that_died_comes_back_without_its_old_cache() -> None:
 
 def test_the_autoscaler_has_workers_join_and_nobody_fails() -> None:
     """Twenty workers whom the traffic would keep busy all the time, and nobody has to die."""
-    options = FleetOptions(
+    options = ScaleOptions(
         workers=20,
         max_workers=60,
         blocks=20_000,
@@ -67,12 +67,12 @@ def test_the_autoscaler_has_workers_join_and_nobody_fails() -> None:
         output_len=8,
         slowness=8.0,
     )
-    result = run_fleet(options)
+    result = run_scale(options)
     assert result["requests_failed"] == 0
     assert result["autoscale_targets"][0] == 20
     assert result["autoscale_targets"] == sorted(result["autoscale_targets"])
     assert result["autoscale_targets"][-1] > 20
-    fixed = run_fleet(replace(options, max_workers=0))
+    fixed = run_scale(replace(options, max_workers=0))
     assert fixed["autoscale_targets"] == [20]
     assert fixed["autoscale_most_wanted"] > 20
     assert result["p99_ttft_s"] < fixed["p99_ttft_s"]
@@ -80,11 +80,11 @@ def test_the_autoscaler_has_workers_join_and_nobody_fails() -> None:
 
 def test_the_command_prints_one_object(capsys: pytest.CaptureFixture[str]) -> None:
     flags = "--workers 8 --blocks 800 --duration-s 2 --output-len 2 --rate 1 --json"
-    assert main(["fleet", *flags.split()]) == 0
+    assert check_main(run_scale, ScaleOptions, flags.split()) == 1, "eight are no ten thousand"
     assert json.loads(capsys.readouterr().out)["num_workers"] == 8
 
 
-def test_zones_divide_what_one_gateway_cannot_do() -> None:
+def test_what_breaks_first_is_what_takes_most() -> None:
     needs = Needs(
         workers=10_000,
         decisions_per_s=2_000.0,
@@ -97,12 +97,10 @@ def test_zones_divide_what_one_gateway_cannot_do() -> None:
         memory_bytes=24 * 2**30,
     )
     assert breaks_first(needs).startswith("reports")
-    plan = sharding(needs)
-    assert plan["zones"] * plan["workers_per_zone"] >= 10_000
-    assert plan["cores_per_gateway"] <= 0.5
-    assert plan["index_gib_per_gateway"] == pytest.approx(3.0 / plan["zones"])
+    assert needs.cores["reports"] == pytest.approx(8.0)
+    assert breaks_first(replace(needs, reports_per_s=1.0)).startswith("decisions")
 
 
 def test_a_wrong_value_is_named() -> None:
     with pytest.raises(ValueError, match="--workers must be above 0"):
-        FleetOptions(workers=0)
+        ScaleOptions(workers=0)

@@ -17,18 +17,18 @@ from urllib.parse import urlsplit
 
 import uvloop
 
-from cluster.bench.chaos.asks import MODEL, list_asks
-from cluster.bench.chaos.client import Outcome
-from cluster.bench.chaos.fleet import FleetWatch, serve_config
-from cluster.bench.chaos.load import answers_of
-from cluster.bench.chaos.options import ChaosOptions
-from cluster.bench.chaos.processes import memory
-from cluster.bench.chaos.run import reference
-from cluster.bench.chaos.scrape import scrape
-from cluster.bench.chaos.tally import tally
-from cluster.bench.chaos.verdict import MOST_GROWTH, memory_growth
 from cluster.bench.report import Check, Result, at_most, checks_json, exactly, note
 from cluster.launch import LocalFleet
+from tests.support.chaos.asks import MODEL, list_asks
+from tests.support.chaos.campaign import reference
+from tests.support.chaos.client import Outcome
+from tests.support.chaos.fleet import FleetWatch, serve_config
+from tests.support.chaos.load import answers_of
+from tests.support.chaos.options import ChaosOptions
+from tests.support.chaos.processes import memory
+from tests.support.chaos.scrape import scrape
+from tests.support.chaos.tally import tally
+from tests.support.chaos.verdict import MOST_GROWTH, memory_growth
 
 FREE_S: Final = 1.0
 """After the last client has left, nothing may run, wait or hold pages."""

@@ -1,4 +1,4 @@
-"""What `bench fleet` simulates."""
+"""What `make check-scale` simulates."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class FleetOptions:
+class ScaleOptions:
     """A fleet, its traffic and its failures. Times are of the simulation unless said otherwise."""
 
     workers: int = 10_000

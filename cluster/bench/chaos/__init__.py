@@ -1,1 +1,0 @@
-"""`rayfleet bench chaos`: processes of a fleet are killed and stopped under load, all day long."""

@@ -1,1 +1,0 @@
-"""`bench fleet`: one gateway's routing code before ten thousand simulated workers."""
