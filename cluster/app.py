@@ -17,8 +17,8 @@ from ray import serve
 from ray.serve.config import RequestRouterConfig
 from ray.serve.handle import DeploymentHandle
 
-from cluster.autoscaling.board import flattened
 from cluster.autoscaling.options import gateway_replicas, worker_replicas
+from cluster.autoscaling.registry import flattened
 from cluster.checkpoints import with_commits
 from cluster.config import ModelSpec, ServeConfig, serve_config_from_mapping
 from cluster.connections import release_reset_connections
@@ -45,7 +45,7 @@ STRATEGIES: Final = {"node": "STRICT_PACK", "pack": "PACK", "spread": "SPREAD"}
 KNOW_WORKERS_S = 2.0
 """A new gateway waits this long for workers that are there; where they are loading, in vain."""
 KEPT_BYTES = 4 * 2**20
-"""Of freed memory, by each thread of a gateway: bodies are larger, and rare."""
+"""Freed memory that each thread of a gateway keeps: bodies are larger, and rare."""
 QUIET = {"enable_access_log": False}
 
 

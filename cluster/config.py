@@ -109,7 +109,7 @@ class EndpointConfig:
     Without it, or a file of such keys, /admin is off. RAYFLEET_ADMIN_API_KEY in the environment
     stands for it and keeps it off the list of processes."""
     admin_api_key_file: str = ""
-    """The same as --api-key-file, of admin keys."""
+    """File of admin keys, in the format of --api-key-file."""
     audit_log: str = ""
     """Folder, on the gateways' nodes, for a line of JSON per request: when, whose key, which model
     and status, how many tokens; nothing of prompts or answers. Empty for none."""

@@ -28,7 +28,7 @@ class ReadableHeaders:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """See ReadableHeaders."""
+        """Hands on a request with the headers that Serve can decode."""
         headers = scope.get("headers", ())
         if not all(_is_readable(name, value) for name, value in headers):
             kept = [header for header in headers if _is_readable(*header)]

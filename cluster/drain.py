@@ -5,22 +5,26 @@ more requests, and lets it finish those that it has. Returns when no replica is 
 deadline has passed, or Ray cannot be asked; what ends the node afterwards is the caller's. The Helm
 chart runs it before a pod is stopped.
 
-Processes are found in /proc, not through Ray: its control plane may be going at the same time.
+Processes are found on this machine, not through Ray: its control plane may be going meanwhile.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-PROC = Path("/proc")
+import psutil
+
 POLL_S = 0.5
-REPLICA_TITLE = b"ray::ServeReplica"
+REPLICA_TITLE = "ray::ServeReplica"
+
+ListProcesses = Callable[[], Iterable[psutil.Process]]
 
 
 class Raylet(NamedTuple):
@@ -46,13 +50,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 0 if wait_for_replicas(raylet.pid, arguments.deadline) else 1
 
 
-def find_raylets(proc: Path = PROC) -> Iterator[Raylet]:
+def find_raylets(processes: ListProcesses = psutil.process_iter) -> Iterator[Raylet]:
     """The Ray nodes of this machine."""
-    for pid, arguments in _processes(proc):
-        if Path(arguments[0].decode(errors="replace")).name != "raylet":
+    for process, arguments in _with_arguments(processes):
+        if Path(arguments[0]).name != "raylet":
             continue
-        options = dict(word.decode().split("=", 1) for word in arguments[1:] if b"=" in word)
-        yield Raylet(pid, options["--node_id"], options["--gcs-address"])
+        options = dict(word.split("=", 1) for word in arguments[1:] if "=" in word)
+        yield Raylet(process.pid, options["--node_id"], options["--gcs-address"])
 
 
 def announce(raylet: Raylet, deadline_s: int) -> bool:
@@ -69,42 +73,34 @@ def announce(raylet: Raylet, deadline_s: int) -> bool:
 def wait_for_replicas(
     raylet_pid: int,
     deadline_s: float,
-    proc: Path = PROC,
+    processes: ListProcesses = psutil.process_iter,
     clock: Callable[[], float] = time.monotonic,
     sleep: Callable[[float], None] = time.sleep,
 ) -> bool:
     """Whether all Serve replicas of a node have ended within `deadline_s`."""
     end = clock() + deadline_s
-    while count_replicas(raylet_pid, proc):
+    while count_replicas(raylet_pid, processes):
         if clock() >= end:
             return False
         sleep(POLL_S)
     return True
 
 
-def count_replicas(raylet_pid: int, proc: Path = PROC) -> int:
+def count_replicas(raylet_pid: int, processes: ListProcesses = psutil.process_iter) -> int:
     """Serve replicas of a node: children of its raylet, known by their titles."""
-    return sum(
-        arguments[0].startswith(REPLICA_TITLE) and _parent(proc / str(pid)) == raylet_pid
-        for pid, arguments in _processes(proc)
-    )
+    count = 0
+    for process, arguments in _with_arguments(processes):
+        with contextlib.suppress(psutil.Error):  # ended meanwhile
+            count += arguments[0].startswith(REPLICA_TITLE) and process.ppid() == raylet_pid
+    return count
 
 
-def _processes(proc: Path) -> Iterator[tuple[int, list[bytes]]]:
-    for entry in proc.glob("[0-9]*"):
-        try:
-            arguments = (entry / "cmdline").read_bytes().split(b"\0")
-        except OSError:  # ended meanwhile
-            continue
-        yield int(entry.name), arguments
-
-
-def _parent(entry: Path) -> int:
-    try:
-        # Whatever is in the name, which stands in parentheses: the fields after it are plain.
-        return int((entry / "stat").read_text().rpartition(")")[2].split()[1])
-    except OSError:
-        return 0
+def _with_arguments(processes: ListProcesses) -> Iterator[tuple[psutil.Process, list[str]]]:
+    """Processes with their command lines, without those that have none, or have ended."""
+    for process in processes():
+        with contextlib.suppress(psutil.Error):
+            if arguments := process.cmdline():
+                yield process, arguments
 
 
 if __name__ == "__main__":

@@ -37,7 +37,7 @@ START_HAPROXY = (
 )
 """What Serve starts, in a Python that finds nothing but its standard library and the project."""
 NODE_WRAPPER = "rayfleet-haproxy"
-"""The same as an installed program, for nodes that are started by other means."""
+"""Name of that program where it is installed, for nodes that are started by other means."""
 ENABLE_HAPROXY = "RAY_SERVE_ENABLE_HA_PROXY"
 NO_HAPROXY = (
     "Serve's Python proxy takes the requests, at several times the CPU per token of HAProxy"

@@ -52,7 +52,7 @@ MAX_CONNECTIONS = 16_384
 OTHER_DESCRIPTORS = 512
 """Kept for listeners, threads, health checks and idle connections to gateways."""
 SIDE_SECTIONS = ("frontend prometheus", "listen stats")
-"""Of Serve's template; nothing in a fleet asks them from another machine."""
+"""Sections of Serve's template that nothing in a fleet asks from another machine."""
 BAD, BROKEN = "invalid_request_error", "internal_server_error"
 STARTING = (503, "service_unavailable_error", "starting", "no gateway has started yet: try again")
 ERRORS = (
@@ -77,7 +77,7 @@ def main() -> None:
 
 
 def main_in_container() -> None:
-    """The same without a host, for the binary of Ray's wheel."""
+    """Starts HAProxy in a container, where there is no host, for the binary of Ray's wheel."""
     _run(bundled_binary(), sys.argv[1:])
 
 

@@ -42,7 +42,7 @@ POLL_S = 0.02
 ASK_TIMEOUT_S = 5.0
 """For HAProxy, and for who asks the guard, to come to the point."""
 FIRST_TRIES = 3
-"""Of a HAProxy that is to take over: the one before it may be on its own way up or down."""
+"""Starts of a HAProxy that is to take over: the one before may be on its way up or down."""
 LONG_RUN_S = 1.0
 """Who has run so long, or was killed, did not fail by itself: it is started again at once."""
 SHORTEST_PAUSE_S = 0.05
@@ -50,7 +50,7 @@ LONGEST_PAUSE_S = 10.0
 INFO, ADOPT = b"show info", b"adopt"
 """Commands: HAProxy's, and one to a guard, which then ends with the connection that brought it."""
 SUFFIXES = ("sock", "cfg", "tmp")
-"""Of files that are named by a guard's process id; the last becomes the admin socket."""
+"""Endings of files that are named by a guard's process id; the last becomes the admin socket."""
 ADMIN_SOCKET = re.compile(r"(?m)^(\s*stats socket )(\S+)")
 
 

@@ -289,7 +289,10 @@ def end_processes_of(directory: Path, grace_s: float) -> None:
 
 
 def processes_of(directory: Path) -> list[int]:
-    """Processes that were started under `directory`'s name, this one left out."""
+    """Processes that were started under `directory`'s name, this one left out.
+
+    HAZARD: psutil reads an environment up to its first gap, and Ray's titles leave gaps there.
+    """
     wanted = f"{DIRECTORY_VARIABLE}={directory}".encode()
     pids = []
     for entry in Path("/proc").glob("[0-9]*/environ"):

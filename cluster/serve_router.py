@@ -204,7 +204,7 @@ class _AssumedCache:
         self._blocks: OrderedDict[int, None] = OrderedDict()
 
     def load(self) -> LoadSnapshot:
-        """As a worker would tell it."""
+        """The load as a worker would report it."""
         return LoadSnapshot(
             num_running=self.num_running,
             num_free_pages=self._num_pages,

@@ -27,7 +27,7 @@ from worker.wire.retry import StartDelay
 
 NAMESPACE: Final = "rayfleet_starting"
 SERVE_NAMESPACE: Final = "serve"
-"""Of the actors that Ray Serve starts."""
+"""Ray's namespace of the actors that Serve starts."""
 
 
 class Waiting(msgspec.Struct, frozen=True, kw_only=True):

@@ -52,4 +52,4 @@ class WorkerDirectory:
 
 
 WORKERS: Final = WorkerDirectory()
-"""Of this process. The registry that joins Serve's router objects to our transports."""
+"""The registry, one in a process, that joins Serve's router objects to our transports."""

@@ -33,7 +33,7 @@ class _Wish:
 
     since: float
     most: float
-    """Of what was needed in that time."""
+    """Most workers that were needed in that time."""
 
 
 class Autoscaler:
@@ -59,7 +59,7 @@ class Autoscaler:
         self._rate = ServiceRate(config, _MOST_PATIENCE * config.downscale_delay_s)
         self._steady = SteadyWork()
         self._least = _SlidingLeast()
-        """Of what was needed while more may be started."""
+        """Least workers that were needed while more may be started."""
         self._least_negative = _SlidingLeast()
         """The most, with its sign turned, while some that start may be called off."""
         self._rose_at: float | None = None
@@ -126,7 +126,7 @@ class Autoscaler:
 
     @property
     def _upscale_delay_s(self) -> float:
-        """As long a part of every start as it is of a short one."""
+        """Seconds for which more must be needed: the same part of every start."""
         return self._config.upscale_delay_s * max(self.start_s / SHORT_S, 1.0)
 
     def _higher(self, lasting: float | None, target: int, now: float) -> int:

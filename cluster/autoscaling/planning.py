@@ -44,7 +44,7 @@ class ServiceRate:
         self._last: tuple[float, float] | None = None
         """When we looked last, and the backlog then."""
         self._growth = 0.0
-        """Of the backlog, in workers; smoothed as the meter smooths what arrives."""
+        """Growth of the backlog, in workers; smoothed as the meter smooths what arrives."""
         self._num_ready = 0.0
         """Smoothed in the same way."""
 

@@ -1,8 +1,8 @@
 """Ray Serve's policies: one that listens to the gateways, and one per model that decides.
 
 They run in Serve's controller, which has to be able to import rayfleet. Serve pickles this module
-by value, and with it each object that it has imported by name: the boards are reached through their
-module, which is pickled as a name.
+by value, and with it each object that it has imported by name: the registries are reached through
+their module, which is pickled as a name.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from cluster.autoscaling import board
+from cluster.autoscaling import registry
 from cluster.autoscaling.config import AutoscalingConfig
 from cluster.autoscaling.decision import Autoscaler
 
@@ -28,7 +28,7 @@ class GatewayPolicy:
 
     def __call__(self, context: Any) -> Decision:
         """Called by Serve ten times a second, with its AutoscalingContext."""
-        board.BOARDS.of(context.app_name).take(context.raw_metrics or {}, self._clock())
+        registry.REGISTRIES.of(context.app_name).take(context.raw_metrics or {}, self._clock())
         return context.target_num_replicas, {}
 
 
@@ -48,7 +48,7 @@ class WorkerPolicy:
         """Called by Serve ten times a second, with its AutoscalingContext."""
         now, target = self._clock(), context.target_num_replicas
         running = context.current_num_replicas
-        load = board.BOARDS.of(context.app_name).load(context.deployment_name, now)
+        load = registry.REGISTRIES.of(context.app_name).load(context.deployment_name, now)
         if load is None:
             self._autoscaler.observe(target, running, now)
             return target, {}

@@ -17,7 +17,7 @@ _OVERDUE = 3.0
 """Times the usual start-up time after which a start counts as stuck: what RFC 6298 (section 2.2)
 allows a first round trip, its mean and four times the deviation that one measurement suggests."""
 _STUCK_S = 600.0
-"""The same, in seconds, while no start has been measured: Kubernetes' progressDeadlineSeconds."""
+"""Seconds after which a start is stuck while none has been measured, as Kubernetes has it."""
 
 
 @dataclass(slots=True)

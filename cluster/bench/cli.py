@@ -9,7 +9,7 @@ from dataclasses import fields, replace
 from typing import TYPE_CHECKING
 
 from cluster.bench.ab.commands import add_ab_commands
-from cluster.bench.command import command_adder
+from cluster.bench.command import command_adder, refuse_renamed
 from cluster.bench.flags import (
     add_dataset_flags,
     add_load_flags,
@@ -17,13 +17,12 @@ from cluster.bench.flags import (
     dataset_options,
     serve_options,
 )
-from cluster.bench.gateway import run_gateway
-from cluster.bench.gateway_options import ARMS, GatewayOptions
+from cluster.bench.gateway.options import VARIANTS, GatewayOptions
+from cluster.bench.gateway.run import run_gateway
 from cluster.bench.jobs.flags import add_job_commands
-from cluster.bench.kernel_options import KernelOptions
-from cluster.bench.model_shapes import SHAPES
+from cluster.bench.kernels.options import KernelOptions, RooflineOptions
+from cluster.bench.kernels.shapes import SHAPES
 from cluster.bench.report import Result
-from cluster.bench.roofline_options import RooflineOptions
 from cluster.bench.routing.flags import add_router_flags, run_router
 from cluster.bench.scenarios.flags import add_scenarios_command
 from cluster.bench.serve import run_serve
@@ -103,13 +102,13 @@ def _throughput(args: argparse.Namespace) -> Result:
 
 
 def _kernels(args: argparse.Namespace) -> Result:
-    from cluster.bench.kernels import run_kernels
+    from cluster.bench.kernels.run import run_kernels
 
     return run_kernels(KernelOptions(**given_options(args, KernelOptions)))
 
 
 def _roofline(args: argparse.Namespace) -> Result:
-    from cluster.bench.roofline import run_roofline
+    from cluster.bench.kernels.roofline import run_roofline
 
     return run_roofline(
         RooflineOptions(
@@ -210,11 +209,14 @@ def _add_gateway_flags(parser: argparse.ArgumentParser) -> None:
         "--baseline",
         nargs="?",
         const="two-hop",
-        choices=ARMS,
+        choices=VARIANTS,
         help="alternate with serve-items (no socket between worker and gateway), or with two-hop "
         "(default), a plain Serve app on Ray's default settings",
     )
-    parser.add_argument("--arm", choices=ARMS, default=ARMS[0], help="what to measure alone")
+    refuse_renamed(parser, "--arm", "--variant")
+    parser.add_argument(
+        "--variant", choices=VARIANTS, default=VARIANTS[0], help="what to measure alone"
+    )
 
 
 def _numbers(text: str) -> tuple[int, ...]:

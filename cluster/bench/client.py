@@ -21,7 +21,7 @@ from cluster.bench.sse import EventScanner, has_choices, has_text, has_usage, op
 
 _READ_TIMEOUT_S = 600.0
 _MOST_CHARS = 500
-"""Of an error's text."""
+"""Characters that are kept of an error's text."""
 _IDLE_S = 2.0
 """Below servers' keep-alive time (uvicorn: 5 s), so that no request meets a closing socket."""
 
@@ -61,7 +61,7 @@ class Record:
     worker: str = ""
     """Which worker served, where the server says so."""
     status: int = 0
-    """Of HTTP; 0 where no answer came."""
+    """HTTP status; 0 where no answer came."""
     retry_after: str = ""
     """The header, where there is one."""
     error: str = ""

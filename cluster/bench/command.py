@@ -39,3 +39,13 @@ def command_adder(subparsers: Subparsers) -> AddCommand:
         return parser
 
     return add
+
+
+def refuse_renamed(parser: argparse.ArgumentParser, old: str, new: str) -> None:
+    """Has a parser refuse a flag of before with the name that it has now."""
+
+    class Refusal(argparse.Action):
+        def __call__(self, *_: object) -> None:
+            parser.error(f"{old} is now {new}")
+
+    parser.add_argument(old, action=Refusal, help=argparse.SUPPRESS)

@@ -51,7 +51,7 @@ class CompareOptions:
     a: str = ""
     """Result file, or a folder of several runs: what was before."""
     b: str = ""
-    """The same of what is now."""
+    """Result file, or a folder of several runs: what is now."""
     tolerance: float = 0.02
     """A part by which B may be worse without being called a regression."""
 
@@ -67,7 +67,7 @@ class _Run:
     figures: Mapping[str, float]
     """By name: latencies in milliseconds, and tokens per second; NaN without data."""
     seed: int | None
-    """Of its prompts and arrivals; None where the file does not say."""
+    """Seed of its prompts and arrivals; None where the file does not say."""
     errors: Mapping[str, int]
     """Failed requests by reason."""
 
@@ -89,7 +89,7 @@ class _Row:
     runs: str
     """How many, and whether they are pairs."""
     log_ratio: Estimate | None
-    """Of ln(B / A); None where there are too few runs."""
+    """Estimate of ln(B / A); None where there are too few runs."""
 
     def chance(self, *, worse: bool, tolerance: float) -> float:
         """How likely so large a difference would be if B were as far off as is tolerated."""
@@ -179,7 +179,7 @@ def _pairs(a: Sequence[_Run], b: Sequence[_Run]) -> list[tuple[int, int]]:
 
 
 def _judged(rows: Sequence[_Row], options: CompareOptions) -> list[dict[str, Any]]:
-    """As they are reported, with verdicts that take into account how many there are."""
+    """Rows as they are reported, with verdicts that take into account how many there are."""
     # Imported here: it takes a second, and the command line knows nothing yet.
     from scipy.stats import false_discovery_control
 

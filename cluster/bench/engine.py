@@ -56,7 +56,7 @@ class Answer:
     first_s: float = math.nan
     last_s: float = math.nan
     rounds: list[int] = field(default_factory=list)
-    """Of a block-diffusion model, by block: passes that found something to decide."""
+    """Passes that found something to decide, by block of a block-diffusion model."""
 
     @property
     def tpot_s(self) -> float:

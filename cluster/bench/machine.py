@@ -11,6 +11,8 @@ from contextlib import suppress
 from importlib import metadata
 from pathlib import Path
 
+import psutil
+
 from cluster.bench.report import Result
 
 _PACKAGES = ("rayfleet", "ray", "torch", "triton", "transformers", "numpy")
@@ -23,14 +25,14 @@ def machine(gpus: str = _GPUS) -> Result:
     return {
         "cpu": _cpu_name(),
         "cores": len(os.sched_getaffinity(0)),
-        "memory_gib": round(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / 2**30, 1),
+        "memory_gib": round(psutil.virtual_memory().total / 2**30, 1),
         "gpus": ", ".join(f"{count} x {name}" for name, count in _gpu_names(gpus).items()) or None,
         "os": platform.platform(terse=True),
     }
 
 
 def versions(packages: Sequence[str] = _PACKAGES) -> Result:
-    """Of Python and of those of the packages that are installed."""
+    """Versions of Python and of those of the packages that are installed."""
     found = {"python": platform.python_version()}
     for name in packages:
         with suppress(metadata.PackageNotFoundError):

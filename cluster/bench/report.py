@@ -63,7 +63,7 @@ def emit(result: Result, *, as_json: bool, title: str) -> None:
 
 
 def json_ready(value: Any) -> Any:
-    """The same with null for figures that have no data: JSON knows no NaN."""
+    """A result with null for figures that have no data: JSON knows no NaN."""
     if isinstance(value, Mapping):
         return {name: json_ready(item) for name, item in value.items()}
     if isinstance(value, list | tuple):

@@ -16,7 +16,7 @@ from scipy.special import stdtr, stdtrit
 Values = Sequence[float] | NDArray[np.float64]
 
 LEVEL = 0.95
-"""Of all intervals: the part of them that holds the true value."""
+"""Confidence level: the part of all intervals that holds the true value."""
 _RESAMPLES = 2000
 
 
@@ -125,7 +125,7 @@ def spread(values: Sequence[float]) -> Spread:
 
 
 def spread_of_ratios(values: Sequence[float]) -> Spread:
-    """The same of ratios: their interval is that of the logarithms, which never falls below 0."""
+    """Median, range and interval of ratios: that of their logarithms, which never falls below 0."""
     found = spread(values)
     if found.low <= 0.0:
         return replace(found, interval_low=math.nan, interval_high=math.nan)

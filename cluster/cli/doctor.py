@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Literal
 
+import psutil
 from packaging.utils import canonicalize_name
 
 from cluster.checkpoints import find_hub_problem, refuse_missing_model
@@ -241,7 +242,7 @@ def read_gpus() -> tuple[list[Gpu], str | None]:
 
 
 def read_gpus_by_torch() -> tuple[list[Gpu], str | None]:
-    """The same where there is no nvidia-smi, as in some containers."""
+    """GPUs and the driver's version where there is no nvidia-smi, as in some containers."""
     import torch
 
     devices = map(torch.cuda.get_device_properties, range(torch.cuda.device_count()))
@@ -255,11 +256,7 @@ def read_gpus_by_torch() -> tuple[list[Gpu], str | None]:
 
 def read_available_bytes() -> int:
     """Memory of this machine that programs may still take."""
-    memory = Path("/proc/meminfo")
-    if not memory.exists():
-        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    values = dict(line.split(":") for line in memory.read_text().splitlines())
-    return int(values["MemAvailable"].split()[0]) << 10
+    return int(psutil.virtual_memory().available)
 
 
 def read_elements(model: str) -> dict[str, int]:

@@ -11,7 +11,7 @@ from router.keys import KeyFile, digest_of
 from router.keys.entry import PREFIX, named
 
 KEY_BYTES = 32
-"""Of a new key, all by chance: nobody finds it from its digest."""
+"""Bytes of a new key, all by chance: nobody finds it from its digest."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

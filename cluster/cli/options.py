@@ -102,7 +102,7 @@ def _argument_kind(hint: Any, field: Field[Any]) -> dict[str, Any]:
 
 
 def _separated(kind: type, separator: str) -> dict[str, Any]:
-    """Of values that stand in one argument."""
+    """argparse's settings for values that stand in one argument."""
 
     def parse(text: str) -> tuple[Any, ...]:
         return tuple(kind(part) for part in text.split(separator))

@@ -32,7 +32,7 @@ class CommandParser(argparse.ArgumentParser):
     def parse_known_args(  # type: ignore[override]  # argparse overloads it for other namespaces
         self, args: Sequence[str] | None = None, namespace: Any = None
     ) -> tuple[Any, list[str]]:
-        """As argparse's, but nothing is left unknown."""
+        """Parses as argparse does, but leaves nothing unknown."""
         if self._fill is not None:
             fill, self._fill = self._fill, None
             fill(self)

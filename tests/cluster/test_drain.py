@@ -1,11 +1,12 @@
-"""A node's replicas are found, and waited for, in a /proc as Linux lays it out."""
+"""A node's replicas are found among the machine's processes, and waited for."""
 
 from __future__ import annotations
 
 import shutil
 import sys
-from pathlib import Path
+from typing import Any
 
+import psutil
 import pytest
 
 from cluster import drain
@@ -14,30 +15,48 @@ from cluster.drain import Raylet, announce, count_replicas, find_raylets, wait_f
 RAYLET = ["/venv/ray/core/src/ray/raylet/raylet", "--node_id=ab12", "--gcs-address=10.0.0.1:6379"]
 
 
-class Machine:
-    """Processes as files."""
+class Process:
+    """As much of one as is looked at."""
 
-    def __init__(self, folder: Path) -> None:
-        self.proc = folder
+    def __init__(self, pid: int, parent: int, arguments: list[str]) -> None:
+        self.pid, self._parent, self._arguments = pid, parent, arguments
+        self.has_ended = False
+
+    def cmdline(self) -> list[str]:
+        if self.has_ended:
+            raise psutil.NoSuchProcess(self.pid)
+        return self._arguments
+
+    def ppid(self) -> int:
+        return self._parent
+
+
+class Machine:
+    """Processes by their ids."""
+
+    def __init__(self) -> None:
+        self._processes: dict[int, Process] = {}
         self.add(10, 1, RAYLET)
         self.add(11, 1, ["python", "-c", "raylet"])
+        self.add(12, 1, [])
 
     def add(self, pid: int, parent: int, arguments: list[str]) -> None:
-        (self.proc / str(pid)).mkdir()
-        (self.proc / str(pid) / "cmdline").write_text("\0".join([*arguments, ""]))
-        (self.proc / str(pid) / "stat").write_text(f"{pid} (a ) b) S {parent} {pid} 0")
+        self._processes[pid] = Process(pid, parent, arguments)
 
     def end(self, pid: int) -> None:
-        shutil.rmtree(self.proc / str(pid))
+        self._processes[pid].has_ended = True
+
+    def processes(self) -> Any:
+        return list(self._processes.values())
 
 
 @pytest.fixture
-def machine(tmp_path: Path) -> Machine:
-    return Machine(tmp_path)
+def machine() -> Machine:
+    return Machine()
 
 
 def test_the_raylet_is_found(machine: Machine) -> None:
-    assert list(find_raylets(machine.proc)) == [Raylet(10, "ab12", "10.0.0.1:6379")]
+    assert list(find_raylets(machine.processes)) == [Raylet(10, "ab12", "10.0.0.1:6379")]
 
 
 def test_replicas_of_this_node_alone_are_waited_for(machine: Machine) -> None:
@@ -45,7 +64,7 @@ def test_replicas_of_this_node_alone_are_waited_for(machine: Machine) -> None:
     machine.add(21, 10, ["ray::ServeReplica:rayfleet:worker-demo"])
     machine.add(22, 10, ["ray::IDLE"])
     machine.add(23, 99, ["ray::ServeReplica:other:gateway"])
-    assert count_replicas(10, machine.proc) == 2
+    assert count_replicas(10, machine.processes) == 2
     now, ends = 0.0, {3.0: 20, 7.0: 21}
 
     def sleep(seconds: float) -> None:
@@ -54,7 +73,7 @@ def test_replicas_of_this_node_alone_are_waited_for(machine: Machine) -> None:
         if now in ends:
             machine.end(ends[now])
 
-    assert wait_for_replicas(10, 60, machine.proc, lambda: now, sleep)
+    assert wait_for_replicas(10, 60, machine.processes, lambda: now, sleep)
     assert now == 7.0
 
 
@@ -66,7 +85,7 @@ def test_the_deadline_ends_the_wait(machine: Machine) -> None:
         nonlocal now
         now += seconds
 
-    assert not wait_for_replicas(10, 5, machine.proc, lambda: now, sleep)
+    assert not wait_for_replicas(10, 5, machine.processes, lambda: now, sleep)
     assert now == 5.0
 
 

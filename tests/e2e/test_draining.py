@@ -98,7 +98,7 @@ def main(address: str, base_url: str, model: str) -> None:
     join_ray(address)
     from ray import serve
 
-    from cluster.bench.paced_group import build_paced
+    from cluster.bench.gateway.paced_group import build_paced
 
     fleet = FleetConfig(served_model_name="paced")
     engine = EngineConfig(model=model, device="cpu")

@@ -15,8 +15,8 @@ import time
 import psutil
 
 from cluster.bench.report import Result, at_least, at_most, checks_json, note
-from cluster.bench.routing.contender import Clock, Contender
 from cluster.bench.routing.figures import figures
+from cluster.bench.routing.simulated import Clock, SimulatedRouter
 from cluster.bench.routing.simulation import Outcome, Simulation
 from cluster.bench.stats import percentile
 from tests.support.scale.capacity import Needs, breaks_first
@@ -39,7 +39,7 @@ def run_scale(options: ScaleOptions) -> Result:
     workload = scale_workload(options)
     gateways: list[TimedGateway] = []
 
-    def create(clock: Clock) -> Contender:
+    def create(clock: Clock) -> SimulatedRouter:
         gateways.append(TimedGateway(options, clock))
         return gateways[0]
 

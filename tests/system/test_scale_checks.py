@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from cluster.bench.routing.contender import Clock, Contender
+from cluster.bench.routing.simulated import Clock, SimulatedRouter
 from cluster.bench.routing.simulation import Simulation
 from tests.support.scale.capacity import Needs, breaks_first
 from tests.support.scale.gateway import TimedGateway
@@ -39,7 +39,7 @@ def test_every_request_is_served_though_workers_die() -> None:
 def test_a_worker_that_died_comes_back_without_its_old_cache() -> None:
     gateways: list[TimedGateway] = []
 
-    def create(clock: Clock) -> Contender:
+    def create(clock: Clock) -> SimulatedRouter:
         gateways.append(TimedGateway(SMALL, clock))
         return gateways[0]
 

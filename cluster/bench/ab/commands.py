@@ -18,7 +18,7 @@ from cluster.bench.ab.options import (
     StructuredOptions,
 )
 from cluster.bench.command import AddCommand
-from cluster.bench.model_shapes import BLOCK_SHAPES
+from cluster.bench.kernels.shapes import BLOCK_SHAPES
 from cluster.bench.report import Result
 from cluster.cli.options import add_options, given_options
 from cluster.config import find_demo_model

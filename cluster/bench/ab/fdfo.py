@@ -41,7 +41,7 @@ from cluster.bench.ab.fdfo_variants import LONG_VARIANTS, VARIANTS, Variant
 from cluster.bench.ab.forward_counts import CountedRequest, count_joined, count_separate
 from cluster.bench.ab.options import FdfoOptions, rounds_of_blocks
 from cluster.bench.engine import BenchEngine, Engines, Request, Turn
-from cluster.bench.model_shapes import BLOCK_SHAPES, write_shape
+from cluster.bench.kernels.shapes import BLOCK_SHAPES, write_shape
 from cluster.bench.report import Check, Result, at_least, at_most, checks_json, exactly, note
 from cluster.bench.turns import Turns, take_turns
 from worker.config import EngineConfig

@@ -17,7 +17,7 @@ class CountedRequest:
     prompt_blocks: int
     """Whole blocks of its prompt."""
     passes: tuple[int, ...]
-    """Of each running block, that which commits it included where there is one."""
+    """Forward passes of each running block, that which commits it included where there is one."""
 
 
 @dataclass(slots=True)

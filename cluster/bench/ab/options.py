@@ -79,7 +79,7 @@ class AdmissionOptions(Comparison):
     force_fifo_every: int = 8
     """Under pack: every so many rounds are fifo."""
     seed: int = 0
-    """Of the prompts."""
+    """Seed of the prompts."""
 
     def __post_init__(self) -> None:
         sizes = (self.pairs, self.base_len, self.output_len, self.budget)

@@ -32,7 +32,7 @@ def run(options: OverlapOptions) -> Result:
     """Measures all numbers of requests, draws the timelines of the largest where asked to."""
     if options.plot:
         # Imported here, but before the measurement: the extra `plots` may be missing.
-        from cluster.bench.ab.timelines import draw_timelines
+        from cluster.bench.plots import draw_timelines
     result: Result = {
         "model": options.engine.model,
         "pairs": options.pairs,
@@ -103,7 +103,7 @@ def _checks(running: int, figures: Result) -> list[Check]:
 
 
 def idle_checks(idle: list[tuple[float, float]]) -> list[Check]:
-    """Of a device at depth 1, from (microseconds, share of the step) per number of requests."""
+    """Goals for a device's idle time at depth 1: microseconds, and their share of the step."""
     return [
         at_most("idle_gap_us", max(gap for gap, _ in idle), "us", _MOST_IDLE_US),
         at_most("idle_share", max(share for _, share in idle), "", _MOST_IDLE_SHARE),

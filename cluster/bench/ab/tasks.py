@@ -17,7 +17,7 @@ _MOST_TOKENS = 160
 _COPIED = 8
 """Sentences to copy in one request."""
 _SENTENCE = re.compile(r"[A-Z][a-z]+(?: [a-z]+){6,}\.")
-"""Of seven words or more: the demo copies these, and excuses itself from many others."""
+"""Sentences of seven words or more: the demo copies these, and excuses itself from others."""
 _NUM_RANDOM, _RANDOM_LENGTH = 256, 48
 _SEED = 3
 

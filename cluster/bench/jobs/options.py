@@ -31,7 +31,7 @@ class JobOptions:
     trace: str = ""
     """Mooncake's file (.jsonl) for mooncake."""
     speed: float = 1.0
-    """Of the trace."""
+    """How many times faster than it was recorded the trace is played."""
     length_scale: float = 1.0
     """Of the trace's prompts, their blocks and completions: models with short contexts take part
     with less than 1."""

@@ -39,7 +39,7 @@ from cluster.bench.stats import percentile, share
 _FOLLOWS = 0.9
 """Part of the offered rate at which requests must end."""
 _KEEPS_UP = 0.5
-"""The same for a rate within the SLO, which the limits themselves bound."""
+"""Part of the offered rate at which requests must end, for a rate within the SLO."""
 _NARROW = 1.1
 """Goodput is looked for until the rates on either side differ by no more than this."""
 _DRIFT = 1.5

@@ -25,7 +25,7 @@ MLPERF: dict[str, Slo] = {
     "deepseek-r1-interactive": Slo(ttft_ms=1500, tpot_ms=15),
     "gpt-oss-120b": Slo(ttft_ms=3000, tpot_ms=80),
 }
-"""Of MLPerf Inference's server and interactive scenarios."""
+"""Limits of MLPerf Inference's server and interactive scenarios, by model."""
 
 
 def find_slo(text: str) -> Slo:

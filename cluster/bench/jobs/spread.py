@@ -13,7 +13,7 @@ from cluster.bench.load import Load, LoadResult, join_parts, run_part, split_loa
 from cluster.local_ray import join_ray
 
 _CPUS = 0.5
-"""Of each process; one carries some ten thousand tokens per second on less."""
+"""CPUs of each process; one carries some ten thousand tokens per second on less."""
 _ROOM_S = 300.0
 """A cluster may have to grow first."""
 _LEAD_S = 0.5

@@ -1,4 +1,4 @@
-"""`bench router`: all contenders on all workloads, over several seeds."""
+"""`bench router`: all routers on all workloads, over several seeds."""
 
 from __future__ import annotations
 
@@ -11,10 +11,15 @@ import numpy as np
 
 from cluster.bench.machine import versions
 from cluster.bench.report import Result, at_least, at_most, checks_json, note
-from cluster.bench.routing.bound import pooled_hit_rate
-from cluster.bench.routing.figures import Figures, figures, ratio_to_best, spread
-from cluster.bench.routing.known_runs import KnownRuns, routing_digest, simulation_digest
-from cluster.bench.routing.lineup import CONTENDERS, OWN, Entry, Settings, lineup
+from cluster.bench.routing.figures import (
+    Figures,
+    figures,
+    pooled_hit_rate,
+    ratio_to_best,
+    spread,
+)
+from cluster.bench.routing.result_cache import ResultCache, routing_digest, simulation_digest
+from cluster.bench.routing.routers import OWN, ROUTERS, Entry, Settings, find_routers
 from cluster.bench.routing.simulation import Outcome, Simulation
 from cluster.bench.routing.traces import find_traces
 from cluster.bench.routing.workload import Workload
@@ -27,6 +32,10 @@ _MEAN_GOAL = 1.02
 _P99_GOAL = 1.10
 _P99_SHARE = 0.8
 _HIT_GOAL = 0.95
+_PANELS = {
+    "mean_ttft_s": ("mean TTFT over the best", True),
+    "p99_ttft_s": ("p99 TTFT over the best", True),
+}
 _PACKAGES = ("ray", "ai-dynamo-runtime", "numpy")
 """Whose versions the figures depend on."""
 
@@ -35,7 +44,7 @@ _PACKAGES = ("ray", "ai-dynamo-runtime", "numpy")
 class SimOptions:
     """What is simulated."""
 
-    contenders: tuple[str, ...] = field(default=(), metadata={"flag": "--contender"})
+    policies: tuple[str, ...] = field(default=(), metadata={"flag": "--policy"})
     """Routing policy, or ray-prefix for Ray Serve LLM's prefix router; may be given several times.
     None named means all."""
     workloads: tuple[str, ...] = field(default=(), metadata={"flag": "--workload"})
@@ -50,26 +59,26 @@ class SimOptions:
     """Folder with Mooncake's conversation_trace.jsonl and synthetic_trace.jsonl; without it these
     workloads are left out."""
     sweep: bool = True
-    """Let contenders with settings also run at the best of a fixed grid, found on other data."""
+    """Let routers with settings also run at the best of a fixed grid, found on other data."""
     resume: str = ""
     """File in which each simulation is kept as soon as it is done; with the same code, a run that
     was stopped goes on from there."""
     plot: str = ""
-    """PNG file with the ratios of all contenders."""
+    """PNG file with the ratios of all routers."""
 
     def __post_init__(self) -> None:
         if self.seeds < 1:
             raise ValueError(f"--seeds must be at least 1, got {self.seeds}")
         if self.scale <= 0.0:
             raise ValueError(f"--scale must be above 0, got {self.scale}")
-        if self.contenders and (OWN not in self.contenders or len(self.contenders) < 2):
-            raise ValueError(f"--contender must name {OWN} and at least one to compare it with")
+        if self.policies and (OWN not in self.policies or len(self.policies) < 2):
+            raise ValueError(f"--policy must name {OWN} and at least one to compare it with")
 
 
 def run_router_sim(options: SimOptions) -> Result:
-    """Times to first token and hit rates by workload and contender; ratios against their goals."""
+    """Times to first token and hit rates by workload and router; ratios against their goals."""
     folder = find_traces(options.traces) if options.traces else None
-    entries, notes = lineup(options.contenders or CONTENDERS)
+    entries, notes = find_routers(options.policies or ROUTERS)
     if folder is None:
         where = f"in {options.traces}" if options.traces else "without --traces FOLDER"
         notes.append(f"trace workloads are left out: no conversation_trace.jsonl {where}")
@@ -80,7 +89,7 @@ def run_router_sim(options: SimOptions) -> Result:
     names = options.workloads or tuple(makers)
     if unknown := [name for name in names if name not in makers]:
         raise ValueError(f"unknown workloads: {', '.join(unknown)} (there are {', '.join(makers)})")
-    known = KnownRuns(options.resume)
+    known = ResultCache(options.resume)
     rows: list[dict[str, Any]] = []
     ratios: dict[str, Any] = {}
     for name in names:
@@ -103,15 +112,30 @@ def run_router_sim(options: SimOptions) -> Result:
         "rows": rows,
     }
     if options.plot:
-        from cluster.bench.routing.plot import draw_ratios
+        from cluster.bench.plots import draw_bars
 
-        draw_ratios(rows, OWN, options.plot)
+        draw_bars(_over_the_best(rows), "policy", _PANELS, options.plot, own=OWN)
     return result
+
+
+def _over_the_best(rows: Sequence[Result]) -> list[Result]:
+    """Each workload's times in the rows over the least of them."""
+    best = {
+        (row["workload"], name): min(
+            other[name] for other in rows if other["workload"] == row["workload"]
+        )
+        for row in rows
+        for name in _PANELS
+    }
+    return [
+        {**row, **{name: row[name] / best[row["workload"], name] for name in _PANELS}}
+        for row in rows
+    ]
 
 
 @dataclass(kw_only=True, slots=True)
 class _Runs:
-    """One contender's simulations of a workload."""
+    """One router's simulations of a workload."""
 
     settings: Settings
     figures: list[Figures]
@@ -128,9 +152,9 @@ def _runs(
     make: Maker,
     tuning: Maker | None,
     options: SimOptions,
-    known: KnownRuns,
+    known: ResultCache,
 ) -> dict[str, _Runs]:
-    """By contender; one with settings appears again at the best of them."""
+    """By router; one with settings appears again at the best of them."""
 
     def take(entry: Entry, settings: Settings, seed: int, maker: Maker, scale: float) -> Figures:
         run = {

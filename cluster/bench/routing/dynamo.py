@@ -22,7 +22,7 @@ import zmq
 from dynamo.llm import SelectionService
 from dynamo.llm.exceptions import DynamoException
 
-from cluster.bench.routing.contender import Clock, Contender, Placement
+from cluster.bench.routing.simulated import Clock, Placement, SimulatedRouter
 from cluster.bench.routing.worker import SALT, TOKEN, SimWorker
 from cluster.bench.routing.workload import Arrival
 from worker.wire.blocks import TOKEN_BYTES, block_hash_array, root_hash
@@ -35,7 +35,7 @@ _LONG_S = 30.0
 """An event that has not arrived by then never will."""
 
 
-class DynamoContender(Contender):
+class DynamoRouter(SimulatedRouter):
     """SelectionService of `dynamo.llm`, in this process.
 
     A stream of events that breaks costs it nothing: Dynamo asks the worker for what it missed.
@@ -61,7 +61,7 @@ class DynamoContender(Contender):
             self._service = SelectionService(indexer_threads=1)
 
     def joined(self, worker: SimWorker) -> None:
-        """See Contender."""
+        """A worker came up, or its stream began anew."""
         name = worker.worker_id
         if name in self._workers:
             return
@@ -86,24 +86,24 @@ class DynamoContender(Contender):
         publisher.wait_for_subscriber()
 
     def lost(self, worker: SimWorker) -> None:
-        """See Contender."""
+        """A worker's ranks died, or it is gone for good."""
         if (not worker.up or worker.draining) and worker.worker_id in self._workers:
             publisher = self._workers.pop(worker.worker_id)
             self._run(self._service.delete_worker, publisher.number)
             publisher.close()
 
     def place(self, arrivals: Sequence[Arrival]) -> list[Placement | None]:
-        """See Contender."""
+        """Chooses workers for requests that arrive together."""
         if not self._workers:
             return [None] * len(arrivals)
         self._catch_up()
         return [self._place(arrival) for arrival in arrivals]
 
     def submitted(self, worker: SimWorker, request_id: str, ordinal: int) -> None:
-        """See Contender. Choosing has booked it."""
+        """A request was handed to the worker that was chosen. Choosing has booked it."""
 
     def reported(self, worker: SimWorker, report: StepReport) -> None:
-        """See Contender."""
+        """A worker ended a step."""
         publisher = self._workers.get(worker.worker_id)
         if publisher is not None:
             for event in report.block_events:
@@ -114,12 +114,12 @@ class DynamoContender(Contender):
                     self._tell(self._service.prefill_complete, delta.request_id)
 
     def ended(self, worker_id: str, request_id: str) -> None:
-        """See Contender."""
+        """A request has ended, or its worker has."""
         self._tell(self._service.free_reservation, request_id)
         self._bookings.pop(request_id, None)
 
     def close(self) -> None:
-        """See Contender."""
+        """The simulation is over."""
         self._service.shutdown()
         for publisher in self._workers.values():
             publisher.close()

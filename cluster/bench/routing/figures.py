@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from cluster.bench.routing.simulation import Outcome
+from cluster.bench.routing.worker import SALT
 from cluster.bench.stats import estimate, mean, percentile
+from router.fleet.memo import HashMemo
+from worker.wire.blocks import root_hash
 
 
 class Figures(NamedTuple):
-    """Of one simulation; times in seconds, of measured requests only."""
+    """The figures of one simulation; times in seconds, of measured requests only."""
 
     mean_ttft: float
     p50_ttft: float
     p99_ttft: float
     hit_rate: float
-    """Of prompt tokens."""
+    """Part of the prompt tokens that were in a cache."""
     pooled_hit_rate: float = 0.0
     """What one cache as large as all workers' would have hit; 0 where that was not asked for."""
 
@@ -41,6 +45,31 @@ def figures(outcomes: Sequence[Outcome]) -> Figures:
     )
 
 
+def pooled_hit_rate(outcomes: Sequence[Outcome], page_size: int, num_pages: int) -> float:
+    """Share of the measured prompts' tokens in one pooled cache with least-recently-used eviction.
+
+    Requests come in the order of `outcomes`; each finds what all before it have computed. A mark
+    to compare with rather than a strict bound: another order of eviction may hit more.
+    """
+    cache: OrderedDict[int, None] = OrderedDict()
+    memo = HashMemo()
+    root = root_hash(SALT)
+    hit = total = 0
+    for outcome in outcomes:
+        arrival = outcome.arrival
+        hashes = memo.hashes(arrival.tokens, page_size, root).tolist()
+        found = next((n for n, value in enumerate(hashes) if value not in cache), len(hashes))
+        if arrival.measured:
+            hit += min(found * page_size, arrival.num_tokens - 1)
+            total += arrival.num_tokens
+        for value in reversed(hashes):  # so that leaves are evicted before what they follow
+            cache[value] = None
+            cache.move_to_end(value)
+        while len(cache) > num_pages:
+            cache.popitem(last=False)
+    return hit / total if total else 0.0
+
+
 def spread(values: Sequence[float]) -> Spread:
     """Mean and confidence; of a single value nothing is known, and the half is NaN."""
     found = estimate(values)
@@ -48,7 +77,7 @@ def spread(values: Sequence[float]) -> Spread:
 
 
 def ratio_to_best(values: Mapping[str, Sequence[float]], own: str) -> tuple[float, float, str]:
-    """Own mean over the best other contender's, half its interval, and that contender's name.
+    """Own mean over the best other router's, half its interval, and that router's name.
 
     Paired by seed: the interval is that of the seeds' own ratios to it.
     """

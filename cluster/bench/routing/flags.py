@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 
+from cluster.bench.command import refuse_renamed
 from cluster.bench.report import Result
 from cluster.cli.options import add_options, given_options
 from cluster.config import find_demo_model
@@ -13,14 +14,14 @@ _SIMULATED_TOO = ("workloads", "scale", "first_seed", "plot")
 
 def add_router_flags(parser: argparse.ArgumentParser) -> None:
     """Adds the flags of all five."""
-    from cluster.bench.router_micro import MicroOptions
     from cluster.bench.routing.compare import SimOptions
+    from cluster.bench.routing.micro import MicroOptions
     from cluster.bench.routing.real.options import RealOptions
     from cluster.bench.routing.replay import ReplayOptions
     from cluster.bench.routing.validate import ValidateOptions
 
     add_options(parser.add_argument_group("simulation"), SimOptions)
-    add_options(parser.add_argument_group("replay"), ReplayOptions, exclude=("contenders",))
+    add_options(parser.add_argument_group("replay"), ReplayOptions, exclude=("policies",))
     parser.add_argument(
         "--micro", action="store_true", help="microseconds per decision instead of a simulation"
     )
@@ -35,13 +36,15 @@ def add_router_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--validate", action="store_true", help="the simulated worker beside a real engine"
     )
+    refuse_renamed(parser, "--contender", "--policy")
+    refuse_renamed(parser, "--arm", "--variant")
     add_options(parser.add_argument_group("validate"), ValidateOptions, exclude=("model",))
 
 
 def run_router(args: argparse.Namespace) -> Result:
     """Runs the benchmark that the flags ask for."""
-    from cluster.bench.router_micro import MicroOptions, run_router_micro
     from cluster.bench.routing.compare import SimOptions, run_router_sim
+    from cluster.bench.routing.micro import MicroOptions, run_router_micro
     from cluster.bench.routing.replay import ReplayOptions, run_replay
     from cluster.bench.routing.validate import ValidateOptions, run_validate
 

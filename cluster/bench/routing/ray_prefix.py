@@ -24,7 +24,7 @@ from ray.serve._private.common import (
 )
 from ray.serve._private.request_router.common import PendingRequest
 
-from cluster.bench.routing.contender import Clock, Contender, Placement
+from cluster.bench.routing.simulated import Clock, Placement, SimulatedRouter
 from cluster.bench.routing.worker import SimWorker
 from cluster.bench.routing.workload import Arrival
 from worker.wire.messages import StepReport
@@ -34,7 +34,7 @@ _MAX_ONGOING = 10**9
 """As Ray Serve LLM deploys its workers."""
 
 
-class RayPrefixContender(Contender):
+class RayPrefixRouter(SimulatedRouter):
     """PrefixCacheAffinityRouter of the `ray` package.
 
     Args:
@@ -57,7 +57,7 @@ class RayPrefixContender(Contender):
         self._router = self._loop.run_until_complete(self._create(settings))
 
     def joined(self, worker: SimWorker) -> None:
-        """See Contender."""
+        """A worker came up, or its stream began anew."""
         if worker.worker_id not in self._replicas:
             self._incarnations[worker.worker_id] += 1
             number = self._incarnations[worker.worker_id]
@@ -65,32 +65,35 @@ class RayPrefixContender(Contender):
             self._members_changed()
 
     def lost(self, worker: SimWorker) -> None:
-        """See Contender. A stream of events that breaks is nothing to a router without one."""
+        """A worker's ranks died, or it is gone for good.
+
+        A stream of events that breaks is nothing to a router without one.
+        """
         if not worker.up or worker.draining:
             self._replicas.pop(worker.worker_id, None)
             self._members_changed()
 
     def place(self, arrivals: Sequence[Arrival]) -> list[Placement | None]:
-        """See Contender."""
+        """Chooses workers for requests that arrive together."""
         if not self._replicas:
             return [None] * len(arrivals)
         return self._loop.run_until_complete(self._choose(arrivals))
 
     def submitted(self, worker: SimWorker, request_id: str, ordinal: int) -> None:
-        """See Contender."""
+        """A request was handed to the worker that was chosen."""
         self._open[request_id] = worker.worker_id
 
     def reported(self, worker: SimWorker, report: StepReport) -> None:
-        """See Contender. Nothing is told: Serve only sees requests end."""
+        """A worker ended a step. Nothing is told: Serve only sees requests end."""
 
     def ended(self, worker_id: str, request_id: str) -> None:
-        """See Contender."""
+        """A request has ended, or its worker has."""
         replica = self._replicas.get(self._open.pop(request_id, ""))
         if replica is not None:
             self._router.decrement_queue_len_cache(replica.replica_id)
 
     def close(self) -> None:
-        """See Contender."""
+        """The simulation is over."""
         self._loop.run_until_complete(self._loop.shutdown_asyncgens())
         self._loop.close()
         ray_router.ray = self._ray

@@ -9,10 +9,9 @@ from typing import Any
 import numpy as np
 
 from cluster.bench.report import Result, note
-from cluster.bench.routing.bound import pooled_hit_rate
 from cluster.bench.routing.compare import simulate
-from cluster.bench.routing.figures import Figures, figures
-from cluster.bench.routing.lineup import CONTENDERS, OWN, lineup
+from cluster.bench.routing.figures import Figures, figures, pooled_hit_rate
+from cluster.bench.routing.routers import OWN, ROUTERS, find_routers
 from cluster.bench.routing.workload import DEFAULT_COSTS, Arrival, FleetShape, Workload
 from cluster.bench.stats import percentile
 from router.explain import Decided, FleetSpeed, LogLine, WorkerSeen, read_decisions
@@ -28,7 +27,7 @@ class ReplayOptions:
     replay: str = ""
     """Decision log, or a folder of them, as `serve --decision-log FOLDER` writes: its requests run
     again on simulated workers of the same number, limits and speeds."""
-    contenders: tuple[str, ...] = ()
+    policies: tuple[str, ...] = ()
     """Routing policies; none means all."""
 
 
@@ -36,7 +35,7 @@ def run_replay(options: ReplayOptions) -> Result:
     """Times to first token and hit rates under each policy, beside what was measured."""
     lines = list(read_decisions(options.replay))
     workload = recorded_workload(lines)
-    entries, notes = lineup(options.contenders or CONTENDERS)
+    entries, notes = find_routers(options.policies or ROUTERS)
     for text in notes:
         note(text)
     rows = [{"policy": "as it was", **_row(_recorded(lines))}]

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from cluster.bench.routing.contender import Clock, Contender, Placement
+from cluster.bench.routing.simulated import Clock, Placement, SimulatedRouter
 from cluster.bench.routing.worker import SimWorker
 from cluster.bench.routing.workload import Arrival, Incident, Workload
 from worker.wire.messages import Submit, TokenDelta
@@ -36,17 +36,17 @@ class Outcome:
 
 
 class Simulation:
-    """One workload under one contender. Deterministic: same workload, same outcomes.
+    """One workload under one router. Deterministic: same workload, same outcomes.
 
     Reports reach the gateway when a step ends, and requests their worker when they are placed:
     what is compared is decisions, not networks.
 
     Args:
         workload: requests, workers, incidents.
-        contender: makes the contender; it gets the simulation's clock.
+        router: makes the router; it gets the simulation's clock.
     """
 
-    def __init__(self, workload: Workload, contender: Callable[[Clock], Contender]) -> None:
+    def __init__(self, workload: Workload, router: Callable[[Clock], SimulatedRouter]) -> None:
         self._workload = workload
         self._now = 0.0
         self._events: list[tuple[float, int, str, Any]] = []
@@ -54,7 +54,7 @@ class Simulation:
         self._outcomes: dict[str, Outcome] = {}
         self._waiting: defaultdict[str, list[Arrival]] = defaultdict(list)
         self._workers: dict[str, SimWorker] = {}
-        self._contender = contender(lambda: self._now)
+        self._contender = router(lambda: self._now)
 
     def run(self) -> list[Outcome]:
         """Simulates until the last request has ended; outcomes in the order of arrival."""

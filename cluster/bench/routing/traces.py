@@ -15,7 +15,7 @@ _BLOCK = 512
 _PAGES = 3000
 _REQUESTS = 1500
 _WARM = 500
-"""Of these, so many first ones only fill the caches."""
+"""Part of the trace's requests that only fill the caches."""
 _SHORTER = 4
 """Generated tokens are divided by it: only prompts matter to a router, and the simulation's time
 goes into steps that generate."""

@@ -16,7 +16,7 @@ import numpy as np
 from cluster.bench.engine import GATEWAY, BenchEngine
 from cluster.bench.report import Result, at_most, checks_json
 from cluster.bench.routing.compare import simulate
-from cluster.bench.routing.lineup import lineup
+from cluster.bench.routing.routers import find_routers
 from cluster.bench.routing.workload import Arrival, FleetShape, Workload
 from cluster.bench.stats import mean, percentile
 from worker.config import EngineConfig
@@ -45,7 +45,7 @@ class ValidateOptions:
     output_len: int = 8
     """Tokens to generate."""
     validate_seed: int = 1
-    """Of prompts and arrival times."""
+    """Seed of prompts and arrival times."""
 
     def __post_init__(self) -> None:
         if not 0.0 < self.utilisation < 1.0:
@@ -79,7 +79,7 @@ def run_validate(options: ValidateOptions) -> Result:
         max_num_batched_tokens=_BUDGET,
     )
     workload = Workload(name="validate", arrivals=tuple(arrivals), fleet=shape)
-    [entry], _ = lineup(("round-robin",))
+    [entry], _ = find_routers(("round-robin",))
     simulated = [outcome.first_token_s for outcome in simulate(workload, entry, {}, 1)]
     error = abs(mean(simulated) / mean(real) - 1.0)
     return {

@@ -26,7 +26,7 @@ class Arrival:
     at: float
     """Seconds from the start; after the end of `after`, where that is given."""
     tokens: bytes
-    """Of the prompt, little-endian int32."""
+    """Token ids of the prompt, little-endian int32."""
     output_len: int
     """Tokens to generate."""
     session: str = ""
@@ -61,7 +61,7 @@ class FleetShape:
 
     @property
     def pooled_pages(self) -> int:
-        """Of all workers together."""
+        """Pages of all workers' caches together."""
         return self.num_pages * len(self.slowness)
 
 

@@ -95,7 +95,7 @@ def compared(ours: Sequence[Result], other: Sequence[Result]) -> dict[str, dict[
 
 
 def medians(turns: Sequence[Result]) -> Result:
-    """Of each figure over the turns."""
+    """Median of each figure over the turns."""
     names = [name for name in turns[0] if all(name in turn for turn in turns)]
     return {name: percentile([float(turn[name]) for turn in turns], 50) for name in names}
 

@@ -30,7 +30,7 @@ class ScenarioOptions:
     rounds: int = LEAST_ROUNDS
     """Turns of each fleet; with --compare-fifo at least 3."""
     seed: int = 0
-    """Of arrivals and prompts; every round has its own."""
+    """Seed of arrivals and prompts; every round has its own."""
     compare_fifo: bool = False
     """Run a second fleet in turn: first come first served, round-robin routing, no priorities."""
     speculative_compare: bool = False

@@ -19,10 +19,10 @@ from pathlib import Path
 
 from cluster.bench.prompts import PromptSpace
 from cluster.bench.report import Result, checks_json, count_errors, note
-from cluster.bench.scenarios.board import Board
 from cluster.bench.scenarios.figures import by_priority, compared, figures, medians
 from cluster.bench.scenarios.fleets import DRAFTS, FIFO, OURS, serve_config
 from cluster.bench.scenarios.goals import prefix, scenario_checks
+from cluster.bench.scenarios.live import LiveTable
 from cluster.bench.scenarios.options import LEAST_ROUNDS, ScenarioName, ScenarioRun
 from cluster.bench.scenarios.traffic import URGENT, Planned, make_traffic, offered
 from cluster.bench.scenarios.turn import Target, Turn, run_turn
@@ -63,8 +63,8 @@ def run_scenarios(run: ScenarioRun) -> Result:
             )
             for model in config.models
         }
-        with Board(tuple(targets)) as board:
-            return ScenarioBench(run, targets, board).run()
+        with LiveTable(tuple(targets)) as live:
+            return ScenarioBench(run, targets, live).run()
 
 
 class ScenarioBench:
@@ -74,14 +74,14 @@ class ScenarioBench:
         self,
         run: ScenarioRun,
         targets: dict[str, Target],
-        board: Board,
+        live: LiveTable,
         effort: Effort | None = None,
     ) -> None:
         self._effort = effort or Effort()
         self._options = run.options
         self._engine = run.engine
         self._targets = targets
-        self._board = board
+        self._live = live
         self._vocabulary = PromptSpace.load(run.engine.model).vocabulary
         self._baseline = FIFO if FIFO in targets else OURS
         self._errors: Counter[str] = Counter()
@@ -149,7 +149,7 @@ class ScenarioBench:
         number: int,
     ) -> Result:
         options = self._options
-        self._board.begin(f"{scenario}, round {number}, {rps:.1f} requests/s")
+        self._live.begin(f"{scenario}, round {number}, {rps:.1f} requests/s")
         traffic = make_traffic(
             scenario,
             rps,
@@ -162,13 +162,13 @@ class ScenarioBench:
             self._targets[name],
             traffic,
             base_s,
-            on_record=self._board.record,
-            on_moment=partial(self._board.moment, name),
+            on_record=self._live.record,
+            on_moment=partial(self._live.moment, name),
         )
         kept[name].append(turn)
         self._errors.update(record.error for record in turn.records if record.error)
         result = figures(turn)
-        self._board.end(name, result)
+        self._live.end(name, result)
         return result
 
     def _warm_up(self) -> None:
@@ -218,7 +218,7 @@ class ScenarioBench:
         return make_traffic("steady", float(count), 1.0, self._vocabulary, seed=seed)
 
     def _draw(self, scenario: ScenarioName, turns: dict[str, Turn]) -> None:
-        from cluster.bench.scenarios.plot import draw_turns
+        from cluster.bench.plots import draw_turns
 
         folder = Path(self._options.plot)
         folder.mkdir(parents=True, exist_ok=True)

@@ -59,7 +59,7 @@ class Sharing:
     """Texts with which prompts begin."""
 
     part: float = 0.6
-    """Of the requests that begin with such a text."""
+    """Part of the requests that begin with such a text."""
     count: int = 96
     """All of them fill the cache of one worker, and half the cache of two, with the benchmark's
     own settings: which worker holds what makes a difference."""

@@ -37,7 +37,7 @@ class Turn:
 
     planned: Sequence[Planned]
     records: Sequence[Record]
-    """Of the same places."""
+    """What became of each, in the order of `planned`."""
     moments: Sequence[Moment]
     base_s: float
     """Time that SLOs are multiples of."""

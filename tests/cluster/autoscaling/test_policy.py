@@ -12,10 +12,10 @@ from ray.serve.autoscaling_policy import _apply_autoscaling_config
 from ray.serve.config import AutoscalingContext
 
 from cluster.app import build_app
-from cluster.autoscaling.board import STALE_S, LoadBoard, flattened
 from cluster.autoscaling.config import AutoscalingConfig
 from cluster.autoscaling.options import gateway_replicas, worker_replicas
 from cluster.autoscaling.policy import GatewayPolicy, WorkerPolicy
+from cluster.autoscaling.registry import STALE_S, LoadRegistry, flattened
 from cluster.config import serve_config_from_mapping
 from router.serving.load import LoadReport
 
@@ -59,17 +59,17 @@ def context(app: str, deployment: str, target: int, running: int, **fields: Any)
 
 
 def test_the_newest_of_each_gateway_counts_until_it_is_stale() -> None:
-    board = LoadBoard()
-    assert board.load("worker-m", 0.0) is None
-    board.take(series({"a": BUSY, "b": WAITING}, 50.0), 10.0)
-    load = board.load("worker-m", 10.0)
+    registry = LoadRegistry()
+    assert registry.load("worker-m", 0.0) is None
+    registry.take(series({"a": BUSY, "b": WAITING}, 50.0), 10.0)
+    load = registry.load("worker-m", 10.0)
     assert load is not None
     assert (load.num_ready, load.work, load.backlog_s, load.active) == (1, 1.9, 2.0, True)
-    assert board.load("worker-other", 10.0) is None
-    board.take(series({"a": BUSY, "b": WAITING}, 50.0), 10.0 + STALE_S)
-    assert board.load("worker-m", 10.0 + STALE_S) is None, "nothing new was told"
-    board.take(series({"b": WAITING}, 51.0), 26.0)
-    load = board.load("worker-m", 26.0)
+    assert registry.load("worker-other", 10.0) is None
+    registry.take(series({"a": BUSY, "b": WAITING}, 50.0), 10.0 + STALE_S)
+    assert registry.load("worker-m", 10.0 + STALE_S) is None, "nothing new was told"
+    registry.take(series({"b": WAITING}, 51.0), 26.0)
+    load = registry.load("worker-m", 26.0)
     assert load is not None
     assert load.work == 0.0, "a gateway that is gone is forgotten"
 
@@ -105,7 +105,7 @@ def test_zero_workers_are_started_for_what_waits_at_a_gateway() -> None:
 
 
 def test_serve_restores_the_policies_that_it_has_pickled() -> None:
-    """Pickled by value, they still meet at one board."""
+    """Pickled by value, they still meet at one registry."""
     options = gateway_replicas(1, reporting=True)["autoscaling_config"]
     assert (options.min_replicas, options.max_replicas) == (1, 1)
     gateway = _resolve_policy_callable(options.policy)

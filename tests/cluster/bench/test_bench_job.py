@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import platform
 import re
@@ -329,44 +330,33 @@ def test_pace_is_that_of_ends_and_not_how_long_they_take(per_s: float, wanted: f
     assert pace(records[:1], arrivals[:1]) == 1.0
 
 
-def numbers(chart: str, anchor: str) -> list[float]:
-    """Those beside the upright axis (end) or under the other (middle)."""
-    texts = re.findall(rf"text-anchor='{anchor}'>([\d.,]+)</text>", chart)
-    return [float(text.replace(",", "")) for text in texts]
+def drawn(chart: str) -> list[str]:
+    """The texts of a chart; it has to be XML, as it stands within a page."""
+    return [text.strip() for text in ElementTree.fromstring(chart).itertext() if text.strip()]
 
 
-def test_axes_have_few_round_numbers_that_hold_all_points() -> None:
-    chart = line_chart("t", "x", "y", {"a": [(0.9, 0.7), (31.6, 1013.0)]})
-    assert numbers(chart, "middle") == [0, 5, 10, 15, 20, 25, 30]
-    assert numbers(chart, "end") == [0, 200, 400, 600, 800, 1000, 1200]
-    assert numbers(line_chart("t", "x", "y", {"a": [(1.0, 0.0)]}), "end")[0] == 0
-    counted = line_chart("t", "x", "y", {"a": [(1.0, 2.0)]}, whole=True)
-    assert numbers(counted, "end") == [0, 1, 2]
-    assert numbers(bar_chart("t", "x", "y", [(0.0, 1.0), (5.0, 3.0)]), "end") == [0, 1, 2, 3]
+def test_axes_begin_at_zero_and_count_in_whole_numbers() -> None:
+    texts = drawn(line_chart("t<", "x", "y", {"a": [(0.9, 0.7), (31.6, 1013.0)]}))
+    assert texts[0] == "t<"
+    assert {"0", "10", "1000", "x", "y"} <= set(texts)
+    counted = drawn(line_chart("t", "x", "y", {"a": [(1.0, 2.0)]}, whole=True))
+    assert {"0", "1", "2"} <= set(counted)
+    assert not any(text in counted for text in ("0.5", "1.5"))
+    assert drawn(line_chart("t", "x", "y", {"a": [(1.0, math.nan)]})) == ["t", "no data"]
 
 
-def test_axes_of_powers_reach_to_the_limit() -> None:
-    points = [(1.0, 31.0), (2.0, 412.0)]
-    chart = line_chart("t", "x", "y", {"a": points}, log=True)
-    assert numbers(chart, "end") == [20, 50, 100, 200, 500]
-    limited = line_chart("t", "x", "y", {"a": points}, log=True, limit=2000.0)
-    assert numbers(limited, "end") == [20, 50, 100, 200, 500, 1000, 2000]
-    assert "stroke-dasharray" in limited
-    assert ">SLO 2,000<" in limited
-    far = line_chart("t", "x", "y", {"a": [(1.0, 0.3), (2.0, 40_000.0), (3.0, 0.0)]}, log=True)
-    assert numbers(far, "end") == [0.1, 1, 10, 100, 1000, 10_000, 100_000]
+def test_lines_and_limits_are_named() -> None:
+    points = {"p50": [(1.0, 31.0), (2.0, 412.0)], "p99": [(1.0, 40.0), (2.0, 0.0)]}
+    texts = drawn(line_chart("t", "x", "y", points, log=True, limit=2000.0))
+    assert {"p50", "p99", "SLO 2,000"} <= set(texts)
 
 
 def test_a_histogram_marks_its_limit_and_one_far_away_is_only_told() -> None:
     bars = [(0.0, 1.0), (10.0, 3.0)]
-    near = bar_chart("t", "x", "y", bars, limit=30.0)
-    assert "SLO 30<" in near
-    assert near.count("stroke-dasharray") == 2, "the line and its legend"
-    assert numbers(near, "middle")[-1] == 30.0
-    far = bar_chart("t", "x", "y", bars, limit=2000.0)
+    assert "SLO 30" in drawn(bar_chart("t", "x", "y", bars, limit=30.0))
+    far = drawn(bar_chart("t", "x", "y", bars, limit=2000.0))
     assert "SLO 2,000, beyond the axis" in far
-    assert far.count("stroke-dasharray") == 1
-    assert numbers(far, "middle")[-1] == 20.0
+    assert "2000" not in far
 
 
 def test_limits_by_name_and_by_number() -> None:

@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from cluster.bench.cli import main
-from cluster.bench.kernel_case import Case
-from cluster.bench.kernel_options import KernelOptions
-from cluster.bench.kernels import Peaks, _figures
+from cluster.bench.kernels.cases import Case
+from cluster.bench.kernels.options import KernelOptions
+from cluster.bench.kernels.run import Peaks, _figures
 from kernels import registry
 
 

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from cluster.bench.cli import main
-from cluster.bench.paced import PacedConfig, PacedEngine, serve_paced
+from cluster.bench.gateway.paced import PacedConfig, PacedEngine, serve_paced
 from cluster.bench.processes import CpuMeter, cpu_seconds, descendants
 from worker.front.server import WorkerFront
 from worker.wire.blocks import block_hashes, root_hash

@@ -71,8 +71,8 @@ def test_command_compares_policies_with_what_was(
             log._write(line)
     log.close(Fleet())
     assert len(list(read_decisions(str(tmp_path)))) == 4
-    contenders = ["--contender", "adaptive", "--contender", "round-robin"]
-    assert main(["router", "--json", "--replay", str(tmp_path), *contenders]) == 0
+    routers = ["--policy", "adaptive", "--policy", "round-robin"]
+    assert main(["router", "--json", "--replay", str(tmp_path), *routers]) == 0
     result = json.loads(capsys.readouterr().out)
     was, *replayed = result["rows"]
     assert was["mean_ttft_s"] == pytest.approx(0.7)

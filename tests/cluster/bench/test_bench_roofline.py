@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from cluster.bench.cli import main
-from cluster.bench.model_shapes import SHAPES, write_shape
-from cluster.bench.roofline import step_bytes
+from cluster.bench.kernels.roofline import step_bytes
+from cluster.bench.kernels.shapes import SHAPES, write_shape
 from worker.models.config import load_model_config
 
 

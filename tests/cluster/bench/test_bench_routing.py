@@ -11,11 +11,10 @@ import numpy as np
 import pytest
 
 from cluster.bench.cli import main
-from cluster.bench.routing.bound import pooled_hit_rate
-from cluster.bench.routing.contender import Clock, FleetContender, Placement
-from cluster.bench.routing.figures import ratio_to_best, spread
-from cluster.bench.routing.known_runs import routing_digest, simulation_digest
-from cluster.bench.routing.lineup import lineup
+from cluster.bench.routing.figures import pooled_hit_rate, ratio_to_best, spread
+from cluster.bench.routing.result_cache import routing_digest, simulation_digest
+from cluster.bench.routing.routers import find_routers
+from cluster.bench.routing.simulated import Clock, GatewayRouter, Placement
 from cluster.bench.routing.simulation import Outcome, Simulation
 from cluster.bench.routing.traces import TraceFile, trace_workload
 from cluster.bench.routing.worker import SimWorker
@@ -31,7 +30,7 @@ NAMES = sorted(workloads(0.02, None))
 
 
 def simulate(workload: Workload, name: str = "adaptive") -> list[Outcome]:
-    [entry], _ = lineup((name,))
+    [entry], _ = find_routers((name,))
     return Simulation(workload, lambda clock: entry.create({}, 1, clock)).run()
 
 
@@ -71,7 +70,7 @@ def test_no_hit_is_expected_that_an_eviction_or_a_broken_stream_has_taken() -> N
     assert len(wrong) <= 0.02 * len(outcomes)
 
 
-class BreakingStreams(FleetContender):
+class BreakingStreams(GatewayRouter):
     """Loses one report in a hundred with its stream, and compares its index with the caches."""
 
     def __init__(self, clock: Clock) -> None:
@@ -113,10 +112,10 @@ def test_streams_that_break_cost_no_wrong_hit() -> None:
     workload = workloads(0.06, None)["churn"](1)
     made: list[BreakingStreams] = []
     Simulation(workload, lambda clock: made.append(BreakingStreams(clock)) or made[0]).run()
-    [contender] = made
-    assert contender.num_breaks > 20
-    assert contender.num_hits > 300
-    assert contender.num_wrong == 0
+    [router] = made
+    assert router.num_breaks > 20
+    assert router.num_hits > 300
+    assert router.num_wrong == 0
 
 
 def test_the_prefix_router_of_ray_follows_prefixes() -> None:
@@ -167,8 +166,8 @@ def test_ratio_is_to_the_best_other_and_paired_by_seed() -> None:
 def test_command_reports_ratios(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     plot = tmp_path / "ratios.png"
     arguments = "router --json --scale 0.03 --seeds 2 --workload no-sharing --no-sweep"
-    contenders = "--contender adaptive --contender round-robin"
-    assert main([*arguments.split(), *contenders.split(), "--plot", str(plot)]) == 0
+    routers = "--policy adaptive --policy round-robin"
+    assert main([*arguments.split(), *routers.split(), "--plot", str(plot)]) == 0
     result = json.loads(capsys.readouterr().out)
     assert [row["policy"] for row in result["rows"]] == ["adaptive", "round-robin"]
     ratio = result["rows"][0]["mean_ttft_s"] / result["rows"][1]["mean_ttft_s"]
@@ -182,8 +181,8 @@ def test_a_comparison_that_was_stopped_goes_on(
 ) -> None:
     path = tmp_path / "runs.jsonl"
     arguments = "router --json --scale 0.02 --seeds 2 --workload no-sharing"
-    contenders = "--contender adaptive --contender prefix-score"
-    command = [*arguments.split(), *contenders.split(), "--resume", str(path)]
+    routers = "--policy adaptive --policy prefix-score"
+    command = [*arguments.split(), *routers.split(), "--resume", str(path)]
     assert main(command) == 0
     first = json.loads(capsys.readouterr().out)
     lines = path.read_text().splitlines()
@@ -219,10 +218,10 @@ def test_unknown_workloads_are_refused(capsys: pytest.CaptureFixture[str]) -> No
 
 
 def test_contender_leaves_nothing_behind() -> None:
-    fleets: list[FleetContender] = []
+    fleets: list[GatewayRouter] = []
 
-    def create(clock: object) -> FleetContender:
-        fleets.append(FleetContender(RoutingConfig(), clock))  # type: ignore[arg-type]
+    def create(clock: object) -> GatewayRouter:
+        fleets.append(GatewayRouter(RoutingConfig(), clock))  # type: ignore[arg-type]
         return fleets[-1]
 
     Simulation(workloads(0.1, None)["churn"](1), create).run()

@@ -18,11 +18,11 @@ import numpy as np
 import pytest
 
 from cluster.bench.cli import main
-from cluster.bench.routing.real.arms import missing
 from cluster.bench.routing.real.drive import Sent, drive
 from cluster.bench.routing.real.http_worker import HttpWorker
 from cluster.bench.routing.real.options import RealOptions
 from cluster.bench.routing.real.paced import Pace, PacedServer, load, paced_worker, serve_front
+from cluster.bench.routing.real.routers import missing
 from cluster.bench.routing.real.run import compared, figures, turn_of
 from cluster.bench.routing.real.traffic import OUTPUT, Planned, Vocabulary, workloads
 from cluster.config import find_demo_model
@@ -251,7 +251,7 @@ def test_a_peer_that_is_not_installed_is_told_and_left_out(
 
 
 def test_options_that_cannot_be_are_refused() -> None:
-    for wrong in ({"peers": ("nginx",)}, {"workloads": ("churn",)}, {"arm": "x"}):
+    for wrong in ({"peers": ("nginx",)}, {"workloads": ("churn",)}, {"variant": "x"}):
         with pytest.raises(ValueError, match=r"there are|has shared|must be one of"):
             RealOptions(**wrong)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="at least 2"):

@@ -14,11 +14,11 @@ from rich.console import Console
 from cluster.bench.arrivals import phased_arrival_times
 from cluster.bench.cli import add_commands
 from cluster.bench.client import Record
-from cluster.bench.scenarios.board import Board
 from cluster.bench.scenarios.figures import by_priority, compared, figures
 from cluster.bench.scenarios.flags import scenario_run
 from cluster.bench.scenarios.fleets import DRAFTS, FIFO, OURS, serve_config
 from cluster.bench.scenarios.goals import scenario_checks
+from cluster.bench.scenarios.live import LiveTable
 from cluster.bench.scenarios.options import SCENARIOS, ScenarioRun
 from cluster.bench.scenarios.run import Effort, ScenarioBench
 from cluster.bench.scenarios.traffic import Planned, make_traffic, phases
@@ -265,9 +265,9 @@ def test_a_whole_comparison(backend: Backend, tiny_chat_model: Path, tmp_path: P
         for name in (OURS, FIFO)
     }
     screen = Console(file=io.StringIO(), force_terminal=True, width=100)
-    with Board((OURS, FIFO), screen) as board:
-        result = ScenarioBench(run, targets, board, EFFORT).run()
-        screen.print(board.table())
+    with LiveTable((OURS, FIFO), screen) as live:
+        result = ScenarioBench(run, targets, live, EFFORT).run()
+        screen.print(live.table())
     assert result["failed"] == 0
     assert result["sustainable_rps"] > 0.0
     assert result["mixed_priority"]["rps"] == pytest.approx(1.3 * result["sustainable_rps"])
@@ -292,7 +292,7 @@ def test_drafts_are_compared_priority_by_priority(backend: Backend, tiny_chat_mo
         *("--scenario", "burst", "--rps", "100"),
     )
     targets = {name: Target(base_url=backend.url, name=name) for name in (OURS, DRAFTS)}
-    with Board((OURS, DRAFTS)) as board:
-        result = ScenarioBench(run, targets, board, EFFORT).run()
+    with LiveTable((OURS, DRAFTS)) as live:
+        result = ScenarioBench(run, targets, live, EFFORT).run()
     assert [check["name"] for check in result["checks"]] == ["burst_spec_ttft_p99_ratio"]
     assert result["sustainable_rps"] == 0.0

@@ -135,8 +135,8 @@ def test_versus_without_data_compares_nothing_and_fails(
     backend: Backend, capsys: pytest.CaptureFixture[str]
 ) -> None:
     backend.fail_with = "status"
-    arms = ("--a", backend.url, "--b", backend.url, "--concurrencies", "1", "--pause-s", "0")
-    status, result = run(capsys, "versus", *arms, "--num-prompts", "2")
+    sides = ("--a", backend.url, "--b", backend.url, "--concurrencies", "1", "--pause-s", "0")
+    status, result = run(capsys, "versus", *sides, "--num-prompts", "2")
     assert status == 1
     assert "a_over_b" not in result["cells"][0]
     assert result["errors"] == {"HTTP 401: no": 12}
@@ -176,10 +176,10 @@ def test_versus_alternates_and_uses_new_prompts(
 ) -> None:
     other = backend.url if same_server else backend.url.replace("127.0.0.1", "localhost")
     shape = ("--input-len", "8", "--output-len", "2", "--prompts-per-stream", "2")
-    arms = ("--a", backend.url, "--b", other, "--concurrencies", "1,3", "--pause-s", "0")
+    sides = ("--a", backend.url, "--b", other, "--concurrencies", "1,3", "--pause-s", "0")
     _, result = run(
         capsys,
-        *("versus", *arms, *shape),
+        *("versus", *sides, *shape),
     )
     assert [cell["concurrency"] for cell in result["cells"]] == [1, 3]
     for cell in result["cells"]:

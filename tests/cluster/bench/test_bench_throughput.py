@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from cluster.bench.cli import main
-from cluster.bench.paced import paced_config, script_text
+from cluster.bench.gateway.paced import paced_config, script_text
 from cluster.bench.throughput import ThroughputOptions, run_throughput
 from worker.config import EngineConfig
 

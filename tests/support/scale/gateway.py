@@ -10,7 +10,7 @@ import msgspec
 import numpy as np
 
 from cluster.bench.report import note
-from cluster.bench.routing.contender import Clock, FleetContender, Placement
+from cluster.bench.routing.simulated import Clock, GatewayRouter, Placement
 from cluster.bench.routing.worker import SimWorker
 from cluster.bench.routing.workload import Arrival
 from router.config import RoutingConfig
@@ -30,7 +30,7 @@ _CHAIN = 2048
 """Blocks per event of an old cache."""
 
 
-class TimedGateway(FleetContender):
+class TimedGateway(GatewayRouter):
     """One gateway that every worker is attached to.
 
     Args:
@@ -79,12 +79,12 @@ class TimedGateway(FleetContender):
             note(f"{number:,} workers, {len(self.fleet.index):,} blocks")
 
     def lost(self, worker: SimWorker) -> None:
-        """See Contender."""
+        """A worker's ranks died, or it is gone for good."""
         with self.losses:
             self.fleet.lose(worker.worker_id)
 
     def place(self, arrivals: Sequence[Arrival]) -> list[Placement | None]:
-        """See Contender."""
+        """Chooses workers for requests that arrive together."""
         if not self._serving:
             self._serve()
         self.num_decided += len(arrivals)
@@ -96,7 +96,7 @@ class TimedGateway(FleetContender):
         return placements
 
     def reported(self, worker: SimWorker, report: StepReport) -> None:
-        """See Contender."""
+        """A worker ended a step."""
         load = self._load(worker, report.load)
         data = msgspec.msgpack.encode(
             WorkerUpdate(worker.epoch, report.seq, [], report.block_events, load)
@@ -112,7 +112,7 @@ class TimedGateway(FleetContender):
         self.scaler.reported(report, self._options.output_len)
 
     def close(self) -> None:
-        """See Contender."""
+        """The simulation is over."""
         gc.unfreeze()
 
     def _serve(self) -> None:

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from cluster.bench.engine import BenchEngine, decode_tokens
-from cluster.bench.model_shapes import write_shape
+from cluster.bench.kernels.shapes import write_shape
 from tests.support.checkpoints.dense import VOCAB_SIZE, write_checkpoint
 from tests.support.engines.decode_plans import (
     GRAPH_SIZES,

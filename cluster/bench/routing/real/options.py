@@ -9,7 +9,7 @@ from cluster.bench.routing.workload import DEFAULT_COSTS, FleetShape
 
 OWN = "rayfleet"
 PEERS = ("sglang-router", "ray-prefix", "ray-serve")
-Arm = Literal["rayfleet", "sglang-router", "ray-prefix", "ray-serve"]
+Variant = Literal["rayfleet", "sglang-router", "ray-prefix", "ray-serve"]
 WORKLOADS = ("shared-prompts", "multi-turn", "sibling-burst", "hot-prefix")
 
 
@@ -39,7 +39,7 @@ class RealOptions:
     """Seed of the first round."""
     plot: str = ""
     """PNG file with hit rates and times to first token."""
-    arm: str = ""
+    variant: str = ""
     """Measure this one alone, once, and print all its requests: rayfleet or a peer."""
 
     def __post_init__(self) -> None:
@@ -48,8 +48,10 @@ class RealOptions:
         if unknown := [name for name in self.workloads if name not in WORKLOADS]:
             known = ", ".join(WORKLOADS)
             raise ValueError(f"unknown --workload {', '.join(unknown)} (--real has {known})")
-        if self.arm and self.arm not in (OWN, *PEERS):
-            raise ValueError(f"--arm must be one of {', '.join((OWN, *PEERS))}, got {self.arm}")
+        if self.variant and self.variant not in (OWN, *PEERS):
+            raise ValueError(
+                f"--variant must be one of {', '.join((OWN, *PEERS))}, got {self.variant}"
+            )
         if self.num_workers < 2:
             raise ValueError("--num-workers must be at least 2: with one there is no choice")
         if self.rounds < 1 or self.pace <= 0.0 or self.scale <= 0.0:

@@ -16,10 +16,10 @@ import numpy as np
 import uvloop
 
 from cluster.bench.report import Check, Result, at_least, at_most, checks_json, exactly, note
-from cluster.bench.routing.real.arms import missing, start
 from cluster.bench.routing.real.drive import Sent, drive
 from cluster.bench.routing.real.options import OWN, PEERS, WORKLOADS, RealOptions
 from cluster.bench.routing.real.paced import load
+from cluster.bench.routing.real.routers import missing, start
 from cluster.bench.routing.real.traffic import Vocabulary, workloads
 from cluster.bench.stats import percentile
 from cluster.bench.turns import take_turns
@@ -32,12 +32,18 @@ _START_S = 300.0
 _TURN_S = 300.0
 """A turn at scale and pace 1 takes a fifth of it."""
 
+_PANELS = {
+    "hit_rate": ("prompt tokens found in the cache", False),
+    "p50_ttft_ms": ("TTFT p50, ms", True),
+    "p99_ttft_ms": ("TTFT p99, ms", True),
+}
+
 
 class Figures(NamedTuple):
-    """Of one router under one workload; times in milliseconds."""
+    """The figures of one router under one workload; times in milliseconds."""
 
     hit_rate: float
-    """Of prompt tokens, as the workers counted them."""
+    """Part of the prompt tokens that were in a cache, as the workers counted them."""
     mean_ttft_ms: float
     p50_ttft_ms: float
     p99_ttft_ms: float
@@ -47,7 +53,7 @@ class Figures(NamedTuple):
 def run_router_real(options: RealOptions) -> Result:
     """Hit rates and times to first token by workload and router; ours against theirs."""
     options = replace(options, model=options.model or find_demo_model())
-    if options.arm:
+    if options.variant:
         return _turn(options)
     notes = [text for peer in options.peers or PEERS if (text := missing(options, peer))]
     peers = [peer for peer in options.peers or PEERS if not missing(options, peer)]
@@ -56,14 +62,14 @@ def run_router_real(options: RealOptions) -> Result:
     if not peers:
         raise ValueError("no router is left to compare with; what is missing is told above")
     turns = take_turns(
-        {arm: partial(turn_of, options, arm) for arm in (OWN, *peers)}, options.rounds
+        {variant: partial(turn_of, options, variant) for variant in (OWN, *peers)}, options.rounds
     )
     result = compared(turns.by_variant, peers)
     result |= {"rounds": options.rounds, "num_workers": options.num_workers, "notes": notes}
     if options.plot:
-        from cluster.bench.routing.real.plot import draw
+        from cluster.bench.plots import draw_bars
 
-        draw(result["rows"], options.plot)
+        draw_bars(result["rows"], "router", _PANELS, options.plot)
     return result
 
 
@@ -73,27 +79,27 @@ def compared(turns: Mapping[str, Sequence[Sequence[Sent]]], peers: Sequence[str]
     A workload's percentiles are those of all rounds together, since one alone has few requests. A
     peer is compared over the rounds in which its turn did not fail.
     """
-    lost = {arm: sum(not turn for turn in rounds) for arm, rounds in turns.items()}
-    arms = [arm for arm in (OWN, *peers) if lost[arm] < len(turns[arm])]
-    everything = {arm: [one for turn in turns[arm] for one in turn] for arm in arms}
+    lost = {variant: sum(not turn for turn in rounds) for variant, rounds in turns.items()}
+    variants = [variant for variant in (OWN, *peers) if lost[variant] < len(turns[variant])]
+    everything = {variant: [one for turn in turns[variant] for one in turn] for variant in variants}
     names = [name for name in WORKLOADS if any(one.workload == name for one in everything[OWN])]
     rows: list[dict[str, Any]] = []
     checks: list[Check] = []
     for name in names:
-        found = {arm: figures(name, sent) for arm, sent in everything.items()}
-        for arm, one in found.items():
-            by_round = [figures(name, turn) for turn in turns[arm] if turn]
+        found = {variant: figures(name, sent) for variant, sent in everything.items()}
+        for variant, one in found.items():
+            by_round = [figures(name, turn) for turn in turns[variant] if turn]
             rows.append(
                 {
                     "workload": name,
-                    "router": arm,
+                    "router": variant,
                     **one._asdict(),
                     "hit_rate_rounds": " ".join(f"{each.hit_rate:.3f}" for each in by_round),
                     "p50_rounds": " ".join(f"{each.p50_ttft_ms:.0f}" for each in by_round),
                     "p99_rounds": " ".join(f"{each.p99_ttft_ms:.0f}" for each in by_round),
                 }
             )
-        for peer in arms[1:]:
+        for peer in variants[1:]:
             rounds = zip(turns[OWN], turns[peer], strict=True)
             own = [one for mine, theirs in rounds if theirs for one in mine]
             checks += _checks(name, peer, figures(name, own), found[peer])
@@ -104,13 +110,13 @@ def compared(turns: Mapping[str, Sequence[Sequence[Sent]]], peers: Sequence[str]
     return {
         "checks": checks_json(checks),
         "failed": len(failed),
-        "failed_turns": {arm: count for arm, count in lost.items() if count},
+        "failed_turns": {variant: count for variant, count in lost.items() if count},
         "rows": rows,
     }
 
 
 def figures(workload: str, sent: Sequence[Sent]) -> Figures:
-    """Of the measured requests that got through."""
+    """The figures of the measured requests that got through."""
     one = [s for s in sent if s.workload == workload and s.measured and not s.error]
     if not one:
         raise ValueError(f"no request of {workload} got through: {[s.error for s in sent][:3]}")
@@ -145,48 +151,48 @@ def _turn(options: RealOptions) -> Result:
         uvloop.run(drive(base_url, "warm-up", warm))
         for name in options.workloads or WORKLOADS:
             sent += uvloop.run(drive(base_url, name, makers[name](options.first_seed)))
-    return {"arm": options.arm, "sent": [msgspec.structs.asdict(one) for one in sent]}
+    return {"arm": options.variant, "sent": [msgspec.structs.asdict(one) for one in sent]}
 
 
-def turn_of(options: RealOptions, arm: str, number: int) -> list[Sent]:
+def turn_of(options: RealOptions, variant: str, number: int) -> list[Sent]:
     """One turn; empty where a peer's failed, since the others' are worth having nevertheless."""
     names = options.workloads or WORKLOADS
     try:
-        sent = _in_process(options, arm, number)
+        sent = _in_process(options, variant, number)
         found = {name: figures(name, sent) for name in names}
     except ValueError as error:
-        if arm == OWN:
+        if variant == OWN:
             raise
-        note(f"{arm}, round {number}, is left out: {error}")
+        note(f"{variant}, round {number}, is left out: {error}")
         return []
     for name, one in found.items():
         note(
-            f"{arm}, round {number}, {name}: hit {one.hit_rate:.3f}, "
+            f"{variant}, round {number}, {name}: hit {one.hit_rate:.3f}, "
             f"TTFT p50 {one.p50_ttft_ms:.0f} ms, p99 {one.p99_ttft_ms:.0f} ms"
         )
     return sent
 
 
-def _in_process(options: RealOptions, arm: str, number: int) -> list[Sent]:
-    """Ray reads its environment once per process, and the arms need different ones.
+def _in_process(options: RealOptions, variant: str, number: int) -> list[Sent]:
+    """Ray reads its environment once per process, and the variants need different ones.
 
     Raises:
         ValueError: the process failed, or did not end in time.
     """
-    told = replace(options, arm=arm, first_seed=options.first_seed + number, plot="")
+    told = replace(options, variant=variant, first_seed=options.first_seed + number, plot="")
     command = [sys.executable, "-m", "cluster.bench", "router", "--real", "--json", *_flags(told)]
     # A session of its own: what is stopped for taking too long includes the processes it started.
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True)
     try:
         output, _ = process.communicate(timeout=_START_S + _TURN_S * options.scale * options.pace)
     except subprocess.TimeoutExpired:
-        raise ValueError(f"the turn of {arm} did not end") from None
+        raise ValueError(f"the turn of {variant} did not end") from None
     finally:
         if process.poll() is None:
             os.killpg(process.pid, signal.SIGKILL)
             process.wait()
     if not output.strip():
-        raise ValueError(f"the turn of {arm} failed; its error is above")
+        raise ValueError(f"the turn of {variant} failed; its error is above")
     result = msgspec.json.decode(output.splitlines()[-1])
     return msgspec.convert(result["sent"], list[Sent])
 

@@ -19,7 +19,7 @@ class PacedRank:
 
     def run(self, config: EngineConfig, directory: str, step_s: float) -> None:
         """Blocks for as long as the actor lives."""
-        from cluster.bench.paced import paced_config, serve_paced
+        from cluster.bench.gateway.paced import paced_config, serve_paced
 
         serve_paced(paced_config(config, step_s), directory)
 

@@ -11,13 +11,26 @@ from typing import Self
 import torch
 
 import kernels
-from cluster.bench.kernel_case import Case, ngram_case
 from kernels import EditRows, PenaltyRows, SamplingParameters, TokenEdits
 from worker.wire.sampling import MAX_LOGPROBS
 
 PAGE_SIZE = 16
 _CHUNK = 512
 """Tokens of a prefill chunk."""
+
+_DRAFTS, _SHORTEST, _LONGEST = 8, 2, 4
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Case:
+    """One op on one shape."""
+
+    op: str
+    shape: str
+    run: Callable[[], object]
+    num_bytes: float
+    """Each input read once, each output written once."""
+    num_flops: float = 0.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -74,7 +87,7 @@ def make_cases(
         ("write_table_rows_", maker.write),
         ("gather_step_inputs", maker.gather),
         ("fused_moe", maker.moe),
-        ("draft_ngrams", partial(ngram_case, rows, context, device)),
+        ("draft_ngrams", partial(_ngram_case, rows, context, device)),
     ]
     return [make for name, make in makers if not wanted or name in wanted]
 
@@ -349,7 +362,7 @@ class _Maker:
         return torch.zeros(*shape, device=self._device, dtype=self._dtype)
 
     def _logits(self) -> torch.Tensor:
-        """As spread as a model's, so that filters work as they will."""
+        """Logits as spread as a model's, so that filters work as they will."""
         return torch.randn(self._rows, self._shape.vocab, device=self._device) * 3
 
     def _paged(
@@ -387,3 +400,24 @@ class _Maker:
         )
         counts = counts.to(self._device)
         return penalised, torch.zeros_like(counts, dtype=torch.bool), counts, pool.to(self._device)
+
+
+def _ngram_case(rows: int, context: int, device: torch.device) -> Case:
+    """Prompt lookup in `rows` requests of `context` tokens each."""
+    pool = torch.randint(100, (rows, context), dtype=torch.int32, device=device)
+    slots = torch.arange(rows, device=device)
+    newest = torch.full((rows,), context - 1 - _DRAFTS, device=device)
+    return Case(
+        op="draft_ngrams",
+        shape=f"{rows} requests, {context} tokens each",
+        run=lambda: kernels.draft_ngrams(
+            pool,
+            slots,
+            newest,
+            count=_DRAFTS,
+            shortest=_SHORTEST,
+            longest=_LONGEST,
+            num_tokens=context,
+        ),
+        num_bytes=4.0 * (pool.numel() + rows * _DRAFTS),
+    )

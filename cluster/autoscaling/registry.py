@@ -1,4 +1,4 @@
-"""What gateways told last, where all policies of a controller find it.
+"""What gateways reported last, where all policies of a controller find it.
 
 Serve hands a deployment's policy the reports of that deployment alone, while the load of a model is
 known to the gateways, most of all where the model has no worker. It pickles a policy's module by
@@ -14,13 +14,13 @@ from cluster.autoscaling.load import FleetLoad, combined
 from router.serving.load import LoadReport
 
 STALE_S = 15.0
-"""A gateway that has told nothing new for so long counts no more."""
+"""A gateway that has reported nothing new for so long counts no more."""
 
 
-class _Told(NamedTuple):
+class _Reported(NamedTuple):
     stamp: float
     """The gateway's own, which only tells whether it is news."""
-    heard_at: float
+    received_at: float
     values: Mapping[str, float]
 
 
@@ -29,11 +29,11 @@ def flattened(deployment: str, report: LoadReport) -> dict[str, float]:
     return {f"{deployment}/{name}": value for name, value in report._asdict().items()}
 
 
-class LoadBoard:
-    """Of one application."""
+class LoadRegistry:
+    """The loads that the gateways of one application reported last."""
 
     def __init__(self) -> None:
-        self._told: dict[str, _Told] = {}
+        self._reported: dict[str, _Reported] = {}
 
     def take(self, series: Mapping[str, Mapping[Any, Sequence[Any]]], now: float) -> None:
         """What the gateways that run have recorded: by name and replica, points in time."""
@@ -45,34 +45,35 @@ class LoadBoard:
                 for last in points[-1:]:
                     values.setdefault(key, {})[name] = last.value
                     stamps[key] = max(stamps.get(key, 0.0), last.timestamp)
-        told = {}
+        reported = {}
         for replica, stamp in stamps.items():
-            before = self._told.get(replica)
-            heard_at = now if before is None or before.stamp != stamp else before.heard_at
-            told[replica] = _Told(stamp, heard_at, values[replica])
-        self._told = told
+            before = self._reported.get(replica)
+            received_at = now if before is None or before.stamp != stamp else before.received_at
+            reported[replica] = _Reported(stamp, received_at, values[replica])
+        self._reported = reported
 
     def load(self, deployment: str, now: float) -> FleetLoad | None:
-        """Of the model with this deployment; None while no gateway tells of it."""
+        """The load of the model with this deployment; None while no gateway reports it."""
         names = [f"{deployment}/{field}" for field in LoadReport._fields]
         reports = [
-            LoadReport(*(told.values[name] for name in names))
-            for told in self._told.values()
-            if now - told.heard_at < STALE_S and all(name in told.values for name in names)
+            LoadReport(*(reported.values[name] for name in names))
+            for reported in self._reported.values()
+            if now - reported.received_at < STALE_S
+            and all(name in reported.values for name in names)
         ]
         return combined(reports) if reports else None
 
 
-class BoardDirectory:
-    """One `LoadBoard` per application."""
+class RegistryDirectory:
+    """One `LoadRegistry` per application."""
 
     def __init__(self) -> None:
-        self._boards: dict[str, LoadBoard] = {}
+        self._registries: dict[str, LoadRegistry] = {}
 
-    def of(self, application: str) -> LoadBoard:
-        """The board of the application with this name, made at first use."""
-        return self._boards.setdefault(application, LoadBoard())
+    def of(self, application: str) -> LoadRegistry:
+        """The registry of the application with this name, made at first use."""
+        return self._registries.setdefault(application, LoadRegistry())
 
 
-BOARDS: Final = BoardDirectory()
-"""Of this process. The registry that joins the policy of gateways to those of models."""
+REGISTRIES: Final = RegistryDirectory()
+"""The registry, one in a process, that joins the policy of gateways to those of models."""

@@ -18,7 +18,7 @@ from dataclasses import replace
 from functools import partial
 
 from cluster.bench.datasets import DatasetOptions
-from cluster.bench.gateway_options import Arm, GatewayOptions, Target
+from cluster.bench.gateway.options import GatewayOptions, Target, Variant
 from cluster.bench.processes import CpuMeter
 from cluster.bench.report import Result, at_most, checks_json, exactly, note
 from cluster.bench.serve import ServeOptions, run_serve
@@ -34,15 +34,15 @@ _IDLE_S = 3.0
 
 
 def run_gateway(options: GatewayOptions) -> Result:
-    """Measures one arm, or two arms in turn."""
+    """Measures one variant, or two variants in turn."""
     baseline = options.baseline
     if baseline is None and options.rounds == 1:
         return measure(options)
-    variants = (options.arm,) if baseline is None else (options.arm, baseline)
+    variants = (options.variant,) if baseline is None else (options.variant, baseline)
     turns = take_turns(
         {name: partial(_in_process, options, name) for name in variants}, options.rounds
     )
-    middle = sorted(turns[options.arm], key=_cost)
+    middle = sorted(turns[options.variant], key=_cost)
     result = dict(middle[(len(middle) - 1) // 2])
     result["cpu_ms_per_token_rounds"] = {name: turns.values(name, _cost) for name in variants}
     result["by_streams_rounds"] = {
@@ -50,7 +50,9 @@ def run_gateway(options: GatewayOptions) -> Result:
     }
     if baseline is not None:
         result["baseline_cpu_ms_per_token"] = turns.median(baseline, _cost)
-        result[f"baseline_over_{options.arm}"] = turns.comparison(baseline, options.arm, _cost)
+        result[f"baseline_over_{options.variant}"] = turns.comparison(
+            baseline, options.variant, _cost
+        )
     return result
 
 
@@ -59,7 +61,7 @@ def _cost(run: Result) -> float:
 
 
 def measure(options: GatewayOptions) -> Result:
-    """Starts an arm here, loads it and reports CPU time per token, by part.
+    """Starts a variant here, loads it and reports CPU time per token, by part.
 
     Raises:
         RuntimeError: Ray Serve is in use in this process already, or a process ended meanwhile.
@@ -83,9 +85,9 @@ def _starter(
     options: GatewayOptions,
 ) -> Callable[[GatewayOptions], AbstractContextManager[Target]]:
     # Imported here: both import Ray, whose environment has to be prepared before.
-    from cluster.bench import arms
+    from cluster.bench.gateway import variants
 
-    return arms.two_hop if options.arm == "two-hop" else arms.rayfleet
+    return variants.two_hop if options.variant == "two-hop" else variants.rayfleet
 
 
 def _load(options: GatewayOptions, target: Target, streams: int) -> ServeOptions:
@@ -156,11 +158,11 @@ def _result(
         exactly("failed_requests", failed, "requests", 0),
         exactly("wrong_text", int(wrong_text), "completions", 0),
     ]
-    if options.arm == "rayfleet":
+    if options.variant == "rayfleet":
         total = last["cpu_ms_per_token"]
         checks.insert(0, at_most("cpu_ms_per_token", total, "ms", GOAL_CPU_MS_PER_TOKEN))
     return {
-        "arm": options.arm,
+        "arm": options.variant,
         "streams": options.streams[-1],
         "step_ms": options.step_ms,
         **last,
@@ -177,16 +179,16 @@ def _result(
     }
 
 
-def _in_process(options: GatewayOptions, arm: Arm, number: int) -> Result:
-    """Ray reads its environment once per process, and the arms need different ones."""
-    command = [sys.executable, "-m", "cluster.bench", "gateway", "--json", "--arm", arm]
+def _in_process(options: GatewayOptions, variant: Variant, number: int) -> Result:
+    """Ray reads its environment once per process, and the variants need different ones."""
+    command = [sys.executable, "-m", "cluster.bench", "gateway", "--json", "--variant", variant]
     command += ["--streams", ",".join(map(str, options.streams))]
     for name in ("step_ms", "input_len", "output_len", "requests_per_stream", "model"):
         command += ["--" + name.replace("_", "-"), str(getattr(options, name))]
     done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False)
     if not done.stdout.strip():
-        raise ValueError(f"the measurement of {arm} failed; its error is above")
+        raise ValueError(f"the measurement of {variant} failed; its error is above")
     result: Result = json.loads(done.stdout.splitlines()[-1])
     cells = [f"{cell['cpu_ms_per_token']:.3f}" for cell in result["by_streams"].values()]
-    note(f"{arm}, round {number}: {', '.join(cells)} ms CPU per token")
+    note(f"{variant}, round {number}: {', '.join(cells)} ms CPU per token")
     return result

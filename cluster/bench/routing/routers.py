@@ -1,4 +1,4 @@
-"""Which contenders a benchmark compares, and the settings that each is tried with."""
+"""Which routers a benchmark compares, and the settings that each is tried with."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from cluster.bench.routing.contender import Clock, Contender, FleetContender
+from cluster.bench.routing.simulated import Clock, GatewayRouter, SimulatedRouter
 from router.config import RoutingConfig
 
 Settings = Mapping[str, Any]
@@ -17,10 +17,10 @@ Settings = Mapping[str, Any]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Entry:
-    """One contender."""
+    """One router."""
 
     name: str
-    create: Callable[[Settings, int, Clock], Contender]
+    create: Callable[[Settings, int, Clock], SimulatedRouter]
     """From settings, a seed and the simulation's clock."""
     grid: tuple[Settings, ...] = ()
     """Settings among which the best is looked for, on data of other seeds."""
@@ -30,7 +30,7 @@ class Entry:
 
 OWN = "adaptive"
 """The policy whose figures are reported."""
-CONTENDERS = (
+ROUTERS = (
     OWN,
     "prefix-score",
     "least-load",
@@ -62,8 +62,8 @@ _DYNAMO_GRID: tuple[Settings, ...] = tuple(
 """Its clock is not the simulation's, so what it predicts is let expire at once or never."""
 
 
-def lineup(names: tuple[str, ...]) -> tuple[list[Entry], list[str]]:
-    """The contenders by name, and what is to be said about those that cannot take part."""
+def find_routers(names: tuple[str, ...]) -> tuple[list[Entry], list[str]]:
+    """The routers by name, and what is to be said about those that cannot take part."""
     entries, notes = [], []
     for name in names:
         if name == "ray-prefix":
@@ -82,20 +82,20 @@ def lineup(names: tuple[str, ...]) -> tuple[list[Entry], list[str]]:
     return entries, notes
 
 
-def _fleet(policy: str, settings: Settings, seed: int, clock: Clock) -> Contender:
-    return FleetContender(RoutingConfig(routing_policy=policy, **settings), clock)  # type: ignore[arg-type]
+def _fleet(policy: str, settings: Settings, seed: int, clock: Clock) -> SimulatedRouter:
+    return GatewayRouter(RoutingConfig(routing_policy=policy, **settings), clock)  # type: ignore[arg-type]
 
 
-def _ray(settings: Settings, seed: int, clock: Clock) -> Contender:
-    # Imported here: only this contender needs Ray.
-    from cluster.bench.routing.ray_prefix import RayPrefixContender
+def _ray(settings: Settings, seed: int, clock: Clock) -> SimulatedRouter:
+    # Imported here: only this router needs Ray.
+    from cluster.bench.routing.ray_prefix import RayPrefixRouter
 
-    return RayPrefixContender(clock, seed, dict(settings))
+    return RayPrefixRouter(clock, seed, dict(settings))
 
 
-def _dynamo(settings: Settings, seed: int, clock: Clock) -> Contender:
+def _dynamo(settings: Settings, seed: int, clock: Clock) -> SimulatedRouter:
     # It logs every decision, and looks at this when it is imported.
     os.environ.setdefault("DYN_LOG", "error")
-    from cluster.bench.routing.dynamo import DynamoContender
+    from cluster.bench.routing.dynamo import DynamoRouter
 
-    return DynamoContender(clock, settings)
+    return DynamoRouter(clock, settings)

@@ -17,10 +17,10 @@ import torch
 
 from cluster.bench.ab.overlap import idle_checks
 from cluster.bench.engine import BenchEngine, DecodeTurn, decode_tokens
-from cluster.bench.kernels import Peaks, measure_peaks
-from cluster.bench.model_shapes import SHAPES, write_shape
+from cluster.bench.kernels.options import RooflineOptions
+from cluster.bench.kernels.run import Peaks, measure_peaks
+from cluster.bench.kernels.shapes import SHAPES, write_shape
 from cluster.bench.report import Check, Result, at_least, checks_json, note
-from cluster.bench.roofline_options import RooflineOptions
 from cluster.bench.stats import percentile
 from worker.models.config import ModelConfig, load_model_config
 from worker.rank.device import resolve_dtype, select_device

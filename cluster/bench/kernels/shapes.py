@@ -35,7 +35,7 @@ SHAPES: dict[str, dict[str, Any]] = {
         "tie_word_embeddings": True,
     },
 }
-"""What their config.json say, by short name."""
+"""What the config.json of text models say, by short name."""
 BLOCK_SHAPES: dict[str, dict[str, Any]] = {
     "llada2-mini": {
         "architectures": ["LLaDA2MoeModelLM"],
@@ -66,7 +66,7 @@ BLOCK_SHAPES: dict[str, dict[str, Any]] = {
         "tie_word_embeddings": False,
     },
 }
-"""The same of block-diffusion models."""
+"""What the config.json of block-diffusion models say, by short name."""
 
 
 def write_shape(name: str, directory: str) -> str:

@@ -21,7 +21,7 @@ from cluster.bench.routing.figures import Figures
 _SIMULATED = (routing_package, cache_package, scheduler_package, wire_package)
 
 
-class KnownRuns:
+class ResultCache:
     """One line of JSON per simulation. What other code simulated is not taken.
 
     Args:
@@ -56,12 +56,12 @@ class KnownRuns:
 
 
 def simulation_digest() -> str:
-    """Of the code of simulated workers, and of what others' routers are called with."""
+    """Digest of the code of simulated workers, and of what others' routers are called with."""
     return _digest(_sources(_SIMULATED))
 
 
 def routing_digest() -> str:
-    """Of that and of this gateway's own routing, with its settings."""
+    """Digest of that code and of this gateway's own routing, with its settings."""
     settings = Path(str(config_module.__file__))
     return _digest([*_sources((*_SIMULATED, fleet_package)), settings])
 

@@ -25,7 +25,7 @@ class Placement(NamedTuple):
     """Expected time to the first token; 0 where nothing is expected."""
 
 
-class Contender(ABC):
+class SimulatedRouter(ABC):
     """One gateway's view of a simulation."""
 
     @abstractmethod
@@ -61,7 +61,7 @@ class Contender(ABC):
         return
 
 
-class FleetContender(Contender):
+class GatewayRouter(SimulatedRouter):
     """The code that serves: index, hashes, joint placement, reservations, step-time model, policy.
 
     Args:
@@ -73,19 +73,19 @@ class FleetContender(Contender):
         self.fleet = Fleet(config, clock=clock)
 
     def joined(self, worker: SimWorker) -> None:
-        """See Contender."""
+        """A worker came up, or its stream began anew."""
         self.fleet.attach(worker.worker_id, worker.snapshot())
 
     def lost(self, worker: SimWorker) -> None:
-        """See Contender."""
+        """A worker's ranks died, or it is gone for good."""
         self.fleet.lose(worker.worker_id)
 
     def draining(self, worker: SimWorker) -> None:
-        """See Contender."""
+        """A worker takes nothing new."""
         self.fleet.set_draining(worker.worker_id, True)
 
     def place(self, arrivals: Sequence[Arrival]) -> list[Placement | None]:
-        """See Contender."""
+        """Chooses workers for requests that arrive together."""
         memo = self.fleet.memo
         choices = self.fleet.reserve_group(
             [
@@ -99,11 +99,11 @@ class FleetContender(Contender):
         ]
 
     def submitted(self, worker: SimWorker, request_id: str, ordinal: int) -> None:
-        """See Contender."""
+        """A request was handed to the worker that was chosen."""
         self.fleet.accepted(worker.worker_id, request_id, worker.epoch, ordinal)
 
     def reported(self, worker: SimWorker, report: StepReport) -> None:
-        """See Contender."""
+        """A worker ended a step."""
         update = WorkerUpdate(worker.epoch, report.seq, [], report.block_events, report.load)
         self.fleet.update(worker.worker_id, update)
         for deltas in report.deltas.values():
@@ -112,5 +112,5 @@ class FleetContender(Contender):
                     self.fleet.release(worker.worker_id, delta.request_id)
 
     def ended(self, worker_id: str, request_id: str) -> None:
-        """See Contender."""
+        """A request has ended, or its worker has."""
         self.fleet.release(worker_id, request_id)

@@ -1,4 +1,4 @@
-"""What `rayfleet bench gateway` measures, and what an arm of it offers."""
+"""What `rayfleet bench gateway` measures, and what a variant of it offers."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-Arm = Literal["rayfleet", "serve-items", "two-hop"]
-ARMS: tuple[Arm, ...] = ("rayfleet", "serve-items", "two-hop")
+Variant = Literal["rayfleet", "serve-items", "two-hop"]
+VARIANTS: tuple[Variant, ...] = ("rayfleet", "serve-items", "two-hop")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GatewayOptions:
-    """How many streams at what pace, and which arms."""
+    """How many streams at what pace, and which variants."""
 
     model: str
     """Checkpoint folder; only its tokenizer and chat template are used."""
@@ -23,9 +23,9 @@ class GatewayOptions:
     output_len: int = 250
     requests_per_stream: int = 4
     rounds: int = 1
-    baseline: Arm | None = None
-    """Alternate with this arm; each measurement then runs in a process of its own."""
-    arm: Arm = "rayfleet"
+    baseline: Variant | None = None
+    """Alternate with this variant; each measurement then runs in a process of its own."""
+    variant: Variant = "rayfleet"
     """What a measurement without baseline measures."""
 
     def __post_init__(self) -> None:

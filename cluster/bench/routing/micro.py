@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 import numpy as np
+import psutil
 
 from cluster.bench.report import Result, at_most, checks_json, note
 from cluster.bench.stats import percentile
@@ -60,7 +61,7 @@ class MicroOptions:
     max_workers: int = 512
     """Largest fleet of these."""
     seed: int = 0
-    """Of all token ids."""
+    """Seed of all token ids."""
     routing_policy: str = "adaptive"
     """Policy that decides."""
 
@@ -232,9 +233,5 @@ class _Rig:
 
 
 def _resident_bytes() -> int:
-    """Memory of this process, as the kernel counts it; 0 where it does not tell."""
-    try:
-        with open("/proc/self/statm") as statm:
-            return int(statm.read().split()[1]) * 4096
-    except OSError:
-        return 0
+    """Memory of this process, as the kernel counts it."""
+    return int(psutil.Process().memory_info().rss)

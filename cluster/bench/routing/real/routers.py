@@ -29,12 +29,12 @@ _STOP_S = 10.0
 
 
 def start(options: RealOptions) -> AbstractContextManager[str]:
-    """The router `options.arm` with its workers; gives the endpoint's base URL."""
-    if options.arm == OWN:
+    """The router `options.variant` with its workers; gives the endpoint's base URL."""
+    if options.variant == OWN:
         return _rayfleet(options)
-    if options.arm == "sglang-router":
+    if options.variant == "sglang-router":
         return _sglang_router(options)
-    return _ray_serve(options, by_prefix=options.arm == "ray-prefix")
+    return _ray_serve(options, by_prefix=options.variant == "ray-prefix")
 
 
 def missing(options: RealOptions, peer: str) -> str:

@@ -31,7 +31,7 @@ _ROWS = {
 }
 
 
-class Board:
+class LiveTable:
     """Shows what is known so far; on no terminal a line per turn, to standard error."""
 
     def __init__(self, names: tuple[str, ...], console: Console | None = None) -> None:
@@ -98,7 +98,7 @@ class Board:
         )
 
     def table(self) -> Table:
-        """As it stands."""
+        """The table as it stands."""
         table = Table(title=self._title)
         table.add_column("")
         for name in self._names:

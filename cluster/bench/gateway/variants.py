@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from cluster.bench.gateway_options import GatewayOptions, Target
-from cluster.bench.paced import script_text
+from cluster.bench.gateway.options import GatewayOptions, Target
+from cluster.bench.gateway.paced import script_text
 from cluster.bench.report import note
 from cluster.bench.serve import CHAT, COMPLETIONS
 from cluster.config import EndpointConfig, FleetConfig, ModelSpec, ServeConfig
@@ -36,9 +36,9 @@ def rayfleet(options: GatewayOptions) -> Iterator[Target]:
     )
 
     def build(config: ServeConfig) -> Any:
-        from cluster.bench.paced_group import build_paced
+        from cluster.bench.gateway.paced_group import build_paced
 
-        sockets = options.arm == "rayfleet"
+        sockets = options.variant == "rayfleet"
         return build_paced(config, options.step_ms / 1000.0, sockets=sockets)
 
     replica = f"ray::ServeReplica:{APPLICATION}:"
@@ -63,7 +63,7 @@ def two_hop(options: GatewayOptions) -> Iterator[Target]:
     with local_ray():
         from ray import serve
 
-        from cluster.bench.two_hop import build
+        from cluster.bench.gateway.two_hop import build
 
         serve.start(http_options={"host": _HOST, "port": port})
         try:

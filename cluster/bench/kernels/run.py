@@ -12,9 +12,8 @@ from dataclasses import asdict, dataclass
 
 import torch
 
-from cluster.bench.kernel_case import Case
-from cluster.bench.kernel_cases import Shape, make_cases
-from cluster.bench.kernel_options import KernelOptions
+from cluster.bench.kernels.cases import Case, Shape, make_cases
+from cluster.bench.kernels.options import KernelOptions
 from cluster.bench.report import Result, checks_json, exactly, note
 from cluster.bench.stats import percentile
 from kernels import registry

@@ -1,0 +1,1 @@
+"""`bench kernels` and `bench roofline`: what ops and steps take of what the device gives."""

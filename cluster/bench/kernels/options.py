@@ -1,0 +1,59 @@
+"""Options of `bench kernels` and `bench roofline`; apart from them, since they load torch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from cluster.bench.kernels.shapes import SHAPES
+from worker.config import Device, DType, EngineConfig
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class KernelOptions:
+    """What is measured. The default dimensions are Qwen3-8B's on CUDA, Qwen3-0.6B's on CPU."""
+
+    device: Device = "auto"
+    """auto is cuda where a CUDA device is visible, else cpu."""
+    dtype: DType = "auto"
+    """auto is bfloat16 on CUDA and float32 on CPU."""
+    rows: str = ""
+    """Requests at once, separated by commas; default 1,32,128 on CUDA and 1,8 on CPU."""
+    context: int = 0
+    """Tokens in the cache per request; default 2048 on CUDA, 256 on CPU."""
+    ops: str = ""
+    """Names of ops, separated by commas; default all."""
+    seconds: float = 0.15
+    """Time to spend on each op and shape."""
+
+    def __post_init__(self) -> None:
+        if self.context < 0:
+            raise ValueError("--context must not be negative")
+        if not self.seconds > 0.0:
+            raise ValueError("--seconds must be positive")
+        if any(not text.isdigit() or int(text) < 1 for text in self.rows.split(",") if text):
+            raise ValueError(f"--rows needs numbers from 1 on, as in 1,32, got {self.rows!r}")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RooflineOptions:
+    """What decodes. Weights are random; `overlap_depth`, `load_format` and `max_num_seqs` are set
+    by the benchmark."""
+
+    models: tuple[str, ...] = tuple(SHAPES)
+    """Names in SHAPES, or folders with a config.json."""
+    engine: EngineConfig = field(default_factory=lambda: EngineConfig(model=""))
+    """For all of them; its `model` does not count."""
+    running: tuple[int, ...] = (1, 32, 128)
+    """Numbers of requests that decode at once."""
+    turns: int = 3
+    """Measurements; the median is reported."""
+    steps: int = 64
+    """Steps per turn."""
+    input_len: int = 512
+    """Prompt tokens, whose keys and values every step reads."""
+
+    def __post_init__(self) -> None:
+        if self.turns < 1 or self.steps < 1 or self.input_len < 1:
+            raise ValueError("--turns, --steps and --input-len must be at least 1")
+        if not self.models or not self.running or min(self.running) < 1:
+            raise ValueError("--running needs numbers of at least 1, such as 1,32,128")
