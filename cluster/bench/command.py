@@ -48,4 +48,4 @@ def refuse_renamed(parser: argparse.ArgumentParser, old: str, new: str) -> None:
         def __call__(self, *_: object) -> None:
             parser.error(f"{old} is now {new}")
 
-    parser.add_argument(old, action=Refusal, help=argparse.SUPPRESS)
+    parser.add_argument(old, action=Refusal, default=argparse.SUPPRESS, help=argparse.SUPPRESS)

@@ -6,7 +6,7 @@ are our own. Prompts are token ids, so that their lengths are exact.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 import numpy as np
@@ -21,16 +21,23 @@ class DatasetOptions:
     """Which prompts, and how long they and their completions are."""
 
     dataset_name: DatasetName = "random"
-    random_input_len: int = 1024
-    random_output_len: int = 128
+    """Random tokens, or prompts that share prefixes."""
+    random_input_len: int = field(default=1024, metadata={"aliases": ("--input-len",)})
+    """Tokens of a prompt."""
+    random_output_len: int = field(default=128, metadata={"aliases": ("--output-len",)})
+    """Tokens of a completion."""
     random_range_ratio: float = 0.0
     """Lengths are drawn uniformly within this fraction around the given ones."""
     random_prefix_len: int = 0
     """Tokens in front of every prompt that all share, besides `random_input_len`."""
     prefix_repetition_prefix_len: int = 256
+    """Tokens of a shared prefix."""
     prefix_repetition_suffix_len: int = 256
+    """Tokens after it that a prompt has for itself."""
     prefix_repetition_num_prefixes: int = 10
+    """Prefixes."""
     prefix_repetition_output_len: int = 128
+    """Tokens of a completion."""
 
     def __post_init__(self) -> None:
         if not 0.0 <= self.random_range_ratio < 1.0:

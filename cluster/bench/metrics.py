@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from cluster.bench.client import Record
 from cluster.bench.load import LoadResult
@@ -24,9 +24,13 @@ _OTHERS = "other errors"
 class MetricOptions:
     """Which metrics and percentiles to report, and what counts as good."""
 
-    percentile_metrics: tuple[str, ...] = METRICS
-    metric_percentiles: tuple[float, ...] = (50.0, 90.0, 99.0)
-    goodput: Mapping[str, float] | None = None
+    percentile_metrics: tuple[str, ...] = field(default=METRICS, metadata={"separator": ","})
+    """Latencies whose percentiles are reported."""
+    metric_percentiles: tuple[float, ...] = field(
+        default=(50.0, 90.0, 99.0), metadata={"separator": ","}
+    )
+    """Which percentiles."""
+    goodput: Mapping[str, float] | None = field(default=None, metadata={"flag": None})
     """Milliseconds by metric (ttft, tpot, e2el); a good request keeps all of them."""
 
     def __post_init__(self) -> None:

@@ -9,7 +9,7 @@ import urllib.request
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from cluster.bench.arrivals import arrival_times
 from cluster.bench.client import Request
@@ -27,6 +27,8 @@ _WARMUP_SEED = 1_000_003
 """Added to the seed of warm-up prompts: they must not fill the prefix cache for the others."""
 
 _VERSION_S = 5.0
+_NO_FLAG: Mapping[str, Any] = {"flag": None}
+_HEADERS: Mapping[str, Any] = {"flag": "--header", "argparse": {"metavar": "KEY=VALUE"}}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -34,29 +36,43 @@ class ServeOptions:
     """One load on one endpoint. Field names are the flags."""
 
     base_url: str = "http://127.0.0.1:8000"
+    """Where the endpoint is."""
     endpoint: str = COMPLETIONS
+    """completions, chat, or the path of either."""
     model: str | None = None
-    """None asks the server for its first model."""
+    """Model name; default: the server's first."""
     tokenizer: str | None = None
-    """Folder with tokenizer.json; None uses the model's folder where the server names it."""
-    text_prompts: bool = False
-    """Send text instead of token ids (chat always does)."""
+    """Folder with tokenizer.json; default: the model's own, where the server names its folder."""
+    prompt_format: Literal["token-ids", "text"] = "token-ids"
+    """Send prompts as token ids, of exact length, or as text (chat always does)."""
     api_key: str | None = None
-    headers: tuple[tuple[str, str], ...] = ()
-    dataset: DatasetOptions = field(default_factory=DatasetOptions)
-    metrics: MetricOptions = field(default_factory=MetricOptions)
+    """Default: the environment's OPENAI_API_KEY, which no process list shows."""
+    headers: tuple[str, ...] = field(default=(), metadata=_HEADERS)
+    """Header of each request; may be given several times."""
+    dataset: DatasetOptions = field(default_factory=DatasetOptions, metadata=_NO_FLAG)
+    """Prompts, and how long they and their completions are."""
+    metrics: MetricOptions = field(default_factory=MetricOptions, metadata=_NO_FLAG)
+    """What is reported."""
     num_prompts: int = 100
+    """Requests."""
     num_warmups: int = 0
+    """Unmeasured requests before."""
     max_concurrency: int | None = None
+    """Most requests at once."""
     request_rate: float = math.inf
+    """Requests per second; inf sends all at once."""
     burstiness: float = 1.0
+    """Shape of the gamma distributed gaps; 1 is Poisson, less is burstier."""
     num_processes: int = 0
-    """Client processes; 0 chooses."""
+    """Client processes; 0 takes as many as the load needs."""
     ignore_eos: bool = False
+    """Generate the full length."""
     temperature: float = 0.0
-    extra_body: str | None = None
-    """JSON object merged into every request."""
+    """Of sampling; 0 is greedy."""
+    extra_body: str | None = field(default=None, metadata={"argparse": {"metavar": "JSON"}})
+    """JSON object that is merged into every request."""
     seed: int = 0
+    """Seed of prompts and arrivals."""
     save_detailed: bool = False
     """Add the times of every request to the result, which `bench compare` needs."""
 
@@ -69,11 +85,14 @@ class ServeOptions:
             raise ValueError("--max-concurrency must be at least 1")
         if self.num_warmups < 0 or self.num_processes < 0:
             raise ValueError("--num-warmups and --num-processes must not be negative")
+        for text in self.headers:
+            if "=" not in text:
+                raise ValueError(f"--header needs KEY=VALUE, got {text!r}")
 
     @property
     def sends_text(self) -> bool:
         """Whether prompts are texts, not token ids."""
-        return self.text_prompts or self.endpoint == CHAT
+        return self.prompt_format == "text" or self.endpoint == CHAT
 
 
 def run_serve(options: ServeOptions) -> Result:
@@ -197,7 +216,7 @@ def load_of(options: ServeOptions, requests: Sequence[Request]) -> Load:
 
 
 def _headers(options: ServeOptions) -> dict[str, str]:
-    headers = dict(options.headers)
+    headers = {key: value for key, _, value in (h.partition("=") for h in options.headers)}
     if options.api_key:
         headers["Authorization"] = f"Bearer {options.api_key}"
     return headers

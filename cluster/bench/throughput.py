@@ -6,13 +6,16 @@ import time
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from cluster.bench.datasets import DatasetOptions, Sample, make_samples
 from cluster.bench.prompts import PromptSpace
 from cluster.bench.report import Result, checks_json, exactly, note
 from cluster.bench.turns import take_turns
 from worker.config import EngineConfig
-from worker.llm import LLM, Prompt, RequestOutput, SamplingParams
+
+if TYPE_CHECKING:
+    from worker.llm import LLM, RequestOutput
 
 _WARMUP_SEED = 1_000_003
 _LEAST_PAIRS = 5
@@ -22,25 +25,39 @@ _LEAST_PAIRS = 5
 class ThroughputOptions:
     """One offline run. The number of running requests is the engine's `max_num_seqs`."""
 
-    engine: EngineConfig
+    engine: EngineConfig = field(metadata={"flag": None})
+    """The engine."""
     tokenizer: str | None = None
-    """None is the model's own."""
-    dataset: DatasetOptions = field(default_factory=DatasetOptions)
+    """Folder with tokenizer.json; default: the model's own."""
+    dataset: DatasetOptions = field(default_factory=DatasetOptions, metadata={"flag": None})
+    """Prompts, and how long they and their completions are."""
     num_prompts: int = 100
+    """Requests."""
     num_warmups: int = 8
+    """Unmeasured requests before."""
     temperature: float = 0.0
-    detokenize: bool = True
+    """Of sampling; 0 is greedy."""
+    disable_detokenize: bool = False
+    """Leave out texts."""
     seed: int = 0
-    rounds: int = 1
-    """Measured repetitions with other prompts each; the median is reported."""
+    """Seed of the prompts."""
+    rounds: int | None = None
+    """Measured repetitions with other prompts each; the median is reported. Default: 1, or 5 where
+    modes are compared."""
     batch_invariant_cost: bool = False
-    """Alternate the batch-invariant mode with the normal one and report what it costs."""
+    """Alternate the batch-invariant mode with the normal one and report the ratio."""
 
     def __post_init__(self) -> None:
-        if self.num_prompts < 1 or self.num_warmups < 0 or self.rounds < 1:
+        if self.num_prompts < 1 or self.num_warmups < 0 or self.num_rounds < 1:
             raise ValueError("--num-prompts and --rounds must be at least 1, --num-warmups 0")
-        if self.batch_invariant_cost and self.rounds < _LEAST_PAIRS:
+        if self.batch_invariant_cost and self.num_rounds < _LEAST_PAIRS:
             raise ValueError(f"--batch-invariant-cost needs --rounds {_LEAST_PAIRS} or more")
+
+    @property
+    def num_rounds(self) -> int:
+        """Measured repetitions."""
+        least = _LEAST_PAIRS if self.batch_invariant_cost else 1
+        return least if self.rounds is None else self.rounds
 
 
 def run_throughput(options: ThroughputOptions) -> Result:
@@ -48,7 +65,7 @@ def run_throughput(options: ThroughputOptions) -> Result:
     if options.batch_invariant_cost:
         return _batch_invariant_cost(options)
     with _open(options) as llm:
-        runs = [_measure(llm, options, number) for number in range(options.rounds)]
+        runs = [_measure(llm, options, number) for number in range(options.num_rounds)]
     return _summary(options, runs)
 
 
@@ -61,7 +78,7 @@ def _batch_invariant_cost(options: ThroughputOptions) -> Result:
         )
         for name, invariant in (("normal", False), ("batch_invariant", True))
     }
-    turns = take_turns(variants, options.rounds)
+    turns = take_turns(variants, options.num_rounds)
     # No goal is set for the cost; what must hold is that both modes did the same work.
     lengths = {run["total_num_tokens"] for name in variants for run in turns[name]}
     return {
@@ -86,6 +103,9 @@ def _measure_alone(options: ThroughputOptions, name: str, number: int) -> Result
 
 
 def _open(options: ThroughputOptions) -> LLM:
+    # Imported here: it loads torch, which the command line does without.
+    from worker.llm import LLM
+
     config = {name: value for name, value in asdict(options.engine).items() if name != "model"}
     return LLM(options.engine.model, tokenizer=options.tokenizer, **config)
 
@@ -117,6 +137,8 @@ def _measure(llm: LLM, options: ThroughputOptions, number: int) -> Result:
 
 
 def _generate(llm: LLM, options: ThroughputOptions, samples: list[Sample]) -> list[RequestOutput]:
+    from worker.llm import Prompt, SamplingParams
+
     params = [
         SamplingParams(
             temperature=options.temperature,
@@ -127,7 +149,7 @@ def _generate(llm: LLM, options: ThroughputOptions, samples: list[Sample]) -> li
         for index, sample in enumerate(samples)
     ]
     prompts: list[Prompt] = [{"prompt_token_ids": s.prompt_token_ids} for s in samples]
-    return llm.generate(prompts, params, detokenize=options.detokenize)
+    return llm.generate(prompts, params, detokenize=not options.disable_detokenize)
 
 
 def _tokenizer_folder(options: ThroughputOptions) -> str | None:

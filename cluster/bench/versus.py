@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 from cluster.bench.console import readable
@@ -19,16 +19,19 @@ class VersusOptions:
     """Which endpoints to compare, where and how often."""
 
     a: ServeOptions
+    """The one whose figures are above the line of ratios."""
     b: ServeOptions
     """The baseline: ratios are a / b."""
-    concurrencies: tuple[int, ...] = (1, 8, 32)
+    concurrencies: tuple[int, ...] = field(default=(1, 8, 32), metadata={"separator": ","})
+    """Requests at once, one cell for each number."""
     rounds: int = 3
+    """Measurements of each endpoint in a cell, at least 3."""
     prompts_per_stream: int = 0
     """Requests of a cell are this many per stream; 0 uses --num-prompts everywhere."""
     metric: str = "output_throughput"
     """Field of the result that is compared; more is better."""
     pause_s: float = 2.0
-    """Pause before each measurement: threads of the other server may still spin for a while."""
+    """Seconds before each measurement: threads of the other server may still spin for a while."""
 
     def __post_init__(self) -> None:
         if self.rounds < 3:

@@ -21,8 +21,8 @@ def add_options(
     """Adds a flag for each field of the dataclass `cls`. Flags not given leave no trace.
 
     Metadata of a field may say `flag`, its name where it is another one (None for no flag),
-    `separator`, what stands between the values of a tuple in one argument, and `argparse`, further
-    settings of the argument.
+    `aliases`, further names, `separator`, what stands between the values of a tuple in one
+    argument, and `argparse`, further settings of the argument.
     """
     hints = typing.get_type_hints(cls)
     docs = field_docstrings(cls)
@@ -31,6 +31,7 @@ def add_options(
             continue
         parser.add_argument(
             flag_name(field),
+            *field.metadata.get("aliases", ()),
             dest=field.name,
             default=argparse.SUPPRESS,
             help=_help(field, docs[field.name]),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 Variant = Literal["rayfleet", "serve-items", "two-hop"]
@@ -15,18 +15,26 @@ class GatewayOptions:
     """How many streams at what pace, and which variants."""
 
     model: str
-    """Checkpoint folder; only its tokenizer and chat template are used."""
-    streams: tuple[int, ...] = (1, 8, 32)
-    """Measured one after the other; the goal is for the last."""
+    """Folder with a tokenizer and a chat template; default: the demo model."""
+    streams: tuple[int, ...] = field(default=(1, 8, 32), metadata={"separator": ","})
+    """Requests at once, one measurement for each number; the goal is for the last."""
     step_ms: float = 20.0
+    """Pace of a token, in milliseconds."""
     input_len: int = 128
+    """Tokens per prompt."""
     output_len: int = 250
+    """Tokens per completion."""
     requests_per_stream: int = 4
+    """Requests after each other."""
     rounds: int = 1
-    baseline: Variant | None = None
-    """Alternate with this variant; each measurement then runs in a process of its own."""
+    """Measurements; the median is reported."""
+    baseline: Variant | None = field(
+        default=None, metadata={"argparse": {"nargs": "?", "const": "two-hop"}}
+    )
+    """Alternate with serve-items (no socket between worker and gateway), or with two-hop, a plain
+    Serve app on Ray's default settings, which is meant where none is named."""
     variant: Variant = "rayfleet"
-    """What a measurement without baseline measures."""
+    """What to measure alone."""
 
     def __post_init__(self) -> None:
         if min(*self.streams, self.requests_per_stream, self.rounds, self.input_len) < 1:

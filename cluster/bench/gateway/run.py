@@ -95,7 +95,7 @@ def _load(options: GatewayOptions, target: Target, streams: int) -> ServeOptions
         base_url=target.base_url,
         endpoint=target.endpoint,
         tokenizer=options.model,
-        text_prompts=True,
+        prompt_format="text",
         dataset=DatasetOptions(
             random_input_len=options.input_len, random_output_len=options.output_len
         ),

@@ -6,13 +6,13 @@ import io
 import math
 from collections.abc import Callable, Mapping, Sequence
 from html import escape
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 _INCHES = (6.0, 3.2)
-_LIMIT = {"color": "#b00020", "linestyle": "--"}
+_LIMIT: dict[str, Any] = {"color": "#b00020", "linestyle": "--"}
 _FEW_POINTS = 24
 """Up to so many get a dot each."""
 _FAR = 2.0

@@ -39,11 +39,15 @@ class RooflineOptions:
     """What decodes. Weights are random; `overlap_depth`, `load_format` and `max_num_seqs` are set
     by the benchmark."""
 
-    models: tuple[str, ...] = tuple(SHAPES)
-    """Names in SHAPES, or folders with a config.json."""
-    engine: EngineConfig = field(default_factory=lambda: EngineConfig(model=""))
+    models: tuple[str, ...] = field(
+        default=tuple(SHAPES), metadata={"argparse": {"action": "extend", "nargs": "+"}}
+    )
+    """Well-known models by name, or folders with a config.json."""
+    engine: EngineConfig = field(
+        default_factory=lambda: EngineConfig(model=""), metadata={"flag": None}
+    )
     """For all of them; its `model` does not count."""
-    running: tuple[int, ...] = (1, 32, 128)
+    running: tuple[int, ...] = field(default=(1, 32, 128), metadata={"separator": ","})
     """Numbers of requests that decode at once."""
     turns: int = 3
     """Measurements; the median is reported."""
