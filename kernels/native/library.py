@@ -62,12 +62,12 @@ class StepRows(ctypes.Structure):
     )
 
 
-class RandomRows(ctypes.Structure):
-    """Rows of the logits that draw at random, and their parameters; None filters nothing."""
+class DrawColumns(ctypes.Structure):
+    """Parameters of every row of the logits; None filters nothing."""
 
     _fields_ = (
-        ("count", _I64),
-        *((name, _PTR) for name in ("rows", "seeds", "positions", "temperature")),
+        ("greedy_below", _F32),
+        *((name, _PTR) for name in ("seeds", "positions", "temperature")),
         *((name, _PTR) for name in ("top_k", "top_p", "log_min_p")),
     )
 
@@ -105,7 +105,7 @@ def library() -> ctypes.CDLL:
         "pack": (None, [_I64, _PTR, _I64, _I64, _PTR]),
         "linear": (None, [_I64, _PTR, _I64, ctypes.POINTER(LinearWeight), _PTR]),
         "apply_bitmask": (None, [_PTR, _I64, _PTR, _I64, ctypes.c_char_p]),
-        "sample": (None, [_PTR, _I64, _I64, ctypes.POINTER(RandomRows), _PTR]),
+        "sample": (None, [_PTR, _I64, _I64, ctypes.POINTER(DrawColumns), _PTR]),
         "create": (_PTR, [ctypes.POINTER(ModelWeights), _I64, ctypes.c_double]),
         "destroy": (None, [_PTR]),
         "forward": (ctypes.c_int32, [_PTR, ctypes.POINTER(StepRows), _PTR]),

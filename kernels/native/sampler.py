@@ -8,34 +8,30 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from kernels.native.library import RandomRows, library
-from kernels.sample_tokens.base import SamplingParameters
+from kernels.native.library import DrawColumns, library
+from kernels.sample_tokens.base import GREEDY_BELOW, SamplingParameters
 
 
-def sample_native(
-    logits: torch.Tensor, random: SamplingParameters | None, rows: torch.Tensor | None = None
-) -> torch.Tensor:
+def sample_native(logits: torch.Tensor, parameters: SamplingParameters | None) -> torch.Tensor:
     """One token per row of fp32 logits [R, vocab] on CPU: int64 [R].
 
     Args:
         logits: they stay as they are.
-        random: parameters of the rows that draw at random, [n] each, all with a temperature; None
-            where every row takes its likeliest token.
-        rows: [n] int64, which rows these are; None for all.
+        parameters: of the rows, [R] each; None where every row takes its likeliest token.
     """
     count, vocab_size = logits.shape
     logits = logits.contiguous()
     tokens = torch.empty(count, dtype=torch.int64)
-    described = None if random is None else ctypes.byref(_describe(random, rows))
+    described = None if parameters is None else ctypes.byref(_describe(parameters))
     library().rayfleet_sample(logits.data_ptr(), count, vocab_size, described, tokens.data_ptr())
     return tokens
 
 
-def _describe(random: SamplingParameters, rows: torch.Tensor | None) -> RandomRows:
-    columns = (rows, random.seeds, random.positions, random.temperature)
-    filters = (random.top_k, random.top_p, random.log_min_p)
+def _describe(parameters: SamplingParameters) -> DrawColumns:
+    columns = (parameters.seeds, parameters.positions, parameters.temperature)
+    filters = (parameters.top_k, parameters.top_p, parameters.log_min_p)
     addresses = [None if one is None else one.data_ptr() for one in (*columns, *filters)]
-    return RandomRows(len(random.seeds), *addresses)
+    return DrawColumns(GREEDY_BELOW, *addresses)
 
 
 def apply_bitmask_native(logits: torch.Tensor, rows: Sequence[int], masks: bytes) -> None:

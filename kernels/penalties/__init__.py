@@ -30,8 +30,8 @@ def apply_penalties_(
     """Penalise fp32 logits [R, vocab] in place, at the tokens that the rows hold: no others.
 
     `in_prompt` (bool) and `counts` (int32) are [slots, vocab]: the prompt's tokens, and how often
-    the output holds each. `token_pool` [slots, positions] int32 holds both one after another. The
-    repetition penalty comes first, as in vLLM.
+    the output holds each. `token_pool` [slots, positions] int32 holds both one after another; a
+    row's drafts count as output. The repetition penalty comes first, as in vLLM.
     """
     _APPLY.select(logits)(logits, rows, in_prompt, counts, token_pool)
 

@@ -15,8 +15,12 @@ class PenaltyRows:
     slots: torch.Tensor
     ends: torch.Tensor
     """How many tokens each has."""
+    num_drafts: torch.Tensor
+    """int64: of its tokens the last so many are drafts, which `counts` does not hold yet."""
     longest: int
-    """The largest of them."""
+    """The largest of `ends`."""
+    most_drafts: int
+    """The largest of `num_drafts`."""
     frequency: torch.Tensor
     presence: torch.Tensor
     repetition: torch.Tensor

@@ -21,6 +21,9 @@ def apply_penalties_(
     tokens = torch.where(beyond, tokens[:, :1], tokens)
     cells, places = (rows.slots.unsqueeze(1), tokens), (rows.rows.unsqueeze(1), tokens)
     count = counts[cells]
+    for back in range(1, rows.most_drafts + 1):
+        drafts = token_pool[rows.slots, (rows.ends - back).clamp(min=0)].unsqueeze(1)
+        count += (tokens == drafts) & (rows.num_drafts >= back).unsqueeze(1)
     in_output = count > 0
     seen = in_prompt[cells].logical_or_(in_output)
     found = logits[places]

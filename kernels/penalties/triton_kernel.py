@@ -30,14 +30,15 @@ def apply_penalties_(
     if num_rows == 0:
         return
     _penalty_kernel[(num_rows, triton.cdiv(vocab_size, _BLOCK))](
-        logits, in_prompt, counts, rows.rows, rows.slots,
+        logits, in_prompt, counts, token_pool, rows.rows, rows.slots, rows.ends, rows.num_drafts,
         rows.frequency, rows.presence, rows.repetition,
-        vocab_size, logits.stride(0), counts.stride(0), BLOCK=_BLOCK, num_warps=8,
+        vocab_size, logits.stride(0), counts.stride(0), token_pool.stride(0),
+        BLOCK=_BLOCK, num_warps=8,
     )  # fmt: skip
 
 
 def count_tokens_(counts: torch.Tensor, rows: PenaltyRows, tokens: torch.Tensor) -> None:
-    """Launch over the penalised rows; each has a slot of its own."""
+    """Launch over the penalised rows; several may be of one slot."""
     num_rows = rows.rows.shape[0]
     if num_rows:
         _count_kernel[(num_rows,)](
@@ -45,14 +46,17 @@ def count_tokens_(counts: torch.Tensor, rows: PenaltyRows, tokens: torch.Tensor)
         )
 
 
-_PER_ROW = ["row_ptr", "slot_ptr", "frequency_ptr", "presence_ptr", "repetition_ptr"]
+_PER_ROW = [
+    *("row_ptr", "slot_ptr", "end_ptr", "draft_ptr"),
+    *("frequency_ptr", "presence_ptr", "repetition_ptr"),
+]
 
 
 @triton.jit(do_not_specialize_on_alignment=_PER_ROW)
 def _penalty_kernel(
-    logits_ptr, in_prompt_ptr, counts_ptr, row_ptr, slot_ptr,
+    logits_ptr, in_prompt_ptr, counts_ptr, token_ptr, row_ptr, slot_ptr, end_ptr, draft_ptr,
     frequency_ptr, presence_ptr, repetition_ptr,
-    vocab_size, row_stride, slot_stride, BLOCK: tl.constexpr,
+    vocab_size, row_stride, slot_stride, token_stride, BLOCK: tl.constexpr,
 ):  # fmt: skip
     index = tl.program_id(0).to(tl.int64)
     frequency = tl.load(frequency_ptr + index)
@@ -61,8 +65,12 @@ def _penalty_kernel(
     if (frequency != 0.0) | (presence != 0.0) | (repetition != 1.0):
         column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
         inside = column < vocab_size
-        cell = tl.load(slot_ptr + index) * slot_stride + column
+        slot = tl.load(slot_ptr + index)
+        cell = slot * slot_stride + column
         count = tl.load(counts_ptr + cell, mask=inside, other=0)
+        newest = token_ptr + slot * token_stride + tl.load(end_ptr + index) - 1
+        for back in range(tl.load(draft_ptr + index)):
+            count += (column == tl.load(newest - back)).to(tl.int32)
         in_prompt = tl.load(in_prompt_ptr + cell, mask=inside, other=0)
         in_output = count > 0
         seen = in_output | (in_prompt != 0)

@@ -26,6 +26,8 @@ class SamplingParameters:
     """fp32, 1 keeps all."""
     log_min_p: torch.Tensor | None = None
     """fp32: logits further below the largest are dropped; -inf keeps all."""
+    max_top_k: int | None = None
+    """The largest of `top_k`, where the host knows it."""
 
     @property
     def filters(self) -> bool:

@@ -19,43 +19,32 @@ def sample_tokens(
 ) -> torch.Tensor:
     """Draw for every row, and take the likeliest token where the row is greedy."""
     is_greedy = parameters.temperature < GREEDY_BELOW
-    top_k = parameters.top_k
-    # A device would have to be waited for; the vocabulary bounds every top-k.
-    max_top_k = max(1, int(top_k.max())) if top_k is not None and top_k.is_cpu else logits.shape[-1]
-    scaled = masked_logits(
-        logits,
-        temperature=parameters.temperature.masked_fill(is_greedy, 1.0),
-        top_k=top_k,
-        max_top_k=max_top_k,
-        top_p=parameters.top_p,
-        log_min_p=parameters.log_min_p,
-    )
     noise = gumbel_noise(parameters.seeds, parameters.positions, logits.shape[-1])
-    drawn = noise.add_(scaled).argmax(dim=-1)
+    drawn = noise.add_(masked_logits(logits, parameters)).argmax(dim=-1)
     tokens = torch.where(is_greedy, logits.argmax(dim=-1), drawn)
     return tokens if out is None else out.copy_(tokens)
 
 
-def masked_logits(
-    logits: torch.Tensor,
-    *,
-    temperature: torch.Tensor,
-    top_k: torch.Tensor | None,
-    max_top_k: int,
-    top_p: torch.Tensor | None,
-    log_min_p: torch.Tensor | None,
-) -> torch.Tensor:
-    """Logits over temperature, with -inf where min-p, top-k or top-p leave a token out.
+def masked_logits(logits: torch.Tensor, parameters: SamplingParameters) -> torch.Tensor:
+    """Logits over temperature, with -inf where min-p, top-k or top-p leave a token out; those of
+    greedy rows as they are, where these do not filter.
 
     The order is vLLM's: temperature, min-p, top-k, then top-p on what top-k kept.
     """
+    temperature = parameters.temperature
+    temperature = temperature.masked_fill(temperature < GREEDY_BELOW, 1.0)
     scaled = logits / temperature.unsqueeze(1)
-    if log_min_p is not None:
-        _drop_below(scaled, scaled.amax(dim=-1) + log_min_p)
-    if top_k is not None:
-        _drop_below(scaled, top_k_threshold(scaled, top_k, max_top_k))
-    if top_p is not None:
-        _drop_below(scaled, top_p_threshold(scaled, top_p))
+    if parameters.log_min_p is not None:
+        _drop_below(scaled, scaled.amax(dim=-1) + parameters.log_min_p)
+    if parameters.top_k is not None:
+        max_top_k = parameters.max_top_k
+        if max_top_k is None:
+            # A device would have to be waited for; the vocabulary bounds every top-k.
+            is_known = parameters.top_k.is_cpu
+            max_top_k = int(parameters.top_k.max()) if is_known else logits.shape[-1]
+        _drop_below(scaled, top_k_threshold(scaled, parameters.top_k, max(1, max_top_k)))
+    if parameters.top_p is not None:
+        _drop_below(scaled, top_p_threshold(scaled, parameters.top_p))
     return scaled
 
 

@@ -42,14 +42,7 @@ def parameters(rows: int, filters: dict[str, float], temperature: float) -> Samp
 
 def reference(logits: torch.Tensor, how: SamplingParameters) -> tuple[torch.Tensor, torch.Tensor]:
     """Noisy logits over which the draw is an argmax, and those that filters keep."""
-    kept = masked_logits(
-        logits,
-        temperature=how.temperature,
-        top_k=how.top_k,
-        max_top_k=1 if how.top_k is None else int(how.top_k.max()),
-        top_p=how.top_p,
-        log_min_p=how.log_min_p,
-    )
+    kept = masked_logits(logits, how)
     return gumbel_noise(how.seeds, how.positions, logits.shape[-1]) + kept, kept
 
 
@@ -78,12 +71,12 @@ def test_greedy_rows_among_random_ones() -> None:
     logits[3, 100] = logits[3, 200] = 9.0
     assert torch.equal(sample_native(logits, None), logits.argmax(dim=-1))
     assert sample_native(logits, None)[3] == 100, "the first of equals"
-    rows = torch.tensor([1, 5])
-    how = parameters(2, {"top_p": 0.8}, 1.0)
-    mixed = sample_native(logits, how, rows)
-    alone = sample_native(logits[rows], how)
-    assert torch.equal(mixed[rows], alone)
+    how = parameters(9, {"top_p": 0.8}, 1.0)
+    alone = sample_native(logits, how)
     others = [row for row in range(9) if row not in (1, 5)]
+    how.temperature[others] = 0.0
+    mixed = sample_native(logits, how)
+    assert torch.equal(mixed[[1, 5]], alone[[1, 5]])
     assert torch.equal(mixed[others], logits[others].argmax(dim=-1))
     assert sample_native(logits[:, ::2], None).tolist() == logits[:, ::2].argmax(-1).tolist()
 

@@ -16,9 +16,9 @@ from worker.models.tensor_parallel import TensorParallelGroup
 from worker.plan.messages import PlanMessage, Sample, Start
 from worker.plan.plan import Plan, StepResult
 from worker.rank.device import select_device
-from worker.rank.launched import BegunStep, LaunchedStep
 from worker.rank.runner import ModelRunner
 from worker.rank.startup import RankStartup
+from worker.rank.steps import ForwardStep, SampledStep
 from worker.wire.messages import EngineInfo
 
 
@@ -42,7 +42,7 @@ class LocalExecutor(Executor):
         self._directory = directory
         self._runner: ModelRunner | None = None
         self._group: TensorParallelGroup | None = None
-        self._awaiting: tuple[_LocalStep, BegunStep] | None = None
+        self._awaiting: tuple[_LocalStep, ForwardStep] | None = None
         """The step that has been launched but waits for masks."""
 
     def start(self) -> EngineInfo:
@@ -75,29 +75,29 @@ class LocalExecutor(Executor):
         self._others.send(PlanMessage(plan=plan))
         step = _LocalStep(plan.seq, self._blaming_peers)
         with self._blaming_peers():
-            begun = self._runner.begin(plan)
+            forwarded = self._runner.forward(plan)
             if plan.masked:
-                self._awaiting = step, begun
+                self._awaiting = step, forwarded
             else:
-                step.launched = self._runner.conclude(begun)
+                step.sampled = self._runner.sample(forwarded)
         return step
 
     def drafts(self, seq: int) -> list[list[int]]:
         """What rank 0 has drafted for the step that waits for masks."""
         assert self._awaiting is not None, "no Plan waits for masks"
-        step, begun = self._awaiting
+        step, forwarded = self._awaiting
         assert step.seq == seq, f"drafts of step {seq}, {step.seq} waits"
-        return begun.masked_drafts()
+        return forwarded.masked_drafts()
 
     def sample(self, seq: int, masks: bytes) -> None:
         """Sends the masks to the other ranks and launches the rest of the step here."""
         assert self._runner is not None, "masks before start"
         assert self._awaiting is not None, "no Plan waits for masks"
-        (step, begun), self._awaiting = self._awaiting, None
+        (step, forwarded), self._awaiting = self._awaiting, None
         assert step.seq == seq, f"masks of step {seq} for step {step.seq}"
         self._others.send(Sample(seq=seq, masks=masks))
         with self._blaming_peers():
-            step.launched = self._runner.conclude(begun, masks)
+            step.sampled = self._runner.sample(forwarded, masks)
 
     @property
     def death_fds(self) -> list[int]:
@@ -139,7 +139,7 @@ class _LocalStep:
     def __init__(self, seq: int, blaming: Callable[[], AbstractContextManager[None]]) -> None:
         self._seq = seq
         self._blaming = blaming
-        self.launched: LaunchedStep | None = None
+        self.sampled: SampledStep | None = None
         """None until it has its masks."""
 
     @property
@@ -147,6 +147,6 @@ class _LocalStep:
         return self._seq
 
     def result(self) -> StepResult:
-        assert self.launched is not None, f"step {self._seq} still waits for masks"
+        assert self.sampled is not None, f"step {self._seq} still waits for masks"
         with self._blaming():
-            return self.launched.result()
+            return self.sampled.result()

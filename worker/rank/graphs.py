@@ -1,5 +1,4 @@
-"""CUDA graphs of decode steps, and of passes over blocks: which sizes, how they are captured, and
-how a step replays them."""
+"""CUDA graphs of small steps: which sizes, how they are captured, and how a step replays them."""
 
 from __future__ import annotations
 
@@ -7,24 +6,23 @@ import bisect
 import logging
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 
 import torch
 from rich.progress import MofNCompleteColumn
 
-from kernels import registry
+from kernels import apply_token_bitmask, registry, sample_tokens
 from worker.config import EngineConfig
 from worker.models.tensor_parallel import TensorParallelGroup
-from worker.plan.plan import Plan, Row
+from worker.plan.plan import Row
 from worker.progress import progress
-from worker.rank.device_inputs import prepare_blocks, prepare_static
-from worker.rank.inputs import StepInputs
+from worker.rank.batch import Batch, BatchBuilder, SamplingBatch
 from worker.rank.sampling.masks import MaskRows
-from worker.rank.static_blocks import StaticBlocks, num_blocks
-from worker.rank.static_step import StaticInputs, StaticStep
+from worker.rank.sampling.state import FILTERS
 from worker.rank.streams import DeviceStreams
 from worker.rank.tables import DeviceTables
-from worker.rank.transfer import Uploader
+from worker.rank.transfer import StagedArrays
 
 logger = logging.getLogger(__name__)
 
@@ -34,6 +32,10 @@ _LARGEST_BLOCK_TOKENS = 2048
 """The same of a pass over blocks, whose rows are many tokens each."""
 
 Replay = Callable[[], None]
+Forward = Callable[[Batch], torch.Tensor]
+"""Hidden states [T, hidden] of a batch's tokens."""
+ComputeLogits = Callable[[torch.Tensor], torch.Tensor]
+"""Hidden states [S, hidden] to fp32 logits [S, vocab]."""
 Capture = Callable[[Callable[[], None]], Replay]
 """Makes of a sequence of launches one that repeats them."""
 
@@ -55,21 +57,46 @@ def capture_sizes(config: EngineConfig, block_size: int = 1) -> tuple[int, ...]:
     return (*(size for size in steps if size < limit), limit)
 
 
-class DecodeGraphs:
-    """The forward pass and the draw of decode steps, captured at a few sizes.
+class StepGraphs:
+    """The forward pass and the draw of small steps, captured at a few numbers of rows, and the
+    buffers that they read, which never move.
+
+    Lengths are bounded by the longest row that the tables hold, so that the number of splits in
+    attention depends on the number of rows alone. Of a block-diffusion model a row is a block, and
+    only the forward pass is captured: what is scored differs from round to round.
 
     Args:
-        step: what is captured.
+        forward: computes a batch.
+        compute_logits: of what it yields.
+        tables: tokens, pages and parameters of all slots.
         sizes: numbers of rows, ascending.
         capture: `GraphCapture`; a test on CPU passes its launches through.
         show_progress: whether to say how far it is.
     """
 
     def __init__(
-        self, step: StaticStep, sizes: Sequence[int], capture: Capture, *, show_progress: bool
+        self,
+        forward: Forward,
+        compute_logits: ComputeLogits,
+        tables: DeviceTables,
+        sizes: Sequence[int],
+        capture: Capture,
+        *,
+        show_progress: bool,
     ) -> None:
-        self.step = step
+        self._run_model = forward
+        self._compute_logits = compute_logits
+        self._tables = tables
         self._sizes = tuple(sizes)
+        self._row_tokens = tables.block_size
+        builder = BatchBuilder(tables)
+        largest = builder.build_padding(self._sizes[-1])
+        self._rows = _like(largest.staged)
+        self._draws = None if largest.sampling is None else _like(largest.sampling.staged)
+        self._hidden: torch.Tensor | None = None
+        self._tokens = torch.zeros(sizes[-1], dtype=torch.int64, device=tables.device)
+        words = -(-tables.vocab_size // 32)
+        self._masks = torch.full((sizes[-1], words), -1, dtype=torch.int32, device=tables.device)
         self._forward: dict[int, Replay] = {}
         self._sample: dict[tuple[int, bool], Replay] = {}
         shown = progress(
@@ -82,103 +109,107 @@ class DecodeGraphs:
         with shown as advance:
             # The largest first: the others find room in its memory.
             for size in reversed(self._sizes):
-                self._forward[size] = capture(partial(step.forward, size))
-                for filters in (False, True):
-                    launch = partial(step.sample, size, filters=filters)
-                    self._sample[size, filters] = capture(launch)
+                self._capture(builder.build_padding(size), capture)
                 advance(1)
 
     def size_for(self, rows: Sequence[Row]) -> int | None:
         """The captured size that a step of these rows is padded to; None where none serves."""
-        # Rows of one token come first.
-        if not rows or rows[-1].length > 1 or len(rows) > self._sizes[-1]:
-            return None
-        if any(row.num_draws > 1 for row in rows):
-            return None
-        return self._sizes[bisect.bisect_left(self._sizes, len(rows))]
-
-    def prepare(
-        self, plan: Plan, tables: DeviceTables, size: int, uploader: Uploader
-    ) -> tuple[StaticInputs, StepInputs | None]:
-        """Applies the Plan's writes and loads its rows, padded to `size`: see `prepare_static`."""
-        return prepare_static(plan, tables, self.step, size, uploader)
-
-    def forward(self, inputs: StaticInputs) -> torch.Tensor:
-        """Hidden states [R, hidden] of the rows that the static buffers hold."""
-        self._forward[inputs.size]()
-        return self.step.hidden[: inputs.num_rows]
-
-    def sample(self, inputs: StaticInputs, masks: MaskRows | None) -> torch.Tensor:
-        """Tokens [R] of these rows; rows that do not sample have some token too."""
-        replay = self._sample[inputs.size, inputs.filters]
-        if masks is None:
-            replay()
-        else:
-            rows = self.step.set_masks(masks, inputs.samples)
-            replay()
-            self.step.reset_masks(rows)
-        return self.step.tokens[: inputs.num_rows]
-
-
-class BlockGraphs:
-    """The forward pass of a few numbers of blocks. What is scored differs from round to round, so
-    that is launched kernel by kernel.
-
-    Args:
-        step: what is captured.
-        sizes: numbers of blocks, ascending.
-        capture: as of DecodeGraphs.
-        show_progress: whether to say how far it is.
-    """
-
-    def __init__(
-        self, step: StaticBlocks, sizes: Sequence[int], capture: Capture, *, show_progress: bool
-    ) -> None:
-        self.step = step
-        self._sizes = tuple(sizes)
-        self._forward: dict[int, Replay] = {}
-        shown = progress(
-            "capturing CUDA graphs",
-            len(self._sizes),
-            amount=f"{len(self._sizes)} numbers of blocks",
-            columns=(MofNCompleteColumn(),),
-            show=show_progress,
-        )
-        with shown as advance:
-            for size in reversed(self._sizes):
-                self._forward[size] = capture(partial(step.forward, size))
-                advance(1)
-
-    def size_for(self, rows: Sequence[Row]) -> int | None:
-        """The captured size that a pass over these rows is padded to; None where none serves."""
-        count = num_blocks(rows, self.step.block_size)
+        count = captured_rows(rows, self._row_tokens)
         if not 0 < count <= self._sizes[-1]:
             return None
         return self._sizes[bisect.bisect_left(self._sizes, count)]
 
-    def prepare(
-        self, plan: Plan, tables: DeviceTables, size: int, uploader: Uploader
-    ) -> tuple[StaticInputs, None]:
-        """Applies the Plan's writes and loads its blocks, padded to `size`."""
-        return prepare_blocks(plan, tables, self.step, size, uploader), None
+    def forward(self, batch: Batch) -> torch.Tensor:
+        """Hidden states [T, hidden] of a padded batch's own tokens; valid until the next pass."""
+        assert batch.size is not None, "an eager step runs on no graph"
+        self._load(batch)
+        self._forward[batch.size]()
+        assert self._hidden is not None, "a replay makes hidden states"
+        return self._hidden[: batch.num_rows * self._row_tokens]
 
-    def forward(self, inputs: StaticInputs) -> torch.Tensor:
-        """Hidden states of the blocks that the static buffers hold; valid until the next pass."""
-        self._forward[inputs.size]()
-        return self.step.hidden[: inputs.num_rows * self.step.block_size]
+    def sample(self, batch: Batch, masks: MaskRows | None) -> torch.Tensor:
+        """Tokens [R] of the rows of the last forward pass; rows that do not sample have some
+        token too."""
+        sampling = batch.sampling
+        assert batch.size is not None, "an eager step runs on no graph"
+        assert sampling is not None, "a captured draw is one of all rows"
+        replay = self._sample[batch.size, bool(sampling.filters)]
+        if masks is None:
+            replay()
+        else:
+            drawing = sampling.drawing
+            rows = masks.rows if drawing is None else masks.rows_among(drawing)
+            self._masks.index_copy_(0, rows, masks.bitmask)
+            replay()
+            self._masks.index_fill_(0, rows, -1)
+        return self._tokens[: batch.num_rows]
+
+    def _load(self, batch: Batch) -> None:
+        """Takes over the batch's arrays."""
+        assert batch.staged is not None, "graphs gather their inputs"
+        self._rows[: len(batch.staged.packed)].copy_(batch.staged.packed)
+        if batch.sampling is not None and batch.sampling.is_captured:
+            assert self._draws is not None, "a captured draw is one of all rows"
+            packed = batch.sampling.staged.packed
+            self._draws[: len(packed)].copy_(packed)
+
+    def _capture(self, padding: Batch, capture: Capture) -> None:
+        """Captures the steps of a batch's size, on a step of padding: harmless on empty tables."""
+        size, sampling = padding.size, padding.sampling
+        assert size is not None, "padding is of some size"
+        assert padding.staged is not None, "graphs gather their inputs"
+        self._load(padding)
+        rows = padding.staged.at(self._rows)
+        static = replace(padding, staged=rows, starts=rows["starts"])
+        self._forward[size] = capture(partial(self._run_forward, static))
+        if sampling is None:
+            return
+        assert self._draws is not None
+        draws = sampling.staged.at(self._draws)
+        own = replace(
+            sampling,
+            staged=draws,
+            destinations=draws["destinations"],
+            positions=draws["positions"],
+            max_top_k=self._tables.vocab_size,
+        )
+        for filters in ((), FILTERS):
+            launch = partial(self._run_sample, size, replace(own, filters=filters))
+            self._sample[size, bool(filters)] = capture(launch)
+
+    def _run_forward(self, batch: Batch) -> None:
+        hidden = self._run_model(batch)
+        if self._hidden is None:  # the largest comes first
+            self._hidden = torch.zeros_like(hidden)
+        self._hidden[: len(hidden)].copy_(hidden)
+
+    def _run_sample(self, size: int, sampling: SamplingBatch) -> None:
+        """One token for each row; puts them where the next step looks for them."""
+        assert self._hidden is not None, "a draw follows a forward pass"
+        logits = self._compute_logits(self._hidden[:size])
+        apply_token_bitmask(logits, self._masks[:size])
+        parameters = sampling.parameters()
+        assert parameters is not None, "a captured draw has parameters, greedy or not"
+        tokens = sample_tokens(logits, parameters, out=self._tokens[:size])
+        self._tables.flat_tokens.index_copy_(0, sampling.destinations, tokens.int())
 
 
-def create_graphs(
-    step: StaticStep | StaticBlocks,
-    sizes: Sequence[int],
-    capture: Capture,
-    *,
-    show_progress: bool,
-) -> DecodeGraphs | BlockGraphs:
-    """The graphs of a step, by its kind."""
-    if isinstance(step, StaticBlocks):
-        return BlockGraphs(step, sizes, capture, show_progress=show_progress)
-    return DecodeGraphs(step, sizes, capture, show_progress=show_progress)
+def captured_rows(rows: Sequence[Row], row_tokens: int) -> int:
+    """Rows that a graph would need for these of a Plan; 0 where no graph can run them.
+
+    Without blocks, graphs run rows of one token, whose places the host knows.
+    """
+    if row_tokens > 1:
+        return sum(row.length for row in rows) // row_tokens
+    # Rows of one token come first.
+    if not rows or rows[-1].length > 1 or any(row.num_draws > 1 for row in rows):
+        return 0
+    return len(rows)
+
+
+def _like(staged: StagedArrays | None) -> torch.Tensor:
+    assert staged is not None, "graphs gather their inputs"
+    return torch.empty_like(staged.packed)
 
 
 class GraphCapture:
@@ -205,8 +236,8 @@ class GraphCapture:
         return graph.replay
 
 
-class DecodeCapture:
-    """Captures the decode steps of one rank, after telling how much memory that will take.
+class StepCapture:
+    """Captures the small steps of one rank, after telling how much memory that will take.
 
     Args:
         sizes: numbers of rows, ascending.
@@ -223,31 +254,29 @@ class DecodeCapture:
         self.expected = 0
         """Bytes that `measure` found."""
 
-    def measure(self, step_of: Callable[[int], StaticStep | StaticBlocks]) -> int:
-        """Device memory that all sizes will take, from capturing two and dropping them again.
-
-        Args:
-            step_of: makes the step and its buffers for so many rows.
-        """
+    def measure(self, forward: Forward, compute_logits: ComputeLogits, tables: DeviceTables) -> int:
+        """Device memory that all sizes will take, from capturing two and dropping them again."""
         capture = GraphCapture(self._streams)
         before = self._free_bytes()
-        step = step_of(self._sizes[-1])
-        graphs = [create_graphs(step, self._sizes[-1:], capture, show_progress=False)]
+        step = (forward, compute_logits, tables)
+        graphs = [StepGraphs(*step, self._sizes[-1:], capture, show_progress=False)]
         self.expected = max(0, before - self._free_bytes())
         if len(self._sizes) > 1:
             before = self._free_bytes()
-            graphs.append(create_graphs(step, self._sizes[-2:-1], capture, show_progress=False))
+            graphs.append(StepGraphs(*step, self._sizes[-2:-1], capture, show_progress=False))
             each = max(0, before - self._free_bytes())
             self.expected += each * (len(self._sizes) - 1)
         return self.expected
 
     def run(
-        self, step_of: Callable[[int], StaticStep | StaticBlocks]
-    ) -> DecodeGraphs | BlockGraphs:
+        self, forward: Forward, compute_logits: ComputeLogits, tables: DeviceTables
+    ) -> StepGraphs:
         """All graphs. Every rank must be at it, since they capture collectives."""
         before, start = self._free_bytes(), time.perf_counter()
-        graphs = create_graphs(
-            step_of(self._sizes[-1]),
+        graphs = StepGraphs(
+            forward,
+            compute_logits,
+            tables,
             self._sizes,
             GraphCapture(self._streams),
             show_progress=self._show_progress,
@@ -276,12 +305,12 @@ def create_capture(
     group: TensorParallelGroup,
     streams: DeviceStreams | None,
     block_size: int,
-) -> DecodeCapture | None:
+) -> StepCapture | None:
     """What captures a rank's steps; None where they are launched kernel by kernel."""
     if streams is None or not can_capture(config, group):
         return None
     sizes = capture_sizes(config, block_size)
-    return DecodeCapture(sizes, streams, show_progress=group.rank == 0)
+    return StepCapture(sizes, streams, show_progress=group.rank == 0)
 
 
 def can_capture(config: EngineConfig, group: TensorParallelGroup) -> bool:

@@ -98,7 +98,7 @@ def _execute_plans(rank: int, runner: ModelRunner, channel: RankChannel) -> None
             return
         assert isinstance(message, PlanMessage), f"rank {rank} was sent {message!r}"
         guard.check(message.plan)
-        step = runner.begin(message.plan)
+        step = runner.forward(message.plan)
         masks = b""
         if message.plan.masked:
             if rank == 0 and message.plan.drafts_under_grammar:
@@ -109,13 +109,13 @@ def _execute_plans(rank: int, runner: ModelRunner, channel: RankChannel) -> None
             assert isinstance(sample, Sample), f"rank {rank} awaits masks, was sent {sample!r}"
             assert sample.seq == message.plan.seq, f"masks of step {sample.seq}"
             masks = sample.masks
-        launched = runner.conclude(step, masks)
+        sampled = runner.sample(step, masks)
         if rank == 0:
-            result = launched.result()
+            result = sampled.result()
             guard.record(result)
             channel.send(Result(step=result))
         else:
-            guard.follow(launched)
+            guard.follow(sampled)
 
 
 def _root_cause(error: Exception) -> str:

@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
-from kernels import registry
-from worker.plan.plan import Admit, PageWrite, Plan
-from worker.rank.sampling.rules import RuleTable
-from worker.rank.transfer import to_device
-
-IntArray = npt.NDArray[np.int64]
+from kernels import write_table_rows_
+from worker.plan.plan import Plan
+from worker.rank.sampling.state import SamplingState
+from worker.rank.transfer import IntArray, StagedArrays, Staging, to_device, uploader_to
 
 
 class DeviceTables:
-    """Token pool and page table on the device, sampling parameters on the host.
+    """Token pool and page table on the device, sampling state beside them.
 
     Row `max_num_seqs` belongs to no request: padding may read and write it. Page 0 is the dummy
     page, so an unset entry of the page table is harmless.
@@ -36,6 +33,7 @@ class DeviceTables:
         block_size: int = 1,
     ) -> None:
         num_rows = max_num_seqs + 1
+        self.device = device
         self.native_draws = native_draws
         """Whether the compiled CPU library draws."""
         self.block_size = block_size
@@ -43,53 +41,41 @@ class DeviceTables:
         self.max_model_len = max_model_len
         self.page_size = page_size
         self.vocab_size = vocab_size
+        self.dummy_slot = max_num_seqs
         self.token_pool = torch.zeros(num_rows, max_model_len + 1, dtype=torch.int32, device=device)
         """[slots, positions]: every token of a request, the newest draw included."""
         self.page_table = torch.zeros(
             num_rows, -(-max_model_len // page_size), dtype=torch.int32, device=device
         )
         """[slots, pages] in the order of positions."""
-        self.sampling = SamplingColumns(num_rows)
         self.flat_tokens = self.token_pool.view(-1)
-        self.flat_pages = self.page_table.view(-1)
         self.token_stride = self.token_pool.shape[1]
         self.page_stride = self.page_table.shape[1]
-        self.rules = RuleTable(
+        self.max_positions = self.page_stride * page_size
+        """That a slot's pages hold."""
+        self._longest = 0
+        """Of the runs that were staged last."""
+        self.sampling = SamplingState(
             num_rows=num_rows,
             token_stride=self.token_stride,
             vocab_size=vocab_size,
             device=device,
         )
 
-    @property
-    def prepares_on_device(self) -> bool:
-        """Whether kernels gather each step's inputs."""
-        return not self.native_draws and registry.uses_triton(self.token_pool)
-
     def apply(self, plan: Plan) -> None:
         """Brings the tables to where the Plan's rows expect them. A Plan writes no cell twice."""
-        if plan.admits:
-            self._admit(plan.admits)
-        if plan.page_writes:
-            self._write_pages(plan.page_writes)
+        writes = self.stage(plan)
+        if writes is not None:
+            staging = Staging()
+            staging.add(writes)
+            self.write(staging.send(uploader_to(self.device))[0])
 
-    def write_tokens(
-        self, slots: IntArray, starts: IntArray, token_ids: npt.NDArray[np.int32]
-    ) -> None:
-        """Writes token ids [R, n] to positions from `starts` on of each slot."""
-        lengths = np.full(len(slots), token_ids.shape[1], dtype=np.int64)
-        cells = slots * self.token_stride + starts
-        self._write(self.flat_tokens, cells.tolist(), lengths.tolist(), token_ids.reshape(-1))
-
-    def stage(self, plan: Plan) -> tuple[IntArray, npt.NDArray[np.int32]] | None:
-        """The same for a kernel that does the writing: its segments and values; None without any.
-
-        Rules and sampling parameters are set at once, as by `apply`.
-        """
+    def stage(self, plan: Plan) -> dict[str, npt.NDArray[Any]] | None:
+        """The same for `write`: segments [4 * n] and values, as `write_table_rows_` takes them;
+        None without any. Sampling parameters are set at once."""
         runs: list[tuple[int, int, npt.NDArray[np.int32]]] = []
         for admit in plan.admits:
-            self.sampling.set(admit)
-            self.rules.admit(admit)
+            self.sampling.admit(admit)
             tokens = np.frombuffer(admit.token_ids, dtype="<i4")
             assert len(tokens) <= self.max_model_len, "a request is longer than its row"
             runs.append((0, admit.slot * self.token_stride, tokens))
@@ -107,63 +93,32 @@ class DeviceTables:
         segments[:, 1] = [cell for _, cell, _ in runs]
         segments[:, 2] = np.cumsum(lengths) - lengths
         segments[:, 3] = lengths
-        return segments, np.concatenate([values for _, _, values in runs])
+        self._longest = int(lengths.max())
+        return {
+            "segments": segments.reshape(-1),
+            "values": np.concatenate([values for _, _, values in runs]),
+        }
 
-    def _admit(self, admits: Sequence[Admit]) -> None:
-        for admit in admits:
-            self.sampling.set(admit)
-            self.rules.admit(admit)
-        tokens = np.frombuffer(b"".join(admit.token_ids for admit in admits), dtype="<i4")
-        lengths = [len(admit.token_ids) // 4 for admit in admits]
-        assert max(lengths) <= self.max_model_len, "a request is longer than its row"
-        starts = [admit.slot * self.token_stride for admit in admits]
-        self._write(self.flat_tokens, starts, lengths, tokens)
-
-    def _write_pages(self, writes: Sequence[PageWrite]) -> None:
-        pages = np.array([page for write in writes for page in write.page_ids], dtype=np.int32)
-        lengths = [len(write.page_ids) for write in writes]
-        starts = [write.slot * self.page_stride + write.start for write in writes]
-        assert all(write.start + len(write.page_ids) <= self.page_stride for write in writes), (
-            "a request has more pages than its row"
+    def write(self, staged: StagedArrays) -> None:
+        """Makes the writes that were staged last."""
+        write_table_rows_(
+            self.token_pool,
+            self.page_table,
+            staged["segments"].view(-1, 4),
+            staged["values"],
+            longest=self._longest,
         )
-        self._write(self.flat_pages, starts, lengths, pages)
 
-    def _write(
-        self,
-        table: torch.Tensor,
-        starts: Sequence[int],
-        lengths: Sequence[int],
-        values: npt.NDArray[np.int32],
+    def write_tokens(
+        self, slots: IntArray, starts: IntArray, token_ids: npt.NDArray[np.int32]
     ) -> None:
-        index = ragged_ranges(
-            np.asarray(starts, dtype=np.int64), np.asarray(lengths, dtype=np.int64)
+        """Writes token ids [R, n] to positions from `starts` on of each slot."""
+        cells = (slots * self.token_stride + starts)[:, None] + np.arange(token_ids.shape[1])
+        self.flat_tokens.index_copy_(
+            0,
+            to_device(torch.from_numpy(cells.reshape(-1)), self.device),
+            to_device(torch.from_numpy(token_ids.astype(np.int32).reshape(-1)), self.device),
         )
-        # A copy, since frombuffer's arrays are read-only, which tensors cannot be.
-        values_host = torch.from_numpy(values.astype(np.int32))
-        index_host = torch.from_numpy(index)
-        table.index_copy_(
-            0, to_device(index_host, table.device), to_device(values_host, table.device)
-        )
-
-
-class SamplingColumns:
-    """Sampling parameters by slot, kept where the step is prepared."""
-
-    def __init__(self, num_rows: int) -> None:
-        self.temperature = np.zeros(num_rows, dtype=np.float32)
-        self.top_k = np.zeros(num_rows, dtype=np.int64)
-        self.top_p = np.ones(num_rows, dtype=np.float32)
-        self.log_min_p = np.full(num_rows, -np.inf, dtype=np.float32)
-        self.seed = np.zeros(num_rows, dtype=np.int64)
-
-    def set(self, admit: Admit) -> None:
-        """Fills the row of the request's slot."""
-        slot = admit.slot
-        self.temperature[slot] = admit.temperature
-        self.top_k[slot] = max(0, admit.top_k)
-        self.top_p[slot] = admit.top_p
-        self.log_min_p[slot] = math.log(admit.min_p) if admit.min_p > 0.0 else -math.inf
-        self.seed[slot] = admit.seed
 
 
 def ragged_ranges(starts: IntArray, lengths: IntArray) -> IntArray:

@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
+IntArray = npt.NDArray[np.int64]
+Arrays = Mapping[str, npt.NDArray[Any]]
+
 ALIGNMENT = 16
 """Kernels are compiled for addresses that are multiples of it; others would compile anew."""
+_TORCH_TYPES = {
+    "|u1": torch.uint8,
+    "<i4": torch.int32,
+    "<i8": torch.int64,
+    "<f4": torch.float32,
+}
 
 
 def to_device(host: torch.Tensor, device: torch.device) -> torch.Tensor:
@@ -54,36 +63,64 @@ class _CurrentStream:
 
 
 class Staging:
-    """Host arrays that travel to the device in one copy, which nobody waits for."""
+    """Groups of host arrays that travel to the device in one copy, which nobody waits for."""
 
     def __init__(self) -> None:
-        self._arrays: list[npt.NDArray[Any]] = []
-        self._starts: list[int] = []
-        self._num_bytes = 0
+        self._groups: list[Arrays] = []
 
-    def add(self, array: npt.NDArray[Any]) -> int:
-        """Adds an array of one dimension; returns its place in what `send` returns."""
-        self._arrays.append(np.ascontiguousarray(array))
-        self._starts.append(self._num_bytes)
-        self._num_bytes += aligned(self._arrays[-1].nbytes)
-        return len(self._arrays) - 1
+    def add(self, arrays: Arrays) -> int:
+        """Adds contiguous arrays of one dimension; returns the group's place in what `send`
+        returns."""
+        self._groups.append(arrays)
+        return len(self._groups) - 1
 
-    def send(self, uploader: Uploader) -> list[torch.Tensor]:
-        """All arrays on the device, as views of one buffer."""
-        staged = uploader.upload(self._num_bytes, self._fill)
+    def send(self, uploader: Uploader) -> list[StagedArrays]:
+        """All groups on the device, each a piece of one buffer."""
+        sizes = [sum(aligned(array.nbytes) for array in group.values()) for group in self._groups]
+        pieces = torch.split(uploader.upload(sum(sizes), self._fill), sizes)
         return [
-            staged[start : start + array.nbytes].view(_TORCH_TYPES[array.dtype.str])
-            for array, start in zip(self._arrays, self._starts, strict=True)
+            StagedArrays(
+                packed,
+                {name: (array.dtype.str, len(array)) for name, array in group.items()},
+            )
+            for packed, group in zip(pieces, self._groups, strict=True)
         ]
 
     def _fill(self, target: npt.NDArray[np.uint8]) -> None:
-        for array, start in zip(self._arrays, self._starts, strict=True):
-            target[start : start + array.nbytes] = array.view(np.uint8)
+        start = 0
+        for group in self._groups:
+            for array in group.values():
+                target[start : start + array.nbytes] = array.view(np.uint8)
+                start += aligned(array.nbytes)
 
 
-_TORCH_TYPES = {
-    "|u1": torch.uint8,
-    "<i4": torch.int32,
-    "<i8": torch.int64,
-    "<f4": torch.float32,
-}
+class StagedArrays:
+    """A group of arrays on the device, one after another in one buffer.
+
+    Args:
+        packed: the buffer, uint8; it may be longer.
+        kinds: numpy's name of the type, and the length, of each array, in order.
+    """
+
+    def __init__(self, packed: torch.Tensor, kinds: Mapping[str, tuple[str, int]]) -> None:
+        self.packed = packed
+        self.kinds = kinds
+        self._starts: dict[str, int] = {}
+        start = 0
+        for name, (dtype, length) in kinds.items():
+            self._starts[name] = start
+            start += aligned(length * int(dtype[2:]))
+
+    def get(self, name: str) -> torch.Tensor | None:
+        """One array [length]; None where it is not in the group."""
+        return self[name] if name in self.kinds else None
+
+    def __getitem__(self, name: str) -> torch.Tensor:
+        """One array [length]."""
+        (dtype, length), start = self.kinds[name], self._starts[name]
+        num_bytes = length * int(dtype[2:])
+        return self.packed[start : start + num_bytes].view(_TORCH_TYPES[dtype])
+
+    def at(self, buffer: torch.Tensor) -> StagedArrays:
+        """The same arrays where another buffer would hold a copy of this one's bytes."""
+        return StagedArrays(buffer, self.kinds)

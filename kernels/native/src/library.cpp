@@ -27,10 +27,9 @@ struct Handle {
   int64_t hidden_size, vocab_size;
 };
 
-// Rows of the logits that draw at random; mirrored in library.py. Null pointers filter nothing.
-struct RandomRows {
-  int64_t count;
-  const int64_t* rows;  // null for the first `count`
+// Parameters of every row of the logits; mirrored in library.py. Null pointers filter nothing.
+struct DrawColumns {
+  float greedy_below;  // temperatures under it take the likeliest token
   const int64_t *seeds, *positions;
   const float* temperature;
   const int64_t* top_k;
@@ -76,23 +75,23 @@ void rayfleet_apply_bitmask(float* logits, int64_t vocab_size, const int64_t* ro
     mask_row(logits + rows[i] * vocab_size, vocab_size, masks + i * num_words * 4);
 }
 
-// Tokens of all rows: drawn where `random` says so, else the likeliest.
-void rayfleet_sample(const float* logits, int64_t rows, int64_t vocab_size,
-                     const RandomRows* random, int64_t* tokens) {
-  const int64_t count = random ? random->count : 0;
-  const bool some_greedy = count < rows;
-  for (int64_t row = 0; row < rows && some_greedy; ++row)
-    tokens[row] = Sampler::argmax(logits + row * vocab_size, vocab_size);
+// Tokens of all rows: drawn where their temperature says so, else the likeliest.
+void rayfleet_sample(const float* logits, int64_t rows, int64_t vocab_size, const DrawColumns* how,
+                     int64_t* tokens) {
   Sampler sampler;
-  for (int64_t i = 0; i < count; ++i) {
-    const int64_t row = random->rows ? random->rows[i] : i;
-    const Draw draw{random->temperature[i],
-                    random->top_p ? random->top_p[i] : 1.0f,
-                    random->log_min_p ? random->log_min_p[i] : -INFINITY,
-                    random->top_k ? random->top_k[i] : 0,
-                    random->seeds[i],
-                    random->positions[i]};
-    tokens[row] = sampler.draw(logits + row * vocab_size, vocab_size, draw);
+  for (int64_t row = 0; row < rows; ++row) {
+    const float* own = logits + row * vocab_size;
+    if (!how || how->temperature[row] < how->greedy_below) {
+      tokens[row] = Sampler::argmax(own, vocab_size);
+      continue;
+    }
+    const Draw draw{how->temperature[row],
+                    how->top_p ? how->top_p[row] : 1.0f,
+                    how->log_min_p ? how->log_min_p[row] : -INFINITY,
+                    how->top_k ? how->top_k[row] : 0,
+                    how->seeds[row],
+                    how->positions[row]};
+    tokens[row] = sampler.draw(own, vocab_size, draw);
   }
 }
 

@@ -68,7 +68,7 @@ def run_plans_ahead(runner: ModelRunner) -> list[StepResult]:
     """The same, each launched before the results of the one before it are taken."""
     steps, results = [], []
     for plan, masks in make_plans():
-        steps.append(runner.conclude(runner.begin(plan), masks))
+        steps.append(runner.sample(runner.forward(plan), masks))
         results += [step.result() for step in steps[-2:-1]]
     return [*results, steps[-1].result()]
 

@@ -12,6 +12,7 @@ from worker.config import EngineConfig
 from worker.models.tensor_parallel import TensorParallelGroup
 from worker.plan.plan import Admit, PageWrite, Plan, PlannedRow
 from worker.rank.runner import ModelRunner
+from worker.rank.sampling.sampler import sample
 
 PAGE_SIZE = 16
 
@@ -119,14 +120,16 @@ def _admit(request: Request) -> Admit:
 
 @torch.inference_mode()
 def _run(runner: ModelRunner, plan: Plan, shares: list[tuple[Request, int]]) -> None:
-    inputs = runner.prepare(plan)
-    assert inputs is not None
-    hidden = runner.forward(inputs)
+    batch = runner.build(plan)
+    assert batch is not None
+    hidden = runner.run_model(batch)
     draws = iter(())
-    if inputs.num_samples:
-        logits = runner.score(hidden, inputs)
-        tokens = runner.sample(logits, inputs).tokens.tolist()
-        assert len(tokens) == inputs.num_samples
+    if batch.sampling is not None:
+        logits = runner.compute_logits(hidden, batch)
+        output = sample(logits.clone(), batch.sampling, runner._tables)
+        assert output.tokens is not None
+        tokens = output.tokens.tolist()
+        assert len(tokens) == batch.sampling.num_draws
         draws = iter(zip(tokens, logits, strict=True))
     for row, (request, length) in zip(plan.rows, shares, strict=True):
         request.computed += length

@@ -58,8 +58,8 @@ def parameters(
 
 
 def part_of(whole: SamplingParameters, rows: slice) -> SamplingParameters:
-    fields = {f.name: getattr(whole, f.name)[rows] for f in dataclasses.fields(whole)}
-    return SamplingParameters(**fields)
+    found = {f.name: getattr(whole, f.name) for f in dataclasses.fields(whole)}
+    return SamplingParameters(**{n: v[rows] for n, v in found.items() if v is not None})
 
 
 def make_logits(rows: int, vocab: int, scale: float, device: str, *, ties: bool) -> torch.Tensor:
@@ -82,14 +82,7 @@ def sample_case(device: str, dtype: torch.dtype) -> None:
         own = parameters(cases, device)
         logits = make_logits(len(cases), vocab, scale, device, ties=ties)
         is_greedy = own.temperature < 1e-5
-        masked = masked_logits(
-            logits,
-            temperature=own.temperature.masked_fill(is_greedy, 1.0),
-            top_k=own.top_k,
-            max_top_k=vocab,
-            top_p=own.top_p,
-            log_min_p=own.log_min_p,
-        )
+        masked = masked_logits(logits, own)
         scaled = logits / own.temperature.masked_fill(is_greedy, 1.0).unsqueeze(1)
         kept = scaled >= find_thresholds(logits, own).unsqueeze(1)
         expected = masked > float("-inf")
@@ -181,7 +174,9 @@ def penalties_case(device: str, dtype: torch.dtype) -> None:
         rows=torch.tensor([2, 0, 3]).to(device),
         slots=torch.tensor([3, 0, 1]).to(device),
         ends=torch.tensor(ends).to(device),
+        num_drafts=torch.zeros(3, dtype=torch.long).to(device),
         longest=40,
+        most_drafts=0,
         frequency=torch.tensor([0.5, 0.0, -1.0]).to(device),
         presence=torch.tensor([0.25, 0.0, 2.0]).to(device),
         repetition=torch.tensor([1.5, 1.2, 1.0]).to(device),
@@ -199,6 +194,42 @@ def penalties_case(device: str, dtype: torch.dtype) -> None:
     untouched = make_logits(4, vocab, 2.0, device, ties=False)
     assert torch.equal(found[1][0][1], untouched[1])
     assert not torch.equal(found[1][0][2], untouched[2])
+
+
+def penalties_of_drafts_case(device: str, dtype: torch.dtype) -> None:
+    """Drafts that are not counted yet weigh what they would weigh if they were."""
+    vocab, prompt, end, most = 300, 4, 12, 3
+    pool = torch.randint(0, 9, (2, 16), dtype=torch.int32)
+    in_prompt = torch.zeros(2, vocab, dtype=torch.bool)
+    in_prompt[1, pool[1, :prompt].long()] = True
+
+    def penalised(logits: torch.Tensor, ends: list[int], num_drafts: list[int]) -> torch.Tensor:
+        counts = torch.zeros(2, vocab, dtype=torch.int32)
+        counts[1] = torch.bincount(pool[1, prompt : ends[0]], minlength=vocab)
+        ones = torch.ones(len(ends), device=device)
+        rows = PenaltyRows(
+            rows=torch.arange(len(ends), device=device),
+            slots=torch.ones(len(ends), dtype=torch.long, device=device),
+            ends=torch.tensor(ends, device=device),
+            num_drafts=torch.tensor(num_drafts, device=device),
+            longest=max(ends),
+            most_drafts=max(num_drafts),
+            frequency=0.5 * ones,
+            presence=0.25 * ones,
+            repetition=1.5 * ones,
+        )
+        own = logits.clone()
+        apply_penalties_(own, rows, in_prompt.to(device), counts.to(device), pool.to(device))
+        return own
+
+    for backend in ("torch", "triton"):
+        logits = make_logits(most + 1, vocab, 2.0, device, ties=False)
+        with registry.using(backend):  # type: ignore[arg-type]
+            numbers = list(range(most + 1))
+            together = penalised(logits, [end + number for number in numbers], numbers)
+            for number in numbers:
+                alone = penalised(logits[number : number + 1], [end + number], [0])
+                assert torch.equal(together[number], alone[0])
 
 
 def token_edits_case(device: str, dtype: torch.dtype) -> None:
@@ -290,6 +321,7 @@ SAMPLING_CASES: list[Callable[[str, torch.dtype], None]] = [
     sample_extremes_case,
     bitmask_case,
     penalties_case,
+    penalties_of_drafts_case,
     token_edits_case,
     token_scores_case,
     step_inputs_case,

@@ -8,14 +8,12 @@ from typing import Any
 import pytest
 import torch
 
-from kernels import sample_tokens
 from kernels.attention.torch_library import TorchAttention
 from tests.support.engines.engine_driver import Engine, Outcome
 from tests.support.engines.speculation_cases import MODEL, RandomGate, prompts
-from worker.rank.sampling import sampler
+from worker.rank.speculation import factory
 from worker.rank.speculation.device_drafting import DeviceDrafter
 from worker.rank.speculation.drafting import UnsettledDraws
-from worker.rank.tables import DeviceTables
 from worker.wire.sampling import SamplingParams
 
 NUM_PROMPTS = 12
@@ -61,11 +59,7 @@ class Watch:
 @pytest.fixture
 def watch(monkeypatch: pytest.MonkeyPatch) -> Iterator[Watch]:
     torch.set_num_threads(1)
-    monkeypatch.setattr(DeviceTables, "prepares_on_device", property(lambda _: True))
-    # Greedy rows among random ones, as kernels take them.
-    monkeypatch.setattr(
-        sampler, "_draw", lambda logits, one: sample_tokens(logits, sampler._parameters(one))
-    )
+    monkeypatch.setattr(factory, "drafts_on_device", lambda *_: True)
     return Watch(monkeypatch)
 
 

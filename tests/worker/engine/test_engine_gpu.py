@@ -129,10 +129,11 @@ def test_a_step_waits_for_the_device_only_for_its_tokens(checkpoint: Checkpoint)
         for plan in plans:
             torch.cuda.set_sync_debug_mode("error")
             try:
-                inputs = runner.prepare(plan)
-                assert inputs is not None
-                drawn = runner.draw(runner.forward(inputs), inputs)
+                batch = runner.build(plan)
+                assert batch is not None
+                drawn = runner.draw(runner.run_model(batch), batch)
             finally:
                 torch.cuda.set_sync_debug_mode("default")
             assert drawn is not None
-            assert len(drawn.tokens.tolist()) == inputs.num_samples
+            assert batch.sampling is not None
+            assert len(drawn.tokens.tolist()) == batch.sampling.num_draws

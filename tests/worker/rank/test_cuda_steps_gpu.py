@@ -103,7 +103,7 @@ def test_a_launch_does_not_wait_for_the_device(folder: str, enforce_eager: bool)
             torch.cuda._sleep(CYCLES)
         torch.cuda.set_sync_debug_mode("error")
         try:
-            steps.append(runner.conclude(runner.begin(plan)))
+            steps.append(runner.sample(runner.forward(plan)))
         finally:
             torch.cuda.set_sync_debug_mode("default")
     assert not any(step.slot._completed.query() for step in steps if step.slot is not None)

@@ -9,10 +9,9 @@ import pytest
 import torch
 
 from worker.config import EngineConfig
-from worker.plan.plan import Admit, PlannedRow
-from worker.rank.graphs import BlockGraphs, DecodeGraphs, capture_sizes
-from worker.rank.static_blocks import fill_blocks
-from worker.rank.static_step import StaticInputs, columns_size, fill_columns
+from worker.plan.plan import Admit, Plan, PlannedRow, TokenRules
+from worker.rank.batch import Batch, BatchBuilder
+from worker.rank.graphs import StepGraphs, capture_sizes
 from worker.rank.streams import SlotRing, staging_size
 from worker.rank.tables import DeviceTables
 from worker.rank.transfer import Staging, uploader_to
@@ -40,43 +39,72 @@ def test_given_sizes_are_sorted_and_no_larger_than_a_step() -> None:
         config(16, 0)
 
 
-class FakeStep:
-    """Notes what a graph would compute."""
+def make_tables(block_size: int = 1) -> DeviceTables:
+    tables = DeviceTables(
+        max_num_seqs=6,
+        max_model_len=32,
+        page_size=8,
+        vocab_size=50,
+        device=CPU,
+        block_size=block_size,
+    )
+    for slot, sampling in ((2, (0.0, 3, 0.5)), (4, (0.7, 0, 1.0)), (5, (0.7, 9, 0.9))):
+        tables.sampling.admit(Admit(slot, b"", *sampling, 0.1 if slot == 5 else 0.0, 70 + slot))
+    return tables
+
+
+class Recorder:
+    """Notes what graphs compute, in place of a model."""
 
     def __init__(self) -> None:
-        self.journal: list[tuple[str, int] | tuple[str, int, bool]] = []
-        self.hidden = torch.zeros(8, 2)
-        self.tokens = torch.arange(8)
+        self.journal: list[tuple[str, int]] = []
+        self.slots: list[int] = []
 
-    def forward(self, size: int) -> None:
-        self.journal.append(("forward", size))
+    def forward(self, batch: Batch) -> torch.Tensor:
+        assert batch.staged is not None
+        self.slots = batch.staged["slots"].tolist()
+        self.journal.append(("forward", len(batch.rows)))
+        return batch.staged["slots"].repeat_interleave(int(batch.rows[0, 2]))[:, None].float()
 
-    def sample(self, size: int, *, filters: bool) -> None:
-        self.journal.append(("sample", size, filters))
+    def compute_logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        self.journal.append(("logits", len(hidden)))
+        return torch.nn.functional.one_hot(hidden[:, 0].long(), 50).float()
 
 
-def test_a_step_replays_the_smallest_graph_that_holds_it() -> None:
-    step = FakeStep()
-    captured: list[Callable[[], None]] = []
+def make_graphs(
+    tables: DeviceTables, sizes: tuple[int, ...]
+) -> tuple[StepGraphs, Recorder, list[Callable[[], None]]]:
+    recorder, captured = Recorder(), list[Callable[[], None]]()
 
     def capture(launch: Callable[[], None]) -> Callable[[], None]:
         captured.append(launch)
+        launch()
         return launch
 
-    graphs = DecodeGraphs(step, (1, 4, 8), capture, show_progress=False)  # type: ignore[arg-type]
-    captured[0]()
-    assert step.journal == [("forward", 8)], "the largest takes its memory first"
+    steps = (recorder.forward, recorder.compute_logits)
+    graphs = StepGraphs(*steps, tables, sizes, capture, show_progress=False)
+    return graphs, recorder, captured
+
+
+def test_a_step_replays_the_smallest_graph_that_holds_it() -> None:
+    tables = make_tables()
+    graphs, recorder, captured = make_graphs(tables, (1, 4, 8))
+    assert recorder.journal[0] == ("forward", 8), "the largest takes its memory first"
+    assert recorder.slots == [6], "it is captured on padding"
     assert len(captured) == 9
     decodes = [PlannedRow(slot, 9, 1, True) for slot in range(9)]
     wanted = {1: 1, 2: 4, 4: 4, 5: 8, 8: 8, 9: None}
     assert {count: graphs.size_for(decodes[:count]) for count in wanted} == wanted
     assert graphs.size_for([]) is None
     assert graphs.size_for([decodes[0], PlannedRow(7, 0, 2, True)]) is None
-    step.journal.clear()
-    inputs = StaticInputs(size=4, num_rows=3, samples=None, filters=True)
-    assert graphs.forward(inputs).shape == (3, 2)
-    assert graphs.sample(inputs, None).tolist() == [0, 1, 2]
-    assert step.journal == [("forward", 4), ("sample", 4, True)]
+    recorder.journal.clear()
+    rows = [PlannedRow(2, 4, 1, True), PlannedRow(4, 9, 1, False), PlannedRow(0, 7, 1, True)]
+    batch = BatchBuilder(tables).build(Plan(1, [], [], rows), size=4)
+    assert batch is not None
+    assert graphs.forward(batch).flatten().tolist() == [2.0, 4.0, 0.0]
+    assert graphs.sample(batch, None).tolist() == [2, 4, 0]
+    assert recorder.journal == [("forward", 4), ("logits", 4)]
+    assert tables.token_pool[[2, 4, 0, 6], [5, 10, 8, 1]].tolist() == [2, 0, 0, 6]
 
 
 def test_blocks_are_captured_two_by_request_and_not_beyond_what_launching_costs() -> None:
@@ -87,63 +115,64 @@ def test_blocks_are_captured_two_by_request_and_not_beyond_what_launching_costs(
 
 
 def test_a_pass_over_blocks_is_padded_with_the_dummy_slot() -> None:
-    tables = make_tables()
-    tables.block_size = 4
+    tables = make_tables(block_size=4)
     rows = [PlannedRow(2, 8, 4, True), PlannedRow(5, 4, 12, True)]
-    columns, inputs = fill_blocks(rows, tables, 6)
-    assert columns.reshape(2, 6).tolist() == [[2, 5, 5, 5, 6, 6], [8, 4, 8, 12, 0, 0]]
-    assert inputs == StaticInputs(size=6, num_rows=4, samples=None, filters=False)
-
-    class Blocks(FakeStep):
-        block_size = 4
-
-    step = Blocks()
-    graphs = BlockGraphs(step, (1, 2), lambda launch: launch, show_progress=False)  # type: ignore[arg-type]
+    batch = BatchBuilder(tables).build(Plan(1, [], [], rows), size=6)
+    assert batch is not None
+    assert batch.rows[:, 0].tolist() == [2, 5, 5, 5, 6, 6]
+    assert batch.rows[:, 1].tolist() == [8, 4, 8, 12, 0, 0]
+    assert (batch.num_rows, batch.sampling, batch.num_decodes) == (4, None, 0)
+    assert batch.staged is not None
+    assert batch.staged["query_start"].tolist() == [0, 4, 8, 12, 16, 20, 24]
+    graphs, recorder, _ = make_graphs(tables, (1, 2))
+    recorder.journal.clear()
     assert graphs.size_for(rows[:1]) == 1
     assert graphs.size_for([rows[0], rows[0]]) == 2
     assert graphs.size_for(rows) is None
     assert graphs.size_for([]) is None
-    assert graphs.forward(StaticInputs(size=2, num_rows=1, samples=None, filters=False)).shape == (
-        4,
-        2,
-    )
-    assert step.journal == [("forward", 2)]
+    one = BatchBuilder(tables).build(Plan(2, [], [], rows[:1]), size=2)
+    assert one is not None
+    assert graphs.forward(one).shape == (4, 1)
+    assert recorder.journal == [("forward", 2)]
 
 
-def make_tables() -> DeviceTables:
-    tables = DeviceTables(max_num_seqs=6, max_model_len=32, page_size=8, vocab_size=50, device=CPU)
-    for slot, sampling in ((2, (0.0, 3, 0.5)), (4, (0.7, 0, 1.0)), (5, (0.7, 9, 0.9))):
-        tables.sampling.set(Admit(slot, b"", *sampling, 0.1 if slot == 5 else 0.0, 70 + slot))
-    return tables
-
-
-def test_columns_hold_the_rows_and_padding_on_the_dummy_slot() -> None:
+def test_padded_batches_draw_for_every_row() -> None:
     tables = make_tables()
-    rows = np.array([(2, 4, 1, True), (5, 7, 1, True), (4, 9, 1, False)], dtype=np.int64)
-    content, inputs = fill_columns(rows, tables, 5)
-    assert inputs == StaticInputs(size=5, num_rows=3, samples=[0, 1], filters=True)
-    assert len(content) == columns_size(5)
-    integers = [content[start : start + 40].view(np.int64) for start in range(0, 240, 48)]
-    slots, starts, destinations, seeds, top_k = (column.tolist() for column in integers)
+    rows = [PlannedRow(2, 4, 1, True), PlannedRow(5, 7, 1, True), PlannedRow(4, 9, 1, False)]
+    batch = BatchBuilder(tables).build(Plan(1, [], [], rows), size=5)
+    assert batch is not None
+    assert batch.staged is not None
+    assert batch.staged["slots"].tolist() == [2, 5, 4, 6, 6]
+    assert batch.staged["starts"].tolist() == [4, 7, 9, 0, 0]
+    assert batch.ends == [32] * 5
+    sampling = batch.sampling
+    assert sampling is not None
+    assert (sampling.is_captured, sampling.drawing) == (True, [0, 1])
+    assert sampling.filters == ("top_k", "top_p", "log_min_p")
+    staged = sampling.staged
     stride, nowhere = tables.token_stride, 6 * tables.token_stride + 1
-    assert slots == [2, 5, 4, 6, 6]
-    assert starts == [4, 7, 9, 0, 0]
-    assert destinations == [2 * stride + 5, 5 * stride + 8, nowhere, nowhere, nowhere]
-    assert seeds == [72, 75, 0, 0, 0]
-    assert top_k == [3, 9, 0, 0, 0]
-    floats = [content[start : start + 20].view(np.float32) for start in range(240, 336, 32)]
-    temperature, top_p, log_min_p = (column.tolist() for column in floats)
-    assert temperature == pytest.approx([0.0, 0.7, 0.0, 0.0, 0.0])
-    assert top_p == pytest.approx([0.5, 0.9, 1.0, 1.0, 1.0])
-    assert log_min_p == pytest.approx([-np.inf, np.log(0.1), -np.inf, -np.inf, -np.inf])
+    assert staged["destinations"].tolist() == [2 * stride + 5, 5 * stride + 8, *[nowhere] * 3]
+    assert staged["positions"][:2].tolist() == [5, 8]
+    assert staged["seeds"].tolist() == [72, 75, 0, 0, 0]
+    assert staged["top_k"].tolist() == [0, 9, 0, 0, 0]
+    assert staged["temperature"].tolist() == pytest.approx([0.0, 0.7, 0.0, 0.0, 0.0])
+    assert staged["top_p"].tolist() == pytest.approx([1.0, 0.9, 1.0, 1.0, 1.0])
+    log_min_p = [-np.inf, np.log(0.1), *[-np.inf] * 3]
+    assert staged["log_min_p"].tolist() == pytest.approx(log_min_p)
 
 
-@pytest.mark.parametrize(("slot", "filters"), [(2, False), (4, False), (5, True)])
-def test_greedy_rows_filter_nothing(slot: int, filters: bool) -> None:
-    rows = np.array([(slot, 4, 1, True)], dtype=np.int64)
-    _, inputs = fill_columns(rows, make_tables(), 1)
-    assert inputs.filters == filters
-    assert inputs.samples is None
+def test_rows_with_rules_draw_outside_of_the_graph() -> None:
+    tables = make_tables()
+    admit = Admit(1, b"", 0.0, 0, 1.0, 0.0, 0, TokenRules(1, num_logprobs=1))
+    rows = [PlannedRow(2, 4, 1, False), PlannedRow(1, 7, 1, True)]
+    batch = BatchBuilder(tables).build(Plan(1, [admit], [], rows), size=4)
+    assert batch is not None
+    assert (len(batch.rows), batch.num_rows) == (4, 2)
+    sampling = batch.sampling
+    assert sampling is not None
+    assert (sampling.is_captured, sampling.num_draws) == (False, 1)
+    assert sampling.tokens is not None
+    assert sampling.tokens.tolist() == [1]
 
 
 def test_slots_take_turns_and_wait_for_their_last_step() -> None:
@@ -167,17 +196,22 @@ def test_staging_grows_in_powers_of_two() -> None:
 
 
 def test_staged_arrays_arrive_whole_and_aligned() -> None:
-    staging = Staging()
-    arrays = [
-        np.arange(5, dtype=np.int32),
-        np.array([], dtype=np.float32),
-        np.array([0.5], dtype=np.float32),
-        np.arange(3, dtype=np.int64),
-        np.array([7, 255], dtype=np.uint8),
+    groups = [
+        {"a": np.arange(5, dtype=np.int32), "none": np.array([], dtype=np.float32)},
+        {
+            "b": np.array([0.5], dtype=np.float32),
+            "c": np.arange(3, dtype=np.int64),
+            "d": np.array([7, 255], dtype=np.uint8),
+        },
     ]
-    assert [staging.add(array) for array in arrays] == [0, 1, 2, 3, 4]
+    staging = Staging()
+    assert [staging.add(group) for group in groups] == [0, 1]
     found = staging.send(uploader_to(CPU))
-    for array, tensor in zip(arrays, found, strict=True):
-        assert np.array_equal(tensor.numpy(), array)
-        assert tensor.numpy().dtype == array.dtype
-    assert all((tensor.data_ptr() - found[0].data_ptr()) % 16 == 0 for tensor in found[2:])
+    for group, staged in zip(groups, found, strict=True):
+        copied = staged.at(staged.packed.clone())
+        for name, array in group.items():
+            for tensor in (staged[name], copied[name]):
+                assert np.array_equal(tensor.numpy(), array)
+                assert tensor.numpy().dtype == array.dtype
+            assert (staged[name].data_ptr() - found[0].packed.data_ptr()) % 16 == 0
+        assert staged.get("e") is None

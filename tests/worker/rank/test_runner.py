@@ -12,7 +12,7 @@ import torch
 from tests.support.checkpoints.dense import VOCAB_SIZE, write_checkpoint
 from tests.support.engines.plan_driver import PAGE_SIZE, Request, generate, make_runner
 from worker.plan.plan import Plan
-from worker.rank.inputs import StepInputs
+from worker.rank.batch import Batch
 from worker.rank.runner import ModelRunner
 
 
@@ -82,17 +82,17 @@ def test_what_nobody_reads_changes_no_bit(
         return [torch.stack(request.logits) for request in requests]
 
     counts: list[int] = []
-    forward, prepare = invariant.forward, invariant.prepare
+    run_model, build = invariant.run_model, invariant.build
 
-    def counted(inputs: StepInputs) -> torch.Tensor:
-        hidden = forward(inputs)
+    def counted(batch: Batch) -> torch.Tensor:
+        hidden = run_model(batch)
         counts.append(len(hidden))
         return hidden
 
-    monkeypatch.setattr(invariant, "forward", counted)
+    monkeypatch.setattr(invariant, "run_model", counted)
     found, num_found = draws(), sum(counts)
     assert num_found == 4 * 9, "one for each draw"
-    monkeypatch.setattr(invariant, "prepare", lambda plan: replace(prepare(plan), read_tokens=None))
+    monkeypatch.setattr(invariant, "build", lambda plan: replace(build(plan), read_tokens=None))
     counts.clear()
     for one, other in zip(found, draws(), strict=True):
         assert torch.equal(one, other)

@@ -40,5 +40,5 @@ def test_admit_replaces_the_sampling_parameters_of_a_slot() -> None:
     state.apply(Plan(1, [admit(1, [1])], [], []))
     columns = state.sampling
     assert columns.temperature[1] == np.float32(0.5)
-    assert (columns.top_k[1], columns.seed[1]) == (0, -7)
+    assert (columns.top_k[1], columns.seeds[1]) == (0, -7)
     assert columns.temperature[0] == 0.0

@@ -10,6 +10,7 @@ import msgspec
 import numpy as np
 import torch
 
+from kernels import SamplingParameters
 from worker.config import EngineConfig
 from worker.models.config import ModelConfig
 from worker.plan.plan import BlockOutcome, BlockRow, Plan, Row, StepResult
@@ -19,7 +20,6 @@ from worker.rank.diffusion.proposal import propose, random_positions
 from worker.rank.diffusion.running import RunningBlock, place_reads, read_places
 from worker.rank.diffusion.table import BlockDefaults, BlockTable
 from worker.rank.sampling.masks import MaskRows
-from worker.rank.sampling.sampler import RandomRows
 from worker.rank.tables import DeviceTables
 from worker.rank.transfer import to_device
 from worker.wire.diffusion import DllmAlgorithm
@@ -246,7 +246,7 @@ class BlockDecoder:
 
     def _scores(
         self, blocks: Sequence[RunningBlock], scored: BoolArray, hidden: torch.Tensor
-    ) -> tuple[torch.Tensor, RandomRows | None]:
+    ) -> tuple[torch.Tensor, SamplingParameters | None]:
         """Logits of scored positions [N, B], row by row, and with what they draw."""
         rows, columns = np.nonzero(scored)
         slots = np.array([block.row.slot for block in blocks], dtype=np.int64)[rows]
@@ -256,7 +256,6 @@ class BlockDecoder:
             slots,
             self.table.starts[slots] + columns,
             self.table.rounds[slots],
-            hidden.device,
         )
         if len(index) < len(hidden):
             hidden = hidden.index_select(0, to_device(torch.from_numpy(index), hidden.device))

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
 import numpy.typing as npt
 import torch
 
-from kernels import gumbel_noise
+from kernels import SamplingParameters, gumbel_noise
+from kernels.sample_tokens import GREEDY_BELOW
+from kernels.sample_tokens.reference import masked_logits
 from worker.rank.diffusion.base import BoolArray, Proposal
-from worker.rank.sampling.sampler import RandomRows, gather_random_rows, masked_logits
-from worker.rank.tables import SamplingColumns
-from worker.rank.transfer import to_device
+from worker.rank.sampling.state import SamplingState
 
 _ROUND_STRIDE = np.int64(0x9E3779B97F4A7C15 - 2**64)
 """Odd, so that the draws of different rounds have different keys, modulo 2**64."""
@@ -23,7 +21,7 @@ def propose(
     scored: BoolArray,
     *,
     mask_token_id: int,
-    random: RandomRows | None,
+    random: SamplingParameters | None,
 ) -> Proposal:
     """One token for each of the S positions in `scored` [N, B].
 
@@ -45,48 +43,30 @@ def propose(
 
 
 def random_positions(
-    columns: SamplingColumns,
+    state: SamplingState,
     slots: npt.NDArray[np.int64],
     positions: npt.NDArray[np.int64],
     rounds: npt.NDArray[np.int64],
-    device: torch.device,
-) -> RandomRows | None:
+) -> SamplingParameters | None:
     """Parameters of scored positions, [S] each; None where all are greedy.
 
     What a position draws depends on its request's seed, on itself and on the round that its block
     is in, so that it is the same whatever else runs.
     """
-    random = gather_random_rows(columns, slots, positions, device)
-    if random is None:
-        return None
-    keys = to_device(torch.from_numpy(rounds * _ROUND_STRIDE), device)
-    if random.rows is not None:
-        keys = keys.index_select(0, random.rows)
-    return replace(random, seeds=random.seeds + keys)
+    return state.parameters(slots, positions, keys=rounds * _ROUND_STRIDE)
 
 
-def _choose(logits: torch.Tensor, random: RandomRows | None) -> tuple[torch.Tensor, torch.Tensor]:
+def _choose(
+    logits: torch.Tensor, random: SamplingParameters | None
+) -> tuple[torch.Tensor, torch.Tensor]:
     """Tokens and probabilities, [S] each.
 
     HAZARD(invariance): softmax over the last dimension sums each row alone; a plain sum would not.
     """
-    if random is not None and random.rows is None:
-        return _draw(logits, random)
     tokens = logits.argmax(dim=-1)
-    probabilities = _pick(logits.softmax(dim=-1), tokens)
-    if random is not None and random.rows is not None:
-        drawn, drawn_probabilities = _draw(logits.index_select(0, random.rows), random)
-        tokens.index_copy_(0, random.rows, drawn)
-        probabilities.index_copy_(0, random.rows, drawn_probabilities)
-    return tokens, probabilities
-
-
-def _draw(logits: torch.Tensor, random: RandomRows) -> tuple[torch.Tensor, torch.Tensor]:
-    scaled = masked_logits(logits, random)
-    noise = gumbel_noise(random.seeds, random.positions, logits.shape[-1])
-    tokens = noise.add_(scaled).argmax(dim=-1)
-    return tokens, _pick(scaled.softmax(dim=-1), tokens)
-
-
-def _pick(values: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
-    return values.gather(1, tokens.unsqueeze(1)).squeeze(1)
+    if random is not None:
+        is_greedy = random.temperature < GREEDY_BELOW
+        logits = masked_logits(logits, random)
+        noise = gumbel_noise(random.seeds, random.positions, logits.shape[-1])
+        tokens = torch.where(is_greedy, tokens, noise.add_(logits).argmax(dim=-1))
+    return tokens, logits.softmax(dim=-1).gather(1, tokens.unsqueeze(1)).squeeze(1)

@@ -7,114 +7,104 @@ of rows and are therefore avoided.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-import numpy as np
+import msgspec
 import torch
 
-from kernels import SamplingParameters, gumbel_noise, registry, sample_tokens
+from kernels import SamplingParameters, sample_tokens
 from kernels.native import sample_native
-from kernels.sample_tokens import GREEDY_BELOW
-from kernels.sample_tokens import reference as torch_draws
-from worker.rank.tables import IntArray, SamplingColumns
-from worker.rank.transfer import to_device
+from worker.plan.plan import StepResult
+from worker.rank.batch import SamplingBatch
+from worker.rank.sampling.logprobs import Scores, score
+from worker.rank.sampling.masks import MaskRows
+from worker.rank.tables import DeviceTables
+from worker.wire.messages import TokenLogprobs
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class RandomRows:
-    """Parameters of the rows that draw at random, [n] each; None where no row uses one.
+class SamplerOutput:
+    """What a launched step yields, on the device."""
 
-    Kernels take all rows, the greedy ones too: those have a temperature under GREEDY_BELOW.
-    """
+    tokens: torch.Tensor | None
+    """[S] int64; None where no row samples."""
+    scores: Scores | None = None
+    scored_rows: Sequence[int] = ()
+    """Which of the draws are scored."""
+    prompt_scores: dict[int, list[Scores]] | None = None
+    """By row of the Plan."""
 
-    rows: torch.Tensor | None
-    """Which rows of the logits, int64; None for all."""
-    seeds: torch.Tensor
-    positions: torch.Tensor
-    """Where the new tokens will stand."""
-    temperature: torch.Tensor
-    top_k: torch.Tensor | None
-    """int64, 0 keeps all."""
-    max_top_k: int
-    """Largest of them, known without asking the device."""
-    top_p: torch.Tensor | None
-    log_min_p: torch.Tensor | None
-    """Logits further below the largest are dropped; -inf keeps all."""
+    @property
+    def is_scored(self) -> bool:
+        """Whether any request asks for log-probabilities."""
+        return self.scores is not None or self.prompt_scores is not None
 
-
-def gather_random_rows(
-    columns: SamplingColumns, slots: IntArray, positions: IntArray, device: torch.device
-) -> RandomRows | None:
-    """Collects the parameters of a step's sampling rows; None where all are greedy."""
-    temperature = columns.temperature[slots]
-    (rows,) = np.nonzero(temperature >= GREEDY_BELOW)
-    if not len(rows):
-        return None
-    all_random = len(rows) == len(slots)
-    slots, positions, temperature = slots[rows], positions[rows], temperature[rows]
-    top_k, top_p = columns.top_k[slots], columns.top_p[slots]
-    log_min_p = columns.log_min_p[slots]
-
-    def column(values: np.ndarray) -> torch.Tensor:
-        return to_device(torch.from_numpy(np.ascontiguousarray(values)), device)
-
-    return RandomRows(
-        rows=None if all_random else column(rows),
-        seeds=column(columns.seed[slots]),
-        positions=column(positions),
-        temperature=column(temperature),
-        top_k=column(top_k) if top_k.any() else None,
-        max_top_k=int(top_k.max()),
-        top_p=column(top_p) if (top_p < 1.0).any() else None,
-        log_min_p=column(log_min_p) if (log_min_p > -np.inf).any() else None,
-    )
+    def add_logprobs(self, result: StepResult) -> StepResult:
+        """The result with the log-probabilities that requests ask for; waits for the device."""
+        if self.scores is not None:
+            logprobs: list[TokenLogprobs | None] = [None] * len(result.token_ids)
+            for row, scored in zip(self.scored_rows, self.scores.to_host(), strict=True):
+                logprobs[row] = scored
+            result = msgspec.structs.replace(result, logprobs=logprobs)
+        if self.prompt_scores is not None:
+            prompts = {
+                index: [scored for block in blocks for scored in block.to_host()]
+                for index, blocks in self.prompt_scores.items()
+            }
+            result = msgspec.structs.replace(result, prompt_logprobs=prompts)
+        return result
 
 
 def sample(
-    logits: torch.Tensor, random: RandomRows | None, *, native: bool = False
-) -> torch.Tensor:
-    """One token per row of the fp32 logits [R, vocab]: int64 [R].
+    logits: torch.Tensor,
+    batch: SamplingBatch,
+    tables: DeviceTables,
+    masks: MaskRows | None = None,
+) -> SamplerOutput:
+    """Draws [S] tokens from fp32 logits [S, vocab], which it edits in place, and puts them where
+    the next step looks for them.
 
-    With `native` the compiled CPU library draws.
+    The order is vLLM's: grammar, logits processors, then temperature and filters. Scores are of
+    the logits as they came.
+    """
+    rules, raw = batch.rules, None
+    if rules is not None and rules.logprobs is not None:
+        raw = logits.index_select(0, rules.logprobs.rows)
+    if masks is not None:
+        masks.apply(logits, native=tables.native_draws)
+    if rules is not None:
+        tables.sampling.process(logits, rules, tables.token_pool)
+    tokens = draw_tokens(logits, batch.parameters(), native=tables.native_draws)
+    if rules is not None:
+        # Where a draw goes stands the draft that it may confirm.
+        expected = tables.flat_tokens.index_select(0, batch.destinations)
+        tables.sampling.count(tokens, rules, expected)
+    tables.flat_tokens.index_copy_(0, batch.destinations, tokens.int())
+    if rules is None:
+        return SamplerOutput(tokens=tokens)
+    if rules.logprobs is None or raw is None:
+        return SamplerOutput(tokens=tokens)
+    own = tokens.index_select(0, rules.logprobs.rows)
+    return SamplerOutput(
+        tokens=tokens,
+        scores=score(raw, own, rules.logprobs.num_top),
+        scored_rows=rules.logprobs.rows_host,
+    )
+
+
+def draw_tokens(
+    logits: torch.Tensor, parameters: SamplingParameters | None, *, native: bool = False
+) -> torch.Tensor:
+    """One token per row of the fp32 logits [S, vocab]: int64 [S].
+
+    Args:
+        logits: after all edits.
+        parameters: of the rows; None where all take the likeliest token.
+        native: whether the compiled CPU library draws.
     """
     if native:
-        parameters = None if random is None else _parameters(random)
-        return sample_native(logits, parameters, None if random is None else random.rows)
-    if random is None:
+        return sample_native(logits, parameters)
+    if parameters is None:
         return logits.argmax(dim=-1)
-    if random.rows is None:
-        return _draw(logits, random)
-    tokens = logits.argmax(dim=-1)
-    return tokens.index_copy_(0, random.rows, _draw(logits.index_select(0, random.rows), random))
-
-
-def masked_logits(logits: torch.Tensor, random: RandomRows) -> torch.Tensor:
-    """Logits over temperature, with -inf where min-p, top-k or top-p leave a token out."""
-    return torch_draws.masked_logits(
-        logits,
-        temperature=random.temperature,
-        top_k=random.top_k,
-        max_top_k=random.max_top_k,
-        top_p=random.top_p,
-        log_min_p=random.log_min_p,
-    )
-
-
-def _draw(logits: torch.Tensor, random: RandomRows) -> torch.Tensor:
-    """The argmax of logits plus Gumbel noise is distributed as their softmax."""
-    if registry.uses_triton(logits):
-        return sample_tokens(logits, _parameters(random))
-    scaled = masked_logits(logits, random)
-    noise = gumbel_noise(random.seeds, random.positions, logits.shape[-1])
-    return noise.add_(scaled).argmax(dim=-1)
-
-
-def _parameters(random: RandomRows) -> SamplingParameters:
-    return SamplingParameters(
-        temperature=random.temperature,
-        seeds=random.seeds,
-        positions=random.positions,
-        top_k=random.top_k,
-        top_p=random.top_p,
-        log_min_p=random.log_min_p,
-    )
+    return sample_tokens(logits, parameters)

@@ -17,7 +17,7 @@ import torch
 
 from kernels import draft_ngrams
 from worker.plan.plan import DraftRow, Plan, Row
-from worker.rank.sampling.draws import Draws
+from worker.rank.sampling.sampler import SamplerOutput
 from worker.rank.speculation.base import Proposer
 from worker.rank.speculation.drafting import (
     DraftedStep,
@@ -60,7 +60,7 @@ class DeviceDrafter(Drafter):
         floating = [row for row in plan.rows if isinstance(row, DraftRow)]
         if not floating:
             return super().resolve(plan)
-        if plan.masked or any(self._tables.rules.has(row.slot) for row in floating):
+        if plan.masked or any(self._tables.sampling.has_rules(row.slot) for row in floating):
             self._bring_home()
             return super().resolve(plan)
         self._admit(plan)
@@ -76,7 +76,7 @@ class DeviceDrafter(Drafter):
         )
 
     def settle(
-        self, plan: Plan, step: DraftedStep | None, draws: Draws | None
+        self, plan: Plan, step: DraftedStep | None, draws: SamplerOutput | None
     ) -> SettledDraws | UnsettledDraws | None:
         """See Drafter; waits for nothing where the step was placed on the device."""
         if step is None or step.placement is None:

@@ -65,7 +65,7 @@ class DraftModelProposer(Proposer):
             top_p=sampling.top_p,
             log_min_p=sampling.log_min_p,
             top_k=sampling.top_k,
-            seeds=sampling.seed,
+            seeds=sampling.seeds,
             end_tokens=self._ends,
             shares=self._certainty.shares,
             bounds=LEVELS,

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from worker.plan.plan import DraftRow, Plan, Row, StepResult
-from worker.rank.sampling.draws import Draws
+from worker.rank.sampling.sampler import SamplerOutput
 from worker.rank.speculation.base import DraftRequest, Proposer, Tokens, count_equal
 from worker.rank.speculation.placement import Placement
 from worker.rank.streams import StepSlot
@@ -205,7 +205,7 @@ class Drafter:
         )
 
     def settle(
-        self, plan: Plan, step: DraftedStep | None, draws: Draws | None
+        self, plan: Plan, step: DraftedStep | None, draws: SamplerOutput | None
     ) -> SettledDraws | UnsettledDraws | None:
         """Notes where the slots stand after a step, and compares its draws with its drafts.
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from kernels import registry
 from worker.config import EngineConfig
 from worker.rank.speculation.base import Proposer
 from worker.rank.speculation.device_drafting import DeviceDrafter
@@ -28,11 +29,16 @@ def create_drafter(config: EngineConfig, tables: DeviceTables, num_pages: int) -
     if config.speculative_method == "ngram":
         longest, shortest = config.prompt_lookup_max, config.prompt_lookup_min
         proposer = NgramProposer(longest, shortest)
-        # An attention library must know on the host how long each row is.
-        has_library = config.attention_backend not in ("auto", "triton")
-        if tables.prepares_on_device and not has_library:
+        if drafts_on_device(config, tables):
             return DeviceDrafter(tables, proposer, shortest=shortest, longest=longest)
     else:
         model = load_draft_model(config, tables)
         proposer = DraftModelProposer(model, tables, num_pages, config.num_speculative_tokens)
     return Drafter(tables, proposer)
+
+
+def drafts_on_device(config: EngineConfig, tables: DeviceTables) -> bool:
+    """Whether n-grams are looked up, and drafts verified, by kernels."""
+    # An attention library must know on the host how long each row is.
+    has_library = config.attention_backend not in ("auto", "triton")
+    return registry.uses_triton(tables.token_pool) and not has_library

@@ -9,7 +9,7 @@ from tests.support.checkpoints.sdar import SdarCheckpoint, write_sdar
 from tests.support.engines.block_engine import BlockEngine
 from tests.support.engines.block_requests import prompts, sampling
 from worker.llm import LLM
-from worker.rank.graphs import BlockGraphs
+from worker.rank.graphs import StepGraphs
 
 pytestmark = [
     pytest.mark.gpu,
@@ -35,7 +35,7 @@ def test_graphs_come_to_the_same_tokens_and_rounds(checkpoint: SdarCheckpoint) -
     for enforce_eager in (True, False):
         options = {**OPTIONS, "enforce_eager": enforce_eager}
         with BlockEngine(checkpoint.folder, **options) as engine:
-            assert isinstance(engine.runner._graphs, BlockGraphs) != enforce_eager
+            assert isinstance(engine.runner._graphs, StepGraphs) != enforce_eager
             found.append(engine.serve(prompts(), sampling()))
     assert found[0] == found[1]
 

@@ -13,8 +13,7 @@ from kernels import registry
 from tests.support.checkpoints.sdar import EOS, MASK, write_sdar
 from tests.support.engines.block_engine import BlockEngine
 from tests.support.engines.block_oracle import Terms, answer, qwen3_logits
-from worker.rank.graphs import BlockGraphs
-from worker.rank.static_blocks import StaticBlocks
+from worker.rank.graphs import StepGraphs
 from worker.wire.sampling import SamplingParams
 
 
@@ -37,7 +36,7 @@ def test_tokens_and_rounds(tmp_path: Path, is_static: bool) -> None:
         assert isinstance(launch, partial)
 
         def replay() -> None:
-            replayed.append(launch.args[0])
+            replayed.append(len(launch.args[0].rows))
             launch()
 
         return replay
@@ -55,9 +54,8 @@ def test_tokens_and_rounds(tmp_path: Path, is_static: bool) -> None:
     ) as engine:
         runner = engine.runner
         if is_static:
-            step = runner._static_step(4)
-            assert isinstance(step, StaticBlocks)
-            runner._graphs = BlockGraphs(step, (1, 4), capture, show_progress=False)
+            steps = (runner.run_model, runner.model.compute_logits, runner._tables)
+            runner._graphs = StepGraphs(*steps, (1, 4), capture, show_progress=False)
         found = engine.serve(prompts, SamplingParams(temperature=0.0, max_tokens=6))
     for prompt, output in zip(prompts, found, strict=True):
         expected = answer(

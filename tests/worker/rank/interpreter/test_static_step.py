@@ -25,7 +25,7 @@ from tests.support.engines.decode_plans import (
 )
 from tests.support.engines.plan_driver import make_runner
 from tests.support.engines.race_detector import Detector
-from worker.rank.graphs import DecodeGraphs
+from worker.rank.graphs import StepGraphs
 from worker.rank.streams import DeviceStreams
 
 
@@ -47,14 +47,16 @@ def test_padded_steps_on_static_buffers_draw_the_same(
         assert isinstance(launch, partial)
 
         def replay() -> None:
-            replayed.append(launch.args[0])
+            # A forward pass is of a batch, a draw of so many rows.
+            what = launch.args[0]
+            replayed.append(what if isinstance(what, int) else len(what.rows))
             launch()
 
         return replay
 
     with torch.inference_mode():
-        step = static._static_step(GRAPH_SIZES[-1])
-    static._graphs = DecodeGraphs(step, GRAPH_SIZES, capture, show_progress=False)
+        steps = (static.run_model, static.model.compute_logits, static._tables)
+        static._graphs = StepGraphs(*steps, GRAPH_SIZES, capture, show_progress=False)
     with Detector(monkeypatch), torch.inference_mode():
         # On streams, with every step launched before the results of the last one are taken.
         static._streams = DeviceStreams(torch.device("cpu"))
@@ -62,4 +64,4 @@ def test_padded_steps_on_static_buffers_draw_the_same(
     assert_same(results, run_plans(own))
     assert replayed == REPLAYS
     assert_same_state(static, own)
-    assert bool((step._masks == -1).all())
+    assert bool((static._graphs._masks == -1).all())

@@ -11,10 +11,8 @@ import torch
 from kernels import apply_token_bitmask, registry
 from kernels.registry import Backend
 from worker.plan.plan import Admit, PageWrite, Plan, PlannedRow, StepResult, TokenRules
-from worker.rank.device_inputs import prepare_on_device
-from worker.rank.inputs import StepInputs, build_inputs
-from worker.rank.sampling.draws import Draws, sample_with_rules
-from worker.rank.sampling.sampler import sample
+from worker.rank.batch import Batch, BatchBuilder, ForwardInputs, gather_inputs
+from worker.rank.sampling.sampler import SamplerOutput, sample
 from worker.rank.tables import DeviceTables
 
 VOCAB, PAGE_SIZE = 4300, 8
@@ -77,38 +75,34 @@ def make_plans() -> list[Plan]:
     ]
 
 
-def draw(inputs: StepInputs, tables: DeviceTables, logits: torch.Tensor) -> Draws:
+def draw(batch: Batch, tables: DeviceTables, logits: torch.Tensor) -> SamplerOutput:
     mask = torch.full((1, -(-VOCAB // 32)), -1, dtype=torch.int32)
     mask[0, :100] = 0x55555555  # a grammar on the first row
     apply_token_bitmask(logits, mask, rows=torch.tensor([0]))
-    if inputs.rules is None:
-        draws = Draws(tokens=sample(logits, inputs.random))
-    else:
-        draws = sample_with_rules(logits, inputs.random, inputs.rules, tables)
-    assert draws.tokens is not None
-    tables.flat_tokens.index_copy_(0, inputs.destinations, draws.tokens.int())
-    return draws
+    assert batch.sampling is not None
+    return sample(logits, batch.sampling, tables)
 
 
-def run(backend: Backend) -> tuple[list[StepInputs | None], list[StepResult], DeviceTables]:
+def run(
+    backend: Backend,
+) -> tuple[list[tuple[Batch, ForwardInputs] | None], list[StepResult], DeviceTables]:
     generator = torch.Generator().manual_seed(1)
-    found: list[StepInputs | None] = []
+    found: list[tuple[Batch, ForwardInputs] | None] = []
     results = []
     with registry.using(backend), torch.inference_mode():
         tables = make_tables()
+        builder = BatchBuilder(tables)
         for plan in make_plans():
-            if backend == "torch":
-                tables.apply(plan)
-                inputs = build_inputs(plan, tables, batch_invariant=False) if plan.rows else None
-            else:
-                inputs = prepare_on_device(plan, tables, batch_invariant=False)
-            found.append(inputs)
-            if inputs is None:
+            batch = builder.build(plan)
+            if batch is None:
+                found.append(None)
                 continue
-            logits = torch.randn(inputs.num_samples, VOCAB, generator=generator) * 4
-            draws = draw(inputs, tables, logits)
-            assert draws.tokens is not None
-            results.append(draws.add_logprobs(StepResult(plan.seq, draws.tokens.tolist(), 0.0)))
+            found.append((batch, gather_inputs(batch, tables, (), batch_invariant=False)))
+            assert batch.sampling is not None
+            logits = torch.randn(batch.sampling.num_draws, VOCAB, generator=generator) * 4
+            output = draw(batch, tables, logits)
+            assert output.tokens is not None
+            results.append(output.add_logprobs(StepResult(plan.seq, output.tokens.tolist(), 0.0)))
     return found, results, tables
 
 
@@ -129,15 +123,13 @@ def test_steps_equal_those_on_torch() -> None:
     for one, other in zip(actual[:3], expected[:3], strict=True):
         assert one is not None
         assert other is not None
-        assert np.array_equal(one.rows, other.rows)
-        assert one.num_samples == other.num_samples
-        assert_equal_tensors(one, other)
-        assert one.forward is not None
-        assert other.forward is not None
-        assert one.forward.num_decode_tokens == other.forward.num_decode_tokens
-        assert_equal_tensors(one.forward, other.forward)
+        (batch, inputs), (other_batch, other_inputs) = one, other
+        assert np.array_equal(batch.rows, other_batch.rows)
+        assert_equal_tensors(batch.sampling, other_batch.sampling)
+        assert_equal_tensors(inputs, other_inputs)
+        assert_equal_tensors(inputs.context, other_inputs.context)
         for part, names in (("decode", ("seq_lens",)), ("extend", ("seq_lens", "query_start"))):
-            own, reference = getattr(one.forward, part), getattr(other.forward, part)
+            own, reference = getattr(inputs.context, part), getattr(other_inputs.context, part)
             assert (own is None) == (reference is None)
             for name in names if own is not None else ():
                 assert torch.equal(getattr(own, name), getattr(reference, name)), name

@@ -11,8 +11,8 @@ from tests.support.effort import cases
 from worker.core.request import Request
 from worker.core.scheduler.rules import token_rules
 from worker.plan.plan import Admit, Plan, PlannedRow, StepResult
-from worker.rank.sampling.draws import sample_with_rules
-from worker.rank.sampling.sampler import gather_random_rows, sample
+from worker.rank.batch import BatchBuilder
+from worker.rank.sampling.sampler import sample
 from worker.rank.tables import DeviceTables
 from worker.wire.messages import Submit
 from worker.wire.sampling import SamplingParams
@@ -79,17 +79,14 @@ def test_every_draw_is_a_token_and_rows_do_not_depend_on_each_other(
         logits[:, 0] = broken
 
     def run(chosen: list[int]) -> StepResult:
-        tables = make_tables([admits[slot] for slot in chosen])
-        places = [(slot, len(rows[slot][1])) for slot in chosen]
-        slots, ends = np.array(places).T
-        random = gather_random_rows(tables.sampling, slots, ends, CPU)
-        rules = tables.rules.gather([PlannedRow(slot, end - 1, 1, True) for slot, end in places])
-        own = logits[chosen].clone()
-        if rules is None:
-            return StepResult(1, sample(own, random).tolist(), 0.0)
-        draws = sample_with_rules(own, random, rules, tables)
-        assert draws.tokens is not None
-        return draws.add_logprobs(StepResult(1, draws.tokens.tolist(), 0.0))
+        tables = make_tables([])
+        own = [PlannedRow(slot, len(rows[slot][1]) - 1, 1, True) for slot in chosen]
+        batch = BatchBuilder(tables).build(Plan(1, [admits[slot] for slot in chosen], [], own))
+        assert batch is not None
+        assert batch.sampling is not None
+        output = sample(logits[chosen].clone(), batch.sampling, tables)
+        assert output.tokens is not None
+        return output.add_logprobs(StepResult(1, output.tokens.tolist(), 0.0))
 
     together = run(list(range(len(rows))))
     assert all(0 <= token < VOCAB for token in together.token_ids)
@@ -106,18 +103,18 @@ def test_counts_follow_the_draws_and_start_anew_with_the_slot() -> None:
     sampling = SamplingParams(frequency_penalty=1.0, max_tokens=50)
     first, again = admit(1, sampling, [4, 5, 6, 6], 2), admit(1, sampling, [5, 5, 7], 1)
     tables = make_tables([first])
-    table = tables.rules.penalties
+    state = tables.sampling
+    table = state._penalties
     assert table._counts is not None
     assert table._in_prompt is not None
     for drawn in (6, 8):
-        rules = tables.rules.gather([PlannedRow(0, 0, 3, True), PlannedRow(1, 3, 1, True)])
+        rules = state.gather(np.array([[0, 0, 3, 1], [1, 3, 1, 1]]))
         assert rules is not None
-        assert rules.penalties is not None
-        table.count(torch.tensor([9, drawn]), rules.penalties)
+        state.count(torch.tensor([9, drawn]), rules)
     assert table._counts[1].nonzero().flatten().tolist() == [6, 8]
     assert table._counts[1, 6] == 3
     assert table._in_prompt[1].nonzero().flatten().tolist() == [4, 5]
     tables.apply(Plan(2, [again], [], []))
     assert table._counts[1].nonzero().flatten().tolist() == [7]
     assert table._in_prompt[1].nonzero().flatten().tolist() == [5]
-    assert tables.rules.gather([PlannedRow(0, 0, 3, True)]) is None
+    assert state.gather(np.array([[0, 0, 3, 1]])) is None

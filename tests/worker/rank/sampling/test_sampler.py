@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import pytest
 import torch
 
+from kernels import SamplingParameters
+from kernels.sample_tokens.reference import masked_logits
 from worker.plan.plan import Admit
-from worker.rank.sampling.sampler import RandomRows, gather_random_rows, masked_logits, sample
-from worker.rank.tables import SamplingColumns
+from worker.rank.sampling.sampler import draw_tokens
+from worker.rank.sampling.state import SamplingState
 
 CPU = torch.device("cpu")
 VOCAB = 97
@@ -24,14 +28,20 @@ CASES = [  # temperature, top_k, top_p, min_p
 ]
 
 
-def random_rows(cases: list[tuple[float, int, float, float]], seed: int = 0) -> RandomRows:
-    columns = SamplingColumns(len(cases))
+def make_state(cases: Sequence[tuple[float, int, float, float]], seed: int = 0) -> SamplingState:
+    state = SamplingState(num_rows=len(cases), token_stride=99, vocab_size=VOCAB, device=CPU)
     for slot, (temperature, top_k, top_p, min_p) in enumerate(cases):
-        columns.set(Admit(slot, b"", temperature, top_k, top_p, min_p, seed + slot))
+        state.admit(Admit(slot, b"", temperature, top_k, top_p, min_p, seed + slot))
+    return state
+
+
+def parameters(
+    cases: Sequence[tuple[float, int, float, float]], seed: int = 0
+) -> SamplingParameters:
     slots = np.arange(len(cases))
-    rows = gather_random_rows(columns, slots, slots + 10, CPU)
-    assert rows is not None
-    return rows
+    found = make_state(cases, seed).parameters(slots, slots + 10)
+    assert found is not None
+    return found
 
 
 def naive_mask(logits: torch.Tensor, case: tuple[float, int, float, float]) -> torch.Tensor:
@@ -60,7 +70,7 @@ def naive_mask(logits: torch.Tensor, case: tuple[float, int, float, float]) -> t
 
 def test_masks_equal_a_naive_reference() -> None:
     logits = torch.randn(len(CASES), VOCAB, generator=torch.Generator().manual_seed(1)) * 3
-    masked = masked_logits(logits, random_rows(CASES))
+    masked = masked_logits(logits, parameters(CASES))
     for row, case in enumerate(CASES):
         kept = masked[row] > float("-inf")
         assert torch.equal(kept, naive_mask(logits[row], case)), case
@@ -72,7 +82,7 @@ def test_flat_nucleus_of_a_large_vocabulary() -> None:
     generator = torch.Generator().manual_seed(5)
     logits = torch.randn(3, 1200, generator=generator) * torch.tensor([[0.1], [5.0], [0.1]])
     cases = [(1.0, 0, 0.9, 0.0), (1.0, 0, 0.9, 0.0), (1.0, 0, 1.0, 0.0)]
-    masked = masked_logits(logits, random_rows(cases))
+    masked = masked_logits(logits, parameters(cases))
     for row, case in enumerate(cases):
         assert torch.equal(masked[row] > float("-inf"), naive_mask(logits[row], case))
     assert (masked[0] > float("-inf")).sum() > 256
@@ -80,15 +90,15 @@ def test_flat_nucleus_of_a_large_vocabulary() -> None:
 
 def test_rows_do_not_depend_on_each_other() -> None:
     logits = torch.randn(len(CASES), VOCAB, generator=torch.Generator().manual_seed(2))
-    together = masked_logits(logits, random_rows(CASES))
+    together = masked_logits(logits, parameters(CASES))
     for row, case in enumerate(CASES):
-        alone = masked_logits(logits[row : row + 1], random_rows([case]))
+        alone = masked_logits(logits[row : row + 1], parameters([case]))
         assert torch.equal(alone[0], together[row])
 
 
 def test_top_p_elsewhere_keeps_improbable_tokens() -> None:
     logits = torch.tensor([[0.0, -200.0, 1.0], [0.0, 1.0, 2.0]])
-    masked = masked_logits(logits, random_rows([(1.0, 0, 1.0, 0.0), (1.0, 0, 0.5, 0.0)]))
+    masked = masked_logits(logits, parameters([(1.0, 0, 1.0, 0.0), (1.0, 0, 0.5, 0.0)]))
     assert torch.equal(masked[0], logits[0])
 
 
@@ -96,9 +106,9 @@ def test_top_p_elsewhere_keeps_improbable_tokens() -> None:
 def test_draws_follow_the_distribution(case: tuple[float, int, float, float]) -> None:
     draws = 8000
     logits = torch.randn(VOCAB, generator=torch.Generator().manual_seed(3)) * 2
-    rows = random_rows([case] * draws, seed=1000)
-    tokens = sample(logits.expand(draws, VOCAB), rows)
-    expected = masked_logits(logits.unsqueeze(0), random_rows([case]))[0].softmax(-1) * draws
+    rows = parameters([case] * draws, seed=1000)
+    tokens = draw_tokens(logits.expand(draws, VOCAB), rows)
+    expected = masked_logits(logits.unsqueeze(0), parameters([case]))[0].softmax(-1) * draws
     counts = torch.bincount(tokens, minlength=VOCAB)
     assert (counts[expected == 0] == 0).all()
     often = expected >= 5
@@ -110,33 +120,38 @@ def test_draws_follow_the_distribution(case: tuple[float, int, float, float]) ->
 
 def test_greedy_and_random_rows_share_a_batch() -> None:
     logits = torch.randn(4, VOCAB, generator=torch.Generator().manual_seed(4))
-    columns = SamplingColumns(4)
-    for slot, temperature in enumerate((0.0, 1.0, 0.0, 1.0)):
-        columns.set(Admit(slot, b"", temperature, 0, 1.0, 0.0, slot))
+    filters = (3, 0.5, 0.0)
+    state = make_state([(0.0, *filters), (1.0, *filters), (0.0, 0, 1.0, 0.9), (1.0, 0, 1.0, 0.0)])
     slots = np.arange(4)
-    mixed = gather_random_rows(columns, slots, slots, CPU)
-    assert mixed is not None
-    tokens = sample(logits, mixed)
+    tokens = draw_tokens(logits, state.parameters(slots, slots))
     greedy = logits.argmax(-1)
     assert tokens[[0, 2]].tolist() == greedy[[0, 2]].tolist()
-    for row in (1, 3):
-        one = gather_random_rows(columns, slots[row : row + 1], slots[row : row + 1], CPU)
-        assert int(sample(logits[row : row + 1], one)) == int(tokens[row])
+    for row in range(4):
+        one = state.parameters(slots[row : row + 1], slots[row : row + 1])
+        assert (one is None) == (row in (0, 2))
+        assert int(draw_tokens(logits[row : row + 1], one)) == int(tokens[row])
+
+
+def test_greedy_rows_filter_nothing() -> None:
+    state = make_state([(0.0, 3, 0.5, 0.1), (0.7, 0, 1.0, 0.0), (0.7, 9, 0.9, 0.1)])
+    assert state.filters(np.array([0, 1])) == ()
+    assert state.filters(np.array([0, 2])) == ("top_k", "top_p", "log_min_p")
 
 
 def test_all_greedy_needs_no_parameters() -> None:
-    columns = SamplingColumns(2)
-    assert gather_random_rows(columns, np.arange(2), np.arange(2), CPU) is None
-    assert sample(torch.tensor([[0.0, 2.0], [3.0, 1.0]]), None).tolist() == [1, 0]
+    state = make_state([(0.0, 0, 1.0, 0.0)] * 2)
+    assert state.parameters(np.arange(2), np.arange(2)) is None
+    assert draw_tokens(torch.tensor([[0.0, 2.0], [3.0, 1.0]]), None).tolist() == [1, 0]
 
 
 def test_seed_and_position_decide_the_draw() -> None:
-    columns = SamplingColumns(2)
-    for slot in range(2):
-        columns.set(Admit(slot, b"", 1.0, 0, 1.0, 0.0, 42))
+    state = make_state([(1.0, 0, 1.0, 0.0)] * 2)
+    state.seeds[:] = 42
     logits = torch.zeros(2, VOCAB)
-    same = gather_random_rows(columns, np.array([0, 1]), np.array([9, 9]), CPU)
-    other = gather_random_rows(columns, np.array([0, 1]), np.array([9, 10]), CPU)
-    first, second = sample(logits, same).tolist()
+    same = state.parameters(np.array([0, 1]), np.array([9, 9]))
+    other = state.parameters(np.array([0, 1]), np.array([9, 10]))
+    first, second = draw_tokens(logits, same).tolist()
     assert first == second
-    assert len(set(sample(logits, other).tolist())) == 2
+    assert len(set(draw_tokens(logits, other).tolist())) == 2
+    further = state.parameters(np.array([0, 1]), np.array([9, 9]), keys=np.array([0, 2**63 - 1]))
+    assert len(set(draw_tokens(logits, further).tolist())) == 2

@@ -15,8 +15,8 @@ from tests.support.effort import cases
 from tests.support.engines.plan_driver import Request, generate, make_runner
 from worker.core.scheduler.admission import _signed
 from worker.plan.plan import Admit
-from worker.rank.sampling.sampler import gather_random_rows, sample
-from worker.rank.tables import SamplingColumns
+from worker.rank.sampling.sampler import draw_tokens
+from worker.rank.sampling.state import SamplingState
 from worker.wire.sampling import SamplingParams
 
 TEMPERATURES = (0.0, 5e-324, 1e-45, 1e-30, 9.9e-6, 1e-5, 1.1e-5, 1e-3, 1.0, 100.0)
@@ -36,6 +36,12 @@ params = st.builds(
 )
 
 
+def make_state(num_rows: int) -> SamplingState:
+    return SamplingState(
+        num_rows=num_rows, token_stride=99, vocab_size=97, device=torch.device("cpu")
+    )
+
+
 @settings(max_examples=cases(150), deadline=None)
 @given(
     rows=st.lists(params, min_size=1, max_size=5),
@@ -46,26 +52,25 @@ params = st.builds(
 def test_every_draw_is_a_token(
     rows: list[SamplingParams], scale: float, vocab_size: int, broken: float | None
 ) -> None:
-    columns = SamplingColumns(len(rows))
+    state = make_state(len(rows))
     for slot, row in enumerate(rows):
         top_k, seed = max(row.top_k, 0), _signed(row.seed)
-        columns.set(Admit(slot, b"", row.temperature, top_k, row.top_p, row.min_p, seed))
+        state.admit(Admit(slot, b"", row.temperature, top_k, row.top_p, row.min_p, seed))
     slots = np.arange(len(rows))
     logits = torch.randn(len(rows), vocab_size, generator=torch.Generator().manual_seed(1)) * scale
     if broken is not None:  # a checkpoint that overflows
         logits[:, 0] = broken
-    random = gather_random_rows(columns, slots, slots + 2**20, torch.device("cpu"))
-    tokens = sample(logits, random).tolist()
+    tokens = draw_tokens(logits, state.parameters(slots, slots + 2**20)).tolist()
     assert all(0 <= token < vocab_size for token in tokens)
 
 
 @pytest.mark.parametrize("temperature", [5e-324, 1e-30, 9.9e-6, 1e-5])
 def test_tiny_temperatures_are_greedy(temperature: float) -> None:
-    columns = SamplingColumns(1)
-    columns.set(Admit(0, b"", temperature, 0, 1.0, 0.0, 3))
+    state = make_state(1)
+    state.admit(Admit(0, b"", temperature, 0, 1.0, 0.0, 3))
     logits = torch.randn(1, 500, generator=torch.Generator().manual_seed(2))
     slots = np.zeros(1, dtype=np.int64)
-    token = sample(logits, gather_random_rows(columns, slots, slots, torch.device("cpu")))
+    token = draw_tokens(logits, state.parameters(slots, slots))
     assert token.tolist() == [int(logits.argmax())]
 
 
@@ -75,11 +80,11 @@ def test_tiny_temperatures_are_greedy(temperature: float) -> None:
 def test_filters_that_leave_one_token_leave_the_likeliest(
     top_k: int, top_p: float, min_p: float
 ) -> None:
-    columns = SamplingColumns(1)
-    columns.set(Admit(0, b"", 100.0, top_k, top_p, min_p, 3))
+    state = make_state(1)
+    state.admit(Admit(0, b"", 100.0, top_k, top_p, min_p, 3))
     logits = torch.randn(1, 500, generator=torch.Generator().manual_seed(2))
     slots = np.zeros(1, dtype=np.int64)
-    token = sample(logits, gather_random_rows(columns, slots, slots, torch.device("cpu")))
+    token = draw_tokens(logits, state.parameters(slots, slots))
     assert token.tolist() == [int(logits.argmax())]
 
 

@@ -1,4 +1,4 @@
-"""A step under way: launched up to its draw, then to its end, when only waiting is left."""
+"""A step under way: launched up to its forward pass, then up to its draw."""
 
 from __future__ import annotations
 
@@ -9,28 +9,25 @@ from dataclasses import dataclass, replace
 import torch
 
 from worker.plan.plan import Plan, RankTimes, StepResult
+from worker.rank.batch import Batch
 from worker.rank.device_clock import DeviceClock
 from worker.rank.diffusion.decoder import BlockResults, BlockStep
 from worker.rank.host_pages import LoadClock
-from worker.rank.inputs import StepInputs
-from worker.rank.sampling.draws import Draws
 from worker.rank.sampling.logprobs import Scores
 from worker.rank.sampling.masks import MaskRows
+from worker.rank.sampling.sampler import SamplerOutput
 from worker.rank.speculation.drafting import DraftedStep, SettledDraws, UnsettledDraws
-from worker.rank.static_step import StaticInputs
 from worker.rank.streams import StepSlot
 from worker.rank.tables import DeviceTables
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class BegunStep:
+class ForwardStep:
     """A step whose forward pass is launched and that has not drawn yet."""
 
     plan: Plan
-    inputs: StepInputs | None
-    """None for a Plan without rows, and where a graph draws."""
-    static: StaticInputs | None
-    """Where a graph ran the forward pass."""
+    batch: Batch | None
+    """None for a Plan without rows."""
     hidden: torch.Tensor | None
     """Of the tokens of the step that are read, or of all."""
     drafted: DraftedStep | None = None
@@ -38,7 +35,7 @@ class BegunStep:
     blocks: BlockStep | None = None
     """Of a block-diffusion model."""
     times: tuple[float, float, float]
-    """When it was begun, prepared, forwarded."""
+    """When it was started, prepared, and its forward pass launched."""
     copy_s: float = 0.0
     """Of the time up to `prepared`: for copies to and from host memory."""
     slot: StepSlot | None
@@ -63,13 +60,13 @@ class BegunStep:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class LaunchedStep:
+class SampledStep:
     """Results of one step, on the host or on their way there."""
 
     seq: int
-    draws: Draws | None
+    output: SamplerOutput | None
     """On the host as soon as the slot's step has completed; None where nothing comes of it."""
-    samples: Sequence[int] | None = None
+    drawing: Sequence[int] | None = None
     """Which of the drawn tokens count; None for all."""
     times: RankTimes
     """Of the host: of a step on CUDA, when it was launched."""
@@ -100,7 +97,7 @@ class LaunchedStep:
             )
             times = RankTimes(*moments)
             compute_ms = (moments.finished - moments.started) * 1e3
-        draws = self.draws
+        output = self.output
         result = StepResult(
             seq=self.seq,
             token_ids=self._token_ids(),
@@ -110,33 +107,33 @@ class LaunchedStep:
         )
         if self.blocks is not None:
             return self.blocks.add_to(result)
-        if draws is not None and draws.is_scored and self.wants_logprobs:
-            result = draws.add_logprobs(result)
+        if output is not None and output.is_scored and self.wants_logprobs:
+            result = output.add_logprobs(result)
         return result if self.settled is None else self.settled.of(result)
 
     def _token_ids(self) -> list[int]:
-        if self.draws is None or self.draws.tokens is None:
+        if self.output is None or self.output.tokens is None:
             return []
-        token_ids: list[int] = self.draws.tokens.tolist()
-        return token_ids if self.samples is None else [token_ids[row] for row in self.samples]
+        token_ids: list[int] = self.output.tokens.tolist()
+        return token_ids if self.drawing is None else [token_ids[row] for row in self.drawing]
 
 
 _SCORE_TENSORS = ("tokens", "own", "best", "weight", "rank", "top_tokens", "top_logits")
 
 
-def fetch_draws(draws: Draws, slot: StepSlot, *, with_logprobs: bool) -> Draws:
+def fetch_output(output: SamplerOutput, slot: StepSlot, *, with_logprobs: bool) -> SamplerOutput:
     """The same on the host once the slot's step has completed; without waiting."""
-    tokens = None if draws.tokens is None else slot.fetch(draws.tokens)
+    tokens = None if output.tokens is None else slot.fetch(output.tokens)
     if not with_logprobs:
-        return Draws(tokens=tokens)
-    scores = None if draws.scores is None else _fetch_scores(draws.scores, slot)
+        return SamplerOutput(tokens=tokens)
+    scores = None if output.scores is None else _fetch_scores(output.scores, slot)
     prompts = None
-    if draws.prompt_scores is not None:
+    if output.prompt_scores is not None:
         prompts = {
             index: [_fetch_scores(block, slot) for block in blocks]
-            for index, blocks in draws.prompt_scores.items()
+            for index, blocks in output.prompt_scores.items()
         }
-    return replace(draws, tokens=tokens, scores=scores, prompt_scores=prompts)
+    return replace(output, tokens=tokens, scores=scores, prompt_scores=prompts)
 
 
 def _fetch_scores(scores: Scores, slot: StepSlot) -> Scores:

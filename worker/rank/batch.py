@@ -1,0 +1,423 @@
+"""One step's rows as tensors. Eager steps and captured graphs read the same ones: a step that runs
+on a graph is padded with rows of the tables' dummy slot, and that is all the difference.
+
+    Plan ──build──> Batch ──gather──> tokens, positions, pages ──forward──> hidden states
+                      └──sampling──────────────────────────────sample──> tokens in the pool
+
+A dummy row reads the first tokens of the dummy slot, whose pages are the dummy page, and draws into
+its second cell. Nothing else is read or written that a real row could see.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from kernels import (
+    DecodeMetadata,
+    ExtendMetadata,
+    SamplingParameters,
+    StepTensors,
+    gather_step_inputs,
+    prepare_decode,
+    prepare_extend,
+)
+from kernels.attention import AttentionLibrary
+from worker.models.context import ForwardContext, KVCache
+from worker.plan.plan import Plan
+from worker.rank.sampling.logprobs import PromptChunk
+from worker.rank.sampling.state import RuledRows
+from worker.rank.tables import DeviceTables, ragged_ranges
+from worker.rank.transfer import IntArray, StagedArrays, Staging, Uploader, uploader_to
+
+if TYPE_CHECKING:
+    from worker.rank.speculation.placement import Placement
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SamplingBatch:
+    """What the S draws of one step depend on besides the logits."""
+
+    staged: StagedArrays
+    """destinations and tokens; where any draw is random also positions, seeds, temperature, top_k,
+    top_p and log_min_p; [S] each, on the device."""
+    num_draws: int
+    tokens: torch.Tensor | None
+    """[S] int64: the step's tokens whose hidden states are scored; None for all in order."""
+    destinations: torch.Tensor
+    """[S] int64: cells of the flat token pool that the draws go to."""
+    positions: torch.Tensor | None
+    """[S] int64: where the new tokens will stand; None where every draw is greedy."""
+    filters: tuple[str, ...]
+    """Of top_k, top_p and log_min_p, those that any row uses."""
+    max_top_k: int
+    """The largest; 0 where no row uses any."""
+    rules: RuledRows | None
+    """None where every row is plain."""
+    is_captured: bool = False
+    """Whether a graph draws: then there is a draw for each row, padding included."""
+    drawing: Sequence[int] | None = None
+    """Where a graph draws: the rows whose draws count; None for all of the Plan's."""
+
+    def parameters(self) -> SamplingParameters | None:
+        """For the draw; None where every draw is greedy."""
+        if self.positions is None:
+            return None
+        kept = self.filters
+        return SamplingParameters(
+            temperature=self.staged["temperature"],
+            seeds=self.staged["seeds"],
+            positions=self.positions,
+            top_k=self.staged["top_k"] if "top_k" in kept else None,
+            top_p=self.staged["top_p"] if "top_p" in kept else None,
+            log_min_p=self.staged["log_min_p"] if "log_min_p" in kept else None,
+            max_top_k=self.max_top_k,
+        )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Batch:
+    """What one step computes and samples: R rows of T tokens in all."""
+
+    rows: IntArray
+    """[R, 4]: slot, start, length, how many of its last positions draw; on the host."""
+    num_rows: int
+    """Of these, those that the Plan asks for; padding follows."""
+    num_decodes: int
+    """Leading rows of one token."""
+    ends: Sequence[int]
+    """By row, on the host: no position from there on is computed."""
+    staged: StagedArrays | None
+    """slots [R], starts [R], query_start [R + 1], all int64, on the device; None where the compiled
+    CPU library reads the tables by itself."""
+    starts: torch.Tensor | None
+    """[R] int64: first positions, which the device alone may know."""
+    sampling: SamplingBatch | None
+    """None without draws."""
+    prompts: Sequence[PromptChunk]
+    """Prompt positions whose next tokens are scored."""
+    size: int | None
+    """Rows of the graph that the step runs on; None for none."""
+    read_tokens: torch.Tensor | None = None
+    """[S] int64, ascending: of the step's tokens, those whose hidden states the forward pass is to
+    yield; None for all T."""
+
+
+class BatchBuilder:
+    """Applies Plans' writes to the tables, and makes batches of their rows.
+
+    Args:
+        tables: tokens, pages and parameters of all slots.
+        is_native: whether the compiled CPU library runs the model.
+    """
+
+    def __init__(self, tables: DeviceTables, *, is_native: bool = False) -> None:
+        self._tables = tables
+        self._is_native = is_native
+        self._uploader = uploader_to(tables.device)
+
+    def build(
+        self,
+        plan: Plan,
+        *,
+        uploader: Uploader | None = None,
+        size: int | None = None,
+        placement: Placement | None = None,
+    ) -> Batch | None:
+        """Applies the Plan's writes and makes its batch; None for a Plan without rows.
+
+        Args:
+            plan: the step.
+            uploader: takes to the device what is staged.
+            size: rows of the graph that it is to run on (of a block-diffusion model: blocks).
+            placement: of speculative rows.
+        """
+        tables, staging = self._tables, Staging()
+        if not plan.rows:
+            tables.apply(plan)
+            return None
+        writes = tables.stage(plan)
+        if writes is not None:
+            staging.add(writes)
+        table = plan_table(plan)
+        rules = tables.sampling.gather(table)
+        batch = _StagedBatch(tables, table, rules, size, staging, self._is_native)
+        staged = staging.send(uploader or self._uploader)
+        if writes is not None:
+            tables.write(staged[0])
+        return batch.finish(staged, placement)
+
+    def build_padding(self, size: int) -> Batch:
+        """A batch of dummy rows alone, for a graph of so many rows to be captured on."""
+        staging, none = Staging(), np.zeros((0, 4), dtype=np.int64)
+        batch = _StagedBatch(self._tables, none, None, size, staging, self._is_native)
+        return batch.finish(staging.send(self._uploader), None)
+
+
+class _StagedBatch:
+    """A batch whose arrays are about to travel.
+
+    Args:
+        tables: of the rank.
+        table: the Plan's rows [R, 4], as in Batch.
+        rules: of these rows.
+        size: as in Batch.
+        staging: takes the arrays.
+        is_native: whether the rows need not go.
+    """
+
+    def __init__(
+        self,
+        tables: DeviceTables,
+        table: IntArray,
+        rules: RuledRows | None,
+        size: int | None,
+        staging: Staging,
+        is_native: bool,
+    ) -> None:
+        self._tables = tables
+        self._rules = rules
+        self._size = size
+        self._num_rows = len(table)
+        self._is_captured = size is not None and rules is None and tables.block_size == 1
+        if size is not None:
+            if tables.block_size > 1:
+                table = _split_blocks(table, tables.block_size)
+            self._num_rows = len(table)
+            table = _pad(table, size, tables)
+        self._rows = table
+        slots, starts, lengths, draws = np.ascontiguousarray(table.T)
+        query_ends = np.cumsum(lengths)
+        self._num_tokens = int(query_ends[-1])
+        self._row_place = -1
+        if not is_native:
+            self._row_place = staging.add(
+                {
+                    "slots": slots,
+                    "starts": starts,
+                    "query_start": np.append(0, query_ends),
+                }
+            )
+        self._drawing: list[int] | None = None
+        if self._is_captured:
+            (drawing,) = np.nonzero(draws)
+            self._drawing = None if len(drawing) == self._num_rows else drawing.tolist()
+            # What a row draws that should not draw goes where padding draws to.
+            slots = np.where(draws, slots, tables.dummy_slot)
+            places = slots, np.where(draws, starts + lengths, 1), query_ends - 1
+        else:
+            places = draw_places(table, query_ends)
+        self._num_draws = len(places[0])
+        self._filters: tuple[str, ...] = ()
+        self._max_top_k = 0
+        self._draw_place = -1
+        if self._num_draws:
+            self._draw_place = staging.add(self._draw_arrays(*places))
+
+    def finish(self, staged: list[StagedArrays], placement: Placement | None) -> Batch:
+        """The batch, once the arrays are on the device."""
+        lengths = self._rows[:, 2]
+        ends = (self._rows[:, 1] + lengths).tolist()
+        rows = None if self._row_place < 0 else staged[self._row_place]
+        starts = None if rows is None else rows["starts"]
+        if placement is not None and starts is not None:
+            starts, ends = placement.starts(starts), placement.last_ends
+        if self._size is not None:
+            ends = [self._tables.max_positions] * self._size
+        sampling = None
+        if self._num_draws:
+            sampling = self._sampling(staged[self._draw_place], placement)
+        read_tokens = None
+        # Of prompts only the last position is read, unless they are scored; which positions of a
+        # block are read, its state says.
+        prompts = () if self._rules is None else self._rules.prompts
+        if self._size is None and self._tables.block_size == 1 and not prompts:
+            read_tokens = None if sampling is None else sampling.tokens
+        return Batch(
+            rows=self._rows,
+            num_rows=self._num_rows,
+            num_decodes=count_decodes(lengths),
+            ends=ends,
+            staged=rows,
+            starts=starts,
+            sampling=sampling,
+            prompts=prompts,
+            size=self._size,
+            read_tokens=read_tokens,
+        )
+
+    def _draw_arrays(
+        self, slots: IntArray, ends: IntArray, tokens: IntArray
+    ) -> dict[str, npt.NDArray[Any]]:
+        arrays: dict[str, npt.NDArray[Any]] = {
+            "destinations": slots * self._tables.token_stride + ends,
+            "tokens": tokens,
+        }
+        state = self._tables.sampling
+        if self._is_captured or state.any_random(slots):
+            arrays |= state.columns(slots, ends)
+            self._filters = state.filters(slots)
+            self._max_top_k = int(state.top_k[slots].max())
+        return arrays
+
+    def _sampling(self, staged: StagedArrays, placement: Placement | None) -> SamplingBatch:
+        destinations = staged["destinations"]
+        positions = staged.get("positions")
+        if placement is not None:
+            destinations = placement.destinations(destinations)
+            positions = None if positions is None else placement.draw_positions(positions)
+        draws_all = self._num_draws == self._num_tokens
+        return SamplingBatch(
+            staged=staged,
+            num_draws=self._num_draws,
+            tokens=None if draws_all else staged["tokens"],
+            destinations=destinations,
+            positions=positions,
+            filters=self._filters,
+            max_top_k=self._max_top_k,
+            rules=self._rules,
+            is_captured=self._is_captured,
+            drawing=self._drawing,
+        )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ForwardInputs:
+    """What a forward pass takes."""
+
+    input_ids: torch.Tensor
+    """[T] int32."""
+    positions: torch.Tensor
+    """[T] int64."""
+    context: ForwardContext
+
+
+def gather_inputs(
+    batch: Batch,
+    tables: DeviceTables,
+    kv_caches: tuple[KVCache, ...],
+    *,
+    batch_invariant: bool,
+    library: AttentionLibrary | None = None,
+) -> ForwardInputs:
+    """What the batch's rows read, from the tables.
+
+    Args:
+        batch: whose arrays are on the device.
+        tables: with its Plan's writes.
+        kv_caches: of all layers.
+        batch_invariant: see `prepare_decode`.
+        library: see `prepare_decode`.
+    """
+    assert batch.staged is not None, "the compiled library gathers its inputs itself"
+    assert batch.starts is not None, "the compiled library gathers its inputs itself"
+    lengths = batch.rows[:, 2]
+    step = gather_step_inputs(
+        tables.token_pool,
+        tables.page_table,
+        batch.staged["slots"],
+        batch.starts,
+        batch.staged["query_start"],
+        num_tokens=int(lengths.sum()),
+        longest_query=int(lengths.max()),
+        num_pages=-(-max(batch.ends) // tables.page_size),
+        page_size=tables.page_size,
+    )
+    decode, extend = _attention(batch, step, tables, batch_invariant, library)
+    context = ForwardContext(
+        kv_caches=kv_caches,
+        slot_mapping=step.slot_mapping,
+        num_decode_tokens=batch.num_decodes,
+        decode=decode,
+        extend=extend,
+        read_tokens=batch.read_tokens,
+    )
+    return ForwardInputs(input_ids=step.input_ids, positions=step.positions, context=context)
+
+
+def _attention(
+    batch: Batch,
+    step: StepTensors,
+    tables: DeviceTables,
+    batch_invariant: bool,
+    library: AttentionLibrary | None,
+) -> tuple[DecodeMetadata | None, ExtendMetadata | None]:
+    border, num_rows, ends = batch.num_decodes, len(batch.rows), batch.ends
+    assert batch.staged is not None, "the compiled library attends itself"
+    decode, extend = None, None
+    if border:
+        decode = prepare_decode(
+            step.page_rows[:border],
+            step.seq_lens[:border],
+            seq_lens_host=ends[:border],
+            page_size=tables.page_size,
+            batch_invariant=batch_invariant,
+            library=library,
+        )
+    if border < num_rows:
+        extend = prepare_extend(
+            step.page_rows[border:],
+            step.seq_lens[border:],
+            (batch.staged["query_start"][border:] - border).int(),
+            seq_lens_host=ends[border:],
+            query_lens_host=batch.rows[border:, 2].tolist(),
+            page_size=tables.page_size,
+            batch_invariant=batch_invariant,
+            library=library,
+            block_size=tables.block_size,
+        )
+    return decode, extend
+
+
+def plan_table(plan: Plan) -> IntArray:
+    """The Plan's rows as an array [R, 4], as in Batch."""
+    return np.array(
+        [(row.slot, row.start, row.length, row.num_draws) for row in plan.rows], dtype=np.int64
+    )
+
+
+def count_decodes(lengths: IntArray) -> int:
+    """Leading rows of one token; rows with drafts follow, some of which found none."""
+    (longer,) = np.nonzero(lengths > 1)
+    return int(longer[0]) if len(longer) else len(lengths)
+
+
+def draw_places(table: IntArray, query_ends: IntArray) -> tuple[IntArray, IntArray, IntArray]:
+    """By draw of rows [R, 4]: its slot, the position it is for, the step's token it follows."""
+    slots, starts, lengths, draws = table.T
+    ends = starts + lengths
+    (samples,) = np.nonzero(draws)
+    if len(samples) == draws.sum():
+        return slots[samples], ends[samples], query_ends[samples] - 1
+    return (
+        np.repeat(slots, draws),
+        ragged_ranges(ends - draws + 1, draws),
+        ragged_ranges(query_ends - draws, draws),
+    )
+
+
+def _split_blocks(table: IntArray, block_size: int) -> IntArray:
+    """Rows that compute several blocks as a row each, none of which draws.
+
+    All keys of a layer are stored before any query of it reads them: within the pass a block reads
+    what the blocks before it have just stored, as it does in one row.
+    """
+    slots, starts, lengths, _ = table.T
+    counts = lengths // block_size
+    blocks = np.zeros((int(counts.sum()), 4), dtype=np.int64)
+    blocks[:, 0] = np.repeat(slots, counts)
+    first = np.repeat(starts - block_size * (np.cumsum(counts) - counts), counts)
+    blocks[:, 1] = first + block_size * np.arange(len(blocks))
+    blocks[:, 2] = block_size
+    return blocks
+
+
+def _pad(table: IntArray, size: int, tables: DeviceTables) -> IntArray:
+    """The rows, followed by dummy rows that draw nothing."""
+    padding = np.array([tables.dummy_slot, 0, tables.block_size, 0], dtype=np.int64)
+    return np.concatenate((table, np.tile(padding, (size - len(table), 1))))

@@ -1,0 +1,304 @@
+"""What requests do to the logits before a draw, by slot on the device from their admission on.
+
+Each table replaces a slot's part when a request is admitted, gathers the rows of a step that it
+edits, and edits their logits in one launch. Token ids beyond the vocabulary are left out: no draw
+could yield them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from kernels import (
+    EditRows,
+    PenaltyRows,
+    TokenEdits,
+    apply_penalties_,
+    apply_token_bitmask,
+    apply_token_edits_,
+    count_tokens_,
+)
+from kernels.token_edits import NONE
+from worker.plan.plan import TokenRules
+from worker.rank.transfer import to_device
+
+_WORD = 32
+_LEAST_EDITS = 64
+_LEAST_LENGTH = 4
+
+
+class SampledRow(NamedTuple):
+    """A draw of a request that asks for more than a plain one."""
+
+    sample: int
+    """Row of the logits."""
+    slot: int
+    end: int
+    """Where the new token will stand."""
+    rules: TokenRules
+    num_drafts: int
+    """Of its row, before it: tokens that no step has counted yet."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TokenMaskRows:
+    """The rows of a step's logits that are masked, int64 [n] each."""
+
+    rows: torch.Tensor
+    mask_rows: torch.Tensor
+    """Of the table."""
+
+
+class TokenMaskTable:
+    """Two masks per slot: while stop tokens come too early, and from then on.
+
+    They hold allowed tokens, single bad words and early stop tokens.
+
+    Args:
+        num_rows: slots, the padding's included.
+        vocab_size: tokens that a draw can yield.
+        device: where the masks lie.
+    """
+
+    def __init__(self, num_rows: int, vocab_size: int, device: torch.device) -> None:
+        self._vocab_size = vocab_size
+        self._shape = (2 * num_rows, -(-vocab_size // _WORD))
+        self._device = device
+        # Most servers never see a mask, so the table is made for the first one.
+        self._masks: torch.Tensor | None = None
+        self._min_tokens: dict[int, int] = {}
+        """By masked slot."""
+
+    def admit(self, slot: int, rules: TokenRules) -> None:
+        """Replaces the slot's masks."""
+        self._min_tokens.pop(slot, None)
+        bad = [word[0] for word in rules.bad_words if len(word) == 1]
+        early = rules.stop_token_ids if rules.min_tokens else ()
+        if not (rules.allowed_token_ids or bad or early):
+            return
+        if self._masks is None:
+            self._masks = torch.zeros(self._shape, dtype=torch.int32, device=self._device)
+        allowed = self._flags(rules.allowed_token_ids)
+        if not allowed.any():
+            allowed[:] = True
+        late = allowed & ~self._flags(bad)
+        masks = np.stack([_pack(late & ~self._flags(early)), _pack(late)])
+        self._masks[2 * slot : 2 * slot + 2] = to_device(torch.from_numpy(masks), self._device)
+        self._min_tokens[slot] = rules.min_tokens
+
+    def gather(self, sampled: Sequence[SampledRow]) -> TokenMaskRows | None:
+        """From all rows with rules; None where none is masked."""
+        found = []
+        for one in sampled:
+            if (least := self._min_tokens.get(one.slot)) is not None:
+                is_late = one.end - one.rules.num_prompt >= least
+                found.append((one.sample, 2 * one.slot + is_late))
+        if not found:
+            return None
+        rows, mask_rows = to_device(torch.tensor(found).T.contiguous(), self._device).unbind()
+        return TokenMaskRows(rows=rows, mask_rows=mask_rows)
+
+    def apply(self, logits: torch.Tensor, rows: TokenMaskRows) -> None:
+        """Masks logits [R, vocab] in place."""
+        assert self._masks is not None, "masked rows come from an admission"
+        apply_token_bitmask(logits, self._masks, rows=rows.rows, mask_rows=rows.mask_rows)
+
+    def _flags(self, token_ids: Sequence[int]) -> npt.NDArray[np.bool_]:
+        """Token ids beyond the vocabulary are left out: no draw could yield them."""
+        flags = np.zeros(self._vocab_size, dtype=np.bool_)
+        flags[[token_id for token_id in token_ids if token_id < self._vocab_size]] = True
+        return flags
+
+
+class TokenEditTable:
+    """Biases of tokens, and bad words of several tokens, by slot.
+
+    The table grows with the longest list of any request and never shrinks.
+
+    Args:
+        num_rows: slots, the padding's included.
+        token_stride: cells of one slot in the flat token pool.
+        vocab_size: tokens that a draw can yield.
+        device: where the table lies.
+    """
+
+    def __init__(
+        self, *, num_rows: int, token_stride: int, vocab_size: int, device: torch.device
+    ) -> None:
+        self._num_rows = num_rows
+        self._token_stride = token_stride
+        self._vocab_size = vocab_size
+        self._device = device
+        # Most servers never see an edit, so the table is made for the first one.
+        self._edits: TokenEdits | None = None
+        self._slots: dict[int, int] = {}
+        """Tokens of the prompt, by slot with edits."""
+
+    def admit(self, slot: int, rules: TokenRules) -> None:
+        """Replaces the slot's edits."""
+        self._slots.pop(slot, None)
+        found = [
+            (token, bias, ())
+            for token, bias in zip(rules.bias_token_ids, rules.biases, strict=True)
+        ] + [(word[-1], -np.inf, tuple(word[:-1])) for word in rules.bad_words if len(word) > 1]
+        found = [edit for edit in found if edit[0] < self._vocab_size]
+        if not found:
+            return
+        edits = self._with_room(len(found), max(len(before) for _, _, before in found))
+        shape = edits.before.shape[1:]
+        before = np.full(shape, NONE, dtype=np.int32)
+        tokens, values = np.full(shape[0], NONE, dtype=np.int32), np.zeros(shape[0], np.float32)
+        for place, (token, value, words) in enumerate(found):
+            tokens[place], values[place] = token, value
+            before[place, shape[1] - len(words) :] = words
+        for table, own in ((edits.tokens, tokens), (edits.values, values), (edits.before, before)):
+            table[slot] = to_device(torch.from_numpy(own), self._device)
+        self._slots[slot] = rules.num_prompt
+
+    def gather(self, sampled: Sequence[SampledRow]) -> EditRows | None:
+        """From all rows with rules; None where none is edited."""
+        found = [
+            (one.sample, one.slot, one.slot * self._token_stride + one.end, one.end - num_prompt)
+            for one in sampled
+            if (num_prompt := self._slots.get(one.slot)) is not None
+        ]
+        if not found:
+            return None
+        columns = to_device(torch.tensor(found).T.contiguous(), self._device)
+        rows, slots, cells, num_output = columns.unbind()
+        return EditRows(rows=rows, slots=slots, cells=cells, num_output=num_output)
+
+    def apply(self, logits: torch.Tensor, rows: EditRows, token_pool: torch.Tensor) -> None:
+        """Edits logits [R, vocab] in place."""
+        assert self._edits is not None, "edited rows come from an admission"
+        apply_token_edits_(logits, self._edits, rows, token_pool)
+
+    def _with_room(self, num_edits: int, length: int) -> TokenEdits:
+        """The table, with room for so many edits of such a length in every slot."""
+        old = self._edits
+        room = (_LEAST_EDITS, _LEAST_LENGTH) if old is None else tuple(old.before.shape[1:])
+        if old is not None and num_edits <= room[0] and length <= room[1]:
+            return old
+        size, width = (_doubled(*pair) for pair in zip(room, (num_edits, length), strict=True))
+        shape = (self._num_rows, size)
+        edits = TokenEdits(
+            tokens=torch.full(shape, NONE, dtype=torch.int32, device=self._device),
+            values=torch.zeros(shape, device=self._device),
+            before=torch.full((*shape, width), NONE, dtype=torch.int32, device=self._device),
+        )
+        if old is not None:
+            edits.tokens[:, : room[0]] = old.tokens
+            edits.values[:, : room[0]] = old.values
+            edits.before[:, : room[0], width - room[1] :] = old.before
+        self._edits = edits
+        return edits
+
+
+class PenaltyTable:
+    """Which tokens each slot's prompt holds, and how often its output holds each.
+
+    The sampler itself counts what it draws: when the next step is launched ahead, nobody else
+    knows the token yet. A slot is counted anew from its token row on every admission.
+    """
+
+    def __init__(self, num_rows: int, vocab_size: int, device: torch.device) -> None:
+        self._vocab_size = vocab_size
+        self._device = device
+        self._num_rows = num_rows
+        # Most servers never see a penalty, so the tables are made for the first one.
+        self._in_prompt: torch.Tensor | None = None
+        self._counts: torch.Tensor | None = None
+
+    def admit(self, slot: int, token_ids: npt.NDArray[np.int32], num_prompt: int) -> None:
+        """Counts the tokens of a request that enters `slot`."""
+        in_prompt, counts = self._tables()
+        tokens = to_device(torch.from_numpy(token_ids.astype(np.int64)), self._device)
+        output = tokens[num_prompt:]
+        in_prompt[slot].zero_().index_fill_(0, tokens[:num_prompt], True)
+        counts[slot].zero_().index_add_(0, output, torch.ones_like(output, dtype=torch.int32))
+
+    def apply(self, logits: torch.Tensor, rows: PenaltyRows, token_pool: torch.Tensor) -> None:
+        """Penalises logits [R, vocab] in place, at the tokens that the rows hold: no others."""
+        in_prompt, counts = self._tables()
+        apply_penalties_(logits, rows, in_prompt, counts, token_pool)
+
+    def count(self, tokens: torch.Tensor, rows: PenaltyRows, expected: torch.Tensor | None) -> None:
+        """Counts those of a step's draws [S] int64 that follow no wrong draft.
+
+        Args:
+            tokens: the draws.
+            rows: as they were penalised.
+            expected: the draft where each draw goes, [S]; None where no row has any.
+        """
+        _, counts = self._tables()
+        if expected is not None and rows.most_drafts:
+            is_right = tokens == expected
+            counted = torch.ones_like(rows.rows, dtype=torch.bool)
+            for back in range(1, rows.most_drafts + 1):
+                before = is_right.index_select(0, (rows.rows - back).clamp(min=0))
+                counted &= before | (rows.num_drafts < back)
+            # The last slot is nobody's: what it holds is never read.
+            rows = replace(rows, slots=rows.slots.where(counted, len(counts) - 1))
+        count_tokens_(counts, rows, tokens)
+
+    def _tables(self) -> tuple[torch.Tensor, torch.Tensor]:
+        if self._in_prompt is None or self._counts is None:
+            shape = (self._num_rows, self._vocab_size)
+            self._in_prompt = torch.zeros(shape, dtype=torch.bool, device=self._device)
+            self._counts = torch.zeros(shape, dtype=torch.int32, device=self._device)
+        return self._in_prompt, self._counts
+
+
+def _pack(flags: npt.NDArray[np.bool_]) -> npt.NDArray[np.int32]:
+    padded = np.pad(flags, (0, -len(flags) % _WORD))
+    return np.packbits(padded, bitorder="little").view("<i4")
+
+
+def _doubled(size: int, least: int) -> int:
+    while size < least:
+        size *= 2
+    return size
+
+
+def penalizes(rules: TokenRules) -> bool:
+    """Whether any penalty is other than neutral."""
+    return (
+        rules.frequency_penalty != 0.0
+        or rules.presence_penalty != 0.0
+        or rules.repetition_penalty != 1.0
+    )
+
+
+def gather_penalty_rows(sampled: Sequence[SampledRow], device: torch.device) -> PenaltyRows | None:
+    """From all rows with rules; None where none penalises."""
+    found = [one for one in sampled if penalizes(one.rules)]
+    if not found:
+        return None
+    places = torch.tensor(
+        [(one.sample, one.slot, one.end, one.num_drafts) for one in found]
+    ).T.contiguous()
+    strengths = torch.tensor(
+        [
+            (one.rules.frequency_penalty, one.rules.presence_penalty, one.rules.repetition_penalty)
+            for one in found
+        ]
+    ).T.contiguous()
+    rows, slots, ends, num_drafts = to_device(places, device).unbind()
+    frequency, presence, repetition = to_device(strengths, device).unbind()
+    return PenaltyRows(
+        rows=rows,
+        slots=slots,
+        ends=ends,
+        num_drafts=num_drafts,
+        longest=max(one.end for one in found),
+        most_drafts=max(one.num_drafts for one in found),
+        frequency=frequency,
+        presence=presence,
+        repetition=repetition,
+    )

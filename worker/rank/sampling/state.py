@@ -1,0 +1,206 @@
+"""How each slot's request samples, and what a step makes of it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from kernels import EditRows, PenaltyRows, SamplingParameters
+from kernels.sample_tokens import GREEDY_BELOW
+from worker.plan.plan import Admit, TokenRules
+from worker.rank.sampling.logits_processors import (
+    PenaltyTable,
+    SampledRow,
+    TokenEditTable,
+    TokenMaskRows,
+    TokenMaskTable,
+    gather_penalty_rows,
+    penalizes,
+)
+from worker.rank.sampling.logprobs import LogprobRows, PromptChunk
+from worker.rank.transfer import IntArray, Staging, to_device, uploader_to
+
+FILTERS = ("top_k", "top_p", "log_min_p")
+"""Parameters that leave tokens out of a draw."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RuledRows:
+    """The rows of one step that ask for more than plain draws."""
+
+    masks: TokenMaskRows | None
+    edits: EditRows | None
+    penalties: PenaltyRows | None
+    logprobs: LogprobRows | None
+    prompts: Sequence[PromptChunk]
+
+
+class SamplingState:
+    """Sampling parameters of all slots, on the host, and logits processors, on the device.
+
+    Args:
+        num_rows: slots, the dummy slot included.
+        token_stride: cells of one slot in the flat token pool.
+        vocab_size: tokens that a draw can yield.
+        device: where the step runs.
+    """
+
+    def __init__(
+        self, *, num_rows: int, token_stride: int, vocab_size: int, device: torch.device
+    ) -> None:
+        self.temperature = np.zeros(num_rows, dtype=np.float32)
+        self.top_k = np.zeros(num_rows, dtype=np.int64)
+        self.top_p = np.ones(num_rows, dtype=np.float32)
+        self.log_min_p = np.full(num_rows, -np.inf, dtype=np.float32)
+        self.seeds = np.zeros(num_rows, dtype=np.int64)
+        self._token_stride = token_stride
+        self._device = device
+        self._masks = TokenMaskTable(num_rows, vocab_size, device)
+        self._edits = TokenEditTable(
+            num_rows=num_rows, token_stride=token_stride, vocab_size=vocab_size, device=device
+        )
+        self._penalties = PenaltyTable(num_rows, vocab_size, device)
+        self._rules: dict[int, TokenRules] = {}
+        """By slot. Steps of other slots do not touch the tables of processors."""
+
+    def admit(self, admit: Admit) -> None:
+        """Replaces all that is known of the request's slot."""
+        slot, rules = admit.slot, admit.rules
+        self.temperature[slot] = admit.temperature
+        # The likeliest token passes every filter.
+        is_greedy = admit.temperature < GREEDY_BELOW
+        self.top_k[slot] = 0 if is_greedy else max(0, admit.top_k)
+        self.top_p[slot] = 1.0 if is_greedy else admit.top_p
+        filters = admit.min_p > 0.0 and not is_greedy
+        self.log_min_p[slot] = math.log(admit.min_p) if filters else -math.inf
+        self.seeds[slot] = admit.seed
+        if rules is None:
+            self._rules.pop(slot, None)
+            return
+        self._rules[slot] = rules
+        self._masks.admit(slot, rules)
+        self._edits.admit(slot, rules)
+        if penalizes(rules):
+            token_ids = np.frombuffer(admit.token_ids, dtype="<i4")
+            self._penalties.admit(slot, token_ids, rules.num_prompt)
+
+    def has_rules(self, slot: int) -> bool:
+        """Whether the slot's request asks for more than plain draws."""
+        return slot in self._rules
+
+    def any_random(self, slots: IntArray) -> bool:
+        """Whether any of the slots draws at random."""
+        return bool((self.temperature[slots] >= GREEDY_BELOW).any())
+
+    def filters(self, slots: IntArray) -> tuple[str, ...]:
+        """Of FILTERS, those that any of the slots uses."""
+        uses = (self.top_k[slots] > 0, self.top_p[slots] < 1.0, self.log_min_p[slots] > -np.inf)
+        return tuple(name for name, used in zip(FILTERS, uses, strict=True) if used.any())
+
+    def columns(self, slots: IntArray, positions: IntArray) -> dict[str, npt.NDArray[Any]]:
+        """The parameters of draws [S] of these slots, for tokens at these positions."""
+        return {
+            "positions": positions,
+            "seeds": self.seeds[slots],
+            "temperature": self.temperature[slots],
+            "top_k": self.top_k[slots],
+            "top_p": self.top_p[slots],
+            "log_min_p": self.log_min_p[slots],
+        }
+
+    def parameters(
+        self, slots: IntArray, positions: IntArray, *, keys: IntArray | int = 0
+    ) -> SamplingParameters | None:
+        """The same for kernels, `keys` added to the seeds modulo 2**64; None where all draws are
+        greedy."""
+        if not self.any_random(slots):
+            return None
+        columns = self.columns(slots, positions)
+        columns["seeds"] = columns["seeds"] + keys
+        staging, filters = Staging(), self.filters(slots)
+        names = ("positions", "seeds", "temperature", *filters)
+        staging.add({name: columns[name] for name in names})
+        [staged] = staging.send(uploader_to(self._device))
+        return SamplingParameters(
+            **{name: staged[name] for name in names}, max_top_k=int(columns["top_k"].max())
+        )
+
+    def gather(self, table: IntArray) -> RuledRows | None:
+        """What a step's rows [R, 4] (as in Batch) ask for; None where no row asks for anything."""
+        if not self._rules:
+            return None
+        sampled: list[SampledRow] = []
+        prompts: list[PromptChunk] = []
+        first_token = num_draws = 0
+        for index, (slot, start, length, draws) in enumerate(table.tolist()):
+            if (rules := self._rules.get(slot)) is not None:
+                prompts += self._prompt_chunk(index, slot, (start, start + length), first_token)
+                first = start + length + 1 - draws
+                sampled += (
+                    SampledRow(num_draws + draw, slot, first + draw, rules, draw)
+                    for draw in range(draws)
+                )
+            first_token += length
+            num_draws += draws
+        if not sampled and not prompts:
+            return None
+        return RuledRows(
+            masks=self._masks.gather(sampled),
+            edits=self._edits.gather(sampled),
+            penalties=gather_penalty_rows(sampled, self._device),
+            logprobs=self._logprob_rows(sampled),
+            prompts=prompts,
+        )
+
+    def process(self, logits: torch.Tensor, rows: RuledRows, token_pool: torch.Tensor) -> None:
+        """Edits fp32 logits [S, vocab] in place, in vLLM's order."""
+        if rows.masks is not None:
+            self._masks.apply(logits, rows.masks)
+        if rows.edits is not None:
+            self._edits.apply(logits, rows.edits, token_pool)
+        if rows.penalties is not None:
+            self._penalties.apply(logits, rows.penalties, token_pool)
+
+    def count(
+        self, tokens: torch.Tensor, rows: RuledRows, expected: torch.Tensor | None = None
+    ) -> None:
+        """Notes the step's draws [S] int64, for penalties to come; `expected` as in
+        `PenaltyTable.count`."""
+        if rows.penalties is not None:
+            self._penalties.count(tokens, rows.penalties, expected)
+
+    def _logprob_rows(self, sampled: Sequence[SampledRow]) -> LogprobRows | None:
+        found = [one for one in sampled if one.rules.num_logprobs >= 0]
+        if not found:
+            return None
+        rows = [one.sample for one in found]
+        return LogprobRows(
+            rows=to_device(torch.tensor(rows), self._device),
+            rows_host=rows,
+            num_top=[one.rules.num_logprobs for one in found],
+        )
+
+    def _prompt_chunk(
+        self, index: int, slot: int, span: tuple[int, int], first_token: int
+    ) -> list[PromptChunk]:
+        """Prompt positions of a row that computes positions [span[0], span[1])."""
+        rules = self._rules[slot]
+        # The last prompt token predicts the first of the output.
+        length = min(span[1], rules.num_prompt - 1) - span[0]
+        if rules.num_prompt_logprobs < 0 or length <= 0:
+            return []
+        return [
+            PromptChunk(
+                index=index,
+                first_token=first_token,
+                first_target=slot * self._token_stride + span[0] + 1,
+                length=length,
+                num_top=rules.num_prompt_logprobs,
+            )
+        ]
