@@ -82,6 +82,19 @@ def list_asks(output_len: int, *, diffusion: bool = False) -> tuple[Ask, ...]:
     return tuple(_asks(bodies))
 
 
+def filling_ask(number: int) -> Ask:
+    """A prompt of some thousand tokens that shares no block with another, and hardly an answer."""
+    fields = {"max_tokens": 1, "stream": False, "prompt": f"{number}: {_LONG * 4}"}
+    body = {"model": MODEL, "temperature": 0.0, **fields}
+    return Ask(
+        index=number,
+        kind="fill",
+        path="/v1/completions",
+        body=json.dumps(body).encode(),
+        stream=False,
+    )
+
+
 def _asks(bodies: Iterator[tuple[str, Mapping[str, Any], dict[str, Any]]]) -> Iterator[Ask]:
     for index, (kind, fields, body) in enumerate(bodies):
         yield Ask(

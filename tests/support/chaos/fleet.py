@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Final
 
 from cluster.config import EndpointConfig, FleetConfig, ModelSpec, ServeConfig, find_demo_model
 from cluster.environment import DIRECTORY_VARIABLE
@@ -20,6 +21,8 @@ from tests.support.chaos.processes import Process, count, find
 from tests.support.chaos.scrape import Told, scrape
 from worker.config import EngineConfig
 
+KV_CACHE_TOKENS: Final = 32768
+"""Of each worker."""
 _POLL_S = 0.4
 _AT_LEAST = (Part.HAPROXY, Part.GUARD)
 """Those that were replaced stay for their streams, or for the HAProxy that others adopted."""
@@ -52,7 +55,7 @@ def serve_config(options: ChaosOptions) -> ServeConfig:
         "device": "cpu",
         "tensor_parallel_size": options.tensor_parallel_size,
         "batch_invariant": True,
-        "kv_cache_tokens": 32768,
+        "kv_cache_tokens": KV_CACHE_TOKENS,
         "max_num_seqs": 32,
         "step_timeout_s": options.step_timeout_s,
     }

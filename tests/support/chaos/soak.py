@@ -7,7 +7,7 @@ import itertools
 import random
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -16,10 +16,10 @@ import uvloop
 from cluster.bench.report import Check, Result, at_least, checks_json, exactly, note
 from cluster.bench.stats import percentile
 from cluster.launch import LocalFleet
-from tests.support.chaos.asks import Ask, list_asks
+from tests.support.chaos.asks import Ask, filling_ask, list_asks
 from tests.support.chaos.campaign import reference
 from tests.support.chaos.client import Client, Outcome
-from tests.support.chaos.fleet import FleetWatch, serve_config
+from tests.support.chaos.fleet import KV_CACHE_TOKENS, FleetWatch, serve_config
 from tests.support.chaos.hostile import hostile_asks
 from tests.support.chaos.load import ChaosLoad
 from tests.support.chaos.options import ChaosOptions
@@ -105,6 +105,7 @@ def run_soak(options: ChaosOptions) -> Result:
     window_s = min(_WINDOW_S, options.soak_s / 6.0)
     with LocalFleet(config, report=note) as fleet:
         right = reference(fleet.base_url, asks, options.num_streams)
+        fill_caches(fleet.base_url, options)
         capacity = _capacity(fleet.base_url, asks, options)
         rate = options.soak_load * capacity
         note(f"carries {capacity:.2f} requests/s; offering {rate:.2f}")
@@ -146,6 +147,22 @@ def run_soak(options: ChaosOptions) -> Result:
         "broken": [check.name for check in checks if not check.holds],
         "checks": checks_json(checks),
     }
+
+
+def fill_caches(base_url: str, options: ChaosOptions) -> None:
+    """Lets every worker write all of its KV cache, about twice.
+
+    On a CPU a page takes memory when it is first written, which looks like a leak for an hour.
+
+    Raises:
+        RuntimeError: a request fails.
+    """
+    missing = 2 * options.num_workers * KV_CACHE_TOKENS
+    numbers = itertools.count()
+    while missing > 0:
+        asks = [filling_ask(number) for number in itertools.islice(numbers, options.num_streams)]
+        answers = reference(base_url, asks, options.num_streams)
+        missing -= sum(answer.prompt_tokens or 0 for answer in answers.values())
 
 
 def _capacity(base_url: str, asks: Sequence[Ask], options: ChaosOptions) -> float:
@@ -203,10 +220,9 @@ def judge_soak(
         not_refused: hostile bodies that were taken, or ended in a server error.
         num_gone: processes that have ended.
     """
-    worst: Mapping[str, float] = {
-        slope.part: max(other.low for other in slopes if other.part == slope.part)
-        for slope in slopes
-    }
+    by_part: dict[str, list[bool]] = {}
+    for slope in slopes:
+        by_part.setdefault(slope.part, []).append(slope.climbs)
     return [
         at_least("last_over_first_minutes", last / first if first else 0.0, "x", LEAST_KEPT),
         at_least("served_share_last", last, "share", LEAST_KEPT),
@@ -214,14 +230,8 @@ def judge_soak(
         exactly("ended_processes", num_gone, "processes", 0),
         exactly("hostile_not_refused", len(not_refused), "kinds", 0),
         *(
-            Check(
-                name=f"{part}_memory_slope_low",
-                value=low,
-                unit="MiB/h",
-                goal="<= 0",
-                holds=low <= 0.0,
-            )
-            for part, low in worst.items()
+            exactly(f"{part}_memory_climbs", sum(climbs), "processes", 0)
+            for part, climbs in by_part.items()
         ),
     ]
 
