@@ -10,14 +10,14 @@ from typing import Self, cast
 import msgspec
 
 from worker.wire.frames import (
-    ATTACH,
-    CALL,
-    FAILURE,
-    ITEM,
     MAX_PAYLOAD_BYTES,
-    REPLY,
     Attach,
+    Call,
+    CallFailure,
     FrameReader,
+    Item,
+    Reply,
+    ToGateway,
     frame,
 )
 
@@ -35,6 +35,7 @@ class WorkerLink(asyncio.Protocol):
     def __init__(self, on_item: Callable[[bytes], None]) -> None:
         self._on_item = on_item
         self._reader = FrameReader()
+        self._decode = msgspec.msgpack.Decoder(ToGateway).decode
         self._transport: asyncio.Transport
         self._calls: dict[int, asyncio.Future[bytes]] = {}
         self._numbers = itertools.count(1)
@@ -47,7 +48,7 @@ class WorkerLink(asyncio.Protocol):
         """Connects to a worker's socket and attaches. Raises OSError."""
         loop = asyncio.get_running_loop()
         _, link = await loop.create_unix_connection(lambda: cls(on_item), path)
-        link._send(ATTACH, 0, msgspec.msgpack.encode(Attach(gateway_id)))
+        link._transport.write(frame(msgspec.msgpack.encode(Attach(gateway_id))))
         return link
 
     async def wait_ended(self) -> str:
@@ -64,14 +65,15 @@ class WorkerLink(asyncio.Protocol):
         """
         if self._end is not None:
             raise ConnectionError(self._end)
-        if len(payload) > MAX_PAYLOAD_BYTES:
+        number = next(self._numbers)
+        message = msgspec.msgpack.encode(Call(number, payload))
+        if len(message) > MAX_PAYLOAD_BYTES:
             # The worker would take such a frame for a broken stream, and drop all requests here.
             raise ConnectionError(f"a batch of {len(payload)} bytes is too long to submit")
-        number = next(self._numbers)
         reply: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
         self._calls[number] = reply
         try:
-            self._send(CALL, number, payload)
+            self._transport.write(frame(message))
             return await reply
         finally:
             del self._calls[number]
@@ -89,13 +91,14 @@ class WorkerLink(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         """See asyncio.Protocol."""
         try:
-            for kind, call, payload in self._reader.feed(data):
+            for payload in self._reader.feed(data):
                 if self._end is not None:
                     return
-                if kind == ITEM:
-                    self._on_item(payload)
+                message = self._decode(payload)
+                if isinstance(message, Item):
+                    self._on_item(message.payload)
                 else:
-                    self._take_answer(kind, call, payload)
+                    self._take_answer(message)
         except Exception as error:
             self.close(f"what the worker sent could not be taken: {error}")
 
@@ -103,17 +106,14 @@ class WorkerLink(asyncio.Protocol):
         """See asyncio.Protocol."""
         self._finish("the worker closed the connection" if exc is None else str(exc))
 
-    def _send(self, kind: int, call: int, payload: bytes) -> None:
-        self._transport.write(frame(kind, call, payload))
-
-    def _take_answer(self, kind: int, call: int, payload: bytes) -> None:
-        reply = self._calls.get(call)
+    def _take_answer(self, answer: Reply | CallFailure) -> None:
+        reply = self._calls.get(answer.number)
         if reply is None or reply.done():
             return  # nobody waits for it any more
-        if kind == REPLY:
-            reply.set_result(payload)
-        elif kind == FAILURE:
-            reply.set_exception(ConnectionError(payload.decode(errors="replace")))
+        if isinstance(answer, Reply):
+            reply.set_result(answer.payload)
+        else:
+            reply.set_exception(ConnectionError(answer.error))
 
     def _finish(self, reason: str) -> None:
         if self._end is not None:

@@ -13,8 +13,8 @@ from worker.core.executor import Executor
 from worker.core.executor_factory import create_executor
 from worker.core.step_limits import StepLimits
 from worker.heap import settle_heap
-from worker.plan.frames import FrameStream, connect
 from worker.plan.plan import Plan
+from worker.plan.sockets import FrameStream, connect
 from worker.wire.canary import sing
 from worker.wire.messages import (
     Canary,

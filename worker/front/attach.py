@@ -17,7 +17,17 @@ import msgspec
 
 from worker.front.attachment import Attachment
 from worker.front.server import WorkerFront
-from worker.wire.frames import ATTACH, CALL, FAILURE, ITEM, REPLY, Attach, FrameReader, frame
+from worker.wire.frames import (
+    Attach,
+    Call,
+    CallFailure,
+    FrameReader,
+    FromGateway,
+    Item,
+    Reply,
+    ToGateway,
+    frame,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -64,6 +74,7 @@ class _Connection(asyncio.Protocol):
         self._front = front
         self._reader = FrameReader()
         self._encode = msgspec.msgpack.Encoder().encode
+        self._decode = msgspec.msgpack.Decoder(FromGateway).decode
         self._transport: asyncio.Transport
         self._paused = False
         self._gateway_id: str | None = None
@@ -76,16 +87,17 @@ class _Connection(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         try:
-            for kind, call, payload in self._reader.feed(data):
-                if kind == ATTACH and self._gateway_id is None:
-                    self._gateway_id = msgspec.msgpack.decode(payload, type=Attach).gateway_id
+            for payload in self._reader.feed(data):
+                message = self._decode(payload)
+                if isinstance(message, Attach) == (self._gateway_id is not None):
+                    raise ConnectionError(f"{type(message).__name__} out of turn")
+                if isinstance(message, Attach):
+                    self._gateway_id = message.gateway_id
                     self._front.add(self._gateway_id, self._attachment)
-                elif kind == CALL and self._gateway_id is not None:
-                    task = asyncio.create_task(self._answer(call, payload))
-                    self._answers.add(task)
-                    task.add_done_callback(self._answers.discard)
-                else:
-                    raise ConnectionError(f"a frame of kind {kind} out of turn")
+                    continue
+                task = asyncio.create_task(self._answer(message))
+                self._answers.add(task)
+                task.add_done_callback(self._answers.discard)
         except (ConnectionError, msgspec.DecodeError) as error:
             logger.warning("gateway %s let go: it sent %s", self._gateway_id, error)
             self._transport.abort()
@@ -105,15 +117,19 @@ class _Connection(asyncio.Protocol):
         """Sends what is pending; while the gateway does not read, it is merged instead."""
         attachment = self._attachment
         while not self._paused and (item := attachment.take()) is not None:
-            self._transport.write(frame(ITEM, 0, self._encode(item)))
+            self._write(Item(self._encode(item)))
         if attachment.ended and not self._paused:
             self._transport.close()
 
-    async def _answer(self, call: int, payload: bytes) -> None:
+    async def _answer(self, call: Call) -> None:
+        answer: Reply | CallFailure
         try:
-            answer = frame(REPLY, call, await self._front.submit(payload))
+            answer = Reply(call.number, await self._front.submit(call.payload))
         except Exception as error:
             logger.exception("a submit could not be taken")
-            answer = frame(FAILURE, call, f"{type(error).__name__}: {error}".encode())
+            answer = CallFailure(call.number, f"{type(error).__name__}: {error}")
         if not self._transport.is_closing():
-            self._transport.write(answer)
+            self._write(answer)
+
+    def _write(self, message: ToGateway) -> None:
+        self._transport.write(frame(self._encode(message)))

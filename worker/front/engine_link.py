@@ -11,7 +11,7 @@ from pathlib import Path
 
 import msgspec
 
-from worker.plan.frames import FrameStream, listen
+from worker.plan.sockets import FrameStream, listen
 from worker.wire.messages import EngineMessage
 
 

@@ -12,9 +12,9 @@ from collections.abc import Collection, Sequence
 
 import msgspec
 
-from worker.plan.frames import FrameStream, connect, connect_to, listen
 from worker.plan.meeting import Meeting, MeetingPlace
 from worker.plan.messages import FromRank, ToRank
+from worker.plan.sockets import FrameStream, connect, connect_to, listen
 
 LINGER_MS = 500
 """How long a closing socket may still flush."""

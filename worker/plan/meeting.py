@@ -15,7 +15,7 @@ from pathlib import Path
 
 import msgspec
 
-from worker.plan.frames import listen_on
+from worker.plan.sockets import listen_on
 
 _FILE = "meeting"
 

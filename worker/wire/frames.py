@@ -1,9 +1,10 @@
-"""Frames on the stream socket between a gateway and a worker's front on the same node.
+"""Frames on stream sockets, and what a gateway and a worker's front say in them on one node.
 
-length (uint32) · kind (uint8) · call (uint32), little-endian; then the payload: msgpack
+A frame is a length (uint32, little-endian) and a payload of as many bytes: msgpack of one message,
+never pickle. All processes of a worker group and its gateways cut their streams with this code.
 
-gateway ──ATTACH (Attach), CALL (SubmitBatch)────────────────> front
-gateway <──ITEM (WorkerItem), REPLY (SubmitReply), FAILURE (text)── front
+gateway ──Attach, then Call (SubmitBatch)──────────────────────────────> front
+gateway <──Item (WorkerItem), Reply (SubmitReply), CallFailure (text)── front
 """
 
 from __future__ import annotations
@@ -12,18 +13,51 @@ from struct import Struct
 
 import msgspec
 
-ATTACH, ITEM, CALL, REPLY, FAILURE = range(5)
-
 MAX_PAYLOAD_BYTES = 256 * 2**20
 """A longer frame is no frame of ours: the stream is broken."""
 
-_HEADER = Struct("<IBI")
+_HEADER = Struct("<I")
 
 
-class Attach(msgspec.Struct):
-    """First frame of a connection: whose it is."""
+class Attach(msgspec.Struct, tag="attach", array_like=True, frozen=True):
+    """First frame of a gateway's connection: whose it is."""
 
     gateway_id: str
+
+
+class Call(msgspec.Struct, tag="call", array_like=True, frozen=True):
+    """A gateway submits."""
+
+    number: int
+    """Joins the answer to it."""
+    payload: bytes
+    """Msgpack of a SubmitBatch."""
+
+
+class Item(msgspec.Struct, tag="item", array_like=True, frozen=True):
+    """The next item of the attach stream."""
+
+    payload: bytes
+    """Msgpack of a WorkerItem."""
+
+
+class Reply(msgspec.Struct, tag="reply", array_like=True, frozen=True):
+    """The answer to a call."""
+
+    number: int
+    payload: bytes
+    """Msgpack of a SubmitReply."""
+
+
+class CallFailure(msgspec.Struct, tag="failure", array_like=True, frozen=True):
+    """The front could not take a call."""
+
+    number: int
+    error: str
+
+
+FromGateway = Attach | Call
+ToGateway = Item | Reply | CallFailure
 
 
 class SocketOffer(msgspec.Struct):
@@ -41,9 +75,9 @@ def pulse_key(worker_id: str) -> bytes:
     return f"pulse/{worker_id}".encode()
 
 
-def frame(kind: int, call: int, payload: bytes) -> bytes:
-    """One frame. `call` joins a reply to its call, 0 where there is none."""
-    return _HEADER.pack(len(payload), kind, call) + payload
+def frame(payload: bytes) -> bytes:
+    """One frame."""
+    return _HEADER.pack(len(payload)) + payload
 
 
 class FrameReader:
@@ -57,8 +91,8 @@ class FrameReader:
         self._missing = 0
         """How many bytes its next step needs: a long frame is looked at once, not per piece."""
 
-    def feed(self, data: bytes) -> list[tuple[int, int, bytes]]:
-        """Kind, call and payload of every frame that `data` completes.
+    def feed(self, data: bytes) -> list[bytes]:
+        """The payloads of all frames that `data` completes.
 
         Raises:
             ConnectionError: this is not a stream of frames.
@@ -70,18 +104,18 @@ class FrameReader:
                 return []
             data = bytes(self._rest)
             self._rest.clear()
-        frames = []
+        payloads = []
         start, end, needed = 0, len(data), 0
         while end - start >= _HEADER.size:
-            length, kind, call = _HEADER.unpack_from(data, start)
-            if length > MAX_PAYLOAD_BYTES or kind > FAILURE:
-                raise ConnectionError(f"a frame of kind {kind} with {length} bytes")
+            (length,) = _HEADER.unpack_from(data, start)
+            if length > MAX_PAYLOAD_BYTES:
+                raise ConnectionError(f"a frame of {length} bytes")
             needed = _HEADER.size + length
             if end - start < needed:
                 break
-            frames.append((kind, call, data[start + _HEADER.size : start + needed]))
+            payloads.append(data[start + _HEADER.size : start + needed])
             start, needed = start + needed, 0
         if start < end:
             self._rest += data[start:]
             self._missing = max(needed, _HEADER.size) - len(self._rest)
-        return frames
+        return payloads

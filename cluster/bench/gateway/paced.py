@@ -18,7 +18,7 @@ from tokenizers import Tokenizer
 
 from worker.config import EngineConfig
 from worker.models.config import load_model_config
-from worker.plan.frames import FrameStream, connect
+from worker.plan.sockets import FrameStream, connect
 from worker.wire.blocks import block_hashes, root_hash
 from worker.wire.messages import (
     BlockEvent,

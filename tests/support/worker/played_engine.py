@@ -7,7 +7,7 @@ import asyncio
 import msgspec
 
 from worker.front.server import WorkerFront
-from worker.plan.frames import connect
+from worker.plan.sockets import connect
 from worker.wire.messages import (
     BlockEvent,
     EngineInfo,

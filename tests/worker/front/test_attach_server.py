@@ -23,7 +23,7 @@ from tests.support.worker.played_engine import Engine, decode_item, decode_reply
 from worker.front import server as front_module
 from worker.front.attach import AttachServer
 from worker.front.server import WorkerFront
-from worker.wire.frames import ATTACH, Attach, frame
+from worker.wire.frames import Attach, frame
 from worker.wire.messages import (
     AttachSnapshot,
     BlockStored,
@@ -227,7 +227,7 @@ async def test_a_gateway_that_does_not_read_is_let_go(
     with socket.socket(socket.AF_UNIX) as stalled:
         stalled.connect(server.path)
         hello = msgspec.msgpack.encode(Attach("stalled"))
-        stalled.sendall(frame(ATTACH, 0, hello))
+        stalled.sendall(frame(hello))
         for turn in range(40):
             blocks = list(range(turn * 10_000, (turn + 1) * 10_000))
             await engine.step(events=[BlockStored(blocks, None)])

@@ -15,9 +15,9 @@ from worker.core.executor import Executor
 from worker.core.executor_factory import create_executor
 from worker.llm import LLM, SamplingParams
 from worker.plan.channel import CoordinatorChannel, RankChannel
-from worker.plan.frames import FrameStream, connect_to
 from worker.plan.meeting import MeetingPlace, interface_towards, published
 from worker.plan.messages import Ready, Start
+from worker.plan.sockets import FrameStream, connect_to
 from worker.rank.main import run_rank
 
 pytestmark = pytest.mark.slow

@@ -9,7 +9,6 @@ from collections.abc import Iterator
 import pytest
 
 from worker.plan.channel import CoordinatorChannel, RankChannel
-from worker.plan.frames import socket_path
 from worker.plan.messages import (
     Failure,
     FromRank,
@@ -20,6 +19,7 @@ from worker.plan.messages import (
     Stop,
 )
 from worker.plan.plan import Admit, PageWrite, Plan, PlannedRow, StepResult
+from worker.plan.sockets import socket_path
 
 
 @pytest.fixture

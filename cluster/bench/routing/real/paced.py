@@ -17,7 +17,7 @@ from cluster.bench.routing.real.traffic import Vocabulary
 from cluster.bench.routing.worker import SimWorker
 from cluster.bench.routing.workload import FleetShape
 from worker.models.config import load_model_config
-from worker.plan.frames import FrameStream, connect
+from worker.plan.sockets import FrameStream, connect
 from worker.wire.messages import EngineMessage, Submit, SubmitBatch, TokenDelta
 from worker.wire.sampling import SamplingParams
 

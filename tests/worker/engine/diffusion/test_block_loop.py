@@ -18,7 +18,7 @@ from tests.support.engines.block_engine import BlockEngine
 from tests.support.engines.block_requests import prompts, sampling
 from worker.config import EngineConfig
 from worker.core.loop import serve_engine
-from worker.plan.frames import FrameStream, listen
+from worker.plan.sockets import FrameStream, listen
 from worker.wire.messages import (
     Abort,
     EngineInfo,

@@ -1,4 +1,4 @@
-"""Frames over stream sockets: a length (uint32), then a msgpack struct, never pickle.
+"""Stream sockets between the processes of a worker group; frames as `worker.wire.frames` has them.
 
 A step of a small model takes a tenth of a millisecond, so a message may cost one wake-up and no
 more: zmq's I/O threads made it three on either side. Within a node these are Unix sockets, in a
@@ -10,12 +10,12 @@ from __future__ import annotations
 import select
 import socket
 import time
-from struct import Struct
+
+from worker.wire.frames import FrameReader, frame
 
 _CONNECT_RETRY_S = 0.02
 _BUFFER_BYTES = 4 << 20
 """Asked of the system per direction, so that a long prompt hardly ever waits to be read."""
-_HEADER = Struct("<I")
 _READ_BYTES = 1 << 18
 _SILENCE_S = 5
 """After which TCP asks whether a peer's node is still there, and again every so often."""
@@ -96,7 +96,7 @@ class FrameStream:
 
     def __init__(self, connection: socket.socket) -> None:
         self._socket = connection
-        self._received = bytearray()
+        self._reader = FrameReader()
         self._unsent = bytearray()
         for option in (socket.SO_SNDBUF, socket.SO_RCVBUF):
             connection.setsockopt(socket.SOL_SOCKET, option, _BUFFER_BYTES)
@@ -114,10 +114,10 @@ class FrameStream:
 
     def send(self, payload: bytes) -> None:
         """Sends a frame without waiting: what the system does not take stays for `flush`."""
+        data = frame(payload)
         if self._unsent:
-            self._unsent += _HEADER.pack(len(payload)) + payload
+            self._unsent += data
             return
-        data = _HEADER.pack(len(payload)) + payload
         try:
             sent = self._socket.send(data, socket.MSG_DONTWAIT)
         except BlockingIOError:
@@ -128,7 +128,7 @@ class FrameStream:
 
     def send_all(self, payload: bytes) -> None:
         """Sends a frame, waiting for the peer to read where it must. Raises OSError."""
-        self._socket.sendall(_HEADER.pack(len(payload)) + payload)
+        self._socket.sendall(frame(payload))
 
     def flush(self) -> None:
         """Sends more of what is left, without waiting."""
@@ -151,29 +151,17 @@ class FrameStream:
         """Waits for data, if it is to, and returns the frames that it completes.
 
         Raises:
-            EOFError: the peer has closed its end.
+            EOFError: the peer has closed its end, or sends no frames.
         """
         try:
             data = self._socket.recv(_READ_BYTES, 0 if wait else socket.MSG_DONTWAIT)
+            if not data:
+                raise EOFError
+            return self._reader.feed(data)
         except BlockingIOError:
             return []
         except ConnectionError as error:
             raise EOFError from error
-        if not data:
-            raise EOFError
-        received = self._received
-        if not received and len(data) >= 4 and _HEADER.unpack_from(data)[0] == len(data) - 4:
-            return [data[4:]]
-        received += data
-        frames, start = [], 0
-        while len(received) - start >= 4:
-            end = start + 4 + int(_HEADER.unpack_from(received, start)[0])
-            if end > len(received):
-                break
-            frames.append(bytes(received[start + 4 : end]))
-            start = end
-        del received[:start]
-        return frames
 
     def close(self) -> None:
         """Closes the socket. Safe to call twice."""
