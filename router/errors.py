@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import msgspec
 
+from worker.wire.messages import Rejection
+
 _TYPES = {
     400: "invalid_request_error",
     401: "authentication_error",
@@ -102,3 +104,15 @@ def busy(message: str) -> ApiError:
 def overloaded(message: str, retry_after_s: int) -> ApiError:
     """A 429: too much is waiting already."""
     return ApiError(429, message, code="queue_full", retry_after_s=max(retry_after_s, 1))
+
+
+def rejected(rejection: Rejection, param: str | None = None) -> ApiError:
+    """What a client is told of a request that a worker does not take.
+
+    Args:
+        rejection: the worker's.
+        param: the field at fault, as the client has written it.
+    """
+    if rejection.status == 429:
+        return overloaded(rejection.message, rejection.retry_after_s)
+    return ApiError(rejection.status, rejection.message, param=param)

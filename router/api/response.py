@@ -14,7 +14,7 @@ from router.api.account import Account
 from router.api.readers import Readers
 from router.api.slices import SLICE_BYTES
 from router.api.writer import ResponseWriter
-from router.errors import ApiError, overloaded
+from router.errors import ApiError, rejected
 from router.serving import Completion, Generation
 from router.serving.account import explanation_headers
 
@@ -197,11 +197,8 @@ class GenerationResponse(Response):
 def _failure(completion: Completion) -> ApiError:
     """The client's error for a completion that ended by one."""
     rejection = completion.rejection
-    if rejection is not None and rejection.status == 429:
-        return overloaded(rejection.message, rejection.retry_after_s)
     if rejection is not None and rejection.status < 500:
-        param = completion.spec.feasibility.param(rejection.param)
-        return ApiError(rejection.status, rejection.message, param=param)
+        return rejected(rejection, completion.spec.feasibility.param(rejection.param))
     return ApiError(500, completion.error or "internal server error")
 
 

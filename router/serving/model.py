@@ -12,7 +12,7 @@ from typing import Any
 
 from router.channel import Refused, WorkerChannel, WorkerTransport, WorkerUnreachable
 from router.config import ModelRoute
-from router.errors import ApiError, bad_request, no_worker, overloaded
+from router.errors import ApiError, bad_request, no_worker, rejected
 from router.explain import DecisionLog
 from router.fleet import BatchWindow, Choice, Fleet
 from router.metrics.stats import ModelStats, WorkerTarget
@@ -319,7 +319,7 @@ class ServedModel:
             if error.rejection.is_final and grammar is not None:
                 self.refused_grammars.add(grammar, error.rejection.message)
             param = spec.feasibility.param(error.rejection.param)
-            raise bad_request(error.rejection.message, param) from error
+            raise rejected(error.rejection, param) from error
         if not completion.finished:  # the answer may come after what it ended by
             completion.rejection = None
         count_choice(self.stats, choice)
@@ -373,7 +373,7 @@ class ServedModel:
             self.stats.unplaced += 1
             return no_worker(self.route.name, problem)
         completion.refuse()
-        return overloaded(rejection.message, rejection.retry_after_s)
+        return rejected(rejection)
 
     def _begun(self, completion: Completion) -> None:
         self._release(completion)

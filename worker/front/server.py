@@ -20,7 +20,7 @@ from typing import Any
 import msgspec
 
 from worker.front.attachment import Attachment, CacheMirror
-from worker.front.early_rejection import AdmissionDesk
+from worker.front.early_rejection import reject_early
 from worker.front.engine_link import EngineConnection
 from worker.front.grammar.service import GrammarService
 from worker.front.intake import Intake, slices
@@ -30,6 +30,7 @@ from worker.front.reserved import ReservedWork
 from worker.front.traces import WorkerTraces
 from worker.front.watchdog import StepWatchdog
 from worker.metrics.latency import WorkerLatency
+from worker.wire.admission import AdmissionChange
 from worker.wire.messages import (
     PROTOCOL_VERSION,
     Abort,
@@ -86,7 +87,8 @@ class WorkerFront:
         self._encode = msgspec.msgpack.Encoder().encode
         self._intake = Intake()
         self._engine: EngineConnection | None = None
-        self._desk = AdmissionDesk()
+        self._admission_change = AdmissionChange()
+        """All that was changed by hand: a rebuilt rank group is told again."""
         self._num_handed = 0
         """Submits that rank 0 was sent in this epoch."""
         self._num_reports = 0
@@ -189,7 +191,7 @@ class WorkerFront:
             rejections += broken
         # Nothing is awaited from here on: what is found now holds until the batch is handed over.
         if batch.admission is not None:
-            self._desk.take(batch.admission)
+            self._admission_change = self._admission_change.then(batch.admission)
         refused = {rejection.request_id for rejection in rejections}
         rejections += self._refusals(batch, refused, info)
         if rejections or grammars:
@@ -264,8 +266,8 @@ class WorkerFront:
         self._load = LoadSnapshot(max_num_seqs=info.max_num_seqs)
         self._processes = RankProcesses(info.processes)
         self._watchdog = StepWatchdog(self._step_timeout_s, self._processes.glance)
-        if self._engine is not None and self._desk.change.given():
-            self._engine.send(self._encode(SubmitBatch(admission=self._desk.change)))
+        if self._engine is not None and self._admission_change.given():
+            self._engine.send(self._encode(SubmitBatch(admission=self._admission_change)))
         self._ready.set()
         snapshot = self._snapshot()
         for attachment in self._attachments.values():
@@ -334,7 +336,7 @@ class WorkerFront:
         elif submit.gateway_id not in self._attachments:
             problem = f"gateway {submit.gateway_id} is not attached to this worker"
         else:
-            return self._desk.refuse(submit, self.info, self._load, num_handed)
+            return reject_early(submit, self.info, self._load, num_handed)
         return Rejection(
             request_id=submit.request_id, attempt=submit.attempt, message=problem, status=503
         )

@@ -19,7 +19,7 @@ from worker.core.scheduler.forecast import StepForecast
 from worker.core.scheduler.load import Tally, snapshot
 from worker.core.scheduler.logprobs import take_logprobs
 from worker.core.scheduler.outbox import Outbox
-from worker.core.scheduler.overload import QueueLimits
+from worker.core.scheduler.overload import LoadShedder
 from worker.core.scheduler.pages import create_cache
 from worker.core.scheduler.queue import WaitingQueue
 from worker.core.scheduler.recall import Recall
@@ -31,6 +31,7 @@ from worker.plan.digest import SampleDigest
 from worker.plan.plan import BlockRow, DraftRow, Plan, StepResult
 from worker.wire.admission import AdmissionChange
 from worker.wire.messages import DEFAULT_PRIORITY, StepReport, StepShape, Submit
+from worker.wire.queue_limits import QueueLimits
 
 __all__ = ["Clock", "Scheduler", "SchedulerConfig"]
 
@@ -86,9 +87,8 @@ class Scheduler:
         self._digest = SampleDigest()
         self._tally = Tally()
         drain = DrainRate()
-        self._limits = QueueLimits(
-            config.max_queued_requests, config.max_queued_tokens, self._queue, self._cache, drain
-        )
+        limits = QueueLimits(config.max_queued_requests, config.max_queued_tokens)
+        self._shedder = LoadShedder(limits, self._queue, self._cache, drain)
         filler = StepFiller if config.blocks is None else BlockFiller
         self._filler = filler(
             *(config, self._cache, self._running, self._queue),
@@ -303,7 +303,7 @@ class Scheduler:
             load=snapshot(
                 *(self.config, self._queue, self._running, self._cache, self._tally),
                 num_held=len(self._held),
-                retry_after_s=self._limits.retry_after_s(self._clock()),
+                retry_after_s=self._shedder.retry_after_s(self._clock()),
                 speculation=None if self._speculation is None else self._speculation.totals,
                 new_prompt_share=self._filler.new_prompt_share,
             ),
@@ -330,10 +330,10 @@ class Scheduler:
 
     def _turn_away(self, arrival: Request, now: float) -> bool:
         """Where the queue is full, ends who gives way; whether it is the arrival."""
-        loser = self._limits.loser(arrival)
+        loser = self._shedder.loser(arrival)
         if loser is None:
             return False
-        loser.rejection = self._limits.rejection(loser, now)
+        loser.rejection = self._shedder.rejection(loser, now)
         loser.error = loser.rejection.message
         if loser is arrival:
             arrival.move_to(RequestState.FINISHED_ERROR)

@@ -1,11 +1,11 @@
-"""What a front turns away before rank 0 sees it."""
+"""What a frontend turns away before the scheduler sees it."""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
 
-from worker.front.early_rejection import AdmissionDesk
+from worker.front.early_rejection import reject_early
 from worker.wire.admission import AdmissionChange
 from worker.wire.messages import EngineInfo, LoadSnapshot, Submit
 from worker.wire.sampling import SamplingParams
@@ -38,10 +38,10 @@ FULL = LoadSnapshot(
 
 
 def test_a_full_queue_turns_away_who_is_no_more_urgent() -> None:
-    rejection = AdmissionDesk().refuse(submit(), info(max_queued_requests=5), FULL, 20)
+    rejection = reject_early(submit(), info(max_queued_requests=5), FULL, 20)
     assert rejection is not None
     assert (rejection.status, rejection.retry_after_s) == (429, 7)
-    assert "5 requests wait" in rejection.message
+    assert "5 requests with 40 tokens wait" in rejection.message
 
 
 @pytest.mark.parametrize(
@@ -50,35 +50,30 @@ def test_a_full_queue_turns_away_who_is_no_more_urgent() -> None:
     ids=["more urgent", "begun elsewhere", "taken elsewhere", "fair share decides"],
 )
 def test_rank_0_decides_where_another_may_have_to_give_way(options: dict[str, object]) -> None:
-    desk = AdmissionDesk()
-    assert desk.refuse(submit(**options), info(max_queued_requests=5), FULL, 20) is None
+    assert reject_early(submit(**options), info(max_queued_requests=5), FULL, 20) is None
 
 
 def test_what_was_handed_over_since_the_last_load_counts() -> None:
-    desk = AdmissionDesk()
-    assert desk.refuse(submit(), info(max_queued_requests=8), FULL, 22) is None
-    assert desk.refuse(submit(), info(max_queued_requests=8), FULL, 23) is not None
+    assert reject_early(submit(), info(max_queued_requests=8), FULL, 22) is None
+    assert reject_early(submit(), info(max_queued_requests=8), FULL, 23) is not None
 
 
 def test_free_slots_are_no_queue() -> None:
     load = LoadSnapshot(num_running=2, num_waiting=0, max_num_seqs=8, num_submits_seen=0)
-    desk = AdmissionDesk()
-    assert desk.refuse(submit(), info(max_queued_requests=2), load, 7) is None
-    assert desk.refuse(submit(), info(max_queued_requests=2), load, 8) is not None
+    assert reject_early(submit(), info(max_queued_requests=2), load, 7) is None
+    assert reject_early(submit(), info(max_queued_requests=2), load, 8) is not None
 
 
 def test_tokens_fill_a_queue_too_and_zero_is_no_limit() -> None:
-    desk = AdmissionDesk()
-    assert desk.refuse(submit(), info(max_queued_tokens=40), FULL, 20) is not None
-    assert desk.refuse(submit(), info(max_queued_tokens=41), FULL, 20) is None
-    assert desk.refuse(submit(), info(), FULL, 10_000) is None
+    assert reject_early(submit(), info(max_queued_tokens=40), FULL, 20) is not None
+    assert reject_early(submit(), info(max_queued_tokens=41), FULL, 20) is None
+    assert reject_early(submit(), info(), FULL, 10_000) is None
 
 
 def test_changes_add_up_and_wrong_ones_are_refused() -> None:
-    desk = AdmissionDesk()
-    desk.take(AdmissionChange(prefill_admission_policy="pack", prefill_max_tokens=8))
-    desk.take(AdmissionChange(prefill_max_tokens=16))
-    assert desk.change.given() == {"prefill_admission_policy": "pack", "prefill_max_tokens": 16}
+    change = AdmissionChange(prefill_admission_policy="pack", prefill_max_tokens=8)
+    change = change.then(AdmissionChange(prefill_max_tokens=16))
+    assert change.given() == {"prefill_admission_policy": "pack", "prefill_max_tokens": 16}
     with pytest.raises(ValueError, match="--prefill-admission-lookahead"):
         AdmissionChange(prefill_admission_lookahead=0)
-    assert desk.change.given() == {"prefill_admission_policy": "pack", "prefill_max_tokens": 16}
+    assert change.given() == {"prefill_admission_policy": "pack", "prefill_max_tokens": 16}

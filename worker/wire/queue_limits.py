@@ -1,0 +1,65 @@
+"""How much may wait at a worker, and what the client of a request that is turned away is told."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from worker.wire.messages import Rejection
+
+
+class QueueLimits(NamedTuple):
+    """The bounds of a worker's queue.
+
+    A frontend asks them with the load that was reported last, the scheduler with the queue itself.
+    """
+
+    max_requests: int
+    """That may wait; 0 for any number."""
+    max_tokens: int
+    """That they may have together; 0 for any number. A single request may have more."""
+
+    def has_room(
+        self, num_waiting: int, num_tokens: int, *, num_free_slots: int, num_new_tokens: int = 1
+    ) -> bool:
+        """Whether one more request may wait.
+
+        Requests for which there is a free slot do not count as waiting: they are in the queue only
+        until the next step.
+
+        Args:
+            num_waiting: requests in the queue.
+            num_tokens: those that they have.
+            num_free_slots: requests that could run at once.
+            num_new_tokens: those of the one more; at least 1.
+        """
+        if num_waiting < num_free_slots:
+            return True
+        if self.max_requests and num_waiting >= self.max_requests + num_free_slots:
+            return False
+        if self.max_tokens and num_waiting:
+            return num_tokens + num_new_tokens <= self.max_tokens
+        return True
+
+
+def queue_full(
+    request_id: str, attempt: int, *, num_waiting: int, num_tokens: int, retry_after_s: int
+) -> Rejection:
+    """The 429 for a request that finds no room.
+
+    Args:
+        request_id: of the request.
+        attempt: of it.
+        num_waiting: requests in the queue.
+        num_tokens: those that they have.
+        retry_after_s: seconds in which they should have left.
+    """
+    return Rejection(
+        request_id=request_id,
+        attempt=attempt,
+        message=(
+            f"{num_waiting} requests with {num_tokens} tokens wait at this worker already, none of "
+            "them less urgent: try again later"
+        ),
+        status=429,
+        retry_after_s=max(retry_after_s, 1),
+    )
