@@ -72,8 +72,8 @@ class _Loop:
     def __init__(
         self, config: EngineConfig, info: EngineInfo, executor: Executor, front: FrameStream
     ) -> None:
-        self._limits = StepLimits(config.step_timeout_s)
         self._core = EngineCore(config, info, executor, time.monotonic, self._launching)
+        self._limits = StepLimits(config.step_timeout_s, self._core.scheduler.forecast)
         self._executor = executor
         self._front = front
         self._encoder = msgspec.msgpack.Encoder()
@@ -107,7 +107,6 @@ class _Loop:
 
     def _send(self, report: StepReport) -> None:
         report.more = self._core.has_work()
-        self._limits.observe(report.load)
         self._front.send(self._encoder.encode(report))
 
     def _launching(self, plan: Plan, shape: StepShape) -> None:

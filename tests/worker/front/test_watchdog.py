@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 
+from worker.core.step_forecast import StepForecast
 from worker.core.step_limits import StepLimits
 from worker.front.rank_processes import Glance, RankProcesses
 from worker.front.watchdog import StepWatchdog
@@ -126,15 +127,13 @@ def shape(seq: int, prefill: int = 0, rows: int = 0) -> StepShape:
 
 
 def test_limits_follow_the_predicted_time() -> None:
-    limits = StepLimits(10.0)
+    forecast = StepForecast(1024)
+    limits = StepLimits(10.0, forecast)
     assert limits.of(shape(1, rows=1)) == 60.0, "kernels may be compiled in the first steps"
     for seq in range(1, 400):
         prompt = seq % 2
-        load = LoadSnapshot(
-            step_shape=shape(seq, 1000 * prompt, 8), step_ms=2000.0 if prompt else 1.0
-        )
-        limits.observe(load)
-        limits.observe(load)  # told again with a report that brings no step
+        for _ in range(2):  # told again where nothing new was computed
+            forecast.observe(shape(seq, 1000 * prompt, 8), 2.0 if prompt else 0.001)
     assert limits.of(shape(400, rows=8)) == 10.0
     assert 35.0 < limits.of(shape(401, 1000, 8)) < 45.0
     assert 70.0 < limits.of(shape(402, 1000, 8), num_passes=2) < 90.0

@@ -14,7 +14,6 @@ from worker.core.scheduler.config import SchedulerConfig
 from worker.core.scheduler.displacement import Displacement
 from worker.core.scheduler.drain import DrainRate
 from worker.core.scheduler.fairness import TenantService
-from worker.core.scheduler.forecast import StepForecast
 from worker.core.scheduler.load import Tally
 from worker.core.scheduler.preemption import PageClaims, Withdrawal
 from worker.core.scheduler.queue import WaitingQueue
@@ -23,6 +22,7 @@ from worker.core.scheduler.running import RunningSet
 from worker.core.scheduler.siblings import Siblings
 from worker.core.scheduler.step import StepBuilder
 from worker.core.speculation.gate import SpeculationGate
+from worker.core.step_forecast import StepForecast
 
 _GOOD_PART = 0.125
 """Of a step, in tokens or time, that decodes must take from urgent prompts to step aside."""

@@ -15,7 +15,6 @@ from worker.core.scheduler.drain import DrainRate
 from worker.core.scheduler.fairness import TenantService
 from worker.core.scheduler.filler import StepFiller
 from worker.core.scheduler.finish import stop_reason, take_tokens, tokens_up_to_end
-from worker.core.scheduler.forecast import StepForecast
 from worker.core.scheduler.load import Tally, snapshot
 from worker.core.scheduler.logprobs import take_logprobs
 from worker.core.scheduler.outbox import Outbox
@@ -27,10 +26,11 @@ from worker.core.scheduler.running import RunningSet
 from worker.core.scheduler.slo import Urgency
 from worker.core.scheduler.step import StepBuilder, StepInFlight
 from worker.core.speculation.gate import SpeculationGate
+from worker.core.step_forecast import StepForecast
 from worker.plan.digest import SampleDigest
 from worker.plan.plan import BlockRow, DraftRow, Plan, StepResult
 from worker.wire.admission import AdmissionChange
-from worker.wire.messages import DEFAULT_PRIORITY, StepReport, StepShape, Submit
+from worker.wire.messages import StepReport, StepShape, Submit
 from worker.wire.queue_limits import QueueLimits
 
 __all__ = ["Clock", "Scheduler", "SchedulerConfig"]
@@ -69,13 +69,12 @@ class Scheduler:
         self._cache = create_cache(config)
         self._requests: dict[str, Request] = {}
         self._service = TenantService()
-        self._forecast = StepForecast(config.max_num_batched_tokens)
-        self._any_urgency = False
-        """Whether anybody ever told how urgent it is: before, nobody asks the forecast."""
+        self.forecast = StepForecast(config.max_num_batched_tokens)
+        """What steps take; to be asked by others, too."""
         self._recall = Recall(
-            config.host_cache_policy, config.page_size, self._cache.host, self._forecast
+            config.host_cache_policy, config.page_size, self._cache.host, self.forecast
         )
-        urgency = Urgency(config.deadline_margin_s, self._forecast)
+        urgency = Urgency(config.deadline_margin_s, self.forecast)
         self._queue = WaitingQueue(urgency, self._service)
         self._held: dict[str, Request] = {}
         """Requests whose grammar, or its next mask, is not here yet."""
@@ -94,7 +93,7 @@ class Scheduler:
             *(config, self._cache, self._running, self._queue),
             *(self._tally, self._service, drain, clock),
             recall=self._recall,
-            forecast=self._forecast,
+            forecast=self.forecast,
             speculation=speculation,
         )
         self._speculation = speculation
@@ -142,7 +141,6 @@ class Scheduler:
         )
         assert len(request.token_ids) < self.config.max_total_tokens, "can never fit: not refused"
         self._requests[request.request_id] = request
-        self._any_urgency |= request.slo is not None or request.priority != DEFAULT_PRIORITY
         if request.tenant:
             # A tenant that comes is to be lifted to what the others have been served by now.
             self._service.charge_output(self._running)
@@ -275,8 +273,7 @@ class Scheduler:
         self._cache.complete(step.seq)
         self._digest.update(step.seq, result.token_ids)
         self._tally.observe(step, result)
-        if self._any_urgency or self.config.num_host_pages:
-            self._forecast.observe(self._tally.step_shape, self._tally.step_ms / 1e3)
+        self.forecast.observe(self._tally.step_shape, self._tally.step_ms / 1e3)
         self._recall.observe(step.num_loads, result.load_ms / 1e3)
         self._take_result(step, result, counts, iter(followed))
 

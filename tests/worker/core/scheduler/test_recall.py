@@ -5,8 +5,8 @@ import pytest
 from worker.core.cache.host import HostPool
 from worker.core.cache.match import Match
 from worker.core.cache.node import Node
-from worker.core.scheduler.forecast import StepForecast
 from worker.core.scheduler.recall import Recall
+from worker.core.step_forecast import StepForecast
 from worker.wire.host_cache import HostCachePolicy
 from worker.wire.messages import StepShape
 

@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from tests.support.worker.fake_device import Harness, Outcome, make_submit
 from worker.core.request import Request
 from worker.core.scheduler.fairness import TenantService
-from worker.core.scheduler.forecast import StepForecast
 from worker.core.scheduler.queue import WaitingQueue
 from worker.core.scheduler.slo import Urgency
+from worker.core.step_forecast import StepForecast
 from worker.wire.admission import AdmissionOptions
 from worker.wire.messages import StepShape
 from worker.wire.slo import Slo
