@@ -11,8 +11,7 @@ from worker.core.executor_factory import uses_cuda
 from worker.core.grammar.guided import GuidedRequests
 from worker.core.grammar.state import GrammarProblem, GrammarState, GrammarStatus
 from worker.core.grammar.store import GrammarStore
-from worker.core.scheduler import BlockPolicy, SchedulerConfig, create_scheduler
-from worker.core.scheduler.scheduler import Clock
+from worker.core.scheduler import BlockPolicy, Clock, Scheduler, SchedulerConfig
 from worker.core.speculation.gate import create_gate
 from worker.core.timeline import Timeline
 from worker.plan.plan import Plan, StepResult
@@ -75,7 +74,7 @@ class EngineCore:
         self.grammars = GrammarStore(info)
         self._guided = GuidedRequests(self.grammars.advance, info.vocab_size)
         self.timeline = Timeline(clock)
-        self.scheduler = create_scheduler(
+        self.scheduler = Scheduler(
             SchedulerConfig(
                 max_num_seqs=config.max_num_seqs,
                 max_num_batched_tokens=config.max_num_batched_tokens,

@@ -18,7 +18,7 @@ import torch
 
 from tests.support.engines.block_engine import is_ahead
 from worker.config import EngineConfig
-from worker.core.scheduler import SchedulerConfig, create_scheduler
+from worker.core.scheduler import Scheduler, SchedulerConfig
 from worker.core.scheduler.block_policy import BlockPolicy
 from worker.models.config import ModelConfig
 from worker.plan.plan import Plan, StepResult
@@ -85,7 +85,7 @@ class InventedEngine:
             **options,  # type: ignore[arg-type]  # test options
         )
         features = config.dllm_features
-        self.scheduler = create_scheduler(
+        self.scheduler = Scheduler(
             SchedulerConfig(
                 max_num_seqs=max_num_seqs,
                 max_num_batched_tokens=max_num_batched_tokens,

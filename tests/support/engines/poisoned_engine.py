@@ -43,7 +43,7 @@ class PoisonedEngine(Engine):
     executor_class = LateExecutor
 
     def after_step(self) -> None:
-        cache, runner = self.core.scheduler._cache, self.runner
+        cache, runner = self.core.scheduler.state.cache, self.runner
         pages = torch.tensor(cache._pages._free, dtype=torch.int64)
         for layer in runner._kv_caches:
             layer.k.index_fill_(0, pages, float("nan"))

@@ -70,11 +70,10 @@ class SpeculatingEngine(Engine):
 
     def __init__(self, *, at_random: bool = False, **options: Any) -> None:
         super().__init__(MODEL, batch_invariant=True, max_model_len=1024, **options)
-        gate = self.core.scheduler._speculation
+        gate = self.core.scheduler.steps.speculation
         if gate is not None and (at_random or gate.config.adaptive):
             own = RandomGate(gate.config) if at_random else TimedGate(gate.config)
-            self.core.scheduler._speculation = own
-            self.core.scheduler._filler._speculation = own
+            self.core.scheduler.steps.speculation = own
 
     @property
     def num_drafted(self) -> int:
@@ -86,7 +85,7 @@ class SpeculatingEngine(Engine):
 
     @property
     def _gate(self) -> SpeculationGate:
-        gate = self.core.scheduler._speculation
+        gate = self.core.scheduler.steps.speculation
         assert gate is not None
         return gate
 

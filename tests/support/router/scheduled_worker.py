@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from worker.core.scheduler.scheduler import Scheduler, SchedulerConfig
+from worker.core.scheduler import Scheduler, SchedulerConfig
 from worker.front.attachment import Attachment, CacheMirror
 from worker.front.reserved import ReservedWork
 from worker.plan.plan import StepResult
@@ -133,6 +133,6 @@ class ScheduledWorker:
 
     def cached_hashes(self, tier: Tier) -> set[int]:
         """What the radix tree holds, by itself."""
-        nodes = [node for node in self.scheduler._cache._tree.nodes() if not node.is_root]
+        nodes = [node for node in self.scheduler.state.cache._tree.nodes() if not node.is_root]
         on_host = tier == "host"
         return {value for node in nodes if node.on_host == on_host for value in node.hashes}

@@ -265,7 +265,7 @@ class Harness:
 
     def check(self) -> None:
         """Invariants; and what is free now holds garbage from here on."""
-        host = self.scheduler._cache.host
+        host = self.scheduler.state.cache.host
         slots = [] if host is None else host._slots._free
         self.device.poison(self.free_pages(), slots)
         if self.checked:
@@ -273,7 +273,7 @@ class Harness:
 
     def free_pages(self) -> list[int]:
         """Pages that anybody may write to now."""
-        cache = self.scheduler._cache
+        cache = self.scheduler.state.cache
         # What tests evict without need is free, but waits to be stored.
         stored = set() if cache.host is None else set(cache.host.stored_pages)
         for plan in self.device.in_flight:
@@ -291,7 +291,7 @@ class Harness:
 
     def check_drained(self) -> None:
         """Every page is free or cached, exactly once; the mirror holds just what is cached."""
-        cache = self.scheduler._cache
+        cache = self.scheduler.state.cache
         cache.check_invariants([])
         tree = cache._tree
         assert cache._pages.num_fenced == 0

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from worker.core.scheduler import Scheduler, create_scheduler
+from worker.core.scheduler import Scheduler
 from worker.core.speculation.gate import SpeculationGate
 
 _RECORDED = ("add", "provide", "abort", "set_admission", "schedule", "apply", "take_report")
@@ -50,9 +50,9 @@ class Recording:
 
         Returns the number of its steps.
         """
-        gate = recorded._speculation
+        gate = recorded.steps.speculation
         readings = iter(self.readings)
-        again = create_scheduler(
+        again = Scheduler(
             recorded.config,
             lambda: next(readings),
             None if gate is None else SpeculationGate(gate.config),

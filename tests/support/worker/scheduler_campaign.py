@@ -86,7 +86,7 @@ class Campaign:
 
     def evict(self) -> None:
         """As if pages were short."""
-        cache = self.harness.scheduler._cache
+        cache = self.harness.scheduler.state.cache
         cache._pages.release(cache._tree.evict(self.rng.randint(1, 6)), fence=0)
         self.harness.check()
 

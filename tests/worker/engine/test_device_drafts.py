@@ -81,11 +81,10 @@ def run(sampling: Sequence[SamplingParams], *, at_random: bool = False, **option
     fixed = {"cpu_backend": "torch", "max_model_len": 512, "kv_cache_tokens": 8192}
     with Engine(MODEL, **{**fixed, **options}) as engine:
         engine.runner._attention = ByDeviceLengths()
-        gate = engine.core.scheduler._speculation
+        gate = engine.core.scheduler.steps.speculation
         if at_random:
             assert gate is not None
-            engine.core.scheduler._speculation = RandomGate(gate.config)
-            engine.core.scheduler._filler._speculation = engine.core.scheduler._speculation
+            engine.core.scheduler.steps.speculation = RandomGate(gate.config)
         outcomes: list[Outcome] = engine.outcomes(prompts(NUM_PROMPTS), sampling)
         return outcomes
 

@@ -32,7 +32,7 @@ class HostEngine(PoisonedEngine):
 
     def after_step(self) -> None:
         super().after_step()
-        cache, host = self.core.scheduler._cache, self.runner._host_pages
+        cache, host = self.core.scheduler.state.cache, self.runner._host_pages
         assert cache.host is not None
         assert host is not None
         host.slots.index_fill_(0, torch.tensor(cache.host._slots._free), float("nan"))

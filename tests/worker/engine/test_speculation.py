@@ -83,7 +83,7 @@ def test_a_model_that_drafts_for_itself_is_always_right() -> None:
                 prompts,
                 SamplingParams(temperature=temperature, top_p=0.9, seed=3, max_tokens=30),
             )
-        gate = engine.core.scheduler._speculation
+        gate = engine.core.scheduler.steps.speculation
         assert gate is not None
         assert gate.totals.num_draft_tokens == gate.totals.num_accepted_tokens > 100
 

@@ -143,7 +143,7 @@ class PoisoningEngine(Engine):
     """Fills what is free with garbage after every step, while the next one may be running."""
 
     def after_step(self) -> None:
-        cache, runner = self.core.scheduler._cache, self.runner
+        cache, runner = self.core.scheduler.state.cache, self.runner
         streams = runner._streams
         assert streams is not None
         with torch.inference_mode():

@@ -6,27 +6,29 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from worker.core.cache.lease import Lease
-from worker.core.cache.manager import CacheManager
 from worker.core.cache.match import Match
-from worker.core.request import Request, RequestState
-from worker.core.scheduler.admission_fifo import Fifo
-from worker.core.scheduler.admission_pack import Pack, PackInTurn
+from worker.core.request import Request
 from worker.core.scheduler.ageing import Ageing
-from worker.core.scheduler.budget import StepBudget
-from worker.core.scheduler.displacement import Displacement
-from worker.core.scheduler.drain import DrainRate
-from worker.core.scheduler.fairness import TenantService
+from worker.core.scheduler.lifecycle import Lifecycle
 from worker.core.scheduler.ordering import COUNTED_ROUNDS, LEVEL, cheapest_in_turn, lpm_order, rank
-from worker.core.scheduler.pages import num_still_needed
-from worker.core.scheduler.policy import AdmissionPolicy, Item, Outcome, TokenRoom, run_round
-from worker.core.scheduler.queue import WaitingQueue
+from worker.core.scheduler.page_claims import num_still_needed
+from worker.core.scheduler.policy import (
+    AdmissionPolicy,
+    AdmissionRound,
+    Fifo,
+    Item,
+    Outcome,
+    Pack,
+    PackInTurn,
+    TokenRoom,
+)
+from worker.core.scheduler.priority_preemption import PriorityPreemption
 from worker.core.scheduler.recall import Recall
 from worker.core.scheduler.rules import token_rules
-from worker.core.scheduler.running import RunningSet
 from worker.core.scheduler.siblings import Siblings
+from worker.core.scheduler.state import SchedulerState
 from worker.core.scheduler.step import StepBuilder
 from worker.plan.plan import Admit, BlockAdmit
-from worker.wire.admission import AdmissionOptions
 
 LPM_MAX_QUEUE = 128
 """Where more than so many wait, lpm is fcfs: to order them all would take longer than it gains."""
@@ -45,108 +47,102 @@ class Admitted(NamedTuple):
     """Tokens it could compute."""
 
 
+class _Place(NamedTuple):
+    """What a waiting request is to get, as things stand."""
+
+    outcome: Outcome
+    match: Match
+    victims: Sequence[Request] = ()
+    """Running requests that give way to it: at once, or in the next step if it is MAKING_PLACE."""
+
+
 class Admission:
     """Makes one round per step in which there is room for prompts and somebody waits.
 
     Who is admitted finds pages for all its known tokens beside what the running set will need next
-    (see `num_still_needed`), so that nobody is taken back for a request just admitted. With
-    nothing running that reserve is empty, and whatever passed the front's check fits.
+    (see `num_still_needed`), so that nobody is preempted for a request just admitted. With
+    nothing running that reserve is empty, and whatever passed the frontend's check fits.
 
     Who does not find place, and is much more urgent than running ones, takes theirs.
+
+    Requests are tried one by one, each on what those before it have left: its place is decided
+    (`_place`, which changes nothing), then taken (`_take`).
     """
 
-    def __init__(
-        self,
-        options: AdmissionOptions,
-        page_size: int,
-        cache: CacheManager,
-        running: RunningSet,
-        queue: WaitingQueue,
-        displacement: Displacement,
-        service: TenantService,
-        drain: DrainRate,
-        recall: Recall,
-        siblings: Siblings,
-    ) -> None:
-        self.options = options
+    def __init__(self, state: SchedulerState, lifecycle: Lifecycle, recall: Recall) -> None:
+        self.options = state.config.admission
         """May be changed between steps."""
-        self._page_size = page_size
-        self._cache = cache
-        self._running = running
-        self._queue = queue
-        self._displacement = displacement
-        self._service = service
-        self._drain = drain
+        self._state = state
+        self._lifecycle = lifecycle
+        self._page_size = state.config.page_size
+        self._cache = state.cache
+        self._queue = state.queue
         self._recall = recall
-        self._siblings = siblings
+        self._preemption = PriorityPreemption(state, recall)
+        self._siblings = Siblings(self._page_size, state.config.max_num_batched_tokens // 8)
         self._ageing = Ageing()
-        self._num_rounds = 0
+        self.num_rounds = 0
+        """Made so far."""
         self._reserve: int | None = None
         """Pages that running requests will need; None where it has to be counted anew."""
+        self._giving_way: set[str] = set()
+        """Running requests, by id, that were chosen in this round."""
 
     @property
     def has_slots(self) -> bool:
         """Whether somebody could enter without taking another's place."""
         return self._cache.num_free_slots > 0
 
+    @property
+    def max_requests(self) -> int:
+        """Most requests that a round may admit."""
+        return self.options.prefill_max_batch_size or len(self._queue)
+
     def round(
-        self,
-        budget: StepBudget,
-        needs: Sequence[int],
-        now: float,
-        level: int = -1,
-        above: int = 0,
+        self, room: TokenRoom, now: float, *, running_level: int = -1, is_shared: bool
     ) -> list[Admitted]:
         """Admits requests; their pages, tables and rows follow with `launch`.
 
         Args:
-            budget: of the step.
-            needs: tokens that running prompts as urgent as the elder have still to compute.
+            room: what the step has to give to new requests.
             now: the clock.
-            level: highest of the running prompts; whom these outrank by the gap waits.
-            above: tokens that more urgent running prompts have still to compute.
+            running_level: highest of the running prompts; whom these outrank by the gap waits.
+            is_shared: whether running prompts want some of the step's tokens, too.
         """
-        options, queue = self.options, self._queue
-        elder = queue.elder()
+        elder = self._queue.elder()
         if elder is None or not self.can_admit(elder.level):
             return []
-        room = budget.room(needs, options.prefill_max_batch_size or len(queue), above)
         # An oversize request may go alone though there is no room for one that shares the step.
-        if not room.is_open and (needs or above):
+        if not room.is_open and is_shared:
             return []
-        self._num_rounds += 1
-        self._reserve = None
-        self._displacement.begin_round()
-        self._siblings.begin_round(self._running)
-        if self._service.is_shared:
-            self._service.charge_output(self._running)
+        self._begin_round()
+        options = self.options
         generation, aged = elder.generation, self._ageing.is_due(elder)
         force = options.prefill_force_fifo_every
-        forced = aged or (force > 0 and self._num_rounds % force == 0)
+        forced = aged or (force > 0 and self.num_rounds % force == 0)
         packs = options.prefill_admission_policy == "pack" and not forced
         requests, items = self._candidates(room, packs, elder if aged else None)
-        leases: dict[int, Lease] = {}
-
-        def enter(index: int, only_displacing: bool) -> Outcome:
-            request = requests[index]
-            if not aged and self._siblings.is_coming(request):
-                request.uncached_round = -1
-                return Outcome.WAITS
-            outcome, lease = self._try_enter(request, only_displacing)
-            if lease is not None:
-                leases[index] = lease
-                self._siblings.add(request)
-            return outcome
-
         policy: AdmissionPolicy = Fifo()
         if packs:
             policy = PackInTurn() if self._is_shared(requests) else Pack()
-        drop = self._displacement.gap * LEVEL
-        floor = level * LEVEL - drop + 1 if drop else -1
-        lengths = run_round(policy, items, room, enter, drop, floor)
+        drop = self._preemption.gap * LEVEL
+        floor = running_level * LEVEL - drop + 1 if drop else -1
+        leases: dict[int, Lease] = {}
+        round_ = AdmissionRound(policy, items, room, drop, floor)
+        while (index := round_.next()) is not None:
+            request = requests[index]
+            if not aged and self._siblings.is_coming(request):
+                request.uncached_round = -1
+                round_.tell(Outcome.WAITS)
+                continue
+            outcome, lease = self._take(request, self._place(request, round_.makes_place))
+            round_.tell(outcome)
+            if lease is not None:
+                leases[index] = lease
+                self._siblings.add(request)
         self._ageing.count(elder, generation, [requests[index] for index in leases])
         admitted = []
-        for index, length in lengths.items():
+        for index, length in round_.lengths.items():
             request = requests[index]
             self._note(request, now)
             cost = request.num_pending
@@ -168,14 +164,23 @@ class Admission:
 
     def can_admit(self, level: int) -> bool:
         """Whether there is a slot for a request of this level, or somebody who gives way to it."""
-        return bool(self._cache.num_free_slots) or self._displacement.is_possible(level)
+        return bool(self._cache.num_free_slots) or self._preemption.is_possible(level)
 
     def cost(self, request: Request) -> int:
         """Tokens to compute; cached prefixes are looked up again every few rounds only."""
-        age = self._num_rounds - request.uncached_round
+        age = self.num_rounds - request.uncached_round
         if request.uncached_round < 0 or age >= COUNTED_ROUNDS:
             self._count(request, self._match(request))
         return request.num_uncached
+
+    def _begin_round(self) -> None:
+        state = self._state
+        self.num_rounds += 1
+        self._reserve = None
+        self._giving_way.clear()
+        self._siblings.begin_round(state.running)
+        if state.tenants.is_shared:
+            state.tenants.charge_output(state.running)
 
     def _candidates(
         self, room: TokenRoom, packs: bool, aged: Request | None
@@ -206,11 +211,13 @@ class Admission:
 
     def _is_shared(self, requests: Sequence[Request]) -> bool:
         """Whether there are several tenants to be fair to among `requests`."""
-        return self._service.is_shared and any(r.tenant != requests[0].tenant for r in requests)
+        return self._state.tenants.is_shared and any(
+            r.tenant != requests[0].tenant for r in requests
+        )
 
     def _count(self, request: Request, match: Match) -> None:
         request.num_uncached = request.num_wanted - match.num_pages * self._page_size
-        request.uncached_round = self._num_rounds
+        request.uncached_round = self.num_rounds
 
     def _match(self, request: Request) -> Match:
         """The cached prefix that a request does not compute."""
@@ -221,46 +228,50 @@ class Admission:
         match = self._cache.match(request.token_ids, request.cache_salt, num_left=num_left)
         return self._recall.choose(match)
 
-    def _try_enter(self, request: Request, only_displacing: bool) -> tuple[Outcome, Lease | None]:
-        """Finds a slot and pages, or takes them from less urgent requests."""
+    def _place(self, request: Request, only_preempting: bool) -> _Place:
+        """Where a request finds a slot and pages: free ones, or less urgent requests'."""
         match = self._match(request)
         num_missing = self._num_missing(request, match)
-        if only_displacing or num_missing > 0 or not self._cache.num_free_slots:
-            outcome = self._displacement.make_place(request, num_missing)
-            if outcome is not Outcome.ENTERED:
-                return outcome, None
+        if not only_preempting and num_missing <= 0 and self._cache.num_free_slots:
+            return _Place(Outcome.ENTERED, match)
+        victims = self._preemption.victims(request, num_missing, self._giving_way)
+        if not victims:
+            return _Place(Outcome.NO_PLACE, match)
+        if all(map(self._lifecycle.is_idle, victims)):
+            return _Place(Outcome.ENTERED, match, victims)
+        return _Place(Outcome.MAKING_PLACE, match, victims)
+
+    def _take(self, request: Request, place: _Place) -> tuple[Outcome, Lease | None]:
+        """Has victims give way and moves the request into the running set, as decided."""
+        self._giving_way.update(victim.request_id for victim in place.victims)
+        if place.outcome is not Outcome.ENTERED:
+            for victim in place.victims:
+                self._lifecycle.defer_preemption(victim)
+            return place.outcome, None
+        match = place.match
+        if place.victims:
+            for victim in place.victims:
+                self._lifecycle.preempt(victim)
+            # What is cached is locked no more, and may be evicted, as far as victims held it.
             self._reserve = None
             match = self._match(request)
             if self._num_missing(request, match) > 0:
                 return Outcome.NO_PLACE, None
-        return Outcome.ENTERED, self._enter(request, match)
+        return Outcome.ENTERED, self._start(request, match)
 
     def _num_missing(self, request: Request, match: Match) -> int:
         """Pages short of what it needs, beside what running requests will need."""
         if self._reserve is None:
-            self._reserve = sum(num_still_needed(r, self._page_size) for r in self._running)
+            self._reserve = sum(num_still_needed(r, self._page_size) for r in self._state.running)
         room = max(request.num_wanted, len(request.token_ids) + 1)
         needed = -(-room // self._page_size) - len(match.pages)
         return needed + self._reserve - (self._cache.num_available - match.num_unlocked)
 
-    def _enter(self, request: Request, match: Match) -> Lease:
-        """Moves a request into the running set: with a slot, and a lock on what is cached."""
-        self._queue.remove(request)
+    def _start(self, request: Request, match: Match) -> Lease:
         self._count(request, match)
-        wants_all = request.wants_prompt_logprobs
-        lease = self._cache.open(match, request.cache_salt, shared=not wants_all)
-        request.move_to(RequestState.RUNNING)
-        request.lease = lease
-        request.num_computed = match.num_pages * self._page_size
-        request.num_prefill = len(request.token_ids)
-        if request.num_cached < 0:
-            request.num_cached = request.num_computed
         if request.num_preempted:
-            request.resumed_at = len(request.token_ids)
             self._recall.note_resumed(request, match)
-        if wants_all:
-            request.prompt_logprobs = []  # of an interrupted prefill, what came counts no more
-        self._running.add(request)
+        lease = self._lifecycle.start(request, match)
         if self._reserve is not None:
             self._reserve += num_still_needed(request, self._page_size)
         return lease
@@ -268,9 +279,9 @@ class Admission:
     def _note(self, request: Request, now: float) -> None:
         if request.admitted_s < 0.0:
             request.admitted_s = now
-        self._drain.note(len(request.token_ids), now)
+        self._state.drain.note(len(request.token_ids), now)
         if not request.num_preempted:
-            self._service.charge_prompt(request, request.num_uncached)
+            self._state.tenants.charge_prompt(request, request.num_uncached)
 
 
 def _admit(request: Request, lease: Lease) -> Admit:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from enum import Enum, auto
 from typing import NamedTuple, Protocol
 
@@ -25,6 +25,40 @@ class AdmissionPolicy(Protocol):
     def order(self, items: Sequence[Item]) -> list[int]:
         """Indices in the order of trying; levels descend."""
         ...
+
+
+class Fifo:
+    """In the order of the queue, up to the first that does not fit."""
+
+    stops = True
+
+    def order(self, items: Sequence[Item]) -> list[int]:
+        """The order of the queue."""
+        return list(range(len(items)))
+
+
+class Pack:
+    """Of equally urgent requests by ascending cost, then in the order of the queue.
+
+    What fits by ascending cost is the largest number of requests that fit at all, and of these
+    choices the cheapest.
+    """
+
+    stops = False
+
+    def order(self, items: Sequence[Item]) -> list[int]:
+        """The most urgent first, of these the cheapest."""
+        return sorted(range(len(items)), key=lambda i: (-items[i].level, items[i].cost, i))
+
+
+class PackInTurn:
+    """As many as fit in the order given, in which each tenant has its turns."""
+
+    stops = False
+
+    def order(self, items: Sequence[Item]) -> list[int]:
+        """The order given."""
+        return list(range(len(items)))
 
 
 class Outcome(Enum):
@@ -83,59 +117,87 @@ class TokenRoom:
         return length
 
 
-def run_round(
-    policy: AdmissionPolicy,
-    items: Sequence[Item],
-    room: TokenRoom,
-    enter: Callable[[int, bool], Outcome],
-    max_drop: int = 0,
-    floor: int = -1,
-) -> dict[int, int]:
-    """Admits by `policy`; returns index → tokens to compute now, in the order of `items`.
+class AdmissionRound:
+    """Says whom to try next, and hands tokens to those that entered: `next`, try, `tell`, `next` …
 
-    Where nothing of the highest level fits into `room`, the first of it goes alone, so that it is
+    Where nothing of the highest level fits into the room, the first of it goes alone, so that it is
     not held up for ever, nor by less urgent ones.
 
     Args:
         policy: decides whom to try.
         items: in the order of the queue.
         room: what the step has to give.
-        enter: finds slot and pages; told whether only places that others make count.
         max_drop: levels below somebody who is admitted from which on nobody else is, so that the
             step does not get longer for the urgent one; 0 for any number.
         floor: level below which nobody is admitted.
     """
-    lengths: dict[int, int] = {}
-    top = items[0].level if items else 0
-    # It rises, too: less urgent ones may not take the pages that a more urgent one lacks.
-    making_place = top_misfit = False
-    for index in policy.order(items):
-        cost, level = items[index]
-        if level < floor or not room.is_open:
-            break
-        if level < top and top_misfit and not lengths and not making_place:
-            break
-        if not room.fits(cost):
-            top_misfit = top_misfit or level == top
-            if policy.stops:
+
+    def __init__(
+        self,
+        policy: AdmissionPolicy,
+        items: Sequence[Item],
+        room: TokenRoom,
+        max_drop: int = 0,
+        floor: int = -1,
+    ) -> None:
+        self.makes_place = False
+        """Whether running requests give way to one that was tried: only places that others make
+        count from then on, and less urgent ones may not take what it lacks."""
+        self._stops = policy.stops
+        self._items = items
+        self._room = room
+        self._max_drop = max_drop
+        self._floor = floor
+        """Rises, too: less urgent ones may not take the pages that a more urgent one lacks."""
+        self._left = iter(policy.order(items))
+        self._tried = -1
+        self._has_top_misfit = self._is_over = False
+        self._num_alone = 0
+        """Tokens for one that goes by itself, and is tried last."""
+        self._lengths: dict[int, int] = {}
+
+    @property
+    def lengths(self) -> dict[int, int]:
+        """Tokens to compute now, by index of those that entered, in the order of the items."""
+        return {index: self._lengths[index] for index in sorted(self._lengths)}
+
+    def next(self) -> int | None:
+        """Index of whom to find a slot and pages for; None at the end of the round."""
+        while not self._is_over:
+            index = next(self._left, None)
+            if index is None or self._ends_before(self._items[index]):
                 break
-            continue
-        outcome = enter(index, making_place)
-        if outcome is Outcome.ENTERED:
-            lengths[index] = room.take(cost)
-            if max_drop:
-                floor = max(floor, level - max_drop + 1)
-        elif outcome is Outcome.WAITS:
-            continue
+            if self._room.fits(self._items[index].cost):
+                self._tried = index
+                return index
+            self._has_top_misfit |= self._items[index].level == self._items[0].level
+            self._is_over = self._stops
+        self._is_over = True
+        if not self._has_top_misfit or self._lengths or self.makes_place or self._num_alone:
+            return None
+        self._num_alone = self._room.take_alone(self._items[0].cost)
+        self._tried = 0
+        return 0 if self._num_alone else None
+
+    def tell(self, outcome: Outcome) -> None:
+        """What came of trying the one that `next` named."""
+        cost, level = self._items[self._tried]
+        if self._num_alone:
+            if outcome is Outcome.ENTERED:
+                self._lengths[self._tried] = self._num_alone
+        elif outcome is Outcome.ENTERED:
+            self._lengths[self._tried] = self._room.take(cost)
+            if self._max_drop:
+                self._floor = max(self._floor, level - self._max_drop + 1)
         elif outcome is Outcome.MAKING_PLACE:
-            room.take(cost)
-            making_place, floor = True, level
-        elif policy.stops:
-            break
-        else:
-            floor = max(floor, level)
-    if top_misfit and not lengths and not making_place:
-        length = room.take_alone(items[0].cost)
-        if length and enter(0, False) is Outcome.ENTERED:
-            lengths[0] = length
-    return {index: lengths[index] for index in sorted(lengths)}
+            self._room.take(cost)
+            self.makes_place, self._floor = True, level
+        elif outcome is Outcome.NO_PLACE:
+            self._is_over = self._stops
+            self._floor = max(self._floor, level)
+
+    def _ends_before(self, item: Item) -> bool:
+        if item.level < self._floor or not self._room.is_open:
+            return True
+        waits_for_top = self._has_top_misfit and not self._lengths and not self.makes_place
+        return waits_for_top and item.level < self._items[0].level

@@ -9,6 +9,7 @@ from worker.core.cache.host import Copies
 from worker.core.cache.lease import Lease
 from worker.core.request import Request
 from worker.plan.plan import (
+    Accept,
     Admit,
     BlockRow,
     DraftRow,
@@ -134,6 +135,8 @@ class StepBuilder:
         """Positions of draft rows, at most."""
         self.max_rounds = 1
         """See Plan."""
+        self.accepts: list[Accept] = []
+        """See Plan."""
         self._stores: PageCopies | None = None
         self._loads: PageCopies | None = None
 
@@ -231,6 +234,7 @@ class StepBuilder:
             masked=masked,
             draft_threshold=self.draft_threshold,
             max_rounds=self.max_rounds,
+            accepts=self.accepts,
             stores=self._stores,
             loads=self._loads,
         )

@@ -11,11 +11,17 @@ from hypothesis import strategies as st
 
 from tests.support.effort import cases
 from tests.support.worker.fake_device import Harness, make_submit
-from worker.core.scheduler.admission_fifo import Fifo
-from worker.core.scheduler.admission_pack import Pack
 from worker.core.scheduler.ageing import MAX_PASSES
 from worker.core.scheduler.budget import StepBudget
-from worker.core.scheduler.policy import AdmissionPolicy, Item, Outcome, TokenRoom, run_round
+from worker.core.scheduler.policy import (
+    AdmissionPolicy,
+    AdmissionRound,
+    Fifo,
+    Item,
+    Outcome,
+    Pack,
+    TokenRoom,
+)
 from worker.wire.admission import AdmissionChange, AdmissionOptions
 
 LEVEL = 4
@@ -28,8 +34,15 @@ def admit(
     room = StepBudget(10_000, 0, max_prefill_tokens=max_tokens, chunked=False).room(
         [], max_requests
     )
-    items = [Item(cost, LEVEL) for cost in costs]
-    return list(run_round(policy, items, room, lambda index, making: Outcome.ENTERED))
+    return list(play(policy, [Item(cost, LEVEL) for cost in costs], room))
+
+
+def play(policy: AdmissionPolicy, items: list[Item], room: TokenRoom) -> dict[int, int]:
+    """What each gets, where all that are tried find a place."""
+    round_ = AdmissionRound(policy, items, room)
+    while round_.next() is not None:
+        round_.tell(Outcome.ENTERED)
+    return round_.lengths
 
 
 def test_the_most_urgent_prompts_take_all_that_they_can_use() -> None:
@@ -125,14 +138,13 @@ def test_nobody_gets_in_before_a_more_urgent_one_that_lacks_pages(
     ordered = [Item(*item) for item in sorted(items, key=lambda item: -item[1])]
     for policy in (Fifo(), Pack()):
         room = StepBudget(10_000, 0, max_prefill_tokens=max_tokens, chunked=False).room([], 99)
-        tried: list[int] = []
-
-        def enter(index: int, making: bool, tried: list[int] = tried) -> Outcome:
-            tried.append(index)
-            return Outcome.NO_PLACE if index in lacking else Outcome.ENTERED
-
-        entered = run_round(policy, ordered, room, enter)
-        refused = [ordered[i].level for i in tried if i in lacking]
+        round_ = AdmissionRound(policy, ordered, room)
+        refused = []
+        while (index := round_.next()) is not None:
+            round_.tell(Outcome.NO_PLACE if index in lacking else Outcome.ENTERED)
+            if index in lacking:
+                refused.append(ordered[index].level)
+        entered = round_.lengths
         for index in entered:
             assert all(ordered[index].level >= level for level in refused)
 
@@ -282,7 +294,7 @@ def test_nobody_starves_in_thousands_of_rounds(chunked: bool) -> None:
         admission=AdmissionOptions(prefill_admission_policy="pack", prefill_max_tokens=16),
     )
     scheduler = harness.scheduler
-    queue = scheduler._queue
+    queue = scheduler.state.queue
     entered: dict[str, int] = {}
     waits: list[int] = []
     count = rounds = 0
@@ -295,15 +307,15 @@ def test_nobody_starves_in_thousands_of_rounds(chunked: bool) -> None:
             submit = make_submit(name, [3] * length, max_tokens=2, ignore_eos=True)
             entered[name] = rounds
             scheduler.add(submit)
-        before = scheduler._filler.admission._num_rounds
+        before = scheduler.admission.num_rounds
         plan = scheduler.schedule()
         assert plan is not None
         harness.device.launch(plan)
         scheduler.apply(harness.device.run())
         scheduler.take_report()
-        rounds += scheduler._filler.admission._num_rounds - before
+        rounds += scheduler.admission.num_rounds - before
         for name in list(entered):
-            request = scheduler._requests.get(name)
+            request = scheduler.state.requests.get(name)
             if request is None or request.lease is not None:
                 waits.append(rounds - entered.pop(name))
     # At most 23 others were there before: (k + 1) passes, and rounds in which nothing fits.
@@ -316,5 +328,5 @@ def test_nobody_starves_in_thousands_of_rounds(chunked: bool) -> None:
 def test_room_of_its_own_goes_to_the_first_of_the_most_urgent() -> None:
     room = StepBudget(50, 0, max_prefill_tokens=4, chunked=False).room([], 9)
     items = [Item(20, 9), Item(20, 9), Item(1, 4)]
-    assert run_round(Pack(), items, room, lambda i, making: Outcome.ENTERED) == {0: 20}
+    assert play(Pack(), items, room) == {0: 20}
     assert isinstance(room, TokenRoom)

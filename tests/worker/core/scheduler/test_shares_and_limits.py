@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from tests.support.worker.fake_device import Harness, make_submit
-from worker.core.scheduler.drain import DrainRate
 from worker.core.scheduler.fairness import OUTPUT_WEIGHT, PROMPT_WEIGHT
+from worker.core.scheduler.overload import DrainRate
 from worker.wire.admission import AdmissionOptions
 
 
@@ -40,7 +40,7 @@ def test_three_tenants_at_ten_to_one_to_one_get_equal_service(policy: str) -> No
                 offer(tenant)
     for _ in range(600):
         harness.step()
-    waiting = {request.tenant for request in harness.scheduler._queue.window(10_000)}
+    waiting = {request.tenant for request in harness.scheduler.state.queue.window(10_000)}
     assert waiting == {"a", "b", "c"}, "somebody ran out of requests: shares mean nothing then"
     for (name, _), outcome in harness.outcomes.items():
         if outcome.num_cached >= 0 or outcome.tokens:
@@ -139,7 +139,7 @@ def test_who_comes_from_a_lost_worker_goes_before_its_class() -> None:
         harness.submit(make_submit(name, [3] * 4, max_tokens=3, ignore_eos=True))
         harness.step()
     harness.submit(make_submit("moved", [4] * 4, max_tokens=3, is_resubmitted=True))
-    queue = harness.scheduler._queue
+    queue = harness.scheduler.state.queue
     assert [request.request_id for request in queue.window(3)] == ["moved", "first", "second"]
     harness.drain()
 
@@ -152,7 +152,7 @@ def test_tokens_of_another_worker_are_charged_to_nobody() -> None:
     harness.submit(moved)
     harness.drain()
     assert len(harness.finished("m", 1).tokens) == 6
-    served = harness.scheduler._service.served("a")
+    served = harness.scheduler.state.tenants.served("a")
     assert served == PROMPT_WEIGHT * 20 + OUTPUT_WEIGHT * 6
 
 

@@ -221,7 +221,7 @@ def test_a_stream_of_urgent_requests_does_not_thrash_the_others(depth: int) -> N
     harness.step(depth)
     count = steps = 0
     while not all(harness.outcomes[name, 0].finish_reason for name in ("a", "b")):
-        if [request.request_id for request in harness.scheduler._running] == ["a", "b"]:
+        if [request.request_id for request in harness.scheduler.state.running] == ["a", "b"]:
             count += 1
             harness.submit(make_submit(f"u{count}", prompt(4, 9), max_tokens=1, priority=9))
         harness.step(depth)
@@ -243,7 +243,7 @@ def test_pages_as_well_as_slots_are_taken_and_never_for_nothing() -> None:
     urgent = harness.submit(make_submit("u", prompt(16, 5), max_tokens=4, priority=9))
     harness.step()
     assert urgent.tokens
-    assert len(list(harness.scheduler._running)) == 2
+    assert len(list(harness.scheduler.state.running)) == 2
     harness.drain()
     for name in ("a", "b", "u"):
         harness.finished(name)
@@ -270,7 +270,7 @@ def test_the_cheapest_to_resume_gives_way() -> None:
     harness.step()
     harness.submit(make_submit("u", prompt(4, 5), max_tokens=2, priority=9, ignore_eos=True))
     harness.step()
-    running = [request.request_id for request in harness.scheduler._running]
+    running = [request.request_id for request in harness.scheduler.state.running]
     assert running == ["u", "long"]
     harness.drain()
     harness.finished("short")

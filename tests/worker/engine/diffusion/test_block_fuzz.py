@@ -9,7 +9,7 @@ import pytest
 
 from tests.support.engines.block_oracle import Logits, Terms, answer
 from tests.support.engines.invented_model import MASK, VOCAB, InventedEngine, pure_logits
-from worker.core.scheduler import block_filler
+from worker.core.scheduler import block_steps
 from worker.wire.diffusion import DiffusionParams, DllmFeature
 from worker.wire.sampling import SamplingParams
 
@@ -69,10 +69,10 @@ class Crowd:
                 if name in self.outputs and name not in self.reasons:
                     self.engine.scheduler.abort(name, 0)
             scheduler = self.engine.scheduler
-            if self._rng.random() < take_back_share and len(scheduler._running):
-                withdrawal, last = scheduler._filler.withdrawal, scheduler._running.last()
-                if withdrawal.is_settled(last):
-                    withdrawal.take_back(last)
+            if self._rng.random() < take_back_share and len(scheduler.state.running):
+                lifecycle, last = scheduler.lifecycle, scheduler.state.running.last()
+                if lifecycle.is_idle(last):
+                    lifecycle.preempt(last)
             for delta in self.engine.step().deltas.get("g", ()):
                 self.outputs[delta.request_id] += delta.token_ids
                 self.num_rounds[delta.request_id] = delta.num_rounds
@@ -117,8 +117,8 @@ def test_a_step_ahead_repeats_no_round_and_runs_nothing_that_is_done(
     seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Every round is the oracle's, and the only passes there are are these."""
-    monkeypatch.setattr(block_filler, "MAX_ROUNDS", 2)
-    monkeypatch.setattr(block_filler, "MAX_ROUNDS_AHEAD", 1 + seed % 2)
+    monkeypatch.setattr(block_steps, "MAX_ROUNDS", 2)
+    monkeypatch.setattr(block_steps, "MAX_ROUNDS_AHEAD", 1 + seed % 2)
     rng = np.random.default_rng(seed)
     engine = InventedEngine(
         (4, 8)[seed % 2], num_pages=int(rng.integers(16, 40)), depth=1, dllm_disable=("early_exit",)
@@ -141,7 +141,7 @@ def test_taken_back_in_mid_block_it_repeats_no_round(
 ) -> None:
     """Rounds are the oracle's, so blocks go on where they were; no pass goes to a done row, and
     none to a request that was aborted."""
-    monkeypatch.setattr(block_filler, "MAX_ROUNDS", 1)
+    monkeypatch.setattr(block_steps, "MAX_ROUNDS", 1)
     rng = np.random.default_rng(seed)
     engine = InventedEngine(8, num_pages=16, dllm_disable=("early_exit",))
     crowd = Crowd(engine, rng)

@@ -155,7 +155,7 @@ def test_nobody_waits_for_a_slow_grammar(
         while engine.core.grammars.num_due or engine.core.has_work():
             engine.core.take_grammars(wait=not engine.core.has_work())
             engine.step(outputs)
-            num_held += len(engine.core.scheduler._held)
+            num_held += len(engine.core.scheduler.state.held)
     assert num_held > 20
     for (pattern, _), outcome in zip(guided, outputs.values(), strict=True):
         assert outcome.finish_reason == "stop", outcome.error

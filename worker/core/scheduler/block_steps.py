@@ -1,0 +1,236 @@
+"""Steps of block-diffusion models: a row's last block is decided round by round."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from worker.core.cache.lease import Lease
+from worker.core.grammar.state import Followed
+from worker.core.request import Request
+from worker.core.scheduler.admission import Admission, Admitted
+from worker.core.scheduler.block_ahead import rows_ahead
+from worker.core.scheduler.block_policy import MAX_ROUNDS, MAX_ROUNDS_AHEAD, BlockBudget
+from worker.core.scheduler.finish import take_tokens
+from worker.core.scheduler.lifecycle import Lifecycle
+from worker.core.scheduler.page_claims import PageClaims
+from worker.core.scheduler.state import SchedulerState
+from worker.core.scheduler.step import InFlightRow, StepBuilder, StepInFlight
+from worker.core.speculation.gate import SpeculationGate
+from worker.plan.plan import Accept, BlockOutcome, BlockRow, StepResult
+from worker.wire.diffusion import BlockTotals
+
+_Member = tuple[Request, int]
+"""A running request and its pending positions."""
+
+
+class BlockSteps:
+    """Sees of a running block whether it is done, and nothing of how it gets there.
+
+        0 ────────────── num_computed ─────────────── known ──────── end of the running block
+        │ in KV cache    │ prompt, or a block whose   │ undecided, or
+        │                │ last pass is still to come │ prompt's tail in front
+
+    Blocks lie at multiples of the block size, so a prompt's tail shares its block with the first
+    tokens. A running block is computed again in every round, in place; what is before it is
+    computed once. A request that is taken back keeps the state of its running block, which no one
+    here reads, and goes on with it. Only blocks that are done enter the prefix cache.
+
+    Under a grammar a block is decided from left to right. A round proposes the token of the
+    leftmost undecided position, drawn under the grammar's mask, and those after it that are sure
+    enough; they count as far as the grammar goes along, and the next Plan tells the ranks how far
+    that is. To everybody else they are like a prompt's tail, in front of what is undecided.
+
+    Args:
+        state: of the scheduler.
+        lifecycle: ends and holds requests.
+        admission: of new requests.
+    """
+
+    def __init__(self, state: SchedulerState, lifecycle: Lifecycle, admission: Admission) -> None:
+        assert state.config.blocks is not None, "an autoregressive model has no blocks"
+        self.speculation: SpeculationGate | None = None
+        """Drafts are for autoregressive models."""
+        self._state = state
+        self._policy = state.config.blocks
+        self._lifecycle = lifecycle
+        self._admission = admission
+        self._claims = PageClaims(state, lifecycle)
+        self._totals = state.stats.blocks = BlockTotals()
+        self._accepted: list[tuple[Request, Lease]] = []
+        """Under a grammar, with known tokens in their running blocks that ranks do not know."""
+
+    def build(
+        self, builder: StepBuilder, now: float, in_flight: Sequence[StepInFlight] = ()
+    ) -> None:
+        """Running blocks first, then prompts: together, or in steps of their own.
+
+        While a step is in flight, its outcome, which the next one follows from, is open: what
+        comes is planned ahead as far as that can be (see `rows_ahead`), else not at all. So nobody
+        is admitted or preempted before the result is in.
+        """
+        if in_flight:
+            self._build_ahead(builder, in_flight[-1])
+        else:
+            self._build(builder, now)
+        if builder.num_tokens:
+            builder.accepts = [
+                Accept(lease.slot, len(request.token_ids))
+                for request, lease in self._accepted
+                if request.lease is lease
+            ]
+            self._accepted.clear()
+
+    def counts(self, step: StepInFlight, result: StepResult) -> list[int]:
+        """How many of the result's tokens each row has; ValueError if it has others in all."""
+        is_block = [isinstance(one.row, BlockRow) for one in step.rows]
+        num_blocks = sum(is_block)
+        outcomes = result.blocks or []
+        num_tokens = sum(outcome.num_tokens for outcome in outcomes)
+        if (num_blocks, num_tokens) != (len(outcomes), len(result.token_ids)):
+            raise ValueError(
+                f"step {result.seq} has {num_blocks} running blocks; got {len(outcomes)} outcomes "
+                f"and {len(result.token_ids)} tokens, {num_tokens} expected"
+            )
+        ordered = iter(outcomes)
+        return [next(ordered).num_tokens if one else 0 for one in is_block]
+
+    def take(
+        self,
+        step: StepInFlight,
+        result: StepResult,
+        counts: Sequence[int],
+        followed: Iterator[Followed],
+    ) -> None:
+        """Gives requests what a step decided for them.
+
+        Args:
+            step: the oldest in flight.
+            result: of it.
+            counts: its tokens of each row.
+            followed: what grammars made of the tokens, one for each block under one that is done.
+        """
+        self._totals.num_forwards += result.num_forwards
+        outcomes, next_token = iter(result.blocks or ()), 0
+        interrupted: list[Request] = []
+        for one, count in zip(step.rows, counts, strict=True):
+            request = one.request
+            if not isinstance(one.row, BlockRow):
+                if not one.is_stale:
+                    request.num_forwards += 1
+                    self._commit_pages(one, one.row.start + one.row.length)
+                continue
+            outcome = next(outcomes)
+            token_ids = result.token_ids[next_token : next_token + count]
+            next_token += count
+            self._totals.num_rounds += outcome.num_rounds
+            self._totals.num_passes += outcome.num_forwards
+            if one.is_stale:
+                self._state.stats.num_dropped_tokens += len(token_ids)
+                continue
+            self._take_block(one, one.row, outcome, token_ids, followed)
+            if not token_ids and not self._policy.inplace:
+                interrupted.append(request)
+        self._state.running.drop_finished()
+        for request in interrupted:
+            self._lifecycle.requeue(request)  # its block is not done; it comes again by the queue
+
+    def _build(self, builder: StepBuilder, now: float) -> None:
+        policy = self._policy
+        members = [(request, request.num_pending) for request in self._state.running]
+        budget = BlockBudget(
+            self._state.config.max_num_batched_tokens, policy, [pending for _, pending in members]
+        )
+        first = members
+        if not policy.mixed_rounds:
+            first = [member for member in members if self._is_prompt(member[0])]
+        lengths = [budget.grant(pending) for _, pending in first]
+        admitted: list[Admitted] = []
+        if len(self._state.queue):
+            admitted = self._admission.round(
+                budget.room(self._admission.max_requests),
+                now,
+                is_shared=any(pending > 2 * policy.size for _, pending in members),
+            )
+        self._add_rows(first, lengths, builder)
+        new_lengths = budget.grant_new([one.cost for one in admitted])
+        for one, length in zip(admitted, new_lengths, strict=True):
+            self._admission.launch(one, length, builder)
+        if not policy.mixed_rounds and not builder.has_rows_without_draws:
+            rest = [member for member in members if not builder.has_row_of(member[0])]
+            self._add_rows(rest, [budget.grant(pending) for _, pending in rest], builder)
+        self._lifecycle.deferred.clear()
+        # While every request of the step is in a running block, nothing need be scheduled.
+        if policy.inplace and not builder.has_rows_without_draws and not self._any_watched():
+            builder.max_rounds = MAX_ROUNDS
+
+    def _build_ahead(self, builder: StepBuilder, step: StepInFlight) -> None:
+        state = self._state
+        if len(state.queue):
+            return  # who waits is to have the first place that comes free
+        for row in rows_ahead(step, state.running, state.cache, state.config):
+            lease = row.lease
+            if row.num_missing:
+                first = len(lease.pages)
+                builder.write_pages(lease.slot, first, state.cache.extend(lease, row.num_missing))
+            builder.add_window(row.request, lease, row.start, row.end)
+        if not self._any_watched():
+            builder.max_rounds = MAX_ROUNDS_AHEAD
+
+    def _add_rows(
+        self, members: Sequence[_Member], lengths: Sequence[int], builder: StepBuilder
+    ) -> None:
+        for (request, _), length in zip(members, lengths, strict=True):
+            lease = request.lease
+            if lease is not None and request.request_id not in self._lifecycle.deferred:
+                self._claims.add_row(request, lease, length, builder)
+
+    def _any_watched(self) -> bool:
+        """Whether anybody is to be told of every round."""
+        params = [request.sampling.diffusion for request in self._state.running]
+        return any(one is not None and one.stream_drafts for one in params)
+
+    def _is_prompt(self, request: Request) -> bool:
+        """Whether whole blocks of what it came with are still to be computed."""
+        size = self._policy.size
+        return request.num_computed < request.num_prefill // size * size
+
+    def _take_block(
+        self,
+        one: InFlightRow,
+        row: BlockRow,
+        outcome: BlockOutcome,
+        token_ids: list[int],
+        followed: Iterator[Followed],
+    ) -> None:
+        request = one.request
+        guided = next(followed) if request.grammar is not None and token_ids else None
+        request.num_rounds += outcome.num_rounds
+        request.num_forwards += outcome.num_forwards
+        request.block_state = outcome.state
+        end = row.start + row.length
+        if row.is_window:
+            assert outcome.num_forwards, "a rank took a request for ended that goes on"
+            end = request.num_wanted  # as the step before has left it
+        computed = end if outcome.is_committed else end - self._policy.size
+        request.num_computed = computed
+        if token_ids and request.first_token_s < 0.0:
+            request.first_token_s = self._state.clock()
+        num_known = len(request.token_ids)
+        ended = take_tokens(request, token_ids, guided)
+        self._totals.num_tokens += len(request.token_ids) - num_known
+        self._commit_pages(one, computed)
+        if ended is not None:
+            self._lifecycle.finish(request, ended)
+            return
+        if token_ids or outcome.draft is not None:
+            self._state.outputs.put(request, draft=outcome.draft)
+        if request.grammar is not None:
+            self._accepted.append((request, one.lease))
+            if guided is not None and guided.is_pending:
+                self._lifecycle.hold(request)
+
+    def _commit_pages(self, one: InFlightRow, num_computed: int) -> None:
+        """HAZARD: a block that its request ended in the middle of was computed with what came
+        after the end; it does not enter the prefix cache, nor does a running one."""
+        known = len(one.request.token_ids) // self._policy.size * self._policy.size
+        self._state.cache.commit(one.lease, one.request.token_ids, min(num_computed, known))

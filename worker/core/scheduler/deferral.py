@@ -1,0 +1,118 @@
+"""Decodes that are left out of some steps, so that first tokens come sooner."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+from worker.core.request import Request
+from worker.core.scheduler.admission import Admission
+from worker.core.scheduler.state import SchedulerState
+
+_GOOD_PART = 0.125
+"""Of a step, in tokens or time, that decodes must take from urgent prompts to be deferred."""
+
+
+class Deferrable(NamedTuple):
+    """Decodes that a step may leave out."""
+
+    requests: Mapping[str, Request]
+    """By request id."""
+    num_tokens: int
+    """Of prompts that this is for: with fewer in the step, it would be for nothing."""
+
+
+_NONE = Deferrable({}, 0)
+
+
+class DecodeDeferral:
+    """Chooses decodes that a step does without, for so many steps in a row as the options say.
+
+    Either prompts fill the step by themselves, and are as urgent (`prefill_first_steps`); or they
+    outrank the decodes by the preemption gap, and these would take a good part of the step, in
+    tokens or in time (`urgent_first_steps`).
+    """
+
+    def __init__(self, state: SchedulerState, admission: Admission) -> None:
+        self._state = state
+        self._admission = admission
+        self._gap = state.config.preempt_priority_gap
+        self._num_steps = 0
+        """In a row that left decodes out."""
+
+    def is_outranked(self, request: Request, level: int) -> bool:
+        """Whether somebody of this level is more urgent than `request` by the gap."""
+        return self._gap > 0 and request.level <= level - self._gap
+
+    def candidates(
+        self,
+        members: Sequence[tuple[Request, int]],
+        prompts: Sequence[tuple[Request, int]],
+        oldest: Request | None,
+        max_prompts: int,
+    ) -> Deferrable:
+        """Decodes that could be left out for the prompts that run, and that wait.
+
+        Args:
+            members: running requests and their pending tokens.
+            prompts: those of them that are prompts under way.
+            oldest: longest in the queue's highest level, where it could be admitted.
+            max_prompts: prompt tokens of a step without decodes.
+        """
+        level = max([r.level for r, _ in prompts], default=-1)
+        if oldest is not None:
+            level = max(level, oldest.level)
+        if level < 0:
+            return _NONE  # no prompts
+        decodes = {r.request_id: r for r, pending in members if pending == 1 and r.level <= level}
+        options = self._admission.options
+        if self._num_steps < options.prefill_first_steps and (
+            self._num_prompt_tokens(prompts) >= max_prompts
+        ):
+            return Deferrable(decodes, self._state.config.max_num_batched_tokens)
+        if self._num_steps >= options.urgent_first_steps:
+            return _NONE
+        # Not by its level: what a deadline may have added was for the first token.
+        outranked = {
+            name: r for name, r in decodes.items() if self._gap and r.priority <= level - self._gap
+        }
+        if not outranked:
+            return _NONE
+        num_tokens = sum(n for r, n in prompts if not self.is_outranked(r, level))
+        if oldest is not None and not self.is_outranked(oldest, level):
+            num_tokens += self._admission.cost(oldest)
+        if self._takes_good_part(outranked, num_tokens):
+            return Deferrable(outranked, num_tokens)
+        return _NONE
+
+    def decide(
+        self, candidates: Deferrable, num_prompt_tokens: int, max_prompts: int
+    ) -> Mapping[str, Request]:
+        """Whom the step leaves out: nobody where slots or pages kept the prompts out.
+
+        Args:
+            candidates: for this step.
+            num_prompt_tokens: that it computes.
+            max_prompts: that it has room for.
+        """
+        deferred = candidates.requests
+        if num_prompt_tokens < min(candidates.num_tokens, max_prompts):
+            deferred = {}
+        self._num_steps = self._num_steps + 1 if deferred else 0
+        return deferred
+
+    def _takes_good_part(self, decodes: Mapping[str, Request], num_tokens: int) -> bool:
+        """Whether a step of so many prompt tokens would be much less of one with these decodes."""
+        most = self._state.config.max_num_batched_tokens
+        if num_tokens + len(decodes) > most and len(decodes) >= _GOOD_PART * most:
+            return True
+        context = sum(request.num_computed for request in decodes.values())
+        part = self._state.forecast.decode_part(len(decodes), context, min(num_tokens, most))
+        return part >= _GOOD_PART
+
+    def _num_prompt_tokens(self, prompts: Sequence[tuple[Request, int]]) -> int:
+        """Of prompts that run or, where there are slots, wait."""
+        num_tokens = sum(pending for _, pending in prompts)
+        if self._admission.has_slots:
+            num_tokens += self._state.queue.num_tokens - self._state.queue.num_expected_cached
+        return num_tokens

@@ -1,0 +1,152 @@
+"""Requests on their way between queue, running set, those held, and their end."""
+
+from __future__ import annotations
+
+import logging
+
+from worker.core.cache.lease import Lease
+from worker.core.cache.match import Match
+from worker.core.request import Request, RequestState
+from worker.core.scheduler.finish import stop_reason
+from worker.core.scheduler.state import SchedulerState
+
+logger = logging.getLogger(__name__)
+
+
+class Lifecycle:
+    """The one place where requests move.
+
+        queue ──start──> running ──finish──> ended
+          ^ ^              │  │
+          │ └── preempt ───┘  └──hold──> held
+          └───────── queued again ─────────┘
+
+    What a request that is preempted or held has computed stays in the prefix cache, as far as it
+    fills pages, until others need them, and in host memory, where there is such a tier, thereafter;
+    what it holds beside that is free again.
+
+    HAZARD(fence): the pages and the slot of a request with a row in flight come free only after
+    that step, so preempting it at once would free nothing and throw work away. Its preemption is
+    deferred instead: it is left out of one step, so that the next one finds it with nothing in
+    flight.
+    """
+
+    def __init__(self, state: SchedulerState) -> None:
+        self.deferred: dict[str, Request] = {}
+        """About to be preempted: they get no row in the step being put together."""
+        self._state = state
+        self._ended_guided: list[tuple[str, int]] = []
+        """Requests under a grammar, by id and attempt, that `take_ended` is to tell of."""
+
+    def start(self, request: Request, match: Match) -> Lease:
+        """Moves a waiting request into the running set, with a slot and a lock on what is cached.
+
+        The caller has seen that there are a free slot, and pages for what `match` has in host
+        memory.
+        """
+        state = self._state
+        state.queue.remove(request)
+        wants_all = request.wants_prompt_logprobs
+        lease = state.cache.open(match, request.cache_salt, shared=not wants_all)
+        request.move_to(RequestState.RUNNING)
+        request.lease = lease
+        request.num_computed = match.num_pages * state.config.page_size
+        request.num_prefill = len(request.token_ids)
+        if request.num_cached < 0:
+            request.num_cached = request.num_computed
+        if request.num_preempted:
+            request.resumed_at = len(request.token_ids)
+        if wants_all:
+            request.prompt_logprobs = []  # of an interrupted prefill, what came counts no more
+        state.running.add(request)
+        return lease
+
+    def is_idle(self, request: Request) -> bool:
+        """Whether no step in flight computes anything for a running request."""
+        assert request.lease is not None
+        return self._state.cache.is_settled(request.lease)
+
+    def defer_preemption(self, request: Request) -> None:
+        """Leaves a running request out of the step being put together."""
+        self.deferred[request.request_id] = request
+
+    def preempt(self, request: Request) -> None:
+        """Moves an idle request from the running set back into the queue."""
+        assert not request.num_placeholders, "a step in flight draws a token for it"
+        self.requeue(request)
+        self._state.stats.num_preemptions += 1
+
+    def requeue(self, request: Request) -> None:
+        """Moves a request from the running set into the queue, before those that never ran."""
+        self._vacate(request)
+        self._state.queue.push_back(request, self._state.clock())
+
+    def hold(self, request: Request) -> None:
+        """Takes a running request out until its slow grammar has taken its last token.
+
+        A row of it in flight becomes stale, as that of an aborted one does.
+        """
+        self._vacate(request)
+        self._state.held[request.request_id] = request
+
+    def finish(self, request: Request, ended: RequestState) -> None:
+        """Ends a running request by its last token, and tells its gateway.
+
+        The caller takes it out of the running set, with others at once.
+        """
+        self.end(request, ended, keep_place=True)
+        reason = None
+        if ended is RequestState.FINISHED_STOPPED:
+            reason = stop_reason(request, self._state.config.eos_token_ids)
+        self._state.outputs.put(request, reason)
+
+    def end(self, request: Request, ended: RequestState, *, keep_place: bool = False) -> None:
+        """Moves a request, wherever it is, to a finished state and gives back all it holds.
+
+        With `keep_place` the caller takes it out of the running set.
+        """
+        state = self._state
+        if state.held.pop(request.request_id, None) is not None:
+            pass
+        elif request.lease is None:
+            state.queue.remove(request)
+        else:
+            if not keep_place:
+                state.running.remove(request)
+            state.cache.release(request.lease)
+            request.lease = None
+        if request.grammar is not None:
+            self.note_ended(request.request_id, request.attempt)
+        state.tenants.charge_output((request,))
+        request.move_to(ended)
+        del state.requests[request.request_id]
+        logger.debug(
+            "%s after %d prompt and %d generated tokens, %.3f s",
+            request.finish_reason,
+            request.num_prompt,
+            request.num_output,
+            state.clock() - request.arrived_s,
+            extra={"request_id": request.request_id},
+        )
+
+    def note_ended(self, request_id: str, attempt: int) -> None:
+        """Has `take_ended` tell of a request under a grammar."""
+        self._ended_guided.append((request_id, attempt))
+
+    def take_ended(self) -> list[tuple[str, int]]:
+        """Requests under a grammar that have ended since the last call, by id and attempt."""
+        ended, self._ended_guided = self._ended_guided, []
+        return ended
+
+    def _vacate(self, request: Request) -> None:
+        """Takes a request out of the running set; the caller keeps it elsewhere."""
+        assert request.lease is not None
+        self._state.running.remove(request)
+        self._state.cache.release(request.lease)
+        request.lease = None
+        request.num_withdrawn = request.num_computed
+        request.num_computed = request.num_placeholders = request.num_unverified = 0
+        request.num_prefill = len(request.token_ids)
+        request.num_preempted += 1
+        request.uncached_round = -1
+        request.move_to(RequestState.PREEMPTED)

@@ -1,0 +1,106 @@
+"""Pages for the rows of running requests, if need be those of others."""
+
+from __future__ import annotations
+
+from worker.core.cache.lease import Lease
+from worker.core.request import Request
+from worker.core.scheduler.lifecycle import Lifecycle
+from worker.core.scheduler.state import SchedulerState
+from worker.core.scheduler.step import StepBuilder
+
+
+def num_still_needed(request: Request, page_size: int) -> int:
+    """Pages a running request will take to compute all its known tokens and a page beyond."""
+    assert request.lease is not None
+    num_tokens = min(request.limit, len(request.token_ids) + page_size)
+    return max(0, -(-num_tokens // page_size) - len(request.lease.pages))
+
+
+class PageClaims:
+    """Finds pages for the next positions of a running request.
+
+    In this order: free pages, evictable ones, pages about to be freed by a step in flight (by
+    waiting for it), pages of requests that stand after the claimant in the running set. The last
+    of the set never takes from others: it waits, keeping what it has, until one before it ends
+    or preempts it. One that is alone and holds pages that the cache has too is itself preempted:
+    it comes again with the cached ones.
+    """
+
+    def __init__(self, state: SchedulerState, lifecycle: Lifecycle) -> None:
+        self._page_size = state.config.page_size
+        self._cache = state.cache
+        self._running = state.running
+        self._lifecycle = lifecycle
+        self.num_promised = 0
+        """Pages that requests admitted to this step take once the running ones have theirs."""
+
+    def add_row(self, request: Request, lease: Lease, length: int, builder: StepBuilder) -> None:
+        """Adds a row of `length` positions, or of as many as there are pages for, if any."""
+        if request.num_computed + length > len(lease.pages) * self._page_size:
+            length = self._claim(request, lease, length, builder)
+        if length:
+            builder.add_row(request, lease, length)
+
+    def add_draft_row(
+        self, request: Request, lease: Lease, num_drafts: int, builder: StepBuilder
+    ) -> None:
+        """Adds a speculative row, with pages for as far as it may reach.
+
+        Drafts take pages only where nobody else has to give any, and none that are promised: they
+        can do without. So can a token whose place the steps in flight leave open: it waits for
+        them. Without a page for its own token the request is skipped.
+        """
+        page_size, start = self._page_size, request.num_computed
+        # The last token of a request is drawn and never computed.
+        least = min(request.limit - 1, start + request.num_unverified + 1)
+        most = min(request.limit - 1, least + num_drafts)
+        num_pages = len(lease.pages)
+        missing = -(-least // page_size) - num_pages
+        if request.num_unverified and missing > max(0, self._num_spare):
+            return
+        if missing > self._cache.num_available and not self._make_available(request):
+            return
+        missing = max(missing, min(-(-most // page_size) - num_pages, self._num_spare))
+        if missing > 0:
+            builder.write_pages(lease.slot, num_pages, self._cache.extend(lease, missing))
+        end = min(most, len(lease.pages) * page_size)
+        builder.add_draft_row(request, lease, end, min(num_drafts, end - start - 1))
+
+    @property
+    def _num_spare(self) -> int:
+        return self._cache.num_available - self.num_promised
+
+    def _claim(self, request: Request, lease: Lease, length: int, builder: StepBuilder) -> int:
+        """Extends `lease` for `length` more positions, or for as many as there are pages for.
+
+        Returns how many positions can be computed in this step.
+        """
+        start = len(lease.pages)
+        room = start * self._page_size - request.num_computed
+        if not room and not self._make_available(request):
+            return 0
+        missing = -(-(length - room) // self._page_size)
+        missing = min(missing, self._cache.num_available)
+        if missing:
+            builder.write_pages(lease.slot, start, self._cache.extend(lease, missing))
+        return min(length, room + missing * self._page_size)
+
+    def _make_available(self, request: Request) -> bool:
+        """Whether at least one page is available, after preempting whom it takes."""
+        while not self._cache.num_available:
+            if self._cache.is_fenced:
+                return False
+            victim = self._running.last()
+            if victim is request and len(self._running) > 1:
+                return False
+            assert victim.lease is not None
+            if not self._lifecycle.is_idle(victim):
+                self._lifecycle.defer_preemption(victim)
+                return False
+            if victim is request:
+                # Alone, it can lack pages only where it holds its own beside equal cached ones.
+                assert victim.lease.duplicates, "one request alone does not fit: not refused"
+            self._lifecycle.preempt(victim)
+            if victim is request:
+                return False
+        return True

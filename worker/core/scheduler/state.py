@@ -1,0 +1,74 @@
+"""What all parts of the scheduler work on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Self
+
+from worker.core.cache.manager import CacheManager
+from worker.core.request import Request
+from worker.core.scheduler.config import SchedulerConfig
+from worker.core.scheduler.fairness import TenantService
+from worker.core.scheduler.outbox import Outbox
+from worker.core.scheduler.overload import DrainRate
+from worker.core.scheduler.queue import WaitingQueue
+from worker.core.scheduler.running import RunningSet
+from worker.core.scheduler.slo import Urgency
+from worker.core.scheduler.stats import SchedulerStats
+from worker.core.step_forecast import StepForecast
+
+Clock = Callable[[], float]
+"""Seconds from some fixed moment, such as `time.monotonic`; the only time that decisions see."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SchedulerState:
+    """The requests of one worker group, where they are, and what they hold.
+
+    `Lifecycle` alone moves requests; every other part reads, and writes what its docstring says.
+    """
+
+    config: SchedulerConfig
+    clock: Clock
+    cache: CacheManager
+    """Pages and slots."""
+    queue: WaitingQueue
+    """Requests that wait for a place."""
+    running: RunningSet
+    """Requests that have one."""
+    tenants: TenantService
+    """What each tenant has been served."""
+    forecast: StepForecast
+    """What steps take."""
+    requests: dict[str, Request] = field(default_factory=dict)
+    """All that have not ended, by id."""
+    held: dict[str, Request] = field(default_factory=dict)
+    """Those of them whose grammar, or its next mask, is not here yet."""
+    drain: DrainRate = field(default_factory=DrainRate)
+    """How fast the queue drains."""
+    stats: SchedulerStats = field(default_factory=SchedulerStats)
+    """What reports tell beside that."""
+    outputs: Outbox = field(default_factory=Outbox)
+    """What gateways have to be told."""
+
+    @classmethod
+    def create(cls, config: SchedulerConfig, clock: Clock) -> Self:
+        """The state of a scheduler that begins."""
+        forecast, tenants = StepForecast(config.max_num_batched_tokens), TenantService()
+        return cls(
+            config=config,
+            clock=clock,
+            cache=CacheManager(
+                num_pages=config.num_pages,
+                page_size=config.page_size,
+                num_slots=config.max_num_seqs,
+                block_hash_salt=config.block_hash_salt,
+                enable_prefix_caching=config.enable_prefix_caching,
+                num_host_pages=config.num_host_pages,
+            ),
+            queue=WaitingQueue(Urgency(config.deadline_margin_s, forecast), tenants),
+            running=RunningSet(),
+            tenants=tenants,
+            forecast=forecast,
+        )

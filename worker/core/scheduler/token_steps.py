@@ -1,0 +1,268 @@
+"""Steps of autoregressive models: each running request draws its next token, or several."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+from worker.core.grammar.state import Followed
+from worker.core.request import Request
+from worker.core.scheduler.admission import Admission, Admitted
+from worker.core.scheduler.budget import StepBudget
+from worker.core.scheduler.deferral import DecodeDeferral
+from worker.core.scheduler.finish import take_tokens
+from worker.core.scheduler.lifecycle import Lifecycle
+from worker.core.scheduler.page_claims import PageClaims
+from worker.core.scheduler.state import SchedulerState
+from worker.core.scheduler.step import InFlightRow, StepBuilder, StepInFlight
+from worker.core.speculation.gate import SpeculationGate
+from worker.plan.plan import DraftRow, StepResult
+
+_Member = tuple[Request, int]
+"""A running request and its pending tokens."""
+
+
+class TokenSteps:
+    """Puts steps together: decodes first, then prompts under way and new requests.
+
+    A prompt that another one of the step outranks by the preemption gap is left out of it: it would
+    only make the step longer for the other. So are decodes, for some steps in a row, where they
+    would take a good part of each, in tokens or in time (`DecodeDeferral`).
+
+    Args:
+        state: of the scheduler.
+        lifecycle: ends and holds requests.
+        admission: of new requests.
+        speculation: decides on drafts; None drafts nothing.
+    """
+
+    def __init__(
+        self,
+        state: SchedulerState,
+        lifecycle: Lifecycle,
+        admission: Admission,
+        speculation: SpeculationGate | None,
+    ) -> None:
+        self.speculation = speculation
+        self._state = state
+        self._config = state.config
+        self._lifecycle = lifecycle
+        self._admission = admission
+        self._claims = PageClaims(state, lifecycle)
+        self._deferral = DecodeDeferral(state, admission)
+
+    def build(
+        self, builder: StepBuilder, now: float, in_flight: Sequence[StepInFlight] = ()
+    ) -> None:
+        """Shares the step's tokens among those that run and those that wait."""
+        # A copy: admission adds members, and claiming pages preempts some.
+        members = [(request, request.num_pending) for request in self._state.running]
+        prompts = [member for member in members if member[1] > 1]
+        num_decodes = sum(pending == 1 for _, pending in members)
+        if self.speculation is not None:
+            builder.draft_threshold = self.speculation.begin(len(members), num_decodes, now)
+        oldest = self._state.queue.elder()
+        enters = oldest is not None and self._admission.can_admit(oldest.level)
+        deferrable = self._deferral.candidates(
+            members, prompts, oldest if enters else None, self._budget(0).max_prompts
+        )
+        budget = self._budget(num_decodes - len(deferrable.requests))
+        admitted: list[Admitted] = []
+        if oldest is not None:
+            admitted = self._admit(oldest, prompts, budget, now)
+        prompts = self._prompts_of_step(prompts, admitted)
+        lengths = budget.allot(
+            [pending for _, pending in prompts],
+            [one.length for one in admitted],
+            [one.cost for one in admitted],
+            # By priority: for what a deadline adds, those that wait are taken first, but those
+            # under way, which no deadline can lift any more, keep their share.
+            [*[m[0].priority for m in prompts], *[one.request.priority for one in admitted]],
+        )
+        deferred = self._deferral.decide(deferrable, sum(lengths), budget.max_prompts)
+        budget.add_decodes(len(deferrable.requests) - len(deferred))
+        chunks = {m[0].request_id: length for m, length in zip(prompts, lengths, strict=False)}
+        entering = list(zip(admitted, lengths[len(prompts) :], strict=True))
+        self._claims.num_promised = sum(self._admission.num_pages(*one) for one in entering)
+        members = [member for member in members if member[0].request_id not in deferred]
+        self._add_rows(members, chunks, budget, builder)
+        for one, length in entering:
+            self._admission.launch(one, length, builder)
+
+    def counts(self, step: StepInFlight, result: StepResult) -> list[int]:
+        """How many of the result's tokens each row has; ValueError if it has others in all."""
+        return step.counts(result)
+
+    def take(
+        self,
+        step: StepInFlight,
+        result: StepResult,
+        counts: Sequence[int],
+        followed: Iterator[Followed],
+    ) -> None:
+        """Gives requests what a step drew for them.
+
+        Args:
+            step: the oldest in flight.
+            result: of it.
+            counts: its tokens of each row.
+            followed: what grammars made of the tokens, one for each row that draws under one.
+        """
+        if result.logprobs is not None or result.prompt_logprobs is not None:
+            _take_logprobs(step, result, counts)
+        if self.speculation is not None:
+            self.speculation.observe(step, result)
+        any_finished = False
+        next_token = 0
+        for one, count in zip(step.rows, counts, strict=True):
+            first_token, next_token = next_token, next_token + count
+            if one.is_stale:
+                self._state.stats.num_dropped_tokens += count
+                continue
+            any_finished |= self._take_row(one, result.token_ids[first_token:next_token], followed)
+        if any_finished:
+            self._state.running.drop_finished()
+
+    def _take_row(
+        self, one: InFlightRow, token_ids: list[int], followed: Iterator[Followed]
+    ) -> bool:
+        """Gives a request its tokens; whether they end it."""
+        row, request, lease = one
+        count = len(token_ids)
+        if isinstance(row, DraftRow):
+            request.num_placeholders -= 1
+            request.num_unverified -= row.num_drafts
+            request.num_computed += count - 1
+        else:
+            request.num_placeholders -= count
+        if count and request.first_token_s < 0.0:
+            request.first_token_s = self._state.clock()
+        guided = next(followed) if count and request.grammar is not None else None
+        num_known = len(request.token_ids)
+        ended = take_tokens(request, token_ids, guided)
+        if num_known + count > len(request.token_ids):
+            self._drop(request, num_known + count - len(request.token_ids))
+        # Of what a speculative row computed, all but the newest token counts.
+        end = len(request.token_ids) - 1
+        if not isinstance(row, DraftRow):
+            end = row.start + row.length
+        if end >= (lease.num_cached_pages + 1) * self._config.page_size:
+            self._state.cache.commit(lease, request.token_ids, end)
+        if ended is not None:
+            self._lifecycle.finish(request, ended)
+            return True
+        if count:
+            self._state.outputs.put(request)
+            if guided is not None and guided.is_pending:
+                self._lifecycle.hold(request)
+        return False
+
+    def _drop(self, request: Request, count: int) -> None:
+        """Leaves out tokens that were drawn after the one that ends a request, or holds it up."""
+        self._state.stats.num_dropped_tokens += count
+        if request.logprobs:
+            del request.logprobs[-count:]
+
+    def _admit(
+        self, oldest: Request, prompts: Sequence[_Member], budget: StepBudget, now: float
+    ) -> list[Admitted]:
+        """New requests, beside prompts under way."""
+        needs, above = self._needs(prompts, oldest.level, oldest.priority)
+        return self._admission.round(
+            budget.room(needs, self._admission.max_requests, above),
+            now,
+            running_level=max((request.level for request, _ in prompts), default=-1),
+            is_shared=bool(needs or above),
+        )
+
+    def _needs(
+        self, prompts: Sequence[_Member], level: int, priority: int
+    ) -> tuple[list[int], int]:
+        """What prompts under way need: each of this priority; all of higher ones together."""
+        stay = [member for member in prompts if not self._deferral.is_outranked(member[0], level)]
+        if not self._config.enable_chunked_prefill:
+            return [pending for _, pending in stay], 0
+        equals = [pending for request, pending in stay if request.priority == priority]
+        return equals, sum(pending for r, pending in stay if r.priority > priority)
+
+    def _prompts_of_step(
+        self, prompts: Sequence[_Member], admitted: Sequence[Admitted]
+    ) -> list[_Member]:
+        """Prompts under way that the round left in place, and that nobody of the step outranks."""
+        deferred = self._lifecycle.deferred
+        left = [
+            member
+            for member in prompts
+            if member[0].lease is not None and member[0].request_id not in deferred
+        ]
+        levels = [m[0].level for m in left] + [one.request.level for one in admitted]
+        level = max(levels, default=-1)
+        return [member for member in left if not self._deferral.is_outranked(member[0], level)]
+
+    def _budget(self, num_decodes: int) -> StepBudget:
+        options = self._admission.options
+        return StepBudget(
+            self._config.max_num_batched_tokens,
+            num_decodes,
+            max_prefill_tokens=options.prefill_max_tokens,
+            share=options.max_prefill_share,
+            chunked=self._config.enable_chunked_prefill,
+        )
+
+    def _add_rows(
+        self,
+        members: Sequence[_Member],
+        chunks: Mapping[str, int],
+        budget: StepBudget,
+        builder: StepBuilder,
+    ) -> None:
+        """Adds the rows of those that ran before this step.
+
+        Args:
+            members: in the order in which they may claim pages.
+            chunks: what prompts among them compute now, by request id.
+            budget: has tokens for the decodes.
+            builder: of the step.
+        """
+        deferred = self._lifecycle.deferred
+        for request, pending in members:
+            lease = request.lease
+            if lease is None or request.request_id in deferred:
+                continue
+            if pending > 1:
+                self._claims.add_row(request, lease, chunks.get(request.request_id, 0), builder)
+            elif pending == 1 and budget.take_decode():
+                num_drafts = self._num_drafts(request, budget)
+                if num_drafts or request.num_unverified:
+                    self._claims.add_draft_row(request, lease, num_drafts, builder)
+                else:
+                    self._claims.add_row(request, lease, 1, builder)
+        deferred.clear()
+
+    def _num_drafts(self, request: Request, budget: StepBudget) -> int:
+        # The last token of a prompt is known, and no draw of the slot that drafts could follow.
+        if self.speculation is None or request.num_computed < request.num_prefill:
+            return 0
+        if not self.speculation.is_open:
+            return 0
+        return budget.take_drafts(self.speculation.num_drafts(request))
+
+
+def _take_logprobs(step: StepInFlight, result: StepResult, counts: Sequence[int]) -> None:
+    """Notes a result's log-probabilities in its requests; stale ones are dropped.
+
+    Args:
+        step: as it was planned.
+        result: what it yields.
+        counts: how many of the result's tokens each row has.
+    """
+    drawn = result.logprobs or ()
+    prompts = result.prompt_logprobs or {}
+    next_token = 0
+    for index, (one, count) in enumerate(zip(step.rows, counts, strict=True)):
+        request = one.request
+        first_token, next_token = next_token, next_token + count
+        if one.is_stale:
+            continue
+        request.logprobs += [one for one in drawn[first_token:next_token] if one is not None]
+        if request.prompt_logprobs is not None and index in prompts:
+            request.prompt_logprobs += prompts[index]
