@@ -14,7 +14,7 @@ from multiprocessing.connection import Connection
 import uvloop
 
 from cluster.bench.client import Record, Request, open_session, send
-from worker.heap import settle_heap
+from worker.heap import freeze_heap
 
 _STREAMS_PER_PROCESS = 256
 _TOKENS_PER_PROCESS = 10_000
@@ -65,7 +65,7 @@ def run_load(load: Load, num_processes: int) -> LoadResult:
     """
     num_processes = max(1, min(num_processes, len(load.requests), load.max_concurrency or 10**9))
     if num_processes == 1:
-        settle_heap()  # a pause here would be taken for one of the server
+        freeze_heap()  # a pause here would be taken for one of the server
         start = time.perf_counter()
         return join_parts([run_part(load, start)], start)
     return join_parts(*_run_processes(split_load(load, num_processes)))
@@ -125,7 +125,7 @@ def _run_processes(loads: Sequence[Load]) -> tuple[list[tuple[list[Record], floa
 
 
 def _child(load: Load, pipe: Connection) -> None:
-    settle_heap()
+    freeze_heap()
     pipe.send("ready")
     pipe.send(run_part(load, pipe.recv()))
 

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from worker.heap import settle_heap
+from worker.heap import freeze_heap
 
 
 def test_collections_leave_alone_what_start_up_made() -> None:
@@ -15,7 +15,7 @@ def test_collections_leave_alone_what_start_up_made() -> None:
         "import gc, worker.heap\n"
         "kept = [[number] for number in range(100_000)]\n"
         "cycle = []; cycle.append(cycle); del cycle\n"
-        "worker.heap.settle_heap()\n"
+        "worker.heap.freeze_heap()\n"
         "assert gc.get_freeze_count() > 100_000\n"
         "assert len(gc.get_objects()) < 10_000\n"
         "assert gc.isenabled()\n"
@@ -27,9 +27,9 @@ def test_collections_leave_alone_what_start_up_made() -> None:
 def test_it_may_be_called_again() -> None:
     before = gc.get_threshold()
     try:
-        settle_heap()
+        freeze_heap()
         settled = gc.get_threshold()
-        settle_heap()
+        freeze_heap()
         assert gc.get_threshold() == settled
         assert gc.get_freeze_count() > 0
     finally:

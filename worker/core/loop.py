@@ -12,7 +12,7 @@ from worker.core.engine import EngineCore
 from worker.core.executor import Executor
 from worker.core.executor_factory import create_executor
 from worker.core.step_limits import StepLimits
-from worker.heap import settle_heap
+from worker.heap import freeze_heap
 from worker.plan.plan import Plan
 from worker.plan.sockets import FrameStream, connect
 from worker.wire.canary import sing
@@ -44,7 +44,7 @@ def serve_engine(config: EngineConfig, directory: str, host: str = "") -> None:
         info.canary = _canary(config.checkpoint, info)
         front.send(msgspec.msgpack.encode(info))
         loop = _Loop(config, info, executor, front)
-        settle_heap()
+        freeze_heap()
         loop.run()
     except EOFError:
         return

@@ -119,6 +119,7 @@ class Request:
         "num_cached",
         "num_charged",
         "num_computed",
+        "num_computed_before",
         "num_expected_cached",
         "num_forwards",
         "num_placeholders",
@@ -129,7 +130,6 @@ class Request:
         "num_sent",
         "num_uncached",
         "num_unverified",
-        "num_withdrawn",
         "priority",
         "prompt_logprobs",
         "queued_s",
@@ -321,11 +321,11 @@ class Request:
         self.uncached_round = -1
         """Admission round in which they were counted last; -1 for never."""
         self.num_preempted = 0
-        """How often it was taken back."""
-        self.num_withdrawn = 0
+        """How often it was preempted."""
+        self.num_computed_before = 0
         """Positions that were computed when that happened last."""
         self.resumed_at = 0
-        """Known tokens when it was last admitted again; 0 if it never was taken back."""
+        """Known tokens when it was last admitted again; 0 if it never was preempted."""
         self.admitted_s = -1.0
         """When it was first admitted, on the scheduler's clock; -1 before."""
         self.first_token_s = -1.0

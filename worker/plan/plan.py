@@ -46,7 +46,7 @@ class BlockAdmit(msgspec.Struct, array_like=True, frozen=True):
     limit: int
     """Position at which it ends."""
     state: bytes = b""
-    """Its running block, where it was taken back in the middle of one: as `BlockOutcome` had it."""
+    """Its running block, where it was preempted in the middle of one: as `BlockOutcome` had it."""
 
 
 class Admit(msgspec.Struct, array_like=True, frozen=True):

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from worker.config import EngineConfig
-from worker.heap import settle_heap
+from worker.heap import freeze_heap
 from worker.plan.channel import RankChannel
 from worker.plan.meeting import Meeting, published
 from worker.plan.messages import (
@@ -83,7 +83,7 @@ def _load_and_serve(
         start = channel.receive()
         if isinstance(start, Start):
             ready = startup.allocate(runner, start)
-            settle_heap()
+            freeze_heap()
             channel.send(ready)
             _execute_plans(rank, runner, channel)
     finally:

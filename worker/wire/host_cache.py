@@ -31,7 +31,7 @@ class HostCacheTotals(msgspec.Struct, array_like=True):
     """Pages computed again though the host had them: that was quicker, or a request drew the same
     tokens as another."""
     num_resumed_tokens: int = 0
-    """Tokens computed for requests that were taken back, when they were."""
+    """Tokens computed for requests that were preempted, when they were."""
     num_resumed_cached_tokens: int = 0
     """Of them found on the device when the request came again."""
     num_resumed_loaded_tokens: int = 0

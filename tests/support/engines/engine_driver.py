@@ -146,5 +146,5 @@ class Engine:
 
     @property
     def num_preemptions(self) -> int:
-        """How often a running request was taken back so far."""
+        """How often a running request was preempted so far."""
         return self.core.scheduler.take_report().load.num_preemptions

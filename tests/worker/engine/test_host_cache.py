@@ -1,4 +1,4 @@
-"""What comes back from host memory is what left the device; whoever is taken back gets it all."""
+"""What comes back from host memory is what left the device; whoever is preempted gets it all."""
 
 from __future__ import annotations
 

@@ -68,7 +68,7 @@ class HostPool:
         used = self._totals.num_pages - self._slots.num_free - self._slots.num_fenced
         return replace(self._totals, num_used=used)
 
-    def is_settled(self, slots: Iterable[int]) -> bool:
+    def is_idle(self, slots: Iterable[int]) -> bool:
         """Whether no copy in flight touches any of them: released, they would be free at once."""
         return all(self._slots.passed(self._touched[slot]) for slot in slots)
 

@@ -54,7 +54,7 @@ class CacheManager:
 
     @property
     def num_available(self) -> int:
-        """Pages that `extend` can hand out now: free, or cached and evictable."""
+        """Pages that `allocate` can hand out now: free, or cached and evictable."""
         return self._pages.num_free + self._tree.num_evictable
 
     @property
@@ -62,7 +62,7 @@ class CacheManager:
         """Whether pages will come free when a step in flight completes."""
         return bool(self._pages.num_fenced or self._tree.num_fenced)
 
-    def is_settled(self, lease: Lease) -> bool:
+    def is_idle(self, lease: Lease) -> bool:
         """Whether no step in flight touches a lease: a release would take effect at once."""
         return self._slots.passed(lease.fence)
 
@@ -102,10 +102,10 @@ class CacheManager:
         )
         if match.num_host:
             assert node is not None
-            self._tree.recall(node, self.extend(lease, match.num_host))
+            self._tree.load(node, self.allocate(lease, match.num_host))
         return lease
 
-    def extend(self, lease: Lease, count: int) -> list[int]:
+    def allocate(self, lease: Lease, count: int) -> list[int]:
         """Adds `count` pages to a lease, evicting as needed; returns them.
 
         The caller has checked `num_available`.
@@ -129,7 +129,7 @@ class CacheManager:
             return
         key = token_ids[start * self._page_size : end * self._page_size].tobytes()
         assert len(key) == (end - start) * self._page_size * TOKEN_BYTES, "tokens not known yet"
-        lease.node, duplicates = self._tree.extend(lease.node, key, lease.pages[start:end])
+        lease.node, duplicates = self._tree.insert(lease.node, key, lease.pages[start:end])
         lease.duplicates += duplicates
         lease.num_cached_pages = end
 

@@ -21,7 +21,7 @@ class RadixTree:
     the leaves up. Every lock is given back by `unlock`, with the last step that read the pages.
 
     With a host tier, pages that are evicted go there and stay in the tree, as runs in host memory
-    below those on the device, until they are recalled, computed again, or evicted from there too.
+    below those on the device, until they are loaded, computed again, or evicted from there too.
 
     Args:
         page_size: tokens per page.
@@ -107,7 +107,7 @@ class RadixTree:
         for node in self._fence.complete(seq):
             self._unlock(node)
 
-    def extend(self, node: Node, key: bytes, pages: list[int]) -> tuple[Node, list[int]]:
+    def insert(self, node: Node, key: bytes, pages: list[int]) -> tuple[Node, list[int]]:
         """Continues the path at `node`, on which the caller has a lock, with computed pages.
 
         Returns the node where the path now ends, to which the caller's lock moves, and those of
@@ -137,7 +137,7 @@ class RadixTree:
         self._lock_up_to(node, held)
         return node, pages[:num_duplicates]
 
-    def recall(self, node: Node, pages: list[int]) -> None:
+    def load(self, node: Node, pages: list[int]) -> None:
         """Has the runs in host memory that lead to `node`, which is locked, loaded into `pages`."""
         assert self._host is not None
         runs: list[Node] = []
@@ -271,9 +271,9 @@ class RadixTree:
             if not above.locks:
                 self.num_evictable += len(above.pages)
             above = above.parent
-        self._settle(node)
+        self._push_leaf(node)
 
-    def _settle(self, node: Node) -> None:
+    def _push_leaf(self, node: Node) -> None:
         """Lets go of a node that nothing is below any more: a leaf can be evicted."""
         if node.locks:
             return
@@ -304,7 +304,7 @@ class RadixTree:
         if self._host is None:
             return 0
         while self._host.num_free < count and (leaf := self._host_leaves.pop()) is not None:
-            if not self._host.is_settled(leaf.pages):
+            if not self._host.is_idle(leaf.pages):
                 # Nothing would come free now, nor from what was used later.
                 self._host_leaves.push(leaf, self._num_nodes)
                 break
@@ -329,8 +329,8 @@ class RadixTree:
             # Pages leave one by one, tails first: what was one run becomes one again.
             node.absorb(*node.children.values())
             self._num_nodes -= 1
-        self._settle(node)
-        self._settle(parent)
+        self._push_leaf(node)
+        self._push_leaf(parent)
 
     def _promote(self, node: Node, pages: list[int]) -> list[int]:
         """Moves a run below one on the device to `pages`; returns its slots."""
@@ -373,7 +373,7 @@ class RadixTree:
         parent.num_device_children -= not node.on_host
         node.parent = None
         self._num_nodes -= 1
-        self._settle(parent)
+        self._push_leaf(parent)
 
 
 def _chain_before(parent: Node) -> int | None:

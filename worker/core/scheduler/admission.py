@@ -8,7 +8,7 @@ from typing import NamedTuple
 from worker.core.cache.lease import Lease
 from worker.core.cache.match import Match
 from worker.core.request import Request
-from worker.core.scheduler.ageing import Ageing
+from worker.core.scheduler.host_load_policy import HostLoadPolicy
 from worker.core.scheduler.lifecycle import Lifecycle
 from worker.core.scheduler.ordering import COUNTED_ROUNDS, LEVEL, cheapest_in_turn, lpm_order, rank
 from worker.core.scheduler.page_claims import num_still_needed
@@ -22,10 +22,10 @@ from worker.core.scheduler.policy import (
     PackInTurn,
     TokenRoom,
 )
+from worker.core.scheduler.prefix_deduplication import PrefixDeduplication
 from worker.core.scheduler.priority_preemption import PriorityPreemption
-from worker.core.scheduler.recall import Recall
 from worker.core.scheduler.rules import token_rules
-from worker.core.scheduler.siblings import Siblings
+from worker.core.scheduler.starvation_guard import StarvationGuard
 from worker.core.scheduler.state import SchedulerState
 from worker.core.scheduler.step import StepBuilder
 from worker.plan.plan import Admit, BlockAdmit
@@ -69,7 +69,9 @@ class Admission:
     (`_place`, which changes nothing), then taken (`_take`).
     """
 
-    def __init__(self, state: SchedulerState, lifecycle: Lifecycle, recall: Recall) -> None:
+    def __init__(
+        self, state: SchedulerState, lifecycle: Lifecycle, host_loads: HostLoadPolicy
+    ) -> None:
         self.options = state.config.admission
         """May be changed between steps."""
         self._state = state
@@ -77,10 +79,12 @@ class Admission:
         self._page_size = state.config.page_size
         self._cache = state.cache
         self._queue = state.queue
-        self._recall = recall
-        self._preemption = PriorityPreemption(state, recall)
-        self._siblings = Siblings(self._page_size, state.config.max_num_batched_tokens // 8)
-        self._ageing = Ageing()
+        self._host_loads = host_loads
+        self._preemption = PriorityPreemption(state, host_loads)
+        self._deduplication = PrefixDeduplication(
+            self._page_size, state.config.max_num_batched_tokens // 8
+        )
+        self._starvation_guard = StarvationGuard()
         self.num_rounds = 0
         """Made so far."""
         self._reserve: int | None = None
@@ -109,19 +113,19 @@ class Admission:
             running_level: highest of the running prompts; whom these outrank by the gap waits.
             is_shared: whether running prompts want some of the step's tokens, too.
         """
-        elder = self._queue.elder()
-        if elder is None or not self.can_admit(elder.level):
+        oldest = self._queue.oldest()
+        if oldest is None or not self.can_admit(oldest.level):
             return []
         # An oversize request may go alone though there is no room for one that shares the step.
         if not room.is_open and is_shared:
             return []
         self._begin_round()
         options = self.options
-        generation, aged = elder.generation, self._ageing.is_due(elder)
+        generation, starves = oldest.generation, self._starvation_guard.is_due(oldest)
         force = options.prefill_force_fifo_every
-        forced = aged or (force > 0 and self.num_rounds % force == 0)
+        forced = starves or (force > 0 and self.num_rounds % force == 0)
         packs = options.prefill_admission_policy == "pack" and not forced
-        requests, items = self._candidates(room, packs, elder if aged else None)
+        requests, items = self._candidates(room, packs, oldest if starves else None)
         policy: AdmissionPolicy = Fifo()
         if packs:
             policy = PackInTurn() if self._is_shared(requests) else Pack()
@@ -131,7 +135,7 @@ class Admission:
         round_ = AdmissionRound(policy, items, room, drop, floor)
         while (index := round_.next()) is not None:
             request = requests[index]
-            if not aged and self._siblings.is_coming(request):
+            if not starves and self._deduplication.is_being_computed(request):
                 request.uncached_round = -1
                 round_.tell(Outcome.WAITS)
                 continue
@@ -139,8 +143,8 @@ class Admission:
             round_.tell(outcome)
             if lease is not None:
                 leases[index] = lease
-                self._siblings.add(request)
-        self._ageing.count(elder, generation, [requests[index] for index in leases])
+                self._deduplication.add(request)
+        self._starvation_guard.count(oldest, generation, [requests[index] for index in leases])
         admitted = []
         for index, length in round_.lengths.items():
             request = requests[index]
@@ -152,7 +156,7 @@ class Admission:
     def launch(self, admitted: Admitted, length: int, builder: StepBuilder) -> None:
         """Gives an admitted request the pages of its first `length` tokens, and its row."""
         request, lease, _, _ = admitted
-        self._cache.extend(lease, self.num_pages(admitted, length))
+        self._cache.allocate(lease, self.num_pages(admitted, length))
         builder.admit(_admit(request, lease))
         builder.write_pages(lease.slot, 0, list(lease.pages))
         builder.add_row(request, lease, length)
@@ -178,12 +182,12 @@ class Admission:
         self.num_rounds += 1
         self._reserve = None
         self._giving_way.clear()
-        self._siblings.begin_round(state.running)
+        self._deduplication.begin_round(state.running)
         if state.tenants.is_shared:
             state.tenants.charge_output(state.running)
 
     def _candidates(
-        self, room: TokenRoom, packs: bool, aged: Request | None
+        self, room: TokenRoom, packs: bool, starves: Request | None
     ) -> tuple[list[Request], list[Item]]:
         """Whom the round looks at, in the order of the queue."""
         options = self.options
@@ -197,13 +201,13 @@ class Admission:
             requests = lpm_order(requests, [self.cost(request) for request in requests])
         if packs and self._is_shared(requests):
             requests = cheapest_in_turn(requests, [self.cost(request) for request in requests])
-        if aged is not None:
-            requests = [aged, *(request for request in requests if request is not aged)]
+        if starves is not None:
+            requests = [starves, *(request for request in requests if request is not starves)]
         items: list[Item] = []
         left = room.tokens
         for request in requests:
             items.append(Item(self.cost(request), rank(request)))
-            if not self._siblings.is_coming(request):
+            if not self._deduplication.is_being_computed(request):
                 left -= min(items[-1].cost, room.most)
             if not packs and left <= 0:
                 break  # those behind would not get any tokens
@@ -226,7 +230,7 @@ class Admission:
         # A running block is computed in any case, and may hold no known token at all.
         num_left = 1 if request.block_size == 1 else 0
         match = self._cache.match(request.token_ids, request.cache_salt, num_left=num_left)
-        return self._recall.choose(match)
+        return self._host_loads.choose(match)
 
     def _place(self, request: Request, only_preempting: bool) -> _Place:
         """Where a request finds a slot and pages: free ones, or less urgent requests'."""
@@ -270,7 +274,7 @@ class Admission:
     def _start(self, request: Request, match: Match) -> Lease:
         self._count(request, match)
         if request.num_preempted:
-            self._recall.note_resumed(request, match)
+            self._host_loads.note_resumed(request, match)
         lease = self._lifecycle.start(request, match)
         if self._reserve is not None:
             self._reserve += num_still_needed(request, self._page_size)

@@ -32,7 +32,7 @@ class BlockSteps:
 
     Blocks lie at multiples of the block size, so a prompt's tail shares its block with the first
     tokens. A running block is computed again in every round, in place; what is before it is
-    computed once. A request that is taken back keeps the state of its running block, which no one
+    computed once. A request that is preempted keeps the state of its running block, which no one
     here reads, and goes on with it. Only blocks that are done enter the prefix cache.
 
     Under a grammar a block is decided from left to right. A round proposes the token of the
@@ -171,7 +171,7 @@ class BlockSteps:
             lease = row.lease
             if row.num_missing:
                 first = len(lease.pages)
-                builder.write_pages(lease.slot, first, state.cache.extend(lease, row.num_missing))
+                builder.write_pages(lease.slot, first, state.cache.allocate(lease, row.num_missing))
             builder.add_window(row.request, lease, row.start, row.end)
         if not self._any_watched():
             builder.max_rounds = MAX_ROUNDS_AHEAD

@@ -64,7 +64,7 @@ class Lifecycle:
     def is_idle(self, request: Request) -> bool:
         """Whether no step in flight computes anything for a running request."""
         assert request.lease is not None
-        return self._state.cache.is_settled(request.lease)
+        return self._state.cache.is_idle(request.lease)
 
     def defer_preemption(self, request: Request) -> None:
         """Leaves a running request out of the step being put together."""
@@ -144,7 +144,7 @@ class Lifecycle:
         self._state.running.remove(request)
         self._state.cache.release(request.lease)
         request.lease = None
-        request.num_withdrawn = request.num_computed
+        request.num_computed_before = request.num_computed
         request.num_computed = request.num_placeholders = request.num_unverified = 0
         request.num_prefill = len(request.token_ids)
         request.num_preempted += 1

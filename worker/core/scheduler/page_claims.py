@@ -62,7 +62,7 @@ class PageClaims:
             return
         missing = max(missing, min(-(-most // page_size) - num_pages, self._num_spare))
         if missing > 0:
-            builder.write_pages(lease.slot, num_pages, self._cache.extend(lease, missing))
+            builder.write_pages(lease.slot, num_pages, self._cache.allocate(lease, missing))
         end = min(most, len(lease.pages) * page_size)
         builder.add_draft_row(request, lease, end, min(num_drafts, end - start - 1))
 
@@ -82,7 +82,7 @@ class PageClaims:
         missing = -(-(length - room) // self._page_size)
         missing = min(missing, self._cache.num_available)
         if missing:
-            builder.write_pages(lease.slot, start, self._cache.extend(lease, missing))
+            builder.write_pages(lease.slot, start, self._cache.allocate(lease, missing))
         return min(length, room + missing * self._page_size)
 
     def _make_available(self, request: Request) -> bool:

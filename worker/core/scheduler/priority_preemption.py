@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Collection
 
 from worker.core.request import Request
+from worker.core.scheduler.host_load_policy import HostLoadPolicy
 from worker.core.scheduler.page_claims import num_still_needed
-from worker.core.scheduler.recall import Recall
 from worker.core.scheduler.state import SchedulerState
 
 MAX_PROGRESS = 64
@@ -26,13 +26,13 @@ class PriorityPreemption:
     MAX_PROGRESS, so that the work done over stays a fraction of the work done.
     """
 
-    def __init__(self, state: SchedulerState, recall: Recall) -> None:
+    def __init__(self, state: SchedulerState, host_loads: HostLoadPolicy) -> None:
         self.gap = state.config.preempt_priority_gap
         """Levels; 0 for nobody ever gives way."""
         self._page_size = state.config.page_size
         self._cache = state.cache
         self._running = state.running
-        self._recall = recall
+        self._host_loads = host_loads
 
     def is_possible(self, level: int) -> bool:
         """Whether somebody runs who is outranked by one of this level."""
@@ -80,7 +80,7 @@ class PriorityPreemption:
         assert request.lease is not None
         num_cached = request.lease.num_cached_pages * self._page_size
         loose_end = request.num_computed - num_cached
-        return loose_end + self._recall.cost(num_cached) if loses_pages else loose_end
+        return loose_end + self._host_loads.cost(num_cached) if loses_pages else loose_end
 
     def _num_gained(self, victim: Request) -> int:
         """Pages for others: what it frees, and what is kept for it now."""

@@ -11,12 +11,12 @@ from math import inf
 
 from worker.core.request import Request
 from worker.core.scheduler.fairness import TenantService
-from worker.core.scheduler.lane import Lane
 from worker.core.scheduler.slo import MAX_LEVEL, Urgency
+from worker.core.scheduler.tenant_queue import TenantQueue
 
 
 class WaitingQueue:
-    """Ordered by level; then those that were taken back, by age; then fairly among tenants; then
+    """Ordered by level; then those that were preempted, by age; then fairly among tenants; then
     by deadline and age.
 
     A deadline that comes near moves its request to a higher level, and one that has become
@@ -47,7 +47,7 @@ class WaitingQueue:
         self._enter(request, now, resumed=False)
 
     def push_back(self, request: Request, now: float) -> None:
-        """Adds a request that was taken back: it goes before all of its level that have not run."""
+        """Adds a request that was preempted: it goes before all of its level that have not run."""
         self._enter(request, now, resumed=True)
 
     def remove(self, request: Request) -> None:
@@ -77,7 +77,7 @@ class WaitingQueue:
         """The first `count` in order."""
         return list(islice(self._in_order(), count))
 
-    def elder(self) -> Request | None:
+    def oldest(self) -> Request | None:
         """Who has been in the highest level for longest."""
         for level in reversed(self._levels):
             if level.members:
@@ -90,20 +90,20 @@ class WaitingQueue:
         Of the lowest level the tenant with most requests, and of these the last that came.
         """
         for level in self._levels:
-            lanes = [lane for lane in level.lanes.values() if lane]
-            if lanes:
-                return max(lanes, key=len).last()
+            queues = [one for one in level.by_tenant.values() if one]
+            if queues:
+                return max(queues, key=len).last()
         return None
 
     @property
     def least_level(self) -> int:
         """Of those that have never run; -1 where all have."""
-        return next((n for n, level in enumerate(self._levels) if level.lanes), -1)
+        return next((n for n, level in enumerate(self._levels) if level.by_tenant), -1)
 
     def num_waiting(self, tenant: str, level: int) -> int:
         """Requests of a tenant in a level that have not run."""
-        lane = self._levels[level].lanes.get(tenant)
-        return len(lane) if lane is not None else 0
+        waiting = self._levels[level].by_tenant.get(tenant)
+        return len(waiting) if waiting is not None else 0
 
     def _enter(self, request: Request, now: float, *, resumed: bool) -> None:
         request.generation += 1
@@ -126,12 +126,12 @@ class WaitingQueue:
 
     def _in_turn(self, level: _Level) -> Iterator[Request]:
         """As if each request looked at were served."""
-        if len(level.lanes) == 1:
-            yield from next(iter(level.lanes.values())).in_order()
+        if len(level.by_tenant) == 1:
+            yield from next(iter(level.by_tenant.values())).in_order()
             return
         turns = []
-        for number, (tenant, lane) in enumerate(level.lanes.items()):
-            waiting = lane.in_order()
+        for number, (tenant, queue) in enumerate(level.by_tenant.items()):
+            waiting = queue.in_order()
             request = next(waiting, None)
             if request is not None:
                 turns.append((self._service.served(tenant), number, request, waiting))
@@ -153,8 +153,8 @@ class _Level:
         self.members: OrderedDict[str, Request] = OrderedDict()
         """In the order in which they came."""
         self.resumed: list[Request] = []
-        """Taken back from the running set; oldest first."""
-        self.lanes: dict[str, Lane] = {}
+        """Preempted from the running set; oldest first."""
+        self.by_tenant: dict[str, TenantQueue] = {}
         """By tenant: those that have never run."""
 
     def add(self, request: Request, *, resumed: bool) -> None:
@@ -162,18 +162,18 @@ class _Level:
         if resumed:
             insort(self.resumed, request, key=_arrival)
         else:
-            lane = self.lanes.get(request.tenant)
-            if lane is None:
-                lane = self.lanes[request.tenant] = Lane()
-            lane.push(request)
+            waiting = self.by_tenant.get(request.tenant)
+            if waiting is None:
+                waiting = self.by_tenant[request.tenant] = TenantQueue()
+            waiting.push(request)
 
     def remove(self, request: Request) -> None:
         del self.members[request.request_id]
-        lane = self.lanes.get(request.tenant)
-        if lane is None or not lane.remove(request):
+        waiting = self.by_tenant.get(request.tenant)
+        if waiting is None or not waiting.remove(request):
             self.resumed.remove(request)
-        elif not lane:
-            del self.lanes[request.tenant]
+        elif not waiting:
+            del self.by_tenant[request.tenant]
 
     def is_resumed(self, request: Request) -> bool:
         return request in self.resumed

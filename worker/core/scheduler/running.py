@@ -9,10 +9,10 @@ from worker.core.request import Request, RequestState
 
 
 class RunningSet:
-    """Ordered by level, then age; the last is the first to be taken back when pages run out.
+    """Ordered by level, then age; the last is the first to be preempted when pages run out.
 
     Whoever claims pages takes them from members after it, so a step that walks the set in order
-    never takes back a request that has a row in it already.
+    never preempts a request that has a row in it already.
     """
 
     def __init__(self) -> None:

@@ -13,10 +13,10 @@ from worker.core.scheduler.admission import Admission
 from worker.core.scheduler.block_steps import BlockSteps
 from worker.core.scheduler.config import SchedulerConfig
 from worker.core.scheduler.finish import tokens_up_to_end
+from worker.core.scheduler.host_load_policy import HostLoadPolicy
 from worker.core.scheduler.lifecycle import Lifecycle
 from worker.core.scheduler.load import snapshot
 from worker.core.scheduler.overload import LoadShedder
-from worker.core.scheduler.recall import Recall
 from worker.core.scheduler.state import Clock, SchedulerState
 from worker.core.scheduler.step import StepBuilder, StepInFlight
 from worker.core.scheduler.token_steps import TokenSteps
@@ -105,10 +105,10 @@ class Scheduler:
         """The requests and what they hold; nobody else changes it."""
         self.lifecycle = Lifecycle(state)
         """Moves requests."""
-        self._recall = Recall(
+        self._host_loads = HostLoadPolicy(
             config.host_cache_policy, config.page_size, state.cache.host, state.forecast
         )
-        self.admission = Admission(state, self.lifecycle, self._recall)
+        self.admission = Admission(state, self.lifecycle, self._host_loads)
         """Takes new requests into steps."""
         self.steps: Steps
         """Puts steps together."""
@@ -138,7 +138,7 @@ class Scheduler:
 
     @property
     def num_dropped_tokens(self) -> int:
-        """Tokens drawn for requests that had ended or been taken back when they arrived."""
+        """Tokens drawn for requests that had ended or been preempted when they arrived."""
         return self.state.stats.num_dropped_tokens
 
     def add(self, submit: Submit) -> None:
@@ -243,7 +243,7 @@ class Scheduler:
         self.state.queue.tick(now)
         self.steps.build(builder, now, self._in_flight)
         if not (builder.num_tokens or len(self.state.running)) and len(self.state.queue):
-            # The only one was taken back; it comes again with what it finds in the cache.
+            # The only one was preempted; it comes again with what it finds in the cache.
             self.steps.build(builder, now, self._in_flight)
         if not builder.num_tokens:
             assert self._in_flight or len(self.state.requests) == len(self.state.held), (
@@ -303,7 +303,7 @@ class Scheduler:
         self._digest.update(step.seq, result.token_ids)
         self.state.stats.observe(step, result)
         self.forecast.observe(self.state.stats.step_shape, self.state.stats.step_ms / 1e3)
-        self._recall.observe(step.num_loads, result.load_ms / 1e3)
+        self._host_loads.observe(step.num_loads, result.load_ms / 1e3)
         self.steps.take(step, result, counts, iter(followed))
 
     def masked_rows(self) -> list[tuple[str, int] | None]:

@@ -10,7 +10,7 @@ from worker.core.cache.manager import CacheManager
 from worker.core.request import Request
 from worker.core.scheduler.config import SchedulerConfig
 from worker.core.scheduler.fairness import TenantService
-from worker.core.scheduler.outbox import Outbox
+from worker.core.scheduler.output_buffer import OutputBuffer
 from worker.core.scheduler.overload import DrainRate
 from worker.core.scheduler.queue import WaitingQueue
 from worker.core.scheduler.running import RunningSet
@@ -49,7 +49,7 @@ class SchedulerState:
     """How fast the queue drains."""
     stats: SchedulerStats = field(default_factory=SchedulerStats)
     """What reports tell beside that."""
-    outputs: Outbox = field(default_factory=Outbox)
+    outputs: OutputBuffer = field(default_factory=OutputBuffer)
     """What gateways have to be told."""
 
     @classmethod

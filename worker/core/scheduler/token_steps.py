@@ -60,7 +60,7 @@ class TokenSteps:
         num_decodes = sum(pending == 1 for _, pending in members)
         if self.speculation is not None:
             builder.draft_threshold = self.speculation.begin(len(members), num_decodes, now)
-        oldest = self._state.queue.elder()
+        oldest = self._state.queue.oldest()
         enters = oldest is not None and self._admission.can_admit(oldest.level)
         deferrable = self._deferral.candidates(
             members, prompts, oldest if enters else None, self._budget(0).max_prompts

@@ -226,7 +226,7 @@ class CacheMachine(RuleBasedStateMachine):
         """One step that fills `count` new pages of a lease, and its last page further."""
         self.seq += 1
         lease.fence = self.seq
-        assert 0 not in self.cache.extend(lease, count)
+        assert 0 not in self.cache.allocate(lease, count)
         written: dict[int, Content] = {}
         read: dict[int, Content] = {}
         for index, page in enumerate(lease.pages):

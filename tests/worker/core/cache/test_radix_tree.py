@@ -24,7 +24,7 @@ def store(tree: RadixTree, text: str, pages: list[int], salt: str = "") -> Node:
     match = tree.match(key(text), len(pages), salt)
     known = len(match.pages)
     node = tree.lock(match.node, salt)
-    node, duplicates = tree.extend(node, key(text[known * SIZE :]), pages[known:])
+    node, duplicates = tree.insert(node, key(text[known * SIZE :]), pages[known:])
     assert not duplicates
     return node
 
@@ -56,7 +56,7 @@ def test_a_long_generation_stays_one_node() -> None:
     tree = RadixTree(SIZE, "m")
     node = store(tree, "aa", [1])
     for page in range(2, 50):
-        node, _ = tree.extend(node, key("bb"), [page])
+        node, _ = tree.insert(node, key("bb"), [page])
     assert len(list(tree.nodes())) == 2
     tree.check_invariants([node])
 
@@ -65,8 +65,8 @@ def test_two_that_stand_on_one_node_do_not_grow_into_each_other() -> None:
     tree = RadixTree(SIZE, "m")
     first = store(tree, "aa", [1])
     second = tree.lock(tree.match(key("aa"), 1, "").node, "")
-    first, _ = tree.extend(first, key("bb"), [2])
-    second, duplicates = tree.extend(second, key("bbcc"), [3, 4])
+    first, _ = tree.insert(first, key("bb"), [2])
+    second, duplicates = tree.insert(second, key("bbcc"), [3, 4])
     assert duplicates == [3]
     assert cached(tree, "aabbcc") == [1, 2, 4]
     tree.check_invariants([first, second])
@@ -76,7 +76,7 @@ def test_pages_already_cached_are_handed_back() -> None:
     tree = RadixTree(SIZE, "m")
     store(tree, "aabbcc", [1, 2, 3])
     node = tree.lock(None, "")
-    _, duplicates = tree.extend(node, key("aabbdd"), [4, 5, 6])
+    _, duplicates = tree.insert(node, key("aabbdd"), [4, 5, 6])
     assert duplicates == [4, 5]
     assert cached(tree, "aabbdd") == [1, 2, 6]
 
@@ -128,7 +128,7 @@ def test_a_match_counts_pages_nobody_has_locked() -> None:
 def test_events_tell_what_entered_and_left_in_chain_order() -> None:
     tree = RadixTree(SIZE, "m")
     node = store(tree, "aabb", [1, 2])
-    node, _ = tree.extend(node, key("cc"), [3])
+    node, _ = tree.insert(node, key("cc"), [3])
     chain = hashes("aabbcc")
     assert tree.take_events() == [BlockStored(chain[:2], None), BlockStored(chain[2:], chain[1])]
     tree.unlock(node, 0)
@@ -140,7 +140,7 @@ def test_events_tell_what_entered_and_left_in_chain_order() -> None:
 def test_events_do_not_change_after_they_were_made() -> None:
     tree = RadixTree(SIZE, "m")
     node = store(tree, "aa", [1])
-    tree.extend(node, key("bb"), [2])
+    tree.insert(node, key("bb"), [2])
     assert tree.take_events()[0] == BlockStored(hashes("aa"), None)
 
 

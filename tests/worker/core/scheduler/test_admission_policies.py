@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 
 from tests.support.effort import cases
 from tests.support.worker.fake_device import Harness, make_submit
-from worker.core.scheduler.ageing import MAX_PASSES
 from worker.core.scheduler.budget import StepBudget
 from worker.core.scheduler.policy import (
     AdmissionPolicy,
@@ -22,6 +21,7 @@ from worker.core.scheduler.policy import (
     Pack,
     TokenRoom,
 )
+from worker.core.scheduler.starvation_guard import MAX_PASSES
 from worker.wire.admission import AdmissionChange, AdmissionOptions
 
 LEVEL = 4

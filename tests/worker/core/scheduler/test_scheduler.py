@@ -242,7 +242,7 @@ def test_with_a_step_in_flight_a_victim_is_parked_one_step_and_taken_back_in_the
         slots.append([row.slot for row in plan.rows])
         if len(harness.device.in_flight) > 1:
             harness.apply()
-    # Oldest first: 0 lacks a page and waits; 2 is parked, then taken back; 1 goes on throughout.
+    # Oldest first: 0 lacks a page and waits; 2 is parked, then preempted; 1 goes on throughout.
     assert slots[-3:] == [[0, 1, 2], [1], [0, 1]]
     harness.drain(1)
     for index in range(3):

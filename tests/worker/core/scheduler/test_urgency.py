@@ -214,7 +214,7 @@ def test_equals_never_ping_pong_even_near_their_deadlines(depth: int) -> None:
 
 @pytest.mark.parametrize("depth", [0, 1])
 def test_a_stream_of_urgent_requests_does_not_thrash_the_others(depth: int) -> None:
-    """Each time that it has been taken back, a victim must get further before the next time."""
+    """Each time that it has been preempted, a victim must get further before the next time."""
     harness = Harness(max_num_seqs=2, max_num_batched_tokens=64)
     for name in ("a", "b"):
         harness.submit(make_submit(name, prompt(8), max_tokens=40, ignore_eos=True))

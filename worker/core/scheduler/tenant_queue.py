@@ -12,7 +12,7 @@ _Entry = tuple[float, int, int, Request]
 """Deadline, arrival, generation; no two entries agree in all three."""
 
 
-class Lane:
+class TenantQueue:
     """A heap whose entries name the generation of their request: of an older one they are dead.
 
     So a request leaves, or changes its place, in constant time; the dead are dropped when they

@@ -6,7 +6,7 @@ from worker.core.request import Request
 from worker.wire.messages import TokenDelta
 
 
-class Outbox:
+class OutputBuffer:
     """Collects deltas by gateway."""
 
     def __init__(self) -> None:

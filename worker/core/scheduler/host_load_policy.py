@@ -15,7 +15,7 @@ _FORGETTING = 0.999
 is tried again hundreds of steps later."""
 
 
-class Recall:
+class HostLoadPolicy:
     """Prices copies from host memory by those of late, computing by the steps of late.
 
     Until both can be told everything is copied, which is how its time comes to be known.
@@ -69,12 +69,12 @@ class Recall:
         self._page_s = before + _WEIGHT * (newest - before)
 
     def note_resumed(self, request: Request, match: Match) -> None:
-        """A request that was taken back comes again, with what `match` has of it."""
+        """A request that was preempted comes again, with what `match` has of it."""
         if self._host is None:
             return
         size = self._page_size
         self._host.note_resumed(
-            request.num_withdrawn, len(match.pages) * size, match.num_host * size
+            request.num_computed_before, len(match.pages) * size, match.num_host * size
         )
 
     def _part(self, num_tokens: int, num_cached: int) -> float:

@@ -5,7 +5,7 @@ import pytest
 from worker.core.cache.host import HostPool
 from worker.core.cache.match import Match
 from worker.core.cache.node import Node
-from worker.core.scheduler.recall import Recall
+from worker.core.scheduler.host_load_policy import HostLoadPolicy
 from worker.core.step_forecast import StepForecast
 from worker.wire.host_cache import HostCachePolicy
 from worker.wire.messages import StepShape
@@ -14,7 +14,7 @@ PAGE_SIZE = 16
 TOKEN_S = 1e-3
 
 
-def make_recall(policy: HostCachePolicy = "auto") -> Recall:
+def make_policy(policy: HostCachePolicy = "auto") -> HostLoadPolicy:
     """Computing a page takes 16 ms, and more the more is before it."""
     forecast = StepForecast(1024)
     for seq in range(1, 61):
@@ -22,7 +22,7 @@ def make_recall(policy: HostCachePolicy = "auto") -> Recall:
         forecast.observe(
             StepShape(seq, tokens, tokens * tokens // 2, 4, 400), 0.002 + TOKEN_S * tokens
         )
-    return Recall(policy, PAGE_SIZE, HostPool(64), forecast)
+    return HostLoadPolicy(policy, PAGE_SIZE, HostPool(64), forecast)
 
 
 def match(num_host: int = 4) -> Match:
@@ -31,36 +31,36 @@ def match(num_host: int = 4) -> Match:
 
 
 def test_pages_are_copied_until_a_copy_is_known_to_take_longer() -> None:
-    recall = make_recall()
-    assert recall.choose(match()).num_host == 4
-    recall.observe(4, 4 * 0.001)
-    assert recall.choose(match()).num_host == 4
+    policy = make_policy()
+    assert policy.choose(match()).num_host == 4
+    policy.observe(4, 4 * 0.001)
+    assert policy.choose(match()).num_host == 4
     for _ in range(20):
-        recall.observe(4, 4 * 0.030)
-    found = recall.choose(match())
+        policy.observe(4, 4 * 0.030)
+    found = policy.choose(match())
     assert (found.num_pages, found.num_host, found.host_node) == (1, 0, None)
 
 
 def test_a_dear_copy_is_tried_again_some_day() -> None:
-    recall = make_recall()
-    recall.observe(1, 0.030)
-    assert not recall.choose(match()).num_host
+    policy = make_policy()
+    policy.observe(1, 0.030)
+    assert not policy.choose(match()).num_host
     for _ in range(1500):
-        recall.observe(0, 0.0)
-    assert recall.choose(match()).num_host == 4
+        policy.observe(0, 0.0)
+    assert policy.choose(match()).num_host == 4
 
 
 def test_always_asks_for_no_price() -> None:
-    recall = make_recall("always")
-    recall.observe(1, 100.0)
-    assert recall.choose(match()).num_host == 4
+    policy = make_policy("always")
+    policy.observe(1, 100.0)
+    assert policy.choose(match()).num_host == 4
 
 
 def test_what_is_copied_counts_by_its_time() -> None:
-    recall = make_recall()
-    recall.observe(10, 10 * 0.004)
-    assert recall.cost(160) == pytest.approx(40, rel=0.2)
+    policy = make_policy()
+    policy.observe(10, 10 * 0.004)
+    assert policy.cost(160) == pytest.approx(40, rel=0.2)
     for _ in range(50):
-        recall.observe(10, 10.0)
-    assert recall.cost(160) == 160
-    assert Recall("auto", PAGE_SIZE, None, StepForecast(64)).cost(160) == 160
+        policy.observe(10, 10.0)
+    assert policy.cost(160) == 160
+    assert HostLoadPolicy("auto", PAGE_SIZE, None, StepForecast(64)).cost(160) == 160

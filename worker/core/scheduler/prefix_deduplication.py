@@ -10,7 +10,7 @@ _LEAST_PART = 0.25
 """Of what a request has to compute, for which it waits."""
 
 
-class Siblings:
+class PrefixDeduplication:
     """Knows which prompts are under way, and who would compute the same beside them.
 
     Such a request waits while the prompt makes its way through the part that they share, which it
@@ -44,7 +44,7 @@ class Siblings:
         if request.lease is not None and request.lease.node is not None:
             self._under_way.append(request)
 
-    def is_coming(self, request: Request) -> bool:
+    def is_being_computed(self, request: Request) -> bool:
         """Whether a prompt under way is about to compute much of what `request` would."""
         cached = len(request.token_ids) - request.num_uncached
         least = max(self._least_tokens, int(_LEAST_PART * request.num_uncached))

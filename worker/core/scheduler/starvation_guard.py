@@ -1,0 +1,44 @@
+"""Nobody is passed over for ever, whatever policy orders the queue."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from worker.core.request import Request
+
+MAX_PASSES = 64
+"""Rounds in which the oldest may be passed over."""
+
+
+class StarvationGuard:
+    """Counts how often the oldest of those that wait is passed over: who has been in the highest
+    level for longest.
+
+    A round passes the oldest over if it admits others of its level or below, and not the oldest.
+    After MAX_PASSES such rounds every round is fifo with the oldest at the head, and nobody else
+    gets in before it; since running requests end, there is room for it at some time. The next
+    becomes oldest then, so a request that k others of its level precede (by when they entered the
+    level), and that no more urgent ones keep out, is passed over in at most
+    (k + 1) · MAX_PASSES rounds, under pack, lpm, deadlines and fair share alike.
+    """
+
+    def __init__(self) -> None:
+        self._oldest: Request | None = None
+        self._generation = 0
+        self._num_passes = 0
+
+    def is_due(self, oldest: Request) -> bool:
+        """Whether `oldest` must be the next."""
+        return (
+            oldest is self._oldest
+            and oldest.generation == self._generation
+            and self._num_passes >= MAX_PASSES
+        )
+
+    def count(self, oldest: Request, generation: int, admitted: Iterable[Request]) -> None:
+        """Notes whom a round admitted while `oldest`, then of this generation, waited."""
+        if oldest is not self._oldest or generation != self._generation:
+            self._oldest, self._generation, self._num_passes = oldest, generation, 0
+        requests = list(admitted)
+        if oldest not in requests and any(r.level <= oldest.level for r in requests):
+            self._num_passes += 1
