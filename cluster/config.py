@@ -24,6 +24,7 @@ ADMIN_API_KEY = "RAYFLEET_ADMIN_API_KEY"
 RENAMED = {
     "fair_by": "fairness_key",
     "salt_by": "cache_isolation",
+    "speculative_deadline_margin_ms": "deadline_margin_ms",
     "worker_wait_s": "no_worker_timeout_s",
 }
 """Options by the names that they had, in config files and, with dashes, as flags: both are refused

@@ -74,7 +74,8 @@ class EngineConfig:
     for never."""
     deadline_margin_ms: float = 50.0
     """A waiting request gains two levels of priority so long before the last moment at which it
-    can meet its SLO."""
+    can meet its SLO. Nothing is drafted for one whose next token is due within so long: a step with
+    drafts takes longer, whatever becomes of them."""
     max_queued_requests: int = 4096
     """Requests that may wait at a worker; further ones get 429 unless they are more urgent. 0 for
     any number."""
@@ -134,19 +135,12 @@ class EngineConfig:
     """As --revision, of --speculative-model."""
     num_speculative_tokens: int = 8
     """Most drafts in a row; how many are worth their cost is measured all the time."""
-    prompt_lookup_max: int = 12
-    """ngram: how many of the latest tokens are looked for first."""
-    prompt_lookup_min: int = 2
-    """ngram: how many must have occurred before."""
     speculative_adaptive: bool = True
     """Draft only where measured acceptance pays for measured cost; otherwise always."""
     speculative_max_utilization: float = 0.8
     """Nothing is drafted while so large a share of --max-num-seqs runs."""
     speculative_max_priority: int = 6
     """Requests of higher priority are not drafted for: their steps stay as short as can be."""
-    speculative_deadline_margin_ms: float = 50.0
-    """Nothing is drafted for a request whose next token is due, by its SLO, within so long: a step
-    with drafts takes longer, whatever becomes of them."""
 
     dllm_algorithm: DllmAlgorithm = "LowConfidence"
     """Block-diffusion models: what decides positions, where a request does not name it."""
@@ -156,12 +150,6 @@ class EngineConfig:
     dllm_threshold: float | None = None
     """Probability above which a position is decided; None takes the algorithm's own (0.95 of
     LowConfidence, 0.5 of JointThreshold)."""
-    dllm_edit_threshold: float = 0.0
-    """Probability above which a decided token is replaced (JointThreshold)."""
-    dllm_max_post_edit_steps: int = 16
-    """Most rounds of replacing once nothing is undecided (JointThreshold)."""
-    dllm_penalty: float = 0.0
-    """Taken off the logit of the token just before (JointThreshold); 0 for none."""
     dllm_disable: tuple[str, ...] = ()
     """Refinement to do without, to measure its share; may be given several times: inplace (running
     blocks keep slot and pages, and go on while none is done), mixed_rounds (prompts beside running
@@ -206,7 +194,8 @@ class EngineConfig:
             raise ValueError(
                 f"--dllm-disable {unknown[0]}: choose from {', '.join(get_args(DllmFeature))}"
             )
-        self._check_dllm_defaults()
+        if self.dllm_threshold is not None and not 0.0 <= self.dllm_threshold <= 1.0:
+            raise ValueError(f"--dllm-threshold must be in [0, 1], got {self.dllm_threshold}")
         if self.cpu_threads < 0:
             raise ValueError("--cpu-threads must not be negative")
         if any(size < 1 for size in self.cudagraph_capture_sizes):
@@ -216,8 +205,10 @@ class EngineConfig:
                 f"--preempt-priority-gap must be in [0, 9], got {self.preempt_priority_gap}"
             )
         for name in (
-            *("deadline_margin_ms", "speculative_deadline_margin_ms"),
-            *("max_queued_requests", "max_queued_tokens", "step_timeout_s"),
+            "deadline_margin_ms",
+            "max_queued_requests",
+            "max_queued_tokens",
+            "step_timeout_s",
         ):
             if getattr(self, name) < 0:
                 raise ValueError(f"{flag(name)} must not be negative, got {getattr(self, name)}")
@@ -236,17 +227,8 @@ class EngineConfig:
     @property
     def admission(self) -> AdmissionOptions:
         """The rules of admission to begin with."""
-        return AdmissionOptions(
-            schedule_policy=self.schedule_policy,
-            prefill_admission_policy=self.prefill_admission_policy,
-            prefill_admission_lookahead=self.prefill_admission_lookahead,
-            prefill_force_fifo_every=self.prefill_force_fifo_every,
-            prefill_max_tokens=self.prefill_max_tokens,
-            prefill_max_batch_size=self.prefill_max_batch_size,
-            max_prefill_share=self.max_prefill_share,
-            prefill_first_steps=self.prefill_first_steps,
-            urgent_first_steps=self.urgent_first_steps,
-        )
+        names = AdmissionOptions.__struct_fields__
+        return AdmissionOptions(**{name: getattr(self, name) for name in names})
 
     def _check_speculation(self) -> None:
         if (self.speculative_method == "draft") != bool(self.speculative_model):
@@ -258,20 +240,8 @@ class EngineConfig:
                 "--num-speculative-tokens must be at least 1; --speculative-method none drafts "
                 "nothing"
             )
-        if not 1 <= self.prompt_lookup_min <= self.prompt_lookup_max:
-            raise ValueError("--prompt-lookup-min must be from 1 to --prompt-lookup-max")
         if self.speculative_max_utilization < 0.0:
             raise ValueError("--speculative-max-utilization must not be negative")
-
-    def _check_dllm_defaults(self) -> None:
-        for name in ("dllm_threshold", "dllm_edit_threshold"):
-            value = getattr(self, name)
-            if value is not None and not 0.0 <= value <= 1.0:
-                raise ValueError(f"--{name.replace('_', '-')} must be in [0, 1], got {value}")
-        if self.dllm_max_post_edit_steps < 0:
-            raise ValueError("--dllm-max-post-edit-steps must not be negative")
-        if self.dllm_penalty < 0.0:
-            raise ValueError("--dllm-penalty must not be negative")
 
     @property
     def dllm_features(self) -> tuple[str, ...]:

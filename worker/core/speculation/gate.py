@@ -311,7 +311,7 @@ def create_gate(config: EngineConfig, *, on_cuda: bool) -> SpeculationGate | Non
             max_num_seqs=config.max_num_seqs,
             max_utilization=config.speculative_max_utilization,
             max_priority=config.speculative_max_priority,
-            deadline_margin_s=config.speculative_deadline_margin_ms / 1e3,
+            deadline_margin_s=config.deadline_margin_ms / 1e3,
             stops_itself=config.speculative_method == "draft" or not on_cuda,
             adaptive=config.speculative_adaptive,
         )

@@ -102,9 +102,6 @@ class BlockDecoder:
             defaults=BlockDefaults(
                 algorithm=config.dllm_algorithm,
                 threshold=config.dllm_threshold,
-                edit_threshold=config.dllm_edit_threshold,
-                max_post_edit_steps=config.dllm_max_post_edit_steps,
-                penalty=config.dllm_penalty,
             ),
         )
 

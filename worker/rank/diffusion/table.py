@@ -20,9 +20,12 @@ class BlockDefaults:
     algorithm: DllmAlgorithm
     threshold: float | None
     """None takes the algorithm's own."""
-    edit_threshold: float
-    max_post_edit_steps: int
-    penalty: float
+    edit_threshold: float = 0.0
+    """Probability above which a decided token is replaced (JointThreshold)."""
+    max_post_edit_steps: int = 16
+    """Most rounds of replacing once nothing is undecided (JointThreshold)."""
+    penalty: float = 0.0
+    """Taken off the logit of the token just before (JointThreshold)."""
 
 
 class BlockTable:

@@ -11,6 +11,9 @@ from worker.rank.speculation.drafting import Drafter
 from worker.rank.speculation.ngram import NgramProposer
 from worker.rank.tables import DeviceTables
 
+_LONGEST_NGRAM, _SHORTEST_NGRAM = 12, 2
+"""How many of the latest tokens are looked for first, and how many must have occurred before."""
+
 
 def create_drafter(config: EngineConfig, tables: DeviceTables, num_pages: int) -> Drafter | None:
     """One rank's drafter; None where nothing is drafted.
@@ -27,10 +30,9 @@ def create_drafter(config: EngineConfig, tables: DeviceTables, num_pages: int) -
         return None
     proposer: Proposer
     if config.speculative_method == "ngram":
-        longest, shortest = config.prompt_lookup_max, config.prompt_lookup_min
-        proposer = NgramProposer(longest, shortest)
+        proposer = NgramProposer(_LONGEST_NGRAM, _SHORTEST_NGRAM)
         if drafts_on_device(config, tables):
-            return DeviceDrafter(tables, proposer, shortest=shortest, longest=longest)
+            return DeviceDrafter(tables, proposer, shortest=_SHORTEST_NGRAM, longest=_LONGEST_NGRAM)
     else:
         model = load_draft_model(config, tables)
         proposer = DraftModelProposer(model, tables, num_pages, config.num_speculative_tokens)
