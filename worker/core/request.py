@@ -5,15 +5,21 @@ from __future__ import annotations
 from array import array
 from collections.abc import Mapping
 from enum import Enum, auto
-from math import inf
 from types import MappingProxyType
 from typing import Final
 
 from worker.core.cache.lease import Lease
 from worker.core.grammar.state import GrammarProblem, GrammarStatus
+from worker.core.request_records import (
+    BlockProgress,
+    Delivery,
+    PreemptionRecord,
+    QueueEntry,
+    RequestTimes,
+)
 from worker.core.speculation.acceptance import RequestRecord
-from worker.wire.messages import FinishReason, Rejection, Submit, TokenLogprobs
-from worker.wire.times import FirstTokenTimes
+from worker.wire.messages import FinishReason, Rejection, Submit
+from worker.wire.slo import Slo
 
 
 class RequestState(Enum):
@@ -79,7 +85,9 @@ class IllegalMove(RuntimeError):
 
 
 class Request:
-    """A submitted request and everything the scheduler knows about it.
+    """A submitted request: who it is, what it asks for, its tokens, and how far they are computed.
+
+    What single parts of the scheduler note beside that is in records of their own.
 
     Positions of its token row, while steps are in flight:
 
@@ -96,55 +104,40 @@ class Request:
     """
 
     __slots__ = (
-        "admitted_s",
         "arrival",
-        "arrived_s",
         "attempt",
         "block_size",
-        "block_state",
+        "blocks",
         "cache_salt",
-        "cached_sent",
-        "deadline_s",
+        "delivery",
         "end_token_ids",
         "error",
-        "first_token_s",
         "gateway_id",
-        "generation",
         "grammar",
         "is_resubmitted",
         "lease",
         "level",
         "limit",
-        "logprobs",
         "num_cached",
         "num_charged",
         "num_computed",
-        "num_computed_before",
         "num_expected_cached",
-        "num_forwards",
         "num_placeholders",
-        "num_preempted",
         "num_prefill",
         "num_prompt",
-        "num_rounds",
-        "num_sent",
-        "num_uncached",
         "num_unverified",
+        "preemption",
         "priority",
-        "prompt_logprobs",
-        "queued_s",
+        "queue_entry",
         "rejection",
         "request_id",
-        "resumed_at",
         "sampling",
         "seed",
-        "slo",
         "speculation",
         "state",
         "tenant",
-        "times_sent",
+        "times",
         "token_ids",
-        "uncached_round",
     )
 
     def __init__(
@@ -162,12 +155,12 @@ class Request:
         self.cache_salt = submit.cache_salt
         self.num_expected_cached = submit.num_expected_cached
         self.priority = submit.priority
-        self.slo = submit.slo
         self.tenant = submit.tenant
         self.sampling = submit.sampling
         self.seed = submit.sampling.seed if submit.seed is None else submit.seed
+        self.is_resubmitted = submit.is_resubmitted or submit.num_resumed > 0
+        """Whether another worker had taken it, and was lost."""
         self.arrival = arrival
-        self.arrived_s = arrived_s
         self.token_ids = array("i")
         self.token_ids.frombytes(submit.prompt)
         assert 0 <= submit.num_resumed < len(self.token_ids), "resumed tokens follow a prompt"
@@ -180,20 +173,15 @@ class Request:
         eos = () if self.sampling.ignore_eos else eos_token_ids
         self.end_token_ids = frozenset((*eos, *self.sampling.stop_token_ids))
         """Tokens that may end it; only ever asked for membership."""
-        self.grammar: GrammarStatus | None = None
-        """Where it stands in its grammar, as last told; set before it is first admitted."""
-        self.error: str | None = None
-        """Why it cannot go on, where it ends by an error."""
-        self.speculation: RequestRecord | None = None
-        """What is known of drafts for it."""
         self.block_size = block_size
-        self.block_state = b""
-        """Its running block as the last step left it, opaque; empty where none has begun."""
-        self.num_rounds = 0
-        """Passes in which something of it was to be decided, of a block-diffusion model."""
-        self.num_forwards = 0
-        """All passes that computed something for it, of a block-diffusion model."""
+        self._begin(arrived_s, arrived_s + submit.waited_ms / 1e3, submit.slo)
+
+    def _begin(self, arrived_s: float, queued_s: float, slo: Slo | None) -> None:
+        """What changes from step to step, and the records of other parts."""
         self.state = RequestState.WAITING
+        self.level = self.priority
+        """Its urgency, 0 to 9: the priority, or more where its deadline was near when it was
+        queued; while it runs, that with which it was admitted."""
         self.lease: Lease | None = None
         """What it holds of the cache; exactly while RUNNING."""
         self.num_prefill = len(self.token_ids)
@@ -205,18 +193,23 @@ class Request:
         self.num_unverified = 0
         """How many more these may be: drafts in steps in flight. Of `num_computed` it is the same:
         counted is the least."""
-        self.num_sent = len(self.token_ids)
-        """Known tokens when the last delta was made."""
         self.num_cached = -1
         """Prompt tokens found in the prefix cache at the first admission; -1 before."""
-        self.cached_sent = False
-        """Whether a delta has told the gateway."""
-        self.logprobs: list[TokenLogprobs] = []
-        """Of tokens that no delta has carried yet, where it asks for them."""
-        self.prompt_logprobs: list[TokenLogprobs] | None = None
-        """Of the prompt tokens computed so far, until a delta has carried them; None before it
-        runs and where it does not ask."""
-        self._begin_to_wait(submit)
+        self.num_charged = self.num_output
+        """Generated tokens that its tenant has been charged for, here or elsewhere."""
+        self.error: str | None = None
+        """Why it cannot go on, where it ends by an error."""
+        self.rejection: Rejection | None = None
+        """What its client is told where it ends by an error that is not the worker's."""
+        self.grammar: GrammarStatus | None = None
+        """Where it stands in its grammar, as last told; set before it is first admitted."""
+        self.speculation: RequestRecord | None = None
+        """What is known of drafts for it."""
+        self.times = RequestTimes(arrived_s, queued_s, slo)
+        self.queue_entry = QueueEntry()
+        self.preemption = PreemptionRecord()
+        self.delivery = Delivery(num_sent=len(self.token_ids))
+        self.blocks = BlockProgress()
 
     def move_to(self, state: RequestState) -> None:
         """Enters `state`. Raises IllegalMove unless the transition table has the move."""
@@ -273,69 +266,13 @@ class Request:
 
     @property
     def due_s(self) -> float:
-        """When its next token is due, by the scheduler's clock; infinite without an SLO.
-
-        The first by `ttft_ms`; a later one by `tpot_ms`, as if tokens came evenly; any by `e2e_ms`.
-        """
-        slo = self.slo
-        if slo is None:
-            return inf
-        due = inf
-        if slo.e2e_ms is not None:
-            due = self.arrived_s + slo.e2e_ms / 1e3
-        if not self.num_output:
-            if slo.ttft_ms is not None:
-                due = min(due, self.arrived_s + slo.ttft_ms / 1e3)
-        elif slo.tpot_ms is not None and self.first_token_s >= 0.0:
-            due = min(due, self.first_token_s + self.num_output * slo.tpot_ms / 1e3)
-        return due
-
-    @property
-    def times(self) -> FirstTokenTimes | None:
-        """How its first token's time was spent here; None before."""
-        if self.first_token_s < 0.0:
-            return None
-        queue_s = max(self.admitted_s - self.queued_s, 0.0)
-        return FirstTokenTimes(queue_s, max(self.first_token_s - self.admitted_s, 0.0))
+        """When its next token is due, by the scheduler's clock; infinite without an SLO."""
+        return self.times.due_s(self.num_output)
 
     @property
     def num_output(self) -> int:
         """Known tokens that were generated."""
         return len(self.token_ids) - self.num_prompt
-
-    def _begin_to_wait(self, submit: Submit) -> None:
-        """What decides who runs next."""
-        self.is_resubmitted = submit.is_resubmitted or submit.num_resumed > 0
-        """Whether another worker had taken it, and was lost."""
-        self.queued_s = self.arrived_s + submit.waited_ms / 1e3
-        """When it reached this worker, on the scheduler's clock."""
-        self.level = self.priority
-        """Its urgency, 0 to 9: the priority, or more where its deadline was near when it was
-        queued; while it runs, that with which it was admitted."""
-        self.deadline_s = inf
-        """When its next token is due, by the scheduler's clock, if that can still be done."""
-        self.generation = 0
-        """Changes whenever it enters or leaves the queue: entries of an older one are dead."""
-        self.num_uncached = 0
-        """Tokens to compute if it is admitted, as of `uncached_round`."""
-        self.uncached_round = -1
-        """Admission round in which they were counted last; -1 for never."""
-        self.num_preempted = 0
-        """How often it was preempted."""
-        self.num_computed_before = 0
-        """Positions that were computed when that happened last."""
-        self.resumed_at = 0
-        """Known tokens when it was last admitted again; 0 if it never was preempted."""
-        self.admitted_s = -1.0
-        """When it was first admitted, on the scheduler's clock; -1 before."""
-        self.first_token_s = -1.0
-        """When its first token came, on the scheduler's clock; -1 before."""
-        self.times_sent = False
-        """Whether a delta has told how its first token's time was spent."""
-        self.num_charged = self.num_output
-        """Generated tokens that its tenant has been charged for, here or elsewhere."""
-        self.rejection: Rejection | None = None
-        """What its client is told where it ends by an error that is not the worker's."""
 
     def give_up(self, problem: GrammarProblem) -> None:
         """Notes why its grammar ends it by an error."""

@@ -121,7 +121,7 @@ class Admission:
             return []
         self._begin_round()
         options = self.options
-        generation, starves = oldest.generation, self._starvation_guard.is_due(oldest)
+        generation, starves = oldest.queue_entry.generation, self._starvation_guard.is_due(oldest)
         force = options.prefill_force_fifo_every
         forced = starves or (force > 0 and self.num_rounds % force == 0)
         packs = options.prefill_admission_policy == "pack" and not forced
@@ -136,7 +136,7 @@ class Admission:
         while (index := round_.next()) is not None:
             request = requests[index]
             if not starves and self._deduplication.is_being_computed(request):
-                request.uncached_round = -1
+                request.queue_entry.uncached_round = -1
                 round_.tell(Outcome.WAITS)
                 continue
             outcome, lease = self._take(request, self._place(request, round_.makes_place))
@@ -172,10 +172,10 @@ class Admission:
 
     def cost(self, request: Request) -> int:
         """Tokens to compute; cached prefixes are looked up again every few rounds only."""
-        age = self.num_rounds - request.uncached_round
-        if request.uncached_round < 0 or age >= COUNTED_ROUNDS:
+        age = self.num_rounds - request.queue_entry.uncached_round
+        if request.queue_entry.uncached_round < 0 or age >= COUNTED_ROUNDS:
             self._count(request, self._match(request))
-        return request.num_uncached
+        return request.queue_entry.num_uncached
 
     def _begin_round(self) -> None:
         state = self._state
@@ -220,8 +220,8 @@ class Admission:
         )
 
     def _count(self, request: Request, match: Match) -> None:
-        request.num_uncached = request.num_wanted - match.num_pages * self._page_size
-        request.uncached_round = self.num_rounds
+        request.queue_entry.num_uncached = request.num_wanted - match.num_pages * self._page_size
+        request.queue_entry.uncached_round = self.num_rounds
 
     def _match(self, request: Request) -> Match:
         """The cached prefix that a request does not compute."""
@@ -273,7 +273,7 @@ class Admission:
 
     def _start(self, request: Request, match: Match) -> Lease:
         self._count(request, match)
-        if request.num_preempted:
+        if request.preemption.count:
             self._host_loads.note_resumed(request, match)
         lease = self._lifecycle.start(request, match)
         if self._reserve is not None:
@@ -281,11 +281,11 @@ class Admission:
         return lease
 
     def _note(self, request: Request, now: float) -> None:
-        if request.admitted_s < 0.0:
-            request.admitted_s = now
+        if request.times.admitted_s < 0.0:
+            request.times.admitted_s = now
         self._state.drain.note(len(request.token_ids), now)
-        if not request.num_preempted:
-            self._state.tenants.charge_prompt(request, request.num_uncached)
+        if not request.preemption.count:
+            self._state.tenants.charge_prompt(request, request.queue_entry.num_uncached)
 
 
 def _admit(request: Request, lease: Lease) -> Admit:
@@ -311,7 +311,7 @@ def _block_admit(request: Request) -> BlockAdmit:
         params=request.sampling.diffusion,
         end_token_ids=sorted(request.end_token_ids),
         limit=request.limit,
-        state=request.block_state,
+        state=request.blocks.state,
     )
 
 

@@ -116,7 +116,7 @@ class BlockSteps:
             request = one.request
             if not isinstance(one.row, BlockRow):
                 if not one.is_stale:
-                    request.num_forwards += 1
+                    request.blocks.num_forwards += 1
                     self._commit_pages(one, one.row.start + one.row.length)
                 continue
             outcome = next(outcomes)
@@ -204,17 +204,17 @@ class BlockSteps:
     ) -> None:
         request = one.request
         guided = next(followed) if request.grammar is not None and token_ids else None
-        request.num_rounds += outcome.num_rounds
-        request.num_forwards += outcome.num_forwards
-        request.block_state = outcome.state
+        request.blocks.num_rounds += outcome.num_rounds
+        request.blocks.num_forwards += outcome.num_forwards
+        request.blocks.state = outcome.state
         end = row.start + row.length
         if row.is_window:
             assert outcome.num_forwards, "a rank took a request for ended that goes on"
             end = request.num_wanted  # as the step before has left it
         computed = end if outcome.is_committed else end - self._policy.size
         request.num_computed = computed
-        if token_ids and request.first_token_s < 0.0:
-            request.first_token_s = self._state.clock()
+        if token_ids and request.times.first_token_s < 0.0:
+            request.times.first_token_s = self._state.clock()
         num_known = len(request.token_ids)
         ended = take_tokens(request, token_ids, guided)
         self._totals.num_tokens += len(request.token_ids) - num_known

@@ -74,7 +74,7 @@ class HostLoadPolicy:
             return
         size = self._page_size
         self._host.note_resumed(
-            request.num_computed_before, len(match.pages) * size, match.num_host * size
+            request.preemption.num_computed, len(match.pages) * size, match.num_host * size
         )
 
     def _part(self, num_tokens: int, num_cached: int) -> float:

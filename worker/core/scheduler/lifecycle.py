@@ -54,10 +54,11 @@ class Lifecycle:
         request.num_prefill = len(request.token_ids)
         if request.num_cached < 0:
             request.num_cached = request.num_computed
-        if request.num_preempted:
-            request.resumed_at = len(request.token_ids)
+        if request.preemption.count:
+            request.preemption.resumed_at = len(request.token_ids)
         if wants_all:
-            request.prompt_logprobs = []  # of an interrupted prefill, what came counts no more
+            # Of an interrupted prefill, what came counts no more.
+            request.delivery.prompt_logprobs = []
         state.running.add(request)
         return lease
 
@@ -125,7 +126,7 @@ class Lifecycle:
             request.finish_reason,
             request.num_prompt,
             request.num_output,
-            state.clock() - request.arrived_s,
+            state.clock() - request.times.arrived_s,
             extra={"request_id": request.request_id},
         )
 
@@ -144,9 +145,9 @@ class Lifecycle:
         self._state.running.remove(request)
         self._state.cache.release(request.lease)
         request.lease = None
-        request.num_computed_before = request.num_computed
+        request.preemption.num_computed = request.num_computed
         request.num_computed = request.num_placeholders = request.num_unverified = 0
         request.num_prefill = len(request.token_ids)
-        request.num_preempted += 1
-        request.uncached_round = -1
+        request.preemption.count += 1
+        request.queue_entry.uncached_round = -1
         request.move_to(RequestState.PREEMPTED)

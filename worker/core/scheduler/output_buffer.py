@@ -28,12 +28,13 @@ class OutputBuffer:
         The number of cached prompt tokens goes with the first token, or with the end if that
         comes before any token.
         """
-        start = request.num_sent
+        sent = request.delivery
+        start = sent.num_sent
         token_ids = request.token_ids[start:].tolist()
-        request.num_sent = start + len(token_ids)
+        sent.num_sent = start + len(token_ids)
         num_cached = -1
-        if not request.cached_sent:
-            request.cached_sent = True
+        if not sent.cached_sent:
+            sent.cached_sent = True
             num_cached = request.num_cached
         delta = TokenDelta(
             request.request_id,
@@ -46,15 +47,16 @@ class OutputBuffer:
         delta.error = request.error
         delta.ended_by_grammar = request.ended_by_grammar
         delta.rejection = request.rejection
-        delta.num_rounds, delta.num_forwards = request.num_rounds, request.num_forwards
+        blocks = request.blocks
+        delta.num_rounds, delta.num_forwards = blocks.num_rounds, blocks.num_forwards
         delta.draft = draft
-        if token_ids and not request.times_sent:
-            request.times_sent = True
-            delta.times = request.times
-        if request.logprobs:
-            delta.logprobs, request.logprobs = request.logprobs, []
-        if request.prompt_logprobs is not None and token_ids:
-            delta.prompt_logprobs, request.prompt_logprobs = request.prompt_logprobs, None
+        if token_ids and not sent.times_sent:
+            sent.times_sent = True
+            delta.times = request.times.first_token
+        if sent.logprobs:
+            delta.logprobs, sent.logprobs = sent.logprobs, []
+        if sent.prompt_logprobs is not None and token_ids:
+            delta.prompt_logprobs, sent.prompt_logprobs = sent.prompt_logprobs, None
         deltas = self._deltas.get(request.gateway_id)
         if deltas is None:
             self._deltas[request.gateway_id] = [delta]

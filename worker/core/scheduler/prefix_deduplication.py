@@ -46,8 +46,8 @@ class PrefixDeduplication:
 
     def is_being_computed(self, request: Request) -> bool:
         """Whether a prompt under way is about to compute much of what `request` would."""
-        cached = len(request.token_ids) - request.num_uncached
-        least = max(self._least_tokens, int(_LEAST_PART * request.num_uncached))
+        cached = len(request.token_ids) - request.queue_entry.num_uncached
+        least = max(self._least_tokens, int(_LEAST_PART * request.queue_entry.num_uncached))
         end = cached + -(-least // self._page_size) * self._page_size
         if not self._under_way or end >= len(request.token_ids):
             return False

@@ -90,7 +90,7 @@ class PriorityPreemption:
 
 
 def _may_give_way(request: Request) -> bool:
-    if not request.num_preempted:
+    if not request.preemption.count:
         return True
-    progress = len(request.token_ids) - request.resumed_at
-    return progress >= min(2 << request.num_preempted, MAX_PROGRESS)
+    progress = len(request.token_ids) - request.preemption.resumed_at
+    return progress >= min(2 << request.preemption.count, MAX_PROGRESS)

@@ -53,9 +53,9 @@ class WaitingQueue:
     def remove(self, request: Request) -> None:
         """Takes out a request, admitted or ended."""
         self._levels[request.level].remove(request)
-        request.generation += 1
+        request.queue_entry.generation += 1
         self._len -= 1
-        if not request.num_preempted:
+        if not request.preemption.count:
             self.num_expected_cached -= request.num_expected_cached
         self.num_tokens -= len(request.token_ids)
         self._service.leave(request.tenant)
@@ -65,12 +65,14 @@ class WaitingQueue:
         alarms = self._alarms
         while alarms and alarms[0][0] <= now:
             _, _, generation, request = heappop(alarms)
-            if generation == request.generation:
+            if generation == request.queue_entry.generation:
                 resumed = self._levels[request.level].is_resumed(request)
                 self.remove(request)
                 self._enter(request, now, resumed=resumed)
         if len(alarms) > 2 * self._len + 64:
-            self._alarms = [entry for entry in alarms if entry[2] == entry[3].generation]
+            self._alarms = [
+                entry for entry in alarms if entry[2] == entry[3].queue_entry.generation
+            ]
             heapify(self._alarms)
 
     def window(self, count: int) -> list[Request]:
@@ -106,15 +108,17 @@ class WaitingQueue:
         return len(waiting) if waiting is not None else 0
 
     def _enter(self, request: Request, now: float, *, resumed: bool) -> None:
-        request.generation += 1
+        entry = request.queue_entry
+        entry.generation += 1
         standing = self._urgency.standing(request, now)
-        request.level, request.deadline_s = standing.level, standing.deadline_s
+        request.level, entry.deadline_s = standing.level, standing.deadline_s
         if standing.until_s < inf:
-            heappush(self._alarms, (standing.until_s, request.arrival, request.generation, request))
+            alarm = (standing.until_s, request.arrival, entry.generation, request)
+            heappush(self._alarms, alarm)
         self._levels[request.level].add(request, resumed=resumed)
         self._len += 1
         self.num_tokens += len(request.token_ids)
-        if not request.num_preempted:
+        if not request.preemption.count:
             self.num_expected_cached += request.num_expected_cached
         self._service.enter(request.tenant)
 

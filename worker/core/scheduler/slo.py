@@ -55,7 +55,7 @@ class Urgency:
         if deadline == inf:
             return Standing(request.priority, inf, inf)
         last_moment = deadline - self._forecast.first_token_s(
-            request.num_uncached or len(request.token_ids)
+            request.queue_entry.num_uncached or len(request.token_ids)
         )
         if now >= last_moment:
             return Standing(request.priority, inf, inf)

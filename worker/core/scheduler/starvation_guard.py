@@ -31,7 +31,7 @@ class StarvationGuard:
         """Whether `oldest` must be the next."""
         return (
             oldest is self._oldest
-            and oldest.generation == self._generation
+            and oldest.queue_entry.generation == self._generation
             and self._num_passes >= MAX_PASSES
         )
 

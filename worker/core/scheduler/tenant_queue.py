@@ -30,7 +30,8 @@ class TenantQueue:
     def push(self, request: Request) -> None:
         """Adds a request at its deadline."""
         self._members[request.request_id] = request
-        heappush(self._heap, (request.deadline_s, request.arrival, request.generation, request))
+        entry = request.queue_entry
+        heappush(self._heap, (entry.deadline_s, request.arrival, entry.generation, request))
 
     def remove(self, request: Request) -> bool:
         """Takes a request out, whose generation the caller changes; whether it was here."""
@@ -68,4 +69,4 @@ class TenantQueue:
 
 
 def _is_live(entry: _Entry) -> bool:
-    return entry[2] == entry[3].generation
+    return entry[2] == entry[3].queue_entry.generation

@@ -134,8 +134,8 @@ class TokenSteps:
             request.num_computed += count - 1
         else:
             request.num_placeholders -= count
-        if count and request.first_token_s < 0.0:
-            request.first_token_s = self._state.clock()
+        if count and request.times.first_token_s < 0.0:
+            request.times.first_token_s = self._state.clock()
         guided = next(followed) if count and request.grammar is not None else None
         num_known = len(request.token_ids)
         ended = take_tokens(request, token_ids, guided)
@@ -159,8 +159,8 @@ class TokenSteps:
     def _drop(self, request: Request, count: int) -> None:
         """Leaves out tokens that were drawn after the one that ends a request, or holds it up."""
         self._state.stats.num_dropped_tokens += count
-        if request.logprobs:
-            del request.logprobs[-count:]
+        if request.delivery.logprobs:
+            del request.delivery.logprobs[-count:]
 
     def _admit(
         self, oldest: Request, prompts: Sequence[_Member], budget: StepBudget, now: float
@@ -259,10 +259,10 @@ def _take_logprobs(step: StepInFlight, result: StepResult, counts: Sequence[int]
     prompts = result.prompt_logprobs or {}
     next_token = 0
     for index, (one, count) in enumerate(zip(step.rows, counts, strict=True)):
-        request = one.request
+        delivery = one.request.delivery
         first_token, next_token = next_token, next_token + count
         if one.is_stale:
             continue
-        request.logprobs += [one for one in drawn[first_token:next_token] if one is not None]
-        if request.prompt_logprobs is not None and index in prompts:
-            request.prompt_logprobs += prompts[index]
+        delivery.logprobs += [one for one in drawn[first_token:next_token] if one is not None]
+        if delivery.prompt_logprobs is not None and index in prompts:
+            delivery.prompt_logprobs += prompts[index]

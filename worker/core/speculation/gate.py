@@ -234,7 +234,7 @@ class SpeculationGate:
         config = self.config
         if request.priority > config.max_priority:
             return 0, Decision.PRIORITY
-        if request.slo is not None and (
+        if request.times.slo is not None and (
             0.0 <= request.due_s - self._now <= config.deadline_margin_s
         ):
             return 0, Decision.DEADLINE

@@ -124,7 +124,7 @@ def test_the_queue_is_in_order_whatever_enters_leaves_and_comes_near(data: st.Da
                 f"r{arrival}", prompt(3), priority=data.draw(st.integers(0, 9)), slo=slo
             )
             request = new_request(submit, arrival)
-            request.arrived_s = now
+            request.times.arrived_s = now
             (queue.push if action == "push" else queue.push_back)(request, now)
             waiting.append((request, action == "back"))
         elif action == "remove" and waiting:

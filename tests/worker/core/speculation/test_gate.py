@@ -123,7 +123,7 @@ def test_each_limit_keeps_drafts_out(
 def test_a_later_token_is_due_as_if_tokens_came_evenly() -> None:
     request = make_request(slo=Slo(ttft_ms=300, tpot_ms=100))
     assert request.due_s == pytest.approx(10.3)
-    request.first_token_s = 10.2
+    request.times.first_token_s = 10.2
     request.token_ids.extend((5, 6, 7))
     assert request.due_s == pytest.approx(10.5)
 
