@@ -27,7 +27,7 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 from worker.config import EngineConfig
 from worker.front.attach import AttachServer
 from worker.front.pulse import Pulse
-from worker.front.server import WorkerFront
+from worker.front.server import WorkerFrontend
 from worker.front.traces import WorkerTraces
 from worker.heap import freeze_heap
 from worker.metrics.collector import WorkerCollector, WorkerView
@@ -122,7 +122,9 @@ class WorkerGroup:
         tracing = create_tracing(f"worker {worker_id}", traces_endpoint)
         traces = None if tracing is None else WorkerTraces(tracing, worker_id)
         self._pulse = Pulse(partial(_publish, worker_id))
-        self.front = WorkerFront(worker_id, directory, traces, config.step_timeout_s, self._pulse)
+        self.front = WorkerFrontend(
+            worker_id, directory, traces, config.step_timeout_s, self._pulse
+        )
         self._model_name = model_name or config.model
         self._vllm_names = metrics is not None and metrics.vllm_names
         self._metrics = NodeMetrics(

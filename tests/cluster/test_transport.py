@@ -16,7 +16,7 @@ import pytest
 from cluster.transport import RayTransport
 from cluster.workers import WORKERS, WorkerSet
 from worker.front.attach import AttachServer
-from worker.front.server import WorkerFront
+from worker.front.server import WorkerFrontend
 from worker.wire.frames import SocketOffer
 from worker.wire.messages import (
     AttachSnapshot,
@@ -117,9 +117,9 @@ def transport(handle: Handle, workers: WorkerSet, request: pytest.FixtureRequest
 
 
 @pytest.fixture
-async def front(handle: Handle) -> AsyncIterator[WorkerFront]:
+async def front(handle: Handle) -> AsyncIterator[WorkerFrontend]:
     """A worker that is loading, whose socket is offered."""
-    front = WorkerFront("w1")
+    front = WorkerFrontend("w1")
     server = AttachServer(front)
     await server.open()
     handle.attach.path = server.path
@@ -133,7 +133,7 @@ def item_of(payload: bytes) -> WorkerItem:
 
 
 async def test_items_and_submits_take_the_socket_that_is_offered(
-    handle: Handle, transport: RayTransport, front: WorkerFront
+    handle: Handle, transport: RayTransport, front: WorkerFrontend
 ) -> None:
     stream = Stream(transport, "w1")
     assert isinstance(item_of(await anext(stream)), AttachSnapshot)
@@ -152,7 +152,7 @@ async def test_items_and_submits_take_the_socket_that_is_offered(
 
 
 async def test_a_socket_outlives_its_workers_leaving(
-    handle: Handle, transport: RayTransport, workers: WorkerSet, front: WorkerFront
+    handle: Handle, transport: RayTransport, workers: WorkerSet, front: WorkerFrontend
 ) -> None:
     stream = Stream(transport, "w1")
     await anext(stream)
@@ -166,7 +166,7 @@ async def test_a_socket_outlives_its_workers_leaving(
 
 @pytest.mark.parametrize("error", [RuntimeError("replica died"), None])
 async def test_the_end_of_serves_call_ends_the_socket(
-    handle: Handle, transport: RayTransport, front: WorkerFront, error: Exception | None
+    handle: Handle, transport: RayTransport, front: WorkerFrontend, error: Exception | None
 ) -> None:
     stream = Stream(transport, "w1")
     await anext(stream)
@@ -179,7 +179,7 @@ async def test_the_end_of_serves_call_ends_the_socket(
 
 
 async def test_the_end_of_the_socket_ends_the_stream_and_serves_call(
-    handle: Handle, transport: RayTransport, front: WorkerFront
+    handle: Handle, transport: RayTransport, front: WorkerFrontend
 ) -> None:
     stream = Stream(transport, "w1")
     await anext(stream)

@@ -117,7 +117,7 @@ def test_a_second_gateway_sees_what_the_first_has_sent() -> None:
         assert choice is not None
         cluster.send(0, f"a{number}", sibling(number, number), choice)
         worker = cluster.workers[choice.worker_id]
-        worker.load = worker.reserved.told_with(worker.load)
+        worker.load = worker.reserved.added_to(worker.load)
         worker.attachments["1"].put_step(1, [], [], worker.load)
         taken.append(choice.worker_id)
     cluster.deliver()

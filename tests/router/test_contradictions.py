@@ -20,7 +20,7 @@ from router.gateway import Gateway
 from tests.support.effort import cases
 from worker.config import EngineConfig
 from worker.core.loop import serve_engine
-from worker.front.server import WorkerFront
+from worker.front.server import WorkerFrontend
 from worker.wire.tokenizer import load_tokenizer
 
 pytestmark = pytest.mark.slow
@@ -36,7 +36,7 @@ OUT_OF_REACH = {"structured_outputs": {"regex": "[0-9]+"}, "allowed_token_ids": 
 class FrontTransport:
     """Reaches one front in this process."""
 
-    def __init__(self, front: WorkerFront) -> None:
+    def __init__(self, front: WorkerFrontend) -> None:
         self._front = front
 
     async def attach(
@@ -72,7 +72,7 @@ class Served:
             return await self._client.post("/v1/completions", json=body)
 
     async def _start(self) -> None:
-        self._front = WorkerFront("w0")
+        self._front = WorkerFrontend("w0")
         config = EngineConfig(
             model=MODEL, device="cpu", cpu_threads=1, max_model_len=128, kv_cache_tokens=4096
         )

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from router.tokens.parity import ParityCheck
-from worker.wire.canary import sing
 from worker.wire.tokenizer import Tokenizer, load_tokenizer
+from worker.wire.tokenizer_fingerprint import fingerprint
 
 
 def altered(tokenizer: Tokenizer, checkpoint: Path, tmp_path: Path, template: str) -> Tokenizer:
@@ -24,8 +24,12 @@ async def test_matching_workers_serve_and_others_are_refused_loudly(
 ) -> None:
     other = altered(rig.tokenizer, checkpoint, tmp_path, "{{ messages[0].content }}!")
     info = rig.workers[0].info
-    rig.workers[0].info.canary = sing(rig.tokenizer, info.page_size, info.block_hash_salt)
-    rig.workers[1].info.canary = sing(other, info.page_size, info.block_hash_salt)
+    rig.workers[0].info.tokenizer_fingerprint = fingerprint(
+        rig.tokenizer, info.page_size, info.block_hash_salt
+    )
+    rig.workers[1].info.tokenizer_fingerprint = fingerprint(
+        other, info.page_size, info.block_hash_salt
+    )
     with caplog.at_level(logging.ERROR):
         await rig.start(attached=1)
         await rig.until(lambda: "w1" in caplog.text)
@@ -40,11 +44,11 @@ def test_each_stage_is_named(tokenizer: Tokenizer, checkpoint: Path, tmp_path: P
     check = ParityCheck(tokenizer)
     info = rig.workers[0].info
     assert check(info) is None  # nothing to compare
-    right = sing(tokenizer, info.page_size, info.block_hash_salt)
-    info.canary = right
+    right = fingerprint(tokenizer, info.page_size, info.block_hash_salt)
+    info.tokenizer_fingerprint = right
     assert check(info) is None
     for field, word in (("text", "chat template"), ("tokens", "tokenizer"), ("blocks", "hashes")):
-        info.canary = type(right)(
+        info.tokenizer_fingerprint = type(right)(
             **{n: getattr(right, n) + (n == field) for n in right.__struct_fields__}
         )
         problem = check(info)
@@ -58,4 +62,4 @@ def test_the_time_of_day_makes_no_difference(
     template = "{{ strftime_now('%H:%M:%S.%f') }} {{ messages[0].content }}"
     dated = altered(tokenizer, checkpoint, tmp_path, template)
     assert dated.render_chat([{"content": "x"}]) != dated.render_chat([{"content": "x"}])
-    assert sing(dated, 4, "s") == sing(dated, 4, "s")
+    assert fingerprint(dated, 4, "s") == fingerprint(dated, 4, "s")

@@ -15,16 +15,16 @@ from worker.core.step_limits import StepLimits
 from worker.heap import freeze_heap
 from worker.plan.plan import Plan
 from worker.plan.sockets import FrameStream, connect
-from worker.wire.canary import sing
 from worker.wire.messages import (
-    Canary,
     EngineInfo,
     StepLimit,
     StepReport,
     StepShape,
     SubmitBatch,
+    TokenizerFingerprint,
 )
 from worker.wire.tokenizer import load_tokenizer
+from worker.wire.tokenizer_fingerprint import fingerprint
 
 
 def serve_engine(config: EngineConfig, directory: str, host: str = "") -> None:
@@ -41,7 +41,7 @@ def serve_engine(config: EngineConfig, directory: str, host: str = "") -> None:
     executor = create_executor(config, directory, spawn_peers=False, host=host)
     try:
         info = executor.start()
-        info.canary = _canary(config.checkpoint, info)
+        info.tokenizer_fingerprint = _fingerprint(config.checkpoint, info)
         front.send(msgspec.msgpack.encode(info))
         loop = _Loop(config, info, executor, front)
         freeze_heap()
@@ -53,13 +53,13 @@ def serve_engine(config: EngineConfig, directory: str, host: str = "") -> None:
         front.close()
 
 
-def _canary(model: str, info: EngineInfo) -> Canary | None:
+def _fingerprint(model: str, info: EngineInfo) -> TokenizerFingerprint | None:
     """The probe chat done here; the tokenizer, which may be large, is let go again."""
     try:
         tokenizer = load_tokenizer(model)
     except ValueError:  # nothing to compare, and gateways could not serve it either
         return None
-    return sing(tokenizer, info.page_size, info.block_hash_salt)
+    return fingerprint(tokenizer, info.page_size, info.block_hash_salt)
 
 
 class _Loop:

@@ -16,7 +16,7 @@ from typing import cast
 import msgspec
 
 from worker.front.attachment import Attachment
-from worker.front.server import WorkerFront
+from worker.front.server import WorkerFrontend
 from worker.wire.frames import (
     Attach,
     Call,
@@ -35,7 +35,7 @@ logger = logging.getLogger(__name__)
 class AttachServer:
     """Serves one front to gateways on its node, from `open` to `close`."""
 
-    def __init__(self, front: WorkerFront, parent_directory: str = "/tmp") -> None:
+    def __init__(self, front: WorkerFrontend, parent_directory: str = "/tmp") -> None:
         self.path: str | None = None
         """Of the socket, while it is open."""
         self._front = front
@@ -70,7 +70,7 @@ class AttachServer:
 class _Connection(asyncio.Protocol):
     """One gateway's stream: items are written from the very call that reports them."""
 
-    def __init__(self, front: WorkerFront) -> None:
+    def __init__(self, front: WorkerFrontend) -> None:
         self._front = front
         self._reader = FrameReader()
         self._encode = msgspec.msgpack.Encoder().encode

@@ -2,8 +2,8 @@
 
 It runs on the event loop of the WorkerGroup replica and knows no Ray:
 
-    gateways ──submit──> WorkerFront ──SubmitBatch──> rank 0
-    gateways <──attach── WorkerFront <──StepReport─── rank 0      (one socket: engine_connection.py)
+    gateways ──submit──> WorkerFrontend ──SubmitBatch──> rank 0
+    gateways <──attach── WorkerFrontend <──StepReport─── rank 0      (one socket: engine_link.py)
 
 Each gateway gets one item per engine step that concerns it, with all its tokens in it. What piles
 up while a gateway is slow is merged, so a slow gateway costs memory for tokens, not for items.
@@ -23,10 +23,10 @@ from worker.front.attachment import Attachment, CacheMirror
 from worker.front.early_rejection import reject_early
 from worker.front.engine_link import EngineConnection
 from worker.front.grammar.service import GrammarService
+from worker.front.in_flight_submits import InFlightSubmits
 from worker.front.intake import Intake, slices
 from worker.front.pulse import Pulse
 from worker.front.rank_processes import RankProcesses
-from worker.front.reserved import ReservedWork
 from worker.front.traces import WorkerTraces
 from worker.front.watchdog import StepWatchdog
 from worker.metrics.latency import WorkerLatency
@@ -58,7 +58,7 @@ HEARTBEAT_S = 0.2
 """Every attach stream carries an item at least this often; gateways expect one in 250 ms."""
 
 
-class WorkerFront:
+class WorkerFrontend:
     """Takes requests for one worker group and hands out what its engine reports.
 
     Lives on one event loop. A rank group that is lost is followed by another one, in a new
@@ -82,7 +82,7 @@ class WorkerFront:
         self._mirror = CacheMirror()
         self._load = LoadSnapshot()
         self._traces = traces
-        self._reserved = ReservedWork()
+        self._reserved = InFlightSubmits()
         self._attachments: dict[str, Attachment] = {}
         self._encode = msgspec.msgpack.Encoder().encode
         self._intake = Intake()
@@ -103,7 +103,7 @@ class WorkerFront:
         self._watchdog: StepWatchdog | None = None
         """There while the engine runs."""
         self._ready = asyncio.Event()
-        self._heart: asyncio.Task[None] | None = None
+        self._heartbeat: asyncio.Task[None] | None = None
 
     @property
     def load(self) -> LoadSnapshot:
@@ -119,8 +119,8 @@ class WorkerFront:
         self._num_reports = self._num_handed = 0
         self._opened_at = time.monotonic()
         self._engine = EngineConnection(self._parent_directory, self._on_message)
-        if self._heart is None:
-            self._heart = asyncio.create_task(self._beat())
+        if self._heartbeat is None:
+            self._heartbeat = asyncio.create_task(self._send_heartbeats())
         return self._engine.directory
 
     async def wait_ready(self) -> EngineInfo:
@@ -224,13 +224,13 @@ class WorkerFront:
         self._ready.clear()
         self._mirror = CacheMirror()
         self._load = LoadSnapshot()
-        self._reserved = ReservedWork()
+        self._reserved = InFlightSubmits()
         self._watchdog = None
 
     def close(self) -> None:
         """Ends all attach streams and removes the directory."""
-        if self._heart is not None:
-            self._heart.cancel()
+        if self._heartbeat is not None:
+            self._heartbeat.cancel()
         self._close_engine()
         if self._traces is not None:
             self._traces.close()
@@ -274,7 +274,7 @@ class WorkerFront:
             attachment.put(snapshot)
 
     def _apply(self, report: StepReport) -> None:
-        self._load = self._reserved.told_with(report.load)
+        self._load = self._reserved.added_to(report.load)
         self.latency.take(report)
         if self._traces is not None:
             for told in report.deltas.values():
@@ -306,7 +306,7 @@ class WorkerFront:
         if not submits:
             return
         self._reserved.add(submits, last_ordinal)
-        self._load = self._reserved.told_with(self._load)
+        self._load = self._reserved.added_to(self._load)
         for gateway_id, attachment in self._attachments.items():
             if gateway_id != submits[0].gateway_id:
                 attachment.put_step(self.epoch, [], [], self._load)
@@ -359,7 +359,7 @@ class WorkerFront:
             load=self._load,
         )
 
-    async def _beat(self) -> None:
+    async def _send_heartbeats(self) -> None:
         clock, last = time.monotonic, time.monotonic()
         while True:
             await asyncio.sleep(HEARTBEAT_S)

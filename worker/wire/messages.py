@@ -292,7 +292,7 @@ class LoadSnapshot(msgspec.Struct, array_like=True):
     """None without a host-memory tier."""
 
 
-class Canary(msgspec.Struct, array_like=True, frozen=True):
+class TokenizerFingerprint(msgspec.Struct, array_like=True, frozen=True):
     """How a worker would write, tokenize and hash a chat that gateways know as well."""
 
     text: int
@@ -322,7 +322,7 @@ class EngineInfo(msgspec.Struct, array_like=True, tag="info"):
     """Which library the front compiles grammars with."""
     max_num_batched_tokens: int = 0
     """Most tokens of one step; 0 where it is not known."""
-    canary: Canary | None = None
+    tokenizer_fingerprint: TokenizerFingerprint | None = None
     """None where the worker has no tokenizer."""
     max_queued_requests: int = 0
     """Requests that may wait at this worker; 0 for any number."""

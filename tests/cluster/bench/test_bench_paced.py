@@ -15,7 +15,7 @@ import pytest
 from cluster.bench.cli import main
 from cluster.bench.gateway.paced import PacedConfig, PacedEngine, serve_paced
 from cluster.bench.processes import CpuMeter, cpu_seconds, descendants
-from worker.front.server import WorkerFront
+from worker.front.server import WorkerFrontend
 from worker.wire.blocks import block_hashes, root_hash
 from worker.wire.messages import (
     Abort,
@@ -74,7 +74,7 @@ def test_prompts_enter_the_prefix_cache() -> None:
 
 
 async def test_the_stub_serves_the_real_front(tmp_path: Path) -> None:
-    front = WorkerFront("w", str(tmp_path) if len(str(tmp_path)) < 60 else "/tmp")
+    front = WorkerFrontend("w", str(tmp_path) if len(str(tmp_path)) < 60 else "/tmp")
     context = multiprocessing.get_context("spawn")
     stub = context.Process(target=serve_paced, args=(CONFIG, front.open()), daemon=True)
     stub.start()

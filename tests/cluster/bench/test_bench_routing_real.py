@@ -27,7 +27,7 @@ from cluster.bench.routing.real.run import compared, figures, turn_of
 from cluster.bench.routing.real.traffic import OUTPUT, Planned, Vocabulary, workloads
 from cluster.config import find_demo_model
 from cluster.ports import free_ports
-from worker.front.server import WorkerFront
+from worker.front.server import WorkerFrontend
 from worker.wire.messages import Submit, SubmitBatch, SubmitReply, WorkerUpdate
 from worker.wire.sampling import SamplingParams
 
@@ -128,7 +128,7 @@ def http_worker() -> Iterator[str]:
 
 
 async def test_the_workers_front_is_told_blocks_and_tokens(tmp_path: Path) -> None:
-    front = WorkerFront("w", str(tmp_path))
+    front = WorkerFrontend("w", str(tmp_path))
     process = multiprocessing.get_context("spawn").Process(
         target=serve, args=(front.open(),), daemon=True
     )

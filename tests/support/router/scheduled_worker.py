@@ -6,7 +6,7 @@ import pytest
 
 from worker.core.scheduler import Scheduler, SchedulerConfig
 from worker.front.attachment import Attachment, CacheMirror
-from worker.front.reserved import ReservedWork
+from worker.front.in_flight_submits import InFlightSubmits
 from worker.plan.plan import StepResult
 from worker.wire.messages import (
     PROTOCOL_VERSION,
@@ -68,7 +68,7 @@ class ScheduledWorker:
     def _begin(self) -> None:
         self.scheduler = Scheduler(self.config, lambda: 0.0)
         self.mirror = CacheMirror()
-        self.reserved = ReservedWork()
+        self.reserved = InFlightSubmits()
         self.load = LoadSnapshot(
             num_free_pages=self.config.num_pages - 1,
             num_total_pages=self.config.num_pages - 1,
@@ -106,7 +106,7 @@ class ScheduledWorker:
             drawn = [7 for row in plan.rows if row.num_draws]
             self.scheduler.apply(StepResult(plan.seq, drawn, self.step_ms))
         report = self.scheduler.take_report()
-        self.load = self.reserved.told_with(report.load)
+        self.load = self.reserved.added_to(report.load)
         self.mirror.apply(report.block_events)
         for gateway_id, attachment in self.attachments.items():
             deltas: list[TokenDelta] = report.deltas.get(gateway_id, [])

@@ -6,7 +6,7 @@ import asyncio
 
 import msgspec
 
-from worker.front.server import WorkerFront
+from worker.front.server import WorkerFrontend
 from worker.plan.sockets import connect
 from worker.wire.messages import (
     BlockEvent,
@@ -73,7 +73,7 @@ class Engine:
 class Gateway:
     """Reads one attach stream; skips heartbeats unless asked for them."""
 
-    def __init__(self, front: WorkerFront, gateway_id: str) -> None:
+    def __init__(self, front: WorkerFrontend, gateway_id: str) -> None:
         self.stream = front.attach(gateway_id)
 
     async def next(self) -> WorkerItem:
@@ -108,5 +108,5 @@ def delta(request_id: str, *tokens: int, **fields: object) -> TokenDelta:
     )
 
 
-async def send(front: WorkerFront, *submits: Submit) -> SubmitReply:
+async def send(front: WorkerFrontend, *submits: Submit) -> SubmitReply:
     return decode_reply(await front.submit(encode(SubmitBatch(submits=list(submits)))))

@@ -22,7 +22,7 @@ from tests.support.paths import ROOT
 from tests.support.worker.played_engine import Engine, decode_item, decode_reply, delta, submit
 from worker.front import server as front_module
 from worker.front.attach import AttachServer
-from worker.front.server import WorkerFront
+from worker.front.server import WorkerFrontend
 from worker.wire.frames import Attach, frame
 from worker.wire.messages import (
     AttachSnapshot,
@@ -38,10 +38,10 @@ from worker.wire.messages import (
 FRONT_ALONE = """
 import asyncio, sys
 from worker.front.attach import AttachServer
-from worker.front.server import WorkerFront
+from worker.front.server import WorkerFrontend
 
 async def main():
-    server = AttachServer(WorkerFront("w"), sys.argv[1])
+    server = AttachServer(WorkerFrontend("w"), sys.argv[1])
     await server.open()
     print(server.path, flush=True)
     await asyncio.sleep(60)
@@ -79,14 +79,14 @@ class Gateway(WorkerLink):
 
 
 @pytest.fixture
-async def front() -> AsyncIterator[WorkerFront]:
-    front = WorkerFront("w0", "/tmp")
+async def front() -> AsyncIterator[WorkerFrontend]:
+    front = WorkerFrontend("w0", "/tmp")
     yield front
     front.close()
 
 
 @pytest.fixture
-async def engine(front: WorkerFront) -> AsyncIterator[Engine]:
+async def engine(front: WorkerFrontend) -> AsyncIterator[Engine]:
     engine = Engine(front.open())
     await engine.ready()
     await front.wait_ready()
@@ -95,7 +95,7 @@ async def engine(front: WorkerFront) -> AsyncIterator[Engine]:
 
 
 @pytest.fixture
-async def server(front: WorkerFront) -> AsyncIterator[AttachServer]:
+async def server(front: WorkerFrontend) -> AsyncIterator[AttachServer]:
     server = AttachServer(front, "/tmp")
     await server.open()
     yield server
@@ -202,7 +202,7 @@ async def test_attaching_again_ends_the_earlier_link(server: AttachServer, engin
 
 
 async def test_a_lost_engine_is_told_and_the_link_stays(
-    front: WorkerFront, server: AttachServer, engine: Engine
+    front: WorkerFrontend, server: AttachServer, engine: Engine
 ) -> None:
     link = await attach(server)
     front.engine_lost("rank 0 died")
@@ -241,7 +241,7 @@ def test_a_request_comes_and_goes_on_the_loop_that_replicas_run() -> None:
     """Ray's replicas run uvloop, whose transports are typed differently and write later."""
 
     async def scenario() -> None:
-        front = WorkerFront("w0")
+        front = WorkerFrontend("w0")
         engine = Engine(front.open())
         server = AttachServer(front)
         await asyncio.gather(engine.ready(), front.wait_ready(), server.open())
@@ -288,7 +288,7 @@ async def test_a_stranger_is_shown_the_door(server: AttachServer, engine: Engine
 
 
 async def test_a_killed_gateway_is_noticed(
-    front: WorkerFront, server: AttachServer, engine: Engine
+    front: WorkerFrontend, server: AttachServer, engine: Engine
 ) -> None:
     assert server.path is not None
     with _start(GATEWAY_ALONE, server.path) as gateway:

@@ -27,7 +27,7 @@ from tests.support.worker.played_engine import (
 from worker.front import server as front_module
 from worker.front.attachment import CacheMirror
 from worker.front.grammar import service
-from worker.front.server import WorkerFront
+from worker.front.server import WorkerFrontend
 from worker.wire import limits
 from worker.wire.admission import AdmissionChange
 from worker.wire.messages import (
@@ -50,14 +50,14 @@ from worker.wire.structured import StructuredOutputsParams
 
 
 @pytest.fixture
-async def front(tmp_path: Path) -> AsyncIterator[WorkerFront]:
-    front = WorkerFront("w0", "/tmp")
+async def front(tmp_path: Path) -> AsyncIterator[WorkerFrontend]:
+    front = WorkerFrontend("w0", "/tmp")
     yield front
     front.close()
 
 
 @pytest.fixture
-async def engine(front: WorkerFront) -> AsyncIterator[Engine]:
+async def engine(front: WorkerFrontend) -> AsyncIterator[Engine]:
     engine = Engine(front.open())
     await engine.ready()
     await front.wait_ready()
@@ -65,7 +65,7 @@ async def engine(front: WorkerFront) -> AsyncIterator[Engine]:
     engine.close()
 
 
-async def test_directory_is_private_and_its_sockets_have_short_names(front: WorkerFront) -> None:
+async def test_directory_is_private_and_its_sockets_have_short_names(front: WorkerFrontend) -> None:
     directory = front.open()
     assert stat.S_IMODE(os.stat(directory).st_mode) == 0o700
     assert len(f"{directory}/front".encode()) <= 107
@@ -73,7 +73,7 @@ async def test_directory_is_private_and_its_sockets_have_short_names(front: Work
     assert not os.path.exists(directory)
 
 
-async def test_snapshot_says_loading_then_ready(front: WorkerFront) -> None:
+async def test_snapshot_says_loading_then_ready(front: WorkerFrontend) -> None:
     engine = Engine(front.open())
     gateway = Gateway(front, "g0")
     first = await gateway.next()
@@ -90,7 +90,7 @@ async def test_snapshot_says_loading_then_ready(front: WorkerFront) -> None:
 
 
 async def test_a_batch_goes_to_the_inbox_less_what_can_never_fit(
-    front: WorkerFront, engine: Engine
+    front: WorkerFrontend, engine: Engine
 ) -> None:
     gateway = Gateway(front, "g0")
     await gateway.next()
@@ -108,7 +108,7 @@ def structured(request_id: str, gateway_id: str = "g0", **params: Any) -> Submit
 
 
 async def test_grammars_are_compiled_once_and_only_their_requests_wait(
-    front: WorkerFront, monkeypatch: pytest.MonkeyPatch
+    front: WorkerFrontend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(service, "PATIENCE_S", 60.0)
     demo = msgspec.structs.replace(INFO, model="deploy/models/demo", vocab_size=2560)
@@ -147,7 +147,7 @@ async def test_grammars_are_compiled_once_and_only_their_requests_wait(
 
 
 async def test_replies_number_the_submits_of_all_gateways_and_of_one_epoch(
-    front: WorkerFront, engine: Engine
+    front: WorkerFrontend, engine: Engine
 ) -> None:
     one, two = Gateway(front, "g1"), Gateway(front, "g2")
     await one.next()
@@ -180,7 +180,7 @@ async def test_replies_number_the_submits_of_all_gateways_and_of_one_epoch(
     ],
 )
 async def test_what_would_end_a_rank_never_reaches_it(
-    front: WorkerFront, engine: Engine, fields: dict[str, object], problem: str
+    front: WorkerFrontend, engine: Engine, fields: dict[str, object], problem: str
 ) -> None:
     gateway = Gateway(front, "g0")
     await gateway.next()
@@ -192,7 +192,7 @@ async def test_what_would_end_a_rank_never_reaches_it(
 
 
 async def test_min_tokens_counts_what_another_worker_generated(
-    front: WorkerFront, engine: Engine
+    front: WorkerFrontend, engine: Engine
 ) -> None:
     gateway = Gateway(front, "g0")
     await gateway.next()
@@ -210,7 +210,7 @@ async def test_min_tokens_counts_what_another_worker_generated(
 
 
 async def test_a_gateway_that_does_not_read_costs_bounded_memory(
-    front: WorkerFront, engine: Engine, monkeypatch: pytest.MonkeyPatch
+    front: WorkerFrontend, engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It is let go; when it reads again, it attaches anew and gets the cache as it stands."""
     monkeypatch.setattr(front_module, "MAX_PENDING_EVENTS", 5)
@@ -232,7 +232,7 @@ async def test_a_gateway_that_does_not_read_costs_bounded_memory(
 
 
 async def test_each_gateway_gets_its_own_tokens_and_everybodys_blocks(
-    front: WorkerFront, engine: Engine
+    front: WorkerFrontend, engine: Engine
 ) -> None:
     one, two = Gateway(front, "g1"), Gateway(front, "g2")
     await one.next()
@@ -248,7 +248,9 @@ async def test_each_gateway_gets_its_own_tokens_and_everybodys_blocks(
     assert first.load.num_running == second.load.num_running == 3
 
 
-async def test_steps_that_pile_up_are_merged_in_order(front: WorkerFront, engine: Engine) -> None:
+async def test_steps_that_pile_up_are_merged_in_order(
+    front: WorkerFrontend, engine: Engine
+) -> None:
     gateway, probe = Gateway(front, "g0"), Gateway(front, "probe")
     await gateway.next()
     await probe.next()
@@ -269,7 +271,7 @@ async def test_steps_that_pile_up_are_merged_in_order(front: WorkerFront, engine
 
 
 async def test_log_probabilities_of_steps_that_pile_up_stay_one_per_token(
-    front: WorkerFront, engine: Engine
+    front: WorkerFrontend, engine: Engine
 ) -> None:
     gateway, probe = Gateway(front, "g0"), Gateway(front, "probe")
     await gateway.next()
@@ -292,7 +294,7 @@ async def test_log_probabilities_of_steps_that_pile_up_stay_one_per_token(
 
 
 async def test_updates_count_without_gaps_and_come_when_idle(
-    front: WorkerFront, engine: Engine
+    front: WorkerFrontend, engine: Engine
 ) -> None:
     gateway = Gateway(front, "g0")
     await gateway.next()
@@ -300,7 +302,9 @@ async def test_updates_count_without_gaps_and_come_when_idle(
     assert [item.seq for item in items if isinstance(item, WorkerUpdate)] == [1, 2, 3]
 
 
-async def test_closing_the_stream_aborts_open_requests(front: WorkerFront, engine: Engine) -> None:
+async def test_closing_the_stream_aborts_open_requests(
+    front: WorkerFrontend, engine: Engine
+) -> None:
     gateway = Gateway(front, "g0")
     await gateway.next()
     await send(front, submit("done"), submit("open", attempt=2))
@@ -314,7 +318,7 @@ async def test_closing_the_stream_aborts_open_requests(front: WorkerFront, engin
 
 
 async def test_the_end_of_an_earlier_attempt_leaves_the_later_one_open(
-    front: WorkerFront, engine: Engine
+    front: WorkerFrontend, engine: Engine
 ) -> None:
     gateway = Gateway(front, "g0")
     await gateway.next()
@@ -329,7 +333,7 @@ async def test_the_end_of_an_earlier_attempt_leaves_the_later_one_open(
 
 
 async def test_attaching_again_ends_the_earlier_stream_only(
-    front: WorkerFront, engine: Engine
+    front: WorkerFrontend, engine: Engine
 ) -> None:
     earlier = Gateway(front, "g0")
     await earlier.next()
@@ -347,7 +351,7 @@ async def test_attaching_again_ends_the_earlier_stream_only(
     assert isinstance(await later.news(), WorkerUpdate)
 
 
-async def test_a_lost_engine_voids_its_epoch(front: WorkerFront, engine: Engine) -> None:
+async def test_a_lost_engine_voids_its_epoch(front: WorkerFrontend, engine: Engine) -> None:
     gateway = Gateway(front, "g0")
     await gateway.next()
     await engine.step(events=[BlockStored([1, 2], None)])
@@ -368,7 +372,7 @@ async def test_a_lost_engine_voids_its_epoch(front: WorkerFront, engine: Engine)
 
 
 async def test_rules_of_admission_reach_rank_0_and_the_next_one(
-    front: WorkerFront, engine: Engine
+    front: WorkerFrontend, engine: Engine
 ) -> None:
     change = AdmissionChange(prefill_admission_policy="pack")
     await front.submit(encode(SubmitBatch(admission=change)))
@@ -384,7 +388,7 @@ async def test_rules_of_admission_reach_rank_0_and_the_next_one(
 
 
 async def test_a_flood_between_two_reports_is_turned_away_beyond_slots_and_queue(
-    front: WorkerFront,
+    front: WorkerFrontend,
 ) -> None:
     engine = Engine(front.open())
     engine.stream.send(encode(msgspec.structs.replace(INFO, max_queued_requests=3)))
@@ -399,7 +403,9 @@ async def test_a_flood_between_two_reports_is_turned_away_beyond_slots_and_queue
     engine.close()
 
 
-async def test_a_gap_in_the_reports_breaks_the_engine(front: WorkerFront, engine: Engine) -> None:
+async def test_a_gap_in_the_reports_breaks_the_engine(
+    front: WorkerFrontend, engine: Engine
+) -> None:
     await engine.step()
     engine.seq += 1
     await engine.step()
@@ -419,7 +425,7 @@ def test_mirror_gives_chains_parents_first() -> None:
 
 
 async def test_other_gateways_are_told_of_submits_before_rank_0_takes_them(
-    front: WorkerFront, engine: Engine
+    front: WorkerFrontend, engine: Engine
 ) -> None:
     one, two = Gateway(front, "one"), Gateway(front, "two")
     assert isinstance(await one.next(), AttachSnapshot)
@@ -472,7 +478,7 @@ def test_mirror_keeps_tiers_apart() -> None:
 
 
 async def test_the_start_is_told_phase_by_phase_and_adds_up(tmp_path: Path) -> None:
-    front = WorkerFront("w0", str(tmp_path))
+    front = WorkerFrontend("w0", str(tmp_path))
     engine = Engine(front.open())
     ranks = {"load_weights": 1e-9, "capture": 2e-9}
     engine.stream.send(encode(msgspec.structs.replace(INFO, startup=ranks)))
@@ -490,7 +496,7 @@ async def test_the_start_is_told_phase_by_phase_and_adds_up(tmp_path: Path) -> N
 
 
 async def test_what_completions_share_is_looked_through_once_and_stays_shared(
-    front: WorkerFront, engine: Engine, monkeypatch: pytest.MonkeyPatch
+    front: WorkerFrontend, engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Thousands of copies of large parameters kept a front silent until it was given up."""
     looked: list[object] = []

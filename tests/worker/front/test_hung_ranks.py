@@ -17,7 +17,7 @@ import pytest
 from tests.support.paths import ROOT
 from tests.support.worker.played_engine import Gateway, submit
 from worker.config import EngineConfig
-from worker.front.server import WorkerFront
+from worker.front.server import WorkerFrontend
 from worker.wire.messages import EngineInfo, SubmitBatch, WorkerDown, WorkerUpdate
 from worker.wire.sampling import SamplingParams
 
@@ -34,7 +34,7 @@ serve_engine(msgspec.json.decode(sys.argv[2], type=EngineConfig), sys.argv[1])
 
 
 @asynccontextmanager
-async def ranks(front: WorkerFront, config: EngineConfig) -> AsyncIterator[EngineInfo]:
+async def ranks(front: WorkerFrontend, config: EngineConfig) -> AsyncIterator[EngineInfo]:
     """All ranks of an epoch, as WorkerGroup starts them but without Ray."""
     directory, options = front.open(), msgspec.json.encode(config).decode()
     commands = [["-c", COORDINATOR, directory, options]]
@@ -81,7 +81,7 @@ async def test_a_stopped_process_is_given_up_and_ended(
         tensor_parallel_size=num_ranks,
         step_timeout_s=2.0,
     )
-    front = WorkerFront("w0", "/tmp", step_timeout_s=config.step_timeout_s)
+    front = WorkerFrontend("w0", "/tmp", step_timeout_s=config.step_timeout_s)
     gateway = Gateway(front, "g0")
     async with asyncio.timeout(DEADLINE_S):
         await gateway.news()

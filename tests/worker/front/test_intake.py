@@ -13,7 +13,7 @@ import pytest
 from tests.support.worker.played_engine import Engine, Gateway, decode_reply, delta, submit
 from worker.front.intake import SLICE_BYTES, SLICE_ENTRIES, SLICE_SUBMITS, slices
 from worker.front.pulse import LATE_S, Pulse
-from worker.front.server import WorkerFront
+from worker.front.server import WorkerFrontend
 from worker.wire.admission import AdmissionChange
 from worker.wire.messages import (
     Abort,
@@ -31,14 +31,14 @@ MANY = 2048
 
 
 @pytest.fixture
-async def front() -> AsyncIterator[WorkerFront]:
-    front = WorkerFront("w0", "/tmp")
+async def front() -> AsyncIterator[WorkerFrontend]:
+    front = WorkerFrontend("w0", "/tmp")
     yield front
     front.close()
 
 
 @pytest.fixture
-async def engine(front: WorkerFront) -> AsyncIterator[Engine]:
+async def engine(front: WorkerFrontend) -> AsyncIterator[Engine]:
     engine = Engine(front.open())
     await engine.ready()
     await front.wait_ready()
@@ -88,7 +88,7 @@ def turns() -> Iterator[list[float]]:
 
 @pytest.mark.parametrize("is_shared", [False, True])
 async def test_the_loop_goes_on_while_a_batch_is_taken_in(
-    front: WorkerFront, engine: Engine, is_shared: bool
+    front: WorkerFrontend, engine: Engine, is_shared: bool
 ) -> None:
     """One request with all parameters at their limits kept a front silent until it was given up."""
     gateway = Gateway(front, "g0")
@@ -112,7 +112,7 @@ async def test_the_loop_goes_on_while_a_batch_is_taken_in(
     await gateway.close()
 
 
-async def test_others_are_served_in_between(front: WorkerFront, engine: Engine) -> None:
+async def test_others_are_served_in_between(front: WorkerFrontend, engine: Engine) -> None:
     one, two = Gateway(front, "g0"), Gateway(front, "g1")
     await one.next()
     await two.next()
@@ -132,7 +132,7 @@ async def test_others_are_served_in_between(front: WorkerFront, engine: Engine) 
 
 @pytest.mark.parametrize("event", ["the engine is lost", "and another is there", "detached"])
 async def test_what_happens_meanwhile_counts(
-    front: WorkerFront, engine: Engine, event: str
+    front: WorkerFrontend, engine: Engine, event: str
 ) -> None:
     gateway = Gateway(front, "g0")
     await gateway.next()
@@ -179,7 +179,7 @@ def test_grammars_lead_and_aborts_follow() -> None:
 async def test_a_busy_process_gives_signs_of_life() -> None:
     signs: list[bytes] = []
     pulse = Pulse(signs.append)
-    front = WorkerFront("w0", "/tmp", pulse=pulse)
+    front = WorkerFrontend("w0", "/tmp", pulse=pulse)
     front.open()
     pulse.start()
     deadline = time.monotonic() + 120

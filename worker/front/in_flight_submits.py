@@ -16,7 +16,7 @@ class _Handed(NamedTuple):
     num_tokens: int
 
 
-class ReservedWork:
+class InFlightSubmits:
     """The submits of all gateways between the front and rank 0, of one epoch.
 
     Told with every load, it lets each gateway see at once what the others have sent.
@@ -36,7 +36,7 @@ class ReservedWork:
             self._num_tokens += self._handed[-1].num_tokens
         self._last_ordinal = max(self._last_ordinal, last_ordinal)
 
-    def told_with(self, load: LoadSnapshot) -> LoadSnapshot:
+    def added_to(self, load: LoadSnapshot) -> LoadSnapshot:
         """The load with what it does not contain yet beside it."""
         while self._handed and self._handed[0].ordinal <= load.num_submits_seen:
             self._num_tokens -= self._handed.popleft().num_tokens

@@ -12,7 +12,7 @@ import numpy as np
 from xxhash import xxh3_64_intdigest
 
 from worker.wire.blocks import block_hash_array, root_hash
-from worker.wire.messages import Canary
+from worker.wire.messages import TokenizerFingerprint
 from worker.wire.tokenizer import Tokenizer
 
 _TEXT = (
@@ -20,10 +20,10 @@ _TEXT = (
     "def f(x):\n    return x ** 2  # 3.14159\n"
 )
 _MESSAGES = [{"role": "user", "content": _TEXT * 4}]
-_SCOPE = "canary"
+_SCOPE = "tokenizer fingerprint"
 
 
-def sing(tokenizer: Tokenizer, page_size: int, block_hash_salt: str) -> Canary:
+def fingerprint(tokenizer: Tokenizer, page_size: int, block_hash_salt: str) -> TokenizerFingerprint:
     """What becomes of the probe chat here."""
     text = _TEXT * 4
     if tokenizer.has_chat_template:
@@ -34,7 +34,7 @@ def sing(tokenizer: Tokenizer, page_size: int, block_hash_salt: str) -> Canary:
             text += "(the template refuses the probe)"
     tokens = np.asarray(tokenizer.encode(text, add_special_tokens=False), "<i4")
     hashes = block_hash_array(tokens, page_size, root_hash(block_hash_salt, _SCOPE))
-    return Canary(
+    return TokenizerFingerprint(
         text=_digest(text.encode()),
         num_tokens=len(tokens),
         tokens=_digest(tokens.tobytes()),
@@ -42,7 +42,7 @@ def sing(tokenizer: Tokenizer, page_size: int, block_hash_salt: str) -> Canary:
     )
 
 
-def difference(mine: Canary, theirs: Canary) -> str | None:
+def difference(mine: TokenizerFingerprint, theirs: TokenizerFingerprint) -> str | None:
     """Where two sides part, and what to do about it; None if they agree."""
     remedy = "serve the same checkpoint and release on both sides"
     if mine.text != theirs.text:
