@@ -13,8 +13,9 @@ all sizes would be wrong at both ends.
 from __future__ import annotations
 
 import math
-from operator import mul
 from typing import NamedTuple
+
+import numpy as np
 
 _KEEP = 0.99
 """Weight that a step keeps with each later one of its size."""
@@ -27,7 +28,7 @@ _DRAFTING_STEP = 0.1
 """Weight of the newest step in the time that drafting takes."""
 _PRIOR_SHARE = 0.3
 """A draft's cost, or a prompt token's, beside that of an average token, until it is measured."""
-_PRIOR_WEIGHTS = (1e-9, 0.25, 1.0, 1.0)
+_PRIOR_WEIGHTS = np.array((1e-9, 0.25, 1.0, 1.0))
 """Of what is supposed of rows, looks, drafts and prompt tokens: as so many of each, squared."""
 _EVERY, _MANY = 4, 32.0
 """Of so many steps without drafts one is looked at, once so many are known."""
@@ -65,15 +66,14 @@ class _Fit:
 
     def __init__(self) -> None:
         self.weight = 0.0
+        self.rates = Rates(0.0, 0.0, 0.0)
         self._rows = self._tokens = 0.0
-        self._products = [[0.0] * 4 for _ in range(4)]
-        self._elapsed = [0.0] * 4
-        self._costs = [0.0] * 4
+        self._products = np.zeros((4, 4))
+        self._elapsed = np.zeros(4)
+        self._costs = np.zeros(4)
         self._num_unsolved = 0
         """Steps since costs were last computed."""
         self._num_plain = 0
-
-        self.rates = Rates(0.0, 0.0, 0.0)
 
     def skips(self) -> bool:
         self._num_plain += 1
@@ -84,39 +84,33 @@ class _Fit:
 
     def _add(self, step: StepCost, times: int) -> None:
         num_rows, keep = step.num_rows, _KEEP**times
-        each = [1.0, *(n / num_rows for n in (step.num_looks, step.num_drafts, step.num_prompts))]
+        each = np.array((num_rows, step.num_looks, step.num_drafts, step.num_prompts)) / num_rows
         elapsed = step.elapsed_ms / num_rows
         if self.weight >= _WARM_UP:
-            usual = sum(map(mul, self._costs, each))
-            elapsed = min(elapsed, _HELD_UP * max(usual, self._elapsed[0] / self.weight))
+            usual = max(self._costs @ each, self._elapsed[0] / self.weight)
+            elapsed = min(elapsed, _HELD_UP * usual)
         self.weight = self.weight * keep + times
         self._rows = self._rows * keep + times * num_rows
         self._tokens = self._tokens * keep + times * step.num_tokens / num_rows
-        for place, value in enumerate(each):
-            row = self._products[place]
-            row[:] = [
-                kept * keep + times * value * other for kept, other in zip(row, each, strict=True)
-            ]
-            self._elapsed[place] = self._elapsed[place] * keep + times * value * elapsed
+        self._products = self._products * keep + times * np.outer(each, each)
+        self._elapsed = self._elapsed * keep + times * elapsed * each
         self._num_unsolved += times
         if self._num_unsolved >= _EVERY or self.weight < _MANY:
             self._num_unsolved = 0
             self._solve()
 
     def _solve(self) -> None:
-        strength = (self.weight / self._rows) ** 2
-        average = _PRIOR_SHARE * self._elapsed[0] / sum(self._products[0])
-        supposed = (0.0, _FIRST_LOOK_MS, average, average)
-        matrix, right = [row.copy() for row in self._products], self._elapsed.copy()
-        for place, weight in enumerate(_PRIOR_WEIGHTS):
-            matrix[place][place] += weight * strength
-            right[place] += weight * strength * supposed[place]
-        self._costs = solve(matrix, right)
+        average = _PRIOR_SHARE * self._elapsed[0] / self._products[0].sum()
+        supposed = np.array((0.0, _FIRST_LOOK_MS, average, average))
+        prior = _PRIOR_WEIGHTS * (self.weight / self._rows) ** 2
+        self._costs = np.linalg.solve(
+            self._products + np.diag(prior), self._elapsed + prior * supposed
+        )
         self.rates = self._rates()
 
     def _rates(self) -> Rates:
-        plain_ms, look_ms, draft_ms, _ = self._costs
-        _, looks, drafts, _ = (product / self.weight for product in self._products[0])
+        plain_ms, look_ms, draft_ms, _ = self._costs.tolist()
+        _, looks, drafts, _ = (self._products[0] / self.weight).tolist()
         row_ms = max(plain_ms + look_ms * looks + draft_ms * drafts, 1e-6)
         # One more token in a step costs no more than those that are in it do on average.
         bounded = min(max(0.0, draft_ms), row_ms / (1.0 + drafts))
@@ -195,20 +189,3 @@ class DraftingTimes:
 def size_class(num_rows: int) -> int:
     """Numbers up to 8 stand for themselves, larger ones in groups that differ by a fifth."""
     return num_rows if num_rows <= 8 else 8 + round(4 * math.log2(num_rows / 8))
-
-
-def solve(matrix: list[list[float]], right: list[float]) -> list[float]:
-    """The solution of a small system of positive definite equations; overwrites both arguments."""
-    size = len(right)
-    for pivot in range(size):
-        row = matrix[pivot]
-        for below in range(pivot + 1, size):
-            factor = matrix[below][pivot] / row[pivot]
-            for column in range(pivot, size):
-                matrix[below][column] -= factor * row[column]
-            right[below] -= factor * right[pivot]
-    for place in reversed(range(size)):
-        for other in range(place + 1, size):
-            right[place] -= matrix[place][other] * right[other]
-        right[place] /= matrix[place][place]
-    return right
