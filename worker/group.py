@@ -34,7 +34,7 @@ from worker.metrics.collector import WorkerCollector, WorkerView
 from worker.metrics.node import NodeMetrics, NodeMetricsConfig
 from worker.metrics.rank import RankOwner, belong_to
 from worker.models.config import load_model_config
-from worker.plan.meeting import Meeting, published
+from worker.plan.rendezvous import Rendezvous, published
 from worker.wire.exposition import render
 from worker.wire.frames import SocketOffer, pulse_key
 from worker.wire.log import log_as
@@ -47,7 +47,7 @@ CPUS_PER_RANK = 0.1
 """Share of a core that Ray reserves per rank on CPU; compute threads are set in EngineConfig."""
 MAX_FAILED_REBUILDS = 3
 """After so many in a row the replica reports itself unhealthy, and Serve starts another."""
-_MEETING_POLL_S = 0.02
+_RENDEZVOUS_POLL_S = 0.02
 LAST_WORDS_S = 1.0
 """How long the other ranks may still say why, after a first one has ended."""
 
@@ -79,13 +79,13 @@ class RankActor:
         serve_engine(config, directory, host)
 
     def follow(
-        self, rank: int, config: EngineConfig, directory: str, meeting: Meeting | None = None
+        self, rank: int, config: EngineConfig, directory: str, rendezvous: Rendezvous | None = None
     ) -> None:
         """Is a rank from 1 on; blocks for as long as it lives. Raises Exception as `lead` does."""
         log_as(f"rank {rank}")
         from worker.rank.main import run_rank
 
-        run_rank(rank, config, directory, meeting)
+        run_rank(rank, config, directory, rendezvous)
 
 
 class WorkerGroup:
@@ -364,10 +364,10 @@ async def _run_rank(
     if rank == 0:
         await actor.lead.remote(config, directory, address)
         return
-    meeting = None
-    while address and (meeting := published(directory)) is None:
-        await asyncio.sleep(_MEETING_POLL_S)
-    await actor.follow.remote(rank, config, directory, meeting)
+    rendezvous = None
+    while address and (rendezvous := published(directory)) is None:
+        await asyncio.sleep(_RENDEZVOUS_POLL_S)
+    await actor.follow.remote(rank, config, directory, rendezvous)
 
 
 def _fetch_checkpoints(config: EngineConfig) -> None:

@@ -53,7 +53,7 @@ class LocalExecutor(Executor):
             self._group = TensorParallelGroup.create(
                 *(0, self._config.tensor_parallel_size, device, self._directory),
                 while_waiting=self._others.raise_on_death,
-                meeting=self._others.meeting_of_rank_0(),
+                rendezvous=self._others.rendezvous_of_rank_0(),
             )
             self._runner = startup.load(self._group)
             hellos = [startup.hello(self._runner), *self._others.collect_hellos().values()]

@@ -14,8 +14,8 @@ import msgspec
 from worker.config import EngineConfig
 from worker.core.executor import RankFailure
 from worker.plan.channel import CoordinatorChannel
-from worker.plan.meeting import Meeting, MeetingPlace
 from worker.plan.messages import Failure, FromRank, Hello, Ready, Start, Stop, ToRank
+from worker.plan.rendezvous import Rendezvous, RendezvousHost
 
 LAST_WORD_MS = 200
 """How long to wait for what else a dying rank, or its killer, leaves to be seen."""
@@ -43,20 +43,20 @@ class RankGroup:
         self._config = config
         self._directory = directory
         self._ranks = list(ranks)
-        self._place = MeetingPlace(host, len(self._ranks)) if host else None
-        self._channel = CoordinatorChannel(directory, self._ranks, self._place)
+        self._rendezvous = RendezvousHost(host, len(self._ranks)) if host else None
+        self._channel = CoordinatorChannel(directory, self._ranks, self._rendezvous)
         self._children: dict[int, tuple[int, subprocess.Popen[bytes]]] = {}
         self._is_connected = False
         """Whether every rank has said hello."""
         self._closed = False
-        if self._place is not None:
-            self._place.publish(directory)
+        if self._rendezvous is not None:
+            self._rendezvous.publish(directory)
         for rank in spawn:
             self._spawn(rank)
 
-    def meeting_of_rank_0(self) -> Meeting | None:
+    def rendezvous_of_rank_0(self) -> Rendezvous | None:
         """Where ranks of several nodes meet, for a rank 0 in this process; None on one node."""
-        return None if self._place is None else self._place.for_rank_0()
+        return None if self._rendezvous is None else self._rendezvous.for_rank_0()
 
     @property
     def death_fds(self) -> list[int]:
@@ -158,18 +158,18 @@ class RankGroup:
             os.close(fd)
         self._children.clear()
         self._channel.close()
-        if self._place is not None:
-            self._place.close()
+        if self._rendezvous is not None:
+            self._rendezvous.close()
 
     def _spawn(self, rank: int) -> None:
         command = [sys.executable, "-m", "worker.rank.main", str(rank), self._directory]
         command.append(msgspec.json.encode(self._config).decode())
-        meeting = self.meeting_of_rank_0()
+        rendezvous = self.rendezvous_of_rank_0()
         passed = []
-        if meeting is not None:
+        if rendezvous is not None:
             assert rank == 0, "rank 0 alone is a child of a coordinator whose ranks have nodes"
-            command.append(str(meeting.store_fd))
-            passed.append(meeting.store_fd)
+            command.append(str(rendezvous.store_fd))
+            passed.append(rendezvous.store_fd)
         child = subprocess.Popen(command, stdin=subprocess.PIPE, pass_fds=passed)
         for fd in passed:
             os.close(fd)

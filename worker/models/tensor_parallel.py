@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import torch
 import torch.distributed as dist
 
-from worker.plan.meeting import Meeting, interface_towards
+from worker.plan.rendezvous import Rendezvous, interface_towards
 
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store
@@ -62,7 +62,7 @@ class TensorParallelGroup:
         *,
         timeout_s: float = _DEFAULT_TIMEOUT_S,
         while_waiting: Callable[[], None] | None = None,
-        meeting: Meeting | None = None,
+        rendezvous: Rendezvous | None = None,
     ) -> TensorParallelGroup:
         """Joins the group; returns when all ranks have. The directory must be fresh per group.
 
@@ -74,7 +74,7 @@ class TensorParallelGroup:
             timeout_s: for which the others are waited for.
             while_waiting: called again and again until all others are there; may raise, where one
                 will never come. The library itself waits without a look at anything.
-            meeting: takes the directory's place where the ranks are on several nodes.
+            rendezvous: takes the directory's place where the ranks are on several nodes.
 
         Raises:
             torch.distributed.DistError: the other ranks did not come within the timeout.
@@ -83,7 +83,7 @@ class TensorParallelGroup:
         if world_size == 1:
             return cls.alone(device)
         timeout = timedelta(seconds=timeout_s)
-        store = _open_store(directory, meeting, rank, world_size, timeout)
+        store = _open_store(directory, rendezvous, rank, world_size, timeout)
         store.set(_arrival(rank), "")
         if while_waiting is not None:
             arrivals = [_arrival(other) for other in range(world_size)]
@@ -94,7 +94,9 @@ class TensorParallelGroup:
         if device.type == "cuda":
             names = _exchange(store, _device_name(device), rank, world_size)
         over_nccl = names is not None and _all_differ(names)
-        interface = _loopback_interface() if meeting is None else interface_towards(meeting.host)
+        interface = (
+            _loopback_interface() if rendezvous is None else interface_towards(rendezvous.host)
+        )
         if interface is not None:
             for library in ("GLOO", "NCCL"):
                 os.environ.setdefault(f"{library}_SOCKET_IFNAME", interface)
@@ -174,21 +176,25 @@ def _arrival(rank: int) -> str:
 
 
 def _open_store(
-    directory: str | Path, meeting: Meeting | None, rank: int, world_size: int, timeout: timedelta
+    directory: str | Path,
+    rendezvous: Rendezvous | None,
+    rank: int,
+    world_size: int,
+    timeout: timedelta,
 ) -> Store:
     """Where ranks leave words for each other; rank 0 keeps it if they are on several nodes."""
     store: Store
-    if meeting is None:
+    if rendezvous is None:
         store_file = str(Path(directory).resolve() / _STORE_FILE)
         store = dist.FileStore(store_file, world_size)  # type: ignore[attr-defined]  # lacks __all__
     else:
         store = dist.TCPStore(  # type: ignore[attr-defined]  # lacks __all__
-            meeting.host,
-            meeting.store_port,
+            rendezvous.host,
+            rendezvous.store_port,
             is_master=rank == 0,
             timeout=timeout,
             wait_for_workers=False,
-            master_listen_fd=meeting.store_fd if rank == 0 else None,
+            master_listen_fd=rendezvous.store_fd if rank == 0 else None,
         )
     store.set_timeout(timeout)
     return store

@@ -12,8 +12,8 @@ from collections.abc import Collection, Sequence
 
 import msgspec
 
-from worker.plan.meeting import Meeting, MeetingPlace
 from worker.plan.messages import FromRank, ToRank
+from worker.plan.rendezvous import Rendezvous, RendezvousHost
 from worker.plan.sockets import FrameStream, connect, connect_to, listen
 
 LINGER_MS = 500
@@ -26,17 +26,17 @@ class CoordinatorChannel:
     Args:
         directory: the group's private folder, where ranks of one node connect.
         ranks: that are to connect.
-        place: where they do if they are on several nodes.
+        host: where they do if they are on several nodes.
     """
 
     def __init__(
-        self, directory: str, ranks: Sequence[int], place: MeetingPlace | None = None
+        self, directory: str, ranks: Sequence[int], host: RendezvousHost | None = None
     ) -> None:
         self._encoder = msgspec.msgpack.Encoder()
         self._decoder = msgspec.msgpack.Decoder(FromRank)
-        self._listener = place.listener if place else listen(directory, "ranks", len(ranks))
-        self._token = place.meeting.token.encode() if place else b""
-        self._strangers: dict[int, FrameStream] = {}
+        self._listener = host.listener if host else listen(directory, "ranks", len(ranks))
+        self._token = host.rendezvous.token.encode() if host else b""
+        self._unauthenticated: dict[int, FrameStream] = {}
         """Of whoever has connected and presented no token yet, by descriptor."""
         self._streams: dict[int, FrameStream] = {}
         """Of ranks that are connected, by descriptor."""
@@ -78,15 +78,15 @@ class CoordinatorChannel:
             poller.register(fd, select.POLLIN | (select.POLLOUT if stream.has_unsent else 0))
         for fd in others:
             poller.register(fd, select.POLLIN)
-        for fd in self._strangers:
+        for fd in self._unauthenticated:
             poller.register(fd, select.POLLIN)
         if self._num_missing:
             poller.register(self._listener, select.POLLIN)
         for fd, event in poller.poll(timeout_ms):
             if fd in self._streams:
                 self._serve(fd, event)
-            elif fd in self._strangers:
-                self._hear_stranger(fd)
+            elif fd in self._unauthenticated:
+                self._authenticate(fd)
             elif fd == self._listener.fileno():
                 self._accept()
 
@@ -95,7 +95,7 @@ class CoordinatorChannel:
         for stream in self._streams.values():
             stream.flush_all(LINGER_MS / 1e3)
             stream.close()
-        for stream in self._strangers.values():
+        for stream in self._unauthenticated.values():
             stream.close()
         self._listener.close()
 
@@ -103,13 +103,13 @@ class CoordinatorChannel:
         connection, _ = self._listener.accept()
         stream = FrameStream(connection)
         if self._token:
-            self._strangers[stream.fileno()] = stream
+            self._unauthenticated[stream.fileno()] = stream
         else:
             self._admit(stream)
 
-    def _hear_stranger(self, fd: int) -> None:
+    def _authenticate(self, fd: int) -> None:
         """Takes in whoever begins with the token, and lets go of all others."""
-        stream = self._strangers.pop(fd)
+        stream = self._unauthenticated.pop(fd)
         try:
             frames = stream.read(wait=False)
         except EOFError:
@@ -145,14 +145,14 @@ class CoordinatorChannel:
 class RankChannel:
     """A rank's end. See CoordinatorChannel."""
 
-    def __init__(self, directory: str, meeting: Meeting | None = None) -> None:
+    def __init__(self, directory: str, rendezvous: Rendezvous | None = None) -> None:
         self._encoder = msgspec.msgpack.Encoder()
         self._decoder = msgspec.msgpack.Decoder(ToRank)
-        if meeting is None:
+        if rendezvous is None:
             self._stream = connect(directory, "ranks")
         else:
-            self._stream = connect_to(meeting.host, meeting.port)
-            self._stream.send_all(meeting.token.encode())
+            self._stream = connect_to(rendezvous.host, rendezvous.port)
+            self._stream.send_all(rendezvous.token.encode())
         self._messages: deque[ToRank] = deque()
 
     def receive(self) -> ToRank:

@@ -2,7 +2,7 @@
 
 A step of a small model takes a tenth of a millisecond, so a message may cost one wake-up and no
 more: zmq's I/O threads made it three on either side. Within a node these are Unix sockets, in a
-directory that is private to the group's user; between nodes TCP (`worker.plan.meeting`).
+directory that is private to the group's user; between nodes TCP (`worker.plan.rendezvous`).
 """
 
 from __future__ import annotations

@@ -13,7 +13,6 @@ import msgspec
 from worker.config import EngineConfig
 from worker.heap import freeze_heap
 from worker.plan.channel import RankChannel
-from worker.plan.meeting import Meeting, published
 from worker.plan.messages import (
     Drafts,
     Failure,
@@ -23,6 +22,7 @@ from worker.plan.messages import (
     Start,
     Stop,
 )
+from worker.plan.rendezvous import Rendezvous, published
 from worker.rank.guard import PlanGuard
 from worker.wire.log import log_as
 from worker.wire.retry import may_heal
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 
 def run_rank(
-    rank: int, config: EngineConfig, directory: str, meeting: Meeting | None = None
+    rank: int, config: EngineConfig, directory: str, rendezvous: Rendezvous | None = None
 ) -> None:
     """Runs one rank until the coordinator stops it; blocks.
 
@@ -41,14 +41,14 @@ def run_rank(
             its scheduler (CPU).
         config: the group's engine configuration, equal on all ranks.
         directory: the group's private folder: plan sockets and the rendezvous file.
-        meeting: takes the folder's place where the ranks are on several nodes.
+        rendezvous: takes the folder's place where the ranks are on several nodes.
 
     Raises:
         Exception: whatever ended the rank, after the coordinator was told.
     """
-    channel = RankChannel(directory, meeting)
+    channel = RankChannel(directory, rendezvous)
     try:
-        _load_and_serve(rank, config, directory, meeting, channel)
+        _load_and_serve(rank, config, directory, rendezvous, channel)
     except Exception as error:
         channel.send(Failure(rank=rank, error=_root_cause(error), heals=may_heal(error)))
         raise
@@ -60,7 +60,7 @@ def _load_and_serve(
     rank: int,
     config: EngineConfig,
     directory: str,
-    meeting: Meeting | None,
+    rendezvous: Rendezvous | None,
     channel: RankChannel,
 ) -> None:
     # Imported here: the coordinator on CPU imports this module's package and must stay torch-free.
@@ -74,11 +74,11 @@ def _load_and_serve(
         yield_cpu_to_others()
     startup = RankStartup(config)
     group = TensorParallelGroup.create(
-        rank, config.tensor_parallel_size, device, directory, meeting=meeting
+        rank, config.tensor_parallel_size, device, directory, rendezvous=rendezvous
     )
     try:
         runner = startup.load(group)
-        process = os.getpid() if meeting is None else 0
+        process = os.getpid() if rendezvous is None else 0
         channel.send(msgspec.structs.replace(startup.hello(runner), process=process))
         start = channel.receive()
         if isinstance(start, Start):
@@ -144,8 +144,8 @@ def main() -> None:
     log_as(f"rank {rank} step")
     try:
         config = msgspec.json.decode(config_json, type=EngineConfig)
-        meeting = published(directory, int(store_fd[0])) if store_fd else None
-        run_rank(int(rank), config, directory, meeting)
+        rendezvous = published(directory, int(store_fd[0])) if store_fd else None
+        run_rank(int(rank), config, directory, rendezvous)
     except KeyboardInterrupt:
         sys.exit(130)
     except Exception:

@@ -17,10 +17,10 @@ import msgspec
 
 from worker.plan.sockets import listen_on
 
-_FILE = "meeting"
+_FILE = "rendezvous"
 
 
-class Meeting(msgspec.Struct, frozen=True, kw_only=True):
+class Rendezvous(msgspec.Struct, frozen=True, kw_only=True):
     """What a rank needs to know."""
 
     host: str
@@ -35,7 +35,7 @@ class Meeting(msgspec.Struct, frozen=True, kw_only=True):
     """In rank 0's process: the socket that listens at `store_port`, which the store takes over."""
 
 
-class MeetingPlace:
+class RendezvousHost:
     """The coordinator's end: both sockets, open from here on.
 
     Args:
@@ -47,7 +47,7 @@ class MeetingPlace:
         self.listener = listen_on(host, num_ranks)
         """For the ranks that are to be told the plans."""
         self._store = listen_on(host, num_ranks)
-        self.meeting = Meeting(
+        self.rendezvous = Rendezvous(
             host=host,
             port=self.listener.getsockname()[1],
             store_port=self._store.getsockname()[1],
@@ -58,26 +58,26 @@ class MeetingPlace:
         """Writes into the group's private directory where the other ranks are to go."""
         path = Path(directory, _FILE)
         draft = path.with_suffix(".new")
-        draft.write_bytes(msgspec.json.encode(self.meeting))
+        draft.write_bytes(msgspec.json.encode(self.rendezvous))
         draft.replace(path)
 
-    def for_rank_0(self) -> Meeting:
-        """The meeting with the store's socket, which is the caller's from now on."""
+    def for_rank_0(self) -> Rendezvous:
+        """The rendezvous with the store's socket, which is the caller's from now on."""
         assert self._store.fileno() >= 0, "the socket has been taken"
-        return msgspec.structs.replace(self.meeting, store_fd=self._store.detach())
+        return msgspec.structs.replace(self.rendezvous, store_fd=self._store.detach())
 
     def close(self) -> None:
         """Closes what was not taken. The channel closes the listener."""
         self._store.close()
 
 
-def published(directory: str, store_fd: int = -1) -> Meeting | None:
-    """What `MeetingPlace.publish` has written; None while there is nothing."""
+def published(directory: str, store_fd: int = -1) -> Rendezvous | None:
+    """What `RendezvousHost.publish` has written; None while there is nothing."""
     try:
-        meeting = msgspec.json.decode(Path(directory, _FILE).read_bytes(), type=Meeting)
+        rendezvous = msgspec.json.decode(Path(directory, _FILE).read_bytes(), type=Rendezvous)
     except FileNotFoundError:
         return None
-    return msgspec.structs.replace(meeting, store_fd=store_fd)
+    return msgspec.structs.replace(rendezvous, store_fd=store_fd)
 
 
 def interface_towards(host: str) -> str | None:

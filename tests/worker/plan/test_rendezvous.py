@@ -15,8 +15,8 @@ from worker.core.executor import Executor
 from worker.core.executor_factory import create_executor
 from worker.llm import LLM, SamplingParams
 from worker.plan.channel import CoordinatorChannel, RankChannel
-from worker.plan.meeting import MeetingPlace, interface_towards, published
 from worker.plan.messages import Ready, Start
+from worker.plan.rendezvous import RendezvousHost, interface_towards, published
 from worker.plan.sockets import FrameStream, connect_to
 from worker.rank.main import run_rank
 
@@ -28,19 +28,19 @@ OPTIONS = {"device": "cpu", "cpu_threads": 1, "kv_cache_tokens": 4096}
 
 
 @pytest.fixture
-def place() -> Iterator[MeetingPlace]:
-    place = MeetingPlace(HOST, 2)
-    yield place
-    place.close()
+def host() -> Iterator[RendezvousHost]:
+    host = RendezvousHost(HOST, 2)
+    yield host
+    host.close()
 
 
-def test_ranks_with_the_token_are_told_the_plans(place: MeetingPlace, tmp_path: Path) -> None:
+def test_ranks_with_the_token_are_told_the_plans(host: RendezvousHost, tmp_path: Path) -> None:
     assert published(str(tmp_path)) is None
-    place.publish(str(tmp_path))
-    meeting = published(str(tmp_path))
-    assert meeting is not None
-    coordinator = CoordinatorChannel("", [1, 2], place)
-    ranks = [RankChannel("", meeting) for _ in range(2)]
+    host.publish(str(tmp_path))
+    rendezvous = published(str(tmp_path))
+    assert rendezvous is not None
+    coordinator = CoordinatorChannel("", [1, 2], host)
+    ranks = [RankChannel("", rendezvous) for _ in range(2)]
     while len(coordinator.fds) < 2:
         coordinator.wait()
     coordinator.send(Start(num_pages=7))
@@ -56,14 +56,14 @@ def test_ranks_with_the_token_are_told_the_plans(place: MeetingPlace, tmp_path: 
 
 
 @pytest.mark.parametrize("word", [b"", b"x" * 64, b"\0" * 5000])
-def test_strangers_are_let_go(place: MeetingPlace, word: bytes) -> None:
-    meeting = place.meeting
-    coordinator = CoordinatorChannel("", [1], place)
-    stranger = connect_to(meeting.host, meeting.port)
-    stranger.send_all(word)
-    rank = RankChannel("", meeting)
+def test_unauthenticated_peers_are_let_go(host: RendezvousHost, word: bytes) -> None:
+    rendezvous = host.rendezvous
+    coordinator = CoordinatorChannel("", [1], host)
+    peer = connect_to(rendezvous.host, rendezvous.port)
+    peer.send_all(word)
+    rank = RankChannel("", rendezvous)
     coordinator.send(Start(num_pages=7))
-    while not coordinator.fds or is_open(stranger, coordinator):
+    while not coordinator.fds or is_open(peer, coordinator):
         coordinator.wait(timeout_ms=20)
     assert len(coordinator.fds) == 1
     assert coordinator.num_lost == 0
@@ -73,7 +73,7 @@ def test_strangers_are_let_go(place: MeetingPlace, word: bytes) -> None:
 
 def is_open(stream: FrameStream, coordinator: CoordinatorChannel) -> bool:
     try:
-        assert stream.read(wait=False) == [], "a stranger was told something"
+        assert stream.read(wait=False) == [], "an unauthenticated peer was sent something"
     except EOFError:
         return False
     return True
@@ -84,11 +84,11 @@ def test_the_interface_of_an_address_is_found() -> None:
 
 
 def start_elsewhere(rank: int, config: EngineConfig, directory: str) -> threading.Thread:
-    """Runs a rank as if on another node: of the group's directory it knows the meeting alone."""
-    meeting = published(directory)
-    assert meeting is not None
+    """Runs a rank as if on another node: of the group's directory it knows the rendezvous alone."""
+    rendezvous = published(directory)
+    assert rendezvous is not None
     context = multiprocessing.get_context("spawn")
-    process = context.Process(target=run_rank, args=(rank, config, "", meeting), daemon=True)
+    process = context.Process(target=run_rank, args=(rank, config, "", rendezvous), daemon=True)
     process.start()
     thread = threading.Thread(target=process.join)
     thread.start()
