@@ -13,14 +13,11 @@ from worker.core.scheduler.lifecycle import Lifecycle
 from worker.core.scheduler.ordering import COUNTED_ROUNDS, LEVEL, cheapest_in_turn, lpm_order, rank
 from worker.core.scheduler.page_claims import num_still_needed
 from worker.core.scheduler.policy import (
-    AdmissionPolicy,
     AdmissionRound,
-    Fifo,
     Item,
     Outcome,
-    Pack,
-    PackInTurn,
     TokenRoom,
+    create_policy,
 )
 from worker.core.scheduler.prefix_deduplication import PrefixDeduplication
 from worker.core.scheduler.priority_preemption import PriorityPreemption
@@ -29,6 +26,7 @@ from worker.core.scheduler.starvation_guard import StarvationGuard
 from worker.core.scheduler.state import SchedulerState
 from worker.core.scheduler.step import StepBuilder
 from worker.plan.plan import Admit, BlockAdmit
+from worker.wire.admission import AdmissionPolicyName
 
 LPM_MAX_QUEUE = 128
 """Where more than so many wait, lpm is fcfs: to order them all would take longer than it gains."""
@@ -124,11 +122,9 @@ class Admission:
         generation, starves = oldest.queue_entry.generation, self._starvation_guard.is_due(oldest)
         force = options.prefill_force_fifo_every
         forced = starves or (force > 0 and self.num_rounds % force == 0)
-        packs = options.prefill_admission_policy == "pack" and not forced
-        requests, items = self._candidates(room, packs, oldest if starves else None)
-        policy: AdmissionPolicy = Fifo()
-        if packs:
-            policy = PackInTurn() if self._is_shared(requests) else Pack()
+        name: AdmissionPolicyName = "fifo" if forced else options.prefill_admission_policy
+        requests, items = self._candidates(room, name != "fifo", oldest if starves else None)
+        policy = create_policy(name, in_turn=self._is_shared(requests))
         drop = self._preemption.gap * LEVEL
         floor = running_level * LEVEL - drop + 1 if drop else -1
         leases: dict[int, Lease] = {}

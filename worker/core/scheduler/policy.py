@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from enum import Enum, auto
 from typing import NamedTuple, Protocol
 
+from worker.wire.admission import AdmissionPolicyName
+
 
 class Item(NamedTuple):
     """A waiting request as a policy sees it."""
@@ -59,6 +61,18 @@ class PackInTurn:
     def order(self, items: Sequence[Item]) -> list[int]:
         """The order given."""
         return list(range(len(items)))
+
+
+def create_policy(name: AdmissionPolicyName, *, in_turn: bool) -> AdmissionPolicy:
+    """The policy of that name.
+
+    Args:
+        name: as options have it.
+        in_turn: whether requests of several tenants wait, in the order of their turns.
+    """
+    if name == "fifo":
+        return Fifo()
+    return PackInTurn() if in_turn else Pack()
 
 
 class Outcome(Enum):
