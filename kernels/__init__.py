@@ -11,7 +11,13 @@ from kernels.attention import (
 from kernels.draft_ngrams import draft_ngrams
 from kernels.fused_moe import fused_moe
 from kernels.gumbel_noise import gumbel_noise
-from kernels.linear import PackedLinear, linear, pack_linear_weight
+from kernels.linear import (
+    PackedLinear,
+    dequantize_fp8,
+    linear,
+    pack_fp8_linear_weight,
+    pack_linear_weight,
+)
 from kernels.penalties import PenaltyRows, apply_penalties_, count_tokens_
 from kernels.registry import Backend, Op, OpRegistry, registry
 from kernels.rms_norm import fused_add_rms_norm, rms_norm
@@ -42,6 +48,7 @@ __all__ = [
     "apply_token_edits_",
     "count_tokens_",
     "decode_attention",
+    "dequantize_fp8",
     "draft_ngrams",
     "extend_attention",
     "fused_add_rms_norm",
@@ -49,6 +56,7 @@ __all__ = [
     "gather_step_inputs",
     "gumbel_noise",
     "linear",
+    "pack_fp8_linear_weight",
     "pack_linear_weight",
     "prepare_decode",
     "prepare_extend",

@@ -6,6 +6,7 @@ import torch
 
 from kernels.linear import onednn
 from kernels.linear.base import PackedLinear
+from kernels.linear.fp8 import TritonFp8Weight, dequantize_fp8
 from kernels.linear.plain import PlainWeight
 from kernels.linear.tiled import TiledWeight, TritonTiledWeight
 from kernels.registry import registry
@@ -45,4 +46,27 @@ def pack_linear_weight(weight: torch.Tensor, *, batch_invariant: bool = False) -
     return TiledWeight(weight) if batch_invariant else PlainWeight(weight)
 
 
-__all__ = ["PackedLinear", "linear", "pack_linear_weight"]
+def pack_fp8_linear_weight(
+    values: torch.Tensor,
+    scales: torch.Tensor,
+    block: int,
+    offset: int,
+    *,
+    dtype: torch.dtype,
+    batch_invariant: bool = False,
+) -> PackedLinear:
+    """Choose the packed form for an FP8 weight; arguments as of `dequantize_fp8` and
+    `pack_linear_weight`. On CPU it is dequantized here, once."""
+    if registry.uses_triton(values):
+        return TritonFp8Weight(values, scales, block, offset)
+    weight = dequantize_fp8(values, scales, block, offset, dtype=dtype)
+    return pack_linear_weight(weight, batch_invariant=batch_invariant)
+
+
+__all__ = [
+    "PackedLinear",
+    "dequantize_fp8",
+    "linear",
+    "pack_fp8_linear_weight",
+    "pack_linear_weight",
+]

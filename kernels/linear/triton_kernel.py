@@ -27,10 +27,26 @@ _TILES = {
 _INTERPRETER_PROGRAMS = 3
 
 
+class BlockScales(NamedTuple):
+    """Scales of an FP8 weight [N, K]."""
+
+    scales: torch.Tensor
+    """fp32 [N, blocks], contiguous; feature k has that of block (k + offset) // block."""
+    block: int
+    offset: int
+
+
 def matmul_fixed_tiles(
-    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    scaling: BlockScales | None = None,
 ) -> torch.Tensor:
-    """Return x [M, K] times weight [N, K] transposed plus bias, accumulated in fp32."""
+    """Return x [M, K] times weight [N, K] transposed plus bias, accumulated in fp32.
+
+    With `scaling` the weight is uint8, the bits of e4m3 values; values times scales are rounded to
+    the type of x.
+    """
     tiles = _TILES.get(x.dtype)
     if tiles is None:
         raise ValueError(f"no batch-invariant product for {x.dtype}; use {list(_TILES)}")
@@ -43,7 +59,10 @@ def matmul_fixed_tiles(
     _matmul_kernel[(min(num_tiles, _num_programs(x.device)),)](
         x, weight, bias if bias is not None else weight, out, rows, columns, depth,
         x.stride(0), x.stride(1), weight.stride(0), weight.stride(1),
-        HAS_BIAS=bias is not None,
+        scaling.scales if scaling is not None else weight,
+        scaling.scales.stride(0) if scaling is not None else 0,
+        scaling.offset if scaling is not None else 0,
+        HAS_BIAS=bias is not None, SCALE_BLOCK=scaling.block if scaling is not None else 0,
         BLOCK_M=tiles.rows, BLOCK_N=tiles.columns, BLOCK_K=tiles.depth,
         PRECISION="ieee" if x.dtype == torch.float32 else "tf32",
         num_warps=tiles.warps, num_stages=tiles.stages,
@@ -58,12 +77,24 @@ def _num_programs(device: torch.device) -> int:
     return count
 
 
+@triton.jit
+def _e4m3_to_float(bits):
+    """Values of the bits [...] uint8: e4m3 is fp16 with a shorter mantissa and another bias.
+
+    Processors without FP8 can do it, and so can the interpreter.
+    """
+    wide = bits.to(tl.int32)
+    half = (((wide & 0x80) << 8) | ((wide & 0x7F) << 7)).to(tl.int16)
+    return half.to(tl.float16, bitcast=True).to(tl.float32) * 256.0
+
+
 # Not specialised on the number of rows: one binary for every batch, compiled once.
 @triton.jit(do_not_specialize=["rows"])
 def _matmul_kernel(
     x_ptr, weight_ptr, bias_ptr, out_ptr, rows, columns, depth,
     x_row_stride, x_depth_stride, weight_row_stride, weight_depth_stride,
-    HAS_BIAS: tl.constexpr,
+    scale_ptr, scale_stride, scale_offset,
+    HAS_BIAS: tl.constexpr, SCALE_BLOCK: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
     PRECISION: tl.constexpr,
 ):  # fmt: skip
@@ -84,8 +115,17 @@ def _matmul_kernel(
             weight = tl.load(
                 weight_ptr + column[None, :] * weight_row_stride + k[:, None] * weight_depth_stride,
                 mask=(column[None, :] < columns) & (k[:, None] < depth),
-                other=0.0,
+                other=0,
             )
+            if SCALE_BLOCK > 0:
+                scale = tl.load(
+                    scale_ptr
+                    + column[None, :] * scale_stride
+                    + ((k + scale_offset) // SCALE_BLOCK)[:, None],
+                    mask=(column[None, :] < columns) & (k[:, None] < depth),
+                    other=0.0,
+                )
+                weight = (_e4m3_to_float(weight) * scale).to(x.dtype)
             total = tl.dot(x, weight, total, input_precision=PRECISION)
         if HAS_BIAS:
             bias = tl.load(bias_ptr + column, mask=column < columns, other=0.0)

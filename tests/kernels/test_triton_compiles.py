@@ -39,7 +39,7 @@ if os.environ.get("TRITON_INTERPRET") == "1":
 if sys.platform != "linux":
     pytest.skip("Triton's compiler for CUDA is there on Linux", allow_module_level=True)
 
-from kernels.linear.triton_kernel import matmul_fixed_tiles
+from kernels.linear.triton_kernel import BlockScales, matmul_fixed_tiles
 from tests.support.kernels.aot import Binary, compiling_for
 
 SHARED_LIMITS = {80: 163 << 10, 89: 99 << 10, 90: 227 << 10}
@@ -69,6 +69,9 @@ def token_ops(dtype: torch.dtype) -> None:
     store_kv_cache(heads, heads, caches[0], caches[1], torch.arange(5))
     gumbel_noise(torch.arange(3), torch.arange(3), 1500)
     matmul_fixed_tiles(torch.randn(16, 128).to(dtype), torch.randn(64, 128).to(dtype))
+    scaling = BlockScales(torch.randn(64, 1), 128, 0)
+    bits = torch.zeros(64, 128, dtype=torch.uint8)
+    matmul_fixed_tiles(torch.randn(16, 128).to(dtype), bits, None, scaling)
 
 
 def draw(rows: int, place: Callable[[torch.Tensor], torch.Tensor], vocab: int = 5003) -> None:

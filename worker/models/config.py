@@ -10,6 +10,7 @@ from pathlib import Path
 from worker.models.checkpoint import block_hash_salt, read_json, resolve_checkpoint
 from worker.models.families import RawConfig, find_family
 from worker.models.moe_config import MoeConfig
+from worker.models.quantization import Fp8Config, parse_quantization
 from worker.models.rope_config import RopeConfig, parse_rope
 
 logger = logging.getLogger(__name__)
@@ -56,6 +57,8 @@ class ModelConfig:
     """Stands for what is undecided; None for an autoregressive model."""
     moe: MoeConfig | None = None
     """None for a dense model."""
+    quantization: Fp8Config | None = None
+    """The format of linear weights; None where they are not quantized."""
 
     @classmethod
     def parse(cls, raw: RawConfig, folder: Path, *, weights: bool = True) -> ModelConfig:
@@ -82,6 +85,12 @@ class ModelConfig:
         block_size, mask_token_id = 1, None
         if "block_size" in family.defaults:
             block_size, mask_token_id = _block_diffusion(merged)
+        quantization = parse_quantization(raw)
+        if quantization is not None and family.parse_moe is not None:
+            raise ValueError(
+                f"quantization_config in config.json makes the experts of {architecture} FP8, "
+                "which is not supported: use the checkpoint's unquantized version"
+            )
         attention_bias = bool(merged.get("attention_bias", False))
         return cls(
             architecture=architecture,
@@ -109,6 +118,7 @@ class ModelConfig:
             block_hash_salt=block_hash_salt(folder, weights=weights),
             block_size=block_size,
             mask_token_id=mask_token_id,
+            quantization=quantization,
         )
 
     def resolve_max_model_len(self, requested: int | None) -> int:

@@ -12,12 +12,8 @@ from kernels.native import NativeDecoder
 from worker.models.config import ModelConfig
 from worker.models.context import ForwardContext
 from worker.models.layers import RMSNorm
-from worker.models.linear import (
-    LayerOptions,
-    ParallelLMHead,
-    VocabParallelEmbedding,
-    WeightSlot,
-)
+from worker.models.linear import ParallelLMHead, VocabParallelEmbedding
+from worker.models.linear_method import LayerOptions, WeightSlot
 from worker.models.rope import cos_sin_table
 
 

@@ -26,7 +26,7 @@ _READ = _keys(
     architectures model_type vocab_size hidden_size intermediate_size num_hidden_layers
     num_attention_heads num_key_value_heads head_dim max_position_embeddings rms_norm_eps
     tie_word_embeddings eos_token_id rope_theta rope_scaling rope_parameters
-    original_max_position_embeddings
+    original_max_position_embeddings quantization_config
     """
 )
 """Keys that the reader looks at, whatever the family."""
@@ -63,7 +63,6 @@ _NEUTRAL: Mapping[str, tuple[object, ...]] = {
 nothing where its value is null, false, zero or empty.)"""
 
 _REMEDIES = {
-    "quantization_config": "use the checkpoint's unquantized version",
     "compression_config": "use the checkpoint's unquantized version",
 }
 

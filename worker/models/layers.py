@@ -21,12 +21,11 @@ from worker.models.context import ForwardContext
 from worker.models.linear import (
     ColumnParallelLinear,
     ColumnPart,
-    LayerOptions,
     RowParallelLinear,
-    WeightSlot,
     divide,
     divided_part,
 )
+from worker.models.linear_method import LayerOptions, WeightSlot
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

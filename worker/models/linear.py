@@ -12,33 +12,7 @@ from dataclasses import dataclass
 import torch
 
 from kernels import PackedLinear, linear, pack_linear_weight
-from worker.models.tensor_parallel import TensorParallelGroup
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class LayerOptions:
-    """What every layer of a model on one rank has in common."""
-
-    group: TensorParallelGroup
-    dtype: torch.dtype
-    device: torch.device
-    batch_invariant: bool
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class WeightSlot:
-    """Where one tensor of the checkpoint goes, and which slice of it this rank needs."""
-
-    name: str
-    """In the checkpoint."""
-    destination: torch.Tensor
-    """A view into the layer's own tensor, of the slice's shape."""
-    full_shape: tuple[int, ...]
-    """In the checkpoint."""
-    dim: int = 0
-    """Dimension that is sliced."""
-    start: int = 0
-    """First index of the slice; its length is the destination's."""
+from worker.models.linear_method import LayerOptions, LinearWeight, WeightPart, WeightSlot
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -75,26 +49,36 @@ def divide(size: int, world_size: int, what: str) -> int:
 
 
 class _Linear:
-    """A local weight [out, in] and bias [out], packed for its use after loading."""
+    """A rank's weight [out, in] in its format, and bias [out]."""
 
     def __init__(
-        self, in_features: int, out_features: int, bias: bool, options: LayerOptions
+        self, in_features: int, parts: Sequence[WeightPart], bias: bool, options: LayerOptions
     ) -> None:
+        out_features = parts[-1].rows.stop
         self._group = options.group
         self._batch_invariant = options.batch_invariant
-        self.weight: torch.Tensor | None = _empty((out_features, in_features), options)
-        self.bias: torch.Tensor | None = _empty((out_features,), options) if bias else None
+        self._weight: LinearWeight | None = options.linear_method.allocate(
+            (out_features, in_features), parts, options
+        )
+        self.bias: torch.Tensor | None = None
+        if bias:
+            self.bias = torch.empty(out_features, dtype=options.dtype, device=options.device)
         self._packed: PackedLinear
+
+    @property
+    def weight(self) -> LinearWeight:
+        """While it is loaded and until it is packed."""
+        assert self._weight is not None, "packed already"
+        return self._weight
 
     def pack(self) -> None:
         """Brings the loaded weight into the form it is multiplied in, and drops the original."""
-        assert self.weight is not None, "packed twice"
-        self._packed = pack_linear_weight(self.weight, batch_invariant=self._batch_invariant)
-        self.weight = None
+        self._packed = self.weight.pack()
+        self._weight = None
 
     def drop(self) -> None:
         """Lets go of the loaded weight unpacked."""
-        self.weight = None
+        self._weight = None
 
 
 class ColumnParallelLinear(_Linear):
@@ -111,30 +95,33 @@ class ColumnParallelLinear(_Linear):
         bias: bool,
         options: LayerOptions,
     ) -> None:
-        super().__init__(in_features, sum(part.local_size for part in parts), bias, options)
-        self._in_features = in_features
-        self._parts = tuple(parts)
-
-    def weight_slots(self, prefix: str) -> Iterator[WeightSlot]:
-        """One slot per part, and per part's bias; `prefix` ends with a dot."""
-        assert self.weight is not None, "slots exist until the weight is packed"
-        offset = 0
-        for part in self._parts:
-            rows = slice(offset, offset + part.local_size)
-            offset += part.local_size
-            yield WeightSlot(
-                name=f"{prefix}{part.name}.weight",
-                destination=self.weight[rows],
-                full_shape=(part.full_size, self._in_features),
-                start=part.start,
-            )
-            if self.bias is not None:
-                yield WeightSlot(
-                    name=f"{prefix}{part.name}.bias",
-                    destination=self.bias[rows],
-                    full_shape=(part.full_size,),
+        own: list[WeightPart] = []
+        for part in parts:
+            first = own[-1].rows.stop if own else 0
+            own.append(
+                WeightPart(
+                    name=part.name,
+                    full_shape=(part.full_size, in_features),
+                    rows=slice(first, first + part.local_size),
+                    dim=0,
                     start=part.start,
                 )
+            )
+        super().__init__(in_features, own, bias, options)
+        self._parts = own
+
+    def weight_slots(self, prefix: str) -> Iterator[WeightSlot]:
+        """Slots of all parts and their biases; `prefix` ends with a dot."""
+        yield from self.weight.slots(prefix)
+        if self.bias is None:
+            return
+        for part in self._parts:
+            yield WeightSlot(
+                name=f"{prefix}{part.name}.bias",
+                destination=self.bias[part.rows],
+                full_shape=part.full_shape[:1],
+                start=part.start,
+            )
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """See the class."""
@@ -149,24 +136,24 @@ class RowParallelLinear(_Linear):
     ) -> None:
         world_size = options.group.world_size
         local = divide(in_features, world_size, "the input size of a row-parallel layer")
-        super().__init__(local, out_features, bias, options)
-        self._full_shape = (out_features, in_features)
-        self._start = options.group.rank * local
+        part = WeightPart(
+            name="",
+            full_shape=(out_features, in_features),
+            rows=slice(0, out_features),
+            dim=1,
+            start=options.group.rank * local,
+        )
+        super().__init__(local, (part,), bias, options)
         self._alone = world_size == 1
 
     def weight_slots(self, name: str) -> Iterator[WeightSlot]:
-        """The slot of `name`.weight and, whole on every rank, of `name`.bias."""
-        assert self.weight is not None, "slots exist until the weight is packed"
-        yield WeightSlot(
-            name=f"{name}.weight",
-            destination=self.weight,
-            full_shape=self._full_shape,
-            dim=1,
-            start=self._start,
-        )
+        """The slots of `name` and, whole on every rank, of its bias."""
+        yield from self.weight.slots(name)
         if self.bias is not None:
             yield WeightSlot(
-                name=f"{name}.bias", destination=self.bias, full_shape=self._full_shape[:1]
+                name=f"{name}.bias",
+                destination=self.bias,
+                full_shape=tuple(self.bias.shape),
             )
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -249,7 +236,3 @@ class ParallelLMHead:
         if self._group.world_size > 1:
             local = self._group.all_gather_last_dim(local)[:, : self._vocab_size]
         return local.float()
-
-
-def _empty(shape: tuple[int, ...], options: LayerOptions) -> torch.Tensor:
-    return torch.empty(shape, dtype=options.dtype, device=options.device)

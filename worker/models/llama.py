@@ -10,7 +10,7 @@ import torch
 from worker.models.context import ForwardContext
 from worker.models.decoder import DecoderModel, FeedForward
 from worker.models.layers import Attention, AttentionNames, GatedMLP, RMSNorm
-from worker.models.linear import WeightSlot
+from worker.models.linear_method import WeightSlot
 
 
 class LlamaLayer:

@@ -10,7 +10,7 @@ import logging
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol
 
@@ -22,15 +22,13 @@ from worker.models.checkpoint import weight_files
 from worker.models.config import ModelConfig
 from worker.models.decoder import DecoderModel
 from worker.models.families import FAMILIES
-from worker.models.linear import LayerOptions, WeightSlot
+from worker.models.linear_method import LayerOptions, WeightSlot, create_linear_method
 from worker.models.native import NativeOptions, pack_weights
 from worker.progress import Advance, progress
 
 logger = logging.getLogger(__name__)
 
 _NAMES_SHOWN = 8
-_VALUE_TYPES = ("F64", "F32", "F16", "BF16")
-"""Of tensors that hold values as they are; others need scales."""
 _TIED_NAME = "lm_head.weight"
 _SEED = 0
 _SPREAD = 0.02
@@ -65,6 +63,7 @@ def build_model(config: ModelConfig, options: LayerOptions, max_model_len: int) 
     """A model with unset weights. Raises ValueError where the ranks cannot share it evenly."""
     module, name = FAMILIES[config.architecture].implementation.split(":")
     implementation = getattr(importlib.import_module(f"worker.models.{module}"), name)
+    options = replace(options, linear_method=create_linear_method(config.quantization))
     model = implementation(config, options, max_model_len)
     assert isinstance(model, DecoderModel)
     return model
@@ -116,11 +115,18 @@ def draw_weights(model: DecoderModel, native: NativeOptions | None = None) -> No
     generator = torch.Generator(device=model.options.device).manual_seed(_SEED)
     with torch.inference_mode():
         for slot in model.weight_slots():
-            if len(slot.full_shape) > 1:
-                slot.destination.normal_(0.0, _SPREAD, generator=generator)
-            else:  # scales of norms, and biases
+            if len(slot.full_shape) > 1 and "scale" not in slot.name:
+                _draw(slot.destination, generator)
+            else:  # scales, and biases
                 slot.destination.fill_(0.0 if slot.name.endswith("bias") else 1.0)
         pack_weights(model, native)
+
+
+def _draw(destination: torch.Tensor, generator: torch.Generator) -> None:
+    """Normally distributed values; torch draws none in FP8."""
+    is_fp8 = destination.dtype.itemsize == 1
+    drawn = destination.to(torch.bfloat16) if is_fp8 else destination
+    destination.copy_(drawn.normal_(0.0, _SPREAD, generator=generator))
 
 
 def copy_slice(source: SafetensorsSlice, slot: WeightSlot) -> None:
@@ -170,10 +176,10 @@ def _check_tensor(source: SafetensorsSlice, slot: WeightSlot, path: Path) -> Non
             f"{slot.name} in {path.name} has shape {list(shape)}, but config.json asks for "
             f"{list(slot.full_shape)}: the checkpoint's files do not belong together"
         )
-    if source.get_dtype() not in _VALUE_TYPES:
+    if source.get_dtype() not in slot.source_types:
         raise ValueError(
-            f"{slot.name} in {path.name} is of type {source.get_dtype()}, which needs scales that "
-            "config.json does not speak of: use the checkpoint's unquantized version"
+            f"{slot.name} in {path.name} is of type {source.get_dtype()}, but config.json speaks "
+            f"of {' or '.join(slot.source_types)}: use the checkpoint's unquantized version"
         )
 
 

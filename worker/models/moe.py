@@ -9,7 +9,8 @@ import torch
 from kernels import PackedLinear, fused_moe, linear, pack_linear_weight
 from worker.models.config import ModelConfig
 from worker.models.layers import GatedMLP
-from worker.models.linear import LayerOptions, WeightSlot, divide
+from worker.models.linear import divide
+from worker.models.linear_method import LayerOptions, WeightSlot
 from worker.models.moe_config import MoeConfig
 
 

@@ -17,7 +17,8 @@ from kernels.native import (
 )
 from worker.models.decoder import DecoderLayer, DecoderModel
 from worker.models.layers import GatedMLP
-from worker.models.linear import LayerOptions
+from worker.models.linear import ColumnParallelLinear, RowParallelLinear
+from worker.models.linear_method import LayerOptions
 from worker.models.llama import LlamaLayer
 
 logger = logging.getLogger(__name__)
@@ -119,10 +120,10 @@ def _layers(model: DecoderModel) -> Iterator[LayerTensors]:
 def _layer_tensors(layer: LlamaLayer, rank: int) -> LayerTensors:
     attention, mlp = layer.attention, _gated_mlp(layer)
     return LayerTensors(
-        qkv=_linear_tensors(attention.qkv.weight, attention.qkv.bias),
-        output=_linear_tensors(attention.output.weight, attention.output.bias, rank),
-        gate_up=_linear_tensors(mlp.gate_up.weight, mlp.gate_up.bias),
-        down=_linear_tensors(mlp.down.weight, mlp.down.bias, rank),
+        qkv=_linear_tensors(attention.qkv),
+        output=_linear_tensors(attention.output, rank),
+        gate_up=_linear_tensors(mlp.gate_up),
+        down=_linear_tensors(mlp.down, rank),
         input_norm=layer.input_norm.weight,
         post_attention_norm=layer.post_attention_norm.weight,
         q_norm=None if attention.q_norm is None else attention.q_norm.weight,
@@ -141,8 +142,7 @@ def _gated_mlp(layer: LlamaLayer) -> GatedMLP:
 
 
 def _linear_tensors(
-    weight: torch.Tensor | None, bias: torch.Tensor | None, rank: int = 0
+    layer: ColumnParallelLinear | RowParallelLinear, rank: int = 0
 ) -> LinearTensors:
     """A product that the ranks' results are summed up of gets its bias on rank 0 only."""
-    assert weight is not None, "packed already"
-    return LinearTensors(weight=weight, bias=bias if rank == 0 else None)
+    return LinearTensors(weight=layer.weight.dense(), bias=layer.bias if rank == 0 else None)

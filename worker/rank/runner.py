@@ -13,7 +13,7 @@ from kernels.attention import create_attention_library
 from worker.config import EngineConfig
 from worker.models.config import ModelConfig, load_model_config
 from worker.models.context import KVCache
-from worker.models.linear import LayerOptions
+from worker.models.linear_method import LayerOptions
 from worker.models.loader import build_model, draw_weights, load_weights
 from worker.models.tensor_parallel import TensorParallelGroup
 from worker.plan.messages import Hello

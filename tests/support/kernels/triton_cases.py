@@ -20,6 +20,7 @@ from kernels import (
     store_kv_cache,
 )
 from kernels.fused_moe import fused_moe
+from kernels.linear.fp8 import TritonFp8Weight, dequantize_fp8
 from kernels.linear.tiled import TritonTiledWeight
 from tests.support.kernels.paged_cases import Paged, make_paged, naive_decode
 from tests.support.kernels.sampling_cases import SAMPLING_CASES
@@ -121,6 +122,20 @@ def linear_case(device: str, dtype: torch.dtype) -> None:
         return  # the interpreter multiplies by BLAS, which rounds by a row's place in a tile
     for start, stop in ((0, 1), (3, 20), (74, 75), (30, 70)):
         assert torch.equal(packed.multiply(x[start:stop], bias), whole[start:stop])
+
+
+def fp8_linear_case(device: str, dtype: torch.dtype) -> None:
+    """Bit for bit the product with the dequantized weight; blocks that begin before the first
+    feature, and end after the last."""
+    bits = (torch.arange(150 * 90) % 256).to(torch.uint8).view(150, 90)
+    bits[bits & 0x7F == 0x7F] = 0  # not a number
+    values = bits.view(torch.float8_e4m3fn).to(device)
+    scales = torch.rand(150, 4).to(device) + 0.1
+    bias, x = (_randn(*shape, device=device, dtype=dtype) for shape in ((150,), (75, 90)))
+    weight = dequantize_fp8(values, scales, 32, 20, dtype=dtype)
+    expected = TritonTiledWeight(weight).multiply(x, bias)
+    actual = TritonFp8Weight(values, scales, 32, 20).multiply(x, bias)
+    assert torch.equal(actual, expected)
 
 
 def decode_case(device: str, dtype: torch.dtype) -> None:
@@ -310,6 +325,7 @@ CASES: list[Case] = [
     store_kv_cache_case,
     gumbel_case,
     linear_case,
+    fp8_linear_case,
     decode_case,
     extend_case,
     block_extend_case,

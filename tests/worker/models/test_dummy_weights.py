@@ -10,7 +10,7 @@ import torch
 from tests.support.checkpoints.dense import write_checkpoint
 from worker.models.config import load_model_config
 from worker.models.decoder import DecoderModel
-from worker.models.linear import LayerOptions
+from worker.models.linear_method import LayerOptions
 from worker.models.loader import build_model, draw_weights
 from worker.models.tensor_parallel import TensorParallelGroup
 

@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 from tests.support.checkpoints.dense import SPECS, VOCAB_SIZE, write_checkpoint
 from worker.models.config import load_model_config
 from worker.models.decoder import DecoderModel
-from worker.models.linear import LayerOptions, WeightSlot
+from worker.models.linear_method import LayerOptions, WeightSlot
 from worker.models.loader import build_model, copy_slice, load_weights
 from worker.models.tensor_parallel import TensorParallelGroup
 

@@ -10,7 +10,7 @@ import torch
 from tests.support.checkpoints.dense import write_checkpoint
 from worker.models.config import load_model_config
 from worker.models.context import ForwardContext
-from worker.models.linear import LayerOptions
+from worker.models.linear_method import LayerOptions
 from worker.models.llama import LlamaForCausalLM
 from worker.models.native import NativeOptions, build_native
 from worker.models.tensor_parallel import TensorParallelGroup

@@ -12,7 +12,7 @@ from kernels.native import DraftTables, NativeDrafter
 from worker.config import EngineConfig
 from worker.models.config import load_model_config
 from worker.models.decoder import DecoderModel
-from worker.models.linear import LayerOptions
+from worker.models.linear_method import LayerOptions
 from worker.models.loader import build_model, load_weights
 from worker.models.native import NativeOptions
 from worker.models.tensor_parallel import TensorParallelGroup

@@ -1,0 +1,72 @@
+"""Tiny checkpoints with FP8 weights in blocks, and the same ones dequantized."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import PreTrainedModel
+
+from tests.support.checkpoints.dense import write_checkpoint
+
+BLOCK = (16, 48)
+"""Neither divides all sizes of the checkpoints, nor what several ranks hold of them."""
+QUANTIZATION = {
+    "quant_method": "fp8",
+    "fmt": "e4m3",
+    "activation_scheme": "dynamic",
+    "weight_block_size": list(BLOCK),
+    "modules_to_not_convert": ["lm_head", "model.layers.0.input_layernorm"],
+}
+
+
+def write_fp8(name: str, folder: Path, dequantized: Path) -> PreTrainedModel:
+    """Writes both; returns transformers' model of the dequantized one."""
+    model = write_checkpoint(name, folder)
+    tensors: dict[str, torch.Tensor] = {}
+    for path in sorted(folder.glob("*.safetensors")):
+        tensors |= load_file(path)
+        path.unlink()
+    (folder / "model.safetensors.index.json").unlink(missing_ok=True)
+    state = model.state_dict()
+    for key in [key for key in tensors if key.endswith("_proj.weight")]:
+        values, scales = quantize(tensors[key])
+        tensors[key], tensors[f"{key}_scale_inv"] = values, scales
+        state[key].copy_(dequantize(values, scales))
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"quantization_config": QUANTIZATION}))
+    model.save_pretrained(dequantized)
+    return model
+
+
+def quantize(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Values [N, K] e4m3, and the scales of their blocks."""
+    rows, columns = (-(-size // block) for size, block in zip(weight.shape, BLOCK, strict=True))
+    scales = torch.empty(rows, columns)
+    values = torch.empty(weight.shape, dtype=torch.float8_e4m3fn)
+    for row in range(rows):
+        for column in range(columns):
+            block = _block(row, column)
+            scales[row, column] = weight[block].abs().max() / 448.0
+            values[block] = (weight[block] / scales[row, column]).to(values.dtype)
+    return values, scales
+
+
+def dequantize(values: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
+    """The weight [N, K] fp32, block by block."""
+    weight = torch.empty(values.shape)
+    for row in range(scales.shape[0]):
+        for column in range(scales.shape[1]):
+            block = _block(row, column)
+            weight[block] = values[block].float() * scales[row, column]
+    return weight
+
+
+def _block(row: int, column: int) -> tuple[slice, slice]:
+    return (
+        slice(row * BLOCK[0], (row + 1) * BLOCK[0]),
+        slice(column * BLOCK[1], (column + 1) * BLOCK[1]),
+    )

@@ -1,0 +1,125 @@
+"""FP8 weights come to what the dequantized checkpoint comes to, on one rank or several."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from tests.support.checkpoints.fp8 import QUANTIZATION, write_fp8
+from tests.support.engines.plan_driver import Request, generate, make_runner
+from worker.models.config import load_model_config
+from worker.models.linear_method import LayerOptions
+from worker.models.llama import LlamaForCausalLM
+from worker.models.loader import build_model, draw_weights, load_weights
+from worker.models.tensor_parallel import TensorParallelGroup
+
+PROMPT = [5, 17, 300, 4, 8, 100, 32, 11, 250]
+
+
+@pytest.mark.parametrize(
+    ("name", "cpu_backend"), [("qwen3", "auto"), ("qwen3", "torch"), ("llama", "auto")]
+)
+def test_logits_are_those_of_the_dequantized_checkpoint(
+    tmp_path: Path, name: str, cpu_backend: str
+) -> None:
+    torch.set_num_threads(1)
+    model = write_fp8(name, tmp_path / "fp8", tmp_path / "plain")
+    found = []
+    for folder in ("fp8", "plain"):
+        runner = make_runner(str(tmp_path / folder), cpu_backend=cpu_backend)
+        request = Request(prompt=PROMPT)
+        generate(runner, [request])
+        found.append(request)
+    assert found[0].tokens == found[1].tokens
+    assert torch.equal(torch.stack(found[0].logits), torch.stack(found[1].logits))
+    with torch.inference_mode():
+        sequence = torch.tensor([PROMPT + found[0].tokens[:-1]])
+        expected = model(sequence).logits[0, len(PROMPT) - 1 :]
+    torch.testing.assert_close(torch.stack(found[0].logits), expected, atol=1e-4, rtol=0)
+
+
+def build(folder: Path, rank: int, world_size: int) -> LlamaForCausalLM:
+    cpu = torch.device("cpu")
+    group = TensorParallelGroup(rank=rank, world_size=world_size, device=cpu, process_group=None)
+    options = LayerOptions(group=group, dtype=torch.float32, device=cpu, batch_invariant=False)
+    model = build_model(load_model_config(str(folder)), options, 64)
+    assert isinstance(model, LlamaForCausalLM)
+    return model
+
+
+def load(folder: Path, rank: int, world_size: int) -> LlamaForCausalLM:
+    """A loaded model whose weights are still unpacked."""
+    model = build(folder, rank, world_size)
+    model.pack = lambda: None  # type: ignore[method-assign]  # what is compared is what was loaded
+    load_weights(model, model.config, show_progress=False)
+    return model
+
+
+@pytest.mark.parametrize("world_size", [2, 4])
+def test_ranks_whose_shares_begin_within_a_block_hold_the_same_weights(
+    tmp_path: Path, world_size: int
+) -> None:
+    write_fp8("qwen2", tmp_path / "fp8", tmp_path / "plain")
+    for rank in range(world_size):
+        own = load(tmp_path / "fp8", rank, world_size)
+        expected = load(tmp_path / "plain", rank, world_size)
+        for layer, other in zip(own.layers, expected.layers, strict=True):
+            for block, linear in (
+                *(("attention", name) for name in ("qkv", "output")),
+                *(("mlp", name) for name in ("gate_up", "down")),
+            ):
+                weights = [
+                    getattr(getattr(one, block), linear).weight.dense() for one in (layer, other)
+                ]
+                assert torch.equal(*weights), (rank, block, linear)
+
+
+def test_random_weights_need_no_checkpoint(tmp_path: Path) -> None:
+    write_fp8("qwen3", tmp_path / "fp8", tmp_path / "plain")
+    model = build(tmp_path / "fp8", 0, 1)
+    slots = {slot.name: slot.destination for slot in model.weight_slots()}
+    draw_weights(model)
+    name = "model.layers.0.mlp.down_proj.weight"
+    assert 0.015 < float(slots[name].float().std()) < 0.025
+    assert bool((slots[f"{name}_scale_inv"] == 1.0).all())
+
+
+@pytest.mark.parametrize(
+    ("changes", "named"),
+    [
+        ({"quant_method": "awq", "bits": 4}, "quant_method 'awq'"),
+        ({"quant_method": None}, "quant_method None"),
+        ({"activation_scheme": "static"}, "activation_scheme 'static'"),
+        ({"scale_fmt": "other"}, "the key scale_fmt"),
+        ({"weight_block_size": None}, "weight_block_size None"),
+        ({"modules_to_not_convert": ["model.layers.1.mlp.up_proj"]}, r"model\.layers\.1\.mlp"),
+    ],
+)
+def test_other_formats_are_refused_by_name(
+    tmp_path: Path, changes: dict[str, Any], named: str
+) -> None:
+    write_fp8("qwen3", tmp_path / "fp8", tmp_path / "plain")
+    path = tmp_path / "fp8" / "config.json"
+    config = json.loads(path.read_text())
+    config["quantization_config"] = QUANTIZATION | changes
+    path.write_text(json.dumps(config))
+    with pytest.raises(ValueError, match=named):
+        load_model_config(str(tmp_path / "fp8"))
+
+
+def test_fp8_weights_without_scales_or_where_none_are_spoken_of(tmp_path: Path) -> None:
+    write_fp8("qwen3", tmp_path / "fp8", tmp_path / "plain")
+    plain = tmp_path / "plain" / "model.safetensors"
+    tensors = load_file(tmp_path / "fp8" / "model.safetensors")
+    kept = {key: value for key, value in tensors.items() if not key.endswith("scale_inv")}
+    save_file(kept, plain)
+    with pytest.raises(ValueError, match="F8_E4M3"):
+        load(tmp_path / "plain", 0, 1)
+    save_file(kept, tmp_path / "fp8" / "model.safetensors")
+    with pytest.raises(ValueError, match="weight_scale_inv"):
+        load(tmp_path / "fp8", 0, 1)

@@ -1,0 +1,231 @@
+"""How linear layers hold their weights: as values of the model's type, or as FP8 with scales.
+
+    LinearMethod.allocate ──> LinearWeight ──slots──> (the loader fills them)
+                                   ├──pack──> PackedLinear, which multiplies
+                                   └──dense──> the weight for the compiled CPU library
+
+A layer knows which part of which tensor it needs and nothing of formats. To add a format, derive
+from both classes here and name it in `create_linear_method`.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+import torch
+
+from kernels import PackedLinear, dequantize_fp8, pack_fp8_linear_weight, pack_linear_weight
+from worker.models.quantization import Fp8Config
+from worker.models.tensor_parallel import TensorParallelGroup
+
+VALUE_TYPES = ("F64", "F32", "F16", "BF16")
+"""Of tensors that hold values as they are, in the words of safetensors."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class WeightSlot:
+    """Where one tensor of the checkpoint goes, and which slice of it this rank needs."""
+
+    name: str
+    """In the checkpoint."""
+    destination: torch.Tensor
+    """A view into the layer's own tensor, of the slice's shape."""
+    full_shape: tuple[int, ...]
+    """In the checkpoint."""
+    dim: int = 0
+    """Dimension that is sliced."""
+    start: int = 0
+    """First index of the slice; its length is the destination's."""
+    source_types: tuple[str, ...] = VALUE_TYPES
+    """Types that the checkpoint's tensor may have."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class WeightPart:
+    """What a rank's weight [out, in] of one layer holds of one of the checkpoint's weights."""
+
+    name: str
+    """In the checkpoint, from the layer's own name on and without ".weight"."""
+    full_shape: tuple[int, int]
+    """In the checkpoint."""
+    rows: slice
+    """Of the rank's weight."""
+    dim: int
+    """Dimension of the checkpoint's weight that the ranks share: 0 output, 1 input features."""
+    start: int
+    """First index of this rank's share."""
+
+
+class LinearWeight(ABC):
+    """One layer's weight on one rank, until it is packed."""
+
+    @abstractmethod
+    def slots(self, prefix: str) -> Iterator[WeightSlot]:
+        """The tensors that the checkpoint must hold; `prefix` stands before the parts' names."""
+
+    @abstractmethod
+    def dense(self) -> torch.Tensor:
+        """The loaded weight [out, in] in the model's type."""
+
+    @abstractmethod
+    def pack(self) -> PackedLinear:
+        """The loaded weight in the form that it is multiplied in."""
+
+
+class LinearMethod(ABC):
+    """A format of linear weights."""
+
+    @abstractmethod
+    def allocate(
+        self, shape: tuple[int, int], parts: Sequence[WeightPart], options: LayerOptions
+    ) -> LinearWeight:
+        """A weight [out, in] to be filled.
+
+        Args:
+            shape: of the rank's weight.
+            parts: what it consists of, from its first row to its last.
+            options: of the model's layers.
+        """
+
+
+class UnquantizedMethod(LinearMethod):
+    """Values of the model's type."""
+
+    def allocate(
+        self, shape: tuple[int, int], parts: Sequence[WeightPart], options: LayerOptions
+    ) -> LinearWeight:
+        """One tensor, which all parts share."""
+        return _UnquantizedWeight(shape, parts, options)
+
+
+class _UnquantizedWeight(LinearWeight):
+    def __init__(
+        self, shape: tuple[int, int], parts: Sequence[WeightPart], options: LayerOptions
+    ) -> None:
+        self._parts = parts
+        self._options = options
+        self._values = torch.empty(shape, dtype=options.dtype, device=options.device)
+
+    def slots(self, prefix: str) -> Iterator[WeightSlot]:
+        for part in self._parts:
+            yield WeightSlot(
+                name=f"{prefix}{part.name}.weight",
+                destination=self._values[part.rows],
+                full_shape=part.full_shape,
+                dim=part.dim,
+                start=part.start,
+            )
+
+    def dense(self) -> torch.Tensor:
+        return self._values
+
+    def pack(self) -> PackedLinear:
+        return pack_linear_weight(self._values, batch_invariant=self._options.batch_invariant)
+
+
+class Fp8Method(LinearMethod):
+    """FP8 values (e4m3) with a scale for each block of the checkpoint's weight.
+
+    Weights alone are FP8: each is multiplied as its value times its scale, rounded to the model's
+    type. On CUDA they stay FP8 in memory; on CPU they are dequantized while they load.
+
+    Args:
+        config: what config.json says of it.
+    """
+
+    def __init__(self, config: Fp8Config) -> None:
+        self._block = config.block_shape
+
+    def allocate(
+        self, shape: tuple[int, int], parts: Sequence[WeightPart], options: LayerOptions
+    ) -> LinearWeight:
+        """Values that all parts share, and each part's scales."""
+        return _Fp8Weight(shape, parts, self._block, options)
+
+
+class _Fp8Weight(LinearWeight):
+    def __init__(
+        self,
+        shape: tuple[int, int],
+        parts: Sequence[WeightPart],
+        block: tuple[int, int],
+        options: LayerOptions,
+    ) -> None:
+        self._parts = parts
+        self._block = block
+        self._options = options
+        self._values = torch.empty(shape, dtype=torch.float8_e4m3fn, device=options.device)
+        self._scales: list[torch.Tensor] = []
+        for part in parts:
+            ends = [part.rows.stop - part.rows.start, shape[1]]
+            ends[part.dim] += part.start % block[part.dim]
+            grid = [-(-end // size) for end, size in zip(ends, block, strict=True)]
+            self._scales.append(torch.empty(grid, dtype=torch.float32, device=options.device))
+
+    def slots(self, prefix: str) -> Iterator[WeightSlot]:
+        for part, scales in zip(self._parts, self._scales, strict=True):
+            yield WeightSlot(
+                name=f"{prefix}{part.name}.weight",
+                destination=self._values[part.rows],
+                full_shape=part.full_shape,
+                dim=part.dim,
+                start=part.start,
+                source_types=("F8_E4M3",),
+            )
+            rows, columns = (
+                -(-full // size) for full, size in zip(part.full_shape, self._block, strict=True)
+            )
+            yield WeightSlot(
+                name=f"{prefix}{part.name}.weight_scale_inv",
+                destination=scales,
+                full_shape=(rows, columns),
+                dim=part.dim,
+                start=part.start // self._block[part.dim],
+            )
+
+    def dense(self) -> torch.Tensor:
+        return dequantize_fp8(self._values, *self._scaling(), dtype=self._options.dtype)
+
+    def pack(self) -> PackedLinear:
+        return pack_fp8_linear_weight(
+            self._values,
+            *self._scaling(),
+            dtype=self._options.dtype,
+            batch_invariant=self._options.batch_invariant,
+        )
+
+    def _scaling(self) -> tuple[torch.Tensor, int, int]:
+        """Scales [out, blocks of the input], the length of a block, and how far the first feature
+        stands in its block.
+
+        A row each, since the parts' rows, or this rank's, may begin within a block.
+        """
+        found = []
+        for part, scales in zip(self._parts, self._scales, strict=True):
+            first = part.start % self._block[0] if part.dim == 0 else 0
+            count = part.rows.stop - part.rows.start
+            found.append(scales.repeat_interleave(self._block[0], 0)[first : first + count])
+        part = self._parts[0]
+        offset = part.start % self._block[1] if part.dim == 1 else 0
+        return torch.cat(found), self._block[1], offset
+
+
+def create_linear_method(config: Fp8Config | None) -> LinearMethod:
+    """The format of a checkpoint; `config` as `parse_quantization` gives it."""
+    return UnquantizedMethod() if config is None else Fp8Method(config)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LayerOptions:
+    """What every layer of a model on one rank has in common."""
+
+    group: TensorParallelGroup
+    dtype: torch.dtype
+    """Of activations, and of weights that are not quantized."""
+    device: torch.device
+    batch_invariant: bool
+    """Whether a token's result must not depend, in any bit, on what else the step computes."""
+    linear_method: LinearMethod = field(default_factory=UnquantizedMethod)
+    """The format of linear weights."""

@@ -1,0 +1,70 @@
+"""What `quantization_config` in config.json says about the weights' format. No torch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+_NEUTRAL: Mapping[str, tuple[object, ...]] = {
+    "quant_method": ("fp8",),
+    "fmt": ("e4m3",),
+    "activation_scheme": ("dynamic",),
+    "dequantize": (False,),
+}
+"""Keys, and the values under which weights are FP8 with block scales. Weights alone are quantized
+here, so that `dynamic` scales of activations are not needed: the result is the more exact one."""
+_PLAIN_MODULES = ("lm_head", "norm", "embed_tokens")
+"""Ends of the names of modules that are never quantized."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Fp8Config:
+    """FP8 weights (e4m3) with a scale per block, as DeepSeek and Qwen publish them."""
+
+    block_shape: tuple[int, int]
+    """Output and input features that share a scale."""
+
+
+def parse_quantization(raw: Mapping[str, Any]) -> Fp8Config | None:
+    """The format of a checkpoint's linear weights; None where they are not quantized.
+
+    Args:
+        raw: the content of config.json.
+
+    Raises:
+        ValueError: it is another format than FP8 in blocks.
+    """
+    config = raw.get("quantization_config")
+    if not config:
+        return None
+    for key, value in config.items():
+        if key in _NEUTRAL and value not in _NEUTRAL[key]:
+            known = " or ".join(map(repr, _NEUTRAL[key]))
+            raise _unsupported(f"{key} {value!r} (it must be {known})")
+        if key not in _NEUTRAL and key not in ("weight_block_size", "modules_to_not_convert"):
+            raise _unsupported(f"the key {key}")
+    if config.get("quant_method") is None:
+        raise _unsupported("no quant_method")
+    others = [
+        name
+        for name in config.get("modules_to_not_convert") or ()
+        if not str(name).endswith(_PLAIN_MODULES)
+    ]
+    if others:
+        raise _unsupported(f"layers that are left out of it ({', '.join(others[:4])})")
+    block = config.get("weight_block_size")
+    if (
+        not isinstance(block, list)
+        or len(block) != 2
+        or not all(isinstance(size, int) and size > 0 for size in block)
+    ):
+        raise _unsupported(f"weight_block_size {block!r} (it must be two positive integers)")
+    return Fp8Config(block_shape=(block[0], block[1]))
+
+
+def _unsupported(what: str) -> ValueError:
+    return ValueError(
+        f"quantization_config in config.json has {what}, which is not supported: use the "
+        "checkpoint's unquantized version, or FP8 with block scales (quant_method fp8)"
+    )
