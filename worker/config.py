@@ -12,7 +12,7 @@ from worker.wire.hub import at_revision, commit_of
 
 Device = Literal["auto", "cpu", "cuda"]
 CPUBackend = Literal["auto", "native", "torch"]
-AttentionBackend = Literal["auto", "triton", "flashinfer", "flash", "torch"]
+AttentionBackendName = Literal["auto", "triton", "flashinfer", "flash", "torch"]
 StructuredOutputsBackend = Literal["auto", "xgrammar", "guidance"]
 DType = Literal["auto", "float32", "bfloat16", "float16"]
 LoadFormat = Literal["auto", "dummy"]
@@ -97,7 +97,7 @@ class EngineConfig:
     by the times of late; or always."""
     batch_invariant: bool = False
     """Bitwise the same output whatever else runs, at a cost in speed."""
-    attention_backend: AttentionBackend = "auto"
+    attention_backend: AttentionBackendName = "auto"
     """Who attends on CUDA: auto is triton; flashinfer and flash (FlashAttention) where they are
     installed. On CPU --cpu-backend decides; auto and torch are the same."""
     overlap_depth: int = 1

@@ -8,8 +8,8 @@ from __future__ import annotations
 import torch
 
 from kernels.attention import reference
-from kernels.attention.base import AttentionBackend, AttentionLibrary
-from kernels.attention.library import create_attention_library
+from kernels.attention.backends import create_attention_backend
+from kernels.attention.base import AttentionBackend, AttentionBackendName
 from kernels.attention.metadata import (
     DecodeMetadata,
     ExtendMetadata,
@@ -71,10 +71,10 @@ def extend_attention(
 
 __all__ = [
     "AttentionBackend",
-    "AttentionLibrary",
+    "AttentionBackendName",
     "DecodeMetadata",
     "ExtendMetadata",
-    "create_attention_library",
+    "create_attention_backend",
     "decode_attention",
     "extend_attention",
     "prepare_decode",

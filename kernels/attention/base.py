@@ -1,4 +1,11 @@
-"""What attention by other libraries has to offer, so that a step can use it like the ops here."""
+"""What attention by other libraries has to offer, so that a step can use it like the ops here.
+
+    eager     plan_decode, plan_extend ──> AttentionStep.attend, layer by layer
+    captured  prepare_for_capture ──> attend, layer by layer, once for each number of rows
+              prepare_for_replay, then the graph, for each step
+
+The ops here read lengths and pages on the device alone: they need nothing before a replay.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +14,7 @@ from typing import Literal, Protocol
 
 import torch
 
-AttentionBackend = Literal["auto", "triton", "flashinfer", "flash", "torch"]
+AttentionBackendName = Literal["auto", "triton", "flashinfer", "flash", "torch"]
 
 
 class AttentionStep(Protocol):
@@ -20,10 +27,13 @@ class AttentionStep(Protocol):
         ...
 
 
-class AttentionLibrary(Protocol):
-    """Begins steps. The lengths on the host must be exact: libraries plan by them."""
+class AttentionBackend(Protocol):
+    """Plans steps. The lengths on the host must be exact: libraries plan by them."""
 
-    def begin_decode(
+    can_capture: bool
+    """Whether decode steps may be captured in CUDA graphs."""
+
+    def plan_decode(
         self,
         page_table: torch.Tensor,
         seq_lens: torch.Tensor,
@@ -34,7 +44,7 @@ class AttentionLibrary(Protocol):
         """As `prepare_decode`."""
         ...
 
-    def begin_extend(
+    def plan_extend(
         self,
         page_table: torch.Tensor,
         seq_lens: torch.Tensor,
@@ -45,4 +55,28 @@ class AttentionLibrary(Protocol):
         page_size: int,
     ) -> AttentionStep:
         """As `prepare_extend`."""
+        ...
+
+    def prepare_for_capture(self, page_table: torch.Tensor, *, page_size: int) -> AttentionStep:
+        """A decode step of B rows to be captured, on the dummy page; only where `can_capture`.
+
+        What it launches reads buffers that stay where they are. It is planned when it first
+        attends: launch it once before the capture.
+
+        Args:
+            page_table: [B, P] int32, as wide as that of any step to come.
+            page_size: tokens of a page.
+        """
+        ...
+
+    def prepare_for_replay(
+        self, page_table: torch.Tensor, *, seq_lens_host: Sequence[int], page_size: int
+    ) -> None:
+        """Plans the captured step of B rows anew, outside its graph.
+
+        Args:
+            page_table: [B, P] int32 of this step's rows, padding included.
+            seq_lens_host: [B], exact.
+            page_size: tokens of a page.
+        """
         ...

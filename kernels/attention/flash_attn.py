@@ -14,6 +14,8 @@ from typing import Any
 
 import torch
 
+from kernels.attention.base import AttentionStep
+
 _PAGE_MULTIPLE = 256
 
 
@@ -44,11 +46,13 @@ class FlashAttention:
         version: which of them.
     """
 
+    can_capture = False
+
     def __init__(self, module: Any, *, version: int) -> None:
         self._module = module
         self._version = version
 
-    def begin_decode(
+    def plan_decode(
         self,
         page_table: torch.Tensor,
         seq_lens: torch.Tensor,
@@ -66,7 +70,7 @@ class FlashAttention:
         )
         return _Decode(call)
 
-    def begin_extend(
+    def plan_extend(
         self,
         page_table: torch.Tensor,
         seq_lens: torch.Tensor,
@@ -100,6 +104,16 @@ class FlashAttention:
             causal=True,
         )
         return _Extend(call)
+
+    def prepare_for_capture(self, page_table: torch.Tensor, *, page_size: int) -> AttentionStep:
+        """It has no buffers that stay where they are."""
+        raise NotImplementedError
+
+    def prepare_for_replay(
+        self, page_table: torch.Tensor, *, seq_lens_host: Sequence[int], page_size: int
+    ) -> None:
+        """Nothing is captured."""
+        raise NotImplementedError
 
 
 @dataclass(frozen=True, slots=True)

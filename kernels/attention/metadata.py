@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import torch
 
-from kernels.attention.base import AttentionLibrary, AttentionStep
+from kernels.attention.base import AttentionBackend, AttentionStep
 from kernels.attention.torch_plan import (
     DecodeGroup,
     ExtendPiece,
@@ -80,20 +80,23 @@ def prepare_decode(
     seq_lens_host: Sequence[int],
     page_size: int,
     batch_invariant: bool = False,
-    library: AttentionLibrary | None = None,
+    backend: AttentionBackend | None = None,
+    is_captured: bool = False,
 ) -> DecodeMetadata:
     """Describe a decode step: page_table [B, P] and seq_lens [B] int32 on the caches' device.
 
     `seq_lens_host` are the same lengths as host integers (launching never waits for the device).
-    On CUDA they may be upper bounds, as a captured graph needs; on CPU, and for a `library`, they
-    must be exact.
+    On CUDA they may be upper bounds, as a captured graph needs; on CPU, and for a `backend`, they
+    must be exact, but for a step that `is_captured` in a graph: that is planned before each replay.
     """
     max_seq_len = max(seq_lens_host, default=0)
     _check_page_table(page_table, len(seq_lens_host), max_seq_len, page_size)
     groups: tuple[DecodeGroup, ...] = ()
     invariant_plan = step = None
-    if library is not None:
-        step = library.begin_decode(
+    if backend is not None and is_captured:
+        step = backend.prepare_for_capture(page_table, page_size=page_size)
+    elif backend is not None:
+        step = backend.plan_decode(
             page_table, seq_lens, seq_lens_host=seq_lens_host, page_size=page_size
         )
     elif not registry.uses_triton(page_table):
@@ -122,7 +125,7 @@ def prepare_extend(
     query_lens_host: Sequence[int],
     page_size: int,
     batch_invariant: bool = False,
-    library: AttentionLibrary | None = None,
+    backend: AttentionBackend | None = None,
     block_size: int = 1,
 ) -> ExtendMetadata:
     """Describe a step that extends B rows by `query_lens_host` new tokens each.
@@ -145,9 +148,9 @@ def prepare_extend(
     _check_page_table(page_table, len(seq_lens_host), max_seq_len, page_size)
     pieces: tuple[ExtendPiece, ...] = ()
     invariant_plan = query_rows = visible_lens = step = None
-    if library is not None:
+    if backend is not None:
         assert block_size == 1, "other libraries attend causally"
-        step = library.begin_extend(
+        step = backend.plan_extend(
             page_table,
             seq_lens,
             query_start,

@@ -27,7 +27,7 @@ from kernels import (
     prepare_decode,
     prepare_extend,
 )
-from kernels.attention import AttentionLibrary
+from kernels.attention import AttentionBackend
 from worker.models.context import ForwardContext, KVCache
 from worker.plan.plan import Plan
 from worker.rank.sampling.logprobs import PromptChunk
@@ -303,7 +303,7 @@ def gather_inputs(
     kv_caches: tuple[KVCache, ...],
     *,
     batch_invariant: bool,
-    library: AttentionLibrary | None = None,
+    backend: AttentionBackend | None = None,
 ) -> ForwardInputs:
     """What the batch's rows read, from the tables.
 
@@ -312,7 +312,7 @@ def gather_inputs(
         tables: with its Plan's writes.
         kv_caches: of all layers.
         batch_invariant: see `prepare_decode`.
-        library: see `prepare_decode`.
+        backend: see `prepare_decode`.
     """
     assert batch.staged is not None, "the compiled library gathers its inputs itself"
     assert batch.starts is not None, "the compiled library gathers its inputs itself"
@@ -328,7 +328,7 @@ def gather_inputs(
         num_pages=-(-max(batch.ends) // tables.page_size),
         page_size=tables.page_size,
     )
-    decode, extend = _attention(batch, step, tables, batch_invariant, library)
+    decode, extend = _attention(batch, step, tables, batch_invariant, backend)
     context = ForwardContext(
         kv_caches=kv_caches,
         slot_mapping=step.slot_mapping,
@@ -345,7 +345,7 @@ def _attention(
     step: StepTensors,
     tables: DeviceTables,
     batch_invariant: bool,
-    library: AttentionLibrary | None,
+    backend: AttentionBackend | None,
 ) -> tuple[DecodeMetadata | None, ExtendMetadata | None]:
     border, num_rows, ends = batch.num_decodes, len(batch.rows), batch.ends
     assert batch.staged is not None, "the compiled library attends itself"
@@ -357,7 +357,8 @@ def _attention(
             seq_lens_host=ends[:border],
             page_size=tables.page_size,
             batch_invariant=batch_invariant,
-            library=library,
+            backend=backend,
+            is_captured=batch.size is not None,
         )
     if border < num_rows:
         extend = prepare_extend(
@@ -368,7 +369,7 @@ def _attention(
             query_lens_host=batch.rows[border:, 2].tolist(),
             page_size=tables.page_size,
             batch_invariant=batch_invariant,
-            library=library,
+            backend=backend,
             block_size=tables.block_size,
         )
     return decode, extend

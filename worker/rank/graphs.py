@@ -13,6 +13,7 @@ import torch
 from rich.progress import MofNCompleteColumn
 
 from kernels import apply_token_bitmask, registry, sample_tokens
+from kernels.attention import AttentionBackend
 from worker.config import EngineConfig
 from worker.models.tensor_parallel import TensorParallelGroup
 from worker.plan.plan import Row
@@ -71,6 +72,8 @@ class StepGraphs:
         tables: tokens, pages and parameters of all slots.
         sizes: numbers of rows, ascending.
         capture: `GraphCapture`; a test on CPU passes its launches through.
+        backend: of attention, which plans steps before they are replayed; None for the ops here,
+            which read lengths on the device.
         show_progress: whether to say how far it is.
     """
 
@@ -82,11 +85,13 @@ class StepGraphs:
         sizes: Sequence[int],
         capture: Capture,
         *,
+        backend: AttentionBackend | None = None,
         show_progress: bool,
     ) -> None:
         self._run_model = forward
         self._compute_logits = compute_logits
         self._tables = tables
+        self._backend = backend
         self._sizes = tuple(sizes)
         self._row_tokens = tables.block_size
         builder = BatchBuilder(tables)
@@ -123,6 +128,8 @@ class StepGraphs:
         """Hidden states [T, hidden] of a padded batch's own tokens; valid until the next pass."""
         assert batch.size is not None, "an eager step runs on no graph"
         self._load(batch)
+        if self._backend is not None:
+            self._plan(self._backend, batch)
         self._forward[batch.size]()
         assert self._hidden is not None, "a replay makes hidden states"
         return self._hidden[: batch.num_rows * self._row_tokens]
@@ -143,6 +150,16 @@ class StepGraphs:
             replay()
             self._masks.index_fill_(0, rows, -1)
         return self._tokens[: batch.num_rows]
+
+    def _plan(self, backend: AttentionBackend, batch: Batch) -> None:
+        """Where its rows end: a batch of text, whose places the host knows."""
+        assert batch.staged is not None, "graphs gather their inputs"
+        ends = batch.rows[:, 1] + batch.rows[:, 2]
+        backend.prepare_for_replay(
+            self._tables.page_table.index_select(0, batch.staged["slots"]),
+            seq_lens_host=ends.tolist(),
+            page_size=self._tables.page_size,
+        )
 
     def _load(self, batch: Batch) -> None:
         """Takes over the batch's arrays."""
@@ -254,22 +271,35 @@ class StepCapture:
         self.expected = 0
         """Bytes that `measure` found."""
 
-    def measure(self, forward: Forward, compute_logits: ComputeLogits, tables: DeviceTables) -> int:
+    def measure(
+        self,
+        forward: Forward,
+        compute_logits: ComputeLogits,
+        tables: DeviceTables,
+        *,
+        backend: AttentionBackend | None,
+    ) -> int:
         """Device memory that all sizes will take, from capturing two and dropping them again."""
         capture = GraphCapture(self._streams)
         before = self._free_bytes()
         step = (forward, compute_logits, tables)
-        graphs = [StepGraphs(*step, self._sizes[-1:], capture, show_progress=False)]
+        make = partial(StepGraphs, *step, backend=backend, show_progress=False)
+        graphs = [make(self._sizes[-1:], capture)]
         self.expected = max(0, before - self._free_bytes())
         if len(self._sizes) > 1:
             before = self._free_bytes()
-            graphs.append(StepGraphs(*step, self._sizes[-2:-1], capture, show_progress=False))
+            graphs.append(make(self._sizes[-2:-1], capture))
             each = max(0, before - self._free_bytes())
             self.expected += each * (len(self._sizes) - 1)
         return self.expected
 
     def run(
-        self, forward: Forward, compute_logits: ComputeLogits, tables: DeviceTables
+        self,
+        forward: Forward,
+        compute_logits: ComputeLogits,
+        tables: DeviceTables,
+        *,
+        backend: AttentionBackend | None,
     ) -> StepGraphs:
         """All graphs. Every rank must be at it, since they capture collectives."""
         before, start = self._free_bytes(), time.perf_counter()
@@ -279,6 +309,7 @@ class StepCapture:
             tables,
             self._sizes,
             GraphCapture(self._streams),
+            backend=backend,
             show_progress=self._show_progress,
         )
         if self._show_progress:

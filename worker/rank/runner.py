@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import torch
 
-from kernels.attention import create_attention_library
+from kernels.attention import create_attention_backend
 from worker.config import EngineConfig
 from worker.models.config import ModelConfig, load_model_config
 from worker.models.context import KVCache
@@ -64,7 +64,7 @@ class ModelRunner:
             tune_cpu_process(config.cpu_threads, group.world_size)
         self.max_model_len = self.model_config.resolve_max_model_len(config.max_model_len)
         self.dtype = resolve_dtype(config, self.device)
-        self._attention = create_attention_library(
+        self._attention = create_attention_backend(
             config.attention_backend,
             device=self.device,
             dtype=self.dtype,
@@ -91,8 +91,8 @@ class ModelRunner:
         self._kv_caches: tuple[KVCache, ...] = ()
         self._streams = DeviceStreams(self.device) if self.device.type == "cuda" else None
         self._clock = DeviceClock()
-        # A library plans each step on the host.
-        streams = None if self._attention is not None else self._streams
+        can_capture = self._attention is None or self._attention.can_capture
+        streams = self._streams if can_capture else None
         self._capture = create_capture(config, group, streams, self.model_config.block_size)
         self._graphs: StepGraphs | None = None
         self._drafter: Drafter | None = None
@@ -131,7 +131,8 @@ class ModelRunner:
             if self._capture is not None:
                 with torch.inference_mode():
                     self._graphs = self._capture.run(
-                        self.run_model, self.model.compute_logits, self._tables
+                        *(self.run_model, self.model.compute_logits, self._tables),
+                        backend=self._attention,
                     )
 
     def execute(self, plan: Plan, masks: bytes = b"") -> StepResult:
@@ -230,7 +231,7 @@ class ModelRunner:
             self._tables,
             self._kv_caches,
             batch_invariant=self.config.batch_invariant,
-            library=self._attention,
+            backend=self._attention,
         )
         return self.model.forward(inputs.input_ids, inputs.positions, inputs.context)
 
@@ -334,7 +335,8 @@ class ModelRunner:
         if self._capture is not None:
             with self._on_compute_stream():
                 num_bytes = self._capture.measure(
-                    self.run_model, self.model.compute_logits, self._tables
+                    *(self.run_model, self.model.compute_logits, self._tables),
+                    backend=self._attention,
                 )
         self._kv_caches = ()
         return num_bytes

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from kernels.attention.torch_library import TorchAttention
+from kernels.attention.torch_backend import TorchAttention
 from tests.support.engines.engine_driver import Engine, Outcome
 from tests.support.engines.speculation_cases import MODEL, RandomGate, prompts
 from worker.rank.speculation import factory
@@ -22,17 +22,17 @@ NUM_PROMPTS = 12
 class ByDeviceLengths(TorchAttention):
     """Kernels read rows' lengths on the device: those of the host are bounds that nobody trusts."""
 
-    def begin_decode(self, page_table: torch.Tensor, seq_lens: torch.Tensor, **options: Any) -> Any:
+    def plan_decode(self, page_table: torch.Tensor, seq_lens: torch.Tensor, **options: Any) -> Any:
         own = seq_lens.tolist()
         assert all(a <= b for a, b in zip(own, options.pop("seq_lens_host"), strict=True))
-        return super().begin_decode(page_table, seq_lens, seq_lens_host=own, **options)
+        return super().plan_decode(page_table, seq_lens, seq_lens_host=own, **options)
 
-    def begin_extend(
+    def plan_extend(
         self, page_table: torch.Tensor, seq_lens: torch.Tensor, *args: Any, **options: Any
     ) -> Any:
         own = seq_lens.tolist()
         assert all(a <= b for a, b in zip(own, options.pop("seq_lens_host"), strict=True))
-        return super().begin_extend(page_table, seq_lens, *args, seq_lens_host=own, **options)
+        return super().plan_extend(page_table, seq_lens, *args, seq_lens_host=own, **options)
 
 
 class Watch:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from kernels.attention import AttentionLibrary
+from kernels.attention import AttentionBackend
 from worker.config import EngineConfig
 from worker.models.config import ModelConfig
 
 
 def check_blocks(
-    config: EngineConfig, model: ModelConfig, library: AttentionLibrary | None
+    config: EngineConfig, model: ModelConfig, backend: AttentionBackend | None
 ) -> None:
     """Raises ValueError, with what to change, where it does not. Nothing else can fail here."""
     size = model.block_size
@@ -27,7 +27,7 @@ def check_blocks(
             f"--speculative-method {config.speculative_method} drafts single tokens, this "
             "model decides blocks: use none"
         )
-    if library is not None:
+    if backend is not None:
         raise ValueError(
             f"--attention-backend {config.attention_backend} attends causally, this model in "
             "blocks: use auto"

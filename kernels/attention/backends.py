@@ -6,20 +6,20 @@ import importlib.util
 
 import torch
 
-from kernels.attention.base import AttentionBackend, AttentionLibrary
+from kernels.attention.base import AttentionBackend, AttentionBackendName
 from kernels.registry import registry
 
 _TYPES = (torch.float16, torch.bfloat16)
 
 
-def create_attention_library(
-    backend: AttentionBackend,
+def create_attention_backend(
+    backend: AttentionBackendName,
     *,
     device: torch.device,
     dtype: torch.dtype,
     page_size: int,
     batch_invariant: bool,
-) -> AttentionLibrary | None:
+) -> AttentionBackend | None:
     """The library for `prepare_decode` and `prepare_extend`; None for the ops of this package.
 
     Raises:
@@ -36,7 +36,7 @@ def create_attention_library(
             raise ValueError(f"{option} needs a CUDA device; use auto or torch")
         return None
     if backend == "torch":
-        from kernels.attention.torch_library import TorchAttention
+        from kernels.attention.torch_backend import TorchAttention
 
         return TorchAttention()
     if device.type != "cuda":
@@ -47,8 +47,8 @@ def create_attention_library(
 
 
 def import_library(
-    backend: AttentionBackend, device: torch.device, page_size: int
-) -> AttentionLibrary:
+    backend: AttentionBackendName, device: torch.device, page_size: int
+) -> AttentionBackend:
     """FlashInfer or FlashAttention. Raises ValueError where it is not installed."""
     option = f"--attention-backend {backend}"
     if backend == "flashinfer":

@@ -9,84 +9,15 @@ import pytest
 import torch
 
 from kernels import decode_attention, extend_attention, prepare_decode, prepare_extend, registry
-from kernels.attention import AttentionBackend, AttentionLibrary, create_attention_library
+from kernels.attention import AttentionBackend, AttentionBackendName, create_attention_backend
+from kernels.attention.backends import import_library
 from kernels.attention.flash_attn import FlashAttention
 from kernels.attention.flashinfer import FlashInferAttention
-from kernels.attention.library import import_library
-from kernels.attention.torch_library import TorchAttention
-from tests.support.kernels.paged_cases import Paged, make_paged, naive_decode, naive_extend
+from kernels.attention.torch_backend import TorchAttention
+from tests.support.kernels.flashinfer import FlashInfer, attend_paged
+from tests.support.kernels.paged_cases import make_paged, naive_decode, naive_extend
 
 SEQ_LENS, QUERY_LENS = [5, 90, 33, 16], [5, 37, 1, 16]
-
-
-def attend_paged(
-    q: torch.Tensor,
-    caches: tuple[torch.Tensor, torch.Tensor],
-    scale: float,
-    rows: list[tuple[torch.Tensor, int, int]],
-) -> torch.Tensor:
-    """Rows of (pages, tokens, queries) by the naive reference, causal from the end."""
-    page_table = torch.nn.utils.rnn.pad_sequence([pages for pages, _, _ in rows], batch_first=True)
-    case = Paged([tokens for _, tokens, _ in rows], *caches, page_table.int(), scale)
-    return naive_extend(case, q, [queries for _, _, queries in rows]).to(q.dtype)
-
-
-class FlashInferWrapper:
-    """Plans and runs of flashinfer 0.6."""
-
-    def __init__(
-        self, workspace: torch.Tensor, kv_layout: str, use_tensor_cores: bool = False
-    ) -> None:
-        assert workspace.dtype == torch.uint8
-        assert kv_layout == "NHD"
-        self.num_plans = 0
-
-    def plan_rows(
-        self,
-        query_start: torch.Tensor,
-        indptr: torch.Tensor,
-        indices: torch.Tensor,
-        last_page_len: torch.Tensor,
-        shape: tuple[int, ...],
-        sm_scale: float,
-    ) -> None:
-        assert all(t.dtype == torch.int32 for t in (query_start, indptr, indices, last_page_len))
-        assert len(indices) == int(indptr[-1])
-        self.num_plans += 1
-        self.shape, self.scale, self.rows = shape, sm_scale, []
-        for row, last in enumerate(last_page_len.tolist()):
-            pages = indices[indptr[row] : indptr[row + 1]]
-            assert 1 <= last <= shape[3]
-            num_queries = int(query_start[row + 1] - query_start[row])
-            self.rows.append((pages, (len(pages) - 1) * shape[3] + last, num_queries))
-
-    def run(
-        self, q: torch.Tensor, paged_kv_cache: tuple[torch.Tensor, torch.Tensor]
-    ) -> torch.Tensor:
-        heads = (q.shape[1], paged_kv_cache[0].shape[2], q.shape[2], paged_kv_cache[0].shape[1])
-        assert heads == self.shape
-        return attend_paged(q, paged_kv_cache, self.scale, self.rows)
-
-
-class FlashInfer:
-    class BatchDecodeWithPagedKVCacheWrapper(FlashInferWrapper):
-        def plan(self, indptr, indices, last_page_len, num_qo_heads, num_kv_heads, head_dim,
-                 page_size, *, sm_scale=None, q_data_type="float16",
-                 kv_data_type=None):  # fmt: skip
-            assert q_data_type == kv_data_type == torch.float32
-            shape = (num_qo_heads, num_kv_heads, head_dim, page_size)
-            queries = torch.arange(len(indptr), dtype=torch.int32)
-            self.plan_rows(queries, indptr, indices, last_page_len, shape, sm_scale)
-
-    class BatchPrefillWithPagedKVCacheWrapper(FlashInferWrapper):
-        def plan(self, qo_indptr, paged_kv_indptr, paged_kv_indices, paged_kv_last_page_len,
-                 num_qo_heads, num_kv_heads, head_dim_qk, page_size, head_dim_vo=None,
-                 custom_mask=None, packed_custom_mask=None, causal=False, sm_scale=None,
-                 q_data_type="float16", kv_data_type=None):  # fmt: skip
-            assert causal
-            shape = (num_qo_heads, num_kv_heads, head_dim_qk, page_size)
-            rows = (paged_kv_indptr, paged_kv_indices, paged_kv_last_page_len)
-            self.plan_rows(qo_indptr, *rows, shape, sm_scale)
 
 
 class Flash2:
@@ -129,7 +60,7 @@ class Flash3:
         return attend_paged(q, (k_cache, v_cache), softmax_scale, rows)
 
 
-LIBRARIES: dict[str, AttentionLibrary] = {
+LIBRARIES: dict[str, AttentionBackend] = {
     "flashinfer": FlashInferAttention(FlashInfer, torch.device("cpu")),
     "flash2": FlashAttention(Flash2, version=2),
     "flash3": FlashAttention(Flash3, version=3),
@@ -146,11 +77,11 @@ def test_libraries_are_told_the_rows(name: str) -> None:
     lengths = torch.tensor(SEQ_LENS, dtype=torch.int32)
     starts = torch.tensor([0, *torch.tensor(QUERY_LENS).cumsum(0)], dtype=torch.int32)
     decode = prepare_decode(
-        case.page_table, lengths, seq_lens_host=SEQ_LENS, page_size=16, library=library
+        case.page_table, lengths, seq_lens_host=SEQ_LENS, page_size=16, backend=library
     )
     extend = prepare_extend(
         case.page_table, lengths, starts, seq_lens_host=SEQ_LENS, query_lens_host=QUERY_LENS,
-        page_size=16, library=library,
+        page_size=16, backend=library,
     )  # fmt: skip
     caches = (case.k_cache, case.v_cache)
     for _ in range(2):  # layers
@@ -168,7 +99,7 @@ def test_flashinfer_plans_once_per_step() -> None:
     lengths = torch.tensor([5, 20], dtype=torch.int32)
     for step in (1, 2):
         decode = prepare_decode(
-            case.page_table, lengths, seq_lens_host=[5, 20], page_size=16, library=library
+            case.page_table, lengths, seq_lens_host=[5, 20], page_size=16, backend=library
         )
         for _ in range(3):
             q = torch.randn(2, 4, 32)
@@ -176,7 +107,7 @@ def test_flashinfer_plans_once_per_step() -> None:
         assert library._decode.num_plans == step
 
 
-def create(backend: AttentionBackend, **options: object) -> AttentionLibrary | None:
+def create(backend: AttentionBackendName, **options: object) -> AttentionBackend | None:
     settings: dict[str, object] = {
         "device": torch.device("cpu"),
         "dtype": torch.float32,
@@ -184,7 +115,7 @@ def create(backend: AttentionBackend, **options: object) -> AttentionLibrary | N
         "batch_invariant": False,
         **options,
     }
-    return create_attention_library(backend, **settings)  # type: ignore[arg-type]  # test options
+    return create_attention_backend(backend, **settings)  # type: ignore[arg-type]  # test options
 
 
 def test_own_ops_need_no_library() -> None:
@@ -199,13 +130,13 @@ def test_own_ops_need_no_library() -> None:
 
 
 @pytest.mark.parametrize("backend", ["triton", "flashinfer", "flash"])
-def test_a_backend_without_cuda_is_refused(backend: AttentionBackend) -> None:
+def test_a_backend_without_cuda_is_refused(backend: AttentionBackendName) -> None:
     with pytest.raises(ValueError, match="needs a CUDA device; use auto or torch"):
         create(backend, dtype=torch.bfloat16)
 
 
 @pytest.mark.parametrize("backend", ["flashinfer", "flash"])
-def test_a_library_that_is_not_installed_is_named(backend: AttentionBackend) -> None:
+def test_a_library_that_is_not_installed_is_named(backend: AttentionBackendName) -> None:
     if any(map(importlib.util.find_spec, ("flashinfer", "flash_attn", "flash_attn_interface"))):
         pytest.skip("one of the libraries is installed")
     with pytest.raises(ValueError, match="pip install flash"):

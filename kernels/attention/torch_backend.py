@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 
 from kernels.attention import reference
+from kernels.attention.base import AttentionStep
 from kernels.attention.metadata import (
     DecodeMetadata,
     ExtendMetadata,
@@ -20,7 +21,9 @@ from kernels.registry import registry
 class TorchAttention:
     """Plans and attends as on CPU."""
 
-    def begin_decode(
+    can_capture = False
+
+    def plan_decode(
         self,
         page_table: torch.Tensor,
         seq_lens: torch.Tensor,
@@ -35,7 +38,7 @@ class TorchAttention:
             )
         return _Step(metadata)
 
-    def begin_extend(
+    def plan_extend(
         self,
         page_table: torch.Tensor,
         seq_lens: torch.Tensor,
@@ -56,6 +59,16 @@ class TorchAttention:
                 page_size=page_size,
             )
         return _Step(metadata)
+
+    def prepare_for_capture(self, page_table: torch.Tensor, *, page_size: int) -> AttentionStep:
+        """It has no buffers that stay where they are."""
+        raise NotImplementedError
+
+    def prepare_for_replay(
+        self, page_table: torch.Tensor, *, seq_lens_host: Sequence[int], page_size: int
+    ) -> None:
+        """Nothing is captured."""
+        raise NotImplementedError
 
 
 @dataclass(frozen=True, slots=True)
