@@ -12,7 +12,7 @@ _SOLVED_EVERY = 16, 64
 at first, and at most."""
 _DECODES = 16
 """Of steps without prompts, which are many and alike, one in so many is observed: it costs 15 us,
-and the shortest of them take 100 us."""
+and the shortest of them take 100 us. At first all are."""
 
 
 class StepForecast:
@@ -29,6 +29,8 @@ class StepForecast:
         self._solve_at = _SOLVED_EVERY[0]
         """Observations at which the coefficients are solved for."""
         self._last = StepShape()
+        self._num_sampled = 0
+        """Steps with prompts, and one in so many of those without."""
         self._most_prompts = self._most_decodes = 0
         """Prompt tokens, and rows that decode, of any step so far."""
 
@@ -44,7 +46,9 @@ class StepForecast:
         self._last = shape
         self._most_prompts = max(self._most_prompts, shape.prefill_tokens)
         self._most_decodes = max(self._most_decodes, shape.decode_rows)
-        if not shape.prefill_tokens and shape.seq % _DECODES:
+        is_sampled = shape.prefill_tokens > 0 or shape.seq % _DECODES == 0
+        self._num_sampled += is_sampled
+        if self.is_ready and not is_sampled:
             return
         self._model.observe(shape, seconds)
         # Here, not where somebody asks: same observations, same predictions.
@@ -59,8 +63,11 @@ class StepForecast:
         return self._costs.step(shape)
 
     def is_unlike_any(self, shape: StepShape) -> bool:
-        """Whether no step so far had so many prompt tokens, or rows that decode."""
-        if not self.is_ready:
+        """Whether no step so far had so many prompt tokens, or rows that decode.
+
+        True of the first hundreds of steps, in which kernels may still be compiled.
+        """
+        if self._num_sampled < _MIN_OBSERVATIONS:
             return True
         return shape.prefill_tokens > self._most_prompts or shape.decode_rows > self._most_decodes
 
