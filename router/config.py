@@ -16,18 +16,6 @@ class RoutingConfig:
         "adaptive", "prefix-score", "least-load", "power-of-two", "round-robin", "session"
     ] = "adaptive"
     """What decides which worker takes a request."""
-    adaptive_min_beta: float = 0.6
-    """adaptive: least weight of recomputing, beside its own time, what no worker has cached yet
-    and one is just computing."""
-    adaptive_max_beta: float = 1000.0
-    """adaptive: greatest weight of recomputing, which long queues come near."""
-    adaptive_window_s: float = 10.0
-    """adaptive: seconds over which the fleet's utilisation is smoothed."""
-    adaptive_decode_weight: float = 0.005
-    """adaptive: how much slower generation of all at the worker counts, beside the wait for a
-    first token."""
-    adaptive_eviction_weight: float = 0.1
-    """adaptive: what evicting a cached token costs, in times its computation."""
     prefix_score_hit_weight: float = 10.0
     """prefix-score: per prompt token in the worker's cache."""
     prefix_score_utilisation_weight: float = 100.0
@@ -69,13 +57,6 @@ class RoutingConfig:
             raise ValueError(
                 f"--no-worker-timeout-s must not be negative, got {self.no_worker_timeout_s}"
             )
-        if not 0.0 <= self.adaptive_min_beta <= self.adaptive_max_beta:
-            raise ValueError(
-                "--adaptive-min-beta must be in [0, --adaptive-max-beta], got "
-                f"{self.adaptive_min_beta} and {self.adaptive_max_beta}"
-            )
-        if self.adaptive_window_s <= 0.0:
-            raise ValueError(f"--adaptive-window-s must be above 0, got {self.adaptive_window_s}")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -1,6 +1,6 @@
 """Which worker serves a request: prefix index, load, routing policies."""
 
-from router.fleet.base import Decision, RequestView, RoutingPolicy
+from router.fleet.base import Decision, RoutingPolicy
 from router.fleet.batch_window import BatchWindow
 from router.fleet.blocks import BlockKey, PromptBlocks
 from router.fleet.explain import Explanation
@@ -9,6 +9,7 @@ from router.fleet.feasibility import Feasibility
 from router.fleet.fleet import Choice, Fleet
 from router.fleet.index import PrefixIndex
 from router.fleet.memo import HashMemo
+from router.fleet.request_view import RequestView
 from router.fleet.state import WorkerState
 from router.fleet.workers import WorkerTable
 

@@ -1,49 +1,22 @@
-"""What is known of a request and of workers, and the rule that chooses one of them."""
+"""The rule that chooses one of the workers."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from router.fleet.queue_order import QueueView
+from router.fleet.constants import TOLERANCE
+from router.fleet.estimate import Estimate
+from router.fleet.request_view import RequestView
 from router.fleet.workers import Floats, WorkerTable
-from worker.wire.blocks import BlockHashes
 
-
-@dataclass(slots=True)
-class RequestView:
-    """A request as policies see it. Arrays have one entry per row of the WorkerTable."""
-
-    num_tokens: int
-    """Of its prompt."""
-    eligible: NDArray[np.bool_]
-    """Workers that may take it."""
-    hit_tokens: Floats
-    """Leading tokens that the worker's cache holds, or will by the time it gets to them."""
-    host_hit_tokens: Floats | None
-    """Those of `hit_tokens` that have to be fetched from host memory; None where none have."""
-    coming_tokens: Floats | None
-    """Those of `hit_tokens` that other requests are about to compute; None where there are none."""
-    best_hit: float
-    """The most of `hit_tokens`, eligible or not."""
-    best_cached: float
-    """The most of what is in a cache already."""
-    sharers: int
-    """Requests in flight that share at least half of `best_hit`."""
-    num_in_flight: int
-    """All requests in flight."""
-    hashes: BlockHashes
-    """Of its full blocks."""
-    page_size: int
-    """Tokens per block of these."""
-    session: str
-    """Name of the conversation, where the client gave one."""
-    queue: QueueView | None = None
-    """The workers' queues as it finds them; None where it goes before no other prompt."""
+Terms = Mapping[str, Floats]
+"""What a worker's cost is the sum of, by name, per row of the WorkerTable."""
 
 
 @dataclass(slots=True)
@@ -51,31 +24,54 @@ class Decision:
     """What a policy says about a request."""
 
     row: int
-    """Of the worker."""
-    costs: Floats
-    """Per row; infinite for workers that may not take it."""
+    """The chosen worker's row."""
+    terms: Terms
+    """What the costs of all workers are the sums of."""
+
+    def chosen_terms(self) -> dict[str, float]:
+        """The terms of the chosen worker's cost."""
+        return {name: values.item(self.row) for name, values in self.terms.items()}
 
 
 class RoutingPolicy(ABC):
     """Rates workers for one request; the lowest cost wins.
 
-    Pure but for what a policy remembers of its own choices: no clock, no event loop, no metrics.
+    Rating is pure: it reads no clock and learns nothing, so that asking twice gives the same answer
+    and a decision can be explained afterwards. What a policy learns, it learns in `observe`.
     """
 
     tolerance: ClassVar[float] = 0.0
     """Costs that differ by less than this part count as equal."""
 
     @abstractmethod
-    def costs(self, request: RequestView, workers: WorkerTable, now: float) -> Floats:
-        """What it costs to give the request to each worker; ineligible ones may get any number."""
+    def terms(
+        self, request: RequestView, estimate: Estimate, workers: WorkerTable, now: float
+    ) -> Terms:
+        """What it costs to give the request to each worker, as a sum of terms.
 
-    def booked(self, work_s: float) -> None:
-        """A request was given to the worker chosen for it, which takes so long to compute it."""
+        Args:
+            request: to be placed.
+            estimate: its first token at each worker.
+            workers: all of them; those that may not take the request may get any number.
+            now: the fleet's clock, in seconds.
+        """
+
+    def costs(
+        self, request: RequestView, estimate: Estimate, workers: WorkerTable, now: float
+    ) -> Floats:
+        """The sums of the terms, per row."""
+        return total(self.terms(request, estimate, workers, now))
+
+    def observe(self, request: RequestView, work_s: float, now: float) -> None:
+        """The request was placed at a worker, which takes `work_s` to compute it."""
         return
 
-    def choose(self, request: RequestView, workers: WorkerTable, now: float) -> Decision | None:
+    def choose(
+        self, request: RequestView, estimate: Estimate, workers: WorkerTable, now: float
+    ) -> Decision | None:
         """The cheapest eligible worker; None if there is none."""
-        costs = np.where(request.eligible, self.costs(request, workers, now), np.inf)
+        terms = self.terms(request, estimate, workers, now)
+        costs = np.where(request.eligible, total(terms), np.inf)
         row = int(costs.argmin())
         best = costs.item(row)
         if best == np.inf:
@@ -83,7 +79,22 @@ class RoutingPolicy(ABC):
         ties = (costs <= best + self.tolerance * abs(best)).nonzero()[0]
         if len(ties) > 1:
             row = break_tie(ties, request, workers)
-        return Decision(row, costs)
+        return Decision(row, terms)
+
+
+class EstimatingPolicy(RoutingPolicy):
+    """A policy whose costs are estimates of times."""
+
+    tolerance = TOLERANCE
+
+
+def total(terms: Terms) -> Floats:
+    """The sum of terms, in their order."""
+    first, *others = terms.values()
+    result = first.copy()
+    for values in others:
+        result += values
+    return result
 
 
 def break_tie(rows: NDArray[np.intp], request: RequestView, workers: WorkerTable) -> int:

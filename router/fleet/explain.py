@@ -1,4 +1,4 @@
-"""What a decision gave up: beside the best worker for this request alone, and one pooled cache."""
+"""A decision term by term, beside the best worker for this request alone, and one pooled cache."""
 
 from __future__ import annotations
 
@@ -7,7 +7,9 @@ from collections import OrderedDict
 import msgspec
 import numpy as np
 
-from router.fleet.base import RequestView
+from router.fleet.base import Decision
+from router.fleet.estimate import Estimate
+from router.fleet.request_view import RequestView
 from router.fleet.workers import WorkerTable
 from worker.wire.blocks import BlockHashes
 
@@ -20,6 +22,8 @@ class Explanation(msgspec.Struct, frozen=True):
     regret_s: float
     """Expected time to the first token, over that at the worker where it is shortest: what the
     request waits for the sake of others."""
+    terms: dict[str, float]
+    """What the cost of the chosen worker is the sum of, in the policy's own unit."""
 
 
 class Explainer:
@@ -29,22 +33,17 @@ class Explainer:
         self._pooled = PooledCache()
 
     def explain(
-        self, request: RequestView, table: WorkerTable, row: int, now: float
+        self, request: RequestView, estimate: Estimate, table: WorkerTable, decision: Decision
     ) -> Explanation:
-        """Of the choice of `row`; before the request is booked there."""
-        uncached = request.num_tokens - request.hit_tokens
-        times = table.compute_s(uncached, request.hit_tokens)
-        waiting, slot_wait_s = table.waiting_s(now), table.slot_wait_s
-        if request.queue is not None:
-            waiting = request.queue.waiting_s(waiting)
-            slot_wait_s = request.queue.slot_wait_s(table)
-        times += table.delay_s(now, uncached, times, waiting, request.coming_tokens)
-        times += slot_wait_s
+        """The explanation of a decision, before the request is booked."""
+        times = estimate.first_token_s
         best = float(np.where(request.eligible, times, np.inf).min())
         pages = table.total_pages[table.eligible].sum()
         hit = self._pooled.take(request.hashes, int(pages)) * request.page_size
         return Explanation(
-            min(hit, max(request.num_tokens - 1, 0)), max(times.item(row) - best, 0.0)
+            min(hit, max(request.num_tokens - 1, 0)),
+            max(times.item(decision.row) - best, 0.0),
+            decision.chosen_terms(),
         )
 
 

@@ -18,7 +18,7 @@ from router.fleet.utilisation import Utilisation
 def create_policy(config: RoutingConfig, utilisation: Utilisation) -> RoutingPolicy:
     """The routing policy that `config` names. Raises ValueError with the known names."""
     policies: dict[str, Callable[[], RoutingPolicy]] = {
-        "adaptive": lambda: AdaptivePolicy(config, utilisation),
+        "adaptive": lambda: AdaptivePolicy(utilisation),
         "prefix-score": lambda: PrefixScorePolicy(config),
         "least-load": LeastLoadPolicy,
         "power-of-two": PowerOfTwoPolicy,

@@ -10,9 +10,9 @@ import msgspec
 import numpy as np
 
 from router.config import RoutingConfig
-from router.fleet.base import RequestView
 from router.fleet.blocks import BlockKey, PromptBlocks
 from router.fleet.burst import group_order
+from router.fleet.estimate import estimate
 from router.fleet.explain import Explainer, Explanation
 from router.fleet.factory import create_policy
 from router.fleet.hits import HitFinder
@@ -23,9 +23,10 @@ from router.fleet.memo import HashMemo
 from router.fleet.pace import FleetPace
 from router.fleet.pricing import price_all, price_load
 from router.fleet.queue_order import QueueOrder
+from router.fleet.request_view import RequestView
 from router.fleet.state import Reservation, SentPrompt, WorkerState
 from router.fleet.utilisation import Utilisation
-from router.fleet.workers import OUTPUT_STEPS, WorkerTable
+from router.fleet.workers import WorkerTable
 from worker.wire.limits import Limits
 from worker.wire.messages import AttachSnapshot, EngineInfo, LoadSnapshot, WorkerUpdate
 
@@ -87,7 +88,7 @@ class Fleet:
         self.memo = HashMemo()
         self.table = WorkerTable()
         self.pace = FleetPace()
-        self.utilisation = Utilisation(config.adaptive_window_s)
+        self.utilisation = Utilisation()
         self.policy = create_policy(config, self.utilisation)
         explained = config.explain_routing or bool(config.decision_log)
         self._explainer = Explainer() if explained else None
@@ -144,6 +145,7 @@ class Fleet:
             row = self.table.add(worker_id)
             worker = WorkerState(worker_id, row, snapshot.epoch, info, snapshot.load)
             self._workers[worker_id] = worker
+            self.utilisation.begin(row, self._clock())
         worker.epoch, worker.info, worker.load = snapshot.epoch, info, snapshot.load
         worker.key = BlockKey.of(info) if info is not None else None
         self.index.replace(worker_id, snapshot.blocks if info is not None else ())
@@ -174,7 +176,6 @@ class Fleet:
             # All at once: workers are compared, and must not differ by when they last reported.
             self._priced_with = self.pace.costs
             price_all(self.table, self.pace.costs, self.pace.factors(self.table.capacity))
-            self._count_all_slots()
             self._compare_speeds()
 
     def lose(self, worker_id: str) -> None:
@@ -203,7 +204,6 @@ class Fleet:
         if worker is not None:
             for sent in worker.in_flight.values():
                 self._end_prompt(sent, worker.row)
-            self.utilisation.forget(worker.row)
             self.table.remove(worker.row)
 
     def view(self, prompt: PromptBlocks, excluded: Collection[str] = ()) -> RequestView:
@@ -224,7 +224,8 @@ class Fleet:
         rows = np.flatnonzero(table.eligible)
         if not len(rows):
             return np.inf
-        return float((table.waiting_s(self._clock()) + table.slot_wait_s)[rows].min())
+        wait_s = table.waiting_s(self._clock()) + table.slot_waits_s(table.num_active)
+        return float(wait_s[rows].min())
 
     def reserve(
         self, request_id: str, prompt: PromptBlocks, excluded: Collection[str] = ()
@@ -233,7 +234,8 @@ class Fleet:
         now = self._clock()
         table = self.table
         request = self.view(prompt, excluded)
-        decision = self.policy.choose(request, table, now)
+        expected = estimate(request, table, now)
+        decision = self.policy.choose(request, expected, table, now)
         if decision is None:
             return None
         row = decision.row
@@ -242,20 +244,12 @@ class Fleet:
         self._num_chosen += 1
         table.last_chosen[row] = self._num_chosen
         hit = int(request.hit_tokens.item(row))
-        uncached = request.num_tokens - hit
-        work_s = table.row_compute_s(row, uncached, hit)
-        coming = request.coming_tokens is not None and request.coming_tokens.item(row) > 0.0
-        waiting_s = table.row_delay_s(row, now, uncached, work_s, coming=coming)
-        slot_wait_s = table.slot_wait_s
-        if request.queue is not None:
-            waiting_s = request.queue.row_waiting_s(row, waiting_s)
-            slot_wait_s = request.queue.slot_wait_s(table)
-        waiting_s += slot_wait_s.item(row)
-        self.policy.booked(work_s)
+        work_s = expected.work_s.item(row)
         explanation = None
         if self._explainer is not None:
-            explanation = self._explainer.explain(request, table, row, now)
-        booking = _reservation(table, row, uncached, work_s)
+            explanation = self._explainer.explain(request, expected, table, decision)
+        self.policy.observe(request, work_s, now)
+        booking = _reservation(table, row, request.num_tokens - hit, work_s)
         assert worker.key is not None, "a worker that has loaded has a key"
         node = self.in_flight.add(prompt.hashes(worker.key), row)
         worker.in_flight[request_id] = SentPrompt(node, prompt.priority, booking.work_s)
@@ -268,9 +262,9 @@ class Fleet:
             worker.info,
             hit,
             int(request.best_hit),
-            waiting_s,
+            expected.delay_s.item(row) + expected.slot_wait_s.item(row),
             work_s,
-            decision.costs.item(row),
+            sum(decision.chosen_terms().values()),
             explanation,
         )
 
@@ -310,8 +304,7 @@ class Fleet:
         sent = worker.in_flight.pop(request_id, None)
         if sent is not None:
             self._end_prompt(sent, worker.row)
-        if not self._unbook(worker, request_id):
-            self.table.coschedule_row(worker.row, worker.num_queued, len(worker.reservations))
+        self._unbook(worker, request_id)
 
     def _end_prompt(self, sent: SentPrompt, row: int) -> None:
         self.in_flight.remove(sent.node, row)
@@ -322,12 +315,10 @@ class Fleet:
         for request_id in [r for r, booking in bookings if worker.contains(booking)]:
             self._unbook(worker, request_id)
 
-    def _unbook(self, worker: WorkerState, request_id: str) -> bool:
-        """Whether the request was booked."""
+    def _unbook(self, worker: WorkerState, request_id: str) -> None:
         booking = worker.reservations.pop(request_id, None)
         if booking is not None:
             self._book(worker, booking, -1)
-        return booking is not None
 
     def _book(self, worker: WorkerState, booking: Reservation, sign: int) -> None:
         table, row = self.table, worker.row
@@ -340,14 +331,12 @@ class Fleet:
             table.reserved_first_chunks_s[row] += sign * booking.first_chunks_s
         else:
             table.reserved_s[row] = table.reserved_first_chunks_s[row] = 0.0
-        table.empty_tokens[row] -= tokens
-        self._count_slots(worker)
+        table.num_active[row] = worker.num_active
 
     def _member_changed(self, worker: WorkerState, before: EngineInfo | None) -> None:
         """A worker became ready, no longer is (`before` says what it had loaded), or is another."""
         self.table.eligible[worker.row] = worker.ready
         self._members.change(before, worker.info if worker.ready else None)
-        self.utilisation.set_num_workers(self._members.number, self._clock())
         self._compare_speeds()
 
     def _compare_speeds(self) -> None:
@@ -365,26 +354,8 @@ class Fleet:
         table.page_size[row] = info.page_size
         table.free_pages[row] = load.num_free_pages
         table.total_pages[row] = load.num_total_pages
-        held = self.index.num_blocks(worker.worker_id)
-        empty = min(load.num_free_pages, load.num_total_pages - held)
-        table.empty_tokens[row] = empty * info.page_size - worker.reserved_tokens
         price_load(table, row, load, info, self.pace.costs, self.pace.factor(row))
-        self._count_slots(worker)
-
-    def _count_slots(self, worker: WorkerState) -> None:
-        table, row = self.table, worker.row
-        active, slots = worker.num_active, table.max_num_seqs.item(row)
-        table.num_active[row] = active
-        over = max(active + 1 - slots, 0.0)
-        table.slot_wait_s[row] = over / slots * OUTPUT_STEPS * table.step_s.item(row)
-        table.slowdown_s[row] = active * OUTPUT_STEPS * table.row_s.item(row)
-        table.coschedule_row(row, worker.num_queued, len(worker.reservations))
-
-    def _count_all_slots(self) -> None:
-        table = self.table
-        table.slot_wait_s[:] = table.slot_waits_s(table.num_active)
-        table.slowdown_s[:] = table.num_active * OUTPUT_STEPS * table.row_s
-        table.coschedule_all()
+        table.num_active[row] = worker.num_active
 
 
 def _reservation(table: WorkerTable, row: int, uncached: int, work_s: float) -> Reservation:

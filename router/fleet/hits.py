@@ -8,10 +8,10 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from router.fleet.base import RequestView
 from router.fleet.blocks import BlockKey, PromptBlocks
 from router.fleet.in_flight import InFlight
 from router.fleet.index import PrefixIndex
+from router.fleet.request_view import RequestView
 from router.fleet.workers import WorkerTable
 
 Rows = NDArray[np.intp]
@@ -64,8 +64,7 @@ class HitFinder:
         hits = np.zeros(size)
         on_device: NDArray[np.float64] | None = None
         flying: NDArray[np.float64] | None = None
-        best = best_cached = 0
-        sharers = 0
+        best = 0
         for key in keys:
             hashes = prompt.hashes(key)
             page = key.page_size
@@ -79,14 +78,12 @@ class HitFinder:
                     on_device[device] = length * page
                 hits[holders.any] = length * page
                 longest = length
-            best_cached = max(best_cached, longest * page)
             if prefixes := self._in_flight.match(hashes):
                 if flying is None:
                     flying = np.zeros(size)
                 longest = max(longest, prefixes[-1][1])
                 for bits, length, _ in prefixes:  # ever fewer rows, ever longer
                     flying[self._rows_of(bits)] = length * page
-                sharers += _num_sharing(prefixes, longest / 2)
             best = max(best, longest * page)
         cached = hits
         if flying is not None:
@@ -111,9 +108,6 @@ class HitFinder:
             host_hit_tokens=host_hits,
             coming_tokens=coming,
             best_hit=best,
-            best_cached=best_cached,
-            sharers=sharers,
-            num_in_flight=len(self._in_flight),
             hashes=prompt.hashes(keys[0]) if keys else np.zeros(0, np.uint64),
             page_size=keys[0].page_size if keys else 1,
             session=prompt.session,
@@ -139,14 +133,6 @@ class HitFinder:
                 self._flying.clear()
             known = self._flying[bits] = _places(bits)
         return known
-
-
-def _num_sharing(prefixes: Sequence[tuple[int, int, int]], length: float) -> int:
-    """Requests that share at least so many blocks."""
-    for _, shared, total in prefixes:
-        if shared >= length:
-            return total
-    return 0
 
 
 def _places(bits: int) -> Rows:

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from router.fleet.base import RequestView, RoutingPolicy
-from router.fleet.workers import Floats, WorkerTable
+from router.fleet.base import EstimatingPolicy, Terms
+from router.fleet.estimate import Estimate
+from router.fleet.request_view import RequestView
+from router.fleet.workers import WorkerTable
 
 
-class LeastLoadPolicy(RoutingPolicy):
-    """cost = seconds of prompts before it, plus a step per request in the batch."""
+class LeastLoadPolicy(EstimatingPolicy):
+    """cost = seconds of prompts before it, plus a step for a full batch."""
 
-    tolerance = 1e-3  # estimates are no better than that
-
-    def costs(self, request: RequestView, workers: WorkerTable, now: float) -> Floats:
-        """See RoutingPolicy."""
-        return workers.waiting_s(now) + workers.step_s * workers.num_active / workers.max_num_seqs
+    def terms(
+        self, request: RequestView, estimate: Estimate, workers: WorkerTable, now: float
+    ) -> Terms:
+        """Seconds by worker; see RoutingPolicy.terms."""
+        batch_s = workers.step_s * workers.num_active / workers.max_num_seqs
+        return {"queue": workers.waiting_s(now), "batch": batch_s}

@@ -6,23 +6,19 @@ from math import exp, log
 
 import numpy as np
 
+from router.fleet.constants import (
+    PACE_BOUND,
+    PACE_DECODES,
+    PACE_GAIN,
+    SAME_PACE,
+    WINDOW_S,
+)
 from router.fleet.workers import Floats
 from worker.wire.messages import LoadSnapshot
 from worker.wire.step_time import StepCosts, StepTimeModel
 
-_GAIN = 0.05
-"""Weight of a new observation in a worker's speed."""
-_SAME = 0.12
-"""Workers whose logarithms lie within such a span are equals and get one factor, so that none is
-favoured for a lucky estimate."""
-_REFRESH = (8, 64)
-"""Observations between two solutions: of few workers' first steps, and later. A fleet of more
-workers than that waits for one of each."""
-_FADES_S = 30.0
-"""Seconds without a step after which a worker's difference from the others has faded to 1/e: one
-that looked slow, perhaps because something disturbed it, gets a chance to show otherwise."""
-_DECODES = 4
-"""Of steps without prompts, which are many and alike, one in so many is observed."""
+_NUM_COEFFICIENTS = len(StepCosts.__struct_fields__)
+"""As many observations, and later as many of each worker, are there to solve for them anew."""
 
 
 class FleetPace:
@@ -37,7 +33,7 @@ class FleetPace:
         """Of a worker of speed 1."""
         self._model = StepTimeModel()
         self.costs = self._model.costs
-        self._due = _REFRESH[0]
+        self._due = _NUM_COEFFICIENTS
         """Observations at which `costs` is computed again."""
         self._usual = 1.0
         # By row.
@@ -68,7 +64,7 @@ class FleetPace:
         last = self._steps.item(row)
         if not shape.seq or shape.seq == last or load.step_ms <= 0.0:
             return
-        if not shape.prefill_tokens and last < shape.seq < last + _DECODES:
+        if not shape.prefill_tokens and last < shape.seq < last + PACE_DECODES:
             return
         self._steps[row] = shape.seq
         self._seen_at[row] = now
@@ -80,12 +76,11 @@ class FleetPace:
         expected = self.costs.step(shape)
         # With no coefficient below zero, all those of a step may be zero: it says nothing then.
         error = log(seconds / expected) - value if expected > 0.0 else 0.0
-        self._logs[row] = value + _GAIN * _bounded(error)
+        self._logs[row] = value + PACE_GAIN * min(max(error, -PACE_BOUND), PACE_BOUND)
         if self._model.num_observations >= self._due:
             self.costs = self._model.costs
             known = self._group(now)
-            first, later = _REFRESH
-            self._due += min(max(first, self._due // 4), max(later, known))
+            self._due += max(_NUM_COEFFICIENTS, min(self._due // 4, _NUM_COEFFICIENTS * known))
 
     def forget(self, row: int) -> None:
         """The worker is gone, or is another one under the old name."""
@@ -102,20 +97,23 @@ class FleetPace:
         return max(load.step_ms / 1000.0 - decode * self.factor(row), 0.0)
 
     def _group(self, now: float) -> int:
-        """Makes factors of logarithms: one for each group of about equal workers.
+        """Makes factors of logarithms: one for each group of about equal workers, so that none is
+        favoured for a lucky estimate.
 
         Returns how many workers there are.
         """
         rows = np.flatnonzero(~np.isnan(self._logs))
         logs = self._logs[rows]
-        fresh = np.exp((self._seen_at[rows] - now) / _FADES_S)
+        # One that looked slow, perhaps because something disturbed it, and has had no step since
+        # gets a chance to show otherwise: its difference from the others fades.
+        fresh = np.exp((self._seen_at[rows] - now) / WINDOW_S)
         usual = float(np.average(logs, weights=fresh))
         values = usual + (logs - usual) * fresh
         order = values.argsort(kind="stable")
         values, rows = values[order], rows[order]
         start = 0
         while start < len(rows):
-            end = int(values.searchsorted(values[start] + _SAME, side="right"))
+            end = int(values.searchsorted(values[start] + SAME_PACE, side="right"))
             self._factors[rows[start:end]] = exp(float(values[start:end].mean()))
             start = end
         self._usual = exp(usual)
@@ -131,7 +129,3 @@ class FleetPace:
         self._factors = np.concatenate([self._factors, nothing])
         self._steps = np.concatenate([self._steps, np.zeros(more, np.int64)])
         self._seen_at = np.concatenate([self._seen_at, np.zeros(more)])
-
-
-def _bounded(value: float) -> float:
-    return min(max(value, -1.0), 1.0)

@@ -5,11 +5,24 @@ from __future__ import annotations
 from math import exp
 from typing import NamedTuple
 
-_WINDOW_S = 10.0
-"""Time after which a recurrence weighs 1/e."""
-_APART_S = 0.005
-"""What comes within so long is one burst, and a burst says nothing of what comes after it."""
+from router.fleet.constants import BURST_S, WINDOW_S
+
 _MAX_KNOWN = 8192
+"""Prefixes that are remembered, about 1 MB."""
+
+
+class _Count(NamedTuple):
+    """Recurrences, older ones weighing less."""
+
+    value: float
+    at: float
+    """When it was so many."""
+
+    def after(self, now: float) -> _Count:
+        """With a further one at this time; what belongs to the same burst is none."""
+        if now - self.at < BURST_S:
+            return self
+        return _Count(self.value * exp((self.at - now) / WINDOW_S) + 1.0, now)
 
 
 class Recurrence(NamedTuple):
@@ -23,30 +36,28 @@ class Recurrence(NamedTuple):
 
 
 class PrefixPopularity:
-    """Counts recurrences of prefixes, older ones weighing less."""
+    """Counts recurrences of prefixes, by the hashes of the blocks that they end with.
+
+    Reading changes nothing.
+    """
 
     def __init__(self) -> None:
-        self._known: dict[int, tuple[float, float]] = {}
-        """By block hash, the least recently counted first: the count, and when it was made."""
-        self._all: tuple[float, float] = (0.0, 0.0)
+        self._known: dict[int, _Count] = {}
+        """The least recently observed first."""
+        self._all = _Count(0.0, 0.0)
 
-    def take(self, block_hash: int, now: float) -> Recurrence:
-        """A request shares the prefix that ends with this block; what is known of that one."""
-        self._all = _counted(self._all, now)
+    def observe(self, block_hash: int, now: float) -> None:
+        """A request that shares the prefix was placed."""
+        self._all = self._all.after(now)
         known = self._known.pop(block_hash, None)
-        if known is None:
-            if len(self._known) >= _MAX_KNOWN:
-                del self._known[next(iter(self._known))]
-            self._known[block_hash] = (0.0, now)
-            return Recurrence(0.0, 0.0)
-        counted = self._known[block_hash] = _counted(known, now)
-        if not counted[0]:
-            return Recurrence(0.0, 0.0)  # all so far are one burst
-        return Recurrence(counted[0] + 1.0, min((counted[0] + 1.0) / max(self._all[0], 1.0), 1.0))
+        if known is None and len(self._known) >= _MAX_KNOWN:
+            del self._known[next(iter(self._known))]
+        self._known[block_hash] = _Count(0.0, now) if known is None else known.after(now)
 
-
-def _counted(known: tuple[float, float], now: float) -> tuple[float, float]:
-    value, at = known
-    if now - at < _APART_S:
-        return known
-    return value * exp((at - now) / _WINDOW_S) + 1.0, now
+    def recurrence(self, block_hash: int, now: float) -> Recurrence:
+        """The prefix as of now, with the request that asks."""
+        known = self._known.get(block_hash)
+        if known is None or not (value := known.after(now).value):
+            return Recurrence(0.0, 0.0)  # unknown, or all so far are one burst
+        everything = self._all.after(now).value
+        return Recurrence(value + 1.0, min((value + 1.0) / max(everything, 1.0), 1.0))

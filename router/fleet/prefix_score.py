@@ -5,8 +5,10 @@ from __future__ import annotations
 import numpy as np
 
 from router.config import RoutingConfig
-from router.fleet.base import RequestView, RoutingPolicy
-from router.fleet.workers import Floats, WorkerTable
+from router.fleet.base import RoutingPolicy, Terms
+from router.fleet.estimate import Estimate
+from router.fleet.request_view import RequestView
+from router.fleet.workers import WorkerTable
 
 
 class PrefixScorePolicy(RoutingPolicy):
@@ -22,15 +24,18 @@ class PrefixScorePolicy(RoutingPolicy):
     def __init__(self, config: RoutingConfig) -> None:
         self._config = config
 
-    def costs(self, request: RequestView, workers: WorkerTable, now: float) -> Floats:
-        """The score with its sign turned."""
+    def terms(
+        self, request: RequestView, estimate: Estimate, workers: WorkerTable, now: float
+    ) -> Terms:
+        """The score's terms with their signs turned; see RoutingPolicy.terms."""
         config = self._config
         free = workers.free_pages - workers.reserved_tokens / workers.page_size
         kv_free = 100.0 * np.maximum(free, 0.0) / np.maximum(workers.total_pages, 1.0)
         room = np.maximum(workers.max_num_seqs - workers.num_active, 0.0)
-        return (
-            config.prefix_score_utilisation_weight * workers.num_active / workers.max_num_seqs
-            - config.prefix_score_hit_weight * request.hit_tokens
-            - config.prefix_score_kv_free_weight * kv_free
-            - config.prefix_score_batch_room_weight * room
-        )
+        load = workers.num_active / workers.max_num_seqs
+        return {
+            "utilisation": config.prefix_score_utilisation_weight * load,
+            "hit-tokens": -config.prefix_score_hit_weight * request.hit_tokens,
+            "kv-free": -config.prefix_score_kv_free_weight * kv_free,
+            "batch-room": -config.prefix_score_batch_room_weight * room,
+        }

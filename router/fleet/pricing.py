@@ -8,9 +8,6 @@ from router.fleet.workers import Floats, WorkerTable
 from worker.wire.messages import EngineInfo, LoadSnapshot
 from worker.wire.step_time import StepCosts
 
-_CHUNK = 2048
-"""Prompt tokens of a step where a worker does not report how many it takes."""
-
 Number = TypeVar("Number", float, Floats)
 """Of one worker, or of all."""
 
@@ -28,13 +25,12 @@ class Work(NamedTuple, Generic[Number]):
 
 
 class Price(NamedTuple, Generic[Number]):
-    """See the fields of WorkerTable with these names."""
+    """Seconds for a worker's queue and steps: the fields of WorkerTable with these names."""
 
     queue_s: Number
     first_chunks_s: Number
     drain_s: Number
     step_s: Number
-    row_s: Number
     prefill_token_s: Number
     attended_s: Number
 
@@ -48,7 +44,7 @@ def price_load(
     factor: float,
 ) -> None:
     """Enters one worker's report and its price; its times are `factor` times those of `costs`."""
-    chunk = info.max_num_batched_tokens or _CHUNK
+    chunk = info.max_num_batched_tokens or info.max_model_len
     first_chunk = load.new_prompt_share * chunk
     table.chunk[row] = chunk
     table.first_chunk_tokens[row] = first_chunk
@@ -98,13 +94,11 @@ def price(work: Work[Number], costs: StepCosts, factor: Number) -> Price[Number]
     step = costs.constant + costs.decode_row * work.rows + costs.context_token * work.context
     queue = costs.prefill_token * work.tokens + costs.attended * work.attended + work.steps * step
     burst = work.burst * (costs.prefill_token + 0.5 * costs.attended * work.burst)
-    one = work.rows + (work.rows == 0.0)  # a divisor
     return Price(
         queue_s=queue * factor,
         first_chunks_s=work.first_chunks * queue * factor,
         drain_s=(burst + step) * factor,
         step_s=step * factor,
-        row_s=(costs.decode_row + costs.context_token * work.context / one) * factor,
         prefill_token_s=costs.prefill_token * factor,
         attended_s=costs.attended * factor,
     )

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from router.fleet.workers import Floats, WorkerTable
+from router.fleet.workers import Floats
 
 
 class QueueView(NamedTuple):
@@ -28,15 +28,6 @@ class QueueView(NamedTuple):
         others += self.ahead
         result: Floats = np.minimum(waiting, others)
         return result
-
-    def slot_wait_s(self, workers: WorkerTable) -> Floats:
-        """Until there is a slot in the batch, where those behind do not get it before; seconds."""
-        return workers.slot_waits_s(workers.num_active - self.num_behind)
-
-    def row_waiting_s(self, row: int, waiting: float) -> float:
-        """The same for one row."""
-        others = max(waiting - self.sent.item(row), 0.0)
-        return min(waiting, self.ahead.item(row) + others)
 
 
 class QueueOrder:

@@ -5,19 +5,24 @@ from __future__ import annotations
 import numpy as np
 from xxhash import xxh3_64_intdigest
 
-from router.fleet.base import RequestView, RoutingPolicy, rendezvous
-from router.fleet.workers import Floats, WorkerTable
+from router.fleet.base import Terms, rendezvous
+from router.fleet.estimate import Estimate
+from router.fleet.request_view import RequestView
+from router.fleet.round_robin import RoundRobinPolicy
+from router.fleet.workers import WorkerTable
 
 
-class SessionPolicy(RoutingPolicy):
+class SessionPolicy(RoundRobinPolicy):
     """Rendezvous hashing of the session's name: a worker that leaves moves its sessions only.
 
     Requests without a session go to the worker that has waited longest.
     """
 
-    def costs(self, request: RequestView, workers: WorkerTable, now: float) -> Floats:
-        """See RoutingPolicy."""
+    def terms(
+        self, request: RequestView, estimate: Estimate, workers: WorkerTable, now: float
+    ) -> Terms:
+        """Ranks of workers for the session; see RoutingPolicy.terms."""
         if not request.session:
-            return workers.last_chosen.argsort(kind="stable").argsort().astype(np.float64)
+            return super().terms(request, estimate, workers, now)
         values = rendezvous(workers.seeds, xxh3_64_intdigest(request.session.encode()))
-        return (~values).argsort(kind="stable").argsort().astype(np.float64)
+        return {"rank": (~values).argsort(kind="stable").argsort().astype(np.float64)}

@@ -62,14 +62,6 @@ class WorkerState:
         return self.info is not None and not self.draining
 
     @property
-    def num_queued(self) -> int:
-        """Requests whose prompts the load contains: at least those that wait."""
-        load = self.load
-        return max(
-            len(self.in_flight) - len(self.reservations), load.num_waiting + load.num_reserved
-        )
-
-    @property
     def num_active(self) -> int:
         """Requests there: running, waiting, and on their way."""
         load = self.load

@@ -8,13 +8,11 @@ import numpy as np
 from numpy.typing import NDArray
 from xxhash import xxh3_64_intdigest
 
+from router.fleet.constants import OUTPUT_STEPS
+
 Floats: TypeAlias = NDArray[np.float64]
 
-OUTPUT_STEPS = 256
-"""Steps for which a request is taken to occupy a slot of the batch."""
 _FIRST_CAPACITY = 8
-_LEAST = 1e-12
-"""A divisor where there is nothing to divide."""
 # Arrays: numpy converts any other number with each use.
 _ZERO, _HALF, _ONE = np.array(0.0), np.array(0.5), np.array(1.0)
 
@@ -70,8 +68,6 @@ class WorkerTable:
     """What it computes in a second, over the mean of the workers that are ready."""
     step_s: Floats
     """A step without prompts, as its running requests are."""
-    row_s: Floats
-    """What one more running request adds to that."""
     chunk: Floats
     """Most prompt tokens of one step."""
     first_chunk_tokens: Floats
@@ -80,14 +76,6 @@ class WorkerTable:
     """What its time is multiplied by while prompts under way take the rest of each step."""
     extra_slowdown: Floats
     """`chunk_slowdown` less 1."""
-    num_queued: Floats
-    """Prompts in its last report."""
-    num_sent: Floats
-    """Prompts that were sent there since."""
-    num_coscheduled: Floats
-    """Requests whose prompts end in the last step of its queue; not those of the step under way."""
-    step_headroom_s: Floats
-    """Seconds of prompts that fit into that step beside them."""
     num_active: Floats
     """Requests running, waiting, and on their way."""
     max_num_seqs: Floats
@@ -95,12 +83,6 @@ class WorkerTable:
     free_pages: Floats
     """Free or evictable."""
     total_pages: Floats
-    empty_tokens: Floats
-    """Room in pages that hold nothing that anyone could hit, less what was sent there since."""
-    slowdown_s: Floats
-    """What one more request costs those that are there, over the time in which it generates."""
-    slot_wait_s: Floats
-    """Until there is a slot in the batch; 0 while there is one."""
     page_size: Floats
     last_chosen: Floats
     """Number of the decision that chose it last."""
@@ -182,26 +164,6 @@ class WorkerTable:
         result: Floats = np.where(soon, first, waiting)
         return result
 
-    def row_delay_s(
-        self,
-        row: int,
-        now: float,
-        num_tokens: float,
-        work_s: float,
-        *,
-        coming: bool,
-    ) -> float:
-        """The same for one row; all of its queue where what others compute is waited for."""
-        waiting = max(self.queue_until.item(row) - now, self.left_s.item(row))
-        waiting += self.reserved_s.item(row)
-        if coming or num_tokens > self.first_chunk_tokens.item(row):
-            return waiting
-        chunk_slowdown = self.chunk_slowdown.item(row)
-        first = max(
-            self.first_chunks_until.item(row) - now, 0.0
-        ) + self.reserved_first_chunks_s.item(row)
-        return min(waiting, chunk_slowdown * first + self.extra_slowdown.item(row) * work_s)
-
     def slot_waits_s(self, num_active: Floats) -> Floats:
         """Until there is a slot in the batch behind `num_active` requests: seconds per row."""
         over: Floats = np.maximum(num_active + 1.0 - self.max_num_seqs, 0.0)
@@ -223,28 +185,6 @@ class WorkerTable:
         np.add(self.reported_at, self.first_chunks_s, out=self.first_chunks_until)
         np.maximum(self.queue_s - self.drain_s, 0.0, out=self.left_s)
 
-    def coschedule_row(self, row: int, num_queued: int, num_sent: int) -> None:
-        """Enters these numbers of prompts, and how full they make the last step of the queue."""
-        self.num_queued[row], self.num_sent[row] = num_queued, num_sent
-        step_s = self.chunk.item(row) * self.prefill_token_s.item(row)
-        left_s = self.left_s.item(row)
-        work_s = self.reserved_s.item(row) + left_s
-        number: float = num_sent
-        if left_s:
-            number += num_queued * left_s / self.queue_s.item(row)
-        last_s = work_s % step_s if step_s else 0.0
-        self.step_headroom_s[row] = step_s - last_s
-        self.num_coscheduled[row] = number * last_s / work_s if work_s > 0.0 else 0.0
-
-    def coschedule_all(self) -> None:
-        """The same for all rows, whose numbers have not changed."""
-        steps_s = self.chunk * self.prefill_token_s
-        number = self.num_sent + self.num_queued * self.left_s / np.maximum(self.queue_s, _LEAST)
-        work_s = self.reserved_s + self.left_s
-        last_s = np.fmod(work_s, np.maximum(steps_s, _LEAST))
-        self.step_headroom_s[:] = np.maximum(steps_s - last_s, 0.0)
-        self.num_coscheduled[:] = number * last_s / np.maximum(work_s, _LEAST)
-
     def compute_s(self, num_tokens: Floats, num_cached: Floats) -> Floats:
         """To compute so many tokens of a prompt after so many that are cached, per row."""
         seconds = _HALF * num_tokens
@@ -257,13 +197,6 @@ class WorkerTable:
         steps *= self.step_s
         seconds += steps
         return seconds
-
-    def row_compute_s(self, row: int, num_tokens: float, num_cached: float) -> float:
-        """The same for one row."""
-        attended_s = self.attended_s.item(row) * (num_cached + 0.5 * num_tokens)
-        steps = max(num_tokens / self.chunk.item(row), 1.0)
-        seconds = num_tokens * (self.prefill_token_s.item(row) + attended_s)
-        return seconds + steps * self.step_s.item(row)
 
     def _resize(self, capacity: int) -> None:
         for name in _FLOATS:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from decimal import Decimal
+
 from router.explain import Decided
-from router.fleet import BlockKey, Choice
+from router.fleet import BlockKey, Choice, Explanation
 from router.metrics.stats import ModelStats
 from router.serving.completion import Completion
 from router.serving.generation import Generation
@@ -30,6 +32,7 @@ def explanation_headers(generation: Generation) -> list[tuple[bytes, bytes]]:
     if choice is None or choice.explanation is None:
         return []
     values = {
+        **cost_headers(choice.explanation),
         "hit-tokens": str(choice.hit_tokens),
         "achievable-hit-tokens": str(choice.best_hit_tokens),
         "pooled-hit-tokens": str(choice.explanation.pooled_hit_tokens),
@@ -40,6 +43,15 @@ def explanation_headers(generation: Generation) -> list[tuple[bytes, bytes]]:
         values["cached-tokens"] = str(completion.num_cached_tokens)
         values["ttft-ms"] = f"{completion.first_token_s * 1000.0:.1f}"
     return [(b"x-rayfleet-" + name.encode(), value.encode()) for name, value in values.items()]
+
+
+def cost_headers(explanation: Explanation) -> dict[str, str]:
+    """A decision's cost and each of its terms, in the policy's own unit (adaptive: seconds).
+
+    The terms as written add up to the cost as written.
+    """
+    texts = {f"cost-{name}": f"{value:.6f}" for name, value in explanation.terms.items()}
+    return {"cost": str(sum(map(Decimal, texts.values()), Decimal())), **texts}
 
 
 def decision_line(completion: Completion) -> Decided | None:

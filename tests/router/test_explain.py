@@ -8,6 +8,7 @@ import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from decimal import Decimal
 from pathlib import Path
 
 import numpy as np
@@ -44,6 +45,9 @@ async def test_headers_tell_what_was_expected_and_what_came(rig):
         assert float(headers[PREFIX + "predicted-ttft-ms"]) > 0.0
         assert float(headers[PREFIX + "ttft-ms"]) > 0.0
         assert float(headers[PREFIX + "regret-ms"]) >= 0.0
+        cost = {n: Decimal(v) for n, v in headers.items() if n.startswith(PREFIX + "cost")}
+        assert cost.pop(PREFIX + "cost") == sum(cost.values()) > 0
+        assert {PREFIX + "cost-queue", PREFIX + "cost-compute"} < set(cost)
     usage = again.json()["usage"]["prompt_tokens_details"]
     assert usage["cached_tokens"] == int(again.headers[PREFIX + "cached-tokens"])
 

@@ -112,21 +112,18 @@ def test_all_at_once_are_priced_as_one_by_one() -> None:
         table.reported_at[row] = random.uniform(0.0, 9.0)
         table.reserved_s[row] = random.uniform(0.0, 1.0)
         price_load(table, row, load, INFO, COSTS, factors.item(row))
-        table.coschedule_row(row, int(random.integers(0, 9)), int(random.integers(0, 5)))
     names = (
         "queue_s",
         "first_chunks_s",
         "drain_s",
         "step_s",
-        "row_s",
         "prefill_token_s",
         "attended_s",
     )
-    names += ("queue_until", "first_chunks_until", "left_s", "num_coscheduled", "step_headroom_s")
+    names += ("queue_until", "first_chunks_until", "left_s")
     before = {name: getattr(table, name)[rows].copy() for name in names}
     assert all(values.any() for values in before.values())
     price_all(table, COSTS, factors)
-    table.coschedule_all()
     for name in names:
         assert getattr(table, name)[rows] == pytest.approx(before[name]), name
 
@@ -139,24 +136,6 @@ def test_a_queue_costs_its_tokens_and_its_steps() -> None:
     expected = 2.0 * (COSTS.prefill(5000) + 3 * COSTS.constant)
     assert table.queue_s.item(row) == pytest.approx(expected)
     assert table.drain_s.item(row) == pytest.approx(2.0 * (COSTS.prefill(2048) + COSTS.constant))
-
-
-def test_the_last_step_of_a_queue_is_what_can_be_joined() -> None:
-    table = WorkerTable()
-    row = table.add("w")
-    load = LoadSnapshot(num_waiting=10, num_queued_tokens=5120, queued_prefill_tokens=5120)
-    price_load(table, row, load, INFO, COSTS, 1.0)
-    step_s = 2048 * table.prefill_token_s.item(row)
-    table.coschedule_row(row, 10, 0)  # 2048 tokens under way, 2048 then, 1024 in the last step
-    left_s = table.queue_s.item(row) - table.drain_s.item(row)
-    last_s = left_s % step_s
-    assert table.num_coscheduled.item(row) == pytest.approx(10 * last_s / table.queue_s.item(row))
-    assert table.num_coscheduled.item(row) == pytest.approx(2.0, rel=0.3)
-    assert table.step_headroom_s.item(row) == pytest.approx(step_s - last_s)
-    table.reserved_s[row] = table.step_headroom_s.item(row) + 0.25 * step_s
-    table.coschedule_row(row, 10, 4)  # sent since: they fill that step and begin another
-    assert table.step_headroom_s.item(row) == pytest.approx(0.75 * step_s)
-    assert 0.5 < table.num_coscheduled.item(row) < 2.0
 
 
 def test_speeds_are_learned_per_worker_and_new_ones_get_what_is_usual() -> None:
@@ -187,9 +166,9 @@ def test_steps_that_should_take_no_time_say_nothing_of_a_workers_speed() -> None
         pace.observe(0, LoadSnapshot(step_ms=1000.0 * seconds, step_shape=shape), float(seq))
     decodes = StepShape(seq + 4, 0, 0, 4, 2000)
     assert pace.costs.step(decodes) == 0.0
-    before = pace.factor(0)
+    before = pace._logs.item(0)
     pace.observe(0, LoadSnapshot(step_ms=5.0, step_shape=decodes), float(seq))
-    assert pace.factor(0) == before
+    assert pace._logs.item(0) == before
 
 
 class Calls:

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from router.fleet import Fleet, PromptBlocks
-from router.fleet.popularity import PrefixPopularity
+from router.fleet.popularity import PrefixPopularity, Recurrence
 from worker.wire.messages import (
     PROTOCOL_VERSION,
     AttachSnapshot,
@@ -22,31 +22,39 @@ IDLE = LoadSnapshot(num_free_pages=50_000, num_total_pages=50_000, max_num_seqs=
 PROMPT = np.arange(6000, dtype="<i4")
 
 
+def asked(popularity: PrefixPopularity, key: int, now: float) -> Recurrence:
+    """What is known of a prefix as a request for it is placed."""
+    found = popularity.recurrence(key, now)
+    assert popularity.recurrence(key, now) == found
+    popularity.observe(key, now)
+    return found
+
+
 def test_a_burst_counts_once() -> None:
-    demand = PrefixPopularity()
-    assert [demand.take(5, 1.0).times for _ in range(16)] == [0.0] * 16
-    assert demand.take(5, 1.004).times == 0.0
-    assert demand.take(5, 1.5).times == pytest.approx(2.0)
-    assert demand.take(5, 1.504).times == pytest.approx(2.0)
-    assert demand.take(5, 1.55).times == pytest.approx(3.0, rel=0.01)
+    popularity = PrefixPopularity()
+    assert [asked(popularity, 5, 1.0).times for _ in range(16)] == [0.0] * 16
+    assert asked(popularity, 5, 1.004).times == 0.0
+    assert asked(popularity, 5, 1.5).times == pytest.approx(2.0)
+    assert asked(popularity, 5, 1.504).times == pytest.approx(2.0)
+    assert asked(popularity, 5, 1.55).times == pytest.approx(3.0, rel=0.01)
 
 
 def test_what_came_long_ago_counts_less_and_shares_add_up() -> None:
-    demand = PrefixPopularity()
+    popularity = PrefixPopularity()
     for second in range(20):
-        hot = demand.take(1, float(second))
-        cold = demand.take(100 + second, second + 0.5)
+        hot = asked(popularity, 1, float(second))
+        cold = asked(popularity, 100 + second, second + 0.5)
     assert 6.0 < hot.times < 12.0
     assert hot.share == pytest.approx(0.5, abs=0.1)
     assert cold.times == cold.share == 0.0
-    assert demand.take(1, 1000.0).times == pytest.approx(2.0)
+    assert asked(popularity, 1, 1000.0).times == pytest.approx(2.0)
 
 
 def test_only_so_many_prefixes_are_known() -> None:
-    demand = PrefixPopularity()
+    popularity = PrefixPopularity()
     for key in range(20_000):
-        demand.take(key, float(key))
-    assert len(demand._known) == 8192
+        popularity.observe(key, float(key))
+    assert len(popularity._known) == 8192
 
 
 class Rig:
