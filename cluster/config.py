@@ -29,6 +29,18 @@ RENAMED = {
 }
 """Options by the names that they had, in config files and, with dashes, as flags: both are refused
 with the new one."""
+_DERIVED = "it is gone: routing derives what it needs, see router/fleet/constants.py"
+REMOVED = dict.fromkeys(
+    (
+        "adaptive_min_beta",
+        "adaptive_max_beta",
+        "adaptive_window_s",
+        "adaptive_decode_weight",
+        "adaptive_eviction_weight",
+    ),
+    _DERIVED,
+)
+"""Options that there were, by name, and why they are gone."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -90,6 +102,9 @@ class ModelSpec:
         return f"worker-{safe}"
 
 
+_METRICS = {"within": "--metrics-config"}
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EndpointConfig:
     """Where the endpoint listens and whom it lets in."""
@@ -128,15 +143,15 @@ class EndpointConfig:
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     """Least severe log lines that are kept."""
 
-    metrics_host: str = "127.0.0.1"
+    metrics_host: str = field(default="127.0.0.1", metadata=_METRICS)
     """Address of each node's --metrics-port; it asks for no key."""
     metrics_port: int = 0
     """Port on each node that answers for all processes there, at /metrics; 0 for none. /metrics of
     the endpoint answers for the node of the gateway that is asked."""
-    metrics_vllm_names: bool = False
+    metrics_vllm_names: bool = field(default=False, metadata=_METRICS)
     """Tell what the Gateway API's model server protocol asks for (requests running and waiting, use
     and configuration of the KV cache) as `vllm:`, too, beside `rayfleet_`."""
-    metrics_max_tenants: int = 32
+    metrics_max_tenants: int = field(default=32, metadata=_METRICS)
     """Tenants (see --fairness-key) that metrics tell apart; further ones count as `other`."""
     otlp_traces_endpoint: str = ""
     """URL that takes OpenTelemetry traces by OTLP over HTTP; needs the extra `tracing`."""
@@ -258,9 +273,10 @@ def dataclass_from_mapping(cls: type[T], settings: Mapping[str, Any], where: str
     """An instance of the dataclass `cls`; refuses unknown keys and values of the wrong kind."""
     known = [f.name for f in fields(cls)]  # type: ignore[arg-type]  # cls is a dataclass
     unknown = [key for key in settings if key not in known]
-    renamed = [f"{key} is now {RENAMED[key]}" for key in unknown if key in RENAMED]
-    if renamed:
-        raise ValueError(f"renamed in {where}: {', '.join(renamed)}")
+    news = [f"{key} is now {RENAMED[key]}" for key in unknown if key in RENAMED]
+    news += [f"{key}: {REMOVED[key]}" for key in unknown if key in REMOVED]
+    if news:
+        raise ValueError(f"renamed or removed in {where}: {', '.join(news)}")
     if unknown:
         raise ValueError(
             f"unknown in {where}: {', '.join(map(str, unknown))} (known: {', '.join(known)})"

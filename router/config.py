@@ -7,6 +7,9 @@ from typing import Literal
 
 from worker.wire.hub import at_revision
 
+_RARE = {"within": "--routing-config"}
+"""Metadata of options that have no flag of their own."""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RoutingConfig:
@@ -16,13 +19,13 @@ class RoutingConfig:
         "adaptive", "prefix-score", "least-load", "power-of-two", "round-robin", "session"
     ] = "adaptive"
     """What decides which worker takes a request."""
-    prefix_score_hit_weight: float = 10.0
+    prefix_score_hit_weight: float = field(default=10.0, metadata=_RARE)
     """prefix-score: per prompt token in the worker's cache."""
-    prefix_score_utilisation_weight: float = 100.0
+    prefix_score_utilisation_weight: float = field(default=100.0, metadata=_RARE)
     """prefix-score: against a full batch."""
-    prefix_score_kv_free_weight: float = 0.1
+    prefix_score_kv_free_weight: float = field(default=0.1, metadata=_RARE)
     """prefix-score: per percent of KV pages free."""
-    prefix_score_batch_room_weight: float = 0.5
+    prefix_score_batch_room_weight: float = field(default=0.5, metadata=_RARE)
     """prefix-score: per free place in the batch."""
     explain_routing: bool = False
     """Answer with headers that tell what routing expected, what was achievable and what came of it,
@@ -30,9 +33,9 @@ class RoutingConfig:
     decision_log: str = ""
     """Folder for logs of all decisions, one per gateway and model, which `bench router --replay`
     runs again under other policies; they hold keyed hashes, no text."""
-    decision_log_mib: int = 256
+    decision_log_mib: int = field(default=256, metadata=_RARE)
     """Most MiB of the decision log of one gateway and model; the older half of it goes first."""
-    decision_log_key_file: str = ""
+    decision_log_key_file: str = field(default="", metadata=_RARE)
     """File, on the gateways' nodes, whose content is the key of the hashes in decision logs: logs
     of several gateways then have names in common. Without it each gateway draws a key that nobody
     learns."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Literal, get_args
 
 from worker.wire.admission import AdmissionOptions, AdmissionPolicyName, SchedulePolicy, flag
@@ -17,6 +17,11 @@ StructuredOutputsBackend = Literal["auto", "xgrammar", "guidance"]
 DType = Literal["auto", "float32", "bfloat16", "float16"]
 LoadFormat = Literal["auto", "dummy"]
 SpeculativeMethod = Literal["none", "ngram", "draft"]
+
+# Metadata of options that have no flag of their own but are in a JSON object; see cluster.cli.
+_SCHEDULER = {"within": "--scheduler-config"}
+_SPECULATIVE = {"within": "--speculative-config"}
+_DLLM = {"within": "--dllm-config"}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -50,29 +55,29 @@ class EngineConfig:
     prefill_admission_policy: AdmissionPolicyName = "fifo"
     """Which of the waiting requests a step takes. fifo: from the head of the queue, while they fit;
     pack: the cheapest first, counted in uncached prompt tokens."""
-    prefill_admission_lookahead: int = 64
+    prefill_admission_lookahead: int = field(default=64, metadata=_SCHEDULER)
     """Waiting requests that pack and lpm look at."""
-    prefill_force_fifo_every: int = 0
+    prefill_force_fifo_every: int = field(default=0, metadata=_SCHEDULER)
     """Under pack every so many admission rounds are fifo; 0 for none. In any case nobody is passed
     over for ever."""
     prefill_max_tokens: int = 0
     """Most prompt tokens of one step; 0 for what --max-num-batched-tokens leaves."""
-    prefill_max_batch_size: int = 0
+    prefill_max_batch_size: int = field(default=0, metadata=_SCHEDULER)
     """Most requests admitted in one step; 0 for any number."""
-    max_prefill_share: float = 0.5
+    max_prefill_share: float = field(default=0.5, metadata=_SCHEDULER)
     """Part of a step's prompt tokens that one prompt may take while others want some, 1 for all."""
-    prefill_first_steps: int = 0
+    prefill_first_steps: int = field(default=0, metadata=_SCHEDULER)
     """Most steps in a row that leave out decodes which are no more urgent than the prompts that
     wait, while these would fill such a step by themselves: first tokens come sooner, others later.
     0 keeps all decodes in every step."""
-    urgent_first_steps: int = 4
+    urgent_first_steps: int = field(default=4, metadata=_SCHEDULER)
     """Most steps in a row that leave out decodes which a prompt outranks by --preempt-priority-gap,
     where these would take an eighth of such a step or more, of its tokens or, as steps of late
     tell, of its time. 0 keeps all decodes in every step."""
     preempt_priority_gap: int = 3
     """A waiting request takes the place of a running one if its priority is higher by this much; 0
     for never."""
-    deadline_margin_ms: float = 50.0
+    deadline_margin_ms: float = field(default=50.0, metadata=_SCHEDULER)
     """A waiting request gains two levels of priority so long before the last moment at which it
     can meet its SLO. Nothing is drafted for one whose next token is due within so long: a step with
     drafts takes longer, whatever becomes of them."""
@@ -131,15 +136,15 @@ class EngineConfig:
     drafts."""
     speculative_model: str = ""
     """draft: folder or Hub name of a smaller checkpoint with the model's tokenizer."""
-    speculative_revision: str = ""
+    speculative_revision: str = field(default="", metadata=_SPECULATIVE)
     """As --revision, of --speculative-model."""
     num_speculative_tokens: int = 8
     """Most drafts in a row; how many are worth their cost is measured all the time."""
-    speculative_adaptive: bool = True
+    speculative_adaptive: bool = field(default=True, metadata=_SPECULATIVE)
     """Draft only where measured acceptance pays for measured cost; otherwise always."""
-    speculative_max_utilization: float = 0.8
+    speculative_max_utilization: float = field(default=0.8, metadata=_SPECULATIVE)
     """Nothing is drafted while so large a share of --max-num-seqs runs."""
-    speculative_max_priority: int = 6
+    speculative_max_priority: int = field(default=6, metadata=_SPECULATIVE)
     """Requests of higher priority are not drafted for: their steps stay as short as can be."""
 
     dllm_algorithm: DllmAlgorithm = "LowConfidence"
@@ -147,11 +152,11 @@ class EngineConfig:
     dllm_fdfo: bool = True
     """First done, first out: a block that is done leaves its batch at once. Otherwise all blocks of
     a batch wait for the last."""
-    dllm_threshold: float | None = None
+    dllm_threshold: float | None = field(default=None, metadata=_DLLM)
     """Probability above which a position is decided; None takes the algorithm's own (0.95 of
     LowConfidence, 0.5 of JointThreshold)."""
-    dllm_disable: tuple[str, ...] = ()
-    """Refinement to do without, to measure its share; may be given several times: inplace (running
+    dllm_disable: tuple[str, ...] = field(default=(), metadata=_DLLM)
+    """Refinement to do without, to measure its share; a list of names: inplace (running
     blocks keep slot and pages, and go on while none is done), mixed_rounds (prompts beside running
     blocks, many blocks at once), fused_commit (a finished block's last pass rides on the next one's
     first), skip_last_commit (none for a request's last block), report_at_once (an edit that changes

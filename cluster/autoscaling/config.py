@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+
+_RARE = {"within": "--autoscaling-config"}
+"""Metadata of options that have no flag of their own."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -17,24 +20,24 @@ class AutoscalingConfig:
     target_load: float = 0.7
     """Part of the workers' time that the load is to take: the time that the tokens which arrive
     need, as fitted to the steps of late, in batches that are full."""
-    target_queue_delay_ms: float = 1000.0
+    target_queue_delay_ms: float = field(default=1000.0, metadata=_RARE)
     """Longest time that the next request should be expected to wait before a worker begins it.
     Where it waits longer, workers are taken to be busy all the time, and what they get done is
     measured."""
-    target_kv_usage: float = 0.85
+    target_kv_usage: float = field(default=0.85, metadata=_RARE)
     """Part of the KV caches that running and waiting requests are to take."""
-    backlog_horizon_s: float = 30.0
+    backlog_horizon_s: float = field(default=30.0, metadata=_RARE)
     """Seconds in which what waits should be worked off once more workers are there. It may take
     longer after a start of T seconds: T * target_load / (1 - target_load), in which workers do it
     with the time that the load leaves them."""
-    upscale_delay_s: float = 3.0
+    upscale_delay_s: float = field(default=3.0, metadata=_RARE)
     """Seconds for which more workers must have been wanted before they are started, longer in
     proportion where a start takes longer than 30 s; from zero the first one is started at once."""
-    downscale_delay_s: float = 300.0
+    downscale_delay_s: float = field(default=300.0, metadata=_RARE)
     """Seconds for which fewer workers must have been plenty before any that runs is let go; four
     times as long where they only just suffice, and up to eight times longer after each time that
     one was missed soon after it had gone."""
-    downscale_to_zero_delay_s: float = 600.0
+    downscale_to_zero_delay_s: float = field(default=600.0, metadata=_RARE)
     """Seconds without any request before the last worker is let go, with --min-workers 0."""
 
     def __post_init__(self) -> None:

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import argparse
 import ast
+import difflib
 import inspect
+import json
 import textwrap
 import types
 import typing
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import MISSING, Field, fields, is_dataclass
 from typing import Any
+
+import msgspec
 
 
 def add_options(
@@ -21,13 +25,17 @@ def add_options(
     """Adds a flag for each field of the dataclass `cls`. Flags not given leave no trace.
 
     Metadata of a field may say `flag`, its name where it is another one (None for no flag),
-    `aliases`, further names, `separator`, what stands between the values of a tuple in one
-    argument, and `argparse`, further settings of the argument.
+    `aliases`, further names, `within`, the flag whose JSON object holds it besides others that few
+    set, `separator`, what stands between the values of a tuple in one argument, and `argparse`,
+    further settings of the argument.
     """
     hints = typing.get_type_hints(cls)
     docs = field_docstrings(cls)
-    for field in fields(cls):
-        if field.name in exclude or field.metadata.get("flag", "") is None:
+    shown = [
+        f for f in fields(cls) if f.name not in exclude and f.metadata.get("flag", "") is not None
+    ]
+    for field in shown:
+        if "within" in field.metadata:
             continue
         parser.add_argument(
             flag_name(field),
@@ -37,19 +45,76 @@ def add_options(
             help=_help(field, docs[field.name]),
             **{**_argument_kind(hints[field.name], field), **field.metadata.get("argparse", {})},
         )
+    for flag in _object_flags(shown):
+        members = [f for f in shown if f.metadata.get("within") == flag]
+        lines = "; ".join(f"{f.name}: {_help(f, docs[f.name])}" for f in members)
+        parser.add_argument(
+            flag,
+            dest=_destination(flag),
+            default=argparse.SUPPRESS,
+            metavar="JSON",
+            type=ObjectOption({f.name: hints[f.name] for f in members}),
+            help=f"JSON object with any of these, named as in config files. {lines}",
+        )
+
+
+class ObjectOption:
+    """Reads the JSON object of one flag.
+
+    Args:
+        hints: types of its values by key.
+    """
+
+    def __init__(self, hints: Mapping[str, Any]) -> None:
+        self.hints = hints
+
+    def __call__(self, text: str) -> dict[str, Any]:
+        """The object's values; raises argparse.ArgumentTypeError for what it must not hold."""
+        try:
+            given = json.loads(text)
+        except ValueError as error:
+            raise argparse.ArgumentTypeError(f"not JSON: {error}") from error
+        if not isinstance(given, dict):
+            raise argparse.ArgumentTypeError(f"not a JSON object: {text}")
+        return {key: self._converted(key, value) for key, value in given.items()}
+
+    def _converted(self, key: str, value: object) -> Any:
+        if key not in self.hints:
+            meant = difflib.get_close_matches(key, self.hints, 1)
+            also = f"did you mean {meant[0]}?" if meant else f"known: {', '.join(self.hints)}"
+            raise argparse.ArgumentTypeError(f"unknown key {key} ({also})")
+        try:
+            return msgspec.convert(value, self.hints[key])
+        except msgspec.ValidationError as error:
+            raise argparse.ArgumentTypeError(f"{key}: {error}") from error
 
 
 def given_options(namespace: argparse.Namespace, cls: type) -> dict[str, Any]:
     """Those fields of `cls` that were given as flags."""
     given = {f.name: getattr(namespace, f.name) for f in fields(cls) if hasattr(namespace, f.name)}
+    for flag in _object_flags(fields(cls)):
+        given |= getattr(namespace, _destination(flag), {})
     return {name: tuple(v) if isinstance(v, list) else v for name, v in given.items()}
 
 
 def flag_name(field: Field[Any]) -> str:
     """The flag of a field: its name with dashes, unless its metadata has another one."""
-    name = field.metadata.get("flag") or "--" + field.name.replace("_", "-")
+    name = (
+        field.metadata.get("within")
+        or field.metadata.get("flag")
+        or "--" + field.name.replace("_", "-")
+    )
     assert isinstance(name, str)
     return name
+
+
+def _object_flags(some: Iterable[Field[Any]]) -> list[str]:
+    """The flags of JSON objects that hold some of these fields, in the order of the fields."""
+    return list(dict.fromkeys(f.metadata["within"] for f in some if "within" in f.metadata))
+
+
+def _destination(flag: str) -> str:
+    return flag.removeprefix("--").replace("-", "_")
 
 
 def field_docstrings(cls: type) -> Mapping[str, str]:

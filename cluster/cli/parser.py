@@ -7,7 +7,8 @@ import difflib
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
-from cluster.config import RENAMED
+from cluster.cli.options import ObjectOption
+from cluster.config import REMOVED, RENAMED
 
 SIMILARITY = 0.6
 """Ratio of difflib from which another flag is worth naming; its own default."""
@@ -55,10 +56,21 @@ class CommandParser(argparse.ArgumentParser):
         known = [flag for action in self._actions for flag in action.option_strings]
         descriptions = []
         for flag in flags:
-            name = RENAMED.get(flag.removeprefix("--").replace("-", "_"))
-            if name is not None:
-                descriptions.append(f"{flag} (it is now --{name.replace('_', '-')})")
+            if (news := self._news_of(flag)) is not None:
+                descriptions.append(f"{flag} ({news})")
                 continue
             meant = difflib.get_close_matches(flag.replace("_", "-"), known, 1, SIMILARITY)
             descriptions.append(f"{flag} (did you mean {meant[0]}?)" if meant else flag)
         return f"unknown flag {', '.join(descriptions)}"
+
+    def _news_of(self, flag: str) -> str | None:
+        """What became of a flag that there was; None for one that there never was."""
+        name = flag.removeprefix("--").removeprefix("no-").replace("-", "_")
+        if name in RENAMED:
+            return f"it is now --{RENAMED[name].replace('_', '-')}"
+        if name in REMOVED:
+            return REMOVED[name]
+        for action in self._actions:
+            if isinstance(action.type, ObjectOption) and name in action.type.hints:
+                return f"it is now in {action.option_strings[0]} '{{\"{name}\": ...}}'"
+        return None

@@ -94,9 +94,11 @@ def test_every_field_is_explained(cls: type) -> None:
 
 def test_each_node_has_a_port_for_metrics_where_asked_for() -> None:
     assert parse("m").node_metrics().port == 0
-    config = parse("m", "--metrics-port", "9464", "--metrics-host", "::", "--fairness-key", "key")
+    names = ("--metrics-config", '{"metrics_host": "::"}')
+    config = parse("m", "--metrics-port", "9464", *names, "--fairness-key", "key")
     assert config.node_metrics() == NodeMetricsConfig(host="::", port=9464)
-    assert parse("m", "--metrics-vllm-names").node_metrics() == NodeMetricsConfig(vllm_names=True)
+    vllm = parse("m", "--metrics-config", '{"metrics_vllm_names": true}')
+    assert vllm.node_metrics() == NodeMetricsConfig(vllm_names=True)
     assert config.gateway().metrics_max_tenants == 32
 
 
@@ -105,6 +107,8 @@ def test_an_option_under_its_old_name_is_refused_with_the_new_one() -> None:
         serve_config_from_mapping({"models": [{"model": "m"}], "fair_by": "key", "salt_by": "key"})
     with pytest.raises(ValueError, match="worker_wait_s is now no_worker_timeout_s"):
         serve_config_from_mapping({"models": [{"model": "m", "worker_wait_s": 9}]})
+    with pytest.raises(ValueError, match="adaptive_window_s: it is gone"):
+        serve_config_from_mapping({"models": [{"model": "m", "adaptive_window_s": 9}]})
 
 
 def test_the_new_names_are_options_themselves() -> None:
@@ -123,6 +127,8 @@ def test_routing_is_chosen_per_model() -> None:
     route = serve_config_from_mapping({"models": [settings]}).gateway().models[0]
     expected = RoutingConfig(routing_policy="least-load", prefix_score_hit_weight=3.0)
     assert route.routing == expected
+    flags = ("--routing-policy", "least-load", "--routing-config", '{"prefix_score_hit_weight": 3}')
+    assert parse("m", *flags).gateway().models[0].routing == expected
     with pytest.raises(ValueError, match="routing_policy"):
         serve_config_from_mapping({"models": [{"model": "m", "routing_policy": "nope"}]})
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from cluster.bench.cli import main as bench
@@ -34,6 +36,24 @@ from cluster.cli.main import build_parser
         ),
         ("serve --salt-by key", "rayfleet serve", "--salt-by (it is now --cache-isolation)"),
         ("serve --worker-wait-s 9", "rayfleet serve", "(it is now --no-worker-timeout-s)"),
+        (
+            "serve --no-speculative-adaptive",
+            "rayfleet serve",
+            "(it is now in --speculative-config '{\"speculative_adaptive\": ...}')",
+        ),
+        ("serve --adaptive-window-s 3", "rayfleet serve", "(it is gone: routing derives what"),
+        (
+            'serve --routing-config {"decision_log_mb":3}',
+            "rayfleet serve",
+            "unknown key decision_log_mb (did you mean decision_log_mib?)",
+        ),
+        (
+            'serve --scheduler-config {"urgent_first_steps":"x"}',
+            "rayfleet serve",
+            "urgent_first_steps: Expected `int`, got `str`",
+        ),
+        ("serve --dllm-config [1]", "rayfleet serve", "not a JSON object: [1]"),
+        ("serve --dllm-config {", "rayfleet serve", "not JSON: "),
         ("serve --hurry", "rayfleet serve [FLAGS] [model]", "unknown flag --hurry"),
         ("serve one/model another", "rayfleet serve [FLAGS] [model]", "unexpected: another"),
         ("serve --dtype f8", "rayfleet serve [FLAGS] [model]", "invalid choice: 'f8'"),
@@ -50,6 +70,12 @@ def test_a_mistake_is_told_in_two_lines(
     assert first.startswith(f"usage: {usage} ")
     assert mistake in second
     assert second.startswith(usage.partition(" [")[0])
+
+
+def test_serve_has_at_most_seventy_options(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        build_parser().parse_args(["serve", "--help"])
+    assert len(re.findall(r"^  -", capsys.readouterr().out, re.MULTILINE)) <= 70
 
 
 def test_the_benchmarks_by_themselves_say_it_too(capsys: pytest.CaptureFixture[str]) -> None:
