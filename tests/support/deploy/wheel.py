@@ -11,7 +11,7 @@ from pathlib import Path
 from tests.support.paths import ROOT
 
 PACKAGES = ("cluster", "router", "worker", "kernels")
-PIP_TIMEOUT_S = 200
+PIP_TIMEOUT_S = 900
 
 
 def build_wheel(folder: Path) -> Path:
