@@ -36,12 +36,15 @@ class Source:
                 yield from (f"{node.module}.{alias.name}" for alias in node.names)
 
 
-@cache
 def sources(*folders: str) -> tuple[Source, ...]:
     """All files below these folders of the repository."""
+    return tuple(source for folder in folders for source in _sources_below(folder))
+
+
+@cache
+def _sources_below(folder: str) -> tuple[Source, ...]:
     found = []
-    for folder in folders:
-        for path in sorted((ROOT / folder).rglob("*.py")):
-            text = path.read_text()
-            found.append(Source(str(path.relative_to(ROOT)), text, ast.parse(text)))
+    for path in sorted((ROOT / folder).rglob("*.py")):
+        text = path.read_text()
+        found.append(Source(str(path.relative_to(ROOT)), text, ast.parse(text)))
     return tuple(found)
