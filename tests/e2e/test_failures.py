@@ -157,7 +157,7 @@ def test_a_client_that_stops_waiting_frees_its_pages(fleet: RunningFleet) -> Non
         pytest.param("rank 0", signal.SIGKILL, marks=pytest.mark.long),
         pytest.param("step of rank 0", signal.SIGKILL, marks=pytest.mark.long),
         pytest.param("rank 1", signal.SIGSTOP, marks=pytest.mark.long),
-        ("step of rank 0", signal.SIGSTOP),
+        pytest.param("step of rank 0", signal.SIGSTOP, marks=pytest.mark.long),
     ],
     ids=lambda value: value if isinstance(value, str) else value.name,
 )

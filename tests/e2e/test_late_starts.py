@@ -116,6 +116,7 @@ def running(port: int, applications: dict[str, Any]) -> Iterator[Applications]:
                 end_processes_of(Path(told.state["directory"]), grace_s=5.0)
 
 
+@pytest.mark.long
 def test_what_heals_serves_without_a_human_and_what_does_not_fails_with_the_reason(
     tmp_path: Path,
 ) -> None:

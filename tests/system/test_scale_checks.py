@@ -55,6 +55,7 @@ def test_a_worker_that_died_comes_back_without_its_old_cache() -> None:
         assert held < 1000 if worker.worker_id in dead else held >= 1000
 
 
+@pytest.mark.long
 def test_the_autoscaler_has_workers_join_and_nobody_fails() -> None:
     """Twenty workers whom the traffic would keep busy all the time, and nobody has to die."""
     options = ScaleOptions(

@@ -76,7 +76,14 @@ def test_without_three_runs_nothing_is_shown_however_many_requests_they_have(
     assert found["mean_ttft_ms"]["b_over_a"] == pytest.approx(1.1, abs=0.02)
 
 
-@pytest.mark.parametrize(("runs", "seeded"), [(3, False), (5, False), (5, True)])
+@pytest.mark.parametrize(
+    ("runs", "seeded"),
+    [
+        (5, True),
+        pytest.param(3, False, marks=pytest.mark.long),
+        pytest.param(5, False, marks=pytest.mark.long),
+    ],
+)
 def test_equals_are_called_different_in_about_one_comparison_of_twenty(
     runs: int, seeded: bool, tmp_path: Path
 ) -> None:

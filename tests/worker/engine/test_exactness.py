@@ -71,9 +71,12 @@ def test_greedy_equals_transformers(checkpoint: Checkpoint, setting: str) -> Non
         assert_greedy_of_transformers(checkpoint.model, make_prompts(), outputs)
 
 
+@pytest.mark.parametrize("num_prompts", long_but(10, (10, 20)))
 @pytest.mark.parametrize("checkpoint", long_but(FULL, ARCHITECTURES), indirect=True)
-def test_batch_invariant_outputs_are_bitwise_equal(checkpoint: Checkpoint) -> None:
-    assert_bitwise_equal(checkpoint, "native")
+def test_batch_invariant_outputs_are_bitwise_equal(
+    checkpoint: Checkpoint, num_prompts: int
+) -> None:
+    assert_bitwise_equal(checkpoint, "native", num_prompts)
 
 
 @pytest.mark.parametrize("num_prompts", long_but(10, (10, 20)))
@@ -83,7 +86,7 @@ def test_so_they_are_without_the_compiled_library(checkpoint: Checkpoint, num_pr
     assert_bitwise_equal(checkpoint, "torch", num_prompts)
 
 
-def assert_bitwise_equal(checkpoint: Checkpoint, cpu_backend: str, num_prompts: int = 20) -> None:
+def assert_bitwise_equal(checkpoint: Checkpoint, cpu_backend: str, num_prompts: int) -> None:
     settings = Settings(
         checkpoint.folder,
         seeded_params()[:num_prompts],

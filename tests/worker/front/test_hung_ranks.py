@@ -68,7 +68,12 @@ def payload(request_id: str) -> bytes:
 
 
 @pytest.mark.parametrize(
-    ("num_ranks", "name"), [(1, "the step of rank 0"), (1, "rank 0"), (2, "rank 1")]
+    ("num_ranks", "name"),
+    [
+        (1, "the step of rank 0"),
+        pytest.param(1, "rank 0", marks=pytest.mark.long),
+        (2, "rank 1"),
+    ],
 )
 async def test_a_stopped_process_is_given_up_and_ended(
     tiny_chat_model: Path, num_ranks: int, name: str

@@ -6,6 +6,7 @@ from typing import Any, cast
 
 import numpy as np
 import pytest
+from _pytest.mark import ParameterSet
 
 from tests.support.engines.block_oracle import Logits, Terms, answer
 from tests.support.engines.invented_model import MASK, VOCAB, InventedEngine, pure_logits
@@ -89,8 +90,15 @@ class Crowd:
                 assert reason == ("stop" if output[-1] == 1 else "length")
 
 
+def seeds(short: int, number: int) -> list[ParameterSet]:
+    """Seeds from 0 on; from `short` on they are `make check-long`'s."""
+    return [
+        pytest.param(seed, marks=() if seed < short else pytest.mark.long) for seed in range(number)
+    ]
+
+
 @pytest.mark.parametrize("fdfo", [True, False])
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("seed", seeds(6, 12))
 def test_any_order_of_events(seed: int, fdfo: bool) -> None:
     rng = np.random.default_rng(seed)
     size = (4, 8, 2)[seed % 3]
@@ -112,7 +120,7 @@ def test_any_order_of_events(seed: int, fdfo: bool) -> None:
     assert load.num_running == load.num_waiting == 0
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", seeds(2, 4))
 def test_a_step_ahead_repeats_no_round_and_runs_nothing_that_is_done(
     seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -135,7 +143,7 @@ def test_a_step_ahead_repeats_no_round_and_runs_nothing_that_is_done(
 
 
 @pytest.mark.parametrize("abort_share", [0.0, 0.5])
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", seeds(2, 4))
 def test_taken_back_in_mid_block_it_repeats_no_round(
     seed: int, abort_share: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -49,7 +49,12 @@ def requests(count: int) -> tuple[list[list[int]], list[SamplingParams]]:
 
 @pytest.mark.parametrize(
     "options",
-    [{}, {"dllm_fdfo": False}, {"kv_cache_tokens": 160}, {"cpu_backend": "torch"}],
+    [
+        {},
+        {"kv_cache_tokens": 160},
+        pytest.param({"dllm_fdfo": False}, marks=pytest.mark.long),
+        pytest.param({"cpu_backend": "torch"}, marks=pytest.mark.long),
+    ],
     ids=str,
 )
 def test_depth_changes_no_token_and_no_round(

@@ -24,7 +24,11 @@ ALGORITHMS = {
 }
 
 
-@pytest.fixture(scope="module", params=[4, 8, 32])
+SHORT = ((4, "LowConfidence"), (8, "JointThreshold"), (32, "LowConfidence"))
+"""Sizes of blocks and algorithms that `make test` combines; the others are `make check-long`'s."""
+
+
+@pytest.fixture(scope="module")
 def checkpoint(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> SdarCheckpoint:
@@ -76,7 +80,15 @@ def oracles(checkpoint: SdarCheckpoint, terms: Terms) -> list[Answer]:
     ]
 
 
-@pytest.mark.parametrize("name", ALGORITHMS)
+@pytest.mark.parametrize(
+    ("checkpoint", "name"),
+    [
+        pytest.param(size, name, marks=() if (size, name) in SHORT else pytest.mark.long)
+        for size in (4, 8, 32)
+        for name in ALGORITHMS
+    ],
+    indirect=["checkpoint"],
+)
 def test_tokens_and_rounds(checkpoint: SdarCheckpoint, name: str) -> None:
     terms, size = ALGORITHMS[name], checkpoint.block_size
     expected = oracles(checkpoint, terms)

@@ -87,12 +87,17 @@ def test_every_output_conforms(alone: list[Outcome], tokenizer: Tokenizer) -> No
 @pytest.mark.parametrize(
     "options",
     [
-        {"max_num_seqs": 6},
         {"max_num_seqs": 6, "dllm_fdfo": False},
         {"max_num_seqs": 6, "kv_cache_tokens": 128},
-        {"max_num_seqs": 6, "dllm_disable": ("inplace", "mixed_rounds")},
-        {"max_num_seqs": 6, "dllm_disable": ("fused_commit", "skip_last_commit")},
         {"max_num_seqs": 6, "tensor_parallel_size": 2},
+        *(
+            pytest.param({"max_num_seqs": 6, **options}, marks=pytest.mark.long)
+            for options in (
+                {},
+                {"dllm_disable": ("inplace", "mixed_rounds")},
+                {"dllm_disable": ("fused_commit", "skip_last_commit")},
+            )
+        ),
     ],
     ids=str,
 )
