@@ -23,6 +23,7 @@ from deploy.models.corpus import (
 from deploy.models.evaluate import accuracy_by_family
 from deploy.models.sample import is_heldout_key
 from deploy.models.tokenizer import segments
+from tests.support.effort import IS_LONG, cases
 from tests.support.paths import MODELS
 
 DEMO = MODELS / "demo"
@@ -113,7 +114,9 @@ def test_tokenizer_loads_without_torch() -> None:
 
 def test_demo_answers_the_heldout_questions(questions: list[Question]) -> None:
     torch.set_num_threads(1)
-    accuracy = accuracy_by_family(DEMO, questions)
-    assert accuracy.pop("overall") >= 0.90, accuracy
+    some = questions[:: len(questions) // cases(len(questions))]
+    accuracy = accuracy_by_family(DEMO, some)
+    least = (0.90, 0.75) if IS_LONG else (0.85, 0.6)  # of five questions two may be wrong
+    assert accuracy.pop("overall") >= least[0], accuracy
     assert len(accuracy) == 8
-    assert min(accuracy.values()) >= 0.75, accuracy
+    assert min(accuracy.values()) >= least[1], accuracy
