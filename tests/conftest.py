@@ -17,7 +17,7 @@ from xdist.scheduler import LoadScopeScheduling
 
 pytest.register_assert_rewrite("tests.support")
 
-STARTS_RAY = ("tests/cluster/test_serve_router.py", "tests/helm/test_chart_runs.py", "tests/e2e/")
+STARTS_RAY = ("tests/helm/test_chart_runs.py", "tests/e2e/")
 """In this order: the fleet of tests/e2e is up until its last test kills it."""
 TAKE_LONG = (
     "tests/worker/rank/test_runner_on_triton_interpreter.py",

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
-import subprocess
-import sys
 from collections import Counter
 from types import SimpleNamespace
 from typing import Any
@@ -20,7 +17,6 @@ from ray.serve.request_router import PendingRequest
 
 from cluster.serve_router import FleetRouter
 from tests.support.cluster.serve_replica import DEPLOYMENT, Replica
-from tests.support.paths import ROOT
 
 
 class Rig:
@@ -104,17 +100,3 @@ async def test_bad_settings_are_refused() -> None:
         Rig(1, routing_policy="best")
     with pytest.raises(ValueError, match="positive"):
         Rig(1, cache_tokens=0)
-
-
-@pytest.mark.e2e
-def test_a_serve_application_routes_by_prefix() -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.support.cluster.serve_router_app"],
-        cwd=ROOT,
-        stdout=subprocess.PIPE,
-        timeout=280,
-        check=True,
-    )
-    first, second = json.loads(done.stdout.splitlines()[-1])
-    assert len(set(first)) == 2
-    assert first == second

@@ -1,0 +1,67 @@
+"""A Serve application of two replicas behind our request router, on the cluster at an address.
+
+Prints which replica answered each of some talks, in two rounds of which the second goes on with the
+prompts of the first. Ray is imported once its environment is set.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import json
+import sys
+import time
+
+from cluster.local_ray import join_ray
+
+APPLICATION = "routed"
+NUM_TALKS = 12
+NEWS_S = 120.0
+"""For the router to hear that a request has ended: its answer may come before."""
+
+
+def main(address: str) -> None:
+    """Runs it."""
+    join_ray(address)
+    from ray import serve
+    from ray.serve.config import RequestRouterConfig
+
+    @serve.deployment(
+        num_replicas=2,
+        request_router_config=RequestRouterConfig(
+            request_router_class="cluster.serve_router.FleetRouter"
+        ),
+        max_ongoing_requests=100,
+        ray_actor_options={"num_cpus": 0},
+    )
+    class Model:
+        async def __call__(self, body: dict[str, str]) -> str:
+            await asyncio.sleep(0.01)
+            return str(serve.get_replica_context().replica_id.unique_id)
+
+    def ask(talk: int, end: str) -> str:
+        answer = handle.remote({"prompt": f"talk {talk}: " + "w " * 2000 + end}).result()
+        wait_for_news()
+        return str(answer)
+
+    try:
+        handle = serve.run(Model.bind(), name=APPLICATION, route_prefix=None)
+        rounds = [[ask(talk, end) for talk in range(NUM_TALKS)] for end in ("", "more")]
+    finally:
+        serve.delete(APPLICATION)
+    print(json.dumps(rounds))
+
+
+def wait_for_news() -> None:
+    """Until no request counts as running or on its way at any replica."""
+    from cluster.serve_router import FleetRouter
+
+    [router] = [thing for thing in gc.get_objects() if isinstance(thing, FleetRouter)]
+    deadline = time.monotonic() + NEWS_S
+    while router._placed or any(cache.num_running for cache in router._caches.values()):
+        assert time.monotonic() < deadline, "the router was not told that the request has ended"
+        time.sleep(0.005)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])
