@@ -31,7 +31,7 @@ ROOT = Path(__file__).resolve().parents[2]
 FOLDER = Path(__file__).parent
 PYTHON = "3.11"
 """Of the images."""
-EXTRA = "tracing"
+EXTRAS = ("tracing", "plots")
 """What images have besides the dependencies themselves."""
 TOOLS = ("cyclonedx-bom", "pip-audit")
 TORCH_INDEX = "https://download.pytorch.org/whl/cpu"
@@ -70,7 +70,8 @@ def resolve_project(home: Path, kept: Lock) -> tuple[Lock, Lock]:
     """What common.txt and cuda.txt hold: the dependencies, and what builds the project itself."""
     project = ROOT / "pyproject.toml"
     requires = tomllib.loads(project.read_text())["build-system"]["requires"]
-    arguments = ["--constraints", str(ROOT / "constraints.txt"), "--extra", EXTRA, str(project)]
+    arguments = ["--constraints", str(ROOT / "constraints.txt"), str(project)]
+    arguments += [word for extra in EXTRAS for word in ("--extra", extra)]
     found = resolve(arguments, home, kept, "\n".join(requires))
     cuda = {name for name in found if name == "torch" or name.startswith(OF_CUDA)}
     common = {name: one for name, one in found.items() if name not in cuda}
