@@ -1,8 +1,8 @@
-"""A WorkerGroup whose engine is the paced stub, in a process of its own. For benchmarks only."""
+"""A WorkerGroup whose engine only takes time, in a process of its own. For benchmarks and tests."""
 
 from __future__ import annotations
 
-from collections.abc import Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
 import ray
@@ -13,21 +13,27 @@ from cluster.config import ServeConfig
 from worker.config import EngineConfig
 from worker.group import WorkerGroup
 
+ServeEngine = Callable[[EngineConfig, str], None]
+"""Is the engine of the worker front that owns a directory, for as long as the front lives."""
+
 
 class PacedRank:
-    """Runs the stub in place of rank 0."""
+    """Runs an engine in place of rank 0."""
 
-    def run(self, config: EngineConfig, directory: str, step_s: float) -> None:
+    def run(self, serve_engine: ServeEngine, config: EngineConfig, directory: str) -> None:
         """Blocks for as long as the actor lives."""
-        from cluster.bench.gateway.paced import paced_config, serve_paced
-
-        serve_paced(paced_config(config, step_s), directory)
+        serve_engine(config, directory)
 
 
-def build_paced(config: ServeConfig, step_s: float, *, sockets: bool = True) -> serve.Application:
-    """The application for `config` as it is, down to the worker's front; then the stub.
+def build_paced(
+    config: ServeConfig, serve_engine: ServeEngine, *, sockets: bool = True
+) -> serve.Application:
+    """The application for `config` as it is, down to the worker's front; then another engine.
 
-    Without `sockets` gateways are offered none, as if each were on another node.
+    Args:
+        config: of the fleet.
+        serve_engine: the engine; a function of a module, or a partial of one.
+        sockets: whether gateways are offered any; else each is as if on another node.
     """
 
     class PacedWorkerGroup(WorkerGroup):
@@ -42,7 +48,7 @@ def build_paced(config: ServeConfig, step_s: float, *, sockets: bool = True) -> 
             self._actors.append(actor)
 
             async def ended() -> None:
-                await actor.run.remote(self.config, directory, step_s)
+                await actor.run.remote(serve_engine, self.config, directory)
 
             return [ended()]
 

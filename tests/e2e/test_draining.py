@@ -12,6 +12,7 @@ import subprocess
 import sys
 import threading
 import time
+from functools import partial
 from pathlib import Path
 
 from tests.support.fleet.running_fleet import DEADLINE_S, RunningFleet
@@ -98,13 +99,18 @@ def main(address: str, base_url: str, model: str) -> None:
     join_ray(address)
     from ray import serve
 
-    from cluster.bench.gateway.paced_group import build_paced
+    from cluster.bench.gateway.paced import run_paced
+    from cluster.bench.paced_group import build_paced
 
     fleet = FleetConfig(served_model_name="paced")
     engine = EngineConfig(model=model, device="cpu")
     config = ServeConfig(endpoint=EndpointConfig(), models=(ModelSpec(fleet=fleet, engine=engine),))
     others = _links()
-    serve.run(build_paced(config, STEP_S), name=APPLICATION, route_prefix=f"/{APPLICATION}")
+    serve.run(
+        build_paced(config, partial(run_paced, STEP_S)),
+        name=APPLICATION,
+        route_prefix=f"/{APPLICATION}",
+    )
     try:
         streams = _Streams(f"{base_url}/{APPLICATION}", "paced")
         streams.wait_begun()

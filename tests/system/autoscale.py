@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import groupby, pairwise
 from typing import Any, NamedTuple
 
@@ -22,6 +23,7 @@ from cluster.bench.arrivals import phased_arrival_times
 from cluster.bench.client import Record, Request
 from cluster.bench.load import Load, drive
 from cluster.bench.report import Check, Result, at_least, at_most, checks_json, exactly, note
+from cluster.bench.routing.real.paced import run_front
 from cluster.bench.routing.workload import DEFAULT_COSTS, FleetShape
 from cluster.bench.stats import percentile
 from cluster.config import ServeConfig
@@ -193,9 +195,10 @@ def run_autoscale(options: AutoscaleOptions) -> Result:
     config = replace(config, models=(replace(spec, autoscaling=options.autoscaling),))
 
     def build(config: ServeConfig) -> Any:
-        from cluster.bench.routing.real.group import build
+        # Imported here: Ray reads its environment when it is imported.
+        from cluster.bench.paced_group import build_paced
 
-        return build(config, options)
+        return build_paced(config, partial(run_front, options.shape, options.pace))
 
     with LocalFleet(config, report=note, build=build) as fleet:
         note("a load step")

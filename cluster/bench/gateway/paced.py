@@ -145,6 +145,11 @@ def script_text(model: str, num_tokens: int) -> str:
     return str(tokenizer.decode([ids[place % len(ids)] for place in range(num_tokens)]))
 
 
+def run_paced(step_s: float, config: EngineConfig, directory: str) -> None:
+    """Runs the stub in place of the engine that `config` describes; see `serve_paced`."""
+    serve_paced(paced_config(config, step_s), directory)
+
+
 def serve_paced(config: PacedConfig, directory: str) -> None:
     """Runs the stub for the front that owns `directory`, on the real engine loop's socket.
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 from cluster.bench.gateway.options import GatewayOptions, Target
-from cluster.bench.gateway.paced import script_text
+from cluster.bench.gateway.paced import run_paced, script_text
 from cluster.bench.report import note
 from cluster.bench.serve import CHAT, COMPLETIONS
 from cluster.config import EndpointConfig, FleetConfig, ModelSpec, ServeConfig
@@ -36,10 +37,10 @@ def rayfleet(options: GatewayOptions) -> Iterator[Target]:
     )
 
     def build(config: ServeConfig) -> Any:
-        from cluster.bench.gateway.paced_group import build_paced
+        from cluster.bench.paced_group import build_paced
 
         sockets = options.variant == "rayfleet"
-        return build_paced(config, options.step_ms / 1000.0, sockets=sockets)
+        return build_paced(config, partial(run_paced, options.step_ms / 1000.0), sockets=sockets)
 
     replica = f"ray::ServeReplica:{APPLICATION}:"
     parts = {

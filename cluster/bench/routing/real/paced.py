@@ -16,6 +16,7 @@ from tokenizers import Tokenizer
 from cluster.bench.routing.real.traffic import Vocabulary
 from cluster.bench.routing.worker import SimWorker
 from cluster.bench.routing.workload import FleetShape
+from worker.config import EngineConfig
 from worker.models.config import load_model_config
 from worker.plan.sockets import FrameStream, connect
 from worker.wire.messages import EngineMessage, Submit, SubmitBatch, TokenDelta
@@ -57,6 +58,11 @@ class Pace:
         self._due = (self._due if self._busy else time.monotonic()) + seconds
         self._busy = True
         return self._due
+
+
+def run_front(shape: FleetShape, pace: float, config: EngineConfig, directory: str) -> None:
+    """Runs a paced worker in place of the engine that `config` describes; see `serve_front`."""
+    serve_front(paced_worker(config.model, shape, pace), directory)
 
 
 def serve_front(worker: SimWorker, directory: str) -> None:

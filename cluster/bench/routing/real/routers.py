@@ -10,6 +10,7 @@ import urllib.error
 import urllib.request
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -17,6 +18,7 @@ import msgspec
 from cluster.bench.report import note
 from cluster.bench.routing.real.http_worker import HttpWorker
 from cluster.bench.routing.real.options import OWN, RealOptions
+from cluster.bench.routing.real.paced import run_front
 from cluster.config import EndpointConfig, FleetConfig, ModelSpec, ServeConfig
 from cluster.launch import LocalFleet
 from cluster.local_ray import local_ray
@@ -58,9 +60,10 @@ def _rayfleet(options: RealOptions) -> Iterator[str]:
     )
 
     def build(config: ServeConfig) -> Any:
-        from cluster.bench.routing.real.group import build
+        # Imported here: Ray reads its environment when it is imported.
+        from cluster.bench.paced_group import build_paced
 
-        return build(config, options)
+        return build_paced(config, partial(run_front, options.shape, options.pace))
 
     with LocalFleet(config, report=note, build=build) as fleet:
         yield fleet.base_url
