@@ -65,12 +65,11 @@ class CommandParser(argparse.ArgumentParser):
 
     def _news_of(self, flag: str) -> str | None:
         """What became of a flag that there was; None for one that there never was."""
-        name = flag.removeprefix("--").removeprefix("no-").replace("-", "_")
-        if name in RENAMED:
-            return f"it is now --{RENAMED[name].replace('_', '-')}"
-        if name in REMOVED:
-            return REMOVED[name]
+        old = flag.removeprefix("--").removeprefix("no-").replace("-", "_")
+        if old in REMOVED:
+            return REMOVED[old]
+        name = RENAMED.get(old, old)
         for action in self._actions:
             if isinstance(action.type, ObjectOption) and name in action.type.hints:
                 return f"it is now in {action.option_strings[0]} '{{\"{name}\": ...}}'"
-        return None
+        return None if name == old else f"it is now --{name.replace('_', '-')}"

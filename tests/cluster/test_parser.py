@@ -41,6 +41,11 @@ from cluster.cli.main import build_parser
             "rayfleet serve",
             "(it is now in --speculative-config '{\"speculative_adaptive\": ...}')",
         ),
+        (
+            "serve --speculative-deadline-margin-ms 9",
+            "rayfleet serve",
+            "(it is now in --scheduler-config '{\"deadline_margin_ms\": ...}')",
+        ),
         ("serve --adaptive-window-s 3", "rayfleet serve", "(it is gone: routing derives what"),
         (
             'serve --routing-config {"decision_log_mb":3}',
