@@ -21,6 +21,7 @@ import asyncio
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from typing import Any
+from weakref import WeakValueDictionary
 
 from ray.serve.request_router import PendingRequest, RequestRouter, RunningReplica
 
@@ -95,6 +96,8 @@ class FleetRouter(RequestRouter):  # type: ignore[misc]  # Ray ships no types
         )
         self._caches: dict[str, _AssumedCache] = {}
         self._placed: dict[str, _Placed] = {}
+        self._open: WeakValueDictionary[str, PendingRequest] = WeakValueDictionary()
+        """By request id: those that were placed and have not ended."""
 
     async def choose_replicas(
         self,
@@ -107,6 +110,7 @@ class FleetRouter(RequestRouter):  # type: ignore[misc]  # Ray ships no types
         pending_request.routing_context.should_backoff = True  # see cluster/pinning.py
         request_id = pending_request.metadata.internal_request_id
         self._forget(request_id)  # Serve asks again when all replicas were full
+        self._open[request_id] = pending_request
         prompt = _prompt_of(pending_request.args, pending_request.kwargs)
         blocks = PromptBlocks(prompt, memo=self._fleet.memo)
         by_id = {replica.replica_id.unique_id: replica for replica in candidate_replicas}
@@ -123,25 +127,29 @@ class FleetRouter(RequestRouter):  # type: ignore[misc]  # Ray ships no types
     def on_request_routed(
         self, pending_request: PendingRequest, replica_id: Any, result: Any
     ) -> None:
-        """Serve has sent the request."""
+        """A replica has taken the request.
+
+        HAZARD: a short one may have ended before Serve tells this; it runs no more.
+        """
         super().on_request_routed(pending_request, replica_id, result)
-        cache = self._caches.get(replica_id.unique_id)
-        if cache is None:
-            return
-        cache.num_running += 1
         request_id = pending_request.metadata.internal_request_id
+        cache = self._caches.get(replica_id.unique_id)
+        if cache is None or request_id not in self._open:
+            return
+        cache.running.add(request_id)
         placed = self._placed.get(request_id)
         if placed is not None and placed.choice.worker_id != replica_id.unique_id:
             self._forget(request_id)  # the one that was chosen took no more
             self._tell(replica_id.unique_id, cache.take(placed.hashes))
 
     def on_request_completed(self, replica_id: Any, internal_request_id: str) -> None:
-        """A request has ended in whatever way."""
+        """A request has ended in whatever way, or a replica has refused it."""
         super().on_request_completed(replica_id, internal_request_id)
         self._computed(internal_request_id)
+        self._open.pop(internal_request_id, None)
         cache = self._caches.get(replica_id.unique_id)
         if cache is not None:
-            cache.num_running = max(cache.num_running - 1, 0)
+            cache.running.discard(internal_request_id)
             self._tell(replica_id.unique_id, [])
 
     def update_replicas(self, replicas: list[RunningReplica]) -> None:
@@ -198,7 +206,8 @@ class _AssumedCache:
     """What a replica's prefix cache should hold."""
 
     def __init__(self, info: EngineInfo) -> None:
-        self.num_running = 0
+        self.running: set[str] = set()
+        """Requests, by id."""
         self._max_num_seqs = info.max_num_seqs
         self._num_pages = info.max_total_tokens // info.page_size
         self._blocks: OrderedDict[int, None] = OrderedDict()
@@ -206,7 +215,7 @@ class _AssumedCache:
     def load(self) -> LoadSnapshot:
         """The load as a worker would report it."""
         return LoadSnapshot(
-            num_running=self.num_running,
+            num_running=len(self.running),
             num_free_pages=self._num_pages,
             num_total_pages=self._num_pages,
             max_num_seqs=self._max_num_seqs,

@@ -33,13 +33,22 @@ class Rig:
 
     async def route(self, *args: Any, **kwargs: Any) -> tuple[str, str]:
         """Replica and request id of a call that was sent."""
+        pending, replica = await self.place(*args, **kwargs)
+        self.router.on_request_routed(pending, replica, None)
+        return replica.unique_id, pending.metadata.internal_request_id
+
+    async def place(self, *args: Any, **kwargs: Any) -> tuple[PendingRequest, ReplicaID]:
+        """A call, and the replica that it is sent to."""
         self.num_requests += 1
         name = f"q{self.num_requests}"
         metadata = RequestMetadata(request_id=name, internal_request_id=name)
         pending = PendingRequest(args=list(args), kwargs=kwargs, metadata=metadata)
-        replica = await self.router._choose_replica_for_request(pending)
-        self.router.on_request_routed(pending, replica.replica_id, None)
-        return replica.replica_id.unique_id, name
+        return pending, (await self.router._choose_replica_for_request(pending)).replica_id
+
+    @property
+    def num_running(self) -> list[int]:
+        """Of each replica."""
+        return [cache.load().num_running for cache in self.router._caches.values()]
 
     def complete(self, replica: str, name: str) -> None:
         self.router.on_request_completed(ReplicaID(replica, DEPLOYMENT), name)
@@ -73,6 +82,27 @@ async def test_messages_and_texts_are_prompts_and_calls_without_one_are_spread()
     assert (await rig.route({"messages": chat}))[0] == first[0]
     replicas = Counter([(await rig.route(1, 2))[0] for _ in range(8)])
     assert min(replicas.values()) >= 3
+
+
+async def test_a_call_that_ends_before_serve_tells_that_it_was_taken_runs_no_more() -> None:
+    """Serve hears of the end by a callback, and of the acceptance in a task."""
+    rig = Rig(1)
+    pending, replica = await rig.place("word " * 400)
+    rig.complete(replica.unique_id, pending.metadata.internal_request_id)
+    rig.router.on_request_routed(pending, replica, None)
+    assert rig.num_running == [0]
+
+
+async def test_a_call_that_a_replica_refused_takes_no_other_for_ended() -> None:
+    rig = Rig(1)
+    taken, name = await rig.route("word " * 400)
+    refused, replica = await rig.place("other " * 400)
+    rig.complete(replica.unique_id, refused.metadata.internal_request_id)
+    assert rig.num_running == [1]
+    rig.complete(taken, name)
+    assert rig.num_running == [0]
+    assert not rig.router._placed
+    assert not rig.router._open
 
 
 async def test_a_cache_forgets_what_was_used_least_recently() -> None:
