@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 import httpx
 import pytest
@@ -37,9 +37,14 @@ OPTIONS = {"device": "cpu", "kv_cache_tokens": 2048, "cpu_threads": 1}
 class Applications:
     """What the process that runs them tells."""
 
-    def __init__(self, process: subprocess.Popen[str]) -> None:
+    def __init__(self, process: subprocess.Popen[bytes], told: TextIO) -> None:
         self._process = process
+        self._told = told
         self.state: dict[str, Any] = {}
+
+    def close(self) -> None:
+        """Of what it tells."""
+        self._told.close()
 
     def status(self, name: str) -> str:
         """Of an application."""
@@ -60,12 +65,9 @@ class Applications:
     def until(self, condition: Callable[[], bool], *, fails: str = "") -> None:
         """Waits for it; no longer than until the application `fails` has failed for good."""
         deadline = time.monotonic() + DEADLINE_S
-        assert self._process.stdout is not None
         while time.monotonic() < deadline:
-            line = self._process.stdout.readline()
+            line = self._told.readline()
             assert line, f"the applications' process has ended with {self._process.wait()}"
-            if not line.startswith("{"):
-                continue
             self.state = json.loads(line)
             if condition():
                 return
@@ -93,16 +95,17 @@ class Applications:
 
 @contextmanager
 def running(port: int, applications: dict[str, Any]) -> Iterator[Applications]:
-    asked = json.dumps({"port": port, "applications": applications})
+    reading, writing = os.pipe()
+    asked = json.dumps({"port": port, "applications": applications, "told": writing})
     process = subprocess.Popen(
         [sys.executable, "-m", "tests.support.fleet.late_starts_app", asked],
         cwd=ROOT,
         stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
+        pass_fds=[writing],
         start_new_session=True,
     )
-    told = Applications(process)
+    os.close(writing)
+    told = Applications(process, os.fdopen(reading))
     try:
         yield told
     finally:
@@ -112,6 +115,7 @@ def running(port: int, applications: dict[str, Any]) -> Iterator[Applications]:
             process.wait(timeout=DEADLINE_S)
         finally:
             process.kill()
+            told.close()
             if told.state:
                 end_processes_of(Path(told.state["directory"]), grace_s=5.0)
 

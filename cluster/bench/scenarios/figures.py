@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
@@ -77,9 +78,15 @@ def slo_miss(pairs: Sequence[tuple[Planned, Record]], base_s: float) -> float:
 
 
 def compared(ours: Sequence[Result], other: Sequence[Result]) -> dict[str, dict[str, Any]]:
-    """Ours over the other's, round by round; `losing_rounds` are those in which ours is worse."""
-    found = {}
+    """Ours over the other's, round by round; `losing_rounds` are those in which ours is worse.
+
+    NaN where a figure of some round is 0: tokens that come all at once have no gap between them.
+    """
+    found: dict[str, dict[str, Any]] = {}
     for name, key in RATIOS.items():
+        if any(turn[key] == 0.0 for turn in (*ours, *other)):
+            found[f"{name}_ratio"] = {"median": math.nan, "losing_rounds": []}
+            continue
         pairs = ratios([turn[key] for turn in ours], [turn[key] for turn in other])
         better = [ratio >= 1.0 if name in _MORE_IS_BETTER else ratio <= 1.0 for ratio in pairs]
         found[f"{name}_ratio"] = {

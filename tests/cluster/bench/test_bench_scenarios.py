@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import io
+import math
 from dataclasses import replace
 from pathlib import Path
 
@@ -167,6 +168,18 @@ def test_ratios_are_those_of_the_rounds() -> None:
     assert found["ttft_p50_ratio"]["losing_rounds"] == [2]
     assert found["throughput_ratio"]["losing_rounds"] == [2]
     assert found["slo_miss_difference"]["median"] == 0.0
+
+
+def test_what_cannot_be_measured_has_no_ratio_and_no_goal_is_met_by_it() -> None:
+    """A busy machine reads a whole answer at once: it took the report of all rounds with it."""
+    rounds = [figures(turn(10.0)) for _ in range(3)]
+    at_once = [*rounds[:2], {**rounds[2], "itl_p99_ms": 0.0}]
+    for pair in ((rounds, at_once), (at_once, rounds)):
+        found = compared(*pair)
+        assert math.isnan(found["itl_p99_ratio"]["median"])
+        assert found["ttft_p50_ratio"]["median"] == pytest.approx(1.0)
+        values = {"steady_itl_p99_ratio": found["itl_p99_ratio"]["median"]}
+        assert [check.holds for check in scenario_checks(values)] == [False]
 
 
 def test_priorities_are_compared_over_all_rounds() -> None:

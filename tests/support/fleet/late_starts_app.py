@@ -1,7 +1,8 @@
 """Serve applications whose replicas cannot start at once, on a Ray cluster of their own.
 
-The argument is JSON: the port, and the `args` of a Serve config by application. Every quarter of a
-second a line of JSON on standard output says how they are, until standard input ends.
+The argument is JSON: the port, the `args` of a Serve config by application, and an open file's
+descriptor. Every quarter of a second a line of JSON in that file says how they are, until standard
+input ends. Ray writes on standard output, in the midst of lines.
 """
 
 from __future__ import annotations
@@ -41,8 +42,9 @@ def main() -> None:
             wait_for_ingress_deployment_creation=False,
             wait_for_applications_running=False,
         )
-        while not select.select([sys.stdin], [], [], PERIOD_S)[0]:
-            print(json.dumps(state()), flush=True)
+        with open(asked["told"], "w") as told:
+            while not select.select([sys.stdin], [], [], PERIOD_S)[0]:
+                print(json.dumps(state()), file=told, flush=True)
     except Exception:
         traceback.print_exc()
     finally:
