@@ -115,7 +115,7 @@ class TokenSteps:
         next_token = 0
         for one, count in zip(step.rows, counts, strict=True):
             first_token, next_token = next_token, next_token + count
-            if one.is_stale:
+            if one.request.lease is not one.lease:  # stale; a property costs what the rest does
                 self._state.stats.num_dropped_tokens += count
                 continue
             any_finished |= self._take_row(one, result.token_ids[first_token:next_token], followed)
@@ -223,26 +223,25 @@ class TokenSteps:
             budget: has tokens for the decodes.
             builder: of the step.
         """
-        deferred = self._lifecycle.deferred
+        deferred, claims = self._lifecycle.deferred, self._claims
+        drafts = self.speculation is not None and self.speculation.is_open
         for request, pending in members:
             lease = request.lease
             if lease is None or request.request_id in deferred:
                 continue
             if pending > 1:
-                self._claims.add_row(request, lease, chunks.get(request.request_id, 0), builder)
+                claims.add_row(request, lease, chunks.get(request.request_id, 0), builder)
             elif pending == 1 and budget.take_decode():
-                num_drafts = self._num_drafts(request, budget)
+                num_drafts = self._num_drafts(request, budget) if drafts else 0
                 if num_drafts or request.num_unverified:
-                    self._claims.add_draft_row(request, lease, num_drafts, builder)
+                    claims.add_draft_row(request, lease, num_drafts, builder)
                 else:
-                    self._claims.add_row(request, lease, 1, builder)
+                    claims.add_row(request, lease, 1, builder)
         deferred.clear()
 
     def _num_drafts(self, request: Request, budget: StepBudget) -> int:
         # The last token of a prompt is known, and no draw of the slot that drafts could follow.
         if self.speculation is None or request.num_computed < request.num_prefill:
-            return 0
-        if not self.speculation.is_open:
             return 0
         return budget.take_drafts(self.speculation.num_drafts(request))
 
