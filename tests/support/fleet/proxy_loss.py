@@ -10,6 +10,7 @@ import time
 import urllib.request
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from http.client import HTTPException
 from itertools import pairwise
 from typing import Self
 
@@ -68,7 +69,7 @@ class Probe:
             try:
                 with urllib.request.urlopen(self._url, timeout=_ASK_TIMEOUT_S) as response:
                     response.read()
-            except OSError:
+            except (OSError, HTTPException):  # an answer may be cut within its head or body
                 self.failures.append(time.monotonic())
             else:
                 self.answers.append(time.monotonic())
@@ -100,6 +101,21 @@ class Victims:
         began = time.monotonic()
         os.kill(pid, signal.SIGKILL)
         return began
+
+    def wait_back(self) -> int:
+        """The HAProxy that came in place of the killed one, which is there until it is reaped.
+
+        Raises:
+            TimeoutError: none comes.
+        """
+        back: list[int] = []
+
+        def is_back() -> bool:
+            back[:] = self.find(HAPROXY)
+            return len(back) == 1 and not self.killed & set(back)
+
+        wait_until(is_back, "another HAProxy")
+        return back[0]
 
     def wait_replaced(self) -> None:
         """Returns once there are others in place of all that were there at the last kill.
