@@ -9,7 +9,7 @@ import torch
 
 from kernels.attention import reference
 from kernels.attention.backends import create_attention_backend
-from kernels.attention.base import AttentionBackend, AttentionBackendName
+from kernels.attention.base import AttentionBackend, AttentionBackendName, CapturableBackend
 from kernels.attention.metadata import (
     DecodeMetadata,
     ExtendMetadata,
@@ -72,6 +72,7 @@ def extend_attention(
 __all__ = [
     "AttentionBackend",
     "AttentionBackendName",
+    "CapturableBackend",
     "DecodeMetadata",
     "ExtendMetadata",
     "create_attention_backend",

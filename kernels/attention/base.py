@@ -10,7 +10,7 @@ The ops here read lengths and pages on the device alone: they need nothing befor
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal, Protocol
+from typing import Literal, Protocol, runtime_checkable
 
 import torch
 
@@ -29,9 +29,6 @@ class AttentionStep(Protocol):
 
 class AttentionBackend(Protocol):
     """Plans steps. The lengths on the host must be exact: libraries plan by them."""
-
-    can_capture: bool
-    """Whether decode steps may be captured in CUDA graphs."""
 
     def plan_decode(
         self,
@@ -57,8 +54,13 @@ class AttentionBackend(Protocol):
         """As `prepare_extend`."""
         ...
 
+
+@runtime_checkable
+class CapturableBackend(AttentionBackend, Protocol):
+    """One whose decode steps may be captured in CUDA graphs."""
+
     def prepare_for_capture(self, page_table: torch.Tensor, *, page_size: int) -> AttentionStep:
-        """A decode step of B rows to be captured, on the dummy page; only where `can_capture`.
+        """A decode step of B rows to be captured, on the dummy page.
 
         What it launches reads buffers that stay where they are. It is planned when it first
         attends: launch it once before the capture.

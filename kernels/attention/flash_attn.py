@@ -14,8 +14,6 @@ from typing import Any
 
 import torch
 
-from kernels.attention.base import AttentionStep
-
 _PAGE_MULTIPLE = 256
 
 
@@ -45,8 +43,6 @@ class FlashAttention:
         module: `flash_attn_interface` (version 3) or `flash_attn` (version 2).
         version: which of them.
     """
-
-    can_capture = False
 
     def __init__(self, module: Any, *, version: int) -> None:
         self._module = module
@@ -104,16 +100,6 @@ class FlashAttention:
             causal=True,
         )
         return _Extend(call)
-
-    def prepare_for_capture(self, page_table: torch.Tensor, *, page_size: int) -> AttentionStep:
-        """It has no buffers that stay where they are."""
-        raise NotImplementedError
-
-    def prepare_for_replay(
-        self, page_table: torch.Tensor, *, seq_lens_host: Sequence[int], page_size: int
-    ) -> None:
-        """Nothing is captured."""
-        raise NotImplementedError
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,8 +26,6 @@ class FlashInferAttention:
         device: where the caches lie.
     """
 
-    can_capture = True
-
     def __init__(self, flashinfer: Any, device: torch.device) -> None:
         self._flashinfer = flashinfer
         workspaces = [

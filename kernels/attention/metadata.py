@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import torch
 
-from kernels.attention.base import AttentionBackend, AttentionStep
+from kernels.attention.base import AttentionBackend, AttentionStep, CapturableBackend
 from kernels.attention.torch_plan import (
     DecodeGroup,
     ExtendPiece,
@@ -94,6 +94,7 @@ def prepare_decode(
     groups: tuple[DecodeGroup, ...] = ()
     invariant_plan = step = None
     if backend is not None and is_captured:
+        assert isinstance(backend, CapturableBackend), "its steps are launched one by one"
         step = backend.prepare_for_capture(page_table, page_size=page_size)
     elif backend is not None:
         step = backend.plan_decode(

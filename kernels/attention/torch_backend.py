@@ -8,7 +8,6 @@ from dataclasses import dataclass
 import torch
 
 from kernels.attention import reference
-from kernels.attention.base import AttentionStep
 from kernels.attention.metadata import (
     DecodeMetadata,
     ExtendMetadata,
@@ -20,8 +19,6 @@ from kernels.registry import registry
 
 class TorchAttention:
     """Plans and attends as on CPU."""
-
-    can_capture = False
 
     def plan_decode(
         self,
@@ -59,16 +56,6 @@ class TorchAttention:
                 page_size=page_size,
             )
         return _Step(metadata)
-
-    def prepare_for_capture(self, page_table: torch.Tensor, *, page_size: int) -> AttentionStep:
-        """It has no buffers that stay where they are."""
-        raise NotImplementedError
-
-    def prepare_for_replay(
-        self, page_table: torch.Tensor, *, seq_lens_host: Sequence[int], page_size: int
-    ) -> None:
-        """Nothing is captured."""
-        raise NotImplementedError
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ import torch
 from rich.progress import MofNCompleteColumn
 
 from kernels import apply_token_bitmask, registry, sample_tokens
-from kernels.attention import AttentionBackend
+from kernels.attention import AttentionBackend, CapturableBackend
 from worker.config import EngineConfig
 from worker.models.tensor_parallel import TensorParallelGroup
 from worker.plan.plan import Row
@@ -91,6 +91,7 @@ class StepGraphs:
         self._run_model = forward
         self._compute_logits = compute_logits
         self._tables = tables
+        assert backend is None or isinstance(backend, CapturableBackend), "it cannot be captured"
         self._backend = backend
         self._sizes = tuple(sizes)
         self._row_tokens = tables.block_size
@@ -151,7 +152,7 @@ class StepGraphs:
             self._masks.index_fill_(0, rows, -1)
         return self._tokens[: batch.num_rows]
 
-    def _plan(self, backend: AttentionBackend, batch: Batch) -> None:
+    def _plan(self, backend: CapturableBackend, batch: Batch) -> None:
         """Where its rows end: a batch of text, whose places the host knows."""
         assert batch.staged is not None, "graphs gather their inputs"
         ends = batch.rows[:, 1] + batch.rows[:, 2]

@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import torch
 
-from kernels.attention import create_attention_backend
+from kernels.attention import CapturableBackend, create_attention_backend
 from worker.config import EngineConfig
 from worker.models.config import ModelConfig, load_model_config
 from worker.models.context import KVCache
@@ -91,7 +91,7 @@ class ModelRunner:
         self._kv_caches: tuple[KVCache, ...] = ()
         self._streams = DeviceStreams(self.device) if self.device.type == "cuda" else None
         self._clock = DeviceClock()
-        can_capture = self._attention is None or self._attention.can_capture
+        can_capture = self._attention is None or isinstance(self._attention, CapturableBackend)
         streams = self._streams if can_capture else None
         self._capture = create_capture(config, group, streams, self.model_config.block_size)
         self._graphs: StepGraphs | None = None

@@ -81,9 +81,7 @@ def sample(
         expected = tables.flat_tokens.index_select(0, batch.destinations)
         tables.sampling.count(tokens, rules, expected)
     tables.flat_tokens.index_copy_(0, batch.destinations, tokens.int())
-    if rules is None:
-        return SamplerOutput(tokens=tokens)
-    if rules.logprobs is None or raw is None:
+    if rules is None or rules.logprobs is None or raw is None:
         return SamplerOutput(tokens=tokens)
     own = tokens.index_select(0, rules.logprobs.rows)
     return SamplerOutput(
