@@ -65,6 +65,10 @@ nothing where its value is null, false, zero or empty.)"""
 _REMEDIES = {
     "compression_config": "use the checkpoint's unquantized version",
 }
+_UNKNOWN = (
+    "it may change the model's mathematics; use another checkpoint, or remove the key if you know "
+    "that it does not"
+)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -114,7 +118,7 @@ class ModelFamily:
             elif value in (False, "", [], {}):
                 continue
             else:
-                remedy = _REMEDIES.get(key, "it may change the model's mathematics")
+                remedy = _REMEDIES.get(key, _UNKNOWN)
             raise ValueError(f"{key} = {_short(value)} in config.json is not supported: {remedy}")
 
 
@@ -130,7 +134,7 @@ def find_family(raw: Mapping[str, Any]) -> tuple[str, ModelFamily]:
             return str(name), FAMILIES[name]
     raise ValueError(
         f"architectures {names} in config.json: none is supported "
-        f"(supported: {', '.join(FAMILIES)})"
+        f"(supported: {', '.join(FAMILIES)}): use another checkpoint"
     )
 
 

@@ -1,0 +1,146 @@
+"""config.json of released models, and what rayfleet says of each.
+
+`python tests/support/worker/real_configs.py` counts them, with `--write` it renews the table of
+verdicts. How to write a configuration down stands in tests/worker/models/configs/README.md.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import tempfile
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from worker.models.config import ModelConfig
+
+FOLDER = Path(__file__).parents[2] / "worker" / "models" / "configs"
+VERDICTS = FOLDER / "verdicts" / "verdicts.json"
+_OF_THE_FOLDER = ("folder", "block_hash_salt")
+"""Fields of a ModelConfig that say where it lies."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RealConfig:
+    """The configuration files of one checkpoint."""
+
+    name: str
+    """On the Hub, or what was made of which model."""
+    source: str
+    """Where its values were read: a row of the table in README.md."""
+    config: Mapping[str, Any]
+    """The content of config.json."""
+    files: Mapping[str, Any]
+    """The content of further JSON files, by name."""
+
+    def write(self, folder: Path) -> None:
+        """Puts the files into a folder, which lacks weights."""
+        for name, content in {**self.files, "config.json": self.config}.items():
+            (folder / name).write_text(json.dumps(content), encoding="utf-8")
+
+    def read(self, folder: Path) -> ModelConfig:
+        """What rayfleet makes of it. Raises ValueError where it refuses it.
+
+        Args:
+            folder: an empty one, which gets the files.
+        """
+        self.write(folder)
+        return ModelConfig.parse(dict(self.config), folder, weights=False)
+
+
+def load_corpus() -> list[RealConfig]:
+    """All configurations, in the order of their files."""
+    return [config for path in sorted(FOLDER.glob("*.json")) for config in _load_family(path)]
+
+
+def verdict(real: RealConfig) -> dict[str, Any]:
+    """What is read, or why it is refused; in JSON's types."""
+    with tempfile.TemporaryDirectory() as folder:
+        try:
+            config = real.read(Path(folder))
+        except ValueError as error:
+            return {"refused": str(error).replace(folder, "FOLDER")}
+    said = {key: value for key, value in asdict(config).items() if key not in _OF_THE_FOLDER}
+    return {"accepted": _plain(said)}
+
+
+def verdicts() -> dict[str, dict[str, Any]]:
+    """What is said of each configuration, by its name."""
+    return {real.name: verdict(real) for real in load_corpus()}
+
+
+def _load_family(path: Path) -> Iterator[RealConfig]:
+    models = json.loads(path.read_text(encoding="utf-8"))
+    common = models.pop("_common", {})
+    for name in models:
+        entry = _inherit(models, name)
+        only, without = entry.pop("_only", None), entry.pop("_without", [])
+        base = common if only is None else {key: common[key] for key in only}
+        config = {key: value for key, value in {**base, **entry}.items() if key not in without}
+        source, files = config.pop("_source"), config.pop("_files", {})
+        config.pop("_abridged", None)
+        yield RealConfig(name=name, source=source, config=_expand(config), files=_expand(files))
+
+
+def _inherit(models: Mapping[str, Any], name: str) -> dict[str, Any]:
+    """An entry and, under it, the one that it is like, whose files and lacks it does not share."""
+    entry = dict(models[name])
+    parent = entry.pop("_like", None)
+    if parent is None:
+        return entry
+    inherited = _inherit(models, parent)
+    for own in ("_files", "_without"):
+        inherited.pop(own, None)
+    return {**inherited, **entry}
+
+
+def _expand(value: Any) -> Any:
+    """Writes lists out: {"_cycle": [a, b], "_length": n} is a b a b ..., n long, and in a list
+    {"_per_layer": ["x.{}"], "_length": n} is x.0, x.1, ..."""
+    if isinstance(value, list):
+        return [item for part in value for item in _expand_item(part)]
+    if not isinstance(value, Mapping):
+        return value
+    if "_cycle" in value:
+        cycle = value["_cycle"]
+        return [cycle[place % len(cycle)] for place in range(value["_length"])]
+    return {key: _expand(part) for key, part in value.items()}
+
+
+def _expand_item(item: Any) -> list[Any]:
+    if isinstance(item, Mapping) and "_per_layer" in item:
+        layers = range(item["_length"])
+        return [name.format(layer) for layer in layers for name in item["_per_layer"]]
+    return [_expand(item)]
+
+
+def _plain(value: Any) -> Any:
+    """In JSON's types; long runs of the same value are counted."""
+    if isinstance(value, Mapping):
+        return {key: _plain(part) for key, part in value.items() if part is not None}
+    if isinstance(value, frozenset):
+        return sorted(value)
+    if isinstance(value, tuple):
+        parts = [_plain(part) for part in value]
+        return f"{len(parts)} x {parts[0]}" if len(parts) > 4 and len(set(parts)) == 1 else parts
+    return value
+
+
+def main() -> None:
+    """Counts verdicts by source, and writes their table where --write is given."""
+    said = verdicts()
+    if "--write" in sys.argv:
+        lines = (f"{json.dumps(name)}: {json.dumps(text)}" for name, text in said.items())
+        VERDICTS.write_text("{\n" + ",\n".join(lines) + "\n}\n", encoding="utf-8")
+    counts = Counter((real.source, *said[real.name]) for real in load_corpus())
+    for (source, word), count in sorted(counts.items()):
+        print(f"{source:12} {word:8} {count:4}")
+    accepted = sum("accepted" in text for text in said.values())
+    print(f"accepted {accepted} of {len(said)} ({100 * accepted / len(said):.0f} %)")
+
+
+if __name__ == "__main__":
+    main()
