@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import socket
 import subprocess
 import sys
@@ -10,17 +11,16 @@ from pathlib import Path
 import pytest
 
 from cluster import ports
-from cluster.ports import GATEWAY_PORTS, PORTS_PER_FLEET, PortRange, free_ports
+from cluster.ports import GATEWAY_PORTS, PORTS_PER_FLEET, SINGLE_PORTS, PortRange, free_ports
 
 GIVE_ALL = "from cluster import ports; ports.SINGLE_PORTS = range({0}, {1}); ports.free_ports({2})"
 
 
 def test_ports_are_none_that_a_connection_may_take_meanwhile() -> None:
-    first_of_connections = Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0]
     singles = free_ports(50)
     assert len(set(singles)) == 50
-    assert max(singles) < int(first_of_connections)
-    assert GATEWAY_PORTS.stop < int(first_of_connections)
+    assert max(singles) < _first_of_connections()
+    assert GATEWAY_PORTS.stop < _first_of_connections()
 
 
 def test_no_port_is_given_twice(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -61,8 +61,19 @@ def test_a_port_that_is_taken_is_not_free(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def _unused_run_of_ports(count: int) -> int:
-    """The first of `count` ports in a row, of the system's choice, so none of a fleet's."""
+    """The first of `count` ports in a row that neither a fleet nor a connection takes meanwhile."""
+    between = range(SINGLE_PORTS.stop, _first_of_connections())
+    while True:
+        first = random.choice(between[:-count])
+        if all(_is_unused(port) for port in range(first, first + count)):
+            return first
+
+
+def _is_unused(port: int) -> bool:
     with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        chosen: int = probe.getsockname()[1]
-    return min(chosen, 65_535 - count)
+        return probe.connect_ex(("127.0.0.1", port)) != 0
+
+
+def _first_of_connections() -> int:
+    """The first port that Linux gives to outgoing connections and to those who ask for any."""
+    return int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
