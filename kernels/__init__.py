@@ -1,13 +1,5 @@
 """GPU and CPU math: one op per folder, a Triton kernel beside its torch reference."""
 
-from kernels.attention import (
-    DecodeMetadata,
-    ExtendMetadata,
-    decode_attention,
-    extend_attention,
-    prepare_decode,
-    prepare_extend,
-)
 from kernels.draft_ngrams import draft_ngrams
 from kernels.fused_moe import fused_moe
 from kernels.gumbel_noise import gumbel_noise
@@ -32,9 +24,7 @@ from kernels.token_scores import TokenScores, token_scores
 
 __all__ = [
     "Backend",
-    "DecodeMetadata",
     "EditRows",
-    "ExtendMetadata",
     "Op",
     "OpRegistry",
     "PackedLinear",
@@ -47,10 +37,8 @@ __all__ = [
     "apply_token_bitmask",
     "apply_token_edits_",
     "count_tokens_",
-    "decode_attention",
     "dequantize_fp8",
     "draft_ngrams",
-    "extend_attention",
     "fused_add_rms_norm",
     "fused_moe",
     "gather_step_inputs",
@@ -58,8 +46,6 @@ __all__ = [
     "linear",
     "pack_fp8_linear_weight",
     "pack_linear_weight",
-    "prepare_decode",
-    "prepare_extend",
     "registry",
     "rms_norm",
     "rotary_embedding",

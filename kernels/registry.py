@@ -75,9 +75,9 @@ class OpRegistry:
     def __iter__(self) -> Iterator[str]:
         return iter(self._ops)
 
-    def uses_triton(self, tensor: torch.Tensor) -> bool:
-        """Whether ops that have a Triton kernel run it on `tensor`."""
-        return self.backend == "triton" or (self.backend == "auto" and tensor.is_cuda)
+    def uses_triton(self, device: torch.device) -> bool:
+        """Whether ops that have a Triton kernel run it on tensors of `device`."""
+        return self.backend == "triton" or (self.backend == "auto" and device.type == "cuda")
 
     def set_backend(self, backend: Backend) -> None:
         """Select "auto" (Triton on CUDA), "torch" or "triton" for every op of the process."""

@@ -1,84 +1,162 @@
-"""What attention by other libraries has to offer, so that a step can use it like the ops here.
+"""What attention takes and what a backend offers: the one place that writes the signatures down.
 
-    eager     plan_decode, plan_extend ──> AttentionStep.attend, layer by layer
-    captured  prepare_for_capture ──> attend, layer by layer, once for each number of rows
-              prepare_for_replay, then the graph, for each step
-
-The ops here read lengths and pages on the device alone: they need nothing before a replay.
+eager     plan ──> AttentionStep.forward, layer by layer
+captured  prepare_for_capture ──> forward, layer by layer, once for each number of rows
+          prepare_for_replay, then the graph, for each step
 """
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import Literal, Protocol, runtime_checkable
+from dataclasses import dataclass
+from typing import ClassVar, Protocol
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
-AttentionBackendName = Literal["auto", "triton", "flashinfer", "flash", "torch"]
+_HALF_TYPES = (torch.float16, torch.bfloat16)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AttentionSettings:
+    """What a backend is created for."""
+
+    device: torch.device
+    """Where the caches lie."""
+    dtype: torch.dtype
+    """Of queries and caches."""
+    page_size: int
+    """Tokens of a page."""
+    batch_invariant: bool = False
+    """Whether a query's bits may depend on its own keys and nothing else."""
+    block_size: int = 1
+    """Positions of one block see each other; 1 is causal."""
+
+    def check_library(self, name: str) -> None:
+        """Raises ValueError where causal attention kernels of a library for CUDA do not serve.
+
+        Args:
+            name: of the backend.
+        """
+        option = f"--attention-backend {name}"
+        if self.batch_invariant:
+            raise ValueError(f"{option} is not batch-invariant; use auto or triton")
+        if self.block_size > 1:
+            raise ValueError(f"{option} attends causally, this model in blocks: use auto")
+        if self.device.type != "cuda":
+            raise ValueError(f"{option} needs a CUDA device; use auto or torch")
+        if self.dtype not in _HALF_TYPES:
+            raise ValueError(
+                f"{option} takes float16 and bfloat16, not {self.dtype}; use auto, or --dtype"
+            )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AttentionMetadata:
+    """B rows of one step: decodes, which have one query each, or extends, which have any number.
+
+    Query i of a row stands at position `seq_len - query_len + i` and sees all positions up to the
+    end of its block; blocks are counted from 0. The lengths on the host repeat those on the device
+    (planning never waits for it).
+    """
+
+    page_table: torch.Tensor
+    """[B, P] int32: pages in the order of positions; entries past a row's end are valid pages."""
+    seq_lens: torch.Tensor
+    """[B] int32: tokens in the cache, the new ones included. 0 is padding."""
+    seq_lens_host: Sequence[int]
+    """[B]. Upper bounds where `AttentionBackend.needs_exact_lengths` is false."""
+    query_start: torch.Tensor | None = None
+    """[B + 1] int32: where each row's queries begin among all; None of decodes."""
+    query_lens_host: Sequence[int] = ()
+    """[B]; empty of decodes."""
+    page_size: int
+    """Tokens of a page."""
+    block_size: int = 1
+    """Positions of one block see each other; 1 is causal. Extends begin and end where blocks do."""
+
+    def __post_init__(self) -> None:
+        rows, columns = self.page_table.shape
+        assert rows == len(self.seq_lens_host), f"{rows} page rows, {len(self.seq_lens_host)} rows"
+        room = columns * self.page_size
+        assert room >= self.max_seq_len, f"{room} tokens in a page row, {self.max_seq_len} needed"
+        if self.query_start is None:
+            return
+        lengths = list(zip(self.query_lens_host, self.seq_lens_host, strict=True))
+        assert all(0 < query <= seq for query, seq in lengths), (
+            "a row extends by at least one token and holds at least its new tokens"
+        )
+        size = self.block_size
+        assert all(query % size == 0 == seq % size for query, seq in lengths), (
+            f"rows are to consist of whole blocks of {size}"
+        )
+
+    @property
+    def max_seq_len(self) -> int:
+        """Of the rows, or a bound."""
+        return max(self.seq_lens_host, default=0)
 
 
 class AttentionStep(Protocol):
-    """The attention of one step, the same for every layer."""
+    """A step's planned attention, which all of its layers share."""
 
-    def attend(
-        self, q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, scale: float
+    def forward(
+        self, q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, *, scale: float
     ) -> torch.Tensor:
-        """Arguments and result as for `decode_attention` and `extend_attention`."""
-        ...
+        """Attends with each query over the pages of its row.
 
-
-class AttentionBackend(Protocol):
-    """Plans steps. The lengths on the host must be exact: libraries plan by them."""
-
-    def plan_decode(
-        self,
-        page_table: torch.Tensor,
-        seq_lens: torch.Tensor,
-        *,
-        seq_lens_host: Sequence[int],
-        page_size: int,
-    ) -> AttentionStep:
-        """As `prepare_decode`."""
-        ...
-
-    def plan_extend(
-        self,
-        page_table: torch.Tensor,
-        seq_lens: torch.Tensor,
-        query_start: torch.Tensor,
-        *,
-        seq_lens_host: Sequence[int],
-        query_lens_host: Sequence[int],
-        page_size: int,
-    ) -> AttentionStep:
-        """As `prepare_extend`."""
-        ...
-
-
-@runtime_checkable
-class CapturableBackend(AttentionBackend, Protocol):
-    """One whose decode steps may be captured in CUDA graphs."""
-
-    def prepare_for_capture(self, page_table: torch.Tensor, *, page_size: int) -> AttentionStep:
-        """A decode step of B rows to be captured, on the dummy page.
-
-        What it launches reads buffers that stay where they are. It is planned when it first
-        attends: launch it once before the capture.
+        Query head h reads kv head h // (Hq // Hkv). A row of length 0 yields finite numbers
+        without meaning.
 
         Args:
-            page_table: [B, P] int32, as wide as that of any step to come.
-            page_size: tokens of a page.
+            q: [T, Hq, D], rows one after another; heads side by side, rows may be strided.
+            k_cache: [num_pages, page_size, Hkv, D], the new tokens' keys included. The caches must
+                hold finite numbers everywhere, unused slots too: allocate them with zeros.
+            v_cache: values, of the same shape.
+            scale: factor of the products of queries and keys.
+
+        Returns:
+            [T, Hq, D].
         """
         ...
 
+
+class AttentionBackend(ABC):
+    """An implementation of paged attention with grouped query heads."""
+
+    needs_exact_lengths: ClassVar[bool] = True
+    """Whether it plans by the lengths on the host; else it reads them on the device, where they
+    may follow from what is still being computed."""
+
+    @abstractmethod
+    def plan(self, metadata: AttentionMetadata) -> AttentionStep:
+        """Prepares the attention of a step's rows, before its first layer."""
+
+
+class CapturableBackend(AttentionBackend):
+    """A backend whose steps may be captured in CUDA graphs."""
+
+    @abstractmethod
+    def prepare_for_capture(self, metadata: AttentionMetadata) -> AttentionStep:
+        """A step of dummy rows to be captured.
+
+        What it launches reads buffers that stay where they are. Launch it once before the capture:
+        kernels are compiled, and some backends plan, when a layer first attends.
+
+        Args:
+            metadata: as wide a page table as any step to come has, and bounds of its lengths.
+        """
+
+    @abstractmethod
     def prepare_for_replay(
-        self, page_table: torch.Tensor, *, seq_lens_host: Sequence[int], page_size: int
+        self, page_table: torch.Tensor, slots: torch.Tensor, seq_lens: npt.NDArray[np.int64]
     ) -> None:
         """Plans the captured step of B rows anew, outside its graph.
 
         Args:
-            page_table: [B, P] int32 of this step's rows, padding included.
-            seq_lens_host: [B], exact.
-            page_size: tokens of a page.
+            page_table: [all slots, P] int32, as wide as that of the captured step.
+            slots: [B] int64: its rows in this step, padding included.
+            seq_lens: [B], on the host, exact.
         """
-        ...

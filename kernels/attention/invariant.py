@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 
 from kernels.attention.torch_plan_invariant import (
@@ -12,33 +14,35 @@ from kernels.attention.torch_plan_invariant import (
 )
 
 
-def invariant_attention(
-    q: torch.Tensor,
-    k_cache: torch.Tensor,
-    v_cache: torch.Tensor,
-    plan: InvariantPlan,
-    scale: float,
-) -> torch.Tensor:
-    """Serve decode and extend alike: q [T, Hq, D] with the queries that the plan names."""
-    num_q_heads, head_dim = q.shape[1:]
-    num_kv_heads = k_cache.shape[2]
-    out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
-    for block in plan.blocks:
-        rows = block.num_tiles * TILE_QUERIES
-        tiles = torch.zeros(rows, num_q_heads, head_dim, dtype=q.dtype, device=q.device)
-        tiles.index_copy_(0, block.places, q[block.start : block.stop])
-        shape = (block.num_tiles, TILE_QUERIES, num_kv_heads, -1, head_dim)
-        folded = _fold(
-            tiles.view(shape).transpose(1, 2).contiguous(),
-            k_cache,
-            v_cache,
-            block,
-            plan.split,
-            scale,
-        )
-        result = folded.transpose(1, 2).reshape(rows, num_q_heads, head_dim)
-        torch.index_select(result, 0, block.places, out=out[block.start : block.stop])
-    return out
+@dataclass(frozen=True, slots=True)
+class InvariantStep:
+    """Decodes and extends alike, as their plan has laid out the queries."""
+
+    plan: InvariantPlan
+
+    def forward(
+        self, q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, *, scale: float
+    ) -> torch.Tensor:
+        """Tiles of queries over splits of keys."""
+        num_q_heads, head_dim = q.shape[1:]
+        num_kv_heads = k_cache.shape[2]
+        out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
+        for block in self.plan.blocks:
+            rows = block.num_tiles * TILE_QUERIES
+            tiles = torch.zeros(rows, num_q_heads, head_dim, dtype=q.dtype, device=q.device)
+            tiles.index_copy_(0, block.places, q[block.start : block.stop])
+            shape = (block.num_tiles, TILE_QUERIES, num_kv_heads, -1, head_dim)
+            folded = _fold(
+                tiles.view(shape).transpose(1, 2).contiguous(),
+                k_cache,
+                v_cache,
+                block,
+                self.plan.split,
+                scale,
+            )
+            result = folded.transpose(1, 2).reshape(rows, num_q_heads, head_dim)
+            torch.index_select(result, 0, block.places, out=out[block.start : block.stop])
+        return out
 
 
 def _fold(

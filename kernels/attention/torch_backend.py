@@ -1,70 +1,136 @@
-"""The torch reference where kernels would run otherwise: to compare, not to serve."""
+"""Torch paged attention: gather whole pages, then scaled dot product attention. It serves CPUs; on
+CUDA it is there to compare with."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
+from torch.nn.functional import scaled_dot_product_attention
 
-from kernels.attention import reference
-from kernels.attention.metadata import (
-    DecodeMetadata,
-    ExtendMetadata,
-    prepare_decode,
-    prepare_extend,
+from kernels.attention.base import (
+    AttentionBackend,
+    AttentionMetadata,
+    AttentionSettings,
+    AttentionStep,
 )
-from kernels.registry import registry
+from kernels.attention.invariant import InvariantStep
+from kernels.attention.torch_plan import (
+    DecodeGroup,
+    ExtendPiece,
+    plan_decode_groups,
+    plan_extend_pieces,
+)
+from kernels.attention.torch_plan_invariant import plan_invariant_decode, plan_invariant_extend
 
 
-class TorchAttention:
-    """Plans and attends as on CPU."""
+def create(settings: AttentionSettings) -> TorchAttention:
+    """The backend. Raises ValueError where it is to be batch-invariant on CUDA."""
+    if settings.batch_invariant and settings.device.type != "cpu":
+        raise ValueError("--attention-backend torch is not batch-invariant; use auto or triton")
+    return TorchAttention(batch_invariant=settings.batch_invariant)
 
-    def plan_decode(
-        self,
-        page_table: torch.Tensor,
-        seq_lens: torch.Tensor,
-        *,
-        seq_lens_host: Sequence[int],
-        page_size: int,
-    ) -> _Step:
-        """Groups rows by length."""
-        with registry.using("torch"):
-            metadata = prepare_decode(
-                page_table, seq_lens, seq_lens_host=seq_lens_host, page_size=page_size
-            )
-        return _Step(metadata)
 
-    def plan_extend(
-        self,
-        page_table: torch.Tensor,
-        seq_lens: torch.Tensor,
-        query_start: torch.Tensor,
-        *,
-        seq_lens_host: Sequence[int],
-        query_lens_host: Sequence[int],
-        page_size: int,
-    ) -> _Step:
-        """Cuts rows into pieces."""
-        with registry.using("torch"):
-            metadata = prepare_extend(
-                page_table,
-                seq_lens,
-                query_start,
-                seq_lens_host=seq_lens_host,
-                query_lens_host=query_lens_host,
-                page_size=page_size,
-            )
-        return _Step(metadata)
+class TorchAttention(AttentionBackend):
+    """Decodes in groups of rows of similar length, extends row by row.
+
+    Args:
+        batch_invariant: whether to cut keys and queries at fixed positions instead.
+    """
+
+    def __init__(self, *, batch_invariant: bool = False) -> None:
+        self._batch_invariant = batch_invariant
+
+    def plan(self, metadata: AttentionMetadata) -> AttentionStep:
+        """Which pages to gather, which rows to compute together, which positions to mask."""
+        if metadata.query_start is None:
+            if self._batch_invariant:
+                return InvariantStep(plan_invariant_decode(metadata))
+            return DecodeStep(plan_decode_groups(metadata))
+        if self._batch_invariant:
+            return InvariantStep(plan_invariant_extend(metadata))
+        return ExtendStep(plan_extend_pieces(metadata))
 
 
 @dataclass(frozen=True, slots=True)
-class _Step:
-    metadata: DecodeMetadata | ExtendMetadata
+class DecodeStep:
+    """One attention call per group of rows."""
 
-    def attend(
-        self, q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, scale: float
+    groups: tuple[DecodeGroup, ...]
+
+    def forward(
+        self, q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, *, scale: float
     ) -> torch.Tensor:
-        if isinstance(self.metadata, DecodeMetadata):
-            return reference.decode_attention(q, k_cache, v_cache, self.metadata, scale)
-        return reference.extend_attention(q, k_cache, v_cache, self.metadata, scale)
+        """One query per row."""
+        if len(self.groups) == 1 and self.groups[0].rows is None:
+            return _decode_group(q, k_cache, v_cache, self.groups[0], scale)
+        out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
+        for group in self.groups:
+            assert group.rows is not None, "several groups name their rows"
+            part = _decode_group(q.index_select(0, group.rows), k_cache, v_cache, group, scale)
+            out.index_copy_(0, group.rows, part)
+        return out
+
+
+def _decode_group(
+    q: torch.Tensor,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    group: DecodeGroup,
+    scale: float,
+) -> torch.Tensor:
+    rows, num_q_heads, head_dim = q.shape
+    num_kv_heads = k_cache.shape[2]
+    k = _gather_pages(k_cache, group.pages, rows)[:, :, : group.length]
+    v = _gather_pages(v_cache, group.pages, rows)[:, :, : group.length]
+    mask = group.mask if group.mask is None else group.mask.to(q.dtype)
+    # Query heads that share a kv head are laid out as its queries: no expansion of the keys. With
+    # several threads, measured on CPU, the matrix-vector form per query head is faster.
+    grouped = torch.get_num_threads() == 1 or q.is_cuda
+    shape = (rows, num_kv_heads, -1, head_dim) if grouped else (rows, num_q_heads, 1, head_dim)
+    out = scaled_dot_product_attention(
+        q.reshape(shape), k, v, attn_mask=mask, scale=scale, enable_gqa=not grouped
+    )
+    return out.reshape(rows, num_q_heads, head_dim)
+
+
+@dataclass(frozen=True, slots=True)
+class ExtendStep:
+    """One attention call per row, or per piece of a long one."""
+
+    pieces: tuple[ExtendPiece, ...]
+
+    def forward(
+        self, q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, *, scale: float
+    ) -> torch.Tensor:
+        """Many queries per row."""
+        parts = [_extend_piece(q, k_cache, v_cache, piece, scale) for piece in self.pieces]
+        if len(parts) == 1:
+            return parts[0]
+        return torch.cat(parts) if parts else torch.empty_like(q)
+
+
+def _extend_piece(
+    q: torch.Tensor,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    piece: ExtendPiece,
+    scale: float,
+) -> torch.Tensor:
+    out = scaled_dot_product_attention(
+        q[piece.query_start : piece.query_stop].transpose(0, 1).unsqueeze(0),
+        _gather_pages(k_cache, piece.pages, 1)[:, :, : piece.length],
+        _gather_pages(v_cache, piece.pages, 1)[:, :, : piece.length],
+        attn_mask=piece.mask if piece.mask is None else piece.mask.to(q.dtype),
+        is_causal=piece.is_causal,
+        scale=scale,
+        enable_gqa=q.shape[1] != k_cache.shape[2],
+    )
+    return out.squeeze(0).transpose(0, 1)
+
+
+def _gather_pages(cache: torch.Tensor, pages: torch.Tensor, rows: int) -> torch.Tensor:
+    """Copy pages [rows * n] out of a cache: [rows, Hkv, n * page_size, D] (a strided view)."""
+    num_pages, _, num_kv_heads, head_dim = cache.shape
+    flat = cache.view(num_pages, -1).index_select(0, pages)
+    return flat.view(rows, -1, num_kv_heads, head_dim).transpose(1, 2)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
+
+from kernels.attention.base import AttentionMetadata
 
 # Rows share a group while padding them to its longest row at most doubles their pages.
 _MAX_PADDING = 2
@@ -46,14 +47,11 @@ class ExtendPiece:
     """[queries, length] fp32, 0 or -inf."""
 
 
-def plan_decode_groups(
-    page_table: torch.Tensor,
-    seq_lens: torch.Tensor,
-    seq_lens_host: Sequence[int],
-    page_size: int,
-) -> tuple[DecodeGroup, ...]:
+def plan_decode_groups(metadata: AttentionMetadata) -> tuple[DecodeGroup, ...]:
     """Group rows by length. A row of length 0 reads one position, so that it stays finite."""
-    lengths = [max(1, length) for length in seq_lens_host]
+    page_table, page_size = metadata.page_table, metadata.page_size
+    seq_lens = metadata.seq_lens
+    lengths = [max(1, length) for length in metadata.seq_lens_host]
     groups = []
     for rows in _group_by_length(lengths, page_size):
         longest = max(lengths[row] for row in rows)
@@ -98,17 +96,14 @@ def _group_by_length(lengths: list[int], page_size: int) -> list[list[int]]:
     return [sorted(group) for group in groups]
 
 
-def plan_extend_pieces(
-    page_table: torch.Tensor,
-    seq_lens_host: Sequence[int],
-    query_lens_host: Sequence[int],
-    page_size: int,
-    block_size: int = 1,
-) -> tuple[ExtendPiece, ...]:
+def plan_extend_pieces(metadata: AttentionMetadata) -> tuple[ExtendPiece, ...]:
     """One piece per row; more where a row's mask would grow large."""
+    page_table, page_size = metadata.page_table, metadata.page_size
+    block_size = metadata.block_size
     pieces = []
     row_start = 0
-    for row, (seq_len, query_len) in enumerate(zip(seq_lens_host, query_lens_host, strict=True)):
+    lengths = zip(metadata.seq_lens_host, metadata.query_lens_host, strict=True)
+    for row, (seq_len, query_len) in enumerate(lengths):
         prefix = seq_len - query_len
         needs_no_mask = prefix == 0 and block_size == 1
         step = query_len if needs_no_mask else max(1, _MAX_MASK_ELEMENTS // seq_len)

@@ -9,11 +9,11 @@ not read each other, and a tile's splits are folded in order.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 
+from kernels.attention.base import AttentionMetadata
 from kernels.attention.torch_plan import causal_mask, visible_length
 
 SPLIT_TOKENS = 128
@@ -57,10 +57,10 @@ class InvariantPlan:
     blocks: tuple[InvariantBlock, ...]
 
 
-def plan_invariant_decode(
-    page_table: torch.Tensor, seq_lens_host: Sequence[int], page_size: int
-) -> InvariantPlan:
+def plan_invariant_decode(metadata: AttentionMetadata) -> InvariantPlan:
     """One tile per row, by falling length, so that the tiles that reach a split are a prefix."""
+    page_table, page_size = metadata.page_table, metadata.page_size
+    seq_lens_host = metadata.seq_lens_host
     split = max(SPLIT_TOKENS, page_size)
     device = page_table.device
     blocks = []
@@ -91,18 +91,15 @@ def plan_invariant_decode(
     return InvariantPlan(split=split, blocks=tuple(blocks))
 
 
-def plan_invariant_extend(
-    page_table: torch.Tensor,
-    seq_lens_host: Sequence[int],
-    query_lens_host: Sequence[int],
-    page_size: int,
-    block_size: int = 1,
-) -> InvariantPlan:
+def plan_invariant_extend(metadata: AttentionMetadata) -> InvariantPlan:
     """One block per row, cut where it has very many queries."""
+    page_table, page_size = metadata.page_table, metadata.page_size
+    block_size = metadata.block_size
     split = max(SPLIT_TOKENS, page_size)
     blocks = []
     row_start = 0
-    for row, (seq_len, query_len) in enumerate(zip(seq_lens_host, query_lens_host, strict=True)):
+    lengths = zip(metadata.seq_lens_host, metadata.query_lens_host, strict=True)
+    for row, (seq_len, query_len) in enumerate(lengths):
         for begin in range(0, query_len, _MAX_QUERIES):
             end = min(begin + _MAX_QUERIES, query_len)
             offset = seq_len - query_len  # position of the row's first new token

@@ -7,11 +7,12 @@ leaves a normalised partial output with its log-sum-exp. Stage 2 folds a query's
 # mypy: disable-error-code="no-untyped-def,untyped-decorator"
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 import triton
 import triton.language as tl
 
-from kernels.attention.metadata import DecodeMetadata
 from kernels.attention.triton_config import (
     INVARIANT_SPLIT_TOKENS,
     MAX_INVARIANT_PARTIALS,
@@ -25,56 +26,63 @@ from kernels.attention.triton_config import (
 _TARGET_PROGRAMS = 512
 
 
-def decode_attention(
+class VisibleRows(NamedTuple):
+    """What each of n queries attends to."""
+
+    page_table: torch.Tensor
+    """[B, P] int32."""
+    visible_lens: torch.Tensor
+    """[n] int32: its first positions."""
+    page_rows: torch.Tensor | None = None
+    """[n] int32: its row of the page table; None where query i has row i."""
+
+    def part(self, queries: slice) -> VisibleRows:
+        """That of some of the queries."""
+        if self.page_rows is None:
+            return VisibleRows(self.page_table[queries], self.visible_lens[queries])
+        return VisibleRows(self.page_table, self.visible_lens[queries], self.page_rows[queries])
+
+
+def attend_in_splits(
     q: torch.Tensor,
     k_cache: torch.Tensor,
     v_cache: torch.Tensor,
-    metadata: DecodeMetadata,
+    rows: VisibleRows,
+    max_seq_len: int,
     scale: float,
 ) -> torch.Tensor:
-    """Launch both stages for one query per row."""
+    """Attend with each query of q [n, Hq, D]; each one's keys are divided evenly into as many
+    splits as fill the device."""
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
-    if q.shape[0] == 0:
-        return out
-    if metadata.batch_invariant:
-        launch_invariant_attention(
-            q, k_cache, v_cache, out, metadata.page_table, metadata.seq_lens, None,
-            metadata.max_seq_len, scale,
-        )  # fmt: skip
-        return out
-    num_splits = _num_splits(q.shape[0] * k_cache.shape[2], metadata.max_seq_len)
-    _launch_split_attention(
-        q, k_cache, v_cache, out, metadata.page_table, metadata.seq_lens, None, num_splits, 0, scale
-    )
+    if q.shape[0]:
+        num_splits = _num_splits(q.shape[0] * k_cache.shape[2], max_seq_len)
+        _launch(q, k_cache, v_cache, out, rows, num_splits, 0, scale)
     return out
 
 
-def launch_invariant_attention(
+def attend_in_fixed_splits(
     q: torch.Tensor,
     k_cache: torch.Tensor,
     v_cache: torch.Tensor,
-    out: torch.Tensor,
-    page_table: torch.Tensor,
-    visible_lens: torch.Tensor,
-    page_rows: torch.Tensor | None,
+    rows: VisibleRows,
     max_seq_len: int,
     scale: float,
-) -> None:
-    """Attend with splits of a fixed length, for decode and extend alike; writes `out`.
+) -> torch.Tensor:
+    """Attend with splits of a fixed length: a query's bits depend on nothing but its own keys.
 
     In pieces of queries: the number of splits grows with the longest row, and so would the
-    partial outputs. Arguments as for a single launch.
+    partial outputs.
     """
+    out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
     num_splits = max(1, triton.cdiv(max_seq_len, INVARIANT_SPLIT_TOKENS))
     step = max(1, MAX_INVARIANT_PARTIALS // num_splits)
     for start in range(0, q.shape[0], step):
         part = slice(start, start + step)
-        own_table = page_table[part] if page_rows is None else page_table
-        own_rows = None if page_rows is None else page_rows[part]
-        _launch_split_attention(
-            q[part], k_cache, v_cache, out[part], own_table, visible_lens[part], own_rows,
-            num_splits, INVARIANT_SPLIT_TOKENS, scale,
+        _launch(
+            q[part], k_cache, v_cache, out[part], rows.part(part), num_splits,
+            INVARIANT_SPLIT_TOKENS, scale,
         )  # fmt: skip
+    return out
 
 
 def _num_splits(programs_per_split: int, max_seq_len: int) -> int:
@@ -83,23 +91,17 @@ def _num_splits(programs_per_split: int, max_seq_len: int) -> int:
     return max(1, min(wanted, useful, MAX_SPLITS))
 
 
-def _launch_split_attention(
+def _launch(
     q: torch.Tensor,
     k_cache: torch.Tensor,
     v_cache: torch.Tensor,
     out: torch.Tensor,
-    page_table: torch.Tensor,
-    visible_lens: torch.Tensor,
-    page_rows: torch.Tensor | None,
+    rows: VisibleRows,
     num_splits: int,
     split_tokens: int,
     scale: float,
 ) -> None:
-    """Attend with each query of q [n, Hq, D] over its first `visible_lens` [n] positions.
-
-    Its pages are row i of the page table, or row `page_rows[i]`. `split_tokens` fixes the keys per
-    split; 0 divides each query's keys evenly over `num_splits`.
-    """
+    """Both stages. `split_tokens` fixes the keys per split; 0 divides each query's keys evenly."""
     num_queries, num_q_heads, head_dim = q.shape
     num_kv_heads, page_size = k_cache.shape[2], k_cache.shape[1]
     group = num_q_heads // num_kv_heads
@@ -113,15 +115,15 @@ def _launch_split_attention(
               "BLOCK_D": block_d}  # fmt: skip
     head_blocks = triton.cdiv(group, blocks.queries)
     _split_kernel[(num_queries, num_kv_heads * head_blocks, num_splits)](
-        q, k_cache, v_cache, partial, lse, page_table, visible_lens,
-        page_rows if page_rows is not None else visible_lens,
-        q.stride(0), q.stride(1), page_table.stride(0), scale,
-        INDIRECT=page_rows is not None, NUM_KV_HEADS=num_kv_heads, GROUP=group,
+        q, k_cache, v_cache, partial, lse, rows.page_table, rows.visible_lens,
+        rows.visible_lens if rows.page_rows is None else rows.page_rows,
+        q.stride(0), q.stride(1), rows.page_table.stride(0), scale,
+        INDIRECT=rows.page_rows is not None, NUM_KV_HEADS=num_kv_heads, GROUP=group,
         PAGE_SIZE=page_size, BLOCK_H=blocks.queries, PRECISION=dot_precision(q.dtype),
         num_warps=blocks.warps, num_stages=blocks.stages, **common,
     )  # fmt: skip
     _merge_kernel[(num_queries, num_q_heads)](
-        partial, lse, out, visible_lens, num_splits, num_warps=2, **common
+        partial, lse, out, rows.visible_lens, num_splits, num_warps=2, **common
     )
 
 

@@ -11,29 +11,22 @@ import torch
 import triton
 import triton.language as tl
 
-from kernels.attention.metadata import ExtendMetadata
+from kernels.attention.base import AttentionMetadata
 from kernels.attention.triton_config import dot_precision, extend_blocks
-from kernels.attention.triton_decode import fold_block, launch_invariant_attention
+from kernels.attention.triton_decode import fold_block
 
 
 def extend_attention(
     q: torch.Tensor,
     k_cache: torch.Tensor,
     v_cache: torch.Tensor,
-    metadata: ExtendMetadata,
+    metadata: AttentionMetadata,
     scale: float,
 ) -> torch.Tensor:
-    """Launch for all rows; batch-invariant steps go through the decode kernel instead."""
+    """Launch for all rows."""
+    assert metadata.query_start is not None, "extends say where their queries begin"
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
     if q.shape[0] == 0:
-        return out
-    if metadata.batch_invariant:
-        # Every new token is a decode query: one kernel, one tile shape, the same bits.
-        assert metadata.visible_lens is not None, "prepare_extend fills the per-query tensors"
-        launch_invariant_attention(
-            q, k_cache, v_cache, out, metadata.page_table, metadata.visible_lens,
-            metadata.query_rows, metadata.max_seq_len, scale,
-        )  # fmt: skip
         return out
     num_q_heads, head_dim = q.shape[1], q.shape[2]
     num_kv_heads, page_size = k_cache.shape[2], k_cache.shape[1]
@@ -41,7 +34,7 @@ def extend_attention(
     grid = (
         metadata.page_table.shape[0],
         num_q_heads,
-        triton.cdiv(metadata.max_query_len, blocks.queries),
+        triton.cdiv(max(metadata.query_lens_host), blocks.queries),
     )
     _extend_kernel[grid](
         q, k_cache, v_cache, out, metadata.page_table, metadata.seq_lens, metadata.query_start,

@@ -34,7 +34,7 @@ def pack_linear_weight(weight: torch.Tensor, *, batch_invariant: bool = False) -
     With `batch_invariant` a row's result does not depend, in any bit, on the other rows, on their
     number or on the row's place.
     """
-    if registry.uses_triton(weight):
+    if registry.uses_triton(weight.device):
         return TritonTiledWeight(weight) if batch_invariant else PlainWeight(weight)
     if weight.device.type == "cpu" and onednn.is_available(weight.dtype):
         if not batch_invariant:
@@ -57,7 +57,7 @@ def pack_fp8_linear_weight(
 ) -> PackedLinear:
     """Choose the packed form for an FP8 weight; arguments as of `dequantize_fp8` and
     `pack_linear_weight`. On CPU it is dequantized here, once."""
-    if registry.uses_triton(values):
+    if registry.uses_triton(values.device):
         return TritonFp8Weight(values, scales, block, offset)
     weight = dequantize_fp8(values, scales, block, offset, dtype=dtype)
     return pack_linear_weight(weight, batch_invariant=batch_invariant)

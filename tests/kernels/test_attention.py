@@ -3,8 +3,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from kernels import prepare_decode, prepare_extend
-from kernels.attention import torch_plan
+from kernels.attention import AttentionMetadata, torch_plan
+from kernels.attention.torch_backend import TorchAttention
 from tests.support.kernels.paged_cases import Paged, make_paged, naive_decode, naive_extend
 
 SHAPES = [(8, 4, 32), (12, 4, 64), (4, 1, 40), (3, 3, 16)]
@@ -126,19 +126,25 @@ def test_padding_rows_stay_finite() -> None:
 
 
 def test_rows_of_like_length_share_a_group() -> None:
-    table = torch.zeros(5, 100, dtype=torch.int32)
-    lens = [1600, 10, 12, 1500, 14]
-    plan = prepare_decode(table, torch.tensor(lens).int(), seq_lens_host=lens, page_size=16)
-    assert [group.num_rows for group in plan.groups] == [2, 3]
+    case = make_paged([1600, 10, 12, 1500, 14], num_kv_heads=1, head_dim=16)
+    groups = torch_plan.plan_decode_groups(case.decodes())
+    assert [group.num_rows for group in groups] == [2, 3]
 
 
 def test_empty_batches() -> None:
     table, lens = torch.zeros(0, 4, dtype=torch.int32), torch.zeros(0, dtype=torch.int32)
-    decode = prepare_decode(table, lens, seq_lens_host=[], page_size=16)
     starts = torch.zeros(1, dtype=torch.int32)
-    extend = prepare_extend(table, lens, starts, seq_lens_host=[], query_lens_host=[], page_size=16)
-    assert decode.groups == ()
-    assert extend.pieces == ()
+    for query_start in (None, starts):
+        metadata = AttentionMetadata(
+            page_table=table,
+            seq_lens=lens,
+            seq_lens_host=[],
+            query_start=query_start,
+            page_size=16,
+        )
+        q, cache = torch.zeros(0, 4, 16), torch.zeros(1, 16, 2, 16)
+        step = TorchAttention().plan(metadata)
+        assert step.forward(q, cache, cache, scale=1.0).shape == (0, 4, 16)
 
 
 def _shared_row_decode(case: Paged, q: torch.Tensor, picked: list[int]) -> torch.Tensor:

@@ -4,18 +4,21 @@ they are missing, who asks for them is told what to do."""
 from __future__ import annotations
 
 import importlib.util
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, get_args
 
 import pytest
 import torch
 
-from kernels import decode_attention, extend_attention, prepare_decode, prepare_extend, registry
-from kernels.attention import AttentionBackend, AttentionBackendName, create_attention_backend
-from kernels.attention.backends import import_library
-from kernels.attention.flash_attn import FlashAttention
-from kernels.attention.flashinfer import FlashInferAttention
+from kernels import attention, registry
+from kernels.attention import AttentionBackend, AttentionSettings, create_attention_backend
+from kernels.attention.flash_backend import FlashAttention
+from kernels.attention.flashinfer_backend import FlashInferAttention
 from kernels.attention.torch_backend import TorchAttention
 from tests.support.kernels.flashinfer import FlashInfer, attend_paged
 from tests.support.kernels.paged_cases import make_paged, naive_decode, naive_extend
+from worker.config import AttentionBackendName
 
 SEQ_LENS, QUERY_LENS = [5, 90, 33, 16], [5, 37, 1, 16]
 
@@ -74,21 +77,14 @@ def test_libraries_are_told_the_rows(name: str) -> None:
     case = make_paged(SEQ_LENS, num_kv_heads=2, head_dim=32, page_size=16)
     fused = torch.randn(sum(QUERY_LENS), 6 * 32 + 7)
     q = fused[:, : 6 * 32].unflatten(1, (6, 32))
-    lengths = torch.tensor(SEQ_LENS, dtype=torch.int32)
-    starts = torch.tensor([0, *torch.tensor(QUERY_LENS).cumsum(0)], dtype=torch.int32)
-    decode = prepare_decode(
-        case.page_table, lengths, seq_lens_host=SEQ_LENS, page_size=16, backend=library
-    )
-    extend = prepare_extend(
-        case.page_table, lengths, starts, seq_lens_host=SEQ_LENS, query_lens_host=QUERY_LENS,
-        page_size=16, backend=library,
-    )  # fmt: skip
+    decode = library.plan(case.decodes())
+    extend = library.plan(case.extends(QUERY_LENS))
     caches = (case.k_cache, case.v_cache)
     for _ in range(2):  # layers
-        found = decode_attention(q[:4], *caches, decode, scale=case.scale)
+        found = decode.forward(q[:4], *caches, scale=case.scale)
         expected = naive_decode(case, q[:4])
         torch.testing.assert_close(found.double(), expected, rtol=2e-5, atol=2e-5)
-        found = extend_attention(q, *caches, extend, scale=case.scale)
+        found = extend.forward(q, *caches, scale=case.scale)
         expected = naive_extend(case, q, QUERY_LENS)
         torch.testing.assert_close(found.double(), expected, rtol=2e-5, atol=2e-5)
 
@@ -96,48 +92,62 @@ def test_libraries_are_told_the_rows(name: str) -> None:
 def test_flashinfer_plans_once_per_step() -> None:
     library = FlashInferAttention(FlashInfer, torch.device("cpu"))
     case = make_paged([5, 20], num_kv_heads=2, head_dim=32, page_size=16)
-    lengths = torch.tensor([5, 20], dtype=torch.int32)
     for step in (1, 2):
-        decode = prepare_decode(
-            case.page_table, lengths, seq_lens_host=[5, 20], page_size=16, backend=library
-        )
+        decode = library.plan(case.decodes())
         for _ in range(3):
             q = torch.randn(2, 4, 32)
-            decode_attention(q, case.k_cache, case.v_cache, decode, scale=case.scale)
+            decode.forward(q, case.k_cache, case.v_cache, scale=case.scale)
         assert library._decode.num_plans == step
 
 
-def create(backend: AttentionBackendName, **options: object) -> AttentionBackend | None:
-    settings: dict[str, object] = {
-        "device": torch.device("cpu"),
-        "dtype": torch.float32,
-        "page_size": 16,
-        "batch_invariant": False,
-        **options,
-    }
-    return create_attention_backend(backend, **settings)  # type: ignore[arg-type]  # test options
+def create(name: str, **options: Any) -> AttentionBackend:
+    settings = AttentionSettings(
+        device=torch.device("cpu"), dtype=torch.bfloat16, page_size=256, batch_invariant=False
+    )
+    return create_attention_backend(name, replace(settings, **options))
 
 
-def test_own_ops_need_no_library() -> None:
-    assert create("auto") is None
-    assert create("torch") is None
+def test_auto_is_what_the_ops_run_on() -> None:
+    assert isinstance(create("auto"), TorchAttention)
+    assert isinstance(create("torch", batch_invariant=True), TorchAttention)
     with registry.using("triton"):
-        assert create("auto", batch_invariant=True) is None
-        assert create("triton", batch_invariant=True) is None
         assert isinstance(create("torch"), TorchAttention)
-        with pytest.raises(ValueError, match="not batch-invariant"):
-            create("torch", batch_invariant=True)
+    with pytest.raises(ValueError, match="not batch-invariant"):
+        create("torch", batch_invariant=True, device=torch.device("cuda"))
 
 
-@pytest.mark.parametrize("backend", ["triton", "flashinfer", "flash"])
-def test_a_backend_without_cuda_is_refused(backend: AttentionBackendName) -> None:
+@pytest.mark.parametrize("name", ["triton", "flashinfer", "flash"])
+def test_a_backend_without_cuda_is_refused(name: str) -> None:
     with pytest.raises(ValueError, match="needs a CUDA device; use auto or torch"):
-        create(backend, dtype=torch.bfloat16)
+        create(name)
 
 
-@pytest.mark.parametrize("backend", ["flashinfer", "flash"])
-def test_a_library_that_is_not_installed_is_named(backend: AttentionBackendName) -> None:
+@pytest.mark.parametrize("name", ["flashinfer", "flash"])
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"batch_invariant": True}, "not batch-invariant"),
+        ({"block_size": 4}, "attends causally"),
+        ({"dtype": torch.float32}, "takes float16 and bfloat16, not torch.float32"),
+    ],
+    ids=["batch-invariant", "blocks", "fp32"],
+)
+def test_what_a_library_does_not_serve_is_refused(
+    name: str, options: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ValueError, match=message):
+        create(name, device=torch.device("cuda"), **options)
+
+
+@pytest.mark.parametrize("name", ["flashinfer", "flash"])
+def test_a_library_that_is_not_installed_is_named(name: str) -> None:
     if any(map(importlib.util.find_spec, ("flashinfer", "flash_attn", "flash_attn_interface"))):
         pytest.skip("one of the libraries is installed")
     with pytest.raises(ValueError, match="pip install flash"):
-        import_library(backend, torch.device("cpu"), 256)
+        create(name, device=torch.device("cuda"))
+
+
+def test_the_options_of_the_command_line_are_the_backends() -> None:
+    folder = Path(attention.__file__).parent
+    files = {path.name.removesuffix("_backend.py") for path in folder.glob("*_backend.py")}
+    assert files == {*get_args(AttentionBackendName)} - {"auto"}

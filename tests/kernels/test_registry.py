@@ -25,8 +25,6 @@ def test_every_op_has_a_triton_kernel() -> None:
         "token_scores",
         "write_table_rows_",
         "gather_step_inputs",
-        "decode_attention",
-        "extend_attention",
         "fused_moe",
         "draft_ngrams",
     }

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
-from kernels import DecodeMetadata, ExtendMetadata
+from kernels.attention import AttentionStep
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -19,7 +19,7 @@ class KVCache:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ForwardContext:
-    """The step's caches and attention metadata. Tokens of decode rows come first."""
+    """The step's caches and planned attention. Tokens of decode rows come first."""
 
     kv_caches: tuple[KVCache, ...]
     """By layer."""
@@ -27,9 +27,9 @@ class ForwardContext:
     """[T] int64: where each token's key and value go, page * page_size + offset."""
     num_decode_tokens: int
     """Leading tokens that are rows of their own."""
-    decode: DecodeMetadata | None
+    decode: AttentionStep | None
     """None without decode rows."""
-    extend: ExtendMetadata | None
+    extend: AttentionStep | None
     """None without longer rows."""
     read_tokens: torch.Tensor | None = None
     """[S] int64, ascending: tokens whose hidden states anyone reads; None for all. Of the others

@@ -8,8 +8,6 @@ from dataclasses import dataclass
 import torch
 
 from kernels import (
-    decode_attention,
-    extend_attention,
     fused_add_rms_norm,
     rms_norm,
     rotary_embedding,
@@ -155,14 +153,14 @@ class Attention:
     ) -> torch.Tensor:
         if ctx.extend is None:
             assert ctx.decode is not None, "a step has rows"
-            return decode_attention(q, k_cache, v_cache, ctx.decode, scale=self._scale)
+            return ctx.decode.forward(q, k_cache, v_cache, scale=self._scale)
         if ctx.decode is None:
-            return extend_attention(q, k_cache, v_cache, ctx.extend, scale=self._scale)
+            return ctx.extend.forward(q, k_cache, v_cache, scale=self._scale)
         border = ctx.num_decode_tokens
         return torch.cat(
             (
-                decode_attention(q[:border], k_cache, v_cache, ctx.decode, scale=self._scale),
-                extend_attention(q[border:], k_cache, v_cache, ctx.extend, scale=self._scale),
+                ctx.decode.forward(q[:border], k_cache, v_cache, scale=self._scale),
+                ctx.extend.forward(q[border:], k_cache, v_cache, scale=self._scale),
             )
         )
 

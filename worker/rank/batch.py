@@ -18,16 +18,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from kernels import (
-    DecodeMetadata,
-    ExtendMetadata,
-    SamplingParameters,
-    StepTensors,
-    gather_step_inputs,
-    prepare_decode,
-    prepare_extend,
-)
-from kernels.attention import AttentionBackend
+from kernels import SamplingParameters, StepTensors, gather_step_inputs
+from kernels.attention import AttentionBackend, AttentionMetadata, CapturableBackend
 from worker.models.context import ForwardContext, KVCache
 from worker.plan.plan import Plan
 from worker.rank.sampling.logprobs import PromptChunk
@@ -301,9 +293,7 @@ def gather_inputs(
     batch: Batch,
     tables: DeviceTables,
     kv_caches: tuple[KVCache, ...],
-    *,
-    batch_invariant: bool,
-    backend: AttentionBackend | None = None,
+    backend: AttentionBackend,
 ) -> ForwardInputs:
     """What the batch's rows read, from the tables.
 
@@ -311,8 +301,7 @@ def gather_inputs(
         batch: whose arrays are on the device.
         tables: with its Plan's writes.
         kv_caches: of all layers.
-        batch_invariant: see `prepare_decode`.
-        backend: see `prepare_decode`.
+        backend: of attention.
     """
     assert batch.staged is not None, "the compiled library gathers its inputs itself"
     assert batch.starts is not None, "the compiled library gathers its inputs itself"
@@ -328,48 +317,43 @@ def gather_inputs(
         num_pages=-(-max(batch.ends) // tables.page_size),
         page_size=tables.page_size,
     )
-    decode, extend = _attention(batch, step, tables, batch_invariant, backend)
+    decode, extend = _attention_rows(batch, step, tables, batch.staged["query_start"])
+    plan = backend.plan
+    if batch.size is not None:
+        assert isinstance(backend, CapturableBackend), "its steps are launched one by one"
+        plan = backend.prepare_for_capture
     context = ForwardContext(
         kv_caches=kv_caches,
         slot_mapping=step.slot_mapping,
         num_decode_tokens=batch.num_decodes,
-        decode=decode,
-        extend=extend,
+        decode=None if decode is None else plan(decode),
+        extend=None if extend is None else plan(extend),
         read_tokens=batch.read_tokens,
     )
     return ForwardInputs(input_ids=step.input_ids, positions=step.positions, context=context)
 
 
-def _attention(
-    batch: Batch,
-    step: StepTensors,
-    tables: DeviceTables,
-    batch_invariant: bool,
-    backend: AttentionBackend | None,
-) -> tuple[DecodeMetadata | None, ExtendMetadata | None]:
-    border, num_rows, ends = batch.num_decodes, len(batch.rows), batch.ends
-    assert batch.staged is not None, "the compiled library attends itself"
+def _attention_rows(
+    batch: Batch, step: StepTensors, tables: DeviceTables, query_start: torch.Tensor
+) -> tuple[AttentionMetadata | None, AttentionMetadata | None]:
+    """The rows of one token, which come first, and the longer ones."""
+    border, ends = batch.num_decodes, batch.ends
     decode, extend = None, None
     if border:
-        decode = prepare_decode(
-            step.page_rows[:border],
-            step.seq_lens[:border],
+        decode = AttentionMetadata(
+            page_table=step.page_rows[:border],
+            seq_lens=step.seq_lens[:border],
             seq_lens_host=ends[:border],
             page_size=tables.page_size,
-            batch_invariant=batch_invariant,
-            backend=backend,
-            is_captured=batch.size is not None,
         )
-    if border < num_rows:
-        extend = prepare_extend(
-            step.page_rows[border:],
-            step.seq_lens[border:],
-            (batch.staged["query_start"][border:] - border).int(),
+    if border < len(batch.rows):
+        extend = AttentionMetadata(
+            page_table=step.page_rows[border:],
+            seq_lens=step.seq_lens[border:],
             seq_lens_host=ends[border:],
+            query_start=(query_start[border:] - border).int(),
             query_lens_host=batch.rows[border:, 2].tolist(),
             page_size=tables.page_size,
-            batch_invariant=batch_invariant,
-            backend=backend,
             block_size=tables.block_size,
         )
     return decode, extend

@@ -72,8 +72,7 @@ class StepGraphs:
         tables: tokens, pages and parameters of all slots.
         sizes: numbers of rows, ascending.
         capture: `GraphCapture`; a test on CPU passes its launches through.
-        backend: of attention, which plans steps before they are replayed; None for the ops here,
-            which read lengths on the device.
+        backend: of attention.
         show_progress: whether to say how far it is.
     """
 
@@ -84,14 +83,13 @@ class StepGraphs:
         tables: DeviceTables,
         sizes: Sequence[int],
         capture: Capture,
+        backend: CapturableBackend,
         *,
-        backend: AttentionBackend | None = None,
         show_progress: bool,
     ) -> None:
         self._run_model = forward
         self._compute_logits = compute_logits
         self._tables = tables
-        assert backend is None or isinstance(backend, CapturableBackend), "it cannot be captured"
         self._backend = backend
         self._sizes = tuple(sizes)
         self._row_tokens = tables.block_size
@@ -129,8 +127,10 @@ class StepGraphs:
         """Hidden states [T, hidden] of a padded batch's own tokens; valid until the next pass."""
         assert batch.size is not None, "an eager step runs on no graph"
         self._load(batch)
-        if self._backend is not None:
-            self._plan(self._backend, batch)
+        assert batch.staged is not None, "graphs gather their inputs"
+        # Of text the host knows where rows end. Of blocks it may not, nor does a backend then ask.
+        ends = batch.rows[:, 1] + batch.rows[:, 2]
+        self._backend.prepare_for_replay(self._tables.page_table, batch.staged["slots"], ends)
         self._forward[batch.size]()
         assert self._hidden is not None, "a replay makes hidden states"
         return self._hidden[: batch.num_rows * self._row_tokens]
@@ -151,16 +151,6 @@ class StepGraphs:
             replay()
             self._masks.index_fill_(0, rows, -1)
         return self._tokens[: batch.num_rows]
-
-    def _plan(self, backend: CapturableBackend, batch: Batch) -> None:
-        """Where its rows end: a batch of text, whose places the host knows."""
-        assert batch.staged is not None, "graphs gather their inputs"
-        ends = batch.rows[:, 1] + batch.rows[:, 2]
-        backend.prepare_for_replay(
-            self._tables.page_table.index_select(0, batch.staged["slots"]),
-            seq_lens_host=ends.tolist(),
-            page_size=self._tables.page_size,
-        )
 
     def _load(self, batch: Batch) -> None:
         """Takes over the batch's arrays."""
@@ -260,47 +250,41 @@ class StepCapture:
     Args:
         sizes: numbers of rows, ascending.
         streams: of the rank.
+        backend: of attention.
         show_progress: whether to say anything.
     """
 
     def __init__(
-        self, sizes: Sequence[int], streams: DeviceStreams, *, show_progress: bool
+        self,
+        sizes: Sequence[int],
+        streams: DeviceStreams,
+        backend: CapturableBackend,
+        *,
+        show_progress: bool,
     ) -> None:
         self._sizes = tuple(sizes)
         self._streams = streams
+        self._backend = backend
         self._show_progress = show_progress
         self.expected = 0
         """Bytes that `measure` found."""
 
-    def measure(
-        self,
-        forward: Forward,
-        compute_logits: ComputeLogits,
-        tables: DeviceTables,
-        *,
-        backend: AttentionBackend | None,
-    ) -> int:
+    def measure(self, forward: Forward, compute_logits: ComputeLogits, tables: DeviceTables) -> int:
         """Device memory that all sizes will take, from capturing two and dropping them again."""
         capture = GraphCapture(self._streams)
         before = self._free_bytes()
-        step = (forward, compute_logits, tables)
-        make = partial(StepGraphs, *step, backend=backend, show_progress=False)
-        graphs = [make(self._sizes[-1:], capture)]
+        make = partial(StepGraphs, forward, compute_logits, tables, show_progress=False)
+        graphs = [make(self._sizes[-1:], capture, self._backend)]
         self.expected = max(0, before - self._free_bytes())
         if len(self._sizes) > 1:
             before = self._free_bytes()
-            graphs.append(make(self._sizes[-2:-1], capture))
+            graphs.append(make(self._sizes[-2:-1], capture, self._backend))
             each = max(0, before - self._free_bytes())
             self.expected += each * (len(self._sizes) - 1)
         return self.expected
 
     def run(
-        self,
-        forward: Forward,
-        compute_logits: ComputeLogits,
-        tables: DeviceTables,
-        *,
-        backend: AttentionBackend | None,
+        self, forward: Forward, compute_logits: ComputeLogits, tables: DeviceTables
     ) -> StepGraphs:
         """All graphs. Every rank must be at it, since they capture collectives."""
         before, start = self._free_bytes(), time.perf_counter()
@@ -310,7 +294,7 @@ class StepCapture:
             tables,
             self._sizes,
             GraphCapture(self._streams),
-            backend=backend,
+            self._backend,
             show_progress=self._show_progress,
         )
         if self._show_progress:
@@ -336,16 +320,15 @@ def create_capture(
     config: EngineConfig,
     group: TensorParallelGroup,
     streams: DeviceStreams | None,
+    backend: AttentionBackend,
     block_size: int,
 ) -> StepCapture | None:
-    """What captures a rank's steps; None where they are launched kernel by kernel."""
-    if streams is None or not can_capture(config, group):
+    """What captures a rank's steps; None where they are launched kernel by kernel: as configured,
+    or since collectives wait on the host, or the backend of attention cannot be captured."""
+    can_capture = registry.uses_triton(group.device) and not group.is_through_host
+    if streams is None or config.enforce_eager or not can_capture:
+        return None
+    if not isinstance(backend, CapturableBackend):
         return None
     sizes = capture_sizes(config, block_size)
-    return StepCapture(sizes, streams, show_progress=group.rank == 0)
-
-
-def can_capture(config: EngineConfig, group: TensorParallelGroup) -> bool:
-    """Whether decode steps may be captured: not where their collectives wait on the host."""
-    on_triton = registry.uses_triton(torch.empty(0, device=group.device))
-    return on_triton and not config.enforce_eager and not group.is_through_host
+    return StepCapture(sizes, streams, backend, show_progress=group.rank == 0)

@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import torch
 
-from kernels.attention import CapturableBackend, create_attention_backend
+from kernels.attention import AttentionSettings, create_attention_backend
 from worker.config import EngineConfig
 from worker.models.config import ModelConfig, load_model_config
 from worker.models.context import KVCache
@@ -66,12 +66,15 @@ class ModelRunner:
         self.dtype = resolve_dtype(config, self.device)
         self._attention = create_attention_backend(
             config.attention_backend,
-            device=self.device,
-            dtype=self.dtype,
-            page_size=config.page_size,
-            batch_invariant=config.batch_invariant,
+            AttentionSettings(
+                device=self.device,
+                dtype=self.dtype,
+                page_size=config.page_size,
+                batch_invariant=config.batch_invariant,
+                block_size=self.model_config.block_size,
+            ),
         )
-        check_blocks(config, self.model_config, self._attention)
+        check_blocks(config, self.model_config)
         options = LayerOptions(
             group=group,
             dtype=self.dtype,
@@ -91,9 +94,9 @@ class ModelRunner:
         self._kv_caches: tuple[KVCache, ...] = ()
         self._streams = DeviceStreams(self.device) if self.device.type == "cuda" else None
         self._clock = DeviceClock()
-        can_capture = self._attention is None or isinstance(self._attention, CapturableBackend)
-        streams = self._streams if can_capture else None
-        self._capture = create_capture(config, group, streams, self.model_config.block_size)
+        self._capture = create_capture(
+            *(config, group, self._streams, self._attention), self.model_config.block_size
+        )
         self._graphs: StepGraphs | None = None
         self._drafter: Drafter | None = None
         self._blocks: BlockDecoder | None = None
@@ -127,12 +130,11 @@ class ModelRunner:
         with self._on_compute_stream():
             self._allocate(num_pages)
             self._host_pages = create_host_pages(num_host_pages, self._kv_caches, self._streams)
-            self._drafter = create_drafter(self.config, self._tables, num_pages)
+            self._drafter = create_drafter(self.config, self._tables, self._attention, num_pages)
             if self._capture is not None:
                 with torch.inference_mode():
                     self._graphs = self._capture.run(
-                        *(self.run_model, self.model.compute_logits, self._tables),
-                        backend=self._attention,
+                        self.run_model, self.model.compute_logits, self._tables
                     )
 
     def execute(self, plan: Plan, masks: bytes = b"") -> StepResult:
@@ -226,13 +228,7 @@ class ModelRunner:
             assert self.model.native is not None, "who else reads the tables"
             tables, read = self._tables, batch.read_tokens
             return self.model.native.forward(batch.rows, tables.token_pool, tables.page_table, read)
-        inputs = gather_inputs(
-            batch,
-            self._tables,
-            self._kv_caches,
-            batch_invariant=self.config.batch_invariant,
-            backend=self._attention,
-        )
+        inputs = gather_inputs(batch, self._tables, self._kv_caches, self._attention)
         return self.model.forward(inputs.input_ids, inputs.positions, inputs.context)
 
     def compute_logits(self, hidden: torch.Tensor, batch: Batch) -> torch.Tensor:
@@ -335,8 +331,7 @@ class ModelRunner:
         if self._capture is not None:
             with self._on_compute_stream():
                 num_bytes = self._capture.measure(
-                    *(self.run_model, self.model.compute_logits, self._tables),
-                    backend=self._attention,
+                    self.run_model, self.model.compute_logits, self._tables
                 )
         self._kv_caches = ()
         return num_bytes

@@ -12,11 +12,15 @@ import torch
 
 import kernels
 from kernels import EditRows, PenaltyRows, SamplingParameters, TokenEdits
+from kernels.attention import AttentionMetadata, AttentionSettings, create_attention_backend
 from worker.wire.sampling import MAX_LOGPROBS
 
 PAGE_SIZE = 16
 _CHUNK = 512
 """Tokens of a prefill chunk."""
+
+OTHER_OPS = ("linear", "decode_attention", "extend_attention")
+"""Measured, and not in the registry: what runs them is chosen otherwise."""
 
 _DRAFTS, _SHORTEST, _LONGEST = 8, 2, 4
 
@@ -115,6 +119,8 @@ class _Maker:
         self._shape, self._rows, self._context = shape, rows, context
         self._device, self._dtype = device, dtype
         self._item = dtype.itemsize
+        settings = AttentionSettings(device=device, dtype=dtype, page_size=PAGE_SIZE)
+        self._attention = create_attention_backend("auto", settings)
 
     @property
     def linear_sizes(self) -> list[tuple[int, int]]:
@@ -169,17 +175,19 @@ class _Maker:
     def decode(self) -> Case:
         s, rows, length = self._shape, self._rows, self._context
         caches, table = self._paged(rows, length)
-        metadata = kernels.prepare_decode(
-            table,
-            torch.full((rows,), length, dtype=torch.int32, device=self._device),
-            seq_lens_host=[length] * rows,
-            page_size=PAGE_SIZE,
+        step = self._attention.plan(
+            AttentionMetadata(
+                page_table=table,
+                seq_lens=torch.full((rows,), length, dtype=torch.int32, device=self._device),
+                seq_lens_host=[length] * rows,
+                page_size=PAGE_SIZE,
+            )
         )
         q = self._randn(rows, s.q_heads, s.head_dim)
         return Case(
             op="decode_attention",
             shape=f"{rows} rows of {length}",
-            run=lambda: kernels.decode_attention(q, *caches, metadata, scale=0.1),
+            run=lambda: step.forward(q, *caches, scale=0.1),
             num_bytes=(2 * rows * length * s.kv_heads * s.head_dim + 2 * q.numel()) * self._item,
             num_flops=4.0 * rows * length * s.q_heads * s.head_dim,
         )
@@ -187,20 +195,22 @@ class _Maker:
     def extend(self) -> Case:
         s, length = self._shape, max(self._context, _CHUNK)
         caches, table = self._paged(1, length)
-        metadata = kernels.prepare_extend(
-            table,
-            torch.tensor([length], dtype=torch.int32, device=self._device),
-            torch.tensor([0, _CHUNK], dtype=torch.int32, device=self._device),
-            seq_lens_host=[length],
-            query_lens_host=[_CHUNK],
-            page_size=PAGE_SIZE,
+        step = self._attention.plan(
+            AttentionMetadata(
+                page_table=table,
+                seq_lens=torch.tensor([length], dtype=torch.int32, device=self._device),
+                seq_lens_host=[length],
+                query_start=torch.tensor([0, _CHUNK], dtype=torch.int32, device=self._device),
+                query_lens_host=[_CHUNK],
+                page_size=PAGE_SIZE,
+            )
         )
         q = self._randn(_CHUNK, s.q_heads, s.head_dim)
         seen = _CHUNK * (length - _CHUNK) + _CHUNK * (_CHUNK + 1) / 2
         return Case(
             op="extend_attention",
             shape=f"{_CHUNK} tokens after {length - _CHUNK}",
-            run=lambda: kernels.extend_attention(q, *caches, metadata, scale=0.1),
+            run=lambda: step.forward(q, *caches, scale=0.1),
             num_bytes=(2 * length * s.kv_heads * s.head_dim + 2 * q.numel()) * self._item,
             num_flops=4.0 * seen * s.q_heads * s.head_dim,
         )

@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass
 
 import torch
 
-from cluster.bench.kernels.cases import Case, Shape, make_cases
+from cluster.bench.kernels.cases import OTHER_OPS, Case, Shape, make_cases
 from cluster.bench.kernels.options import KernelOptions
 from cluster.bench.report import Result, checks_json, exactly, note
 from cluster.bench.stats import percentile
@@ -31,7 +31,7 @@ def run_kernels(options: KernelOptions) -> Result:
     dtype = _DTYPES.get(options.dtype, torch.bfloat16 if device.type == "cuda" else torch.float32)
     rows = [int(text) for text in options.rows.split(",") if text]
     wanted = [text for text in options.ops.split(",") if text]
-    unknown = sorted(set(wanted) - {*registry, "linear"})
+    unknown = sorted(set(wanted) - {*registry, *OTHER_OPS})
     if unknown:
         raise ValueError(f"--ops: there is no op {', '.join(unknown)}")
     peaks = measure_peaks(device, dtype, options.seconds)
@@ -52,10 +52,10 @@ def run_kernels(options: KernelOptions) -> Result:
             measured.append(_figures(case, us, peaks))
             note("{op:22} {shape:34} {us:10.1f} us {gb_s:8.1f} GB/s {tflop_s:8.2f} TFLOP/s "
                  "{percent_of_peak:5.1f} % of the {limit} peak".format(**measured[-1]))  # fmt: skip
-    missing = {*registry, "linear"} - {row["op"] for row in measured}
+    missing = {*registry, *OTHER_OPS} - {row["op"] for row in measured}
     return {
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
-        "backend": "triton" if registry.uses_triton(torch.empty(0, device=device)) else "torch",
+        "backend": "triton" if registry.uses_triton(device) else "torch",
         "dtype": str(dtype).removeprefix("torch."),
         "threads": torch.get_num_threads(),
         "peaks": asdict(peaks),

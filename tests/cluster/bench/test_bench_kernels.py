@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from cluster.bench.cli import main
-from cluster.bench.kernels.cases import Case
+from cluster.bench.kernels.cases import OTHER_OPS, Case
 from cluster.bench.kernels.options import KernelOptions
 from cluster.bench.kernels.run import Peaks, _figures
 from kernels import registry
@@ -19,7 +19,7 @@ def test_every_op_is_measured(capsys: pytest.CaptureFixture[str]) -> None:
     argv = ["kernels", "--device", "cpu", "--rows", "2", "--context", "32", "--seconds", "0.001"]
     assert main([*argv, "--json"]) == 0
     result = json.loads(capsys.readouterr().out)
-    assert {row["op"] for row in result["rows"]} == {*registry, "linear"}
+    assert {row["op"] for row in result["rows"]} == {*registry, *OTHER_OPS}
     assert all(row["us"] > 0.0 and row["percent_of_peak"] > 0.0 for row in result["rows"])
     assert all(peak > 0.0 for peak in result["peaks"].values())
     assert all(check["holds"] for check in result["checks"])

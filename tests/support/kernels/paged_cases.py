@@ -6,11 +6,11 @@ from dataclasses import dataclass
 
 import torch
 
-from kernels import (
-    decode_attention,
-    extend_attention,
-    prepare_decode,
-    prepare_extend,
+from kernels.attention import (
+    AttentionBackend,
+    AttentionMetadata,
+    AttentionSettings,
+    create_attention_backend,
 )
 
 
@@ -35,15 +35,35 @@ class Paged:
     def row(self, cache: torch.Tensor, row: int) -> torch.Tensor:
         return cache[self.page_table[row].long()].flatten(0, 1)[: self.lens[row]]
 
-    def decode(self, q: torch.Tensor, *, batch_invariant: bool = False) -> torch.Tensor:
-        metadata = prepare_decode(
-            self.page_table,
-            self.seq_lens,
+    def decodes(self) -> AttentionMetadata:
+        return AttentionMetadata(
+            page_table=self.page_table,
+            seq_lens=self.seq_lens,
             seq_lens_host=self.lens,
             page_size=self.page_size,
-            batch_invariant=batch_invariant,
         )
-        return decode_attention(q, self.k_cache, self.v_cache, metadata, scale=self.scale)
+
+    def extends(self, query_lens: list[int], block_size: int = 1) -> AttentionMetadata:
+        starts = torch.tensor([0, *query_lens], device=self.k_cache.device).cumsum(0).int()
+        return AttentionMetadata(
+            page_table=self.page_table,
+            seq_lens=self.seq_lens,
+            seq_lens_host=self.lens,
+            query_start=starts,
+            query_lens_host=query_lens,
+            page_size=self.page_size,
+            block_size=block_size,
+        )
+
+    def attend(
+        self, q: torch.Tensor, backend: AttentionBackend, metadata: AttentionMetadata
+    ) -> torch.Tensor:
+        step = backend.plan(metadata)
+        return step.forward(q, self.k_cache, self.v_cache, scale=self.scale)
+
+    def decode(self, q: torch.Tensor, *, batch_invariant: bool = False) -> torch.Tensor:
+        """By the backend that is chosen for the cache's device."""
+        return self.attend(q, self._backend(batch_invariant), self.decodes())
 
     def extend(
         self,
@@ -53,18 +73,19 @@ class Paged:
         batch_invariant: bool = False,
         block_size: int = 1,
     ) -> torch.Tensor:
-        starts = torch.tensor([0, *query_lens], device=q.device).cumsum(0).int()
-        metadata = prepare_extend(
-            self.page_table,
-            self.seq_lens,
-            starts,
-            seq_lens_host=self.lens,
-            query_lens_host=query_lens,
+        """By the backend that is chosen for the cache's device."""
+        backend = self._backend(batch_invariant, block_size)
+        return self.attend(q, backend, self.extends(query_lens, block_size))
+
+    def _backend(self, batch_invariant: bool, block_size: int = 1) -> AttentionBackend:
+        settings = AttentionSettings(
+            device=self.k_cache.device,
+            dtype=self.k_cache.dtype,
             page_size=self.page_size,
             batch_invariant=batch_invariant,
             block_size=block_size,
         )
-        return extend_attention(q, self.k_cache, self.v_cache, metadata, scale=self.scale)
+        return create_attention_backend("auto", settings)
 
 
 def make_paged(

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 
+from kernels.attention import AttentionMetadata, AttentionStep
 from kernels.attention.torch_backend import TorchAttention
 from tests.support.engines.engine_driver import Engine, Outcome
 from tests.support.engines.speculation_cases import MODEL, RandomGate, prompts
@@ -22,17 +24,10 @@ NUM_PROMPTS = 12
 class ByDeviceLengths(TorchAttention):
     """Kernels read rows' lengths on the device: those of the host are bounds that nobody trusts."""
 
-    def plan_decode(self, page_table: torch.Tensor, seq_lens: torch.Tensor, **options: Any) -> Any:
-        own = seq_lens.tolist()
-        assert all(a <= b for a, b in zip(own, options.pop("seq_lens_host"), strict=True))
-        return super().plan_decode(page_table, seq_lens, seq_lens_host=own, **options)
-
-    def plan_extend(
-        self, page_table: torch.Tensor, seq_lens: torch.Tensor, *args: Any, **options: Any
-    ) -> Any:
-        own = seq_lens.tolist()
-        assert all(a <= b for a, b in zip(own, options.pop("seq_lens_host"), strict=True))
-        return super().plan_extend(page_table, seq_lens, *args, seq_lens_host=own, **options)
+    def plan(self, metadata: AttentionMetadata) -> AttentionStep:
+        own = metadata.seq_lens.tolist()
+        assert all(a <= b for a, b in zip(own, metadata.seq_lens_host, strict=True))
+        return super().plan(replace(metadata, seq_lens_host=own))
 
 
 class Watch:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import torch
 
-from kernels.attention.flashinfer import FlashInferAttention
+from kernels.attention.flashinfer_backend import FlashInferAttention
 from tests.support.checkpoints.dense import write_checkpoint
 from tests.support.engines.decode_plans import (
     GRAPH_SIZES,
@@ -49,8 +49,7 @@ def test_each_replay_attends_to_what_its_step_planned(tmp_path: Path) -> None:
     with torch.inference_mode():
         captured._graphs = StepGraphs(
             *(captured.run_model, captured.model.compute_logits, captured._tables),
-            *(GRAPH_SIZES, capture),
-            backend=backend,
+            *(GRAPH_SIZES, capture, backend),
             show_progress=False,
         )
     before = {size: step._wrapper.num_plans for size, step in backend._captured.items()}

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
+from kernels.attention import CapturableBackend
 from worker.config import EngineConfig
 from worker.plan.plan import Admit, Plan, PlannedRow, TokenRules
 from worker.rank.batch import Batch, BatchBuilder
@@ -71,6 +73,19 @@ class Recorder:
         return torch.nn.functional.one_hot(hidden[:, 0].long(), 50).float()
 
 
+class Idle(CapturableBackend):
+    """Attention that the recorder does not ask for."""
+
+    def plan(self, metadata: Any) -> Any:
+        raise AssertionError
+
+    def prepare_for_capture(self, metadata: Any) -> Any:
+        raise AssertionError
+
+    def prepare_for_replay(self, *_: Any) -> None:
+        pass
+
+
 def make_graphs(
     tables: DeviceTables, sizes: tuple[int, ...]
 ) -> tuple[StepGraphs, Recorder, list[Callable[[], None]]]:
@@ -82,7 +97,7 @@ def make_graphs(
         return launch
 
     steps = (recorder.forward, recorder.compute_logits)
-    graphs = StepGraphs(*steps, tables, sizes, capture, show_progress=False)
+    graphs = StepGraphs(*steps, tables, sizes, capture, Idle(), show_progress=False)
     return graphs, recorder, captured
 
 

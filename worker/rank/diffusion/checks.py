@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from kernels.attention import AttentionBackend
 from worker.config import EngineConfig
 from worker.models.config import ModelConfig
 
 
-def check_blocks(
-    config: EngineConfig, model: ModelConfig, backend: AttentionBackend | None
-) -> None:
+def check_blocks(config: EngineConfig, model: ModelConfig) -> None:
     """Raises ValueError, with what to change, where it does not. Nothing else can fail here."""
     size = model.block_size
     if size == 1:
@@ -26,9 +23,4 @@ def check_blocks(
         raise ValueError(
             f"--speculative-method {config.speculative_method} drafts single tokens, this "
             "model decides blocks: use none"
-        )
-    if backend is not None:
-        raise ValueError(
-            f"--attention-backend {config.attention_backend} attends causally, this model in "
-            "blocks: use auto"
         )

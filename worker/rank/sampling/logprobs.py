@@ -89,7 +89,7 @@ class Scores:
 def score(logits: torch.Tensor, tokens: torch.Tensor, num_top: Sequence[int]) -> Scores:
     """Scores tokens [n] under fp32 logits [n, vocab]."""
     top = logits.topk(min(MAX_LOGPROBS, logits.shape[-1]), dim=-1)
-    if registry.uses_triton(logits):
+    if registry.uses_triton(logits.device):
         scores = token_scores(logits, tokens)
     else:
         own = logits.gather(1, tokens.unsqueeze(1))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from kernels import registry
+from kernels.attention import AttentionBackend
 from worker.config import EngineConfig
 from worker.rank.speculation.base import Proposer
 from worker.rank.speculation.device_drafting import DeviceDrafter
@@ -15,12 +16,15 @@ _LONGEST_NGRAM, _SHORTEST_NGRAM = 12, 2
 """How many of the latest tokens are looked for first, and how many must have occurred before."""
 
 
-def create_drafter(config: EngineConfig, tables: DeviceTables, num_pages: int) -> Drafter | None:
+def create_drafter(
+    config: EngineConfig, tables: DeviceTables, backend: AttentionBackend, num_pages: int
+) -> Drafter | None:
     """One rank's drafter; None where nothing is drafted.
 
     Args:
         config: the group's engine configuration.
         tables: of the rank.
+        backend: of attention.
         num_pages: of the KV cache.
 
     Raises:
@@ -31,7 +35,7 @@ def create_drafter(config: EngineConfig, tables: DeviceTables, num_pages: int) -
     proposer: Proposer
     if config.speculative_method == "ngram":
         proposer = NgramProposer(_LONGEST_NGRAM, _SHORTEST_NGRAM)
-        if drafts_on_device(config, tables):
+        if drafts_on_device(tables, backend):
             return DeviceDrafter(tables, proposer, shortest=_SHORTEST_NGRAM, longest=_LONGEST_NGRAM)
     else:
         model = load_draft_model(config, tables)
@@ -39,8 +43,7 @@ def create_drafter(config: EngineConfig, tables: DeviceTables, num_pages: int) -
     return Drafter(tables, proposer)
 
 
-def drafts_on_device(config: EngineConfig, tables: DeviceTables) -> bool:
-    """Whether n-grams are looked up, and drafts verified, by kernels."""
-    # An attention library must know on the host how long each row is.
-    has_library = config.attention_backend not in ("auto", "triton")
-    return registry.uses_triton(tables.token_pool) and not has_library
+def drafts_on_device(tables: DeviceTables, backend: AttentionBackend) -> bool:
+    """Whether n-grams are looked up, and drafts verified, by kernels: then the host does not know
+    how long each row is."""
+    return registry.uses_triton(tables.device) and not backend.needs_exact_lengths

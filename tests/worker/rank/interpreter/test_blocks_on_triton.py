@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from kernels import registry
+from kernels.attention import CapturableBackend
 from tests.support.checkpoints.sdar import EOS, MASK, write_sdar
 from tests.support.engines.block_engine import BlockEngine
 from tests.support.engines.block_oracle import Terms, answer, qwen3_logits
@@ -55,7 +56,9 @@ def test_tokens_and_rounds(tmp_path: Path, is_static: bool) -> None:
         runner = engine.runner
         if is_static:
             steps = (runner.run_model, runner.model.compute_logits, runner._tables)
-            runner._graphs = StepGraphs(*steps, (1, 4), capture, show_progress=False)
+            backend = runner._attention
+            assert isinstance(backend, CapturableBackend)
+            runner._graphs = StepGraphs(*steps, (1, 4), capture, backend, show_progress=False)
         found = engine.serve(prompts, SamplingParams(temperature=0.0, max_tokens=6))
     for prompt, output in zip(prompts, found, strict=True):
         expected = answer(

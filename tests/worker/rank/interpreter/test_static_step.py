@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from kernels import registry
+from kernels.attention import CapturableBackend
 from tests.support.checkpoints.dense import write_checkpoint
 from tests.support.engines.decode_plans import (
     GRAPH_SIZES,
@@ -58,8 +59,10 @@ def test_padded_steps_on_static_buffers_draw_the_same(
         return replay
 
     with torch.inference_mode():
+        backend = static._attention
+        assert isinstance(backend, CapturableBackend)
         steps = (static.run_model, static.model.compute_logits, static._tables)
-        static._graphs = StepGraphs(*steps, GRAPH_SIZES, capture, show_progress=False)
+        static._graphs = StepGraphs(*steps, GRAPH_SIZES, capture, backend, show_progress=False)
     with Detector(monkeypatch), torch.inference_mode():
         # On streams, with every step launched before the results of the last one are taken.
         static._streams = DeviceStreams(torch.device("cpu"))

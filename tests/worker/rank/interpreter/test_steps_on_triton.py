@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import fields
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
 from kernels import apply_token_bitmask, registry
+from kernels.attention import AttentionBackend, AttentionMetadata
 from kernels.registry import Backend
 from worker.plan.plan import Admit, PageWrite, Plan, PlannedRow, StepResult, TokenRules
 from worker.rank.batch import Batch, BatchBuilder, ForwardInputs, gather_inputs
@@ -75,6 +77,13 @@ def make_plans() -> list[Plan]:
     ]
 
 
+class Unplanned(AttentionBackend):
+    """Plans nothing: a step is what it would have been planned from."""
+
+    def plan(self, metadata: AttentionMetadata) -> Any:
+        return metadata
+
+
 def draw(batch: Batch, tables: DeviceTables, logits: torch.Tensor) -> SamplerOutput:
     mask = torch.full((1, -(-VOCAB // 32)), -1, dtype=torch.int32)
     mask[0, :100] = 0x55555555  # a grammar on the first row
@@ -97,7 +106,7 @@ def run(
             if batch is None:
                 found.append(None)
                 continue
-            found.append((batch, gather_inputs(batch, tables, (), batch_invariant=False)))
+            found.append((batch, gather_inputs(batch, tables, (), Unplanned())))
             assert batch.sampling is not None
             logits = torch.randn(batch.sampling.num_draws, VOCAB, generator=generator) * 4
             output = draw(batch, tables, logits)

@@ -6,18 +6,34 @@ CUDA graphs there is a wrapper for each number of rows, whose own buffers the pl
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import importlib
+import importlib.util
+from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import torch
+
+from kernels.attention.base import AttentionMetadata, AttentionSettings, CapturableBackend
 
 _WORKSPACE_BYTES = 128 << 20
 """What its documentation recommends for the partial results of split rows."""
 
 
-class FlashInferAttention:
+def create(settings: AttentionSettings) -> FlashInferAttention:
+    """The backend. Raises ValueError where FlashInfer is not installed or does not suit."""
+    settings.check_library("flashinfer")
+    if importlib.util.find_spec("flashinfer") is None:
+        raise ValueError(
+            "--attention-backend flashinfer: run `pip install flashinfer-python`, or use auto"
+        )
+    return FlashInferAttention(importlib.import_module("flashinfer"), settings.device)
+
+
+class FlashInferAttention(CapturableBackend):
     """One wrapper for eager decodes and one for extends, since a mixed step plans both, and one for
     each number of rows that is captured.
 
@@ -39,35 +55,20 @@ class FlashInferAttention:
         self._captured: dict[int, _CapturedStep] = {}
         """By number of rows."""
 
-    def plan_decode(
-        self,
-        page_table: torch.Tensor,
-        seq_lens: torch.Tensor,
-        *,
-        seq_lens_host: Sequence[int],
-        page_size: int,
-    ) -> _Step:
+    def plan(self, metadata: AttentionMetadata) -> _Step:
         """Planned by the first layer, which knows the heads."""
-        rows = _PagedRows.of(page_table, seq_lens_host, page_size)
-        return _Step(self._decode, None, rows, page_size)
-
-    def plan_extend(
-        self,
-        page_table: torch.Tensor,
-        seq_lens: torch.Tensor,
-        query_start: torch.Tensor,
-        *,
-        seq_lens_host: Sequence[int],
-        query_lens_host: Sequence[int],
-        page_size: int,
-    ) -> _Step:
-        """Planned by the first layer, which knows the heads."""
-        rows = _PagedRows.of(page_table, seq_lens_host, page_size)
-        queries = torch.tensor([0, *accumulate(query_lens_host)], dtype=torch.int32)
+        page_size = metadata.page_size
+        lengths = torch.tensor(metadata.seq_lens_host, dtype=torch.int32)
+        rows = _PagedRows.of(metadata.page_table, lengths, page_size)
+        if metadata.query_start is None:
+            return _Step(self._decode, None, rows, page_size)
+        queries = torch.tensor([0, *accumulate(metadata.query_lens_host)], dtype=torch.int32)
         return _Step(self._extend, queries, rows, page_size)
 
-    def prepare_for_capture(self, page_table: torch.Tensor, *, page_size: int) -> _CapturedStep:
+    def prepare_for_capture(self, metadata: AttentionMetadata) -> _CapturedStep:
         """Steps run one after another, so that all wrappers share one workspace."""
+        assert metadata.query_start is None, "its wrappers for graphs are of decodes"
+        page_table, page_size = metadata.page_table, metadata.page_size
         num_rows, width = page_table.shape
         step = self._captured.get(num_rows)
         if step is None:
@@ -84,16 +85,18 @@ class FlashInferAttention:
                 paged_kv_indices_buffer=indices,
                 paged_kv_last_page_len_buffer=last_page_len,
             )
-            rows = _PagedRows.of(torch.zeros_like(page_table), [1] * num_rows, page_size)
+            lengths = torch.ones(num_rows, dtype=torch.int32)
+            rows = _PagedRows.of(torch.zeros_like(page_table), lengths, page_size)
             step = self._captured[num_rows] = _CapturedStep(wrapper, None, rows, page_size)
         return step
 
     def prepare_for_replay(
-        self, page_table: torch.Tensor, *, seq_lens_host: Sequence[int], page_size: int
+        self, page_table: torch.Tensor, slots: torch.Tensor, seq_lens: npt.NDArray[np.int64]
     ) -> None:
         """Its planner copies the rows into the wrapper's buffers."""
-        rows = _PagedRows.of(page_table, seq_lens_host, page_size)
-        self._captured[page_table.shape[0]].plan_again(rows)
+        step = self._captured[len(slots)]
+        lengths = torch.from_numpy(seq_lens).int()
+        step.plan_again(_PagedRows.of(page_table.index_select(0, slots), lengths, step.page_size))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -108,9 +111,10 @@ class _PagedRows:
     """[B] int32, host."""
 
     @staticmethod
-    def of(page_table: torch.Tensor, seq_lens: Sequence[int], page_size: int) -> _PagedRows:
+    def of(page_table: torch.Tensor, seq_lens: torch.Tensor, page_size: int) -> _PagedRows:
+        """Rows of page_table [B, P] on the device, with lengths [B] int32 on the host."""
         # A row of length 0 (padding) reads one position, as elsewhere.
-        lengths = torch.tensor(seq_lens, dtype=torch.int32).clamp_(min=1)
+        lengths = seq_lens.clamp(min=1)
         pages = (lengths + page_size - 1) // page_size
         indptr = torch.zeros(len(lengths) + 1, dtype=torch.int32)
         torch.cumsum(pages, 0, dtype=torch.int32, out=indptr[1:])
@@ -133,16 +137,16 @@ class _Step:
         self._wrapper = wrapper
         self._query_start = query_start
         self._rows = rows
-        self._page_size = page_size
+        self.page_size = page_size
         self._is_planned = False
         self._plan_arguments: tuple[tuple[int, ...], Mapping[str, Any]] | None = None
         """Shape and options, once a layer has attended."""
 
-    def attend(
-        self, q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, scale: float
+    def forward(
+        self, q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, *, scale: float
     ) -> torch.Tensor:
         if not self._is_planned:
-            shape = (q.shape[1], k_cache.shape[2], q.shape[2], self._page_size)
+            shape = (q.shape[1], k_cache.shape[2], q.shape[2], self.page_size)
             options = {"sm_scale": scale, "q_data_type": q.dtype, "kv_data_type": k_cache.dtype}
             self._plan_arguments = shape, options
             self._plan(shape, options)

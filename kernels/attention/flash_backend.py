@@ -1,0 +1,99 @@
+"""FlashAttention over paged caches: version 3 where it is installed, else version 2.
+
+Both read the page table as it is. Version 2 wants pages of a multiple of 256 tokens.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+
+from kernels.attention.base import AttentionBackend, AttentionMetadata, AttentionSettings
+
+_PAGE_MULTIPLE = 256
+
+
+def create(settings: AttentionSettings) -> FlashAttention:
+    """The newest version that is installed.
+
+    Raises:
+        ValueError: none is, or what is there does not suit the settings.
+    """
+    settings.check_library("flash")
+    if importlib.util.find_spec("flash_attn_interface") is not None:
+        return FlashAttention(importlib.import_module("flash_attn_interface"), version=3)
+    if importlib.util.find_spec("flash_attn") is None:
+        raise ValueError(
+            "--attention-backend flash: run `pip install flash-attn` (and set --page-size 256), "
+            "install flash_attn_interface (FlashAttention 3), or use auto"
+        )
+    if settings.page_size % _PAGE_MULTIPLE:
+        raise ValueError(
+            f"--attention-backend flash: FlashAttention 2 reads pages of a multiple of "
+            f"{_PAGE_MULTIPLE} tokens, not {settings.page_size}; set --page-size {_PAGE_MULTIPLE}, "
+            "or install FlashAttention 3"
+        )
+    return FlashAttention(importlib.import_module("flash_attn"), version=2)
+
+
+class FlashAttention(AttentionBackend):
+    """Calls that take lengths and pages from the device.
+
+    Args:
+        module: `flash_attn_interface` (version 3) or `flash_attn` (version 2).
+        version: which of them.
+    """
+
+    def __init__(self, module: Any, *, version: int) -> None:
+        self._module = module
+        self._version = version
+
+    def plan(self, metadata: AttentionMetadata) -> _Step:
+        """Nothing but arguments."""
+        rows = metadata
+        pages = "page_table" if self._version == 3 else "block_table"
+        options = {pages: rows.page_table, "causal": True}
+        if rows.query_start is None:
+            call = partial(
+                self._module.flash_attn_with_kvcache, cache_seqlens=rows.seq_lens, **options
+            )
+            return _Step(call, is_decode=True)
+        longest_query = max(rows.query_lens_host)
+        if self._version == 3:
+            call = partial(
+                self._module.flash_attn_with_kvcache,
+                cache_seqlens=rows.seq_lens,
+                cu_seqlens_q=rows.query_start,
+                max_seqlen_q=longest_query,
+                **options,
+            )
+            return _Step(call, is_decode=False)
+        key_start = torch.zeros_like(rows.query_start)
+        torch.cumsum(rows.seq_lens, 0, dtype=torch.int32, out=key_start[1:])
+        call = partial(
+            self._module.flash_attn_varlen_func,
+            cu_seqlens_q=rows.query_start,
+            cu_seqlens_k=key_start,
+            max_seqlen_q=longest_query,
+            max_seqlen_k=rows.max_seq_len,
+            **options,
+        )
+        return _Step(call, is_decode=False)
+
+
+@dataclass(frozen=True, slots=True)
+class _Step:
+    call: partial[torch.Tensor]
+    is_decode: bool
+
+    def forward(
+        self, q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, *, scale: float
+    ) -> torch.Tensor:
+        if self.is_decode:
+            return self.call(q.unsqueeze(1), k_cache, v_cache, softmax_scale=scale).squeeze(1)
+        return self.call(q, k_cache, v_cache, softmax_scale=scale)

@@ -1,0 +1,92 @@
+"""Attention by the Triton kernels here. They read lengths and pages on the device alone."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from kernels.attention.base import AttentionMetadata, AttentionSettings, CapturableBackend
+from kernels.attention.triton_decode import (
+    VisibleRows,
+    attend_in_fixed_splits,
+    attend_in_splits,
+)
+from kernels.attention.triton_extend import extend_attention
+from kernels.registry import registry
+
+
+def create(settings: AttentionSettings) -> TritonAttention:
+    """The backend. Raises ValueError where ops run no Triton kernels."""
+    if not registry.uses_triton(settings.device):
+        raise ValueError("--attention-backend triton needs a CUDA device; use auto or torch")
+    return TritonAttention(batch_invariant=settings.batch_invariant)
+
+
+class TritonAttention(CapturableBackend):
+    """Decodes with the keys in splits, extends in blocks of queries.
+
+    Lengths on the host may be bounds: numbers of splits and programs follow from them, which a
+    captured step keeps.
+
+    Args:
+        batch_invariant: whether each query is computed as a decode, in splits of a fixed length.
+    """
+
+    needs_exact_lengths = False
+
+    def __init__(self, *, batch_invariant: bool = False) -> None:
+        self._batch_invariant = batch_invariant
+
+    def plan(self, metadata: AttentionMetadata) -> _Step:
+        """Of decodes, and of extends that are batch-invariant, what each query sees."""
+        rows = None
+        if metadata.query_start is None:
+            rows = VisibleRows(metadata.page_table, metadata.seq_lens)
+        elif self._batch_invariant:
+            rows = _query_rows(metadata, metadata.query_start)
+        return _Step(metadata, rows, metadata.max_seq_len, self._batch_invariant)
+
+    def prepare_for_capture(self, metadata: AttentionMetadata) -> _Step:
+        """A captured step is any other."""
+        return self.plan(metadata)
+
+    def prepare_for_replay(
+        self, page_table: torch.Tensor, slots: torch.Tensor, seq_lens: npt.NDArray[np.int64]
+    ) -> None:
+        """The graph reads what there is to know."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Step:
+    metadata: AttentionMetadata
+    rows: VisibleRows | None
+    """None of extends that walk keys without splits."""
+    max_seq_len: int
+    batch_invariant: bool
+
+    def forward(
+        self, q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, *, scale: float
+    ) -> torch.Tensor:
+        if self.rows is None:
+            return extend_attention(q, k_cache, v_cache, self.metadata, scale)
+        attend = attend_in_fixed_splits if self.batch_invariant else attend_in_splits
+        return attend(q, k_cache, v_cache, self.rows, self.max_seq_len, scale)
+
+
+def _query_rows(metadata: AttentionMetadata, query_start: torch.Tensor) -> VisibleRows:
+    """Each query's row and number of visible positions, computed without waiting for the device."""
+    seq_lens, ends = metadata.seq_lens, query_start[1:]
+    num_queries = sum(metadata.query_lens_host)
+    rows = torch.repeat_interleave(
+        torch.arange(seq_lens.shape[0], dtype=torch.int32, device=seq_lens.device),
+        ends - query_start[:-1],
+        output_size=num_queries,
+    )
+    # Counted back from the row's end: its last new token sees the whole row.
+    index = torch.arange(num_queries, dtype=torch.int32, device=seq_lens.device)
+    position = index - (ends - seq_lens).index_select(0, rows)
+    visible_lens = (position // metadata.block_size + 1) * metadata.block_size
+    return VisibleRows(metadata.page_table, visible_lens, rows)
