@@ -1,15 +1,21 @@
-"""Triton's interpreter, which needs a process of its own."""
+"""Triton's interpreter, which needs a process of its own: it is chosen when Triton is imported."""
 
 from __future__ import annotations
 
+import dataclasses
+import functools
 import os
 import subprocess
 import sys
+from collections.abc import Callable
+from types import SimpleNamespace
 
 from tests.support.paths import ROOT
 
+IS_INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+"""Whether this is such a process."""
 TIMEOUT_S = 1000
-"""A minute on an idle machine."""
+"""Half a minute on an idle machine."""
 
 
 def run_interpreted(folder: str, selection: str = "not long") -> None:
@@ -41,3 +47,27 @@ def run_interpreted(folder: str, selection: str = "not long") -> None:
         check=False,
     )
     assert run.returncode == 0, run.stdout[-6000:]
+
+
+def hasten_interpreter() -> None:
+    """Leaves out work whose results the interpreter drops; nearly half of a launch's time.
+
+    Changes Triton for the rest of the process. HAZARD: these are Triton 3.7's private names.
+    """
+    from triton.runtime import interpreter
+
+    # Integers of 32 bits are added and multiplied again in 64, for an assertion that nobody makes.
+    builder = interpreter.interpreter_builder
+    assert not builder.options.debug, "overflows would be asserted"
+    builder.options = dataclasses.replace(builder.options, sanitize_overflow=False)
+
+    # Each call of a function by a kernel searches triton.language for what to replace, which the
+    # first one has found. What it replaces is not put back between launches.
+    replace = interpreter._patch_lang
+
+    @functools.cache
+    def replace_once(function: Callable[..., object]) -> SimpleNamespace:
+        replace(function)
+        return SimpleNamespace(restore=lambda: None)
+
+    interpreter._patch_lang = replace_once

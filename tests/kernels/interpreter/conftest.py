@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
-import os
+from tests.support.interpreter import IS_INTERPRETED, hasten_interpreter
 
-collect_ignore_glob = [] if os.environ.get("TRITON_INTERPRET") == "1" else ["test_*.py"]
+collect_ignore_glob = [] if IS_INTERPRETED else ["test_*.py"]
+
+if IS_INTERPRETED:
+    hasten_interpreter()

@@ -91,11 +91,9 @@ def sample_case(device: str, dtype: torch.dtype) -> None:
         with registry.using("torch"):
             reference = sample_tokens(logits, own)
         with registry.using("triton"):
-            drawn = sample_tokens(logits, own)
-            out = torch.empty_like(drawn)
-            assert sample_tokens(logits, own, out) is out
+            drawn = torch.empty_like(reference)
+            assert sample_tokens(logits, own, drawn) is drawn  # without it: the cases below
         assert torch.equal(drawn, reference), (vocab, drawn, reference)
-        assert torch.equal(out, drawn)
 
 
 def sample_without_filters_case(device: str, dtype: torch.dtype) -> None:

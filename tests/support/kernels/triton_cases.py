@@ -19,6 +19,7 @@ from kernels import (
     silu_and_mul,
     store_kv_cache,
 )
+from kernels.attention.triton_config import extend_blocks
 from kernels.fused_moe import fused_moe
 from kernels.linear.fp8 import TritonFp8Weight, dequantize_fp8
 from kernels.linear.tiled import TritonTiledWeight
@@ -180,11 +181,12 @@ def extend_case(device: str, dtype: torch.dtype) -> None:
 
 def block_extend_case(device: str, dtype: torch.dtype) -> None:
     """Blocks within a tile of queries, as wide as one, and wider; chunks that begin inside."""
+    tile = extend_blocks(32, dtype).queries
     for block_size, num_kv_heads, lens, query_lens in (
-        (4, 2, [8, 60], [8, 36]),
-        (8, 1, [8, 88, 120], [8, 48, 8]),
-        (32, 1, [96, 64], [64, 32]),
-        (128, 1, [256], [128]),
+        (4, 2, [8, tile + 28], [8, tile + 4]),  # the second row ends in a second tile
+        (8, 1, [8, 2 * tile + 24, 3 * tile + 24], [8, tile + 16, 8]),
+        (tile, 1, [3 * tile], [2 * tile]),
+        (2 * tile, 1, [4 * tile], [2 * tile]),
     ):
         case = make_paged(lens, num_kv_heads=num_kv_heads, head_dim=32, device=device, dtype=dtype)
         q = _randn(sum(query_lens), 2 * num_kv_heads, 32, device=device, dtype=dtype)
