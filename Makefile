@@ -28,14 +28,21 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 ARGS ?=
 TEST_ARGS ?=
-# At least two, since many tests wait more than they compute; each takes some 1.5 GiB.
-TEST_PROCESSES ?= -n $(shell n=$$(nproc); echo $$((n < 2 ? 2 : n > 6 ? 6 : n))) \
-	--dist loadscope --no-loadscope-reorder
+# Each takes some 1.5 GiB. At least three, since fleets and ranks are waited for a third of the time;
+# unit tests only compute.
+TEST_PROCESSES ?= $(shell n=$$(nproc); echo $$((n < 3 ? 3 : n > 6 ? 6 : n)))
+UNIT_PROCESSES ?= $(shell n=$$(nproc); echo $$((n > 6 ? 6 : n)))
+PYTEST := $(BIN)/python -m pytest --dist loadscope --no-loadscope-reorder
 
 UNIT_TESTS := tests/architecture tests/cluster/autoscaling tests/router \
 	$(addprefix tests/worker/,core front metrics plan wire)
+# Files that are slow as a whole are not even read: they import torch, transformers and Ray.
+SLOW_FILES = $(shell grep -rlx 'pytestmark = pytest.mark.slow' $(UNIT_TESTS))
 
-.PHONY: help install serve unit test lint lock check-install check-supply check-autoscale \
+# Tests start hundreds of processes, each of which would compile all our sources again.
+unexport PYTHONDONTWRITEBYTECODE
+
+.PHONY: help install serve unit test lint style lock check-install check-supply check-autoscale \
 	check-cancels check-chaos check-hostile check-long check-nodes check-overload check-proxy \
 	check-rolling-update check-scale check-soak check-tenants demo-models check-speculative
 .DEFAULT_GOAL := serve
@@ -58,21 +65,27 @@ $(STAMP): pyproject.toml constraints.txt
 serve: $(STAMP)
 	@exec $(BIN)/rayfleet serve $(ARGS)
 
-lint: $(STAMP)
+lint: style
+	$(BIN)/mypy
+
+style: $(STAMP)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/typos
 	$(BIN)/lint-imports --no-logo
-	$(BIN)/mypy
 
 unit: $(STAMP)
-	$(BIN)/python -m pytest $(TEST_PROCESSES) -m "not long and not slow" $(UNIT_TESTS) $(TEST_ARGS)
+	$(PYTEST) -n $(UNIT_PROCESSES) -m "not long and not slow" $(addprefix --ignore=,$(SLOW_FILES)) \
+		$(UNIT_TESTS) $(TEST_ARGS)
 
-test: lint
-	RAY_USAGE_STATS_ENABLED=0 $(BIN)/python -m pytest $(TEST_PROCESSES) $(TEST_ARGS)
+# Types are checked while the tests run: a minute where mypy has no cache. What it says comes last.
+test: style
+	@$(BIN)/mypy > $(VENV)/mypy.log 2>&1 & mypy=$$!; \
+	RAY_USAGE_STATS_ENABLED=0 $(PYTEST) -n $(TEST_PROCESSES) $(TEST_ARGS); tests=$$?; \
+	wait $$mypy; types=$$?; cat $(VENV)/mypy.log; test $$tests = 0 -a $$types = 0
 
 check-long: $(STAMP)
-	RAY_USAGE_STATS_ENABLED=0 TEST_EFFORT=long $(BIN)/python -m pytest $(TEST_PROCESSES) \
+	RAY_USAGE_STATS_ENABLED=0 TEST_EFFORT=long $(PYTEST) -n $(TEST_PROCESSES) \
 		-m "long or randomized" $(TEST_ARGS)
 
 check-install: $(STAMP)

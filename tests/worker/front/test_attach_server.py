@@ -79,22 +79,6 @@ class Gateway(WorkerLink):
 
 
 @pytest.fixture
-async def front() -> AsyncIterator[WorkerFrontend]:
-    front = WorkerFrontend("w0", "/tmp")
-    yield front
-    front.close()
-
-
-@pytest.fixture
-async def engine(front: WorkerFrontend) -> AsyncIterator[Engine]:
-    engine = Engine(front.open())
-    await engine.ready()
-    await front.wait_ready()
-    yield engine
-    engine.close()
-
-
-@pytest.fixture
 async def server(front: WorkerFrontend) -> AsyncIterator[AttachServer]:
     server = AttachServer(front, "/tmp")
     await server.open()

@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import os
 import stat
-from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -47,22 +46,6 @@ from worker.wire.messages import (
 from worker.wire.packing import packed
 from worker.wire.sampling import SamplingParams
 from worker.wire.structured import StructuredOutputsParams
-
-
-@pytest.fixture
-async def front(tmp_path: Path) -> AsyncIterator[WorkerFrontend]:
-    front = WorkerFrontend("w0", "/tmp")
-    yield front
-    front.close()
-
-
-@pytest.fixture
-async def engine(front: WorkerFrontend) -> AsyncIterator[Engine]:
-    engine = Engine(front.open())
-    await engine.ready()
-    await front.wait_ready()
-    yield engine
-    engine.close()
 
 
 async def test_directory_is_private_and_its_sockets_have_short_names(front: WorkerFrontend) -> None:

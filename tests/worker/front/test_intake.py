@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 
 import msgspec
@@ -28,22 +28,6 @@ from worker.wire.sampling import SamplingParams
 
 MANY = 2048
 """Completions that one request may ask for."""
-
-
-@pytest.fixture
-async def front() -> AsyncIterator[WorkerFrontend]:
-    front = WorkerFrontend("w0", "/tmp")
-    yield front
-    front.close()
-
-
-@pytest.fixture
-async def engine(front: WorkerFrontend) -> AsyncIterator[Engine]:
-    engine = Engine(front.open())
-    await engine.ready()
-    await front.wait_ready()
-    yield engine
-    engine.close()
 
 
 def heavy(number: int) -> Submit:
