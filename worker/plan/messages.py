@@ -26,7 +26,7 @@ class Hello(msgspec.Struct, tag="hello", frozen=True):
     dtype: str = ""
     """Of weights, activations and KV cache, such as "bfloat16"."""
     startup: dict[str, float] = {}
-    """Seconds by phase up to here, see RankStartup."""
+    """Seconds by phase up to here, see `worker.rank.rank.Rank`."""
     process: int = 0
     """Its id, where all ranks are on one node; 0 elsewhere."""
 

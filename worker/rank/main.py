@@ -23,12 +23,11 @@ from worker.plan.messages import (
     Stop,
 )
 from worker.plan.rendezvous import Rendezvous, published
-from worker.rank.guard import PlanGuard
 from worker.wire.log import log_as
 from worker.wire.retry import may_heal
 
 if TYPE_CHECKING:
-    from worker.rank.runner import ModelRunner
+    from worker.rank.rank import Rank
 
 
 def run_rank(
@@ -57,7 +56,7 @@ def run_rank(
 
 
 def _load_and_serve(
-    rank: int,
+    number: int,
     config: EngineConfig,
     directory: str,
     rendezvous: Rendezvous | None,
@@ -66,56 +65,44 @@ def _load_and_serve(
     # Imported here: the coordinator on CPU imports this module's package and must stay torch-free.
     from worker.models.tensor_parallel import TensorParallelGroup
     from worker.rank.cpu import yield_cpu_to_others
-    from worker.rank.device import select_device
-    from worker.rank.startup import RankStartup
+    from worker.rank.rank import Rank, select_device
 
-    device = select_device(config, rank)
+    device = select_device(config, number)
     if device.type == "cpu":
         yield_cpu_to_others()
-    startup = RankStartup(config)
+    rank = Rank(config)
     group = TensorParallelGroup.create(
-        rank, config.tensor_parallel_size, device, directory, rendezvous=rendezvous
+        number, config.tensor_parallel_size, device, directory, rendezvous=rendezvous
     )
     try:
-        runner = startup.load(group)
         process = os.getpid() if rendezvous is None else 0
-        channel.send(msgspec.structs.replace(startup.hello(runner), process=process))
+        channel.send(msgspec.structs.replace(rank.load(group), process=process))
         start = channel.receive()
         if isinstance(start, Start):
-            ready = startup.allocate(runner, start)
+            ready = rank.allocate(start)
             freeze_heap()
             channel.send(ready)
-            _execute_plans(rank, runner, channel)
+            _execute_plans(number, rank, channel)
     finally:
-        group.close()
+        rank.close()
 
 
-def _execute_plans(rank: int, runner: ModelRunner, channel: RankChannel) -> None:
-    guard = PlanGuard()
+def _execute_plans(number: int, rank: Rank, channel: RankChannel) -> None:
     while True:
         message = channel.receive()
-        if isinstance(message, Stop):
-            return
-        assert isinstance(message, PlanMessage), f"rank {rank} was sent {message!r}"
-        guard.check(message.plan)
-        step = runner.forward(message.plan)
-        masks = b""
-        if message.plan.masked:
-            if rank == 0 and message.plan.drafts_under_grammar:
-                channel.send(Drafts(seq=message.plan.seq, token_ids=step.masked_drafts()))
-            sample = channel.receive()
-            if isinstance(sample, Stop):
+        match message:
+            case PlanMessage(plan=plan):
+                step = rank.launch(plan)
+                if number == 0 and plan.drafts_under_grammar:
+                    channel.send(Drafts(seq=plan.seq, token_ids=rank.drafts(plan.seq)))
+            case Sample(seq=seq, masks=masks):
+                step = rank.sample(seq, masks)
+            case Stop():
                 return
-            assert isinstance(sample, Sample), f"rank {rank} awaits masks, was sent {sample!r}"
-            assert sample.seq == message.plan.seq, f"masks of step {sample.seq}"
-            masks = sample.masks
-        sampled = runner.sample(step, masks)
-        if rank == 0:
-            result = sampled.result()
-            guard.record(result)
-            channel.send(Result(step=result))
-        else:
-            guard.follow(sampled)
+            case _:
+                raise AssertionError(f"rank {number} was sent {message!r}")
+        if number == 0 and step.sampled is not None:
+            channel.send(Result(step=step.result()))
 
 
 def _root_cause(error: Exception) -> str:

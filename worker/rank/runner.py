@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import time
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
@@ -20,7 +19,6 @@ from worker.plan.messages import Hello
 from worker.plan.plan import Plan, RankTimes, StepResult
 from worker.rank.batch import Batch, BatchBuilder, gather_inputs
 from worker.rank.cpu import native_options, tune_cpu_process
-from worker.rank.device import resolve_dtype
 from worker.rank.device_clock import DeviceClock
 from worker.rank.diffusion.checks import check_blocks
 from worker.rank.diffusion.decoder import BlockDecoder
@@ -38,7 +36,18 @@ from worker.rank.steps import ForwardStep, SampledStep, fetch_output
 from worker.rank.streams import DeviceStreams, StepSlot
 from worker.rank.tables import DeviceTables
 
-logger = logging.getLogger(__name__)
+_DTYPES = {
+    "float32": torch.float32,
+    "bfloat16": torch.bfloat16,
+    "float16": torch.float16,
+}
+
+
+def resolve_dtype(config: EngineConfig, device: torch.device) -> torch.dtype:
+    """The type of weights, activations and KV cache."""
+    if config.dtype == "auto":
+        return torch.bfloat16 if device.type == "cuda" else torch.float32
+    return _DTYPES[config.dtype]
 
 
 class ModelRunner:

@@ -341,8 +341,9 @@ class EngineInfo(msgspec.Struct, array_like=True, tag="info"):
     tensor_parallel_size: int = 1
     """Ranks."""
     startup: dict[str, float] = msgspec.field(default_factory=dict)
-    """Seconds by phase until it was ready, which add up to all of it: see RankStartup, and `launch`
-    for what came before and between (processes, imports, other ranks), which the front adds."""
+    """Seconds by phase until it was ready, which add up to all of it: see `worker.rank.rank.Rank`,
+    and `launch` for what came before and between (processes, imports, other ranks), which the
+    front adds."""
     processes: dict[str, int] = msgspec.field(default_factory=dict)
     """Ids of its processes by name, rank 0's first; of ranks on several nodes, rank 0's alone."""
 

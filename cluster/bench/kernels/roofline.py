@@ -23,7 +23,8 @@ from cluster.bench.kernels.shapes import SHAPES, write_shape
 from cluster.bench.report import Check, Result, at_least, checks_json, note
 from cluster.bench.stats import percentile
 from worker.models.config import ModelConfig, load_model_config
-from worker.rank.device import resolve_dtype, select_device
+from worker.rank.rank import select_device
+from worker.rank.runner import resolve_dtype
 
 _GOALS = {"qwen3-8b": {32: 65.0, 128: 65.0}, "qwen3-0.6b": {1: 40.0}}
 """Percent of the roofline, on a GPU, by model and number of requests."""

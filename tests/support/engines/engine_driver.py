@@ -135,8 +135,7 @@ class Engine:
     @property
     def runner(self) -> ModelRunner:
         """Rank 0's."""
-        assert self._executor._runner is not None
-        return self._executor._runner
+        return self._executor._rank.runner
 
     @property
     def peer_pids(self) -> list[int]:

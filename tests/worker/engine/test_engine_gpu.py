@@ -21,7 +21,7 @@ from tests.support.engines.exactness import (
 from worker.config import EngineConfig
 from worker.models.tensor_parallel import TensorParallelGroup
 from worker.plan.plan import Admit, PageWrite, Plan, PlannedRow, TokenRules
-from worker.rank.device import select_device
+from worker.rank.rank import select_device
 from worker.rank.runner import ModelRunner
 
 pytestmark = [

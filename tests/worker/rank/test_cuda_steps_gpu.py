@@ -28,7 +28,7 @@ from tests.support.engines.plan_driver import make_runner
 from worker.config import EngineConfig
 from worker.models.tensor_parallel import TensorParallelGroup
 from worker.plan.plan import Admit, PageWrite, Plan, PlannedRow
-from worker.rank.device import select_device
+from worker.rank.rank import select_device
 from worker.rank.runner import ModelRunner
 from worker.wire.sampling import SamplingParams
 

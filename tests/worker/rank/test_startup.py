@@ -13,7 +13,7 @@ from worker.core.executor_local import LocalExecutor
 from worker.core.info import slowest
 from worker.models.tensor_parallel import TensorParallelGroup
 from worker.plan.messages import Hello, Ready, Start
-from worker.rank.startup import RankStartup
+from worker.rank.rank import Rank
 
 PHASES = ["connect", "download", "load_weights", "profile"]
 
@@ -22,12 +22,11 @@ def test_each_phase_is_timed_and_waiting_for_others_is_none(tmp_path: Path) -> N
     write_checkpoint("qwen3", tmp_path)
     config = EngineConfig(model=str(tmp_path), device="cpu", cpu_threads=1, kv_cache_tokens=64)
     moments = itertools.chain((0.0, 1.0, 3.0, 7.0, 15.0), (1000.0, 1016.0))
-    startup = RankStartup(config, lambda: next(moments))
-    runner = startup.load(TensorParallelGroup.alone(torch.device("cpu")))
-    hello = startup.hello(runner)
+    rank = Rank(config, lambda: next(moments))
+    hello = rank.load(TensorParallelGroup.alone(torch.device("cpu")))
     assert hello.startup == dict(zip(PHASES, (1.0, 2.0, 4.0, 8.0), strict=True))
     assert (hello.device, hello.dtype) == ("cpu", "float32")
-    ready = startup.allocate(runner, Start(num_pages=hello.num_pages))
+    ready = rank.allocate(Start(num_pages=hello.num_pages))
     assert ready == Ready(rank=0, startup={"capture": 16.0})
 
 

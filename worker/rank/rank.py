@@ -1,0 +1,185 @@
+"""One rank of a worker group: its device, its shard, then a step for every Plan.
+
+Whoever brings the Plans, the rank's own process (`worker/rank/main.py`) or the scheduler that
+shares one with rank 0 (`worker/core/executor_local.py`), runs a step by the same calls:
+
+    Plan ──launch──> forward pass ──(Sample ──sample──>)── sampling ──result──> StepResult
+
+No call but `result` waits for a CUDA device, so that a next Plan may be launched before.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+import msgspec
+import torch
+
+from worker.config import EngineConfig
+from worker.metrics.rank import answer_scrapes
+from worker.models.config import load_model_config
+from worker.models.tensor_parallel import TensorParallelGroup
+from worker.plan.messages import Hello, Ready, Start
+from worker.plan.plan import Plan, StepResult
+from worker.rank.guard import PlanGuard
+from worker.rank.runner import ModelRunner
+from worker.rank.steps import ForwardStep, SampledStep
+
+
+def select_device(config: EngineConfig, rank: int) -> torch.device:
+    """The device of rank `rank`, which becomes the calling thread's current one.
+
+    Raises:
+        ValueError: CUDA was asked for and there is none.
+    """
+    available = torch.cuda.is_available()
+    if config.device == "cuda" and not available:
+        raise ValueError("--device cuda: no CUDA device is visible; use --device cpu")
+    if config.device == "cpu" or not available:
+        return torch.device("cpu")
+    device = torch.device("cuda", rank % torch.cuda.device_count())
+    # Triton launches on the current device, and pinning memory makes a context there.
+    torch.cuda.set_device(device)
+    return device
+
+
+class Rank:
+    """A rank's life: `load`, `allocate`, then `launch` (and `sample`) for each Plan, then `close`.
+
+    Phases of its start, in seconds: connect (until all ranks have met), download (of a Hub model;
+    nothing where it is there), load_weights, profile (one largest step, in which kernels are
+    compiled), capture (KV cache and CUDA graphs). Waiting for the other ranks between them counts
+    nowhere.
+
+    Args:
+        config: the group's engine configuration.
+        clock: in seconds; `connect` begins when this object is made.
+    """
+
+    def __init__(self, config: EngineConfig, clock: Callable[[], float] = time.monotonic) -> None:
+        self._config = config
+        self._clock = clock
+        self._phase_began = clock()
+        self._seconds: dict[str, float] = {}
+        self._group: TensorParallelGroup | None = None
+        self._runner: ModelRunner | None = None
+        self._guard = PlanGuard()
+        self._unsampled: RankStep | None = None
+        """The step launched last, where it still waits for masks."""
+
+    @property
+    def runner(self) -> ModelRunner:
+        """The loaded model."""
+        assert self._runner is not None, "nothing is loaded yet"
+        return self._runner
+
+    def load(self, group: TensorParallelGroup) -> Hello:
+        """Loads the shard, once the group has met; what the rank then has memory for.
+
+        Raises:
+            ValueError: as ModelRunner, or there is memory for nothing.
+        """
+        config, self._group = self._config, group
+        self._end_phase("connect")
+        model = load_model_config(config.checkpoint, weights=config.load_format != "dummy")
+        self._end_phase("download")
+        runner = self._runner = ModelRunner(config, group, model)
+        self._end_phase("load_weights")
+        hello = runner.hello()
+        self._end_phase("profile")
+        return msgspec.structs.replace(
+            hello,
+            device=runner.device.type,
+            dtype=str(runner.dtype).removeprefix("torch."),
+            startup=dict(self._seconds),
+        )
+
+    def allocate(self, start: Start) -> Ready:
+        """Makes what the coordinator asks for; on CUDA, tells scrapes of the device from then."""
+        runner = self.runner
+        self._phase_began = self._clock()
+        self._seconds.clear()
+        runner.allocate(start.num_pages, start.num_host_pages)
+        self._end_phase("capture")
+        if runner.device.type == "cuda":
+            answer_scrapes(runner.group.rank, lambda: torch.cuda.mem_get_info(runner.device))
+        return Ready(rank=runner.group.rank, startup=dict(self._seconds))
+
+    def launch(self, plan: Plan) -> RankStep:
+        """Launches a step, up to its forward pass where it waits for masks.
+
+        Raises:
+            OutOfStep: a Plan was lost, or the ranks have drawn different tokens.
+        """
+        assert self._unsampled is None, "a Plan before the masks of the one before"
+        self._guard.check(plan)
+        step = RankStep(self.runner.forward(plan), self._guard)
+        if plan.masked:
+            self._unsampled = step
+        else:
+            self._sample(step, b"")
+        return step
+
+    def drafts(self, seq: int) -> list[list[int]]:
+        """What was drafted for each masked row of step `seq`, which waits for masks."""
+        step = self._unsampled
+        assert step is not None, f"step {seq} waits for no masks"
+        assert step.seq == seq, f"drafts of step {seq}, {step.seq} waits"
+        return step.forwarded.masked_drafts()
+
+    def sample(self, seq: int, masks: bytes) -> RankStep:
+        """Launches the rest of step `seq`, which waits for masks; these are as in `Sample`."""
+        step, self._unsampled = self._unsampled, None
+        assert step is not None, f"masks of step {seq}, none waits"
+        assert step.seq == seq, f"masks of step {seq} for step {step.seq}"
+        self._sample(step, masks)
+        return step
+
+    def close(self) -> None:
+        """Lets go of the model and leaves the group. Safe to call twice."""
+        self._runner = None
+        if self._group is not None:
+            self._group.close()
+            self._group = None
+
+    def _sample(self, step: RankStep, masks: bytes) -> None:
+        step.sampled = self.runner.sample(step.forwarded, masks)
+        if self.runner.group.rank:
+            self._guard.follow(step.sampled)
+
+    def _end_phase(self, phase: str) -> None:
+        now = self._clock()
+        self._seconds[phase] = now - self._phase_began
+        self._phase_began = now
+
+
+class RankStep:
+    """A step in flight.
+
+    Args:
+        forwarded: its forward pass.
+        guard: of the rank.
+    """
+
+    def __init__(self, forwarded: ForwardStep, guard: PlanGuard) -> None:
+        self.forwarded = forwarded
+        self.sampled: SampledStep | None = None
+        """None until it has its masks."""
+        self._guard = guard
+
+    @property
+    def seq(self) -> int:
+        """Number of its Plan."""
+        return self.forwarded.plan.seq
+
+    def result(self) -> StepResult:
+        """Waits for the step. Rank 0's are each asked for once, in the order of their launches.
+
+        Raises:
+            RuntimeError: the device failed.
+        """
+        assert self.sampled is not None, f"step {self.seq} still waits for masks"
+        result = self.sampled.result()
+        self._guard.record(result)
+        return result
