@@ -11,8 +11,9 @@ WINDOW_S = 10.0
 much work requests bring, how often a prefix returns. A hundred steps of a tenth of a second: a mean
 over n steps is off by about 1/√n, here a tenth, which is what estimates of work are off by, too."""
 UNKNOWN_S = 1.0
-"""Seconds of observation, half of them busy, that stand before a worker's first report: nothing is
-known of it, so the middle, and ten steps of a tenth of a second count more than that."""
+"""Seconds of observation that stand before the first one: of a worker half of them busy, since
+nothing is known of it; of a prefix a second in which others were asked for. Ten steps of a tenth of
+a second, or ten requests, count more than that."""
 BUSIEST = 0.98
 """Greatest utilisation. The step under way is not reported yet: 0.2 s (a full chunk) of WINDOW_S
 are not known."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from math import exp
 from typing import NamedTuple
 
-from router.fleet.constants import BURST_S, WINDOW_S
+from router.fleet.constants import BURST_S, UNKNOWN_S, WINDOW_S
 
 _MAX_KNOWN = 8192
 """Prefixes that are remembered, about 1 MB."""
@@ -17,12 +17,17 @@ class _Count(NamedTuple):
     value: float
     at: float
     """When it was so many."""
+    earlier: float = 0.0
+    """Recurrences of all prefixes that had come before the first of this one, as counted then."""
+    since: float = 0.0
+    """When that was."""
 
     def after(self, now: float) -> _Count:
         """With a further one at this time; what belongs to the same burst is none."""
         if now - self.at < BURST_S:
             return self
-        return _Count(self.value * exp((self.at - now) / WINDOW_S) + 1.0, now)
+        value = self.value * exp((self.at - now) / WINDOW_S) + 1.0
+        return self._replace(value=value, at=now)
 
 
 class Recurrence(NamedTuple):
@@ -32,13 +37,17 @@ class Recurrence(NamedTuple):
     """How often it was asked for lately, which is also how often it may be expected to be again;
     0 where that was all at once."""
     share: float
-    """Its part of all that came lately."""
+    """Its part of all that came lately, 0 to 1."""
 
 
 class PrefixPopularity:
     """Counts recurrences of prefixes, by the hashes of the blocks that they end with.
 
-    Reading changes nothing.
+    A prefix's part is one of what came since it was first seen, and of UNKNOWN_S before: what came
+    earlier tells nothing of it, or the first copies of a prefix that suddenly everybody asks for
+    would be made one by one, over WINDOW_S, while other workers idle. The time before keeps a burst
+    that is read over a tenth of a second from looking like all of the traffic. Reading changes
+    nothing.
     """
 
     def __init__(self) -> None:
@@ -48,16 +57,21 @@ class PrefixPopularity:
 
     def observe(self, block_hash: int, now: float) -> None:
         """A request that shares the prefix was placed."""
-        self._all = self._all.after(now)
         known = self._known.pop(block_hash, None)
-        if known is None and len(self._known) >= _MAX_KNOWN:
-            del self._known[next(iter(self._known))]
-        self._known[block_hash] = _Count(0.0, now) if known is None else known.after(now)
+        if known is None:
+            if len(self._known) >= _MAX_KNOWN:
+                del self._known[next(iter(self._known))]
+            earlier = self._all.value * exp((self._all.at - now) / WINDOW_S)
+            self._known[block_hash] = _Count(0.0, now, earlier, now)
+        else:
+            self._known[block_hash] = known.after(now)
+        self._all = self._all.after(now)
 
     def recurrence(self, block_hash: int, now: float) -> Recurrence:
         """The prefix as of now, with the request that asks."""
         known = self._known.get(block_hash)
         if known is None or not (value := known.after(now).value):
             return Recurrence(0.0, 0.0)  # unknown, or all so far are one burst
-        everything = self._all.after(now).value
-        return Recurrence(value + 1.0, min((value + 1.0) / max(everything, 1.0), 1.0))
+        earlier = known.earlier * exp((known.since - now) / WINDOW_S)
+        compared = self._all.after(now).value - earlier * (1.0 - UNKNOWN_S / WINDOW_S)
+        return Recurrence(value + 1.0, min((value + 1.0) / max(compared, 1.0), 1.0))

@@ -50,6 +50,22 @@ def test_what_came_long_ago_counts_less_and_shares_add_up() -> None:
     assert asked(popularity, 1, 1000.0).times == pytest.approx(2.0)
 
 
+def test_a_prefix_is_compared_with_what_came_since_it_did() -> None:
+    popularity = PrefixPopularity()
+    for tenth in range(100):
+        asked(popularity, 1, tenth / 10)
+    shares = [asked(popularity, 2, 10.0 + tenth / 10).share for tenth in range(20)]
+    assert shares[4] > 0.3
+    assert shares[19] > 0.7, "after two seconds, not after WINDOW_S"
+
+
+def test_a_burst_read_over_a_tenth_of_a_second_is_not_all_of_the_traffic() -> None:
+    popularity = PrefixPopularity()
+    for second in range(20):
+        shares = [asked(popularity, second, second + 0.006 * n).share for n in range(16)]
+    assert 0.0 < shares[-1] < 0.6
+
+
 def test_only_so_many_prefixes_are_known() -> None:
     popularity = PrefixPopularity()
     for key in range(20_000):

@@ -70,6 +70,33 @@ def test_no_hit_is_expected_that_an_eviction_or_a_broken_stream_has_taken() -> N
     assert len(wrong) <= 0.02 * len(outcomes)
 
 
+def test_a_prefix_that_suddenly_all_ask_for_is_soon_with_every_worker() -> None:
+    """As after the warm-up of `bench router --real`: until now all asked for another one."""
+    random = np.random.default_rng(1)
+
+    def asked(name: str, count: int, start: float) -> list[Arrival]:
+        prefix = random.integers(0, 10**5, 3000)
+        prompts = [np.concatenate([prefix, random.integers(0, 10**5, 200)]) for _ in range(count)]
+        return [
+            Arrival(
+                request_id=f"{name}{n}",
+                at=start + n / 16,
+                tokens=prompt.astype("<i4").tobytes(),
+                output_len=12,
+            )
+            for n, prompt in enumerate(prompts)
+        ]
+
+    arrivals = (*asked("before", 30, 0.0), *asked("hot", 40, 4.0))
+    shape = FleetShape(slowness=(2.0,) * 4, max_num_batched_tokens=512)
+    outcomes = simulate(Workload(name="hot", arrivals=arrivals, fleet=shape))[30:]
+    first = outcomes[0].first_token_s
+    computed = [n for n, outcome in enumerate(outcomes) if outcome.cached_tokens < 3000 - 16]
+    assert len(computed) == 4
+    assert computed[-1] < 20, "the last copy begins in the time that the first one takes"
+    assert max(outcome.first_token_s for outcome in outcomes) < 1.2 * first
+
+
 class BreakingStreams(GatewayRouter):
     """Loses one report in a hundred with its stream, and compares its index with the caches."""
 
