@@ -7,6 +7,11 @@ from typing import Literal
 
 from worker.wire.hub import at_revision
 
+PolicyName = Literal[
+    "adaptive", "prefix-score", "least-load", "power-of-two", "round-robin", "session"
+]
+"""Routing policies; see router.fleet.policies."""
+
 _RARE = {"within": "--routing-config"}
 """Metadata of options that have no flag of their own."""
 
@@ -15,9 +20,7 @@ _RARE = {"within": "--routing-config"}
 class RoutingConfig:
     """How gateways choose a worker, and what they do when it is lost."""
 
-    routing_policy: Literal[
-        "adaptive", "prefix-score", "least-load", "power-of-two", "round-robin", "session"
-    ] = "adaptive"
+    routing_policy: PolicyName = "adaptive"
     """What decides which worker takes a request."""
     prefix_score_hit_weight: float = field(default=10.0, metadata=_RARE)
     """prefix-score: per prompt token in the worker's cache."""

@@ -4,12 +4,12 @@ from router.fleet.base import Decision, RoutingPolicy
 from router.fleet.batch_window import BatchWindow
 from router.fleet.blocks import BlockKey, PromptBlocks
 from router.fleet.explain import Explanation
-from router.fleet.factory import create_policy
 from router.fleet.feasibility import Feasibility
 from router.fleet.fleet import Choice, Fleet
 from router.fleet.index import PrefixIndex
 from router.fleet.memo import HashMemo
-from router.fleet.request_view import RequestView
+from router.fleet.policies import create_policy
+from router.fleet.request import RequestView
 from router.fleet.state import WorkerState
 from router.fleet.workers import WorkerTable
 

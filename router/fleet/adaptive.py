@@ -6,9 +6,8 @@ import numpy as np
 
 from router.fleet.base import EstimatingPolicy, Terms
 from router.fleet.congestion import Congestion
-from router.fleet.estimate import Estimate
 from router.fleet.popularity import PrefixPopularity
-from router.fleet.request_view import RequestView
+from router.fleet.request import Estimate, RequestView
 from router.fleet.utilisation import Utilisation
 from router.fleet.workers import Floats, WorkerTable
 

@@ -11,8 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from router.fleet.constants import TOLERANCE
-from router.fleet.estimate import Estimate
-from router.fleet.request_view import RequestView
+from router.fleet.request import Estimate, RequestView
 from router.fleet.workers import Floats, WorkerTable
 
 Terms = Mapping[str, Floats]

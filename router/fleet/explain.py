@@ -8,8 +8,7 @@ import msgspec
 import numpy as np
 
 from router.fleet.base import Decision
-from router.fleet.estimate import Estimate
-from router.fleet.request_view import RequestView
+from router.fleet.request import Estimate, RequestView
 from router.fleet.workers import WorkerTable
 from worker.wire.blocks import BlockHashes
 

@@ -12,19 +12,17 @@ import numpy as np
 from router.config import RoutingConfig
 from router.fleet.blocks import BlockKey, PromptBlocks
 from router.fleet.burst import group_order
-from router.fleet.estimate import estimate
 from router.fleet.explain import Explainer, Explanation
-from router.fleet.factory import create_policy
 from router.fleet.hits import HitFinder
 from router.fleet.in_flight import InFlight
 from router.fleet.index import PrefixIndex
-from router.fleet.members import Members
 from router.fleet.memo import HashMemo
 from router.fleet.pace import FleetPace
+from router.fleet.policies import create_policy
 from router.fleet.pricing import price_all, price_load
 from router.fleet.queue_order import QueueOrder
-from router.fleet.request_view import RequestView
-from router.fleet.state import Reservation, SentPrompt, WorkerState
+from router.fleet.request import RequestView, estimate
+from router.fleet.state import Members, Reservation, SentPrompt, WorkerState
 from router.fleet.utilisation import Utilisation
 from router.fleet.workers import WorkerTable
 from worker.wire.limits import Limits

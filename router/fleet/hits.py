@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from router.fleet.blocks import BlockKey, PromptBlocks
 from router.fleet.in_flight import InFlight
 from router.fleet.index import PrefixIndex
-from router.fleet.request_view import RequestView
+from router.fleet.request import RequestView
 from router.fleet.workers import WorkerTable
 
 Rows = NDArray[np.intp]

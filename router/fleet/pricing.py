@@ -24,17 +24,6 @@ class Work(NamedTuple, Generic[Number]):
     context: Number
 
 
-class Price(NamedTuple, Generic[Number]):
-    """Seconds for a worker's queue and steps: the fields of WorkerTable with these names."""
-
-    queue_s: Number
-    first_chunks_s: Number
-    drain_s: Number
-    step_s: Number
-    prefill_token_s: Number
-    attended_s: Number
-
-
 def price_load(
     table: WorkerTable,
     row: int,
@@ -53,17 +42,13 @@ def price_load(
     work = work_of(load, chunk)
     for name, value in zip(_WORK, work, strict=True):
         getattr(table, name)[row] = value
-    for name, value in zip(Price._fields, price(work, costs, factor), strict=True):
-        getattr(table, name)[row] = value
-    table.date_row(row)
+    _price(table, row, work, costs, factor)
 
 
 def price_all(table: WorkerTable, costs: StepCosts, factors: Floats) -> None:
     """Prices what was entered of all workers anew; `factors` has one per row."""
     work = Work(*(getattr(table, name) for name in _WORK))
-    for name, value in zip(Price._fields, price(work, costs, factors), strict=True):
-        getattr(table, name)[:] = value
-    table.date_all()
+    _price(table, slice(None), work, costs, factors)
 
 
 def work_of(load: LoadSnapshot, chunk: int) -> Work[float]:
@@ -89,19 +74,20 @@ def work_of(load: LoadSnapshot, chunk: int) -> Work[float]:
     return Work(tokens, attended, -(-tokens // chunk), first / tokens, burst, rows, context)
 
 
-def price(work: Work[Number], costs: StepCosts, factor: Number) -> Price[Number]:
-    """Seconds for work."""
+def _price(
+    table: WorkerTable, rows: int | slice, work: Work[Number], costs: StepCosts, factor: Number
+) -> None:
+    """Enters what the work of these rows takes, in seconds; see the fields of WorkerTable."""
     step = costs.constant + costs.decode_row * work.rows + costs.context_token * work.context
     queue = costs.prefill_token * work.tokens + costs.attended * work.attended + work.steps * step
     burst = work.burst * (costs.prefill_token + 0.5 * costs.attended * work.burst)
-    return Price(
-        queue_s=queue * factor,
-        first_chunks_s=work.first_chunks * queue * factor,
-        drain_s=(burst + step) * factor,
-        step_s=step * factor,
-        prefill_token_s=costs.prefill_token * factor,
-        attended_s=costs.attended * factor,
-    )
+    table.queue_s[rows] = queue * factor
+    table.first_chunks_s[rows] = work.first_chunks * queue * factor
+    table.drain_s[rows] = (burst + step) * factor
+    table.step_s[rows] = step * factor
+    table.prefill_token_s[rows] = costs.prefill_token * factor
+    table.attended_s[rows] = costs.attended * factor
+    table.date(rows)
 
 
 def _attended(tokens: int, requests: int, cached: int) -> float:

@@ -172,18 +172,12 @@ class WorkerTable:
         over *= self.step_s
         return over
 
-    def date_row(self, row: int) -> None:
-        """Enters until when the queue of a worker lasts, as it was reported and priced."""
-        reported_at, queue_s = self.reported_at.item(row), self.queue_s.item(row)
-        self.queue_until[row] = reported_at + queue_s
-        self.first_chunks_until[row] = reported_at + self.first_chunks_s.item(row)
-        self.left_s[row] = max(queue_s - self.drain_s.item(row), 0.0)
-
-    def date_all(self) -> None:
-        """The same for all rows."""
-        np.add(self.reported_at, self.queue_s, out=self.queue_until)
-        np.add(self.reported_at, self.first_chunks_s, out=self.first_chunks_until)
-        np.maximum(self.queue_s - self.drain_s, 0.0, out=self.left_s)
+    def date(self, rows: int | slice) -> None:
+        """Enters until when the queues of workers last, as they were reported and priced."""
+        reported_at, queue_s = self.reported_at[rows], self.queue_s[rows]
+        self.queue_until[rows] = reported_at + queue_s
+        self.first_chunks_until[rows] = reported_at + self.first_chunks_s[rows]
+        self.left_s[rows] = np.maximum(queue_s - self.drain_s[rows], 0.0)
 
     def compute_s(self, num_tokens: Floats, num_cached: Floats) -> Floats:
         """To compute so many tokens of a prompt after so many that are cached, per row."""

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
+from typing import get_args
 
 import msgspec
 import numpy as np
 import pytest
 
-from router.config import RoutingConfig
+from router.config import PolicyName, RoutingConfig
 from router.fleet import Fleet, PromptBlocks
 from worker.wire.blocks import block_hash_array, root_hash
 from worker.wire.messages import (
@@ -24,7 +25,7 @@ from worker.wire.messages import (
 PAGE = 16
 INFO = EngineInfo("m", 10**6, 10**6, 10**5, PAGE, 32, [0], "salt", max_num_batched_tokens=2048)
 IDLE = LoadSnapshot(num_free_pages=5000, num_total_pages=5000, max_num_seqs=32)
-POLICIES = ("adaptive", "prefix-score", "least-load", "power-of-two", "round-robin", "session")
+POLICIES = get_args(PolicyName)
 
 
 class Bench:

@@ -6,6 +6,7 @@ import ast
 import pickle
 from decimal import Decimal
 from pathlib import Path
+from typing import get_args
 
 import msgspec
 import numpy as np
@@ -14,9 +15,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import router.fleet.constants
-from router.config import RoutingConfig
+from router.config import PolicyName, RoutingConfig
 from router.fleet import Explanation, Fleet, PromptBlocks
-from router.fleet.estimate import estimate
+from router.fleet.request import estimate
 from router.serving.account import cost_headers
 from worker.wire.blocks import block_hash_array, root_hash
 from worker.wire.messages import (
@@ -32,7 +33,7 @@ from worker.wire.messages import (
 PAGE = 16
 INFO = EngineInfo("m", 10**6, 10**6, 10**5, PAGE, 32, [0], "salt", max_num_batched_tokens=2048)
 IDLE = LoadSnapshot(num_free_pages=5000, num_total_pages=5000, max_num_seqs=32)
-POLICIES = ("adaptive", "prefix-score", "least-load", "power-of-two", "round-robin", "session")
+POLICIES = get_args(PolicyName)
 NUM_PREFIXES = 3
 
 Placed = tuple[int, int, int, int]

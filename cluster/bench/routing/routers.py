@@ -7,10 +7,10 @@ import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, get_args
 
 from cluster.bench.routing.simulated import Clock, GatewayRouter, SimulatedRouter
-from router.config import RoutingConfig
+from router.config import PolicyName, RoutingConfig
 
 Settings = Mapping[str, Any]
 
@@ -30,16 +30,7 @@ class Entry:
 
 OWN = "adaptive"
 """The policy whose figures are reported."""
-ROUTERS = (
-    OWN,
-    "prefix-score",
-    "least-load",
-    "power-of-two",
-    "round-robin",
-    "session",
-    "ray-prefix",
-    "dynamo",
-)
+ROUTERS = (*get_args(PolicyName), "ray-prefix", "dynamo")
 
 _FLEET_GRIDS: Mapping[str, tuple[Settings, ...]] = {
     "prefix-score": tuple(

@@ -1,12 +1,43 @@
-"""When a request would have its first token at each worker, as the worker's own order has it."""
+"""A request that is to be placed: what is known of it, and when each worker would serve it."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import NamedTuple
 
+import numpy as np
+from numpy.typing import NDArray
+
 from router.fleet.constants import HOST_COPY
-from router.fleet.request_view import RequestView
+from router.fleet.queue_order import QueueView
 from router.fleet.workers import Floats, WorkerTable
+from worker.wire.blocks import BlockHashes
+
+
+@dataclass(slots=True)
+class RequestView:
+    """A request as policies see it. Arrays have one entry per row of the WorkerTable."""
+
+    num_tokens: int
+    """Tokens of its prompt."""
+    eligible: NDArray[np.bool_]
+    """Workers that may take it."""
+    hit_tokens: Floats
+    """Leading tokens that the worker's cache holds, or will by the time it gets to them."""
+    host_hit_tokens: Floats | None
+    """Those of `hit_tokens` that have to be fetched from host memory; None where none have."""
+    coming_tokens: Floats | None
+    """Those of `hit_tokens` that other requests are about to compute; None where there are none."""
+    best_hit: float
+    """The most of `hit_tokens`, eligible or not."""
+    hashes: BlockHashes
+    """Hashes of its full blocks."""
+    page_size: int
+    """Tokens per block of `hashes`."""
+    session: str
+    """Name of the conversation, where the client gave one."""
+    queue: QueueView | None = None
+    """The workers' queues as it finds them; None where it goes before no other prompt."""
 
 
 class Estimate(NamedTuple):
