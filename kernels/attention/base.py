@@ -33,6 +33,8 @@ class AttentionSettings:
     """Whether a query's bits may depend on its own keys and nothing else."""
     block_size: int = 1
     """Positions of one block see each other; 1 is causal."""
+    window: int = 0
+    """Where layers see no more than so many positions: the most that any such sees."""
 
     def check_library(self, name: str) -> None:
         """Raises ValueError where causal attention kernels of a library for CUDA do not serve.
@@ -45,6 +47,11 @@ class AttentionSettings:
             raise ValueError(f"{option} is not batch-invariant; use auto or triton")
         if self.block_size > 1:
             raise ValueError(f"{option} attends causally, this model in blocks: use auto")
+        if self.window:
+            raise ValueError(
+                f"{option} attends to all positions, layers of this model see {self.window}: use "
+                f"auto, or set --max-model-len {self.window}"
+            )
         if self.device.type != "cuda":
             raise ValueError(f"{option} needs a CUDA device; use auto or torch")
         if self.dtype not in _HALF_TYPES:
@@ -58,8 +65,10 @@ class AttentionMetadata:
     """B rows of one step: decodes, which have one query each, or extends, which have any number.
 
     Query i of a row stands at position `seq_len - query_len + i` and sees all positions up to the
-    end of its block; blocks are counted from 0. The lengths on the host repeat those on the device
-    (planning never waits for it).
+    end of its block; blocks are counted from 0. With a window it sees the last positions up to its
+    own: pages of positions that no query of a row sees are not read, but for those in one split of
+    keys with such as are seen. The lengths on the host repeat those on the device (planning never
+    waits for it).
     """
 
     page_table: torch.Tensor
@@ -76,8 +85,11 @@ class AttentionMetadata:
     """Tokens of a page."""
     block_size: int = 1
     """Positions of one block see each other; 1 is causal. Extends begin and end where blocks do."""
+    window: int = 0
+    """Positions that a query sees, its own included; 0 for all."""
 
     def __post_init__(self) -> None:
+        assert not (self.window and self.block_size > 1), "windows are of causal rows"
         rows, columns = self.page_table.shape
         assert rows == len(self.seq_lens_host), f"{rows} page rows, {len(self.seq_lens_host)} rows"
         room = columns * self.page_size

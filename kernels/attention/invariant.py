@@ -39,6 +39,7 @@ class InvariantStep:
                 block,
                 self.plan.split,
                 scale,
+                self.plan.has_window,
             )
             result = folded.transpose(1, 2).reshape(rows, num_q_heads, head_dim)
             torch.index_select(result, 0, block.places, out=out[block.start : block.stop])
@@ -52,13 +53,17 @@ def _fold(
     block: InvariantBlock,
     split: int,
     scale: float,
+    has_window: bool,
 ) -> torch.Tensor:
     """Fold a block's splits in order; `tiles` and the result are [tiles, Hkv, Q, G, D]."""
     queries = tiles.flatten(2, 3)
     out, lse = queries, queries[..., 0]
+    if has_window:
+        out = torch.zeros_like(queries)
+        lse = torch.full(queries.shape[:-1], float("-inf"), device=queries.device)
     for index, part in enumerate(block.splits):
         part_out, part_lse = _attend_split(queries, k_cache, v_cache, part, split, scale)
-        if index == 0:
+        if index == 0 and not has_window:
             # Every tile sees position 0, hence some of the first split.
             out, lse = part_out.contiguous(), part_lse.contiguous()
         else:

@@ -40,7 +40,7 @@ class ExtendPiece:
     pages: torch.Tensor
     """[ceil(length / page_size)] int64."""
     length: int
-    """Positions that the last query of the piece sees."""
+    """Positions on these pages up to the last that a query of the piece sees."""
     is_causal: bool
     """Whether queries and keys start together, so that no mask tensor is needed."""
     mask: torch.Tensor | None
@@ -48,10 +48,18 @@ class ExtendPiece:
 
 
 def plan_decode_groups(metadata: AttentionMetadata) -> tuple[DecodeGroup, ...]:
-    """Group rows by length. A row of length 0 reads one position, so that it stays finite."""
+    """Group rows by length. A row of length 0 reads one position, so that it stays finite.
+
+    With a window rows are cut: they begin with the page of the first position that they see.
+    """
     page_table, page_size = metadata.page_table, metadata.page_size
-    seq_lens = metadata.seq_lens
+    seq_lens, window = metadata.seq_lens, metadata.window
     lengths = [max(1, length) for length in metadata.seq_lens_host]
+    if window:
+        first_pages = [max(0, length - window) // page_size for length in lengths]
+        lengths = [n - page_size * first for n, first in zip(lengths, first_pages, strict=True)]
+        page_table = _cut_rows(page_table, first_pages, -(-max(lengths, default=0) // page_size))
+        seq_lens = torch.tensor(lengths, device=page_table.device)
     groups = []
     for rows in _group_by_length(lengths, page_size):
         longest = max(lengths[row] for row in rows)
@@ -60,11 +68,14 @@ def plan_decode_groups(metadata: AttentionMetadata) -> tuple[DecodeGroup, ...]:
         index = None if whole else torch.tensor(rows, device=page_table.device)
         table = page_table if index is None else page_table.index_select(0, index)
         mask = None
-        if any(lengths[row] != longest for row in rows):
+        begins_hidden = window > 0 and any(lengths[row] > window for row in rows)
+        if begins_hidden or any(lengths[row] != longest for row in rows):
             own = seq_lens if index is None else seq_lens.index_select(0, index)
             own = own.clamp(min=1).view(-1, 1, 1, 1)
             positions = torch.arange(longest, dtype=torch.int32, device=page_table.device)
             mask = causal_mask(positions, own)
+            if begins_hidden:
+                mask.masked_fill_(positions < own - window, float("-inf"))
         groups.append(
             DecodeGroup(
                 rows=index,
@@ -75,6 +86,13 @@ def plan_decode_groups(metadata: AttentionMetadata) -> tuple[DecodeGroup, ...]:
             )
         )
     return tuple(groups)
+
+
+def _cut_rows(page_table: torch.Tensor, first_pages: list[int], width: int) -> torch.Tensor:
+    """`width` pages of each row from its first on; the table's last page again past its end."""
+    first = torch.tensor(first_pages, device=page_table.device).view(-1, 1)
+    columns = first + torch.arange(width, device=page_table.device)
+    return page_table.gather(1, columns.clamp_(max=page_table.shape[1] - 1))
 
 
 def _group_by_length(lengths: list[int], page_size: int) -> list[list[int]]:
@@ -97,31 +115,42 @@ def _group_by_length(lengths: list[int], page_size: int) -> list[list[int]]:
 
 
 def plan_extend_pieces(metadata: AttentionMetadata) -> tuple[ExtendPiece, ...]:
-    """One piece per row; more where a row's mask would grow large."""
+    """One piece per row; more where a row's mask would grow large.
+
+    With a window a piece begins with the page of the first position that any of it sees.
+    """
     page_table, page_size = metadata.page_table, metadata.page_size
-    block_size = metadata.block_size
+    block_size, window = metadata.block_size, metadata.window
     pieces = []
     row_start = 0
     lengths = zip(metadata.seq_lens_host, metadata.query_lens_host, strict=True)
     for row, (seq_len, query_len) in enumerate(lengths):
         prefix = seq_len - query_len
-        needs_no_mask = prefix == 0 and block_size == 1
-        step = query_len if needs_no_mask else max(1, _MAX_MASK_ELEMENTS // seq_len)
+        is_windowed = 0 < window < seq_len
+        most_keys = min(seq_len, 2 * (window + page_size)) if is_windowed else seq_len
+        needs_no_mask = prefix == 0 and block_size == 1 and not is_windowed
+        step = query_len if needs_no_mask else max(1, _MAX_MASK_ELEMENTS // most_keys)
+        if is_windowed:
+            step = min(step, max(window, page_size))
         for first in range(0, query_len, step):
             last = min(first + step, query_len)
             length = min(visible_length(prefix + last - 1, block_size), seq_len)
+            seen = max(0, prefix + first + 1 - window) if window else 0
+            first_page = seen // page_size
             mask = None
-            if not needs_no_mask and last - first > 1:
+            if not needs_no_mask and (last - first > 1 or seen % page_size):
                 positions = torch.arange(length, device=page_table.device)
-                queries = positions[prefix + first : prefix + last]
-                visible = (queries // block_size + 1) * block_size
-                mask = causal_mask(positions, visible.unsqueeze(1))
+                queries = positions[prefix + first : prefix + last].unsqueeze(1)
+                positions = positions[first_page * page_size :]
+                mask = causal_mask(positions, (queries // block_size + 1) * block_size)
+                if window:
+                    mask.masked_fill_(positions <= queries - window, float("-inf"))
             pieces.append(
                 ExtendPiece(
                     query_start=row_start + first,
                     query_stop=row_start + last,
-                    pages=page_table[row, : -(-length // page_size)].long(),
-                    length=length,
+                    pages=page_table[row, first_page : -(-length // page_size)].long(),
+                    length=length - first_page * page_size,
                     is_causal=needs_no_mask,
                     mask=mask,
                 )

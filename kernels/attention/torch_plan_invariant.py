@@ -22,6 +22,7 @@ TILE_QUERIES = 4
 """Queries of one tile: more would speed up long extends and slow down decoding."""
 # Queries of one block, which bounds the scratch memory of a long chunk.
 _MAX_QUERIES = 1024
+_HIDDEN = 1e30
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -34,7 +35,9 @@ class InvariantSplit:
     pages: torch.Tensor
     """int64: pages of one split per tile (decode), or of one split for all tiles (extend)."""
     mask: torch.Tensor
-    """[tiles, 1, Q, 1, S] fp32, 0 or -inf. Never left out: its absence takes another path."""
+    """[tiles, 1, Q, 1, S] fp32, 0 or -inf (-1e30 with a window: all of a query's keys in a split
+    may be hidden, and what it has of that weighs nothing beside any other split). Never left out:
+    its absence takes another path."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -55,12 +58,14 @@ class InvariantPlan:
 
     split: int
     blocks: tuple[InvariantBlock, ...]
+    has_window: bool
+    """Whether tiles may see nothing of the first split."""
 
 
 def plan_invariant_decode(metadata: AttentionMetadata) -> InvariantPlan:
     """One tile per row, by falling length, so that the tiles that reach a split are a prefix."""
     page_table, page_size = metadata.page_table, metadata.page_size
-    seq_lens_host = metadata.seq_lens_host
+    seq_lens_host, window = metadata.seq_lens_host, metadata.window
     split = max(SPLIT_TOKENS, page_size)
     device = page_table.device
     blocks = []
@@ -76,9 +81,12 @@ def plan_invariant_decode(metadata: AttentionMetadata) -> InvariantPlan:
         splits = []
         for position in range(0, max(lengths), split):
             stop = sum(length > position for length in lengths)
-            pages = _split_pages(table[:stop], position, split, page_size)
-            mask = _split_mask(visible[:stop], position, split)
-            splits.append(InvariantSplit(first=0, stop=stop, pages=pages, mask=mask))
+            first = sum(length - window >= position + split for length in lengths) if window else 0
+            if first == stop:
+                continue
+            pages = _split_pages(table[first:stop], position, split, page_size)
+            mask = _split_mask(visible[first:stop], position, split, window)
+            splits.append(InvariantSplit(first=first, stop=stop, pages=pages, mask=mask))
         blocks.append(
             InvariantBlock(
                 start=start,
@@ -88,13 +96,13 @@ def plan_invariant_decode(metadata: AttentionMetadata) -> InvariantPlan:
                 splits=tuple(splits),
             )
         )
-    return InvariantPlan(split=split, blocks=tuple(blocks))
+    return InvariantPlan(split=split, blocks=tuple(blocks), has_window=metadata.window > 0)
 
 
 def plan_invariant_extend(metadata: AttentionMetadata) -> InvariantPlan:
     """One block per row, cut where it has very many queries."""
     page_table, page_size = metadata.page_table, metadata.page_size
-    block_size = metadata.block_size
+    block_size, window = metadata.block_size, metadata.window
     split = max(SPLIT_TOKENS, page_size)
     blocks = []
     row_start = 0
@@ -111,10 +119,11 @@ def plan_invariant_extend(metadata: AttentionMetadata) -> InvariantPlan:
                     split,
                     page_size,
                     block_size,
+                    window,
                 )
             )
         row_start += query_len
-    return InvariantPlan(split=split, blocks=tuple(blocks))
+    return InvariantPlan(split=split, blocks=tuple(blocks), has_window=metadata.window > 0)
 
 
 def _extend_block(
@@ -124,6 +133,7 @@ def _extend_block(
     split: int,
     page_size: int,
     block_size: int,
+    window: int,
 ) -> InvariantBlock:
     first_tile = positions[0] // TILE_QUERIES
     num_tiles = -(-positions[1] // TILE_QUERIES) - first_tile
@@ -131,13 +141,17 @@ def _extend_block(
     visible = torch.arange(origin, origin + num_tiles * TILE_QUERIES, device=table.device)
     visible = ((visible // block_size + 1) * block_size).view(num_tiles, TILE_QUERIES)
     splits = []
-    for position in range(0, visible_length(positions[1] - 1, block_size), split):
+    begin = max(0, origin + 1 - window) // split * split if window else 0
+    for position in range(begin, visible_length(positions[1] - 1, block_size), split):
         # A split starts where a block and a tile start: of the tiles from there on, and of those
         # that share a block with one, every row sees some of it; of those before, none does.
         first = max(0, position // block_size * block_size // TILE_QUERIES - first_tile)
+        stop = num_tiles
+        if window:  # tiles whose first query sees nothing of it see nothing
+            stop = min(stop, -(-(position + split + window - 1 - origin) // TILE_QUERIES))
         pages = _split_pages(table, position, split, page_size)
-        mask = _split_mask(visible[first:], position, split)
-        splits.append(InvariantSplit(first=first, stop=num_tiles, pages=pages, mask=mask))
+        mask = _split_mask(visible[first:stop], position, split, window)
+        splits.append(InvariantSplit(first=first, stop=stop, pages=pages, mask=mask))
     return InvariantBlock(
         start=queries[0],
         stop=queries[1],
@@ -158,6 +172,10 @@ def _split_pages(table: torch.Tensor, position: int, split: int, page_size: int)
     return part.flatten().long()
 
 
-def _split_mask(visible: torch.Tensor, position: int, split: int) -> torch.Tensor:
+def _split_mask(visible: torch.Tensor, position: int, split: int, window: int) -> torch.Tensor:
     positions = torch.arange(position, position + split, device=visible.device)
-    return causal_mask(positions, visible.view(-1, 1, TILE_QUERIES, 1, 1))
+    visible = visible.view(-1, 1, TILE_QUERIES, 1, 1)
+    mask = causal_mask(positions, visible)
+    if not window:
+        return mask
+    return mask.masked_fill_(positions < visible - window, -_HIDDEN).clamp_(min=-_HIDDEN)

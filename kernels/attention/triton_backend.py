@@ -42,12 +42,14 @@ class TritonAttention(CapturableBackend):
 
     def plan(self, metadata: AttentionMetadata) -> _Step:
         """Of decodes, and of extends that are batch-invariant, what each query sees."""
-        rows = None
+        rows, most_visible = None, metadata.max_seq_len
+        if metadata.window:
+            most_visible = min(most_visible, metadata.window)
         if metadata.query_start is None:
-            rows = VisibleRows(metadata.page_table, metadata.seq_lens)
+            rows = VisibleRows(metadata.page_table, metadata.seq_lens, window=metadata.window)
         elif self._batch_invariant:
             rows = _query_rows(metadata, metadata.query_start)
-        return _Step(metadata, rows, metadata.max_seq_len, self._batch_invariant)
+        return _Step(metadata, rows, most_visible, self._batch_invariant)
 
     def prepare_for_capture(self, metadata: AttentionMetadata) -> _Step:
         """A captured step is any other."""
@@ -64,7 +66,8 @@ class _Step:
     metadata: AttentionMetadata
     rows: VisibleRows | None
     """None of extends that walk keys without splits."""
-    max_seq_len: int
+    most_visible: int
+    """Positions that a query sees, or a bound."""
     batch_invariant: bool
 
     def forward(
@@ -73,7 +76,7 @@ class _Step:
         if self.rows is None:
             return extend_attention(q, k_cache, v_cache, self.metadata, scale)
         attend = attend_in_fixed_splits if self.batch_invariant else attend_in_splits
-        return attend(q, k_cache, v_cache, self.rows, self.max_seq_len, scale)
+        return attend(q, k_cache, v_cache, self.rows, self.most_visible, scale)
 
 
 def _query_rows(metadata: AttentionMetadata, query_start: torch.Tensor) -> VisibleRows:
@@ -89,4 +92,4 @@ def _query_rows(metadata: AttentionMetadata, query_start: torch.Tensor) -> Visib
     index = torch.arange(num_queries, dtype=torch.int32, device=seq_lens.device)
     position = index - (ends - seq_lens).index_select(0, rows)
     visible_lens = (position // metadata.block_size + 1) * metadata.block_size
-    return VisibleRows(metadata.page_table, visible_lens, rows)
+    return VisibleRows(metadata.page_table, visible_lens, rows, metadata.window)

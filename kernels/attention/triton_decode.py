@@ -35,12 +35,15 @@ class VisibleRows(NamedTuple):
     """[n] int32: its first positions."""
     page_rows: torch.Tensor | None = None
     """[n] int32: its row of the page table; None where query i has row i."""
+    window: int = 0
+    """The last of these positions alone; 0 for all."""
 
     def part(self, queries: slice) -> VisibleRows:
         """That of some of the queries."""
+        lengths = self.visible_lens[queries]
         if self.page_rows is None:
-            return VisibleRows(self.page_table[queries], self.visible_lens[queries])
-        return VisibleRows(self.page_table, self.visible_lens[queries], self.page_rows[queries])
+            return VisibleRows(self.page_table[queries], lengths, window=self.window)
+        return VisibleRows(self.page_table, lengths, self.page_rows[queries], self.window)
 
 
 def attend_in_splits(
@@ -48,14 +51,14 @@ def attend_in_splits(
     k_cache: torch.Tensor,
     v_cache: torch.Tensor,
     rows: VisibleRows,
-    max_seq_len: int,
+    most_visible: int,
     scale: float,
 ) -> torch.Tensor:
     """Attend with each query of q [n, Hq, D]; each one's keys are divided evenly into as many
     splits as fill the device."""
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
     if q.shape[0]:
-        num_splits = _num_splits(q.shape[0] * k_cache.shape[2], max_seq_len)
+        num_splits = _num_splits(q.shape[0] * k_cache.shape[2], most_visible)
         _launch(q, k_cache, v_cache, out, rows, num_splits, 0, scale)
     return out
 
@@ -65,16 +68,16 @@ def attend_in_fixed_splits(
     k_cache: torch.Tensor,
     v_cache: torch.Tensor,
     rows: VisibleRows,
-    max_seq_len: int,
+    most_visible: int,
     scale: float,
 ) -> torch.Tensor:
     """Attend with splits of a fixed length: a query's bits depend on nothing but its own keys.
 
-    In pieces of queries: the number of splits grows with the longest row, and so would the
+    In pieces of queries: the number of splits grows with what a query sees, and so would the
     partial outputs.
     """
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
-    num_splits = max(1, triton.cdiv(max_seq_len, INVARIANT_SPLIT_TOKENS))
+    num_splits = max(1, triton.cdiv(most_visible, INVARIANT_SPLIT_TOKENS))
     step = max(1, MAX_INVARIANT_PARTIALS // num_splits)
     for start in range(0, q.shape[0], step):
         part = slice(start, start + step)
@@ -85,9 +88,9 @@ def attend_in_fixed_splits(
     return out
 
 
-def _num_splits(programs_per_split: int, max_seq_len: int) -> int:
+def _num_splits(programs_per_split: int, most_visible: int) -> int:
     wanted = -(-_TARGET_PROGRAMS // programs_per_split)
-    useful = -(-max_seq_len // MIN_SPLIT_TOKENS)
+    useful = -(-most_visible // MIN_SPLIT_TOKENS)
     return max(1, min(wanted, useful, MAX_SPLITS))
 
 
@@ -112,7 +115,7 @@ def _launch(
     )
     lse = torch.empty(num_queries, num_q_heads, num_splits, dtype=torch.float32, device=q.device)
     common = {"SPLIT_TOKENS": split_tokens, "BLOCK_N": blocks.keys, "HEAD_DIM": head_dim,
-              "BLOCK_D": block_d}  # fmt: skip
+              "BLOCK_D": block_d, "WINDOW": rows.window}  # fmt: skip
     head_blocks = triton.cdiv(group, blocks.queries)
     _split_kernel[(num_queries, num_kv_heads * head_blocks, num_splits)](
         q, k_cache, v_cache, partial, lse, rows.page_table, rows.visible_lens,
@@ -125,6 +128,14 @@ def _launch(
     _merge_kernel[(num_queries, num_q_heads)](
         partial, lse, out, rows.visible_lens, num_splits, num_warps=2, **common
     )
+
+
+@triton.jit
+def _first_visible(visible, WINDOW: tl.constexpr):
+    first = visible * 0
+    if WINDOW > 0:
+        first = tl.maximum(visible - WINDOW, 0)
+    return first
 
 
 @triton.jit
@@ -162,7 +173,7 @@ def _split_kernel(
     INDIRECT: tl.constexpr, NUM_KV_HEADS: tl.constexpr, GROUP: tl.constexpr,
     PAGE_SIZE: tl.constexpr, BLOCK_H: tl.constexpr, PRECISION: tl.constexpr,
     SPLIT_TOKENS: tl.constexpr, BLOCK_N: tl.constexpr,
-    HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr,
+    HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, WINDOW: tl.constexpr,
 ):  # fmt: skip
     query = tl.program_id(0).to(tl.int64)
     kv_head = tl.program_id(1) % NUM_KV_HEADS
@@ -174,8 +185,10 @@ def _split_kernel(
     table_row = query
     if INDIRECT:
         table_row = tl.load(page_row_ptr + query).to(tl.int64)
-    length = _split_length(visible, num_splits, SPLIT_TOKENS, BLOCK_N)
-    start = split * length
+    # Splits are counted from the first position that the query sees: of its own alone.
+    first = _first_visible(visible, WINDOW)
+    length = _split_length(visible - first, num_splits, SPLIT_TOKENS, BLOCK_N)
+    start = first + split * length
     stop = tl.minimum(start + length, visible)
 
     head = kv_head * GROUP + head_in_group
@@ -227,13 +240,14 @@ def _split_kernel(
 def _merge_kernel(
     partial_ptr, lse_ptr, out_ptr, visible_ptr, num_splits,
     SPLIT_TOKENS: tl.constexpr, BLOCK_N: tl.constexpr,
-    HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr,
+    HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, WINDOW: tl.constexpr,
 ):  # fmt: skip
     query = tl.program_id(0).to(tl.int64)
     row = query * tl.num_programs(1) + tl.program_id(1)
     column = tl.arange(0, BLOCK_D)
     inside = column < HEAD_DIM
     visible = tl.load(visible_ptr + query)
+    visible -= _first_visible(visible, WINDOW)
     length = _split_length(visible, num_splits, SPLIT_TOKENS, BLOCK_N)
     filled = tl.cdiv(visible, tl.maximum(length, 1))
 

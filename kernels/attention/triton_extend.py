@@ -1,7 +1,7 @@
 """Triton extend attention: ragged queries over paged keys, cached prefix and new tokens alike.
 
 One stage: a program owns (row, query head, block of queries) and walks the row's keys from
-position 0 to the last that any of its queries sees, with an online softmax.
+the first to the last that any of its queries sees, with an online softmax.
 """
 
 # mypy: disable-error-code="no-untyped-def,untyped-decorator"
@@ -42,9 +42,25 @@ def extend_attention(
         NUM_KV_HEADS=num_kv_heads, GROUP=num_q_heads // num_kv_heads, PAGE_SIZE=page_size,
         HEAD_DIM=head_dim, BLOCK_D=triton.next_power_of_2(max(16, head_dim)),
         BLOCK_SIZE=metadata.block_size, BLOCK_M=blocks.queries, BLOCK_N=blocks.keys,
-        PRECISION=dot_precision(q.dtype), num_warps=blocks.warps, num_stages=blocks.stages,
+        WINDOW=metadata.window, PRECISION=dot_precision(q.dtype),
+        num_warps=blocks.warps, num_stages=blocks.stages,
     )  # fmt: skip
     return out
+
+
+@triton.jit
+def _hide(scores, position, exists, query, BLOCK_SIZE: tl.constexpr, WINDOW: tl.constexpr):
+    """Masks what queries at positions [M] do not see of a block's scores [M, N]."""
+    seen = exists[None, :] & (position[None, :] < (query[:, None] // BLOCK_SIZE + 1) * BLOCK_SIZE)
+    if WINDOW > 0:
+        # A query may see nothing of the first blocks: what a finite score weighs is nothing beside
+        # that of its own position, which comes last; -inf alone would make no number.
+        seen = seen & (position[None, :] > query[:, None] - WINDOW)
+        scores = tl.where(seen, scores, -1.0e30)
+    else:
+        # Position 0 is visible to every query, so no row of the first block is all masked.
+        scores = tl.where(seen, scores, float("-inf"))
+    return scores
 
 
 @triton.jit(
@@ -56,7 +72,7 @@ def _extend_kernel(
     q_token_stride, q_head_stride, table_stride, scale,
     NUM_KV_HEADS: tl.constexpr, GROUP: tl.constexpr, PAGE_SIZE: tl.constexpr,
     HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_SIZE: tl.constexpr,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, PRECISION: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, WINDOW: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1)
@@ -82,7 +98,10 @@ def _extend_kernel(
     last = tl.minimum((tl.program_id(2) + 1) * BLOCK_M, query_len)
     visible = ((prefix + last - 1) // BLOCK_SIZE + 1) * BLOCK_SIZE
     stop = tl.where(tl.program_id(2) * BLOCK_M < query_len, visible, 0)
-    for block in range(0, stop, BLOCK_N):
+    start = 0
+    if WINDOW > 0:
+        start = tl.maximum(prefix + tl.program_id(2) * BLOCK_M + 1 - WINDOW, 0)
+    for block in range(start, stop, BLOCK_N):
         position = block + tl.arange(0, BLOCK_N)
         exists = position < stop
         page = tl.load(
@@ -96,9 +115,7 @@ def _extend_kernel(
             other=0.0,
         )
         scores = tl.dot(q, k, input_precision=PRECISION) * scale
-        # Position 0 is visible to every query, so no row of the first block is all masked.
-        seen = position[None, :] < ((prefix + query[:, None]) // BLOCK_SIZE + 1) * BLOCK_SIZE
-        scores = tl.where(seen & exists[None, :], scores, float("-inf"))
+        scores = _hide(scores, position, exists, prefix + query, BLOCK_SIZE, WINDOW)
         v = tl.load(
             v_ptr + offset[:, None] + column[None, :],
             mask=exists[:, None] & column_inside[None, :],

@@ -147,20 +147,23 @@ def test_empty_batches() -> None:
         assert step.forward(q, cache, cache, scale=1.0).shape == (0, 4, 16)
 
 
-def _shared_row_decode(case: Paged, q: torch.Tensor, picked: list[int]) -> torch.Tensor:
+def _shared_row_decode(
+    case: Paged, q: torch.Tensor, picked: list[int], window: int = 0
+) -> torch.Tensor:
     rows = case.page_table.repeat(len(picked), 1)
     lens = [index + 1 for index in picked]
     return Paged(lens, case.k_cache, case.v_cache, rows, case.scale).decode(
-        q[picked], batch_invariant=True
+        q[picked], batch_invariant=True, window=window
     )
 
 
-def _chunks(case: Paged, q: torch.Tensor, step: int) -> torch.Tensor:
+def _chunks(case: Paged, q: torch.Tensor, step: int, window: int = 0) -> torch.Tensor:
     length, parts = case.lens[0], []
     for start in range(0, length, step):
         stop = min(start + step, length)
         part = Paged([stop], case.k_cache, case.v_cache, case.page_table, case.scale)
-        parts.append(part.extend(q[start:stop], [stop - start], batch_invariant=True))
+        own = [stop - start]
+        parts.append(part.extend(q[start:stop], own, batch_invariant=True, window=window))
     return torch.cat(parts)
 
 
@@ -200,3 +203,67 @@ def test_invariant_bits_do_not_depend_on_strangers_or_placement() -> None:
     )
     alone = moved.extend(q[100:], [100], batch_invariant=True)
     assert torch.equal(alone, together[100:])
+
+
+WINDOWS = [1, 16, 33, 128, 1000]
+
+
+@pytest.mark.parametrize("batch_invariant", [False, True], ids=["fast", "invariant"])
+@pytest.mark.parametrize("window", WINDOWS)
+@pytest.mark.parametrize("lens", [[64, 64, 64], [5, 200, 33, 1, 128], [400, 1, 2, 300, 17]])
+def test_decode_within_a_window(lens: list[int], window: int, batch_invariant: bool) -> None:
+    case = make_paged(lens, num_kv_heads=2, head_dim=32)
+    q = torch.randn(len(lens), 4, 32)
+    expected = naive_decode(case, q, window)
+    if not batch_invariant:
+        forget_before(case, [length - window for length in lens])
+    out = case.decode(q, batch_invariant=batch_invariant, window=window)
+    torch.testing.assert_close(out.double(), expected, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("batch_invariant", [False, True], ids=["fast", "invariant"])
+@pytest.mark.parametrize("window", WINDOWS)
+@pytest.mark.parametrize(
+    ("lens", "query_lens"),
+    [([64], [64]), ([200], [7]), ([5, 200, 33, 40], [5, 64, 1, 20]), ([300, 17], [240, 17])],
+)
+def test_extend_within_a_window(
+    lens: list[int], query_lens: list[int], window: int, batch_invariant: bool
+) -> None:
+    case = make_paged(lens, num_kv_heads=2, head_dim=32)
+    q = torch.randn(sum(query_lens), 4, 32)
+    expected = naive_extend(case, q, query_lens, window=window)
+    if not batch_invariant:
+        forget_before(case, [n - own + 1 - window for n, own in zip(lens, query_lens, strict=True)])
+    out = case.extend(q, query_lens, batch_invariant=batch_invariant, window=window)
+    torch.testing.assert_close(out.double(), expected, rtol=1e-5, atol=1e-5)
+
+
+def test_long_extend_within_a_window_is_cut_into_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch_plan, "_MAX_MASK_ELEMENTS", 500)
+    case = make_paged([100], num_kv_heads=2, head_dim=16)
+    q = torch.randn(60, 4, 16)
+    out = case.extend(q, [60], window=20)
+    expected = naive_extend(case, q, [60], window=20)
+    torch.testing.assert_close(out.double(), expected, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("window", [1, 100, 128])
+def test_invariant_bits_within_a_window(window: int) -> None:
+    length = 300
+    case = make_paged([length], num_kv_heads=2, head_dim=32)
+    q = torch.randn(length, 4, 32)
+    expected = case.extend(q, [length], batch_invariant=True, window=window)
+    for step in (32, 97):
+        assert torch.equal(_chunks(case, q, step, window), expected)
+    picked = torch.randperm(length).tolist()
+    assert torch.equal(_shared_row_decode(case, q, picked, window), expected[picked])
+    assert torch.equal(_shared_row_decode(case, q, [211], window), expected[211:212])
+
+
+def forget_before(case: Paged, positions: list[int]) -> None:
+    """Pages wholly before a row's position hold what is no number: nobody may read them."""
+    for row, position in enumerate(positions):
+        pages = case.page_table[row, : max(0, position) // case.page_size].long()
+        case.k_cache[pages] = float("nan")
+        case.v_cache[pages] = float("nan")

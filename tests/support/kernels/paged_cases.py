@@ -35,15 +35,18 @@ class Paged:
     def row(self, cache: torch.Tensor, row: int) -> torch.Tensor:
         return cache[self.page_table[row].long()].flatten(0, 1)[: self.lens[row]]
 
-    def decodes(self) -> AttentionMetadata:
+    def decodes(self, window: int = 0) -> AttentionMetadata:
         return AttentionMetadata(
             page_table=self.page_table,
             seq_lens=self.seq_lens,
             seq_lens_host=self.lens,
             page_size=self.page_size,
+            window=window,
         )
 
-    def extends(self, query_lens: list[int], block_size: int = 1) -> AttentionMetadata:
+    def extends(
+        self, query_lens: list[int], block_size: int = 1, window: int = 0
+    ) -> AttentionMetadata:
         starts = torch.tensor([0, *query_lens], device=self.k_cache.device).cumsum(0).int()
         return AttentionMetadata(
             page_table=self.page_table,
@@ -53,6 +56,7 @@ class Paged:
             query_lens_host=query_lens,
             page_size=self.page_size,
             block_size=block_size,
+            window=window,
         )
 
     def attend(
@@ -61,9 +65,11 @@ class Paged:
         step = backend.plan(metadata)
         return step.forward(q, self.k_cache, self.v_cache, scale=self.scale)
 
-    def decode(self, q: torch.Tensor, *, batch_invariant: bool = False) -> torch.Tensor:
+    def decode(
+        self, q: torch.Tensor, *, batch_invariant: bool = False, window: int = 0
+    ) -> torch.Tensor:
         """By the backend that is chosen for the cache's device."""
-        return self.attend(q, self._backend(batch_invariant), self.decodes())
+        return self.attend(q, self._backend(batch_invariant), self.decodes(window))
 
     def extend(
         self,
@@ -72,10 +78,11 @@ class Paged:
         *,
         batch_invariant: bool = False,
         block_size: int = 1,
+        window: int = 0,
     ) -> torch.Tensor:
         """By the backend that is chosen for the cache's device."""
         backend = self._backend(batch_invariant, block_size)
-        return self.attend(q, backend, self.extends(query_lens, block_size))
+        return self.attend(q, backend, self.extends(query_lens, block_size, window))
 
     def _backend(self, batch_invariant: bool, block_size: int = 1) -> AttentionBackend:
         settings = AttentionSettings(
@@ -114,9 +121,15 @@ def make_paged(
 
 
 def naive_attention(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float, block_size: int = 1
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    scale: float,
+    block_size: int = 1,
+    window: int = 0,
 ) -> torch.Tensor:
-    """q [t, Hq, D] stand at the end of k, v [l, Hkv, D]; they see all of their own block; fp64."""
+    """q [t, Hq, D] stand at the end of k, v [l, Hkv, D]; they see all of their own block, or of a
+    window the last positions up to their own; fp64."""
     group = q.shape[1] // k.shape[1]
     keys = k.double().repeat_interleave(group, 1)
     values = v.double().repeat_interleave(group, 1)
@@ -124,26 +137,27 @@ def naive_attention(
     own = torch.arange(q.shape[0]) + k.shape[0] - q.shape[0]
     blocks = torch.arange(k.shape[0]) // block_size
     hidden = (blocks[None, :] > own[:, None] // block_size).to(q.device)
+    if window:
+        hidden |= (torch.arange(k.shape[0])[None, :] <= own[:, None] - window).to(q.device)
     weights = scores.masked_fill(hidden, float("-inf")).softmax(-1)
     return torch.einsum("htl,lhd->thd", weights, values)
 
 
-def naive_decode(case: Paged, q: torch.Tensor) -> torch.Tensor:
-    parts = [
-        naive_attention(
-            q[i : i + 1], case.row(case.k_cache, i), case.row(case.v_cache, i), case.scale
-        )
-        for i in range(len(case.lens))
-    ]
-    return torch.cat(parts)
+def naive_decode(case: Paged, q: torch.Tensor, window: int = 0) -> torch.Tensor:
+    return naive_extend(case, q, [1] * len(case.lens), window=window)
 
 
 def naive_extend(
-    case: Paged, q: torch.Tensor, query_lens: list[int], block_size: int = 1
+    case: Paged, q: torch.Tensor, query_lens: list[int], block_size: int = 1, window: int = 0
 ) -> torch.Tensor:
     parts = [
         naive_attention(
-            part, case.row(case.k_cache, i), case.row(case.v_cache, i), case.scale, block_size
+            part,
+            case.row(case.k_cache, i),
+            case.row(case.v_cache, i),
+            case.scale,
+            block_size,
+            window,
         )
         for i, part in enumerate(q.split(query_lens))
     ]

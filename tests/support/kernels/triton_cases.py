@@ -179,6 +179,24 @@ def extend_case(device: str, dtype: torch.dtype) -> None:
             )
 
 
+def window_case(device: str, dtype: torch.dtype) -> None:
+    """A query sees the last positions up to its own, the first of them in the middle of a page."""
+    lens, query_lens, window = [1, 300, 90], [1, 3, 40], 37
+    case = make_paged(lens, num_kv_heads=1, head_dim=32, device=device, dtype=dtype)
+    q = _randn(sum(query_lens), 2, 32, device=device, dtype=dtype)
+    for invariant in (False, True):
+        _compare(
+            lambda bi=invariant: case.decode(q[:3], batch_invariant=bi, window=window),
+            dtype,
+            reference=lambda: case.decode(q[:3], window=window),
+        )
+        _compare(
+            lambda bi=invariant: case.extend(q, query_lens, batch_invariant=bi, window=window),
+            dtype,
+            reference=lambda: case.extend(q, query_lens, window=window),
+        )
+
+
 def block_extend_case(device: str, dtype: torch.dtype) -> None:
     """Blocks within a tile of queries, as wide as one, and wider; chunks that begin inside."""
     tile = extend_blocks(32, dtype).queries
@@ -330,6 +348,7 @@ CASES: list[Case] = [
     fp8_linear_case,
     decode_case,
     extend_case,
+    window_case,
     block_extend_case,
     fused_moe_case,
     invariance_case,
