@@ -1,9 +1,16 @@
 """GPU and CPU math: one op per folder, a Triton kernel beside its torch reference."""
 
 from kernels.draft_ngrams import draft_ngrams
-from kernels.fused_moe import fused_moe
+from kernels.fused_moe import (
+    ExpertChoice,
+    Experts,
+    ExpertWeights,
+    fused_moe,
+    pack_fp8_experts,
+)
 from kernels.gumbel_noise import gumbel_noise
 from kernels.linear import (
+    BlockScales,
     PackedLinear,
     dequantize_fp8,
     linear,
@@ -24,7 +31,11 @@ from kernels.token_scores import TokenScores, token_scores
 
 __all__ = [
     "Backend",
+    "BlockScales",
     "EditRows",
+    "ExpertChoice",
+    "ExpertWeights",
+    "Experts",
     "Op",
     "OpRegistry",
     "PackedLinear",
@@ -44,6 +55,7 @@ __all__ = [
     "gather_step_inputs",
     "gumbel_noise",
     "linear",
+    "pack_fp8_experts",
     "pack_fp8_linear_weight",
     "pack_linear_weight",
     "registry",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from kernels.fused_moe import reference
+from kernels.fused_moe.base import ExpertChoice, Experts, ExpertWeights, pack_fp8_experts
 from kernels.registry import registry
 
 _FUSED_MOE = registry.register(
@@ -14,26 +15,13 @@ _FUSED_MOE = registry.register(
 )
 
 
-def fused_moe(
-    x: torch.Tensor,
-    gate_up: torch.Tensor,
-    down: torch.Tensor,
-    expert_ids: torch.Tensor,
-    weights: torch.Tensor,
-) -> torch.Tensor:
+def fused_moe(x: torch.Tensor, experts: Experts, choice: ExpertChoice) -> torch.Tensor:
     """Sum over each token's experts of weight * down(silu(gate(x)) * up(x)).
 
-    Args:
-        x: [T, H].
-        gate_up: [E, 2 * I, H]; the gates' rows come first.
-        down: [E, H, I].
-        expert_ids: [T, K] int64, an expert at most once per token.
-        weights: [T, K] fp32.
-
-    Returns:
-        [T, H] in the type of `x`; a token's bits do not depend on the others.
+    x is [T, H], and so is the result, in the type of `x`; a token's bits do not depend on the
+    others. FP8 weights come to what the dequantized ones come to, bit for bit.
     """
-    return _FUSED_MOE.select(x)(x, gate_up, down, expert_ids, weights)
+    return _FUSED_MOE.select(x)(x, experts, choice)
 
 
-__all__ = ["fused_moe"]
+__all__ = ["ExpertChoice", "ExpertWeights", "Experts", "fused_moe", "pack_fp8_experts"]

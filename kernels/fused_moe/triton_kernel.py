@@ -10,6 +10,8 @@ import triton
 import triton.language as tl
 
 from kernels.attention.triton_config import dot_precision
+from kernels.fused_moe.base import ExpertChoice, Experts, ExpertWeights
+from kernels.linear.triton_kernel import e4m3_to_float
 from kernels.silu_and_mul import silu_and_mul
 
 _ROWS, _COLUMNS, _DEPTH = 16, 64, 32
@@ -22,21 +24,15 @@ class _Tiles(NamedTuple):
     """[tiles] int64."""
 
 
-def fused_moe(
-    x: torch.Tensor,
-    gate_up: torch.Tensor,
-    down: torch.Tensor,
-    expert_ids: torch.Tensor,
-    weights: torch.Tensor,
-) -> torch.Tensor:
-    """See kernels.fused_moe. The host never waits: the number of tiles is an upper bound."""
-    num_tokens, num_choices = expert_ids.shape
+def fused_moe(x: torch.Tensor, experts: Experts, choice: ExpertChoice) -> torch.Tensor:
+    """The host never waits: the number of tiles is an upper bound."""
+    num_tokens, num_choices = choice.expert_ids.shape
     if not num_tokens:
         return torch.empty_like(x)
-    tiles = _sort(expert_ids, gate_up.shape[0])
-    inner = _multiply(x, gate_up, tiles, num_tokens * num_choices, num_choices)
-    outer = _multiply(silu_and_mul(inner), down, tiles, num_tokens * num_choices, 1)
-    parts = outer.view(num_tokens, num_choices, -1).float() * weights.unsqueeze(2)
+    tiles = _sort(choice.expert_ids, len(experts.down.values))
+    inner = _multiply(x, experts.gate_up, tiles, num_tokens * num_choices, num_choices)
+    outer = _multiply(silu_and_mul(inner), experts.down, tiles, num_tokens * num_choices, 1)
+    parts = outer.view(num_tokens, num_choices, -1).float() * choice.weights.unsqueeze(2)
     return parts.sum(dim=1).to(x.dtype)
 
 
@@ -59,15 +55,23 @@ def _sort(expert_ids: torch.Tensor, num_experts: int) -> _Tiles:
 
 
 def _multiply(
-    x: torch.Tensor, weight: torch.Tensor, tiles: _Tiles, num_pairs: int, pairs_per_row: int
+    x: torch.Tensor, weights: ExpertWeights, tiles: _Tiles, num_pairs: int, pairs_per_row: int
 ) -> torch.Tensor:
     """[pairs, N]: row pair // pairs_per_row of `x` times its expert's weight [N, K] transposed."""
-    _, size, depth = weight.shape
+    values, scaling = weights
+    if scaling is not None:
+        values = values.view(torch.uint8)
+    _, size, depth = values.shape
     out = torch.empty(num_pairs, size, dtype=x.dtype, device=x.device)
     grid = (tiles.experts.shape[0], triton.cdiv(size, _COLUMNS))
     _multiply_kernel[grid](
-        x, weight, out, tiles.pairs, tiles.experts, num_pairs, size, depth,
-        x.stride(0), weight.stride(0), weight.stride(1),
+        x, values, out, tiles.pairs, tiles.experts, num_pairs, size, depth,
+        x.stride(0), values.stride(0), values.stride(1),
+        values if scaling is None else scaling.scales,
+        0 if scaling is None else scaling.scales.stride(0),
+        0 if scaling is None else scaling.scales.stride(1),
+        0 if scaling is None else scaling.offset,
+        SCALE_BLOCK=0 if scaling is None else scaling.block,
         PAIRS_PER_ROW=pairs_per_row, ROWS=_ROWS, COLUMNS=_COLUMNS, DEPTH=_DEPTH,
         PRECISION=dot_precision(x.dtype),
     )  # fmt: skip
@@ -78,8 +82,9 @@ def _multiply(
 def _multiply_kernel(
     x_ptr, weight_ptr, out_ptr, pairs_ptr, experts_ptr, num_pairs, size, depth,
     x_stride, expert_stride, row_stride,
-    PAIRS_PER_ROW: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr,
-    PRECISION: tl.constexpr,
+    scale_ptr, scale_expert_stride, scale_row_stride, scale_offset,
+    SCALE_BLOCK: tl.constexpr, PAIRS_PER_ROW: tl.constexpr,
+    ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     tile = tl.program_id(0)
     pair = tl.load(pairs_ptr + tile * ROWS + tl.arange(0, ROWS))
@@ -99,8 +104,18 @@ def _multiply_kernel(
         b = tl.load(
             weight_ptr + expert * expert_stride + column[None, :] * row_stride + place[:, None],
             mask=inside[None, :] & (place < depth)[:, None],
-            other=0.0,
+            other=0,
         )
+        if SCALE_BLOCK > 0:
+            scale = tl.load(
+                scale_ptr
+                + expert * scale_expert_stride
+                + column[None, :] * scale_row_stride
+                + ((place + scale_offset) // SCALE_BLOCK)[:, None],
+                mask=inside[None, :] & (place < depth)[:, None],
+                other=0.0,
+            )
+            b = (e4m3_to_float(b) * scale).to(a.dtype)
         total = tl.dot(a, b, total, input_precision=PRECISION)
     tl.store(
         out_ptr + pair[:, None] * size + column[None, :],

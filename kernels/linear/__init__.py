@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from kernels.linear import onednn
-from kernels.linear.base import PackedLinear
+from kernels.linear.base import BlockScales, PackedLinear
 from kernels.linear.fp8 import TritonFp8Weight, dequantize_fp8
 from kernels.linear.plain import PlainWeight
 from kernels.linear.tiled import TiledWeight, TritonTiledWeight
@@ -48,22 +48,29 @@ def pack_linear_weight(weight: torch.Tensor, *, batch_invariant: bool = False) -
 
 def pack_fp8_linear_weight(
     values: torch.Tensor,
-    scales: torch.Tensor,
-    block: int,
-    offset: int,
+    scaling: BlockScales,
     *,
     dtype: torch.dtype,
     batch_invariant: bool = False,
 ) -> PackedLinear:
-    """Choose the packed form for an FP8 weight; arguments as of `dequantize_fp8` and
-    `pack_linear_weight`. On CPU it is dequantized here, once."""
+    """Choose the packed form for an FP8 weight.
+
+    On CPU it is dequantized here, once.
+
+    Args:
+        values: float8_e4m3fn [N, K].
+        scaling: of these.
+        dtype: of the inputs.
+        batch_invariant: see `pack_linear_weight`.
+    """
     if registry.uses_triton(values.device):
-        return TritonFp8Weight(values, scales, block, offset)
-    weight = dequantize_fp8(values, scales, block, offset, dtype=dtype)
+        return TritonFp8Weight(values, scaling)
+    weight = dequantize_fp8(values, scaling, dtype=dtype)
     return pack_linear_weight(weight, batch_invariant=batch_invariant)
 
 
 __all__ = [
+    "BlockScales",
     "PackedLinear",
     "dequantize_fp8",
     "linear",

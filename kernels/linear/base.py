@@ -1,10 +1,22 @@
-"""The form in which a linear weight is multiplied."""
+"""The forms in which linear weights are held and multiplied."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from typing import NamedTuple
 
 import torch
+
+
+class BlockScales(NamedTuple):
+    """Scales of FP8 weights [..., N, K]."""
+
+    scales: torch.Tensor
+    """fp32 [..., N, blocks], contiguous; feature k has that of block (k + offset) // block."""
+    block: int
+    """Input features that share a scale."""
+    offset: int
+    """Features of the first block that stand before the first one here."""
 
 
 class PackedLinear(ABC):

@@ -4,39 +4,35 @@ from __future__ import annotations
 
 import torch
 
-from kernels.linear.base import PackedLinear
+from kernels.linear.base import BlockScales, PackedLinear
 
 
 def dequantize_fp8(
-    values: torch.Tensor, scales: torch.Tensor, block: int, offset: int, *, dtype: torch.dtype
+    values: torch.Tensor, scaling: BlockScales, *, dtype: torch.dtype
 ) -> torch.Tensor:
-    """The weight [N, K] in `dtype`: each value times its scale, rounded once.
-
-    Args:
-        values: float8_e4m3fn [N, K].
-        scales: fp32 [N, blocks]; feature k has that of block (k + offset) // block.
-        block: input features that share a scale.
-        offset: features of the first block that stand before the first one here.
-        dtype: of the result.
-    """
-    columns = torch.arange(values.shape[1], device=values.device).add_(offset) // block
-    return (values.float() * scales.index_select(1, columns)).to(dtype)
+    """The weights [..., N, K] in `dtype`: each value, float8_e4m3fn, times its scale, rounded
+    once."""
+    columns = torch.arange(values.shape[-1], device=values.device).add_(scaling.offset)
+    scales = scaling.scales.index_select(-1, columns // scaling.block)
+    return (values.float() * scales).to(dtype)
 
 
 class TritonFp8Weight(PackedLinear):
     """FP8 in memory, dequantized tile by tile in the product of fixed tiles: bit for bit what that
-    makes of the dequantized weight. Arguments as of `dequantize_fp8`."""
+    makes of the dequantized weight.
 
-    def __init__(self, values: torch.Tensor, scales: torch.Tensor, block: int, offset: int) -> None:
+    Args:
+        values: float8_e4m3fn [N, K].
+        scaling: of these.
+    """
+
+    def __init__(self, values: torch.Tensor, scaling: BlockScales) -> None:
         self.out_features, self.in_features = values.shape
         self._bits = values.view(torch.uint8)
-        self._scales = scales.contiguous()
-        self._block = block
-        self._offset = offset
+        self._scaling = scaling
 
     def multiply(self, x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
         """One launch for all rows, whose results do not depend on each other."""
-        from kernels.linear.triton_kernel import BlockScales, matmul_fixed_tiles
+        from kernels.linear.triton_kernel import matmul_fixed_tiles
 
-        scaling = BlockScales(self._scales, self._block, self._offset)
-        return matmul_fixed_tiles(x, self._bits, bias, scaling)
+        return matmul_fixed_tiles(x, self._bits, bias, self._scaling)

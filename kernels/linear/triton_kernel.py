@@ -9,6 +9,8 @@ import torch
 import triton
 import triton.language as tl
 
+from kernels.linear.base import BlockScales
+
 
 class _Tiles(NamedTuple):
     rows: int
@@ -25,15 +27,6 @@ _TILES = {
     torch.float16: _Tiles(64, 128, 64, 4, 3),
 }
 _INTERPRETER_PROGRAMS = 3
-
-
-class BlockScales(NamedTuple):
-    """Scales of an FP8 weight [N, K]."""
-
-    scales: torch.Tensor
-    """fp32 [N, blocks], contiguous; feature k has that of block (k + offset) // block."""
-    block: int
-    offset: int
 
 
 def matmul_fixed_tiles(
@@ -78,7 +71,7 @@ def _num_programs(device: torch.device) -> int:
 
 
 @triton.jit
-def _e4m3_to_float(bits):
+def e4m3_to_float(bits):
     """Values of the bits [...] uint8: e4m3 is fp16 with a shorter mantissa and another bias.
 
     Processors without FP8 can do it, and so can the interpreter.
@@ -125,7 +118,7 @@ def _matmul_kernel(
                     mask=(column[None, :] < columns) & (k[:, None] < depth),
                     other=0.0,
                 )
-                weight = (_e4m3_to_float(weight) * scale).to(x.dtype)
+                weight = (e4m3_to_float(weight) * scale).to(x.dtype)
             total = tl.dot(x, weight, total, input_precision=PRECISION)
         if HAS_BIAS:
             bias = tl.load(bias_ptr + column, mask=column < columns, other=0.0)

@@ -4,32 +4,41 @@ from __future__ import annotations
 
 import torch
 
-from kernels.fused_moe import fused_moe
+from kernels.fused_moe import ExpertChoice, Experts, fused_moe
+from tests.support.kernels.experts import make_experts, make_fp8_experts
 
 
-def make(dtype: torch.dtype = torch.float32) -> tuple[torch.Tensor, ...]:
+def make_case() -> tuple[torch.Tensor, Experts, ExpertChoice]:
     torch.manual_seed(2)
-    x = torch.randn(37, 48).to(dtype)
-    gate_up = (torch.randn(6, 2 * 40, 48) * 48**-0.5).to(dtype)
-    down = (torch.randn(6, 48, 40) * 40**-0.5).to(dtype)
+    x, experts = torch.randn(37, 48), make_experts(6, hidden=48, inner=40)
     expert_ids = torch.stack([torch.randperm(6)[:2] for _ in range(37)])
-    return x, gate_up, down, expert_ids, torch.rand(37, 2)
+    return x, experts, ExpertChoice(expert_ids, torch.rand(37, 2))
+
+
+def rows_of(choice: ExpertChoice, rows: slice) -> ExpertChoice:
+    return ExpertChoice(choice.expert_ids[rows], choice.weights[rows])
 
 
 def test_equals_all_experts_written_out() -> None:
-    x, gate_up, down, expert_ids, weights = make()
-    gate, up = torch.einsum("th,enh->etn", x, gate_up).chunk(2, dim=-1)
-    every = torch.einsum("eti,ehi->eth", torch.nn.functional.silu(gate) * up, down)
+    x, experts, choice = make_case()
+    gate, up = torch.einsum("th,enh->etn", x, experts.gate_up.values).chunk(2, dim=-1)
+    inner = torch.nn.functional.silu(gate) * up
+    every = torch.einsum("eti,ehi->eth", inner, experts.down.values)
     tokens = torch.arange(37).unsqueeze(1)
-    expected = (every[expert_ids, tokens] * weights.unsqueeze(2)).sum(1)
-    out = fused_moe(x, gate_up, down, expert_ids, weights)
+    expected = (every[choice.expert_ids, tokens] * choice.weights.unsqueeze(2)).sum(1)
+    out = fused_moe(x, experts, choice)
     torch.testing.assert_close(out, expected, rtol=1e-5, atol=1e-5)
-    assert fused_moe(x[:0], gate_up, down, expert_ids[:0], weights[:0]).shape == (0, 48)
+    assert fused_moe(x[:0], experts, rows_of(choice, slice(0))).shape == (0, 48)
 
 
 def test_bits_do_not_depend_on_company() -> None:
-    x, gate_up, down, expert_ids, weights = make()
-    whole = fused_moe(x, gate_up, down, expert_ids, weights)
+    x, experts, choice = make_case()
+    whole = fused_moe(x, experts, choice)
     for rows in (slice(0, 1), slice(3, 20), slice(36, 37)):
-        part = fused_moe(x[rows], gate_up, down, expert_ids[rows], weights[rows])
-        assert torch.equal(part, whole[rows])
+        assert torch.equal(fused_moe(x[rows], experts, rows_of(choice, rows)), whole[rows])
+
+
+def test_fp8_experts_come_to_what_the_dequantized_ones_come_to() -> None:
+    x, _, choice = make_case()
+    quantized, dequantized = make_fp8_experts(6, hidden=48, inner=40, dtype=x.dtype)
+    assert torch.equal(fused_moe(x, quantized, choice), fused_moe(x, dequantized, choice))

@@ -39,7 +39,8 @@ if os.environ.get("TRITON_INTERPRET") == "1":
 if sys.platform != "linux":
     pytest.skip("Triton's compiler for CUDA is there on Linux", allow_module_level=True)
 
-from kernels.linear.triton_kernel import BlockScales, matmul_fixed_tiles
+from kernels.linear import BlockScales
+from kernels.linear.triton_kernel import matmul_fixed_tiles
 from tests.support.kernels.aot import Binary, compiling_for
 
 SHARED_LIMITS = {80: 163 << 10, 89: 99 << 10, 90: 227 << 10}

@@ -85,12 +85,6 @@ class ModelConfig:
         block_size, mask_token_id = 1, None
         if "block_size" in family.defaults:
             block_size, mask_token_id = _block_diffusion(merged)
-        quantization = parse_quantization(raw)
-        if quantization is not None and family.parse_moe is not None:
-            raise ValueError(
-                f"quantization_config in config.json makes the experts of {architecture} FP8, "
-                "which is not supported: use the checkpoint's unquantized version"
-            )
         attention_bias = bool(merged.get("attention_bias", False))
         return cls(
             architecture=architecture,
@@ -118,7 +112,7 @@ class ModelConfig:
             block_hash_salt=block_hash_salt(folder, weights=weights),
             block_size=block_size,
             mask_token_id=mask_token_id,
-            quantization=quantization,
+            quantization=parse_quantization(raw),
         )
 
     def resolve_max_model_len(self, requested: int | None) -> int:

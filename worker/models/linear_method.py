@@ -2,10 +2,12 @@
 
     LinearMethod.allocate ──> LinearWeight ──slots──> (the loader fills them)
                                    ├──pack──> PackedLinear, which multiplies
+                                   ├──pack_experts──> ExpertWeights, for `fused_moe`
                                    └──dense──> the weight for the compiled CPU library
 
-A layer knows which part of which tensor it needs and nothing of formats. To add a format, derive
-from both classes here and name it in `create_linear_method`.
+A layer knows which part of which tensor it needs and nothing of formats. A mixture of experts has
+one weight whose parts are those of all experts, one after another. To add a format, derive from
+both classes here and name it in `create_linear_method`.
 """
 
 from __future__ import annotations
@@ -16,7 +18,15 @@ from dataclasses import dataclass, field
 
 import torch
 
-from kernels import PackedLinear, dequantize_fp8, pack_fp8_linear_weight, pack_linear_weight
+from kernels import (
+    BlockScales,
+    ExpertWeights,
+    PackedLinear,
+    dequantize_fp8,
+    pack_fp8_experts,
+    pack_fp8_linear_weight,
+    pack_linear_weight,
+)
 from worker.models.quantization import Fp8Config
 from worker.models.tensor_parallel import TensorParallelGroup
 
@@ -73,6 +83,10 @@ class LinearWeight(ABC):
     def pack(self) -> PackedLinear:
         """The loaded weight in the form that it is multiplied in."""
 
+    @abstractmethod
+    def pack_experts(self, num_experts: int) -> ExpertWeights:
+        """The loaded weight [num_experts * out, in] in the form that `fused_moe` reads."""
+
 
 class LinearMethod(ABC):
     """A format of linear weights."""
@@ -123,6 +137,9 @@ class _UnquantizedWeight(LinearWeight):
 
     def pack(self) -> PackedLinear:
         return pack_linear_weight(self._values, batch_invariant=self._options.batch_invariant)
+
+    def pack_experts(self, num_experts: int) -> ExpertWeights:
+        return ExpertWeights(self._values.view(num_experts, -1, self._values.shape[1]))
 
 
 class Fp8Method(LinearMethod):
@@ -186,22 +203,26 @@ class _Fp8Weight(LinearWeight):
             )
 
     def dense(self) -> torch.Tensor:
-        return dequantize_fp8(self._values, *self._scaling(), dtype=self._options.dtype)
+        return dequantize_fp8(self._values, self._scaling(), dtype=self._options.dtype)
 
     def pack(self) -> PackedLinear:
         return pack_fp8_linear_weight(
             self._values,
-            *self._scaling(),
+            self._scaling(),
             dtype=self._options.dtype,
             batch_invariant=self._options.batch_invariant,
         )
 
-    def _scaling(self) -> tuple[torch.Tensor, int, int]:
-        """Scales [out, blocks of the input], the length of a block, and how far the first feature
-        stands in its block.
+    def pack_experts(self, num_experts: int) -> ExpertWeights:
+        scaling = self._scaling()
+        values, scales = (
+            rows.view(num_experts, -1, rows.shape[1]) for rows in (self._values, scaling.scales)
+        )
+        weights = ExpertWeights(values, scaling._replace(scales=scales))
+        return pack_fp8_experts(weights, self._options.dtype)
 
-        A row each, since the parts' rows, or this rank's, may begin within a block.
-        """
+    def _scaling(self) -> BlockScales:
+        """Each row has its own, since the parts' rows, or this rank's, may begin within a block."""
         found = []
         for part, scales in zip(self._parts, self._scales, strict=True):
             first = part.start % self._block[0] if part.dim == 0 else 0
@@ -209,7 +230,7 @@ class _Fp8Weight(LinearWeight):
             found.append(scales.repeat_interleave(self._block[0], 0)[first : first + count])
         part = self._parts[0]
         offset = part.start % self._block[1] if part.dim == 1 else 0
-        return torch.cat(found), self._block[1], offset
+        return BlockScales(torch.cat(found), self._block[1], offset)
 
 
 def create_linear_method(config: Fp8Config | None) -> LinearMethod:

@@ -6,11 +6,18 @@ from collections.abc import Iterator
 
 import torch
 
-from kernels import PackedLinear, fused_moe, linear, pack_linear_weight
+from kernels import (
+    ExpertChoice,
+    Experts,
+    PackedLinear,
+    fused_moe,
+    linear,
+    pack_linear_weight,
+)
 from worker.models.config import ModelConfig
 from worker.models.layers import GatedMLP
 from worker.models.linear import divide
-from worker.models.linear_method import LayerOptions, WeightSlot
+from worker.models.linear_method import LayerOptions, LinearWeight, WeightPart, WeightSlot
 from worker.models.moe_config import MoeConfig
 
 
@@ -26,21 +33,25 @@ class MoeMLP:
     def __init__(self, config: ModelConfig, moe: MoeConfig, options: LayerOptions) -> None:
         self._moe = moe
         self._options = options
-        self._hidden_size = config.hidden_size
-        world_size = options.group.world_size
-        self._size = divide(moe.intermediate_size, world_size, "the size of an expert")
-        hidden_size, count = config.hidden_size, moe.num_experts
-        dtype, device = options.dtype, options.device
-        self._gate_up = torch.empty(count, 2 * self._size, hidden_size, dtype=dtype, device=device)
-        self._down = torch.empty(count, hidden_size, self._size, dtype=dtype, device=device)
+        world_size, hidden_size = options.group.world_size, config.hidden_size
+        size = divide(moe.intermediate_size, world_size, "the size of an expert")
+        up_parts, down_parts = _expert_parts(moe, hidden_size, size, options.group.rank * size)
+        method = options.linear_method
+        self._gate_up: LinearWeight | None = method.allocate(
+            (2 * moe.num_experts * size, hidden_size), up_parts, options
+        )
+        self._down: LinearWeight | None = method.allocate(
+            (moe.num_experts * hidden_size, size), down_parts, options
+        )
+        self._experts: Experts
         # Routing is decided in fp32: it must not depend on how activations are rounded.
         self._router: torch.Tensor | None = torch.empty(
-            count, hidden_size, dtype=torch.float32, device=device
+            moe.num_experts, hidden_size, dtype=torch.float32, device=options.device
         )
         self._packed_router: PackedLinear
         self._bias = None
         if moe.has_bias:
-            self._bias = torch.zeros(count, dtype=torch.float32, device=device)
+            self._bias = torch.zeros(moe.num_experts, dtype=torch.float32, device=options.device)
         self._shared: GatedMLP | None = None
         if moe.shared_size:
             self._shared = GatedMLP(config, options, moe.shared_size)
@@ -48,8 +59,8 @@ class MoeMLP:
     def weight_slots(self, prefix: str) -> Iterator[WeightSlot]:
         """Slots of the router and all experts; `prefix` ends with a dot."""
         assert self._router is not None, "slots exist until the weights are packed"
-        shape = (self._moe.intermediate_size, self._hidden_size)
-        start = self._options.group.rank * self._size
+        assert self._gate_up is not None, "slots exist until the weights are packed"
+        assert self._down is not None, "slots exist until the weights are packed"
         yield WeightSlot(
             name=f"{prefix}gate.weight",
             destination=self._router,
@@ -58,47 +69,64 @@ class MoeMLP:
         if self._bias is not None:
             name = f"{prefix}gate.expert_bias"
             yield WeightSlot(name=name, destination=self._bias, full_shape=(len(self._bias),))
-        for expert in range(self._moe.num_experts):
-            own = f"{prefix}experts.{expert}."
-            gate_up, size = self._gate_up[expert], self._size
-            for name, rows in (("gate_proj", gate_up[:size]), ("up_proj", gate_up[size:])):
-                yield WeightSlot(
-                    name=f"{own}{name}.weight", destination=rows, full_shape=shape, start=start
-                )
-            yield WeightSlot(
-                name=f"{own}down_proj.weight",
-                destination=self._down[expert],
-                full_shape=shape[::-1],
-                dim=1,
-                start=start,
-            )
+        yield from self._gate_up.slots(f"{prefix}experts.")
+        yield from self._down.slots(f"{prefix}experts.")
         if self._shared is not None:
             yield from self._shared.weight_slots(f"{prefix}shared_experts.")
 
     def pack(self) -> None:
-        """Packs the router after loading; experts are used as they are."""
+        """Packs the router and the experts after loading."""
         assert self._router is not None, "packed twice"
+        assert self._gate_up is not None, "packed twice"
+        assert self._down is not None, "packed twice"
         invariant = self._options.batch_invariant
         self._packed_router = pack_linear_weight(self._router, batch_invariant=invariant)
-        self._router = None
+        count = self._moe.num_experts
+        self._experts = Experts(self._gate_up.pack_experts(count), self._down.pack_experts(count))
+        self._router = self._gate_up = self._down = None
         if self._shared is not None:
             self._shared.pack()
 
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
         """[T, hidden] to [T, hidden]."""
         scores = linear(hidden.float(), self._packed_router)
-        expert_ids, weights = choose_experts(scores, self._bias, self._moe)
-        out = fused_moe(hidden, self._gate_up, self._down, expert_ids, weights)
+        choice = choose_experts(scores, self._bias, self._moe)
+        out = fused_moe(hidden, self._experts, choice)
         group = self._options.group
         if group.world_size > 1:
             out = group.all_reduce(out, fixed_order=self._options.batch_invariant)
         return out if self._shared is None else out + self._shared.forward(hidden)
 
 
-def choose_experts(
-    scores: torch.Tensor, bias: torch.Tensor | None, moe: MoeConfig
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Experts [T, K] int64 and their weights [T, K] fp32, from the router's scores [T, E] fp32."""
+def _expert_parts(
+    moe: MoeConfig, hidden_size: int, size: int, start: int
+) -> tuple[list[WeightPart], list[WeightPart]]:
+    """Parts of the weights [experts * 2 * size, hidden] of gates and ups, and [experts * hidden,
+    size] of downs: of each expert the features from `start` on."""
+    up_parts, down_parts = [], []
+    full_shape = (moe.intermediate_size, hidden_size)
+    for expert in range(moe.num_experts):
+        for index, name in enumerate(("gate_proj", "up_proj"), start=2 * expert):
+            rows = slice(index * size, (index + 1) * size)
+            up_parts.append(
+                WeightPart(
+                    name=f"{expert}.{name}", full_shape=full_shape, rows=rows, dim=0, start=start
+                )
+            )
+        down_parts.append(
+            WeightPart(
+                name=f"{expert}.down_proj",
+                full_shape=full_shape[::-1],
+                rows=slice(expert * hidden_size, (expert + 1) * hidden_size),
+                dim=1,
+                start=start,
+            )
+        )
+    return up_parts, down_parts
+
+
+def choose_experts(scores: torch.Tensor, bias: torch.Tensor | None, moe: MoeConfig) -> ExpertChoice:
+    """Each token's experts, from the router's scores [T, E] fp32; `bias` is [E]."""
     shares = scores.sigmoid() if moe.sigmoid else scores.softmax(dim=-1)
     ranking = shares if bias is None else shares + bias
     if moe.num_chosen_groups < moe.num_groups:
@@ -111,4 +139,4 @@ def choose_experts(
     weights = shares.gather(1, expert_ids)
     if moe.normalize:
         weights = weights / (weights.sum(dim=-1, keepdim=True) + 1e-20)
-    return expert_ids, weights * moe.scale
+    return ExpertChoice(expert_ids, weights * moe.scale)

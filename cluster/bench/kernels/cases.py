@@ -252,10 +252,12 @@ class _Maker:
         rows, hidden = self._rows, self._shape.hidden
         new = partial(torch.randn, dtype=self._dtype, device=self._device)
         x = new(rows, hidden)
-        gate_up = new(experts, 2 * inner, hidden)
-        down = new(experts, hidden, inner)
+        weights = kernels.Experts(
+            kernels.ExpertWeights(new(experts, 2 * inner, hidden)),
+            kernels.ExpertWeights(new(experts, hidden, inner)),
+        )
         index = torch.arange(rows * taken, device=self._device)
-        ids, weights = (
+        choice = kernels.ExpertChoice(
             (index % experts).view(rows, taken),
             torch.ones(rows, taken, device=self._device),
         )
@@ -263,7 +265,7 @@ class _Maker:
         return Case(
             op="fused_moe",
             shape=f"{rows} tokens, {taken} of {experts} experts",
-            run=lambda: kernels.fused_moe(x, gate_up, down, ids, weights),
+            run=lambda: kernels.fused_moe(x, weights, choice),
             num_bytes=float((used + 2 * x.numel()) * x.element_size()),
             num_flops=2.0 * rows * taken * 3 * inner * hidden,
         )

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors.torch import load_file, save_file
 from transformers import PreTrainedModel
 
 from tests.support.checkpoints.dense import write_checkpoint
+from tests.support.checkpoints.moe import write_moe
 
 BLOCK = (16, 48)
 """Neither divides all sizes of the checkpoints, nor what several ranks hold of them."""
@@ -18,7 +21,11 @@ QUANTIZATION = {
     "fmt": "e4m3",
     "activation_scheme": "dynamic",
     "weight_block_size": list(BLOCK),
-    "modules_to_not_convert": ["lm_head", "model.layers.0.input_layernorm"],
+    "modules_to_not_convert": [
+        "lm_head",
+        "model.layers.0.input_layernorm",
+        "model.layers.0.mlp.gate",
+    ],
 }
 
 
@@ -40,6 +47,20 @@ def write_fp8(name: str, folder: Path, dequantized: Path) -> PreTrainedModel:
     (folder / "config.json").write_text(json.dumps(config | {"quantization_config": QUANTIZATION}))
     model.save_pretrained(dequantized)
     return model
+
+
+def write_fp8_moe(config: dict[str, Any], folder: Path, dequantized: Path) -> None:
+    """Writes both of a mixture of experts."""
+    weights = write_moe(config, folder).weights
+    tensors, plain = dict(weights), dict(weights)
+    for key in [key for key in weights if re.search(r"(_proj|_key_value|dense)\.weight$", key)]:
+        values, scales = quantize(weights[key])
+        tensors[key], tensors[f"{key}_scale_inv"] = values, scales
+        plain[key] = dequantize(values, scales)
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    (folder / "config.json").write_text(json.dumps(config | {"quantization_config": QUANTIZATION}))
+    write_moe(config, dequantized)
+    save_file(plain, dequantized / "model.safetensors", metadata={"format": "pt"})
 
 
 def quantize(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

@@ -44,6 +44,13 @@ SDAR_MOE: dict[str, Any] = {
     "decoder_sparse_step": 1,
     "mlp_only_layers": [],
 }
+QWEN3_MOE: dict[str, Any] = {
+    **{key: value for key, value in _COMMON.items() if key != "mask_token_id"},
+    "architectures": ["Qwen3MoeForCausalLM"],
+    "model_type": "qwen3_moe",
+    "decoder_sparse_step": 1,
+    "mlp_only_layers": [],
+}
 LLADA2: dict[str, Any] = {
     **_COMMON,
     "architectures": ["LLaDA2MoeModelLM"],

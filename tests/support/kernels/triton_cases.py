@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable
+from functools import partial
 from types import ModuleType
 
 import pytest
@@ -20,9 +21,11 @@ from kernels import (
     store_kv_cache,
 )
 from kernels.attention.triton_config import extend_blocks
-from kernels.fused_moe import fused_moe
+from kernels.fused_moe import ExpertChoice, Experts, fused_moe
+from kernels.linear import BlockScales
 from kernels.linear.fp8 import TritonFp8Weight, dequantize_fp8
 from kernels.linear.tiled import TritonTiledWeight
+from tests.support.kernels.experts import make_experts, make_fp8_experts
 from tests.support.kernels.paged_cases import Paged, make_paged, naive_decode
 from tests.support.kernels.sampling_cases import SAMPLING_CASES
 
@@ -131,11 +134,11 @@ def fp8_linear_case(device: str, dtype: torch.dtype) -> None:
     bits = (torch.arange(150 * 90) % 256).to(torch.uint8).view(150, 90)
     bits[bits & 0x7F == 0x7F] = 0  # not a number
     values = bits.view(torch.float8_e4m3fn).to(device)
-    scales = torch.rand(150, 4).to(device) + 0.1
+    scaling = BlockScales(torch.rand(150, 4).to(device) + 0.1, 32, 20)
     bias, x = (_randn(*shape, device=device, dtype=dtype) for shape in ((150,), (75, 90)))
-    weight = dequantize_fp8(values, scales, 32, 20, dtype=dtype)
+    weight = dequantize_fp8(values, scaling, dtype=dtype)
     expected = TritonTiledWeight(weight).multiply(x, bias)
-    actual = TritonFp8Weight(values, scales, 32, 20).multiply(x, bias)
+    actual = TritonFp8Weight(values, scaling).multiply(x, bias)
     assert torch.equal(actual, expected)
 
 
@@ -227,28 +230,30 @@ def block_extend_case(device: str, dtype: torch.dtype) -> None:
 
 
 def fused_moe_case(device: str, dtype: torch.dtype) -> None:
-    """More experts than tokens, fewer, and one that nobody takes; rows alone have the same bits."""
+    """More experts than tokens, fewer, and one that nobody takes; rows alone have the same bits,
+    and FP8 weights those of the dequantized ones."""
     for num_tokens, num_experts, num_choices in ((3, 9, 2), (40, 4, 3)):
         x = _randn(num_tokens, 72, device=device, dtype=dtype)
-        gate_up = _randn(num_experts, 2 * 48, 72, device=device, dtype=dtype) * 72**-0.5
-        down = _randn(num_experts, 72, 48, device=device, dtype=dtype) * 48**-0.5
-        choice = [torch.randperm(num_experts - 1)[:num_choices] for _ in range(num_tokens)]
-        expert_ids = torch.stack(choice).to(device)
+        sizes = {"hidden": 72, "inner": 48, "device": device, "dtype": dtype}
+        ids = [torch.randperm(num_experts - 1)[:num_choices] for _ in range(num_tokens)]
+        expert_ids = torch.stack(ids).to(device)
         weights = torch.rand(num_tokens, num_choices, device=device)
 
         def run(
+            experts: Experts,
             rows: slice = slice(None),
             x: torch.Tensor = x,
-            gate_up: torch.Tensor = gate_up,
-            down: torch.Tensor = down,
             expert_ids: torch.Tensor = expert_ids,
             weights: torch.Tensor = weights,
         ) -> torch.Tensor:
-            return fused_moe(x[rows], gate_up, down, expert_ids[rows], weights[rows])
+            return fused_moe(x[rows], experts, ExpertChoice(expert_ids[rows], weights[rows]))
 
-        _compare(run, dtype)
+        plain = make_experts(num_experts, **sizes)
+        quantized, dequantized = make_fp8_experts(num_experts, **sizes)
+        _compare(partial(run, plain), dtype)
         with registry.using("triton"):
-            assert torch.equal(run(slice(1, 2)), run()[1:2])
+            assert torch.equal(run(plain, slice(1, 2)), run(plain)[1:2])
+            assert torch.equal(run(quantized), run(dequantized))
 
 
 def draft_ngrams_case(device: str, dtype: torch.dtype) -> None:

@@ -10,11 +10,11 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from tests.support.checkpoints.fp8 import QUANTIZATION, write_fp8
+from tests.support.checkpoints.fp8 import QUANTIZATION, write_fp8, write_fp8_moe
+from tests.support.checkpoints.moe import LLADA2, QWEN3_MOE
 from tests.support.engines.plan_driver import Request, generate, make_runner
 from worker.models.config import load_model_config
 from worker.models.linear_method import LayerOptions
-from worker.models.llama import LlamaForCausalLM
 from worker.models.loader import build_model, draw_weights, load_weights
 from worker.models.tensor_parallel import TensorParallelGroup
 
@@ -43,19 +43,44 @@ def test_logits_are_those_of_the_dequantized_checkpoint(
     torch.testing.assert_close(torch.stack(found[0].logits), expected, atol=1e-4, rtol=0)
 
 
-def build(folder: Path, rank: int, world_size: int) -> LlamaForCausalLM:
+def test_a_mixture_of_experts_draws_what_the_dequantized_one_draws(tmp_path: Path) -> None:
+    torch.set_num_threads(1)
+    write_fp8_moe(QWEN3_MOE, tmp_path / "fp8", tmp_path / "plain")
+    found = []
+    for folder in ("fp8", "plain"):
+        request = Request(prompt=[5, 17, 30, 4, 8])
+        generate(make_runner(str(tmp_path / folder)), [request])
+        found.append(request)
+    assert found[0].tokens == found[1].tokens
+    assert torch.equal(torch.stack(found[0].logits), torch.stack(found[1].logits))
+
+
+@pytest.mark.parametrize("world_size", [1, 4])
+def test_ranks_hold_the_same_experts(tmp_path: Path, world_size: int) -> None:
+    config = {**LLADA2, "num_attention_heads": 4, "num_key_value_heads": 4}
+    write_fp8_moe(config, tmp_path / "fp8", tmp_path / "plain")
+    for rank in range(world_size):
+        own, expected = (build(tmp_path / name, rank, world_size) for name in ("fp8", "plain"))
+        for model in (own, expected):
+            load_weights(model, model.config, show_progress=False)
+        experts, others = own.layers[1].mlp._experts, expected.layers[1].mlp._experts
+        for weights, other in zip(experts, others, strict=True):
+            assert weights.scaling is None, "on CPU they are dequantized when they are packed"
+            assert torch.equal(weights.values, other.values), rank
+
+
+def build(folder: Path, rank: int, world_size: int) -> Any:
     cpu = torch.device("cpu")
     group = TensorParallelGroup(rank=rank, world_size=world_size, device=cpu, process_group=None)
     options = LayerOptions(group=group, dtype=torch.float32, device=cpu, batch_invariant=False)
     model = build_model(load_model_config(str(folder)), options, 64)
-    assert isinstance(model, LlamaForCausalLM)
     return model
 
 
-def load(folder: Path, rank: int, world_size: int) -> LlamaForCausalLM:
+def load(folder: Path, rank: int, world_size: int) -> Any:
     """A loaded model whose weights are still unpacked."""
     model = build(folder, rank, world_size)
-    model.pack = lambda: None  # type: ignore[method-assign]  # what is compared is what was loaded
+    model.pack = lambda: None  # what is compared is what was loaded
     load_weights(model, model.config, show_progress=False)
     return model
 

@@ -1,0 +1,55 @@
+"""What a mixture of experts is computed from."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+
+from kernels.linear import BlockScales, dequantize_fp8
+from kernels.registry import registry
+
+
+class ExpertWeights(NamedTuple):
+    """One linear weight [N, K] of each of E experts."""
+
+    values: torch.Tensor
+    """[E, N, K]; float8_e4m3fn where they are scaled, else in the type of the inputs."""
+    scaling: BlockScales | None = None
+
+    def of(self, expert: int, dtype: torch.dtype) -> torch.Tensor:
+        """The weight [N, K] of one expert, in the type of the inputs."""
+        if self.scaling is None:
+            return self.values[expert]
+        own = self.scaling._replace(scales=self.scaling.scales[expert])
+        return dequantize_fp8(self.values[expert], own, dtype=dtype)
+
+
+class Experts(NamedTuple):
+    """Gated MLPs."""
+
+    gate_up: ExpertWeights
+    """[E, 2 * I, H]; the gates' rows come first."""
+    down: ExpertWeights
+    """[E, H, I]."""
+
+
+class ExpertChoice(NamedTuple):
+    """Which experts each of T tokens takes."""
+
+    expert_ids: torch.Tensor
+    """[T, K] int64, an expert at most once per token."""
+    weights: torch.Tensor
+    """[T, K] fp32."""
+
+
+def pack_fp8_experts(weights: ExpertWeights, dtype: torch.dtype) -> ExpertWeights:
+    """FP8 weights as they are multiplied: on CUDA as they are, on CPU dequantized once, expert by
+    expert, to `dtype`."""
+    values = weights.values
+    if registry.uses_triton(values.device):
+        return weights
+    plain = torch.empty(values.shape, dtype=dtype, device=values.device)
+    for expert, out in enumerate(plain):
+        out.copy_(weights.of(expert, dtype))
+    return ExpertWeights(plain)
