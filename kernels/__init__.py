@@ -1,6 +1,6 @@
 """GPU and CPU math: one op per folder, a Triton kernel beside its torch reference."""
 
-from kernels.draft_ngrams import draft_ngrams
+from kernels.draft_ngrams import NgramLookup, draft_ngrams
 from kernels.fused_moe import (
     ExpertChoice,
     Experts,
@@ -23,7 +23,7 @@ from kernels.rms_norm import fused_add_rms_norm, rms_norm
 from kernels.rotary_embedding import rotary_embedding
 from kernels.sample_tokens import SamplingParameters, sample_tokens
 from kernels.silu_and_mul import silu_and_mul
-from kernels.step_inputs import StepTensors, gather_step_inputs, write_table_rows_
+from kernels.step_inputs import StepRows, StepTensors, gather_step_inputs, write_table_rows_
 from kernels.store_kv_cache import store_kv_cache
 from kernels.token_bitmask import apply_token_bitmask
 from kernels.token_edits import EditRows, TokenEdits, apply_token_edits_
@@ -36,11 +36,13 @@ __all__ = [
     "ExpertChoice",
     "ExpertWeights",
     "Experts",
+    "NgramLookup",
     "Op",
     "OpRegistry",
     "PackedLinear",
     "PenaltyRows",
     "SamplingParameters",
+    "StepRows",
     "StepTensors",
     "TokenEdits",
     "TokenScores",

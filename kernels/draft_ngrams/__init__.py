@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from kernels.draft_ngrams import reference
+from kernels.draft_ngrams.base import NgramLookup
 from kernels.registry import registry
 
 _DRAFT = registry.register(
@@ -14,16 +15,7 @@ _DRAFT = registry.register(
 )
 
 
-def draft_ngrams(
-    token_pool: torch.Tensor,
-    slots: torch.Tensor,
-    newest: torch.Tensor,
-    *,
-    count: int,
-    shortest: int,
-    longest: int,
-    num_tokens: int,
-) -> torch.Tensor:
+def draft_ngrams(token_pool: torch.Tensor, lookup: NgramLookup) -> torch.Tensor:
     """Guesses for the tokens after the newest ones: int32 [F, count].
 
     They follow the latest of the longest earlier occurrences of the last tokens, and go on from
@@ -31,16 +23,9 @@ def draft_ngrams(
 
     Args:
         token_pool: int32 [slots, positions].
-        slots: int64 [F].
-        newest: int64 [F], the position of each slot's last token.
-        count: guesses per row.
-        shortest: tokens that must have occurred before.
-        longest: tokens that are compared; longer occurrences count as much.
-        num_tokens: more than any of `newest`, on the host.
+        lookup: of F rows.
     """
-    return _DRAFT.select(token_pool)(
-        token_pool, slots, newest, count, shortest, longest, num_tokens
-    )
+    return _DRAFT.select(token_pool)(token_pool, lookup)
 
 
-__all__ = ["draft_ngrams"]
+__all__ = ["NgramLookup", "draft_ngrams"]

@@ -7,25 +7,20 @@ import torch
 import triton
 import triton.language as tl
 
+from kernels.draft_ngrams.base import NgramLookup
+
 _BLOCK = 1024
 
 
-def draft_ngrams(
-    token_pool: torch.Tensor,
-    slots: torch.Tensor,
-    newest: torch.Tensor,
-    count: int,
-    shortest: int,
-    longest: int,
-    num_tokens: int,
-) -> torch.Tensor:
+def draft_ngrams(token_pool: torch.Tensor, lookup: NgramLookup) -> torch.Tensor:
     """Launch over rows."""
-    drafts = torch.empty(len(slots), count, dtype=torch.int32, device=token_pool.device)
+    shape = (len(lookup.slots), lookup.count)
+    drafts = torch.empty(shape, dtype=torch.int32, device=token_pool.device)
     if drafts.numel():
-        _draft_kernel[(len(slots),)](
-            token_pool, slots, newest, drafts, token_pool.stride(0), count, num_tokens,
-            SHORTEST=shortest, LONGEST=longest, COUNT=triton.next_power_of_2(count), BLOCK=_BLOCK,
-            num_warps=4,
+        _draft_kernel[shape[:1]](
+            token_pool, lookup.slots, lookup.newest, drafts, token_pool.stride(0), lookup.count,
+            lookup.num_tokens, SHORTEST=lookup.shortest, LONGEST=lookup.longest,
+            COUNT=triton.next_power_of_2(lookup.count), BLOCK=_BLOCK, num_warps=4,
         )  # fmt: skip
     return drafts
 

@@ -6,7 +6,7 @@ import torch
 
 from kernels.registry import registry
 from kernels.step_inputs import reference
-from kernels.step_inputs.base import StepTensors
+from kernels.step_inputs.base import StepRows, StepTensors
 
 _WRITE = registry.register(
     "write_table_rows_",
@@ -37,33 +37,19 @@ def write_table_rows_(
 
 
 def gather_step_inputs(
-    token_pool: torch.Tensor,
-    page_table: torch.Tensor,
-    slots: torch.Tensor,
-    starts: torch.Tensor,
-    query_start: torch.Tensor,
-    *,
-    num_tokens: int,
-    longest_query: int,
-    num_pages: int,
-    page_size: int,
-    out: StepTensors | None = None,
+    token_pool: torch.Tensor, page_table: torch.Tensor, rows: StepRows
 ) -> StepTensors:
-    """What a step of B rows reads, from the tables and three integers per row.
+    """What a step reads, from the tables and three integers per row.
 
     Args:
-        token_pool: int32 [slots, positions], page_table: int32 [slots, pages].
-        slots, starts: int64 [B]: a row's slot and the position of its first token of the step.
-        query_start: int64 [B + 1]: running sums of the rows' tokens; the last is `num_tokens`.
-        num_tokens, longest_query: the sums' end and largest difference, on the host.
-        num_pages: leading pages of each row that the step reads.
-        out: where to; at least as large. A captured graph passes the buffers that it reads.
+        token_pool: int32 [slots, positions].
+        page_table: int32 [slots, pages].
+        rows: of the step.
     """
-    out = out or StepTensors.allocate(len(slots), num_tokens, num_pages, slots.device)
-    _GATHER.select(token_pool)(
-        token_pool, page_table, slots, starts, query_start, longest_query, num_pages, page_size, out
-    )
+    device = rows.slots.device
+    out = StepTensors.allocate(len(rows.slots), rows.num_tokens, rows.num_pages, device)
+    _GATHER.select(token_pool)(token_pool, page_table, rows, out)
     return out
 
 
-__all__ = ["StepTensors", "gather_step_inputs", "write_table_rows_"]
+__all__ = ["StepRows", "StepTensors", "gather_step_inputs", "write_table_rows_"]

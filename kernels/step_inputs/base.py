@@ -1,4 +1,4 @@
-"""The tensors that a step reads."""
+"""The rows of a step, and the tensors that it reads."""
 
 from __future__ import annotations
 
@@ -6,6 +6,26 @@ from dataclasses import dataclass
 from typing import Self
 
 import torch
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StepRows:
+    """The B rows of a step, and what the host knows of their sizes."""
+
+    slots: torch.Tensor
+    """[B] int64."""
+    starts: torch.Tensor
+    """[B] int64: the position of each row's first token of the step."""
+    query_start: torch.Tensor
+    """[B + 1] int64: running sums of the rows' tokens."""
+    num_tokens: int
+    """The last of these sums."""
+    longest_query: int
+    """The most tokens of a row."""
+    num_pages: int
+    """Leading pages of each row that the step reads."""
+    page_size: int
+    """Tokens of a page."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

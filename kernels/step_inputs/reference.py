@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from kernels.step_inputs.base import StepTensors
+from kernels.step_inputs.base import StepRows, StepTensors
 
 
 def write_table_rows_(
@@ -22,26 +22,18 @@ def write_table_rows_(
 
 
 def gather_step_inputs(
-    token_pool: torch.Tensor,
-    page_table: torch.Tensor,
-    slots: torch.Tensor,
-    starts: torch.Tensor,
-    query_start: torch.Tensor,
-    longest_query: int,
-    num_pages: int,
-    page_size: int,
-    out: StepTensors,
+    token_pool: torch.Tensor, page_table: torch.Tensor, rows: StepRows, out: StepTensors
 ) -> None:
     """Indexed reads."""
-    lengths = query_start.diff()
-    assert int(lengths.max()) <= longest_query, "a row has more tokens than the longest"
-    num_tokens, num_rows = int(query_start[-1]), len(slots)
-    token_slots = slots.repeat_interleave(lengths)
-    first = (starts - query_start[:-1]).repeat_interleave(lengths)
-    positions = torch.arange(num_tokens, device=slots.device) + first
-    pages = page_table[token_slots, positions // page_size].long()
-    out.input_ids[:num_tokens] = token_pool[token_slots, positions]
-    out.positions[:num_tokens] = positions
-    out.slot_mapping[:num_tokens] = pages * page_size + positions % page_size
-    out.page_rows[:num_rows, :num_pages] = page_table[slots, :num_pages]
-    out.seq_lens[:num_rows] = (starts + lengths).int()
+    lengths = rows.query_start.diff()
+    assert int(rows.query_start[-1]) == rows.num_tokens, "the host knows the number of tokens"
+    assert int(lengths.max()) <= rows.longest_query, "a row has more tokens than the longest"
+    slots = rows.slots.repeat_interleave(lengths)
+    first = (rows.starts - rows.query_start[:-1]).repeat_interleave(lengths)
+    positions = torch.arange(rows.num_tokens, device=slots.device) + first
+    pages = page_table[slots, positions // rows.page_size].long()
+    out.input_ids.copy_(token_pool[slots, positions])
+    out.positions.copy_(positions)
+    out.slot_mapping.copy_(pages * rows.page_size + positions % rows.page_size)
+    out.page_rows.copy_(page_table[rows.slots, : rows.num_pages])
+    out.seq_lens.copy_(rows.starts + lengths)

@@ -7,7 +7,7 @@ import torch
 import triton
 import triton.language as tl
 
-from kernels.step_inputs.base import StepTensors
+from kernels.step_inputs.base import StepRows, StepTensors
 
 _BLOCK = 512
 
@@ -29,24 +29,17 @@ def write_table_rows_(
 
 
 def gather_step_inputs(
-    token_pool: torch.Tensor,
-    page_table: torch.Tensor,
-    slots: torch.Tensor,
-    starts: torch.Tensor,
-    query_start: torch.Tensor,
-    longest_query: int,
-    num_pages: int,
-    page_size: int,
-    out: StepTensors,
+    token_pool: torch.Tensor, page_table: torch.Tensor, rows: StepRows, out: StepTensors
 ) -> None:
     """Launch over (rows, blocks of tokens and of pages)."""
-    num_blocks = triton.cdiv(max(longest_query, num_pages), _BLOCK)
-    if slots.shape[0] and num_blocks:
-        _gather_kernel[(slots.shape[0], num_blocks)](
-            token_pool, page_table, slots, starts, query_start,
+    num_rows = len(rows.slots)
+    num_blocks = triton.cdiv(max(rows.longest_query, rows.num_pages), _BLOCK)
+    if num_rows and num_blocks:
+        _gather_kernel[(num_rows, num_blocks)](
+            token_pool, page_table, rows.slots, rows.starts, rows.query_start,
             out.input_ids, out.positions, out.slot_mapping, out.page_rows, out.seq_lens,
-            token_pool.stride(0), page_table.stride(0), out.page_rows.stride(0), num_pages,
-            PAGE_SIZE=page_size, BLOCK=_BLOCK, num_warps=2,
+            token_pool.stride(0), page_table.stride(0), out.page_rows.stride(0), rows.num_pages,
+            PAGE_SIZE=rows.page_size, BLOCK=_BLOCK, num_warps=2,
         )  # fmt: skip
 
 

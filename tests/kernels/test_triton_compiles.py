@@ -11,8 +11,11 @@ import torch
 
 from kernels import (
     EditRows,
+    ExpertChoice,
+    NgramLookup,
     PenaltyRows,
     SamplingParameters,
+    StepRows,
     TokenEdits,
     apply_penalties_,
     apply_token_bitmask,
@@ -20,6 +23,7 @@ from kernels import (
     count_tokens_,
     draft_ngrams,
     fused_add_rms_norm,
+    fused_moe,
     gather_step_inputs,
     gumbel_noise,
     registry,
@@ -31,6 +35,7 @@ from kernels import (
     token_scores,
     write_table_rows_,
 )
+from tests.support.kernels.experts import make_experts, make_fp8_experts
 from tests.support.kernels.paged_cases import make_paged
 
 pytest.importorskip("triton", reason="Triton is not installed")
@@ -73,6 +78,10 @@ def token_ops(dtype: torch.dtype) -> None:
     scaling = BlockScales(torch.randn(64, 1), 128, 0)
     bits = torch.zeros(64, 128, dtype=torch.uint8)
     matmul_fixed_tiles(torch.randn(16, 128).to(dtype), bits, None, scaling)
+    choice = ExpertChoice(torch.arange(4).view(2, 2), torch.ones(2, 2))
+    experts = make_experts(4, hidden=128, inner=64, dtype=dtype)
+    for own in (experts, make_fp8_experts(4, hidden=128, inner=64, dtype=dtype)[0]):
+        fused_moe(torch.randn(2, 128).to(dtype), own, choice)
 
 
 def draw(rows: int, place: Callable[[torch.Tensor], torch.Tensor], vocab: int = 5003) -> None:
@@ -114,13 +123,21 @@ def prepare(rows: int, place: Callable[[torch.Tensor], torch.Tensor]) -> None:
     pool, table = (torch.zeros(20, width, dtype=torch.int32) for width in (401, 50))
     segments, values = torch.zeros(rows, 4, dtype=torch.long), torch.zeros(9, dtype=torch.int32)
     write_table_rows_(pool, table, segments, place(values), longest=9)
-    gather_step_inputs(
-        pool, table, place(torch.arange(rows)), place(torch.arange(rows)),
-        place(torch.arange(rows + 1)), num_tokens=rows, longest_query=rows, num_pages=rows,
+    step = StepRows(
+        slots=place(torch.arange(rows)),
+        starts=place(torch.arange(rows)),
+        query_start=place(torch.arange(rows + 1)),
+        num_tokens=rows,
+        longest_query=rows,
+        num_pages=rows,
         page_size=8,
-    )  # fmt: skip
+    )
+    gather_step_inputs(pool, table, step)
     newest = place(torch.arange(rows))
-    draft_ngrams(pool, newest, newest, count=4, shortest=2, longest=12, num_tokens=99 + rows)
+    lookup = NgramLookup(
+        slots=newest, newest=newest, count=4, shortest=2, longest=12, num_tokens=99 + rows
+    )
+    draft_ngrams(pool, lookup)
 
 
 @pytest.mark.parametrize(
@@ -135,7 +152,7 @@ def test_every_kernel_compiles(capability: int) -> None:
         if capability != 89:
             draw(2, torch.Tensor.clone)
             prepare(2, torch.Tensor.clone)
-    assert len({binary.kernel for binary in compiled}) == (10 if capability == 89 else 26)
+    assert len({binary.kernel for binary in compiled}) == (11 if capability == 89 else 27)
     assert all(binary.shared_bytes <= SHARED_LIMITS[capability] for binary in compiled), compiled
 
 

@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from kernels import SamplingParameters, StepTensors, gather_step_inputs
+from kernels import SamplingParameters, StepRows, StepTensors, gather_step_inputs
 from kernels.attention import AttentionBackend, AttentionMetadata, CapturableBackend
 from worker.models.context import ForwardContext, KVCache
 from worker.plan.plan import Plan
@@ -306,17 +306,16 @@ def gather_inputs(
     assert batch.staged is not None, "the compiled library gathers its inputs itself"
     assert batch.starts is not None, "the compiled library gathers its inputs itself"
     lengths = batch.rows[:, 2]
-    step = gather_step_inputs(
-        tables.token_pool,
-        tables.page_table,
-        batch.staged["slots"],
-        batch.starts,
-        batch.staged["query_start"],
+    rows = StepRows(
+        slots=batch.staged["slots"],
+        starts=batch.starts,
+        query_start=batch.staged["query_start"],
         num_tokens=int(lengths.sum()),
         longest_query=int(lengths.max()),
         num_pages=-(-max(batch.ends) // tables.page_size),
         page_size=tables.page_size,
     )
+    step = gather_step_inputs(tables.token_pool, tables.page_table, rows)
     decode, extend = _attention_rows(batch, step, tables, batch.staged["query_start"])
     plan = backend.plan
     if batch.size is not None:

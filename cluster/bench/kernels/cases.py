@@ -344,23 +344,21 @@ class _Maker:
 
     def gather(self) -> Case:
         pool, table = self._tables()
-        rows = self._rows
-        slots = torch.arange(rows, device=self._device)
-        starts = torch.full((rows,), self._context - 1, device=self._device)
-        query_start = torch.arange(rows + 1, device=self._device)
         num_pages = -(-self._context // PAGE_SIZE)
-
-        def run() -> object:
-            return kernels.gather_step_inputs(
-                pool, table, slots, starts, query_start, num_tokens=rows, longest_query=1,
-                num_pages=num_pages, page_size=PAGE_SIZE,
-            )  # fmt: skip
-
+        rows = kernels.StepRows(
+            slots=torch.arange(self._rows, device=self._device),
+            starts=torch.full((self._rows,), self._context - 1, device=self._device),
+            query_start=torch.arange(self._rows + 1, device=self._device),
+            num_tokens=self._rows,
+            longest_query=1,
+            num_pages=num_pages,
+            page_size=PAGE_SIZE,
+        )
         return Case(
             op="gather_step_inputs",
-            shape=f"{rows} decodes of {num_pages} pages",
-            run=run,
-            num_bytes=rows * (8.0 * num_pages + 56.0),
+            shape=f"{self._rows} decodes of {num_pages} pages",
+            run=lambda: kernels.gather_step_inputs(pool, table, rows),
+            num_bytes=self._rows * (8.0 * num_pages + 56.0),
         )
 
     @property
@@ -419,19 +417,17 @@ class _Maker:
 def _ngram_case(rows: int, context: int, device: torch.device) -> Case:
     """Prompt lookup in `rows` requests of `context` tokens each."""
     pool = torch.randint(100, (rows, context), dtype=torch.int32, device=device)
-    slots = torch.arange(rows, device=device)
-    newest = torch.full((rows,), context - 1 - _DRAFTS, device=device)
+    lookup = kernels.NgramLookup(
+        slots=torch.arange(rows, device=device),
+        newest=torch.full((rows,), context - 1 - _DRAFTS, device=device),
+        count=_DRAFTS,
+        shortest=_SHORTEST,
+        longest=_LONGEST,
+        num_tokens=context,
+    )
     return Case(
         op="draft_ngrams",
         shape=f"{rows} requests, {context} tokens each",
-        run=lambda: kernels.draft_ngrams(
-            pool,
-            slots,
-            newest,
-            count=_DRAFTS,
-            shortest=_SHORTEST,
-            longest=_LONGEST,
-            num_tokens=context,
-        ),
+        run=lambda: kernels.draft_ngrams(pool, lookup),
         num_bytes=4.0 * (pool.numel() + rows * _DRAFTS),
     )

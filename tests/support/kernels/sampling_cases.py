@@ -12,6 +12,7 @@ from kernels import (
     EditRows,
     PenaltyRows,
     SamplingParameters,
+    StepRows,
     TokenEdits,
     apply_penalties_,
     apply_token_bitmask,
@@ -301,10 +302,16 @@ def step_inputs_case(device: str, dtype: torch.dtype) -> None:
         table = torch.zeros(6, 120, dtype=torch.int32, device=device)
         with registry.using(backend):  # type: ignore[arg-type]
             write_table_rows_(pool, table, segments.to(device), values.to(device), longest=705)
-            step = gather_step_inputs(
-                pool, table, slots.to(device), starts.to(device), query_start.to(device),
-                num_tokens=sum(lengths), longest_query=700, num_pages=101, page_size=page_size,
-            )  # fmt: skip
+            rows = StepRows(
+                slots=slots.to(device),
+                starts=starts.to(device),
+                query_start=query_start.to(device),
+                num_tokens=sum(lengths),
+                longest_query=700,
+                num_pages=101,
+                page_size=page_size,
+            )
+            step = gather_step_inputs(pool, table, rows)
         found.append((pool, table, *(getattr(step, f.name) for f in dataclasses.fields(step))))
     for expected, actual in zip(*found, strict=True):
         assert actual.dtype == expected.dtype

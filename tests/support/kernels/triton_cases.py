@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from types import ModuleType
 
@@ -11,6 +12,7 @@ import pytest
 import torch
 
 from kernels import (
+    NgramLookup,
     draft_ngrams,
     fused_add_rms_norm,
     gumbel_noise,
@@ -269,11 +271,17 @@ def draft_ngrams_case(device: str, dtype: torch.dtype) -> None:
     slots = torch.tensor([3, 0, 2, 1, 0, 1], device=device)
     newest = torch.tensor([1400, 1210, 600, 1499, 0, 2], device=device)
     for count, shortest, longest in ((5, 2, 12), (8, 1, 3), (1, 4, 4)):
-        options = {"count": count, "shortest": shortest, "longest": longest, "num_tokens": 1500}
-        _compare(lambda o=options: draft_ngrams(pool, slots, newest, **o), torch.float32, 0.0)
-    drafts = draft_ngrams(
-        pool, slots, newest, count=4, shortest=2, longest=12, num_tokens=1500
-    ).tolist()
+        lookup = NgramLookup(
+            slots=slots,
+            newest=newest,
+            count=count,
+            shortest=shortest,
+            longest=longest,
+            num_tokens=1500,
+        )
+        _compare(partial(draft_ngrams, pool, lookup), torch.float32, 0.0)
+    lookup = replace(lookup, count=4, shortest=2, longest=12)
+    drafts = draft_ngrams(pool, lookup).tolist()
     assert drafts[1] == [(1210 + ahead) % 7 for ahead in range(1, 5)]
     assert drafts[2] == [600] * 4, "what never occurred is repeated"
 

@@ -15,7 +15,7 @@ import msgspec
 import numpy as np
 import torch
 
-from kernels import draft_ngrams
+from kernels import NgramLookup, draft_ngrams
 from worker.plan.plan import DraftRow, Plan, Row
 from worker.rank.sampling.sampler import SamplerOutput
 from worker.rank.speculation.base import Proposer
@@ -116,17 +116,15 @@ class DeviceDrafter(Drafter):
         most = placement.most_tokens - 1
         if most:
             shortest, longest = self._sizes
-            placement.write(
-                draft_ngrams(
-                    tables.token_pool,
-                    slots,
-                    newest,
-                    count=most,
-                    shortest=shortest,
-                    longest=longest,
-                    num_tokens=int(host[3].max()) + 1,
-                )
+            lookup = NgramLookup(
+                slots=slots,
+                newest=newest,
+                count=most,
+                shortest=shortest,
+                longest=longest,
+                num_tokens=int(host[3].max()) + 1,
             )
+            placement.write(draft_ngrams(tables.token_pool, lookup))
         return placement.expecting()
 
     def _bring_home(self) -> None:
