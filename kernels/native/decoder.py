@@ -67,7 +67,7 @@ class ModelTensors:
     final_norm: torch.Tensor
     num_layers: int
     intermediate_size: int
-    """On this rank."""
+    """Columns of the gate on this rank."""
     block_size: int = 1
     """Positions of one block, counted from 0, see each other; 1 is causal. Rows of a step must then
     end where blocks end."""

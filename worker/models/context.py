@@ -22,7 +22,7 @@ class ForwardContext:
     """The step's caches and planned attention. Tokens of decode rows come first."""
 
     kv_caches: tuple[KVCache, ...]
-    """By layer."""
+    """Each layer's."""
     slot_mapping: torch.Tensor
     """[T] int64: where each token's key and value go, page * page_size + offset."""
     num_decode_tokens: int

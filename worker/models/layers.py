@@ -172,7 +172,7 @@ class GatedMLP:
         bias = config.mlp_bias
         size = size or config.intermediate_size
         self.size = divide(size, options.group.world_size, "the intermediate size")
-        """On this rank."""
+        """Columns of the gate on this rank."""
         self.gate_up = ColumnParallelLinear(
             config.hidden_size,
             (divided_part("gate_proj", size, options), divided_part("up_proj", size, options)),

@@ -14,7 +14,7 @@ class MoeConfig:
     num_chosen: int
     """Experts of each token."""
     intermediate_size: int
-    """Of an expert."""
+    """Columns of an expert's gate."""
     dense_layers: frozenset[int]
     """Layers with a single MLP; only ever asked for membership."""
     normalize: bool
@@ -27,13 +27,13 @@ class MoeConfig:
     num_chosen_groups: int = 1
     """Experts are chosen from these groups only, those with the largest sums of two best scores."""
     scale: float = 1.0
-    """Multiplies the weights."""
+    """Factor of the weights."""
     shared_size: int = 0
-    """Of an MLP that every token takes besides; 0 for none."""
+    """Columns of the gate of an MLP that every token takes besides; 0 for none."""
 
 
 def parse_qwen3_moe(raw: dict[str, Any]) -> MoeConfig:
-    """Of Qwen3-MoE, whose keys SDAR-MoE shares."""
+    """The experts of Qwen3-MoE, whose keys SDAR-MoE shares."""
     step = int(raw.get("decoder_sparse_step", 1))
     dense = frozenset(
         layer
@@ -52,7 +52,7 @@ def parse_qwen3_moe(raw: dict[str, Any]) -> MoeConfig:
 
 
 def parse_llada2_moe(raw: dict[str, Any]) -> MoeConfig:
-    """Of LLaDA 2, whose router is that of Ling 2."""
+    """The experts of LLaDA 2, whose router is that of Ling 2."""
     size = int(raw["moe_intermediate_size"])
     return _checked(
         MoeConfig(
