@@ -19,8 +19,7 @@ from router.metrics.collector import GatewayCollector, Source
 from router.metrics.http import HttpStats
 from router.serving import ServedModel, SettingsStore
 from router.tokens.defaults import assumed_limits, load_sampling_defaults
-from router.tokens.encoder import PromptEncoder
-from router.tokens.parity import ParityCheck
+from router.tokens.encoder import ParityCheck, PromptEncoder
 from router.tokens.pool import WorkPool
 from worker.wire.exposition import OPENMETRICS, content_type_for, render
 from worker.wire.retry import StartReport, until_started

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
+from typing import Literal
 
 from starlette.requests import Request
 from starlette.types import Scope
@@ -13,6 +15,9 @@ from router.serving import ServedModel
 from worker.wire.messages import DEFAULT_PRIORITY
 
 _IN_SCOPE = "rayfleet.account"
+
+Owner = Literal["auto", "none", "key", "user"]
+"""What makes requests those of one tenant; auto is key where there are several of them."""
 
 
 class Account:
@@ -98,6 +103,20 @@ class Account:
             raise ApiError(
                 403, "this API key may not ask for an SLO", param="slo", code="slo_not_allowed"
             )
+
+    def tenant(self, user: str | None, by: Owner) -> str:
+        """A short name for the API key, or for the key and the request's `user`; empty for none.
+
+        Keys are not to travel to workers, nor to appear in logs: it is the name that the key was
+        given, or a digest.
+        """
+        if by == "none" or (by == "auto" and self.num_keys < 2):
+            return ""
+        if by != "user":
+            return self.name
+        # Lengths keep ("ab", "c") and ("a", "bc") apart.
+        text = "".join(f"{len(part)}:{part}" for part in (self.name, user or ""))
+        return hashlib.sha256(text.encode()).hexdigest()[:16]
 
     def spend_prompt(self, num_tokens: int) -> None:
         """Its prompts are with a worker."""

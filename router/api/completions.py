@@ -26,7 +26,6 @@ from router.api.protocol import (
 )
 from router.api.readers import Readers
 from router.api.response import GenerationResponse
-from router.api.tenant import tenant_of
 from router.api.writer import ChatWriter, Extras, ResponseWriter, TextWriter
 from router.errors import bad_request
 from router.fleet import Feasibility, PromptBlocks
@@ -97,7 +96,7 @@ class CompletionRoutes:
             owner=account.name,
             num_bytes=len(payload),
             cache_salt=asked.cache_salt,
-            tenant=tenant_of(account, body.user, self._gateway.config.cache_isolation),
+            tenant=account.tenant(body.user, self._gateway.config.cache_isolation),
             session=body.prompt_cache_key or "",
             add_generation_prompt=body.add_generation_prompt is not False,
             chat_template_kwargs=arguments,
@@ -138,7 +137,7 @@ class CompletionRoutes:
             asked.feasibility,
             owner=account.name,
             cache_salt=asked.cache_salt,
-            tenant=tenant_of(account, body.user, self._gateway.config.cache_isolation),
+            tenant=account.tenant(body.user, self._gateway.config.cache_isolation),
             session=body.prompt_cache_key or "",
             add_special_tokens=body.add_special_tokens is not False,
         )
@@ -177,16 +176,15 @@ class CompletionRoutes:
         if echo and prompt_logprobs is None:
             prompt_logprobs = logprobs  # what is echoed is reported like what is generated
         options = params.stream_options(body)
-        cache_salt = params.cache_salt(body)
-        priority = account.priority(params.priority(body))
+        priority = account.priority(body.priority)
         slo = None if body.slo is None or body.slo.is_empty else body.slo
         account.check_slo(slo is not None)
         sampling = params.sampling_params(
             body,
-            max_tokens,
             model.defaults,
             names=names,
             vocab_size=model.vocab_size,
+            max_tokens=max_tokens,
             logprobs=logprobs,
             prompt_logprobs=prompt_logprobs,
         )
@@ -198,7 +196,7 @@ class CompletionRoutes:
         return _Asked(
             model=model,
             feasibility=feasibility,
-            cache_salt=cache_salt,
+            cache_salt=body.cache_salt or "",
             priority=priority,
             slo=slo,
             options=options,
@@ -230,7 +228,7 @@ class CompletionRoutes:
                 stream=bool(body.stream),
                 priority=asked.priority,
                 slo=asked.slo,
-                tenant=tenant_of(account, body.user, self._gateway.config.fairness_key),
+                tenant=account.tenant(body.user, self._gateway.config.fairness_key),
                 arrived_at=arrived_at,
                 span=self._span(request, model, arrived_at),
             )

@@ -11,22 +11,15 @@ from router.api.protocol import ChatRequest, CommonRequest, CompletionRequest, S
 from router.api.structured import structured_outputs
 from router.errors import bad_request
 from worker.wire.diffusion import DiffusionParams
-from worker.wire.sampling import MAX_LOGPROBS, InvalidParameter, SamplingParams
+from worker.wire.sampling import InvalidParameter, SamplingParams
 
-MAX_CHOICES = 128
 MAX_COMPLETIONS = 2048
 """Prompts of one request times its n."""
 MAX_ENTRIES = 2**20
 """Texts and tokens in the parameters of one request, times its completions: the engine keeps some
 of them per completion, a million in a tenth of a second and 50 MB."""
-MAX_STOP_STRINGS = 128
 MAX_STOP_CHARACTERS = 8192
-"""Of all stop strings together; each choice follows each of them through its text."""
-MAX_STOP_TOKENS = 1024
-MAX_BAD_WORDS = 256
-MAX_BIASED_TOKENS = 1024
-MAX_TOKEN_DIGITS = 10
-MAX_CACHE_SALT = 1024
+"""Of all stop strings together, which each choice looks for in its text; so of all bad words."""
 DEFAULT_COMPLETION_TOKENS = 16
 RESERVED_TEMPLATE_NAMES = (
     "messages",
@@ -36,56 +29,55 @@ RESERVED_TEMPLATE_NAMES = (
     "tokenize",
     "self",
 )
+_MADE_HERE = frozenset(
+    ("max_tokens", "logprobs", "prompt_logprobs", "structured_outputs", "diffusion")
+)
+_PASSED_ON = tuple(
+    name
+    for name in SamplingParams.__struct_fields__
+    if name in CommonRequest.__struct_fields__ and name not in _MADE_HERE
+)
+"""Fields that a body has as the worker gets them."""
 ROLES = ("system", "developer", "user", "assistant", "tool", "function")
 
 
 def sampling_params(
     request: CommonRequest,
-    max_tokens: int | None,
     defaults: Mapping[str, Any],
     *,
     names: Mapping[str, str],
     vocab_size: int,
-    logprobs: int | None = None,
-    prompt_logprobs: int | None = None,
+    max_tokens: int | None,
+    logprobs: int | None,
+    prompt_logprobs: int | None,
 ) -> SamplingParams:
     """Sampling parameters; what the client left open comes from `defaults`, then from vLLM's.
 
-    `names` has the client's names of what is called otherwise here, see `client_names`.
+    Args:
+        request: whose fields become those of the same names.
+        defaults: values by field of SamplingParams.
+        names: the client's names of what is called otherwise here, see `client_names`.
+        vocab_size: tokens that there are.
+        max_tokens: of a completion; None for as many as the model's length leaves.
+        logprobs: likeliest tokens to report beside each; None for no log-probabilities.
+        prompt_logprobs: the same for the prompt.
 
     Raises:
         ApiError: 400 that names the field and its range.
     """
-    given = {
-        "temperature": request.temperature,
-        "top_p": request.top_p,
-        "top_k": request.top_k,
-        "min_p": request.min_p,
-        "min_tokens": request.min_tokens,
-        "frequency_penalty": request.frequency_penalty,
-        "presence_penalty": request.presence_penalty,
-        "repetition_penalty": request.repetition_penalty,
-    }
+    given = {name: getattr(request, name) for name in _PASSED_ON}
     values = {**defaults, **{name: value for name, value in given.items() if value is not None}}
-    n = 1 if request.n is None else request.n
-    if n > MAX_CHOICES:
-        raise bad_request(f"n must be at most {MAX_CHOICES}, got {n}", "n")
+    _refuse_long("stop", [request.stop] if isinstance(request.stop, str) else request.stop)
+    _refuse_long("bad_words", request.bad_words)
+    _refuse_many_allowed(request, vocab_size)
     try:
         return SamplingParams(
-            n=n,
-            seed=request.seed,
             max_tokens=max_tokens,
-            stop=_stop_strings(request),
-            stop_token_ids=_stop_tokens(request),
-            ignore_eos=bool(request.ignore_eos),
-            include_stop_str_in_output=bool(request.include_stop_str_in_output),
-            skip_special_tokens=request.skip_special_tokens is not False,
-            logit_bias=_logit_bias(request),
-            bad_words=_bad_words(request),
-            allowed_token_ids=_allowed_tokens(request, vocab_size),
             logprobs=logprobs,
             prompt_logprobs=prompt_logprobs,
-            structured_outputs=structured_outputs(request),
+            structured_outputs=structured_outputs(
+                request.response_format, request.structured_outputs
+            ),
             diffusion=_diffusion(request),
             **values,
         )
@@ -123,12 +115,7 @@ def chat_logprobs(request: ChatRequest) -> int | None:
         if request.top_logprobs:
             raise bad_request("top_logprobs is only allowed with logprobs", "top_logprobs")
         return None
-    num_top = request.top_logprobs or 0
-    if not 0 <= num_top <= MAX_LOGPROBS:
-        raise bad_request(
-            f"top_logprobs must be in [0, {MAX_LOGPROBS}], got {num_top}", "top_logprobs"
-        )
-    return num_top
+    return request.top_logprobs or 0
 
 
 def prompt_logprobs(request: CommonRequest) -> int | None:
@@ -155,25 +142,6 @@ def check_num_completions(num_prompts: int, sampling: SamplingParams) -> None:
             f"request: at most {MAX_ENTRIES} of them, counted once per completion",
             field,
         )
-
-
-def cache_salt(request: CommonRequest) -> str:
-    """Empty for none. Raises ApiError where it is too long."""
-    value = request.cache_salt or ""
-    if len(value) > MAX_CACHE_SALT:
-        raise bad_request(
-            f"cache_salt must have at most {MAX_CACHE_SALT} characters, got {len(value)}",
-            "cache_salt",
-        )
-    return value
-
-
-def priority(request: CommonRequest) -> int | None:
-    """0 to 9, None for the default. Raises ApiError outside of that."""
-    value = request.priority
-    if value is not None and not 0 <= value <= 9:
-        raise bad_request(f"priority must be in [0, 9], got {value}", "priority")
-    return value
 
 
 def stream_options(request: CommonRequest) -> StreamOptions | None:
@@ -219,66 +187,23 @@ def completion_prompts(prompt: str | list[Any]) -> list[str | list[int]]:
     )
 
 
-def _stop_strings(request: CommonRequest) -> tuple[str, ...]:
-    stop = (request.stop,) if isinstance(request.stop, str) else tuple(request.stop or ())
-    if len(stop) > MAX_STOP_STRINGS:
-        raise bad_request(f"stop holds {len(stop)} strings, at most {MAX_STOP_STRINGS}", "stop")
-    num_characters = sum(map(len, stop))
+def _refuse_long(name: str, texts: Sequence[str] | None) -> None:
+    num_characters = sum(map(len, texts or ()))
     if num_characters > MAX_STOP_CHARACTERS:
         raise bad_request(
-            f"stop strings have {num_characters} characters together, at most "
+            f"the texts in {name} have {num_characters} characters together, at most "
             f"{MAX_STOP_CHARACTERS}",
-            "stop",
+            name,
         )
-    return stop
 
 
-def _stop_tokens(request: CommonRequest) -> tuple[int, ...]:
-    token_ids = tuple(request.stop_token_ids or ())
-    if len(token_ids) > MAX_STOP_TOKENS:
+def _refuse_many_allowed(request: CommonRequest, vocab_size: int) -> None:
+    number = len(request.allowed_token_ids or ())
+    if number > vocab_size:
         raise bad_request(
-            f"stop_token_ids holds {len(token_ids)} tokens, at most {MAX_STOP_TOKENS}",
-            "stop_token_ids",
-        )
-    return token_ids
-
-
-def _logit_bias(request: CommonRequest) -> dict[int, float] | None:
-    given = request.logit_bias or {}
-    if len(given) > MAX_BIASED_TOKENS:
-        raise bad_request(
-            f"logit_bias holds {len(given)} tokens, at most {MAX_BIASED_TOKENS}", "logit_bias"
-        )
-    biases = {}
-    for token, bias in given.items():
-        if not (token.isascii() and token.isdecimal() and len(token) <= MAX_TOKEN_DIGITS):
-            raise bad_request(f"logit_bias has {token!r} in place of a token id", "logit_bias")
-        biases[int(token)] = bias
-    return biases or None
-
-
-def _bad_words(request: CommonRequest) -> tuple[str, ...]:
-    words = tuple(request.bad_words or ())
-    num_characters = sum(map(len, words))
-    if len(words) > MAX_BAD_WORDS or num_characters > MAX_STOP_CHARACTERS:
-        raise bad_request(
-            f"bad_words holds {len(words)} texts of {num_characters} characters, at most "
-            f"{MAX_BAD_WORDS} of {MAX_STOP_CHARACTERS} together",
-            "bad_words",
-        )
-    return words
-
-
-def _allowed_tokens(request: CommonRequest, vocab_size: int) -> tuple[int, ...] | None:
-    token_ids = request.allowed_token_ids
-    if token_ids is None:
-        return None
-    if len(token_ids) > vocab_size:
-        raise bad_request(
-            f"allowed_token_ids holds {len(token_ids)} tokens, the vocabulary {vocab_size}",
+            f"allowed_token_ids holds {number} tokens, the vocabulary {vocab_size}",
             "allowed_token_ids",
         )
-    return tuple(token_ids)
 
 
 def _diffusion(request: CommonRequest) -> DiffusionParams | None:

@@ -3,14 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeVar
 
 import msgspec
+from msgspec import Meta
 
 from router.api.structured import refuse_large_grammars
 from router.api.values import refuse_many_values
 from router.errors import bad_request
+from worker.wire.sampling import MAX_LOGPROBS, MAX_TOKEN_ID
 from worker.wire.slo import Slo
+
+MAX_CHOICES = 128
+MAX_STOP_STRINGS = 128
+MAX_STOP_TOKENS = 1024
+MAX_BAD_WORDS = 256
+MAX_BIASED_TOKENS = 1024
+MAX_CACHE_SALT = 1024
+"""Characters."""
+
+TokenId = Annotated[int, Meta(ge=0, le=MAX_TOKEN_ID)]
 
 
 class StreamOptions(msgspec.Struct, frozen=True):
@@ -23,36 +35,39 @@ class StreamOptions(msgspec.Struct, frozen=True):
 
 
 class CommonRequest(msgspec.Struct, kw_only=True, frozen=True):
-    """Fields of both completion routes. None means the default, as many clients send it."""
+    """Fields of both completion routes. None means the default, as many clients send it.
+
+    Fields that have the name of one of SamplingParams become that one, whose bounds are checked
+    there; the bounds here are the gateway's own.
+    """
 
     model: str | None = None
     stream: bool | None = False
     stream_options: StreamOptions | None = None
-    n: int | None = None
+    n: Annotated[int, Meta(le=MAX_CHOICES)] | None = None
     max_tokens: int | None = None
     temperature: float | None = None
     top_p: float | None = None
     seed: int | None = None
-    stop: str | list[str] | None = None
+    stop: str | Annotated[list[str], Meta(max_length=MAX_STOP_STRINGS)] | None = None
     top_k: int | None = None
     min_p: float | None = None
     min_tokens: int | None = None
     frequency_penalty: float | None = None
     presence_penalty: float | None = None
     repetition_penalty: float | None = None
-    logit_bias: dict[str, float] | None = None
-    """By token id, which JSON spells as a string."""
-    bad_words: list[str] | None = None
+    logit_bias: Annotated[dict[TokenId, float], Meta(max_length=MAX_BIASED_TOKENS)] | None = None
+    bad_words: Annotated[list[str], Meta(max_length=MAX_BAD_WORDS)] | None = None
     allowed_token_ids: list[int] | None = None
     prompt_logprobs: int | None = None
-    stop_token_ids: list[int] | None = None
+    stop_token_ids: Annotated[list[int], Meta(max_length=MAX_STOP_TOKENS)] | None = None
     ignore_eos: bool | None = False
     include_stop_str_in_output: bool | None = False
     skip_special_tokens: bool | None = True
-    cache_salt: str | None = None
+    cache_salt: Annotated[str, Meta(max_length=MAX_CACHE_SALT)] | None = None
     prompt_cache_key: str | None = None
     """Name of the conversation, for policies that keep one together."""
-    priority: int | None = None
+    priority: Annotated[int, Meta(ge=0, le=9)] | None = None
     slo: Slo | None = None
     user: str | None = None
     return_token_ids: bool | None = False
@@ -68,7 +83,7 @@ class ChatRequest(CommonRequest, kw_only=True, frozen=True):
     messages: list[dict[str, Any]]
     max_completion_tokens: int | None = None
     logprobs: bool | None = False
-    top_logprobs: int | None = None
+    top_logprobs: Annotated[int, Meta(ge=0, le=MAX_LOGPROBS)] | None = None
     add_generation_prompt: bool | None = True
     chat_template_kwargs: dict[str, Any] | None = None
 
@@ -105,7 +120,7 @@ def parse_body(body: bytes, kind: type[Body]) -> Body:
         raise bad_request("the body must be a JSON object")
     _refuse_unsupported(fields, kind.__struct_fields__)
     try:
-        return msgspec.convert(fields, kind)
+        return msgspec.convert(fields, kind, str_keys=True)
     except (msgspec.ValidationError, OverflowError) as error:
         raise bad_request(*_explain(fields, kind, error)) from error
 
@@ -165,7 +180,7 @@ def _explain(
                 return f"{name} is missing", name
             continue
         try:
-            msgspec.convert(fields[name], field.type)
+            msgspec.convert(fields[name], field.type, str_keys=True)
         except msgspec.ValidationError as problem:
             # For the reader alone: where in the field's value it is comes last.
             what, _, where = str(problem).partition(" - at `$")

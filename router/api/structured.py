@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from typing import Any
 
 import msgspec
 
@@ -13,28 +13,20 @@ _FIELDS = ("response_format", "structured_outputs")
 _FORMATS = ("text", "json_object", "json_schema", "structural_tag")
 
 
-class StructuredRequest(Protocol):
-    """The two fields of a request's body."""
+def structured_outputs(
+    response_format: dict[str, Any] | None, extra: dict[str, Any] | None
+) -> StructuredOutputsParams | None:
+    """The form that two fields of a body ask for; None where any text will do.
 
-    @property
-    def response_format(self) -> dict[str, Any] | None:
-        """OpenAI's."""
-        ...
+    Args:
+        response_format: OpenAI's field.
+        extra: vLLM's `structured_outputs`.
 
-    @property
-    def structured_outputs(self) -> dict[str, Any] | None:
-        """vLLM's."""
-        ...
-
-
-def structured_outputs(request: StructuredRequest) -> StructuredOutputsParams | None:
-    """None where any text will do. Raises ApiError."""
-    by_format = _of_format(request.response_format)
-    given = {
-        name: value
-        for name, value in (request.structured_outputs or {}).items()
-        if value is not None
-    }
+    Raises:
+        ApiError: 400, one is wrong, or there are both.
+    """
+    by_format = _of_format(response_format)
+    given = {name: value for name, value in (extra or {}).items() if value is not None}
     if not given:
         return by_format
     if by_format is not None:
@@ -98,4 +90,4 @@ def _convert(given: dict[str, Any], field: str) -> StructuredOutputsParams:
     try:
         return msgspec.convert(given, StructuredOutputsParams)
     except (ValueError, TypeError, RecursionError) as error:
-        raise bad_request(f"{field}: {error}".replace(f"{field}: {field}", field), field) from error
+        raise bad_request(f"{field}: {error}", field) from error

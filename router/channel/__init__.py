@@ -2,8 +2,13 @@
 
 from router.channel.channel import WorkerChannel
 from router.channel.link import WorkerLink
-from router.channel.receiver import ChannelListener, Receiver, Refused, WorkerUnreachable
-from router.channel.transport import WorkerTransport
+from router.channel.protocols import (
+    ChannelListener,
+    Receiver,
+    Refused,
+    WorkerTransport,
+    WorkerUnreachable,
+)
 
 __all__ = [
     "ChannelListener",

@@ -18,9 +18,14 @@ from collections.abc import Collection
 import msgspec
 
 from router.channel.outbox import Outbox
-from router.channel.receiver import ChannelListener, Receiver, Refused, WorkerUnreachable
+from router.channel.protocols import (
+    ChannelListener,
+    Receiver,
+    Refused,
+    WorkerTransport,
+    WorkerUnreachable,
+)
 from router.channel.silence import TICK_S, Silence
-from router.channel.transport import WorkerTransport
 from worker.wire.admission import AdmissionChange
 from worker.wire.messages import (
     PROTOCOL_VERSION,

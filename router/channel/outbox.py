@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections import OrderedDict
 from collections.abc import Callable
 from typing import Protocol
 
 import msgspec
+from cachetools import LRUCache
 
-from router.channel.transport import WorkerTransport
+from router.channel.protocols import WorkerTransport
 from worker.wire.admission import AdmissionChange
 from worker.wire.messages import Abort, Submit, SubmitBatch, SubmitReply
 from worker.wire.packing import packed
@@ -66,7 +66,7 @@ class Outbox:
         """Calls with submits of one grammar, which the worker may have to compile."""
         self._followers: dict[StructuredOutputsParams, dict[str, Submit]] = {}
         """By grammar that is on its way to the worker: further submits that need it."""
-        self._known_grammars: OrderedDict[int, None] = OrderedDict()
+        self._known_grammars: LRUCache[int, None] = LRUCache(MAX_KNOWN_GRAMMARS)
         """Hashes of those that the worker has compiled lately: their texts may be large. Were two
         the same, a batch would wait while the worker compiles."""
         self._encoder = msgspec.msgpack.Encoder()
@@ -188,15 +188,10 @@ class Outbox:
             if followers:
                 self._call_alone(list(followers.values()), params)
         else:
-            self._learn(params)
+            # From now on the worker answers at once where a submit needs this grammar.
+            self._known_grammars[hash(params)] = None
             self._submits.update(followers)
             self._kick()
-
-    def _learn(self, params: StructuredOutputsParams) -> None:
-        """From now on the worker answers at once where a submit needs this grammar."""
-        self._known_grammars[hash(params)] = None
-        if len(self._known_grammars) > MAX_KNOWN_GRAMMARS:
-            self._known_grammars.popitem(last=False)
 
     async def _send(self, payload: bytes) -> SubmitReply:
         async with asyncio.timeout(SUBMIT_TIMEOUT_S):

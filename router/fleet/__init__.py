@@ -4,7 +4,7 @@ from router.fleet.base import Decision, RoutingPolicy
 from router.fleet.batch_window import BatchWindow
 from router.fleet.blocks import BlockKey, PromptBlocks
 from router.fleet.explain import Explanation
-from router.fleet.feasibility import Feasibility
+from router.fleet.feasibility import Feasibility, RefusedGrammars
 from router.fleet.fleet import Choice, Fleet
 from router.fleet.index import PrefixIndex
 from router.fleet.memo import HashMemo
@@ -24,6 +24,7 @@ __all__ = [
     "HashMemo",
     "PrefixIndex",
     "PromptBlocks",
+    "RefusedGrammars",
     "RequestView",
     "RoutingPolicy",
     "WorkerState",

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 
+from cachetools import LRUCache
+
 from router.fleet.blocks import PromptBlocks
 from worker.wire.limits import (
     Limits,
@@ -14,6 +16,10 @@ from worker.wire.limits import (
     token_problem,
 )
 from worker.wire.sampling import SamplingParams
+from worker.wire.structured import StructuredOutputsParams
+
+_MAX_GRAMMARS = 1024
+"""Messages have 1 KiB at most (worker.core.grammar.base), so all of them 1 MiB."""
 
 
 class Feasibility:
@@ -92,3 +98,28 @@ class Feasibility:
             return None
         first = found[0]
         return first._replace(param=self._names.get(first.param, first.param))
+
+
+class RefusedGrammars:
+    """Grammars that workers have refused for good, until a worker joins that may know better.
+
+    Whoever sends such a grammar again gets the message before anything is booked, and costs no
+    worker anything. Grammars are kept by their hashes: their texts may be large.
+    """
+
+    def __init__(self) -> None:
+        self._messages: LRUCache[int, str] = LRUCache(_MAX_GRAMMARS)
+
+    def add(self, params: StructuredOutputsParams, message: str) -> None:
+        """A worker refuses a grammar with this message, and would refuse it again."""
+        self._messages[hash(params)] = message
+
+    def find(self, params: StructuredOutputsParams | None) -> str | None:
+        """Why a grammar was refused; None where nothing is known against it."""
+        if params is None or not self._messages:
+            return None
+        return self._messages.get(hash(params))
+
+    def clear(self) -> None:
+        """A worker has come, perhaps with another backend or vocabulary."""
+        self._messages.clear()

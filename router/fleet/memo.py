@@ -6,6 +6,7 @@ import threading
 from typing import Any
 
 import numpy as np
+from cachetools import LRUCache
 from xxhash import xxh3_64_intdigest
 
 from worker.wire.blocks import TOKEN_BYTES, BlockHashes, block_hash_array
@@ -24,9 +25,8 @@ class HashMemo:
     """
 
     def __init__(self, max_pieces: int = _MAX_PIECES) -> None:
-        self._max_pieces = max_pieces
-        self._pieces: dict[tuple[int, int], BlockHashes] = {}
-        """By page size and digest; the least recently used first."""
+        self._pieces: LRUCache[tuple[int, int], BlockHashes] = LRUCache(max_pieces)
+        """By page size and digest."""
         self._lock = threading.Lock()
 
     def hashes(self, token_ids: bytes, page_size: int, root: int) -> BlockHashes:
@@ -43,27 +43,19 @@ class HashMemo:
             digest: Any = xxh3_64_intdigest(view[start : start + width], name)
             name = int(digest)
             names.append((page_size, name))
-            if len(known) + 1 == len(names) and (piece := self._recall(names[-1])) is not None:
+        with self._lock:
+            for one in names:
+                piece = self._pieces.get(one)
+                if piece is None:
+                    break
                 known.append(piece)
         start = len(known) * width
         parent = known[-1].item(_PIECE - 1) if known else root
         if start < len(token_ids):
             rest = block_hash_array(view[start:], page_size, parent)
-            for place in range(len(known), len(names)):
-                begin = (place - (start // width)) * _PIECE
-                self._remember(names[place], rest[begin : begin + _PIECE].copy())
+            with self._lock:
+                for place, one in enumerate(names[len(known) :]):
+                    # A copy, or the piece would keep all of the prompt's hashes.
+                    self._pieces[one] = rest[place * _PIECE : (place + 1) * _PIECE].copy()
             known.append(rest)
         return np.concatenate(known)
-
-    def _recall(self, name: tuple[int, int]) -> BlockHashes | None:
-        with self._lock:
-            piece = self._pieces.pop(name, None)
-            if piece is not None:
-                self._pieces[name] = piece
-            return piece
-
-    def _remember(self, name: tuple[int, int], piece: BlockHashes) -> None:
-        with self._lock:
-            self._pieces[name] = piece
-            if len(self._pieces) > self._max_pieces:
-                del self._pieces[next(iter(self._pieces))]

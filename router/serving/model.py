@@ -14,7 +14,7 @@ from router.channel import Refused, WorkerChannel, WorkerTransport, WorkerUnreac
 from router.config import ModelRoute
 from router.errors import ApiError, bad_request, no_worker, rejected
 from router.explain import DecisionLog
-from router.fleet import BatchWindow, Choice, Fleet
+from router.fleet import BatchWindow, Choice, Fleet, RefusedGrammars
 from router.metrics.stats import ModelStats, WorkerTarget
 from router.serving.account import count_choice, decision_line
 from router.serving.admission import AdmissionRules, SettingsStore
@@ -24,7 +24,6 @@ from router.serving.isolation import Isolation
 from router.serving.load import LoadMeter
 from router.serving.mailbox import Mailbox
 from router.serving.pending_workers import PendingWorkers
-from router.serving.refused_grammars import RefusedGrammars
 from router.serving.resumption import Resumption
 from router.tokens.encoder import PromptEncoder
 from worker.wire.admission import AdmissionChange

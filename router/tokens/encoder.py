@@ -15,8 +15,10 @@ from router.tokens.pool import WorkPool
 from worker.wire.bad_words import with_bad_words
 from worker.wire.blocks import cache_scope
 from worker.wire.limits import Limits
+from worker.wire.messages import EngineInfo, TokenizerFingerprint
 from worker.wire.sampling import SamplingParams
 from worker.wire.tokenizer import Tokenizer
+from worker.wire.tokenizer_fingerprint import difference, fingerprint
 
 T = TypeVar("T")
 
@@ -204,6 +206,27 @@ class PromptEncoder:
         if size <= _SHORT:
             return work()
         return await self._pool.run(work, size=max(size, at_least), owner=owner)
+
+
+class ParityCheck:
+    """Refuses workers whose prompts would not be this gateway's, by their tokenizers' fingerprints.
+
+    Args:
+        tokenizer: of the model, as this gateway loaded it.
+    """
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        self._known: dict[tuple[int, str], TokenizerFingerprint] = {}
+
+    def __call__(self, info: EngineInfo) -> str | None:
+        """What differs; None if nothing does, or the worker has no tokenizer to tell."""
+        if info.tokenizer_fingerprint is None:
+            return None
+        key = (info.page_size, info.block_hash_salt)
+        if key not in self._known:
+            self._known[key] = fingerprint(self._tokenizer, *key)
+        return difference(self._known[key], info.tokenizer_fingerprint)
 
 
 def num_characters(data: Any, *, per_value: int = 0, enough: float = inf) -> int:

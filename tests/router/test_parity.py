@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from router.tokens.parity import ParityCheck
+from router.tokens.encoder import ParityCheck
 from worker.wire.tokenizer import Tokenizer, load_tokenizer
 from worker.wire.tokenizer_fingerprint import fingerprint
 

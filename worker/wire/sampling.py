@@ -11,7 +11,7 @@ import msgspec
 from worker.wire.diffusion import DiffusionParams
 from worker.wire.structured import StructuredOutputsParams
 
-_INT32_MAX = 2**31 - 1
+MAX_TOKEN_ID = _INT32_MAX = 2**31 - 1
 """Bound of everything that counts or names tokens: ranks keep such values in fixed-size columns."""
 
 MAX_LOGPROBS = 20

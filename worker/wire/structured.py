@@ -51,19 +51,14 @@ class StructuredOutputsParams(msgspec.Struct, frozen=True, kw_only=True, omit_de
         if self.choice is not None:
             msgspec.structs.force_setattr(self, "choice", tuple(self.choice))
             if not self.choice or not all(self.choice):
-                raise ValueError("structured_outputs: choice must hold texts, none of them empty")
+                raise ValueError("choice must hold texts, none of them empty")
         given = [kind for kind in KINDS if getattr(self, kind) not in (None, False)]
         if len(given) != 1:
             found = "none" if not given else " and ".join(given)
-            raise ValueError(
-                f"structured_outputs must have exactly one of {', '.join(KINDS)}, got {found}"
-            )
+            raise ValueError(f"exactly one of {', '.join(KINDS)} must be given, got {found}")
         size = len(self.text.encode())
         if size > MAX_GRAMMAR_BYTES:
-            raise ValueError(
-                f"structured_outputs: {self.kind} has {size} bytes, at most {MAX_GRAMMAR_BYTES} "
-                "are taken"
-            )
+            raise ValueError(f"{self.kind} has {size} bytes, at most {MAX_GRAMMAR_BYTES} are taken")
 
     @property
     def kind(self) -> GrammarKind:

@@ -8,13 +8,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from router.api.body import MAX_BODY_BYTES
-from router.api.params import (
+from router.api.params import MAX_COMPLETIONS, MAX_ENTRIES, MAX_STOP_CHARACTERS
+from router.api.protocol import (
     MAX_BAD_WORDS,
     MAX_BIASED_TOKENS,
     MAX_CHOICES,
-    MAX_COMPLETIONS,
-    MAX_ENTRIES,
-    MAX_STOP_CHARACTERS,
     MAX_STOP_STRINGS,
     MAX_STOP_TOKENS,
 )
