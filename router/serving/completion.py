@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from typing import Protocol
 
 import msgspec
 
@@ -45,6 +45,22 @@ class CompletionSpec(msgspec.Struct, frozen=True, kw_only=True):
     """See Submit."""
 
 
+class CompletionOwner(Protocol):
+    """Is notified of what becomes of a completion."""
+
+    def begun(self, completion: Completion) -> None:
+        """A worker's reports show a token of it for the first time, in each attempt."""
+        ...
+
+    def lost(self, completion: Completion, reason: str) -> None:
+        """Its worker is gone: the owner has it continue elsewhere, or ends it."""
+        ...
+
+    def ended(self, completion: Completion) -> None:
+        """It has ended, in whatever way. Called once."""
+        ...
+
+
 class Completion:
     """A channel's receiver: turns token deltas into text that the response takes.
 
@@ -58,10 +74,7 @@ class Completion:
         stream: whether tokens are news, or only the end.
         stats: where times and tokens are counted.
         now: time of the request's arrival, on the event loop's clock.
-        on_end: called once, when the completion has ended in whatever way.
-        on_first: called when a worker's reports first show the request, for each attempt.
-        on_loss: called when its worker is gone, with the reason; somebody is then to see to it that
-            it continues, or to end it.
+        owner: notified of its first tokens, losses and end.
     """
 
     __slots__ = (
@@ -77,9 +90,7 @@ class Completion:
         "_logprobs_taken",
         "_mailbox",
         "_new_text",
-        "_on_end",
-        "_on_first",
-        "_on_loss",
+        "_owner",
         "_stats",
         "_stream",
         "_submitted_at",
@@ -117,9 +128,7 @@ class Completion:
         stream: bool,
         stats: ModelStats,
         now: float,
-        on_first: Callable[[Completion], None],
-        on_loss: Callable[[Completion, str], None],
-        on_end: Callable[[Completion], None],
+        owner: CompletionOwner,
     ) -> None:
         self.spec = spec
         self.attempt = 0
@@ -157,9 +166,7 @@ class Completion:
         self._tenant = stats.tenants.of(spec.tenant, now)
         self._tenant.begin(spec.prompt.num_tokens, now)
         self._stream = stream
-        self._on_first = on_first
-        self._on_loss = on_loss
-        self._on_end = on_end
+        self._owner = owner
         self._channel: WorkerChannel | None = None
         self._new_text: list[str] = []
         self._taken = 0
@@ -287,7 +294,7 @@ class Completion:
         if self.finish_reason is None:
             self.num_losses += 1
             self.num_suspected += self._awaited
-            self._on_loss(self, reason)
+            self._owner.lost(self, reason)
 
     def fail(self, message: str) -> None:
         """Ends with an error that the client sees. See Receiver."""
@@ -348,7 +355,7 @@ class Completion:
         self._last_token_at = now
         if self._awaited:
             self._awaited = False
-            self._on_first(self)
+            self._owner.begun(self)
 
     def _abort_worker(self) -> None:
         if self._channel is not None:
@@ -381,4 +388,4 @@ class Completion:
             cached_tokens=self.num_cached_tokens,
             met=None if self.slo is None else self.slo.met,
         )
-        self._on_end(self)
+        self._owner.ended(self)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from router.channel import WorkerChannel
 from router.serving.completion import Completion
@@ -14,6 +14,28 @@ APART_FROM = 2
 PATIENCE_S = 10.0
 """For which a suspect waits for a worker of its own: a busy fleet may have none to spare, and where
 workers really were lost twice for other reasons, this is what it costs its client."""
+
+
+class Changes:
+    """Wakes who waits for a worker whenever one may have become able to take a request."""
+
+    def __init__(self) -> None:
+        self.number = 0
+        """Times that this has happened."""
+        self._event = asyncio.Event()
+
+    def notify(self) -> None:
+        """A worker may have become able to take a request, or none will."""
+        self.number += 1
+        self._event.set()
+        self._event.clear()
+
+    async def wait_until(self, is_over: Callable[[], bool], seconds: float) -> None:
+        """Waits until `is_over`, which is asked again with each change; at most so long."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                while not is_over():
+                    await self._event.wait()
 
 
 class Isolation:
@@ -28,18 +50,19 @@ class Isolation:
     Args:
         max_attempts: losses under suspicion; 1 lets nothing continue after a loss.
         channels: of the workers, by id.
+        changes: notified when a worker may have become free.
     """
 
-    def __init__(self, max_attempts: int, channels: Mapping[str, WorkerChannel]) -> None:
+    def __init__(
+        self, max_attempts: int, channels: Mapping[str, WorkerChannel], changes: Changes
+    ) -> None:
         self._max_attempts = max_attempts
         self._channels = channels
         self._held: dict[str, str] = {}
         """Workers at which a suspect is tried, and its family."""
         self._waits_until: dict[str, float] = {}
         """By family of suspects that have waited for a worker."""
-        self._changed = asyncio.Event()
-        self.num_changes = 0
-        """Times that workers may have become free."""
+        self.changes = changes
 
     def verdict(self, completion: Completion, reason: str) -> str | None:
         """The error for a request that has ended enough workers; None for others."""
@@ -83,10 +106,8 @@ class Isolation:
             return False
         loop = asyncio.get_running_loop()
         until = self._waits_until.setdefault(completion.family, loop.time() + PATIENCE_S)
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout_at(until):
-                while self.num_changes == num_changes:
-                    await self._changed.wait()
+        seconds = until - loop.time()
+        await self.changes.wait_until(lambda: self.changes.number != num_changes, seconds)
         return loop.time() < until and not completion.finished
 
     def leave(self, completion: Completion, worker_id: str) -> None:
@@ -95,18 +116,12 @@ class Isolation:
             del self._held[worker_id]
         if completion.finished and self._waits_until:
             self._waits_until.pop(completion.family, None)
-        self.wake()
+        self.changes.notify()
 
     def forget(self, worker_id: str) -> None:
         """The worker has left."""
         self._held.pop(worker_id, None)
-        self.wake()
-
-    def wake(self) -> None:
-        """Workers may have become free."""
-        self.num_changes += 1
-        self._changed.set()
-        self._changed.clear()
+        self.changes.notify()
 
     def _has_others(self, worker_id: str, family: str) -> bool:
         channel = self._channels.get(worker_id)

@@ -89,8 +89,8 @@ async def test_only_the_one_that_ends_workers_is_given_up(rig, events, moment, n
     await rig.until(lambda: len(rig.attached()) == 2)
     assert (await rig.complete("afterwards")).status_code == 200
     model = rig.gateway.model("stub")
-    assert model._isolation._held == {}
-    assert model._isolation._waits_until == {}
+    assert model._placer._isolation._held == {}
+    assert model._placer._isolation._waits_until == {}
     assert all(not w.reservations for w in model.fleet.workers)
 
 

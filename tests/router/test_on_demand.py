@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from router.config import RoutingConfig
-from router.serving import pending_workers
+from router.serving import placing
 
 
 async def start(rig, *, wait_s: float = 20.0, **options) -> None:
@@ -71,7 +71,7 @@ async def test_a_client_that_leaves_waits_no_more(rig) -> None:
 
 
 async def test_not_more_wait_than_may(rig, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pending_workers, "MAX_WAITING", 1)
+    monkeypatch.setattr(placing, "MAX_WAITING", 1)
     await start(rig)
     work = asyncio.create_task(rig.complete())
     await rig.until(lambda: rig.gateway.model("stub").stats.pending_requests == 1)

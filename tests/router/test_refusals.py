@@ -182,7 +182,7 @@ def estimates(rig: Any) -> dict[str, list[Any]]:
     channels = model._channels.values()
     parts = {
         "fleet": model.fleet,
-        "batch_window": model._batch_window._waiting,
+        "batch_window": model._placer._batch_window._waiting,
         "pieces": (model.encoder._pieces._pieces, model.encoder._pieces._num_bytes),
         "in_flight": [
             (c._in_flight, c._orphaned, c._outbox._submits, c._outbox._aborts) for c in channels
@@ -190,8 +190,8 @@ def estimates(rig: Any) -> dict[str, list[Any]]:
         "grammars": [(c._outbox._known_grammars, c._outbox._followers) for c in channels],
         "stats": {n: getattr(model.stats, n) for n in model.stats.__slots__},
         "load": model.load,
-        "pending_workers": model._pending_workers._num_waiting,
-        "resumption": model._resumption._tasks,
+        "waiting": model._placer._num_waiting,
+        "resuming": model._placer._resuming,
     }
     return {name: list(state_of(part)) for name, part in parts.items()}
 

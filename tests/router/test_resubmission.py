@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from router.config import RoutingConfig
-from router.serving import resumption
+from router.serving import placing
 from tests.support.router.stub_worker import StubWorker
 from worker.wire.messages import Submit, TokenDelta
 
@@ -251,7 +251,7 @@ def _accepted(rig, worker: StubWorker) -> bool:
 
 
 async def test_a_client_that_leaves_while_its_request_waits_is_forgotten(rig, monkeypatch):
-    monkeypatch.setattr(resumption, "LAST_PAUSE_S", 0.1)
+    monkeypatch.setattr(placing, "LAST_PAUSE_S", 0.1)
     rig.workers[1].ready = False
     await rig.start(running=False, attached=1)
     worker = rig.workers[0]
@@ -260,9 +260,9 @@ async def test_a_client_that_leaves_while_its_request_waits_is_forgotten(rig, mo
     worker.crash()
     await rig.until(lambda: not rig.attached())
     model = rig.gateway.model("stub")
-    assert len(model._resumption._tasks) == 1
+    assert len(model._placer._resuming) == 1
     work.cancel()
-    await rig.until(lambda: not model._resumption._tasks)
+    await rig.until(lambda: not model._placer._resuming)
     worker.send(worker.snapshot())
     await rig.until(lambda: bool(rig.attached()))
     assert len(rig.submits()) == 1
@@ -335,8 +335,8 @@ async def test_a_refusal_after_a_loss_is_not_the_last_word(rig, events):
 
 
 async def test_after_a_refusal_the_next_worker_is_tried_at_once(rig, monkeypatch):
-    monkeypatch.setattr(resumption, "FIRST_PAUSE_S", 60.0)
-    monkeypatch.setattr(resumption, "LAST_PAUSE_S", 60.0)
+    monkeypatch.setattr(placing, "FIRST_PAUSE_S", 60.0)
+    monkeypatch.setattr(placing, "LAST_PAUSE_S", 60.0)
     await rig.start(running=False)
     work = asyncio.create_task(rig.complete(structured_outputs={"regex": "a"}))
     await rig.until(lambda: any(w.running for w in rig.workers))
