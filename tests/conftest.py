@@ -24,6 +24,9 @@ TAKE_LONG = (
     "tests/kernels/test_triton_interpreter.py",
     "tests/worker/engine/",
     "tests/deploy/test_demo",
+    "tests/kernels/test_triton_compiles.py",
+    "tests/worker/test_hub.py",
+    "tests/worker/test_llm.py",
 )
 
 

@@ -9,15 +9,17 @@ import torch
 from transformers import PreTrainedModel
 
 from tests.support.checkpoints.dense import VOCAB_SIZE
+from tests.support.effort import IS_LONG
 from tests.support.engines.engine_driver import Engine
 from worker.wire.sampling import SamplingParams
 
 ARCHITECTURES = ("llama", "mistral", "qwen2", "qwen3")
 NEAR_TIE = 1e-4
-NUM_NEW = 64
+NUM_NEW = 64 if IS_LONG else 40
+"""Tokens per request: a request fills at least two pages with its own."""
 GREEDY = SamplingParams(temperature=0.0, max_tokens=NUM_NEW, ignore_eos=True)
-SCARCE_TOKENS = 960
-"""KV cache in which the longest prompt fits, and the working set of 20 does not."""
+SCARCE_TOKENS = 960 if IS_LONG else 800
+"""KV cache in which the longest request fits, and the working set of 10 does not."""
 
 
 @dataclass(frozen=True)

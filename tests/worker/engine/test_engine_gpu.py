@@ -44,8 +44,6 @@ def test_greedy_equals_transformers(checkpoint: Checkpoint, setting: str) -> Non
     settings = Settings(checkpoint.folder, [GREEDY] * 20, device="cuda", dtype="float32")
     if setting == "batched":
         results = list(settings.batched_then_cached())
-    elif setting == "tensor_parallel":
-        results = list(settings.tensor_parallel())
     else:
         results = [getattr(settings, setting)()]
     for outputs in results:

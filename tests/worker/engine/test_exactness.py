@@ -25,6 +25,7 @@ from tests.support.engines.exactness import (
     seeded_params,
 )
 
+pytestmark = pytest.mark.randomized  # with more tokens
 FULL = "qwen3"
 """Goes through all settings in `make test`; of the others that is left to `make check-long`."""
 
