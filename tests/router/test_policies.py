@@ -5,58 +5,17 @@ from __future__ import annotations
 from collections import Counter
 from typing import get_args
 
-import msgspec
 import numpy as np
 import pytest
 
-from router.config import PolicyName, RoutingConfig
-from router.fleet import Fleet, PromptBlocks
-from worker.wire.blocks import block_hash_array, root_hash
+from router.config import PolicyName
+from router.fleet import PromptBlocks
+from tests.support.router.played_fleet import PAGE, PlayedFleet
 from worker.wire.messages import (
-    PROTOCOL_VERSION,
-    AttachSnapshot,
-    BlockStored,
-    EngineInfo,
-    LoadSnapshot,
     StepShape,
-    WorkerUpdate,
 )
 
-PAGE = 16
-INFO = EngineInfo("m", 10**6, 10**6, 10**5, PAGE, 32, [0], "salt", max_num_batched_tokens=2048)
-IDLE = LoadSnapshot(num_free_pages=5000, num_total_pages=5000, max_num_seqs=32)
 POLICIES = get_args(PolicyName)
-
-
-class Bench:
-    def __init__(self, policy: str, num_workers: int = 4, **options: float) -> None:
-        self.now = 0.0
-        config = RoutingConfig(routing_policy=policy, **options)  # type: ignore[arg-type]
-        self.fleet = Fleet(config, clock=lambda: self.now)
-        self.names = [f"w{number}" for number in range(num_workers)]
-        for name in self.names:
-            self.attach(name)
-        self.num_requests = 0
-
-    def attach(self, name: str, load: LoadSnapshot = IDLE, info: EngineInfo = INFO) -> None:
-        self.fleet.attach(name, AttachSnapshot(PROTOCOL_VERSION, name, 1, info, [], load))
-
-    def cache(self, name: str, tokens: np.ndarray, tier: str = "device") -> None:
-        hashes = block_hash_array(tokens, PAGE, root_hash("salt")).tolist()
-        self.fleet.index.apply(name, [BlockStored(hashes, None, tier)])  # type: ignore[arg-type]
-
-    def load(self, name: str, **fields: object) -> None:
-        load = msgspec.structs.replace(IDLE, **fields)
-        self.fleet.update(name, WorkerUpdate(1, 1, [], [], load))
-
-    def choose(self, tokens: np.ndarray, *, keep: bool = False, session: str = "") -> str:
-        self.num_requests += 1
-        name = f"r{self.num_requests}"
-        choice = self.fleet.reserve(name, PromptBlocks(tokens.tobytes(), session=session))
-        assert choice is not None
-        if not keep:
-            self.fleet.release(choice.worker_id, name)
-        return choice.worker_id
 
 
 def tokens(count: int, seed: int = 0) -> np.ndarray:
@@ -65,7 +24,7 @@ def tokens(count: int, seed: int = 0) -> np.ndarray:
 
 @pytest.mark.parametrize("policy", POLICIES)
 def test_idle_workers_are_chosen_without_bias(policy: str) -> None:
-    bench = Bench(policy)
+    bench = PlayedFleet(policy)
     counts = Counter(bench.choose(tokens(64, n), session=f"s{n}") for n in range(800))
     assert len(counts) == 4
     assert min(counts.values()) > 150, counts
@@ -73,7 +32,7 @@ def test_idle_workers_are_chosen_without_bias(policy: str) -> None:
 
 @pytest.mark.parametrize("policy", POLICIES)
 def test_every_policy_keeps_to_the_eligible_workers(policy: str) -> None:
-    bench = Bench(policy, num_workers=3)
+    bench = PlayedFleet(policy, num_workers=3)
     bench.fleet.set_draining("w1", True)
     chosen = {bench.choose(tokens(64, n), session=f"s{n}") for n in range(40)}
     assert chosen == {"w0", "w2"}
@@ -86,7 +45,7 @@ def test_every_policy_keeps_to_the_eligible_workers(policy: str) -> None:
 
 @pytest.mark.parametrize("policy", ["adaptive", "prefix-score"])
 def test_a_cached_prefix_attracts(policy: str) -> None:
-    bench = Bench(policy)
+    bench = PlayedFleet(policy)
     prompt = tokens(4000)
     bench.cache("w2", prompt[:3200])
     assert bench.choose(prompt) == "w2"
@@ -94,13 +53,13 @@ def test_a_cached_prefix_attracts(policy: str) -> None:
 
 @pytest.mark.parametrize("policy", ["adaptive", "least-load", "power-of-two"])
 def test_load_repels(policy: str) -> None:
-    bench = Bench(policy, num_workers=2)
+    bench = PlayedFleet(policy, num_workers=2)
     bench.load("w0", num_waiting=5, queued_prefill_tokens=30_000)
     assert {bench.choose(tokens(1000, n)) for n in range(20)} == {"w1"}
 
 
 def test_adaptive_leaves_the_holder_for_queues_that_cost_more_than_the_prefix() -> None:
-    bench = Bench("adaptive", num_workers=2)
+    bench = PlayedFleet("adaptive", num_workers=2)
     prompt = tokens(2000)
     bench.cache("w0", prompt)
     bench.load("w0", num_waiting=1, queued_prefill_tokens=1000)
@@ -123,7 +82,7 @@ def test_adaptive_leaves_the_holder_for_queues_that_cost_more_than_the_prefix() 
 def test_a_short_prompt_does_not_wait_for_long_ones_under_way(
     share: float, tail: int, chosen: str
 ) -> None:
-    bench = Bench("adaptive", num_workers=2)
+    bench = PlayedFleet("adaptive", num_workers=2)
     prompt = tokens(2000)
     bench.cache("w0", prompt)
     bench.load("w0", num_running=1, queued_prefill_tokens=40_000, new_prompt_share=share)
@@ -131,7 +90,7 @@ def test_a_short_prompt_does_not_wait_for_long_ones_under_way(
 
 
 def test_what_is_on_its_way_to_the_cache_is_waited_for() -> None:
-    bench = Bench("adaptive", num_workers=2)
+    bench = PlayedFleet("adaptive", num_workers=2)
     prompt = tokens(4000)
     bench.load("w0", num_running=1, queued_prefill_tokens=40_000, new_prompt_share=0.5)
     bench.fleet.reserve("elder", PromptBlocks(prompt.tobytes()), ["w1"])
@@ -143,7 +102,7 @@ def test_what_is_on_its_way_to_the_cache_is_waited_for() -> None:
 
 def test_adaptive_keeps_to_the_holder_longer_the_busier_the_fleet() -> None:
     def length_of_queue_that_moves(busy_part: float) -> int:
-        bench = Bench("adaptive", num_workers=2)
+        bench = PlayedFleet("adaptive", num_workers=2)
         prompt = tokens(2000)
         bench.cache("w0", prompt)
         for second in range(300):
@@ -162,7 +121,7 @@ def test_adaptive_keeps_to_the_holder_longer_the_busier_the_fleet() -> None:
 
 
 def test_adaptive_lets_what_is_new_settle_where_least_is_asked_for() -> None:
-    bench = Bench("adaptive", num_workers=4)
+    bench = PlayedFleet("adaptive", num_workers=4)
     for second in range(30):
         bench.now = float(second)
         for row, part in enumerate([0.3, 0.5, 0.1, 0.2]):
@@ -174,7 +133,7 @@ def test_adaptive_lets_what_is_new_settle_where_least_is_asked_for() -> None:
 
 
 def test_adaptive_prefers_the_device_to_the_host_and_the_host_to_nothing() -> None:
-    bench = Bench("adaptive", num_workers=3)
+    bench = PlayedFleet("adaptive", num_workers=3)
     prompt = tokens(3000)
     bench.cache("w1", prompt, "host")
     assert bench.choose(prompt) == "w1"
@@ -187,14 +146,14 @@ def test_adaptive_prefers_the_device_to_the_host_and_the_host_to_nothing() -> No
 
 
 def test_adaptive_avoids_full_batches() -> None:
-    bench = Bench("adaptive", num_workers=2)
+    bench = PlayedFleet("adaptive", num_workers=2)
     bench.load("w0", num_running=32)
     bench.load("w1", num_running=20)
     assert {bench.choose(tokens(100, n)) for n in range(10)} == {"w1"}
 
 
 def test_speeds_are_learned_and_used() -> None:
-    bench = Bench("adaptive", num_workers=3)
+    bench = PlayedFleet("adaptive", num_workers=3)
     random = np.random.default_rng(0)
     factors = {"w0": 1.0, "w1": 1.03, "w2": 4.0}
     for seq in range(1, 400):
@@ -218,7 +177,7 @@ def test_speeds_are_learned_and_used() -> None:
 
 
 def test_a_worker_that_looked_slow_gets_another_chance() -> None:
-    bench = Bench("adaptive", num_workers=2)
+    bench = PlayedFleet("adaptive", num_workers=2)
 
     def steps(name: str, factor: float, start: int) -> None:
         for seq in range(start, start + 100):
@@ -237,7 +196,7 @@ def test_a_worker_that_looked_slow_gets_another_chance() -> None:
 
 
 def test_running_requests_repel_a_little() -> None:
-    bench = Bench("adaptive", num_workers=2)
+    bench = PlayedFleet("adaptive", num_workers=2)
     bench.load("w0", num_running=8)
     bench.load("w1", num_running=7)
     assert {bench.choose(tokens(100, n)) for n in range(10)} == {"w1"}
@@ -249,7 +208,7 @@ def test_running_requests_repel_a_little() -> None:
 def test_prefix_score_follows_the_formula_and_its_weights() -> None:
     for weights in ((10.0, 100.0, 0.1, 0.5), (3.0, 20.0, 1.0, 2.0)):
         hit, utilisation, free, room = weights
-        bench = Bench(
+        bench = PlayedFleet(
             "prefix-score",
             num_workers=1,
             prefix_score_hit_weight=hit,
@@ -268,9 +227,9 @@ def test_prefix_score_follows_the_formula_and_its_weights() -> None:
 
 
 def test_round_robin_goes_round_and_sessions_stay() -> None:
-    bench = Bench("round-robin", num_workers=3)
+    bench = PlayedFleet("round-robin", num_workers=3)
     assert [bench.choose(tokens(64)) for _ in range(6)] == ["w0", "w1", "w2"] * 2
-    bench = Bench("session", num_workers=4)
+    bench = PlayedFleet("session", num_workers=4)
     homes = {f"s{n}": bench.choose(tokens(64, n), session=f"s{n}") for n in range(60)}
     bench.fleet.remove("w1")
     for name, home in homes.items():
@@ -280,7 +239,7 @@ def test_round_robin_goes_round_and_sessions_stay() -> None:
 
 
 def test_power_of_two_is_blind_to_all_but_two() -> None:
-    bench = Bench("power-of-two", num_workers=8)
+    bench = PlayedFleet("power-of-two", num_workers=8)
     bench.load("w7")
     for name in bench.names[:7]:
         bench.load(name, num_waiting=1, queued_prefill_tokens=5000)

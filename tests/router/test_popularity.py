@@ -5,20 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from router.fleet import Fleet, PromptBlocks
 from router.fleet.popularity import PrefixPopularity, Recurrence
-from worker.wire.messages import (
-    PROTOCOL_VERSION,
-    AttachSnapshot,
-    BlockStored,
-    EngineInfo,
-    LoadSnapshot,
-    WorkerUpdate,
-)
+from tests.support.router.played_fleet import PlayedFleet
 
-PAGE = 16
-INFO = EngineInfo("m", 10**6, 10**6, 10**5, PAGE, 32, [0], "salt", max_num_batched_tokens=2048)
-IDLE = LoadSnapshot(num_free_pages=50_000, num_total_pages=50_000, max_num_seqs=32)
 PROMPT = np.arange(6000, dtype="<i4")
 
 
@@ -73,34 +62,18 @@ def test_only_so_many_prefixes_are_known() -> None:
     assert len(popularity._known) == 8192
 
 
-class Rig:
+class Rig(PlayedFleet):
     """Two workers; the first holds the prompt and has other work."""
 
     def __init__(self) -> None:
-        self.now = 0.0
-        self.fleet = Fleet(clock=lambda: self.now)
-        for name in ("busy", "idle"):
-            self.fleet.attach(name, AttachSnapshot(PROTOCOL_VERSION, name, 1, INFO, [], IDLE))
-        hashes = PromptBlocks(PROMPT.tobytes()).hashes(self.fleet.block_keys()[0]).tolist()
-        self.load = LoadSnapshot(
-            num_free_pages=50_000,
-            num_total_pages=50_000,
-            max_num_seqs=32,
-            num_running=8,
-            num_waiting=1,
-            queued_prefill_tokens=1000,
-        )
-        event = BlockStored(hashes, None)
-        self.fleet.update("busy", WorkerUpdate(1, 1, [], [event], self.load))
+        super().__init__(names=("busy", "idle"))
+        self.cache("busy", PROMPT)
 
     def ask(self, number: int) -> str:
-        self.fleet.update("busy", WorkerUpdate(1, 1, [], [], self.load))
-        tokens = np.concatenate([PROMPT, np.full(100, number, "<i4")])
-        choice = self.fleet.reserve(str(number), PromptBlocks(tokens.astype("<i4").tobytes()))
-        assert choice is not None
-        self.fleet.release(choice.worker_id, str(number))
+        self.load("busy", num_running=8, num_waiting=1, queued_prefill_tokens=1000)
+        chosen = self.choose(np.concatenate([PROMPT, np.full(100, number, "<i4")]))
         self.now += 0.2
-        return choice.worker_id
+        return chosen
 
 
 def test_a_prefix_that_all_keep_asking_for_is_copied() -> None:
@@ -118,11 +91,7 @@ def test_a_prefix_among_many_others_is_not_copied() -> None:
         for other in range(3):
             strange = np.full(64, 10_000 + 10 * number + other, "<i4")
             for _ in range(2):  # the second time they are known, and count
-                choice = rig.fleet.reserve("x", PromptBlocks(strange.tobytes()))
-                assert choice is not None
-                key = rig.fleet.block_keys()[0]
-                blocks = PromptBlocks(strange.tobytes()).hashes(key).tolist()
-                rig.fleet.index.apply("idle", [BlockStored(blocks, None)])
-                rig.fleet.release(choice.worker_id, "x")
+                rig.choose(strange)
+                rig.cache("idle", strange)
                 rig.now += 0.15
     assert set(chosen) == {"busy"}

@@ -8,7 +8,6 @@ from decimal import Decimal
 from pathlib import Path
 from typing import get_args
 
-import msgspec
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -19,20 +18,11 @@ from router.config import PolicyName, RoutingConfig
 from router.fleet import Explanation, Fleet, PromptBlocks
 from router.fleet.request import estimate
 from router.serving.account import cost_headers
-from worker.wire.blocks import block_hash_array, root_hash
+from tests.support.router.played_fleet import PlayedFleet
 from worker.wire.messages import (
-    PROTOCOL_VERSION,
-    AttachSnapshot,
-    BlockStored,
-    EngineInfo,
-    LoadSnapshot,
     StepShape,
-    WorkerUpdate,
 )
 
-PAGE = 16
-INFO = EngineInfo("m", 10**6, 10**6, 10**5, PAGE, 32, [0], "salt", max_num_batched_tokens=2048)
-IDLE = LoadSnapshot(num_free_pages=5000, num_total_pages=5000, max_num_seqs=32)
 POLICIES = get_args(PolicyName)
 NUM_PREFIXES = 3
 
@@ -60,28 +50,22 @@ def prompt(which: int, tail: int, own: int, priority: int) -> PromptBlocks:
 
 def fleet_after(policy: str, requests: list[Placed], steps: list[Step]) -> tuple[Fleet, float]:
     """A fleet of four workers that has placed these requests, and its time."""
-    now = 0.0
-    fleet = Fleet(RoutingConfig(routing_policy=policy), clock=lambda: now)  # type: ignore[arg-type]
-    for number in range(4):
-        name = f"w{number}"
-        fleet.attach(name, AttachSnapshot(PROTOCOL_VERSION, name, 1, INFO, [], IDLE))
-    hashes = block_hash_array(prefix(1), PAGE, root_hash("salt")).tolist()
-    fleet.index.apply("w1", [BlockStored(hashes, None, "device")])
+    played = PlayedFleet(policy)
+    played.cache("w1", prefix(1))
     for seq, (hundredths, computed, waiting) in enumerate(steps, 1):
-        now += hundredths / 100.0
-        shape = StepShape(seq, computed, computed**2 // 2, 4, 2000)
-        load = msgspec.structs.replace(
-            IDLE,
+        played.now += hundredths / 100.0
+        played.load(
+            f"w{seq % 4}",
+            seq=seq,
             num_waiting=1 if waiting else 0,
             queued_prefill_tokens=waiting,
-            step_shape=shape,
+            step_shape=StepShape(seq, computed, computed**2 // 2, 4, 2000),
             step_ms=10.0 * hundredths,
         )
-        fleet.update(f"w{seq % 4}", WorkerUpdate(1, seq, [], [], load))
     for number, (hundredths, which, tail, priority) in enumerate(requests):
-        now += hundredths / 100.0
-        fleet.reserve(f"r{number}", prompt(which, tail, number, priority))
-    return fleet, now
+        played.now += hundredths / 100.0
+        played.fleet.reserve(f"r{number}", prompt(which, tail, number, priority))
+    return played.fleet, played.now
 
 
 @pytest.mark.parametrize("policy", POLICIES)

@@ -1,0 +1,75 @@
+"""A gateway's view of workers that say what a test wants; no event loop, and a clock of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+import numpy as np
+
+from router.config import RoutingConfig
+from router.fleet import Fleet, PromptBlocks
+from worker.wire.blocks import block_hash_array, root_hash
+from worker.wire.messages import (
+    PROTOCOL_VERSION,
+    AttachSnapshot,
+    BlockStored,
+    EngineInfo,
+    LoadSnapshot,
+    WorkerUpdate,
+)
+
+PAGE = 16
+INFO = EngineInfo("m", 10**6, 10**6, 10**5, PAGE, 32, [0], "salt", max_num_batched_tokens=2048)
+IDLE = LoadSnapshot(num_free_pages=5000, num_total_pages=5000, max_num_seqs=32)
+
+
+class PlayedFleet:
+    """A Fleet of idle workers.
+
+    Args:
+        policy: of routing.
+        num_workers: w0, w1 and so on.
+        names: of the workers, instead.
+        options: further fields of RoutingConfig.
+    """
+
+    def __init__(
+        self,
+        policy: str = "adaptive",
+        num_workers: int = 4,
+        *,
+        names: Sequence[str] = (),
+        **options: float,
+    ) -> None:
+        self.now = 0.0
+        config = RoutingConfig(routing_policy=policy, **options)  # type: ignore[arg-type]
+        self.fleet = Fleet(config, clock=lambda: self.now)
+        self.names = list(names) or [f"w{number}" for number in range(num_workers)]
+        for name in self.names:
+            self.attach(name)
+        self.num_requests = 0
+
+    def attach(self, name: str, load: LoadSnapshot = IDLE, info: EngineInfo = INFO) -> None:
+        """Adds a worker, or has it come back with an empty cache."""
+        self.fleet.attach(name, AttachSnapshot(PROTOCOL_VERSION, name, 1, info, [], load))
+
+    def cache(self, name: str, tokens: np.ndarray, tier: str = "device") -> None:
+        """Has a worker hold the full pages of `tokens` (int32)."""
+        hashes = block_hash_array(tokens, PAGE, root_hash("salt")).tolist()
+        self.fleet.index.apply(name, [BlockStored(hashes, None, tier)])  # type: ignore[arg-type]
+
+    def load(self, name: str, *, seq: int = 1, **fields: object) -> None:
+        """Has a worker report that it is idle but for these fields of LoadSnapshot."""
+        load = msgspec.structs.replace(IDLE, **fields)
+        self.fleet.update(name, WorkerUpdate(1, seq, [], [], load))
+
+    def choose(self, tokens: np.ndarray, *, keep: bool = False, session: str = "") -> str:
+        """The worker that a prompt goes to; its place there is given back unless kept."""
+        self.num_requests += 1
+        name = f"r{self.num_requests}"
+        choice = self.fleet.reserve(name, PromptBlocks(tokens.tobytes(), session=session))
+        assert choice is not None
+        if not keep:
+            self.fleet.release(choice.worker_id, name)
+        return choice.worker_id
