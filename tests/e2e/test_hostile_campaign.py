@@ -15,6 +15,7 @@ import pytest
 from cluster.bench.report import Check
 from router.api.body import MAX_BODY_BYTES
 from router.api.values import MAX_VALUES, num_values
+from tests.support.fleet.memory_watch import MemorySamples
 from tests.support.hostile.attack import KEPT_MIB, SMALL_GROWTH_MIB, Attack, judge_heavy
 from tests.support.hostile.bystanders import Tokens
 from tests.support.hostile.clients import (
@@ -29,7 +30,7 @@ from tests.support.hostile.clients import (
     send,
     send_raw,
 )
-from tests.support.hostile.fleet import MemorySamples, kind_of
+from tests.support.hostile.fleet import kind_of
 from tests.support.hostile.heavy import heavy_cases
 from tests.support.hostile.inputs import KINDS, Case, draw
 from tests.support.hostile.raw import RawCase, Target, raws

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import statistics
 import threading
 import time
-from collections.abc import Mapping
+from array import array
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterable, Mapping
 from types import TracebackType
 from typing import Self
 
@@ -13,22 +16,56 @@ from cluster.bench.processes import find_parts, resident_mib
 _INTERVAL_S = 0.5
 
 
-class MemoryWatch:
-    """Samples the memory of groups of processes while its block runs.
+class MemorySamples:
+    """Resident memory of one process over time."""
+
+    def __init__(self) -> None:
+        self._times = array("d")
+        self._mib = array("f")
+
+    def add(self, at: float, mib: float) -> None:
+        """It had so much at that time."""
+        self._mib.append(mib)
+        self._times.append(at)
+
+    def growth(self, since: float, until: float) -> float:
+        """MiB that it had more, at most, than in the second before."""
+        return max(self._between(since, until), default=0.0) - self._middle(since - 1.0, since)
+
+    def kept(self, since: float, now: float) -> float:
+        """MiB that it still has more, as the last half second tells."""
+        return self._middle(now - 0.5, now) - self._middle(since - 1.0, since)
+
+    def mean(self, since: float, until: float) -> float:
+        """MiB on average between two times; 0 where none was sampled."""
+        values = self._between(since, until)
+        return statistics.fmean(values) if values else 0.0
+
+    def _middle(self, since: float, until: float) -> float:
+        values = self._between(since, until)
+        if values:
+            return statistics.median(values)
+        # The one who looks may have been kept from it: there is what was seen before.
+        place = bisect_left(self._times, since)
+        return self._mib[place - 1] if place else 0.0
+
+    def _between(self, since: float, until: float) -> array[float]:
+        return self._mib[bisect_left(self._times, since) : bisect_right(self._times, until)]
+
+
+class MemorySampler:
+    """Samples the memory of processes while its block runs.
 
     Args:
-        parts: as CpuMeter's.
-
-    Raises:
-        RuntimeError: a part has no process.
+        period_s: between two samples of all of them.
     """
 
-    def __init__(self, parts: Mapping[str, tuple[str, ...]]) -> None:
-        self._pids = find_parts(parts)
-        self._began = time.perf_counter()
+    def __init__(self, period_s: float) -> None:
+        self.samples: dict[int, MemorySamples] = {}
+        """By process id, at times of the monotonic clock."""
+        self._period_s = period_s
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._watch, daemon=True)
-        self._samples: dict[str, list[tuple[float, float]]] = {name: [] for name in self._pids}
 
     def __enter__(self) -> Self:
         self._thread.start()
@@ -43,16 +80,38 @@ class MemoryWatch:
         self._ended.set()
         self._thread.join()
 
-    def mean_mib(self, since_s: float, until_s: float) -> dict[str, float]:
-        """Mean of each part between two moments after the start; 0 where none was sampled."""
-        means = {}
-        for name, samples in self._samples.items():
-            values = [mib for at, mib in samples if since_s <= at <= until_s]
-            means[name] = sum(values) / len(values) if values else 0.0
-        return means
+    def follow(self, pids: Iterable[int]) -> None:
+        """Samples these processes, too, from now on."""
+        for pid in pids:
+            self.samples[pid] = MemorySamples()
 
     def _watch(self) -> None:
-        while not self._ended.wait(_INTERVAL_S):
-            at = time.perf_counter() - self._began
-            for name, pids in self._pids.items():
-                self._samples[name].append((at, sum(map(resident_mib, pids))))
+        while not self._ended.wait(self._period_s):
+            for pid, samples in list(self.samples.items()):
+                samples.add(time.monotonic(), resident_mib(pid))
+
+
+class MemoryWatch(MemorySampler):
+    """Samples the memory of groups of processes.
+
+    Args:
+        parts: as CpuMeter's.
+
+    Raises:
+        RuntimeError: a part has no process.
+    """
+
+    def __init__(self, parts: Mapping[str, tuple[str, ...]]) -> None:
+        super().__init__(_INTERVAL_S)
+        self._pids = find_parts(parts)
+        self._began = time.monotonic()
+        for pids in self._pids.values():
+            self.follow(pids)
+
+    def mean_mib(self, since_s: float, until_s: float) -> dict[str, float]:
+        """Mean of each part between two moments after the start; 0 where none was sampled."""
+        since, until = self._began + since_s, self._began + until_s
+        return {
+            name: sum(self.samples[pid].mean(since, until) for pid in pids)
+            for name, pids in self._pids.items()
+        }

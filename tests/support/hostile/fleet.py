@@ -5,26 +5,20 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-import statistics
 import sys
 import tempfile
-import threading
 import time
-from array import array
-from bisect import bisect_left, bisect_right
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from types import TracebackType
-from typing import Self
 
 import httpx
 import yaml
 
-from cluster.bench.processes import resident_mib
 from cluster.bench.report import note
 from cluster.config import find_demo_model
+from tests.support.fleet.memory_watch import MemorySampler
 from tests.support.fleet.running_fleet import API_KEY, RunningFleet, start_fleet, stop_fleet
 from tests.support.hostile.bystanders import Bystanders
 
@@ -181,45 +175,28 @@ def bystanders_of(fleet: AttackedFleet, num_streams: int = 2) -> Iterator[Bystan
         yield bystanders
 
 
-class MemoryLog:
+class MemoryLog(MemorySampler):
     """Resident memory of all processes of a fleet, looked at all the time."""
 
     def __init__(self, fleet: AttackedFleet, period_s: float = 0.04) -> None:
+        super().__init__(period_s)
         self._fleet = fleet
-        self._period_s = period_s
         self._kinds: dict[int, str] = {}
-        self._logs: dict[int, MemorySamples] = {}
-        self._ended = threading.Event()
-        self._thread = threading.Thread(target=self._watch, daemon=True)
         self.refresh()
-
-    def __enter__(self) -> Self:
-        self._thread.start()
-        return self
-
-    def __exit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self._ended.set()
-        self._thread.join()
 
     def refresh(self) -> None:
         """Takes in new processes."""
-        for pid, kind in self._fleet.kinds().items():
-            if pid not in self._logs:
-                self._kinds[pid] = kind
-                self._logs[pid] = MemorySamples()
+        new = {pid: kind for pid, kind in self._fleet.kinds().items() if pid not in self._kinds}
+        self._kinds |= new
+        self.follow(new)
 
     def growth(self, since: float, until: float) -> dict[str, float]:
         """MiB by kind, of the process of it that grew most: see MemorySamples."""
-        return self._by_kind({pid: log.growth(since, until) for pid, log in self._logs.items()})
+        return self._by_kind({pid: own.growth(since, until) for pid, own in self.samples.items()})
 
     def kept(self, since: float, now: float) -> dict[str, float]:
         """The same of what is left."""
-        return self._by_kind({pid: log.kept(since, now) for pid, log in self._logs.items()})
+        return self._by_kind({pid: own.kept(since, now) for pid, own in self.samples.items()})
 
     def _by_kind(self, values: Mapping[int, float]) -> dict[str, float]:
         found: dict[str, float] = {}
@@ -227,40 +204,3 @@ class MemoryLog:
             kind = self._kinds[pid]
             found[kind] = max(found.get(kind, 0.0), value)
         return found
-
-    def _watch(self) -> None:
-        while not self._ended.wait(self._period_s):
-            for pid, log in list(self._logs.items()):
-                log.add(time.monotonic(), resident_mib(pid))
-
-
-class MemorySamples:
-    """Of one process."""
-
-    def __init__(self) -> None:
-        self._times = array("d")
-        self._mib = array("f")
-
-    def add(self, at: float, mib: float) -> None:
-        """It had so much at that time."""
-        self._mib.append(mib)
-        self._times.append(at)
-
-    def growth(self, since: float, until: float) -> float:
-        """MiB that it had more, at most, than in the second before."""
-        return max(self._between(since, until), default=0.0) - self._middle(since - 1.0, since)
-
-    def kept(self, since: float, now: float) -> float:
-        """MiB that it still has more, as the last half second tells."""
-        return self._middle(now - 0.5, now) - self._middle(since - 1.0, since)
-
-    def _middle(self, since: float, until: float) -> float:
-        values = self._between(since, until)
-        if values:
-            return statistics.median(values)
-        # The one who looks may have been kept from it: there is what was seen before.
-        place = bisect_left(self._times, since)
-        return self._mib[place - 1] if place else 0.0
-
-    def _between(self, since: float, until: float) -> array[float]:
-        return self._mib[bisect_left(self._times, since) : bisect_right(self._times, until)]
