@@ -18,7 +18,6 @@ from tests.support.engines.engine_driver import Outcome
 from tests.support.engines.speculation_cases import (
     DRAFT,
     MODEL,
-    MODELS,
     NGRAM,
     SpeculatingEngine,
     check_grammars,
@@ -26,12 +25,13 @@ from tests.support.engines.speculation_cases import (
     run_in_waves,
     settings,
 )
-from worker.llm import LLM
+from tests.support.paths import MODELS
+from worker.llm import LLM, Prompt, TokensPrompt
 from worker.wire.sampling import SamplingParams
 
 NUM_PROMPTS = 300
 TEMPERATURES = (0.0, 0.7, 1.3)
-STOP = [".", "\n", "e, "]
+STOP = (".", "\n", "e, ")
 SHAPES: dict[str, dict[str, Any]] = {
     "roomy": {},
     "prefix cache": {},
@@ -53,7 +53,11 @@ def base_requests(num_prompts: int) -> tuple[list[list[int]], list[SamplingParam
     texts = prompts(num_prompts)
     sampling = []
     for number in range(len(texts) * len(TEMPERATURES)):
-        penalties = {"frequency_penalty": 0.4, "presence_penalty": 0.2, "repetition_penalty": 1.1}
+        penalties: dict[str, Any] = {
+            "frequency_penalty": 0.4,
+            "presence_penalty": 0.2,
+            "repetition_penalty": 1.1,
+        }
         sampling.append(
             SamplingParams(
                 seed=number,
@@ -68,15 +72,15 @@ def base_requests(num_prompts: int) -> tuple[list[list[int]], list[SamplingParam
 
 def differing_texts(speculation: dict[str, Any], num_prompts: int) -> tuple[int, int]:
     """Texts of offline use, under stop strings, that drafting changes; and how many stopped."""
-    texts = [{"prompt_token_ids": text} for text in prompts(num_prompts)]
+    texts: list[Prompt] = [TokensPrompt(prompt_token_ids=text) for text in prompts(num_prompts)]
     sampling = [
         SamplingParams(temperature=TEMPERATURES[i % 3], top_p=0.9, seed=i, max_tokens=40, stop=STOP)
         for i in range(num_prompts)
     ]
     found = []
     for extra in ({}, speculation):
-        options = {"cpu_threads": 1, "batch_invariant": True, "kv_cache_tokens": 16384}
-        with LLM(MODEL, **options, **extra) as llm:
+        options = {"cpu_threads": 1, "batch_invariant": True, "kv_cache_tokens": 16384, **extra}
+        with LLM(MODEL, **options) as llm:
             outputs = llm.generate(texts, sampling)
         found.append([(one.outputs[0].text, one.outputs[0].finish_reason) for one in outputs])
     stopped = sum(reason == "stop" for _, reason in found[0])
@@ -110,8 +114,8 @@ def combinations(draft: dict[str, Any]) -> Iterator[tuple[str, str, dict[str, An
     for shape in SHAPES:
         for method, speculation in methods.items():
             for depth in (0, 1):
-                kinds = ("always", "at random") if depth else ("at random",)
-                kinds += ("gated", "one at a time", "up to 40") if shape == "roomy" else ()
+                kinds = ["always", "at random"] if depth else ["at random"]
+                kinds += ["gated", "one at a time", "up to 40"] if shape == "roomy" else []
                 for kind in kinds:
                     options = {**speculation, "overlap_depth": depth, **KINDS[kind]}
                     yield f"{shape}, {method}, depth {depth}, {kind}", shape, options

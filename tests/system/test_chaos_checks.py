@@ -38,12 +38,19 @@ def answer(**changed: Any) -> Answer:
 
 
 def outcome(**changed: Any) -> Outcome:
-    fields = {"sent": 10.0, "begun": 10.0, "ended": 20.0, "end": "whole", "answer": answer()}
+    fields: dict[str, Any] = {
+        "sent": 10.0,
+        "begun": 10.0,
+        "ended": 20.0,
+        "end": "whole",
+        "answer": answer(),
+    }
     return Outcome(ask=ASK, **(fields | changed))
 
 
 def fault(kind: str = "kill-step", **changed: Any) -> Fault:
-    return Fault(**({"number": 0, "kind": kind, "begin": 12.0, "recovered": 18.0} | changed))
+    fields: dict[str, Any] = {"number": 0, "kind": kind, "begin": 12.0, "recovered": 18.0}
+    return Fault(**(fields | changed))
 
 
 def broken(**changed: Any) -> list[str]:
@@ -88,6 +95,7 @@ def test_nothing_to_run_is_refused() -> None:
     [
         {"faults": ("kill-moon",)},
         {"num_streams": 0},
+        {"output_len": 63},
         {"stop_s": 0.0},
         {"cancels": 5, "soak_s": 5.0},
         {"soak_load": 1.0},

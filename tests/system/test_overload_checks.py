@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 import time
+from typing import Any
 
 import pytest
 
@@ -19,17 +20,16 @@ FLAT = {"gateway": 0.01, "scheduler": -0.2}
 
 
 def record(status: int = 429, **fields: object) -> Record:
-    return Record(
-        **{
-            "index": 0,
-            "prompt_len": 0,
-            "wanted_len": 8,
-            "output_len": 8 if status == 200 else 0,
-            "status": status,
-            "retry_after": "3" if status == 429 else "",
-            **fields,
-        }
-    )
+    told: dict[str, Any] = {
+        "index": 0,
+        "prompt_len": 0,
+        "wanted_len": 8,
+        "output_len": 8 if status == 200 else 0,
+        "status": status,
+        "retry_after": "3" if status == 429 else "",
+        **fields,
+    }
+    return Record(**told)
 
 
 def broken(records: list[Record], growth: dict[str, float] | None = None) -> list[str]:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import socket
 import subprocess
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import pytest
 
@@ -60,8 +61,24 @@ def test_a_process_that_is_silent_is_no_answer() -> None:
             silent.close()
 
 
+@contextmanager
+def started(*command: str) -> Iterator[subprocess.Popen[bytes]]:
+    """A process that ends with the block, also where an assertion fails in it."""
+    with subprocess.Popen(command) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+def test_what_a_failing_test_has_started_ends_with_it() -> None:
+    with pytest.raises(AssertionError), started("sleep", "600") as process:
+        raise AssertionError
+    assert process.returncode == -signal.SIGKILL
+
+
 def test_processes_are_found_by_name_and_by_title() -> None:
-    with subprocess.Popen(["sleep", "600"]) as one, subprocess.Popen(["tail", "-f"]) as other:
+    with started("sleep", "600") as one, started("tail", "-f") as other:
         victims = Victims(lambda: [one.pid, other.pid])
         wait_until(lambda: victims.find("sleep") == [one.pid], "the first")
         wait_until(lambda: victims.find("tail") == [other.pid], "the second")
@@ -71,4 +88,3 @@ def test_processes_are_found_by_name_and_by_title() -> None:
         assert one.returncode == -signal.SIGKILL
         assert victims.killed == {one.pid}
         assert victims.find("sleep") == []
-        os.kill(other.pid, signal.SIGKILL)

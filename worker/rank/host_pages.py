@@ -101,7 +101,7 @@ class CUDAHostPages(HostPages):
         # The same memory may be mapped, and pinned, for the next engine of this process.
         weakref.finalize(self, _unpin, self.slots.data_ptr()).atexit = False
         self._streams = streams
-        self._stream = torch.cuda.Stream(streams.device)  # type: ignore[no-untyped-call]  # torch's own
+        self._stream = torch.cuda.Stream(streams.device)
         slot_bytes = self.slots[0].numel() * self.slots.itemsize
         self._num_staged = max(1, min(num_slots, _STAGED_BYTES // slot_bytes))
         with torch.cuda.stream(self._stream):
@@ -151,10 +151,7 @@ class _Events(LoadClock):
     """On the current stream, from its making on."""
 
     def __init__(self) -> None:
-        self._started, self._stopped = (
-            torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]  # torch's own
-            for _ in range(2)
-        )
+        self._started, self._stopped = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         self._started.record()
 
     def stop(self) -> None:
@@ -189,9 +186,7 @@ def _indices(copies: PageCopies) -> tuple[torch.Tensor, torch.Tensor]:
 def _pin(tensor: torch.Tensor) -> None:
     """Pins memory where it lies: what torch allocates pinned is rounded up to a power of two."""
     num_bytes = tensor.numel() * tensor.itemsize
-    error = torch.cuda.cudart().cudaHostRegister(  # type: ignore[no-untyped-call]  # torch's own
-        tensor.data_ptr(), num_bytes, 0
-    )
+    error = torch.cuda.cudart().cudaHostRegister(tensor.data_ptr(), num_bytes, 0)
     if int(error):
         raise ValueError(
             f"{num_bytes / 2**30:.1f} GiB of host memory cannot be pinned (CUDA error "
@@ -200,4 +195,4 @@ def _pin(tensor: torch.Tensor) -> None:
 
 
 def _unpin(address: int) -> None:
-    torch.cuda.cudart().cudaHostUnregister(address)  # type: ignore[no-untyped-call]  # torch's own
+    torch.cuda.cudart().cudaHostUnregister(address)

@@ -166,7 +166,7 @@ class StepSlot:
         """
         if not self._is_pending:
             return False
-        waited = not self._completed.query()  # type: ignore[no-untyped-call]  # torch's own
+        waited = not self._completed.query()
         self._completed.synchronize()  # a failed step raises here
         self._is_pending = False
         return waited
@@ -188,10 +188,8 @@ def staging_size(num_bytes: int) -> int:
 
 
 def _stream(device: torch.device) -> torch.cuda.Stream:
-    return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]  # torch's own
+    return torch.cuda.Stream(device)
 
 
 def _event(*, enable_timing: bool = False, blocking: bool = False) -> torch.cuda.Event:
-    return torch.cuda.Event(  # type: ignore[no-untyped-call]  # torch's own
-        enable_timing=enable_timing, blocking=blocking
-    )
+    return torch.cuda.Event(enable_timing=enable_timing, blocking=blocking)

@@ -140,7 +140,7 @@ def _time_us(run: Callable[[], object], device: torch.device, seconds: float) ->
 
 def _time_on_cuda(run: Callable[[], object], seconds: float) -> float:
     graph = torch.cuda.CUDAGraph()
-    side = torch.cuda.Stream()  # type: ignore[no-untyped-call]  # torch's
+    side = torch.cuda.Stream()
     side.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(side):  # compiles, and fills the allocator
         run()
@@ -152,10 +152,7 @@ def _time_on_cuda(run: Callable[[], object], seconds: float) -> float:
     times: list[float] = []
     stop = time.perf_counter() + seconds
     while len(times) < _LEAST_RUNS or (len(times) < _MOST_RUNS and time.perf_counter() < stop):
-        start, end = (
-            torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]  # torch's
-            for _ in range(2)
-        )
+        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         cold.zero_()
         start.record()
         graph.replay()

@@ -11,6 +11,12 @@ MODEL: Final = "chaos"
 DIFFUSION: Final = "chaos-diffusion"
 _VARIANTS = 3
 """Requests of a kind, with prompts of their own."""
+_SHORTER = 16
+"""Tokens by which each variant's answer is shorter than the one before."""
+_MIN_TOKENS = 32
+"""Tokens that the answer under penalties has at least."""
+LEAST_OUTPUT_LEN: Final = _MIN_TOKENS + _SHORTER * (_VARIANTS - 1)
+"""Shortest answers of which the last variant's may still have `_MIN_TOKENS`."""
 _LONG = (
     "The harbour opens at dawn; the ferry leaves at seven, and the baker is up before both. " * 12
 )
@@ -47,7 +53,7 @@ _OF_TOKENS: Mapping[str, Mapping[str, Any]] = {
         "frequency_penalty": 0.4,
         "presence_penalty": 0.3,
         "repetition_penalty": 1.1,
-        "min_tokens": 32,
+        "min_tokens": _MIN_TOKENS,
     },
     "regex": {"structured_outputs": {"regex": "([a-z]{2,9} ){60,90}"}, **_SAMPLED},
     "whole-several": {**_SAMPLED, "n": 3, "logprobs": 1, "stream": False},
@@ -69,7 +75,12 @@ class Ask:
 
 
 def list_asks(output_len: int, *, diffusion: bool = False) -> tuple[Ask, ...]:
-    """All requests, of all models that are served; kinds by turns."""
+    """All requests, of all models that are served; kinds by turns.
+
+    Args:
+        output_len: tokens of the first variant's answers, at least `LEAST_OUTPUT_LEN`.
+        diffusion: whether a block-diffusion model is served besides.
+    """
     mixes = [(MODEL, {**_EVERYWHERE, **_OF_TOKENS})]
     if diffusion:
         mixes.append((DIFFUSION, dict(_EVERYWHERE)))
@@ -113,7 +124,7 @@ def _body(model: str, fields: Mapping[str, Any], variant: int, output_len: int) 
         prompt = f"{variant}: {_LONG}"
     body: dict[str, Any] = {
         "model": model,
-        "max_tokens": output_len - 16 * variant,
+        "max_tokens": output_len - _SHORTER * variant,
         "temperature": 0.0,
         "seed": 1000 + variant,
         "ignore_eos": True,

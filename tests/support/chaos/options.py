@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from tests.support.chaos.asks import LEAST_OUTPUT_LEN
 from tests.support.chaos.kinds import KINDS
 
 
@@ -61,8 +62,11 @@ class ChaosOptions:
                 raise ValueError(f"{flag} must be at least 1, got {getattr(self, name)}")
         if unknown := [name for name in self.faults if name not in KINDS]:
             raise ValueError(f"--faults {unknown[0]} is none of {', '.join(KINDS)}")
-        if self.output_len < 16:
-            raise ValueError(f"--output-len must be at least 16, got {self.output_len}")
+        if self.output_len < LEAST_OUTPUT_LEN:
+            raise ValueError(
+                f"--output-len must be at least {LEAST_OUTPUT_LEN}, got {self.output_len}: some of "
+                "the requests ask for shorter answers with a least length"
+            )
         for name in ("stop_s", "longest_stop_s", "recovery_s", "period_s", "duration_s"):
             if getattr(self, name) <= 0.0:
                 flag = "--" + name.removesuffix("_s").replace("_", "-")

@@ -89,7 +89,9 @@ def write_checkpoint(name: str, folder: Path) -> PreTrainedModel:
     """Saves the checkpoint and returns transformers' model of it."""
     spec = SPECS[name]
     torch.manual_seed(3)
-    model = spec.model_class(spec.config_class(**{**_SIZES, **spec.settings})).float().eval()
+    model: PreTrainedModel = (
+        spec.model_class(spec.config_class(**{**_SIZES, **spec.settings})).float().eval()
+    )
     # With the usual small initial weights the input embedding would dominate, and a wrong layer
     # would hardly show in the logits.
     with torch.no_grad():

@@ -96,7 +96,7 @@ class SimulatedFleet:
     def waits(self) -> Curve:
         """How long what arrived in each step waited; infinite where it was not served yet."""
         times = np.arange(len(self.arrived)) * self._step_s
-        waits = np.interp(self.arrived, self.served, times) - times
+        waits: Curve = np.interp(self.arrived, self.served, times) - times
         waits[np.array(self.arrived) > self.served[-1] + 1e-6] = inf
         return np.maximum(waits, 0.0)
 

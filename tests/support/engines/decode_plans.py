@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from tests.support.checkpoints.dense import VOCAB_SIZE
-from worker.plan.plan import Admit, PageWrite, Plan, PlannedRow, StepResult, TokenRules
+from worker.plan.plan import Admit, PageWrite, Plan, PlannedRow, Row, StepResult, TokenRules
 from worker.rank.runner import ModelRunner
 
 SLOTS = (0, 3, 5, 6)
@@ -32,8 +32,16 @@ def make_plans() -> list[tuple[Plan, bytes]]:
         _admit(6, 5, 0.0, 0, 1.0, rules=_RULES),
     ]
     writes = [PageWrite(slot, 0, [slot + 1]) for slot in SLOTS]
-    prompts = [PlannedRow(0, 0, 7, True), PlannedRow(3, 0, 4, True), PlannedRow(5, 0, 4, False)]
-    masked = [PlannedRow(6, 0, 1, False), PlannedRow(0, 10, 1, True), PlannedRow(3, 6, 1, True)]
+    prompts: list[Row] = [
+        PlannedRow(0, 0, 7, True),
+        PlannedRow(3, 0, 4, True),
+        PlannedRow(5, 0, 4, False),
+    ]
+    masked: list[Row] = [
+        PlannedRow(6, 0, 1, False),
+        PlannedRow(0, 10, 1, True),
+        PlannedRow(3, 6, 1, True),
+    ]
     last_but_one_of_prompt = PlannedRow(5, 4, 1, False)
     return [
         (Plan(1, admits, writes, prompts), b""),

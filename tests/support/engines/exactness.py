@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -38,7 +39,7 @@ def make_prompts(number: int = 20) -> list[list[int]]:
 
 def seeded_params() -> list[SamplingParams]:
     """Greedy and sampled requests in turn, every filter used."""
-    sampled = [
+    sampled: list[dict[str, Any]] = [
         {"temperature": 0.0},
         {"temperature": 1.0},
         {"temperature": 0.7, "top_k": 20},
@@ -54,7 +55,7 @@ def seeded_params() -> list[SamplingParams]:
 class Settings:
     """The same prompts through differently set engines."""
 
-    def __init__(self, folder: str, params: list[SamplingParams], **options: object) -> None:
+    def __init__(self, folder: str, params: list[SamplingParams], **options: Any) -> None:
         self._folder = folder
         self._params = params
         self._options = options
@@ -97,7 +98,7 @@ class Settings:
             tensor_parallel_size=2, kv_cache_tokens=SCARCE_TOKENS, max_num_batched_tokens=256
         )
 
-    def _engine(self, **options: object) -> Engine:
+    def _engine(self, **options: Any) -> Engine:
         return Engine(self._folder, **{"kv_cache_tokens": 16384, **self._options, **options})
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -10,7 +10,7 @@ import torch
 
 from worker.config import EngineConfig
 from worker.models.tensor_parallel import TensorParallelGroup
-from worker.plan.plan import Admit, PageWrite, Plan, PlannedRow
+from worker.plan.plan import Admit, PageWrite, Plan, PlannedRow, Row
 from worker.rank.runner import ModelRunner
 from worker.rank.sampling.sampler import sample
 
@@ -83,7 +83,7 @@ def generate(
                 writes.append(PageWrite(request.slot, 1, request.pages[1:]))
             shares.append((request, min(chunk, request.total - request.computed)))
         shares.sort(key=lambda share: share[1] > 1)
-        rows = [
+        rows: list[Row] = [
             PlannedRow(
                 request.slot, request.computed, length, request.computed + length == request.total
             )
@@ -123,7 +123,7 @@ def _run(runner: ModelRunner, plan: Plan, shares: list[tuple[Request, int]]) -> 
     batch = runner.build(plan)
     assert batch is not None
     hidden = runner.run_model(batch)
-    draws = iter(())
+    draws: Iterator[tuple[int, torch.Tensor]] = iter(())
     if batch.sampling is not None:
         logits = runner.compute_logits(hidden, batch)
         output = sample(logits.clone(), batch.sampling, runner._tables)

@@ -63,7 +63,7 @@ class Detector(TorchDispatchMode):
     """In a `with` block it sees every copy between tensors; the host tells of its own accesses."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]  # torch's own
         self.host = Lane("host", self)
         self.current = Lane("default", self)
         self._num_lanes = 0

@@ -11,6 +11,7 @@ import gc
 import json
 import sys
 import time
+from typing import Any
 
 from cluster.local_ray import join_ray
 
@@ -26,18 +27,19 @@ def main(address: str) -> None:
     from ray import serve
     from ray.serve.config import RequestRouterConfig
 
-    @serve.deployment(
+    class Model:
+        async def __call__(self, body: dict[str, str]) -> str:
+            await asyncio.sleep(0.01)
+            return str(serve.get_replica_context().replica_id.unique_id)
+
+    deployment: Any = serve.deployment(
         num_replicas=2,
         request_router_config=RequestRouterConfig(
             request_router_class="cluster.serve_router.FleetRouter"
         ),
         max_ongoing_requests=100,
         ray_actor_options={"num_cpus": 0},
-    )
-    class Model:
-        async def __call__(self, body: dict[str, str]) -> str:
-            await asyncio.sleep(0.01)
-            return str(serve.get_replica_context().replica_id.unique_id)
+    )(Model)
 
     def ask(talk: int, end: str) -> str:
         answer = handle.remote({"prompt": f"talk {talk}: " + "w " * 2000 + end}).result()
@@ -45,7 +47,7 @@ def main(address: str) -> None:
         return str(answer)
 
     try:
-        handle = serve.run(Model.bind(), name=APPLICATION, route_prefix=None)
+        handle = serve.run(deployment.bind(), name=APPLICATION, route_prefix=None)
         rounds = [[ask(talk, end) for talk in range(NUM_TALKS)] for end in ("", "more")]
     finally:
         serve.delete(APPLICATION)

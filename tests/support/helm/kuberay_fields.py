@@ -1,4 +1,4 @@
-"""Which fields KubeRay's resources have: a JSON schema per release, which lies in `kuberay/`.
+"""Which fields KubeRay's resources have: a JSON schema per release, beside this file.
 
 It is made from a release's CustomResourceDefinitions and keeps names, types, enumerations, bounds
 and what is required. With a clone of KubeRay:
@@ -24,7 +24,7 @@ import yaml
 
 from tests.support.helm.chart import LOADER, Object
 
-TABLES = Path(__file__).with_name("kuberay")
+TABLES = Path(__file__).with_name("kuberay_releases")
 VERSION = "v1"
 KEPT = ("enum", "maxLength", "minItems", "minLength", "minimum", "maximum", "pattern", "type")
 POD_TEMPLATE: Object = {"type": "object"}

@@ -51,8 +51,9 @@ class FlashInferWrapper:
         indices: torch.Tensor,
         last_page_len: torch.Tensor,
         shape: tuple[int, ...],
-        sm_scale: float,
+        sm_scale: float | None,
     ) -> None:
+        assert sm_scale is not None
         assert all(t.dtype == torch.int32 for t in (query_start, indptr, indices, last_page_len))
         assert len(indices) == int(indptr[-1])
         self.num_plans += 1
@@ -85,19 +86,44 @@ class FlashInferWrapper:
 
 class FlashInfer:
     class BatchDecodeWithPagedKVCacheWrapper(FlashInferWrapper):
-        def plan(self, indptr, indices, last_page_len, num_qo_heads, num_kv_heads, head_dim,
-                 page_size, *, sm_scale=None, q_data_type="float16",
-                 kv_data_type=None):  # fmt: skip
+        def plan(
+            self,
+            indptr: torch.Tensor,
+            indices: torch.Tensor,
+            last_page_len: torch.Tensor,
+            num_qo_heads: int,
+            num_kv_heads: int,
+            head_dim: int,
+            page_size: int,
+            *,
+            sm_scale: float | None = None,
+            q_data_type: torch.dtype | str = "float16",
+            kv_data_type: torch.dtype | str | None = None,
+        ) -> None:
             assert q_data_type == kv_data_type == torch.float32
             shape = (num_qo_heads, num_kv_heads, head_dim, page_size)
             queries = torch.arange(len(indptr), dtype=torch.int32)
             self.plan_rows(queries, indptr, indices, last_page_len, shape, sm_scale)
 
     class BatchPrefillWithPagedKVCacheWrapper(FlashInferWrapper):
-        def plan(self, qo_indptr, paged_kv_indptr, paged_kv_indices, paged_kv_last_page_len,
-                 num_qo_heads, num_kv_heads, head_dim_qk, page_size, head_dim_vo=None,
-                 custom_mask=None, packed_custom_mask=None, causal=False, sm_scale=None,
-                 q_data_type="float16", kv_data_type=None):  # fmt: skip
+        def plan(
+            self,
+            qo_indptr: torch.Tensor,
+            paged_kv_indptr: torch.Tensor,
+            paged_kv_indices: torch.Tensor,
+            paged_kv_last_page_len: torch.Tensor,
+            num_qo_heads: int,
+            num_kv_heads: int,
+            head_dim_qk: int,
+            page_size: int,
+            head_dim_vo: int | None = None,
+            custom_mask: torch.Tensor | None = None,
+            packed_custom_mask: torch.Tensor | None = None,
+            causal: bool = False,
+            sm_scale: float | None = None,
+            q_data_type: torch.dtype | str = "float16",
+            kv_data_type: torch.dtype | str | None = None,
+        ) -> None:
             assert causal
             shape = (num_qo_heads, num_kv_heads, head_dim_qk, page_size)
             rows = (paged_kv_indptr, paged_kv_indices, paged_kv_last_page_len)

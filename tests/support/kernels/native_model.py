@@ -23,7 +23,8 @@ def make_model(
     generator = torch.Generator().manual_seed(1)
 
     def weight(*shape: int) -> torch.Tensor:
-        return (torch.randn(*shape, generator=generator) * shape[-1] ** -0.5).to(dtype)
+        scale: float = shape[-1] ** -0.5
+        return (torch.randn(*shape, generator=generator) * scale).to(dtype)
 
     def linear(n: int, k: int) -> LinearTensors:
         return LinearTensors(weight=weight(n, k), bias=weight(n))
@@ -71,11 +72,8 @@ class Bench:
         self.decoder = NativeDecoder(
             model, page_size=PAGE, num_threads=num_threads, ms_per_thread=1e-9
         )
-        shape = (64, PAGE, KV_HEADS, DIM)
-        self.caches = [
-            tuple(torch.full(shape, poison, dtype=model.embedding.dtype) for _ in range(2))
-            for _ in range(model.num_layers)
-        ]
+        empty = torch.full((64, PAGE, KV_HEADS, DIM), poison, dtype=model.embedding.dtype)
+        self.caches = [(empty.clone(), empty.clone()) for _ in range(model.num_layers)]
         self.decoder.bind(self.caches)
         self.tokens = torch.randint(0, VOCAB, (3, 300), dtype=torch.int32)
         pages = np.random.default_rng(0).permutation(63) + 1

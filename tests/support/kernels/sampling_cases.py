@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 from collections.abc import Callable
+from typing import Any
 
 import torch
 
@@ -102,9 +103,10 @@ def sample_without_filters_case(device: str, dtype: torch.dtype) -> None:
         logits = make_logits(6, vocab, 2.0, device, ties=False)
         whole = parameters([(t, 0, 1.0, 0.0) for t in (0.0, 1.0, 0.0, 2.0, 0.1, 1.0)], device)
         for names in ((), ("top_k",), ("top_p",), ("log_min_p",), ("top_k", "log_min_p")):
-            own = dataclasses.replace(
-                whole, **{n: None for n in ("top_k", "top_p", "log_min_p") if n not in names}
-            )
+            absent: dict[str, Any] = {
+                n: None for n in ("top_k", "top_p", "log_min_p") if n not in names
+            }
+            own = dataclasses.replace(whole, **absent)
             with registry.using("torch"):
                 reference = sample_tokens(logits, own)
             with registry.using("triton"):
@@ -153,7 +155,7 @@ def bitmask_case(device: str, dtype: torch.dtype) -> None:
             found = []
             for backend in ("torch", "triton"):
                 logits = make_logits(5, vocab, 1.0, device, ties=False).to(dtype)
-                with registry.using(backend):  # type: ignore[arg-type]
+                with registry.using(backend):
                     apply_token_bitmask(logits, own, **chosen)
                 found.append(logits)
             assert torch.equal(*found)
@@ -184,7 +186,7 @@ def penalties_case(device: str, dtype: torch.dtype) -> None:
     for backend in ("torch", "triton"):
         logits = make_logits(4, vocab, 2.0, device, ties=False)
         own = counts.int().to(device)
-        with registry.using(backend):  # type: ignore[arg-type]
+        with registry.using(backend):
             apply_penalties_(logits, rows, in_prompt.to(device), own, pool.to(device))
             count_tokens_(own, rows, torch.tensor([9, 9, 11, 12]).to(device))
         found.append((logits, own))
@@ -223,7 +225,7 @@ def penalties_of_drafts_case(device: str, dtype: torch.dtype) -> None:
 
     for backend in ("torch", "triton"):
         logits = make_logits(most + 1, vocab, 2.0, device, ties=False)
-        with registry.using(backend):  # type: ignore[arg-type]
+        with registry.using(backend):
             numbers = list(range(most + 1))
             together = penalised(logits, [end + number for number in numbers], numbers)
             for number in numbers:
@@ -262,7 +264,7 @@ def token_edits_case(device: str, dtype: torch.dtype) -> None:
         found = []
         for backend in ("torch", "triton"):
             logits = make_logits(3, 40, 1.0, device, ties=False)
-            with registry.using(backend):  # type: ignore[arg-type]
+            with registry.using(backend):
                 apply_token_edits_(logits, edits, rows, pool.int().to(device))
             found.append(logits)
         assert torch.equal(*found)
@@ -300,7 +302,7 @@ def step_inputs_case(device: str, dtype: torch.dtype) -> None:
     for backend in ("torch", "triton"):
         pool = torch.zeros(6, 901, dtype=torch.int32, device=device)
         table = torch.zeros(6, 120, dtype=torch.int32, device=device)
-        with registry.using(backend):  # type: ignore[arg-type]
+        with registry.using(backend):
             write_table_rows_(pool, table, segments.to(device), values.to(device), longest=705)
             rows = StepRows(
                 slots=slots.to(device),

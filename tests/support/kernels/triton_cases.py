@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from types import ModuleType
+from typing import Any
 
 import pytest
 import torch
@@ -58,7 +59,7 @@ def rms_norm_case(device: str, dtype: torch.dtype) -> None:
     for shape in ((5, 96), (3, 4, 40)):
         x = _randn(*shape, device=device, dtype=dtype)
         weight = _randn(shape[-1], device=device, dtype=dtype)
-        _compare(lambda x=x, weight=weight: rms_norm(x, weight, 1e-5), dtype)
+        _compare(partial(rms_norm, x, weight, 1e-5), dtype)
     heads = _randn(3, 6 * 32, device=device, dtype=dtype)[:, : 4 * 32].view(3, 4, 32)
     weight = _randn(32, device=device, dtype=dtype)
     _compare(lambda: rms_norm(heads, weight, 1e-6), dtype)
@@ -67,8 +68,12 @@ def rms_norm_case(device: str, dtype: torch.dtype) -> None:
 def fused_add_rms_norm_case(device: str, dtype: torch.dtype) -> None:
     x, residual = (_randn(5, 72, device=device, dtype=dtype) for _ in range(2))
     weight = _randn(72, device=device, dtype=dtype)
+
+    def run(part: int) -> torch.Tensor:
+        return fused_add_rms_norm(x, residual, weight, 1e-5)[part]
+
     for part in (0, 1):
-        _compare(lambda part=part: fused_add_rms_norm(x, residual, weight, 1e-5)[part], dtype)
+        _compare(partial(run, part), dtype)
 
 
 def rotary_case(device: str, dtype: torch.dtype) -> None:
@@ -158,9 +163,9 @@ def decode_case(device: str, dtype: torch.dtype) -> None:
         for invariant in (False, True):
             # The torch path is batch-invariant on CPU only: it is not asked for that here.
             _compare(
-                lambda case=case, q=q, bi=invariant: case.decode(q, batch_invariant=bi),
+                partial(case.decode, q, batch_invariant=invariant),
                 dtype,
-                reference=lambda case=case, q=q: case.decode(q),
+                reference=partial(case.decode, q),
             )
 
 
@@ -178,9 +183,9 @@ def extend_case(device: str, dtype: torch.dtype) -> None:
         q = _randn(sum(query_lens), num_q_heads, head_dim, device=device, dtype=dtype)
         for invariant in (False, True):
             _compare(
-                lambda case=case, q=q, bi=invariant: case.extend(q, query_lens, batch_invariant=bi),
+                partial(case.extend, q, query_lens, batch_invariant=invariant),
                 dtype,
-                reference=lambda case=case, q=q: case.extend(q, query_lens),
+                reference=partial(case.extend, q, query_lens),
             )
 
 
@@ -191,14 +196,14 @@ def window_case(device: str, dtype: torch.dtype) -> None:
     q = _randn(sum(query_lens), 2, 32, device=device, dtype=dtype)
     for invariant in (False, True):
         _compare(
-            lambda bi=invariant: case.decode(q[:3], batch_invariant=bi, window=window),
+            partial(case.decode, q[:3], batch_invariant=invariant, window=window),
             dtype,
-            reference=lambda: case.decode(q[:3], window=window),
+            reference=partial(case.decode, q[:3], window=window),
         )
         _compare(
-            lambda bi=invariant: case.extend(q, query_lens, batch_invariant=bi, window=window),
+            partial(case.extend, q, query_lens, batch_invariant=invariant, window=window),
             dtype,
-            reference=lambda: case.extend(q, query_lens, window=window),
+            reference=partial(case.extend, q, query_lens, window=window),
         )
 
 
@@ -213,21 +218,12 @@ def block_extend_case(device: str, dtype: torch.dtype) -> None:
     ):
         case = make_paged(lens, num_kv_heads=num_kv_heads, head_dim=32, device=device, dtype=dtype)
         q = _randn(sum(query_lens), 2 * num_kv_heads, 32, device=device, dtype=dtype)
-
-        def run(
-            invariant: bool,
-            case: Paged = case,
-            q: torch.Tensor = q,
-            query_lens: list[int] = query_lens,
-            block_size: int = block_size,
-        ) -> torch.Tensor:
-            return case.extend(q, query_lens, batch_invariant=invariant, block_size=block_size)
-
+        run = partial(case.extend, q, query_lens, block_size=block_size)
         for invariant in (False, True):
             _compare(
-                lambda bi=invariant, run=run: run(bi),
+                partial(run, batch_invariant=invariant),
                 dtype,
-                reference=lambda run=run: run(False),
+                reference=partial(run, batch_invariant=False),
             )
 
 
@@ -236,7 +232,7 @@ def fused_moe_case(device: str, dtype: torch.dtype) -> None:
     and FP8 weights those of the dequantized ones."""
     for num_tokens, num_experts, num_choices in ((3, 9, 2), (40, 4, 3)):
         x = _randn(num_tokens, 72, device=device, dtype=dtype)
-        sizes = {"hidden": 72, "inner": 48, "device": device, "dtype": dtype}
+        sizes: dict[str, Any] = {"hidden": 72, "inner": 48, "device": device, "dtype": dtype}
         ids = [torch.randperm(num_experts - 1)[:num_choices] for _ in range(num_tokens)]
         expert_ids = torch.stack(ids).to(device)
         weights = torch.rand(num_tokens, num_choices, device=device)

@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import httpx
 import uvicorn
@@ -141,7 +142,7 @@ class Rig:
             await task
 
 
-def events(response: httpx.Response) -> list[dict]:
+def events(response: httpx.Response) -> list[dict[str, Any]]:
     """The JSON events of a stream, which must end in [DONE]."""
     lines = [line[6:] for line in response.text.split("\n\n") if line.startswith("data: ")]
     assert lines[-1] == "[DONE]"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 
 import msgspec
@@ -13,9 +13,10 @@ from worker.wire.diffusion import BlockTotals
 from worker.wire.messages import (
     PROTOCOL_VERSION,
     AttachSnapshot,
-    BlockRemoved,
+    BlockEvent,
     BlockStored,
     EngineInfo,
+    FinishReason,
     LoadSnapshot,
     Rejection,
     Submit,
@@ -99,7 +100,7 @@ class StubWorker:
         self._queue: asyncio.Queue[WorkerItem | BaseException | None] | None = None
         self._seq = 0
 
-    async def attach(self) -> AsyncIterator[bytes]:
+    async def attach(self) -> AsyncGenerator[bytes, None]:
         if not self.reachable:
             raise ConnectionError("stub is unreachable")
         await self.door.wait()
@@ -166,7 +167,8 @@ class StubWorker:
         return block_hashes(submit.prompt, PAGE_SIZE, root)
 
     def step(self) -> None:
-        deltas, events = [], []
+        deltas: list[TokenDelta] = []
+        events: list[BlockEvent] = []
         for request_id, running in list(self.running.items()):
             sampling = running.submit.sampling
             count = self.info.block_size
@@ -179,7 +181,7 @@ class StubWorker:
                 deltas.append(shown)
                 continue
             token_ids, running.left = running.left[:count], running.left[count:]
-            finish = None if running.left else "stop"
+            finish: FinishReason | None = None if running.left else "stop"
             if sampling.max_tokens is not None:
                 taken = len(self.script(running.submit)) - len(running.left)
                 if finish is None and taken >= sampling.max_tokens:
@@ -213,7 +215,7 @@ class StubWorker:
     def update(
         self,
         deltas: list[TokenDelta],
-        events: list[BlockStored | BlockRemoved],
+        events: list[BlockEvent],
         seq: int | None = None,
     ) -> None:
         self._seq += 1

@@ -102,12 +102,14 @@ class FakeDevice:
                 assert POISON not in self.host[slot], "a slot was used again too early"
                 self.pages[page] = list(self.host[slot])
         # Rows run in parallel on a real device: all reads of earlier steps' pages, then writes.
-        for row in plan.rows:
+        rows = [row for row in plan.rows if isinstance(row, PlannedRow)]
+        assert len(rows) == len(plan.rows), "this device knows neither drafts nor blocks"
+        for row in rows:
             self._check_past(row)
-        for row in plan.rows:
+        for row in rows:
             self._write(row)
-        sampled = [self._sample(row) for row in plan.rows if row.sample]
-        self.num_rows += len(plan.rows)
+        sampled = [self._sample(row) for row in rows if row.sample]
+        self.num_rows += len(rows)
         self.digest.update(plan.seq, sampled)
         load_ms = 0.0 if plan.loads is None else self.load_ms * len(plan.loads.pages)
         compute_ms = 1.5 + self.token_ms * plan.num_tokens

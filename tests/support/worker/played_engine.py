@@ -77,7 +77,8 @@ class Gateway:
         self.stream = front.attach(gateway_id)
 
     async def next(self) -> WorkerItem:
-        return decode_item(await anext(self.stream))
+        item: WorkerItem = decode_item(await anext(self.stream))
+        return item
 
     async def news(self) -> WorkerItem:
         while True:
