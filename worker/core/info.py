@@ -32,7 +32,7 @@ def build_engine_info(config: EngineConfig, hellos: Sequence[Hello]) -> EngineIn
         page_size=config.page_size,
         max_num_seqs=config.max_num_seqs,
         eos_token_ids=list(model.eos_token_ids),
-        block_hash_salt=model.block_hash_salt,
+        block_hash_salt=f"{model.block_hash_salt}-{hellos[0].dtype}",
         block_size=model.block_size,
         dllm_algorithm=config.dllm_algorithm if model.block_size > 1 else "",
         structured_outputs_backend=config.structured_outputs_backend,

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 import re
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +18,22 @@ _SINGLE = "model.safetensors"
 _PLAIN_NAME = re.compile(r"[^/\\\0]+\.safetensors")
 _HUB_FILES_WITHOUT_WEIGHTS = ["*.json", "*.jinja", "*.txt", "tokenizer.model"]
 _HUB_FILES = ["*.safetensors", *_HUB_FILES_WITHOUT_WEIGHTS]
-_NUM_SAMPLES, _SAMPLE_BYTES = 64, 1024
+_NUM_SAMPLES, _SAMPLE_BYTES = 256, 1024
+_MAX_HEADER_BYTES = 100_000_000
+_NUMBER = re.compile(r"\d+")
 # Second copies of the weights in other layouts that some repositories carry.
 _HUB_IGNORED = ["consolidated*", "*/*"]
+_QUANTIZED = "its weights are quantized, which is not supported: use its unquantized version"
+_REFUSED_FILES = {
+    "hf_quant_config.json": _QUANTIZED,  # ModelOpt
+    "quantize_config.json": _QUANTIZED,  # GPTQ
+    "quant_config.json": _QUANTIZED,  # AWQ
+    "adapter_config.json": (
+        "it is an adapter, which is not supported: merge it into its base model (PEFT's "
+        "merge_and_unload), or remove the file if that was done"
+    ),
+}
+"""Files beside config.json that say how to read the weights, where config.json need not."""
 
 
 def resolve_checkpoint(model: str, *, weights: bool = True) -> Path:
@@ -30,17 +45,21 @@ def resolve_checkpoint(model: str, *, weights: bool = True) -> Path:
 
     Raises:
         Unavailable: there is no such folder, it is empty or lacks files, or the Hub is unreachable.
-        ValueError: the Hub does not give it, or has no weights that can be read.
+        ValueError: the Hub does not give it, or has no weights that can be read, or it is an
+            adapter without a model.
     """
     folder = local_folder(model)
     if folder is None:
         folder = download(
             model, _HUB_FILES if weights else _HUB_FILES_WITHOUT_WEIGHTS, _HUB_IGNORED
         )
+        if not (folder / "config.json").is_file():
+            refuse_files(folder)
         if weights and (problem := _lacking_weights(folder)):
             raise ValueError(f"the Hub's {model}: {problem}")
         return folder
     if not (folder / "config.json").is_file():
+        refuse_files(folder)
         raise Unavailable(
             f"{folder} holds no config.json: give the folder of a Hugging Face checkpoint"
         )
@@ -61,21 +80,35 @@ def weight_files(folder: Path) -> list[Path]:
     return _weight_files(folder)
 
 
+def refuse_files(folder: Path) -> None:
+    """Raises ValueError where a file beside config.json says that the weights are of another kind
+    than config.json does."""
+    for name, reason in _REFUSED_FILES.items():
+        if (folder / name).is_file():
+            raise ValueError(f"{folder} holds {name}, so {reason}")
+
+
 def block_hash_salt(folder: Path, *, weights: bool = True) -> str:
-    """A short name for this very checkpoint: its configuration, the size of its weight files, and
-    samples of what is in them: two fine-tunes of one model differ in nothing else.
+    """A short name for this very checkpoint: its configuration, the headers of its weight files
+    (names, types, shapes), and samples of each kind of tensor, where two fine-tunes of one model
+    differ. Fine-tunes that differ in a few rows of a matrix alone may get the same name.
 
     Without `weights` the name is that of a model which never reads them.
     """
     digest = hashlib.sha256((folder / "config.json").read_bytes())
     if not weights:
         digest.update(b"without weights")
+    kinds: dict[str, list[tuple[Path, int, int]]] = {}
     for path in weight_files(folder) if weights else ():
-        size = path.stat().st_size
-        digest.update(f"{path.name}:{size};".encode())
+        digest.update(f"{path.name}:{path.stat().st_size};".encode())
+        for name, start, size in _tensors(path):
+            kinds.setdefault(_NUMBER.sub("#", name), []).append((path, start, size))
+            digest.update(f"{name}:{start};".encode())
+    samples = sorted(place for spans in kinds.values() for place in _places(spans))
+    for path, places in itertools.groupby(samples, key=lambda sample: sample[0]):
         with path.open("rb") as file:
-            for sample in range(_NUM_SAMPLES):
-                file.seek(sample * size // _NUM_SAMPLES)
+            for _, place in places:
+                file.seek(place)
                 digest.update(file.read(_SAMPLE_BYTES))
     return digest.hexdigest()[:16]
 
@@ -95,6 +128,36 @@ def read_json(path: Path) -> dict[str, Any]:
     if not isinstance(content, dict):
         raise ValueError(f"{path} must hold a JSON object")
     return content
+
+
+def _tensors(path: Path) -> list[tuple[str, int, int]]:
+    """Name with type and shape, place and size in bytes of each tensor in a file; the whole file
+    where its header makes no sense, which the loader finds and tells."""
+    file_size = path.stat().st_size
+    with path.open("rb") as file:
+        data = 8 + int.from_bytes(file.read(8), "little")
+        header = file.read(data - 8) if data <= min(file_size, _MAX_HEADER_BYTES) else b""
+    tensors = []
+    try:
+        for name, tensor in json.loads(header).items():
+            if name != "__metadata__":
+                start, stop = tensor["data_offsets"]
+                if not 0 <= start <= stop <= file_size - data:
+                    raise ValueError("outside the file")
+                kind = f"{name} {tensor['dtype']} {tensor['shape']}"
+                tensors.append((kind, data + start, stop - start))
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
+        return [(path.name, 0, file_size)]
+    return tensors
+
+
+def _places(spans: Sequence[tuple[Path, int, int]]) -> Iterator[tuple[Path, int]]:
+    """Where to sample the tensors of one kind: in all of them, or evenly in some of very many."""
+    step = max(1, len(spans) // _NUM_SAMPLES)
+    chosen = spans[::step]
+    each = -(-_NUM_SAMPLES // len(chosen))
+    for path, start, size in chosen:
+        yield from ((path, start + part * size // each) for part in range(each))
 
 
 def _weight_files(folder: Path) -> list[Path]:

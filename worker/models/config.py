@@ -7,7 +7,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from worker.models.checkpoint import block_hash_salt, read_json, resolve_checkpoint
+from worker.models.checkpoint import (
+    block_hash_salt,
+    read_json,
+    refuse_files,
+    resolve_checkpoint,
+)
 from worker.models.families import RawConfig, find_family
 from worker.models.moe_config import MoeConfig
 from worker.models.quantization import Fp8Config, parse_quantization
@@ -68,11 +73,7 @@ class ModelConfig:
         """
         architecture, family = find_family(raw)
         family.refuse_unknown(raw)
-        if (folder / "hf_quant_config.json").is_file():
-            raise ValueError(
-                f"{folder} holds hf_quant_config.json, so its weights are quantized, which is not "
-                "supported: use the checkpoint's unquantized version"
-            )
+        refuse_files(folder)
         merged = _with_defaults(raw, family.defaults)
         num_heads = _integer(merged, "num_attention_heads")
         hidden_size = _integer(merged, "hidden_size")
@@ -163,10 +164,12 @@ def _with_defaults(raw: RawConfig, defaults: Mapping[str, object]) -> RawConfig:
     return merged
 
 
-def _integer(raw: RawConfig, key: str) -> int:
+def _integer(raw: RawConfig, key: str, within: str = "") -> int:
     value = raw.get(key)
     if not isinstance(value, int) or value < 1:
-        raise ValueError(f"{key} in config.json must be a positive integer, got {value!r}")
+        raise ValueError(
+            f"{within}{key} in config.json must be a positive integer, got {value!r}: repair it"
+        )
     return value
 
 
@@ -210,7 +213,8 @@ def _length_limit(
     chunks = raw.get("dual_chunk_attention_config") or {}
     spans = {f"sliding_window {window}": window for window in windows if window is not None}
     if chunks:
-        span = int(chunks["chunk_size"]) - int(chunks["local_size"])
+        within = "dual_chunk_attention_config."
+        span = _integer(chunks, "chunk_size", within) - _integer(chunks, "local_size", within)
         spans[f"dual_chunk_attention_config of {span} tokens"] = span
     for name, span in spans.items():
         if span < limit:

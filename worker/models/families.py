@@ -42,7 +42,8 @@ _HARMLESS = _keys(
     gradient_checkpointing unsloth_fixed unsloth_version model_name max_length min_length
     temperature top_k top_p do_sample num_beams repetition_penalty length_penalty
     bad_words_ids forced_bos_token_id forced_eos_token_id pruned_heads tf_legacy_loss
-    use_bfloat16 max_window_layers
+    use_bfloat16 max_window_layers max_sequence_length internal_version is_llama_config
+    transformers.js_config cache_implementation _attn_implementation attn_implementation
     """
 )
 """Keys without effect on logits: bookkeeping, training, and how transformers runs and samples.
@@ -50,6 +51,7 @@ pretraining_tp splits the same sums into pieces; max_window_layers is read by th
 
 _NEUTRAL: Mapping[str, tuple[object, ...]] = {
     "hidden_act": ("silu", "swish"),
+    "activation": ("swiglu",),
     "is_causal": (True,),
     "partial_rotary_factor": (1,),
     "logit_scale": (1,),
@@ -106,7 +108,7 @@ class ModelFamily:
                 f"model_type {raw['model_type']!r} in config.json does not go with architectures "
                 f"{raw['architectures']}, of model_type {' or '.join(self.model_types)}: repair it"
             )
-        neutral = {**_NEUTRAL, **self.neutral}
+        neutral = {**_NEUTRAL, **self.neutral, "use_qk_norm": (self.qk_norm,)}
         known = _READ | _HARMLESS | self.keys | frozenset(self.defaults)
         for key, value in raw.items():
             if value is None or key in known:
@@ -304,7 +306,6 @@ FAMILIES: dict[str, ModelFamily] = {
         neutral={
             "score_function": ("sigmoid",),
             "router_dtype": ("fp32",),
-            "use_qk_norm": (True,),
             "use_rmsnorm": (True,),
             "moe_router_enable_shared_expert": (True,),
         },

@@ -7,13 +7,13 @@ from dataclasses import dataclass
 from typing import Any
 
 _NEUTRAL: Mapping[str, tuple[object, ...]] = {
-    "quant_method": ("fp8",),
-    "fmt": ("e4m3",),
+    "fmt": ("e4m3", "float8_e4m3fn"),
     "activation_scheme": ("dynamic",),
     "dequantize": (False,),
 }
 """Keys, and the values under which weights are FP8 with block scales. Weights alone are quantized
 here, so that `dynamic` scales of activations are not needed: the result is the more exact one."""
+_READ = ("quant_method", "weight_block_size", "modules_to_not_convert")
 _PLAIN_MODULES = ("lm_head", "norm", "embed_tokens", "word_embeddings", "mlp.gate")
 """Ends of the names of modules that are never quantized."""
 
@@ -38,14 +38,14 @@ def parse_quantization(raw: Mapping[str, Any]) -> Fp8Config | None:
     config = raw.get("quantization_config")
     if not config:
         return None
+    if config.get("quant_method") != "fp8":
+        raise _unsupported(f"quant_method {config.get('quant_method')!r}")
     for key, value in config.items():
         if key in _NEUTRAL and value not in _NEUTRAL[key]:
             known = " or ".join(map(repr, _NEUTRAL[key]))
             raise _unsupported(f"{key} {value!r} (it must be {known})")
-        if key not in _NEUTRAL and key not in ("weight_block_size", "modules_to_not_convert"):
+        if key not in _NEUTRAL and key not in _READ:
             raise _unsupported(f"the key {key}")
-    if config.get("quant_method") is None:
-        raise _unsupported("no quant_method")
     others = [
         name
         for name in config.get("modules_to_not_convert") or ()

@@ -62,6 +62,8 @@ def parse_rope(raw: dict[str, Any], max_position_embeddings: int) -> RopeConfig:
         ValueError: a kind of scaling that is not supported, or one of its numbers is missing.
     """
     key = "rope_scaling" if raw.get("rope_scaling") else "rope_parameters"
+    if not isinstance(raw.get(key) or {}, dict):
+        raise ValueError(f"{key} in config.json must be an object, got {raw[key]!r}: repair it")
     parameters = _one_for_all_layers(dict(raw.get(key) or {}), key)
     kind = parameters.get("rope_type", parameters.get("type", "default"))
     theta = float(parameters.get("rope_theta") or raw.get("rope_theta") or 10000.0)

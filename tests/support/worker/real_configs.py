@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from worker.models.config import ModelConfig
+from worker.models.config import ModelConfig, load_model_config
 
 FOLDER = Path(__file__).parents[2] / "worker" / "models" / "configs"
 VERDICTS = FOLDER / "verdicts" / "verdicts.json"
@@ -48,7 +48,7 @@ class RealConfig:
             folder: an empty one, which gets the files.
         """
         self.write(folder)
-        return ModelConfig.parse(dict(self.config), folder, weights=False)
+        return load_model_config(str(folder), weights=False)
 
 
 def load_corpus() -> list[RealConfig]:

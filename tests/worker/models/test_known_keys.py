@@ -133,6 +133,27 @@ def test_a_key_is_refused_or_read_or_of_no_effect(
     assert all(any(key in text for key in raw | change) for change, text in refusals)
 
 
+@pytest.mark.parametrize("architecture", CLASSES)
+def test_a_missing_key_means_what_the_class_says(architecture: str, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("{}")
+
+    def read(raw: dict[str, Any]) -> ModelConfig:
+        raw = {**raw, "architectures": [architecture]}
+        return ModelConfig.parse(raw, tmp_path, weights=False)
+
+    raw, refusals = raw_config(architecture), dict[str, str]()
+    for key in raw:
+        shorter = {name: value for name, value in raw.items() if name != key}
+        try:
+            found = read(shorter)
+        except ValueError as error:
+            refusals[key] = str(error)
+        else:
+            assert found == read(CLASSES[architecture][0](**shorter).to_dict()), key
+    assert all(key in text for key, text in refusals.items())
+    assert set(refusals) < set(SIZES | EXPERTS)
+
+
 @pytest.mark.parametrize(
     "change",
     [

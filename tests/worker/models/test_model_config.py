@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -136,10 +137,20 @@ def test_refusals_name_the_key(folder: Path, changes: dict[str, Any]) -> None:
         load(folder, **changes)
 
 
-def test_a_format_of_its_own_file_is_refused(folder: Path) -> None:
-    (folder / "hf_quant_config.json").write_text("{}")
-    with pytest.raises(ValueError, match=r"hf_quant_config\.json"):
+@pytest.mark.parametrize(
+    "name",
+    ["hf_quant_config.json", "quantize_config.json", "quant_config.json", "adapter_config.json"],
+)
+def test_a_file_that_says_otherwise_is_refused(folder: Path, name: str) -> None:
+    (folder / name).write_text("{}")
+    with pytest.raises(ValueError, match=re.escape(name)):
         load(folder)
+
+
+def test_an_adapter_alone_says_what_it_is(tmp_path: Path) -> None:
+    (tmp_path / "adapter_config.json").write_text("{}")
+    with pytest.raises(ValueError, match="merge it into its base model"):
+        load_model_config(str(tmp_path))
 
 
 def test_neutral_values_pass(folder: Path) -> None:
@@ -162,6 +173,71 @@ def test_salt_names_the_checkpoint(folder: Path) -> None:
     (folder / "model.safetensors").write_bytes(b"123456780")
     salts.add(block_hash_salt(folder))
     assert len(salts) == 4
+
+
+def write_tensors(path: Path, tensors: dict[str, bytes], dtype: str = "U8") -> None:
+    """A safetensors file with one row of values per name."""
+    width, place, header = {"U8": 1, "F16": 2, "BF16": 2}[dtype], 0, {}
+    for name, data in tensors.items():
+        shape, end = [len(data) // width], place + len(data)
+        header[name] = {"dtype": dtype, "shape": shape, "data_offsets": [place, end]}
+        place = end
+    text = json.dumps(header).encode()
+    path.write_bytes(len(text).to_bytes(8, "little") + text + b"".join(tensors.values()))
+
+
+def test_salt_tells_fine_tunes_apart(folder: Path) -> None:
+    """Whichever kind of tensor was trained, be it in one layer of many alone."""
+    load(folder)
+    path = folder / "model.safetensors"
+    names = {
+        f"model.layers.{layer}.{part}.weight": bytes(size)
+        for layer in range(48)
+        for part, size in {"input_layernorm": 64, "self_attn.q_proj": 8192}.items()
+    }
+    experts = {f"model.layers.0.mlp.experts.{e}.up_proj.weight": bytes(4096) for e in range(600)}
+    names |= experts | {"model.embed_tokens.weight": bytes(200_000), "model.norm.weight": bytes(64)}
+
+    def salt(trained: str = "none", dtype: str = "BF16") -> str:
+        tuned = {name: b"\1" * len(old) if trained in name else old for name, old in names.items()}
+        write_tensors(path, tuned, dtype)
+        return block_hash_salt(folder)
+
+    trained = [
+        "none",
+        "layers.7.input_layernorm",
+        "layers.0.self_attn",
+        "layers.47.self_attn",
+        "experts",
+        "embed_tokens",
+        "model.norm",
+    ]
+    salts = [salt(part) for part in trained] + [salt(dtype="F16")]
+    assert len(set(salts)) == len(salts)
+    assert salt() == salts[0]
+
+
+@pytest.mark.parametrize(
+    "header",
+    [
+        b"{",
+        b"[]",
+        b'{"a": 3}',
+        b'{"a": {"data_offsets": [-9, 4], "dtype": "U8", "shape": [4]}}',
+        b'{"a": {"data_offsets": [0, 4000], "dtype": "U8", "shape": [4000]}}',
+        b'{"a": {"data_offsets": [0], "dtype": "U8", "shape": [1]}}',
+    ],
+)
+def test_a_forged_header_has_a_salt_too(folder: Path, header: bytes) -> None:
+    """It is refused when it is loaded."""
+    load(folder)
+    path = folder / "model.safetensors"
+    start = len(header).to_bytes(8, "little") + header
+    salts = set()
+    for data in (b"12345678", b"12345679"):
+        path.write_bytes(start + data)
+        salts.add(block_hash_salt(folder))
+    assert len(salts) == 2
 
 
 def test_unusable_folders(tmp_path: Path) -> None:

@@ -5,11 +5,13 @@ from __future__ import annotations
 
 import json
 import re
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.support.worker.real_configs import VERDICTS, RealConfig, load_corpus, verdict
+from worker.models.config import ModelConfig
 from worker.models.families import FAMILIES, find_family
 
 CORPUS = load_corpus()
@@ -42,3 +44,55 @@ def test_a_refusal_names_what_is_there_and_a_remedy(real: RealConfig) -> None:
 @pytest.mark.parametrize("architecture", FAMILIES)
 def test_each_family_has_a_real_model(architecture: str) -> None:
     assert any(find_family(real.config)[0] == architecture for real in ACCEPTED)
+
+
+def other_values(value: Any) -> list[Any]:
+    """What else a key could say."""
+    if isinstance(value, bool):
+        return [not value]
+    if isinstance(value, int | float):
+        return [value + 1, 2 * value + 2]
+    if isinstance(value, str):
+        return [value + "_else"]
+    if isinstance(value, list):
+        return [[*value, 0], value[1:]]
+    return [{}, {"else": 1}] if isinstance(value, dict) else [True, 3]
+
+
+IGNORED = {
+    "bookkeeping": "_name_or_path dtype torch_dtype transformers_version internal_version "
+    "auto_map is_llama_config transformers.js_config",
+    "training": "initializer_range attention_dropout embedding_dropout output_dropout ep_size "
+    "debug fuse_cross_entropy micro_forward skip_checkpoint router_aux_loss_coef",
+    "how transformers runs": "use_cache pretraining_tp output_router_logits",
+    "tokens that are not end tokens": "bos_token_id pad_token_id",
+    "while windows are off": "sliding_window use_sliding_window max_window_layers",
+    "less than a window or a chunk is served": "max_position_embeddings",
+    "said elsewhere": "max_sequence_length moe_shared_expert_intermediate_size",
+}
+
+
+def test_what_is_ignored_of_accepted_models(tmp_path: Path) -> None:
+    """Whatever a key says but these, another value is refused, by name, or read as another."""
+    (tmp_path / "config.json").write_text("{}")
+
+    def read(raw: dict[str, Any]) -> ModelConfig | None:
+        try:
+            return ModelConfig.parse(raw, tmp_path, weights=False)
+        except ValueError as error:
+            refusals.append((raw, str(error)))
+            return None
+
+    refusals = list[tuple[dict[str, Any], str]]()
+    ignored, tried = set[str](), set[tuple[str, str, str]]()
+    for real in ACCEPTED:
+        before = ModelConfig.parse(dict(real.config), tmp_path, weights=False)
+        for key, value in real.config.items():
+            case = (before.architecture, key, repr(value))
+            if case not in tried:
+                tried.add(case)
+                values = [{"else": 1}] if key == "rope_scaling" else other_values(value)
+                others = [read({**real.config, key: other}) for other in values]
+                ignored |= {key} if all(other == before for other in others) else set()
+    assert sorted(ignored) == sorted(" ".join(IGNORED.values()).split())
+    assert all(any(key in text for key in raw) for raw, text in refusals)
