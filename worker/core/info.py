@@ -19,15 +19,19 @@ def build_engine_info(config: EngineConfig, hellos: Sequence[Hello]) -> EngineIn
     """
     model = load_model_config(config.checkpoint, weights=config.load_format != "dummy")
     num_pages = min(hello.num_pages for hello in hellos) - 1  # page 0 takes padding writes
+    max_model_len, groups = min(hello.max_model_len for hello in hellos), hellos[0].page_groups
     if num_pages < 1:
         raise ValueError(
             "no memory is left for the KV cache: raise --gpu-memory-utilization or "
             "--tensor-parallel-size, or set --kv-cache-tokens"
         )
+    max_total_tokens = groups.max_tokens(num_pages, config.page_size, config.max_num_batched_tokens)
+    if groups.num_window:
+        max_total_tokens = min(max_total_tokens, max_model_len)
     return EngineInfo(
         model=config.checkpoint,
-        max_model_len=min(hello.max_model_len for hello in hellos),
-        max_total_tokens=num_pages * config.page_size,
+        max_model_len=max_model_len,
+        max_total_tokens=max_total_tokens,
         vocab_size=hellos[0].vocab_size,
         page_size=config.page_size,
         max_num_seqs=config.max_num_seqs,
@@ -44,6 +48,8 @@ def build_engine_info(config: EngineConfig, hellos: Sequence[Hello]) -> EngineIn
         dtype=hellos[0].dtype,
         tensor_parallel_size=config.tensor_parallel_size,
         startup=slowest(hellos),
+        num_pages=num_pages,
+        page_groups=groups,
         processes={"rank 0": os.getpid()} | _processes(hellos),
     )
 

@@ -82,10 +82,10 @@ class ModelConfig:
         max_position_embeddings = _integer(merged, "max_position_embeddings")
         rope = parse_rope(merged, max_position_embeddings)
         windows = family.windows(merged)
-        limit, reason = _length_limit(merged, rope, max_position_embeddings, windows)
         block_size, mask_token_id = 1, None
         if "block_size" in family.defaults:
             block_size, mask_token_id = _block_diffusion(merged)
+        limit, reason = _length_limit(merged, rope, max_position_embeddings, windows)
         attention_bias = bool(merged.get("attention_bias", False))
         return cls(
             architecture=architecture,
@@ -114,6 +114,14 @@ class ModelConfig:
             block_size=block_size,
             mask_token_id=mask_token_id,
             quantization=parse_quantization(raw),
+        )
+
+    def windows_within(self, max_model_len: int) -> tuple[int, ...]:
+        """Per layer, how many positions a query sees, its own included; 0 for all before it, which
+        is the same in sequences of at most the window."""
+        return tuple(
+            window if window is not None and window < max_model_len else 0
+            for window in self.windows
         )
 
     def resolve_max_model_len(self, requested: int | None) -> int:
@@ -207,6 +215,12 @@ def _length_limit(
 
     Full attention equals windowed attention for sequences no longer than the window, and
     dual-chunk attention for those no longer than what one chunk sees.
+
+    Args:
+        raw: config.json.
+        rope: its rotary embedding.
+        max_position_embeddings: its key.
+        windows: per layer, where windows are not implemented.
     """
     limit = rope.scaled_length(max_position_embeddings)
     reason = f"max_position_embeddings {max_position_embeddings}, rope kind {rope.kind}"

@@ -18,19 +18,27 @@ class KVCache:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class AttentionInputs:
+    """What the layers of one group have in common in a step."""
+
+    slot_mapping: torch.Tensor
+    """[T] int64: where each token's key and value go, page * page_size + offset."""
+    decode: AttentionStep | None
+    """None without decode rows."""
+    extend: AttentionStep | None
+    """None without longer rows."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class ForwardContext:
     """The step's caches and planned attention. Tokens of decode rows come first."""
 
     kv_caches: tuple[KVCache, ...]
     """Each layer's."""
-    slot_mapping: torch.Tensor
-    """[T] int64: where each token's key and value go, page * page_size + offset."""
+    attention: tuple[AttentionInputs, ...]
+    """Each layer's; one object for all layers of a group."""
     num_decode_tokens: int
     """Leading tokens that are rows of their own."""
-    decode: AttentionStep | None
-    """None without decode rows."""
-    extend: AttentionStep | None
-    """None without longer rows."""
     read_tokens: torch.Tensor | None = None
     """[S] int64, ascending: tokens whose hidden states anyone reads; None for all. Of the others
     the last layer computes keys and values alone."""

@@ -11,6 +11,7 @@ import torch
 from kernels.native import NativeDecoder
 from worker.models.config import ModelConfig
 from worker.models.context import ForwardContext
+from worker.models.kv_cache import KVCacheSpec
 from worker.models.layers import RMSNorm
 from worker.models.linear import ParallelLMHead, VocabParallelEmbedding
 from worker.models.linear_method import LayerOptions, WeightSlot
@@ -35,6 +36,9 @@ class FeedForward(Protocol):
 
 class DecoderLayer(Protocol):
     """One layer: how norms, attention, feed-forward and residuals go together."""
+
+    kv_cache_spec: KVCacheSpec
+    """What it keeps of a token."""
 
     def weight_slots(self, prefix: str) -> Iterator[WeightSlot]:
         """Slots of all its weights; `prefix` ends with a dot."""
@@ -79,6 +83,8 @@ class DecoderModel(ABC):
         self.native: NativeDecoder | None = None
         """Runs the whole forward pass in place of the layers here, where it is used."""
         self.cos_sin = cos_sin_table(config.rope, config.rotary_dim, max_model_len, options.device)
+        self.windows = config.windows_within(max_model_len)
+        """By layer: positions that a query sees, its own included; 0 for all before it."""
         self.embed_tokens = VocabParallelEmbedding(config.vocab_size, config.hidden_size, options)
         self.layers = [self.build_layer(index) for index in range(config.num_layers)]
         self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps, options)

@@ -16,6 +16,7 @@ from kernels import (
 )
 from worker.models.config import ModelConfig
 from worker.models.context import ForwardContext
+from worker.models.kv_cache import KVCacheSpec
 from worker.models.linear import (
     ColumnParallelLinear,
     ColumnPart,
@@ -71,6 +72,14 @@ class Attention:
 
     Each rank computes its share of the query heads. Where there are more ranks than kv heads,
     neighbouring ranks hold copies of the same kv head.
+
+    Args:
+        config: of the model.
+        options: of its layers.
+        layer_index: from 0.
+        cos_sin: the rotary table [positions, rotary_dim].
+        window: positions that a query sees, its own included; 0 for all before it.
+        names: what a checkpoint calls the parts; None for Llama's names.
     """
 
     def __init__(
@@ -80,11 +89,16 @@ class Attention:
         *,
         layer_index: int,
         cos_sin: torch.Tensor,
+        window: int = 0,
         names: AttentionNames | None = None,
     ) -> None:
         head_dim = config.head_dim
         num_heads, num_kv_heads = local_heads(config, options.group.world_size)
         self.num_heads, self.num_kv_heads = num_heads, num_kv_heads
+        self.kv_cache_spec = KVCacheSpec(
+            num_kv_heads=num_kv_heads, head_dim=head_dim, dtype=options.dtype, window=window
+        )
+        """What it keeps of a token."""
         self._split = [num_heads, num_kv_heads, num_kv_heads]
         self._head_dim = head_dim
         self._scale = head_dim**-0.5
@@ -142,7 +156,7 @@ class Attention:
             q, k = self.q_norm.forward(q), self.k_norm.forward(k)
         rotary_embedding(q, k, positions, self._cos_sin)
         cache = ctx.kv_caches[self._layer_index]
-        store_kv_cache(k, v, cache.k, cache.v, ctx.slot_mapping)
+        store_kv_cache(k, v, cache.k, cache.v, ctx.attention[self._layer_index].slot_mapping)
         if read is not None and not len(read):
             return hidden[:0]
         attended = self._attend(q, cache.k, cache.v, ctx).reshape(hidden.shape[0], -1)
@@ -151,16 +165,18 @@ class Attention:
     def _attend(
         self, q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, ctx: ForwardContext
     ) -> torch.Tensor:
-        if ctx.extend is None:
-            assert ctx.decode is not None, "a step has rows"
-            return ctx.decode.forward(q, k_cache, v_cache, scale=self._scale)
-        if ctx.decode is None:
-            return ctx.extend.forward(q, k_cache, v_cache, scale=self._scale)
+        inputs = ctx.attention[self._layer_index]
+        decode, extend = inputs.decode, inputs.extend
+        if extend is None:
+            assert decode is not None, "a step has rows"
+            return decode.forward(q, k_cache, v_cache, scale=self._scale)
+        if decode is None:
+            return extend.forward(q, k_cache, v_cache, scale=self._scale)
         border = ctx.num_decode_tokens
         return torch.cat(
             (
-                ctx.decode.forward(q[:border], k_cache, v_cache, scale=self._scale),
-                ctx.extend.forward(q[border:], k_cache, v_cache, scale=self._scale),
+                decode.forward(q[:border], k_cache, v_cache, scale=self._scale),
+                extend.forward(q[border:], k_cache, v_cache, scale=self._scale),
             )
         )
 

@@ -36,8 +36,13 @@ class LlamaLayer:
     ) -> None:
         config, options = model.config, model.options
         self.attention = Attention(
-            config, options, layer_index=index, cos_sin=model.cos_sin, names=names
+            *(config, options),
+            layer_index=index,
+            cos_sin=model.cos_sin,
+            window=model.windows[index],
+            names=names,
         )
+        self.kv_cache_spec = self.attention.kv_cache_spec
         self.mlp = mlp
         self.input_norm = RMSNorm(config.hidden_size, config.rms_norm_eps, options)
         self.post_attention_norm = RMSNorm(config.hidden_size, config.rms_norm_eps, options)

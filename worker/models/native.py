@@ -58,7 +58,12 @@ def build_native(model: DecoderModel, options: NativeOptions) -> NativeDecoder |
     """
     group = model.options.group
     tensors, reason = None, f"{type(model).__name__} is none of the families that it computes"
-    if vars(type(model)).get("runs_natively", False):
+    if any(model.windows):
+        reason = (
+            f"layers see {max(model.windows)} positions at a time: --max-model-len "
+            f"{min(filter(None, model.windows))} would do without that"
+        )
+    elif vars(type(model)).get("runs_natively", False):
         tensors = _model_tensors(model)
         reason = tensors.unsupported(options.page_size) or ""
     if tensors is not None and not reason:

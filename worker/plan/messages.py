@@ -9,6 +9,7 @@ from __future__ import annotations
 import msgspec
 
 from worker.plan.plan import Plan, StepResult
+from worker.wire.page_groups import ONE_GROUP, PageGroups
 
 
 class Hello(msgspec.Struct, tag="hello", frozen=True):
@@ -29,6 +30,8 @@ class Hello(msgspec.Struct, tag="hello", frozen=True):
     """Seconds by phase up to here, see `worker.rank.rank.Rank`."""
     process: int = 0
     """Its id, where all ranks are on one node; 0 elsewhere."""
+    page_groups: PageGroups = ONE_GROUP
+    """How the model's layers share pages."""
 
 
 class Start(msgspec.Struct, tag="start", frozen=True):

@@ -70,11 +70,13 @@ class Admit(msgspec.Struct, array_like=True, frozen=True):
 
 
 class PageWrite(msgspec.Struct, array_like=True, frozen=True):
-    """Writes page ids into the page-table row of a slot, from column `start`."""
+    """Writes page ids into the page-table row that a slot has for a group of layers, from column
+    `start`."""
 
     slot: int
     start: int
     page_ids: list[int]
+    group: int = 0
 
 
 class PageCopies(msgspec.Struct, array_like=True, frozen=True):

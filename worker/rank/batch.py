@@ -20,7 +20,8 @@ import torch
 
 from kernels import SamplingParameters, StepRows, StepTensors, gather_step_inputs
 from kernels.attention import AttentionBackend, AttentionMetadata, CapturableBackend
-from worker.models.context import ForwardContext, KVCache
+from worker.models.context import AttentionInputs, ForwardContext, KVCache
+from worker.models.kv_cache import KVCacheGroup
 from worker.plan.plan import Plan
 from worker.rank.sampling.logprobs import PromptChunk
 from worker.rank.sampling.state import RuledRows
@@ -293,6 +294,7 @@ def gather_inputs(
     batch: Batch,
     tables: DeviceTables,
     kv_caches: tuple[KVCache, ...],
+    groups: Sequence[KVCacheGroup],
     backend: AttentionBackend,
 ) -> ForwardInputs:
     """What the batch's rows read, from the tables.
@@ -301,6 +303,7 @@ def gather_inputs(
         batch: whose arrays are on the device.
         tables: with its Plan's writes.
         kv_caches: of all layers.
+        groups: of the layers.
         backend: of attention.
     """
     assert batch.staged is not None, "the compiled library gathers its inputs itself"
@@ -315,25 +318,29 @@ def gather_inputs(
         num_pages=-(-max(batch.ends) // tables.page_size),
         page_size=tables.page_size,
     )
-    step = gather_step_inputs(tables.token_pool, tables.page_table, rows)
-    decode, extend = _attention_rows(batch, step, tables, batch.staged["query_start"])
     plan = backend.plan
     if batch.size is not None:
         assert isinstance(backend, CapturableBackend), "its steps are launched one by one"
         plan = backend.prepare_for_capture
+    by_layer: dict[int, AttentionInputs] = {}
+    for group, page_table in zip(groups, tables.group_tables, strict=True):
+        # Tokens and positions are the same for all groups, pages are not.
+        step = gather_step_inputs(tables.token_pool, page_table, rows)
+        parts = _attention_rows(batch, step, tables, batch.staged["query_start"], group.window)
+        decode, extend = (None if part is None else plan(part) for part in parts)
+        inputs = AttentionInputs(slot_mapping=step.slot_mapping, decode=decode, extend=extend)
+        by_layer.update(dict.fromkeys(group.layers, inputs))
     context = ForwardContext(
         kv_caches=kv_caches,
-        slot_mapping=step.slot_mapping,
+        attention=tuple(by_layer[layer] for layer in range(len(by_layer))),
         num_decode_tokens=batch.num_decodes,
-        decode=None if decode is None else plan(decode),
-        extend=None if extend is None else plan(extend),
         read_tokens=batch.read_tokens,
     )
     return ForwardInputs(input_ids=step.input_ids, positions=step.positions, context=context)
 
 
 def _attention_rows(
-    batch: Batch, step: StepTensors, tables: DeviceTables, query_start: torch.Tensor
+    batch: Batch, step: StepTensors, tables: DeviceTables, query_start: torch.Tensor, window: int
 ) -> tuple[AttentionMetadata | None, AttentionMetadata | None]:
     """The rows of one token, which come first, and the longer ones."""
     border, ends = batch.num_decodes, batch.ends
@@ -344,6 +351,7 @@ def _attention_rows(
             seq_lens=step.seq_lens[:border],
             seq_lens_host=ends[:border],
             page_size=tables.page_size,
+            window=window,
         )
     if border < len(batch.rows):
         extend = AttentionMetadata(
@@ -354,6 +362,7 @@ def _attention_rows(
             query_lens_host=batch.rows[border:, 2].tolist(),
             page_size=tables.page_size,
             block_size=tables.block_size,
+            window=window,
         )
     return decode, extend
 

@@ -1,49 +1,64 @@
-"""One rank's KV cache: how large a page is, and the memory of all pages."""
+"""One rank's KV cache: how large a page is, the memory of all pages, and what windows rule out."""
 
 from __future__ import annotations
 
 import torch
 
 from worker.config import EngineConfig
-from worker.models.config import ModelConfig
 from worker.models.context import KVCache
-from worker.models.layers import local_heads
-from worker.models.tensor_parallel import TensorParallelGroup
+from worker.models.kv_cache import KVCacheLayout
 from worker.rank.cpu import lazy_zeros
 from worker.rank.speculation.draft_model import draft_page_bytes
 
 
-def page_bytes(
-    config: EngineConfig, model: ModelConfig, group: TensorParallelGroup, dtype: torch.dtype
-) -> int:
+def check_windows(config: EngineConfig, layout: KVCacheLayout) -> None:
+    """Whether the engine's configuration suits layers that see a window, before weights are read.
+
+    Raises:
+        ValueError: it does not; the message says what to change.
+    """
+    window = layout.page_groups.window
+    if not window:
+        return
+    refused = {
+        "--host-cache-gib": ("keeps prefixes whole", config.host_cache_gib > 0.0),
+        "--speculative-method draft": (
+            "takes pages of all positions",
+            config.speculative_method == "draft",
+        ),
+        "--cpu-backend native": ("attends to all positions", config.cpu_backend == "native"),
+    }
+    for option, (reason, is_set) in refused.items():
+        if is_set:
+            raise ValueError(
+                f"{option} {reason}, layers of this model see {window} at a time: leave it out, or "
+                f"set --max-model-len {window}"
+            )
+
+
+def page_bytes(config: EngineConfig, layout: KVCacheLayout) -> int:
     """Bytes that a page takes on this rank, in a draft model's cache included."""
-    return own_page_bytes(config, model, group, dtype) + draft_page_bytes(config)
-
-
-def own_page_bytes(
-    config: EngineConfig, model: ModelConfig, group: TensorParallelGroup, dtype: torch.dtype
-) -> int:
-    """Bytes that a page takes on this rank in the cache of the model itself."""
-    _, num_kv_heads = local_heads(model, group.world_size)
-    values = num_kv_heads * model.head_dim * config.page_size
-    return 2 * model.num_layers * values * dtype.itemsize
+    return layout.page_bytes(config.page_size) + draft_page_bytes(config)
 
 
 def allocate_kv_caches(
-    num_pages: int,
-    page_size: int,
-    model: ModelConfig,
-    group: TensorParallelGroup,
-    dtype: torch.dtype,
+    num_pages: int, page_size: int, layout: KVCacheLayout, device: torch.device
 ) -> tuple[KVCache, ...]:
     """The cache of each layer; zeros, since attention reads unused slots of a page (and masks
-    them)."""
-    _, num_kv_heads = local_heads(model, group.world_size)
-    shape = (num_pages, page_size, num_kv_heads, model.head_dim)
-    return tuple(
-        KVCache(k=_zeros(shape, dtype, group.device), v=_zeros(shape, dtype, group.device))
-        for _ in range(model.num_layers)
-    )
+    them). Layers of different groups have one tensor where they stand at the same place."""
+    spec = layout.spec
+    assert spec.num_planes == 2, "keys and values"
+    shape = (num_pages, *spec.page_shape(page_size))
+    caches = [
+        KVCache(k=_zeros(shape, spec.dtype, device), v=_zeros(shape, spec.dtype, device))
+        for _ in range(layout.group_size)
+    ]
+    by_layer = {
+        layer: cache
+        for group in layout.groups
+        for layer, cache in zip(group.layers, caches, strict=False)
+    }
+    return tuple(by_layer[layer] for layer in sorted(by_layer))
 
 
 def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:

@@ -10,9 +10,9 @@ from pathlib import Path
 import torch
 
 from worker.config import EngineConfig
-from worker.models.config import ModelConfig
+from worker.models.kv_cache import KVCacheLayout
 from worker.models.tensor_parallel import TensorParallelGroup
-from worker.rank.kv_cache import own_page_bytes
+from worker.wire.page_groups import PageGroups
 
 logger = logging.getLogger(__name__)
 
@@ -26,6 +26,7 @@ def plan_pages(
     *,
     group: TensorParallelGroup,
     page_bytes: int,
+    page_groups: PageGroups,
     max_model_len: int,
     profile: Callable[[], None],
     graphs: Callable[[], int],
@@ -39,27 +40,27 @@ def plan_pages(
         ValueError: there is no room for a single page.
     """
     if config.kv_cache_tokens is not None:
-        return -(-config.kv_cache_tokens // config.page_size) + 1
+        return -(-config.kv_cache_tokens // config.page_size) * page_groups.num_groups + 1
     # No more than all slots at full length could ever use.
-    useful = config.max_num_seqs * -(-max_model_len // config.page_size)
+    useful = config.max_num_seqs * page_groups.num_pages(
+        max_model_len, config.page_size, config.max_num_batched_tokens
+    )
     if group.device.type == "cuda":
         room = _cuda_room(config, group, profile, graphs)
     else:
         share = int(_available_cpu_bytes() * _CPU_SHARE)
         room = min(share // config.tensor_parallel_size, _CPU_MOST_BYTES)
     pages = min(useful + 1, room // page_bytes)
-    if pages < 2:
+    if pages <= page_groups.num_groups:
         raise ValueError(
             f"no room for a KV cache: {max(0, room) / 1e6:.0f} MB are left and one page takes "
-            f"{page_bytes / 1e6:.1f} MB: raise --gpu-memory-utilization, lower "
-            "--max-num-batched-tokens, or set --kv-cache-tokens"
+            f"{page_groups.num_groups * page_bytes / 1e6:.1f} MB: raise --gpu-memory-utilization, "
+            "lower --max-num-batched-tokens, or set --kv-cache-tokens"
         )
     return pages
 
 
-def plan_host_pages(
-    config: EngineConfig, model: ModelConfig, group: TensorParallelGroup, dtype: torch.dtype
-) -> int:
+def plan_host_pages(config: EngineConfig, layout: KVCacheLayout) -> int:
     """Pages that one rank keeps in host memory; 0 for none.
 
     A draft model's part of a page is not kept: it is computed anew for each request that enters a
@@ -77,7 +78,7 @@ def plan_host_pages(
             f"--host-cache-gib {config.host_cache_gib:g}: this machine has "
             f"{most / 2**30:.1f} GiB of memory in all"
         )
-    page_bytes = own_page_bytes(config, model, group, dtype)
+    page_bytes = layout.page_bytes(config.page_size)
     num_pages = num_bytes // config.tensor_parallel_size // page_bytes
     if not num_pages:
         least = page_bytes * config.tensor_parallel_size / 2**30

@@ -12,6 +12,7 @@ from kernels.attention import AttentionSettings, create_attention_backend
 from worker.config import EngineConfig
 from worker.models.config import ModelConfig, load_model_config
 from worker.models.context import KVCache
+from worker.models.kv_cache import group_layers
 from worker.models.linear_method import LayerOptions
 from worker.models.loader import build_model, draw_weights, load_weights
 from worker.models.tensor_parallel import TensorParallelGroup
@@ -24,7 +25,7 @@ from worker.rank.diffusion.checks import check_blocks
 from worker.rank.diffusion.decoder import BlockDecoder
 from worker.rank.graphs import StepGraphs, create_capture
 from worker.rank.host_pages import HostPages, create_host_pages
-from worker.rank.kv_cache import allocate_kv_caches, page_bytes
+from worker.rank.kv_cache import allocate_kv_caches, check_windows, page_bytes
 from worker.rank.memory import plan_host_pages, plan_pages
 from worker.rank.profiling import profile_plans
 from worker.rank.sampling.logprobs import score_prompts
@@ -81,6 +82,7 @@ class ModelRunner:
                 page_size=config.page_size,
                 batch_invariant=config.batch_invariant,
                 block_size=self.model_config.block_size,
+                window=max(self.model_config.windows_within(self.max_model_len)),
             ),
         )
         check_blocks(config, self.model_config)
@@ -91,6 +93,8 @@ class ModelRunner:
             batch_invariant=config.batch_invariant,
         )
         self.model = build_model(self.model_config, options, self.max_model_len)
+        self._layout = group_layers([layer.kv_cache_spec for layer in self.model.layers])
+        check_windows(config, self._layout)
         native = native_options(config, self.device, group.world_size)
         if is_dummy:
             draw_weights(self.model, native)
@@ -116,7 +120,8 @@ class ModelRunner:
         num_pages = plan_pages(
             self.config,
             group=self.group,
-            page_bytes=page_bytes(self.config, self.model_config, self.group, self.dtype),
+            page_bytes=page_bytes(self.config, self._layout),
+            page_groups=self._layout.page_groups,
             max_model_len=self.max_model_len,
             profile=self._profile,
             graphs=self._measure_graphs,
@@ -126,7 +131,8 @@ class ModelRunner:
             num_pages=num_pages,
             max_model_len=self.max_model_len,
             vocab_size=self.model_config.vocab_size,
-            num_host_pages=plan_host_pages(self.config, self.model_config, self.group, self.dtype),
+            num_host_pages=plan_host_pages(self.config, self._layout),
+            page_groups=self._layout.page_groups,
         )
 
     def allocate(self, num_pages: int, num_host_pages: int = 0) -> None:
@@ -237,7 +243,9 @@ class ModelRunner:
             assert self.model.native is not None, "who else reads the tables"
             tables, read = self._tables, batch.read_tokens
             return self.model.native.forward(batch.rows, tables.token_pool, tables.page_table, read)
-        inputs = gather_inputs(batch, self._tables, self._kv_caches, self._attention)
+        inputs = gather_inputs(
+            batch, self._tables, self._kv_caches, self._layout.groups, self._attention
+        )
         return self.model.forward(inputs.input_ids, inputs.positions, inputs.context)
 
     def compute_logits(self, hidden: torch.Tensor, batch: Batch) -> torch.Tensor:
@@ -300,20 +308,23 @@ class ModelRunner:
         return nullcontext() if self._streams is None else torch.cuda.stream(self._streams.compute)
 
     def _allocate(self, num_pages: int) -> None:
-        self._kv_caches = allocate_kv_caches(
-            num_pages, self.config.page_size, self.model_config, self.group, self.dtype
-        )
+        config, page_groups = self.config, self._layout.page_groups
+        self._kv_caches = allocate_kv_caches(num_pages, config.page_size, self._layout, self.device)
         if self.model.native is not None:
             self.model.native.bind([(cache.k, cache.v) for cache in self._kv_caches])
         # A request can be no longer than the whole cache.
+        most = page_groups.max_tokens(
+            num_pages - 1, config.page_size, config.max_num_batched_tokens
+        )
         self._tables = DeviceTables(
-            max_num_seqs=self.config.max_num_seqs,
-            max_model_len=min(self.max_model_len, (num_pages - 1) * self.config.page_size),
-            page_size=self.config.page_size,
+            max_num_seqs=config.max_num_seqs,
+            max_model_len=min(self.max_model_len, most),
+            page_size=config.page_size,
             vocab_size=self.model_config.vocab_size,
             device=self.device,
             native_draws=self.model.native is not None,
             block_size=self.model_config.block_size,
+            num_groups=page_groups.num_groups,
         )
         self._builder = BatchBuilder(self._tables, is_native=self.model.native is not None)
         if self.model_config.mask_token_id is not None:
@@ -329,7 +340,8 @@ class ModelRunner:
             self.config, max_model_len=self.max_model_len, block_size=self.model_config.block_size
         )
         with self._on_compute_stream():
-            self._allocate(-(-largest.num_tokens // self.config.page_size) + 1)
+            num_blocks = -(-largest.num_tokens // self.config.page_size)
+            self._allocate(num_blocks * self._layout.page_groups.num_groups + 1)
         for plan in largest.plans:
             self.execute(plan)
 

@@ -31,6 +31,7 @@ class DeviceTables:
         device: torch.device,
         native_draws: bool = False,
         block_size: int = 1,
+        num_groups: int = 1,
     ) -> None:
         num_rows = max_num_seqs + 1
         self.device = device
@@ -44,14 +45,17 @@ class DeviceTables:
         self.dummy_slot = max_num_seqs
         self.token_pool = torch.zeros(num_rows, max_model_len + 1, dtype=torch.int32, device=device)
         """[slots, positions]: every token of a request, the newest draw included."""
+        self._columns = -(-max_model_len // page_size)
         self.page_table = torch.zeros(
-            num_rows, -(-max_model_len // page_size), dtype=torch.int32, device=device
+            num_rows, num_groups * self._columns, dtype=torch.int32, device=device
         )
-        """[slots, pages] in the order of positions."""
+        """[slots, groups * pages], the pages of each group in the order of positions."""
+        self.group_tables = torch.split(self.page_table, self._columns, dim=1)
+        """Of each group [slots, pages]: views."""
         self.flat_tokens = self.token_pool.view(-1)
         self.token_stride = self.token_pool.shape[1]
         self.page_stride = self.page_table.shape[1]
-        self.max_positions = self.page_stride * page_size
+        self.max_positions = self._columns * page_size
         """That a slot's pages hold."""
         self._longest = 0
         """Of the runs that were staged last."""
@@ -81,10 +85,11 @@ class DeviceTables:
             runs.append((0, admit.slot * self.token_stride, tokens))
         for write in plan.page_writes:
             pages = np.array(write.page_ids, dtype=np.int32)
-            assert write.start + len(pages) <= self.page_stride, (
+            assert write.start + len(pages) <= self._columns, (
                 "a request has more pages than its row"
             )
-            runs.append((1, write.slot * self.page_stride + write.start, pages))
+            column = write.group * self._columns + write.start
+            runs.append((1, write.slot * self.page_stride + column, pages))
         if not runs:
             return None
         lengths = np.array([len(values) for _, _, values in runs], dtype=np.int64)

@@ -15,6 +15,7 @@ import msgspec
 from worker.wire.admission import AdmissionChange
 from worker.wire.diffusion import BlockTotals
 from worker.wire.host_cache import HostCacheTotals
+from worker.wire.page_groups import ONE_GROUP, PageGroups
 from worker.wire.sampling import SamplingParams
 from worker.wire.slo import Slo
 from worker.wire.speculation import SpeculationTotals
@@ -346,6 +347,10 @@ class EngineInfo(msgspec.Struct, array_like=True, tag="info"):
     front adds."""
     processes: dict[str, int] = msgspec.field(default_factory=dict)
     """Ids of its processes by name, rank 0's first; of ranks on several nodes, rank 0's alone."""
+    num_pages: int = 0
+    """Of the KV cache; 0 for as many as `max_total_tokens` take."""
+    page_groups: PageGroups = ONE_GROUP
+    """How the model's layers share them."""
 
 
 class StepReport(msgspec.Struct, array_like=True, tag="step"):

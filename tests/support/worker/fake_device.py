@@ -46,7 +46,9 @@ class SlotRow:
     tokens: list[int]
     contents: list[int]
     """Expected content per position."""
-    pages: list[int]
+    tables: list[list[int]]
+    """By group of layers, the page of each block; 0 where it was given back before the slot got
+    it."""
 
     def content(self, position: int) -> int:
         while len(self.contents) <= position:
@@ -77,9 +79,12 @@ class FakeDevice:
         for admit in plan.admits:
             assert admit.slot not in busy, "slot rewritten under a step in flight"
             tokens = np.frombuffer(admit.token_ids, "<i4").tolist()
-            self.slots[admit.slot] = SlotRow(admit.seed, tokens, [], [])
+            tables: list[list[int]] = [[] for _ in range(self.config.page_groups.num_groups)]
+            self.slots[admit.slot] = SlotRow(admit.seed, tokens, [], tables)
         for write in plan.page_writes:
-            pages = self.slots[write.slot].pages
+            pages = self.slots[write.slot].tables[write.group]
+            if not pages and write.group >= self.config.page_groups.num_full:
+                pages += [0] * write.start
             assert write.start == len(pages), "a page-table entry was skipped or rewritten"
             assert 0 not in write.page_ids, "page 0 is the dummy"
             pages += write.page_ids
@@ -122,20 +127,22 @@ class FakeDevice:
             self.host[slot] = [POISON] * self.config.page_size
 
     def _check_past(self, row: PlannedRow) -> None:
-        slot, size = self.slots[row.slot], self.config.page_size
+        slot, size, groups = self.slots[row.slot], self.config.page_size, self.config.page_groups
         if row.start:
             slot.content(row.start - 1)
-        for start in range(0, row.start, size):
-            end = min(start + size, row.start)
-            page = self.pages[slot.pages[start // size]]
-            assert page[: end - start] == slot.contents[start:end], "wrong content behind a row"
+        for group, table in enumerate(slot.tables):
+            seen = 0 if group < groups.num_full else max(0, row.start + 1 - groups.window)
+            for begin in range(seen - seen % size, row.start, size):
+                start, end = max(begin, seen), min(begin + size, row.start)
+                part = self.pages[table[begin // size]][start - begin : end - begin]
+                assert part == slot.contents[start:end], "wrong content behind a row"
 
     def _write(self, row: PlannedRow) -> None:
         slot, size = self.slots[row.slot], self.config.page_size
         assert row.length >= 1
         for position in range(row.start, row.start + row.length):
-            page = self.pages[slot.pages[position // size]]
-            page[position % size] = slot.content(position)
+            for table in slot.tables:
+                self.pages[table[position // size]][position % size] = slot.content(position)
 
     def _sample(self, row: PlannedRow) -> int:
         slot, end = self.slots[row.slot], row.start + row.length
@@ -298,7 +305,7 @@ class Harness:
         tree = cache._tree
         assert cache._pages.num_fenced == 0
         assert cache._slots.num_free == self.config.max_num_seqs
-        assert cache._pages.num_free + tree.num_pages == self.config.num_pages - 1
+        assert cache.num_available == self.config.num_pages - 1
         assert tree.num_evictable == tree.num_pages
         nodes = [node for node in tree.nodes() if not node.is_root]
         for mirror, on_host in ((self.mirror, False), (self.host_mirror, True)):

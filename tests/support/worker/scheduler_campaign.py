@@ -87,7 +87,12 @@ class Campaign:
     def evict(self) -> None:
         """As if pages were short."""
         cache = self.harness.scheduler.state.cache
-        cache._pages.release(cache._tree.evict(self.rng.randint(1, 6)), fence=0)
+        count, blocks = self.rng.randint(1, 6), cache._blocks
+        if blocks is None:
+            cache._pages.release(cache._tree.evict(count), fence=0)
+        else:
+            blocks.evict(cache._tree.evict(count // 3))
+            blocks.reclaim(cache._pages.num_free + count, ends=self.rng.random() < 0.5)
         self.harness.check()
 
     def change(self) -> None:

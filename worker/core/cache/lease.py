@@ -17,6 +17,8 @@ class Lease:
     A request keeps reading the pages its page-table row names. Where the tree had the same tokens
     already when it wanted to cache a page of its own, that page is a duplicate: it stays the
     request's until the lease is released, because the row on the device still names it.
+
+    Where layers see a window, "page" is a block (see BlockPool).
     """
 
     slot: int
@@ -24,6 +26,8 @@ class Lease:
     node: Node | None
     """Where the cached prefix ends in the tree, locked; None without a prefix cache."""
     num_cached_pages: int
+    first_seen: int = 0
+    """Place of the first of the pages that may still be read in layers that see a window."""
     duplicates: list[int] = field(default_factory=list)
     fence: int = 0
     """The last step launched that touches the slot and the pages."""

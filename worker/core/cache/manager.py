@@ -5,6 +5,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Iterable
 
+from worker.core.cache.blocks import BlockPool
 from worker.core.cache.host import NO_COPIES, Copies, HostPool
 from worker.core.cache.lease import Lease
 from worker.core.cache.match import Match
@@ -12,6 +13,7 @@ from worker.core.cache.pool import FencedPool
 from worker.core.cache.radix import RadixTree
 from worker.wire.blocks import TOKEN_BYTES
 from worker.wire.messages import BlockEvent
+from worker.wire.page_groups import ONE_GROUP, PageGroups
 
 
 class CacheManager:
@@ -20,6 +22,11 @@ class CacheManager:
     Each page is free, fenced (waits for a step in flight), cached (the tree's) or owned by one
     lease; each slot is free, fenced or a lease's; each host slot free, fenced or the tree's.
 
+    Where layers see a window, what leases and the tree have are blocks (see BlockPool), each of a
+    page in every group of layers. Pages of window groups are given back once a lease's window has
+    passed over them: they stay cached until others need them, or are free. Numbers of pages are of
+    all groups together; elsewhere a block is a page.
+
     Args:
         num_pages: pages on the device; page 0 is the dummy and never handed out.
         page_size: tokens per page.
@@ -27,6 +34,8 @@ class CacheManager:
         block_hash_salt: mixed into block hashes.
         enable_prefix_caching: whether computed pages are kept for later requests.
         num_host_pages: slots in host memory for pages that are evicted; 0 for no such tier.
+        groups: of the model's layers.
+        step_tokens: most tokens of one step.
     """
 
     def __init__(
@@ -38,9 +47,15 @@ class CacheManager:
         block_hash_salt: str,
         enable_prefix_caching: bool,
         num_host_pages: int = 0,
+        groups: PageGroups = ONE_GROUP,
+        step_tokens: int = 1,
     ) -> None:
         self._page_size = page_size
+        self._groups = groups
+        self._step_tokens = step_tokens
         self._pages = FencedPool(1, num_pages - 1)
+        self._blocks = BlockPool(self._pages, groups, page_size) if groups.num_window else None
+        """None where all layers attend to all positions: a block is a page."""
         self._slots = FencedPool(0, num_slots)
         self.host = HostPool(num_host_pages) if num_host_pages else None
         """The tier in host memory; None without one."""
@@ -53,14 +68,26 @@ class CacheManager:
         return self._slots.num_free
 
     @property
+    def has_windows(self) -> bool:
+        """Whether `advance` has anything to do."""
+        return self._blocks is not None
+
+    @property
     def num_available(self) -> int:
-        """Pages that `allocate` can hand out now: free, or cached and evictable."""
-        return self._pages.num_free + self._tree.num_evictable
+        """Pages that are free, or cached and evictable."""
+        num_pages = self._pages.num_free + self._groups.num_full * self._tree.num_evictable
+        return num_pages if self._blocks is None else num_pages + self._blocks.num_idle_pages
+
+    @property
+    def num_allocatable(self) -> int:
+        """Blocks that `allocate` can hand out now."""
+        return self.num_available // self._groups.num_groups
 
     @property
     def is_fenced(self) -> bool:
         """Whether pages will come free when a step in flight completes."""
-        return bool(self._pages.num_fenced or self._tree.num_fenced)
+        num_fenced = self._pages.num_fenced + self._tree.num_fenced
+        return bool(num_fenced if self._blocks is None else num_fenced + self._blocks.num_fenced)
 
     def is_idle(self, lease: Lease) -> bool:
         """Whether no step in flight touches a lease: a release would take effect at once."""
@@ -69,7 +96,23 @@ class CacheManager:
     def num_held_alone(self, lease: Lease) -> int:
         """Pages that would be available if this lease alone were released."""
         cached = self._tree.num_held_alone(lease.node) if lease.node is not None else 0
-        return len(self._own_pages(lease)) + cached
+        num_pages = self._groups.num_full * (len(self._own_pages(lease)) + cached)
+        if self._blocks is None:
+            return num_pages
+        alone = self._blocks.num_used_alone(lease.pages[lease.first_seen :])
+        return num_pages + self._groups.num_window * alone
+
+    def num_needed(self, num_tokens: int, match: Match) -> int:
+        """Pages that a request takes to grow to so many tokens, beside those of a match that are on
+        the device."""
+        num_cached = len(match.pages)
+        first_seen = 0 if self._blocks is None else self._blocks.first_seen(num_cached)
+        return self._num_to_take(num_tokens, num_cached, num_cached - first_seen)
+
+    def num_still_needed(self, num_tokens: int, lease: Lease) -> int:
+        """Pages that a lease takes to grow to so many tokens."""
+        num_blocks = len(lease.pages)
+        return self._num_to_take(num_tokens, num_blocks, num_blocks - lease.first_seen)
 
     @property
     def has_events(self) -> bool:
@@ -81,7 +124,17 @@ class CacheManager:
         if not self._enabled:
             return Match(None, [], 0)
         max_pages = (len(token_ids) - num_left) // self._page_size
-        return self._tree.match(token_ids.tobytes(), max_pages, cache_salt)
+        key = token_ids.tobytes()
+        match = self._tree.match(key, max_pages, cache_salt)
+        blocks = self._blocks
+        if blocks is None or not match.pages:
+            return match
+        num_blocks = blocks.longest_hit(match.pages)
+        if num_blocks < len(match.pages):
+            match = self._tree.match(key, num_blocks, cache_salt)
+        idle = blocks.num_idle(match.pages[blocks.first_seen(num_blocks) :])
+        num_unlocked = self._groups.num_full * match.num_unlocked + self._groups.num_window * idle
+        return match._replace(num_unlocked=num_unlocked)
 
     def open(self, match: Match, cache_salt: str, *, shared: bool = True) -> Lease:
         """Takes a slot and locks a match made just before; the caller saw a free slot.
@@ -100,6 +153,9 @@ class CacheManager:
             node=node,
             num_cached_pages=match.num_pages,
         )
+        if self._blocks is not None:
+            lease.first_seen = self._blocks.first_seen(len(lease.pages))
+            self._blocks.use(lease.pages[lease.first_seen :])
         if match.num_host:
             assert node is not None
             self._tree.load(node, self.allocate(lease, match.num_host))
@@ -108,8 +164,13 @@ class CacheManager:
     def allocate(self, lease: Lease, count: int) -> list[int]:
         """Adds `count` pages to a lease, evicting as needed; returns them.
 
-        The caller has checked `num_available`.
+        The caller has checked `num_allocatable`.
         """
+        if self._blocks is not None:
+            self._make_free(count * self._groups.num_groups, self._blocks)
+            pages = self._blocks.take(count)
+            lease.pages += pages
+            return pages
         missing = count - self._pages.num_free
         if missing > 0:
             # Nothing in flight reads an evictable page: locks end only behind their fence.
@@ -117,6 +178,33 @@ class CacheManager:
         pages = self._pages.take(count)
         lease.pages += pages
         return pages
+
+    def page_rows(self, lease: Lease, start: int = 0) -> list[tuple[int, list[int]]]:
+        """By group of layers, what its page table is to name for a lease's slot from place `start`
+        on: the place of the first page, and the pages."""
+        if self._blocks is None:
+            return [(start, lease.pages[start:])]
+        return self._blocks.rows(lease.pages, start, lease.first_seen)
+
+    def advance(self, lease: Lease, position: int) -> None:
+        """Gives back the pages of window groups that no query from `position` on sees.
+
+        All steps that compute a position before it have completed, and what they computed has been
+        committed.
+        """
+        assert self._blocks is not None, "no layer sees a window"
+        first = self._first_seen_from(position, lease)
+        if first > lease.first_seen:
+            # HAZARD(fence): the pages are masked for steps in flight, but their tables name them.
+            passed = lease.pages[lease.first_seen : first]
+            self._blocks.end_use(passed, lease.fence, lease_ends=False)
+            lease.first_seen = first
+
+    def will_advance(self, lease: Lease, position: int) -> bool:
+        """Whether `advance` would give anything back, once `position` is reached."""
+        return self._blocks is not None and (
+            self._first_seen_from(position, lease) > lease.first_seen
+        )
 
     def commit(self, lease: Lease, token_ids: array[int], num_computed: int) -> None:
         """Puts the full pages among the first `num_computed` positions into the prefix cache.
@@ -132,10 +220,23 @@ class CacheManager:
         lease.node, duplicates = self._tree.insert(lease.node, key, lease.pages[start:end])
         lease.duplicates += duplicates
         lease.num_cached_pages = end
+        if self._blocks is not None:
+            self._blocks.cache(lease.pages[start + len(duplicates) : end])
+            if duplicates:
+                # What had lost its window pages takes over the lease's, which names it from now on.
+                cached = self._tree.last_pages(lease.node, end - start)
+                for place, (own, other) in enumerate(zip(duplicates, cached, strict=False), start):
+                    if self._blocks.move_window(own, other):
+                        lease.pages[place] = other
 
     def release(self, lease: Lease) -> None:
         """Ends a lease; what it held is usable again once step `lease.fence` has completed."""
-        self._pages.release(self._own_pages(lease), lease.fence)
+        if self._blocks is None:
+            self._pages.release(self._own_pages(lease), lease.fence)
+        else:
+            seen = lease.pages[lease.first_seen :]
+            self._blocks.end_use(seen, lease.fence, lease_ends=True)
+            self._blocks.release(self._own_pages(lease), lease.fence)
         self._slots.release([lease.slot], lease.fence)
         if lease.node is not None:
             self._tree.unlock(lease.node, lease.fence)
@@ -145,6 +246,8 @@ class CacheManager:
         self._pages.complete(seq)
         self._slots.complete(seq)
         self._tree.complete(seq)
+        if self._blocks is not None:
+            self._blocks.complete(seq)
         if self.host is not None:
             self.host.complete(seq)
 
@@ -165,11 +268,39 @@ class CacheManager:
         nodes = list(self._tree.nodes())
         cached = [page for node in nodes if not node.on_host for page in node.pages]
         owned = [page for lease in leases for page in self._own_pages(lease)]
-        self._pages.check_invariants([*cached, *owned])
+        if self._blocks is None:
+            self._pages.check_invariants([*cached, *owned])
+        else:
+            used = [page for lease in leases for page in lease.pages[lease.first_seen :]]
+            self._blocks.check_invariants(cached, owned, used)
         self._slots.check_invariants(lease.slot for lease in leases)
         if self.host is not None:
             self.host.check_invariants(slot for n in nodes if n.on_host for slot in n.pages)
         self._tree.check_invariants([lease.node for lease in leases if lease.node is not None])
+
+    def _num_to_take(self, num_tokens: int, num_blocks: int, num_seen: int) -> int:
+        """Pages that one takes who has so many blocks, and the window pages of so many of them."""
+        wanted = -(-num_tokens // self._page_size)
+        num_pages = self._groups.num_full * max(0, wanted - num_blocks)
+        if self._blocks is not None:
+            most = self._groups.most_window_blocks(self._page_size, self._step_tokens)
+            num_pages += self._groups.num_window * max(0, min(wanted, most) - num_seen)
+        return num_pages
+
+    def _first_seen_from(self, position: int, lease: Lease) -> int:
+        return min(self._groups.first_block(position, self._page_size), len(lease.pages))
+
+    def _make_free(self, count: int, blocks: BlockPool) -> None:
+        """Has `count` pages free: first those that windows have passed over, then what the tree
+        evicts, then those at ends within what is locked."""
+        blocks.reclaim(count, ends=False)
+        while (missing := count - self._pages.num_free) > 0:
+            # Nothing in flight reads an evictable page: locks end only behind their fence.
+            evicted = self._tree.evict(-(-missing // self._groups.num_groups))
+            if not evicted:
+                break
+            blocks.evict(evicted)
+        blocks.reclaim(count, ends=True)
 
     @staticmethod
     def _own_pages(lease: Lease) -> list[int]:

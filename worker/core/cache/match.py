@@ -14,7 +14,8 @@ class Match(NamedTuple):
     """Where the part on the device ends; None if nothing there matched."""
     pages: list[int]
     num_unlocked: int
-    """How many of the pages nobody has locked: locking them makes them unevictable."""
+    """How many pages, of all groups of layers, nobody has locked: locking them makes them
+    unevictable."""
     host_node: Node | None = None
     """Where it ends, if that is in host memory."""
     num_host: int = 0

@@ -137,6 +137,16 @@ class RadixTree:
         self._lock_up_to(node, held)
         return node, pages[:num_duplicates]
 
+    def last_pages(self, node: Node, count: int) -> list[int]:
+        """The last `count` pages of the path that ends at `node`, in order."""
+        pages: list[int] = []
+        above: Node | None = node
+        while len(pages) < count:
+            assert above is not None, "the path has fewer pages"
+            pages[:0] = above.pages
+            above = above.parent
+        return pages[len(pages) - count :]
+
     def load(self, node: Node, pages: list[int]) -> None:
         """Has the runs in host memory that lead to `node`, which is locked, loaded into `pages`."""
         assert self._host is not None

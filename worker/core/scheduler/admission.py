@@ -154,11 +154,11 @@ class Admission:
         request, lease, _, _ = admitted
         self._cache.allocate(lease, self.num_pages(admitted, length))
         builder.admit(_admit(request, lease))
-        builder.write_pages(lease.slot, 0, list(lease.pages))
+        builder.write_pages(lease.slot, self._cache.page_rows(lease))
         builder.add_row(request, lease, length)
 
     def num_pages(self, admitted: Admitted, length: int) -> int:
-        """Pages that `launch` takes."""
+        """Blocks that `launch` takes."""
         request, lease, _, _ = admitted
         return -(-(request.num_computed + length) // self._page_size) - len(lease.pages)
 
@@ -262,9 +262,9 @@ class Admission:
     def _num_missing(self, request: Request, match: Match) -> int:
         """Pages short of what it needs, beside what running requests will need."""
         if self._reserve is None:
-            self._reserve = sum(num_still_needed(r, self._page_size) for r in self._state.running)
+            self._reserve = sum(map(self._num_still_needed, self._state.running))
         room = max(request.num_wanted, len(request.token_ids) + 1)
-        needed = -(-room // self._page_size) - len(match.pages)
+        needed = self._cache.num_needed(room, match)
         return needed + self._reserve - (self._cache.num_available - match.num_unlocked)
 
     def _start(self, request: Request, match: Match) -> Lease:
@@ -273,8 +273,11 @@ class Admission:
             self._host_loads.note_resumed(request, match)
         lease = self._lifecycle.start(request, match)
         if self._reserve is not None:
-            self._reserve += num_still_needed(request, self._page_size)
+            self._reserve += self._num_still_needed(request)
         return lease
+
+    def _num_still_needed(self, request: Request) -> int:
+        return num_still_needed(request, self._page_size, self._cache)
 
     def _note(self, request: Request, now: float) -> None:
         if request.times.admitted_s < 0.0:

@@ -48,7 +48,7 @@ def rows_ahead(
     rows = [_row(one.request, one.lease, policy, config.page_size) for one in current]
     num_tokens = sum(row.end - row.start for row in rows)
     num_missing = sum(row.num_missing for row in rows)
-    if num_tokens > config.max_num_batched_tokens or num_missing > cache.num_available:
+    if num_tokens > config.max_num_batched_tokens or num_missing > cache.num_allocatable:
         return []
     return rows
 

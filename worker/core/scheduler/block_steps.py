@@ -171,7 +171,8 @@ class BlockSteps:
             lease = row.lease
             if row.num_missing:
                 first = len(lease.pages)
-                builder.write_pages(lease.slot, first, state.cache.allocate(lease, row.num_missing))
+                state.cache.allocate(lease, row.num_missing)
+                builder.write_pages(lease.slot, state.cache.page_rows(lease, first))
             builder.add_window(row.request, lease, row.start, row.end)
         if not self._any_watched():
             builder.max_rounds = MAX_ROUNDS_AHEAD

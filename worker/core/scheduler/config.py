@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from worker.core.scheduler.block_policy import BlockPolicy
 from worker.wire.admission import AdmissionOptions
 from worker.wire.host_cache import HostCachePolicy
+from worker.wire.page_groups import ONE_GROUP, PageGroups
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -46,6 +47,8 @@ class SchedulerConfig:
     """Slots in host memory for pages that are evicted; 0 for no such tier."""
     host_cache_policy: HostCachePolicy = "auto"
     """Whether pages in host memory are copied back only where that is quicker, or always."""
+    page_groups: PageGroups = ONE_GROUP
+    """How the model's layers share pages."""
     blocks: BlockPolicy | None = None
     """Of a block-diffusion model; None for an autoregressive one."""
 
@@ -56,8 +59,10 @@ class SchedulerConfig:
             raise ValueError("max_num_batched_tokens must be at least 1")
         if self.page_size < 1:
             raise ValueError("page_size must be at least 1")
-        if self.num_pages < 2:
+        if self.num_pages <= self.page_groups.num_groups:
             raise ValueError("num_pages must be at least 2: one dummy page and one to use")
+        if self.page_groups.num_window and (self.num_host_pages or self.blocks is not None):
+            raise ValueError("layers that see a window go with no host tier and no blocks")
         if self.num_host_pages and not self.enable_prefix_caching:
             raise ValueError("num_host_pages needs enable_prefix_caching")
         if self.max_model_len < 2:
@@ -68,4 +73,7 @@ class SchedulerConfig:
     @property
     def max_total_tokens(self) -> int:
         """Length at which any request ends: the model's maximum, or what the cache holds."""
-        return min(self.max_model_len, (self.num_pages - 1) * self.page_size)
+        most = self.page_groups.max_tokens(
+            self.num_pages - 1, self.page_size, self.max_num_batched_tokens
+        )
+        return min(self.max_model_len, most)

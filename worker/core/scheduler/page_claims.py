@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from worker.core.cache.lease import Lease
+from worker.core.cache.manager import CacheManager
 from worker.core.request import Request
 from worker.core.scheduler.lifecycle import Lifecycle
 from worker.core.scheduler.state import SchedulerState
 from worker.core.scheduler.step import StepBuilder
 
 
-def num_still_needed(request: Request, page_size: int) -> int:
+def num_still_needed(request: Request, page_size: int, cache: CacheManager) -> int:
     """Pages a running request will take to compute all its known tokens and a page beyond."""
     assert request.lease is not None
     num_tokens = min(request.limit, len(request.token_ids) + page_size)
-    return max(0, -(-num_tokens // page_size) - len(request.lease.pages))
+    return cache.num_still_needed(num_tokens, request.lease)
 
 
 class PageClaims:
@@ -32,7 +33,7 @@ class PageClaims:
         self._running = state.running
         self._lifecycle = lifecycle
         self.num_promised = 0
-        """Pages that requests admitted to this step take once the running ones have theirs."""
+        """Blocks that requests admitted to this step take once the running ones have theirs."""
 
     def add_row(self, request: Request, lease: Lease, length: int, builder: StepBuilder) -> None:
         """Adds a row of `length` positions, or of as many as there are pages for, if any."""
@@ -58,17 +59,18 @@ class PageClaims:
         missing = -(-least // page_size) - num_pages
         if request.num_unverified and missing > max(0, self._num_spare):
             return
-        if missing > self._cache.num_available and not self._make_available(request):
+        if missing > self._cache.num_allocatable and not self._make_available(request):
             return
         missing = max(missing, min(-(-most // page_size) - num_pages, self._num_spare))
         if missing > 0:
-            builder.write_pages(lease.slot, num_pages, self._cache.allocate(lease, missing))
+            self._cache.allocate(lease, missing)
+            builder.write_pages(lease.slot, self._cache.page_rows(lease, num_pages))
         end = min(most, len(lease.pages) * page_size)
         builder.add_draft_row(request, lease, end, min(num_drafts, end - start - 1))
 
     @property
     def _num_spare(self) -> int:
-        return self._cache.num_available - self.num_promised
+        return self._cache.num_allocatable - self.num_promised
 
     def _claim(self, request: Request, lease: Lease, length: int, builder: StepBuilder) -> int:
         """Extends `lease` for `length` more positions, or for as many as there are pages for.
@@ -80,15 +82,17 @@ class PageClaims:
         if not room and not self._make_available(request):
             return 0
         missing = -(-(length - room) // self._page_size)
-        missing = min(missing, self._cache.num_available)
+        # What admission has kept for them suffices, but for a moment where windows are to advance.
+        missing = min(missing, max(self._num_spare, 0))
         if missing:
-            builder.write_pages(lease.slot, start, self._cache.allocate(lease, missing))
+            self._cache.allocate(lease, missing)
+            builder.write_pages(lease.slot, self._cache.page_rows(lease, start))
         return min(length, room + missing * self._page_size)
 
     def _make_available(self, request: Request) -> bool:
         """Whether at least one page is available, after preempting whom it takes."""
-        while not self._cache.num_available:
-            if self._cache.is_fenced:
+        while not self._cache.num_allocatable:
+            if self._cache.is_fenced or self._will_advance():
                 return False
             victim = self._running.last()
             if victim is request and len(self._running) > 1:
@@ -104,3 +108,12 @@ class PageClaims:
             if victim is request:
                 return False
         return True
+
+    def _will_advance(self) -> bool:
+        """Whether a step in flight moves a window on, so that pages come free."""
+        return self._cache.has_windows and any(
+            request.lease is not None
+            and not self._lifecycle.is_idle(request)
+            and self._cache.will_advance(request.lease, request.num_computed)
+            for request in self._running
+        )

@@ -85,7 +85,7 @@ class PriorityPreemption:
     def _num_gained(self, victim: Request) -> int:
         """Pages for others: what it frees, and what is kept for it now."""
         assert victim.lease is not None
-        kept = num_still_needed(victim, self._page_size)
+        kept = num_still_needed(victim, self._page_size, self._cache)
         return self._cache.num_held_alone(victim.lease) + kept
 
 

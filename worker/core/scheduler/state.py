@@ -66,6 +66,8 @@ class SchedulerState:
                 block_hash_salt=config.block_hash_salt,
                 enable_prefix_caching=config.enable_prefix_caching,
                 num_host_pages=config.num_host_pages,
+                groups=config.page_groups,
+                step_tokens=config.max_num_batched_tokens,
             ),
             queue=WaitingQueue(Urgency(config.deadline_margin_s, forecast), tenants),
             running=RunningSet(),

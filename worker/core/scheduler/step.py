@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -153,9 +154,11 @@ class StepBuilder:
         """Fills the row of a slot before the step."""
         self._admits.append(admit)
 
-    def write_pages(self, slot: int, start: int, page_ids: list[int]) -> None:
-        """Extends the page-table row of a slot before the step."""
-        self._page_writes.append(PageWrite(slot, start, page_ids))
+    def write_pages(self, slot: int, rows: Sequence[tuple[int, list[int]]]) -> None:
+        """Extends a slot's rows of the page tables before the step: by group of layers the place of
+        the first page, and the pages."""
+        for group, (start, page_ids) in enumerate(rows):
+            self._page_writes.append(PageWrite(slot, start, page_ids, group))
 
     def copy_pages(self, stores: Copies, loads: Copies) -> None:
         """Moves pages to host memory and back before the step."""

@@ -45,6 +45,7 @@ class TokenSteps:
         self.speculation = speculation
         self._state = state
         self._config = state.config
+        self._has_windows = state.cache.has_windows
         self._lifecycle = lifecycle
         self._admission = admission
         self._claims = PageClaims(state, lifecycle)
@@ -147,6 +148,8 @@ class TokenSteps:
             end = row.start + row.length
         if end >= (lease.num_cached_pages + 1) * self._config.page_size:
             self._state.cache.commit(lease, request.token_ids, end)
+        if self._has_windows:
+            self._state.cache.advance(lease, end)
         if ended is not None:
             self._lifecycle.finish(request, ended)
             return True

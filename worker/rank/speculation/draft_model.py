@@ -146,6 +146,12 @@ def load_draft_model(config: EngineConfig, tables: DeviceTables) -> DecoderModel
             f"--speculative-model has a vocabulary of {model_config.vocab_size} tokens, the model "
             f"one of {tables.vocab_size}: they must share a tokenizer"
         )
+    windows = list(filter(None, model_config.windows_within(tables.max_model_len)))
+    if windows:
+        raise ValueError(
+            f"--speculative-model has layers that see {min(windows)} positions at a time, which is "
+            f"not supported: use another one, or set --max-model-len {min(windows)}"
+        )
     options = LayerOptions(
         group=TensorParallelGroup.alone(device),
         dtype=_DTYPE,

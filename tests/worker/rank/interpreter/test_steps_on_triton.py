@@ -12,12 +12,14 @@ import torch
 from kernels import apply_token_bitmask, registry
 from kernels.attention import AttentionBackend, AttentionMetadata
 from kernels.registry import Backend
+from worker.models.kv_cache import KVCacheGroup
 from worker.plan.plan import Admit, PageWrite, Plan, PlannedRow, StepResult, TokenRules
 from worker.rank.batch import Batch, BatchBuilder, ForwardInputs, gather_inputs
 from worker.rank.sampling.sampler import SamplerOutput, sample
 from worker.rank.tables import DeviceTables
 
 VOCAB, PAGE_SIZE = 4300, 8
+ONE_LAYER = [KVCacheGroup(window=0, layers=(0,))]
 RULES = [
     None,
     TokenRules(5, frequency_penalty=1.0, presence_penalty=-0.5, num_logprobs=3),
@@ -106,7 +108,7 @@ def run(
             if batch is None:
                 found.append(None)
                 continue
-            found.append((batch, gather_inputs(batch, tables, (), Unplanned())))
+            found.append((batch, gather_inputs(batch, tables, (), ONE_LAYER, Unplanned())))
             assert batch.sampling is not None
             logits = torch.randn(batch.sampling.num_draws, VOCAB, generator=generator) * 4
             output = draw(batch, tables, logits)
@@ -136,9 +138,10 @@ def test_steps_equal_those_on_torch() -> None:
         assert np.array_equal(batch.rows, other_batch.rows)
         assert_equal_tensors(batch.sampling, other_batch.sampling)
         assert_equal_tensors(inputs, other_inputs)
-        assert_equal_tensors(inputs.context, other_inputs.context)
+        attention, other_attention = inputs.context.attention[0], other_inputs.context.attention[0]
+        assert_equal_tensors(attention, other_attention)
         for part, names in (("decode", ("seq_lens",)), ("extend", ("seq_lens", "query_start"))):
-            own, reference = getattr(inputs.context, part), getattr(other_inputs.context, part)
+            own, reference = getattr(attention, part), getattr(other_attention, part)
             assert (own is None) == (reference is None)
             for name in names if own is not None else ():
                 assert torch.equal(getattr(own, name), getattr(reference, name)), name

@@ -1,0 +1,205 @@
+"""Blocks of models with several groups of layers, and the pages that each is made of."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterable, Sequence
+
+from worker.core.cache.fence import Fence
+from worker.core.cache.pool import FencedPool
+from worker.wire.page_groups import PageGroups
+
+
+class BlockPool:
+    """Makes blocks of pages: one in each full group and, while anybody may see it, one in each
+    window group. Leases and the prefix cache know blocks by numbers, which are never used again.
+
+        take ──> used by leases ──end_use──> used by none ─┬─ cached: idle, until pages run out
+                      ^                                    │              │
+                      └───────────── use ──────────────────┼──────────────┤
+                                                           └─ else ──> window pages are free
+
+    The window pages of a block can so be gone while its other pages are cached. A prefix that ends
+    within a window of them is no hit then.
+
+    Args:
+        pages: where pages come from and go.
+        groups: of the model's layers; some see a window.
+        page_size: tokens per page.
+    """
+
+    def __init__(self, pages: FencedPool, groups: PageGroups, page_size: int) -> None:
+        self.groups = groups
+        self._pages = pages
+        self._page_size = page_size
+        self._next = 1
+        self._full: dict[int, list[int]] = {}
+        """By block: its page in each full group."""
+        self._window: dict[int, list[int]] = {}
+        """By block that still has them: its page in each window group."""
+        self._users: dict[int, int] = {}
+        """By block: leases that may read its window pages; only where there are any."""
+        self._cached: set[int] = set()
+        """Blocks of the prefix cache."""
+        self._behind: OrderedDict[int, None] = OrderedDict()
+        """Idle: a lease's window has passed over them. They go first, the oldest before others."""
+        self._ends: OrderedDict[int, None] = OrderedDict()
+        """Idle: a lease ended within a window of them, so that what goes on from there needs them.
+        They go last."""
+        self._fence: Fence[tuple[int, bool]] = Fence()
+        """Uses that end with a step: block, and whether the lease ended there."""
+
+    @property
+    def num_idle_pages(self) -> int:
+        """Pages that `reclaim` could free."""
+        return self.groups.num_window * (len(self._behind) + len(self._ends))
+
+    @property
+    def num_fenced(self) -> int:
+        """Uses that wait for a step in flight."""
+        return len(self._fence)
+
+    def take(self, count: int) -> list[int]:
+        """New blocks, each used by one lease; the caller has checked that there are pages."""
+        blocks = list(range(self._next, self._next + count))
+        self._next += count
+        for block in blocks:
+            self._full[block] = self._pages.take(self.groups.num_full)
+            self._window[block] = self._pages.take(self.groups.num_window)
+            self._users[block] = 1
+        return blocks
+
+    def rows(self, blocks: Sequence[int], start: int, first: int) -> list[tuple[int, list[int]]]:
+        """What page tables name from some block of a request on: for each group the place of the
+        first page, and the pages.
+
+        Args:
+            blocks: of the request.
+            start: the place of the first of them that is wanted.
+            first: the place of the first that has window pages.
+        """
+        num_full, num_window = self.groups.num_full, self.groups.num_window
+        own = [self._full[block] for block in blocks[start:]]
+        rows = [(start, [pages[group] for pages in own]) for group in range(num_full)]
+        start = max(start, first)
+        seen = [self._window[block] for block in blocks[start:]]
+        return rows + [(start, [pages[group] for pages in seen]) for group in range(num_window)]
+
+    def longest_hit(self, blocks: Sequence[int]) -> int:
+        """How many of the blocks of a prefix a request can go on from: all that it would see in
+        window groups have their pages."""
+        count = place = len(blocks)
+        while place > self.first_seen(count):
+            place -= 1
+            if blocks[place] not in self._window:
+                count = place  # and so is none that ends within a window of it
+        return count
+
+    def first_seen(self, num_blocks: int) -> int:
+        """The first block that a request reads window pages of after so many blocks."""
+        return min(
+            num_blocks, self.groups.first_block(num_blocks * self._page_size, self._page_size)
+        )
+
+    def num_idle(self, blocks: Iterable[int]) -> int:
+        """Blocks among these whose window pages nobody uses."""
+        return sum(block in self._behind or block in self._ends for block in blocks)
+
+    def num_used_alone(self, blocks: Iterable[int]) -> int:
+        """Blocks among these, which a lease uses, that no other one does."""
+        return sum(self._users[block] == 1 for block in blocks)
+
+    def use(self, blocks: Iterable[int]) -> None:
+        """A lease may read their window pages from now on."""
+        for block in blocks:
+            self._users[block] = self._users.get(block, 0) + 1
+            self._behind.pop(block, None)
+            self._ends.pop(block, None)
+
+    def end_use(self, blocks: Iterable[int], fence: int, *, lease_ends: bool) -> None:
+        """A lease reads their window pages no more once step `fence` has completed.
+
+        Args:
+            blocks: which it uses.
+            fence: the last step that may read them.
+            lease_ends: whether it is within a window of them that the lease ends.
+        """
+        passed = self._fence.passed(fence)
+        for block in blocks:
+            if passed:
+                self._end_use(block, lease_ends)
+            else:
+                self._fence.hold((block, lease_ends), fence)
+
+    def cache(self, blocks: Iterable[int]) -> None:
+        """They belong to the prefix cache now."""
+        self._cached.update(blocks)
+
+    def move_window(self, own: int, cached: int) -> bool:
+        """Gives a cached block that has lost its window pages those of a lease's own block with the
+        same tokens, and its users; returns whether it had lost them."""
+        if cached in self._window or own not in self._window:
+            return False
+        self._window[cached] = self._window.pop(own)
+        self._users[cached] = self._users.pop(own)
+        return True
+
+    def release(self, blocks: Iterable[int], fence: int) -> None:
+        """Ends blocks that are not cached: their full pages are free once step `fence` has
+        completed. Window pages come free as uses end."""
+        for block in blocks:
+            self._pages.release(self._full.pop(block), fence)
+
+    def evict(self, blocks: Iterable[int]) -> None:
+        """Ends blocks that have left the prefix cache; no step in flight reads them."""
+        for block in blocks:
+            self._cached.remove(block)
+            self._pages.release(self._full.pop(block), 0)
+            if block in self._window:
+                self._free_window(block)
+
+    def reclaim(self, count: int, *, ends: bool) -> None:
+        """Frees pages until `count` are free, as far as there are idle ones: of those that a window
+        has passed over, or of those at ends."""
+        idle = self._ends if ends else self._behind
+        while idle and self._pages.num_free < count:
+            self._free_window(next(iter(idle)))
+
+    def complete(self, seq: int) -> None:
+        """Ends the uses that waited for steps up to `seq`."""
+        for block, lease_ends in self._fence.complete(seq):
+            self._end_use(block, lease_ends)
+
+    def check_invariants(
+        self, cached: Sequence[int], own: Sequence[int], used: Sequence[int]
+    ) -> None:
+        """Asserts that these are all blocks of the prefix cache, of leases, and whose window pages
+        leases use, one entry each; and that no page is lost or has two owners."""
+        assert self._cached == set(cached), "cached blocks miscounted"
+        assert len(cached) + len(own) == len(self._full), "a block is lost, or has two owners"
+        assert set(cached) | set(own) == set(self._full), "a block without an owner"
+        users: dict[int, int] = {}
+        for block in [*used, *(block for block, _ in self._fence)]:
+            users[block] = users.get(block, 0) + 1
+        assert users == self._users, "uses of window pages miscounted"
+        idle = [*self._behind, *self._ends]
+        assert len(set(idle)) == len(idle), "a block is idle twice"
+        assert set(idle) <= self._cached, "window pages of no use are kept"
+        assert sorted([*idle, *users]) == sorted(self._window), "window pages without use or line"
+        both = (self._full, self._window)
+        self._pages.check_invariants(page for one in both for ids in one.values() for page in ids)
+
+    def _end_use(self, block: int, lease_ends: bool) -> None:
+        self._users[block] -= 1
+        if self._users[block]:
+            return
+        del self._users[block]
+        if block in self._cached:
+            (self._ends if lease_ends else self._behind)[block] = None
+        else:
+            self._free_window(block)
+
+    def _free_window(self, block: int) -> None:
+        self._behind.pop(block, None)
+        self._ends.pop(block, None)
+        self._pages.release(self._window.pop(block), 0)

@@ -1,0 +1,106 @@
+"""What the layers of a model keep of every token, and how they share the pages of one cache."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from worker.wire.page_groups import PageGroups
+
+_MOST_PADDING = 1.25
+"""Groups are as large as the largest kind of layers where that is no more than so many times the
+smallest: a few layers' memory is left unused, but requests have few page tables."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class KVCacheSpec:
+    """What one layer keeps of a token on one rank. A layer that keeps nothing has none."""
+
+    num_kv_heads: int
+    """On this rank."""
+    head_dim: int
+    dtype: torch.dtype
+    window: int = 0
+    """Positions that a query sees, its own included; 0 for all before it. What lies before the
+    window of all queries to come is not kept."""
+    num_planes: int = 2
+    """Tensors: keys and values are two, what both are computed from would be one."""
+
+    def page_bytes(self, page_size: int) -> int:
+        """Bytes of so many tokens."""
+        values = self.num_kv_heads * self.head_dim * page_size
+        return self.num_planes * values * self.dtype.itemsize
+
+    def page_shape(self, page_size: int) -> tuple[int, int, int]:
+        """Of one plane of a page: [tokens, heads, head_dim]."""
+        return page_size, self.num_kv_heads, self.head_dim
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class KVCacheGroup:
+    """Layers whose keys and values lie on the same pages, layer i of a group beside layer i of each
+    other one: in the same tensor, on other pages."""
+
+    window: int
+    """As in KVCacheSpec, the same for all its layers."""
+    layers: tuple[int, ...]
+    """Their numbers, ascending."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class KVCacheLayout:
+    """How the layers of a model are grouped: those with equal specs, in groups of equal size."""
+
+    groups: tuple[KVCacheGroup, ...]
+    """Those without a window first."""
+    spec: KVCacheSpec
+    """Of any layer, its window apart."""
+
+    @property
+    def group_size(self) -> int:
+        """Layers of a group, at most."""
+        return max(len(group.layers) for group in self.groups)
+
+    @property
+    def page_groups(self) -> PageGroups:
+        """What the scheduler has to know of it."""
+        windows = [group.window for group in self.groups if group.window]
+        return PageGroups(
+            num_full=len(self.groups) - len(windows),
+            num_window=len(windows),
+            window=max(windows, default=0),
+        )
+
+    def page_bytes(self, page_size: int) -> int:
+        """Bytes of one page in all layers of a group."""
+        return self.group_size * self.spec.page_bytes(page_size)
+
+
+def group_layers(specs: Sequence[KVCacheSpec]) -> KVCacheLayout:
+    """Groups the layers of a model by their specs.
+
+    Where kinds of layers are not equally many, a kind is several groups, and the last of these may
+    have fewer layers: a page is as large as that of a whole group.
+
+    Raises:
+        ValueError: layers keep unlike things of a token, so that pages are no longer alike.
+    """
+    first = specs[0]
+    kinds: dict[int, list[int]] = {}
+    for layer, spec in enumerate(specs):
+        if spec.page_shape(1) != first.page_shape(1) or spec.page_bytes(1) != first.page_bytes(1):
+            raise ValueError(
+                f"layer {layer} keeps {spec} of a token, layer 0 {first}: their pages have to be "
+                "equally large"
+            )
+        kinds.setdefault(spec.window, []).append(layer)
+    counts = [len(layers) for layers in kinds.values()]
+    size = max(counts) if max(counts) < _MOST_PADDING * min(counts) else min(counts)
+    groups = [
+        KVCacheGroup(window=window, layers=tuple(layers[start : start + size]))
+        for window, layers in sorted(kinds.items())
+        for start in range(0, len(layers), size)
+    ]
+    return KVCacheLayout(groups=tuple(groups), spec=first)
