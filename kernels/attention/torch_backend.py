@@ -14,14 +14,14 @@ from kernels.attention.base import (
     AttentionSettings,
     AttentionStep,
 )
-from kernels.attention.invariant import InvariantStep
+from kernels.attention.torch_invariant import InvariantStep
+from kernels.attention.torch_invariant_plan import plan_invariant_decode, plan_invariant_extend
 from kernels.attention.torch_plan import (
     DecodeGroup,
     ExtendPiece,
     plan_decode_groups,
     plan_extend_pieces,
 )
-from kernels.attention.torch_plan_invariant import plan_invariant_decode, plan_invariant_extend
 
 
 def create(settings: AttentionSettings) -> TorchAttention:
@@ -79,19 +79,14 @@ def _decode_group(
     group: DecodeGroup,
     scale: float,
 ) -> torch.Tensor:
-    rows, num_q_heads, head_dim = q.shape
-    num_kv_heads = k_cache.shape[2]
+    rows = q.shape[0]
     k = _gather_pages(k_cache, group.pages, rows)[:, :, : group.length]
     v = _gather_pages(v_cache, group.pages, rows)[:, :, : group.length]
     mask = group.mask if group.mask is None else group.mask.to(q.dtype)
-    # Query heads that share a kv head are laid out as its queries: no expansion of the keys. With
-    # several threads, measured on CPU, the matrix-vector form per query head is faster.
-    grouped = torch.get_num_threads() == 1 or q.is_cuda
-    shape = (rows, num_kv_heads, -1, head_dim) if grouped else (rows, num_q_heads, 1, head_dim)
     out = scaled_dot_product_attention(
-        q.reshape(shape), k, v, attn_mask=mask, scale=scale, enable_gqa=not grouped
+        q.unsqueeze(2), k, v, attn_mask=mask, scale=scale, enable_gqa=q.shape[1] != k_cache.shape[2]
     )
-    return out.reshape(rows, num_q_heads, head_dim)
+    return out.squeeze(2)
 
 
 @dataclass(frozen=True, slots=True)

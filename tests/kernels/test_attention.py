@@ -23,7 +23,7 @@ def test_decode_matches_naive(
 
 
 @pytest.mark.parametrize("threads", [1, 2])
-def test_decode_form_of_each_thread_count(threads: int) -> None:
+def test_decode_with_one_thread_and_several(threads: int) -> None:
     torch.set_num_threads(threads)
     case = make_paged([40, 33, 17], num_kv_heads=2, head_dim=32)
     q = torch.randn(3, 6, 32)

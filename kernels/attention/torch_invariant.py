@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
-from kernels.attention.torch_plan_invariant import (
+from kernels.attention.torch_invariant_plan import (
     TILE_QUERIES,
     InvariantBlock,
     InvariantPlan,
