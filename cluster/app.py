@@ -36,7 +36,7 @@ from worker.wire.log import log_as
 from worker.wire.tracing import create_tracing
 
 if TYPE_CHECKING:
-    from fastapi import FastAPI
+    from starlette.applications import Starlette
 
 UNLIMITED = 10**6
 """Serve counts an attach stream as one request for ever; admission is the gateway's."""
@@ -99,7 +99,7 @@ class GatewayReplica:
             told |= flattened(self._deployments[model.route.name], model.load.read())
         return told
 
-    def __serve_build_asgi_app__(self) -> FastAPI:
+    def __serve_build_asgi_app__(self) -> Starlette:
         """The HTTP application, built inside the replica: nothing of it is ever pickled."""
         from router.api.app import create_app
 

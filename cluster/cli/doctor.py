@@ -25,7 +25,7 @@ from cluster.checkpoints import find_hub_problem, refuse_missing_model
 from cluster.cli import checks
 from cluster.cli.checks import Finding, Gpu
 
-PACKAGES = ("torch", "ray", "transformers", "triton", "msgspec", "fastapi", "tokenizers")
+PACKAGES = ("torch", "ray", "transformers", "triton", "msgspec", "starlette", "tokenizers")
 OUR_PACKAGES = ("cluster", "router", "worker", "kernels")
 WITH_REQUIREMENTS = ("rayfleet", "torch", "ray", "transformers")
 """Distributions whose requirements are held against what is installed."""

@@ -1,4 +1,4 @@
-"""The FastAPI application of a gateway."""
+"""The ASGI application of a gateway."""
 
 from __future__ import annotations
 
@@ -7,10 +7,11 @@ import logging
 from http import HTTPStatus
 from typing import Any
 
-from fastapi import FastAPI
+from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
 
 from router.api.account import account_of
 from router.api.admin import AdminRoutes
@@ -31,7 +32,7 @@ def create_app(
     gateway: Gateway,
     body_limits: BodyLimits | None = None,
     reader_limits: ReaderLimits | None = None,
-) -> FastAPI:
+) -> Starlette:
     """All routes over `gateway`, which the caller starts and closes on the same event loop.
 
     Args:
@@ -43,28 +44,32 @@ def create_app(
         ValueError: the file of API keys cannot be read, is wrong or holds none; or the audit log
             cannot be written.
     """
-    app = FastAPI(title="rayfleet", openapi_url=None)
     bodies = Bodies(body_limits)
     completions = CompletionRoutes(gateway, bodies, Readers(reader_limits))
     config = gateway.config
     keys = KeyRing(config.api_keys, config.api_key_file)
     monitor = MonitorRoutes(gateway, keys)
-    # Plain routes: FastAPI's parsing and response models would cost more than the rest of a token.
-    app.router.add_route("/v1/chat/completions", completions.chat, methods=["POST"])
-    app.router.add_route("/v1/completions", completions.complete, methods=["POST"])
-    app.router.add_route("/v1/models", monitor.models, methods=["GET"])
-    app.router.add_route("/v1/models/{name:path}", monitor.model, methods=["GET"])
-    app.router.add_route("/health", monitor.health, methods=["GET"])
-    app.router.add_route("/ready", monitor.ready, methods=["GET"])
-    app.router.add_route("/metrics", monitor.metrics, methods=["GET"])
-    app.router.add_route("/version", monitor.version, methods=["GET"])
     admin_keys = KeyRing(config.admin_api_keys, config.admin_api_key_file)
     admin = AdminRoutes(gateway, admin_keys, bodies)
-    app.router.add_route("/admin/admission", admin.admission, methods=["GET"])
-    app.router.add_route("/admin/admission", admin.set_admission, methods=["POST"])
-    app.add_exception_handler(ApiError, _api_error)
-    app.add_exception_handler(HTTPException, _http_error)
-    app.add_exception_handler(Exception, _unexpected_error)
+    app = Starlette(
+        routes=[
+            Route("/v1/chat/completions", completions.chat, methods=["POST"]),
+            Route("/v1/completions", completions.complete, methods=["POST"]),
+            Route("/v1/models", monitor.models),
+            Route("/v1/models/{name:path}", monitor.model),
+            Route("/health", monitor.health),
+            Route("/ready", monitor.ready),
+            Route("/metrics", monitor.metrics),
+            Route("/version", monitor.version),
+            Route("/admin/admission", admin.admission),
+            Route("/admin/admission", admin.set_admission, methods=["POST"]),
+        ],
+        exception_handlers={
+            ApiError: _api_error,
+            HTTPException: _http_error,
+            Exception: _unexpected_error,
+        },
+    )
     gateway.http.keys_are_stale = lambda: keys.is_stale or admin_keys.is_stale
     if not keys.is_empty:
         app.add_middleware(ApiKeys, keys=keys, limits=KeyLimits(config.num_gateways))
@@ -112,7 +117,7 @@ class MonitorRoutes:
         """GET /ready: every model has a worker that can take requests, or gets one on demand.
 
         Otherwise the body names the models that have none, and the starts that wait for another
-        try, with the reason: paths and names of this fleet, which are not for strangers.
+        try, with the reason: paths and names of this fleet, which are for holders of a key alone.
         """
         if self._gateway.ready:
             return JSONResponse({"status": "ready"})
