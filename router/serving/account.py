@@ -41,7 +41,7 @@ def explanation_headers(generation: Generation) -> list[tuple[bytes, bytes]]:
     }
     if completion.finished:
         values["cached-tokens"] = str(completion.num_cached_tokens)
-        values["ttft-ms"] = f"{completion.first_token_s * 1000.0:.1f}"
+        values["ttft-ms"] = f"{completion.times.first_token_s * 1000.0:.1f}"
     return [(b"x-rayfleet-" + name.encode(), value.encode()) for name, value in values.items()]
 
 
@@ -62,7 +62,7 @@ def decision_line(completion: Completion) -> Decided | None:
     prompt = spec.prompt
     return Decided(
         request_id=spec.request_id,
-        at=completion.arrived_at,
+        at=completion.times.arrived_at,
         num_tokens=prompt.num_tokens,
         num_output=len(completion.token_ids),
         page_size=choice.info.page_size,
@@ -75,6 +75,6 @@ def decision_line(completion: Completion) -> Decided | None:
         pooled_hit_tokens=choice.explanation.pooled_hit_tokens,
         cached_tokens=completion.num_cached_tokens,
         predicted_s=choice.first_token_s,
-        first_token_s=completion.first_token_s,
+        first_token_s=completion.times.first_token_s,
         regret_s=choice.explanation.regret_s,
     )

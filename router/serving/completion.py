@@ -4,17 +4,13 @@ from __future__ import annotations
 
 from typing import Protocol
 
-import msgspec
-
 from router.channel import WorkerChannel
-from router.fleet import Choice, Feasibility, PromptBlocks
-from router.metrics.stats import ModelStats
+from router.fleet import Choice
+from router.serving.completion_times import CompletionSpec, CompletionTimes
 from router.serving.mailbox import Mailbox
 from worker.wire.detokenizer import RequestText
 from worker.wire.messages import FinishReason, Rejection, Submit, TokenDelta, TokenLogprobs
-from worker.wire.sampling import SamplingParams
-from worker.wire.slo import Slo, SloOutcome, outcome, slo_class
-from worker.wire.times import FirstTokenTimes
+from worker.wire.slo import SloOutcome
 
 TOKEN_BYTES = 64
 """An id in a list, and its text."""
@@ -22,27 +18,6 @@ LOGPROBS_BYTES = 256
 LOGPROB_BYTES = 72
 """CPython's: an int of 28, a float of 24 and their places in two lists, whose heads, with the
 struct's, are the 256 of a token."""
-
-
-class CompletionSpec(msgspec.Struct, frozen=True, kw_only=True):
-    """What one completion is asked for; with it, any worker can begin or continue."""
-
-    request_id: str
-    index: int
-    """Number of the choice in the response."""
-    prompt: PromptBlocks
-    sampling: SamplingParams
-    """With n = 1; shared by all completions of the request."""
-    seed: int
-    """Its own."""
-    feasibility: Feasibility
-    """Of the request that it belongs to."""
-    priority: int
-    gateway_id: str
-    slo: Slo | None = None
-    tenant: str = ""
-    traceparent: str = ""
-    """See Submit."""
 
 
 class CompletionOwner(Protocol):
@@ -72,32 +47,23 @@ class Completion:
         text: fresh detokenizer and stop strings.
         mailbox: of the response; gets this completion whenever it has news.
         stream: whether tokens are news, or only the end.
-        stats: where times and tokens are counted.
-        now: time of the request's arrival, on the event loop's clock.
+        times: fresh, from the request's arrival on.
         owner: notified of its first tokens, losses and end.
     """
 
     __slots__ = (
-        "_arrived_at",
         "_awaited",
         "_channel",
         "_dirty",
         "_earlier_forwards",
         "_earlier_rounds",
-        "_first_token_at",
-        "_last_token_at",
-        "_latency",
         "_logprobs_taken",
         "_mailbox",
         "_new_text",
         "_owner",
-        "_stats",
         "_stream",
-        "_submitted_at",
         "_taken",
-        "_tenant",
         "_text",
-        "_times",
         "attempt",
         "choice",
         "draft",
@@ -115,6 +81,7 @@ class Completion:
         "slo",
         "spec",
         "stop_reason",
+        "times",
         "token_ids",
         "worker_id",
     )
@@ -126,11 +93,11 @@ class Completion:
         text: RequestText,
         mailbox: Mailbox[Completion],
         stream: bool,
-        stats: ModelStats,
-        now: float,
+        times: CompletionTimes,
         owner: CompletionOwner,
     ) -> None:
         self.spec = spec
+        self.times = times
         self.attempt = 0
         self.num_losses = 0
         """Workers that were lost with it."""
@@ -155,16 +122,12 @@ class Completion:
         """One per token where asked for, else empty."""
         self.prompt_logprobs: list[TokenLogprobs] | None = None
         self.rejection: Rejection | None = None
-        """Of a worker whose queue is full, while no other has taken it; or of one that found the
-        request to contradict itself."""
+        """Refusal by a worker whose queue is full, while no other has taken it; or by one for which
+        the request contradicts itself."""
         self.slo: SloOutcome | None = None
         """Whether the times it was asked for were met; None before the end, and where none were."""
         self._text = text
         self._mailbox = mailbox
-        self._stats = stats
-        self._latency = stats.latency(spec.slo)
-        self._tenant = stats.tenants.of(spec.tenant, now)
-        self._tenant.begin(spec.prompt.num_tokens, now)
         self._stream = stream
         self._owner = owner
         self._channel: WorkerChannel | None = None
@@ -175,13 +138,8 @@ class Completion:
         self._awaited = True
         """Whether this attempt has brought no token yet."""
         self._earlier_rounds = 0
-        """Of lost attempts; so are the forwards."""
+        """Rounds of lost attempts; so are the forwards."""
         self._earlier_forwards = 0
-        self._arrived_at = now
-        self._submitted_at = now
-        self._first_token_at = 0.0
-        self._last_token_at = 0.0
-        self._times: FirstTokenTimes | None = None
 
     @property
     def family(self) -> str:
@@ -194,21 +152,6 @@ class Completion:
         return self.finish_reason is not None
 
     @property
-    def arrived_at(self) -> float:
-        """On the event loop's clock."""
-        return self._arrived_at
-
-    @property
-    def first_token_s(self) -> float:
-        """From arrival to the first token; negative while there is none."""
-        return self._first_token_at - self._arrived_at if self._first_token_at else -1.0
-
-    @property
-    def at_worker_s(self) -> float:
-        """From its way to the worker that served it to the first token, once there is one."""
-        return self._first_token_at - self._submitted_at
-
-    @property
     def num_unread_bytes(self) -> int:
         """Memory of what no response has taken, within a factor of two."""
         num_unread = len(self.token_ids) - self._taken
@@ -217,24 +160,10 @@ class Completion:
         num_likeliest = len(self.logprobs[-1].token_ids)
         return num_unread * (TOKEN_BYTES + LOGPROBS_BYTES + num_likeliest * LOGPROB_BYTES)
 
-    def flushed(self, now: float) -> bool:
-        """Its first text has been written to the client; False where it has none yet."""
-        if not self._first_token_at:
-            return False
-        if self._times is not None:
-            at_worker = self._times.queue_s + self._times.prefill_s
-            self._latency.first_flush.observe(max(now - self._submitted_at - at_worker, 0.0))
-        return True
-
-    def refuse(self) -> None:
-        """Counts that no worker has room for it."""
-        self._stats.refused += 1
-        self._tenant.refused += 1
-
     def submit_to(self, channel: WorkerChannel, now: float) -> Submit:
         """Binds the completion to a worker; the message to send there, at time `now`."""
         self._channel = channel
-        self._submitted_at = now
+        waited_s = self.times.submitted(now)
         self.worker_id = channel.worker_id
         return Submit(
             request_id=self.spec.request_id,
@@ -247,7 +176,7 @@ class Completion:
             priority=self.spec.priority,
             slo=self.spec.slo,
             tenant=self.spec.tenant,
-            waited_ms=(now - self._arrived_at) * 1e3,
+            waited_ms=waited_s * 1e3,
             num_resumed=len(self.token_ids),
             is_resubmitted=self.num_losses > 0,
             traceparent=self.spec.traceparent,
@@ -284,7 +213,7 @@ class Completion:
                 self.error = delta.error or "the worker gave up the request"
                 self.rejection = delta.rejection
                 if delta.rejection is not None and delta.rejection.status == 429:
-                    self.refuse()
+                    self.times.refused()
             self._end(delta.finish_reason, now)
         if self._stream or self.finish_reason is not None:
             self._notify()
@@ -300,14 +229,14 @@ class Completion:
         """Ends with an error that the client sees. See Receiver."""
         if self.finish_reason is None:
             self.error = message
-            self._end("error", self._last_token_at)
+            self._end("error", self.times.last_token_at)
             self._notify()
 
     def abort(self) -> None:
-        """Ends at the client's wish; the worker is told at once."""
+        """Ends at the client's wish; the worker is notified at once."""
         if self.finish_reason is None:
             self._abort_worker()
-            self._end("abort", self._last_token_at)
+            self._end("abort", self.times.last_token_at)
             self._notify()
 
     def take(self) -> tuple[str, list[int]]:
@@ -343,16 +272,7 @@ class Completion:
         self.token_ids += token_ids if num_new == len(token_ids) else token_ids[:num_new]
         if delta.logprobs is not None:
             self.logprobs += delta.logprobs[:num_new]
-        self._stats.generation_tokens += num_new
-        if self._first_token_at:
-            self._latency.inter_token.observe((now - self._last_token_at) / num_new, num_new)
-        else:
-            self._first_token_at = now
-            self._times = delta.times
-            self._latency.began(
-                now - self._arrived_at, self._submitted_at - self._arrived_at, delta.times
-            )
-        self._last_token_at = now
+        self.times.took_tokens(num_new, now, delta.times)
         if self._awaited:
             self._awaited = False
             self._owner.begun(self)
@@ -363,29 +283,5 @@ class Completion:
 
     def _end(self, reason: FinishReason, now: float) -> None:
         self.finish_reason = reason
-        stats = self._stats
-        stats.finished[reason] += 1
-        stats.cached_tokens += self.num_cached_tokens
-        num_later = len(self.token_ids) - 1
-        if self.spec.slo is not None and reason != "abort":
-            self.slo = outcome(
-                self.spec.slo,
-                arrived_s=self._arrived_at,
-                first_token_s=self._first_token_at,
-                last_token_s=now,
-                num_tokens=len(self.token_ids),
-            )
-            key = (self.spec.priority, slo_class(self.spec.slo), self.slo.met)
-            stats.slo[key] = stats.slo.get(key, 0) + 1
-        if reason in ("stop", "length"):
-            self._latency.request.observe(now - self._arrived_at)
-            stats.completion_tokens.observe(len(self.token_ids))
-            if num_later > 0:
-                self._latency.time_per_token.observe((now - self._first_token_at) / num_later)
-        self._tenant.end(
-            first_token_s=self.first_token_s,
-            generation_tokens=len(self.token_ids),
-            cached_tokens=self.num_cached_tokens,
-            met=None if self.slo is None else self.slo.met,
-        )
+        self.slo = self.times.ended(reason, now, len(self.token_ids), self.num_cached_tokens)
         self._owner.ended(self)

@@ -19,7 +19,7 @@ class GenerationRequest:
     """What a client asked one model for."""
 
     request_id: str
-    """As the client sees it; requests of the fleet are named after it."""
+    """Id as the client sees it; requests of the fleet are named after it."""
     prompts: Sequence[PromptBlocks]
     feasibility: Feasibility
     """Knows the sampling parameters: n completions for each prompt."""
@@ -76,7 +76,7 @@ class Generation:
 
     @property
     def num_prompt_tokens(self) -> int:
-        """Of all prompts, each counted once."""
+        """Tokens of all prompts, each counted once."""
         return sum(prompt.num_tokens for prompt in self.request.prompts)
 
     @property
@@ -86,12 +86,12 @@ class Generation:
 
     @property
     def num_rounds(self) -> int:
-        """Of a block-diffusion model, so far: passes that found something to decide."""
+        """Passes of a block-diffusion model so far that found something to decide."""
         return sum(completion.num_rounds for completion in self.completions)
 
     @property
     def num_forwards(self) -> int:
-        """Of a block-diffusion model, so far: forward passes; 0 for an autoregressive one."""
+        """Forward passes of a block-diffusion model so far; 0 for an autoregressive one."""
         return sum(completion.num_forwards for completion in self.completions)
 
     @property
@@ -104,7 +104,7 @@ class Generation:
         return sum(best.values())
 
     def prompt_logprobs(self, completion: Completion) -> list[TokenLogprobs] | None:
-        """Of a completion's prompt, which the first of its completions may have asked for alone."""
+        """Log-probabilities of a prompt; the first of its completions may have them alone."""
         n = self.request.feasibility.sampling.n
         first = self.completions[completion.spec.index // n * n]
         return completion.prompt_logprobs or first.prompt_logprobs
@@ -128,7 +128,7 @@ class Generation:
     def flushed(self, now: float) -> None:
         """The first text has been written to the client."""
         for completion in self.completions:
-            if completion.flushed(now):
+            if completion.times.flushed(now):
                 return
 
     async def take(self) -> list[Completion]:
@@ -148,8 +148,8 @@ class Generation:
             "rayfleet.cached_tokens": self.num_cached_tokens,
             "rayfleet.attempts": 1 + max(c.attempt for c in completions),
         }
-        if completions[0].first_token_s >= 0.0:
-            attributes["rayfleet.time_to_first_token_s"] = completions[0].first_token_s
+        if completions[0].times.first_token_s >= 0.0:
+            attributes["rayfleet.time_to_first_token_s"] = completions[0].times.first_token_s
         span.end(attributes, problem)
 
     def close(self) -> None:

@@ -16,7 +16,8 @@ from router.explain import DecisionLog
 from router.fleet import Fleet, RefusedGrammars
 from router.metrics.stats import ModelStats, WorkerTarget
 from router.serving.admission import AdmissionRules, SettingsStore
-from router.serving.completion import Completion, CompletionSpec
+from router.serving.completion import Completion
+from router.serving.completion_times import CompletionSpec, CompletionTimes
 from router.serving.generation import Generation, GenerationRequest
 from router.serving.load import LoadMeter
 from router.serving.mailbox import Mailbox
@@ -226,8 +227,7 @@ class ServedModel:
             text=text,
             mailbox=mailbox,
             stream=stream,
-            stats=self.stats,
-            now=now,
+            times=CompletionTimes(spec, self.stats, now),
             owner=self._placer,
         )
 

@@ -1,0 +1,146 @@
+"""What one completion is asked for, and what it took: times and tokens, for metrics and its SLO."""
+
+from __future__ import annotations
+
+import msgspec
+
+from router.fleet import Feasibility, PromptBlocks
+from router.metrics.stats import ModelStats
+from worker.wire.messages import FinishReason
+from worker.wire.sampling import SamplingParams
+from worker.wire.slo import Slo, SloOutcome, outcome, slo_class
+from worker.wire.times import FirstTokenTimes
+
+
+class CompletionSpec(msgspec.Struct, frozen=True, kw_only=True):
+    """What one completion is asked for; with it, any worker can begin or continue."""
+
+    request_id: str
+    index: int
+    """Number of the choice in the response."""
+    prompt: PromptBlocks
+    sampling: SamplingParams
+    """With n = 1; shared by all completions of the request."""
+    seed: int
+    """Seed of this completion alone."""
+    feasibility: Feasibility
+    """Limits that its request is held against."""
+    priority: int
+    gateway_id: str
+    slo: Slo | None = None
+    tenant: str = ""
+    traceparent: str = ""
+    """See Submit."""
+
+
+class CompletionTimes:
+    """The clock of one completion: notes when things happen, and counts them in the model's stats.
+
+    Args:
+        spec: what is asked for.
+        stats: where times and tokens are counted.
+        now: the request's arrival; all times are seconds on the event loop's clock.
+    """
+
+    __slots__ = (
+        "_first_token_at",
+        "_from_worker",
+        "_last_token_at",
+        "_latency",
+        "_spec",
+        "_stats",
+        "_submitted_at",
+        "_tenant",
+        "arrived_at",
+    )
+
+    def __init__(self, spec: CompletionSpec, stats: ModelStats, now: float) -> None:
+        self.arrived_at = now
+        self._spec = spec
+        self._stats = stats
+        self._latency = stats.latency(spec.slo)
+        self._tenant = stats.tenants.of(spec.tenant, now)
+        self._tenant.begin(spec.prompt.num_tokens, now)
+        self._submitted_at = now
+        self._first_token_at = 0.0
+        self._last_token_at = 0.0
+        self._from_worker: FirstTokenTimes | None = None
+        """The worker's part of the time to the first token."""
+
+    @property
+    def first_token_s(self) -> float:
+        """Seconds from arrival to the first token; negative while there is none."""
+        return self._first_token_at - self.arrived_at if self._first_token_at else -1.0
+
+    @property
+    def at_worker_s(self) -> float:
+        """Seconds from the submit to the worker that served it to the first token, if any."""
+        return self._first_token_at - self._submitted_at
+
+    @property
+    def last_token_at(self) -> float:
+        """When the last token came; 0 where there is none."""
+        return self._last_token_at
+
+    def submitted(self, now: float) -> float:
+        """It is sent to a worker; the seconds since its arrival."""
+        self._submitted_at = now
+        return now - self.arrived_at
+
+    def took_tokens(self, number: int, now: float, from_worker: FirstTokenTimes | None) -> None:
+        """Tokens have come; with the first ones the worker may report its part of the time."""
+        self._stats.generation_tokens += number
+        if self._first_token_at:
+            self._latency.inter_token.observe((now - self._last_token_at) / number, number)
+        else:
+            self._first_token_at = now
+            self._from_worker = from_worker
+            route_s = self._submitted_at - self.arrived_at
+            self._latency.began(now - self.arrived_at, route_s, from_worker)
+        self._last_token_at = now
+
+    def flushed(self, now: float) -> bool:
+        """The first text has been written to the client; False where it has none yet."""
+        if not self._first_token_at:
+            return False
+        if self._from_worker is not None:
+            at_worker = self._from_worker.queue_s + self._from_worker.prefill_s
+            self._latency.first_flush.observe(max(now - self._submitted_at - at_worker, 0.0))
+        return True
+
+    def refused(self) -> None:
+        """The queues of all workers are full."""
+        self._stats.refused += 1
+        self._tenant.refused += 1
+
+    def ended(
+        self, reason: FinishReason, now: float, num_tokens: int, num_cached: int
+    ) -> SloOutcome | None:
+        """It has ended; whether the times it was asked for were met, None where none were."""
+        spec, stats = self._spec, self._stats
+        stats.finished[reason] += 1
+        stats.cached_tokens += num_cached
+        slo: SloOutcome | None = None
+        if spec.slo is not None and reason != "abort":
+            slo = outcome(
+                spec.slo,
+                arrived_s=self.arrived_at,
+                first_token_s=self._first_token_at,
+                last_token_s=now,
+                num_tokens=num_tokens,
+            )
+            key = (spec.priority, slo_class(spec.slo), slo.met)
+            stats.slo[key] = stats.slo.get(key, 0) + 1
+        if reason in ("stop", "length"):
+            self._latency.request.observe(now - self.arrived_at)
+            stats.completion_tokens.observe(num_tokens)
+            if num_tokens > 1:
+                per_token_s = (now - self._first_token_at) / (num_tokens - 1)
+                self._latency.time_per_token.observe(per_token_s)
+        self._tenant.end(
+            first_token_s=self.first_token_s,
+            generation_tokens=num_tokens,
+            cached_tokens=num_cached,
+            met=None if slo is None else slo.met,
+        )
+        return slo
