@@ -74,7 +74,7 @@ class ModelRoute:
     model: str
     """Folder or Hub repository of the checkpoint: tokenizer and chat template are read here."""
     revision: str = ""
-    """Of the repository; empty for its main branch."""
+    """Branch, tag or commit of the repository; empty for its main branch."""
     aliases: tuple[str, ...] = ()
     """Further names of the same model."""
     routing: RoutingConfig = field(default_factory=RoutingConfig)
@@ -117,11 +117,11 @@ class GatewayConfig:
     """Who shares a worker evenly: API keys, or users of API keys; auto: keys, where there are
     several."""
     metrics_max_tenants: int = 32
-    """Tenants that metrics tell apart."""
+    """Tenants that metrics distinguish."""
     cache_isolation: Literal["auto", "none", "key", "user"] = "auto"
     """Whose prompts share no prefix cache with those of others; auto as above."""
     startup_retry_s: float = 0.0
-    """For how long a tokenizer that is not there yet is tried again, inf for ever."""
+    """Seconds for which a tokenizer that is not there yet is tried again, inf for ever."""
 
     def __post_init__(self) -> None:
         names = [name for route in self.models for name in (route.name, *route.aliases)]

@@ -107,7 +107,7 @@ def overloaded(message: str, retry_after_s: int) -> ApiError:
 
 
 def rejected(rejection: Rejection, param: str | None = None) -> ApiError:
-    """What a client is told of a request that a worker does not take.
+    """The client's error for a request that a worker does not take.
 
     Args:
         rejection: the worker's.

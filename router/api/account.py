@@ -66,7 +66,7 @@ class Account:
                 raise rate_limited(reached.message, reached.retry_after_s)
 
     def end(self) -> None:
-        """It has been answered."""
+        """The request has been answered."""
         if self.use is not None:
             self.use.end()
 
@@ -119,7 +119,7 @@ class Account:
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
     def spend_prompt(self, num_tokens: int) -> None:
-        """Its prompts are with a worker."""
+        """The request's prompts are with a worker: charges their tokens."""
         self.prompt_tokens = num_tokens
         self._spend(num_tokens)
 

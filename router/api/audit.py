@@ -19,7 +19,7 @@ logger = logging.getLogger(__name__)
 QUIET_PATHS = frozenset(("/health", "/ready", "/metrics"))
 """Asked by probes and scrapers, several times a second."""
 MAX_BYTES = 256 * 2**20
-"""Of one file, and of the one before it: some million requests."""
+"""Bytes of one file, and of the one before it: some million requests."""
 MAX_PATH = 200
 """Characters of a path that are kept; clients choose them."""
 
@@ -84,7 +84,7 @@ class AuditLog:
         try:
             self._file.write(msgspec.json.encode(line))
         except OSError as error:
-            # A full disk must not end requests; it is logged once, until there is room again.
+            # A full disk must not end requests; it is logged once, until it can be written again.
             if not self._fails:
                 logger.error("the audit log cannot be written: %s", error)
             self._fails = True

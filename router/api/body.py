@@ -27,9 +27,9 @@ class BodyLimits:
     window_bytes: int = 64 * 2**10
     """With the window 6.4 KiB/s, which HAProxy's 10 s for its buffer of 64 KiB ask for as well."""
     total_s: float = 300.0
-    """For a whole body: the largest takes 0.9 Mbit/s."""
+    """Seconds for a whole body: the largest takes 0.9 Mbit/s."""
     bytes_in_flight: int = 512 * 2**20
-    """Of all bodies that are received, or received and not yet tokenized."""
+    """Bytes of all bodies that are received, or received and not yet tokenized."""
 
 
 class Bodies:
@@ -40,7 +40,7 @@ class Bodies:
         self.num_bytes = 0
         """In flight: received, counted as they come, until their requests need them no more."""
         self._deadlines: dict[asyncio.Timeout, float] = {}
-        """Of those that are being received, on the event loop's clock."""
+        """Until when the next bytes of a body must come, on the event loop's clock."""
         self._is_sweeping = False
 
     @asynccontextmanager

@@ -21,11 +21,11 @@ class ReaderLimits:
     """How patient a gateway is with clients that are sent a response."""
 
     stalled_s: float = 60.0
-    """For which a client may take nothing at all; HAProxy waits for as long."""
+    """Seconds for which a client may take nothing at all; HAProxy waits for as long."""
     unread_bytes: int = 64 * 2**20
-    """Of one stream; only of n times many log-probabilities is there so much."""
+    """Unread bytes of one stream; only n times many log-probabilities are so many."""
     total_unread_bytes: int = 256 * 2**20
-    """Of all streams that wait for their clients; beyond it those with the most are ended."""
+    """Unread bytes of all streams that wait; beyond them those with the most are ended."""
     period_s: float = 1.0
     """How often they are looked at."""
 
@@ -85,7 +85,7 @@ class _Reader:
 
     def __init__(self, send: Send, generation: Generation, timeout: asyncio.Timeout) -> None:
         self.blocked_at = math.inf
-        """When the message that waits was to be sent; infinite while none does."""
+        """Event loop's time at which the waiting message was to be sent; infinite for none."""
         self._send = send
         self._generation = generation
         self._timeout = timeout
@@ -94,7 +94,7 @@ class _Reader:
 
     @property
     def num_unread_bytes(self) -> int:
-        """Of the message before, which the server holds, of this one, and of those to come.
+        """Bytes of the last message, which the server holds, of this one, and of those to come.
 
         What a whole response holds was there before it could be read: it counts as nothing.
         """

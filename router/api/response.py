@@ -22,9 +22,9 @@ logger = logging.getLogger(__name__)
 
 JSON = b"application/json"
 EVENT_STREAM = b"text/event-stream; charset=utf-8"
-TURN_S = 0.005
-"""Seconds of work on a reply after which all else on the event loop has its turn; as long as the
-interpreter lets a thread run beside others."""
+MAX_WORK_S = 0.005
+"""Seconds of work on a reply after which the event loop serves others; as long as the interpreter
+lets a thread run beside others."""
 
 
 class GenerationResponse(Response):
@@ -121,12 +121,12 @@ class GenerationResponse(Response):
             failed = next((_failure(c) for c in completions if c.error), None)
             if failed is not None:
                 break
-            until = clock() + TURN_S
+            until = clock() + MAX_WORK_S
             for part in chain.from_iterable(map(writer.chunk, completions)):
                 body += part
                 if clock() >= until:
                     await asyncio.sleep(0)
-                    until = clock() + TURN_S
+                    until = clock() + MAX_WORK_S
                 if len(body) >= SLICE_BYTES:
                     await self._send_part(send, head, body)
                     head, body, num_first = None, b"", 0
@@ -158,14 +158,14 @@ class GenerationResponse(Response):
                 if completion.error:
                     raise _failure(completion)
         clock = asyncio.get_running_loop().time
-        body, is_begun, until = b"", False, clock() + TURN_S
+        body, is_begun, until = b"", False, clock() + MAX_WORK_S
         for part in self._writer.whole():
             body += part
             if clock() >= until:
                 await asyncio.sleep(0)
                 if generation.client_left:
                     return
-                until = clock() + TURN_S
+                until = clock() + MAX_WORK_S
             if len(body) >= SLICE_BYTES:
                 if not is_begun:
                     is_begun = True

@@ -44,7 +44,7 @@ class Encoded:
 
 
 def slices(value: Any) -> Iterator[bytes]:
-    """JSON of `value`, in pieces: objects may hold Rows, Encoded, and objects with such."""
+    """JSON of `value`, in slices: objects may hold Rows, Encoded, and objects with such."""
     if isinstance(value, dict):
         before = b"{"
         for key, item in value.items():

@@ -52,7 +52,7 @@ class ResponseWriter(ABC):
     """
 
     prefix: str
-    """Of the response's id."""
+    """What the response's id begins with."""
     object: str
     chunk_object: str
     opening: bytes
@@ -174,7 +174,7 @@ class ResponseWriter(ABC):
         return ()
 
     def prompt_logprobs(self, completion: Completion) -> Iterator[bytes]:
-        """Those of its prompt as JSON, in slices."""
+        """Log-probabilities of its prompt as JSON, in slices."""
         found = self.generation.prompt_logprobs(completion)
         return slices(prompt_logprobs(self._extras.tokenizer, found))
 
@@ -272,7 +272,7 @@ class ChatWriter(ResponseWriter):
         return {"message": {"role": "assistant", "content": text}}
 
     def amend(self, choice: dict[str, Any], completion: Completion) -> None:
-        """Nothing."""
+        """A chat's choice has nothing else."""
 
     def ending(self) -> Iterable[bytes]:
         """A chat has one prompt."""

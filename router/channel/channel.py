@@ -55,7 +55,7 @@ class _InFlight:
         self.attempt = attempt
         self.ack = ack
         self.epoch: int | None = None
-        """Which incarnation took it; None before the worker said so."""
+        """Epoch of the worker that took it; None before the worker has answered."""
 
 
 class WorkerChannel:
@@ -85,7 +85,7 @@ class WorkerChannel:
         """Attempts by request id that were aborted and whose end has not been reported yet."""
         self._leaving = False
         self._epoch: int | None = None
-        """Incarnation in the last snapshot; None while not attached."""
+        """Epoch in the last snapshot; None while not attached."""
         self._oldest_epoch = 0
         """Everything older is known to be gone."""
         self._seq = 0
@@ -148,7 +148,7 @@ class WorkerChannel:
         self._outbox.abort(request_id, request.attempt)
 
     def set_admission(self, change: AdmissionChange) -> bool:
-        """Tells the worker new rules of admission; False if it is not attached."""
+        """Sends the worker new rules of admission; False if it is not attached."""
         if self._epoch is None:
             return False
         self._outbox.set_admission(change)

@@ -65,7 +65,7 @@ class Outbox:
         self._alone: dict[asyncio.Task[None], None] = {}
         """Calls with submits of one grammar, which the worker may have to compile."""
         self._followers: dict[StructuredOutputsParams, dict[str, Submit]] = {}
-        """By grammar that is on its way to the worker: further submits that need it."""
+        """Further submits that need a grammar which is on its way to the worker, by grammar."""
         self._known_grammars: LRUCache[int, None] = LRUCache(MAX_KNOWN_GRAMMARS)
         """Hashes of those that the worker has compiled lately: their texts may be large. Were two
         the same, a batch would wait while the worker compiles."""

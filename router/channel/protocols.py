@@ -89,7 +89,7 @@ class ChannelListener(Protocol):
         ...
 
     def on_accepted(self, worker_id: str, request_id: str, epoch: int, ordinal: int) -> None:
-        """The worker's incarnation `epoch` took a request, as its submit number `ordinal`."""
+        """The worker took a request in `epoch`, as its submit number `ordinal`."""
         ...
 
     def on_lost(self, worker_id: str, reason: str) -> None:

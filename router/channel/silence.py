@@ -15,7 +15,7 @@ ASK_TICKS = 4
 """After a second it is asked for signs of life, which a worker gives whose event loop is late: it
 is busy, and its requests continue in a moment. One that is stopped or gone gives none."""
 BUSY_TICKS = 120
-"""For which a busy one is waited for: after half a minute clients are better served elsewhere."""
+"""Ticks that a busy worker is waited for: after half a minute clients do better elsewhere."""
 
 
 class Silence:

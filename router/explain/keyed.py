@@ -33,11 +33,11 @@ class KeyedNames:
         self._text_key = key[_HALF:]
 
     def blocks(self, hashes: BlockHashes) -> BlockHashes:
-        """SipHash-2-4 of each: a millisecond for ten thousand."""
+        """SipHash-2-4 of each block hash: a millisecond for ten thousand."""
         return _siphash(hashes.astype(np.uint64), self._words)
 
     def text(self, text: str) -> str:
-        """Of a text; empty where it is."""
+        """Keyed hash of a text, hexadecimal; empty for an empty one."""
         if not text:
             return ""
         return hashlib.blake2b(text.encode(), key=self._text_key, digest_size=8).hexdigest()

@@ -22,7 +22,7 @@ from router.fleet import Fleet, WorkerState
 logger = logging.getLogger(__name__)
 
 MAX_BLOCKS = 8192
-"""Of a prompt that are on record, from its beginning: 131,072 tokens at pages of 16, 87 kB."""
+"""Leading blocks of a prompt that are on record: 131,072 tokens at pages of 16, 87 kB."""
 _HASH_BYTES = 8
 _MIN_SECRET_BYTES = 16
 _SPEED_EVERY = 256

@@ -14,30 +14,30 @@ class Decided(msgspec.Struct, kw_only=True, tag="decided"):
     at: float
     """Arrival, in seconds of the gateway's clock."""
     num_tokens: int
-    """Of the prompt."""
+    """Tokens of the prompt."""
     num_output: int
-    """Generated."""
+    """Tokens generated."""
     page_size: int
     hashes: bytes
-    """Of the prompt's full blocks, as little-endian uint64; in a log, of the first ones, keyed."""
+    """Hashes of the prompt's full blocks, little-endian uint64; in a log the first ones, keyed."""
     session: str
     """Empty where the client names none; in a log a keyed hash."""
     worker_id: str
-    """That took it at last."""
+    """Worker that took it at last."""
     attempt: int
     """0 where the first worker did."""
     hit_tokens: int
-    """Expected in that worker's cache."""
+    """Prompt tokens expected in that worker's cache."""
     achievable_hit_tokens: int
-    """In the cache of the worker that had most."""
+    """Prompt tokens expected in the cache of the worker that had most."""
     pooled_hit_tokens: int
-    """In one cache as large as all workers' together."""
+    """Prompt tokens that one cache as large as all workers' together would have had."""
     cached_tokens: int
-    """Found in the worker's cache."""
+    """Prompt tokens found in the worker's cache."""
     predicted_s: float
     """Time to the first token, as expected."""
     first_token_s: float
-    """As it was; negative if there was none."""
+    """Time to the first token, as it was; negative if there was none."""
     regret_s: float
     """Expected time to the first token, over the shortest expected at any worker."""
 
@@ -57,7 +57,7 @@ class FleetSpeed(msgspec.Struct, kw_only=True, tag="speed"):
 
     costs: StepCosts
     factors: dict[str, float]
-    """By worker, its times over those of `costs`."""
+    """Times of each worker, over those of `costs`."""
 
 
 LogLine = Decided | WorkerSeen | FleetSpeed

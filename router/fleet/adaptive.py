@@ -22,7 +22,7 @@ class AdaptivePolicy(EstimatingPolicy):
       Congestion), on a fast worker more of them than on a slow one;
     - delays-worker: the work again for each request bound to this worker that it delays;
     - copy: a prefix that keeps coming back is expected as often as it came lately, and each time it
-      would wait that much less with a further copy. This is what a copy is worth, at most what it
+      would wait that much less with a further copy. This is what a copy saves, at most what it
       costs, while the prefix has fewer copies than its part of all requests deserves.
 
     Args:
@@ -54,15 +54,15 @@ class AdaptivePolicy(EstimatingPolicy):
         delays_anywhere = beta * workers.relative_speed
         delays_worker = self._congestion.at_workers(utilisations, queue_s)
         terms = {"queue": estimate.delay_s, "slot": estimate.slot_wait_s, "compute": work_s}
-        worth = self._copy_worth(request, queue_s, members, now)
-        if worth is not None:
+        saving = self._copy_saving(request, queue_s, members, now)
+        if saving is not None:
             price = _copy_s(request, workers) * (1.0 + delays_anywhere + delays_worker)
-            terms["copy"] = -np.minimum(worth, price)
+            terms["copy"] = -np.minimum(saving, price)
         terms["delays-anywhere"] = delays_anywhere * work_s
         terms["delays-worker"] = delays_worker * work_s
         return terms
 
-    def _copy_worth(
+    def _copy_saving(
         self, request: RequestView, queue_s: Floats, members: int, now: float
     ) -> Floats | None:
         """Seconds that later requests save where another worker has the shared prefix, too."""
@@ -77,8 +77,8 @@ class AdaptivePolicy(EstimatingPolicy):
         if not num_holders or num_holders + 0.5 > share * members:  # as near as whole copies come
             return None
         shorter = np.maximum(queue_s[holders].min() - queue_s, 0.0)
-        worth: Floats = shorter * (times / (num_holders + 1))
-        return worth
+        saving: Floats = shorter * (times / (num_holders + 1))
+        return saving
 
 
 def _shared_block(request: RequestView) -> int:

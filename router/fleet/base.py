@@ -20,7 +20,7 @@ Terms = Mapping[str, Floats]
 
 @dataclass(slots=True)
 class Decision:
-    """What a policy says about a request."""
+    """A policy's answer to a request: the worker, and why."""
 
     row: int
     """The chosen worker's row."""
@@ -100,8 +100,8 @@ def break_tie(rows: NDArray[np.intp], request: RequestView, workers: WorkerTable
     """One of equally good workers, in the long run each as often.
 
     By rendezvous hashing of the first block that the request would bring into a cache: several
-    gateways send siblings to the same worker and strangers to different ones, without asking each
-    other. A request that brings nothing new goes to the worker that has waited longest.
+    gateways send requests that share a prefix to one worker and others to different ones, without
+    asking each other. A request that brings nothing new goes to the worker that has waited longest.
     """
     place = int(request.hit_tokens.item(rows[0])) // request.page_size
     if place >= len(request.hashes):

@@ -65,12 +65,12 @@ class PromptBlocks:
     ) -> None:
         self.token_ids = token_ids
         self.largest_token = largest_token(token_ids)
-        """Of the prompt; seen as unsigned, so that a negative one is beyond every vocabulary."""
+        """Largest token id, seen as unsigned: a negative one is beyond every vocabulary."""
         self.cache_salt = cache_scope(cache_salt, adapter, tenant)
-        """Of all three; what a Submit carries."""
+        """Scope of the cache, from salt, adapter and tenant; what a Submit carries."""
         self.session = session
         self.priority = DEFAULT_PRIORITY
-        """Of the request that it belongs to."""
+        """Priority of the request that it belongs to."""
         self._memo = memo
         self._hashes: dict[BlockKey, BlockHashes] = {}
 

@@ -11,7 +11,7 @@ def group_order(prompts: Sequence[PromptBlocks], keys: Sequence[BlockKey]) -> li
     """Requests that share a prefix next to each other, the group with the most tokens first.
 
     Placed one by one in this order, each finds the prefix that the first of its group will leave,
-    while large pieces of work are spread before small ones fill the gaps.
+    while large amounts of work are spread before small ones fill the gaps.
     """
     if not keys:
         return list(range(len(prompts)))

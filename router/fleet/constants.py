@@ -19,7 +19,7 @@ BUSIEST = 0.98
 are not known."""
 BURST_S = 0.005
 """Seconds within which requests are one burst, that is one observation. As long as a gateway works
-on one reply before others have their turn: what arrives together may be read so far apart."""
+on one reply before it serves others: what arrives together may be read so far apart."""
 HOST_COPY = 0.1
 """Seconds to fetch a token's key-value pairs from host memory, per second to compute it. A model of
 8 billion weights: 128 KiB at 25 GB/s (PCIe 4, 16 lanes) are 5 µs, 16 GFLOP at 0.3 PFLOP/s 53 µs."""

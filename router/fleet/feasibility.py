@@ -54,7 +54,7 @@ class Feasibility:
     def characters(
         self, kinds: Collection[Limits], num_characters: int, longest_token: int
     ) -> Problem | None:
-        """The same for a text, before there are tokens of it; each has so many characters at most.
+        """Why no kind can do it for a text, before there are tokens, each `longest_token` at most.
 
         Texts that cannot fit are found by this alone: a tokenizer would take seconds for them.
         """

@@ -71,7 +71,7 @@ class Fleet:
     Args:
         config: policy and its weights.
         clock: seconds from some fixed moment.
-        parity: checks what a worker says of itself.
+        parity: checks what a worker reports of itself.
     """
 
     def __init__(
@@ -269,7 +269,7 @@ class Fleet:
     def reserve_group(
         self, requests: Sequence[tuple[str, PromptBlocks, Collection[str]]]
     ) -> list[Choice | None]:
-        """Places requests that arrived together: siblings one after the other, large groups first.
+        """Places requests that arrived together, those of one prefix in a row, large groups first.
 
         Answers are in the order of the requests.
         """
@@ -357,7 +357,7 @@ class Fleet:
 
 
 def _reservation(table: WorkerTable, row: int, uncached: int, work_s: float) -> Reservation:
-    """Of a request that takes `work_s` by itself: those behind it share its last step."""
+    """The booking of a request that takes `work_s` alone: those behind it share its last step."""
     part = uncached / table.chunk.item(row)
     work_s -= max(1.0 - part, 0.0) * table.step_s.item(row)
     first_chunks_s = work_s * min(1.0, table.first_chunk_tokens.item(row) / max(uncached, 1))

@@ -1,4 +1,4 @@
-"""The index's table: grows and sheds what is stale a piece at a time, never all at once."""
+"""The index's table: grows and sheds what is stale a part at a time, never all at once."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from router.fleet.worker_sets import WorkerSets
 __all__ = ["GrowingTable", "Keys"]
 
 _MIN_CAPACITY = 1024
-_PIECE = 2048
+_PART = 2048
 """Cells that move at least with each call of `work`."""
 _MAX_DEAD = 32
 """Slots that may wait for a sweep, of few: sets grow by their bits."""
 _DEAD_PART = 8
-"""Of many, one in so many."""
+"""Where slots are many, one in so many may wait."""
 _CELLS_PER_KEY = 6
 """Cells that move per new key: the old table is empty long before the new one is full."""
 
@@ -26,7 +26,7 @@ class GrowingTable:
     """Block hash → number of a worker set.
 
     When the table is full of keys, a new one of the right size takes over. The old one is emptied
-    into it piece by piece; until then a key may be in either, but never with a value in both.
+    into it part by part; until then a key may be in either, but never with a value in both.
     What moves leaves behind the bits of slots that have died.
 
     Args:
@@ -90,7 +90,7 @@ class GrowingTable:
         return True
 
     def change_many(self, keys: Keys, add: int, remove: int) -> int:
-        """The same for many keys, none twice; returns how many sets became others."""
+        """Adds and removes bits for many keys, none twice; returns how many sets became others."""
         self._make_room(len(keys))
         if self._old is not None:
             self._pull(keys)
@@ -114,10 +114,10 @@ class GrowingTable:
             self._sweep_if_due()
 
     def work(self) -> list[int]:
-        """Moves a piece of the old table; returns slots that no block remembers any more."""
+        """Moves a part of the old table; returns slots that no block remembers any more."""
         if self._old is None:
             return []
-        self._move_cells(max(_PIECE, self._owed))
+        self._move_cells(max(_PART, self._owed))
         self._owed = 0
         if self._num_emptied < self._old.capacity:
             return []
@@ -163,7 +163,7 @@ class GrowingTable:
         self._num_emptied = end
 
     def _pull(self, keys: Keys) -> None:
-        """Moves these keys ahead of their turn."""
+        """Moves these keys ahead of the others."""
         assert self._old is not None
         cells = self._old.find_many(keys)
         there = np.flatnonzero(cells >= 0)

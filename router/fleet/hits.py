@@ -23,9 +23,9 @@ class _Holders(NamedTuple):
     """Rows of a set of workers."""
 
     any: Rows
-    """In whatever tier."""
+    """Rows that hold the blocks in any tier."""
     device: Rows | None
-    """On the device; None where these are the same."""
+    """Rows that hold them on the device; None where these are the same."""
 
 
 class HitFinder:
@@ -47,7 +47,7 @@ class HitFinder:
         self._flying: dict[int, Rows] = {}
 
     def placed(self, slot: int, row: int) -> None:
-        """A worker's cache, or another incarnation of it, got this slot of the index."""
+        """A worker's cache, or its next generation, got this slot of the index."""
         if slot >= len(self._slot_rows):
             grown = np.zeros(max(2 * len(self._slot_rows), slot + 1, 8), np.intp)
             grown[: len(self._slot_rows)] = self._slot_rows

@@ -18,7 +18,7 @@ class PrefixNode:
     ) -> None:
         self.parent = parent
         self.hashes = hashes
-        """Of a whole prompt; the node is the part from `start` to `end`."""
+        """Hashes of a whole prompt; the node is the part from `start` to `end`."""
         self.start = start
         self.end = end
         self.children: dict[int, PrefixNode] = {}
@@ -31,7 +31,7 @@ class PrefixNode:
 
 
 class InFlight:
-    """A path-compressed tree of chained hashes: siblings of a burst find each other in it.
+    """A path-compressed tree of chained hashes: requests of a burst find each other in it.
 
     Its blocks are distinguished by position as well as by hash, so equal prefixes end where two
     hashes first differ: by bisection, O(log n) per branch, and none of a prompt's blocks is

@@ -30,8 +30,8 @@ class PrefixIndex:
     Hashes are chained, so one flat table suffices; caches evict from the leaves, so whoever holds a
     block holds all before it, and the end of a match is found by bisection.
 
-    Each incarnation of a worker's cache has a slot of its own: to forget one is to take its bits
-    out of every answer. Its blocks leave the table later, a piece with each call of `apply`.
+    Each generation of a worker's cache has a slot of its own: to forget one is to take its bits
+    out of every answer. Its blocks leave the table later, a part with each call of `apply`.
     """
 
     def __init__(self) -> None:

@@ -18,7 +18,7 @@ from worker.wire.messages import LoadSnapshot
 from worker.wire.step_time import StepCosts, StepTimeModel
 
 _NUM_COEFFICIENTS = len(StepCosts.__struct_fields__)
-"""As many observations, and later as many of each worker, are there to solve for them anew."""
+"""Observations, and later observations of each worker, after which costs are solved anew."""
 
 
 class FleetPace:
@@ -30,7 +30,7 @@ class FleetPace:
 
     def __init__(self) -> None:
         self.costs: StepCosts
-        """Of a worker of speed 1."""
+        """Step times of a worker of speed 1."""
         self._model = StepTimeModel()
         self.costs = self._model.costs
         self._due = _NUM_COEFFICIENTS
@@ -44,7 +44,7 @@ class FleetPace:
         self._steps = np.zeros(0, np.int64)
         """The last step that was observed."""
         self._seen_at = np.zeros(0)
-        """When that was."""
+        """Seconds of the fleet's clock at which that was."""
 
     def factor(self, row: int) -> float:
         """The worker's times over those of `costs`; of a new one, what is usual in the fleet."""
@@ -52,7 +52,7 @@ class FleetPace:
         return self._usual if np.isnan(factor) else factor
 
     def factors(self, size: int) -> Floats:
-        """The same of the first `size` rows."""
+        """The workers' times over those of `costs`, of the first `size` rows."""
         self._grow(size)
         factors = self._factors[:size]
         return np.where(np.isnan(factors), self._usual, factors)

@@ -52,13 +52,13 @@ class PrefixScorePolicy(RoutingPolicy):
         config = self._config
         free = workers.free_pages - workers.reserved_tokens / workers.page_size
         kv_free = 100.0 * np.maximum(free, 0.0) / np.maximum(workers.total_pages, 1.0)
-        room = np.maximum(workers.max_num_seqs - workers.num_active, 0.0)
+        batch_room = np.maximum(workers.max_num_seqs - workers.num_active, 0.0)
         load = workers.num_active / workers.max_num_seqs
         return {
             "utilisation": config.prefix_score_utilisation_weight * load,
             "hit-tokens": -config.prefix_score_hit_weight * request.hit_tokens,
             "kv-free": -config.prefix_score_kv_free_weight * kv_free,
-            "batch-room": -config.prefix_score_batch_room_weight * room,
+            "batch-room": -config.prefix_score_batch_room_weight * batch_room,
         }
 
 
@@ -108,7 +108,7 @@ class RoundRobinPolicy(RoutingPolicy):
         self, request: RequestView, estimate: Estimate, workers: WorkerTable, now: float
     ) -> Terms:
         """Ranks of workers by when they were chosen last; see RoutingPolicy.terms."""
-        # Ranks rather than turns: turns grow, and equal costs are a matter of proportion.
+        # Ranks rather than counts, which grow: equal costs are a matter of proportion.
         return {"rank": workers.last_chosen.argsort(kind="stable").argsort().astype(np.float64)}
 
 

@@ -16,11 +16,11 @@ class _Count(NamedTuple):
 
     value: float
     at: float
-    """When it was so many."""
+    """Seconds of the fleet's clock at which they were so many."""
     earlier: float = 0.0
     """Recurrences of all prefixes that had come before the first of this one, as counted then."""
     since: float = 0.0
-    """When that was."""
+    """Seconds of the fleet's clock at which the first of this one came."""
 
     def after(self, now: float) -> _Count:
         """With a further one at this time; what belongs to the same burst is none."""
@@ -37,7 +37,7 @@ class Recurrence(NamedTuple):
     """How often it was asked for lately, which is also how often it may be expected to be again;
     0 where that was all at once."""
     share: float
-    """Its part of all that came lately, 0 to 1."""
+    """The prefix's part of all that came lately, 0 to 1."""
 
 
 class PrefixPopularity:

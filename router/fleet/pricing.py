@@ -9,7 +9,7 @@ from worker.wire.messages import EngineInfo, LoadSnapshot
 from worker.wire.step_time import StepCosts
 
 Number = TypeVar("Number", float, Floats)
-"""Of one worker, or of all."""
+"""A number of one worker, or an array of all."""
 
 
 class Work(NamedTuple, Generic[Number]):

@@ -17,10 +17,10 @@ class QueueView(NamedTuple):
     sent: Floats
     """Seconds to compute all prompts in flight from this gateway."""
     num_behind: Floats
-    """Those of them that are less urgent."""
+    """Prompts in flight from this gateway that are less urgent."""
 
     def waiting_s(self, waiting: Floats) -> Floats:
-        """Of so much to wait for in all, what the request does wait for, per row.
+        """Seconds that the request waits, of those that all of the queue takes, per row.
 
         What this gateway has not sent is other gateways', of unknown urgency, and goes ahead.
         """
@@ -39,9 +39,9 @@ class QueueOrder:
 
     def __init__(self) -> None:
         self._seconds: dict[int, Floats] = {}
-        """By priority, per row."""
+        """Seconds to compute the prompts, by priority, per row."""
         self._numbers: dict[int, Floats] = {}
-        """The same: how many prompts."""
+        """Number of prompts, by priority, per row."""
         self._counts: dict[int, int] = {}
 
     def add(self, priority: int, row: int, work_s: float, capacity: int) -> None:
@@ -55,7 +55,7 @@ class QueueOrder:
         self._counts[priority] = self._counts.get(priority, 0) + 1
 
     def remove(self, priority: int, row: int, work_s: float) -> None:
-        """It is computed, or never will be there."""
+        """A prompt is computed, or never will be there."""
         self._counts[priority] -= 1
         if self._counts[priority]:
             self._seconds[priority][row] -= work_s

@@ -25,9 +25,9 @@ class RequestView:
     hit_tokens: Floats
     """Leading tokens that the worker's cache holds, or will by the time it gets to them."""
     host_hit_tokens: Floats | None
-    """Those of `hit_tokens` that have to be fetched from host memory; None where none have."""
+    """The part of `hit_tokens` that must be fetched from host memory; None where none must."""
     coming_tokens: Floats | None
-    """Those of `hit_tokens` that other requests are about to compute; None where there are none."""
+    """The part of `hit_tokens` that other requests are about to compute; None where none are."""
     best_hit: float
     """The most of `hit_tokens`, eligible or not."""
     hashes: BlockHashes
@@ -44,18 +44,18 @@ class Estimate(NamedTuple):
     """Seconds, one per row of the WorkerTable."""
 
     queue_s: Floats
-    """To compute the prompts that go before it, where they are done one after the other."""
+    """Time to compute the prompts that go before it, where they are done one by one."""
     delay_s: Floats
     """What others take of the time until its prompt is done: less than `queue_s` where a short
     prompt passes long ones under way."""
     slot_wait_s: Floats
-    """Until there is a slot in the batch."""
+    """Time until there is a slot in the batch."""
     work_s: Floats
-    """To compute what is not in the worker's cache, and to fetch what is in host memory only."""
+    """Time to compute what the worker's cache lacks, and to fetch what host memory alone has."""
 
     @property
     def first_token_s(self) -> Floats:
-        """Until its first token."""
+        """Time to the first token: the sum of delay, slot wait and work."""
         return self.delay_s + self.slot_wait_s + self.work_s
 
 

@@ -20,23 +20,23 @@ class Reservation:
     uncached_tokens: int
     """Prompt tokens that its prefix cache does not have."""
     work_s: float = 0.0
-    """To compute them."""
+    """Seconds to compute these."""
     first_chunks_s: float = 0.0
-    """Of `work_s`, its first chunk, which is computed though other prompts are under way."""
+    """The first chunk's part of `work_s`, computed though other prompts are under way."""
     epoch: int = 0
-    """Incarnation of the worker that took it; 0 before the worker said so."""
+    """Epoch of the worker that took it; 0 before the worker has answered."""
     ordinal: int = 0
-    """Its number among that incarnation's submits; loads that count as many contain it."""
+    """Its number among that epoch's submits; loads that count as many contain it."""
 
 
 class SentPrompt(NamedTuple):
     """A prompt that a worker was sent and that is not known to be computed."""
 
     node: PrefixNode
-    """Of the tree InFlight; what `InFlight.remove` takes."""
+    """Node of the tree InFlight, which `InFlight.remove` takes."""
     priority: int
     work_s: float
-    """To compute what its prefix cache does not have."""
+    """Seconds to compute what the worker's prefix cache does not have."""
 
 
 @dataclass(slots=True)
@@ -50,14 +50,14 @@ class WorkerState:
     info: EngineInfo | None
     load: LoadSnapshot
     key: BlockKey | None = None
-    """Of what it has loaded, or had before its ranks were lost; None where that never was."""
+    """How the engine hashes that it has, or had before its ranks were lost; None for none yet."""
     draining: bool = False
     reservations: dict[str, Reservation] = field(default_factory=dict)
-    """By request id."""
+    """Bookings by request id."""
     reserved_tokens: int = 0
     """Sum of the reservations' uncached tokens."""
     in_flight: dict[str, SentPrompt] = field(default_factory=dict)
-    """By request id, prompts sent there that are not known to be computed."""
+    """Prompts sent there that are not known to be computed, by request id."""
 
     @property
     def ready(self) -> bool:
@@ -71,9 +71,9 @@ class WorkerState:
         return load.num_running + load.num_waiting + load.num_reserved + len(self.reservations)
 
     def contains(self, booking: Reservation) -> bool:
-        """Whether the load contains it, or the incarnation that took it is gone.
+        """Whether the load contains the booking, or the epoch that took it is over.
 
-        One that was not answered yet stays: the next incarnation may be the one that takes it.
+        One that was not answered yet stays: the next epoch may be the one that takes it.
         """
         if not booking.epoch or booking.epoch > self.epoch:
             return False

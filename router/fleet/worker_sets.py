@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 class WorkerSets:
     """Numbers for sets; a set is the bits of an integer. Number 0 is the empty set.
 
-    A slot is one incarnation of a worker's cache. It has two bits, one per tier: 2·slot for blocks
+    A slot is one generation of a worker's cache. It has two bits, one per tier: 2·slot for blocks
     on the device, 2·slot + 1 for blocks in host memory.
     """
 

@@ -34,7 +34,7 @@ class WorkerTable:
     work_first_chunks: Floats
     """Part of them that are first chunks, see `first_chunks_s`."""
     work_burst: Floats
-    """Those that fit into one step."""
+    """Prompt tokens of these that fit into one step."""
     work_rows: Floats
     """Running requests."""
     work_context: Floats
@@ -42,32 +42,32 @@ class WorkerTable:
     queue_s: Floats
     """Seconds to compute the prompts in its last report."""
     reported_at: Floats
-    """When that was."""
+    """Seconds of the fleet's clock at the last report."""
     first_chunks_s: Floats
-    """Of `queue_s`, the first chunks of prompts that wait: what a step computes of a new prompt
-    though others are under way."""
+    """Part of `queue_s` for the first chunks of prompts that wait: what a step computes of a new
+    prompt though others are under way."""
     drain_s: Floats
-    """As much of `queue_s` can have been done since: what is in one step."""
+    """Most of `queue_s` that can have been done since: what is in one step."""
     queue_until: Floats
-    """When `queue_s` has passed since."""
+    """Seconds of the fleet's clock at which `queue_s` has passed since the report."""
     first_chunks_until: Floats
-    """The same of `first_chunks_s`."""
+    """Seconds of the fleet's clock at which `first_chunks_s` has passed since the report."""
     left_s: Floats
-    """What of `queue_s` is there when that step has ended."""
+    """Part of `queue_s` that is left when the step of `drain_s` has ended."""
     reserved_s: Floats
-    """To compute what this gateway has sent there since."""
+    """Seconds to compute what this gateway has sent there since the report."""
     reserved_first_chunks_s: Floats
-    """Of `reserved_s`, the same."""
+    """Part of `reserved_s` for first chunks."""
     reserved_tokens: Floats
-    """Uncached prompt tokens of these."""
+    """Uncached prompt tokens of what this gateway has sent there since the report."""
     prefill_token_s: Floats
-    """Per prompt token."""
+    """Seconds per prompt token."""
     attended_s: Floats
-    """Per pair of a prompt token and a position that it attends to."""
+    """Seconds per pair of a prompt token and a position that it attends to."""
     relative_speed: Floats
     """What it computes in a second, over the mean of the workers that are ready."""
     step_s: Floats
-    """A step without prompts, as its running requests are."""
+    """Seconds of a step without prompts, as its running requests are."""
     chunk: Floats
     """Most prompt tokens of one step."""
     first_chunk_tokens: Floats
@@ -81,7 +81,7 @@ class WorkerTable:
     max_num_seqs: Floats
     """Requests that can run at once."""
     free_pages: Floats
-    """Free or evictable."""
+    """Pages of its KV cache that are free or evictable."""
     total_pages: Floats
     page_size: Floats
     last_chosen: Floats
@@ -91,7 +91,7 @@ class WorkerTable:
 
     def __init__(self) -> None:
         self.ids: list[str] = []
-        """By row; empty where the row is free."""
+        """Workers' ids by row; empty where the row is free."""
         self._free: list[int] = []
         self._resize(_FIRST_CAPACITY)
 
@@ -126,7 +126,7 @@ class WorkerTable:
         self._free.append(row)
 
     def waiting_s(self, now: float) -> Floats:
-        """Until a new request's prompt is begun, per row."""
+        """Seconds until a new request's prompt is begun, per row."""
         waiting = self.queue_until - now
         np.maximum(waiting, self.left_s, out=waiting)
         waiting += self.reserved_s
@@ -165,7 +165,7 @@ class WorkerTable:
         return result
 
     def slot_waits_s(self, num_active: Floats) -> Floats:
-        """Until there is a slot in the batch behind `num_active` requests: seconds per row."""
+        """Seconds until there is a slot in the batch behind `num_active` requests, per row."""
         over: Floats = np.maximum(num_active + 1.0 - self.max_num_seqs, 0.0)
         over /= self.max_num_seqs
         over *= OUTPUT_STEPS
@@ -180,7 +180,7 @@ class WorkerTable:
         self.left_s[rows] = np.maximum(queue_s - self.drain_s[rows], 0.0)
 
     def compute_s(self, num_tokens: Floats, num_cached: Floats) -> Floats:
-        """To compute so many tokens of a prompt after so many that are cached, per row."""
+        """Seconds to compute so many tokens of a prompt after so many cached ones, per row."""
         seconds = _HALF * num_tokens
         seconds += num_cached
         seconds *= self.attended_s

@@ -12,7 +12,7 @@ from typing import Any
 
 MAX_PRIORITY = 9
 PREFIX = "sha256:"
-"""Before the hexadecimal SHA-256 of a key, where the key itself is not to be written down."""
+"""Stands before the hexadecimal SHA-256 of a key, where the key itself is not written down."""
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 RESERVED_NAMES = frozenset(("default", "other"))
 """Labels of metrics for requests without a key, and for tenants that metrics do not distinguish."""

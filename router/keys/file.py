@@ -15,7 +15,7 @@ logger = logging.getLogger(__name__)
 
 CHECK_INTERVAL_S = 5.0
 """How long a changed file may go unnoticed."""
-SETTLED_S = 1.0
+STABLE_S = 1.0
 """A file that is written in place is read half-written: what is new counts once it has been the
 same for as long."""
 
@@ -59,21 +59,21 @@ class KeyFile:
         """All keys, as the files have them now; the same tuple until they change."""
         now = self._clock()
         if now >= self._next_check:
-            self._next_check = now + (SETTLED_S if self._has_changed() else CHECK_INTERVAL_S)
+            self._next_check = now + (STABLE_S if self._has_changed() else CHECK_INTERVAL_S)
         return self._entries
 
     def _has_changed(self) -> bool:
-        """Looks into the files; whether there is something new in them that has yet to settle."""
+        """Looks into the files; whether there is something new in them that may still change."""
         try:
             texts = self._read()
         except OSError as error:
             self._keep(f"{error}")
             return False
-        settled, self._pending = texts == self._pending, texts
+        is_stable, self._pending = texts == self._pending, texts
         if texts == self._texts:
             self.is_stale = False
             return False
-        if not settled:
+        if not is_stable:
             return True
         try:
             self._entries = self._parse(texts)

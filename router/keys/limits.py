@@ -17,7 +17,7 @@ class LimitReached:
 
     message: str
     retry_after_s: int
-    """From now, when it may be tried again; at least 1."""
+    """Seconds from now when it may be tried again; at least 1."""
 
 
 class KeyLimits:
@@ -53,9 +53,9 @@ class KeyLimits:
 class KeyUse:
     """One key's requests and tokens.
 
-    What is left of a rate grows evenly, up to a minute's worth. A request is let in while there is
-    something left, and its tokens are taken off when they are known; so that may be less than none,
-    and the next one waits until it is made up for.
+    What is left of a rate grows evenly, up to what comes in a minute. A request is let in while
+    something is left, and its tokens are taken off when they are known; so that may be less than
+    none, and the next one waits until it is made up for.
     """
 
     __slots__ = ("_part", "entry", "num_open", "requests", "tokens")
@@ -129,7 +129,7 @@ class Bucket:
 
     @property
     def capacity(self) -> float:
-        """Most that may be left: a minute's worth, and one where that is less."""
+        """Most that may be left: what comes in a minute, and one where that is less."""
         return max(1.0, self._per_minute)
 
     @property

@@ -26,7 +26,7 @@ class HttpStats:
         self.counts: dict[tuple[str, str, int], int] = {
             (route, "POST", status): 0 for route in _COMPLETIONS for status in _EXPECTED
         }
-        """By route, method and status."""
+        """Number of answers by route, method and status."""
         self.keys_are_stale: Callable[[], bool] = lambda: False
         """Whether files of API keys say something that could not be taken."""
 

@@ -24,7 +24,7 @@ STAGE_BUCKETS = (
     0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0,
     60.0, 160.0, 640.0,
 )  # fmt: skip
-"""Of the parts that a first token's time consists of."""
+"""Bounds of histograms of the parts that a first token's time consists of."""
 TOKEN_COUNT_BUCKETS = tuple(float(4**power) for power in range(11))
 
 
@@ -49,9 +49,9 @@ class LatencyStats:
         self.queue = Histogram(STAGE_BUCKETS)
         """At that worker until it was first admitted."""
         self.prefill = Histogram(STAGE_BUCKETS)
-        """From there to the first token."""
+        """Admission at the worker to the first token."""
         self.first_flush = Histogram(STAGE_BUCKETS)
-        """From there until the gateway has written it; of streams."""
+        """First token at the worker until the gateway has written it; of streams."""
         self.inter_token = Histogram(TOKEN_TIME_BUCKETS)
         self.time_per_token = Histogram(TOKEN_TIME_BUCKETS)
         self.request = Histogram(REQUEST_BUCKETS)
@@ -62,7 +62,7 @@ class LatencyStats:
         Args:
             first_token_s: from arrival to it.
             route_s: from arrival until the request was sent to the worker.
-            times: what the worker tells; None where it tells nothing.
+            times: what the worker reports; None where it reports nothing.
         """
         self.first_token.observe(first_token_s)
         self.route.observe(route_s)
@@ -133,13 +133,13 @@ class ModelStats:
         self.resubmissions = 0
         """Completions that were to continue elsewhere, each time their worker was lost."""
         self.refused = 0
-        """Completions that no worker had room for in its queue."""
+        """Completions that were refused since all queues were full."""
         self.unplaced = 0
         """Completions that there was no worker for."""
         self.pending_requests = 0
         """Completions that no worker has yet."""
         self.pending_tokens = 0
-        """Of their prompts."""
+        """Tokens of the pending completions' prompts."""
         self.slo: dict[tuple[int, SloClass, bool], int] = {}
         """Completions with an SLO, by priority, class and whether it was met."""
         self.routed: dict[str, int] = {}
@@ -164,5 +164,5 @@ class ModelStats:
         return found
 
     def latencies(self) -> Sequence[tuple[SloClass, LatencyStats]]:
-        """Those there are, by class."""
+        """Latencies by SLO class, of the classes that have occurred."""
         return list(self._latencies.items())

@@ -18,7 +18,7 @@ logger = logging.getLogger(__name__)
 POLL_S = 2.0
 """Seconds until a gateway knows what was changed at another: an operator who watches can wait."""
 TIMEOUT_S = 5.0
-"""For one call to the store, which may be on a node that is gone."""
+"""Seconds for one call to the store, which may be on a node that is gone."""
 
 
 class SettingsStore(Protocol):

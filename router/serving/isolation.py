@@ -10,9 +10,9 @@ from router.channel import WorkerChannel
 from router.serving.completion import Completion
 
 APART_FROM = 2
-"""Losses: most have nothing to do with any request, so after a first one all continue at once."""
+"""Losses that make a suspect: most have nothing to do with any request, so one is forgiven."""
 PATIENCE_S = 10.0
-"""For which a suspect waits for a worker of its own: a busy fleet may have none to spare, and where
+"""Seconds that a suspect waits for a worker of its own: a busy fleet may have none to spare; where
 workers really were lost twice for other reasons, this is what it costs its client."""
 
 
@@ -61,10 +61,10 @@ class Isolation:
         self._held: dict[str, str] = {}
         """Workers at which a suspect is tried, and its family."""
         self._waits_until: dict[str, float] = {}
-        """By family of suspects that have waited for a worker."""
+        """Until when suspects wait for a worker, by family; event loop's time."""
         self.changes = changes
 
-    def verdict(self, completion: Completion, reason: str) -> str | None:
+    def why_given_up(self, completion: Completion, reason: str) -> str | None:
         """The error for a request that has ended enough workers; None for others."""
         num_attempts = completion.num_suspected
         if self._max_attempts == 1:  # whatever became of the first one
@@ -86,7 +86,7 @@ class Isolation:
         return [*held, *(worker for worker in self._channels if self._has_others(worker, family))]
 
     def enter(self, completion: Completion, worker_id: str) -> bool:
-        """It goes to that worker; False for a suspect that would not be alone there any more."""
+        """A completion goes to a worker; False for a suspect that would not be alone there."""
         if not _is_suspect(completion):
             return True
         family = completion.family
@@ -111,7 +111,7 @@ class Isolation:
         return loop.time() < until and not completion.finished
 
     def leave(self, completion: Completion, worker_id: str) -> None:
-        """It has a token from that worker, or is there no more."""
+        """A completion has a token from that worker, or is there no more."""
         if self._held and self._held.get(worker_id) == completion.family:
             del self._held[worker_id]
         if completion.finished and self._waits_until:

@@ -1,4 +1,4 @@
-"""What this gateway tells of a model's load, for whoever decides how many workers there are."""
+"""The load of a model at this gateway, for whoever decides how many workers there are."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from router.metrics.stats import ModelStats
 WINDOW_S = 10.0
 """Time after which what arrived weighs 1/e."""
 _DELAY_WINDOW_S = 3.0
-"""The same of the expected wait, which jumps from step to step."""
-_PLACES = 64
-"""Requests of a full batch, until there is a worker to tell."""
+"""Time after which an expected wait, which jumps from step to step, weighs 1/e."""
+_BATCH = 64
+"""Requests of a full batch, until a worker has reported it."""
 _OUTPUT = 128.0
 """Tokens of a completion, until one has ended."""
 _MOST_WAIT_S = 3600.0
@@ -32,7 +32,7 @@ class LoadReport(NamedTuple):
     pending_s: float = 0.0
     """A worker's time for what no worker has yet."""
     pending_kv: float = 0.0
-    """Its KV cache, in those of a worker."""
+    """KV cache for what no worker has yet, in caches of a worker."""
     waiting_s: float = 0.0
     """A worker's time for what waits at workers, whoever sent it."""
     queue_delay_s: float = 0.0
@@ -83,13 +83,13 @@ class LoadMeter:
         tokens = np.maximum(pages, 1.0) * table.page_size[rows]
         taken = (pages - table.free_pages[rows]) / np.maximum(pages, 1.0)
         taken += (table.work_tokens[rows] + table.reserved_tokens[rows]) / tokens
-        room = float(tokens.mean()) if len(rows) else np.inf
+        cache_tokens = float(tokens.mean()) if len(rows) else np.inf
         queue_s = table.queue_s[rows] + table.reserved_s[rows]
         return LoadReport(
             num_ready=float(len(rows)),
             work=prompts * prompt_s + max(requests * output, generated) * token_s,
             pending_s=stats.pending_tokens * prompt_s + stats.pending_requests * output * token_s,
-            pending_kv=stats.pending_tokens / room,
+            pending_kv=stats.pending_tokens / cache_tokens,
             waiting_s=float(queue_s.sum() + waiting.sum() * output * token_s),
             queue_delay_s=self._delay_s,
             kv=float(np.clip(taken, 0.0, None).sum()),
@@ -103,7 +103,7 @@ class LoadMeter:
         pace, table, stats = self._fleet.pace, self._fleet.table, self._stats
         rows = np.flatnonzero(table.eligible)
         info = self._fleet.info
-        places = float(table.max_num_seqs[rows].mean()) if len(rows) else _PLACES
+        places = float(table.max_num_seqs[rows].mean()) if len(rows) else _BATCH
         if not len(rows) and info is not None:
             places = float(info.max_num_seqs)
         factor = float(pace.factors(table.capacity)[rows].mean()) if len(rows) else 1.0

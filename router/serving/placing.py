@@ -20,7 +20,7 @@ from worker.wire.limits import Limits
 logger = logging.getLogger(__name__)
 
 ATTACH_S = 5.0
-"""For which a request waits for a worker that is there; to attach to it takes 0.1 s."""
+"""Seconds that a request waits for a worker that is there; to attach to it takes 0.1 s."""
 MAX_WAITING = 4096
 """Requests that may wait for a worker at the same time."""
 _MAX_RETRIES = 2
@@ -120,7 +120,7 @@ class Placer:
         """See CompletionOwner."""
         self._release(completion)
         if completion.choice is not None and not completion.attempt:
-            error = completion.at_worker_s - completion.choice.first_token_s
+            error = completion.times.at_worker_s - completion.choice.first_token_s
             self._stats.prediction_error.observe(abs(error))
 
     def lost(self, completion: Completion, reason: str) -> None:
@@ -129,8 +129,8 @@ class Placer:
         extra = {"request_id": completion.spec.request_id, "worker_id": completion.worker_id}
         if self._closed:
             completion.fail(reason)
-        elif (verdict := self._isolation.verdict(completion, reason)) is not None:
-            completion.fail(verdict)
+        elif (problem := self._isolation.why_given_up(completion, reason)) is not None:
+            completion.fail(problem)
         else:
             num_tokens = len(completion.token_ids)
             logger.warning(
@@ -222,7 +222,7 @@ class Placer:
         return None
 
     async def _choose_apart(self, completion: Completion, tried: list[str]) -> Choice | None:
-        """As `_choose`, apart from others where one is a suspect, see Isolation."""
+        """Books it as `_choose` does, apart from others where one is suspect; see Isolation."""
         isolation = self._isolation
         while True:
             num_changes = self._changes.number
@@ -238,7 +238,7 @@ class Placer:
                 return await self._choose(completion, tried)
 
     async def _choose(self, completion: Completion, tried: Sequence[str]) -> Choice | None:
-        """Books a place at the best worker; None where there is none.
+        """Books the completion at the best worker; None where there is none.
 
         Raises ApiError, before anything is booked, where no worker could ever run it.
         """
@@ -266,11 +266,11 @@ class Placer:
         if rejection is None:
             self._stats.unplaced += 1
             return no_worker(self._route.name, problem)
-        completion.refuse()
+        completion.times.refused()
         return rejected(rejection)
 
     async def _wait_for_worker(self) -> bool:
-        """Waits for one where one is to come; whether there is one then."""
+        """Waits for a worker where one is to come; whether there is one then."""
         if self._num_waiting < MAX_WAITING:
             self._num_waiting += 1
             try:

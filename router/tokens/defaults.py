@@ -1,4 +1,4 @@
-"""What a checkpoint says of its requests: recommended sampling, and how long they may be."""
+"""What a checkpoint recommends: values for sampling, and how long requests may be."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def load_sampling_defaults(model: str) -> dict[str, Any]:
 
 
 def assumed_limits(model: str) -> Limits:
-    """What no worker of a checkpoint exceeds; said of lengths alone, while none tells its own."""
+    """What no worker of a checkpoint exceeds; of lengths alone, while none has reported its own."""
     config = read_json(checkpoint_folder(model) / "config.json")
     positions = config.get("max_position_embeddings")
     length = positions if isinstance(positions, int) else UNSAID_LENGTH

@@ -172,7 +172,7 @@ class PromptEncoder:
         return accept
 
     def _check_characters(self, feasibility: Feasibility) -> Callable[[int], None]:
-        """The same for a number of characters, before there are tokens."""
+        """Raises ApiError for a number of characters that no worker can run, whatever tokens."""
         kinds = self._kinds()
 
         def accept(number: int) -> None:
@@ -183,7 +183,7 @@ class PromptEncoder:
         return accept
 
     def _kinds(self) -> tuple[Limits, ...]:
-        """Of workers; a copy, since threads must not see them change."""
+        """Limits of the ready workers; a copy, since threads must not see them change."""
         return tuple(self._fleet.limits) or (self._assumed,)
 
     def _blocks(

@@ -12,10 +12,10 @@ from numpy.typing import NDArray
 from worker.wire.tokenizer import SHORT_TEXT, Tokenizer
 
 _MAX_BYTES = 32 << 20
-"""Of text, tokens and the objects around them: two bytes of it for each character, where a piece is
-long and four characters are a token."""
+"""Bytes of text, tokens and the objects around them: two for each character, where a piece is long
+and four characters are a token."""
 _ENTRY_BYTES = 170
-"""Of what an entry is besides its three parts, in CPython: a tuple of two (72 with its header for
+"""Bytes of an entry besides its three parts, in CPython: a tuple of two (72 with its header for
 the garbage collector), and its place in a dictionary that is just over half full (32 / 0.33)."""
 
 Tokens = NDArray[np.int32]

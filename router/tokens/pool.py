@@ -29,7 +29,7 @@ LEAST = 1024
 @dataclass(order=True, slots=True)
 class _Waiting:
     start: float
-    """Of its turn, in virtual time."""
+    """Start tag, in virtual time."""
     order: int
     size: int = field(compare=False)
     owner: str = field(compare=False)
@@ -58,11 +58,11 @@ class WorkPool:
         """Heaps."""
         self._order = itertools.count()
         self._clock = 0.0
-        """Virtual time: the start of the turn that was given last."""
+        """Virtual time: the start tag of the work that was begun last."""
         self._ends: dict[str, float] = {}
-        """By owner: the end of its last turn, of those that wait."""
+        """Finish tag of each owner's last work, of those that wait."""
         self._held: dict[str, int] = {}
-        """By owner: characters that wait."""
+        """Characters that wait, by owner."""
 
     async def run(self, work: Callable[[], T], *, size: int, owner: str = "") -> T:
         """The result of `work`, done in a thread.
@@ -88,7 +88,7 @@ class WorkPool:
             await waiting.go
         except asyncio.CancelledError:
             if waiting.go.done() and not waiting.go.cancelled():
-                self._done(waiting.is_long)  # its turn came as its client left
+                self._done(waiting.is_long)  # it was begun as its client left
             raise
         running = self._executor.submit(work)
 
@@ -114,7 +114,7 @@ class WorkPool:
         )
 
     def _next(self) -> None:
-        """Gives as many their turn as there are threads for."""
+        """Begins as much work as there are threads for."""
         for is_long in (False, True):
             queue = self._queues[is_long]
             while queue and sum(self._running.values()) < self._num_threads:

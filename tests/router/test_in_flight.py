@@ -47,7 +47,7 @@ def test_tree_equals_a_list_of_prompts(data: st.DataObject) -> None:
 
 def test_memo_gives_the_same_hashes_for_whatever_it_has_seen() -> None:
     random = np.random.default_rng(0)
-    memo = HashMemo(max_pieces=40)
+    memo = HashMemo(max_segments=40)
     text = random.integers(0, 1000, 40_000).astype("<i4")
     other = text.copy()
     other[17_000] += 1
@@ -56,7 +56,7 @@ def test_memo_gives_the_same_hashes_for_whatever_it_has_seen() -> None:
             root = root_hash(salt)
             expected = block_hash_array(tokens, page_size, root)
             assert (memo.hashes(tokens.tobytes(), page_size, root) == expected).all()
-            assert len(memo._pieces) <= 40
+            assert len(memo._segments) <= 40
 
 
 def test_prompts_are_separated_by_all_that_separates_caches() -> None:

@@ -11,7 +11,7 @@ import pytest
 
 from router.keys import KeyFile, KeyRing, digest_of
 from router.keys.entry import named
-from router.keys.file import CHECK_INTERVAL_S, SETTLED_S, parse_keys
+from router.keys.file import CHECK_INTERVAL_S, STABLE_S, parse_keys
 
 TWO = """
 # who asks
@@ -39,7 +39,7 @@ class SteppedClock:
 
     def settle(self, keys: KeyFile) -> None:
         """As long as a change may take to count, with a request now and then."""
-        for step_s in (CHECK_INTERVAL_S, SETTLED_S):
+        for step_s in (CHECK_INTERVAL_S, STABLE_S):
             self.now += step_s
             keys.entries()
 
@@ -176,7 +176,7 @@ def test_a_file_that_is_being_written_is_not_taken(tmp_path: Path) -> None:
     for length in range(1, 9):
         file.write_text("sesame-1"[:length])
         assert held(keys) == digests("old")
-        clock.now += SETTLED_S
+        clock.now += STABLE_S
     assert held(keys) == digests("sesame-1")
 
 
