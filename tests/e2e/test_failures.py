@@ -161,7 +161,7 @@ def test_a_client_that_stops_waiting_frees_its_pages(fleet: RunningFleet) -> Non
     ],
     ids=lambda value: value if isinstance(value, str) else value.name,
 )
-def test_streams_of_a_lost_rank_group_go_on_at_the_other_worker(
+def test_streams_of_a_lost_rank_group_continue_at_the_other_worker(
     fleet: RunningFleet, undisturbed: list[list[int]], process: str, sign: signal.Signals
 ) -> None:
     """A stopped rank ends nothing by itself: its step has no result, which takes a while to see."""
@@ -191,7 +191,7 @@ def test_streams_of_a_lost_rank_group_go_on_at_the_other_worker(
         pytest.param(signal.SIGSTOP, id="silent", marks=pytest.mark.long),
     ],
 )
-def test_streams_of_a_lost_worker_go_on_at_the_other(
+def test_streams_of_a_lost_worker_continue_at_the_other(
     fleet: RunningFleet, undisturbed: list[list[int]], sign: signal.Signals
 ) -> None:
     """A stopped process breaks no stream: only its silence tells."""

@@ -77,7 +77,7 @@ def test_rows_of_blocks_are_whole_blocks() -> None:
         case.extend(torch.randn(8, 1, 16), [8], block_size=8)
 
 
-def test_bits_of_a_block_do_not_depend_on_chunks_or_strangers() -> None:
+def test_bits_of_a_block_do_not_depend_on_chunks_or_other_rows() -> None:
     case = make_paged([160, 48], num_kv_heads=2, head_dim=32)
     q = torch.randn(208, 4, 32)
     together = case.extend(q, [160, 48], batch_invariant=True, block_size=8)
@@ -188,7 +188,7 @@ def test_invariant_bits_do_not_depend_on_chunks_or_batch(
     assert torch.equal(_shared_row_decode(case, q, shuffled), expected[shuffled])
 
 
-def test_invariant_bits_do_not_depend_on_strangers_or_placement() -> None:
+def test_invariant_bits_do_not_depend_on_other_rows_or_placement() -> None:
     case = make_paged([150, 40, 290], num_kv_heads=2, head_dim=32)
     query_lens = [60, 40, 100]
     q = torch.randn(200, 4, 32)

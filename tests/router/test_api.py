@@ -339,8 +339,8 @@ async def test_why_nothing_is_ready_is_told_to_holders_of_a_key(rig):
         return [{"name": "stub", "reason": "the model folder /models/stub does not exist"}]
 
     rig.gateway.delayed = delayed
-    for strangers in ({}, {"authorization": "Bearer nope"}, {"authorization": "Bearer admin"}):
-        response = await rig.client.get("/ready", headers=strangers)
+    for headers in ({}, {"authorization": "Bearer nope"}, {"authorization": "Bearer admin"}):
+        response = await rig.client.get("/ready", headers=headers)
         assert (response.status_code, response.json()) == (503, {"status": "not ready"})
     response = await rig.client.get("/ready", headers={"authorization": f"Bearer {KEYS[0]}"})
     assert response.status_code == 503

@@ -74,7 +74,7 @@ class Cluster:
             self.deliver()
 
 
-def sibling(prefix: int, number: int) -> PromptBlocks:
+def prompt_with(prefix: int, number: int) -> PromptBlocks:
     head = np.arange(PREFIX) + 10_000 * prefix
     tail = np.arange(8) + 5_000_000 + 100 * number
     return PromptBlocks(np.concatenate([head, tail]).astype("<i4").tobytes())
@@ -83,10 +83,10 @@ def sibling(prefix: int, number: int) -> PromptBlocks:
 @pytest.mark.parametrize("num_prefixes", [1, 2, 4, 8, 16])
 def test_two_gateways_share_a_burst_fairly(num_prefixes: int) -> None:
     cluster = Cluster(num_workers=8, num_gateways=2)
-    prompts = {f"r{n}": sibling(n // 2 % num_prefixes, n) for n in range(64)}
+    prompts = {f"r{n}": prompt_with(n // 2 % num_prefixes, n) for n in range(64)}
     placed: dict[str, str] = {}
     choices: list[tuple[int, str, Choice]] = []
-    for gateway, fleet in enumerate(cluster.fleets):  # neither hears of the other before it decides
+    for gateway, fleet in enumerate(cluster.fleets):  # neither knows of the other yet
         mine = [name for name in prompts if int(name[1:]) % 2 == gateway]
         answers = fleet.reserve_group([(name, prompts[name], ()) for name in mine])
         for name, choice in zip(mine, answers, strict=True):
@@ -113,16 +113,16 @@ def test_a_second_gateway_sees_what_the_first_has_sent() -> None:
     first, second = cluster.fleets
     taken = []
     for number in range(2):
-        choice = first.reserve(f"a{number}", sibling(number, number))
+        choice = first.reserve(f"a{number}", prompt_with(number, number))
         assert choice is not None
-        cluster.send(0, f"a{number}", sibling(number, number), choice)
+        cluster.send(0, f"a{number}", prompt_with(number, number), choice)
         worker = cluster.workers[choice.worker_id]
         worker.load = worker.reserved.added_to(worker.load)
         worker.attachments["1"].put_step(1, [], [], worker.load)
         taken.append(choice.worker_id)
     cluster.deliver()
     for number in range(8):  # whatever it is: only one worker is free
-        choice = second.reserve(f"b{number}", sibling(10 + number, number))
+        choice = second.reserve(f"b{number}", prompt_with(10 + number, number))
         assert choice is not None
         second.release(choice.worker_id, f"b{number}")
         assert choice.worker_id not in taken
@@ -136,18 +136,24 @@ def test_a_hot_prefix_is_copied_when_its_queue_costs_more_than_that() -> None:
     [fleet] = cluster.fleets
     holders = []
     for number in range(400):
-        choice = fleet.reserve(f"r{number}", sibling(0, number))
+        choice = fleet.reserve(f"r{number}", prompt_with(0, number))
         assert choice is not None
         holders.append(choice.worker_id)
     first_copy = next(place for place, holder in enumerate(holders) if holder != holders[0])
-    assert first_copy > PREFIX // 8 // 4  # not before the siblings have work of their own
+    assert first_copy > PREFIX // 8 // 4  # not before others with the prefix have work of their own
     assert len(set(holders)) == 4  # and in the end everywhere
 
 
-def test_group_order_puts_siblings_together_and_large_groups_first() -> None:
+def test_group_order_puts_shared_prefixes_together_and_large_groups_first() -> None:
     fleet = Cluster(num_workers=1, num_gateways=1).fleets[0]
-    prompts = [sibling(0, 0), sibling(1, 1), sibling(0, 2), sibling(2, 3), sibling(1, 4)]
-    prompts += [sibling(1, 5), PromptBlocks(b"\1\0\0\0")]
+    prompts = [
+        prompt_with(0, 0),
+        prompt_with(1, 1),
+        prompt_with(0, 2),
+        prompt_with(2, 3),
+        prompt_with(1, 4),
+    ]
+    prompts += [prompt_with(1, 5), PromptBlocks(b"\1\0\0\0")]
     order = group_order(prompts, fleet.block_keys())
     assert sorted(order[:3]) == [1, 4, 5]
     assert sorted(order[3:5]) == [0, 2]
@@ -158,7 +164,7 @@ async def test_requests_of_one_turn_are_placed_together() -> None:
     fleet = Cluster(num_workers=4, num_gateways=1).fleets[0]
     window = BatchWindow(fleet)
     names = [f"r{number}" for number in range(8)]
-    prompts = [sibling(number % 2, number) for number in range(8)]
+    prompts = [prompt_with(number % 2, number) for number in range(8)]
     pairs = list(zip(names, prompts, strict=True))
     choices = await asyncio.gather(*(window.place(name, prompt) for name, prompt in pairs))
     holders = {n % 2: choice.worker_id for n, choice in enumerate(choices) if choice}
@@ -172,8 +178,8 @@ async def test_requests_of_one_turn_are_placed_together() -> None:
 async def test_a_request_that_is_cancelled_while_it_is_placed_leaves_nothing() -> None:
     fleet = Cluster(num_workers=2, num_gateways=1).fleets[0]
     window = BatchWindow(fleet)
-    early = asyncio.create_task(window.place("early", sibling(0, 0)))
-    late = asyncio.create_task(window.place("late", sibling(0, 1)))
+    early = asyncio.create_task(window.place("early", prompt_with(0, 0)))
+    late = asyncio.create_task(window.place("late", prompt_with(0, 1)))
     await asyncio.sleep(0)
     early.cancel()  # before the window is over
     asyncio.get_running_loop().call_soon(late.cancel)  # in the window in which it is placed
@@ -185,7 +191,7 @@ async def test_a_request_that_is_cancelled_while_it_is_placed_leaves_nothing() -
 
 async def test_an_idle_turn_adds_no_wait() -> None:
     fleet = Cluster(num_workers=2, num_gateways=1).fleets[0]
-    placed = asyncio.create_task(BatchWindow(fleet).place("r", sibling(0, 0)))
+    placed = asyncio.create_task(BatchWindow(fleet).place("r", prompt_with(0, 0)))
     for _ in range(4):  # rounds of the loop, each of which would end a timer of zero seconds
         await asyncio.sleep(0)
     assert placed.done()

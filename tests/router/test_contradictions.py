@@ -146,7 +146,7 @@ def test_the_field_is_called_as_the_client_called_it(served: Served) -> None:
     ],
     ids=str,
 )
-def test_a_contradiction_further_on_is_told_in_the_stream(
+def test_a_contradiction_further_on_is_reported_in_the_stream(
     served: Served, fields: dict[str, Any], names: list[str]
 ) -> None:
     body = {"prompt": "hi", "structured_outputs": {"regex": "1aB"}, "temperature": 0, **fields}

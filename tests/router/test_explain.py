@@ -59,7 +59,7 @@ async def test_a_stream_begins_before_it_is_known_what_comes(rig):
     assert PREFIX + "ttft-ms" not in headers
 
 
-async def test_clients_are_told_nothing_unless_asked_for(rig, tmp_path):
+async def test_clients_are_shown_nothing_unless_asked_for(rig, tmp_path):
     await rig.start(models=routes(rig, decision_log=str(tmp_path)))
     headers = (await rig.complete(TEXT)).headers
     assert [name for name in headers if name.startswith(PREFIX)] == [PREFIX + "worker"]

@@ -95,10 +95,10 @@ async def test_only_the_one_that_ends_workers_is_given_up(rig, events, moment, n
 
 
 async def test_innocents_are_not_counted_however_often_their_workers_are_lost(rig):
-    """Three requests at a time that end workers took four strangers' streams along."""
+    """Three requests at a time that end workers took four other clients' streams along."""
     rig.answer = LONG
     await rig.start(running=False)
-    work = asyncio.create_task(rig.complete("a stranger's"))
+    work = asyncio.create_task(rig.complete("another client's"))
     for _ in range(8):
         await rig.until(lambda: any(w.running for w in rig.workers))
         [worker] = [w for w in rig.workers if w.running]

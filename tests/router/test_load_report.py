@@ -70,7 +70,7 @@ def test_long_streams_count_after_they_have_arrived(traffic: Traffic) -> None:
     assert traffic.meter.read().work == pytest.approx(100 * token_s(traffic), rel=0.05)
 
 
-def test_requests_that_came_and_went_are_told_once(traffic: Traffic) -> None:
+def test_requests_that_came_and_went_are_reported_once(traffic: Traffic) -> None:
     told = []
     for requests in (0, 2, 0):
         traffic.second(requests, requests * OUTPUT)

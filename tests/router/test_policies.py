@@ -93,7 +93,7 @@ def test_what_is_on_its_way_to_the_cache_is_waited_for() -> None:
     bench = PlayedFleet("adaptive", num_workers=2)
     prompt = tokens(4000)
     bench.load("w0", num_running=1, queued_prefill_tokens=40_000, new_prompt_share=0.5)
-    bench.fleet.reserve("elder", PromptBlocks(prompt.tobytes()), ["w1"])
+    bench.fleet.reserve("oldest", PromptBlocks(prompt.tobytes()), ["w1"])
     younger = np.concatenate([prompt, tokens(200, 1)])
     assert bench.choose(younger) == "w1"
     bench.cache("w0", prompt)

@@ -140,7 +140,7 @@ async def test_max_tokens_counts_all_attempts(rig):
     assert answer["choices"][0]["finish_reason"] == "length"
 
 
-async def test_every_choice_goes_on(rig, events):
+async def test_every_choice_continues(rig, events):
     rig.answer = LONG
     await rig.start(running=False)
     work = asyncio.create_task(rig.complete(n=4, stream=True))
@@ -154,7 +154,7 @@ async def test_every_choice_goes_on(rig, events):
     assert pieces(events(await work)) == dict.fromkeys(range(4), LONG)
 
 
-async def test_blocks_go_on_at_a_border_and_rounds_add_up(rig):
+async def test_blocks_continue_at_a_border_and_rounds_add_up(rig):
     rig.answer = LONG
     for worker in rig.workers:
         worker.info.block_size = 4

@@ -111,7 +111,7 @@ async def test_the_status_waits_for_the_worker_s_verdict(rig) -> None:
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_a_contradiction_that_is_told_before_the_submit_s_answer(rig, stream) -> None:
+async def test_a_contradiction_that_is_reported_before_the_submit_s_answer(rig, stream) -> None:
     """An engine may have ended a request before the front has answered for it."""
     await rig.start(running=False)
     for worker in rig.workers:

@@ -145,7 +145,7 @@ async def test_refused_requests_leave_no_garbage(rig, stream):
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_who_is_displaced_while_it_waits_gets_429_too(rig, stream):
+async def test_who_is_shed_while_it_waits_gets_429_too(rig, stream):
     await rig.start(running=False)
     work = asyncio.create_task(rig.chat(stream=stream))
     await rig.until(lambda: any(worker.running for worker in rig.workers))

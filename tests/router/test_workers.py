@@ -119,7 +119,7 @@ async def test_submits_that_arrive_meanwhile_ride_on_the_next_call(rig):
     assert [len(batch.submits) for batch in worker.batches] == [1, 20]
 
 
-async def test_requests_of_a_lost_worker_go_on_at_another(rig, events):
+async def test_requests_of_a_lost_worker_continue_at_another(rig, events):
     await rig.start(running=False)
     works = [asyncio.create_task(rig.chat(f"{i}", stream=i % 2 == 0)) for i in range(4)]
     await rig.until(lambda: len(rig.submits()) == 4)

@@ -283,7 +283,7 @@ def draft_ngrams_case(device: str, dtype: torch.dtype) -> None:
 
 
 def invariance_case(device: str, dtype: torch.dtype) -> None:
-    """A query's bits are the same by extend, by chunks and by decode among strangers."""
+    """A query's bits are the same by extend, by chunks and by decode among other rows."""
     length = 290
     case = make_paged([length], num_kv_heads=2, head_dim=32, device=device, dtype=dtype)
     q = _randn(length, 4, 32, device=device, dtype=dtype)

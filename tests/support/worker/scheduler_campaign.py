@@ -64,7 +64,7 @@ class Campaign:
             self.harness.scheduler.abort(request_id, attempt)
             self.harness.check()
 
-    def strangers(self) -> None:
+    def unknown_requests(self) -> None:
         """Aborts and submits that must change nothing."""
         self.harness.scheduler.abort("nobody", 0)
         self._forget_finished()

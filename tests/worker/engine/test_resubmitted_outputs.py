@@ -79,7 +79,7 @@ def go_on(
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_it_goes_on_as_if_nothing_had_happened(folder: str, case: str) -> None:
+def test_it_continues_as_if_nothing_had_happened(folder: str, case: str) -> None:
     params = CASES[case]
     with Engine(folder, batch_invariant=True, kv_cache_tokens=4096) as engine:
         [whole] = engine.outcomes([PROMPT], params)
@@ -97,7 +97,7 @@ def test_it_goes_on_as_if_nothing_had_happened(folder: str, case: str) -> None:
 @pytest.mark.parametrize(
     "form", [{"regex": r"\d{3}-\d{4}( ext \d{1,3})?"}, {"choice": ["yes, sir"]}]
 )
-def test_its_grammar_goes_on_where_it_was(form: dict[str, object]) -> None:
+def test_its_grammar_continues_where_it_was(form: dict[str, object]) -> None:
     model = "deploy/models/demo"
     prompt = load_tokenizer(model).encode("Tell me")
     params = sampling(

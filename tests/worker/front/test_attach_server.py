@@ -185,7 +185,7 @@ async def test_attaching_again_ends_the_earlier_link(server: AttachServer, engin
     later.close()
 
 
-async def test_a_lost_engine_is_told_and_the_link_stays(
+async def test_a_lost_engine_is_reported_and_the_link_stays(
     front: WorkerFrontend, server: AttachServer, engine: Engine
 ) -> None:
     link = await attach(server)
@@ -260,7 +260,7 @@ async def test_an_item_that_cannot_be_taken_ends_the_link(
     assert "item 3 came in place of 2" in await ended(link)
 
 
-async def test_a_stranger_is_shown_the_door(server: AttachServer, engine: Engine) -> None:
+async def test_a_peer_of_another_protocol_is_refused(server: AttachServer, engine: Engine) -> None:
     assert server.path is not None
     link = await attach(server)
     reader, writer = await asyncio.open_unix_connection(server.path)

@@ -407,7 +407,7 @@ def test_mirror_gives_chains_parents_first() -> None:
     ]
 
 
-async def test_other_gateways_are_told_of_submits_before_rank_0_takes_them(
+async def test_other_gateways_are_notified_of_submits_before_rank_0_takes_them(
     front: WorkerFrontend, engine: Engine
 ) -> None:
     one, two = Gateway(front, "one"), Gateway(front, "two")
@@ -460,7 +460,7 @@ def test_mirror_keeps_tiers_apart() -> None:
     assert mirror.chains() == [BlockStored([1, 2], None), BlockStored([3, 4], 2, "host")]
 
 
-async def test_the_start_is_told_phase_by_phase_and_adds_up(tmp_path: Path) -> None:
+async def test_the_start_is_reported_phase_by_phase_and_adds_up(tmp_path: Path) -> None:
     front = WorkerFrontend("w0", str(tmp_path))
     engine = Engine(front.open())
     ranks = {"load_weights": 1e-9, "capture": 2e-9}

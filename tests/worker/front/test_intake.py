@@ -193,4 +193,4 @@ def test_a_loop_that_turns_gives_none() -> None:
 
     broken = Pulse(fail, lambda: now)
     now += 1.0
-    broken.look()  # nobody hears it, and nothing else happens
+    broken.look()  # nobody is notified, and nothing else happens

@@ -101,7 +101,7 @@ def report(seq: int, step_ms: float, shape: StepShape, *deltas: TokenDelta) -> S
     return StepReport(seq, {"g": list(deltas)}, [], load)
 
 
-def test_a_worker_tells_how_long_its_steps_and_first_tokens_take() -> None:
+def test_a_worker_reports_how_long_its_steps_and_first_tokens_take() -> None:
     latency = WorkerLatency()
     first = TokenDelta("r", 0, [5], times=FirstTokenTimes(queue_s=0.5, prefill_s=0.25))
     later = TokenDelta("r", 0, [6])
@@ -123,7 +123,7 @@ def test_a_worker_tells_how_long_its_steps_and_first_tokens_take() -> None:
         assert found["rayfleet_worker_step_seconds_count", kind] == 1
 
 
-def test_a_worker_tells_what_it_has_loaded_and_what_that_took() -> None:
+def test_a_worker_reports_what_it_has_loaded_and_what_that_took() -> None:
     info = msgspec.structs.replace(
         INFO,
         device="cuda",

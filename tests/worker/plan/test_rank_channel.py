@@ -57,7 +57,7 @@ def test_messages_arrive_at_every_rank_in_order(directory: str) -> None:
         assert [rank.receive() for _ in said] == said
 
 
-def test_the_coordinator_hears_all_ranks(directory: str) -> None:
+def test_the_coordinator_is_notified_by_all_ranks(directory: str) -> None:
     coordinator, ranks = connected(directory, 2)
     said = [
         Hello(rank=0, num_pages=4, max_model_len=32, vocab_size=10),

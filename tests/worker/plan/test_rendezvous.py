@@ -34,7 +34,7 @@ def host() -> Iterator[RendezvousHost]:
     host.close()
 
 
-def test_ranks_with_the_token_are_told_the_plans(host: RendezvousHost, tmp_path: Path) -> None:
+def test_ranks_with_the_token_are_sent_the_plans(host: RendezvousHost, tmp_path: Path) -> None:
     assert published(str(tmp_path)) is None
     host.publish(str(tmp_path))
     rendezvous = published(str(tmp_path))

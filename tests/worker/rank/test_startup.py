@@ -38,7 +38,7 @@ def test_the_slowest_rank_of_a_phase_counts() -> None:
     assert slowest(ranks) == {"load_weights": 3.0, "profile": 5.0}
 
 
-def test_an_engine_tells_of_all_its_ranks(tmp_path: Path) -> None:
+def test_an_engine_reports_on_all_its_ranks(tmp_path: Path) -> None:
     (model := tmp_path / "model").mkdir()
     write_checkpoint("qwen3", model)
     (directory := tmp_path / "group").mkdir()

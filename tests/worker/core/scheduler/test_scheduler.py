@@ -72,15 +72,15 @@ def test_another_salt_hits_nothing() -> None:
     assert other.num_cached == 0
 
 
-def test_siblings_hit_chunks_of_a_prompt_that_is_still_being_computed() -> None:
+def test_others_with_the_prefix_hit_chunks_of_a_prompt_that_is_still_being_computed() -> None:
     harness = Harness(max_num_batched_tokens=16, max_model_len=128)
     harness.submit(make_submit("a", prompt(40), max_tokens=3))
     harness.step()
-    sibling = harness.submit(make_submit("b", prompt(40), max_tokens=3))
+    second = harness.submit(make_submit("b", prompt(40), max_tokens=3))
     harness.step()
     harness.step()
     harness.drain()
-    assert sibling.num_cached >= 16
+    assert second.num_cached >= 16
     harness.finished("b")
 
 
@@ -88,16 +88,16 @@ def test_chunks_of_a_step_in_flight_are_not_hit() -> None:
     harness = Harness()
     harness.submit(make_submit("a", prompt(8), max_tokens=3))
     harness.schedule()
-    # One page of six in common is not worth to wait for.
-    sibling = harness.submit(make_submit("b", [*prompt(4), *prompt(20, 9)], max_tokens=3))
+    # One page of six in common is too little to wait for.
+    second = harness.submit(make_submit("b", [*prompt(4), *prompt(20, 9)], max_tokens=3))
     harness.schedule()
     harness.drain()
-    assert sibling.num_cached == 0
+    assert second.num_cached == 0
     harness.finished("b")
 
 
 @pytest.mark.parametrize("policy", ["fifo", "pack"])
-def test_siblings_wait_for_the_first_and_hold_nobody_back(policy: str) -> None:
+def test_others_with_the_prefix_wait_for_the_first_and_hold_nobody_back(policy: str) -> None:
     harness = Harness(
         max_num_batched_tokens=32,
         max_num_seqs=8,
@@ -107,10 +107,10 @@ def test_siblings_wait_for_the_first_and_hold_nobody_back(policy: str) -> None:
     )
     for i in range(4):
         harness.submit(make_submit(f"s{i}", [*prompt(60), 5 + i], max_tokens=2, ignore_eos=True))
-    stranger = harness.submit(make_submit("x", prompt(9, 20), max_tokens=2, ignore_eos=True))
+    other = harness.submit(make_submit("x", prompt(9, 20), max_tokens=2, ignore_eos=True))
     harness.step()
     harness.step()
-    assert stranger.tokens
+    assert other.tokens
     harness.drain()
     cached = sorted(harness.finished(f"s{i}").num_cached for i in range(4))
     assert cached == [0, 60, 60, 60]
@@ -190,7 +190,7 @@ def pressed(depth: int = 0, **limits: object) -> Harness:
 
 @pytest.mark.parametrize("depth", [0, 1])
 @pytest.mark.parametrize("caching", [True, False])
-def test_when_pages_run_out_the_youngest_is_taken_back_and_resumed_exactly(
+def test_when_pages_run_out_the_youngest_is_preempted_and_resumed_exactly(
     depth: int, caching: bool
 ) -> None:
     harness = pressed(depth, enable_prefix_caching=caching)
@@ -201,7 +201,7 @@ def test_when_pages_run_out_the_youngest_is_taken_back_and_resumed_exactly(
     harness.check_drained()
 
 
-def test_the_lowest_priority_is_taken_back_before_the_youngest() -> None:
+def test_the_lowest_priority_is_preempted_before_the_youngest() -> None:
     harness = Harness(num_pages=11, max_num_seqs=2)
     harness.submit(make_submit("low", prompt(8), max_tokens=24, ignore_eos=True, priority=1))
     harness.submit(make_submit("high", prompt(8, 9), max_tokens=24, ignore_eos=True))
@@ -230,7 +230,7 @@ def test_a_resumed_request_hits_the_pages_it_left_and_reports_its_first_hit() ->
     assert young.num_cached == 0
 
 
-def test_with_a_step_in_flight_a_victim_is_parked_one_step_and_taken_back_in_the_next() -> None:
+def test_with_a_step_in_flight_a_victim_is_parked_one_step_and_preempted_in_the_next() -> None:
     harness = Harness(num_pages=12, max_num_seqs=3, max_num_batched_tokens=32)
     for index, length in enumerate((8, 9, 10)):
         options = {"max_tokens": 24, "ignore_eos": True}
@@ -326,7 +326,9 @@ def test_a_length_known_beforehand_costs_no_useless_step() -> None:
     assert harness.device.launched == 3
 
 
-def test_strangers_and_older_attempts_change_nothing(caplog: pytest.LogCaptureFixture) -> None:
+def test_unknown_requests_and_older_attempts_change_nothing(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     harness = Harness()
     harness.submit(make_submit("a", prompt(4), max_tokens=9, attempt=2))
     harness.step()
@@ -413,7 +415,7 @@ def test_rules_reach_the_device_only_where_there_are_any() -> None:
     assert (rules.num_logprobs, rules.num_prompt_logprobs) == (0, -1)
 
 
-def test_the_load_snapshot_tells_every_number() -> None:
+def test_the_load_snapshot_has_every_number() -> None:
     harness = Harness(max_num_batched_tokens=8, max_num_seqs=1, num_pages=21)
     harness.submit(make_submit("a", prompt(20), max_tokens=9, ignore_eos=True))
     harness.submit(make_submit("b", prompt(11, 9), max_tokens=9, ignore_eos=True))
@@ -427,7 +429,7 @@ def test_the_load_snapshot_tells_every_number() -> None:
     assert (load.num_free_pages, load.step_ms, load.num_step_tokens) == (18, 1.5, 8)
 
 
-def test_loads_tell_what_the_last_step_was_made_of() -> None:
+def test_loads_report_what_the_last_step_was_made_of() -> None:
     harness = Harness(max_num_batched_tokens=12)
     harness.submit(make_submit("a", prompt(6), max_tokens=9, ignore_eos=True))
     harness.submit(make_submit("b", prompt(14, 9), max_tokens=9, ignore_eos=True))
@@ -442,7 +444,7 @@ def test_loads_tell_what_the_last_step_was_made_of() -> None:
     assert shapes[2] == StepShape(3, 0, 0, 2, 8 + 15)
 
 
-def test_expected_hits_are_told_for_as_long_as_requests_wait() -> None:
+def test_expected_hits_are_reported_for_as_long_as_requests_wait() -> None:
     harness = Harness(max_num_seqs=1)
     for name, expected in (("a", 4), ("b", 8), ("c", 12)):
         harness.submit(make_submit(name, prompt(14), max_tokens=1, num_expected_cached=expected))

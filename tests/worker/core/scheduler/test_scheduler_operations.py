@@ -41,7 +41,7 @@ def test_thousands_of_operations_leave_every_page_free_or_cached_once(
         (14, campaign.submit),
         (3, campaign.abort),
         (2, campaign.evict),
-        (1, campaign.strangers),
+        (1, campaign.unknown_requests),
         (1, campaign.replace),
         (1, campaign.change),
         (20, campaign.wait),
@@ -148,8 +148,8 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.campaign.replace()
 
     @rule()
-    def strangers(self) -> None:
-        self.campaign.strangers()
+    def unknown_requests(self) -> None:
+        self.campaign.unknown_requests()
 
     @rule()
     def change(self) -> None:

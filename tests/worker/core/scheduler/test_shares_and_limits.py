@@ -86,7 +86,7 @@ def test_an_arrival_too_many_gets_429_and_when_to_come_again() -> None:
     harness.check_drained()
 
 
-def test_a_more_urgent_arrival_displaces_the_least_urgent_that_waits() -> None:
+def test_a_more_urgent_arrival_sheds_the_least_urgent_that_waits() -> None:
     harness = Harness(max_num_seqs=1, max_queued_requests=2, preempt_priority_gap=0)
     harness.submit(make_submit("running", [3] * 4, max_tokens=8, ignore_eos=True))
     harness.step()
@@ -156,7 +156,7 @@ def test_tokens_of_another_worker_are_charged_to_nobody() -> None:
     assert served == PROMPT_WEIGHT * 20 + OUTPUT_WEIGHT * 6
 
 
-def test_a_tenant_with_fewer_waiting_displaces_one_of_the_tenant_with_most() -> None:
+def test_a_tenant_with_fewer_waiting_sheds_one_of_the_tenant_with_most() -> None:
     harness = Harness(max_num_seqs=1, max_queued_requests=4)
     harness.submit(make_submit("running", [3] * 4, max_tokens=8, ignore_eos=True))
     harness.step()
@@ -181,7 +181,7 @@ def test_the_time_to_come_again_follows_the_drain_rate() -> None:
     assert rate.retry_after_s(10**9, 0, 70.0) == 120
 
 
-def test_loads_tell_how_full_the_queue_is() -> None:
+def test_loads_report_how_full_the_queue_is() -> None:
     harness = Harness(max_num_seqs=1, preempt_priority_gap=0)
     for priority in (4, 6, 5):
         harness.submit(make_submit(f"p{priority}", [3] * 4, priority=priority, max_tokens=4))

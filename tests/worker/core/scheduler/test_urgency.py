@@ -249,7 +249,7 @@ def test_pages_as_well_as_slots_are_taken_and_never_for_nothing() -> None:
         harness.finished(name)
 
 
-def test_nobody_is_taken_back_where_that_would_not_make_place() -> None:
+def test_nobody_is_preempted_where_that_would_not_admit_anybody() -> None:
     harness = Harness(max_num_seqs=8, num_pages=17, max_num_batched_tokens=64)
     harness.submit(make_submit("h", prompt(40), max_tokens=12, ignore_eos=True, priority=8))
     harness.submit(make_submit("l", prompt(8, 9), max_tokens=12, ignore_eos=True, priority=0))

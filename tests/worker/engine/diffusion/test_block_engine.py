@@ -274,7 +274,7 @@ def test_offline_with_ranks_in_processes(
     assert [one.outputs[0].token_ids for one in found] == [one.token_ids for one in alone]
 
 
-def test_a_request_of_a_lost_worker_goes_on_at_a_border_of_its_blocks(
+def test_a_request_of_a_lost_worker_continues_at_a_border_of_its_blocks(
     checkpoint: SdarCheckpoint, alone: list[BlockOutput]
 ) -> None:
     """Its gateway has whole blocks; rounds of the block that was running are done again."""

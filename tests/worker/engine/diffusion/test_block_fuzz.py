@@ -144,7 +144,7 @@ def test_a_step_ahead_repeats_no_round_and_runs_nothing_that_is_done(
 
 @pytest.mark.parametrize("abort_share", [0.0, 0.5])
 @pytest.mark.parametrize("seed", seeds(2, 4))
-def test_taken_back_in_mid_block_it_repeats_no_round(
+def test_preempted_in_mid_block_it_repeats_no_round(
     seed: int, abort_share: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Rounds are the oracle's, so blocks go on where they were; no pass goes to a done row, and

@@ -137,7 +137,7 @@ def test_the_next_step_leaves_before_a_result_is_reported(checkpoint: SdarCheckp
         assert not any(is_ahead(plan) for plan in engine.plans)
 
 
-def test_all_ranks_put_rows_that_float_on_the_same_blocks(checkpoint: SdarCheckpoint) -> None:
+def test_all_ranks_put_speculative_rows_on_the_same_blocks(checkpoint: SdarCheckpoint) -> None:
     found = []
     for ranks in (1, 2):
         settings = {"tensor_parallel_size": ranks, "max_num_seqs": 6, "kv_cache_tokens": 2048}

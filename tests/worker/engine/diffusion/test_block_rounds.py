@@ -35,7 +35,7 @@ def test_the_last_block_needs_no_pass_of_its_own(fdfo: bool, row_steps: int) -> 
     assert (engine.num_forwards, engine.num_row_steps) == (7, row_steps)
 
 
-def test_the_rank_goes_on_while_nothing_is_done() -> None:
+def test_the_rank_continues_while_nothing_is_done() -> None:
     """The scheduler is asked where a block is done, and at least every eight rounds."""
     steps = {}
     for disable in ((), ("inplace",)):
