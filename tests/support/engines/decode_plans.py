@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
+
 import numpy as np
 import pytest
 import torch
@@ -79,6 +82,31 @@ def run_plans_ahead(runner: ModelRunner) -> list[StepResult]:
         steps.append(runner.sample(runner.forward(plan), masks))
         results += [step.result() for step in steps[-2:-1]]
     return [*results, steps[-1].result()]
+
+
+def noting_replays(
+    replayed: list[int], *, runs_first: bool = False
+) -> Callable[[Callable[[], None]], Callable[[], None]]:
+    """Stands in for the capture of a graph: a replay calls what a graph would repeat.
+
+    Args:
+        replayed: is given the size of each replay's graph: rows of a forward pass or of a draw.
+        runs_first: launches once before it is captured, too, as on CUDA.
+    """
+
+    def capture(launch: Callable[[], None]) -> Callable[[], None]:
+        assert isinstance(launch, partial)
+        if runs_first:
+            launch()
+
+        def replay() -> None:
+            what = launch.args[0]
+            replayed.append(what if isinstance(what, int) else len(what.rows))
+            launch()
+
+        return replay
+
+    return capture
 
 
 def assert_same(

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import random
-from pathlib import Path
 
 import pytest
 import torch
 
-from tests.support.checkpoints.dense import VOCAB_SIZE, write_checkpoint
+from tests.support.checkpoints.dense import VOCAB_SIZE
 from tests.support.checkpoints.sdar import write_sdar
 from tests.support.engines.engine_driver import Engine
 from tests.support.engines.poisoned_engine import PoisonedEngine
@@ -44,14 +43,6 @@ class HostEngine(PoisonedEngine):
         gone = found.num_loaded + found.num_evicted + found.num_recomputed
         assert found.num_used == found.num_stored - gone
         return found
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
-    torch.set_num_threads(1)
-    path = tmp_path_factory.mktemp("llama")
-    write_checkpoint("llama", Path(path))
-    return str(path)
 
 
 @pytest.fixture(scope="module")

@@ -3,23 +3,12 @@
 from __future__ import annotations
 
 import random
-from pathlib import Path
 
 import pytest
-import torch
 
-from tests.support.checkpoints.dense import write_checkpoint
 from tests.support.engines.engine_driver import Engine
 from tests.support.engines.preempted_requests import CACHE_TOKENS, run, submits
 from worker.wire.messages import Submit
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
-    torch.set_num_threads(1)
-    path = tmp_path_factory.mktemp("llama")
-    write_checkpoint("llama", Path(path))
-    return str(path)
 
 
 @pytest.mark.parametrize("seed", [1, pytest.param(2, marks=pytest.mark.long)])

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import numpy as np
 import pytest
-import torch
 
-from tests.support.checkpoints.dense import VOCAB_SIZE, write_checkpoint
+from tests.support.checkpoints.dense import VOCAB_SIZE
 from tests.support.engines.engine_driver import Engine, Outcome
 from worker.wire.messages import Submit
 from worker.wire.sampling import SamplingParams
@@ -17,14 +14,6 @@ from worker.wire.tokenizer import load_tokenizer
 
 PROMPT = [3 + (7 * i) % (VOCAB_SIZE - 3) for i in range(21)]
 NUM_TOKENS = 24
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
-    torch.set_num_threads(1)
-    path = tmp_path_factory.mktemp("llama")
-    write_checkpoint("llama", Path(path))
-    return str(path)
 
 
 def sampling(**fields: object) -> SamplingParams:

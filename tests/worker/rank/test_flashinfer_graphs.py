@@ -5,8 +5,6 @@ FlashInfer and the capture itself are stand-ins: a replay calls what a graph wou
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 
 import torch
@@ -19,6 +17,7 @@ from tests.support.engines.decode_plans import (
     REPLAYS,
     assert_same,
     assert_same_state,
+    noting_replays,
     run_plans,
 )
 from tests.support.engines.plan_driver import make_runner
@@ -34,22 +33,10 @@ def test_each_replay_attends_to_what_its_step_planned(tmp_path: Path) -> None:
     captured._attention = backend
     replayed: list[int] = []
 
-    def capture(launch: Callable[[], None]) -> Callable[[], None]:
-        assert isinstance(launch, partial)
-        launch()
-
-        def replay() -> None:
-            # A forward pass is of a batch, a draw of so many rows.
-            what = launch.args[0]
-            replayed.append(what if isinstance(what, int) else len(what.rows))
-            launch()
-
-        return replay
-
     with torch.inference_mode():
         captured._graphs = StepGraphs(
             *(captured.run_model, captured.model.compute_logits, captured._tables),
-            *(GRAPH_SIZES, capture, backend),
+            *(GRAPH_SIZES, noting_replays(replayed, runs_first=True), backend),
             show_progress=False,
         )
     before = {size: step._wrapper.num_plans for size, step in backend._captured.items()}

@@ -2,27 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from functools import partial
 from pathlib import Path
 
 import pytest
-import torch
 
-from kernels import registry
 from kernels.attention import CapturableBackend
 from tests.support.checkpoints.sdar import EOS, MASK, write_sdar
 from tests.support.engines.block_engine import BlockEngine
 from tests.support.engines.block_oracle import Terms, answer, qwen3_logits
+from tests.support.engines.decode_plans import noting_replays
 from worker.rank.graphs import StepGraphs
 from worker.wire.sampling import SamplingParams
-
-
-@pytest.fixture(autouse=True)
-def _on_triton() -> Iterator[None]:
-    torch.set_num_threads(1)
-    with registry.using("triton"):
-        yield
 
 
 @pytest.mark.parametrize(
@@ -32,15 +22,6 @@ def _on_triton() -> Iterator[None]:
 def test_tokens_and_rounds(tmp_path: Path, is_static: bool) -> None:
     """On static buffers, padded, too: all that is left out of a graph there is its capture."""
     replayed: list[int] = []
-
-    def capture(launch: Callable[[], None]) -> Callable[[], None]:
-        assert isinstance(launch, partial)
-
-        def replay() -> None:
-            replayed.append(len(launch.args[0].rows))
-            launch()
-
-        return replay
 
     checkpoint = write_sdar(tmp_path, 4)
     prompts = [list(range(5, 14)), [9, 4, MASK]]
@@ -58,7 +39,9 @@ def test_tokens_and_rounds(tmp_path: Path, is_static: bool) -> None:
             steps = (runner.run_model, runner.model.compute_logits, runner._tables)
             backend = runner._attention
             assert isinstance(backend, CapturableBackend)
-            runner._graphs = StepGraphs(*steps, (1, 4), capture, backend, show_progress=False)
+            runner._graphs = StepGraphs(
+                *steps, (1, 4), noting_replays(replayed), backend, show_progress=False
+            )
         found = engine.serve(prompts, SamplingParams(temperature=0.0, max_tokens=6))
     for prompt, output in zip(prompts, found, strict=True):
         expected = answer(

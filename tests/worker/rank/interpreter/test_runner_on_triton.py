@@ -2,23 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
 
-from kernels import registry
 from tests.support.checkpoints.dense import SPECS, write_checkpoint
 from tests.support.engines.plan_driver import Request, generate, make_runner
-
-
-@pytest.fixture(autouse=True)
-def _on_triton() -> Iterator[None]:
-    torch.set_num_threads(1)
-    with registry.using("triton"):
-        yield
-
 
 FULL = "qwen3"
 """Runs with batch-invariant kernels in `make test`, too; the others do in `make check-long`."""

@@ -5,8 +5,6 @@ Only the capture itself is left out: a replay here calls what a graph would repe
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from functools import partial
 from pathlib import Path
 
 import pytest
@@ -21,6 +19,7 @@ from tests.support.engines.decode_plans import (
     REPLAYS,
     assert_same,
     assert_same_state,
+    noting_replays,
     run_plans,
     run_plans_ahead,
 )
@@ -28,13 +27,6 @@ from tests.support.engines.plan_driver import make_runner
 from tests.support.engines.race_detector import Detector
 from worker.rank.graphs import StepGraphs
 from worker.rank.streams import DeviceStreams
-
-
-@pytest.fixture(autouse=True)
-def _on_triton() -> Iterator[None]:
-    torch.set_num_threads(1)
-    with registry.using("triton"):
-        yield
 
 
 def test_padded_steps_on_static_buffers_draw_the_same(
@@ -47,22 +39,13 @@ def test_padded_steps_on_static_buffers_draw_the_same(
         expected = run_plans(own)
     replayed: list[int] = []
 
-    def capture(launch: Callable[[], None]) -> Callable[[], None]:
-        assert isinstance(launch, partial)
-
-        def replay() -> None:
-            # A forward pass is of a batch, a draw of so many rows.
-            what = launch.args[0]
-            replayed.append(what if isinstance(what, int) else len(what.rows))
-            launch()
-
-        return replay
-
     with torch.inference_mode():
         backend = static._attention
         assert isinstance(backend, CapturableBackend)
         steps = (static.run_model, static.model.compute_logits, static._tables)
-        static._graphs = StepGraphs(*steps, GRAPH_SIZES, capture, backend, show_progress=False)
+        static._graphs = StepGraphs(
+            *steps, GRAPH_SIZES, noting_replays(replayed), backend, show_progress=False
+        )
     with Detector(monkeypatch), torch.inference_mode():
         # On streams, with every step launched before the results of the last one are taken.
         static._streams = DeviceStreams(torch.device("cpu"))

@@ -125,7 +125,6 @@ def assert_equal_tensors(one: object, other: object) -> None:
 
 
 def test_steps_equal_those_on_torch() -> None:
-    torch.set_num_threads(1)
     expected, expected_results, expected_tables = run("torch")
     actual, results, tables = run("triton")
     assert torch.equal(tables.token_pool, expected_tables.token_pool)
