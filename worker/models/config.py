@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from worker.models.checkpoint import (
@@ -66,10 +66,10 @@ class ModelConfig:
     """The format of linear weights; None where they are not quantized."""
 
     @classmethod
-    def parse(cls, raw: RawConfig, folder: Path, *, weights: bool = True) -> ModelConfig:
+    def parse(cls, raw: RawConfig, folder: Path) -> ModelConfig:
         """Reads the content of config.json; end tokens and salt come from the folder's files.
 
-        Without `weights` the folder may lack them.
+        It may lack weights: the salt is that of a model which never reads them.
         """
         architecture, family = find_family(raw)
         family.refuse_unknown(raw)
@@ -110,7 +110,7 @@ class ModelConfig:
             max_model_len=limit // block_size * block_size,
             max_model_len_reason=reason,
             eos_token_ids=_eos_token_ids(merged, folder),
-            block_hash_salt=block_hash_salt(folder, weights=weights),
+            block_hash_salt=block_hash_salt(folder, weights=False),
             block_size=block_size,
             mask_token_id=mask_token_id,
             quantization=parse_quantization(raw),
@@ -148,6 +148,8 @@ class ModelConfig:
 def load_model_config(model: str, *, weights: bool = True) -> ModelConfig:
     """Reads a checkpoint folder or a Hub repository.
 
+    A repository's weights are downloaded when its configuration was found to be supported.
+
     Args:
         model: the folder or the repository's name.
         weights: whether the checkpoint's weights are needed too.
@@ -156,8 +158,12 @@ def load_model_config(model: str, *, weights: bool = True) -> ModelConfig:
         ValueError: there is no such checkpoint, or its mathematics is not supported; the message
             names the key.
     """
-    folder = resolve_checkpoint(model, weights=weights)
-    return ModelConfig.parse(read_json(folder / "config.json"), folder, weights=weights)
+    folder = resolve_checkpoint(model, weights=False)
+    config = ModelConfig.parse(read_json(folder / "config.json"), folder)
+    if not weights:
+        return config
+    folder = resolve_checkpoint(model)
+    return replace(config, folder=folder, block_hash_salt=block_hash_salt(folder))
 
 
 def _with_defaults(raw: RawConfig, defaults: Mapping[str, object]) -> RawConfig:

@@ -21,6 +21,7 @@ from transformers import (
     Qwen3MoeForCausalLM,
 )
 
+from tests.support.worker.real_configs import load_corpus, verdict
 from worker.models.config import ModelConfig
 
 CLASSES: dict[str, tuple[type, type]] = {
@@ -111,7 +112,7 @@ def test_a_key_is_refused_or_read_or_of_no_effect(
     (tmp_path / "config.json").write_text("{}")
 
     def read(raw: dict[str, Any]) -> ModelConfig:
-        return ModelConfig.parse(raw, tmp_path, weights=False)
+        return ModelConfig.parse(raw, tmp_path)
 
     raw = raw_config(architecture)
     before, (expected, state) = read(raw), logits(architecture, raw, None)
@@ -139,7 +140,7 @@ def test_a_missing_key_means_what_the_class_says(architecture: str, tmp_path: Pa
 
     def read(raw: dict[str, Any]) -> ModelConfig:
         raw = {**raw, "architectures": [architecture]}
-        return ModelConfig.parse(raw, tmp_path, weights=False)
+        return ModelConfig.parse(raw, tmp_path)
 
     raw, refusals = raw_config(architecture), dict[str, str]()
     for key in raw:
@@ -152,6 +153,22 @@ def test_a_missing_key_means_what_the_class_says(architecture: str, tmp_path: Pa
             assert found == read(CLASSES[architecture][0](**shorter).to_dict()), key
     assert all(key in text for key, text in refusals.items())
     assert set(refusals) < set(SIZES | EXPERTS)
+
+
+@pytest.mark.parametrize("architecture", CLASSES)
+def test_a_released_model_is_the_same_when_transformers_saves_it_anew(
+    architecture: str, tmp_path: Path
+) -> None:
+    """Its config.json is then in the spelling of transformers 5, with every default written out."""
+    (tmp_path / "config.json").write_text("{}")
+    models = [real for real in load_corpus() if real.config["architectures"] == [architecture]]
+    accepted = [real for real in models if "accepted" in verdict(real)]
+    for real in accepted:
+        saved = CLASSES[architecture][0](**real.config).to_dict()
+        assert ModelConfig.parse(saved, tmp_path) == ModelConfig.parse(
+            dict(real.config), tmp_path
+        ), real.name
+    assert accepted
 
 
 @pytest.mark.parametrize(
@@ -173,7 +190,7 @@ def test_what_transformers_ignores_is_refused_too(change: dict[str, Any], tmp_pa
     raw = {**raw_config("MistralForCausalLM"), **change}
     name = list(raw.get("rope_scaling", {"": 0}))[-1] or next(iter(change))
     with pytest.raises(ValueError, match=name):
-        ModelConfig.parse(raw, tmp_path, weights=False)
+        ModelConfig.parse(raw, tmp_path)
 
 
 def test_yarn_multiplies_attn_factor(tmp_path: Path) -> None:
@@ -181,7 +198,7 @@ def test_yarn_multiplies_attn_factor(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("{}")
     rope = {**YARN, "factor": 4.0, "attn_factor": 0.8782488562869419}
     raw = {**raw_config("Qwen3ForCausalLM"), "rope_parameters": rope}
-    factor = ModelConfig.parse(raw, tmp_path, weights=False).rope.attention_factor
+    factor = ModelConfig.parse(raw, tmp_path).rope.attention_factor
     assert factor == pytest.approx(1.0)
 
 
@@ -189,7 +206,7 @@ def test_dual_chunks_cap_the_length(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("{}")
     chunks = {"chunk_size": 24, "local_size": 8, "original_max_position_embeddings": 24}
     raw = {**raw_config("Qwen2ForCausalLM"), "dual_chunk_attention_config": chunks}
-    assert ModelConfig.parse(raw, tmp_path, weights=False).max_model_len == 16
+    assert ModelConfig.parse(raw, tmp_path).max_model_len == 16
 
 
 def test_windows_by_layer(tmp_path: Path) -> None:
@@ -197,7 +214,7 @@ def test_windows_by_layer(tmp_path: Path) -> None:
 
     def windows(architecture: str, **change: Any) -> tuple[int | None, ...]:
         raw = {**raw_config(architecture), "sliding_window": 9, **change}
-        return ModelConfig.parse(raw, tmp_path, weights=False).windows
+        return ModelConfig.parse(raw, tmp_path).windows
 
     on = {"use_sliding_window": True, "layer_types": None}
     assert windows("LlamaForCausalLM") == (None, None)

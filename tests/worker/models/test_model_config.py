@@ -147,6 +147,25 @@ def test_a_file_that_says_otherwise_is_refused(folder: Path, name: str) -> None:
         load(folder)
 
 
+def test_weights_are_downloaded_when_the_configuration_is_supported(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with_weights: list[bool] = []
+
+    def download(name: str, files: list[str], ignored: list[str]) -> Path:
+        with_weights.append("*.safetensors" in files)
+        return folder
+
+    monkeypatch.setattr("worker.models.checkpoint.download", download)
+    (folder / "config.json").write_text(json.dumps({**BASE, "architectures": ["Foo"]}))
+    with pytest.raises(ValueError, match="Foo"):
+        load_model_config("some/model")
+    assert with_weights == [False]
+    (folder / "config.json").write_text(json.dumps(BASE))
+    assert load_model_config("some/model").folder == folder
+    assert with_weights == [False, False, True]
+
+
 def test_an_adapter_alone_says_what_it_is(tmp_path: Path) -> None:
     (tmp_path / "adapter_config.json").write_text("{}")
     with pytest.raises(ValueError, match="merge it into its base model"):

@@ -78,7 +78,7 @@ def test_what_is_ignored_of_accepted_models(tmp_path: Path) -> None:
 
     def read(raw: dict[str, Any]) -> ModelConfig | None:
         try:
-            return ModelConfig.parse(raw, tmp_path, weights=False)
+            return ModelConfig.parse(raw, tmp_path)
         except ValueError as error:
             refusals.append((raw, str(error)))
             return None
@@ -86,7 +86,7 @@ def test_what_is_ignored_of_accepted_models(tmp_path: Path) -> None:
     refusals = list[tuple[dict[str, Any], str]]()
     ignored, tried = set[str](), set[tuple[str, str, str]]()
     for real in ACCEPTED:
-        before = ModelConfig.parse(dict(real.config), tmp_path, weights=False)
+        before = ModelConfig.parse(dict(real.config), tmp_path)
         for key, value in real.config.items():
             case = (before.architecture, key, repr(value))
             if case not in tried:
