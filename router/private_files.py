@@ -8,7 +8,7 @@ from typing import BinaryIO
 
 
 class RotatedFile:
-    """Appends lines to `path`, mode 0600; when it is full, it is renamed PATH.1 and begun again.
+    """Appends lines to `path`, mode 0600; a full one becomes NAME.1.SUFFIX in place of the last.
 
     Args:
         path: its folder is made if it is not there, for its owner alone.
@@ -16,11 +16,11 @@ class RotatedFile:
         buffering: bytes that may wait in memory; 1 writes with each line.
 
     Raises:
-        OSError: the file cannot be written.
+        OSError: the file cannot be written, or is a link to another.
     """
 
     def __init__(self, path: Path, *, max_bytes: int, buffering: int) -> None:
-        self._path = path
+        self.path = path
         self._max_bytes = max_bytes
         self._buffering = buffering
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -32,24 +32,37 @@ class RotatedFile:
         """Whether nothing more can be written."""
         return self._file.closed
 
+    def has_room(self, num_bytes: int = 0) -> bool:
+        """Whether so many bytes still go into this file; the first line always does."""
+        return not self._num_bytes or self._num_bytes + num_bytes < self._max_bytes
+
+    def turn_over(self) -> None:
+        """Begins the next file. Raises OSError."""
+        self._file.close()
+        os.replace(self.path, self.path.with_suffix(f".1{self.path.suffix}"))
+        self._file = self._open()
+        self._num_bytes = 0
+
+    def append(self, line: bytes) -> None:
+        """Writes a line to this file, or to the next where this one is full. Raises OSError."""
+        if not self.has_room(len(line)):
+            self.turn_over()
+        self.write(line)
+
     def write(self, line: bytes) -> None:
-        """Appends a line. Raises OSError."""
-        if self._num_bytes and self._num_bytes + len(line) >= self._max_bytes:
-            self._file.close()
-            os.replace(self._path, self._path.with_name(f"{self._path.name}.1"))
-            self._file = self._open()
-            self._num_bytes = 0
+        """Writes a line to this file, full or not. Raises OSError."""
         self._file.write(line + b"\n")
         self._num_bytes += len(line) + 1
         if self._buffering == 1:
             self._file.flush()
 
     def close(self) -> None:
-        """Writes what is left."""
+        """Writes what is left. Raises OSError."""
         self._file.close()
 
     def _open(self) -> BinaryIO:
-        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
-        descriptor = os.open(self._path, flags, 0o600)
+        # HAZARD: in a folder that others may write to, the name may be a link to somewhere else.
+        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC
+        descriptor = os.open(self.path, flags, 0o600)
         os.fchmod(descriptor, 0o600)  # one that is there may be readable by all
         return os.fdopen(descriptor, "ab", buffering=max(self._buffering, 4096))

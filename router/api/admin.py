@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import msgspec
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
@@ -11,6 +9,7 @@ from starlette.responses import JSONResponse, Response
 from router.api.account import Account, attach
 from router.api.auth import invalid_key
 from router.api.body import Bodies
+from router.api.protocol import json_object
 from router.errors import ApiError, bad_request
 from router.gateway import Gateway
 from router.keys import KeyRing, KeyUse
@@ -43,13 +42,8 @@ class AdminRoutes:
         Returns the values and the workers that were notified. Raises ApiError.
         """
         self._let_in(request)
-        try:
-            async with self._bodies.read(request) as payload:
-                fields: Any = msgspec.json.decode(payload)
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-            raise bad_request(f"the body is not valid JSON: {error}") from error
-        if not isinstance(fields, dict):
-            raise bad_request("the body must be a JSON object")
+        async with self._bodies.read(request) as payload:
+            fields = json_object(payload)
         name = fields.pop("model", None)
         if name is not None and not isinstance(name, str):
             raise bad_request("model must be a string", "model")

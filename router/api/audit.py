@@ -82,7 +82,7 @@ class AuditLog:
 
     def _write(self, line: dict[str, Any]) -> None:
         try:
-            self._file.write(msgspec.json.encode(line))
+            self._file.append(msgspec.json.encode(line))
         except OSError as error:
             # A full disk must not end requests; it is logged once, until it can be written again.
             if not self._fails:

@@ -110,6 +110,16 @@ def parse_body(body: bytes, kind: type[Body]) -> Body:
     """
     refuse_many_values(body)
     refuse_large_grammars(body)
+    fields = json_object(body)
+    _refuse_unsupported(fields, kind.__struct_fields__)
+    try:
+        return msgspec.convert(fields, kind, str_keys=True)
+    except (msgspec.ValidationError, OverflowError) as error:
+        raise bad_request(*_explain(fields, kind, error)) from error
+
+
+def json_object(body: bytes) -> dict[str, Any]:
+    """The object that a body is. Raises ApiError (400) where it is none."""
     try:
         fields = msgspec.json.decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
@@ -118,11 +128,7 @@ def parse_body(body: bytes, kind: type[Body]) -> Body:
         raise bad_request("the body is nested too deeply") from None
     if not isinstance(fields, dict):
         raise bad_request("the body must be a JSON object")
-    _refuse_unsupported(fields, kind.__struct_fields__)
-    try:
-        return msgspec.convert(fields, kind, str_keys=True)
-    except (msgspec.ValidationError, OverflowError) as error:
-        raise bad_request(*_explain(fields, kind, error)) from error
+    return fields
 
 
 def _none_of(*harmless: Any) -> Callable[[Any], bool]:

@@ -5,12 +5,10 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import logging
-import os
 import re
 import secrets
 from collections.abc import Iterator
 from pathlib import Path
-from typing import BinaryIO
 
 import msgspec
 import numpy as np
@@ -18,6 +16,7 @@ import numpy as np
 from router.explain.keyed import KEY_BYTES, KeyedNames
 from router.explain.record import Decided, FleetSpeed, LogLine, WorkerSeen
 from router.fleet import Fleet, WorkerState
+from router.private_files import RotatedFile
 
 logger = logging.getLogger(__name__)
 
@@ -52,16 +51,14 @@ class DecisionLog:
         self, folder: str, model: str, gateway_id: str, *, max_bytes: int, key_file: str = ""
     ) -> None:
         name = re.sub(r"[^\w.-]", "-", model)
-        self._path = Path(folder) / f"{name}-{gateway_id}.jsonl"
-        self._max_bytes = max_bytes // 2
+        path = Path(folder) / f"{name}-{gateway_id}.jsonl"
         self._names = KeyedNames(_read_key(key_file))
         self._encoder = msgspec.json.Encoder()
         self._num_decided = 0
-        self._num_bytes = 0
-        self._file: BinaryIO | None = None
+        self._file: RotatedFile | None
+        """None where the log has ended."""
         try:
-            self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            self._open()
+            self._file = RotatedFile(path, max_bytes=max_bytes // 2, buffering=_BUFFER)
         except OSError as error:
             raise ValueError(f"--decision-log {folder}: {error}") from error
 
@@ -81,8 +78,8 @@ class DecisionLog:
 
     def decided(self, line: Decided, fleet: Fleet) -> None:
         """A request has ended."""
-        if self._file is not None and self._num_bytes > self._max_bytes:
-            self._turn_over(fleet)
+        if self._file is not None and not self._file.has_room():
+            self._turn_over(self._file, fleet)
         if self._num_decided % _SPEED_EVERY == 0:
             self._speed(fleet)
         self._num_decided += 1
@@ -93,25 +90,19 @@ class DecisionLog:
 
     def close(self, fleet: Fleet) -> None:
         """Writes what is left."""
+        self._speed(fleet)
         if self._file is not None:
-            self._speed(fleet)
-        self._end()
+            try:
+                self._file.close()
+            except OSError as error:
+                self._give_up(self._file, error)
+            self._file = None
 
-    def _open(self) -> None:
-        # HAZARD: in a folder that others may write to, the name may be a link to somewhere else.
-        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC
-        descriptor = os.open(self._path, flags, 0o600)
-        self._file = os.fdopen(descriptor, "ab", buffering=_BUFFER)
-        os.fchmod(descriptor, 0o600)
-        self._num_bytes = os.fstat(descriptor).st_size
-
-    def _turn_over(self, fleet: Fleet) -> None:
-        self._end()
+    def _turn_over(self, file: RotatedFile, fleet: Fleet) -> None:
         try:
-            self._path.replace(self._path.with_suffix(".1.jsonl"))
-            self._open()
+            file.turn_over()
         except OSError as error:
-            self._give_up(error)
+            self._give_up(file, error)
         for worker in fleet.workers:
             self.worker(worker)
         self._num_decided = 0
@@ -124,27 +115,16 @@ class DecisionLog:
     def _write(self, line: LogLine) -> None:
         if self._file is None:
             return
-        data = self._encoder.encode(line) + b"\n"
         try:
-            self._num_bytes += self._file.write(data)
+            self._file.write(self._encoder.encode(line))
         except OSError as error:
-            self._give_up(error)
+            self._give_up(self._file, error)
 
-    def _end(self) -> None:
-        file, self._file = self._file, None
-        if file is None:
-            return
-        try:
+    def _give_up(self, file: RotatedFile, error: OSError) -> None:
+        logger.error("the decision log %s ends here: %s", file.path, error)
+        self._file = None
+        with contextlib.suppress(OSError):  # what is in the buffer has no place
             file.close()
-        except OSError as error:
-            self._give_up(error)
-
-    def _give_up(self, error: OSError) -> None:
-        logger.error("the decision log %s ends here: %s", self._path, error)
-        file, self._file = self._file, None
-        if file is not None:
-            with contextlib.suppress(OSError):  # what is in the buffer has no place
-                file.close()
 
 
 def _read_key(path: str) -> bytes:

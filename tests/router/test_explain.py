@@ -181,7 +181,7 @@ def test_the_log_is_bounded_and_goes_on(tmp_path):
 
 async def test_each_file_of_the_log_begins_with_the_workers(rig, tmp_path, monkeypatch):
     await rig.start(models=routes(rig, decision_log=str(tmp_path), decision_log_mib=1))
-    monkeypatch.setattr(rig.gateway.model("stub")._log_file, "_max_bytes", 2000)
+    monkeypatch.setattr(rig.gateway.model("stub")._log_file._file, "_max_bytes", 2000)
     for _ in range(8):
         await rig.complete(TEXT, max_tokens=2)
     await rig.stop()

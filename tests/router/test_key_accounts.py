@@ -201,7 +201,7 @@ def test_private_files_are_private_and_do_not_grow_for_ever(tmp_path: Path) -> N
     path.chmod(0o644)
     file = RotatedFile(path, max_bytes=1000, buffering=1)
     for number in range(1000):
-        file.write(b"%08d" % number)
+        file.append(b"%08d" % number)
     file.close()
     files = list(path.parent.iterdir())
     assert len(files) == 2
