@@ -17,7 +17,6 @@ from collections.abc import Collection
 
 import msgspec
 
-from router.channel.outbox import Outbox
 from router.channel.protocols import (
     ChannelListener,
     Receiver,
@@ -26,6 +25,7 @@ from router.channel.protocols import (
     WorkerUnreachable,
 )
 from router.channel.silence import TICK_S, Silence
+from router.channel.submit_queue import SubmitQueue
 from worker.wire.admission import AdmissionChange
 from worker.wire.messages import (
     PROTOCOL_VERSION,
@@ -59,7 +59,7 @@ class _InFlight:
 
 
 class WorkerChannel:
-    """Attach stream and outbox of one worker.
+    """Attach stream and submit queue of one worker.
 
     Args:
         worker_id: as the transport names it.
@@ -79,7 +79,7 @@ class WorkerChannel:
         self._gateway_id = gateway_id
         self._transport = transport
         self._listener = listener
-        self._outbox = Outbox(worker_id, transport, self._on_reply, self._on_failure)
+        self._submit_queue = SubmitQueue(worker_id, transport, self._on_reply, self._on_failure)
         self._in_flight: dict[str, _InFlight] = {}
         self._orphaned: dict[str, int] = {}
         """Attempts by request id that were aborted and whose end has not been reported yet."""
@@ -129,7 +129,7 @@ class WorkerChannel:
         ack: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         request = _InFlight(receiver, submit.attempt, ack)
         self._in_flight[submit.request_id] = request
-        self._outbox.submit(submit)
+        self._submit_queue.submit(submit)
         try:
             await ack
         finally:
@@ -145,13 +145,13 @@ class WorkerChannel:
             self._orphaned[request_id] = request.attempt
         if not request.ack.done():
             request.ack.set_result(None)
-        self._outbox.abort(request_id, request.attempt)
+        self._submit_queue.abort(request_id, request.attempt)
 
     def set_admission(self, change: AdmissionChange) -> bool:
         """Sends the worker new rules of admission; False if it is not attached."""
         if self._epoch is None:
             return False
-        self._outbox.set_admission(change)
+        self._submit_queue.set_admission(change)
         return True
 
     # The stream coming in.
@@ -255,7 +255,7 @@ class WorkerChannel:
             self._orphaned.pop(request_id, None)
         elif self._orphaned.get(request_id, -1) < attempt:
             self._orphaned[request_id] = attempt
-            self._outbox.abort(request_id, attempt)
+            self._submit_queue.abort(request_id, attempt)
 
     def _on_snapshot(self, snapshot: AttachSnapshot) -> None:
         if snapshot.protocol_version != PROTOCOL_VERSION:
@@ -312,7 +312,7 @@ class WorkerChannel:
             del self._in_flight[submit.request_id]
             request.ack.set_exception(WorkerUnreachable(reason))
             # It may have arrived all the same, with only the answer lost.
-            self._outbox.abort(submit.request_id, submit.attempt)
+            self._submit_queue.abort(submit.request_id, submit.attempt)
 
     def _accept(self, request: _InFlight, epoch: int) -> None:
         request.epoch = epoch
@@ -321,7 +321,7 @@ class WorkerChannel:
     # Losing the worker.
 
     def _lose(self, reason: str) -> None:
-        unsent = self._outbox.clear()
+        unsent = self._submit_queue.clear()
         self._lose_in_flight(reason, before=None, unsent=unsent)
         if self._epoch is not None:
             self._epoch = None

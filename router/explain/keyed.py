@@ -63,11 +63,11 @@ def _siphash(words: BlockHashes, key: NDArray[np.uint64]) -> BlockHashes:
 def _rounds(state: list[BlockHashes], count: int) -> None:
     a, b, c, d = state
     for _ in range(count):
-        for turn_b, turn_d in ((13, 16), (17, 21)):
+        for shift_b, shift_d in ((13, 16), (17, 21)):
             a += b
             c += d
-            b = _rotated(b, turn_b) ^ a
-            d = _rotated(d, turn_d) ^ c
+            b = _rotated(b, shift_b) ^ a
+            d = _rotated(d, shift_d) ^ c
             a = _rotated(a, 32)
             a, c = c, a
     state[:] = a, b, c, d

@@ -8,8 +8,7 @@ import weakref
 
 import pytest
 
-from router.channel import Refused, WorkerChannel, WorkerUnreachable
-from router.channel import outbox as outbox_module
+from router.channel import Refused, WorkerChannel, WorkerUnreachable, submit_queue
 from tests.support.router.stub_worker import StubTransport, StubWorker
 from worker.wire.messages import AttachSnapshot, Submit, TokenDelta, WorkerUpdate
 from worker.wire.sampling import SamplingParams
@@ -159,7 +158,7 @@ async def test_abort_before_the_submit_left_sends_neither(wire):
 
 
 async def test_aborts_that_did_not_arrive_are_sent_again(wire, monkeypatch):
-    monkeypatch.setattr(outbox_module, "ABORT_RETRY_S", 0.01)
+    monkeypatch.setattr(submit_queue, "ABORT_RETRY_S", 0.01)
     await wire.start()
     await wire.submit()
     wire.worker.reachable = False  # submits only: the stream stays

@@ -185,9 +185,12 @@ def estimates(rig: Any) -> dict[str, list[Any]]:
         "batch_window": model._placer._batch_window._waiting,
         "pieces": (model.encoder._pieces._pieces, model.encoder._pieces._num_bytes),
         "in_flight": [
-            (c._in_flight, c._orphaned, c._outbox._submits, c._outbox._aborts) for c in channels
+            (c._in_flight, c._orphaned, c._submit_queue._submits, c._submit_queue._aborts)
+            for c in channels
         ],
-        "grammars": [(c._outbox._known_grammars, c._outbox._followers) for c in channels],
+        "grammars": [
+            (c._submit_queue._known_grammars, c._submit_queue._followers) for c in channels
+        ],
         "stats": {n: getattr(model.stats, n) for n in model.stats.__slots__},
         "load": model.load,
         "waiting": model._placer._num_waiting,

@@ -36,7 +36,7 @@ class OnFailure(Protocol):
         ...
 
 
-class Outbox:
+class SubmitQueue:
     """What this gateway has for one worker.
 
     Args:
