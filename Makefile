@@ -34,8 +34,8 @@ TEST_PROCESSES ?= $(shell n=$$(nproc); echo $$((n < 3 ? 3 : n > 6 ? 6 : n)))
 UNIT_PROCESSES ?= $(shell n=$$(nproc); echo $$((n > 6 ? 6 : n)))
 PYTEST := $(BIN)/python -m pytest --dist loadscope --no-loadscope-reorder
 
-UNIT_TESTS := tests/architecture tests/cluster/autoscaling tests/router \
-	$(addprefix tests/worker/,core front metrics plan wire)
+UNIT_TESTS := tests/architecture tests/cluster/autoscaling tests/router tests/worker/core \
+	tests/worker/front tests/worker/metrics tests/worker/plan tests/worker/wire
 # Files that are slow as a whole are not even read: they import torch, transformers and Ray.
 SLOW_FILES = $(shell grep -rlx 'pytestmark = pytest.mark.slow' $(UNIT_TESTS))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 
 from tests.support.paths import ROOT
 from tests.support.sources import FLOORS, sources
@@ -13,6 +14,15 @@ NO_PACKAGE = {
     "worker/engine/diffusion",
     "worker/rank/interpreter",
 }
+
+SLOW_IMPORTS = {"ray", "torch", "transformers", "triton"}
+SLOW_ROOMS = (
+    "worker/rank/",
+    "worker/models/",
+    "tests/support/engines/",
+    "tests/support/checkpoints/",
+)
+"""Their modules import torch."""
 
 
 def test_no_test_imports_another() -> None:
@@ -44,3 +54,19 @@ def test_folders_are_those_of_the_packages() -> None:
     }
     strays = {folder for folder in folders - NO_PACKAGE if not (ROOT / folder).is_dir()}
     assert strays == set()
+
+
+def test_unit_tests_import_nothing_that_takes_seconds() -> None:
+    """`make unit` leaves out files that are slow as a whole; all its processes read the others."""
+    makefile = (ROOT / "Makefile").read_text()
+    [listed] = re.findall(r"^UNIT_TESTS := ((?:.*\\\n)*.*)", makefile, re.MULTILINE)
+    folders = tuple(f"{folder}/" for folder in listed.replace("\\", "").split())
+    found = [
+        f"{source.path}: {name}"
+        for source in sources("tests")
+        if source.path.startswith(folders)
+        if "\npytestmark = pytest.mark.slow\n" not in source.text
+        for name in source.imports(anywhere=False)
+        if name.split(".")[0] in SLOW_IMPORTS or name.replace(".", "/").startswith(SLOW_ROOMS)
+    ]
+    assert found == []

@@ -26,10 +26,13 @@ class Source:
         """Its name where it is imported."""
         return self.path.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
 
-    def imports(self) -> Iterator[str]:
-        """Dotted names imported anywhere in the file, for types alone too: modules or what is in
-        them."""
-        for node in ast.walk(self.tree):
+    def imports(self, *, anywhere: bool = True) -> Iterator[str]:
+        """Dotted names of modules or what is in them, of those imported for types alone, too.
+
+        Args:
+            anywhere: in the file; otherwise where the module is imported itself.
+        """
+        for node in ast.walk(self.tree) if anywhere else self.tree.body:
             if isinstance(node, ast.Import):
                 yield from (alias.name for alias in node.names)
             elif isinstance(node, ast.ImportFrom):

@@ -21,6 +21,8 @@ from worker.wire.slo import Slo
 from worker.wire.structured import StructuredOutputsParams
 from worker.wire.tokenizer import load_tokenizer
 
+pytestmark = pytest.mark.slow
+
 SCHEMA = {"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"]}
 GRAMMARS = (
     None,
