@@ -85,7 +85,9 @@ class ModelConfig:
         block_size, mask_token_id = 1, None
         if "block_size" in family.defaults:
             block_size, mask_token_id = _block_diffusion(merged)
-        limit, reason = _length_limit(merged, rope, max_position_embeddings, windows)
+        limit, reason = _length_limit(
+            merged, rope, max_position_embeddings, windows if block_size > 1 else ()
+        )
         attention_bias = bool(merged.get("attention_bias", False))
         return cls(
             architecture=architecture,

@@ -248,7 +248,8 @@ class LoadSnapshot(msgspec.Struct, array_like=True):
     num_running: int = 0
     num_waiting: int = 0
     num_free_pages: int = 0
-    """Pages free or evictable."""
+    """Pages free or evictable. Where a position takes pages in several groups of layers, these
+    count as one, here and below."""
     num_total_pages: int = 0
     queued_prefill_tokens: int = 0
     """Prompt tokens admitted or waiting that are not computed yet."""

@@ -69,6 +69,34 @@ SPECS = {
     ),
     "qwen3": Spec(Qwen3Config, Qwen3ForCausalLM, {"tie_word_embeddings": True}),
 }
+"""Layers that attend to all positions."""
+WINDOWED = {
+    "mistral-windows": Spec(
+        MistralConfig, MistralForCausalLM, {"sliding_window": 70, "head_dim": 32}
+    ),
+    "qwen2-window": Spec(
+        Qwen2Config,
+        Qwen2ForCausalLM,
+        {"use_sliding_window": True, "sliding_window": 48, "max_window_layers": 1},
+    ),
+    "qwen3-windows": Spec(
+        Qwen3Config,
+        Qwen3ForCausalLM,
+        {
+            "use_sliding_window": True,
+            "sliding_window": 33,
+            "num_hidden_layers": 5,
+            "layer_types": [
+                "sliding_attention",
+                "full_attention",
+                "sliding_attention",
+                "sliding_attention",
+                "full_attention",
+            ],
+        },
+    ),
+}
+"""Layers that see a window, all or some."""
 _SIZES: dict[str, Any] = {
     "vocab_size": VOCAB_SIZE,
     "hidden_size": 64,
@@ -87,7 +115,7 @@ _SIZES: dict[str, Any] = {
 
 def write_checkpoint(name: str, folder: Path) -> PreTrainedModel:
     """Saves the checkpoint and returns transformers' model of it."""
-    spec = SPECS[name]
+    spec = SPECS.get(name) or WINDOWED[name]
     torch.manual_seed(3)
     model: PreTrainedModel = (
         spec.model_class(spec.config_class(**{**_SIZES, **spec.settings})).float().eval()

@@ -80,11 +80,28 @@ def test_stretched_lengths(folder: Path) -> None:
     assert load(folder, rope_scaling=yarn).max_model_len == 800
 
 
-def test_sliding_window_caps_the_length(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_window_counts_in_sequences_that_exceed_it(folder: Path) -> None:
     config = load(folder, architectures=["MistralForCausalLM"], sliding_window=100)
+    assert config.max_model_len == config.resolve_max_model_len(None) == 256
+    assert config.windows_within(256) == config.windows_within(101) == (100, 100)
+    assert config.windows_within(100) == (0, 0)
+
+
+def test_a_window_caps_the_length_of_block_diffusion(
+    folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    config = load(
+        folder,
+        architectures=["SDARForCausalLM"],
+        head_dim=16,
+        sliding_window=100,
+        use_sliding_window=True,
+        max_window_layers=1,
+        block_size=4,
+        mask_token_id=5,
+    )
     assert config.max_model_len == 100
     assert "from 256 to 100" in caplog.text
-    assert config.resolve_max_model_len(None) == 100
     assert config.resolve_max_model_len(60) == 60
     with pytest.raises(ValueError, match=r"--max-model-len 101 .*sliding_window 100"):
         config.resolve_max_model_len(101)
@@ -107,8 +124,8 @@ def test_sliding_window_null_or_unused(folder: Path) -> None:
         use_sliding_window=True,
         max_window_layers=2,
     )
-    lengths = [config.max_model_len for config in (mistral, qwen2, used, beyond)]
-    assert lengths == [256, 256, 100, 256]
+    windows = [config.windows_within(256) for config in (mistral, qwen2, used, beyond)]
+    assert windows == [(0, 0), (0, 0), (0, 100), (0, 0)]
 
 
 @pytest.mark.parametrize(

@@ -34,8 +34,8 @@ def snapshot(
     return LoadSnapshot(
         num_running=len(state.running),
         num_waiting=len(queue) + len(state.held),
-        num_free_pages=cache.num_available,
-        num_total_pages=state.config.num_pages - 1,
+        num_free_pages=cache.num_allocatable,
+        num_total_pages=(state.config.num_pages - 1) // state.config.page_groups.num_groups,
         queued_prefill_tokens=queue.num_tokens + to_prefill,
         max_num_seqs=state.config.max_num_seqs,
         num_preemptions=stats.num_preemptions,

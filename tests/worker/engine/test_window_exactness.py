@@ -1,0 +1,144 @@
+"""Models whose layers see a window give transformers' tokens, whatever the engine does with
+batches, chunks, prefix hits, pages and ranks; their pages are given back meanwhile."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import PreTrainedModel
+
+from tests.support.checkpoints.dense import WINDOWED, write_checkpoint
+from tests.support.engines.engine_driver import Engine
+from tests.support.engines.exactness import (
+    GREEDY,
+    Settings,
+    assert_greedy_of_transformers,
+    make_prompts,
+    seeded_params,
+)
+from worker.rank.runner import ModelRunner
+
+NUM_PROMPTS = 16
+ALL = "qwen3-windows"
+"""Goes through all settings in `make test`; of the others that is left to `make check-long`."""
+SCARCE_TOKENS = {"mistral-windows": 192, "qwen2-window": 448, "qwen3-windows": 336}
+
+
+class WindowSettings(Settings):
+    """Chunks that windows pass over, and pages that are scarce though they are given back."""
+
+    def __init__(self, name: str, folder: str, **options: object) -> None:
+        params = options.pop("params", [GREEDY] * NUM_PROMPTS)
+        super().__init__(folder, params, **options)  # type: ignore[arg-type]  # test options
+        self._scarce = {
+            "kv_cache_tokens": SCARCE_TOKENS[name],
+            "max_num_batched_tokens": 64,
+        }
+
+    def scarce(self) -> list[list[int]]:
+        with self._engine(**self._scarce) as engine:
+            outputs = engine.generate(self._prompts, self._params)
+            assert engine.num_preemptions > 0, "pages were not scarce"
+            return outputs
+
+    def tensor_parallel(self) -> list[list[int]]:
+        with self._engine(tensor_parallel_size=2, **self._scarce) as engine:
+            return engine.generate(self._prompts, self._params)
+
+    def speculative(self) -> list[list[int]]:
+        with self._engine(speculative_method="ngram", speculative_adaptive=False) as engine:
+            return engine.generate(self._prompts, self._params)
+
+
+@pytest.fixture(scope="module", params=WINDOWED)
+def checkpoint(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[str, str, PreTrainedModel]:
+    torch.set_num_threads(1)
+    folder = tmp_path_factory.mktemp(request.param)
+    return request.param, str(folder), write_checkpoint(request.param, Path(folder))
+
+
+def cases(*settings: str) -> list[object]:
+    return [
+        pytest.param(
+            *(name, setting),
+            marks=() if name == ALL or setting == settings[0] else pytest.mark.long,
+        )
+        for name in WINDOWED
+        for setting in settings
+    ]
+
+
+@pytest.mark.parametrize(
+    ("checkpoint", "setting"),
+    cases("batched", "alone", "chunked", "scarce", "tensor_parallel", "speculative"),
+    indirect=["checkpoint"],
+)
+def test_greedy_equals_transformers(
+    checkpoint: tuple[str, str, PreTrainedModel], setting: str
+) -> None:
+    name, folder, model = checkpoint
+    settings = WindowSettings(name, folder)
+    if setting == "batched":
+        results = list(settings.batched_then_cached())
+    else:
+        results = [getattr(settings, setting)()]
+    for outputs in results:
+        assert_greedy_of_transformers(model, make_prompts(NUM_PROMPTS), outputs)
+
+
+@pytest.mark.parametrize("checkpoint", [ALL], indirect=True)
+def test_batch_invariant_outputs_are_bitwise_equal(
+    checkpoint: tuple[str, str, PreTrainedModel],
+) -> None:
+    name, folder, _ = checkpoint
+    settings = WindowSettings(name, folder, params=seeded_params()[:8], batch_invariant=True)
+    batched, cached = settings.batched_then_cached()
+    assert cached == batched
+    assert settings.chunked() == batched
+
+
+@pytest.mark.parametrize("checkpoint", [ALL], indirect=True)
+@pytest.mark.parametrize(
+    ("options", "refusal"),
+    [
+        ({"host_cache_gib": 1.0}, "--host-cache-gib keeps prefixes whole"),
+        ({"cpu_backend": "native"}, "--cpu-backend native attends to all positions"),
+        (
+            {"speculative_method": "draft", "speculative_model": "any"},
+            "--speculative-method draft takes pages of all positions",
+        ),
+    ],
+)
+def test_what_needs_all_pages_is_refused_before_weights_are_read(
+    checkpoint: tuple[str, str, PreTrainedModel],
+    options: dict[str, object],
+    refusal: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    _, folder, _ = checkpoint
+
+    def load_nothing(*_: object, **__: object) -> None:
+        raise AssertionError("weights are read")
+
+    monkeypatch.setattr("worker.rank.runner.load_weights", load_nothing)
+    with pytest.raises(ValueError, match=rf"{refusal}.*--max-model-len 33"):
+        Engine(folder, **options)
+
+
+@pytest.mark.parametrize("checkpoint", [ALL], indirect=True)
+def test_a_length_within_the_window_needs_none_of_this(
+    checkpoint: tuple[str, str, PreTrainedModel],
+) -> None:
+    _, folder, model = checkpoint
+    with Engine(folder, max_model_len=33, kv_cache_tokens=1024, host_cache_gib=0.01) as engine:
+        runner = engine._executor._rank.runner
+        assert isinstance(runner, ModelRunner)
+        assert runner.model.native is not None
+        (tokens,) = engine.generate([[5, 6, 7]], GREEDY)
+    with torch.inference_mode():
+        logits = model(torch.tensor([[5, 6, 7, *tokens]])).logits[0, 2:-1]
+    assert tokens == logits.argmax(-1).tolist()

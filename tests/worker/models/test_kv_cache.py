@@ -1,0 +1,71 @@
+"""How layers are grouped, and what pages come to then."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from worker.models.kv_cache import KVCacheSpec, group_layers
+from worker.wire.page_groups import UNBOUNDED, PageGroups
+
+FULL = KVCacheSpec(num_kv_heads=2, head_dim=64, dtype=torch.bfloat16)
+WINDOW = replace(FULL, window=100)
+
+
+def test_equal_layers_are_one_group() -> None:
+    layout = group_layers([FULL] * 4)
+    assert [group.layers for group in layout.groups] == [(0, 1, 2, 3)]
+    assert layout.page_groups == PageGroups()
+    # Keys and values, of 16 tokens, 2 heads of 64 numbers of 2 bytes, in 4 layers.
+    assert layout.page_bytes(16) == 2 * 16 * 2 * 64 * 2 * 4
+    assert group_layers([WINDOW] * 4).page_groups == PageGroups(0, 1, 100)
+
+
+def test_kinds_of_layers_are_groups_of_equal_size() -> None:
+    layout = group_layers([FULL, WINDOW, WINDOW, FULL, WINDOW, WINDOW, WINDOW])
+    assert [(group.window, group.layers) for group in layout.groups] == [
+        (0, (0, 3)),
+        (100, (1, 2)),
+        (100, (4, 5)),
+        (100, (6,)),
+    ]
+    assert layout.page_groups == PageGroups(1, 3, 100)
+    assert layout.page_bytes(16) == 2 * FULL.page_bytes(16)
+    nearly_even = group_layers([FULL] * 5 + [WINDOW] * 6)
+    assert nearly_even.page_groups == PageGroups(1, 1, 100)
+    assert nearly_even.group_size == 6
+
+
+def test_pages_are_given_back_behind_the_widest_window() -> None:
+    layout = group_layers([FULL, WINDOW, replace(FULL, window=30)])
+    assert [group.window for group in layout.groups] == [0, 30, 100]
+    assert layout.page_groups == PageGroups(1, 2, 100)
+
+
+def test_layers_that_keep_unlike_things_are_refused() -> None:
+    with pytest.raises(ValueError, match=r"layer 1 keeps .*equally large"):
+        group_layers([FULL, replace(FULL, num_planes=1)])
+
+
+def test_a_window_bounds_the_pages_of_a_request() -> None:
+    groups = PageGroups(num_full=1, num_window=2, window=100)
+    most = groups.most_window_blocks(16, 64)
+    assert most == 7 + 4 + 1
+    assert groups.num_pages(64, 16, 64) == 3 * 4
+    assert groups.num_pages(16000, 16, 64) == 1000 + 2 * most
+    for num_pages in (3, 30, 36, 37, 1000 + 2 * most):
+        longest = groups.max_tokens(num_pages, 16, 64)
+        assert (
+            groups.num_pages(longest, 16, 64) <= num_pages < groups.num_pages(longest + 1, 16, 64)
+        )
+    only_windows = PageGroups(num_full=0, num_window=1, window=100)
+    assert only_windows.max_tokens(most, 16, 64) == UNBOUNDED
+    assert only_windows.max_tokens(most - 1, 16, 64) == 16 * (most - 1)
+
+
+def test_the_first_block_is_the_one_with_the_first_position_in_sight() -> None:
+    groups = PageGroups(num_full=1, num_window=1, window=5)
+    # A query at 20 sees 16 to 20, one at 19 sees 15.
+    assert [groups.first_block(position, 4) for position in (0, 4, 19, 20)] == [0, 0, 3, 4]
