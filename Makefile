@@ -8,6 +8,7 @@
 # make check-supply   locks, bills of materials, vulnerabilities, digests (ARGS="--values FILE")
 # make check-rolling-update  a thousand requests while all gateways and workers are replaced (two minutes)
 # make check-nodes    three Ray nodes on this machine: one is lost, one joins, the head restarts (two minutes)
+# make check-gateway  CPU time per token of proxy, gateway and worker front (two minutes)
 # make check-proxy    HAProxy and its manager are killed under load, five times each (three minutes)
 # make check-overload ten times too much load over HTTP for a minute
 # make check-chaos    processes are killed and stopped under load for twenty minutes
@@ -43,7 +44,7 @@ SLOW_FILES = $(shell grep -rlx 'pytestmark = pytest.mark.slow' $(UNIT_TESTS))
 unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: help install serve unit test lint style lock check-install check-supply check-autoscale \
-	check-cancels check-chaos check-hostile check-long check-nodes check-overload check-proxy \
+	check-cancels check-chaos check-gateway check-hostile check-long check-nodes check-overload check-proxy \
 	check-rolling-update check-scale check-soak check-tenants demo-models check-speculative
 .DEFAULT_GOAL := serve
 
@@ -105,6 +106,9 @@ check-rolling-update: $(STAMP)
 
 check-nodes: $(STAMP)
 	$(BIN)/python -m tests.system.nodes --json $(ARGS)
+
+check-gateway: $(STAMP)
+	$(BIN)/python -m tests.system.gateway --json $(ARGS)
 
 check-proxy: $(STAMP)
 	$(BIN)/python -m tests.system.proxy --json $(ARGS)

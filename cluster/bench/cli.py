@@ -6,31 +6,35 @@ import argparse
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from importlib.util import find_spec
+from typing import TYPE_CHECKING
 
 from cluster.bench.ab.commands import add_ab_commands
-from cluster.bench.command import command_adder, refuse_renamed
+from cluster.bench.command import AddCommand, command_adder, refuse_all
 from cluster.bench.datasets import DatasetOptions
 from cluster.bench.flags import add_load_flags, dataset_options, serve_options
-from cluster.bench.gateway.options import GatewayOptions
-from cluster.bench.gateway.run import run_gateway
 from cluster.bench.jobs.flags import add_job_commands
 from cluster.bench.kernels.options import KernelOptions, RooflineOptions
 from cluster.bench.report import Result
-from cluster.bench.routing.flags import add_router_flags, run_router
 from cluster.bench.scenarios.flags import add_scenarios_command
 from cluster.bench.serve import run_serve
 from cluster.bench.throughput import ThroughputOptions, run_throughput
 from cluster.bench.versus import VersusOptions, run_versus
 from cluster.cli.options import add_options, given_options
 from cluster.cli.parser import CommandParser
-from cluster.config import find_demo_model
 from worker.config import EngineConfig
 
 if TYPE_CHECKING:
     Subparsers = argparse._SubParsersAction[argparse.ArgumentParser]
 
 _ENDPOINTS = ("a", "b")
+_ROUTING = "cluster.bench.routing"
+_MOVED = {
+    "chaos": "`make check-chaos`",
+    "fleet": "`make check-scale`",
+    "gateway": "`make check-gateway`",
+}
+"""What commands of before are now; each judges a promise, and is a check of a checkout."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -61,13 +65,10 @@ def add_commands(commands: Subparsers) -> None:
     add_options(add("kernels", "each op against the device's peak", _kernels), KernelOptions)
     _add_roofline_flags(add("roofline", "decode steps against the memory's bandwidth", _roofline))
     add_scenarios_command(add)
-    gateway = add("gateway", "CPU time per token before the engine", _gateway)
-    add_options(gateway, GatewayOptions)
-    refuse_renamed(gateway, "--arm", "--variant")
-    add_router_flags(
-        add("router", "routing policies compared, or what a decision costs", run_router)
-    )
+    _add_router(add)
     add_job_commands(add)
+    for name, now in _MOVED.items():
+        refuse_all(commands.add_parser(name), f"bench {name} is now {now}, in a checkout")
 
 
 def _serve(args: argparse.Namespace) -> Result:
@@ -125,6 +126,16 @@ def _roofline(args: argparse.Namespace) -> Result:
     return run_roofline(RooflineOptions(**given, engine=engine))
 
 
-def _gateway(args: argparse.Namespace) -> Result:
-    given: dict[str, Any] = {"model": find_demo_model(), **given_options(args, GatewayOptions)}
-    return run_gateway(GatewayOptions(**given))
+def _add_router(add: AddCommand) -> None:
+    """The simulator of routing and its peers are part of a checkout, and not of the wheel."""
+    summary = "routing policies compared, or what a decision costs"
+    if find_spec(_ROUTING) is None:
+        refuse_all(
+            add("router", f"{summary}; in a checkout", _serve),
+            "the simulator of routing is no part of the installed package: clone rayfleet's "
+            "repository, `pip install -e .` there, and run `rayfleet bench router` again",
+        )
+        return
+    from cluster.bench.routing.flags import add_router_flags, run_router
+
+    add_router_flags(add("router", summary, run_router))

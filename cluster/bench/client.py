@@ -38,7 +38,9 @@ class Request:
     output_len: int
     """Most tokens to generate."""
     arrival_s: float = 0.0
-    """When to send it, after the start."""
+    """When to send it, after the start, or after the end of `after`."""
+    after: int | None = None
+    """Index of the request of the same client that has to end first."""
 
 
 @dataclass(kw_only=True, slots=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 from cluster.bench.report import Result, describe_failures, emit, note
 from cluster.launch import LaunchError
@@ -49,3 +49,12 @@ def refuse_renamed(parser: argparse.ArgumentParser, old: str, new: str) -> None:
             parser.error(f"{old} is now {new}")
 
     parser.add_argument(old, action=Refusal, default=argparse.SUPPRESS, help=argparse.SUPPRESS)
+
+
+def refuse_all(parser: argparse.ArgumentParser, message: str) -> None:
+    """Has a command end with `message`, whatever flags it is given."""
+
+    def refuse(*_: object) -> NoReturn:
+        parser.error(message)
+
+    parser.parse_known_args = refuse  # type: ignore[method-assign, assignment]

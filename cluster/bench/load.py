@@ -85,7 +85,13 @@ def join_parts(parts: Sequence[tuple[list[Record], float]], start: float) -> Loa
 
 
 def split_load(load: Load, count: int) -> list[Load]:
-    """Every n-th request and an equal share of the concurrency for each of `count` clients."""
+    """Every n-th request and an equal share of the concurrency for each of `count` clients.
+
+    Raises:
+        ValueError: requests wait for each other, which those of another client cannot.
+    """
+    if any(request.after is not None for request in load.requests):
+        raise ValueError("requests that wait for each other are sent by one client")
     limit = load.max_concurrency
     return [
         Load(
@@ -143,15 +149,21 @@ async def drive(
     """Sends a load from this event loop; `on_record` is told of each request as it ends.
 
     Args:
-        load: requests and where they go.
+        load: requests in the order of their arrivals, and where they go.
         start: on `time.perf_counter`'s clock.
     """
     gate = asyncio.Semaphore(load.max_concurrency or max(1, len(load.requests)))
+    ended = {one.after: asyncio.Event() for one in load.requests if one.after is not None}
     async with open_session(load.headers) as session:
 
         async def limited(request: Request) -> Record:
+            if request.after is not None:
+                await ended[request.after].wait()
+                await asyncio.sleep(request.arrival_s)
             async with gate:
                 record = await send(session, load.url, request)
+            if request.index in ended:
+                ended[request.index].set()
             if on_record is not None:
                 on_record(record)
             return record
@@ -159,7 +171,7 @@ async def drive(
         tasks: list[asyncio.Task[Record]] = []
         for request in load.requests:
             delay = start + request.arrival_s - time.perf_counter()
-            if delay > 0:
+            if delay > 0 and request.after is None:
                 await asyncio.sleep(delay)
             tasks.append(asyncio.create_task(limited(request)))
         return list(await asyncio.gather(*tasks))

@@ -1,10 +1,16 @@
-"""The processes that serve, among the descendants of this one: CPU time and memory by part."""
+"""Processes of benchmarks: those that serve, by part, and those that measure for this one."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import json
+import os
+import signal
+import subprocess
+from collections.abc import Mapping, Sequence
 
 import psutil
+
+from cluster.bench.report import Result
 
 _MIB = 2**20
 
@@ -39,6 +45,30 @@ class CpuMeter:
 
     def _read(self) -> dict[str, float]:
         return {name: sum(map(cpu_seconds, pids)) for name, pids in self._pids.items()}
+
+
+def measured_by(command: Sequence[str], what: str, timeout_s: float | None = None) -> Result:
+    """The JSON object that a benchmark's command prints last, run in a process of its own.
+
+    Ray reads its environment once per process, and variants need different ones.
+
+    Raises:
+        ValueError: the process failed, or took longer than `timeout_s`; `what` names it.
+    """
+    # A session of its own: what is stopped for taking too long includes the processes it started.
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True)
+    try:
+        output, _ = process.communicate(timeout=timeout_s)
+    except subprocess.TimeoutExpired:
+        raise ValueError(f"{what} did not end") from None
+    finally:
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+    if not output.strip():
+        raise ValueError(f"{what} failed; its error is above")
+    result: Result = json.loads(output.splitlines()[-1])
+    return result
 
 
 def find_parts(parts: Mapping[str, tuple[str, ...]]) -> dict[str, list[int]]:

@@ -1,7 +1,7 @@
 """A whole application that is told to go finishes the streams it has.
 
 Beside that of all tests, on the same Ray cluster and behind the same HAProxy. The real gateway and
-worker front under Ray Serve; their engine is the paced stub.
+worker front under Ray Serve; their engine is a paced worker.
 """
 
 from __future__ import annotations
@@ -99,15 +99,15 @@ def main(address: str, base_url: str, model: str) -> None:
     join_ray(address)
     from ray import serve
 
-    from cluster.bench.gateway.paced import run_paced
-    from cluster.bench.paced_group import build_paced
+    from cluster.bench.routing.paced import run_steady
+    from cluster.bench.routing.paced_group import build_paced
 
     fleet = FleetConfig(served_model_name="paced")
     engine = EngineConfig(model=model, device="cpu")
     config = ServeConfig(endpoint=EndpointConfig(), models=(ModelSpec(fleet=fleet, engine=engine),))
     others = _links()
     serve.run(
-        build_paced(config, partial(run_paced, STEP_S)),
+        build_paced(config, partial(run_steady, STEP_S)),
         name=APPLICATION,
         route_prefix=f"/{APPLICATION}",
     )

@@ -23,7 +23,7 @@ from cluster.bench.arrivals import phased_arrival_times
 from cluster.bench.client import Record, Request
 from cluster.bench.load import Load, drive
 from cluster.bench.report import Check, Result, at_least, at_most, checks_json, exactly, note
-from cluster.bench.routing.real.paced import run_front
+from cluster.bench.routing.paced import run_paced
 from cluster.bench.routing.workload import DEFAULT_COSTS, FleetShape
 from cluster.bench.stats import percentile
 from cluster.config import ServeConfig
@@ -196,9 +196,9 @@ def run_autoscale(options: AutoscaleOptions) -> Result:
 
     def build(config: ServeConfig) -> Any:
         # Imported here: Ray reads its environment when it is imported.
-        from cluster.bench.paced_group import build_paced
+        from cluster.bench.routing.paced_group import build_paced
 
-        return build_paced(config, partial(run_front, options.shape, options.pace))
+        return build_paced(config, partial(run_paced, options.shape, options.pace))
 
     with LocalFleet(config, report=note, build=build) as fleet:
         note("a load step")

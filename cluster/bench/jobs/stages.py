@@ -5,17 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-import numpy as np
-
 from cluster.bench.arrivals import arrival_times
 from cluster.bench.client import Request
 from cluster.bench.datasets import DatasetOptions, Sample, make_samples
 from cluster.bench.jobs.options import JobOptions
 from cluster.bench.prompts import PromptSpace
-from cluster.bench.routing.traces import TraceFile, trace_arrivals
 from cluster.bench.scenarios.options import SCENARIOS
 from cluster.bench.scenarios.traffic import DEFAULT_PRIORITY, make_traffic, offered
 from cluster.bench.serve import BodyMaker, ServeOptions
+from cluster.bench.traces import TraceFile, trace_requests
 
 _LEAST = 8
 """Requests of a stage, however short."""
@@ -81,7 +79,7 @@ class StageMaker:
 
     def _trace(self) -> Stage:
         options = self._options
-        arrivals = trace_arrivals(
+        traced = trace_requests(
             TraceFile(options.trace),
             options.speed,
             options.duration,
@@ -89,14 +87,12 @@ class StageMaker:
         )
         samples = [
             Sample(
-                prompt_token_ids=self._vocabulary[
-                    np.frombuffer(a.tokens, "<i4") % len(self._vocabulary)
-                ].tolist(),
-                output_len=a.output_len,
+                prompt_token_ids=self._vocabulary[one.tokens % len(self._vocabulary)].tolist(),
+                output_len=one.output_len,
             )
-            for a in arrivals
+            for one in traced
         ]
-        times = [arrival.at for arrival in arrivals]
+        times = [one.arrival_s for one in traced]
         return self._stage("trace", len(times) / options.duration, samples, times)
 
     def _scenarios(self) -> Iterator[Stage]:

@@ -16,14 +16,14 @@ from cluster.bench.routing.figures import (
     figures,
     pooled_hit_rate,
     ratio_to_best,
-    spread,
 )
 from cluster.bench.routing.result_cache import ResultCache, routing_digest, simulation_digest
 from cluster.bench.routing.routers import OWN, ROUTERS, Entry, Settings, find_routers
 from cluster.bench.routing.simulation import Outcome, Simulation
-from cluster.bench.routing.traces import find_traces
 from cluster.bench.routing.workload import Workload
 from cluster.bench.routing.workloads import Maker, workloads
+from cluster.bench.stats import estimate, mean
+from cluster.bench.traces import find_traces
 
 _TUNING_SEED = 10_000
 """Far from those that are reported."""
@@ -143,7 +143,7 @@ class _Runs:
     @property
     def bound(self) -> float:
         """The pooled hit rate."""
-        return spread([one.pooled_hit_rate for one in self.figures]).mean
+        return mean([one.pooled_hit_rate for one in self.figures])
 
 
 def _runs(
@@ -205,18 +205,18 @@ def _rows(workload: str, runs: Mapping[str, _Runs]) -> list[dict[str, Any]]:
     bound = runs[OWN].bound
     rows = []
     for name, run in runs.items():
-        mean = spread([one.mean_ttft for one in run.figures])
-        p99 = spread([one.p99_ttft for one in run.figures])
+        mean_ttft = estimate([one.mean_ttft for one in run.figures])
+        p99 = estimate([one.p99_ttft for one in run.figures])
         rows.append(
             {
                 "workload": workload,
                 "policy": name,
-                "mean_ttft_s": mean.mean,
-                "mean_ci": mean.half,
-                "p50_ttft_s": spread([one.p50_ttft for one in run.figures]).mean,
-                "p99_ttft_s": p99.mean,
+                "mean_ttft_s": mean_ttft.value,
+                "mean_ci": mean_ttft.half,
+                "p50_ttft_s": mean([one.p50_ttft for one in run.figures]),
+                "p99_ttft_s": p99.value,
                 "p99_ci": p99.half,
-                "hit_rate": spread([one.hit_rate for one in run.figures]).mean,
+                "hit_rate": mean([one.hit_rate for one in run.figures]),
                 "pooled_hit_rate": bound,
                 "settings": ", ".join(f"{k}={v}" for k, v in run.settings.items()),
             }
@@ -228,12 +228,12 @@ def _ratios(runs: Mapping[str, _Runs]) -> dict[str, Any]:
     def series(select: Callable[[Figures], float]) -> dict[str, list[float]]:
         return {name: [select(one) for one in run.figures] for name, run in runs.items()}
 
-    mean, mean_half, mean_best = ratio_to_best(series(lambda one: one.mean_ttft), OWN)
+    mean_ttft, mean_half, mean_best = ratio_to_best(series(lambda one: one.mean_ttft), OWN)
     p99, p99_half, p99_best = ratio_to_best(series(lambda one: one.p99_ttft), OWN)
-    hit = spread([one.hit_rate for one in runs[OWN].figures]).mean
+    hit = mean([one.hit_rate for one in runs[OWN].figures])
     bound = runs[OWN].bound
     return {
-        "mean_ttft_ratio": mean,
+        "mean_ttft_ratio": mean_ttft,
         "mean_ttft_ratio_ci": mean_half,
         "best_mean": mean_best,
         "p99_ttft_ratio": p99,
@@ -244,12 +244,12 @@ def _ratios(runs: Mapping[str, _Runs]) -> dict[str, Any]:
 
 
 def _worst(ratios: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
-    mean = max(one["mean_ttft_ratio"] for one in ratios.values())
+    worst = max(one["mean_ttft_ratio"] for one in ratios.values())
     p99 = max(one["p99_ttft_ratio"] for one in ratios.values())
     near = sum(one["p99_ttft_ratio"] <= _P99_GOAL for one in ratios.values()) / len(ratios)
     hit = min(one["hit_of_pooled"] for one in ratios.values())
     checks = [
-        at_most("worst_mean_ttft_ratio", mean, "x", _MEAN_GOAL),
+        at_most("worst_mean_ttft_ratio", worst, "x", _MEAN_GOAL),
         replace(
             at_most("worst_p99_ttft_ratio", p99, "x", _P99_GOAL),
             goal=f"<= {_P99_GOAL:g} on {_P99_SHARE:.0%} of the workloads",
@@ -259,7 +259,7 @@ def _worst(ratios: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
         at_least("worst_hit_of_pooled", hit, "of the pooled cache's", _HIT_GOAL),
     ]
     return {
-        "worst_mean_ttft_ratio": mean,
+        "worst_mean_ttft_ratio": worst,
         "worst_p99_ttft_ratio": p99,
         "mean_losers": [n for n, one in ratios.items() if one["mean_ttft_ratio"] > _MEAN_GOAL],
         "p99_losers": [n for n, one in ratios.items() if one["p99_ttft_ratio"] > _P99_GOAL],

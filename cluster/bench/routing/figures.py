@@ -25,13 +25,6 @@ class Figures(NamedTuple):
     """What one cache as large as all workers' would have hit; 0 where that was not asked for."""
 
 
-class Spread(NamedTuple):
-    """A mean over seeds, and half the width of its 95 % confidence interval."""
-
-    mean: float
-    half: float
-
-
 def figures(outcomes: Sequence[Outcome]) -> Figures:
     """The figures of one simulation."""
     measured = [outcome for outcome in outcomes if outcome.arrival.measured]
@@ -70,12 +63,6 @@ def pooled_hit_rate(outcomes: Sequence[Outcome], page_size: int, num_pages: int)
     return hit / total if total else 0.0
 
 
-def spread(values: Sequence[float]) -> Spread:
-    """Mean and confidence; of a single value nothing is known, and the half is NaN."""
-    found = estimate(values)
-    return Spread(found.value, found.half)
-
-
 def ratio_to_best(values: Mapping[str, Sequence[float]], own: str) -> tuple[float, float, str]:
     """Own mean over the best other router's, half its interval, and that router's name.
 
@@ -84,4 +71,4 @@ def ratio_to_best(values: Mapping[str, Sequence[float]], own: str) -> tuple[floa
     others = {name: mean(series) for name, series in values.items() if name != own}
     best = min(others, key=lambda name: others[name])
     ratios = [a / b for a, b in zip(values[own], values[best], strict=True)]
-    return mean(values[own]) / others[best], spread(ratios).half, best
+    return mean(values[own]) / others[best], estimate(ratios).half, best

@@ -54,7 +54,7 @@ class Simulation:
         self._outcomes: dict[str, Outcome] = {}
         self._waiting: defaultdict[str, list[Arrival]] = defaultdict(list)
         self._workers: dict[str, SimWorker] = {}
-        self._contender = router(lambda: self._now)
+        self._router = router(lambda: self._now)
 
     def run(self) -> list[Outcome]:
         """Simulates until the last request has ended; outcomes in the order of arrival."""
@@ -78,8 +78,8 @@ class Simulation:
             else:
                 assert kind == "start"
                 self._workers[what].start()
-                self._contender.joined(self._workers[what])
-        self._contender.close()
+                self._router.joined(self._workers[what])
+        self._router.close()
         assert all(outcome.first_token_s >= 0.0 for outcome in self._outcomes.values())
         assert not any(worker.open for worker in self._workers.values()), "a request never ended"
         return list(self._outcomes.values())
@@ -101,7 +101,7 @@ class Simulation:
         return more
 
     def _arrive(self, arrivals: Sequence[Arrival]) -> None:
-        for arrival, placement in zip(arrivals, self._contender.place(arrivals), strict=True):
+        for arrival, placement in zip(arrivals, self._router.place(arrivals), strict=True):
             known = self._outcomes.get(arrival.request_id)
             if placement is None:
                 assert any(kind in ("start", "incident") for _, _, kind, _ in self._events), (
@@ -127,7 +127,7 @@ class Simulation:
             num_expected_cached=outcome.placement.hit_tokens,
         )
         ordinal = worker.submit(submit)
-        self._contender.submitted(worker, arrival.request_id, ordinal)
+        self._router.submitted(worker, arrival.request_id, ordinal)
         self._go_on(worker)
 
     def _go_on(self, worker: SimWorker) -> None:
@@ -139,12 +139,12 @@ class Simulation:
         if not worker.up or worker.epoch != epoch:
             return  # it died in the middle
         report = worker.finish()
-        self._contender.reported(worker, report)
+        self._router.reported(worker, report)
         for delta in report.deltas.get(_GATEWAY, []):
             self._take(worker, delta)
         if worker.draining and not worker.open:
             worker.up = False
-            self._contender.lost(worker)
+            self._router.lost(worker)
         self._go_on(worker)
 
     def _take(self, worker: SimWorker, delta: TokenDelta) -> None:
@@ -154,7 +154,7 @@ class Simulation:
             outcome.cached_tokens = delta.num_cached_tokens
         if delta.finish_reason is not None:
             assert delta.finish_reason == "length", delta.error
-            self._contender.ended(worker.worker_id, delta.request_id)
+            self._router.ended(worker.worker_id, delta.request_id)
             for arrival in self._waiting.pop(delta.request_id, ()):
                 self._push(self._now + arrival.at, "arrive", arrival)
 
@@ -167,14 +167,14 @@ class Simulation:
         if not worker.up:
             return
         if incident.kind == "break":
-            self._contender.lost(worker)
-            self._contender.joined(worker)
+            self._router.lost(worker)
+            self._router.joined(worker)
         elif incident.kind == "leave":
             worker.draining = True
-            self._contender.draining(worker)
+            self._router.draining(worker)
         elif incident.kind == "kill":
             worker.up = False
-            self._contender.lost(worker)
+            self._router.lost(worker)
             self._push(self._now + _RESTART_S, "start", worker.worker_id)
             self._resubmit(worker)
 
@@ -184,7 +184,7 @@ class Simulation:
         worker.open.clear()
         for request_id in lost:
             outcome = self._outcomes[request_id]
-            self._contender.ended(worker.worker_id, request_id)
+            self._router.ended(worker.worker_id, request_id)
             outcome.attempt += 1
             self._push(self._now, "arrive", replace(outcome.arrival, after=""))
 
@@ -193,4 +193,4 @@ class Simulation:
         slowness = shape.slowness[number % len(shape.slowness)]
         worker = SimWorker(f"w{number}", shape, slowness)
         self._workers[worker.worker_id] = worker
-        self._contender.joined(worker)
+        self._router.joined(worker)

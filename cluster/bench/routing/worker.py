@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from cluster.bench.routing.workload import FleetShape
 from worker.core.scheduler import Scheduler, SchedulerConfig
 from worker.front.attachment import CacheMirror
@@ -18,7 +20,7 @@ from worker.wire.messages import (
 
 SALT = "simulated"
 TOKEN = 7
-"""What every step draws, where nothing else is asked for."""
+"""All that simulated workers say, where nothing else is asked for."""
 
 
 class SimWorker:
@@ -28,14 +30,20 @@ class SimWorker:
         worker_id: its name.
         fleet: limits, and how long steps take.
         slowness: its times over those of the fleet's costs.
-        token: what every step draws.
+        script: tokens of what is said; a sequence has that of its position, over and over, so
+            that it reads the same whoever goes on with it.
     """
 
     def __init__(
-        self, worker_id: str, fleet: FleetShape, slowness: float = 1.0, *, token: int = TOKEN
+        self,
+        worker_id: str,
+        fleet: FleetShape,
+        slowness: float = 1.0,
+        *,
+        script: Sequence[int] = (TOKEN,),
     ) -> None:
         self.worker_id = worker_id
-        self._token = token
+        self._script = tuple(script)
         self.epoch = 0
         self.draining = False
         self.up = False
@@ -109,7 +117,10 @@ class SimWorker:
         plan = self._plan
         assert plan is not None, "no step was begun"
         self._plan = None
-        drawn = [self._token for row in plan.rows if row.num_draws]
+        script = self._script
+        drawn = [
+            script[(row.start + row.length) % len(script)] for row in plan.rows if row.num_draws
+        ]
         self._scheduler.apply(StepResult(plan.seq, drawn, self._step_s * 1000.0))
         report = self._scheduler.take_report()
         self.load = report.load

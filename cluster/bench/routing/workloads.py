@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
@@ -10,8 +11,8 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from cluster.bench.routing.traces import TraceFile, trace_workload
 from cluster.bench.routing.workload import Arrival, FleetShape, Incident, Workload
+from cluster.bench.traces import TRACE_BLOCK, TraceFile
 
 Tokens: TypeAlias = NDArray[np.int32]
 Maker: TypeAlias = Callable[[int], Workload]
@@ -21,6 +22,13 @@ _VOCAB = 100_000
 _ANSWER = 7
 """Simulated workers say nothing else."""
 _OUTPUT = 50
+_TRACE_PAGES = 3000
+_TRACE_REQUESTS = 1500
+_TRACE_WARM = 500
+"""Part of the trace's requests that only fill the caches."""
+_SHORTER = 4
+"""Generated tokens are divided by it: only prompts matter to a router, and the simulation's time
+goes into steps that generate."""
 
 
 def workloads(scale: float, folder: str | None) -> Mapping[str, Maker]:
@@ -185,6 +193,28 @@ def speeds(seed: int, scale: float = 1.0) -> Workload:
     arrivals.sort(key=lambda arrival: arrival.at)
     fleet = FleetShape(slowness=(4.0, 4.0, 4.0, 2.0, 2.0, 2.0, 1.0, 1.0))
     return Workload(name="speeds", arrivals=tuple(arrivals), fleet=fleet)
+
+
+def trace_workload(seed: int, *, trace: TraceFile, speed: float, scale: float = 1.0) -> Workload:
+    """A stretch of the trace, another one for each seed, with arrivals `speed` times as fast."""
+    lines = trace.lines()
+    shape = FleetShape(page_size=TRACE_BLOCK, num_pages=_TRACE_PAGES, max_num_seqs=128)
+    count = min(max(int(_TRACE_REQUESTS * scale), 1), len(lines))
+    first = int(np.random.default_rng(seed).integers(len(lines) - count + 1))
+    lines = lines[first : first + count]
+    began = lines[0].timestamp
+    arrivals = tuple(
+        Arrival(
+            request_id=f"t{number}",
+            at=(line.timestamp - began) / 1000.0 / speed,
+            tokens=line.tokens(number).astype("<i4").tobytes(),
+            output_len=max(line.output_length // _SHORTER, 1),
+            measured=number >= int(_TRACE_WARM * scale),
+        )
+        for number, line in enumerate(lines)
+    )
+    name = os.path.basename(trace.path).removesuffix("_trace.jsonl")
+    return Workload(name=f"{name}-x{speed}", arrivals=arrivals, fleet=shape)
 
 
 _WARM = 0.25

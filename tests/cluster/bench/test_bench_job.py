@@ -24,7 +24,7 @@ from cluster.bench.jobs.options import JobOptions
 from cluster.bench.jobs.slo import MLPERF, find_slo
 from cluster.bench.jobs.timeline import pace, timeline
 from cluster.bench.machine import machine
-from cluster.bench.routing.traces import TraceFile, trace_arrivals
+from cluster.bench.traces import TraceFile, trace_requests
 from cluster.cli.options import given_options
 from tests.support.cluster.openai_backend import Backend
 from tests.support.paths import ROOT
@@ -165,11 +165,12 @@ def test_a_shortened_trace_keeps_what_prompts_share(tmp_path: Path) -> None:
     names = ("timestamp", "input_length", "output_length", "hash_ids")
     trace = tmp_path / "trace.jsonl"
     trace.write_text("\n".join(json.dumps(dict(zip(names, x, strict=True))) for x in lines))
-    first, second = trace_arrivals(TraceFile(str(trace)), 1.0, 1.0, length_scale=0.125)
-    assert (first.num_tokens, second.num_tokens) == (129, 128)
+    first, second = trace_requests(TraceFile(str(trace)), 1.0, 1.0, length_scale=0.125)
+    a, b = first.tokens.tolist(), second.tokens.tolist()
+    assert (len(a), len(b)) == (129, 128)
     assert (first.output_len, second.output_len) == (5, 1)
-    assert first.tokens[: 64 * 4] == second.tokens[: 64 * 4]
-    assert first.tokens[64 * 4 : 128 * 4] != second.tokens[64 * 4 :]
+    assert a[:64] == b[:64]
+    assert a[64:128] != b[64:]
 
 
 def test_every_scenario_is_a_stage_and_only_mixed_traffic_has_priorities(

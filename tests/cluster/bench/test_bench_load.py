@@ -16,7 +16,7 @@ from tokenizers.pre_tokenizers import Whitespace
 from cluster.bench.arrivals import arrival_times
 from cluster.bench.client import Record, Request, open_session, send
 from cluster.bench.datasets import DatasetOptions, make_samples
-from cluster.bench.load import choose_processes
+from cluster.bench.load import Load, choose_processes, split_load
 from cluster.bench.prompts import PromptSpace
 from cluster.bench.sse import EventScanner, has_choices, has_text, has_usage, opens_chat
 from tests.support.cluster.openai_backend import Backend
@@ -131,6 +131,16 @@ def test_processes_follow_the_load() -> None:
     assert choose_processes(1000, 128, 32, math.inf) == 1
     assert choose_processes(1000, 128, None, math.inf) >= 1
     assert choose_processes(1, 128, 100_000, 1e9) == 1
+
+
+def test_requests_that_wait_for_each_other_have_one_client() -> None:
+    requests = tuple(
+        Request(index=place, body=b"", prompt_len=1, output_len=1, after=place - 1 or None)
+        for place in (1, 2)
+    )
+    load = Load(url="", headers={}, requests=requests, max_concurrency=None)
+    with pytest.raises(ValueError, match="one client"):
+        split_load(load, 2)
 
 
 def test_text_prompts_fit_their_length(tmp_path: Path) -> None:

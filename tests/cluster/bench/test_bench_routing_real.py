@@ -8,7 +8,7 @@ import sys
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -18,17 +18,30 @@ import numpy as np
 import pytest
 
 from cluster.bench.cli import main
-from cluster.bench.routing.real.drive import Sent, drive
+from cluster.bench.routing.paced import (
+    Pace,
+    PacedServer,
+    Vocabulary,
+    load,
+    paced_worker,
+    prose,
+    prose_after,
+    run_steady,
+    steady_shape,
+)
+from cluster.bench.routing.real.drive import Sent, send_all
 from cluster.bench.routing.real.http_worker import HttpWorker
 from cluster.bench.routing.real.options import RealOptions
-from cluster.bench.routing.real.paced import Pace, PacedServer, load, paced_worker, serve_front
 from cluster.bench.routing.real.routers import missing
 from cluster.bench.routing.real.run import compared, figures, turn_of
-from cluster.bench.routing.real.traffic import OUTPUT, Planned, Vocabulary, workloads
+from cluster.bench.routing.real.traffic import OUTPUT, Planned, workloads
+from cluster.bench.routing.worker import SimWorker
 from cluster.config import find_demo_model
 from cluster.ports import free_ports
+from worker.config import EngineConfig
 from worker.front.server import WorkerFrontend
-from worker.wire.messages import Submit, SubmitBatch, SubmitReply, WorkerUpdate
+from worker.wire.blocks import block_hashes, root_hash
+from worker.wire.messages import BlockStored, Submit, SubmitBatch, SubmitReply, WorkerUpdate
 from worker.wire.sampling import SamplingParams
 
 MODEL = find_demo_model()
@@ -99,7 +112,7 @@ async def test_traffic_over_http_waits_for_what_it_follows() -> None:
             Planned(name="a", at=0.0, prompt=" the bread" * 100, measured=False),
             Planned(name="c", at=0.05, prompt=" the bread" * 100),
         ]
-        sent = await drive(url, "some", planned)
+        sent = await send_all(url, "some", planned)
     assert [one.error for one in sent] == ["", "", ""]
     assert [one.num_prompt for one in sent] == [400, 200, 200]
     assert [one.measured for one in sent] == [True, False, True]
@@ -128,7 +141,8 @@ def http_worker() -> Iterator[str]:
 
 
 async def test_the_workers_front_is_told_blocks_and_tokens(tmp_path: Path) -> None:
-    front = WorkerFrontend("w", str(tmp_path))
+    """A steady worker behind the real front: prose, each token at its place."""
+    front = WorkerFrontend("w", str(tmp_path) if len(str(tmp_path)) < 60 else "/tmp")
     process = multiprocessing.get_context("spawn").Process(
         target=serve, args=(front.open(),), daemon=True
     )
@@ -139,14 +153,13 @@ async def test_the_workers_front_is_told_blocks_and_tokens(tmp_path: Path) -> No
         stream = front.attach("g")
         decode = msgspec.msgpack.Decoder(SubmitReply).decode
         await anext(stream)
-        prompt = np.arange(100, 140, dtype="<i4").tobytes()
-        sampling = SamplingParams(max_tokens=2, seed=1, ignore_eos=True)
-        submit = Submit(request_id="a", gateway_id="g", prompt=prompt, sampling=sampling)
-        reply = decode(await front.submit(msgspec.msgpack.encode(SubmitBatch(submits=[submit]))))
+        batch = SubmitBatch(submits=[submit("a", 5), submit("b", 2)])
+        reply = decode(await front.submit(msgspec.msgpack.encode(batch)))
         assert not reply.rejections
-        tokens, stored, cached = await until_finished(stream)
-        assert len(tokens) == 2
-        assert (stored, cached) == (2, 0)
+        tokens, stored = await until_finished(stream, {"a", "b"})
+        said = prose(MODEL)
+        assert tokens == {"a": said[40:45], "b": said[40:42]}
+        assert stored == 4, "their first 32 tokens, which differ, in pages of 16"
     finally:
         front.close()
         process.join(120)
@@ -155,22 +168,75 @@ async def test_the_workers_front_is_told_blocks_and_tokens(tmp_path: Path) -> No
 
 def serve(directory: str) -> None:
     try:
-        serve_front(paced_worker(MODEL, FAST.shape, FAST.pace), directory)
+        run_steady(0.001, EngineConfig(model=MODEL, page_size=16), directory)
     except EOFError:
         return
 
 
-async def until_finished(stream: object) -> tuple[list[int], int, int]:
-    tokens: list[int] = []
-    stored = cached = 0
-    async for payload in stream:  # type: ignore[attr-defined]
+def submit(request_id: str, max_tokens: int) -> Submit:
+    first = ord(request_id)
+    return Submit(
+        request_id=request_id,
+        gateway_id="g",
+        prompt=np.arange(first, first + 40, dtype="<i4").tobytes(),
+        sampling=SamplingParams(max_tokens=max_tokens, seed=1, ignore_eos=True),
+    )
+
+
+def steady_worker() -> SimWorker:
+    shape = steady_shape(0.02, EngineConfig(model=MODEL, max_num_seqs=8))
+    return paced_worker(MODEL, shape, 1.0, (5, 6, 7))
+
+
+def test_every_running_request_gets_one_token_per_steady_step() -> None:
+    worker = steady_worker()
+    worker.submit(submit("a", 2))
+    worker.submit(submit("b", 4))
+    reports = []
+    for _ in range(3):
+        assert worker.begin() == pytest.approx(0.02)
+        reports.append(worker.finish())
+    first, second, third = reports
+    assert [(d.request_id, d.token_ids) for d in first.deltas["g"]] == [("a", [6]), ("b", [6])]
+    assert [d.finish_reason for d in second.deltas["g"]] == ["length", None]
+    assert [(d.request_id, d.token_ids) for d in third.deltas["g"]] == [("b", [5])]
+    worker.abort("b")
+    assert worker.begin() is None
+
+
+def test_prompts_enter_the_prefix_cache() -> None:
+    worker = steady_worker()
+    request = submit("a", 2)
+    worker.submit(request)
+    worker.begin()
+    hashes = block_hashes(request.prompt, 16, root_hash(worker.info.block_hash_salt))
+    assert worker.finish().block_events == [BlockStored(block_hashes=hashes, parent_hash=None)]
+    worker.begin()
+    assert worker.finish().block_events == []
+
+
+def test_who_goes_on_with_an_answer_says_what_the_first_would_have_said() -> None:
+    words = len(prose(MODEL))
+    whole = prose_after(MODEL, 0, words)
+    assert whole.startswith("The ferry")
+    assert prose_after(MODEL, words, words) == whole
+    assert prose_after(MODEL, 0, 5) + prose_after(MODEL, 5, words - 5) == whole
+
+
+async def until_finished(
+    stream: AsyncIterator[bytes], waiting: set[str]
+) -> tuple[dict[str, list[int]], int]:
+    tokens: dict[str, list[int]] = {request_id: [] for request_id in waiting}
+    stored = 0
+    async for payload in stream:
         item = msgspec.msgpack.decode(payload, type=WorkerUpdate)
         stored += sum(len(event.block_hashes) for event in item.block_events)
         for delta in item.deltas:
-            tokens += delta.token_ids
-            cached = max(cached, delta.num_cached_tokens)
-            if delta.finish_reason is not None:
-                return tokens, stored, cached
+            tokens[delta.request_id] += delta.token_ids
+            if delta.finish_reason == "length":
+                waiting.remove(delta.request_id)
+        if not waiting:
+            return tokens, stored
     raise AssertionError("the stream ended")
 
 

@@ -9,7 +9,6 @@ import pytest
 from scipy import stats as scipy_stats
 
 import cluster
-from cluster.bench.routing import figures as routing
 from cluster.bench.stats import (
     bootstrap_interval,
     difference,
@@ -50,7 +49,7 @@ def test_intervals_are_student_s_whatever_the_number_of_values(count: int) -> No
     assert found.value - found.half == pytest.approx(low)
     assert found.value + found.half == pytest.approx(high)
     assert (spread(values).interval_low, spread(values).interval_high) == pytest.approx((low, high))
-    assert routing.spread(values).half == pytest.approx((high - low) / 2.0)
+    assert estimate(values).half == pytest.approx((high - low) / 2.0)
     above = scipy_stats.ttest_1samp(values, 2.0, alternative="greater").pvalue
     assert found.p_above(2.0) == pytest.approx(above)
     assert found.p_below(2.0) == pytest.approx(1.0 - above)
@@ -68,7 +67,7 @@ def test_measured_apart_they_are_welch_s() -> None:
 
 def test_a_single_value_has_no_interval() -> None:
     assert math.isnan(spread([2.0]).interval_low)
-    assert math.isnan(routing.spread([2.0]).half)
+    assert math.isnan(estimate([2.0]).half)
     assert all(math.isnan(end) for end in bootstrap_interval(lambda picks: 1.0, 1))
 
 

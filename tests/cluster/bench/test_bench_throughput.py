@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 
 from cluster.bench.cli import main
-from cluster.bench.gateway.paced import paced_config, script_text
 from cluster.bench.throughput import ThroughputOptions, run_throughput
 from worker.config import EngineConfig
 
@@ -35,13 +34,3 @@ def test_the_cost_of_a_mode_needs_pairs(tiny_chat_model: Path) -> None:
         ThroughputOptions(engine=engine, batch_invariant_cost=True, rounds=4)
     with pytest.raises(ValueError, match="at least 1"):
         run_throughput(ThroughputOptions(engine=engine, num_prompts=0))
-
-
-def test_the_stub_reads_the_models_own_words(tiny_chat_model: Path) -> None:
-    config = paced_config(EngineConfig(model=str(tiny_chat_model), page_size=32), 0.02)
-    assert (config.info.page_size, config.info.max_model_len) == (32, 2048)
-    assert all(0 <= token < config.info.vocab_size for token in config.script)
-    assert script_text(str(tiny_chat_model), 9) == "The ferry"
-    whole = script_text(str(tiny_chat_model), len(config.script))
-    twice = script_text(str(tiny_chat_model), 2 * len(config.script))
-    assert twice == whole * 2

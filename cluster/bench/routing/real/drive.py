@@ -1,18 +1,17 @@
-"""Sends traffic to an endpoint, each request at its time or after the one that it waits for."""
+"""The traffic of `bench router --real` as a load, and what became of its requests."""
 
 from __future__ import annotations
 
-import asyncio
 import json
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import msgspec
 
-from cluster.bench.client import Record, Request, open_session, send
+from cluster.bench.client import Record, Request
+from cluster.bench.load import Load, drive
 from cluster.bench.routing.real.traffic import OUTPUT, Planned
-
-_PATH = "/v1/completions"
+from cluster.bench.serve import COMPLETIONS
 
 
 class Sent(msgspec.Struct, frozen=True):
@@ -26,28 +25,20 @@ class Sent(msgspec.Struct, frozen=True):
     error: str = ""
 
 
-async def drive(base_url: str, workload: str, planned: Sequence[Planned]) -> list[Sent]:
+async def send_all(base_url: str, workload: str, planned: Sequence[Planned]) -> list[Sent]:
     """Sends all and waits for the last stream's end; outcomes in the order of `planned`."""
-    ended = {one.name: asyncio.Event() for one in planned}
-    start = time.perf_counter()
-    async with open_session({}) as session:
-
-        async def one(number: int, plan: Planned) -> Sent:
-            if plan.after:
-                await ended[plan.after].wait()
-                await asyncio.sleep(plan.at)
-            else:
-                await asyncio.sleep(start + plan.at - time.perf_counter())
-            try:
-                record = await send(session, base_url + _PATH, _request(number, plan))
-            finally:
-                ended[plan.name].set()
-            return _sent(workload, plan, record)
-
-        return await asyncio.gather(*(one(n, plan) for n, plan in enumerate(planned)))
+    numbers = {plan.name: number for number, plan in enumerate(planned)}
+    load = Load(
+        url=base_url + COMPLETIONS,
+        headers={},
+        requests=tuple(_request(plan, numbers) for plan in planned),
+        max_concurrency=None,
+    )
+    records = await drive(load, time.perf_counter())
+    return [_sent(workload, *pair) for pair in zip(planned, records, strict=True)]
 
 
-def _request(number: int, plan: Planned) -> Request:
+def _request(plan: Planned, numbers: Mapping[str, int]) -> Request:
     body = {
         "model": "paced",
         "prompt": plan.prompt,
@@ -57,7 +48,14 @@ def _request(number: int, plan: Planned) -> Request:
         "stream": True,
         "stream_options": {"include_usage": True},
     }
-    return Request(index=number, body=json.dumps(body).encode(), prompt_len=0, output_len=OUTPUT)
+    return Request(
+        index=numbers[plan.name],
+        body=json.dumps(body).encode(),
+        prompt_len=0,
+        output_len=OUTPUT,
+        arrival_s=plan.at,
+        after=numbers.get(plan.after),
+    )
 
 
 def _sent(workload: str, plan: Planned, record: Record) -> Sent:

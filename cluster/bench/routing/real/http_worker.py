@@ -12,8 +12,8 @@ import msgspec
 import uvloop
 from aiohttp import web
 
+from cluster.bench.routing.paced import PacedServer
 from cluster.bench.routing.real.options import RealOptions
-from cluster.bench.routing.real.paced import PacedServer
 
 _PROMPT_BYTES = 16 << 20
 

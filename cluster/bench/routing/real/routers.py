@@ -16,9 +16,9 @@ from typing import Any
 import msgspec
 
 from cluster.bench.report import note
+from cluster.bench.routing.paced import run_paced
 from cluster.bench.routing.real.http_worker import HttpWorker
 from cluster.bench.routing.real.options import OWN, RealOptions
-from cluster.bench.routing.real.paced import run_front
 from cluster.config import EndpointConfig, FleetConfig, ModelSpec, ServeConfig
 from cluster.launch import LocalFleet
 from cluster.local_ray import local_ray
@@ -61,9 +61,9 @@ def _rayfleet(options: RealOptions) -> Iterator[str]:
 
     def build(config: ServeConfig) -> Any:
         # Imported here: Ray reads its environment when it is imported.
-        from cluster.bench.paced_group import build_paced
+        from cluster.bench.routing.paced_group import build_paced
 
-        return build_paced(config, partial(run_front, options.shape, options.pace))
+        return build_paced(config, partial(run_paced, options.shape, options.pace))
 
     with LocalFleet(config, report=note, build=build) as fleet:
         yield fleet.base_url

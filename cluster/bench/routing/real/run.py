@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import signal
-import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
@@ -15,12 +12,13 @@ import msgspec
 import numpy as np
 import uvloop
 
+from cluster.bench.processes import measured_by
 from cluster.bench.report import Check, Result, at_least, at_most, checks_json, exactly, note
-from cluster.bench.routing.real.drive import Sent, drive
+from cluster.bench.routing.paced import Vocabulary, load
+from cluster.bench.routing.real.drive import Sent, send_all
 from cluster.bench.routing.real.options import OWN, PEERS, WORKLOADS, RealOptions
-from cluster.bench.routing.real.paced import load
 from cluster.bench.routing.real.routers import missing, start
-from cluster.bench.routing.real.traffic import Vocabulary, workloads
+from cluster.bench.routing.real.traffic import workloads
 from cluster.bench.stats import percentile
 from cluster.bench.turns import take_turns
 from cluster.config import find_demo_model
@@ -148,9 +146,9 @@ def _turn(options: RealOptions) -> Result:
     )
     sent: list[Sent] = []
     with start(options) as base_url:
-        uvloop.run(drive(base_url, "warm-up", warm))
+        uvloop.run(send_all(base_url, "warm-up", warm))
         for name in options.workloads or WORKLOADS:
-            sent += uvloop.run(drive(base_url, name, makers[name](options.first_seed)))
+            sent += uvloop.run(send_all(base_url, name, makers[name](options.first_seed)))
     return {"arm": options.variant, "sent": [msgspec.structs.asdict(one) for one in sent]}
 
 
@@ -174,26 +172,10 @@ def turn_of(options: RealOptions, variant: str, number: int) -> list[Sent]:
 
 
 def _in_process(options: RealOptions, variant: str, number: int) -> list[Sent]:
-    """Ray reads its environment once per process, and the variants need different ones.
-
-    Raises:
-        ValueError: the process failed, or did not end in time.
-    """
     told = replace(options, variant=variant, first_seed=options.first_seed + number, plot="")
     command = [sys.executable, "-m", "cluster.bench", "router", "--real", "--json", *_flags(told)]
-    # A session of its own: what is stopped for taking too long includes the processes it started.
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True)
-    try:
-        output, _ = process.communicate(timeout=_START_S + _TURN_S * options.scale * options.pace)
-    except subprocess.TimeoutExpired:
-        raise ValueError(f"the turn of {variant} did not end") from None
-    finally:
-        if process.poll() is None:
-            os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
-    if not output.strip():
-        raise ValueError(f"the turn of {variant} failed; its error is above")
-    result = msgspec.json.decode(output.splitlines()[-1])
+    timeout_s = _START_S + _TURN_S * options.scale * options.pace
+    result = measured_by(command, f"the turn of {variant}", timeout_s)
     return msgspec.convert(result["sent"], list[Sent])
 
 

@@ -14,8 +14,8 @@ from ray import serve
 from ray.serve.config import RequestRouterConfig
 from ray.serve.handle import DeploymentHandle
 
+from cluster.bench.routing.paced import PacedServer
 from cluster.bench.routing.real.options import RealOptions
-from cluster.bench.routing.real.paced import PacedServer
 
 PREFIX_ROUTER = (
     "ray.llm._internal.serve.routing_policies.prefix_aware.prefix_aware_router:"

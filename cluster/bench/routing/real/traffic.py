@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
-from tokenizers import Tokenizer
+
+from cluster.bench.routing.paced import Vocabulary, Words
 
 OUTPUT = 12
 """Tokens that each request generates."""
-
-Words = NDArray[np.int64]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -26,39 +23,6 @@ class Planned:
     prompt: str
     after: str = ""
     measured: bool = True
-
-
-class Vocabulary:
-    """Words of a tokenizer that are one token each, whatever stands beside them.
-
-    Raises:
-        ValueError: it has too few of them.
-    """
-
-    def __init__(self, tokenizer: Tokenizer) -> None:
-        size = tokenizer.get_vocab_size()
-        texts = {i: str(tokenizer.decode([i])) for i in range(size)}
-        self.ids = [i for i, text in texts.items() if re.fullmatch(r" [a-z]{2,}", text)]
-        self._words = [texts[i] for i in self.ids]
-        if len(self.ids) < 100:
-            raise ValueError("the tokenizer has too few plain words that are one token each")
-
-    def __len__(self) -> int:
-        return len(self.ids)
-
-    @property
-    def answer_id(self) -> int:
-        """What paced workers say, time and again."""
-        return self.ids[0]
-
-    def text(self, words: Words) -> str:
-        """By their places in this vocabulary."""
-        known = self._words
-        return "".join([known[place] for place in words.tolist()])
-
-    def answer(self) -> Words:
-        """What a worker says to any request."""
-        return np.zeros(OUTPUT, np.int64)
 
 
 def workloads(
@@ -112,7 +76,7 @@ def _multi_turn(draw: _Draw, rate: float, workers: int, scale: float) -> Sequenc
             requests.append(
                 Planned(name=f"c{n}.{turn}", at=wait, prompt=draw.text(prompt), after=last)
             )
-            said = draw.vocabulary.answer()
+            said = np.zeros(OUTPUT, np.int64)  # see `paced.Vocabulary.answer_id`
             prompt = np.concatenate([prompt, said, draw.words(draw.between(50, 400))])
     return requests
 

@@ -1,4 +1,4 @@
-"""What `rayfleet bench gateway` measures, and what a variant of it offers."""
+"""What `make check-gateway` measures, and what a variant of it offers."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ VARIANTS: tuple[Variant, ...] = ("rayfleet", "serve-items", "two-hop")
 class GatewayOptions:
     """How many streams at what pace, and which variants."""
 
-    model: str
-    """Folder with a tokenizer and a chat template; default: the demo model."""
+    model: str = ""
+    """Folder with a tokenizer and a chat template; the demo model unless given."""
     streams: tuple[int, ...] = field(default=(1, 8, 32), metadata={"separator": ","})
     """Requests at once, one measurement for each number; the goal is for the last."""
     step_ms: float = 20.0
@@ -53,5 +53,5 @@ class Target:
     endpoint: str
     parts: Mapping[str, tuple[str, ...]]
     """Beginnings of command lines by part, for `CpuMeter`."""
-    text: str | None = None
-    """How every completion begins, where that is known."""
+    says_prose: bool = False
+    """Whether completions are those of a steady worker; see `prose_after`."""

@@ -1,4 +1,4 @@
-"""What the gateway benchmark measures, started on a local Ray cluster and stopped again."""
+"""What `make check-gateway` measures, started on a local Ray cluster and stopped again."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
-from cluster.bench.gateway.options import GatewayOptions, Target
-from cluster.bench.gateway.paced import run_paced, script_text
 from cluster.bench.report import note
+from cluster.bench.routing.paced import run_steady
 from cluster.bench.serve import CHAT, COMPLETIONS
 from cluster.config import EndpointConfig, FleetConfig, ModelSpec, ServeConfig
 from cluster.launch import APPLICATION, LocalFleet
 from cluster.local_ray import local_ray
 from cluster.ports import free_ports
+from tests.support.gateway.options import GatewayOptions, Target
 from worker.config import EngineConfig
 
 _HOST = "127.0.0.1"
@@ -23,7 +23,7 @@ _PROXY = ("ray::ProxyActor", "ray::HAProxyManager", "haproxy")
 
 @contextmanager
 def rayfleet(options: GatewayOptions) -> Iterator[Target]:
-    """The real gateway and worker front behind the proxy, with the paced stub as engine."""
+    """The real gateway and worker front behind the proxy, with a steady worker as engine."""
     config = ServeConfig(
         endpoint=EndpointConfig(host=_HOST, port=free_ports(1)[0]),
         models=(
@@ -37,10 +37,10 @@ def rayfleet(options: GatewayOptions) -> Iterator[Target]:
     )
 
     def build(config: ServeConfig) -> Any:
-        from cluster.bench.paced_group import build_paced
+        from cluster.bench.routing.paced_group import build_paced
 
         sockets = options.variant == "rayfleet"
-        return build_paced(config, partial(run_paced, options.step_ms / 1000.0), sockets=sockets)
+        return build_paced(config, partial(run_steady, options.step_ms / 1000.0), sockets=sockets)
 
     replica = f"ray::ServeReplica:{APPLICATION}:"
     parts = {
@@ -53,7 +53,7 @@ def rayfleet(options: GatewayOptions) -> Iterator[Target]:
             base_url=fleet.base_url,
             endpoint=CHAT,
             parts=parts,
-            text=script_text(options.model, options.output_len),
+            says_prose=True,
         )
 
 
@@ -64,7 +64,7 @@ def two_hop(options: GatewayOptions) -> Iterator[Target]:
     with local_ray():
         from ray import serve
 
-        from cluster.bench.gateway.two_hop import build
+        from tests.support.gateway.two_hop import build
 
         serve.start(http_options={"host": _HOST, "port": port})
         try:

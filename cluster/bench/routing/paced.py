@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import re
 import select
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 
 import msgspec
 import numpy as np
+from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
-from cluster.bench.routing.real.traffic import Vocabulary
 from cluster.bench.routing.worker import SimWorker
 from cluster.bench.routing.workload import FleetShape
 from worker.config import EngineConfig
@@ -21,15 +22,56 @@ from worker.models.config import load_model_config
 from worker.plan.sockets import FrameStream, connect
 from worker.wire.messages import EngineMessage, Submit, SubmitBatch, TokenDelta
 from worker.wire.sampling import SamplingParams
+from worker.wire.step_time import StepCosts
 
 _LOCAL = "local"
 """The gateway id of requests that no gateway of ours sent."""
+Words = NDArray[np.int64]
+"""By their places in a Vocabulary."""
+_PAGES = 1 << 16
+_STEP_TOKENS = 1 << 16
+"""With steady steps no prompt waits for another's."""
+_PROSE = (
+    "The ferry leaves the old harbour at seven, and the baker's cart is already on the quay. "
+    "Three gulls follow it; a fourth sits on the bollard and waits. Nobody has told the ferryman "
+    "that the price of tickets rose by 2.50 on Monday, so he asks for 10 as ever. "
+)
 
 
-def paced_worker(model: str, shape: FleetShape, slowness: float) -> SimWorker:
+class Vocabulary:
+    """Words of a tokenizer that are one token each, whatever stands beside them.
+
+    Raises:
+        ValueError: it has too few of them.
+    """
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        size = tokenizer.get_vocab_size()
+        texts = {i: str(tokenizer.decode([i])) for i in range(size)}
+        self.ids = [i for i, text in texts.items() if re.fullmatch(r" [a-z]{2,}", text)]
+        self._words = [texts[i] for i in self.ids]
+        if len(self.ids) < 100:
+            raise ValueError("the tokenizer has too few plain words that are one token each")
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    @property
+    def answer_id(self) -> int:
+        """What paced workers say, time and again: the word in place 0."""
+        return self.ids[0]
+
+    def text(self, words: Words) -> str:
+        """What they read as."""
+        known = self._words
+        return "".join([known[place] for place in words.tolist()])
+
+
+def paced_worker(
+    model: str, shape: FleetShape, slowness: float, script: Sequence[int]
+) -> SimWorker:
     """A worker with the limits of `shape` and the vocabulary of `model`, a checkpoint's folder."""
-    answer = Vocabulary(load(model)).answer_id
-    worker = SimWorker("paced", shape, slowness, token=answer)
+    worker = SimWorker("paced", shape, slowness, script=script)
     config = load_model_config(model)
     worker.info.model = model
     worker.info.vocab_size = config.vocab_size
@@ -60,9 +102,42 @@ class Pace:
         return self._due
 
 
-def run_front(shape: FleetShape, pace: float, config: EngineConfig, directory: str) -> None:
+def run_paced(shape: FleetShape, slowness: float, config: EngineConfig, directory: str) -> None:
     """Runs a paced worker in place of the engine that `config` describes; see `serve_front`."""
-    serve_front(paced_worker(config.model, shape, pace), directory)
+    script = (Vocabulary(load(config.model)).answer_id,)
+    serve_front(paced_worker(config.model, shape, slowness, script), directory)
+
+
+def run_steady(step_s: float, config: EngineConfig, directory: str) -> None:
+    """Runs a paced worker whose steps all take `step_s`, and whose answers are prose."""
+    shape = steady_shape(step_s, config)
+    serve_front(paced_worker(config.model, shape, 1.0, prose(config.model)), directory)
+
+
+def steady_shape(step_s: float, config: EngineConfig) -> FleetShape:
+    """A worker on which every running request gets a token every `step_s` seconds."""
+    return FleetShape(
+        costs=StepCosts(
+            constant=step_s, prefill_token=0.0, attended=0.0, decode_row=0.0, context_token=0.0
+        ),
+        page_size=config.page_size,
+        num_pages=_PAGES,
+        max_num_seqs=config.max_num_seqs,
+        max_num_batched_tokens=_STEP_TOKENS,
+    )
+
+
+def prose(model: str) -> list[int]:
+    """Token ids of what steady workers say, in the words of `model`, a checkpoint's folder."""
+    ids: list[int] = load(model).encode(_PROSE, add_special_tokens=False).ids
+    return ids
+
+
+def prose_after(model: str, num_prompt: int, num_tokens: int) -> str:
+    """The text of `num_tokens` tokens by a steady worker for `model` after so long a prompt."""
+    ids = prose(model)
+    said = [ids[place % len(ids)] for place in range(num_prompt, num_prompt + num_tokens)]
+    return str(load(model).decode(said))
 
 
 def serve_front(worker: SimWorker, directory: str) -> None:
@@ -114,7 +189,8 @@ class PacedServer:
 
     def __init__(self, model: str, shape: FleetShape, slowness: float) -> None:
         self._tokenizer = load(model)
-        self._worker = paced_worker(model, shape, slowness)
+        script = (Vocabulary(self._tokenizer).answer_id,)
+        self._worker = paced_worker(model, shape, slowness, script)
         self._streams: dict[str, asyncio.Queue[TokenDelta]] = {}
         self._numbers = itertools.count()
         self._wake = asyncio.Event()

@@ -1,14 +1,14 @@
-"""`rayfleet bench gateway`: what it costs to carry a token from a worker's engine to the client.
+"""`make check-gateway`: what it costs to carry a token from a worker's engine to the client.
 
-The real proxy, gateway and worker front run on a local Ray cluster; only the engine is a stub that
-paces tokens. One baseline carries the tokens from worker to gateway in Serve items instead of over
-a socket, the other is a plain two-hop Serve app on Ray's default settings.
+The real proxy, gateway and worker front run on a local Ray cluster; only the engine is paced: its
+scheduler is the real one, and its steps only wait. One baseline carries the tokens from worker to
+gateway in Serve items instead of over a socket, the other is a plain two-hop Serve app on Ray's
+default settings.
 """
 
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 import time
 import urllib.request
@@ -18,12 +18,15 @@ from dataclasses import replace
 from functools import partial
 
 from cluster.bench.datasets import DatasetOptions
-from cluster.bench.gateway.options import GatewayOptions, Target, Variant
-from cluster.bench.processes import CpuMeter
+from cluster.bench.processes import CpuMeter, measured_by
 from cluster.bench.report import Result, at_most, checks_json, exactly, note
+from cluster.bench.routing.paced import prose_after
 from cluster.bench.serve import ServeOptions, run_serve
-from cluster.bench.sse import EventScanner, has_text
+from cluster.bench.sse import EventScanner, has_text, has_usage
 from cluster.bench.turns import take_turns
+from cluster.config import find_demo_model
+from tests.support.gateway.options import GatewayOptions, Target, Variant
+from tests.system.checks import check_main
 
 GOAL_CPU_MS_PER_TOKEN = 0.19
 _SYSTEM = "ray_system"
@@ -35,6 +38,7 @@ _IDLE_S = 3.0
 
 def run_gateway(options: GatewayOptions) -> Result:
     """Measures one variant, or two variants in turn."""
+    options = replace(options, model=options.model or find_demo_model())
     baseline = options.baseline
     if baseline is None and options.rounds == 1:
         return measure(options)
@@ -68,13 +72,13 @@ def measure(options: GatewayOptions) -> Result:
     """
     cells: dict[str, Result] = {}
     with _starter(options)(options) as target:
-        wrong_text = target.text is not None and not _tells(target, options)
+        wrong_text = target.says_prose and not _tells(target, options)
         for streams in options.streams:
             load = _load(options, target, streams)
             run_serve(replace(load, num_prompts=streams, seed=load.seed + 1))
             meter = CpuMeter({**target.parts, _SYSTEM: _SYSTEM_PROCESSES})
             served = run_serve(load)
-            cells[str(streams)] = _cell(served, meter.seconds())
+            cells[str(streams)] = cell_of(served, meter.seconds())
         meter = CpuMeter(target.parts)
         time.sleep(_IDLE_S)
         idle = {name: spent * 1000.0 / _IDLE_S for name, spent in meter.seconds().items()}
@@ -85,7 +89,7 @@ def _starter(
     options: GatewayOptions,
 ) -> Callable[[GatewayOptions], AbstractContextManager[Target]]:
     # Imported here: both import Ray, whose environment has to be prepared before.
-    from cluster.bench.gateway import variants
+    from tests.support.gateway import variants
 
     return variants.two_hop if options.variant == "two-hop" else variants.rayfleet
 
@@ -108,12 +112,12 @@ def _load(options: GatewayOptions, target: Target, streams: int) -> ServeOptions
 
 def _tells(target: Target, options: GatewayOptions) -> bool:
     """Whether a streamed completion reads as the engine meant it: nothing lost, nothing twice."""
-    assert target.text is not None
     body = {
         "messages": [{"role": "user", "content": "Tell me."}],
         "max_tokens": options.output_len,
         "ignore_eos": True,
         "stream": True,
+        "stream_options": {"include_usage": True},
     }
     request = urllib.request.Request(
         target.base_url + target.endpoint,
@@ -123,10 +127,13 @@ def _tells(target: Target, options: GatewayOptions) -> bool:
     with urllib.request.urlopen(request, timeout=600) as response:
         events = EventScanner().feed(response.read())
     deltas = [json.loads(data)["choices"][0]["delta"] for data in events if has_text(data)]
-    return "".join(delta["content"] for delta in deltas) == target.text
+    [usage] = [json.loads(data)["usage"] for data in events if has_usage(data)]
+    meant = prose_after(options.model, usage["prompt_tokens"], options.output_len)
+    return "".join(delta["content"] for delta in deltas) == meant
 
 
-def _cell(served: Result, seconds: dict[str, float]) -> Result:
+def cell_of(served: Result, seconds: dict[str, float]) -> Result:
+    """A load's figures, and CPU time per token of each part that spent `seconds` on it."""
     num_tokens = served["total_output_tokens"]
     if not num_tokens:
         raise ValueError(f"no token came through: {served.get('errors')}")
@@ -180,15 +187,15 @@ def _result(
 
 
 def _in_process(options: GatewayOptions, variant: Variant, number: int) -> Result:
-    """Ray reads its environment once per process, and the variants need different ones."""
-    command = [sys.executable, "-m", "cluster.bench", "gateway", "--json", "--variant", variant]
+    command = [sys.executable, "-m", "tests.system.gateway", "--json", "--variant", variant]
     command += ["--streams", ",".join(map(str, options.streams))]
     for name in ("step_ms", "input_len", "output_len", "requests_per_stream", "model"):
         command += ["--" + name.replace("_", "-"), str(getattr(options, name))]
-    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False)
-    if not done.stdout.strip():
-        raise ValueError(f"the measurement of {variant} failed; its error is above")
-    result: Result = json.loads(done.stdout.splitlines()[-1])
+    result = measured_by(command, f"the measurement of {variant}")
     cells = [f"{cell['cpu_ms_per_token']:.3f}" for cell in result["by_streams"].values()]
     note(f"{variant}, round {number}: {', '.join(cells)} ms CPU per token")
     return result
+
+
+if __name__ == "__main__":
+    sys.exit(check_main(run_gateway, GatewayOptions))
