@@ -54,6 +54,8 @@ class FleetConfig:
     as can be; spread: on as many as there are. Between nodes they talk over TCP."""
     served_model_name: str | None = None
     """Name that clients put into `model`; None takes the last part of the model's path."""
+    served_model_aliases: tuple[str, ...] = field(default=(), metadata={"flag": None})
+    """Further names of the same model, in config files."""
 
     def __post_init__(self) -> None:
         if self.num_workers < 1:
@@ -198,6 +200,7 @@ class ServeConfig:
         routes = tuple(
             ModelRoute(
                 name=m.name,
+                aliases=m.fleet.served_model_aliases,
                 model=m.engine.model,
                 revision=m.engine.revision,
                 routing=m.routing,

@@ -147,6 +147,14 @@ def test_deployment_names_hold_what_serve_takes() -> None:
     assert config.models[0].deployment == "worker-a-b-c"
 
 
+def test_a_model_may_have_further_names() -> None:
+    named = {"model": "x/m", "served_model_aliases": ["m-latest", "gpt"]}
+    [route] = serve_config_from_mapping({"models": [named]}).gateway().models
+    assert (route.name, route.aliases) == ("m", ("m-latest", "gpt"))
+    with pytest.raises(ValueError, match="served twice: gpt"):
+        serve_config_from_mapping({"models": [named, {"model": "gpt"}]})
+
+
 def test_the_admin_key_has_a_variable_and_is_no_api_key(monkeypatch: pytest.MonkeyPatch) -> None:
     models = {"models": [{"model": "org/name"}]}
     assert serve_config_from_mapping(models).gateway().admin_api_keys == ()
