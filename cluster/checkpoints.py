@@ -34,6 +34,9 @@ def with_commits(engine: EngineConfig) -> EngineConfig:
     a branch may move meanwhile, and tokenizer and weights then do not belong together. Where nobody
     here can tell, as on a head without a way to the Hub, each of them finds out for itself.
     """
+    if not all(Path(model).expanduser().is_dir() for model in _models(engine)):
+        # Imported here, as the time is the Hub's: on a busy machine this alone takes long.
+        from huggingface_hub import snapshot_download  # noqa: F401
     try:
         return _in_time(lambda: pinned(engine), PIN_TIMEOUT_S)
     except (ValueError, OSError) as error:
@@ -43,6 +46,10 @@ def with_commits(engine: EngineConfig) -> EngineConfig:
             " ".join(str(error).split()),
         )
         return engine
+
+
+def _models(engine: EngineConfig) -> tuple[str, ...]:
+    return (engine.model, *((engine.speculative_model,) if engine.speculative_model else ()))
 
 
 def refuse_missing_model(model: str, revision: str = "", *, weights: bool = True) -> None:

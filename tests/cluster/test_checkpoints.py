@@ -152,6 +152,23 @@ for revision in ("", "v1"):
         assert told.stdout.split() == ["0" * 40, "v1"], told.stderr
 
 
+def test_a_library_that_takes_long_to_import_is_not_the_hubs_time(tmp_path: Path) -> None:
+    code = """
+import sys, time
+from cluster import checkpoints
+from worker.config import EngineConfig
+class Slow:
+    def find_spec(name, path, target=None):
+        time.sleep(2 * (name == "huggingface_hub"))
+sys.meta_path.insert(0, Slow)
+checkpoints.PIN_TIMEOUT_S = 2
+print(checkpoints.with_commits(EngineConfig(model="org/model")).revision)
+"""
+    cache(tmp_path)
+    told = run(tmp_path, "-c", code, HF_HUB_OFFLINE="1")
+    assert told.stdout.split() == ["0" * 40], told.stderr
+
+
 def test_a_hub_that_refuses_or_says_nothing(tmp_path: Path, refusing: str) -> None:
     lines = serve(tmp_path, MODEL, HF_ENDPOINT=refusing)
     assert "cannot be reached" in lines[0]
