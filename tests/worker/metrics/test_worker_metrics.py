@@ -7,6 +7,7 @@ import math
 import msgspec
 from prometheus_client.parser import text_string_to_metric_families as parse
 
+from tests.support.worker.played_engine import INFO
 from worker.metrics.collector import WorkerCollector, WorkerView
 from worker.metrics.latency import WorkerLatency
 from worker.wire.diffusion import BlockTotals
@@ -14,17 +15,6 @@ from worker.wire.exposition import TEXT, render
 from worker.wire.messages import EngineInfo, LoadSnapshot, StepReport, StepShape, TokenDelta
 from worker.wire.speculation import SpeculationTotals
 from worker.wire.times import FirstTokenTimes, StepTimes
-
-INFO = EngineInfo(
-    model="tiny",
-    max_model_len=64,
-    max_total_tokens=128,
-    vocab_size=32,
-    page_size=4,
-    max_num_seqs=8,
-    eos_token_ids=[2],
-    block_hash_salt="tiny",
-)
 
 
 def samples(info: EngineInfo | None, load: LoadSnapshot) -> dict[str, float]:

@@ -9,21 +9,12 @@ from collections.abc import Iterator
 
 import pytest
 
+from tests.support.worker.played_engine import INFO
 from worker.core.grammar.base import GrammarFault
 from worker.core.grammar.store import GrammarStore
-from worker.wire.messages import EngineInfo, Submit
+from worker.wire.messages import Submit
 from worker.wire.sampling import SamplingParams
 
-INFO = EngineInfo(
-    model="tiny",
-    max_model_len=64,
-    max_total_tokens=128,
-    vocab_size=32,
-    page_size=4,
-    max_num_seqs=8,
-    eos_token_ids=[2],
-    block_hash_salt="tiny",
-)
 SUBMIT = Submit(
     request_id="r", gateway_id="g", prompt=bytes(4), sampling=SamplingParams(), grammar="nowhere"
 )

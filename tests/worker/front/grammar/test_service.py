@@ -12,26 +12,21 @@ import tracemalloc
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
+import msgspec
 import pytest
 
+from tests.support.worker import played_engine
 from worker.core.grammar.base import MAX_MESSAGE_BYTES, GrammarTooHeavy
 from worker.front.grammar import process, service
 from worker.front.grammar.service import GrammarService
-from worker.wire.messages import CompiledGrammar, EngineInfo, Rejection, Submit
+from worker.wire.messages import CompiledGrammar, Rejection, Submit
 from worker.wire.sampling import SamplingParams
 from worker.wire.structured import MAX_GRAMMAR_BYTES, StructuredOutputsParams
 
 pytestmark = pytest.mark.slow
 
-INFO = EngineInfo(
-    model="deploy/models/demo",
-    max_model_len=64,
-    max_total_tokens=128,
-    vocab_size=2560,
-    page_size=4,
-    max_num_seqs=8,
-    eos_token_ids=[2],
-    block_hash_salt="demo",
+INFO = msgspec.structs.replace(
+    played_engine.INFO, model="deploy/models/demo", vocab_size=2560, block_hash_salt="demo"
 )
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
 
