@@ -28,6 +28,8 @@ from worker.wire.sampling import SamplingParams
 
 MANY = 2048
 """Completions that one request may ask for."""
+SOME = 512
+"""So many keep the loop busy for hundreds of turns, too."""
 
 
 def heavy(number: int) -> Submit:
@@ -47,8 +49,8 @@ def payload_of(submits: list[Submit]) -> bytes:
     return msgspec.msgpack.encode(packed(SubmitBatch(submits=submits)))
 
 
-def many(*, is_shared: bool) -> list[Submit]:
-    submits = [heavy(number) for number in range(MANY)]
+def many(count: int = MANY, *, is_shared: bool = False) -> list[Submit]:
+    submits = [heavy(number) for number in range(count)]
     if is_shared:
         for number, one in enumerate(submits):
             one.sampling, one.seed = submits[0].sampling, number
@@ -100,7 +102,7 @@ async def test_others_are_served_in_between(front: WorkerFrontend, engine: Engin
     one, two = Gateway(front, "g0"), Gateway(front, "g1")
     await one.next()
     await two.next()
-    work = asyncio.create_task(front.submit(payload_of(many(is_shared=False))))
+    work = asyncio.create_task(front.submit(payload_of(many(SOME))))
     await asyncio.sleep(0)
     await engine.step({"g1": [delta("x", 5)]})
     other = payload_of([submit("other", "g1")])
@@ -109,7 +111,7 @@ async def test_others_are_served_in_between(front: WorkerFrontend, engine: Engin
     assert isinstance(item, WorkerUpdate)
     assert [d.request_id for d in item.deltas] == ["x"]
     assert not work.done()
-    assert decode_reply(await work).last_ordinal == 1 + MANY
+    assert decode_reply(await work).last_ordinal == 1 + SOME
     await one.close()
     await two.close()
 
@@ -120,7 +122,7 @@ async def test_what_happens_meanwhile_counts(
 ) -> None:
     gateway = Gateway(front, "g0")
     await gateway.next()
-    work = asyncio.create_task(front.submit(payload_of(many(is_shared=False))))
+    work = asyncio.create_task(front.submit(payload_of(many(SOME))))
     await asyncio.sleep(0)
     await asyncio.sleep(0)
     again = None
@@ -136,7 +138,7 @@ async def test_what_happens_meanwhile_counts(
     reply = decode_reply(await work)
     assert isinstance(reply, SubmitReply)
     assert reply.last_ordinal == 0
-    assert [r.status for r in reply.rejections] == [503] * MANY
+    assert [r.status for r in reply.rejections] == [503] * SOME
     if again is not None:
         again.close()
 

@@ -56,6 +56,7 @@ def test_types_tell_what_may_heal(error: Exception, heals: bool) -> None:
     assert may_heal(error) == heals
 
 
+@pytest.mark.slow  # it imports torch
 def test_failures_of_torch_may_heal_but_for_what_is_not_implemented() -> None:
     import torch
     import torch.distributed as dist
