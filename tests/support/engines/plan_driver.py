@@ -33,7 +33,7 @@ class Request:
     logits: list[torch.Tensor] = field(default_factory=list)
     computed: int = 0
     prefix_of: Request | None = None
-    """Whose full prompt pages it starts with."""
+    """Whose full prompt pages it starts with; of a model with one group of layers."""
     pages: list[int] = field(default_factory=list)
 
     @property
@@ -78,9 +78,11 @@ def generate(
             if request.computed == 0:
                 admits.append(_admit(request))
                 _allocate(request, free, runner.config.page_size)
-                # In two writes, as a scheduler that allocates page by page would do.
-                writes.append(PageWrite(request.slot, 0, request.pages[:1]))
-                writes.append(PageWrite(request.slot, 1, request.pages[1:]))
+                for group in range(len(runner._tables.group_tables)):
+                    pages = [free.pop() for _ in request.pages] if group else request.pages
+                    # In two writes, as a scheduler that allocates page by page would do.
+                    writes.append(PageWrite(request.slot, 0, pages[:1], group))
+                    writes.append(PageWrite(request.slot, 1, pages[1:], group))
             shares.append((request, min(chunk, request.total - request.computed)))
         shares.sort(key=lambda share: share[1] > 1)
         rows: list[Row] = [

@@ -35,6 +35,23 @@ def test_apply_writes_rows_and_leaves_others() -> None:
     assert state.page_table.tolist() == [[0, 5, 6], [0, 0, 0], [3, 0, 0], [0, 0, 0]]
 
 
+def test_each_group_of_layers_has_a_page_table() -> None:
+    state = DeviceTables(
+        max_num_seqs=2,
+        max_model_len=10,
+        page_size=4,
+        vocab_size=50,
+        device=torch.device("cpu"),
+        num_groups=2,
+    )
+    writes = [PageWrite(1, 0, [3, 4]), PageWrite(1, 1, [9], 1), PageWrite(0, 2, [7], 1)]
+    state.apply(Plan(1, [admit(1, [5])], writes, []))
+    full, window = (table.tolist() for table in state.group_tables)
+    assert full == [[0, 0, 0], [3, 4, 0], [0, 0, 0]]
+    assert window == [[0, 0, 7], [0, 9, 0], [0, 0, 0]]
+    assert state.max_positions == 12
+
+
 def test_admit_replaces_the_sampling_parameters_of_a_slot() -> None:
     state = tables()
     state.apply(Plan(1, [admit(1, [1])], [], []))

@@ -7,11 +7,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.support.checkpoints.dense import SPECS, write_checkpoint
+from tests.support.checkpoints.dense import SPECS, WINDOWED, write_checkpoint
 from tests.support.engines.plan_driver import Request, generate, make_runner
 
 FULL = "qwen3"
 """Runs with batch-invariant kernels in `make test`, too; the others do in `make check-long`."""
+WINDOWS = "qwen3-windows"
+"""Has three groups of layers; other models with windows run in `make check-long`."""
 
 
 @pytest.mark.parametrize(
@@ -22,6 +24,11 @@ FULL = "qwen3"
             pytest.param(name, True, marks=() if name == FULL else pytest.mark.long)
             for name in SPECS
         ),
+        *(
+            pytest.param(name, False, marks=() if name == WINDOWS else pytest.mark.long)
+            for name in WINDOWED
+        ),
+        pytest.param(WINDOWS, True, marks=pytest.mark.long),
     ],
 )
 def test_logits_equal_transformers(name: str, batch_invariant: bool, tmp_path: Path) -> None:
@@ -29,11 +36,11 @@ def test_logits_equal_transformers(name: str, batch_invariant: bool, tmp_path: P
     runner = make_runner(str(tmp_path), batch_invariant=batch_invariant, cpu_backend="torch")
     assert runner.model.native is None
     # Chunks, mixed steps, and a decode beside a draw with noise.
-    first = Request(prompt=list(range(5, 25)), new_tokens=3)
+    first = Request(prompt=list(range(5, 55 if name in WINDOWED else 25)), new_tokens=3)
     second = Request(
         prompt=[9, 4, 4], slot=2, arrival=1, new_tokens=3, temperature=0.8, top_p=0.9, seed=4
     )
-    generate(runner, [first, second], chunk=12)
+    generate(runner, [first, second], chunk=len(first.prompt) - 8)
     for request in (first, second):
         with torch.inference_mode():
             sequence = torch.tensor([request.prompt + request.tokens[:-1]])
