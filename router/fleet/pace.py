@@ -92,9 +92,8 @@ class FleetPace:
         """Seconds of the last step that its prompts took."""
         if not load.step_shape.prefill_tokens:
             return 0.0
-        shape = load.step_shape
-        decode = self.costs.decode(shape.decode_rows, shape.decode_context)
-        return max(load.step_ms / 1000.0 - decode * self.factor(row), 0.0)
+        decodes = self.costs.decodes(load.step_shape)
+        return max(load.step_ms / 1000.0 - decodes * self.factor(row), 0.0)
 
     def _group(self, now: float) -> int:
         """Makes factors of logarithms: one for each group of about equal workers, so that none is

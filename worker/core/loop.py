@@ -11,7 +11,6 @@ from worker.config import EngineConfig
 from worker.core.engine import EngineCore
 from worker.core.executor import Executor
 from worker.core.executor_factory import create_executor
-from worker.core.step_limits import StepLimits
 from worker.heap import freeze_heap
 from worker.plan.plan import Plan
 from worker.plan.sockets import FrameStream, connect
@@ -73,7 +72,7 @@ class _Loop:
         self, config: EngineConfig, info: EngineInfo, executor: Executor, front: FrameStream
     ) -> None:
         self._core = EngineCore(config, info, executor, time.monotonic, self._launching)
-        self._limits = StepLimits(config.step_timeout_s, self._core.scheduler.forecast)
+        self._timeout_s = config.step_timeout_s
         self._executor = executor
         self._front = front
         self._encoder = msgspec.msgpack.Encoder()
@@ -111,8 +110,9 @@ class _Loop:
 
     def _launching(self, plan: Plan, shape: StepShape) -> None:
         """Lets the front know beforehand where it is to be patient."""
-        seconds = self._limits.of(shape, plan.max_rounds)
-        if seconds > self._limits.timeout_s > 0.0:
+        forecast = self._core.scheduler.forecast
+        seconds = forecast.limit_s(shape, self._timeout_s, plan.max_rounds)
+        if seconds > self._timeout_s > 0.0:
             self._front.send(self._encoder.encode(StepLimit(plan.seq, seconds)))
 
     def _wait(self) -> None:

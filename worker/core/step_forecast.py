@@ -1,4 +1,5 @@
-"""What coming steps will take, by those so far: for deadlines, copies, deferral and watchdog."""
+"""What coming steps will take, by those so far: for deadlines, copies, deferral, drafts and the
+watchdog."""
 
 from __future__ import annotations
 
@@ -10,9 +11,16 @@ _MIN_OBSERVATIONS = 20
 _SOLVED_EVERY = 16, 64
 """Observations after which the coefficients are solved for again, which takes half a millisecond:
 at first, and at most."""
-_DECODES = 16
-"""Of steps without prompts, which are many and alike, one in so many is observed: it costs 15 us,
-and the shortest of them take 100 us. At first all are."""
+_DECODES, _DRAFTS = 16, 4
+"""Of steps without prompts, which are many and alike, one in so many is observed: it costs 10 us,
+and the shortest of them take 100 us. Of those with drafts, which differ, one in fewer. At first all
+are."""
+FACTOR = 20.0
+"""Times what a step should take, after which its ranks count as hung: twice for the model's error,
+ten times for a machine that others use as well."""
+FIRST_FACTOR = 6.0
+"""Times the timeout, for a step unlike any before: kernels that are first needed in it are compiled
+meanwhile, some seconds each and a handful per model, so a minute of the usual ten seconds."""
 
 
 class StepForecast:
@@ -25,14 +33,17 @@ class StepForecast:
     def __init__(self, max_num_batched_tokens: int) -> None:
         self._max_tokens = max_num_batched_tokens
         self._model = StepTimeModel()
-        self._costs: StepCosts = self._model.costs
+        self.costs: StepCosts = self._model.costs
+        """The coefficients of late; at first what is supposed of any engine."""
         self._solve_at = _SOLVED_EVERY[0]
         """Observations at which the coefficients are solved for."""
         self._last = StepShape()
         self._num_sampled = 0
         """Steps with prompts, and one in so many of those without."""
+        self._num_drafting = 0
+        """Steps with drafts; after the first ones each, what drafts cost is solved for."""
         self._most_prompts = self._most_decodes = 0
-        """Prompt tokens, and rows that decode, of any step so far."""
+        """Prompt tokens, and decoding requests with their drafts, of any step so far."""
 
     @property
     def is_ready(self) -> bool:
@@ -40,42 +51,60 @@ class StepForecast:
         return self._model.num_observations >= _MIN_OBSERVATIONS
 
     def observe(self, shape: StepShape, seconds: float) -> None:
-        """Takes the duration of the last step; the same step again is ignored."""
-        if shape.seq == self._last.seq or seconds <= 0.0:
+        """Takes the duration of the last step; the same again, or one of nothing, is ignored."""
+        is_empty = not (shape.prefill_tokens or shape.decode_rows)
+        if shape.seq == self._last.seq or seconds <= 0.0 or is_empty:
             return
         self._last = shape
         self._most_prompts = max(self._most_prompts, shape.prefill_tokens)
-        self._most_decodes = max(self._most_decodes, shape.decode_rows)
-        is_sampled = shape.prefill_tokens > 0 or shape.seq % _DECODES == 0
+        self._most_decodes = max(self._most_decodes, shape.decode_rows + shape.draft_tokens)
+        self._num_drafting += shape.draft_rows > 0
+        is_new = shape.draft_rows > 0 and self._num_drafting <= _MIN_OBSERVATIONS
+        every = _DRAFTS if shape.draft_rows else _DECODES
+        is_sampled = shape.prefill_tokens > 0 or shape.seq % every == 0
         self._num_sampled += is_sampled
-        if self.is_ready and not is_sampled:
+        if self.is_ready and not (is_sampled or is_new):
             return
         self._model.observe(shape, seconds)
         # Here, not where somebody asks: same observations, same predictions.
         count = self._model.num_observations
-        if count >= self._solve_at:
+        if count >= self._solve_at or is_new:
             first, most = _SOLVED_EVERY
             self._solve_at = count + min(max(first, count // 4), most)
-            self._costs = self._model.costs
+            self.costs = self._model.costs
 
     def step_s(self, shape: StepShape) -> float:
         """Seconds for a step; of the first ones, by what is supposed of any engine."""
-        return self._costs.step(shape)
+        return self.costs.step(shape)
 
     def is_unlike_any(self, shape: StepShape) -> bool:
-        """Whether no step so far had so many prompt tokens, or rows that decode.
+        """Whether no step so far had so many prompt tokens, or decoding requests and drafts.
 
         True of the first hundreds of steps, in which kernels may still be compiled.
         """
         if self._num_sampled < _MIN_OBSERVATIONS:
             return True
-        return shape.prefill_tokens > self._most_prompts or shape.decode_rows > self._most_decodes
+        num_decodes = shape.decode_rows + shape.draft_tokens
+        return shape.prefill_tokens > self._most_prompts or num_decodes > self._most_decodes
+
+    def limit_s(self, shape: StepShape, timeout_s: float, num_passes: int = 1) -> float:
+        """Seconds after which a step is overdue.
+
+        Args:
+            shape: what it is to compute.
+            timeout_s: that every step has.
+            num_passes: forward passes that it may take, each of such a shape.
+        """
+        limit = max(timeout_s, FACTOR * num_passes * self.step_s(shape))
+        if self.is_unlike_any(shape):
+            return max(limit, FIRST_FACTOR * timeout_s)
+        return limit
 
     def prefill_s(self, num_tokens: int, num_cached: int) -> float | None:
         """Seconds to compute so many tokens after others; None before that can be told."""
         if not self.is_ready:
             return None
-        return self._costs.prefill(num_tokens, num_cached)
+        return self.costs.prefill(num_tokens, num_cached)
 
     def decode_part(self, num_rows: int, context: int, num_prompt_tokens: int) -> float:
         """Part of a step's time that decodes take beside so many tokens of prompts.
@@ -90,7 +119,7 @@ class StepForecast:
         """
         if not self.is_ready:
             return 0.0
-        costs = self._costs
+        costs = self.costs
         decodes = costs.decode_row * num_rows + costs.context_token * context
         if decodes <= costs.constant:
             return 0.0
@@ -103,7 +132,6 @@ class StepForecast:
         """
         if not self.is_ready:
             return 0.0
-        costs = self._costs
-        decodes = costs.decode(self._last.decode_rows, self._last.decode_context)
-        room = max(self._max_tokens - self._last.decode_rows, 1)
-        return costs.prefill(num_tokens) + -(-num_tokens // room) * decodes
+        costs, last = self.costs, self._last
+        room = max(self._max_tokens - last.decode_rows - last.draft_tokens, 1)
+        return costs.prefill(num_tokens) + -(-num_tokens // room) * costs.decodes(last)

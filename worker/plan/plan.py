@@ -267,8 +267,6 @@ class StepResult(msgspec.Struct, array_like=True, frozen=True):
     """Per speculative row: the number of its drafts."""
     drawn: list[int] | None = None
     """Per speculative row: the number of its tokens in `token_ids`."""
-    draft_ms: float = 0.0
-    """Time the rank spent on drafting; part of `compute_ms`."""
     blocks: list[BlockOutcome] | None = None
     """One per BlockRow: `token_ids` are those of all blocks that are done, one after another."""
     num_forwards: int = 1

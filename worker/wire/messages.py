@@ -240,6 +240,12 @@ class StepShape(msgspec.Struct, array_like=True, frozen=True):
     """Requests that decoded."""
     decode_context: int = 0
     """Positions that these attended to, over all rows."""
+    draft_rows: int = 0
+    """Those of them that were allowed to draft."""
+    draft_tokens: int = 0
+    """Drafts that were verified."""
+    draft_starts: int = 0
+    """Requests among them that did so for the first time."""
 
 
 class LoadSnapshot(msgspec.Struct, array_like=True):
@@ -373,7 +379,7 @@ class StepLimit(msgspec.Struct, array_like=True, tag="limit"):
     seq: int
     """Of the Plan."""
     seconds: float
-    """Without a report, after which the step counts as hung; see worker.core.step_limits."""
+    """Without a report, after which the step counts as hung; see worker.core.step_forecast."""
 
 
 EngineMessage = EngineInfo | StepReport | StepLimit

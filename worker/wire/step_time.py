@@ -1,22 +1,28 @@
 """How long an engine step takes: a linear model of what is in it, fitted to what workers report.
 
     seconds = constant + a·prefill + b·attended + c·rows + d·context
+              + e·drafting rows + f·drafts + g·first drafting rows
 
 with the prompt tokens of the step, the pairs of positions that their attention looks at, the
-requests that decode, and the positions that those look at. Every coefficient is at least zero.
+requests that decode, the positions that those look at, and of speculation the rows that draft, the
+drafts that are verified, and the rows whose proposer meets their request for the first time. Every
+coefficient is at least zero.
 """
 
 from __future__ import annotations
 
+from operator import mul
+
 import msgspec
+import numpy as np
 
 from worker.wire.messages import StepShape
 
-_SCALES = (1.0, 1e3, 1e6, 1e1, 1e5)
-"""Typical sizes of the five terms: the fit works on numbers near one."""
-_PRIOR_S = (2e-3, 1e-1, 2e-2, 5e-4, 1e-3)
-"""Seconds for a term of its typical size, until reports say better."""
-_NUM_TERMS = len(_SCALES)
+_SCALES = np.array((1.0, 1e3, 1e6, 1e1, 1e5, 1e1, 1e1, 1.0))
+"""Typical sizes of the terms: the fit works on numbers near one."""
+_PRIOR_S = np.array((2e-3, 1e-1, 2e-2, 5e-4, 1e-3, 2e-4, 5e-4, 1e-4))
+"""Seconds for a term of its typical size, until reports say better. To draft is to look at some
+text, to verify a draft what a row takes."""
 _FORGETTING = 0.995
 """Weight that an observation keeps with each later one: about 200 count."""
 _PRIOR_WEIGHT = 1e-3
@@ -35,15 +41,28 @@ class StepCosts(msgspec.Struct, frozen=True, kw_only=True):
     decode_row: float
     context_token: float
     """Per position that a decoding request attends to."""
+    draft_row: float = 0.0
+    """Per decoding request that drafts: its first guess is searched for or computed."""
+    draft_token: float = 0.0
+    """Per draft: it is made and verified."""
+    draft_start: float = 0.0
+    """Per request that drafts for the first time: its proposer reads what it has so far."""
 
     def step(self, shape: StepShape) -> float:
         """Seconds of one step."""
         return (
-            self.constant
-            + self.prefill_token * shape.prefill_tokens
+            self.prefill_token * shape.prefill_tokens
             + self.attended * shape.prefill_attended
-            + self.decode_row * shape.decode_rows
-            + self.context_token * shape.decode_context
+            + self.decodes(shape)
+        )
+
+    def decodes(self, shape: StepShape) -> float:
+        """Seconds of a step without its prompts."""
+        return (
+            self.decode(shape.decode_rows, shape.decode_context)
+            + self.draft_row * shape.draft_rows
+            + self.draft_token * shape.draft_tokens
+            + self.draft_start * shape.draft_starts
         )
 
     def prefill(self, num_tokens: float, num_cached: float = 0.0) -> float:
@@ -66,12 +85,11 @@ class StepTimeModel:
     they are asked for, by coordinate descent from the last ones.
     """
 
-    def __init__(self, prior: tuple[float, ...] = _PRIOR_S) -> None:
+    def __init__(self) -> None:
         self.num_observations = 0
-        self._gram = [[0.0] * _NUM_TERMS for _ in range(_NUM_TERMS)]
-        self._moment = [0.0] * _NUM_TERMS
-        self._prior = prior
-        self._solution = list(prior)
+        self._gram = np.zeros((len(_SCALES), len(_SCALES)))
+        self._moment = np.zeros(len(_SCALES))
+        self._solution: list[float] = _PRIOR_S.tolist()
         self._stale = False
 
     @property
@@ -80,56 +98,33 @@ class StepTimeModel:
         if self._stale:
             self._solve()
             self._stale = False
-        constant, token, attended, row, context = (
-            value / scale for value, scale in zip(self._solution, _SCALES, strict=True)
-        )
-        return StepCosts(
-            constant=constant,
-            prefill_token=token,
-            attended=attended,
-            decode_row=row,
-            context_token=context,
-        )
+        names = StepCosts.__struct_fields__
+        return StepCosts(**dict(zip(names, (self._solution / _SCALES).tolist(), strict=True)))
 
     def observe(self, shape: StepShape, seconds: float) -> None:
         """Takes one step's duration."""
-        terms = _terms(shape)
-        # The square of a relative error: a step that was held up counts next to nothing.
-        weight = 1.0 / max(seconds, _SHORTEST_S) ** 2
+        # Relative errors: a step that was held up counts next to nothing.
+        terms = np.array(msgspec.structs.astuple(shape), float)
+        terms[0] = 1.0  # instead of the step's number: the constant
+        terms /= _SCALES * max(seconds, _SHORTEST_S)
         self.num_observations += 1
-        for row, moment_term in zip(self._gram, terms, strict=True):
-            factor = weight * moment_term
-            for place, term in enumerate(terms):
-                row[place] = _FORGETTING * row[place] + factor * term
-        self._moment = [
-            _FORGETTING * moment + weight * term * seconds
-            for moment, term in zip(self._moment, terms, strict=True)
-        ]
+        self._gram = _FORGETTING * self._gram + np.outer(terms, terms)
+        self._moment = _FORGETTING * self._moment + terms * (seconds / max(seconds, _SHORTEST_S))
         self._stale = True
 
     def _solve(self, sweeps: int = 30) -> None:
         """Minimises the weighted squares plus the prior's, with no coefficient below zero."""
-        solution = self._solution
+        solution, prior = self._solution, _PRIOR_S.tolist()
+        # Relative to the prior, as the observations are to their durations.
+        ridge = _PRIOR_WEIGHT / _PRIOR_S**2
+        gram = (self._gram + np.diag(ridge)).tolist()
+        target = (self._moment + ridge * _PRIOR_S).tolist()
         for _ in range(sweeps):
             change = 0.0
-            for place, row in enumerate(self._gram):
-                # Relative to the prior, as the observations are to their durations.
-                ridge = _PRIOR_WEIGHT / self._prior[place] ** 2
-                others = sum(c * g for c, g in zip(solution, row, strict=True))
-                others -= solution[place] * row[place]
-                best = self._moment[place] - others + ridge * self._prior[place]
-                best = max(0.0, best / (row[place] + ridge))
-                change = max(change, abs(best - solution[place]) / self._prior[place])
+            for place, row in enumerate(gram):
+                rest = target[place] - sum(map(mul, row, solution))
+                best = max(0.0, solution[place] + rest / row[place])
+                change = max(change, abs(best - solution[place]) / prior[place])
                 solution[place] = best
             if change < 1e-4:
                 return
-
-
-def _terms(shape: StepShape) -> tuple[float, ...]:
-    return (
-        1.0,
-        shape.prefill_tokens / _SCALES[1],
-        shape.prefill_attended / _SCALES[2],
-        shape.decode_rows / _SCALES[3],
-        shape.decode_context / _SCALES[4],
-    )

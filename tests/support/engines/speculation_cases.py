@@ -9,16 +9,13 @@ from collections import deque
 from collections.abc import Sequence
 from typing import Any
 
-import msgspec
-
 from tests.support.engines.engine_driver import Engine, Outcome
 from tests.support.paths import MODELS
 from worker.core.request import Request
-from worker.core.scheduler.step import StepInFlight
 from worker.core.speculation.gate import SpeculationGate
-from worker.plan.plan import StepResult
 from worker.wire.sampling import SamplingParams
 from worker.wire.slo import Slo
+from worker.wire.step_time import StepCosts
 from worker.wire.structured import StructuredOutputsParams
 from worker.wire.tokenizer import load_tokenizer
 
@@ -58,11 +55,23 @@ class RandomGate(SpeculationGate):
 
 
 class TimedGate(SpeculationGate):
-    """Is told times in which drafts pay: real ones might keep it shut on a busy machine."""
+    """Is told costs with which drafts pay: real ones might keep it shut on a busy machine."""
 
-    def observe(self, step: StepInFlight, result: StepResult) -> None:
-        told = 1.0 + 0.02 * len(step.rows) + 0.01 * sum(result.drafted or ())
-        super().observe(step, msgspec.structs.replace(result, compute_ms=told, draft_ms=0.01))
+    costs = StepCosts(
+        constant=1e-3,
+        prefill_token=1e-5,
+        attended=0.0,
+        decode_row=2e-5,
+        context_token=0.0,
+        draft_row=1e-5,
+        draft_token=1e-5,
+    )
+
+    def begin(
+        self, num_running: int, num_decodes: int, now: float, costs: StepCosts | None
+    ) -> float:
+        told = None if costs is None else self.costs
+        return super().begin(num_running, num_decodes, now, told)
 
 
 class SpeculatingEngine(Engine):
@@ -71,8 +80,9 @@ class SpeculatingEngine(Engine):
     def __init__(self, *, at_random: bool = False, **options: Any) -> None:
         super().__init__(MODEL, batch_invariant=True, max_model_len=1024, **options)
         gate = self.core.scheduler.steps.speculation
-        if gate is not None and (at_random or gate.config.adaptive):
-            own = RandomGate(gate.config) if at_random else TimedGate(gate.config)
+        if gate is not None and (at_random or gate.config.speculative_adaptive):
+            kind = RandomGate if at_random else TimedGate
+            own = kind(gate.config, stops_itself=gate.stops_itself)
             self.core.scheduler.steps.speculation = own
 
     @property

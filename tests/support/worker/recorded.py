@@ -55,7 +55,7 @@ class Recording:
         again = Scheduler(
             recorded.config,
             lambda: next(readings),
-            None if gate is None else SpeculationGate(gate.config),
+            None if gate is None else SpeculationGate(gate.config, stops_itself=gate.stops_itself),
         )
         num_steps = 0
         for number, call in enumerate(self.calls):

@@ -7,9 +7,9 @@ import os
 import signal
 import subprocess
 import sys
+from functools import partial
 
 from worker.core.step_forecast import StepForecast
-from worker.core.step_limits import StepLimits
 from worker.front.rank_processes import Glance, RankProcesses
 from worker.front.watchdog import StepWatchdog
 from worker.wire.messages import LoadSnapshot, StepLimit, StepReport, StepShape
@@ -128,17 +128,17 @@ def shape(seq: int, prefill: int = 0, rows: int = 0) -> StepShape:
 
 def test_limits_follow_the_predicted_time() -> None:
     forecast = StepForecast(1024)
-    limits = StepLimits(10.0, forecast)
-    assert limits.of(shape(1, rows=1)) == 60.0, "kernels may be compiled in the first steps"
+    limit_s = partial(forecast.limit_s, timeout_s=10.0)
+    assert limit_s(shape(1, rows=1)) == 60.0, "kernels may be compiled in the first steps"
     for seq in range(1, 400):
         prompt = seq % 2
         for _ in range(2):  # told again where nothing new was computed
             forecast.observe(shape(seq, 1000 * prompt, 8), 2.0 if prompt else 0.001)
-    assert limits.of(shape(400, rows=8)) == 10.0
-    assert 35.0 < limits.of(shape(401, 1000, 8)) < 45.0
-    assert 70.0 < limits.of(shape(402, 1000, 8), num_passes=2) < 90.0
-    assert limits.of(shape(403, rows=9)) == 60.0, "none had so many rows"
-    assert limits.of(shape(404, 1001, 8)) >= 60.0
+    assert limit_s(shape(400, rows=8)) == 10.0
+    assert 35.0 < limit_s(shape(401, 1000, 8)) < 45.0
+    assert 70.0 < limit_s(shape(402, 1000, 8), num_passes=2) < 90.0
+    assert limit_s(shape(403, rows=9)) == 60.0, "none had so many rows"
+    assert limit_s(shape(404, 1001, 8)) >= 60.0
 
 
 async def test_processes_are_seen_and_ended_as_they_are() -> None:

@@ -55,6 +55,41 @@ def test_a_term_that_costs_nothing_gets_no_negative_cost() -> None:
     assert costs.prefill_token == pytest.approx(5e-5, rel=0.15)
 
 
+@pytest.mark.parametrize("draft_token", [2e-5, 1e-4])
+def test_costs_of_drafts_are_found_though_steps_are_held_up(draft_token: float) -> None:
+    truth = StepCosts(
+        constant=5e-4,
+        prefill_token=1e-5,
+        attended=0.0,
+        decode_row=1e-4,
+        context_token=0.0,
+        draft_row=2e-4,
+        draft_token=draft_token,
+        draft_start=3e-4,
+    )
+    draw = random.Random(1)
+    model = StepTimeModel()
+    costs = model.costs
+    for seq in range(600):
+        rows = draw.choice((4, 30, 32, 34))
+        drafting = draw.randrange(rows + 1)
+        shape = StepShape(
+            seq,
+            prefill_tokens=draw.choice((0, 0, 40)),
+            decode_rows=rows,
+            draft_rows=drafting,
+            draft_tokens=sum(draw.randrange(9) for _ in range(drafting)),
+            draft_starts=draw.randrange(drafting // 8 + 1),
+        )
+        held_up = 3e-2 if seq % 50 == 49 else 0.0
+        model.observe(shape, truth.step(shape) * draw.gauss(1.0, 0.02) + held_up)
+        costs = model.costs if seq % 16 == 0 else costs  # each time from the last ones
+    assert costs.draft_token == pytest.approx(draft_token, abs=1e-5)
+    assert costs.draft_row == pytest.approx(2e-4, rel=0.2)
+    assert costs.draft_start == pytest.approx(3e-4, rel=0.25)
+    assert costs.decode_row == pytest.approx(1e-4, rel=0.1), "that rows vary counts for no draft"
+
+
 def test_outliers_move_little_and_a_change_of_speed_moves_all() -> None:
     model = fitted(TRUTH)
     draw = random.Random(2)

@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+import msgspec
+
 from worker.core.cache.host import Copies
 from worker.core.cache.lease import Lease
 from worker.core.request import Request
@@ -78,9 +80,11 @@ class StepInFlight:
         """What its average forward pass computed, and in how many milliseconds.
 
         Only running blocks take more than one; after the first, nothing else is computed. Windows
-        stood where their requests stand now.
+        stood where their requests stand now. To be asked before requests take the result.
         """
         num_passes = result.num_forwards
+        if result.drafted is not None:
+            return self._drafted_shape(result.drafted, result.drawn or []), result.compute_ms
         if result.blocks is None or not num_passes:
             return self.shape, result.compute_ms
         first, first_attended = self.shape.prefill_tokens, self.shape.prefill_attended
@@ -100,6 +104,20 @@ class StepInFlight:
             prefill_attended=(first_attended + (num_passes - 1) * attended) // num_passes,
         )
         return shape, result.compute_ms / num_passes
+
+    def _drafted_shape(self, drafted: Sequence[int], drawn: Sequence[int]) -> StepShape:
+        """What was computed of the draft rows: nothing behind the end of a request, and no more
+        drafts than there were."""
+        rows = [one for one in self.rows if isinstance(one.row, DraftRow)]
+        ran = [one for one, count in zip(rows, drawn, strict=True) if count]
+        records = [one.request.speculation for one in ran if one.row.num_draws > 1]
+        return msgspec.structs.replace(
+            self.shape,
+            decode_rows=self.shape.decode_rows - len(rows) + len(ran),
+            draft_rows=len(records),
+            draft_tokens=sum(drafted),
+            draft_starts=sum(record is None or not record.has_drafted for record in records),
+        )
 
     def masked_rows(self) -> list[tuple[str, int] | None]:
         """Whose the Plan's masked rows are, by id and attempt; None where that is stale."""
@@ -133,7 +151,7 @@ class StepBuilder:
         """Draft rows, and windows of blocks."""
         self._chunks: list[InFlightRow] = []
         self._num_draft_tokens = 0
-        """Positions of draft rows, at most."""
+        """Drafts of draft rows, at most."""
         self.max_rounds = 1
         """See Plan."""
         self.accepts: list[Accept] = []
@@ -206,8 +224,8 @@ class StepBuilder:
         self._any_masked |= request.grammar is not None
         lease.fence = self.seq
         self.num_tokens += 1 + num_drafts
-        self._num_draft_tokens += 1 + num_drafts
-        self._num_context += (1 + num_drafts) * (start + 1)
+        self._num_draft_tokens += num_drafts
+        self._num_context += start + 1
         row = DraftRow(lease.slot, start, end - start, num_drafts)
         self._speculative.append(InFlightRow(row, request, lease))
 
@@ -244,18 +262,20 @@ class StepBuilder:
 
     def in_flight(self) -> StepInFlight:
         """What to remember until the result is in."""
-        # A draft costs what a row does.
-        num_decodes = len(self._decodes) + self._num_draft_tokens
+        speculative = [one for one in self._speculative if isinstance(one.row, DraftRow)]
+        num_decodes = len(self._decodes) + len(speculative)
         return StepInFlight(
             seq=self.seq,
             rows=self._rows(),
             num_tokens=self.num_tokens,
             shape=StepShape(
                 seq=self.seq,
-                prefill_tokens=self.num_tokens - num_decodes,
+                prefill_tokens=self.num_tokens - num_decodes - self._num_draft_tokens,
                 prefill_attended=self._num_attended,
                 decode_rows=num_decodes,
                 decode_context=self._num_context,
+                draft_rows=sum(one.row.num_draws > 1 for one in speculative),
+                draft_tokens=self._num_draft_tokens,
             ),
             has_chunks=bool(self._chunks),
             is_guided=self._any_masked,

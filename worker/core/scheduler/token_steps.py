@@ -60,7 +60,9 @@ class TokenSteps:
         prompts = [member for member in members if member[1] > 1]
         num_decodes = sum(pending == 1 for _, pending in members)
         if self.speculation is not None:
-            builder.draft_threshold = self.speculation.begin(len(members), num_decodes, now)
+            forecast = self._state.forecast
+            costs = forecast.costs if forecast.is_ready else None
+            builder.draft_threshold = self.speculation.begin(len(members), num_decodes, now, costs)
         oldest = self._state.queue.oldest()
         enters = oldest is not None and self._admission.can_admit(oldest.level)
         deferrable = self._deferral.candidates(
@@ -111,7 +113,7 @@ class TokenSteps:
         if result.logprobs is not None or result.prompt_logprobs is not None:
             _take_logprobs(step, result, counts)
         if self.speculation is not None:
-            self.speculation.observe(step, result)
+            self.speculation.observe(step, result, counts, self._state.stats.step_shape)
         any_finished = False
         next_token = 0
         for one, count in zip(step.rows, counts, strict=True):

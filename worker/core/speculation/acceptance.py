@@ -1,22 +1,22 @@
-"""What became of drafts: of one request's, and of all requests'."""
+"""What became of drafts: of one request's, and of all requests' in batches of one size."""
 
 from __future__ import annotations
 
 import math
 
-_KEEP = 0.95
-"""Weight that a row keeps with each later one: about twenty count, since how many drafts are right
-in one varies much."""
-_PRIOR_TRIALS = 8.0
-"""Drafts that the expected rate counts for, always: a request's own are few."""
-_FIRST_LOOKS = 2.0
-"""Rows that the expected gain counts for."""
-_FIRST_WAIT, _LONGEST_WAIT = 4, 512
-_LEARNT_STEP, _RARE_STEP = 0.02, 0.1
-"""Weight of the newest row in the gain of all requests; of one that stands for many."""
-_FIRST_GAIN = 0.5
-_ERROR = 0.15
-"""Standard error of the common gain: a row's standard deviation times this."""
+from worker.wire.messages import StepShape
+from worker.wire.step_time import StepCosts
+
+REQUEST_ROWS = 20.0
+"""Rows of one request that count: how many drafts are right in one varies much."""
+COMMON_ROWS, RARE_ROWS = 50.0, 10.0
+"""Rows of all requests that count; those of a kind of which most were not tried stand for more."""
+PRIOR_DRAFTS, PRIOR_ROWS = 8.0, 2.0
+"""Drafts that an expected rate counts for, about one row's, and rows that an expected gain does."""
+FIRST_GAIN = 0.5
+"""Tokens that a row is expected to gain before any was tried: enough to try."""
+FIRST_WAIT, LONGEST_WAIT = 4, 512
+"""Steps before a request whose drafts were wrong tries again: at first, and at most."""
 
 
 class CommonGain:
@@ -25,20 +25,44 @@ class CommonGain:
     __slots__ = ("mean", "variance")
 
     def __init__(self) -> None:
-        self.mean = _FIRST_GAIN
+        self.mean = FIRST_GAIN
         self.variance = 1.0
 
     def observe(self, gain: float, *, is_rare: bool) -> None:
-        """Takes one row's; `is_rare` where most rows like it were not tried."""
-        step = _RARE_STEP if is_rare else _LEARNT_STEP
+        """Takes one row's gain; `is_rare` where most rows like it were not tried."""
+        weight = 1.0 / (RARE_ROWS if is_rare else COMMON_ROWS)
         difference = gain - self.mean
-        self.mean += step * difference
-        self.variance += step * (difference**2 - self.variance)
+        self.mean += weight * difference
+        self.variance += weight * (difference**2 - self.variance)
 
     @property
-    def sure(self) -> float:
-        """The mean by about a standard error less: above zero it is hardly luck."""
-        return self.mean - _ERROR * math.sqrt(self.variance)
+    def lower(self) -> float:
+        """The mean less about a standard error: above zero it is hardly chance."""
+        return self.mean - math.sqrt(self.variance / COMMON_ROWS)
+
+
+class BatchRecord:
+    """Follows what steps of about one number of decoding requests yield."""
+
+    __slots__ = ("_seconds", "_tokens", "gain", "num_with_drafts")
+
+    def __init__(self) -> None:
+        self.gain = CommonGain()
+        self.num_with_drafts = 0
+        """Steps since one that had a row without drafts."""
+        self._tokens = self._seconds = 0.0
+
+    def observe(self, num_tokens: int, seconds: float) -> None:
+        """Takes one step: its tokens, and what it should have taken without prompts."""
+        keep = 1.0 - 1.0 / COMMON_ROWS
+        self._tokens = keep * self._tokens + num_tokens
+        self._seconds = keep * self._seconds + seconds
+
+    def tokens_per_s(self, costs: StepCosts, num_rows: int) -> float:
+        """Of steps as they are; of so many rows without drafts where there were none yet."""
+        if self._seconds:
+            return self._tokens / self._seconds
+        return num_rows / max(costs.step(StepShape(decode_rows=num_rows)), 1e-9)
 
 
 class RequestRecord:
@@ -51,18 +75,18 @@ class RequestRecord:
     """
 
     __slots__ = (
-        *("_accepted", "_gained", "_looks", "_silent_since", "_squared", "_trials", "_wait"),
-        *("_expected_rate", "has_looked", "is_trying"),
+        *("_accepted", "_gained", "_idle_since", "_rows", "_squared", "_trials", "_wait"),
+        *("_expected_rate", "has_drafted", "is_trying"),
     )
 
     def __init__(self, rate: float, common: CommonGain, step: int) -> None:
         self._accepted = self._trials = 0.0
-        self._gained = self._squared = self._looks = 0.0
+        self._gained = self._squared = self._rows = 0.0
         self._expected_rate = rate
         self._expect(rate, common)
-        self._wait = _FIRST_WAIT
-        self._silent_since = step
-        self.has_looked = False
+        self._wait = FIRST_WAIT
+        self._idle_since = step
+        self.has_drafted = False
         """Whether it was ever allowed to draft."""
         self.is_trying = False
         """Whether it drafts against what is expected, to see."""
@@ -70,28 +94,28 @@ class RequestRecord:
     @property
     def rate(self) -> float:
         """The probability that a draft is accepted, given that all before it in the row were."""
-        accepted = self._accepted + _PRIOR_TRIALS * self._expected_rate
-        return accepted / (self._trials + _PRIOR_TRIALS)
+        accepted = self._accepted + PRIOR_DRAFTS * self._expected_rate
+        return accepted / (self._trials + PRIOR_DRAFTS)
 
     @property
     def gain(self) -> float:
         """Tokens that a row gains where it may draft, beyond what that costs."""
-        return self._gained / self._looks
+        return self._gained / self._rows
 
     @property
-    def most_gain(self) -> float:
-        """The same by one standard error more: below zero it is hardly bad luck."""
+    def upper_gain(self) -> float:
+        """The gain by one standard error more: below zero it is hardly chance."""
         return self.gain + self._error
 
     @property
-    def sure_gain(self) -> float:
-        """The same by one standard error less: a lucky row does not make it."""
+    def lower_gain(self) -> float:
+        """The gain by one standard error less: one row with many accepted drafts is not enough."""
         return self.gain - self._error
 
     @property
     def _error(self) -> float:
-        variance = max(0.0, self._squared / self._looks - self.gain**2)
-        return math.sqrt(variance / self._looks)
+        variance = max(0.0, self._squared / self._rows - self.gain**2)
+        return math.sqrt(variance / self._rows)
 
     def observe(self, num_drafts: int, num_accepted: int, gain: float, step: int) -> None:
         """Takes the outcome of one row that was allowed to draft.
@@ -102,31 +126,37 @@ class RequestRecord:
             gain: tokens that came of them less those that their time would have yielded.
             step: number of the present one.
         """
-        self._silent_since = step
-        self.has_looked = True
+        keep = 1.0 - 1.0 / REQUEST_ROWS
+        self._idle_since = step
+        self.has_drafted = True
         self.is_trying = False
-        self._gained = self._gained * _KEEP + gain
-        self._squared = self._squared * _KEEP + gain**2
-        self._looks = self._looks * _KEEP + 1.0
+        self._gained = self._gained * keep + gain
+        self._squared = self._squared * keep + gain**2
+        self._rows = self._rows * keep + 1.0
         if num_drafts:
-            self._accepted = self._accepted * _KEEP + num_accepted
-            self._trials = self._trials * _KEEP + num_accepted + (num_accepted < num_drafts)
+            self._accepted = self._accepted * keep + num_accepted
+            self._trials = self._trials * keep + num_accepted + (num_accepted < num_drafts)
         if num_accepted:
-            self._wait = _FIRST_WAIT
+            self._wait = FIRST_WAIT
 
     def is_due(self, step: int) -> bool:
-        """Whether it has been silent for so long that it is time to try again."""
-        return step - self._silent_since >= self._wait
+        """Whether it has drafted nothing for so long that it is time to try again."""
+        return step - self._idle_since >= self._wait
 
     def try_again(self, rate: float, common: CommonGain, step: int) -> None:
         """Starts afresh. The wait doubles with each attempt until a draft is accepted."""
-        self._silent_since = step
-        self._wait = min(2 * self._wait, _LONGEST_WAIT)
+        self._idle_since = step
+        self._wait = min(2 * self._wait, LONGEST_WAIT)
         self._expect(rate, common)
         self.is_trying = True
 
     def _expect(self, rate: float, common: CommonGain) -> None:
         self._expected_rate = rate
         self._accepted = self._trials = 0.0
-        self._gained, self._looks = common.mean * _FIRST_LOOKS, _FIRST_LOOKS
-        self._squared = (common.variance + common.mean**2) * _FIRST_LOOKS
+        self._gained, self._rows = common.mean * PRIOR_ROWS, PRIOR_ROWS
+        self._squared = (common.variance + common.mean**2) * PRIOR_ROWS
+
+
+def size_class(num_rows: int) -> int:
+    """Numbers up to 8 stand for themselves, larger ones in groups that differ by a fifth."""
+    return num_rows if num_rows <= 8 else 8 + round(4 * math.log2(num_rows / 8))

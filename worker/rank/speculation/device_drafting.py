@@ -71,7 +71,6 @@ class DeviceDrafter(Drafter):
             row_of=range(len(rows)),
             drafts=(),
             placed=(),
-            draft_ms=0.0,
             placement=placement,
         )
 

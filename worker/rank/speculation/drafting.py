@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 
@@ -35,8 +34,6 @@ class DraftedStep:
     """By row of the Plan as it came that floats; empty where there was nothing to compute."""
     placed: Sequence[int]
     """Which of those have a row here, ascending."""
-    draft_ms: float
-    """Time it took."""
     placement: Placement | None = None
     """Where the places are known on the device alone: `plan` then has the longest rows."""
 
@@ -91,7 +88,6 @@ class SettledDraws:
     drawn: list[int]
     row_of: Sequence[int]
     """As in DraftedStep."""
-    draft_ms: float
 
     def fetch(self, slot: StepSlot) -> SettledDraws:
         """The same on the host, where it is."""
@@ -110,7 +106,6 @@ class SettledDraws:
             prompt_logprobs=prompts,
             drafted=self.drafted,
             drawn=self.drawn,
-            draft_ms=self.draft_ms,
         )
 
 
@@ -142,7 +137,7 @@ class UnsettledDraws:
                 drafted.append(max(0, row.length - 1 - offset))
             draw += row.num_draws
         settled = SettledDraws(
-            kept=kept, drafted=drafted, drawn=counts, row_of=range(len(self.rows)), draft_ms=0.0
+            kept=kept, drafted=drafted, drawn=counts, row_of=range(len(self.rows))
         )
         return settled.of(result)
 
@@ -171,7 +166,6 @@ class Drafter:
         self._admit(plan)
         if not any(isinstance(row, DraftRow) for row in plan.rows):
             return None
-        started = time.perf_counter()
         if self._tables.token_pool.device.type == "cpu":
             # Drafts may reach into pages that this very Plan writes.
             self._tables.apply(plan)
@@ -201,7 +195,6 @@ class Drafter:
             row_of=row_of,
             drafts=drafts,
             placed=floating,
-            draft_ms=(time.perf_counter() - started) * 1e3,
         )
 
     def settle(
@@ -254,7 +247,6 @@ class Drafter:
             drafted=[len(draft) for draft in step.drafts],
             drawn=drawn,
             row_of=step.row_of,
-            draft_ms=step.draft_ms,
         )
 
     def _advance(self, slot: int, newest: int, tokens: Sequence[int]) -> None:

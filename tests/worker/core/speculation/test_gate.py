@@ -1,47 +1,17 @@
-"""The gate: what it learns of costs, and that requests fall silent and come back."""
+"""The gate: its limits, and that requests stop drafting and come back."""
 
 from __future__ import annotations
 
-import random
-
 import pytest
 
+from worker.config import EngineConfig
 from worker.core.request import Request
 from worker.core.speculation.acceptance import CommonGain, RequestRecord
-from worker.core.speculation.config import GateConfig
-from worker.core.speculation.costs import DraftingTimes, StepCost, StepCosts
 from worker.core.speculation.gate import SpeculationGate
 from worker.wire.messages import Submit
 from worker.wire.sampling import SamplingParams
 from worker.wire.slo import Slo
 from worker.wire.speculation import Decision
-
-
-@pytest.mark.parametrize("draft_ms", [0.02, 0.1])
-def test_costs_are_fitted_by_size_of_batch_though_steps_are_held_up(draft_ms: float) -> None:
-    rng = random.Random(1)
-    costs = StepCosts()
-    assert costs.rates(4) is None
-    for number in range(600):
-        looks = rng.randrange(0, 5)
-        drafts = sum(rng.randrange(0, 9) for _ in range(looks))
-        prompts = rng.choice((0, 0, 40))
-        step_ms = 1.0 + 0.2 * looks + draft_ms * drafts + 0.01 * prompts
-        step_ms += 30.0 if number % 50 == 49 else 0.0
-        costs.observe(StepCost(4, looks, drafts, prompts, 4 + drafts // 2, step_ms))
-        size = rng.choice((30, 32, 34))
-        looks = size // 2
-        step_ms = 0.25 * size + 0.1 * looks + 0.2 * drafts
-        costs.observe(StepCost(size, looks, drafts, 0, size, step_ms))
-    rates = costs.rates(4)
-    assert rates is not None
-    assert rates.draft_ms == pytest.approx(draft_ms, abs=0.03)
-    assert rates.look_ms == pytest.approx(0.2, abs=0.1)
-    assert rates.tokens_per_ms == pytest.approx(8 / (1.4 + 8 * draft_ms), rel=0.25)
-    assert costs.rates(5) == rates, "a size that was not seen is like the one next to it"
-    large = costs.rates(32)
-    assert large is not None
-    assert large.draft_ms == pytest.approx(0.2, abs=0.03), "that rows vary counts for no draft"
 
 
 def test_a_request_whose_drafts_are_wrong_falls_silent_and_tries_again_ever_later() -> None:
@@ -112,9 +82,11 @@ def make_request(priority: int = 4, slo: Slo | None = None) -> Request:
 def test_each_limit_keeps_drafts_out(
     now: float, num_running: int, request_: Request, decision: Decision
 ) -> None:
-    limits = GateConfig(num_speculative_tokens=4, max_num_seqs=10, adaptive=False)
-    gate = SpeculationGate(limits)
-    gate.begin(num_running, num_running, now)
+    config = EngineConfig(
+        model="any", num_speculative_tokens=4, max_num_seqs=10, speculative_adaptive=False
+    )
+    gate = SpeculationGate(config, stops_itself=True)
+    gate.begin(num_running, num_running, now, None)
     drafts = gate.is_open and gate.num_drafts(request_) > 0
     assert drafts == (decision is Decision.DRAFT)
     assert decisions(gate) == {decision: 1 if gate.is_open else num_running}
@@ -126,15 +98,3 @@ def test_a_later_token_is_due_as_if_tokens_came_evenly() -> None:
     request.times.first_token_s = 10.2
     request.token_ids.extend((5, 6, 7))
     assert request.due_s == pytest.approx(10.5)
-
-
-def test_looks_take_a_time_of_their_own_and_first_ones_another() -> None:
-    times = DraftingTimes()
-    for number in range(400):
-        num_new = number % 3 == 0
-        times.observe(1, 1, num_new, 0.1 + 0.3 * num_new)
-        times.observe(32, 20, 0, 0.4)
-    times.observe(1, 1, 0, 30.0)
-    assert times.look_ms(1) == pytest.approx(0.1, rel=0.15)
-    assert times.look_ms(32) == pytest.approx(0.02, rel=0.05)
-    assert times.start_ms == pytest.approx(0.3, rel=0.15)

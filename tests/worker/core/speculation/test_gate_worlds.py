@@ -10,11 +10,12 @@ from dataclasses import dataclass, field
 
 import pytest
 
+from worker.config import EngineConfig
 from worker.core.cache.lease import Lease
 from worker.core.request import Request
 from worker.core.scheduler.step import InFlightRow, StepInFlight
-from worker.core.speculation.config import GateConfig
 from worker.core.speculation.gate import SpeculationGate
+from worker.core.step_forecast import StepForecast
 from worker.plan.plan import DraftRow, PlannedRow, Row, StepResult
 from worker.wire.messages import StepShape, Submit
 from worker.wire.sampling import SamplingParams
@@ -44,6 +45,7 @@ class World:
     num_tokens: int = 0
     num_steps: int = 0
     num_drafts: int = 0
+    forecast: StepForecast = field(default_factory=lambda: StepForecast(1024))
     ids: itertools.count[int] = field(default_factory=itertools.count)
     requests: list[Request] = field(default_factory=list)
     left: dict[str, int] = field(default_factory=dict)
@@ -61,7 +63,8 @@ class World:
             request = make_request(str(next(self.ids)))
             self.left[request.request_id] = self.length
             self.requests.append(request)
-        threshold = 0.0 if gate is None else gate.begin(self.running, self.running, 0.0)
+        costs = self.forecast.costs if self.forecast.is_ready else None
+        threshold = 0.0 if gate is None else gate.begin(self.running, self.running, 0.0, costs)
         is_open = gate is not None and gate.is_open
         allowed = [gate.num_drafts(request) if is_open else 0 for request in self.requests]
         drafted, drawn, draft_ms = [], [], 0.0
@@ -72,7 +75,7 @@ class World:
             drafted.append(num_drafts)
             drawn.append(num_right + 1)
             if most:
-                is_first = request.speculation is None or not request.speculation.has_looked
+                is_first = request.speculation is None or not request.speculation.has_drafted
                 draft_ms += self.look_ms + is_first * self.start_ms
         step_ms = self.base_ms + self.row_ms * self.running + self.draft_ms * sum(drafted)
         step_ms = (step_ms + draft_ms) * self.rng.lognormvariate(0.0, 0.1)
@@ -86,20 +89,23 @@ class World:
                 for request, most in zip(self.requests, allowed, strict=True)
             ]
             drafting = [place for place, most in enumerate(allowed) if most]
-            gate.observe(
-                in_flight(rows),
-                StepResult(
-                    seq=1,
-                    token_ids=[5] * sum(drawn),
-                    compute_ms=step_ms,
-                    drafted=[drafted[place] for place in drafting] or None,
-                    drawn=[drawn[place] for place in drafting] or None,
-                    draft_ms=draft_ms,
-                ),
+            result = StepResult(
+                seq=self.num_steps,
+                token_ids=[5] * sum(drawn),
+                compute_ms=step_ms,
+                drafted=[drafted[place] for place in drafting] or None,
+                drawn=[drawn[place] for place in drafting] or None,
             )
+            self.tell(gate, in_flight(self.num_steps, rows), result)
         for request, count in zip(self.requests, drawn, strict=True):
             self.left[request.request_id] -= count
         self.requests = [one for one in self.requests if self.left[one.request_id] > 0]
+
+    def tell(self, gate: SpeculationGate, step: StepInFlight, result: StepResult) -> None:
+        """As the scheduler does."""
+        shape, elapsed_ms = step.measured(result)
+        self.forecast.observe(shape, elapsed_ms / 1e3)
+        gate.observe(step, result, step.counts(result), shape)
 
     def draft(self, most: int, threshold: float) -> tuple[int, int]:
         """Drafts of one row, and how many of them are right."""
@@ -118,11 +124,11 @@ def row(num_drafts: int) -> Row:
     return DraftRow(0, 0, 1, num_drafts) if num_drafts else PlannedRow(0, 0, 1, True)
 
 
-def in_flight(rows: list[InFlightRow]) -> StepInFlight:
-    # Speculative rows come behind the others, and count for their drafts.
+def in_flight(seq: int, rows: list[InFlightRow]) -> StepInFlight:
+    # Speculative rows come behind the others.
     rows = sorted(rows, key=lambda one: isinstance(one.row, DraftRow))
-    shape = StepShape(decode_rows=sum(one.row.num_draws for one in rows))
-    return StepInFlight(seq=1, rows=rows, num_tokens=len(rows), shape=shape, has_chunks=False)
+    shape = StepShape(seq, decode_rows=len(rows))
+    return StepInFlight(seq=seq, rows=rows, num_tokens=len(rows), shape=shape, has_chunks=False)
 
 
 def make_request(request_id: str) -> Request:
@@ -136,11 +142,10 @@ def make_request(request_id: str) -> Request:
 
 
 def make_gate(*, most: int = MOST, adaptive: bool = True, stops: bool = True) -> SpeculationGate:
-    return SpeculationGate(
-        GateConfig(
-            num_speculative_tokens=most, max_num_seqs=999, adaptive=adaptive, stops_itself=stops
-        )
+    config = EngineConfig(
+        model="any", num_speculative_tokens=most, max_num_seqs=999, speculative_adaptive=adaptive
     )
+    return SpeculationGate(config, stops_itself=stops)
 
 
 def often(rng: random.Random, now_ms: float) -> float:
@@ -216,20 +221,25 @@ def test_what_large_batches_lose_does_not_silence_small_ones() -> None:
     costly = World(often, running=32, row_ms=0.1, draft_ms=0.1, look_ms=0.1)
     costly.run(gate, 20000)
     assert costly.num_drafts < 0.1 * costly.num_tokens
-    small = World(often)
+    small = World(often, forecast=costly.forecast, num_steps=costly.num_steps)
     assert small.run(gate, 1000) > 1.4 * World(often).run(None, 1000)
 
 
 def test_a_row_behind_the_end_of_its_request_tells_nothing_of_costs() -> None:
-    gates = [make_gate(), make_gate()]
-    for gate in gates:
-        World(often).run(gate, 300)
+    gates, worlds = [make_gate(), make_gate()], [World(often), World(often)]
+    for gate, world in zip(gates, worlds, strict=True):
+        world.run(gate, 300)
     request = make_request("ended")
     for _ in range(50):
         one = InFlightRow(row(MOST), request, LEASE)
-        result = StepResult(seq=1, token_ids=[], compute_ms=0.02, drafted=[0], drawn=[0])
-        gates[0].observe(in_flight([one]), result)
-    thresholds = [gate.begin(1, 1, 0.0) for gate in gates]
+        worlds[0].num_steps += 1
+        seq = worlds[0].num_steps
+        result = StepResult(seq=seq, token_ids=[], compute_ms=0.02, drafted=[0], drawn=[0])
+        worlds[0].tell(gates[0], in_flight(seq, [one]), result)
+    thresholds = [
+        gate.begin(1, 1, 0.0, world.forecast.costs)
+        for gate, world in zip(gates, worlds, strict=True)
+    ]
     assert thresholds[0] == thresholds[1]
     assert gates[0].totals.num_decode_rows == gates[1].totals.num_decode_rows
 
