@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Literal, get_args
 
-from worker.wire.admission import AdmissionOptions, AdmissionPolicyName, SchedulePolicy, flag
+from worker.wire.admission import IN_SCHEDULER_CONFIG, AdmissionOptions, option_name
 from worker.wire.diffusion import DllmAlgorithm, DllmFeature
 from worker.wire.host_cache import HostCachePolicy
 from worker.wire.hub import at_revision, commit_of
@@ -18,14 +18,66 @@ DType = Literal["auto", "float32", "bfloat16", "float16"]
 LoadFormat = Literal["auto", "dummy"]
 SpeculativeMethod = Literal["none", "ngram", "draft"]
 
-# Metadata of options that have no flag of their own but are in a JSON object; see cluster.cli.
-_SCHEDULER = {"within": "--scheduler-config"}
 _SPECULATIVE = {"within": "--speculative-config"}
 _DLLM = {"within": "--dllm-config"}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class EngineConfig:
+class SchedulingOptions(AdmissionOptions):
+    """The options that the scheduler reads, too; `SchedulerConfig` has what is loaded beside them.
+
+    Raises:
+        ValueError: a value is out of range; the message names the flag, or its field.
+    """
+
+    max_num_seqs: int = 64
+    """Most requests in the running set."""
+    max_num_batched_tokens: int = 1024
+    """Token budget of one step; longer prompts are computed in chunks."""
+    enable_chunked_prefill: bool = True
+    """Compute prompts in parts beside other work. Without, a prompt goes into one step, and one
+    that is longer than --prefill-max-tokens into a step of its own; only what is longer than
+    --max-num-batched-tokens is computed in parts."""
+    preempt_priority_gap: int = 3
+    """A waiting request takes the place of a running one if its priority is higher by this much; 0
+    for never."""
+    deadline_margin_ms: float = field(default=50.0, metadata=IN_SCHEDULER_CONFIG)
+    """A waiting request gains two levels of priority so long before the last moment at which it
+    can meet its SLO. Nothing is drafted for one whose next token is due within so long: a step with
+    drafts takes longer, whatever becomes of them."""
+    max_queued_requests: int = 4096
+    """Requests that may wait at a worker; further ones get 429 unless they are more urgent. 0 for
+    any number."""
+    max_queued_tokens: int = 0
+    """Tokens that the waiting requests may have together; 0 for any number."""
+    enable_prefix_caching: bool = True
+    """Keep finished prefixes and reuse them."""
+    host_cache_policy: HostCachePolicy = "auto"
+    """When pages come back from host memory: auto, where the copy is quicker than computing them,
+    by the times of late; or always."""
+
+    def __post_init__(self) -> None:
+        AdmissionOptions.__post_init__(self)
+        for name in ("max_num_seqs", "max_num_batched_tokens"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{option_name(self, name)} must be at least 1")
+        if not 0 <= self.preempt_priority_gap <= 9:
+            raise ValueError(
+                f"--preempt-priority-gap must be in [0, 9], got {self.preempt_priority_gap}"
+            )
+        for name in ("deadline_margin_ms", "max_queued_requests", "max_queued_tokens"):
+            if (value := getattr(self, name)) < 0:
+                raise ValueError(f"{option_name(self, name)} must not be negative, got {value}")
+
+    @property
+    def admission(self) -> AdmissionOptions:
+        """The rules of admission to begin with."""
+        names = [option.name for option in fields(AdmissionOptions)]
+        return AdmissionOptions(**{name: getattr(self, name) for name in names})
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EngineConfig(SchedulingOptions):
     """What one tensor-parallel worker group loads and how large its steps and caches are."""
 
     model: str
@@ -41,65 +93,15 @@ class EngineConfig:
     """auto is bfloat16 on CUDA and float32 on CPU."""
     max_model_len: int | None = None
     """Most tokens of prompt plus completion; None takes the model's own maximum."""
-    max_num_seqs: int = 64
-    """Most requests in the running set."""
-    max_num_batched_tokens: int = 1024
-    """Token budget of one step; longer prompts are computed in chunks."""
-    enable_chunked_prefill: bool = True
-    """Compute prompts in parts beside other work. Without, a prompt goes into one step, and one
-    that is longer than --prefill-max-tokens into a step of its own; only what is longer than
-    --max-num-batched-tokens is computed in parts."""
-    schedule_policy: SchedulePolicy = "fcfs"
-    """Order of equally urgent requests: fcfs; or lpm, longest cached prefix first, which is fcfs
-    where more than 128 wait."""
-    prefill_admission_policy: AdmissionPolicyName = "fifo"
-    """Which of the waiting requests a step takes. fifo: from the head of the queue, while they fit;
-    pack: the cheapest first, counted in uncached prompt tokens."""
-    prefill_admission_lookahead: int = field(default=64, metadata=_SCHEDULER)
-    """Waiting requests that pack and lpm look at."""
-    prefill_force_fifo_every: int = field(default=0, metadata=_SCHEDULER)
-    """Under pack every so many admission rounds are fifo; 0 for none. In any case nobody is passed
-    over for ever."""
-    prefill_max_tokens: int = 0
-    """Most prompt tokens of one step; 0 for what --max-num-batched-tokens leaves."""
-    prefill_max_batch_size: int = field(default=0, metadata=_SCHEDULER)
-    """Most requests admitted in one step; 0 for any number."""
-    max_prefill_share: float = field(default=0.5, metadata=_SCHEDULER)
-    """Part of a step's prompt tokens that one prompt may take while others want some, 1 for all."""
-    prefill_first_steps: int = field(default=0, metadata=_SCHEDULER)
-    """Most steps in a row that leave out decodes which are no more urgent than the prompts that
-    wait, while these would fill such a step by themselves: first tokens come sooner, others later.
-    0 keeps all decodes in every step."""
-    urgent_first_steps: int = field(default=4, metadata=_SCHEDULER)
-    """Most steps in a row that leave out decodes which a prompt outranks by --preempt-priority-gap,
-    where these would take an eighth of such a step or more, of its tokens or, as steps of late
-    tell, of its time. 0 keeps all decodes in every step."""
-    preempt_priority_gap: int = 3
-    """A waiting request takes the place of a running one if its priority is higher by this much; 0
-    for never."""
-    deadline_margin_ms: float = field(default=50.0, metadata=_SCHEDULER)
-    """A waiting request gains two levels of priority so long before the last moment at which it
-    can meet its SLO. Nothing is drafted for one whose next token is due within so long: a step with
-    drafts takes longer, whatever becomes of them."""
-    max_queued_requests: int = 4096
-    """Requests that may wait at a worker; further ones get 429 unless they are more urgent. 0 for
-    any number."""
-    max_queued_tokens: int = 0
-    """Tokens that the waiting requests may have together; 0 for any number."""
     page_size: int = 16
     """Tokens per KV-cache page, and per block of the prefix cache."""
     kv_cache_tokens: int | None = None
     """Size of the KV cache in tokens; None sizes it from memory."""
     gpu_memory_utilization: float = 0.9
     """Fraction of device memory for weights, activations and KV cache (CUDA)."""
-    enable_prefix_caching: bool = True
-    """Keep finished prefixes and reuse them."""
     host_cache_gib: float = 0.0
     """Host memory, in GiB and for all ranks of a worker together, where pages go that leave the
     prefix cache; 0 for none. They come back by copy instead of being computed again."""
-    host_cache_policy: HostCachePolicy = "auto"
-    """When pages come back from host memory: auto, where the copy is quicker than computing them,
-    by the times of late; or always."""
     batch_invariant: bool = False
     """Bitwise the same output whatever else runs, at a cost in speed."""
     attention_backend: AttentionBackendName = "auto"
@@ -165,15 +167,13 @@ class EngineConfig:
     computes only keys and values)."""
 
     def __post_init__(self) -> None:
+        SchedulingOptions.__post_init__(self)
         self._check_speculation()
+        self._check_diffusion()
         if self.tensor_parallel_size < 1:
             raise ValueError("--tensor-parallel-size must be at least 1")
         if self.page_size < 1 or self.page_size & (self.page_size - 1):
             raise ValueError(f"--page-size must be a power of two, got {self.page_size}")
-        if self.max_num_seqs < 1:
-            raise ValueError("--max-num-seqs must be at least 1")
-        if self.max_num_batched_tokens < 1:
-            raise ValueError("--max-num-batched-tokens must be at least 1")
         if self.max_model_len is not None and self.max_model_len < 2:
             raise ValueError("--max-model-len must be at least 2")
         if self.kv_cache_tokens is not None and self.kv_cache_tokens < self.page_size:
@@ -182,8 +182,6 @@ class EngineConfig:
             )
         if not 0.0 < self.gpu_memory_utilization <= 1.0:
             raise ValueError("--gpu-memory-utilization must be in (0, 1]")
-        if self.host_cache_gib < 0.0:
-            raise ValueError(f"--host-cache-gib must not be negative, got {self.host_cache_gib}")
         if self.host_cache_gib and not self.enable_prefix_caching:
             raise ValueError(
                 "--host-cache-gib extends the prefix cache: leave out --no-enable-prefix-caching"
@@ -195,29 +193,11 @@ class EngineConfig:
             )
         if self.overlap_depth not in (0, 1):
             raise ValueError(f"--overlap-depth must be 0 or 1, got {self.overlap_depth}")
-        if unknown := [name for name in self.dllm_disable if name not in get_args(DllmFeature)]:
-            raise ValueError(
-                f"--dllm-disable {unknown[0]}: choose from {', '.join(get_args(DllmFeature))}"
-            )
-        if self.dllm_threshold is not None and not 0.0 <= self.dllm_threshold <= 1.0:
-            raise ValueError(f"--dllm-threshold must be in [0, 1], got {self.dllm_threshold}")
-        if self.cpu_threads < 0:
-            raise ValueError("--cpu-threads must not be negative")
         if any(size < 1 for size in self.cudagraph_capture_sizes):
             raise ValueError("--cudagraph-capture-sizes must be numbers of at least 1")
-        if not 0 <= self.preempt_priority_gap <= 9:
-            raise ValueError(
-                f"--preempt-priority-gap must be in [0, 9], got {self.preempt_priority_gap}"
-            )
-        for name in (
-            "deadline_margin_ms",
-            "max_queued_requests",
-            "max_queued_tokens",
-            "step_timeout_s",
-        ):
-            if getattr(self, name) < 0:
-                raise ValueError(f"{flag(name)} must not be negative, got {getattr(self, name)}")
-        _ = self.admission  # refuses what is out of range
+        for name in ("cpu_threads", "host_cache_gib", "step_timeout_s"):
+            if (value := getattr(self, name)) < 0:
+                raise ValueError(f"{option_name(self, name)} must not be negative, got {value}")
 
     @property
     def checkpoint(self) -> str:
@@ -229,24 +209,31 @@ class EngineConfig:
         """The same of the draft model."""
         return at_revision(self.speculative_model, self.speculative_revision)
 
-    @property
-    def admission(self) -> AdmissionOptions:
-        """The rules of admission to begin with."""
-        names = AdmissionOptions.__struct_fields__
-        return AdmissionOptions(**{name: getattr(self, name) for name in names})
-
     def _check_speculation(self) -> None:
         if (self.speculative_method == "draft") != bool(self.speculative_model):
             raise ValueError("--speculative-method draft and --speculative-model go together")
         if self.speculative_revision and not self.speculative_model:
-            raise ValueError("--speculative-revision is of a --speculative-model: give it, too")
+            raise ValueError(
+                f"{option_name(self, 'speculative_revision')} is of a --speculative-model: give "
+                "it, too"
+            )
         if self.num_speculative_tokens < 1:
             raise ValueError(
                 "--num-speculative-tokens must be at least 1; --speculative-method none drafts "
                 "nothing"
             )
         if self.speculative_max_utilization < 0.0:
-            raise ValueError("--speculative-max-utilization must not be negative")
+            name = option_name(self, "speculative_max_utilization")
+            raise ValueError(f"{name} must not be negative, got {self.speculative_max_utilization}")
+
+    def _check_diffusion(self) -> None:
+        features = get_args(DllmFeature)
+        if unknown := [name for name in self.dllm_disable if name not in features]:
+            name = option_name(self, "dllm_disable")
+            raise ValueError(f"{name}: no {unknown[0]}, choose from {', '.join(features)}")
+        if self.dllm_threshold is not None and not 0.0 <= self.dllm_threshold <= 1.0:
+            name = option_name(self, "dllm_threshold")
+            raise ValueError(f"{name} must be in [0, 1], got {self.dllm_threshold}")
 
     @property
     def dllm_features(self) -> tuple[str, ...]:

@@ -22,7 +22,9 @@ def add_options(
     cls: type,
     exclude: Collection[str] = (),
 ) -> None:
-    """Adds a flag for each field of the dataclass `cls`. Flags not given leave no trace.
+    """Adds a flag for each field of the dataclass `cls`, its own before those that it inherits.
+
+    Flags not given leave no trace.
 
     Metadata of a field may say `flag`, its name where it is another one (None for no flag),
     `aliases`, further names, `within`, the flag whose JSON object holds it besides others that few
@@ -34,6 +36,7 @@ def add_options(
     shown = [
         f for f in fields(cls) if f.name not in exclude and f.metadata.get("flag", "") is not None
     ]
+    shown.sort(key=lambda f: f.name not in cls.__annotations__)
     for field in shown:
         if "within" in field.metadata:
             continue

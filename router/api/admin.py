@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-import msgspec
+import dataclasses
+
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
@@ -13,7 +14,7 @@ from router.api.protocol import json_object
 from router.errors import ApiError, bad_request
 from router.gateway import Gateway
 from router.keys import KeyRing, KeyUse
-from worker.wire.admission import AdmissionChange
+from worker.wire.admission import AdmissionChange, AdmissionOptions
 
 
 class AdminRoutes:
@@ -33,7 +34,7 @@ class AdminRoutes:
         """GET /admin/admission?model=NAME: what was changed by hand. Raises ApiError."""
         self._let_in(request)
         model = self._gateway.model(request.query_params.get("model"))
-        return JSONResponse({"model": model.route.name, **model.admission.change.given()})
+        return JSONResponse({"model": model.route.name, **model.admission.change.given})
 
     async def set_admission(self, request: Request) -> Response:
         """POST /admin/admission: `model`, and new values of the options of admission.
@@ -49,14 +50,14 @@ class AdminRoutes:
             raise bad_request("model must be a string", "model")
         model = self._gateway.model(name)
         try:
-            change = msgspec.convert(fields, AdmissionChange)
+            change = AdmissionChange(fields)
         except (ValueError, OverflowError) as error:
             raise bad_request(str(error)) from error
-        if not change.given():
-            known = ", ".join(AdmissionChange.__struct_fields__)
+        if not change.given:
+            known = ", ".join(option.name for option in dataclasses.fields(AdmissionOptions))
             raise bad_request(f"nothing to change: give one of {known}")
         workers = await model.admission.set(change)
-        return JSONResponse({"model": model.route.name, **change.given(), "workers": workers})
+        return JSONResponse({"model": model.route.name, **change.given, "workers": workers})
 
     def _let_in(self, request: Request) -> None:
         """Raises ApiError for a request without an admin key; 403 where there are no such keys."""

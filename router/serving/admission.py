@@ -62,7 +62,7 @@ class AdmissionRules:
             ApiError: 503, the change cannot be kept; no worker has been notified.
         """
         encode = msgspec.msgpack.encode
-        values = {name: encode(value) for name, value in change.given().items()}
+        values = {name: encode(value) for name, value in change.given.items()}
         async with self._lock:
             if self._store is not None:
                 try:
@@ -108,7 +108,7 @@ class AdmissionRules:
                 # What another release has left there is not for this one.
                 with contextlib.suppress(ValueError):
                     rule = {name: msgspec.msgpack.decode(value)}
-                    known = known.then(msgspec.convert(rule, AdmissionChange))
-            before, self.change = self.change.given(), known
-            if news := {n: v for n, v in known.given().items() if before.get(n) != v}:
-                self._notify(msgspec.convert(news, AdmissionChange))
+                    known = known.then(AdmissionChange(rule))
+            before, self.change = self.change.given, known
+            if news := {n: v for n, v in known.given.items() if before.get(n) != v}:
+                self._notify(AdmissionChange(news))

@@ -152,7 +152,7 @@ class ServedModel:
         self.refused_grammars.clear()
         # It may have left while the stream was being opened, when the fleet did not know it yet.
         self.fleet.set_draining(worker_id, self._channels[worker_id].leaving)
-        if self.admission.change.given():
+        if self.admission.change.given:
             self._channels[worker_id].set_admission(self.admission.change)
         if self._log_file is not None:
             self._log_file.worker(self.fleet.worker(worker_id))

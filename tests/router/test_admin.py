@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from router.api.app import create_app
 from router.config import GatewayConfig
 from router.gateway import Gateway
 from router.serving import admission as admission_module
-from worker.wire.admission import AdmissionChange
+from worker.wire.admission import AdmissionChange, AdmissionOptions
 
 USERS = ("alpha", "beta")
 ADMIN = "omega"
@@ -41,7 +42,7 @@ class Store:
 
 
 def told(worker: Any) -> list[dict[str, Any]]:
-    return [batch.admission.given() for batch in worker.batches if batch.admission]
+    return [batch.admission.given for batch in worker.batches if batch.admission]
 
 
 def told_nothing(rig: Any) -> bool:
@@ -71,12 +72,15 @@ async def test_rules_go_to_every_worker_and_to_those_that_come_later(rig):
     ("body", "complaint"),
     [
         ({"prefill_admission_policy": "best"}, "prefill_admission_policy"),
-        ({"prefill_admission_lookahead": 0}, "--prefill-admission-lookahead"),
+        ({"prefill_admission_lookahead": 0}, "prefill_admission_lookahead in --scheduler-config"),
         ({"lookahead": 3}, "lookahead"),
         ({"prefill_max_tokens": 2**31}, "--prefill-max-tokens must be in [0, 2147483647]"),
         ({"prefill_max_tokens": 2**64}, "--prefill-max-tokens must be in [0, 2147483647]"),
-        ({"prefill_first_steps": 10**300}, "--prefill-first-steps must be in"),
-        ({"max_prefill_share": 1e-320}, "--max-prefill-share must be in [0.001, 1]"),
+        ({"prefill_first_steps": 10**300}, "prefill_first_steps in --scheduler-config must be in"),
+        (
+            {"max_prefill_share": 1e-320},
+            "max_prefill_share in --scheduler-config must be in [0.001",
+        ),
         ({}, "nothing to change"),
         ([], "object"),
         ({"model": 5}, "model"),
@@ -91,7 +95,7 @@ async def test_wrong_rules_are_a_400_and_reach_nobody(rig, body, complaint):
 
 
 @pytest.mark.parametrize(
-    "field", [n for n in AdmissionChange.__struct_fields__ if "policy" not in n]
+    "field", [o.name for o in fields(AdmissionOptions) if "policy" not in o.name]
 )
 async def test_no_number_keeps_requests_from_the_workers(rig, field):
     """Whatever is taken can be sent, and what is not leaves nothing behind."""
@@ -105,7 +109,7 @@ async def test_no_number_keeps_requests_from_the_workers(rig, field):
 async def test_what_cannot_be_encoded_is_dropped_by_itself(rig):
     await rig.start()
     poison = AdmissionChange()
-    msgspec.structs.force_setattr(poison, "prefill_max_tokens", 2**64)
+    poison.given["prefill_max_tokens"] = 2**64
     assert len(rig.gateway.model("stub")._notify_admission(poison)) == 2
     responses = [await rig.chat() for _ in range(4)]
     assert [response.status_code for response in responses] == [200] * 4
@@ -157,7 +161,7 @@ class Gateways:
         return httpx.AsyncClient(transport=asgi, base_url="http://gateway", headers=AS_ADMIN)
 
     def change(self, place: int) -> dict[str, Any]:
-        return self.gateways[place].model("stub").admission.change.given()
+        return self.gateways[place].model("stub").admission.change.given
 
     async def close(self) -> None:
         for gateway in self.gateways:

@@ -132,7 +132,7 @@ def test_a_folder_has_no_revisions(tmp_path: Path) -> None:
             read(name)
     assert commit_of(str(tmp_path)) == commit_of(str(tmp_path / "later")) == ""
     assert commit_of(f"org/name@{COMMIT}") == COMMIT  # nobody is asked
-    with pytest.raises(ValueError, match="--speculative-revision"):
+    with pytest.raises(ValueError, match="speculative_revision in --speculative-config"):
         EngineConfig(model="org/name", speculative_revision="main")
 
 

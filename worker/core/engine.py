@@ -11,7 +11,7 @@ from worker.core.executor_factory import uses_cuda
 from worker.core.grammar.guided import GuidedRequests
 from worker.core.grammar.state import GrammarProblem, GrammarState, GrammarStatus
 from worker.core.grammar.store import GrammarStore
-from worker.core.scheduler import BlockPolicy, Clock, Scheduler, SchedulerConfig
+from worker.core.scheduler import Clock, Scheduler, SchedulerConfig
 from worker.core.speculation.gate import create_gate
 from worker.core.timeline import Timeline
 from worker.plan.plan import Plan, StepResult
@@ -75,28 +75,7 @@ class EngineCore:
         self._guided = GuidedRequests(self.grammars.advance, info.vocab_size)
         self.timeline = Timeline(clock)
         self.scheduler = Scheduler(
-            SchedulerConfig(
-                max_num_seqs=config.max_num_seqs,
-                max_num_batched_tokens=config.max_num_batched_tokens,
-                max_model_len=info.max_model_len,
-                page_size=info.page_size,
-                num_pages=(info.num_pages or info.max_total_tokens // info.page_size) + 1,
-                page_groups=info.page_groups,
-                eos_token_ids=tuple(info.eos_token_ids),
-                block_hash_salt=info.block_hash_salt,
-                enable_prefix_caching=config.enable_prefix_caching,
-                enable_chunked_prefill=config.enable_chunked_prefill,
-                admission=config.admission,
-                preempt_priority_gap=config.preempt_priority_gap,
-                deadline_margin_s=config.deadline_margin_ms / 1e3,
-                max_queued_requests=config.max_queued_requests,
-                max_queued_tokens=config.max_queued_tokens,
-                num_host_pages=info.num_host_pages,
-                host_cache_policy=config.host_cache_policy,
-                blocks=_block_policy(config, info),
-            ),
-            clock,
-            create_gate(config, on_cuda=uses_cuda(config)),
+            SchedulerConfig.of(config, info), clock, create_gate(config, on_cuda=uses_cuda(config))
         )
 
     def receive(self, batch: SubmitBatch) -> None:
@@ -217,16 +196,3 @@ class EngineCore:
         drafts = self._executor.drafts(plan.seq) if plan.drafts_under_grammar else []
         self._executor.sample(plan.seq, self._guided.masks(self.scheduler.masked_rows(), drafts))
         self._masks_due = None
-
-
-def _block_policy(config: EngineConfig, info: EngineInfo) -> BlockPolicy | None:
-    if info.block_size == 1:
-        return None
-    features = config.dllm_features
-    return BlockPolicy(
-        size=info.block_size,
-        first_done_first_out=config.dllm_fdfo,
-        inplace="inplace" in features,
-        mixed_rounds="mixed_rounds" in features,
-        fused_commit="fused_commit" in features,
-    )

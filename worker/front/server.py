@@ -266,7 +266,7 @@ class WorkerFrontend:
         self._load = LoadSnapshot(max_num_seqs=info.max_num_seqs)
         self._processes = RankProcesses(info.processes)
         self._watchdog = StepWatchdog(self._step_timeout_s, self._processes.glance)
-        if self._engine is not None and self._admission_change.given():
+        if self._engine is not None and self._admission_change.given:
             self._engine.send(self._encode(SubmitBatch(admission=self._admission_change)))
         self._ready.set()
         snapshot = self._snapshot()

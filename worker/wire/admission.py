@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from dataclasses import asdict, dataclass, field, fields
+from typing import Any, Literal
 
 import msgspec
 
@@ -15,85 +16,94 @@ could not even be sent there."""
 LEAST_SHARE = 1e-3
 """Of a step's prompt tokens: about one of them, where the step takes the usual thousand."""
 
+IN_SCHEDULER_CONFIG = {"within": "--scheduler-config"}
+"""Metadata of options that have no flag of their own but are in a JSON object; see cluster.cli."""
 
-class AdmissionOptions(msgspec.Struct, frozen=True, kw_only=True):
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AdmissionOptions:
     """The rules of one admission round, of which every step that has room for prompts makes one.
 
+    They are options of the engine, too (`worker.config`), and each may change while it runs
+    (`AdmissionChange`): whoever adds one adds it here.
+
     Raises:
-        ValueError: a value is out of range; the message names the flag.
+        ValueError: a value is out of range; the message names the flag, or its field.
     """
 
     schedule_policy: SchedulePolicy = "fcfs"
-    """Order of the queue among equals."""
+    """Order of equally urgent requests: fcfs; or lpm, longest cached prefix first, which is fcfs
+    where more than 128 wait."""
     prefill_admission_policy: AdmissionPolicyName = "fifo"
-    """What of it a step takes."""
-    prefill_admission_lookahead: int = 64
+    """Which of the waiting requests a step takes. fifo: from the head of the queue, while they fit;
+    pack: the cheapest first, counted in uncached prompt tokens."""
+    prefill_admission_lookahead: int = field(default=64, metadata=IN_SCHEDULER_CONFIG)
     """Waiting requests that pack and lpm look at."""
-    prefill_force_fifo_every: int = 0
-    """Every so many rounds are fifo; 0 for none."""
+    prefill_force_fifo_every: int = field(default=0, metadata=IN_SCHEDULER_CONFIG)
+    """Under pack every so many admission rounds are fifo; 0 for none. In any case nobody is passed
+    over for ever."""
     prefill_max_tokens: int = 0
-    """Prompt tokens of one step; 0 for what the step's budget leaves."""
-    prefill_max_batch_size: int = 0
-    """Requests that one round admits; 0 for any number."""
-    max_prefill_share: float = 0.5
-    """Part of a step's prompt tokens that one request may take while others want some."""
-    prefill_first_steps: int = 0
-    """Steps in a row without decodes while prompts wait; 0 for none."""
-    urgent_first_steps: int = 4
-    """Steps in a row without decodes that a prompt outranks, where that helps; 0 for none."""
+    """Most prompt tokens of one step; 0 for what --max-num-batched-tokens leaves."""
+    prefill_max_batch_size: int = field(default=0, metadata=IN_SCHEDULER_CONFIG)
+    """Most requests admitted in one step; 0 for any number."""
+    max_prefill_share: float = field(default=0.5, metadata=IN_SCHEDULER_CONFIG)
+    """Part of a step's prompt tokens that one prompt may take while others want some, 1 for all."""
+    prefill_first_steps: int = field(default=0, metadata=IN_SCHEDULER_CONFIG)
+    """Most steps in a row that leave out decodes which are no more urgent than the prompts that
+    wait, while these would fill such a step by themselves: first tokens come sooner, others later.
+    0 keeps all decodes in every step."""
+    urgent_first_steps: int = field(default=4, metadata=IN_SCHEDULER_CONFIG)
+    """Most steps in a row that leave out decodes which a prompt outranks by --preempt-priority-gap,
+    where these would take an eighth of such a step or more, of its tokens or, as steps of late
+    tell, of its time. 0 keeps all decodes in every step."""
 
     def __post_init__(self) -> None:
-        for name, least in (
-            ("prefill_admission_lookahead", 1),
-            ("prefill_force_fifo_every", 0),
-            ("prefill_max_tokens", 0),
-            ("prefill_max_batch_size", 0),
-            ("prefill_first_steps", 0),
-            ("urgent_first_steps", 0),
-        ):
-            value = getattr(self, name)
+        for option in fields(AdmissionOptions):
+            name, value = option.name, getattr(self, option.name)
+            if not isinstance(option.default, int):
+                continue
+            least = 1 if name == "prefill_admission_lookahead" else 0
             if not least <= value <= MOST:
-                raise ValueError(f"{flag(name)} must be in [{least}, {MOST}], got {value}")
+                problem = f"must be in [{least}, {MOST}], got {value}"
+                raise ValueError(f"{option_name(self, name)} {problem}")
         if not LEAST_SHARE <= self.max_prefill_share <= 1.0:
-            raise ValueError(
-                f"--max-prefill-share must be in [{LEAST_SHARE}, 1], got {self.max_prefill_share}"
-            )
+            problem = f"must be in [{LEAST_SHARE}, 1], got {self.max_prefill_share}"
+            raise ValueError(f"{option_name(self, 'max_prefill_share')} {problem}")
 
 
-class AdmissionChange(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """New values for some of the options; what is not set stays as it is.
+class AdmissionChange(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """New values for some of the options; what is not given stays as it is.
 
     Raises:
-        ValueError: a value is out of range: there is no such change, here or on its way.
+        ValueError: there is no such option, or a value has another type or is out of range: there
+            is no such change, here or on its way.
     """
 
-    schedule_policy: SchedulePolicy | msgspec.UnsetType = msgspec.UNSET
-    prefill_admission_policy: AdmissionPolicyName | msgspec.UnsetType = msgspec.UNSET
-    prefill_admission_lookahead: int | msgspec.UnsetType = msgspec.UNSET
-    prefill_force_fifo_every: int | msgspec.UnsetType = msgspec.UNSET
-    prefill_max_tokens: int | msgspec.UnsetType = msgspec.UNSET
-    prefill_max_batch_size: int | msgspec.UnsetType = msgspec.UNSET
-    max_prefill_share: float | msgspec.UnsetType = msgspec.UNSET
-    prefill_first_steps: int | msgspec.UnsetType = msgspec.UNSET
-    urgent_first_steps: int | msgspec.UnsetType = msgspec.UNSET
+    given: dict[str, int | float | str] = {}
+    """Values by name of the option."""
 
     def __post_init__(self) -> None:
+        names = [option.name for option in fields(AdmissionOptions)]
+        if unknown := [name for name in self.given if name not in names]:
+            raise ValueError(f"there is no option {unknown[0]}; known: {', '.join(names)}")
         self.applied_to(AdmissionOptions())
 
     def applied_to(self, options: AdmissionOptions) -> AdmissionOptions:
         """The options with these changes."""
-        return msgspec.structs.replace(options, **self.given())
+        return msgspec.convert({**asdict(options), **self.given}, AdmissionOptions)
 
     def then(self, later: AdmissionChange) -> AdmissionChange:
         """Both changes in one."""
-        return msgspec.structs.replace(self, **later.given())
-
-    def given(self) -> dict[str, int | float | str]:
-        """The values that are set."""
-        values = msgspec.structs.asdict(self)
-        return {name: value for name, value in values.items() if value is not msgspec.UNSET}
+        return AdmissionChange({**self.given, **later.given})
 
 
-def flag(name: str) -> str:
-    """The command-line flag of a field."""
-    return "--" + name.replace("_", "-")
+def option_name(options: Any, name: str) -> str:
+    """What a user calls an option: its flag; or the flag of a JSON object, and the field of it.
+
+    Args:
+        options: a dataclass of options, or an instance.
+        name: of a field.
+    """
+    (option,) = (option for option in fields(options) if option.name == name)
+    flag = option.metadata.get("within")
+    return f"{name} in {flag}" if flag else "--" + name.replace("_", "-")

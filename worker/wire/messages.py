@@ -21,7 +21,7 @@ from worker.wire.slo import Slo
 from worker.wire.speculation import SpeculationTotals
 from worker.wire.times import FirstTokenTimes, StepTimes
 
-PROTOCOL_VERSION = 10
+PROTOCOL_VERSION = 11
 """Raised whenever a message changes shape; both sides refuse another version on attach."""
 
 DEFAULT_PRIORITY = 4

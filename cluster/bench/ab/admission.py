@@ -95,18 +95,24 @@ def _settings(
         prefill_max_tokens=options.budget,
         max_num_batched_tokens=max(2 * longest, options.budget) + options.num_prompts,
     )
-    fifo = partial(AdmissionChange, prefill_admission_policy="fifo")
-    pack = partial(
-        AdmissionChange,
-        prefill_admission_policy="pack",
-        prefill_force_fifo_every=options.force_fifo_every,
+    fifo = AdmissionChange({"prefill_admission_policy": "fifo"})
+    pack = AdmissionChange(
+        {
+            "prefill_admission_policy": "pack",
+            "prefill_force_fifo_every": options.force_fifo_every,
+        }
     )
+    share = options.engine.max_prefill_share
     return [
-        (whole, fifo(prefill_first_steps=0), pack(prefill_first_steps=_FIRST_STEPS)),
+        (
+            whole,
+            fifo.then(AdmissionChange({"prefill_first_steps": 0})),
+            pack.then(AdmissionChange({"prefill_first_steps": _FIRST_STEPS})),
+        ),
         (
             replace(engine, max_num_batched_tokens=options.budget),
-            fifo(max_prefill_share=1.0),
-            pack(max_prefill_share=options.engine.max_prefill_share),
+            fifo.then(AdmissionChange({"max_prefill_share": 1.0})),
+            pack.then(AdmissionChange({"max_prefill_share": share})),
         ),
     ]
 

@@ -59,6 +59,7 @@ class SimWorker:
             page_size=fleet.page_size,
             num_pages=fleet.num_pages + 1,
             block_hash_salt=SALT,
+            max_queued_requests=0,
         )
         self.info = EngineInfo(
             model="simulated",

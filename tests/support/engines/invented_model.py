@@ -84,7 +84,6 @@ class InventedEngine:
             page_size=self._page_size,
             **options,  # type: ignore[arg-type]  # test options
         )
-        features = config.dllm_features
         self.scheduler = Scheduler(
             SchedulerConfig(
                 max_num_seqs=max_num_seqs,
@@ -93,13 +92,7 @@ class InventedEngine:
                 page_size=self._page_size,
                 num_pages=num_pages + 1,
                 eos_token_ids=(1,),
-                blocks=BlockPolicy(
-                    size=block_size,
-                    first_done_first_out=config.dllm_fdfo,
-                    inplace="inplace" in features,
-                    mixed_rounds="mixed_rounds" in features,
-                    fused_commit="fused_commit" in features,
-                ),
+                blocks=BlockPolicy.of(config, block_size),
             ),
             lambda: 0.0,
         )

@@ -214,6 +214,7 @@ class Harness:
             "num_pages": 33,
             "eos_token_ids": EOS,
             "block_hash_salt": "m",
+            "max_queued_requests": 0,
         }
         self.config = SchedulerConfig(**{**defaults, **limits})  # type: ignore[arg-type]
         self.now = 0.0

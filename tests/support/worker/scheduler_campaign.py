@@ -100,13 +100,15 @@ class Campaign:
         rng = self.rng
         self.harness.scheduler.set_admission(
             AdmissionChange(
-                schedule_policy=rng.choice(["fcfs", "lpm"]),
-                prefill_admission_policy=rng.choice(["fifo", "pack"]),
-                prefill_admission_lookahead=rng.choice([1, 4, 64]),
-                prefill_force_fifo_every=rng.choice([0, 1, 3]),
-                prefill_max_tokens=rng.choice([0, 1, 7]),
-                prefill_max_batch_size=rng.choice([0, 1, 3]),
-                max_prefill_share=rng.choice([0.1, 0.5, 1.0]),
+                {
+                    "schedule_policy": rng.choice(["fcfs", "lpm"]),
+                    "prefill_admission_policy": rng.choice(["fifo", "pack"]),
+                    "prefill_admission_lookahead": rng.choice([1, 4, 64]),
+                    "prefill_force_fifo_every": rng.choice([0, 1, 3]),
+                    "prefill_max_tokens": rng.choice([0, 1, 7]),
+                    "prefill_max_batch_size": rng.choice([0, 1, 3]),
+                    "max_prefill_share": rng.choice([0.1, 0.5, 1.0]),
+                }
             )
         )
 

@@ -61,7 +61,7 @@ def drive(engine: Engine, num_requests: int, **sampling: object) -> None:
             if n % 7 == 6:
                 core.abort(Abort(request_id=str(n - 2)))
             if n == num_requests // 2:
-                core.scheduler.set_admission(AdmissionChange(prefill_admission_policy="pack"))
+                core.scheduler.set_admission(AdmissionChange({"prefill_admission_policy": "pack"}))
         core.take_grammars(wait=not core.has_work() and core.grammars.num_due > 0)
         engine.step(outputs)
         num_steps += 1

@@ -71,9 +71,9 @@ def test_tokens_fill_a_queue_too_and_zero_is_no_limit() -> None:
 
 
 def test_changes_add_up_and_wrong_ones_are_refused() -> None:
-    change = AdmissionChange(prefill_admission_policy="pack", prefill_max_tokens=8)
-    change = change.then(AdmissionChange(prefill_max_tokens=16))
-    assert change.given() == {"prefill_admission_policy": "pack", "prefill_max_tokens": 16}
-    with pytest.raises(ValueError, match="--prefill-admission-lookahead"):
-        AdmissionChange(prefill_admission_lookahead=0)
-    assert change.given() == {"prefill_admission_policy": "pack", "prefill_max_tokens": 16}
+    change = AdmissionChange({"prefill_admission_policy": "pack", "prefill_max_tokens": 8})
+    change = change.then(AdmissionChange({"prefill_max_tokens": 16}))
+    assert change.given == {"prefill_admission_policy": "pack", "prefill_max_tokens": 16}
+    with pytest.raises(ValueError, match="prefill_admission_lookahead in --scheduler-config"):
+        AdmissionChange({"prefill_admission_lookahead": 0})
+    assert change.given == {"prefill_admission_policy": "pack", "prefill_max_tokens": 16}

@@ -357,10 +357,10 @@ async def test_a_lost_engine_voids_its_epoch(front: WorkerFrontend, engine: Engi
 async def test_rules_of_admission_reach_rank_0_and_the_next_one(
     front: WorkerFrontend, engine: Engine
 ) -> None:
-    change = AdmissionChange(prefill_admission_policy="pack")
+    change = AdmissionChange({"prefill_admission_policy": "pack"})
     await front.submit(encode(SubmitBatch(admission=change)))
     assert (await engine.batch()).admission == change
-    wrong = encode({"admission": {"prefill_max_tokens": -1}})
+    wrong = encode({"admission": {"given": {"prefill_max_tokens": -1}}})
     with pytest.raises(ValueError, match="--prefill-max-tokens"):
         await front.submit(wrong)
     front.engine_lost("rank 0 died")

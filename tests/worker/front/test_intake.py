@@ -150,7 +150,7 @@ def test_grammars_lead_and_aborts_follow() -> None:
         aborts=[Abort(request_id="old")],
         grammars=[grammar],
         dropped_grammars=["other"],
-        admission=AdmissionChange(prefill_max_tokens=5),
+        admission=AdmissionChange({"prefill_max_tokens": 5}),
     )
     first, second, last = slices(batch)
     assert [len(part.submits) for part in (first, second, last)] == [SLICE_SUBMITS] * 2 + [1]

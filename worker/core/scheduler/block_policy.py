@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Self
 
+from worker.config import EngineConfig
 from worker.core.scheduler.policy import TokenRoom
 
 MAX_ROUNDS = 8
@@ -30,6 +32,18 @@ class BlockPolicy:
     fused_commit: bool = True
     """Whether a row may end with a running block and begin with what is before it: the last pass
     of a finished block then rides on the first of the next one."""
+
+    @classmethod
+    def of(cls, config: EngineConfig, size: int) -> Self:
+        """That of an engine whose model has blocks of so many positions."""
+        features = config.dllm_features
+        return cls(
+            size=size,
+            first_done_first_out=config.dllm_fdfo,
+            inplace="inplace" in features,
+            mixed_rounds="mixed_rounds" in features,
+            fused_commit="fused_commit" in features,
+        )
 
     def width(self, num_pending: int) -> int:
         """Positions that one row computes of these, if there are tokens for it.

@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, fields
+from typing import Self
 
+from worker.config import EngineConfig, SchedulingOptions
 from worker.core.scheduler.block_policy import BlockPolicy
-from worker.wire.admission import AdmissionOptions
-from worker.wire.host_cache import HostCachePolicy
+from worker.wire.messages import EngineInfo
 from worker.wire.page_groups import ONE_GROUP, PageGroups
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class SchedulerConfig:
-    """Limits of one worker group, as loaded."""
+class SchedulerConfig(SchedulingOptions):
+    """Limits of one worker group: its options, and what is loaded."""
 
-    max_num_seqs: int
-    """Slots: most requests in the running set."""
-    max_num_batched_tokens: int
-    """Token budget of one step."""
     max_model_len: int
     """Most tokens of prompt plus completion."""
     page_size: int
@@ -28,35 +25,15 @@ class SchedulerConfig:
     """The model's end tokens."""
     block_hash_salt: str = ""
     """Mixed into block hashes (model and its revision)."""
-    enable_prefix_caching: bool = True
-    """Whether computed pages are kept for later requests."""
-    enable_chunked_prefill: bool = True
-    """Whether a prompt may be computed in parts at will; else in one step, where it fits into
-    one."""
-    admission: AdmissionOptions = field(default_factory=AdmissionOptions)
-    """Rules of admission, to begin with."""
-    preempt_priority_gap: int = 3
-    """Levels by which a waiting request must outrank a running one to take its place; 0: never."""
-    deadline_margin_s: float = 0.05
-    """Time before the last moment for a deadline from which on a request is more urgent."""
-    max_queued_requests: int = 0
-    """Requests that may wait; 0 for any number."""
-    max_queued_tokens: int = 0
-    """Tokens that they may have together; 0 for any number."""
     num_host_pages: int = 0
     """Slots in host memory for pages that are evicted; 0 for no such tier."""
-    host_cache_policy: HostCachePolicy = "auto"
-    """Whether pages in host memory are copied back only where that is quicker, or always."""
     page_groups: PageGroups = ONE_GROUP
     """How the model's layers share pages."""
     blocks: BlockPolicy | None = None
     """Of a block-diffusion model; None for an autoregressive one."""
 
     def __post_init__(self) -> None:
-        if self.max_num_seqs < 1:
-            raise ValueError("max_num_seqs must be at least 1")
-        if self.max_num_batched_tokens < 1:
-            raise ValueError("max_num_batched_tokens must be at least 1")
+        SchedulingOptions.__post_init__(self)
         if self.page_size < 1:
             raise ValueError("page_size must be at least 1")
         if self.num_pages <= self.page_groups.num_groups:
@@ -69,6 +46,26 @@ class SchedulerConfig:
             raise ValueError("max_model_len must be at least 2")
         if self.blocks is not None and self.page_size % self.blocks.size:
             raise ValueError("page_size must be a multiple of the block size")
+
+    @classmethod
+    def of(cls, config: EngineConfig, info: EngineInfo) -> Self:
+        """That of an engine.
+
+        Args:
+            config: its options.
+            info: what its executor has loaded.
+        """
+        return cls(
+            **{option.name: getattr(config, option.name) for option in fields(SchedulingOptions)},
+            max_model_len=info.max_model_len,
+            page_size=info.page_size,
+            num_pages=(info.num_pages or info.max_total_tokens // info.page_size) + 1,
+            page_groups=info.page_groups,
+            eos_token_ids=tuple(info.eos_token_ids),
+            block_hash_salt=info.block_hash_salt,
+            num_host_pages=info.num_host_pages,
+            blocks=BlockPolicy.of(config, info.block_size) if info.block_size > 1 else None,
+        )
 
     @property
     def max_total_tokens(self) -> int:

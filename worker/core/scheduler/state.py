@@ -69,7 +69,7 @@ class SchedulerState:
                 groups=config.page_groups,
                 step_tokens=config.max_num_batched_tokens,
             ),
-            queue=WaitingQueue(Urgency(config.deadline_margin_s, forecast), tenants),
+            queue=WaitingQueue(Urgency(config.deadline_margin_ms / 1e3, forecast), tenants),
             running=RunningSet(),
             tenants=tenants,
             forecast=forecast,

@@ -22,7 +22,7 @@ from worker.core.scheduler.policy import (
     TokenRoom,
 )
 from worker.core.scheduler.starvation_guard import MAX_PASSES
-from worker.wire.admission import AdmissionChange, AdmissionOptions
+from worker.wire.admission import AdmissionChange
 
 LEVEL = 4
 
@@ -182,7 +182,7 @@ def test_a_long_prompt_holds_back_short_ones_by_no_more_than_its_share() -> None
             max_model_len=512,
             num_pages=400,
             max_num_seqs=16,
-            admission=AdmissionOptions(max_prefill_share=share),
+            max_prefill_share=share,
         )
         harness.submit(make_submit("long", list(range(3, 43)) * 10, max_tokens=1))
         harness.step()
@@ -204,7 +204,8 @@ def test_costs_are_what_is_not_cached(policy: str) -> None:
         max_num_batched_tokens=64,
         num_pages=65,
         enable_chunked_prefill=False,
-        admission=AdmissionOptions(prefill_admission_policy=policy, prefill_max_tokens=12),
+        prefill_admission_policy=policy,
+        prefill_max_tokens=12,
     )
     warm = [3 + i for i in range(40)]
     harness.submit(make_submit("warm", warm, max_tokens=1))
@@ -224,7 +225,7 @@ def test_lpm_takes_the_longest_cached_prefix_first() -> None:
         max_num_batched_tokens=8,
         max_num_seqs=1,
         num_pages=65,
-        admission=AdmissionOptions(schedule_policy="lpm"),
+        schedule_policy="lpm",
     )
     warm = [3 + i for i in range(16)]
     harness.submit(make_submit("warm", warm, max_tokens=1))
@@ -247,9 +248,9 @@ def test_every_nth_round_is_fifo() -> None:
         num_pages=200,
         max_num_seqs=16,
         enable_chunked_prefill=False,
-        admission=AdmissionOptions(
-            prefill_admission_policy="pack", prefill_max_tokens=4, prefill_force_fifo_every=3
-        ),
+        prefill_admission_policy="pack",
+        prefill_max_tokens=4,
+        prefill_force_fifo_every=3,
     )
     large = harness.submit(make_submit("large", [5] * 20, max_tokens=1))
     for i in range(20):
@@ -266,16 +267,16 @@ def test_rules_of_admission_change_while_it_runs() -> None:
         max_num_batched_tokens=64,
         num_pages=65,
         enable_chunked_prefill=False,
-        admission=AdmissionOptions(prefill_max_tokens=4),
+        prefill_max_tokens=4,
     )
     large = harness.submit(make_submit("large", [5] * 20, max_tokens=1))
     small = harness.submit(make_submit("small", [6] * 4, max_tokens=1))
-    harness.scheduler.set_admission(AdmissionChange(prefill_admission_policy="pack"))
+    harness.scheduler.set_admission(AdmissionChange({"prefill_admission_policy": "pack"}))
     harness.step()
     assert small.tokens
     assert not large.tokens
-    with pytest.raises(ValueError, match="--max-prefill-share"):
-        harness.scheduler.set_admission(AdmissionChange(max_prefill_share=0.0))
+    with pytest.raises(ValueError, match="max_prefill_share in --scheduler-config"):
+        harness.scheduler.set_admission(AdmissionChange({"max_prefill_share": 0.0}))
     harness.drain()
 
 
@@ -291,7 +292,8 @@ def test_nobody_starves_in_thousands_of_rounds(chunked: bool) -> None:
         max_num_seqs=8,
         enable_chunked_prefill=chunked,
         enable_prefix_caching=False,
-        admission=AdmissionOptions(prefill_admission_policy="pack", prefill_max_tokens=16),
+        prefill_admission_policy="pack",
+        prefill_max_tokens=16,
     )
     scheduler = harness.scheduler
     queue = scheduler.state.queue

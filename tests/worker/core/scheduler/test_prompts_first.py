@@ -37,7 +37,8 @@ def backlog(steps: int, decoding: int, prompts: int = 4) -> tuple[Harness, list[
         max_num_batched_tokens=16,
         num_pages=200,
         enable_prefix_caching=False,
-        admission=AdmissionOptions(prefill_first_steps=steps, max_prefill_share=1.0),
+        prefill_first_steps=steps,
+        max_prefill_share=1.0,
     )
     submit(harness, "decoding", 4, 30, decoding)
     plans(harness, 2)
@@ -65,7 +66,7 @@ def test_none_steps_aside_where_prompts_do_not_fill_a_step() -> None:
     harness = Harness(
         max_num_batched_tokens=16,
         num_pages=100,
-        admission=AdmissionOptions(prefill_first_steps=3),
+        prefill_first_steps=3,
     )
     submit(harness, "decoding", 4, 10)
     plans(harness, 2)
@@ -80,7 +81,7 @@ def test_none_steps_aside_where_prompts_find_no_pages() -> None:
         max_num_batched_tokens=16,
         num_pages=8,
         enable_prefix_caching=False,
-        admission=AdmissionOptions(prefill_first_steps=3),
+        prefill_first_steps=3,
     )
     submit(harness, "decoding", 12, 4)
     plans(harness, 2)
@@ -97,7 +98,7 @@ def test_none_steps_aside_where_no_prompt_could_take_a_slot() -> None:
         max_num_seqs=2,
         max_num_batched_tokens=16,
         num_pages=100,
-        admission=AdmissionOptions(prefill_first_steps=3),
+        prefill_first_steps=3,
     )
     for name in ("a", "b"):
         submit(harness, name, 4, 10)
@@ -135,7 +136,7 @@ def urgent_beside_decodes(
         max_num_batched_tokens=32,
         max_model_len=512,
         num_pages=400,
-        admission=AdmissionOptions(urgent_first_steps=steps),
+        urgent_first_steps=steps,
     )
     for number in range(num_decodes):
         submit(harness, f"decoding{number}", 4, 60)
@@ -222,9 +223,9 @@ def test_a_deadline_takes_no_tokens_from_equals_under_way() -> None:
 
 
 def test_a_negative_number_of_steps_is_refused() -> None:
-    with pytest.raises(ValueError, match="--urgent-first-steps"):
+    with pytest.raises(ValueError, match="urgent_first_steps in --scheduler-config"):
         AdmissionOptions(urgent_first_steps=-1)
-    with pytest.raises(ValueError, match="--prefill-first-steps"):
+    with pytest.raises(ValueError, match="prefill_first_steps in --scheduler-config"):
         AdmissionOptions(prefill_first_steps=-1)
 
 

@@ -10,7 +10,6 @@ import pytest
 
 from tests.support.worker.fake_device import EOS, Harness, expected_output, make_submit
 from worker.plan.plan import PlannedRow, StepResult
-from worker.wire.admission import AdmissionOptions
 from worker.wire.blocks import block_hashes, root_hash
 from worker.wire.messages import BlockStored, StepShape
 
@@ -103,7 +102,7 @@ def test_others_with_the_prefix_wait_for_the_first_and_hold_nobody_back(policy: 
         max_num_seqs=8,
         max_model_len=128,
         num_pages=129,
-        admission=AdmissionOptions(prefill_admission_policy=policy),
+        prefill_admission_policy=policy,
     )
     for i in range(4):
         harness.submit(make_submit(f"s{i}", [*prompt(60), 5 + i], max_tokens=2, ignore_eos=True))

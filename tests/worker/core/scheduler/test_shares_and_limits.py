@@ -7,7 +7,6 @@ import pytest
 from tests.support.worker.fake_device import Harness, make_submit
 from worker.core.scheduler.fairness import OUTPUT_WEIGHT, PROMPT_WEIGHT
 from worker.core.scheduler.overload import DrainRate
-from worker.wire.admission import AdmissionOptions
 
 
 @pytest.mark.parametrize("policy", ["fifo", "pack"])
@@ -18,7 +17,7 @@ def test_three_tenants_at_ten_to_one_to_one_get_equal_service(policy: str) -> No
         max_num_batched_tokens=32,
         num_pages=200,
         enable_prefix_caching=False,
-        admission=AdmissionOptions(prefill_admission_policy=policy),
+        prefill_admission_policy=policy,
     )
     served = {"a": 0.0, "b": 0.0, "c": 0.0}
     count = 0

@@ -14,7 +14,6 @@ from worker.core.scheduler.fairness import TenantService
 from worker.core.scheduler.queue import WaitingQueue
 from worker.core.scheduler.slo import Urgency
 from worker.core.step_forecast import StepForecast
-from worker.wire.admission import AdmissionOptions
 from worker.wire.messages import StepShape
 from worker.wire.slo import Slo
 
@@ -298,7 +297,7 @@ def test_many_urgencies_at_random_end_as_alone() -> None:
         num_pages=40,
         max_num_seqs=5,
         max_num_batched_tokens=24,
-        admission=AdmissionOptions(prefill_admission_policy="pack"),
+        prefill_admission_policy="pack",
     )
     for i in range(400):
         if rng.random() < 0.8:
