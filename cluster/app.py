@@ -30,7 +30,7 @@ from cluster.transport import RayTransport
 from router.config import GatewayConfig
 from worker.config import EngineConfig
 from worker.group import CPUS_PER_RANK, WorkerGroup, metrics_directory
-from worker.heap import freeze_heap, keep_freed_memory
+from worker.memory import freeze_gc, keep_freed_memory
 from worker.metrics.node import NodeMetrics, NodeMetricsConfig
 from worker.wire.log import log_as
 from worker.wire.tracing import create_tracing
@@ -90,7 +90,7 @@ class GatewayReplica:
         self._following = asyncio.create_task(self._follow_targets())
         # Requests come as soon as this returns: one that replaces another knows its workers then.
         await self._gateway.wait_ready(KNOW_WORKERS_S)
-        freeze_heap()
+        freeze_gc()
 
     def record_autoscaling_stats(self) -> dict[str, float]:
         """Called by Serve where a model's workers follow the load: what there is for them to do."""
@@ -104,7 +104,7 @@ class GatewayReplica:
         from router.api.app import create_app
 
         app = create_app(self._gateway)
-        freeze_heap()
+        freeze_gc()
         return app
 
     async def _follow_targets(self) -> None:

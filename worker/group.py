@@ -29,7 +29,7 @@ from worker.front.attach import AttachServer
 from worker.front.pulse import Pulse
 from worker.front.server import WorkerFrontend
 from worker.front.traces import WorkerTraces
-from worker.heap import freeze_heap
+from worker.memory import freeze_gc
 from worker.metrics.collector import WorkerCollector, WorkerView
 from worker.metrics.node import NodeMetrics, NodeMetricsConfig
 from worker.metrics.rank import RankOwner, belong_to
@@ -142,7 +142,7 @@ class WorkerGroup:
         self._pulse.start()
         await self._server.open()
         self._supervisor = asyncio.create_task(self._supervise(ranks))
-        freeze_heap()
+        freeze_gc()
 
     async def attach(
         self, gateway_id: str, worker_id: str, node_id: str = ""

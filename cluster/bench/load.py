@@ -14,7 +14,7 @@ from multiprocessing.connection import Connection
 import uvloop
 
 from cluster.bench.client import Record, Request, open_session, send
-from worker.heap import freeze_heap
+from worker.memory import freeze_gc
 
 _STREAMS_PER_PROCESS = 256
 _TOKENS_PER_PROCESS = 10_000
@@ -65,7 +65,7 @@ def run_load(load: Load, num_processes: int) -> LoadResult:
     """
     num_processes = max(1, min(num_processes, len(load.requests), load.max_concurrency or 10**9))
     if num_processes == 1:
-        freeze_heap()  # a pause here would be taken for one of the server
+        freeze_gc()  # a pause here would be taken for one of the server
         start = time.perf_counter()
         return join_parts([run_part(load, start)], start)
     return join_parts(*_run_processes(split_load(load, num_processes)))
@@ -131,7 +131,7 @@ def _run_processes(loads: Sequence[Load]) -> tuple[list[tuple[list[Record], floa
 
 
 def _child(load: Load, pipe: Connection) -> None:
-    freeze_heap()
+    freeze_gc()
     pipe.send("ready")
     pipe.send(run_part(load, pipe.recv()))
 

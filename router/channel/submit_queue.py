@@ -12,8 +12,7 @@ from cachetools import LRUCache
 
 from router.channel.protocols import WorkerTransport
 from worker.wire.admission import AdmissionChange
-from worker.wire.messages import Abort, Submit, SubmitBatch, SubmitReply
-from worker.wire.packing import packed
+from worker.wire.messages import Abort, Submit, SubmitBatch, SubmitReply, share_sampling
 from worker.wire.structured import StructuredOutputsParams
 
 logger = logging.getLogger(__name__)
@@ -127,7 +126,7 @@ class SubmitQueue:
             batch = SubmitBatch(submits=submits, aborts=aborts, admission=self._admission)
             self._submits, self._aborts, self._admission = {}, [], None
             try:
-                payload = self._encoder.encode(packed(batch))
+                payload = self._encoder.encode(share_sampling(batch))
             except Exception as error:
                 # HAZARD: kept for the next call, it would end that one too, and all that follow.
                 logger.exception("a batch cannot be encoded", extra={"worker_id": self._worker_id})
@@ -169,7 +168,9 @@ class SubmitQueue:
 
     async def _send_alone(self, submits: list[Submit], params: StructuredOutputsParams) -> None:
         try:
-            reply = await self._send(self._encoder.encode(packed(SubmitBatch(submits=submits))))
+            reply = await self._send(
+                self._encoder.encode(share_sampling(SubmitBatch(submits=submits)))
+            )
         except (Exception, asyncio.CancelledError) as error:
             if _is_cancelled():
                 raise

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from router.metrics.tenants import TenantBook
-from worker.wire.histogram import FIRST_TOKEN_BUCKETS, Histogram
+from worker.wire.exposition import FIRST_TOKEN_BUCKETS, Histogram
 from worker.wire.slo import Slo, SloClass, slo_class
 from worker.wire.times import FirstTokenTimes
 

@@ -12,11 +12,10 @@ from router.errors import bad_request
 from router.fleet import BlockKey, Feasibility, Fleet, PromptBlocks
 from router.tokens.pieces import PieceMemo, Tokens
 from router.tokens.pool import WorkPool
-from worker.wire.bad_words import with_bad_words
 from worker.wire.blocks import cache_scope
 from worker.wire.limits import Limits
 from worker.wire.messages import EngineInfo, TokenizerFingerprint
-from worker.wire.sampling import SamplingParams
+from worker.wire.sampling import SamplingParams, with_bad_words
 from worker.wire.tokenizer import Tokenizer
 from worker.wire.tokenizer_fingerprint import difference, fingerprint
 

@@ -6,8 +6,7 @@ import msgspec
 import pytest
 
 from tests.support.router.stub_worker import StubTransport
-from worker.wire.messages import Submit, SubmitBatch
-from worker.wire.packing import packed
+from worker.wire.messages import Submit, SubmitBatch, share_sampling
 from worker.wire.sampling import SamplingParams
 from worker.wire.stop import StopStrings
 
@@ -79,13 +78,13 @@ def test_a_batch_comes_out_as_it_went_in() -> None:
         for number, sampling in enumerate((shared, alone, other, shared, other, shared))
     ]
     batch = SubmitBatch(submits=submits)
-    payload = msgspec.msgpack.encode(packed(batch))
+    payload = msgspec.msgpack.encode(share_sampling(batch))
     assert [submit.sampling for submit in batch.submits] == [s.sampling for s in submits]
     assert len(payload) < len(msgspec.msgpack.encode(batch)) + 60
     decoded = msgspec.msgpack.decode(payload, type=SubmitBatch)
     assert decoded == batch
     assert len({id(submit.sampling) for submit in decoded.submits}) == 3
-    assert packed(SubmitBatch(submits=[submits[1]])).submits == [submits[1]]
+    assert share_sampling(SubmitBatch(submits=[submits[1]])).submits == [submits[1]]
 
 
 async def test_a_request_that_is_too_much_for_an_engine_is_refused(rig):

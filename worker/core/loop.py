@@ -11,7 +11,7 @@ from worker.config import EngineConfig
 from worker.core.engine import EngineCore
 from worker.core.executor import Executor
 from worker.core.executor_factory import create_executor
-from worker.heap import freeze_heap
+from worker.memory import freeze_gc
 from worker.plan.plan import Plan
 from worker.plan.sockets import FrameStream, connect
 from worker.wire.messages import (
@@ -43,7 +43,7 @@ def serve_engine(config: EngineConfig, directory: str, host: str = "") -> None:
         info.tokenizer_fingerprint = _fingerprint(config.checkpoint, info)
         front.send(msgspec.msgpack.encode(info))
         loop = _Loop(config, info, executor, front)
-        freeze_heap()
+        freeze_gc()
         loop.run()
     except EOFError:
         return

@@ -20,11 +20,10 @@ from typing import Any
 import msgspec
 
 from worker.front.attachment import Attachment, CacheMirror
-from worker.front.early_rejection import reject_early
 from worker.front.engine_link import EngineConnection
 from worker.front.grammar.service import GrammarService
 from worker.front.in_flight_submits import InFlightSubmits
-from worker.front.intake import Intake, slices
+from worker.front.intake import Intake, reject_early, slices
 from worker.front.pulse import Pulse
 from worker.front.rank_processes import RankProcesses
 from worker.front.traces import WorkerTraces
@@ -46,8 +45,8 @@ from worker.wire.messages import (
     SubmitBatch,
     SubmitReply,
     WorkerDown,
+    share_sampling,
 )
-from worker.wire.packing import packed
 
 logger = logging.getLogger(__name__)
 
@@ -205,7 +204,7 @@ class WorkerFrontend:
         if self._engine is not None and (batch.submits or batch.aborts or batch.admission):
             for part in slices(batch):
                 last_ordinal = self._engine.send(
-                    self._encode(packed(part)), num_submits=len(part.submits)
+                    self._encode(share_sampling(part)), num_submits=len(part.submits)
                 )
             self._handed(batch.submits, last_ordinal, arrived_ns)
         reply = SubmitReply(epoch=self.epoch, rejections=rejections, last_ordinal=last_ordinal)

@@ -7,7 +7,7 @@ from typing import Final
 
 from prometheus_client.core import HistogramMetricFamily, Metric
 
-from worker.wire.histogram import FIRST_TOKEN_BUCKETS, Histogram
+from worker.wire.exposition import FIRST_TOKEN_BUCKETS, Histogram
 from worker.wire.messages import StepReport
 
 STEP_BUCKETS: Final = (

@@ -20,7 +20,7 @@ from prometheus_client.core import (
 )
 from prometheus_client.registry import Collector
 
-from worker.wire.histogram import Histogram
+from worker.wire.exposition import Histogram
 
 PERIOD_S: Final = 0.1
 """Between two probes of the event loop: 10 wake-ups per second, some 0.03 % of a core."""

@@ -6,10 +6,18 @@ per request slot); it never carries a token that the device sampled itself.
 
 from __future__ import annotations
 
+from array import array
+from collections import OrderedDict
+from collections.abc import Sequence
+
 import msgspec
+from xxhash import xxh3_64_intdigest
 
 from worker.wire.diffusion import DiffusionParams
 from worker.wire.messages import TokenLogprobs
+
+_DIGESTS_KEPT = 512
+"""Far more steps than a digest can lag behind."""
 
 
 class TokenRules(msgspec.Struct, array_like=True, frozen=True):
@@ -273,3 +281,29 @@ class StepResult(msgspec.Struct, array_like=True, frozen=True):
     """Forward passes of the step."""
     load_ms: float = 0.0
     """Time that the Plan's loads took."""
+
+
+class SampleDigest:
+    """Hashes (step, sampled tokens) of every step into one number; every rank keeps its own."""
+
+    def __init__(self) -> None:
+        self._values: OrderedDict[int, int] = OrderedDict({0: 0})
+        self._last = 0
+
+    def update(self, seq: int, token_ids: Sequence[int]) -> None:
+        """Adds the tokens that step `seq` drew, in the order of its rows. Steps come in order."""
+        assert seq > self._last, f"step {seq} after step {self._last}"
+        data = array("q", (seq, *token_ids)).tobytes()
+        self._values[seq] = xxh3_64_intdigest(data, self._values[self._last])
+        self._last = seq
+        if len(self._values) > _DIGESTS_KEPT:
+            self._values.popitem(last=False)
+
+    def value(self, seq: int) -> int:
+        """Digest of all steps up to `seq`, as a signed 64-bit number.
+
+        Raises:
+            KeyError: step `seq` was not added, or is hundreds of steps old.
+        """
+        value = self._values[seq]
+        return value - 2**64 if value >= 2**63 else value

@@ -11,7 +11,7 @@ import sys
 import torch
 
 from worker.config import EngineConfig
-from worker.heap import keep_freed_memory
+from worker.memory import keep_freed_memory
 from worker.models.native import NativeOptions
 
 logger = logging.getLogger(__name__)

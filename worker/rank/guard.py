@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections import deque
 from typing import Protocol
 
-from worker.plan.digest import SampleDigest
-from worker.plan.plan import Plan, StepResult
+from worker.plan.plan import Plan, SampleDigest, StepResult
 
 
 class OutOfStep(RuntimeError):

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from worker.config import EngineConfig
-from worker.heap import freeze_heap
+from worker.memory import freeze_gc
 from worker.plan.channel import RankChannel
 from worker.plan.messages import (
     Drafts,
@@ -80,7 +80,7 @@ def _load_and_serve(
         start = channel.receive()
         if isinstance(start, Start):
             ready = rank.allocate(start)
-            freeze_heap()
+            freeze_gc()
             channel.send(ready)
             _execute_plans(number, rank, channel)
     finally:

@@ -8,6 +8,8 @@ Encoded with msgpack by msgspec; never pickled. Structs on the per-step path are
 
 from __future__ import annotations
 
+import copy
+from collections import Counter
 from typing import Literal
 
 import msgspec
@@ -122,7 +124,7 @@ class SubmitBatch(msgspec.Struct, kw_only=True, omit_defaults=True):
     admission: AdmissionChange | None = None
     """New rules of admission, from now on."""
     samplings: list[SamplingParams] = []
-    """On the wire, parameters that several submits share; see worker.wire.packing."""
+    """On the wire, parameters that several submits share; see `share_sampling`."""
 
     def __post_init__(self) -> None:
         for submit in self.submits:
@@ -130,6 +132,33 @@ class SubmitBatch(msgspec.Struct, kw_only=True, omit_defaults=True):
                 submit.sampling = self.samplings[submit.sampling_index]
                 submit.sampling_index = -1
         self.samplings = []
+
+
+def share_sampling(batch: SubmitBatch) -> SubmitBatch:
+    """The batch to be encoded: sampling parameters that submits share are in it once.
+
+    Decoding undoes it. A request may ask for thousands of completions, and each of its parameters
+    may be as large as the vocabulary: spelled out per completion, they would halt whoever writes or
+    reads them for seconds. Parameters are the same where they are one object.
+    """
+    uses = Counter(id(submit.sampling) for submit in batch.submits)
+    places: dict[int, int] = {}
+    samplings: list[SamplingParams] = []
+    submits = []
+    for submit in batch.submits:
+        sampling = submit.sampling
+        if uses[id(sampling)] > 1:
+            if id(sampling) not in places:
+                places[id(sampling)] = len(samplings)
+                samplings.append(sampling)
+            submit = copy.copy(submit)
+            submit.sampling, submit.sampling_index = IN_BATCH, places[id(sampling)]
+        submits.append(submit)
+    if not samplings:
+        return batch
+    shorter = copy.copy(batch)  # not a new one, which would be unpacked as it is made
+    shorter.submits, shorter.samplings = submits, samplings
+    return shorter
 
 
 class Rejection(msgspec.Struct, kw_only=True):

@@ -5,11 +5,15 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING
 
 import msgspec
 
 from worker.wire.diffusion import DiffusionParams
 from worker.wire.structured import StructuredOutputsParams
+
+if TYPE_CHECKING:
+    from worker.wire.tokenizer import Tokenizer
 
 MAX_TOKEN_ID = _INT32_MAX = 2**31 - 1
 """Bound of everything that counts or names tokens: ranks keep such values in fixed-size columns."""
@@ -230,3 +234,27 @@ def _clamped(logit_bias: Mapping[int, float]) -> dict[int, float]:
             )
         biases[int(token_id)] = max(-MAX_LOGIT_BIAS, min(MAX_LOGIT_BIAS, float(bias)))
     return biases
+
+
+def with_bad_words(sampling: SamplingParams, tokenizer: Tokenizer) -> SamplingParams:
+    """The same parameters with `bad_words` spelled in tokens, as the worker needs them.
+
+    A word counts at the start of a text and, where that only changes its first token, behind a
+    space too, as with vLLM.
+
+    Raises:
+        ValueError: a word has no tokens.
+    """
+    if not sampling.bad_words:
+        return sampling
+    found = [*sampling.bad_words_token_ids]
+    for word in sampling.bad_words:
+        text = word.lstrip() or word
+        plain = tokenizer.encode(text, add_special_tokens=False)
+        if not plain:
+            raise ValueError(f"bad_words holds {word!r}, which has no tokens")
+        found.append(tuple(plain))
+        spaced = tokenizer.encode(" " + text, add_special_tokens=False)
+        if len(spaced) == len(plain) and spaced[0] != plain[0]:
+            found.append(tuple(spaced))
+    return sampling.amended(bad_words=(), bad_words_token_ids=tuple(found))

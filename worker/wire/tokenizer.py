@@ -118,6 +118,18 @@ class Tokenizer:
         """Id of a token given as text (`"<|im_end|>"`), None if there is none."""
         return self._backend.token_to_id(token)
 
+    def vocabulary(self, size: int) -> list[bytes]:
+        """Bytes of each token of a model, as grammar libraries need them.
+
+        Empty for tokens without a name and for special ones: a special token's name in a text is
+        not that token, so grammars must not yield it.
+
+        Args:
+            size: tokens of the model, which may be more than the tokenizer has.
+        """
+        special = self.special_token_ids
+        return [b"" if number in special else self.token_bytes(number) for number in range(size)]
+
     def token_bytes(self, token_id: int) -> bytes:
         """What a token stands for by itself: part of a character, a special token's name, ..."""
         return bytes_of_token(self._backend, token_id, byte_level=self._byte_level)

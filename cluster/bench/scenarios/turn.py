@@ -16,7 +16,7 @@ from cluster.bench.load import Load, drive
 from cluster.bench.scenarios.traffic import Planned
 from cluster.bench.scenarios.watch import Moment, Watch
 from cluster.bench.serve import COMPLETIONS
-from worker.heap import freeze_heap
+from worker.memory import freeze_gc
 
 _LOOK_S = 0.5
 
@@ -82,7 +82,7 @@ def run_turn(
 async def _drive(
     load: Load, watch: Watch, on_record: Callable[[Record], None] | None
 ) -> list[Record]:
-    freeze_heap()  # a pause here would be taken for one of the server
+    freeze_gc()  # a pause here would be taken for one of the server
     start = time.perf_counter()
     looking = asyncio.create_task(watch.run(start))
     try:

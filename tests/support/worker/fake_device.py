@@ -14,8 +14,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from worker.core.scheduler import Scheduler, SchedulerConfig
-from worker.plan.digest import SampleDigest
-from worker.plan.plan import Plan, PlannedRow, StepResult
+from worker.plan.plan import Plan, PlannedRow, SampleDigest, StepResult
 from worker.wire.messages import BlockEvent, BlockStored, Rejection, StepReport, Submit, TokenDelta
 from worker.wire.sampling import SamplingParams
 

@@ -42,8 +42,8 @@ from worker.wire.messages import (
     TokenLogprobs,
     WorkerDown,
     WorkerUpdate,
+    share_sampling,
 )
-from worker.wire.packing import packed
 from worker.wire.sampling import SamplingParams
 from worker.wire.structured import StructuredOutputsParams
 
@@ -496,7 +496,7 @@ async def test_what_completions_share_is_looked_through_once_and_stays_shared(
     submits = [submit(str(number), num_prompt=min(number, 4)) for number in range(512)]
     for number, one in enumerate(submits):
         one.sampling, one.seed = shared, number
-    payload = encode(packed(SubmitBatch(submits=submits)))
+    payload = encode(share_sampling(SubmitBatch(submits=submits)))
     looked.clear()
     reply = decode_reply(await front.submit(payload))
     assert len(looked) == 2, "as it was decoded, and held against the engine"

@@ -22,8 +22,8 @@ from worker.wire.messages import (
     SubmitBatch,
     SubmitReply,
     WorkerUpdate,
+    share_sampling,
 )
-from worker.wire.packing import packed
 from worker.wire.sampling import SamplingParams
 
 MANY = 2048
@@ -46,7 +46,7 @@ def heavy(number: int) -> Submit:
 
 
 def payload_of(submits: list[Submit]) -> bytes:
-    return msgspec.msgpack.encode(packed(SubmitBatch(submits=submits)))
+    return msgspec.msgpack.encode(share_sampling(SubmitBatch(submits=submits)))
 
 
 def many(count: int = MANY, *, is_shared: bool = False) -> list[Submit]:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from worker.plan.digest import SampleDigest
-from worker.plan.plan import Plan, StepResult
+from worker.plan.plan import Plan, SampleDigest, StepResult
 from worker.rank.guard import OutOfStep, PlanGuard
 
 

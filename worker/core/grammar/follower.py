@@ -10,7 +10,6 @@ import numpy as np
 
 from worker.core.grammar.base import GrammarError, GrammarFault, Matcher, Words, shortened
 from worker.core.grammar.state import GrammarProblem
-from worker.core.grammar.vocabulary import bits
 from worker.wire.sampling import SamplingParams
 
 logger = logging.getLogger(__name__)
@@ -148,4 +147,7 @@ class GrammarFollower:
 
 
 def _words(token_ids: list[int], vocab_size: int) -> Words:
-    return np.frombuffer(bits(token_ids, vocab_size), dtype="<i4").astype(np.int32)
+    """A mask with the bits of these tokens; those that the model does not have are left out."""
+    bits = np.zeros(-(-vocab_size // 32) * 32, np.uint8)
+    bits[[token_id for token_id in token_ids if token_id < vocab_size]] = 1
+    return np.packbits(bits, bitorder="little").view("<i4").astype(np.int32)

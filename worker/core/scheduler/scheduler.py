@@ -22,8 +22,7 @@ from worker.core.scheduler.step import StepBuilder, StepInFlight
 from worker.core.scheduler.token_steps import TokenSteps
 from worker.core.speculation.gate import SpeculationGate
 from worker.core.step_forecast import StepForecast
-from worker.plan.digest import SampleDigest
-from worker.plan.plan import BlockRow, Plan, StepResult
+from worker.plan.plan import BlockRow, Plan, SampleDigest, StepResult
 from worker.wire.admission import AdmissionChange
 from worker.wire.messages import StepReport, StepShape, Submit
 from worker.wire.queue_limits import QueueLimits

@@ -15,11 +15,41 @@ from worker.core.scheduler.overload import DrainRate
 from worker.core.scheduler.queue import WaitingQueue
 from worker.core.scheduler.running import RunningSet
 from worker.core.scheduler.slo import Urgency
-from worker.core.scheduler.stats import SchedulerStats
+from worker.core.scheduler.step import StepInFlight
 from worker.core.step_forecast import StepForecast
+from worker.plan.plan import StepResult
+from worker.wire.diffusion import BlockTotals
+from worker.wire.messages import StepShape
 
 Clock = Callable[[], float]
 """Seconds from some fixed moment, such as `time.monotonic`; the only time that decisions see."""
+
+
+@dataclass(slots=True, kw_only=True)
+class SchedulerStats:
+    """What a snapshot tells that is not visible in the scheduler's present state."""
+
+    num_preemptions: int = 0
+    """Requests preempted since the scheduler began."""
+    num_dropped_tokens: int = 0
+    """Tokens that the device drew for requests that had ended or been preempted meanwhile."""
+    step_ms: float = 0.0
+    """Time of the last completed step."""
+    num_step_tokens: int = 0
+    """Tokens computed in the last completed step."""
+    step_shape: StepShape = field(default_factory=StepShape)
+    """What that step computed."""
+    blocks: BlockTotals | None = None
+    """Of a block-diffusion model."""
+    num_submits: int = 0
+    """Submits since the scheduler began, those that were ignored included."""
+
+    def observe(self, step: StepInFlight, result: StepResult) -> None:
+        """A step has completed. One that turned out to have nothing to compute tells nothing."""
+        if not result.num_forwards:
+            return
+        self.step_shape, self.step_ms = step.measured(result)
+        self.num_step_tokens = step.num_tokens
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

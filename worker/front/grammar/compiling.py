@@ -20,7 +20,6 @@ import numpy as np
 
 from worker.core.grammar.base import GrammarBackend, GrammarError, GrammarTooHeavy, shortened
 from worker.core.grammar.guidance_backend import GuidanceBackend
-from worker.core.grammar.vocabulary import token_bytes
 from worker.core.grammar.xgrammar_backend import XGrammarBackend
 from worker.front.grammar.compiling_messages import LENGTH, Job, Setting, Verdict
 from worker.wire.messages import Vocabulary
@@ -40,7 +39,7 @@ class GrammarWorkshop:
     """Compiles with the backends of one setting, and tries what it compiled."""
 
     def __init__(self, setting: Setting) -> None:
-        tokens = token_bytes(load_tokenizer(setting.tokenizer), setting.vocab_size)
+        tokens = load_tokenizer(setting.tokenizer).vocabulary(setting.vocab_size)
         self._setting = setting
         self._tokens = tokens
         self._guidance: GuidanceBackend | None = None

@@ -6,16 +6,16 @@ import sys
 
 import pytest
 
-from worker.heap import freeze_heap
+from worker.memory import freeze_gc
 
 
 def test_collections_leave_alone_what_start_up_made() -> None:
     # In a process of its own: it stays that way.
     script = (
-        "import gc, worker.heap\n"
+        "import gc, worker.memory\n"
         "kept = [[number] for number in range(100_000)]\n"
         "cycle = []; cycle.append(cycle); del cycle\n"
-        "worker.heap.freeze_heap()\n"
+        "worker.memory.freeze_gc()\n"
         "assert gc.get_freeze_count() > 100_000\n"
         "assert len(gc.get_objects()) < 10_000\n"
         "assert gc.isenabled()\n"
@@ -27,9 +27,9 @@ def test_collections_leave_alone_what_start_up_made() -> None:
 def test_it_may_be_called_again() -> None:
     before = gc.get_threshold()
     try:
-        freeze_heap()
+        freeze_gc()
         settled = gc.get_threshold()
-        freeze_heap()
+        freeze_gc()
         assert gc.get_threshold() == settled
         assert gc.get_freeze_count() > 0
     finally:
@@ -40,7 +40,7 @@ def test_it_may_be_called_again() -> None:
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="glibc's malloc")
 def test_what_large_bodies_took_is_given_back() -> None:
     script = (
-        "import sys, msgspec, worker.heap\n"
+        "import sys, msgspec, worker.memory\n"
         "from concurrent.futures import ThreadPoolExecutor\n"
         "from pathlib import Path\n"
         "def pages():\n"
@@ -49,7 +49,7 @@ def test_what_large_bodies_took_is_given_back() -> None:
         "    body = b'\"' + b'x' * (31 << 20) + b'\"'\n"
         "    return len(msgspec.json.decode(body))\n"
         "if len(sys.argv) > 1:\n"
-        "    assert worker.heap.keep_freed_memory(4 << 20)\n"
+        "    assert worker.memory.keep_freed_memory(4 << 20)\n"
         "with ThreadPoolExecutor(3) as threads:\n"
         "    before = pages()\n"
         "    for _ in range(4):\n"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from worker.front.early_rejection import reject_early
+from worker.front.intake import reject_early
 from worker.wire.admission import AdmissionChange
 from worker.wire.messages import EngineInfo, LoadSnapshot, Submit
 from worker.wire.sampling import SamplingParams

@@ -14,7 +14,7 @@ all that is under way, some 230 objects per request: 120 ms beside 600 requests,
 They are rare, since what ends here leaves nothing that only they would find; tests see to it."""
 
 
-def freeze_heap() -> None:
+def freeze_gc() -> None:
     """Once a process has started up: collections walk only what was made since, and less often.
 
     Libraries and tokenizers are about a million objects that live as long as the process. To walk
