@@ -39,7 +39,7 @@ class SchedulingOptions(AdmissionOptions):
     that is longer than --prefill-max-tokens into a step of its own; only what is longer than
     --max-num-batched-tokens is computed in parts."""
     preempt_priority_gap: int = 3
-    """A waiting request takes the place of a running one if its priority is higher by this much; 0
+    """A waiting request preempts a running one if its priority is higher by this much; 0
     for never."""
     deadline_margin_ms: float = field(default=50.0, metadata=IN_SCHEDULER_CONFIG)
     """A waiting request gains two levels of priority so long before the last moment at which it
@@ -111,7 +111,7 @@ class EngineConfig(SchedulingOptions):
     """Steps launched ahead of the one whose results are awaited, 0 or 1; hides scheduling."""
     step_timeout_s: float = 10.0
     """Seconds without a result after which a step counts as hung, or 20 times what it should take
-    where that is more: the ranks are then killed and started again, and their requests go on at
+    where that is more: the ranks are then killed and started again, and their requests continue at
     other workers. 0 for never."""
     structured_outputs_backend: StructuredOutputsBackend = "auto"
     """Library that constrains output: xgrammar, guidance (llguidance), or auto, which is xgrammar
@@ -141,7 +141,7 @@ class EngineConfig(SchedulingOptions):
     speculative_revision: str = field(default="", metadata=_SPECULATIVE)
     """As --revision, of --speculative-model."""
     num_speculative_tokens: int = 8
-    """Most drafts in a row; how many are worth their cost is measured all the time."""
+    """Most drafts in a row; how many pay for their cost is measured all the time."""
     speculative_adaptive: bool = field(default=True, metadata=_SPECULATIVE)
     """Draft only where measured acceptance pays for measured cost; otherwise always."""
     speculative_max_utilization: float = field(default=0.8, metadata=_SPECULATIVE)
@@ -158,13 +158,13 @@ class EngineConfig(SchedulingOptions):
     """Probability above which a position is decided; None takes the algorithm's own (0.95 of
     LowConfidence, 0.5 of JointThreshold)."""
     dllm_disable: tuple[str, ...] = field(default=(), metadata=_DLLM)
-    """Refinement to do without, to measure its share; a list of names: inplace (running
-    blocks keep slot and pages, and go on while none is done), mixed_rounds (prompts beside running
-    blocks, many blocks at once), fused_commit (a finished block's last pass rides on the next one's
-    first), skip_last_commit (none for a request's last block), report_at_once (an edit that changes
-    nothing ends its block), early_exit (a block is left at the end token), masked_logits (only
-    undecided positions are scored), skip_unread (of positions that are not scored, the last layer
-    computes only keys and values)."""
+    """Refinement to do without, to measure its share; a list of names: inplace (running blocks keep
+    slot and pages, and continue while none is done), mixed_rounds (prompts beside running blocks,
+    many blocks at once), fused_commit (a finished block's last pass rides on the next one's first),
+    skip_last_commit (none for a request's last block), report_at_once (an edit that changes nothing
+    ends its block), early_exit (a block is left at the end token), masked_logits (only undecided
+    positions are scored), skip_unread (of positions that are not scored, the last layer computes
+    only keys and values)."""
 
     def __post_init__(self) -> None:
         SchedulingOptions.__post_init__(self)

@@ -1,4 +1,4 @@
-"""One worker group on Ray: the replica that owns the front, and the actors that are its ranks.
+"""One worker group on Ray: the replica that owns the frontend, and the actors that are its ranks.
 
 The only Ray in `worker/`. `cluster/app.py` wraps `WorkerGroup` as a Serve deployment whose
 placement group has one bundle per rank; the replica itself sits in the first.
@@ -109,7 +109,7 @@ class WorkerGroup:
             metrics: where this node's metrics are read.
             traces_endpoint: where spans go; empty leaves it to OpenTelemetry's variables.
             startup_retry_s: for how long another try may begin, inf for ever.
-            report: hears why a start is delayed.
+            report: is notified why a start is delayed.
 
         Raises:
             RemoteFailure: a rank failed; the message ends with the root cause.
@@ -247,7 +247,7 @@ class WorkerGroup:
         return time.monotonic() - began
 
     async def _build(self) -> _Ranks:
-        """Starts the ranks of the front's current epoch and waits until all are ready."""
+        """Starts the ranks of the frontend's current epoch and waits until all are ready."""
         fetch_s = await self._fetch()
         ranks = _Ranks(self._start_ranks(self.front.open()))
         ready = asyncio.ensure_future(self.front.wait_ready())
@@ -261,8 +261,8 @@ class WorkerGroup:
                 raise RemoteFailure(message, heals=heals)
             phases = ready.result().startup
             phases["download"] = phases.get("download", 0.0) + fetch_s
-            told = ", ".join(f"{phase} {seconds:.1f} s" for phase, seconds in phases.items())
-            logger.info("worker group is ready: %s", told)
+            took = ", ".join(f"{phase} {seconds:.1f} s" for phase, seconds in phases.items())
+            logger.info("worker group is ready: %s", took)
         finally:
             ready.cancel()
         return ranks

@@ -50,7 +50,7 @@ class EngineCore:
         info: what the executor's `start` said.
         executor: a started executor.
         clock: `time.monotonic`, or a test's own.
-        on_launch: told of each step just before it is launched: its Plan, and what it computes.
+        on_launch: called with each step just before it is launched: its Plan, and what it computes.
     """
 
     def __init__(
@@ -79,7 +79,7 @@ class EngineCore:
         )
 
     def receive(self, batch: SubmitBatch) -> None:
-        """Takes a batch of the front."""
+        """Takes a batch of the frontend."""
         self.grammars.receive(batch)
         for submit in batch.submits:
             self.add(submit)
@@ -89,7 +89,7 @@ class EngineCore:
             self.scheduler.set_admission(batch.admission)
 
     def add(self, submit: Submit) -> None:
-        """Queues a request; the front has refused what can never fit.
+        """Queues a request; the frontend has refused what can never fit.
 
         One that names a grammar waits, holding nobody up, until its matcher is ready.
         """
@@ -102,12 +102,12 @@ class EngineCore:
         self.scheduler.abort(abort.request_id, abort.attempt)
 
     def take_grammars(self, *, wait: bool = False) -> None:
-        """Lets requests go on whose matchers are ready; with `wait`, waits for one that is due."""
+        """Resumes requests whose matchers are ready; with `wait`, waits for one that is due."""
         for request_id, attempt, grammar in self.grammars.take(wait=wait):
             self.guide(request_id, attempt, grammar)
 
     def guide(self, request_id: str, attempt: int, grammar: GrammarState | GrammarProblem) -> None:
-        """Lets a request go on with its matcher, or ends it where there is a problem."""
+        """Resumes a request with its matcher, or ends it where there is a problem."""
         if isinstance(grammar, GrammarProblem):
             self.scheduler.provide(request_id, attempt, grammar)
             return
@@ -132,7 +132,7 @@ class EngineCore:
         Raises:
             RankFailure: a rank ended.
         """
-        now = self.timeline.turn()
+        now = self.timeline.enter()
         self.take_grammars()
         launched = not (self._in_flight and self._prompt_launched) and self._launch(now)
         result: StepResult | None = None
@@ -147,7 +147,7 @@ class EngineCore:
                 self.timeline.completed(result, awaited, collected)
                 if self._launch_before_report(take_in):
                     return self._report()
-                result = None  # it has been told of
+                result = None  # the timeline has it
         report = self._report()
         if result is not None:
             self.timeline.completed(result, awaited, collected)
@@ -159,13 +159,13 @@ class EngineCore:
         self.timeline.leave(idle=False)
         if take_in is not None:
             take_in()
-        launched = self._launch(self.timeline.turn())
+        launched = self._launch(self.timeline.enter())
         if launched:
             self.timeline.leave(idle=False)  # to report is part of delivering
         return launched
 
     def report(self) -> StepReport:
-        """What there is to tell without a step."""
+        """A report without a step."""
         return self._report()
 
     def _report(self) -> StepReport:

@@ -44,7 +44,7 @@ class ProcessExecutor(Executor):
         return info
 
     def launch(self, plan: Plan) -> StepFuture:
-        """Sends the Plan; the ranks run it while the caller goes on."""
+        """Sends the Plan; the ranks run it while the caller continues."""
         self._group.send(PlanMessage(plan=plan))
         return _PendingStep(self, plan.seq)
 

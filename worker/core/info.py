@@ -1,4 +1,4 @@
-"""What the coordinator tells its front about the loaded engine. Imports no torch."""
+"""What the coordinator reports to its frontend about the loaded engine. Imports no torch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The main of rank 0's coordinator: takes submits from the front, steps, sends reports."""
+"""The main of rank 0's coordinator: takes submits from the frontend, steps, sends reports."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ from worker.wire.tokenizer_fingerprint import fingerprint
 
 
 def serve_engine(config: EngineConfig, directory: str, host: str = "") -> None:
-    """Runs a worker group's engine for the front that owns `directory`; blocks.
+    """Runs a worker group's engine for the frontend that owns `directory`; blocks.
 
-    Connects to the front's socket: SubmitBatches come in; one EngineInfo goes out when all ranks
+    Connects to the frontend's socket: SubmitBatches come in; one EngineInfo goes out when all ranks
     are ready, then a StepReport per step. Ranks 1 and up are started by the caller; `host` is this
-    node's address where they are on several nodes. Returns when the front has closed its end.
+    node's address where they are on several nodes. Returns when the frontend has closed its end.
 
     Raises:
         RankFailure: a rank ended; its last word is in the message.
@@ -62,10 +62,10 @@ def _fingerprint(model: str, info: EngineInfo) -> TokenizerFingerprint | None:
 
 
 class _Loop:
-    """Alternates between the front and the engine; blocks while idle.
+    """Alternates between the frontend and the engine; blocks while idle.
 
-    A report follows whatever the front sends, and says whether another one is due: where one stays
-    away, the front knows that a rank hangs, or this process.
+    A report follows whatever the frontend sends, and says whether another one is due: where one
+    stays away, the frontend knows that a rank hangs, or this process.
     """
 
     def __init__(
@@ -91,7 +91,7 @@ class _Loop:
                 if has_news:
                     self._send(self._core.report())
             else:
-                if was_idle and not has_news:  # a grammar is ready, which the front cannot know
+                if was_idle and not has_news:  # a grammar is ready, which the frontend cannot know
                     self._send(self._core.report())
                 self._send(self._core.step(self._take_in))
             if self._front.has_unsent:
@@ -109,7 +109,7 @@ class _Loop:
         self._front.send(self._encoder.encode(report))
 
     def _launching(self, plan: Plan, shape: StepShape) -> None:
-        """Lets the front know beforehand where it is to be patient."""
+        """Lets the frontend know beforehand where it is to be patient."""
         forecast = self._core.scheduler.forecast
         seconds = forecast.limit_s(shape, self._timeout_s, plan.max_rounds)
         if seconds > self._timeout_s > 0.0:

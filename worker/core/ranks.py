@@ -94,7 +94,7 @@ class RankGroup:
     def receive(self) -> FromRank:
         """The next message of any rank. Raises RankFailure if a rank failed or ended."""
         while (message := self._channel.next()) is None:
-            # Before a child is connected, only its process tells of its end.
+            # Before a child is connected, only its process shows its end.
             self._channel.wait(() if self._is_connected else self._children)
             if self._channel.num_lost or not self._is_connected:
                 self.raise_on_death()

@@ -81,7 +81,7 @@ _FINISH_REASONS: Final[Mapping[RequestState, FinishReason]] = MappingProxyType(
 
 
 class IllegalMove(RuntimeError):
-    """A request was told to enter a state that cannot follow its present one."""
+    """A request was to enter a state that cannot follow its present one."""
 
 
 class Request:
@@ -198,11 +198,11 @@ class Request:
         self.num_charged = self.num_output
         """Generated tokens that its tenant has been charged for, here or elsewhere."""
         self.error: str | None = None
-        """Why it cannot go on, where it ends by an error."""
+        """Why it cannot continue, where it ends by an error."""
         self.rejection: Rejection | None = None
-        """What its client is told where it ends by an error that is not the worker's."""
+        """The answer to its client where it ends by an error that is not the worker's."""
         self.grammar: GrammarStatus | None = None
-        """Where it stands in its grammar, as last told; set before it is first admitted."""
+        """Where it stands in its grammar, as last reported; set before it is first admitted."""
         self.speculation: RequestRecord | None = None
         """What is known of drafts for it."""
         self.times = RequestTimes(arrived_s, queued_s, slo)
@@ -259,7 +259,7 @@ class Request:
     def wants_prompt_logprobs(self) -> bool:
         """Whether all of its prompt has still to be computed, for the sake of log-probabilities.
 
-        They are complete with the first token drawn; tokens of an earlier attempt tell that its
+        They are complete with the first token drawn; tokens of an earlier attempt show that its
         gateway has them.
         """
         return self.sampling.prompt_logprobs is not None and not self.num_output

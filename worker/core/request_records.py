@@ -26,7 +26,7 @@ class QueueEntry:
 
 @dataclass(slots=True)
 class PreemptionRecord:
-    """How often a request lost its place, and what that cost it (`Lifecycle`)."""
+    """How often a request was preempted, and what that cost it (`Lifecycle`)."""
 
     count: int = 0
     num_computed: int = 0
@@ -37,14 +37,14 @@ class PreemptionRecord:
 
 @dataclass(slots=True)
 class Delivery:
-    """What a request's gateway has been told, and what it is still to be told (`OutputBuffer`)."""
+    """What a request's gateway has been sent, and what is still to be sent (`OutputBuffer`)."""
 
     num_sent: int
     """Known tokens when the last delta was made."""
     cached_sent: bool = False
-    """Whether a delta has told how many of its tokens were cached."""
+    """Whether a delta has said how many of its tokens were cached."""
     times_sent: bool = False
-    """Whether a delta has told how its first token's time was spent."""
+    """Whether a delta has said how its first token's time was spent."""
     logprobs: list[TokenLogprobs] = field(default_factory=list)
     """Of tokens that no delta has carried yet, where it asks for them."""
     prompt_logprobs: list[TokenLogprobs] | None = None

@@ -101,7 +101,7 @@ class StepForecast:
         return limit
 
     def prefill_s(self, num_tokens: int, num_cached: int) -> float | None:
-        """Seconds to compute so many tokens after others; None before that can be told."""
+        """Seconds to compute so many tokens after others; None before that is known."""
         if not self.is_ready:
             return None
         return self.costs.prefill(num_tokens, num_cached)

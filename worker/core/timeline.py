@@ -66,15 +66,15 @@ class Timeline:
         self._totals = StepTimes()
         self._launches: deque[_Launch] = deque()
         self._left: float | None = None
-        """When the coordinator finished its last turn; None if it has been idle since."""
+        """When the coordinator last left the engine; None if it has been idle since."""
         self._rank_finished: float | None = None
 
     def totals(self) -> StepTimes:
         """Sums over all steps so far."""
         return msgspec.structs.replace(self._totals)
 
-    def turn(self) -> float:
-        """The coordinator turns to the engine; returns the moment."""
+    def enter(self) -> float:
+        """The coordinator begins with the engine's work; returns the moment."""
         now = self.now()
         if self._left is not None:
             self._totals.deliver += now - self._left
@@ -114,7 +114,8 @@ class Timeline:
         )
 
     def leave(self, *, idle: bool) -> None:
-        """The coordinator's turn is over; `idle` if nothing is left to do or to wait for."""
+        """The coordinator leaves the engine's work; `idle` if nothing is left to do or to wait
+        for."""
         if idle:
             self._left = None
             self._rank_finished = None

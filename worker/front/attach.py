@@ -1,4 +1,4 @@
-"""The front's own socket: what attach streams and submits cost nothing but a system call on.
+"""The frontend's own socket: what attach streams and submits cost nothing but a system call on.
 
 A Unix stream socket for gateways on the same node, in a directory that nobody else may enter. It
 carries the same messages as the calls over Serve. A connection is one gateway's attach stream: its

@@ -1,4 +1,5 @@
-"""What a front keeps for its gateways: the cache as it stands, and each one's untold news."""
+"""What a frontend keeps for its gateways: the cache as it stands, and what each one is yet to be
+sent."""
 
 from __future__ import annotations
 
@@ -55,14 +56,14 @@ class CacheMirror:
 
 
 class Attachment:
-    """What one gateway has yet to be told, and which of its requests are open.
+    """What one gateway is yet to be sent, and which of its requests are open.
 
     Args:
-        on_news: called whenever there is something to take, or the stream has ended; without it,
+        on_item: called whenever there is something to take, or the stream has ended; without it,
             `next` waits for that.
     """
 
-    def __init__(self, on_news: Callable[[], None] | None = None) -> None:
+    def __init__(self, on_item: Callable[[], None] | None = None) -> None:
         self.open_requests: dict[str, int] = {}
         """Request id to attempt."""
         self.ended = False
@@ -71,15 +72,15 @@ class Attachment:
         self._tails: dict[tuple[str, int], TokenDelta] | None = None
         """Deltas of the pending update, where the next tokens of a request are added; None until
         a second step has to be merged into it."""
-        self._news = asyncio.Event()
-        self._on_news = on_news or self._news.set
+        self._has_items = asyncio.Event()
+        self._on_item = on_item or self._has_items.set
         self._seq = 0
 
     def put(self, item: AttachSnapshot | WorkerDown) -> None:
         """Adds an item that stands alone."""
         self._pending.append(item)
         self._tails = None
-        self._on_news()
+        self._on_item()
 
     def put_step(
         self,
@@ -98,7 +99,7 @@ class Attachment:
             update.load = load
             self._merge(update, deltas)
         else:
-            # A copy: other gateways are told the same events.
+            # A copy: other gateways get the same events.
             events = list(block_events)
             self._tails = None
             self._pending.append(
@@ -107,7 +108,7 @@ class Attachment:
         for delta in deltas:
             if delta.finish_reason is not None:
                 self._close_request(delta)
-        self._on_news()
+        self._on_item()
 
     def take(self) -> WorkerItem | None:
         """The oldest pending item, None where there is none."""
@@ -122,8 +123,8 @@ class Attachment:
     async def next(self) -> WorkerItem | None:
         """The oldest pending item, waiting for one; None when the stream has ended."""
         while (item := self.take()) is None and not self.ended:
-            self._news.clear()
-            await self._news.wait()
+            self._has_items.clear()
+            await self._has_items.wait()
         return item
 
     @property
@@ -135,7 +136,7 @@ class Attachment:
     def end(self) -> None:
         """No more items will come."""
         self.ended = True
-        self._on_news()
+        self._on_item()
 
     def drop(self) -> None:
         """Ends at once: what is pending will not be taken either."""

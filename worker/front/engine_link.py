@@ -1,4 +1,4 @@
-"""The front's end of the socket between it and the engine of one epoch."""
+"""The frontend's end of the socket between it and the engine of one epoch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Work that a front has handed to rank 0 and that no load tells of yet."""
+"""Work that a frontend has handed to rank 0 and that no reported load includes yet."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ class _Handed(NamedTuple):
 
 
 class InFlightSubmits:
-    """The submits of all gateways between the front and rank 0, of one epoch.
+    """The submits of all gateways between the frontend and rank 0, of one epoch.
 
-    Told with every load, it lets each gateway see at once what the others have sent.
+    Sent with every load, it lets each gateway see at once what the others have sent.
     """
 
     def __init__(self) -> None:

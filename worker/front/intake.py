@@ -1,5 +1,5 @@
-"""How a frontend takes a batch of submits in, slice by slice so that its event loop goes on, and
-what it turns away before the scheduler sees it."""
+"""How a frontend takes a batch of submits in, slice by slice so that its event loop is not held up,
+and what it turns away before the scheduler sees it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from worker.wire.queue_limits import QueueLimits, queue_full
 from worker.wire.sampling import SamplingParams
 
 SLICE_BYTES = 1 << 16
-"""Encoded, between two turns of the event loop: the largest parameters that a request may have and
+"""Encoded, between two passes of the event loop: the largest parameters that a request may have and
 that it shares with no other, 33 KB, take 0.8 ms to decode and check."""
 SLICE_SUBMITS = 512
 """The same where they are small: to take one in costs some 10 us here and 20 us at rank 0."""
@@ -50,15 +50,15 @@ class Intake:
             msgspec.DecodeError: it is no batch.
         """
         raw = self._decode_batch(payload)
-        turn = _Turn()
+        slice_ = _Slice()
         samplings = []
         for one in raw.samplings:
-            if turn.is_over(len(one)):
+            if slice_.is_over(len(one)):
                 await asyncio.sleep(0)
             samplings.append(self._decode_sampling(one))
         submits = []
         for one in raw.submits:
-            if turn.is_over(len(one)):
+            if slice_.is_over(len(one)):
                 await asyncio.sleep(0)
             submits.append(self._decode_submit(one))
         batch = SubmitBatch(
@@ -69,7 +69,7 @@ class Intake:
         if info is None:
             return batch, rejections
         for submit, one in zip(submits, raw.submits, strict=True):
-            if turn.is_over(len(one)):
+            if slice_.is_over(len(one)):
                 await asyncio.sleep(0)
             if (rejection := refuse(submit, info, known)) is not None:
                 rejections.append(rejection)
@@ -105,14 +105,14 @@ def _parts(submits: Sequence[Submit]) -> Iterator[list[Submit]]:
     yield part
 
 
-class _Turn:
-    """What has been done since the event loop came round."""
+class _Slice:
+    """What has been decoded since the event loop ran."""
 
     def __init__(self) -> None:
         self._num_submits = self._num_bytes = 0
 
     def is_over(self, num_bytes: int) -> bool:
-        """Whether something of this size is to wait for the next turn, which begins with it."""
+        """Whether something of this size is to wait for the next slice, which begins with it."""
         is_over = (
             self._num_submits == SLICE_SUBMITS or 0 < self._num_bytes > SLICE_BYTES - num_bytes
         )
@@ -129,7 +129,7 @@ def reject_early(
     """A 429 where the queue is full of requests that are as urgent, as the scheduler's; else None.
 
     The load is a step old. What was handed over since is counted as waiting, so a flood between
-    two reports does not pass. Whether an arrival takes another's place is left to the scheduler.
+    two reports does not pass. Whether an arrival replaces another is left to the scheduler.
 
     Args:
         submit: new.

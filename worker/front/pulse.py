@@ -10,20 +10,20 @@ from collections.abc import Callable
 logger = logging.getLogger(__name__)
 
 PERIOD_S = 0.25
-"""Between two looks at the loop. Gateways look as often, and lose a worker after 2 s: they see four
-signs before."""
+"""Between two checks of the loop. Gateways check as often, and lose a worker after 2 s: they see
+four signs before."""
 LATE_S = 0.5
-"""After which a loop that beats every 0.2 s is late; before, nothing is told to anybody."""
+"""After which a loop that beats every 0.2 s is late; before, nothing is published."""
 
 
 class Pulse:
     """Watches one event loop, which is to call `beat` all the time.
 
-    A thread gets its turn every 5 ms beside a loop that computes. It tells nothing while the loop
-    turns, and nothing of a process that is stopped or gone.
+    A thread runs every 5 ms beside a loop that computes. It publishes nothing while the loop
+    runs, and nothing of a process that is stopped or gone.
 
     Args:
-        publish: tells a value that was not told before; called on a thread of its own.
+        publish: takes a value that is new each time; called on a thread of its own.
         clock: in seconds.
     """
 
@@ -45,14 +45,14 @@ class Pulse:
         """The loop has come round."""
         self._beaten_at = self._clock()
 
-    def look(self) -> None:
+    def check(self) -> None:
         """Gives a sign of life where the loop is late."""
         if self._clock() - self._beaten_at > LATE_S:
             self._number += 1
             try:
                 self._publish(b"%d" % self._number)
             except Exception as error:
-                logger.warning("the event loop is late, and nobody can be told: %r", error)
+                logger.warning("the event loop is late, and that cannot be published: %r", error)
 
     def close(self) -> None:
         """Watches no more."""
@@ -60,4 +60,4 @@ class Pulse:
 
     def _run(self) -> None:
         while not self._closed.wait(PERIOD_S):
-            self.look()
+            self.check()

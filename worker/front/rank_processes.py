@@ -27,7 +27,7 @@ class Glance(NamedTuple):
 class RankProcesses:
     """Looks at the main threads, which launch or compute steps, and at what they have started.
 
-    Other threads tell nothing: Ray's run in a rank that hangs as in any other. Children count,
+    Other threads show nothing: Ray's run in a rank that hangs as in any other. Children count,
     since a compiler may be one.
 
     Args:
@@ -75,7 +75,8 @@ def _family(root: int) -> Iterator[int]:
 
 
 def _started(pid: int) -> str:
-    """When a process began, which tells it from a later one of the same number; empty for none."""
+    """When a process began, which distinguishes it from a later one of the same number; empty for
+    none."""
     stat = _stat(pid)
     return stat[19] if stat else ""
 

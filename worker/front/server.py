@@ -1,4 +1,4 @@
-"""The front of a worker group: between many gateways and the one engine loop of rank 0.
+"""The frontend of a worker group: between many gateways and the one engine loop of rank 0.
 
 It runs on the event loop of the WorkerGroup replica and knows no Ray:
 
@@ -75,7 +75,7 @@ class WorkerFrontend:
         self.worker_id = worker_id
         self.epoch = 1
         self.info: EngineInfo | None = None
-        """What the engine told of itself when all ranks were ready; None while loading."""
+        """What the engine reported of itself when all ranks were ready; None while loading."""
         self.latency = WorkerLatency()
         self._parent_directory = parent_directory
         self._mirror = CacheMirror()
@@ -87,7 +87,7 @@ class WorkerFrontend:
         self._intake = Intake()
         self._engine: EngineConnection | None = None
         self._admission_change = AdmissionChange()
-        """All that was changed by hand: a rebuilt rank group is told again."""
+        """All that was changed by hand: a rebuilt rank group gets it again."""
         self._num_handed = 0
         """Submits that rank 0 was sent in this epoch."""
         self._num_reports = 0
@@ -95,7 +95,7 @@ class WorkerFrontend:
         self._opened_at = 0.0
         """When the ranks of this epoch could be started, on the monotonic clock."""
         self._grammars: GrammarService | None = None
-        """There once an engine has told what to compile for."""
+        """There once an engine has said what to compile for."""
         self._step_timeout_s = step_timeout_s
         self._pulse = pulse
         self._processes = RankProcesses({})
@@ -211,7 +211,7 @@ class WorkerFrontend:
         return self._encode(reply)
 
     def engine_lost(self, reason: str) -> None:
-        """The rank group is gone: tells every gateway, and voids all that was known of it."""
+        """The rank group is gone: notifies every gateway, and voids all that was known of it."""
         self._close_engine()
         if self._traces is not None:
             self._traces.lost(reason)
@@ -243,7 +243,7 @@ class WorkerFrontend:
         if isinstance(message, EngineInfo):
             self._engine_ready(message)
             return
-        assert self._watchdog is not None, "the engine has told of itself first"
+        assert self._watchdog is not None, "the engine has reported itself first"
         if isinstance(message, StepLimit):
             self._watchdog.allow(message)
             return
@@ -276,8 +276,8 @@ class WorkerFrontend:
         self._load = self._reserved.added_to(report.load)
         self.latency.take(report)
         if self._traces is not None:
-            for told in report.deltas.values():
-                self._traces.reported(told)
+            for changes in report.deltas.values():
+                self._traces.reported(changes)
         if report.block_events:
             self._mirror.apply(report.block_events)
         stalled = []
@@ -367,7 +367,7 @@ class WorkerFrontend:
             for attachment in self._attachments.values():
                 attachment.put_step(self.epoch, [], [], self._load)
             now = clock()
-            # While this process stood still, what the engine says could not be heard.
+            # While this process stood still, what the engine says could not be read.
             self._watch(min(now - last, 2 * HEARTBEAT_S))
             last = now
 

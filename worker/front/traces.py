@@ -1,7 +1,7 @@
-"""Spans of a worker: one of its front, and below it one of its engine.
+"""Spans of a worker: one of its frontend, and below it one of its engine.
 
-The engine's process makes no spans, since its loop waits for nothing: the front makes the engine's
-from what its reports tell.
+The engine's process makes no spans, since its loop waits for nothing: the frontend makes the
+engine's from its reports.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class WorkerTraces:
         self._open: dict[str, _Open] = {}
 
     def handed(self, submits: Iterable[Submit], arrived_ns: int) -> None:
-        """The engine has been sent these, which came to the front at Unix time `arrived_ns`."""
+        """The engine has been sent these, which came to the frontend at Unix time `arrived_ns`."""
         for submit in submits:
             if not submit.traceparent:
                 continue
@@ -64,11 +64,11 @@ class WorkerTraces:
                 now, num_prompt = time.time_ns(), len(submit.prompt) // TOKEN_BYTES
                 earlier = self._open.pop(submit.request_id, None)
                 if earlier is not None:
-                    self._end(earlier, now, "abort", "another attempt took its place")
+                    self._end(earlier, now, "abort", "another attempt replaced it")
                 self._open[submit.request_id] = _Open(span, submit.attempt, now, num_prompt)
 
     def reported(self, deltas: Iterable[TokenDelta]) -> None:
-        """The engine has told of these."""
+        """The engine has reported these."""
         if not self._open:
             return
         now = time.time_ns()

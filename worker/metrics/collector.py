@@ -1,4 +1,4 @@
-"""A worker's Prometheus metrics, read from its front's own state when scraped."""
+"""A worker's Prometheus metrics, read from its frontend's own state when scraped."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ _STEP_PHASES: dict[str, tuple[str, Callable[[StepTimes], float]]] = {
     "sample": ("Rank 0: drawing tokens.", lambda t: t.sample),
     "collect": ("Waiting for the step's result.", lambda t: t.collect),
     "process": ("Applying the result.", lambda t: t.process),
-    "deliver": ("Between two turns: reports out, requests in.", lambda t: t.deliver),
+    "deliver": ("Between two steps: reports out, requests in.", lambda t: t.deliver),
     "bubble": ("Rank 0 idle before the step while there was work.", lambda t: t.bubble),
 }
 
@@ -83,7 +83,7 @@ _PROTOCOL = ("num_requests_running", "num_requests_waiting", "kv_cache_usage_per
 class WorkerCollector(Collector):
     """Yields all families of one worker; what it does not do counts as 0.
 
-    Counters of the engine begin anew with each rank group, which `worker_rebuilds` tells.
+    Counters of the engine begin anew with each rank group, which `worker_rebuilds` counts.
 
     Args:
         view: what is known of the worker.
@@ -120,7 +120,7 @@ class WorkerCollector(Collector):
         yield from (_engine(view), _startup(view))
         yield from latency_metrics(labels, view.latency)
         preemptions = CounterMetricFamily(
-            "rayfleet_num_preemptions", "Requests taken back from the running batch.", labels=LABELS
+            "rayfleet_num_preemptions", "Requests preempted.", labels=LABELS
         )
         preemptions.add_metric(labels, load.num_preemptions)
         yield preemptions

@@ -1,4 +1,4 @@
-"""What workers tell of their host-memory tiers, as Prometheus families by vLLM's names."""
+"""What workers report of their host-memory tiers, as Prometheus families by vLLM's names."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ class WorkerLatency:
         self._last_seq = 0
 
     def take(self, report: StepReport) -> None:
-        """Counts what a report tells that the one before did not."""
+        """Counts what is new in a report."""
         load = report.load
         shape = load.step_shape
         if shape.seq != self._last_seq:

@@ -7,7 +7,7 @@ when that one ends:
 
     Prometheus ──HTTP──> process with the port ──┬── own metrics
                                                  ├──> socket of a gateway
-                                                 └──> socket of a worker's front
+                                                 └──> socket of a worker's frontend
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class NodeMetricsConfig:
     port: int = 0
     """Port of each node that answers for all its processes; 0 for none."""
     vllm_names: bool = False
-    """Whether workers tell what the model server protocol asks for under vLLM's names, too."""
+    """Whether workers report what the model server protocol asks for under vLLM's names, too."""
 
 
 class NodeMetrics:
@@ -60,7 +60,7 @@ class NodeMetrics:
         own: renders its own metrics, in the content type that it is given.
         directory: what the processes of this node share; made with mode 0700 where there is none.
         config: where to listen.
-        watch_loop: whether to tell how late this process's event loop is.
+        watch_loop: whether to report how late this process's event loop is.
     """
 
     def __init__(
@@ -83,7 +83,7 @@ class NodeMetrics:
         self._lag_task: asyncio.Task[None] | None = None
 
     async def open(self) -> None:
-        """Answers from now on. Where that cannot be, it is logged, and serving goes on."""
+        """Answers from now on. Where that cannot be, it is logged, and serving continues."""
         if self._lag is not None:
             self._lag_task = asyncio.create_task(self._lag.watch())
         path = self._directory / self._name
@@ -91,7 +91,7 @@ class NodeMetrics:
             _make_private(self._directory)
             self._server = await asyncio.start_unix_server(self._answer, str(path))
         except OSError:
-            logger.exception("metrics of this process are told by itself alone")
+            logger.exception("metrics of this process are served by itself alone")
         if self._config.port:
             self._port_task = asyncio.create_task(self._hold_port())
 
@@ -128,7 +128,7 @@ class NodeMetrics:
         return merge([self._own(content_type), process], content_type)
 
     async def _ask(self, path: Path, content_type: str) -> bytes | None:
-        """Another process's metrics; empty where it is silent, None where it has ended."""
+        """Another process's metrics; empty where it does not answer, None where it has ended."""
         writer = None
         try:
             async with asyncio.timeout(ANSWER_S):

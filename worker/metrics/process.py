@@ -1,4 +1,5 @@
-"""What every process tells of itself: its release, what it uses, and how late its event loop is."""
+"""What every process reports of itself: its release, what it uses, and how late its event loop
+is."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A rank's own metrics: the memory of its device, which no other process can tell of.
+"""A rank's own metrics: the memory of its device, which no other process knows.
 
 A rank has no event loop: a thread answers, on one of its own. It sleeps between scrapes, and takes
 the interpreter for less than a millisecond then.

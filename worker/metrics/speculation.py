@@ -1,4 +1,4 @@
-"""What workers tell of speculation, as Prometheus families by vLLM's names."""
+"""What workers report of speculation, as Prometheus families by vLLM's names."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ def speculation_metrics(
         yield family
     drafted = CounterMetricFamily(
         "rayfleet_spec_decode_num_draft_tokens_per_pos",
-        "Tokens drafted, by place in their row.",
+        "Tokens drafted, by position in their row.",
         labels=[*labels, "position"],
     )
     accepted = CounterMetricFamily(
         "rayfleet_spec_decode_num_accepted_tokens_per_pos",
-        "Drafts that were right, by place in their row.",
+        "Drafts that were accepted, by position in their row.",
         labels=[*labels, "position"],
     )
     decisions = CounterMetricFamily(

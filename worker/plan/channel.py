@@ -67,7 +67,7 @@ class CoordinatorChannel:
     def wait(self, others: Collection[int] = (), timeout_ms: int | None = None) -> None:
         """Waits until something was read or sent, a rank ended, or one of `others` is readable.
 
-        A rank's end shows as the end of its stream, so `others` need not tell of it.
+        A rank's end shows as the end of its stream, so `others` need not report it.
         """
         if not (others or self._num_missing) and timeout_ms is None and len(self._streams) == 1:
             ((fd, stream),) = self._streams.items()

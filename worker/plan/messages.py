@@ -65,7 +65,7 @@ class Result(msgspec.Struct, tag="result", frozen=True):
 
 
 class Drafts(msgspec.Struct, tag="drafts", frozen=True):
-    """Rank 0's drafts under a grammar: what follows them in the text, the masks must tell."""
+    """Rank 0's drafts under a grammar: the masks must cover what follows them in the text."""
 
     seq: int
     """Of the Plan."""

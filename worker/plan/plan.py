@@ -118,7 +118,7 @@ class DraftRow(msgspec.Struct, array_like=True, frozen=True, tag=1):
     """A speculative row: one request's newest token and the drafts after it, verified together.
 
     It begins with the newest token, wherever in [start, start + length) the steps before it leave
-    that, and goes on with up to `num_drafts` drafts, all within that range; each position draws.
+    that, and continues with up to `num_drafts` drafts, all within that range; each position draws.
     Where the newest token stands beyond it, nothing is computed.
     """
 
@@ -191,7 +191,7 @@ class Plan(msgspec.Struct, array_like=True, frozen=True):
     """Rows under a grammar, counted over the rows that draw: where there are any, a Sample message
     with the masks of their draws follows, and no rank samples before it."""
     draft_threshold: float = 0.0
-    """Drafts that are less likely to count than this are not worth their cost."""
+    """Drafts that are less likely to count than this do not pay for their cost."""
     max_rounds: int = 1
     """Of running blocks: most forward passes before control returns without any being done."""
     accepts: list[Accept] = []
@@ -251,7 +251,7 @@ class BlockOutcome(msgspec.Struct, array_like=True, frozen=True):
     num_forwards: int
     """All passes it was in."""
     state: bytes = b""
-    """Of a block that is not done: opaque to all but the rank that is to go on with it."""
+    """Of a block that is not done: opaque to all but the rank that is to continue it."""
     draft: list[int] | None = None
     """Of such a block, where its request asks for it: its tokens, -1 where undecided."""
 

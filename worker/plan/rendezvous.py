@@ -1,7 +1,7 @@
 """Where the ranks of one group find each other when they are on several nodes.
 
 Within a node they meet in a directory. Across nodes the coordinator listens at its node's address:
-at one port it tells the plans, to whoever presents the token first; at the other torch keeps the
+at one port it sends the plans, to whoever presents the token first; at the other torch keeps the
 store with which a process group is made. That store, and the connections of the collectives, know
 no token: the network between the nodes has to be one that nobody else is in.
 """
@@ -45,7 +45,7 @@ class RendezvousHost:
 
     def __init__(self, host: str, num_ranks: int) -> None:
         self.listener = listen_on(host, num_ranks)
-        """For the ranks that are to be told the plans."""
+        """For the ranks that are to be sent the plans."""
         self._store = listen_on(host, num_ranks)
         self.rendezvous = Rendezvous(
             host=host,
@@ -81,7 +81,7 @@ def published(directory: str, store_fd: int = -1) -> Rendezvous | None:
 
 
 def interface_towards(host: str) -> str | None:
-    """The network interface that leads to `host`; None where its name cannot be told (IPv6)."""
+    """The network interface that leads to `host`; None where its name is not known (IPv6)."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket.socket(family, socket.SOCK_DGRAM) as probe:
         probe.connect((host, 9))  # a datagram socket: nothing is sent

@@ -38,7 +38,7 @@ def yield_cpu_to_others() -> None:
 def tune_cpu_process(num_threads: int, world_size: int) -> None:
     """Sets up the process of one rank for torch; 0 threads divides the cores but one.
 
-    That one is for the scheduler and the front: a compute thread that must wait for a core holds
+    That one is for the scheduler and the frontend: a compute thread that must wait for a core holds
     up the whole step.
     """
     torch.set_num_threads(num_threads or max(1, (available_cores() - 1) // world_size))

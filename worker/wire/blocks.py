@@ -1,6 +1,6 @@
 """Hashes of full pages of tokens, chained: equal hashes mean (almost surely) an equal prefix.
 
-Gateway and worker compute the same hashes, so that a gateway can tell which worker holds a prompt.
+Gateway and worker compute the same hashes, so that a gateway knows which worker holds a prompt.
 Hashes only route; before a worker reuses a page it compares the token ids themselves.
 
     digest of a page    e = mix(Σ token[j]·key[j])

@@ -40,7 +40,7 @@ class DiffusionParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=T
     penalty: float | None = None
     """Taken off the logit of the token that stands just before a position (JointThreshold)."""
     stream_drafts: bool = False
-    """Whether a stream tells after every round how the running block stands."""
+    """Whether a stream shows after every round how the running block stands."""
 
     def __post_init__(self) -> None:
         for name in ("threshold", "edit_threshold"):

@@ -1,4 +1,4 @@
-"""Frames on stream sockets, and what a gateway and a worker's front say in them on one node.
+"""Frames on stream sockets, and what a gateway and a worker's frontend say in them on one node.
 
 A frame is a length (uint32, little-endian) and a payload of as many bytes: msgpack of one message,
 never pickle. All processes of a worker group and its gateways cut their streams with this code.
@@ -50,7 +50,7 @@ class Reply(msgspec.Struct, tag="reply", array_like=True, frozen=True):
 
 
 class CallFailure(msgspec.Struct, tag="failure", array_like=True, frozen=True):
-    """The front could not take a call."""
+    """The frontend could not take a call."""
 
     number: int
     error: str

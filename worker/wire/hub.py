@@ -70,7 +70,7 @@ def download(repository: str, files: Sequence[str], ignored: Sequence[str] = ())
             )
         )
     except LocalEntryNotFoundError as error:
-        # The library has looked into the cache because of another error, which tells more.
+        # The library has read the cache because of another error, which says more.
         kind = Unavailable if hub_may_heal(error.__cause__ or error) else ValueError
         raise kind(
             f"{repository} is neither a folder here nor in the Hub's cache, and the Hub cannot be "
@@ -88,7 +88,7 @@ def commit_of(model: str) -> str:
     """The commit that the Hub, or else its cache here, has for a name; empty for a folder.
 
     Raises:
-        Unavailable: nobody can tell now.
+        Unavailable: it cannot be known now.
         ValueError: the Hub does not give it to us, or a revision of a folder is asked for.
     """
     name, _, revision = model.partition("@")

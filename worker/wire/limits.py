@@ -1,4 +1,4 @@
-"""What a worker can never serve, decided where the client can still be told."""
+"""What a worker can never serve, decided where the client can still be answered."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def refuse(
     """A rejection with the numbers if `submit` can never run on an engine like `info`, else None.
 
     It stands between clients and ranks: a token id that is not in the embedding would end a rank.
-    `max_tokens` beyond the room that the prompt leaves is no reason: generation then ends with
+    `max_tokens` beyond what the prompt leaves is no reason: generation then ends with
     finish reason "length" at the model's maximum.
 
     Args:
@@ -101,7 +101,7 @@ def prompt_problem(limits: Limits, num_tokens: int) -> Problem | None:
         "prompt",
         f"the prompt has {num_tokens} tokens, but this model takes at most "
         f"{limits.max_tokens - 1} (maximum model length {limits.max_model_len}, KV cache "
-        f"{limits.max_total_tokens} tokens, one token of room to generate): shorten the prompt",
+        f"{limits.max_total_tokens} tokens, one token to generate): shorten the prompt",
     )
 
 

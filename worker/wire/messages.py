@@ -1,4 +1,4 @@
-"""Every message between a gateway and a worker group, and between a worker's front and rank 0.
+"""Every message between a gateway and a worker group, and between a worker's frontend and rank 0.
 
 Encoded with msgpack by msgspec; never pickled. Structs on the per-step path are arrays on the wire.
 
@@ -67,7 +67,8 @@ class Submit(msgspec.Struct, kw_only=True, omit_defaults=True):
     """A worker that had taken it was lost: it is not turned away for a full queue, and goes before
     those of its level that have not run."""
     grammar: str = ""
-    """From the front to rank 0: key of the compiled grammar that it must follow; empty for none."""
+    """From the frontend to rank 0: key of the compiled grammar that it must follow; empty for
+    none."""
     num_expected_cached: int = 0
     """Prompt tokens that the gateway expects in the worker's prefix cache."""
     slo: Slo | None = None
@@ -98,7 +99,7 @@ class Vocabulary(msgspec.Struct, array_like=True, frozen=True):
 
 
 class CompiledGrammar(msgspec.Struct, array_like=True, frozen=True):
-    """A grammar that the front has compiled."""
+    """A grammar that the frontend has compiled."""
 
     key: str
     """Hash of its content."""
@@ -110,7 +111,7 @@ class CompiledGrammar(msgspec.Struct, array_like=True, frozen=True):
 class SubmitBatch(msgspec.Struct, kw_only=True, omit_defaults=True):
     """All that a gateway has for one worker: submits that arrived while one was in flight.
 
-    On the way from the front to rank 0, it brings the grammars that these submits name along.
+    On the way from the frontend to rank 0, it brings the grammars that these submits name along.
     """
 
     submits: list[Submit] = []
@@ -205,7 +206,7 @@ class TokenDelta(msgspec.Struct, array_like=True):
     request_id: str
     attempt: int
     token_ids: list[int]
-    """New tokens, oldest first; empty where only `finish_reason` is news."""
+    """New tokens, oldest first; empty where only `finish_reason` is new."""
     finish_reason: FinishReason | None = None
     stop_reason: int | None = None
     """The stop token that ended it, where one of `stop_token_ids` did."""
@@ -278,7 +279,7 @@ class StepShape(msgspec.Struct, array_like=True, frozen=True):
 
 
 class LoadSnapshot(msgspec.Struct, array_like=True):
-    """How busy a worker is, after the step that a report tells of."""
+    """How busy a worker is, after the step that a report is about."""
 
     num_running: int = 0
     num_waiting: int = 0
@@ -297,21 +298,21 @@ class LoadSnapshot(msgspec.Struct, array_like=True):
     """Tokens computed in the last step."""
     num_submits_seen: int = 0
     """Submits that rank 0 has taken since the epoch began: of those up to this ordinal (see
-    SubmitReply) this load tells, of later ones it does not."""
+    SubmitReply) this load includes, later ones it does not."""
     step_times: StepTimes = msgspec.field(default_factory=StepTimes)
     speculation: SpeculationTotals | None = None
     """None where nothing is drafted."""
     step_shape: StepShape = StepShape()
-    """The step that `step_ms` tells of."""
+    """The step that took `step_ms`."""
     queued_cached_tokens: int = 0
     """Those of `queued_prefill_tokens` that gateways expect in the prefix cache."""
     num_reserved: int = 0
-    """Requests of all gateways that the front has and rank 0 does not yet: not among the
+    """Requests of all gateways that the frontend has and rank 0 does not yet: not among the
     running and waiting."""
     reserved_prefill_tokens: int = 0
     """Prompt tokens of these that gateways do not expect in the prefix cache."""
     num_submits_reserved: int = 0
-    """Last ordinal among them: this load and its reserved part tell of all up to it."""
+    """Last ordinal among them: this load and its reserved part include all up to it."""
     num_queued_tokens: int = 0
     """Tokens of the requests that wait."""
     least_queued_priority: int = -1
@@ -342,7 +343,7 @@ class TokenizerFingerprint(msgspec.Struct, array_like=True, frozen=True):
 
 
 class EngineInfo(msgspec.Struct, array_like=True, tag="info"):
-    """Rank 0 to its front, once, when every rank is ready: what was loaded and its limits."""
+    """Rank 0 to its frontend, once, when every rank is ready: what was loaded and its limits."""
 
     model: str
     """Name or folder the checkpoint was loaded from."""
@@ -356,7 +357,7 @@ class EngineInfo(msgspec.Struct, array_like=True, tag="info"):
     block_hash_salt: str
     """Mixed into block hashes besides the request's cache_salt (model and its revision)."""
     structured_outputs_backend: str = "auto"
-    """Which library the front compiles grammars with."""
+    """Which library the frontend compiles grammars with."""
     max_num_batched_tokens: int = 0
     """Most tokens of one step; 0 where it is not known."""
     tokenizer_fingerprint: TokenizerFingerprint | None = None
@@ -380,7 +381,7 @@ class EngineInfo(msgspec.Struct, array_like=True, tag="info"):
     startup: dict[str, float] = msgspec.field(default_factory=dict)
     """Seconds by phase until it was ready, which add up to all of it: see `worker.rank.rank.Rank`,
     and `launch` for what came before and between (processes, imports, other ranks), which the
-    front adds."""
+    frontend adds."""
     processes: dict[str, int] = msgspec.field(default_factory=dict)
     """Ids of its processes by name, rank 0's first; of ranks on several nodes, rank 0's alone."""
     num_pages: int = 0
@@ -390,7 +391,7 @@ class EngineInfo(msgspec.Struct, array_like=True, tag="info"):
 
 
 class StepReport(msgspec.Struct, array_like=True, tag="step"):
-    """Rank 0 to its front: everything one engine step did, for all gateways."""
+    """Rank 0 to its frontend: everything one engine step did, for all gateways."""
 
     seq: int
     """Counts reports of one epoch from 1, without gaps."""
@@ -399,11 +400,12 @@ class StepReport(msgspec.Struct, array_like=True, tag="step"):
     block_events: list[BlockEvent]
     load: LoadSnapshot
     more: bool = False
-    """Whether another report is due, without anything new from the front."""
+    """Whether another report is due, without anything new from the frontend."""
 
 
 class StepLimit(msgspec.Struct, array_like=True, tag="limit"):
-    """Rank 0 to its front: the step that it launches next may take longer than steps usually do."""
+    """Rank 0 to its frontend: the step that it launches next may take longer than steps usually
+    do."""
 
     seq: int
     """Of the Plan."""

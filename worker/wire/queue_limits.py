@@ -1,4 +1,4 @@
-"""How much may wait at a worker, and what the client of a request that is turned away is told."""
+"""How much may wait at a worker, and what the client of a request that is turned away gets."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class QueueLimits(NamedTuple):
 def queue_full(
     request_id: str, attempt: int, *, num_waiting: int, num_tokens: int, retry_after_s: int
 ) -> Rejection:
-    """The 429 for a request that finds no room.
+    """The 429 for a request that may not wait.
 
     Args:
         request_id: of the request.

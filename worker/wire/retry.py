@@ -1,4 +1,4 @@
-"""Starts that fail: which are tried again, when, and who hears of it meanwhile.
+"""Starts that fail: which are tried again, when, and who is notified meanwhile.
 
 A Serve deployment whose replicas fail to start a few times is given up for good, and nobody is
 there to submit it again. So what may heal is waited for inside the replica's constructor, for which
@@ -75,7 +75,7 @@ class StartDelay(msgspec.Struct, frozen=True, kw_only=True):
 
 
 StartReport = Callable[[StartDelay | None], None]
-"""Hears of each delay, and None once nothing is waited for any more."""
+"""Is notified of each delay, and gets None once nothing is waited for any more."""
 
 
 def may_heal(error: BaseException) -> bool:
@@ -111,7 +111,7 @@ async def until_started(
     Args:
         attempt: begins afresh with each call.
         retry_s: how long after its beginning another try may begin; 0 for one try, inf for ever.
-        report: hears why, and when the next try is.
+        report: is notified why, and when the next try is.
         clock: seconds.
         sleep: waits so many seconds.
         rng: draws from [0, 1).

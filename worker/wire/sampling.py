@@ -63,7 +63,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     min_p: float = 0.0
     """Drop tokens less likely than this times the likeliest; 0 drops none."""
     seed: int | None = None
-    """Key of the request's random draws; None lets the front draw one at random."""
+    """Key of the request's random draws; None lets the frontend draw one at random."""
     max_tokens: int | None = 16
     """Most tokens to generate; None means up to the model's maximum length."""
     min_tokens: int = 0

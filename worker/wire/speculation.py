@@ -11,7 +11,7 @@ class Decision(IntEnum):
     """Why a decoding request got drafts in a step, or got none."""
 
     DRAFT = 0
-    """They are worth their cost, or the gate is told not to ask."""
+    """They pay for their cost, or drafting is not adaptive."""
     PROBE = 1
     """To see whether they have become so."""
     ACCEPTANCE = 2
@@ -42,14 +42,14 @@ class SpeculationTotals(msgspec.Struct, array_like=True):
     num_decode_tokens: int = 0
     """Tokens that came of them."""
     drafted_at: list[int] = []
-    """Drafts by place in their row."""
+    """Drafts by position in their row."""
     accepted_at: list[int] = []
     decisions: list[int] = []
     """By `Decision`."""
 
     @staticmethod
     def of(num_speculative_tokens: int) -> SpeculationTotals:
-        """Zeros, with as many places."""
+        """Zeros, with as many positions."""
         return SpeculationTotals(
             drafted_at=[0] * num_speculative_tokens,
             accepted_at=[0] * num_speculative_tokens,

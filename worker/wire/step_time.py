@@ -21,8 +21,8 @@ from worker.wire.messages import StepShape
 _SCALES = np.array((1.0, 1e3, 1e6, 1e1, 1e5, 1e1, 1e1, 1.0))
 """Typical sizes of the terms: the fit works on numbers near one."""
 _PRIOR_S = np.array((2e-3, 1e-1, 2e-2, 5e-4, 1e-3, 2e-4, 5e-4, 1e-4))
-"""Seconds for a term of its typical size, until reports say better. To draft is to look at some
-text, to verify a draft what a row takes."""
+"""Seconds for a term of its typical size, until reports say better: drafting as the search for a
+first guess, a draft as a row."""
 _FORGETTING = 0.995
 """Weight that an observation keeps with each later one: about 200 count."""
 _PRIOR_WEIGHT = 1e-3
@@ -94,7 +94,7 @@ class StepTimeModel:
 
     @property
     def costs(self) -> StepCosts:
-        """The coefficients as the observations so far tell."""
+        """The coefficients that fit the observations so far."""
         if self._stale:
             self._solve()
             self._stale = False

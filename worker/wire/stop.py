@@ -21,7 +21,8 @@ class StopStrings:
         self.texts = tuple(dict.fromkeys(stop))
         self.firsts = frozenset(text[0] for text in self.texts)
         self.moves: list[dict[str, int]] = [{}]
-        """By state: where each character that goes on leads; state 0 is the empty beginning."""
+        """By state: where each character that continues it leads; state 0 is the empty
+        beginning."""
         self.depths = [0]
         """Characters of each state."""
         self.matches: list[str | None] = [None]

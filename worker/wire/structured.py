@@ -1,4 +1,4 @@
-"""What a completion must conform to, as it travels from the client to the worker's front."""
+"""What a completion must conform to, as it travels from the client to the worker's frontend."""
 
 from __future__ import annotations
 

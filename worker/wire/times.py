@@ -37,6 +37,6 @@ class StepTimes(msgspec.Struct, array_like=True):
     process: float = 0.0
     """Applying results and making reports."""
     deliver: float = 0.0
-    """Sending reports and taking requests, between two turns of the engine."""
+    """Sending reports and taking requests, between two steps of the engine."""
     bubble: float = 0.0
     """The rank idle between two steps while there was work."""

@@ -21,7 +21,7 @@ class Clock:
 def drive(timeline: Timeline, clock: Clock, seq: int, start: float, *, idle: bool = False) -> None:
     """A step at depth 0: 1 s to schedule, 2 to send, 3 to prepare, 4 forward, 5 sample, 6 apply."""
     clock.now = start
-    assert timeline.turn() == start
+    assert timeline.enter() == start
     clock.now += 3
     timeline.launched(7, start, start + 1)
     times = RankTimes(clock.now, clock.now + 3, clock.now + 7, clock.now + 12)
@@ -61,7 +61,7 @@ def test_idle_time_is_no_bubble() -> None:
 def test_a_step_that_ran_within_the_launch_is_not_broadcast_time() -> None:
     clock = Clock()
     timeline = Timeline(clock)
-    timeline.turn()
+    timeline.enter()
     clock.now = 50.0
     timeline.launched(1, 0.0, 1.0)
     timeline.completed(StepResult(1, [], 1.0, RankTimes(2.0, 3.0, 4.0, 49.0)), 50.0, 50.0)
@@ -74,7 +74,7 @@ def test_the_ring_is_bounded_and_unmeasured_steps_leave_no_mark() -> None:
     for seq in range(RING_SIZE + 10):
         drive(timeline, clock, seq, 100.0 * seq)
     assert len(timeline.records) == RING_SIZE
-    timeline.turn()
+    timeline.enter()
     timeline.launched(1, 0.0, 0.0)
     timeline.completed(StepResult(1, [], 1.0), 0.0, 0.0)
     assert timeline.totals().num_steps == RING_SIZE + 10

@@ -182,12 +182,12 @@ def test_a_loop_that_turns_gives_none() -> None:
     pulse = Pulse(signs.append, lambda: now)
     for _ in range(100):
         now += 0.2
-        pulse.look()
+        pulse.check()
         pulse.beat()
     assert signs == []
     now += LATE_S + 0.1
-    pulse.look()
-    pulse.look()
+    pulse.check()
+    pulse.check()
     assert signs == [b"1", b"2"]
 
     def fail(value: bytes) -> None:
@@ -195,4 +195,4 @@ def test_a_loop_that_turns_gives_none() -> None:
 
     broken = Pulse(fail, lambda: now)
     now += 1.0
-    broken.look()  # nobody is notified, and nothing else happens
+    broken.check()  # nobody is notified, and nothing else happens

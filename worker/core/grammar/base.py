@@ -1,4 +1,4 @@
-"""What the rooms around it know of a grammar: its life from a client's words to masks.
+"""What the packages around it know of a grammar: its life from a client's words to masks.
 
 front        StructuredOutputsParams ──compile──> CompiledGrammar      (in a bounded process)
 coordinator  CompiledGrammar ──load──> Matcher, one per request        (in a thread)
@@ -16,18 +16,18 @@ from worker.wire.messages import CompiledGrammar, Vocabulary
 from worker.wire.structured import StructuredOutputsParams
 
 MAX_WHITESPACE = 8
-"""Most characters of white space in one place of JSON: small models fall into endless runs."""
+"""Most characters of white space in a row in JSON: small models fall into endless runs."""
 
 Words = npt.NDArray[np.int32]
 """A mask: ceil(vocab / 32) words, bit 1 allows."""
 
 
 MAX_MESSAGE_BYTES = 1024
-"""Of what a client is told: libraries quote the whole grammar, some of them three times."""
+"""Of an error message to a client: libraries quote the whole grammar, some of them three times."""
 
 
 class GrammarError(ValueError):
-    """The grammar cannot be served; the message tells the client why."""
+    """The grammar cannot be served; the message is for the client."""
 
 
 class GrammarTooHeavy(GrammarError):
@@ -50,7 +50,7 @@ def shortened(message: str) -> str:
 
 
 class Matcher(Protocol):
-    """One request's place in its grammar, by whichever library."""
+    """One request's state in its grammar, by whichever library."""
 
     def accept(self, token_id: int) -> bool:
         """Takes one token; False if it cannot follow."""

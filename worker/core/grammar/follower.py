@@ -25,7 +25,7 @@ SLOW_S = 0.01
 class GrammarFollower:
     """See GrammarState.
 
-    End tokens: where the text may end and may go on, the mask has both, unless `ignore_eos` or
+    End tokens: where the text may end and may continue, the mask has both, unless `ignore_eos` or
     `min_tokens` forbid the end. Where it can only end, the request is complete: nothing is drawn.
 
     Args:
@@ -36,7 +36,7 @@ class GrammarFollower:
         output: tokens that an earlier attempt has drawn.
 
     Raises:
-        GrammarError: `allowed_token_ids` holds no token to go on with.
+        GrammarError: `allowed_token_ids` holds no token to continue with.
         GrammarFault: `output` does not follow the grammar.
     """
 
@@ -124,7 +124,7 @@ class GrammarFollower:
 
     def _accept(self, token_id: int) -> None:
         if not self._matcher.accept(token_id):
-            raise GrammarFault(f"the grammar cannot go on with token {token_id}")
+            raise GrammarFault(f"the grammar cannot continue with token {token_id}")
         self._num_output += 1
 
     def _fill(self) -> None:
@@ -141,7 +141,7 @@ class GrammarFollower:
             if not self.is_complete and not words.any():
                 raise GrammarError(
                     "structured_outputs: allowed_token_ids holds no token with which the grammar "
-                    "can go on"
+                    "can continue"
                 )
         self.mask = words.tobytes()
 

@@ -1,7 +1,7 @@
-"""Where requests stand in their grammars: the matcher's side, and what the scheduler is told of it.
+"""Where requests stand in their grammars: the matcher's side, and what the scheduler knows of it.
 
 The scheduler neither asks a matcher nor waits for one. It says which tokens were drawn
-(`DrawnTokens`), the engine takes them through the matchers, and tells what came of that
+(`DrawnTokens`), the engine takes them through the matchers, and reports the outcome
 (`Followed`): values, so that a recorded run of the scheduler can be replayed.
 """
 
@@ -12,7 +12,7 @@ from typing import NamedTuple, Protocol
 
 
 class GrammarProblem(NamedTuple):
-    """Why a request cannot go on under its grammar."""
+    """Why a request cannot continue under its grammar."""
 
     message: str
     status: int
@@ -53,14 +53,15 @@ class Followed(NamedTuple):
     """What came of the tokens drawn for one request under a grammar."""
 
     num_taken: int
-    """Of the tokens; with the last taken, the request goes on, or ends, or waits."""
+    """Of the tokens; with the last taken, the request continues, or ends, or waits."""
     status: GrammarStatus
     is_refused: bool = False
     """Whether the last of them is one that its grammar does not allow."""
     problem: GrammarProblem | None = None
-    """Why its grammar cannot go on after the last."""
+    """Why its grammar cannot continue after the last."""
     is_pending: bool = False
-    """Whether its grammar, which is slow, is still to take the last: `provide` will tell."""
+    """Whether its grammar, which is slow, is still to take the last: `provide` brings the
+    outcome."""
 
 
 class GrammarState(Protocol):
@@ -98,5 +99,5 @@ class GrammarState(Protocol):
         ...
 
     def advance(self, token_id: int) -> GrammarProblem | None:
-        """Takes one drawn token and makes the next mask; why it cannot go on, None if it can."""
+        """Takes one drawn token and makes the next mask; why it cannot continue, None if it can."""
         ...

@@ -1,4 +1,5 @@
-"""Compiled grammars at the coordinator: loaded in a thread, so that the step loop goes on."""
+"""Compiled grammars at the coordinator: loaded in a thread, so that the step loop is not held
+up."""
 
 from __future__ import annotations
 

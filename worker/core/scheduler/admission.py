@@ -16,7 +16,7 @@ from worker.core.scheduler.policy import (
     AdmissionRound,
     Item,
     Outcome,
-    TokenRoom,
+    StepHeadroom,
     create_policy,
 )
 from worker.core.scheduler.prefix_deduplication import PrefixDeduplication
@@ -31,7 +31,7 @@ from worker.wire.admission import AdmissionPolicyName
 LPM_MAX_QUEUE = 128
 """Where more than so many wait, lpm is fcfs: to order them all would take longer than it gains."""
 MAX_DISPLACING = 8
-"""Waiting requests that fifo looks at where there is no free slot."""
+"""Waiting requests that fifo tries where there is no free slot."""
 
 
 class Admitted(NamedTuple):
@@ -55,13 +55,13 @@ class _Place(NamedTuple):
 
 
 class Admission:
-    """Makes one round per step in which there is room for prompts and somebody waits.
+    """Makes one round per step that has tokens left for prompts while requests wait.
 
     Who is admitted finds pages for all its known tokens beside what the running set will need next
     (see `num_still_needed`), so that nobody is preempted for a request just admitted. With
     nothing running that reserve is empty, and whatever passed the frontend's check fits.
 
-    Who does not find place, and is much more urgent than running ones, takes theirs.
+    A request that finds no slot or pages, and is much more urgent than running ones, preempts them.
 
     Requests are tried one by one, each on what those before it have left: its place is decided
     (`_place`, which changes nothing), then taken (`_take`).
@@ -92,7 +92,7 @@ class Admission:
 
     @property
     def has_slots(self) -> bool:
-        """Whether somebody could enter without taking another's place."""
+        """Whether somebody could enter without preempting another."""
         return self._cache.num_free_slots > 0
 
     @property
@@ -101,12 +101,12 @@ class Admission:
         return self.options.prefill_max_batch_size or len(self._queue)
 
     def round(
-        self, room: TokenRoom, now: float, *, running_level: int = -1, is_shared: bool
+        self, headroom: StepHeadroom, now: float, *, running_level: int = -1, is_shared: bool
     ) -> list[Admitted]:
         """Admits requests; their pages, tables and rows follow with `launch`.
 
         Args:
-            room: what the step has to give to new requests.
+            headroom: what the step has to give to new requests.
             now: the clock.
             running_level: highest of the running prompts; whom these outrank by the gap waits.
             is_shared: whether running prompts want some of the step's tokens, too.
@@ -115,7 +115,7 @@ class Admission:
         if oldest is None or not self.can_admit(oldest.level):
             return []
         # An oversize request may go alone though there is no room for one that shares the step.
-        if not room.is_open and is_shared:
+        if not headroom.is_open and is_shared:
             return []
         self._begin_round()
         options = self.options
@@ -123,20 +123,20 @@ class Admission:
         force = options.prefill_force_fifo_every
         forced = starves or (force > 0 and self.num_rounds % force == 0)
         name: AdmissionPolicyName = "fifo" if forced else options.prefill_admission_policy
-        requests, items = self._candidates(room, name != "fifo", oldest if starves else None)
+        requests, items = self._candidates(headroom, name != "fifo", oldest if starves else None)
         policy = create_policy(name, in_turn=self._is_shared(requests))
         drop = self._preemption.gap * LEVEL
         floor = running_level * LEVEL - drop + 1 if drop else -1
         leases: dict[int, Lease] = {}
-        round_ = AdmissionRound(policy, items, room, drop, floor)
+        round_ = AdmissionRound(policy, items, headroom, drop, floor)
         while (index := round_.next()) is not None:
             request = requests[index]
             if not starves and self._deduplication.is_being_computed(request):
                 request.queue_entry.uncached_round = -1
-                round_.tell(Outcome.WAITS)
+                round_.report(Outcome.WAITS)
                 continue
             outcome, lease = self._take(request, self._place(request, round_.makes_place))
-            round_.tell(outcome)
+            round_.report(outcome)
             if lease is not None:
                 leases[index] = lease
                 self._deduplication.add(request)
@@ -183,9 +183,9 @@ class Admission:
             state.tenants.charge_output(state.running)
 
     def _candidates(
-        self, room: TokenRoom, packs: bool, starves: Request | None
+        self, headroom: StepHeadroom, packs: bool, starves: Request | None
     ) -> tuple[list[Request], list[Item]]:
-        """Whom the round looks at, in the order of the queue."""
+        """The requests that the round tries, in the order of the queue."""
         options = self.options
         by_prefix = options.schedule_policy == "lpm" and len(self._queue) <= LPM_MAX_QUEUE
         if packs or by_prefix:
@@ -200,11 +200,11 @@ class Admission:
         if starves is not None:
             requests = [starves, *(request for request in requests if request is not starves)]
         items: list[Item] = []
-        left = room.tokens
+        left = headroom.tokens
         for request in requests:
             items.append(Item(self.cost(request), rank(request)))
             if not self._deduplication.is_being_computed(request):
-                left -= min(items[-1].cost, room.most)
+                left -= min(items[-1].cost, headroom.most)
             if not packs and left <= 0:
                 break  # those behind would not get any tokens
         return requests, items
@@ -263,8 +263,8 @@ class Admission:
         """Pages short of what it needs, beside what running requests will need."""
         if self._reserve is None:
             self._reserve = sum(map(self._num_still_needed, self._state.running))
-        room = max(request.num_wanted, len(request.token_ids) + 1)
-        needed = self._cache.num_needed(room, match)
+        wanted = max(request.num_wanted, len(request.token_ids) + 1)
+        needed = self._cache.num_needed(wanted, match)
         return needed + self._reserve - (self._cache.num_available - match.num_unlocked)
 
     def _start(self, request: Request, match: Match) -> Lease:
@@ -315,6 +315,6 @@ def _block_admit(request: Request) -> BlockAdmit:
 
 
 def _signed(seed: int | None) -> int:
-    """A seed as signed 64-bit; the front draws one for every request that samples."""
+    """A seed as signed 64-bit; the frontend draws one for every request that samples."""
     value = (seed or 0) & (2**64 - 1)
     return value - 2**64 if value >= 2**63 else value

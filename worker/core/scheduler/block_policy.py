@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from typing import Self
 
 from worker.config import EngineConfig
-from worker.core.scheduler.policy import TokenRoom
+from worker.core.scheduler.policy import StepHeadroom
 
 MAX_ROUNDS = 8
-"""Most rounds before the scheduler looks at what has arrived meanwhile, if no block is done."""
+"""Most rounds before the scheduler takes in what has arrived meanwhile, if no block is done."""
 MAX_ROUNDS_AHEAD = MAX_ROUNDS // 2
 """The same of a step that waits behind another: two of them are no longer than one by itself."""
 
@@ -24,8 +24,8 @@ class BlockPolicy:
     first_done_first_out: bool = True
     """Whether a block that is done leaves its batch at once."""
     inplace: bool = True
-    """Whether a running block keeps its slot and pages between rounds, and goes on by itself while
-    none of its batch is done."""
+    """Whether a running block keeps its slot and pages between rounds, and continues by itself
+    while none of its batch is done."""
     mixed_rounds: bool = True
     """Whether prompts, many blocks at once, are computed beside running blocks; otherwise in
     rounds of their own, before all running blocks, one block each."""
@@ -81,9 +81,9 @@ class BlockBudget:
         self._kept -= length
         return length
 
-    def room(self, max_requests: int) -> TokenRoom:
+    def headroom(self, max_requests: int) -> StepHeadroom:
         """What new requests may take: at least a block each, of what `grant` has left."""
-        return TokenRoom(
+        return StepHeadroom(
             tokens=self._left,
             most=self._left,
             alone=0,

@@ -33,12 +33,12 @@ class BlockSteps:
     Blocks lie at multiples of the block size, so a prompt's tail shares its block with the first
     tokens. A running block is computed again in every round, in place; what is before it is
     computed once. A request that is preempted keeps the state of its running block, which no one
-    here reads, and goes on with it. Only blocks that are done enter the prefix cache.
+    here reads, and continues with it. Only blocks that are done enter the prefix cache.
 
     Under a grammar a block is decided from left to right. A round proposes the token of the
     leftmost undecided position, drawn under the grammar's mask, and those after it that are sure
-    enough; they count as far as the grammar goes along, and the next Plan tells the ranks how far
-    that is. To everybody else they are like a prompt's tail, in front of what is undecided.
+    enough; they count as far as the grammar accepts them, and the next Plan says to the ranks how
+    far that is. To everybody else they are like a prompt's tail, in front of what is undecided.
 
     Args:
         state: of the scheduler.
@@ -147,7 +147,7 @@ class BlockSteps:
         admitted: list[Admitted] = []
         if len(self._state.queue):
             admitted = self._admission.round(
-                budget.room(self._admission.max_requests),
+                budget.headroom(self._admission.max_requests),
                 now,
                 is_shared=any(pending > 2 * policy.size for _, pending in members),
             )
@@ -166,7 +166,7 @@ class BlockSteps:
     def _build_ahead(self, builder: StepBuilder, step: StepInFlight) -> None:
         state = self._state
         if len(state.queue):
-            return  # who waits is to have the first place that comes free
+            return  # who waits is to have the first slot that comes free
         for row in rows_ahead(step, state.running, state.cache, state.config):
             lease = row.lease
             if row.num_missing:
@@ -186,7 +186,7 @@ class BlockSteps:
                 self._claims.add_row(request, lease, length, builder)
 
     def _any_watched(self) -> bool:
-        """Whether anybody is to be told of every round."""
+        """Whether any client wants every round reported."""
         params = [request.sampling.diffusion for request in self._state.running]
         return any(one is not None and one.stream_drafts for one in params)
 
@@ -210,7 +210,7 @@ class BlockSteps:
         request.blocks.state = outcome.state
         end = row.start + row.length
         if row.is_window:
-            assert outcome.num_forwards, "a rank took a request for ended that goes on"
+            assert outcome.num_forwards, "a rank took a request for ended that continues"
             end = request.num_wanted  # as the step before has left it
         computed = end if outcome.is_committed else end - self._policy.size
         request.num_computed = computed

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from worker.core.scheduler.policy import TokenRoom
+from worker.core.scheduler.policy import StepHeadroom
 
 
 class StepBudget:
@@ -47,7 +47,7 @@ class StepBudget:
         """Prompt tokens that the step has room for."""
         return self._prompts
 
-    def room(self, needs: Sequence[int], max_requests: int, above: int = 0) -> TokenRoom:
+    def headroom(self, needs: Sequence[int], max_requests: int, above: int = 0) -> StepHeadroom:
         """What new requests may take beside running ones that need so many tokens each.
 
         Args:
@@ -58,7 +58,7 @@ class StepBudget:
         if not self._chunked:
             tokens = self._prompts - sum(needs)
             alone = 0 if needs else self._rest
-            return TokenRoom(
+            return StepHeadroom(
                 tokens=max(tokens, 0),
                 most=self._prompts,
                 alone=alone,
@@ -67,7 +67,7 @@ class StepBudget:
             )
         tokens = max(self._prompts - above, 0)
         most = self._most(tokens)
-        return TokenRoom(
+        return StepHeadroom(
             tokens=tokens - min(sum(needs), most),
             most=most,
             alone=0,
@@ -89,13 +89,13 @@ class StepBudget:
 
         Args:
             needs: tokens that prompts under way could use.
-            new: tokens that `room` handed out to new ones, one per request.
+            new: tokens that `headroom` handed out to new ones, one per request.
             costs: tokens that these could use.
             priorities: of those under way, then of the new ones; empty where all are equals.
         """
         granted = [*[0] * len(needs), *new]
         lengths = [min(one, 1) for one in granted] if self._chunked else list(granted)
-        # Not chunked, a prompt that was begun in a step of its own goes on in one.
+        # Not chunked, a prompt that was begun in a step of its own continues in one.
         most = self._prompts if self._chunked or not needs else self._rest
         left = max(most - sum(lengths), 0)
         wants = [*needs, *costs]

@@ -17,7 +17,7 @@ def take_tokens(
     `min_tokens` and `ignore_eos` say; of one that is slow, that is found out later.
 
     Args:
-        request: that goes on so far.
+        request: it continues so far.
         token_ids: in order.
         followed: what its grammar made of them; None without one.
     """
@@ -52,7 +52,7 @@ def tokens_up_to_end(request: Request, token_ids: list[int]) -> tuple[list[int],
 
 
 def _finish_state(request: Request, token_id: int, num_tokens: int) -> RequestState | None:
-    """The state that a request ends in by its token number `num_tokens`; None if it goes on.
+    """The state that a request ends in by its token number `num_tokens`; None if it continues.
 
     End tokens and stop tokens end it from `min_tokens` on; the token stays in the output.
     """
@@ -75,7 +75,7 @@ def _contradiction(sampling: SamplingParams, token_id: int) -> GrammarProblem:
         problem = f"structured_outputs: internal error: the grammar does not allow token {token_id}"
         return GrammarProblem(problem, 500)
     return GrammarProblem(
-        f"structured_outputs: {' and '.join(given)} left no token with which the grammar can go on",
+        f"structured_outputs: {' and '.join(given)} left no token that continues the grammar",
         400,
     )
 

@@ -18,7 +18,7 @@ is tried again hundreds of steps later."""
 class HostLoadPolicy:
     """Prices copies from host memory by those of late, computing by the steps of late.
 
-    Until both can be told everything is copied, which is how its time comes to be known.
+    Until both are known everything is copied, which is how its time comes to be known.
 
     Args:
         policy: "always" asks for no price.

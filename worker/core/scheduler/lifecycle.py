@@ -14,7 +14,7 @@ logger = logging.getLogger(__name__)
 
 
 class Lifecycle:
-    """The one place where requests move.
+    """Moves requests, and nothing else does.
 
         queue ──start──> running ──finish──> ended
           ^ ^              │  │
@@ -36,7 +36,7 @@ class Lifecycle:
         """About to be preempted: they get no row in the step being put together."""
         self._state = state
         self._ended_guided: list[tuple[str, int]] = []
-        """Requests under a grammar, by id and attempt, that `take_ended` is to tell of."""
+        """Requests under a grammar, by id and attempt, that `take_ended` is to report."""
 
     def start(self, request: Request, match: Match) -> Lease:
         """Moves a waiting request into the running set, with a slot and a lock on what is cached.
@@ -91,7 +91,7 @@ class Lifecycle:
         self._state.held[request.request_id] = request
 
     def finish(self, request: Request, ended: RequestState) -> None:
-        """Ends a running request by its last token, and tells its gateway.
+        """Ends a running request by its last token, and reports that to its gateway.
 
         The caller takes it out of the running set, with others at once.
         """
@@ -131,7 +131,7 @@ class Lifecycle:
         )
 
     def note_ended(self, request_id: str, attempt: int) -> None:
-        """Has `take_ended` tell of a request under a grammar."""
+        """Has `take_ended` report a request under a grammar."""
         self._ended_guided.append((request_id, attempt))
 
     def take_ended(self) -> list[tuple[str, int]]:

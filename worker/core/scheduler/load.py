@@ -1,4 +1,4 @@
-"""How busy the worker is, told with every report."""
+"""How busy the worker is, as every report says."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the scheduler has to tell gateways: token deltas since the last report."""
+"""What the next report brings to gateways: token deltas since the last one."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ class OutputBuffer:
         stop_reason: int | None = None,
         draft: list[int] | None = None,
     ) -> None:
-        """Adds a request's news: tokens not sent yet, and why it ended if it has.
+        """Adds what is new of a request: tokens not sent yet, and why it ended if it has.
 
-        `draft` tells how its running block stands, of a request that asks for it.
+        `draft` is the running block as it stands, of a request that asks for it.
 
         The number of cached prompt tokens goes with the first token, or with the end if that
         comes before any token.

@@ -1,4 +1,4 @@
-"""The bounded queue: who is turned away when it is full, and when it is worth to come again."""
+"""The bounded queue: who is turned away when it is full, and when to try again."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ class LoadShedder:
         self._drain = drain
 
     def loser(self, arrival: Request) -> Request | None:
-        """Who does not get a place, now that `arrival` wants one; None if there is room."""
+        """The request that is turned away, now that `arrival` wants to wait; None if all may."""
         if self._has_room(arrival, None):
             return None
         least = self._queue.least_urgent()
@@ -83,7 +83,7 @@ class LoadShedder:
         return least if self._has_room(arrival, least) else arrival
 
     def rejection(self, request: Request, now: float) -> Rejection:
-        """What its client is told."""
+        """The answer to its client."""
         return queue_full(
             request.request_id,
             request.attempt,

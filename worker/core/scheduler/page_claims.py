@@ -78,16 +78,16 @@ class PageClaims:
         Returns how many positions can be computed in this step.
         """
         start = len(lease.pages)
-        room = start * self._page_size - request.num_computed
-        if not room and not self._make_available(request):
+        space = start * self._page_size - request.num_computed
+        if not space and not self._make_available(request):
             return 0
-        missing = -(-(length - room) // self._page_size)
+        missing = -(-(length - space) // self._page_size)
         # What admission has kept for them suffices, but for a moment where windows are to advance.
         missing = min(missing, max(self._num_spare, 0))
         if missing:
             self._cache.allocate(lease, missing)
             builder.write_pages(lease.slot, self._cache.page_rows(lease, start))
-        return min(length, room + missing * self._page_size)
+        return min(length, space + missing * self._page_size)
 
     def _make_available(self, request: Request) -> bool:
         """Whether at least one page is available, after preempting whom it takes."""

@@ -87,7 +87,7 @@ class Outcome(Enum):
     """They will be there in the next step, where running requests give way."""
 
 
-class TokenRoom:
+class StepHeadroom:
     """The prompt tokens that one round may hand out, and the number of requests.
 
     Args:
@@ -132,15 +132,16 @@ class TokenRoom:
 
 
 class AdmissionRound:
-    """Says whom to try next, and hands tokens to those that entered: `next`, try, `tell`, `next` …
+    """Chooses whom to try next, and hands tokens to those that entered: `next`, try, `report`,
+    `next` …
 
-    Where nothing of the highest level fits into the room, the first of it goes alone, so that it is
-    not held up for ever, nor by less urgent ones.
+    Where nothing of the highest level fits into the headroom, the first of it goes alone, so that
+    it is not held up for ever, nor by less urgent ones.
 
     Args:
         policy: decides whom to try.
         items: in the order of the queue.
-        room: what the step has to give.
+        headroom: what the step has to give.
         max_drop: levels below somebody who is admitted from which on nobody else is, so that the
             step does not get longer for the urgent one; 0 for any number.
         floor: level below which nobody is admitted.
@@ -150,7 +151,7 @@ class AdmissionRound:
         self,
         policy: AdmissionPolicy,
         items: Sequence[Item],
-        room: TokenRoom,
+        headroom: StepHeadroom,
         max_drop: int = 0,
         floor: int = -1,
     ) -> None:
@@ -159,7 +160,7 @@ class AdmissionRound:
         count from then on, and less urgent ones may not take what it lacks."""
         self._stops = policy.stops
         self._items = items
-        self._room = room
+        self._headroom = headroom
         self._max_drop = max_drop
         self._floor = floor
         """Rises, too: less urgent ones may not take the pages that a more urgent one lacks."""
@@ -181,7 +182,7 @@ class AdmissionRound:
             index = next(self._left, None)
             if index is None or self._ends_before(self._items[index]):
                 break
-            if self._room.fits(self._items[index].cost):
+            if self._headroom.fits(self._items[index].cost):
                 self._tried = index
                 return index
             self._has_top_misfit |= self._items[index].level == self._items[0].level
@@ -189,29 +190,29 @@ class AdmissionRound:
         self._is_over = True
         if not self._has_top_misfit or self._lengths or self.makes_place or self._num_alone:
             return None
-        self._num_alone = self._room.take_alone(self._items[0].cost)
+        self._num_alone = self._headroom.take_alone(self._items[0].cost)
         self._tried = 0
         return 0 if self._num_alone else None
 
-    def tell(self, outcome: Outcome) -> None:
+    def report(self, outcome: Outcome) -> None:
         """What came of trying the one that `next` named."""
         cost, level = self._items[self._tried]
         if self._num_alone:
             if outcome is Outcome.ENTERED:
                 self._lengths[self._tried] = self._num_alone
         elif outcome is Outcome.ENTERED:
-            self._lengths[self._tried] = self._room.take(cost)
+            self._lengths[self._tried] = self._headroom.take(cost)
             if self._max_drop:
                 self._floor = max(self._floor, level - self._max_drop + 1)
         elif outcome is Outcome.MAKING_PLACE:
-            self._room.take(cost)
+            self._headroom.take(cost)
             self.makes_place, self._floor = True, level
         elif outcome is Outcome.NO_PLACE:
             self._is_over = self._stops
             self._floor = max(self._floor, level)
 
     def _ends_before(self, item: Item) -> bool:
-        if item.level < self._floor or not self._room.is_open:
+        if item.level < self._floor or not self._headroom.is_open:
             return True
         waits_for_top = self._has_top_misfit and not self._lengths and not self.makes_place
         return waits_for_top and item.level < self._items[0].level

@@ -1,4 +1,4 @@
-"""A waiting request takes the place of running ones that are much less urgent."""
+"""A waiting request preempts running ones that are much less urgent."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class PriorityPreemption:
     """Chooses who gives way: of those outranked by the gap the least urgent, then the cheapest.
 
     Cheapest is who has the fewest tokens to compute again, where those that come back from host
-    memory count by the time that takes. Nobody is chosen unless that makes place at once, or in the
+    memory count by the time that takes. Nobody is chosen unless that makes room at once, or in the
     next step, where a row of the chosen is in flight.
 
     No ping-pong: a running request keeps the level with which it was admitted, and whoever took

@@ -36,7 +36,7 @@ DIGEST_INTERVAL = 64
 
 
 class Steps(Protocol):
-    """How requests of one kind of model go on, step by step."""
+    """How requests of one kind of model advance, step by step."""
 
     speculation: SpeculationGate | None
     """Decides on drafts; None drafts nothing."""
@@ -91,7 +91,7 @@ class Scheduler:
 
     Args:
         config: limits of the worker group.
-        clock: the time, for deadlines and logs; nothing else tells the time here.
+        clock: the time, for deadlines and logs; no other clock is read here.
         speculation: decides on drafts; None drafts nothing.
     """
 
@@ -227,7 +227,7 @@ class Scheduler:
         self.admission.options = change.applied_to(self.admission.options)
 
     def has_work(self) -> bool:
-        """Whether requests can go on, steps are in flight, or news are not taken yet."""
+        """Whether requests can advance, steps are in flight, or a report is due."""
         return bool(
             len(self.state.requests) > len(self.state.held)
             or self._in_flight

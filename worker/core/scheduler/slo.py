@@ -42,7 +42,7 @@ class Urgency:
 
     Args:
         margin_s: time before the last moment at which a request becomes more urgent.
-        forecast: tells the last moment.
+        forecast: of steps, from which the last moment follows.
     """
 
     def __init__(self, margin_s: float, forecast: Forecast) -> None:

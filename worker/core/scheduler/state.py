@@ -27,7 +27,7 @@ Clock = Callable[[], float]
 
 @dataclass(slots=True, kw_only=True)
 class SchedulerStats:
-    """What a snapshot tells that is not visible in the scheduler's present state."""
+    """What a snapshot reports that is not visible in the scheduler's present state."""
 
     num_preemptions: int = 0
     """Requests preempted since the scheduler began."""
@@ -45,7 +45,7 @@ class SchedulerStats:
     """Submits since the scheduler began, those that were ignored included."""
 
     def observe(self, step: StepInFlight, result: StepResult) -> None:
-        """A step has completed. One that turned out to have nothing to compute tells nothing."""
+        """A step has completed. One that turned out to have nothing to compute does not count."""
         if not result.num_forwards:
             return
         self.step_shape, self.step_ms = step.measured(result)
@@ -64,9 +64,9 @@ class SchedulerState:
     cache: CacheManager
     """Pages and slots."""
     queue: WaitingQueue
-    """Requests that wait for a place."""
+    """Requests that wait for a slot."""
     running: RunningSet
-    """Requests that have one."""
+    """Requests that have a slot."""
     tenants: TenantService
     """What each tenant has been served."""
     forecast: StepForecast
@@ -78,9 +78,9 @@ class SchedulerState:
     drain: DrainRate = field(default_factory=DrainRate)
     """How fast the queue drains."""
     stats: SchedulerStats = field(default_factory=SchedulerStats)
-    """What reports tell beside that."""
+    """Counters of the scheduler."""
     outputs: OutputBuffer = field(default_factory=OutputBuffer)
-    """What gateways have to be told."""
+    """What the next report brings to gateways."""
 
     @classmethod
     def create(cls, config: SchedulerConfig, clock: Clock) -> Self:

@@ -173,7 +173,7 @@ class TokenSteps:
         """New requests, beside prompts under way."""
         needs, above = self._needs(prompts, oldest.level, oldest.priority)
         return self._admission.round(
-            budget.room(needs, self._admission.max_requests, above),
+            budget.headroom(needs, self._admission.max_requests, above),
             now,
             running_level=max((request.level for request, _ in prompts), default=-1),
             is_shared=bool(needs or above),

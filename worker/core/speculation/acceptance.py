@@ -122,7 +122,7 @@ class RequestRecord:
 
         Args:
             num_drafts: 0 where there was no guess.
-            num_accepted: drafts after the first rejected one tell nothing.
+            num_accepted: drafts after the first rejected one do not count.
             gain: tokens that came of them less those that their time would have yielded.
             step: number of the present one.
         """

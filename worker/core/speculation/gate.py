@@ -27,7 +27,7 @@ FIRST_RATE = 0.8
 """Part of drafts that is accepted, until some were: what prompt lookup reaches in copied text."""
 REFERENCE_STEPS = 48
 """Steps of a size with drafts in all rows, after which one goes without: beside such steps alone
-can what it costs a row to draft be told from what the row costs."""
+can what it costs to draft be separated from what the row costs."""
 PROBE_SHARE = 0.005
 """Part of all steps' time that attempts may take; they may save up that of `LONGEST_WAIT` steps."""
 MARGIN = 0.05
@@ -53,7 +53,7 @@ class SpeculationGate:
     accepted bounds their number: the j-th counts with p^j.
 
     As a batch grows bound by arithmetic the threshold grows towards one, and drafts get fewer and
-    cease. Decisions follow from what the gate was told alone: no clock, no chance.
+    cease. Decisions follow from the calls alone: no clock, no chance.
 
     Args:
         config: of the engine.
@@ -72,7 +72,7 @@ class SpeculationGate:
         self._probe_s = 0.0
         """Time that may be spent on attempts without much hope."""
         self._costs: StepCosts | None = None
-        """What steps take; None before that can be told."""
+        """What steps take; None before that is known."""
         self._batch = BatchRecord()
         """Of the size of this step."""
         self._tokens_per_s = 0.0
@@ -102,7 +102,7 @@ class SpeculationGate:
             num_running: requests in the running set.
             num_decodes: those of them that decode.
             now: by the scheduler's clock, in seconds.
-            costs: what steps take; None before that can be told.
+            costs: what steps take; None before that is known.
         """
         self._now = now
         self._end_step()
@@ -188,7 +188,7 @@ class SpeculationGate:
             rate = self._tokens_per_s
             draft_s = self._costs.draft_row + self._costs.draft_token * row.num_drafts
             cost = (1.0 + MARGIN) * rate * draft_s
-            # What a first row cost tells whether others should begin; it is paid in any case.
+            # What a first row cost decides whether others should begin; it is paid in any case.
             start = self._start_s(record) * rate
             if record.is_trying:  # what it gained takes no time
                 loss = max(0.0, cost + start - row.num_useful)

@@ -12,7 +12,7 @@ LENGTH = struct.Struct("<I")
 
 
 class Setting(msgspec.Struct, frozen=True):
-    """What a compiling process is told in its arguments."""
+    """What a compiling process gets as its arguments."""
 
     tokenizer: str
     """Checkpoint folder or Hub repository."""

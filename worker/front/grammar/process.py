@@ -18,7 +18,7 @@ from worker.wire.messages import CompiledGrammar, EngineInfo, Vocabulary
 from worker.wire.structured import StructuredOutputsParams
 
 COMPILE_S = 1.5
-"""Processor time for one grammar. Where a core is free, clients hear of a refusal within two
+"""Processor time for one grammar. Where a core is free, clients get a refusal within two
 seconds."""
 STARVED = 20
 """A process that gets less than this part of a core is replaced: it hangs, or might as well."""
@@ -53,7 +53,7 @@ class GrammarCompiler:
         """Compiles within the limits of time and memory.
 
         Raises:
-            GrammarError: it cannot be served; the message tells the client why.
+            GrammarError: it cannot be served; the message is for the client.
             GrammarTooHeavy: it went beyond a limit.
             CompilerFailure: nothing is known of it.
         """

@@ -1,4 +1,5 @@
-"""Grammars at a worker's front: compiled once per content, each request waits for its own only."""
+"""Grammars at a worker's frontend: compiled once per content, each request waits for its own
+only."""
 
 from __future__ import annotations
 
@@ -37,7 +38,7 @@ WAITING_CHARACTERS = 64 * 2**20
 """Of the texts of grammars under way."""
 PATIENCE_S = 8.0
 """A request whose grammar is not compiled by then is sent elsewhere, and the grammar is kept for
-the next one; not compiled at all if its turn has not come. Gateways wait a little longer."""
+the next one; not compiled at all if it has not been begun. Gateways wait a little longer."""
 
 
 class Refusal(NamedTuple):
@@ -54,7 +55,7 @@ class GrammarService:
     """Compiles for one engine after another of the same model; lives on one event loop.
 
     Args:
-        info: what the engine told of itself.
+        info: of the engine.
     """
 
     def __init__(self, info: EngineInfo) -> None:

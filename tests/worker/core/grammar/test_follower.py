@@ -57,7 +57,7 @@ def test_tokens_of_an_earlier_attempt_are_taken_first(backend: GrammarBackend) -
     follower = follow(backend, b"12", regex="[0-9]{3}x")
     assert allowed(follower) == {*range(ord("0"), ord("9") + 1)}
     assert follow(backend, b"123x", regex="[0-9]{3}x").is_complete
-    with pytest.raises(GrammarFault, match="cannot go on with token 120"):
+    with pytest.raises(GrammarFault, match="cannot continue with token 120"):
         follow(backend, b"1x", regex="[0-9]{3}x")
 
 
@@ -80,7 +80,7 @@ def test_a_token_that_does_not_follow_is_refused(backend: GrammarBackend) -> Non
     problem = follower.advance(ord("x"))
     assert problem is not None
     assert problem.status == 500, "the mask has told, so who has drawn it?"
-    assert "cannot go on with token 120" in problem.message
+    assert "cannot continue with token 120" in problem.message
 
 
 def test_a_library_that_fails_ends_the_request_and_nothing_else() -> None:

@@ -19,7 +19,7 @@ from worker.core.scheduler.policy import (
     Item,
     Outcome,
     Pack,
-    TokenRoom,
+    StepHeadroom,
 )
 from worker.core.scheduler.starvation_guard import MAX_PASSES
 from worker.wire.admission import AdmissionChange
@@ -31,30 +31,30 @@ def admit(
     policy: AdmissionPolicy, costs: list[int], max_tokens: int, max_requests: int = 1000
 ) -> list[int]:
     """A round in which slots and pages never lack, and prompts are not chunked."""
-    room = StepBudget(10_000, 0, max_prefill_tokens=max_tokens, chunked=False).room(
+    headroom = StepBudget(10_000, 0, max_prefill_tokens=max_tokens, chunked=False).headroom(
         [], max_requests
     )
-    return list(play(policy, [Item(cost, LEVEL) for cost in costs], room))
+    return list(play(policy, [Item(cost, LEVEL) for cost in costs], headroom))
 
 
-def play(policy: AdmissionPolicy, items: list[Item], room: TokenRoom) -> dict[int, int]:
+def play(policy: AdmissionPolicy, items: list[Item], headroom: StepHeadroom) -> dict[int, int]:
     """What each gets, where all that are tried find a place."""
-    round_ = AdmissionRound(policy, items, room)
+    round_ = AdmissionRound(policy, items, headroom)
     while round_.next() is not None:
-        round_.tell(Outcome.ENTERED)
+        round_.report(Outcome.ENTERED)
     return round_.lengths
 
 
 def test_the_most_urgent_prompts_take_all_that_they_can_use() -> None:
     budget = StepBudget(100, 0, share=0.5)
     # Under way: 30 of level 6, 60 of level 7; new: 200 of level 7, 50 of level 6.
-    room = budget.room([60], 9, above=0)
-    assert room.tokens == 50
+    headroom = budget.headroom([60], 9, above=0)
+    assert headroom.tokens == 50
     lengths = budget.allot([30, 60], [49, 1], [200, 50], [6, 7, 7, 6])
     assert lengths == [0, 50, 49, 1]
     # More urgent ones under way leave the rest to new ones.
-    assert StepBudget(100, 0, share=0.5).room([], 9, above=70).tokens == 30
-    assert not StepBudget(100, 0, share=0.5).room([], 9, above=170).is_open
+    assert StepBudget(100, 0, share=0.5).headroom([], 9, above=70).tokens == 30
+    assert not StepBudget(100, 0, share=0.5).headroom([], 9, above=170).is_open
     # Shares are for equals: alone at the top, a prompt takes all; below, halves.
     assert StepBudget(100, 0, share=0.5).allot([90, 80], [40], [300], [4, 4, 7]) == [0, 0, 100]
     assert StepBudget(100, 0, share=0.5).allot([90, 80], [20], [20], [4, 4, 7]) == [40, 40, 20]
@@ -137,11 +137,11 @@ def test_nobody_gets_in_before_a_more_urgent_one_that_lacks_pages(
 ) -> None:
     ordered = [Item(*item) for item in sorted(items, key=lambda item: -item[1])]
     for policy in (Fifo(), Pack()):
-        room = StepBudget(10_000, 0, max_prefill_tokens=max_tokens, chunked=False).room([], 99)
-        round_ = AdmissionRound(policy, ordered, room)
+        budget = StepBudget(10_000, 0, max_prefill_tokens=max_tokens, chunked=False)
+        round_ = AdmissionRound(policy, ordered, budget.headroom([], 99))
         refused = []
         while (index := round_.next()) is not None:
-            round_.tell(Outcome.NO_PLACE if index in lacking else Outcome.ENTERED)
+            round_.report(Outcome.NO_PLACE if index in lacking else Outcome.ENTERED)
             if index in lacking:
                 refused.append(ordered[index].level)
         entered = round_.lengths
@@ -160,8 +160,8 @@ def test_the_budget_is_never_exceeded_nor_left_unused(
     needs: list[int], costs: list[int], max_tokens: int, num_decodes: int, share: float
 ) -> None:
     budget = StepBudget(max_tokens, num_decodes, share=share)
-    room = budget.room(needs, 99)
-    new = [room.take(cost) for cost in costs if room.is_open]
+    headroom = budget.headroom(needs, 99)
+    new = [headroom.take(cost) for cost in costs if headroom.is_open]
     costs = costs[: len(new)]
     lengths = budget.allot(needs, new, costs)
     available = max_tokens - min(max_tokens, num_decodes)
@@ -328,7 +328,7 @@ def test_nobody_starves_in_thousands_of_rounds(chunked: bool) -> None:
 
 
 def test_room_of_its_own_goes_to_the_first_of_the_most_urgent() -> None:
-    room = StepBudget(50, 0, max_prefill_tokens=4, chunked=False).room([], 9)
+    headroom = StepBudget(50, 0, max_prefill_tokens=4, chunked=False).headroom([], 9)
     items = [Item(20, 9), Item(20, 9), Item(1, 4)]
-    assert play(Pack(), items, room) == {0: 20}
-    assert isinstance(room, TokenRoom)
+    assert play(Pack(), items, headroom) == {0: 20}
+    assert isinstance(headroom, StepHeadroom)
