@@ -7,17 +7,18 @@ from typing import NamedTuple
 
 from worker.core.cache.lease import Lease
 from worker.core.cache.match import Match
-from worker.core.request import Request
+from worker.core.request import Request, RequestState
 from worker.core.scheduler.host_load_policy import HostLoadPolicy
 from worker.core.scheduler.lifecycle import Lifecycle
-from worker.core.scheduler.ordering import COUNTED_ROUNDS, LEVEL, cheapest_in_turn, lpm_order, rank
 from worker.core.scheduler.page_claims import num_still_needed
 from worker.core.scheduler.policy import (
+    POLICIES,
+    AdmissionPolicy,
     AdmissionRound,
+    InTurn,
     Item,
     Outcome,
     StepHeadroom,
-    create_policy,
 )
 from worker.core.scheduler.prefix_deduplication import PrefixDeduplication
 from worker.core.scheduler.priority_preemption import PriorityPreemption
@@ -26,8 +27,11 @@ from worker.core.scheduler.starvation_guard import StarvationGuard
 from worker.core.scheduler.state import SchedulerState
 from worker.core.scheduler.step import StepBuilder
 from worker.plan.plan import Admit, BlockAdmit
-from worker.wire.admission import AdmissionPolicyName
 
+COUNTED_ROUNDS = 16
+"""Rounds for which a look-up in the prefix cache is taken to hold: the cache changes slowly."""
+LEVEL = 2
+"""Ranks of a level."""
 LPM_MAX_QUEUE = 128
 """Where more than so many wait, lpm is fcfs: to order them all would take longer than it gains."""
 MAX_DISPLACING = 8
@@ -122,9 +126,10 @@ class Admission:
         generation, starves = oldest.queue_entry.generation, self._starvation_guard.is_due(oldest)
         force = options.prefill_force_fifo_every
         forced = starves or (force > 0 and self.num_rounds % force == 0)
-        name: AdmissionPolicyName = "fifo" if forced else options.prefill_admission_policy
-        requests, items = self._candidates(headroom, name != "fifo", oldest if starves else None)
-        policy = create_policy(name, in_turn=self._is_shared(requests))
+        policy = POLICIES["fifo" if forced else options.prefill_admission_policy]
+        requests, items = self._candidates(headroom, policy, oldest if starves else None)
+        if not policy.stops and self._is_shared(requests):
+            policy = InTurn(policy)
         drop = self._preemption.gap * LEVEL
         floor = running_level * LEVEL - drop + 1 if drop else -1
         leases: dict[int, Lease] = {}
@@ -183,29 +188,31 @@ class Admission:
             state.tenants.charge_output(state.running)
 
     def _candidates(
-        self, headroom: StepHeadroom, packs: bool, starves: Request | None
+        self, headroom: StepHeadroom, policy: AdmissionPolicy, starves: Request | None
     ) -> tuple[list[Request], list[Item]]:
         """The requests that the round tries, in the order of the queue."""
         options = self.options
         by_prefix = options.schedule_policy == "lpm" and len(self._queue) <= LPM_MAX_QUEUE
-        if packs or by_prefix:
+        if by_prefix or not policy.stops:
             count = options.prefill_admission_lookahead
         else:
             count = max(self._cache.num_free_slots, MAX_DISPLACING)
         requests = self._queue.window(count)
         if by_prefix:
-            requests = lpm_order(requests, [self.cost(request) for request in requests])
-        if packs and self._is_shared(requests):
-            requests = cheapest_in_turn(requests, [self.cost(request) for request in requests])
+            requests = _lpm_order(requests, [self.cost(request) for request in requests])
+        if not policy.stops and self._is_shared(requests):
+            waiting = [Item(self.cost(request), _rank(request)) for request in requests]
+            turns = InTurn(policy).arrange(waiting, [request.tenant for request in requests])
+            requests = [requests[index] for index in turns]
         if starves is not None:
             requests = [starves, *(request for request in requests if request is not starves)]
         items: list[Item] = []
         left = headroom.tokens
         for request in requests:
-            items.append(Item(self.cost(request), rank(request)))
+            items.append(Item(self.cost(request), _rank(request)))
             if not self._deduplication.is_being_computed(request):
                 left -= min(items[-1].cost, headroom.most)
-            if not packs and left <= 0:
+            if policy.stops and left <= 0:
                 break  # those behind would not get any tokens
         return requests, items
 
@@ -285,6 +292,25 @@ class Admission:
         self._state.drain.note(len(request.token_ids), now)
         if not request.preemption.count:
             self._state.tenants.charge_prompt(request, request.queue_entry.num_uncached)
+
+
+def _rank(request: Request) -> int:
+    """Its level, and within it before the others where it has run already."""
+    return LEVEL * request.level + (request.state is RequestState.PREEMPTED)
+
+
+def _lpm_order(requests: Sequence[Request], costs: Sequence[int]) -> list[Request]:
+    """Longest prefix match: the more of its tokens are cached, the earlier; ties as they come.
+
+    Args:
+        requests: in the order of the queue.
+        costs: tokens of each that are not cached.
+    """
+    order = sorted(
+        range(len(requests)),
+        key=lambda i: (-_rank(requests[i]), costs[i] - len(requests[i].token_ids), i),
+    )
+    return [requests[index] for index in order]
 
 
 def _admit(request: Request, lease: Lease) -> Admit:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
 from enum import Enum, auto
-from typing import NamedTuple, Protocol
+from types import MappingProxyType
+from typing import Final, NamedTuple, Protocol
 
 from worker.wire.admission import AdmissionPolicyName
 
@@ -19,10 +21,16 @@ class Item(NamedTuple):
 
 
 class AdmissionPolicy(Protocol):
-    """A strategy without state: `orders` what a round tries, and `stops` at a misfit or not."""
+    """A strategy without state: `orders` what a round tries, and `stops` at a misfit or not.
 
-    stops: bool
-    """Whether the first that does not fit ends the round."""
+    To add one: a class here, its entry in `POLICIES`, and its name in `worker.wire.admission`.
+    """
+
+    @property
+    def stops(self) -> bool:
+        """Whether the first that does not fit ends the round; it then sees no more of the queue
+        than could enter, else `prefill_admission_lookahead` requests."""
+        ...
 
     def order(self, items: Sequence[Item]) -> list[int]:
         """Indices in the order of trying; levels descend."""
@@ -53,26 +61,42 @@ class Pack:
         return sorted(range(len(items)), key=lambda i: (-items[i].level, items[i].cost, i))
 
 
-class PackInTurn:
-    """As many as fit in the order given, in which each tenant has its turns."""
-
-    stops = False
-
-    def order(self, items: Sequence[Item]) -> list[int]:
-        """The order given."""
-        return list(range(len(items)))
+POLICIES: Final[Mapping[AdmissionPolicyName, AdmissionPolicy]] = MappingProxyType(
+    {"fifo": Fifo(), "pack": Pack()}
+)
+"""By the name that `--prefill-admission-policy` has for it."""
 
 
-def create_policy(name: AdmissionPolicyName, *, in_turn: bool) -> AdmissionPolicy:
-    """The policy of that name.
+class InTurn:
+    """A policy where requests of several tenants wait, each of which keeps its turns in the queue.
 
     Args:
-        name: as options have it.
-        in_turn: whether requests of several tenants wait, in the order of their turns.
+        policy: orders the requests of each tenant.
     """
-    if name == "fifo":
-        return Fifo()
-    return PackInTurn() if in_turn else Pack()
+
+    def __init__(self, policy: AdmissionPolicy) -> None:
+        self.stops = policy.stops
+        self._policy = policy
+
+    def arrange(self, items: Sequence[Item], tenants: Sequence[str]) -> list[int]:
+        """Indices in the order of trying.
+
+        Args:
+            items: in the order of the queue, which gives tenants their turns.
+            tenants: whose each of them is.
+        """
+        turns: dict[tuple[int, str], list[int]] = defaultdict(list)
+        for index, (item, tenant) in enumerate(zip(items, tenants, strict=True)):
+            turns[item.level, tenant].append(index)
+        ordered = list(range(len(items)))
+        for own in turns.values():
+            for turn, index in zip(own, self._policy.order([items[i] for i in own]), strict=True):
+                ordered[turn] = own[index]
+        return ordered
+
+    def order(self, items: Sequence[Item]) -> list[int]:
+        """The order given: they are arranged."""
+        return list(range(len(items)))
 
 
 class Outcome(Enum):

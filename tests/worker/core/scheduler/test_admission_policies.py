@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from itertools import combinations
+from typing import get_args
 
 import pytest
 from hypothesis import given
@@ -13,6 +14,7 @@ from tests.support.effort import cases
 from tests.support.worker.fake_device import Harness, make_submit
 from worker.core.scheduler.budget import StepBudget
 from worker.core.scheduler.policy import (
+    POLICIES,
     AdmissionPolicy,
     AdmissionRound,
     Fifo,
@@ -22,7 +24,7 @@ from worker.core.scheduler.policy import (
     StepHeadroom,
 )
 from worker.core.scheduler.starvation_guard import MAX_PASSES
-from worker.wire.admission import AdmissionChange
+from worker.wire.admission import AdmissionChange, AdmissionPolicyName
 
 LEVEL = 4
 
@@ -332,3 +334,7 @@ def test_room_of_its_own_goes_to_the_first_of_the_most_urgent() -> None:
     items = [Item(20, 9), Item(20, 9), Item(1, 4)]
     assert play(Pack(), items, headroom) == {0: 20}
     assert isinstance(headroom, StepHeadroom)
+
+
+def test_each_name_has_its_policy() -> None:
+    assert set(POLICIES) == set(get_args(AdmissionPolicyName))
