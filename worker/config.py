@@ -206,7 +206,7 @@ class EngineConfig(SchedulingOptions):
 
     @property
     def draft_checkpoint(self) -> str:
-        """The same of the draft model."""
+        """The draft model with its revision: what its files are asked for by."""
         return at_revision(self.speculative_model, self.speculative_revision)
 
     def _check_speculation(self) -> None:

@@ -18,7 +18,7 @@ class Advance(Protocol):
     """Notes what has been done since the last call."""
 
     def __call__(self, amount: int, /) -> None:
-        """So much more is done."""
+        """Adds to what is done."""
         ...
 
 

@@ -57,7 +57,7 @@ class BlockProgress:
     """How a block-diffusion model gets on with a request (`BlockSteps`)."""
 
     state: bytes = b""
-    """Its running block as the last step left it, opaque; empty where none has begun."""
+    """The running block as the last step left it, opaque; empty where none has begun."""
     num_rounds: int = 0
     """Passes in which something of it was to be decided."""
     num_forwards: int = 0
@@ -77,7 +77,7 @@ class RequestTimes:
     admitted_s: float = -1.0
     """Into the running set, first; -1 before."""
     first_token_s: float = -1.0
-    """Its first token came; -1 before."""
+    """When the first token came; -1 before."""
 
     @property
     def first_token(self) -> FirstTokenTimes | None:

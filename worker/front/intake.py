@@ -18,7 +18,8 @@ SLICE_BYTES = 1 << 16
 """Encoded, between two passes of the event loop: the largest parameters that a request may have and
 that it shares with no other, 33 KB, take 0.8 ms to decode and check."""
 SLICE_SUBMITS = 512
-"""The same where they are small: to take one in costs some 10 us here and 20 us at rank 0."""
+"""Submits of a slice where they are small: to take one in costs some 10 us here and 20 us at rank
+0."""
 SLICE_ENTRIES = 1 << 14
 """Texts and tokens in the parameters of what rank 0 decodes at once, between two steps; one takes
 about 0.1 us."""
@@ -77,7 +78,7 @@ class Intake:
 
 
 def slices(batch: SubmitBatch) -> Iterator[SubmitBatch]:
-    """The same in batches that rank 0 takes in between two steps each; grammars come first."""
+    """The batch in parts that rank 0 takes in between two steps each; grammars come first."""
     first = msgspec.structs.replace(batch, submits=[], aborts=[], admission=None)
     *parts, last = _parts(batch.submits)
     for part in parts:

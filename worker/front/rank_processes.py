@@ -17,7 +17,7 @@ class Glance(NamedTuple):
     """What the processes do at one moment."""
 
     stopped: list[str]
-    """Those that a signal has stopped, by name and number."""
+    """Processes that a signal has stopped, by name and number."""
     at_work: bool
     """Whether any runs, or would if it had a core."""
     cpu_ticks: int
@@ -82,7 +82,7 @@ def _started(pid: int) -> str:
 
 
 def _stat(pid: int) -> list[str]:
-    """Of its main thread: fields of /proc's stat from the state on; none where it has ended."""
+    """Fields of a main thread in /proc's stat, from the state on; none where it has ended."""
     try:
         text = Path(f"/proc/{pid}/task/{pid}/stat").read_text()
     except OSError:

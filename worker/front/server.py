@@ -91,16 +91,16 @@ class WorkerFrontend:
         self._num_handed = 0
         """Submits that rank 0 was sent in this epoch."""
         self._num_reports = 0
-        """Of this epoch."""
+        """Reports of the engine in this epoch."""
         self._opened_at = 0.0
         """When the ranks of this epoch could be started, on the monotonic clock."""
         self._grammars: GrammarService | None = None
-        """There once an engine has said what to compile for."""
+        """Compiles grammars; None until an engine has said what for."""
         self._step_timeout_s = step_timeout_s
         self._pulse = pulse
         self._processes = RankProcesses({})
         self._watchdog: StepWatchdog | None = None
-        """There while the engine runs."""
+        """Watches the engine's steps; None while it does not run."""
         self._ready = asyncio.Event()
         self._heartbeat: asyncio.Task[None] | None = None
 

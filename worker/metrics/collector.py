@@ -95,7 +95,7 @@ class WorkerCollector(Collector):
         self._vllm_names = vllm_names
 
     def collect(self) -> Iterator[Metric]:
-        """See prometheus_client's Collector."""
+        """The families as they stand, for prometheus_client."""
         view = self._view()
         labels, load = [view.model_name, view.worker_id], view.load
         ready = GaugeMetricFamily(

@@ -71,7 +71,7 @@ class ProcessCollector(Collector):
         self._lag = lag
 
     def collect(self) -> Iterator[Metric]:
-        """See prometheus_client's Collector."""
+        """The families as they stand, for prometheus_client."""
         labels = ["process"]
         build = InfoMetricFamily("rayfleet_build", "What the process runs.", labels=labels)
         versions = {f"{name}_version": version_of(name) for name in ("ray", "torch")}

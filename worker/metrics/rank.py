@@ -67,7 +67,7 @@ class DeviceCollector(Collector):
         self._memory = memory
 
     def collect(self) -> Iterator[Metric]:
-        """See prometheus_client's Collector."""
+        """The families as they stand, for prometheus_client."""
         free, total = self._memory()
         for name, text, value in (
             ("used", "Bytes in use on the rank's GPU, whoever uses them.", total - free),

@@ -23,13 +23,13 @@ class Hello(msgspec.Struct, tag="hello", frozen=True):
     num_host_pages: int = 0
     """Pages for which it has host memory."""
     device: str = ""
-    """Its type: "cuda" or "cpu"."""
+    """Type of the rank's device: "cuda" or "cpu"."""
     dtype: str = ""
     """Of weights, activations and KV cache, such as "bfloat16"."""
     startup: dict[str, float] = {}
     """Seconds by phase up to here, see `worker.rank.rank.Rank`."""
     process: int = 0
-    """Its id, where all ranks are on one node; 0 elsewhere."""
+    """Id of the rank's process, where all ranks are on one node; 0 elsewhere."""
     page_groups: PageGroups = ONE_GROUP
     """How the model's layers share pages."""
 

@@ -41,7 +41,7 @@ class TokenRules(msgspec.Struct, array_like=True, frozen=True):
     num_logprobs: int = -1
     """Likeliest tokens to report beside each draw; -1 reports nothing."""
     num_prompt_logprobs: int = -1
-    """The same for each prompt token after the first."""
+    """Alternatives to report for each prompt token after the first; -1 for none."""
 
 
 class BlockAdmit(msgspec.Struct, array_like=True, frozen=True):
@@ -54,7 +54,8 @@ class BlockAdmit(msgspec.Struct, array_like=True, frozen=True):
     limit: int
     """Position at which it ends."""
     state: bytes = b""
-    """Its running block, where it was preempted in the middle of one: as `BlockOutcome` had it."""
+    """The running block of a request that was preempted in the middle of one: as `BlockOutcome` had
+    it."""
 
 
 class Admit(msgspec.Struct, array_like=True, frozen=True):
@@ -171,7 +172,7 @@ class Accept(msgspec.Struct, array_like=True, frozen=True):
 
     slot: int
     end: int
-    """Those before this one."""
+    """Positions before this one are decided."""
 
 
 class Plan(msgspec.Struct, array_like=True, frozen=True):

@@ -71,7 +71,7 @@ class ByteDetokenizer(Detokenizer):
         self._decoder = _UTF8_DECODER(errors="replace")
 
     def push(self, token_ids: Sequence[int]) -> str:
-        """See Detokenizer."""
+        """Adds tokens, returns the text that became certain."""
         known = self._token_bytes
         try:
             data = b"".join([known[token_id] for token_id in token_ids])
@@ -83,7 +83,7 @@ class ByteDetokenizer(Detokenizer):
         return self._decoder.decode(data)
 
     def flush(self) -> str:
-        """See Detokenizer."""
+        """The rest at the end; an unfinished character becomes U+FFFD."""
         return self._decoder.decode(b"", final=True)
 
     def _bytes_of(self, token_id: int) -> bytes:
@@ -106,11 +106,11 @@ class StreamDetokenizer(Detokenizer):
         self._held: list[int] = []
 
     def push(self, token_ids: Sequence[int]) -> str:
-        """See Detokenizer."""
+        """Adds tokens, returns the text that became certain."""
         return "".join([self._push_one(token_id) for token_id in token_ids])
 
     def flush(self) -> str:
-        """See Detokenizer."""
+        """The rest at the end; an unfinished character becomes U+FFFD."""
         if not self._held:
             return ""
         before = self._decode(self._context)

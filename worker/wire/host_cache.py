@@ -20,7 +20,7 @@ class HostCacheTotals(msgspec.Struct, array_like=True):
     num_pages: int = 0
     """Pages that the host has room for."""
     num_used: int = 0
-    """Of them in use."""
+    """Pages of the host in use."""
     num_stored: int = 0
     """Pages copied from the device."""
     num_loaded: int = 0
@@ -33,8 +33,8 @@ class HostCacheTotals(msgspec.Struct, array_like=True):
     num_resumed_tokens: int = 0
     """Tokens computed for requests that were preempted, when they were."""
     num_resumed_cached_tokens: int = 0
-    """Of them found on the device when the request came again."""
+    """Tokens of such requests found on the device when they came again."""
     num_resumed_loaded_tokens: int = 0
-    """Of them copied back."""
+    """Tokens of such requests copied back."""
     load_s: float = 0.0
     """Seconds that the copies back took."""

@@ -35,7 +35,7 @@ class Limits(msgspec.Struct, frozen=True):
 
     @classmethod
     def of(cls, info: EngineInfo) -> Limits:
-        """Those of a worker's engine."""
+        """The limits of a worker's engine."""
         return cls(
             info.max_model_len,
             info.max_total_tokens,

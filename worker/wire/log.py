@@ -42,7 +42,7 @@ class TextFormatter(logging.Formatter):
         self._process = process
 
     def format(self, record: logging.LogRecord) -> str:
-        """See logging.Formatter."""
+        """One line for a record."""
         line = (
             f"{_timestamp(record)} {record.levelname} {self._process} {record.name}: "
             f"{record.getMessage()}"
@@ -62,7 +62,7 @@ class JsonFormatter(logging.Formatter):
         self._process = process
 
     def format(self, record: logging.LogRecord) -> str:
-        """See logging.Formatter."""
+        """One line for a record."""
         entry: dict[str, str] = {
             "time": _timestamp(record),
             "level": record.levelname,

@@ -53,7 +53,7 @@ class Submit(msgspec.Struct, kw_only=True, omit_defaults=True):
     sampling_index: int = -1
     """On the wire, where they are in the batch's `samplings`; -1 where they are here."""
     seed: int | None = None
-    """Of this completion: the gateway draws one, so that another attempt repeats the same tokens.
+    """Seed of this completion: the gateway draws one, so that another attempt repeats its tokens.
     None takes that of `sampling`."""
     attempt: int = 0
     """Raised on each resubmission; deltas with an older one are dropped."""
@@ -95,7 +95,7 @@ class Vocabulary(msgspec.Struct, array_like=True, frozen=True):
     """What each stands for; empty for those that no grammar may yield."""
     eos_token_ids: list[int]
     xgrammar: str
-    """The same, prepared by xgrammar; empty where it is not in use."""
+    """The vocabulary as xgrammar prepares it; empty where it is not in use."""
 
 
 class CompiledGrammar(msgspec.Struct, array_like=True, frozen=True):
@@ -119,7 +119,7 @@ class SubmitBatch(msgspec.Struct, kw_only=True, omit_defaults=True):
     vocabulary: Vocabulary | None = None
     """With the first grammar."""
     grammars: list[CompiledGrammar] = []
-    """Those that rank 0 does not have."""
+    """Compiled grammars that rank 0 does not have."""
     dropped_grammars: list[str] = []
     """Keys that later submits will not name without bringing the grammar again."""
     admission: AdmissionChange | None = None
@@ -271,11 +271,11 @@ class StepShape(msgspec.Struct, array_like=True, frozen=True):
     decode_context: int = 0
     """Positions that these attended to, over all rows."""
     draft_rows: int = 0
-    """Those of them that were allowed to draft."""
+    """Decoding requests that were allowed to draft."""
     draft_tokens: int = 0
     """Drafts that were verified."""
     draft_starts: int = 0
-    """Requests among them that did so for the first time."""
+    """Requests that were allowed to draft for the first time."""
 
 
 class LoadSnapshot(msgspec.Struct, array_like=True):
@@ -305,7 +305,7 @@ class LoadSnapshot(msgspec.Struct, array_like=True):
     step_shape: StepShape = StepShape()
     """The step that took `step_ms`."""
     queued_cached_tokens: int = 0
-    """Those of `queued_prefill_tokens` that gateways expect in the prefix cache."""
+    """Tokens of `queued_prefill_tokens` that gateways expect in the prefix cache."""
     num_reserved: int = 0
     """Requests of all gateways that the frontend has and rank 0 does not yet: not among the
     running and waiting."""

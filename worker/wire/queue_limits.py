@@ -14,9 +14,9 @@ class QueueLimits(NamedTuple):
     """
 
     max_requests: int
-    """That may wait; 0 for any number."""
+    """Requests that may wait; 0 for any number."""
     max_tokens: int
-    """That they may have together; 0 for any number. A single request may have more."""
+    """Tokens that they may have together; 0 for any number. A single request may have more."""
 
     def has_room(
         self, num_waiting: int, num_tokens: int, *, num_free_slots: int, num_new_tokens: int = 1

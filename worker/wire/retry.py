@@ -69,7 +69,7 @@ class StartDelay(msgspec.Struct, frozen=True, kw_only=True):
     reason: str
     """Of the last failure, in one line."""
     attempts: int
-    """That have failed."""
+    """Tries that have failed."""
     next_try: float
     """When the next one begins; Unix time, in seconds."""
 

@@ -79,14 +79,14 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     bad_words: tuple[str, ...] = ()
     """Texts whose last token is not drawn where it would complete them."""
     bad_words_token_ids: tuple[tuple[int, ...], ...] = ()
-    """The same as tokens: whoever tokenizes fills it in, see `worker.wire.bad_words`."""
+    """`bad_words` as tokens: whoever tokenizes fills it in, see `with_bad_words`."""
     allowed_token_ids: tuple[int, ...] | None = None
     """Only these tokens are drawn."""
     logprobs: int | None = None
     """Report the log-probability of each token, and of so many likeliest ones beside it. They are
     the model's own: before temperature, penalties and all else."""
     prompt_logprobs: int | None = None
-    """The same for each token of the prompt but the first."""
+    """Alternatives to report for each token of the prompt but the first."""
     stop: tuple[str, ...] = ()
     """Strings that end the request where they appear in the text."""
     stop_token_ids: tuple[int, ...] = ()
@@ -110,7 +110,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
         _check_range("prompt_logprobs", self.prompt_logprobs, 0, MAX_LOGPROBS)
 
     def amended(self, **changes: object) -> SamplingParams:
-        """The same with other values, which the caller answers for.
+        """These parameters with other values, which the caller answers for.
 
         Unlike `msgspec.structs.replace` this looks through none of the fields again: they may hold
         a whole vocabulary, and a request many completions.
@@ -237,7 +237,7 @@ def _clamped(logit_bias: Mapping[int, float]) -> dict[int, float]:
 
 
 def with_bad_words(sampling: SamplingParams, tokenizer: Tokenizer) -> SamplingParams:
-    """The same parameters with `bad_words` spelled in tokens, as the worker needs them.
+    """Sampling parameters with `bad_words` spelled in tokens, as the worker needs them.
 
     A word counts at the start of a text and, where that only changes its first token, behind a
     space too, as with vLLM.

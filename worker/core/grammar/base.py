@@ -31,7 +31,7 @@ class GrammarError(ValueError):
 
 
 class GrammarTooHeavy(GrammarError):
-    """It went beyond a limit of time or memory, which it may keep the next time."""
+    """The grammar went beyond a limit of time or memory, which it may keep the next time."""
 
 
 class GrammarFault(RuntimeError):
@@ -57,15 +57,15 @@ class Matcher(Protocol):
         ...
 
     def rollback(self, count: int) -> None:
-        """Takes back the last `count` tokens."""
+        """Undoes the last `count` tokens."""
         ...
 
     def may_end(self) -> bool:
-        """Whether what it has taken so far is a whole text of the grammar."""
+        """Whether the tokens so far are a whole text of the grammar."""
         ...
 
     def fill(self, words: Words) -> None:
-        """Writes which tokens can follow, end tokens included where the text may end."""
+        """Writes the mask of the next token, end tokens included where the text may end."""
         ...
 
 
@@ -73,7 +73,7 @@ class LoadedGrammar(Protocol):
     """A compiled grammar, ready to be followed by any number of requests."""
 
     def matcher(self) -> Matcher:
-        """A fresh one, before the first token."""
+        """A fresh matcher, before the first token."""
         ...
 
 
@@ -81,11 +81,11 @@ class GrammarBackend(Protocol):
     """A library that compiles and follows grammars over one vocabulary."""
 
     def compile(self, params: StructuredOutputsParams) -> str:
-        """What `load` takes. Raises GrammarError."""
+        """The grammar as `load` takes it. Raises GrammarError."""
         ...
 
     def load(self, payload: str) -> LoadedGrammar:
-        """From another process's `compile`. Raises GrammarError."""
+        """The grammar that `compile` returned, in this process or another. Raises GrammarError."""
         ...
 
 

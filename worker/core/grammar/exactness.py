@@ -25,7 +25,8 @@ _IGNORED = (
 )
 
 _ALTERNATIVES = ("$ref", "anyOf", "allOf", "oneOf", "const", "enum")
-"""Of these, the first that it finds counts, and nothing beside it."""
+"""Keys of a schema of which the library reads only the first that it finds, and nothing beside
+it."""
 
 _HARMLESS = (
     "$comment",

@@ -23,7 +23,7 @@ SLOW_S = 0.01
 
 
 class GrammarFollower:
-    """See GrammarState.
+    """The state of one request in its grammar, by a matcher (`GrammarState`).
 
     End tokens: where the text may end and may continue, the mask has both, unless `ignore_eos` or
     `min_tokens` forbid the end. Where it can only end, the request is complete: nothing is drawn.
@@ -50,13 +50,13 @@ class GrammarFollower:
         output: Iterable[int] = (),
     ) -> None:
         self.is_complete = False
-        """See GrammarState."""
+        """Whether the grammar leaves nothing to draw but an end token, or not even that."""
         self.is_slow = False
-        """See GrammarState."""
+        """Whether `advance` takes so long that a step must not wait for it."""
         self.may_draft = True
-        """See GrammarState."""
+        """Whether `walk` is fast enough to make masks of drafts."""
         self.mask = b""
-        """See GrammarState."""
+        """What the next draw may yield: ceil(vocab / 32) little-endian words, bit 1 allows."""
         self._matcher = matcher
         self._words: Words = np.zeros(-(-vocab_size // 32), dtype=np.int32)
         ends = _words(list(eos_token_ids), vocab_size)
@@ -74,7 +74,7 @@ class GrammarFollower:
         self._fill()
 
     def walk(self, drafts: Sequence[int]) -> list[bytes]:
-        """See GrammarState."""
+        """Masks of the next draw and of those after each draft; the state stays as it is."""
         masks = [self.mask]
         began, place = time.thread_time(), (self.mask, self._num_output)
         num_taken = 0
@@ -97,7 +97,7 @@ class GrammarFollower:
         return masks + [b"\xff" * len(self.mask)] * (1 + len(drafts) - len(masks))
 
     def advance(self, token_id: int) -> GrammarProblem | None:
-        """See GrammarState."""
+        """Takes one drawn token and makes the next mask; why it cannot continue, None if it can."""
         began = time.thread_time()
         try:
             self._accept(token_id)

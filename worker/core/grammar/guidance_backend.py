@@ -18,7 +18,8 @@ from worker.wire.structured import StructuredOutputsParams
 
 
 class GuidanceBackend:
-    """Its compiled form is the grammar in llguidance's own words; loading compiles it.
+    """llguidance as a backend: the compiled form is the grammar in its own words; loading compiles
+    it.
 
     Args:
         tokens: the bytes of each token; empty ones are never drawn.
@@ -33,7 +34,7 @@ class GuidanceBackend:
         self._tokenizer = self._library.LLTokenizer(_TokenList(tokens, ends), eos_token=ends)
 
     def compile(self, params: StructuredOutputsParams) -> str:
-        """See GrammarBackend."""
+        """The grammar as `load` takes it. Raises GrammarError."""
         try:
             grammar = self._grammar(params)
         except ValueError as error:
@@ -44,7 +45,7 @@ class GuidanceBackend:
         return grammar
 
     def load(self, payload: str) -> LoadedGrammar:
-        """See GrammarBackend."""
+        """The grammar that `compile` returned, in this process or another. Raises GrammarError."""
         matcher = self._library.LLMatcher(self._tokenizer, payload, log_level=0)
         if matcher.is_error():
             raise GrammarError(matcher.get_error())
@@ -97,7 +98,7 @@ class _Loaded:
         self._num_words = num_words
 
     def matcher(self) -> Matcher:
-        """See LoadedGrammar."""
+        """A fresh matcher, before the first token."""
         return _Matcher(self._template.deep_copy(), self._num_words)
 
 
@@ -107,20 +108,20 @@ class _Matcher:
         self._num_words = num_words
 
     def accept(self, token_id: int) -> bool:
-        """See Matcher."""
+        """Takes one token; False if it cannot follow."""
         return bool(self._handle.consume_token(token_id))
 
     def rollback(self, count: int) -> None:
-        """See Matcher."""
+        """Undoes the last `count` tokens."""
         if not self._handle.rollback(count):
             raise GrammarError(self._handle.get_error())
 
     def may_end(self) -> bool:
-        """See Matcher."""
+        """Whether the tokens so far are a whole text of the grammar."""
         return bool(self._handle.is_accepting())
 
     def fill(self, words: Words) -> None:
-        """See Matcher."""
+        """Writes the mask of the next token, end tokens included where the text may end."""
         self._handle.unsafe_compute_mask_ptr(words.ctypes.data, words.nbytes)
         if self._handle.is_error():
             raise GrammarError(self._handle.get_error())

@@ -28,11 +28,11 @@ class GrammarStatus(NamedTuple):
     is_slow: bool = False
     """Whether its next token takes so long that a step must not wait for it."""
     may_draft: bool = True
-    """Whether it is fast enough to look ahead with."""
+    """Whether it is fast enough to make masks of drafts."""
 
     @classmethod
     def of(cls, grammar: GrammarState) -> GrammarStatus:
-        """That of a matcher, as it stands."""
+        """The status of a grammar's state as it is now."""
         return cls(grammar.is_complete, grammar.is_slow, grammar.may_draft)
 
 
@@ -65,7 +65,7 @@ class Followed(NamedTuple):
 
 
 class GrammarState(Protocol):
-    """Where one request stands in its grammar. It belongs to the request and survives preemption.
+    """The state of one request in its grammar. It belongs to the request and survives preemption.
 
     Its life: `advance` for every token that the request draws; `mask` is for the draw that follows.
     """
@@ -87,11 +87,12 @@ class GrammarState(Protocol):
 
     @property
     def may_draft(self) -> bool:
-        """Whether `walk` is fast enough to look ahead with."""
+        """Whether `walk` is fast enough to make masks of drafts."""
         ...
 
     def walk(self, drafts: Sequence[int]) -> list[bytes]:
-        """Masks of the next draw and of those after each draft, were they drawn; stays in place.
+        """Masks of the next draw and of those after each draft, were they drawn; the state stays as
+        it is.
 
         After a draft that it does not allow, or that ends the text, masks allow everything: such
         a draft is never accepted, or the last.

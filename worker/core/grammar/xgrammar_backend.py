@@ -52,7 +52,7 @@ class XGrammarBackend:
         return str(self._info.serialize_json())
 
     def compile(self, params: StructuredOutputsParams) -> str:
-        """See GrammarBackend."""
+        """The grammar as `load` takes it. Raises GrammarError."""
         if params.kind == "json" and (keyword := inexact_keyword(json.loads(params.text))):
             raise GrammarError(f"xgrammar does not enforce {keyword}")
         try:
@@ -61,7 +61,7 @@ class XGrammarBackend:
             raise GrammarError(_reason(error)) from error
 
     def load(self, payload: str) -> LoadedGrammar:
-        """See GrammarBackend."""
+        """The grammar that `compile` returned, in this process or another. Raises GrammarError."""
         try:
             compiled = self._core.bindings.CompiledGrammar.deserialize_json(payload, self._info)
         except RuntimeError as error:
@@ -99,7 +99,7 @@ class _Loaded:
         self._core = core
 
     def matcher(self) -> Matcher:
-        """See LoadedGrammar."""
+        """A fresh matcher, before the first token."""
         handle = self._core.bindings.GrammarMatcher(self._compiled, None, False, 0, None)
         return _Matcher(handle, self._core)
 
@@ -110,19 +110,19 @@ class _Matcher:
         self._core = core
 
     def accept(self, token_id: int) -> bool:
-        """See Matcher."""
+        """Takes one token; False if it cannot follow."""
         return bool(self._handle.accept_token(token_id, False))
 
     def rollback(self, count: int) -> None:
-        """See Matcher."""
+        """Undoes the last `count` tokens."""
         self._handle.rollback(count)
 
     def may_end(self) -> bool:
-        """See Matcher."""
+        """Whether the tokens so far are a whole text of the grammar."""
         return bool(self._handle.is_completed())
 
     def fill(self, words: Words) -> None:
-        """See Matcher."""
+        """Writes the mask of the next token, end tokens included where the text may end."""
         # It writes nothing where every token may follow.
         words.fill(-1)
         self._handle.fill_next_token_bitmask(self._core.view(words), 0, False)

@@ -295,7 +295,7 @@ class Admission:
 
 
 def _rank(request: Request) -> int:
-    """Its level, and within it before the others where it has run already."""
+    """Order among waiting requests: by level, within it first those that have run already."""
     return LEVEL * request.level + (request.state is RequestState.PREEMPTED)
 
 

@@ -12,7 +12,7 @@ from worker.core.scheduler.policy import StepHeadroom
 MAX_ROUNDS = 8
 """Most rounds before the scheduler takes in what has arrived meanwhile, if no block is done."""
 MAX_ROUNDS_AHEAD = MAX_ROUNDS // 2
-"""The same of a step that waits behind another: two of them are no longer than one by itself."""
+"""Most rounds of a step that waits behind another: two of them are no longer than one by itself."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -35,7 +35,7 @@ class BlockPolicy:
 
     @classmethod
     def of(cls, config: EngineConfig, size: int) -> Self:
-        """That of an engine whose model has blocks of so many positions."""
+        """The policy of an engine whose model has blocks of so many positions."""
         features = config.dllm_features
         return cls(
             size=size,

@@ -49,7 +49,7 @@ class SchedulerConfig(SchedulingOptions):
 
     @classmethod
     def of(cls, config: EngineConfig, info: EngineInfo) -> Self:
-        """That of an engine.
+        """The configuration of an engine's scheduler.
 
         Args:
             config: its options.

@@ -43,7 +43,7 @@ def take_tokens(
 
 
 def tokens_up_to_end(request: Request, token_ids: list[int]) -> tuple[list[int], bool]:
-    """Those up to the first that ends the request whatever its grammar says; whether one does."""
+    """Tokens up to the first that ends the request whatever its grammar says; whether one does."""
     known = len(request.token_ids)
     for count, token_id in enumerate(token_ids, 1):
         if _finish_state(request, token_id, known + count) is not None:

@@ -106,7 +106,7 @@ class Outcome(Enum):
     NO_PLACE = auto()
     """Slots or pages are missing."""
     WAITS = auto()
-    """It is better off later, and keeps nobody back."""
+    """The request is better off later, and keeps nobody back."""
     MAKING_PLACE = auto()
     """They will be there in the next step, where running requests give way."""
 
@@ -147,7 +147,7 @@ class StepHeadroom:
         return length
 
     def take_alone(self, cost: int) -> int:
-        """The same for one that goes by itself; 0 if it cannot."""
+        """Hands out tokens to a request that has the step for itself; 0 if it cannot."""
         length = min(cost, self._alone) if self.requests else 0
         if length:
             self.tokens = 0

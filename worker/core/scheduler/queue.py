@@ -31,7 +31,7 @@ class WaitingQueue:
         self.num_tokens = 0
         """Tokens of all that wait."""
         self.num_expected_cached = 0
-        """Those of them that gateways expect in the prefix cache, of requests that never ran."""
+        """Tokens that gateways expect in the prefix cache, of requests that never ran."""
         self._urgency = urgency
         self._service = service
         self._levels = [_Level() for _ in range(MAX_LEVEL + 1)]
@@ -99,7 +99,7 @@ class WaitingQueue:
 
     @property
     def least_level(self) -> int:
-        """Of those that have never run; -1 where all have."""
+        """Lowest priority of waiting requests that never ran; -1 where all have."""
         return next((n for n, level in enumerate(self._levels) if level.by_tenant), -1)
 
     def num_waiting(self, tenant: str, level: int) -> int:

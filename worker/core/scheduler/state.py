@@ -74,7 +74,7 @@ class SchedulerState:
     requests: dict[str, Request] = field(default_factory=dict)
     """All that have not ended, by id."""
     held: dict[str, Request] = field(default_factory=dict)
-    """Those of them whose grammar, or its next mask, is not here yet."""
+    """Requests whose grammar, or its next mask, is not here yet, by id."""
     drain: DrainRate = field(default_factory=DrainRate)
     """How fast the queue drains."""
     stats: SchedulerStats = field(default_factory=SchedulerStats)

@@ -46,7 +46,7 @@ class StepInFlight:
 
     seq: int
     rows: list[InFlightRow]
-    """As in the Plan."""
+    """Rows in the order of the Plan."""
     num_tokens: int
     shape: StepShape
     has_chunks: bool
@@ -138,7 +138,7 @@ class StepBuilder:
     def __init__(self, seq: int) -> None:
         self.seq = seq
         self.draft_threshold = 0.0
-        """See Plan."""
+        """Least probability of a draft that pays for itself, as in `Plan`."""
         self.num_tokens = 0
         self._any_masked = False
         self._num_attended = 0
@@ -153,9 +153,9 @@ class StepBuilder:
         self._num_draft_tokens = 0
         """Drafts of draft rows, at most."""
         self.max_rounds = 1
-        """See Plan."""
+        """Most forward passes of running blocks, as in `Plan`."""
         self.accepts: list[Accept] = []
-        """See Plan."""
+        """Positions decided under a grammar, as in `Plan`."""
         self._stores: PageCopies | None = None
         self._loads: PageCopies | None = None
 

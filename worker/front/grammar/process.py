@@ -25,7 +25,7 @@ STARVED = 20
 START_S = 60.0
 """Time for loading the vocabulary."""
 _KILLED = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
-"""These end a process from outside, whatever it compiles."""
+"""Signals that end a process from outside, whatever it compiles."""
 
 
 class CompilerFailure(RuntimeError):

@@ -28,7 +28,7 @@ from worker.wire.structured import StructuredOutputsParams
 logger = logging.getLogger(__name__)
 
 NUM_PROCESSES = 2
-"""So that one slow grammar does not hold all others up."""
+"""Compiling processes: more than one, so that a slow grammar does not hold all others up."""
 CACHE_BYTES = 64 * 2**20
 MAX_CACHED = 4096
 """Refusals are kept too: a broken grammar is not compiled over and over."""
