@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Sequence
-from dataclasses import replace
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
@@ -19,7 +18,6 @@ from cluster.bench.report import Result
 from cluster.bench.scenarios.flags import add_scenarios_command
 from cluster.bench.serve import run_serve
 from cluster.bench.throughput import ThroughputOptions, run_throughput
-from cluster.bench.versus import VersusOptions, run_versus
 from cluster.cli.options import add_options, given_options
 from cluster.cli.parser import CommandParser
 from worker.config import EngineConfig
@@ -27,14 +25,14 @@ from worker.config import EngineConfig
 if TYPE_CHECKING:
     Subparsers = argparse._SubParsersAction[argparse.ArgumentParser]
 
-_ENDPOINTS = ("a", "b")
 _ROUTING = "cluster.bench.routing"
 _MOVED = {
-    "chaos": "`make check-chaos`",
-    "fleet": "`make check-scale`",
-    "gateway": "`make check-gateway`",
+    "chaos": "`make check-chaos`, in a checkout",
+    "fleet": "`make check-scale`, in a checkout",
+    "gateway": "`make check-gateway`, in a checkout",
+    "versus": "`bench compare URL_A URL_B`; its ratios are B over A",
 }
-"""What commands of before are now; each judges a promise, and is a check of a checkout."""
+"""What commands of before are now."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -59,7 +57,6 @@ def add_commands(commands: Subparsers) -> None:
     """Adds the benchmarks to a parser's commands."""
     add = command_adder(commands)
     add_load_flags(add("serve", "load on any OpenAI endpoint", _serve))
-    _add_versus_flags(add("versus", "two endpoints under the same load, in turn", _versus))
     _add_throughput_flags(add("throughput", "the engine offline, without HTTP", _throughput))
     add_ab_commands(add)
     add_options(add("kernels", "each op against the device's peak", _kernels), KernelOptions)
@@ -68,29 +65,11 @@ def add_commands(commands: Subparsers) -> None:
     _add_router(add)
     add_job_commands(add)
     for name, now in _MOVED.items():
-        refuse_all(commands.add_parser(name), f"bench {name} is now {now}, in a checkout")
+        refuse_all(commands.add_parser(name), f"bench {name} is now {now}")
 
 
 def _serve(args: argparse.Namespace) -> Result:
     return run_serve(serve_options(args))
-
-
-def _add_versus_flags(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--a", required=True, metavar="URL", help="one endpoint")
-    parser.add_argument("--b", required=True, metavar="URL", help="the baseline; ratios are a / b")
-    parser.add_argument("--b-model", help="model name at b, where it differs")
-    parser.add_argument("--b-api-key", help="key for b, where it differs")
-    add_options(parser, VersusOptions, exclude=_ENDPOINTS)
-    add_load_flags(parser, exclude=("base_url", "save_detailed"))
-
-
-def _versus(args: argparse.Namespace) -> Result:
-    given = given_options(args, VersusOptions)
-    a = replace(serve_options(args), base_url=args.a)
-    b = replace(
-        a, base_url=args.b, model=args.b_model or a.model, api_key=args.b_api_key or a.api_key
-    )
-    return run_versus(VersusOptions(**{**given, "a": a, "b": b}))
 
 
 def _add_throughput_flags(parser: argparse.ArgumentParser) -> None:

@@ -1,7 +1,8 @@
 """`rayfleet bench compare A B`: is B slower than A, as far as their runs can tell?
 
 Takes results of `bench job`, of `bench serve --json --save-detailed`, and of vLLM's serving
-benchmark with --save-detailed, whatever endpoint they were measured on.
+benchmark with --save-detailed, whatever endpoint they were measured on; or the URLs of two
+endpoints, which are measured here: the same load on both, in turn.
 
 A run counts as one measurement: its requests wait for each other and share the state of the
 machine, so that thousands of them tell nothing of how much the next run will differ. Ratios are
@@ -15,14 +16,17 @@ from __future__ import annotations
 
 import json
 import math
+import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 
+from cluster.bench.console import readable
 from cluster.bench.report import (
     Result,
     checks_json,
@@ -31,7 +35,9 @@ from cluster.bench.report import (
     exactly,
     note,
 )
+from cluster.bench.serve import ServeOptions, run_serve
 from cluster.bench.stats import Estimate, difference, estimate, mean, percentile
+from cluster.bench.turns import take_turns
 
 Verdict = Literal["regression", "improvement", "within tolerance", "not shown"]
 
@@ -48,16 +54,39 @@ _THROUGHPUT = "output_throughput"
 class CompareOptions:
     """What to compare, and what counts as a difference."""
 
-    a: str = ""
-    """Result file, or a folder of several runs: what was before."""
-    b: str = ""
-    """Result file, or a folder of several runs: what is now."""
+    a: str
+    """Result file, a folder of several runs, or an endpoint's URL: what was before."""
+    b: str
+    """Result file, a folder of several runs, or an endpoint's URL: what is now."""
     tolerance: float = 0.02
     """A part by which B may be worse without being called a regression."""
+    rounds: int = 5
+    """Of URLs: measurements of each endpoint at each number of requests at once, at least 3."""
+    concurrencies: tuple[int, ...] = field(default=(1, 8, 32), metadata={"separator": ","})
+    """Of URLs: requests at once, a stage for each number."""
+    prompts_per_stream: int = 0
+    """Of URLs: requests of a stage are this many per stream; 0 uses --num-prompts everywhere."""
+    pause_s: float = 2.0
+    """Of URLs: seconds before each measurement: threads of the other server may still spin."""
+    b_model: str | None = None
+    """Of URLs: model name at B, where it is another than at A."""
+    b_api_key: str | None = None
+    """Of URLs: key for B, where it is another than for A."""
 
     def __post_init__(self) -> None:
         if not 0.0 <= self.tolerance < 1.0:
             raise ValueError("--tolerance must be in [0, 1)")
+        if self.rounds < _FEW_RUNS:
+            raise ValueError(f"--rounds must be at least {_FEW_RUNS}: fewer pairs show no spread")
+        if not self.concurrencies or min(self.concurrencies) < 1:
+            raise ValueError("--concurrencies needs numbers of at least 1, as in 1,8,32")
+        if _is_url(self.a) != _is_url(self.b):
+            raise ValueError(f"compare two results or two URLs, not {self.a} with {self.b}")
+
+    @property
+    def measures(self) -> bool:
+        """Whether endpoints are to be measured first."""
+        return _is_url(self.a)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -75,6 +104,10 @@ class _Run:
     def completed(self) -> bool:
         """Whether any request did."""
         return not math.isnan(self.figures["mean_ttft_ms"])
+
+
+_Runs = dict[str, list[_Run]]
+"""By stage."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -99,21 +132,30 @@ class _Row:
         return self.log_ratio.p_above(math.log1p(tolerance))
 
 
-def run_compare(options: CompareOptions) -> Result:
+def run_compare(options: CompareOptions, load: ServeOptions | None = None) -> Result:
     """B over A per stage and figure: ratio, 95 % interval, verdict.
 
+    Args:
+        options: what to compare.
+        load: what endpoints are measured with, where these are compared.
+
     Raises:
-        ValueError: files hold no samples, or have no stage in common.
+        ValueError: files hold no samples, or have no stage in common; an endpoint answers nothing.
     """
-    a, b = _read(options.a), _read(options.b)
+    if options.measures:
+        a, b = _measure(options, load or ServeOptions())
+    else:
+        a, b = _read(options.a), _read(options.b)
     labels = [label for label in a if label in b]
     if not labels:
         raise ValueError(f"no stage is in both: {', '.join(a)} against {', '.join(b)}")
     rows = _judged([r for label in labels for r in _rows(label, a[label], b[label])], options)
     worse = sum(row["verdict"] == "regression" for row in rows)
     broken = [label for label in labels if _works(a[label]) and not _works(b[label])]
+    failed = 0
     for path, found in ((options.a, a), (options.b, b)):
-        errors = count_errors({"errors": run.errors} for label in labels for run in found[label])
+        errors = _errors_of({label: found[label] for label in labels})
+        failed += sum(errors.values()) if options.measures else 0
         if errors:
             note(f"{path}: {describe_failures(errors)}")
     runs_a, runs_b = (max(len(runs) for runs in found.values()) for found in (a, b))
@@ -129,14 +171,67 @@ def run_compare(options: CompareOptions) -> Result:
         "runs_b": runs_b,
         "tolerance": options.tolerance,
         "rows": rows,
-        "failed": worse + len(broken),
+        "failed": worse + len(broken) + failed,
         "checks": checks_json(
             [
                 exactly("regressions", worse, "figures", 0),
                 exactly("stages_that_fail_in_b", len(broken), "stages", 0),
+                *([exactly("failed_requests", failed, "requests", 0)] if options.measures else ()),
             ]
         ),
     }
+
+
+def _measure(options: CompareOptions, load: ServeOptions) -> tuple[_Runs, _Runs]:
+    """Both endpoints' runs by stage: at each number of requests at once they take turns."""
+    a = replace(load, base_url=options.a, save_detailed=True)
+    b = replace(
+        a,
+        base_url=options.b,
+        model=options.b_model or a.model,
+        api_key=options.b_api_key or a.api_key,
+    )
+    found: tuple[_Runs, _Runs] = ({}, {})
+    for concurrency in options.concurrencies:
+        variants = {
+            name: partial(_serve_round, options, name, side, concurrency)
+            for name, side in (("a", a), ("b", b))
+        }
+        turns = take_turns(variants, options.rounds)
+        for runs, name in zip(found, variants, strict=True):
+            runs[f"{concurrency} at once"] = turns[name]
+    for side, runs in zip((a, b), found, strict=True):
+        _refuse_nothing(side.base_url, runs)
+    return found
+
+
+def _serve_round(
+    options: CompareOptions, name: str, side: ServeOptions, concurrency: int, number: int
+) -> _Run:
+    # Other prompts in every stage and round: no cache may know them. Both sides get the same ones,
+    # unless both are one server, compared with itself to learn the noise.
+    seed = side.seed + 7919 * concurrency + 2 * number
+    if name == "b" and options.a.rstrip("/") == options.b.rstrip("/"):
+        seed += 1
+    time.sleep(options.pause_s)
+    per_stream = options.prompts_per_stream
+    result = run_serve(
+        replace(
+            side,
+            max_concurrency=concurrency,
+            num_prompts=per_stream * concurrency if per_stream else side.num_prompts,
+            seed=seed,
+        )
+    )
+    note(
+        f"{name} at {concurrency}, round {number}: {readable(result[_THROUGHPUT])} {_THROUGHPUT}, "
+        f"{result['failed']} failed"
+    )
+    return _run({**result, "seed": number}, side.base_url)
+
+
+def _is_url(text: str) -> bool:
+    return text.startswith(("http://", "https://"))
 
 
 def _works(runs: Sequence[_Run]) -> bool:
@@ -215,11 +310,11 @@ def _reported(row: _Row, verdict: Verdict | None, options: CompareOptions) -> di
     }
 
 
-def _read(path: str) -> dict[str, list[_Run]]:
+def _read(path: str) -> _Runs:
     """Runs by stage."""
     folder = Path(path)
     files = sorted(folder.rglob("*.json")) if folder.is_dir() else [folder]
-    found: dict[str, list[_Run]] = {}
+    found: _Runs = {}
     for file in files:
         try:
             result = json.loads(file.read_text())
@@ -230,18 +325,29 @@ def _read(path: str) -> dict[str, list[_Run]]:
             found.setdefault(stage["label"], []).append(run)
     if not found:
         raise ValueError(f"{path} holds no .json file")
-    if not any(run.completed for runs in found.values() for run in runs):
-        errors = count_errors({"errors": run.errors} for runs in found.values() for run in runs)
-        raise ValueError(
-            f"{path} has no request that completed"
-            + (f": {describe_failures(errors)}" if errors else "")
-        )
+    _refuse_nothing(path, found)
     return found
 
 
-def _run(stage: Result, file: Path) -> _Run:
+def _refuse_nothing(origin: str, found: _Runs) -> None:
+    """Raises ValueError where no request completed in any run."""
+    if any(run.completed for runs in found.values() for run in runs):
+        return
+    errors = _errors_of(found)
+    raise ValueError(
+        f"{origin} has no request that completed"
+        + (f": {describe_failures(errors)}" if errors else "")
+    )
+
+
+def _errors_of(found: _Runs) -> dict[str, int]:
+    return count_errors({"errors": run.errors} for runs in found.values() for run in runs)
+
+
+def _run(stage: Result, origin: object) -> _Run:
+    """One run of a stage; `origin` is where it was found."""
     if "ttfts" not in stage or "output_lens" not in stage:
-        raise ValueError(f"{file} holds no samples: measure with --save-detailed")
+        raise ValueError(f"{origin} holds no samples: measure with --save-detailed")
     kept = [place for place, ttft in enumerate(stage["ttfts"]) if ttft > 0.0]  # others failed
     ttft = np.array([stage["ttfts"][place] for place in kept])
     if "e2els" in stage:

@@ -69,7 +69,7 @@ class Turn:
     """All requests of a turn, once."""
 
     answers: Sequence[Answer]
-    """In the order of the requests."""
+    """What each request got, in the order of the requests."""
     elapsed_s: float
     before: LoadSnapshot
     """The engine's load report; its sums go on from turn to turn."""

@@ -68,7 +68,7 @@ class ServeOptions:
     ignore_eos: bool = False
     """Generate the full length."""
     temperature: float = 0.0
-    """Of sampling; 0 is greedy."""
+    """Sampling temperature; 0 is greedy."""
     extra_body: str | None = field(default=None, metadata={"argparse": {"metavar": "JSON"}})
     """JSON object that is merged into every request."""
     seed: int = 0

@@ -36,7 +36,7 @@ class ThroughputOptions:
     num_warmups: int = 8
     """Unmeasured requests before."""
     temperature: float = 0.0
-    """Of sampling; 0 is greedy."""
+    """Sampling temperature; 0 is greedy."""
     disable_detokenize: bool = False
     """Leave out texts."""
     seed: int = 0

@@ -24,7 +24,7 @@ class TraceLine(msgspec.Struct):
     input_length: int
     output_length: int
     hash_ids: list[int]
-    """Of the blocks of its prompt."""
+    """Ids of the blocks of its prompt: equal where prompts have text in common."""
 
     def tokens(self, number: int, scale: float = 1.0) -> Ids:
         """Equal blocks for equal ids; a last part that is no whole block is the request's own.

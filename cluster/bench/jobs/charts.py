@@ -51,8 +51,10 @@ def line_chart(
 
     def draw(axes: Axes) -> None:
         for name, line in lines.items():
+            if not line:
+                continue
             marker = "o" if len(line) <= _FEW_POINTS else ""
-            axes.plot([x for x, _ in line], [y for _, y in line], marker, ls="-", ms=3, label=name)
+            axes.plot(*zip(*line, strict=True), marker=marker, ms=3, label=name)
         if limit:
             axes.axhline(limit, label=f"SLO {limit:,.4g}", **_LIMIT)
         axes.set(xlabel=x_label, ylabel=y_label, xlim=(0.0, None))

@@ -25,16 +25,22 @@ _OF_STAGES = (
 """Options of a load that a job's stages decide."""
 
 
+_OF_COMPARISONS = ("base_url", "max_concurrency", "metrics", "save_detailed")
+"""Options of a load that a comparison of endpoints decides."""
+
+
 def add_job_commands(add: AddCommand) -> None:
     """Adds `job` and `compare` to the bench commands."""
     job = add("job", "stages of load on any endpoint, with a report", _job)
     job.add_argument("kind", choices=get_args(JobKind), help="which job")
     add_options(job.add_argument_group("job"), JobOptions, exclude=("kind",))
     add_load_flags(job, exclude=_OF_STAGES)
-    compare = add("compare", "two results, with confidence intervals", _compare)
-    compare.add_argument("a", help="result file, or a folder of several runs: what was before")
-    compare.add_argument("b", help="result file, or a folder of several runs: what is now")
+    compare = add("compare", "two results or endpoints, with confidence intervals", _compare)
+    what = "result file, folder of several runs, or URL of an endpoint"
+    compare.add_argument("a", help=f"{what}: what was before")
+    compare.add_argument("b", help=f"{what}: what is now")
     add_options(compare, CompareOptions, exclude=("a", "b"))
+    add_load_flags(compare, exclude=_OF_COMPARISONS)
 
 
 def _job(args: argparse.Namespace) -> Result:
@@ -46,4 +52,5 @@ def _job(args: argparse.Namespace) -> Result:
 
 
 def _compare(args: argparse.Namespace) -> Result:
-    return run_compare(CompareOptions(**given_options(args, CompareOptions)))
+    options = CompareOptions(**given_options(args, CompareOptions))
+    return run_compare(options, serve_options(args))

@@ -31,7 +31,7 @@ from worker.wire.messages import StepReport
 
 _DEPLOYMENT = DeploymentID(name="workers", app_name="simulated")
 _MAX_ONGOING = 10**9
-"""As Ray Serve LLM deploys its workers."""
+"""Requests at once per worker, as Ray Serve LLM deploys its workers."""
 
 
 class RayPrefixRouter(SimulatedRouter):

@@ -56,7 +56,8 @@ def test_a_process_that_takes_too_long_is_ended_with_those_it_started() -> None:
     [
         (("throughput", "--model", "m", "--max-num-seqs", "0"), "--max-num-seqs"),
         (("throughput", "--model", "m", "--batch-invariant-cost", "--rounds", "2"), "--rounds"),
-        (("versus", "--a", "http://a", "--b", "http://b", "--rounds", "1"), "--rounds"),
+        (("compare", "http://a", "http://b", "--rounds", "1"), "--rounds"),
+        (("compare", "http://a", "b.json"), "two results or two URLs"),
     ],
 )
 def test_options_out_of_range_are_explained(

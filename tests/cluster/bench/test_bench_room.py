@@ -29,8 +29,18 @@ def test_without_it_the_command_says_where_it_is(
     assert "pip install -e ." in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("name", ["chaos", "fleet", "gateway"])
-def test_commands_that_became_checks_say_so(capsys: pytest.CaptureFixture[str], name: str) -> None:
+@pytest.mark.parametrize(
+    ("name", "now"),
+    [
+        ("chaos", "make check-chaos"),
+        ("fleet", "make check-scale"),
+        ("gateway", "make check-gateway"),
+        ("versus", "bench compare"),
+    ],
+)
+def test_commands_of_before_say_what_they_are_now(
+    capsys: pytest.CaptureFixture[str], name: str, now: str
+) -> None:
     with pytest.raises(SystemExit):
         cli.main([name, "--json"])
-    assert "is now `make check-" in capsys.readouterr().err
+    assert f"bench {name} is now `{now}" in capsys.readouterr().err

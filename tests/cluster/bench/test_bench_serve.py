@@ -131,15 +131,14 @@ def test_servers_that_may_not_take_ids_get_none_of_an_unknown_vocabulary(
     assert "token ids from 100 to 999" in capsys.readouterr().err
 
 
-def test_versus_without_data_compares_nothing_and_fails(
+def test_endpoints_without_data_are_not_compared(
     backend: Backend, capsys: pytest.CaptureFixture[str]
 ) -> None:
     backend.fail_with = "status"
-    sides = ("--a", backend.url, "--b", backend.url, "--concurrencies", "1", "--pause-s", "0")
-    status, result = run(capsys, "versus", *sides, "--num-prompts", "2")
-    assert status == 1
-    assert "a_over_b" not in result["cells"][0]
-    assert result["errors"] == {"HTTP 401: no": 12}
+    flags = ("--concurrencies", "1", "--pause-s", "0", "--rounds", "3", "--num-prompts", "2")
+    assert main(["compare", backend.url, backend.url, *flags]) == 2
+    said = capsys.readouterr().err
+    assert "has no request that completed: 6 requests failed, each with: HTTP 401: no" in said
 
 
 def test_several_processes_share_the_load(
@@ -171,20 +170,17 @@ def test_goodput_counts_requests_that_keep_every_goal() -> None:
 
 
 @pytest.mark.parametrize("same_server", [False, True])
-def test_versus_alternates_and_uses_new_prompts(
+def test_endpoints_take_turns_and_get_new_prompts(
     backend: Backend, capsys: pytest.CaptureFixture[str], same_server: bool
 ) -> None:
     other = backend.url if same_server else backend.url.replace("127.0.0.1", "localhost")
     shape = ("--input-len", "8", "--output-len", "2", "--prompts-per-stream", "2")
-    sides = ("--a", backend.url, "--b", other, "--concurrencies", "1,3", "--pause-s", "0")
-    _, result = run(
-        capsys,
-        *("versus", *sides, *shape),
-    )
-    assert [cell["concurrency"] for cell in result["cells"]] == [1, 3]
-    for cell in result["cells"]:
-        assert len(cell["a"]["output_throughput_rounds"]) == 3
-        assert cell["a_over_b"]["ratio"]["count"] == 3
+    turns = ("--concurrencies", "1,3", "--pause-s", "0", "--rounds", "3", "--tolerance", "0.9")
+    _, result = run(capsys, "compare", backend.url, other, *shape, *turns)
+    assert {row["stage"] for row in result["rows"]} == {"1 at once", "3 at once"}
+    assert {row["runs"] for row in result["rows"]} == {"3 pairs"}
+    assert "output_throughput" in {row["figure"] for row in result["rows"]}
+    assert [check["name"] for check in result["checks"]][-1] == "failed_requests"
     # Both sides get the same prompts, once; a server compared with itself sees none again.
     prompts = [tuple(body["prompt"]) for body in backend.bodies]
     assert len(prompts) == 2 * 3 * (2 + 6)
