@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -19,6 +20,36 @@ from worker.models.quantization import Fp8Config, parse_quantization
 from worker.models.rope_config import RopeConfig, parse_rope
 
 logger = logging.getLogger(__name__)
+
+_KINDS: Mapping[str, tuple[tuple[type, ...], str]] = {
+    "a whole number": (
+        (int,),
+        """
+        vocab_size hidden_size intermediate_size num_hidden_layers num_attention_heads
+        num_key_value_heads head_dim max_position_embeddings original_max_position_embeddings
+        rotary_dim sliding_window max_window_layers block_size mask_token_id num_experts
+        num_local_experts num_experts_per_tok moe_intermediate_size decoder_sparse_step
+        first_k_dense_replace n_group topk_group num_shared_experts
+        """,
+    ),
+    "a number": (
+        (int, float),
+        "rms_norm_eps rope_theta partial_rotary_factor routed_scaling_factor",
+    ),
+    "true or false": (
+        (bool,),
+        """
+        tie_word_embeddings attention_bias mlp_bias use_sliding_window norm_topk_prob
+        moe_router_enable_expert_bias
+        """,
+    ),
+    "a list": ((list,), "architectures layer_types mlp_only_layers"),
+    "an object": (
+        (dict,),
+        "rope_scaling rope_parameters quantization_config dual_chunk_attention_config",
+    ),
+}
+"""Kinds of JSON values, and the keys that have them: "false" in quotes would count as true."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -71,6 +102,7 @@ class ModelConfig:
 
         It may lack weights: the salt is that of a model which never reads them.
         """
+        _check_kinds(raw)
         architecture, family = find_family(raw)
         family.refuse_unknown(raw)
         refuse_files(folder)
@@ -168,6 +200,23 @@ def load_model_config(model: str, *, weights: bool = True) -> ModelConfig:
     return replace(config, folder=folder, block_hash_salt=block_hash_salt(folder))
 
 
+def _check_kinds(raw: RawConfig) -> None:
+    for kind, (types, keys) in _KINDS.items():
+        for key in keys.split():
+            value = raw.get(key)
+            if value is not None and not _is_one(value, types):
+                raise ValueError(
+                    f"{key} in config.json must be {kind}, got {value!r:.80}: repair it"
+                )
+
+
+def _is_one(value: object, types: tuple[type, ...]) -> bool:
+    """Whether a value is of one of these types; numbers are finite and not negative."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return type(value) in types
+    return isinstance(value, types) and 0 <= value < math.inf
+
+
 def _with_defaults(raw: RawConfig, defaults: Mapping[str, object]) -> RawConfig:
     """What config.json gives, and what its architecture means by the keys that are missing."""
     merged = {**defaults, **{key: value for key, value in raw.items() if value is not None}}
@@ -260,4 +309,7 @@ def _eos_token_ids(raw: RawConfig, folder: Path) -> tuple[int, ...]:
         value = raw.get("eos_token_id")
     if value is None:
         return ()
-    return tuple(int(token) for token in (value if isinstance(value, list) else [value]))
+    tokens = value if isinstance(value, list) else [value]
+    if not all(type(token) is int for token in tokens):
+        raise ValueError(f"eos_token_id must be token ids, got {value!r:.80}: repair it")
+    return tuple(tokens)

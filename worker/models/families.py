@@ -299,7 +299,7 @@ FAMILIES: dict[str, ModelFamily] = {
             "routed_scaling_factor": 2.5,
             "num_shared_experts": 1,
         },
-        keys=_WINDOW_KEYS
+        keys=frozenset({"sliding_window"})  # of no effect while use_sliding_window is false
         | {"num_local_experts", "rotary_dim", "moe_shared_expert_intermediate_size"}
         | {"embedding_dropout", "output_dropout", "output_router_logits"}
         | {"router_aux_loss_coef", "mtp_loss_scaling_factor"},
@@ -310,7 +310,7 @@ FAMILIES: dict[str, ModelFamily] = {
             "moe_router_enable_shared_expert": (True,),
         },
         qk_norm=True,
-        windows=_switched_window,
+        windows=_no_windows,
         parse_moe=parse_llada2_moe,
     ),
 }

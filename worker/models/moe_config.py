@@ -35,6 +35,8 @@ class MoeConfig:
 def parse_qwen3_moe(raw: dict[str, Any]) -> MoeConfig:
     """The experts of Qwen3-MoE, whose keys SDAR-MoE shares."""
     step = int(raw.get("decoder_sparse_step", 1))
+    if step < 1:
+        raise ValueError(f"decoder_sparse_step {step} in config.json must be positive: repair it")
     dense = frozenset(
         layer
         for layer in range(int(raw["num_hidden_layers"]))
@@ -72,7 +74,7 @@ def parse_llada2_moe(raw: dict[str, Any]) -> MoeConfig:
 
 
 def _checked(config: MoeConfig) -> MoeConfig:
-    if config.num_experts % config.num_groups:
+    if config.num_groups < 1 or config.num_experts % config.num_groups:
         raise ValueError(
             f"n_group {config.num_groups} in config.json does not divide num_experts "
             f"({config.num_experts}): repair it"

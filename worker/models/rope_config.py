@@ -11,6 +11,7 @@ RopeKind = Literal["default", "linear", "dynamic", "llama3", "yarn"]
 _ANY_KIND = frozenset(
     {"rope_type", "type", "rope_theta", "factor", "original_max_position_embeddings", "finetuned"}
 )
+_NO_NUMBERS = frozenset({"rope_type", "type", "truncate", "finetuned"})
 _KNOWN_KEYS: dict[RopeKind, frozenset[str]] = {
     "default": _ANY_KIND,
     "linear": _ANY_KIND,
@@ -62,8 +63,6 @@ def parse_rope(raw: dict[str, Any], max_position_embeddings: int) -> RopeConfig:
         ValueError: a kind of scaling that is not supported, or one of its numbers is missing.
     """
     key = "rope_scaling" if raw.get("rope_scaling") else "rope_parameters"
-    if not isinstance(raw.get(key) or {}, dict):
-        raise ValueError(f"{key} in config.json must be an object, got {raw[key]!r}: repair it")
     parameters = _one_for_all_layers(dict(raw.get(key) or {}), key)
     kind = parameters.get("rope_type", parameters.get("type", "default"))
     theta = float(parameters.get("rope_theta") or raw.get("rope_theta") or 10000.0)
@@ -113,7 +112,10 @@ def _one_for_all_layers(parameters: dict[str, Any], key: str) -> dict[str, Any]:
         return parameters
     tables = [table for table in parameters.values() if isinstance(table, dict)]
     if any(table != tables[0] for table in tables):
-        raise ValueError(f"{key}: rope parameters that differ between layers are not supported")
+        raise ValueError(
+            f"{key}: rope parameters that differ between layers are not supported: "
+            "use another checkpoint"
+        )
     return dict(tables[0])
 
 
@@ -122,11 +124,13 @@ def _refuse_unknown(
 ) -> None:
     """A partial rotation beside the table must be that of config.json itself."""
     for name, value in parameters.items():
+        if value is not None and name in _KNOWN_KEYS[kind] - _NO_NUMBERS:
+            _number(parameters, name, key)
         is_said = name == "partial_rotary_factor" and value == raw.get(name, 1)
         if value is not None and not is_said and name not in _KNOWN_KEYS[kind]:
             raise ValueError(
                 f"{key}.{name} = {value!r} in config.json is not supported for the rope kind "
-                f"{kind}: it may change the model's mathematics"
+                f"{kind}: it may change the model's mathematics; use another checkpoint"
             )
 
 

@@ -96,3 +96,37 @@ def test_what_is_ignored_of_accepted_models(tmp_path: Path) -> None:
                 ignored |= {key} if all(other == before for other in others) else set()
     assert sorted(ignored) == sorted(" ".join(IGNORED.values()).split())
     assert all(any(key in text for key in raw) for raw, text in refusals)
+
+
+STRANGE: list[Any] = [{}, {"a": 1}, "x", "false", [], [[]], -1, 0, True, 1.5, float("nan")]
+
+
+def test_a_strange_value_is_refused_by_name_or_harmless(tmp_path: Path) -> None:
+    """Nothing else than ValueError comes of it, and no value of another kind counts as one."""
+    (tmp_path / "config.json").write_text("{}")
+    refusals, tried = list[tuple[str, Any, str]](), set[tuple[str, str]]()
+    for real in ACCEPTED:
+        for key in real.config.keys() - {"architectures"}:
+            if (real.config["architectures"][0], key) in tried:
+                continue
+            tried.add((real.config["architectures"][0], key))
+            for value in STRANGE:
+                try:
+                    ModelConfig.parse({**real.config, key: value}, tmp_path)
+                except ValueError as error:
+                    refusals.append((key, value, str(error)))
+    assert len(refusals) > 500
+    others = {"block_size": "mask", "topk_group": "num_experts_per_tok", "n_group": "experts"}
+    for key, value, reason in refusals:
+        assert key in reason or others.get(key, key) in reason, (key, value, reason)
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [("norm_topk_prob", "false"), ("tie_word_embeddings", "false"), ("rms_norm_eps", True)],
+)
+def test_no_value_counts_as_one_of_another_kind(key: str, value: Any, tmp_path: Path) -> None:
+    real = next(real for real in ACCEPTED if "norm_topk_prob" in real.config)
+    (tmp_path / "config.json").write_text("{}")
+    with pytest.raises(ValueError, match=f"{key} in config.json must be"):
+        ModelConfig.parse({**real.config, key: value}, tmp_path)
