@@ -79,7 +79,7 @@ unit: $(STAMP)
 	$(PYTEST) -n $(UNIT_PROCESSES) -m "not long and not slow" $(addprefix --ignore=,$(SLOW_FILES)) \
 		$(UNIT_TESTS) $(TEST_ARGS)
 
-# Types are checked while the tests run: a minute where mypy has no cache. What it says comes last.
+# Types are checked while the tests run: half a minute where mypy has no cache. What it says comes last.
 test: style
 	@$(BIN)/mypy > $(VENV)/mypy.log 2>&1 & mypy=$$!; \
 	RAY_USAGE_STATS_ENABLED=0 $(PYTEST) -n $(TEST_PROCESSES) $(TEST_ARGS); tests=$$?; \
