@@ -26,7 +26,7 @@ class AttentionSettings:
     device: torch.device
     """Where the caches lie."""
     dtype: torch.dtype
-    """Of queries and caches."""
+    """Type of queries and caches."""
     page_size: int
     """Tokens of a page."""
     batch_invariant: bool = False
@@ -107,7 +107,7 @@ class AttentionMetadata:
 
     @property
     def max_seq_len(self) -> int:
-        """Of the rows, or a bound."""
+        """The longest row, or a bound of it."""
         return max(self.seq_lens_host, default=0)
 
 

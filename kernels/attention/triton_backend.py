@@ -41,7 +41,7 @@ class TritonAttention(CapturableBackend):
         self._batch_invariant = batch_invariant
 
     def plan(self, metadata: AttentionMetadata) -> _Step:
-        """Of decodes, and of extends that are batch-invariant, what each query sees."""
+        """Finds what each query sees, of decodes and of extends that are batch-invariant."""
         rows, most_visible = None, metadata.max_seq_len
         if metadata.window:
             most_visible = min(most_visible, metadata.window)

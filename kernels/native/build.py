@@ -75,7 +75,7 @@ def _flags() -> list[str]:
 
 
 def _fingerprint(compiler: str, flags: list[str]) -> str:
-    """Of everything that the compiled code depends on; homes are shared between machines."""
+    """Hash of everything that the compiled code depends on; homes are shared between machines."""
     digest = hashlib.sha256()
     for source in sorted(_SOURCES.iterdir()):
         digest.update(source.read_bytes())

@@ -45,10 +45,10 @@ class NativeDrafts:
     """Guesses of each row, of which the first are drafts."""
 
     tokens: list[list[int]]
-    """By row: as many as were guessed."""
+    """Each row's guesses."""
     levels: list[list[int]]
     drafted: list[int]
-    """By row: how many of them are worth verifying: all, or all but the last."""
+    """How many guesses of each row to verify: all, or all but the last."""
 
 
 class NativeDrafter:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 
 NONE = -1
-"""As a token of an edit: there is no edit. Before it: any token fits."""
+"""Stands for no edit, and before an edit for any token."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

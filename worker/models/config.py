@@ -7,6 +7,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from worker.models.checkpoint import (
     block_hash_salt,
@@ -95,6 +96,8 @@ class ModelConfig:
     """None for a dense model."""
     quantization: Fp8Config | None = None
     """The format of linear weights; None where they are not quantized."""
+    own: Mapping[str, Any] | None = None
+    """Values of the keys that the family's class alone reads (`ModelFamily.own`)."""
 
     @classmethod
     def parse(cls, raw: RawConfig, folder: Path) -> ModelConfig:
@@ -148,6 +151,7 @@ class ModelConfig:
             block_size=block_size,
             mask_token_id=mask_token_id,
             quantization=parse_quantization(raw),
+            own={key: merged[key] for key in family.own} or None,
         )
 
     def windows_within(self, max_model_len: int) -> tuple[int, ...]:

@@ -84,7 +84,7 @@ class DecoderModel(ABC):
         """Runs the whole forward pass in place of the layers here, where it is used."""
         self.cos_sin = cos_sin_table(config.rope, config.rotary_dim, max_model_len, options.device)
         self.windows = config.windows_within(max_model_len)
-        """By layer: positions that a query sees, its own included; 0 for all before it."""
+        """How many positions a query of each layer sees, its own included; 0 for all before it."""
         self.embed_tokens = VocabParallelEmbedding(config.vocab_size, config.hidden_size, options)
         self.layers = [self.build_layer(index) for index in range(config.num_layers)]
         self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps, options)
@@ -113,6 +113,10 @@ class DecoderModel(ABC):
             layer.pack()
         self.lm_head.pack(self.embed_tokens)
 
+    def embed(self, input_ids: torch.Tensor) -> torch.Tensor:
+        """Token ids [T] to the first layer's input [T, hidden]."""
+        return self.embed_tokens.forward(input_ids)
+
     def forward(
         self, input_ids: torch.Tensor, positions: torch.Tensor, ctx: ForwardContext
     ) -> torch.Tensor:
@@ -120,7 +124,7 @@ class DecoderModel(ABC):
 
         Where the context says which tokens are read, [S, hidden] of these.
         """
-        hidden = self.embed_tokens.forward(input_ids)
+        hidden = self.embed(input_ids)
         residual = None
         for layer in self.layers:
             read = ctx.read_tokens if layer is self.layers[-1] else None

@@ -84,6 +84,8 @@ class ModelFamily:
     configuration have no torch."""
     defaults: Mapping[str, object]
     """What a missing key means, as in transformers' configuration class. These keys are known."""
+    own: tuple[str, ...] = ()
+    """Keys of `defaults` that its class alone reads, from `ModelConfig.own`."""
     keys: frozenset[str] = frozenset()
     """Further keys that are read, or have no effect in this family alone."""
     neutral: Mapping[str, tuple[object, ...]] = field(default_factory=dict)
@@ -218,6 +220,24 @@ FAMILIES: dict[str, ModelFamily] = {
         implementation="llama:LlamaForCausalLM",
         defaults={"max_position_embeddings": 2048, "eos_token_id": 2},
         keys=frozenset({"attention_bias", "mlp_bias", "sliding_window"}),
+        windows=_no_windows,
+    ),
+    "GraniteForCausalLM": ModelFamily(
+        model_types=("granite",),
+        implementation="granite:GraniteForCausalLM",
+        defaults={
+            "max_position_embeddings": 2048,
+            "eos_token_id": 2,
+            "embedding_multiplier": 1.0,
+            "attention_multiplier": 1.0,
+            "residual_multiplier": 1.0,
+            "logits_scaling": 1.0,
+        },
+        own=(
+            *("embedding_multiplier", "attention_multiplier", "residual_multiplier"),
+            "logits_scaling",
+        ),
+        keys=frozenset({"attention_bias", "mlp_bias"}),
         windows=_no_windows,
     ),
     "MistralForCausalLM": ModelFamily(

@@ -34,7 +34,7 @@ class KVCacheSpec:
         return self.num_planes * values * self.dtype.itemsize
 
     def page_shape(self, page_size: int) -> tuple[int, int, int]:
-        """Of one plane of a page: [tokens, heads, head_dim]."""
+        """Shape of one plane of a page: [tokens, heads, head_dim]."""
         return page_size, self.num_kv_heads, self.head_dim
 
 
@@ -44,7 +44,7 @@ class KVCacheGroup:
     other one: in the same tensor, on other pages."""
 
     window: int
-    """As in KVCacheSpec, the same for all its layers."""
+    """Positions that a query of its layers sees, its own included; 0 for all before it."""
     layers: tuple[int, ...]
     """Their numbers, ascending."""
 
@@ -56,7 +56,7 @@ class KVCacheLayout:
     groups: tuple[KVCacheGroup, ...]
     """Those without a window first."""
     spec: KVCacheSpec
-    """Of any layer, its window apart."""
+    """What any layer keeps, its window apart."""
 
     @property
     def group_size(self) -> int:

@@ -79,6 +79,7 @@ class Attention:
         layer_index: from 0.
         cos_sin: the rotary table [positions, rotary_dim].
         window: positions that a query sees, its own included; 0 for all before it.
+        scale: factor of the products of queries and keys; None for head_dim ** -0.5.
         names: what a checkpoint calls the parts; None for Llama's names.
     """
 
@@ -90,6 +91,7 @@ class Attention:
         layer_index: int,
         cos_sin: torch.Tensor,
         window: int = 0,
+        scale: float | None = None,
         names: AttentionNames | None = None,
     ) -> None:
         head_dim = config.head_dim
@@ -101,7 +103,7 @@ class Attention:
         """What it keeps of a token."""
         self._split = [num_heads, num_kv_heads, num_kv_heads]
         self._head_dim = head_dim
-        self._scale = head_dim**-0.5
+        self._scale = head_dim**-0.5 if scale is None else scale
         self._layer_index = layer_index
         self._cos_sin = cos_sin
         self._names = names or AttentionNames()

@@ -124,7 +124,7 @@ class ColumnParallelLinear(_Linear):
             )
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """See the class."""
+        """[T, in] to [T, out], the parts side by side."""
         return linear(x, self._packed, self.bias)
 
 
@@ -157,7 +157,7 @@ class RowParallelLinear(_Linear):
             )
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """See the class."""
+        """[T, local in] to [T, out], summed over the ranks."""
         if self._alone:
             return linear(x, self._packed, self.bias)
         total = self._group.all_reduce(linear(x, self._packed), fixed_order=self._batch_invariant)
@@ -228,7 +228,7 @@ class ParallelLMHead:
         return embedding if self._own is None else self._own
 
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
-        """See the class."""
+        """Scores [R, vocab_size] fp32 of hidden states [R, hidden]."""
         return self.gather(linear(hidden, self._packed))
 
     def gather(self, local: torch.Tensor) -> torch.Tensor:

@@ -31,7 +31,7 @@ from worker.models.quantization import Fp8Config
 from worker.models.tensor_parallel import TensorParallelGroup
 
 VALUE_TYPES = ("F64", "F32", "F16", "BF16")
-"""Of tensors that hold values as they are, in the words of safetensors."""
+"""Types of tensors that hold values as they are, in the words of safetensors."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -61,7 +61,7 @@ class WeightPart:
     full_shape: tuple[int, int]
     """In the checkpoint."""
     rows: slice
-    """Of the rank's weight."""
+    """Its rows of the rank's weight."""
     dim: int
     """Dimension of the checkpoint's weight that the ranks share: 0 output, 1 input features."""
     start: int
@@ -244,7 +244,7 @@ class LayerOptions:
 
     group: TensorParallelGroup
     dtype: torch.dtype
-    """Of activations, and of weights that are not quantized."""
+    """Type of activations, and of weights that are not quantized."""
     device: torch.device
     batch_invariant: bool
     """Whether a token's result must not depend, in any bit, on what else the step computes."""

@@ -21,6 +21,7 @@ class LlamaLayer:
         model: whose layer it is.
         index: of the layer, from 0.
         mlp: what follows attention.
+        attention_scale: factor of the products of queries and keys; None for head_dim ** -0.5.
         attention_name: what a checkpoint calls the attention block of a layer.
         names: what it calls the parts of that; None for Llama's names.
     """
@@ -31,6 +32,7 @@ class LlamaLayer:
         index: int,
         mlp: FeedForward,
         *,
+        attention_scale: float | None = None,
         attention_name: str = "self_attn",
         names: AttentionNames | None = None,
     ) -> None:
@@ -40,6 +42,7 @@ class LlamaLayer:
             layer_index=index,
             cos_sin=model.cos_sin,
             window=model.windows[index],
+            scale=attention_scale,
             names=names,
         )
         self.kv_cache_spec = self.attention.kv_cache_spec

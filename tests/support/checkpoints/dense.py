@@ -9,6 +9,8 @@ from typing import Any
 import torch
 from transformers import (
     GenerationConfig,
+    GraniteConfig,
+    GraniteForCausalLM,
     LlamaConfig,
     LlamaForCausalLM,
     MistralConfig,
@@ -61,6 +63,17 @@ SPECS = {
             "rope_parameters": {"rope_type": "linear", "rope_theta": 500.0, "factor": 2.0},
             "tie_word_embeddings": True,
             "head_dim": None,
+        },
+    ),
+    "granite": Spec(
+        GraniteConfig,
+        GraniteForCausalLM,
+        {
+            "embedding_multiplier": 3.0,
+            "attention_multiplier": 0.125,
+            "residual_multiplier": 0.5,
+            "logits_scaling": 0.25,
+            "tie_word_embeddings": True,
         },
     ),
     "mistral": Spec(MistralConfig, MistralForCausalLM, {"sliding_window": None, "head_dim": 32}),
