@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 
+import msgspec
 import numpy as np
 import pytest
 import torch
@@ -70,15 +71,32 @@ def make_plans() -> list[tuple[Plan, bytes]]:
     ]
 
 
+def plans_for(runner: ModelRunner) -> list[tuple[Plan, bytes]]:
+    """The same with a page table for each group of layers; groups have pages of their own."""
+    num_groups = len(runner._tables.group_tables)
+    each = runner.hello().num_pages // num_groups
+    plans = []
+    for plan, masks in make_plans():
+        writes = [
+            PageWrite(
+                write.slot, write.start, [page + group * each for page in write.page_ids], group
+            )
+            for write in plan.page_writes
+            for group in range(num_groups)
+        ]
+        plans.append((msgspec.structs.replace(plan, page_writes=writes), masks))
+    return plans
+
+
 def run_plans(runner: ModelRunner) -> list[StepResult]:
     """All of them, one after another."""
-    return [runner.execute(plan, masks) for plan, masks in make_plans()]
+    return [runner.execute(plan, masks) for plan, masks in plans_for(runner)]
 
 
 def run_plans_ahead(runner: ModelRunner) -> list[StepResult]:
     """The same, each launched before the results of the one before it are taken."""
     steps, results = [], []
-    for plan, masks in make_plans():
+    for plan, masks in plans_for(runner):
         steps.append(runner.sample(runner.forward(plan), masks))
         results += [step.result() for step in steps[-2:-1]]
     return [*results, steps[-1].result()]

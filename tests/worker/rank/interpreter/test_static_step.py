@@ -29,10 +29,11 @@ from worker.rank.graphs import StepGraphs
 from worker.rank.streams import DeviceStreams
 
 
+@pytest.mark.parametrize("name", ["qwen3", pytest.param("qwen3-windows", marks=pytest.mark.long)])
 def test_padded_steps_on_static_buffers_draw_the_same(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    write_checkpoint("qwen3", tmp_path)
+    write_checkpoint(name, tmp_path)
     static = make_runner(str(tmp_path), **OPTIONS)
     with registry.using("torch"):  # kernels as eager steps run them have tests of their own
         own = make_runner(str(tmp_path), **OPTIONS)
