@@ -86,12 +86,12 @@ class _Loop:
                 self._wait()
                 self._executor.raise_on_death()
                 self._core.take_grammars()
-            has_news = self._take_in()
+            has_input = self._take_in()
             if not self._core.has_work():
-                if has_news:
+                if has_input:
                     self._send(self._core.report())
             else:
-                if was_idle and not has_news:  # a grammar is ready, which the frontend cannot know
+                if was_idle and not has_input:  # a grammar is ready, which the frontend cannot know
                     self._send(self._core.report())
                 self._send(self._core.step(self._take_in))
             if self._front.has_unsent:

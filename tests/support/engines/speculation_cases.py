@@ -67,11 +67,11 @@ class TimedGate(SpeculationGate):
         draft_token=1e-5,
     )
 
-    def begin(
+    def begin_step(
         self, num_running: int, num_decodes: int, now: float, costs: StepCosts | None
     ) -> float:
         told = None if costs is None else self.costs
-        return super().begin(num_running, num_decodes, now, told)
+        return super().begin_step(num_running, num_decodes, now, told)
 
 
 class SpeculatingEngine(Engine):

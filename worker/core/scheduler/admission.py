@@ -49,13 +49,13 @@ class Admitted(NamedTuple):
     """Tokens it could compute."""
 
 
-class _Place(NamedTuple):
+class _Placement(NamedTuple):
     """What a waiting request is to get, as things stand."""
 
     outcome: Outcome
     match: Match
     victims: Sequence[Request] = ()
-    """Running requests that give way to it: at once, or in the next step if it is MAKING_PLACE."""
+    """Running requests that give way to it: at once, or in the next step if it is PREEMPTING."""
 
 
 class Admission:
@@ -67,8 +67,8 @@ class Admission:
 
     A request that finds no slot or pages, and is much more urgent than running ones, preempts them.
 
-    Requests are tried one by one, each on what those before it have left: its place is decided
-    (`_place`, which changes nothing), then taken (`_take`).
+    Requests are tried one by one, each on what those before it have left: where it may run is
+    decided (`_placement`, which changes nothing), then taken (`_take`).
     """
 
     def __init__(
@@ -140,7 +140,7 @@ class Admission:
                 request.queue_entry.uncached_round = -1
                 round_.report(Outcome.WAITS)
                 continue
-            outcome, lease = self._take(request, self._place(request, round_.makes_place))
+            outcome, lease = self._take(request, self._placement(request, round_.is_preempting))
             round_.report(outcome)
             if lease is not None:
                 leases[index] = lease
@@ -235,35 +235,35 @@ class Admission:
         match = self._cache.match(request.token_ids, request.cache_salt, num_left=num_left)
         return self._host_loads.choose(match)
 
-    def _place(self, request: Request, only_preempting: bool) -> _Place:
+    def _placement(self, request: Request, only_preempting: bool) -> _Placement:
         """Where a request finds a slot and pages: free ones, or less urgent requests'."""
         match = self._match(request)
         num_missing = self._num_missing(request, match)
         if not only_preempting and num_missing <= 0 and self._cache.num_free_slots:
-            return _Place(Outcome.ENTERED, match)
+            return _Placement(Outcome.ENTERED, match)
         victims = self._preemption.victims(request, num_missing, self._giving_way)
         if not victims:
-            return _Place(Outcome.NO_PLACE, match)
+            return _Placement(Outcome.NO_CAPACITY, match)
         if all(map(self._lifecycle.is_idle, victims)):
-            return _Place(Outcome.ENTERED, match, victims)
-        return _Place(Outcome.MAKING_PLACE, match, victims)
+            return _Placement(Outcome.ENTERED, match, victims)
+        return _Placement(Outcome.PREEMPTING, match, victims)
 
-    def _take(self, request: Request, place: _Place) -> tuple[Outcome, Lease | None]:
+    def _take(self, request: Request, placement: _Placement) -> tuple[Outcome, Lease | None]:
         """Has victims give way and moves the request into the running set, as decided."""
-        self._giving_way.update(victim.request_id for victim in place.victims)
-        if place.outcome is not Outcome.ENTERED:
-            for victim in place.victims:
+        self._giving_way.update(victim.request_id for victim in placement.victims)
+        if placement.outcome is not Outcome.ENTERED:
+            for victim in placement.victims:
                 self._lifecycle.defer_preemption(victim)
-            return place.outcome, None
-        match = place.match
-        if place.victims:
-            for victim in place.victims:
+            return placement.outcome, None
+        match = placement.match
+        if placement.victims:
+            for victim in placement.victims:
                 self._lifecycle.preempt(victim)
             # What is cached is locked no more, and may be evicted, as far as victims held it.
             self._reserve = None
             match = self._match(request)
             if self._num_missing(request, match) > 0:
-                return Outcome.NO_PLACE, None
+                return Outcome.NO_CAPACITY, None
         return Outcome.ENTERED, self._start(request, match)
 
     def _num_missing(self, request: Request, match: Match) -> int:

@@ -95,16 +95,16 @@ class Lifecycle:
 
         The caller takes it out of the running set, with others at once.
         """
-        self.end(request, ended, keep_place=True)
+        self.end(request, ended, keep_running=True)
         reason = None
         if ended is RequestState.FINISHED_STOPPED:
             reason = stop_reason(request, self._state.config.eos_token_ids)
         self._state.outputs.put(request, reason)
 
-    def end(self, request: Request, ended: RequestState, *, keep_place: bool = False) -> None:
+    def end(self, request: Request, ended: RequestState, *, keep_running: bool = False) -> None:
         """Moves a request, wherever it is, to a finished state and gives back all it holds.
 
-        With `keep_place` the caller takes it out of the running set.
+        With `keep_running` the caller takes it out of the running set.
         """
         state = self._state
         if state.held.pop(request.request_id, None) is not None:
@@ -112,7 +112,7 @@ class Lifecycle:
         elif request.lease is None:
             state.queue.remove(request)
         else:
-            if not keep_place:
+            if not keep_running:
                 state.running.remove(request)
             state.cache.release(request.lease)
             request.lease = None

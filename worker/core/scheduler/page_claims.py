@@ -48,7 +48,7 @@ class PageClaims:
         """Adds a speculative row, with pages for as far as it may reach.
 
         Drafts take pages only where nobody else has to give any, and none that are promised: they
-        can do without. So can a token whose place the steps in flight leave open: it waits for
+        can do without. So can a token whose position the steps in flight leave open: it waits for
         them. Without a page for its own token the request is skipped.
         """
         page_size, start = self._page_size, request.num_computed

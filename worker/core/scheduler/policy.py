@@ -103,11 +103,11 @@ class Outcome(Enum):
     """What came of trying to admit one request that has tokens left for it."""
 
     ENTERED = auto()
-    NO_PLACE = auto()
+    NO_CAPACITY = auto()
     """Slots or pages are missing."""
     WAITS = auto()
     """The request is better off later, and keeps nobody back."""
-    MAKING_PLACE = auto()
+    PREEMPTING = auto()
     """They will be there in the next step, where running requests give way."""
 
 
@@ -179,8 +179,8 @@ class AdmissionRound:
         max_drop: int = 0,
         floor: int = -1,
     ) -> None:
-        self.makes_place = False
-        """Whether running requests give way to one that was tried: only places that others make
+        self.is_preempting = False
+        """Whether running requests give way to one that was tried: only slots that others free
         count from then on, and less urgent ones may not take what it lacks."""
         self._stops = policy.stops
         self._items = items
@@ -212,7 +212,7 @@ class AdmissionRound:
             self._has_top_misfit |= self._items[index].level == self._items[0].level
             self._is_over = self._stops
         self._is_over = True
-        if not self._has_top_misfit or self._lengths or self.makes_place or self._num_alone:
+        if not self._has_top_misfit or self._lengths or self.is_preempting or self._num_alone:
             return None
         self._num_alone = self._headroom.take_alone(self._items[0].cost)
         self._tried = 0
@@ -228,15 +228,15 @@ class AdmissionRound:
             self._lengths[self._tried] = self._headroom.take(cost)
             if self._max_drop:
                 self._floor = max(self._floor, level - self._max_drop + 1)
-        elif outcome is Outcome.MAKING_PLACE:
+        elif outcome is Outcome.PREEMPTING:
             self._headroom.take(cost)
-            self.makes_place, self._floor = True, level
-        elif outcome is Outcome.NO_PLACE:
+            self.is_preempting, self._floor = True, level
+        elif outcome is Outcome.NO_CAPACITY:
             self._is_over = self._stops
             self._floor = max(self._floor, level)
 
     def _ends_before(self, item: Item) -> bool:
         if item.level < self._floor or not self._headroom.is_open:
             return True
-        waits_for_top = self._has_top_misfit and not self._lengths and not self.makes_place
+        waits_for_top = self._has_top_misfit and not self._lengths and not self.is_preempting
         return waits_for_top and item.level < self._items[0].level

@@ -25,7 +25,7 @@ class RunningSet:
         return iter(self._requests)
 
     def add(self, request: Request) -> None:
-        """Enters a request at its place."""
+        """Enters a request in the order of the set."""
         insort(self._requests, request, key=_claim)
 
     def remove(self, request: Request) -> None:

@@ -62,7 +62,9 @@ class TokenSteps:
         if self.speculation is not None:
             forecast = self._state.forecast
             costs = forecast.costs if forecast.is_ready else None
-            builder.draft_threshold = self.speculation.begin(len(members), num_decodes, now, costs)
+            builder.draft_threshold = self.speculation.begin_step(
+                len(members), num_decodes, now, costs
+            )
         oldest = self._state.queue.oldest()
         enters = oldest is not None and self._admission.can_admit(oldest.level)
         deferrable = self._deferral.candidates(

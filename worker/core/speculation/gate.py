@@ -93,7 +93,7 @@ class SpeculationGate:
         """Whether any request may draft in this step; else nobody need ask."""
         return self._closed is None
 
-    def begin(
+    def begin_step(
         self, num_running: int, num_decodes: int, now: float, costs: StepCosts | None
     ) -> float:
         """Begins a step; returns its `Plan.draft_threshold`.

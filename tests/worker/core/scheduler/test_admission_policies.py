@@ -143,7 +143,7 @@ def test_nobody_gets_in_before_a_more_urgent_one_that_lacks_pages(
         round_ = AdmissionRound(policy, ordered, budget.headroom([], 99))
         refused = []
         while (index := round_.next()) is not None:
-            round_.report(Outcome.NO_PLACE if index in lacking else Outcome.ENTERED)
+            round_.report(Outcome.NO_CAPACITY if index in lacking else Outcome.ENTERED)
             if index in lacking:
                 refused.append(ordered[index].level)
         entered = round_.lengths

@@ -86,7 +86,7 @@ def test_each_limit_keeps_drafts_out(
         model="any", num_speculative_tokens=4, max_num_seqs=10, speculative_adaptive=False
     )
     gate = SpeculationGate(config, stops_itself=True)
-    gate.begin(num_running, num_running, now, None)
+    gate.begin_step(num_running, num_running, now, None)
     drafts = gate.is_open and gate.num_drafts(request_) > 0
     assert drafts == (decision is Decision.DRAFT)
     assert decisions(gate) == {decision: 1 if gate.is_open else num_running}

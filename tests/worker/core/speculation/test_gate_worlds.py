@@ -64,7 +64,7 @@ class World:
             self.left[request.request_id] = self.length
             self.requests.append(request)
         costs = self.forecast.costs if self.forecast.is_ready else None
-        threshold = 0.0 if gate is None else gate.begin(self.running, self.running, 0.0, costs)
+        threshold = 0.0 if gate is None else gate.begin_step(self.running, self.running, 0.0, costs)
         is_open = gate is not None and gate.is_open
         allowed = [gate.num_drafts(request) if is_open else 0 for request in self.requests]
         drafted, drawn, draft_ms = [], [], 0.0
@@ -237,7 +237,7 @@ def test_a_row_behind_the_end_of_its_request_tells_nothing_of_costs() -> None:
         result = StepResult(seq=seq, token_ids=[], compute_ms=0.02, drafted=[0], drawn=[0])
         worlds[0].tell(gates[0], in_flight(seq, [one]), result)
     thresholds = [
-        gate.begin(1, 1, 0.0, world.forecast.costs)
+        gate.begin_step(1, 1, 0.0, world.forecast.costs)
         for gate, world in zip(gates, worlds, strict=True)
     ]
     assert thresholds[0] == thresholds[1]
