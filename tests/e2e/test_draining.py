@@ -97,11 +97,13 @@ def main(address: str, base_url: str, model: str) -> None:
     from worker.config import EngineConfig
 
     join_ray(address)
-    from ray import serve
+    from ray import cloudpickle, serve
 
+    from cluster.bench import routing
     from cluster.bench.routing.paced import run_steady
     from cluster.bench.routing.paced_group import build_paced
 
+    cloudpickle.register_pickle_by_value(routing)  # the fleet is that of the wheel
     fleet = FleetConfig(served_model_name="paced")
     engine = EngineConfig(model=model, device="cpu")
     config = ServeConfig(endpoint=EndpointConfig(), models=(ModelSpec(fleet=fleet, engine=engine),))
