@@ -34,7 +34,7 @@ class AttentionSettings:
     block_size: int = 1
     """Positions of one block see each other; 1 is causal."""
     window: int = 0
-    """Where layers see no more than so many positions: the most that any such sees."""
+    """Positions that the layer sees which sees fewest; 0 where all see all."""
 
     def check_library(self, name: str) -> None:
         """Raises ValueError where causal attention kernels of a library for CUDA do not serve.

@@ -128,9 +128,10 @@ def test_a_backend_without_cuda_is_refused(name: str) -> None:
     [
         ({"batch_invariant": True}, "not batch-invariant"),
         ({"block_size": 4}, "attends causally"),
+        ({"window": 9}, "use auto, or set --max-model-len 9"),
         ({"dtype": torch.float32}, "takes float16 and bfloat16, not torch.float32"),
     ],
-    ids=["batch-invariant", "blocks", "fp32"],
+    ids=["batch-invariant", "blocks", "window", "fp32"],
 )
 def test_what_a_library_does_not_serve_is_refused(
     name: str, options: dict[str, Any], message: str

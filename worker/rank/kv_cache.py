@@ -17,9 +17,10 @@ def check_windows(config: EngineConfig, layout: KVCacheLayout) -> None:
     Raises:
         ValueError: it does not; the message says what to change.
     """
-    window = layout.page_groups.window
-    if not window:
+    windows = [group.window for group in layout.groups if group.window]
+    if not windows:
         return
+    window = min(windows)
     refused = {
         "--host-cache-gib": ("keeps prefixes whole", config.host_cache_gib > 0.0),
         "--speculative-method draft": (

@@ -74,6 +74,7 @@ class ModelRunner:
             tune_cpu_process(config.cpu_threads, group.world_size)
         self.max_model_len = self.model_config.resolve_max_model_len(config.max_model_len)
         self.dtype = resolve_dtype(config, self.device)
+        windows = self.model_config.windows_within(self.max_model_len)
         self._attention = create_attention_backend(
             config.attention_backend,
             AttentionSettings(
@@ -82,7 +83,7 @@ class ModelRunner:
                 page_size=config.page_size,
                 batch_invariant=config.batch_invariant,
                 block_size=self.model_config.block_size,
-                window=max(self.model_config.windows_within(self.max_model_len)),
+                window=min(filter(None, windows), default=0),
             ),
         )
         check_blocks(config, self.model_config)
