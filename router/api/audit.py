@@ -46,7 +46,7 @@ class AuditLog:
         self._fails = False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """See AuditLog."""
+        """Has a request answered, and writes its line when it has been."""
         if scope["type"] != "http" or scope["path"] in QUIET_PATHS:
             await self._app(scope, receive, send)
             return

@@ -35,7 +35,7 @@ class ApiKeys:
         self._entries = keys.entries
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """See ApiKeys."""
+        """Lets an HTTP request or websocket in, or answers 401 or 429."""
         path = scope.get("path", "")
         if scope["type"] == "lifespan" or path in OPEN_PATHS or path.startswith(ADMIN_PATHS):
             await self._app(scope, receive, send)

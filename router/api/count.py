@@ -29,7 +29,7 @@ class AnswerCounter:
         self._plain = {route.path for route in self._routes if "{" not in route.path}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """See AnswerCounter."""
+        """Has a request answered, and counts the answer by its status."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return

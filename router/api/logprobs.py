@@ -42,7 +42,7 @@ class ChatLogprobs(LogprobFormat):
     """A list of objects, one per token."""
 
     def entries(self, index: int, tokens: Sequence[Scored]) -> dict[str, Any]:
-        """See LogprobFormat."""
+        """One object per token that has log-probabilities."""
         return {"content": Rows(self._entry(found) for _, found in tokens if found is not None)}
 
     def _entry(self, found: TokenLogprobs) -> dict[str, Any]:
@@ -69,7 +69,7 @@ class TextLogprobs(LogprobFormat):
         self._offsets: dict[int, int] = {}
 
     def entries(self, index: int, tokens: Sequence[Scored]) -> dict[str, Any]:
-        """See LogprobFormat."""
+        """Four columns, an entry of each per token."""
         return {
             "tokens": Rows(self._text(token_id) for token_id, _ in tokens),
             "token_logprobs": Rows(

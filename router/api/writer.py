@@ -268,7 +268,7 @@ class ChatWriter(ResponseWriter):
         )
 
     def content(self, text: str) -> dict[str, Any]:
-        """See ResponseWriter."""
+        """A choice's text as the assistant's message."""
         return {"message": {"role": "assistant", "content": text}}
 
     def amend(self, choice: dict[str, Any], completion: Completion) -> None:
@@ -294,7 +294,7 @@ class TextWriter(ResponseWriter):
     _parts: Sequence[bytes] = ()
 
     def content(self, text: str) -> dict[str, Any]:
-        """See ResponseWriter."""
+        """A choice's text as it is."""
         return {"text": text}
 
     def amend(self, choice: dict[str, Any], completion: Completion) -> None:

@@ -84,12 +84,12 @@ class WorkerLink(asyncio.Protocol):
         self._transport.abort()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """See asyncio.Protocol."""
+        """The socket is open."""
         # Not an assertion: uvloop's transports are no subclasses.
         self._transport = cast(asyncio.Transport, transport)
 
     def data_received(self, data: bytes) -> None:
-        """See asyncio.Protocol."""
+        """Bytes have come: hands on items, and answers to calls."""
         try:
             for payload in self._reader.feed(data):
                 if self._end is not None:
@@ -103,7 +103,7 @@ class WorkerLink(asyncio.Protocol):
             self.close(f"what the worker sent could not be taken: {error}")
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """See asyncio.Protocol."""
+        """The socket is closed: ends the link and all calls."""
         self._finish("the worker closed the connection" if exc is None else str(exc))
 
     def _take_answer(self, answer: Reply | CallFailure) -> None:

@@ -31,7 +31,7 @@ class BatchWindow:
     async def place(
         self, request_id: str, prompt: PromptBlocks, excluded: Collection[str] = ()
     ) -> Choice | None:
-        """See Fleet.reserve."""
+        """Books a request with those that arrive meanwhile; None where no worker can take it."""
         loop = asyncio.get_running_loop()
         answer: asyncio.Future[Choice | None] = loop.create_future()
         if not self._waiting:

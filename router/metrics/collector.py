@@ -142,7 +142,7 @@ class GatewayCollector(Collector):
         self._created = created
 
     def collect(self) -> Iterator[Metric]:
-        """See prometheus_client's Collector."""
+        """All families, each with a sample per model or more."""
         for name, (text, count) in _COUNTERS.items():
             counter = CounterMetricFamily(f"rayfleet_{name}", text, labels=MODEL)
             for source in self._sources:

@@ -190,7 +190,7 @@ class Completion:
         self._earlier_rounds, self._earlier_forwards = self.num_rounds, self.num_forwards
 
     def deliver(self, delta: TokenDelta, now: float) -> None:
-        """Takes one step's tokens. See Receiver."""
+        """Takes one step's tokens."""
         if self.finish_reason is not None:
             return
         if delta.num_cached_tokens >= 0 and not self.token_ids:
@@ -219,14 +219,14 @@ class Completion:
             self._notify()
 
     def lose(self, reason: str) -> None:
-        """The worker is gone; the completion can continue elsewhere. See Receiver."""
+        """The worker is gone; the completion can continue elsewhere."""
         if self.finish_reason is None:
             self.num_losses += 1
             self.num_suspected += self._awaited
             self._owner.lost(self, reason)
 
     def fail(self, message: str) -> None:
-        """Ends with an error that the client sees. See Receiver."""
+        """Ends with an error that the client sees."""
         if self.finish_reason is None:
             self.error = message
             self._end("error", self.times.last_token_at)

@@ -30,7 +30,7 @@ class CompletionSpec(msgspec.Struct, frozen=True, kw_only=True):
     slo: Slo | None = None
     tenant: str = ""
     traceparent: str = ""
-    """See Submit."""
+    """W3C context of the gateway's span; empty where the request is not traced."""
 
 
 class CompletionTimes:

@@ -147,7 +147,7 @@ class ServedModel:
     # ChannelListener
 
     def on_snapshot(self, worker_id: str, snapshot: AttachSnapshot) -> None:
-        """See ChannelListener."""
+        """A worker is attached, as the snapshot has it."""
         self.fleet.attach(worker_id, snapshot)
         self.refused_grammars.clear()
         # It may have left while the stream was being opened, when the fleet did not know it yet.
@@ -161,20 +161,20 @@ class ServedModel:
         self._placer.attached(worker_id)
 
     def on_update(self, worker_id: str, update: WorkerUpdate) -> None:
-        """See ChannelListener."""
+        """A worker's step: its load and blocks go to the fleet."""
         self.fleet.update(worker_id, update)
 
     def on_accepted(self, worker_id: str, request_id: str, epoch: int, ordinal: int) -> None:
-        """See ChannelListener."""
+        """A worker took a request, as number `ordinal` of its epoch."""
         self.fleet.accepted(worker_id, request_id, epoch, ordinal)
 
     def on_lost(self, worker_id: str, reason: str) -> None:
-        """See ChannelListener."""
+        """A worker or its rank group is gone, and its cache with it."""
         self.fleet.lose(worker_id)
         self._log("worker %s lost: %s", worker_id, reason)
 
     def on_closed(self, worker_id: str) -> None:
-        """See ChannelListener."""
+        """A worker's channel has ended: nothing of it is kept."""
         self.fleet.remove(worker_id)
         self._channels.pop(worker_id, None)
         self._placer.forget(worker_id)

@@ -117,14 +117,14 @@ class Placer:
     # CompletionOwner
 
     def begun(self, completion: Completion) -> None:
-        """See CompletionOwner."""
+        """It has a token: what was booked for its prompt is released."""
         self._release(completion)
         if completion.choice is not None and not completion.attempt:
             error = completion.times.at_worker_s - completion.choice.first_token_s
             self._stats.prediction_error.observe(abs(error))
 
     def lost(self, completion: Completion, reason: str) -> None:
-        """See CompletionOwner: begins the next attempt, or ends the completion with an error."""
+        """Its worker is gone: begins the next attempt, or ends it with an error."""
         self._release(completion)
         extra = {"request_id": completion.spec.request_id, "worker_id": completion.worker_id}
         if self._closed:
@@ -142,7 +142,7 @@ class Placer:
             task.add_done_callback(self._resuming.pop)
 
     def ended(self, completion: Completion) -> None:
-        """See CompletionOwner."""
+        """It has ended: releases what is booked, and records the decision."""
         self._release(completion)
         if self._log_file is not None and (line := decision_line(completion)) is not None:
             self._log_file.decided(line, self._fleet)
