@@ -17,8 +17,9 @@ from router.fleet.workers import Floats
 from worker.wire.messages import LoadSnapshot
 from worker.wire.step_time import StepCosts, StepTimeModel
 
-_NUM_COEFFICIENTS = len(StepCosts.__struct_fields__)
-"""Observations, and later observations of each worker, after which costs are solved anew."""
+_NUM_COEFFICIENTS = 5
+"""Of any step, those of drafts aside: as many observations, and later as many of each worker, are
+there to solve for them anew."""
 
 
 class FleetPace:
