@@ -43,6 +43,37 @@ class Request:
     """Index of the request of the same client that has to end first."""
 
 
+def completion_request(
+    index: int,
+    model: str,
+    prompt: str | list[int],
+    output_len: int,
+    *,
+    arrival_s: float = 0.0,
+    after: int | None = None,
+    **fields: Any,
+) -> Request:
+    """A greedy streamed completion of exactly `output_len` tokens; `fields` are further ones."""
+    body = {
+        "model": model,
+        "prompt": prompt,
+        "max_tokens": output_len,
+        "ignore_eos": True,
+        "temperature": 0.0,
+        "stream": True,
+        "stream_options": {"include_usage": True},
+        **fields,
+    }
+    return Request(
+        index=index,
+        body=json.dumps(body).encode(),
+        prompt_len=0 if isinstance(prompt, str) else len(prompt),
+        output_len=output_len,
+        arrival_s=arrival_s,
+        after=after,
+    )
+
+
 @dataclass(kw_only=True, slots=True)
 class Record:
     """What happened to one request. Times in seconds; `start` on the machine's monotonic clock."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import re
 import sys
 import time
@@ -20,7 +19,7 @@ import uvloop
 
 from cluster.autoscaling.config import AutoscalingConfig
 from cluster.bench.arrivals import phased_arrival_times
-from cluster.bench.client import Record, Request
+from cluster.bench.client import Record, completion_request
 from cluster.bench.load import Load, drive
 from cluster.bench.report import Check, Result, at_least, at_most, checks_json, exactly, note
 from cluster.bench.routing.paced import run_paced
@@ -243,7 +242,10 @@ async def _phase(base_url: str, times: Sequence[float]) -> Phase:
     load = Load(
         url=f"{base_url}/v1/completions",
         headers={},
-        requests=tuple(_request(index, at) for index, at in enumerate(times)),
+        requests=tuple(
+            completion_request(index, MODEL, _PROMPT.format(index), OUTPUT, arrival_s=at)
+            for index, at in enumerate(times)
+        ),
         max_concurrency=None,
     )
     try:
@@ -255,24 +257,6 @@ async def _phase(base_url: str, times: Sequence[float]) -> Phase:
         with contextlib.suppress(asyncio.CancelledError):
             await watching
     return Phase(records=records, counts=watch.counts)
-
-
-def _request(index: int, at_s: float) -> Request:
-    body = {
-        "model": MODEL,
-        "prompt": _PROMPT.format(index),
-        "max_tokens": OUTPUT,
-        "ignore_eos": True,
-        "stream": True,
-        "stream_options": {"include_usage": True},
-    }
-    return Request(
-        index=index,
-        body=json.dumps(body).encode(),
-        prompt_len=0,
-        output_len=OUTPUT,
-        arrival_s=at_s,
-    )
 
 
 if __name__ == "__main__":

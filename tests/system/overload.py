@@ -6,13 +6,12 @@ served to its end, and memory is to stay where it is. Real processes, real HTTP,
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from cluster.bench.arrivals import arrival_times
-from cluster.bench.client import Record, Request
+from cluster.bench.client import Record, Request, completion_request
 from cluster.bench.load import Load, LoadResult, run_load
 from cluster.bench.report import Check, Result, at_least, at_most, checks_json, exactly, note
 from cluster.launch import APPLICATION, LocalFleet
@@ -89,20 +88,9 @@ def run_overload(options: OverloadOptions) -> Result:
 
 def _requests(options: OverloadOptions, count: int, times: Sequence[float]) -> list[Request]:
     """Prompts of their own, so that no cache answers them; nothing ends before its length."""
-    common = {
-        "model": MODEL,
-        "stream": True,
-        "stream_options": {"include_usage": True},
-        "ignore_eos": True,
-        "temperature": 0,
-        "max_tokens": options.output_len,
-    }
     return [
-        Request(
-            index=index,
-            body=json.dumps({**common, "prompt": f"{index} of {count}: tell me a story"}).encode(),
-            prompt_len=0,
-            output_len=options.output_len,
+        completion_request(
+            *(index, MODEL, f"{index} of {count}: tell me a story", options.output_len),
             arrival_s=at,
         )
         for index, at in enumerate(times)

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import uvloop
 
-from cluster.bench.client import Record, Request
+from cluster.bench.client import Record, Request, completion_request
 from cluster.bench.load import Load, drive
 from cluster.bench.scenarios.traffic import Planned
 from cluster.bench.scenarios.watch import Moment, Watch
@@ -94,23 +94,13 @@ async def _drive(
 
 
 def _request(target: Target, planned: Planned, base_s: float) -> Request:
-    body = {
-        "model": target.name,
-        "prompt": planned.prompt,
-        "max_tokens": planned.output_len,
-        "ignore_eos": True,
-        "temperature": 0.0,
-        "stream": True,
-        "stream_options": {"include_usage": True},
-    }
+    urgency: dict[str, Any] = {}
     if target.tells_urgency:
-        body["priority"] = planned.priority
+        urgency["priority"] = planned.priority
         if base_s:
-            body["slo"] = {"ttft_ms": 1e3 * planned.slo_factor * base_s}
-    return Request(
-        index=planned.index,
-        body=json.dumps(body).encode(),
-        prompt_len=len(planned.prompt),
-        output_len=planned.output_len,
+            urgency["slo"] = {"ttft_ms": 1e3 * planned.slo_factor * base_s}
+    return completion_request(
+        *(planned.index, target.name, planned.prompt, planned.output_len),
         arrival_s=planned.arrival_s,
+        **urgency,
     )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import threading
 import time
 from dataclasses import dataclass
@@ -11,7 +10,7 @@ from typing import Self
 
 import uvloop
 
-from cluster.bench.client import Record, Request, open_session, send
+from cluster.bench.client import Record, Request, completion_request, open_session, send
 
 _SHARE_LONG = 0.25
 """Of the clients: each of their requests is a long stream."""
@@ -111,18 +110,5 @@ class ClientLoad:
 
     def _request(self, output_len: int) -> Request:
         self._num_sent += 1
-        body = {
-            "model": self._model,
-            "prompt": f"{self._num_sent}: a prompt of its own",
-            "stream": True,
-            "stream_options": {"include_usage": True},
-            "ignore_eos": True,
-            "temperature": 0,
-            "max_tokens": output_len,
-        }
-        return Request(
-            index=self._num_sent,
-            body=json.dumps(body).encode(),
-            prompt_len=0,
-            output_len=output_len,
-        )
+        prompt = f"{self._num_sent}: a prompt of its own"
+        return completion_request(self._num_sent, self._model, prompt, output_len)

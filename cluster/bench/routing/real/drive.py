@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import msgspec
 
-from cluster.bench.client import Record, Request
+from cluster.bench.client import Record, completion_request
 from cluster.bench.load import Load, drive
 from cluster.bench.routing.real.traffic import OUTPUT, Planned
 from cluster.bench.serve import COMPLETIONS
@@ -31,31 +30,18 @@ async def send_all(base_url: str, workload: str, planned: Sequence[Planned]) -> 
     load = Load(
         url=base_url + COMPLETIONS,
         headers={},
-        requests=tuple(_request(plan, numbers) for plan in planned),
+        requests=tuple(
+            completion_request(
+                *(number, "paced", plan.prompt, OUTPUT),
+                arrival_s=plan.at,
+                after=numbers.get(plan.after),
+            )
+            for number, plan in enumerate(planned)
+        ),
         max_concurrency=None,
     )
     records = await drive(load, time.perf_counter())
     return [_sent(workload, *pair) for pair in zip(planned, records, strict=True)]
-
-
-def _request(plan: Planned, numbers: Mapping[str, int]) -> Request:
-    body = {
-        "model": "paced",
-        "prompt": plan.prompt,
-        "max_tokens": OUTPUT,
-        "ignore_eos": True,
-        "temperature": 0.0,
-        "stream": True,
-        "stream_options": {"include_usage": True},
-    }
-    return Request(
-        index=numbers[plan.name],
-        body=json.dumps(body).encode(),
-        prompt_len=0,
-        output_len=OUTPUT,
-        arrival_s=plan.at,
-        after=numbers.get(plan.after),
-    )
 
 
 def _sent(workload: str, plan: Planned, record: Record) -> Sent:
