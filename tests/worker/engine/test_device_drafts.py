@@ -79,7 +79,9 @@ def run(sampling: Sequence[SamplingParams], *, at_random: bool = False, **option
         gate = engine.core.scheduler.steps.speculation
         if at_random:
             assert gate is not None
-            engine.core.scheduler.steps.speculation = RandomGate(gate.config)
+            engine.core.scheduler.steps.speculation = RandomGate(
+                gate.config, stops_itself=gate.stops_itself
+            )
         outcomes: list[Outcome] = engine.outcomes(prompts(NUM_PROMPTS), sampling)
         return outcomes
 
