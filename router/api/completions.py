@@ -17,6 +17,7 @@ from router.api import params
 from router.api.account import Account, account_of
 from router.api.body import Bodies
 from router.api.logprobs import ChatLogprobs, TextLogprobs
+from router.api.messages import chat_messages
 from router.api.protocol import (
     ChatRequest,
     CommonRequest,
@@ -84,7 +85,7 @@ class CompletionRoutes:
         def read() -> tuple[ChatRequest, ServedModel, list[dict[str, Any]]]:
             body = parse_body(payload, ChatRequest)
             model = self._gateway.model(body.model)
-            return body, model, params.chat_messages(body.messages)
+            return body, model, chat_messages(body.messages, model.tokenizer.chat_template)
 
         body, model, messages = await self._beside(read, payload, account.name)
         arguments = params.template_arguments(body)

@@ -38,7 +38,6 @@ _PASSED_ON = tuple(
     if name in CommonRequest.__struct_fields__ and name not in _MADE_HERE
 )
 """Fields that a body has as the worker gets them."""
-ROLES = ("system", "developer", "user", "assistant", "tool", "function")
 
 
 def sampling_params(
@@ -160,17 +159,6 @@ def template_arguments(request: ChatRequest) -> dict[str, Any]:
     return values
 
 
-def chat_messages(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Messages as chat templates take them: content as one text.
-
-    Raises:
-        ApiError: no messages, an unknown role, or content that is not text.
-    """
-    if not messages:
-        raise bad_request("messages must hold at least one message", "messages")
-    return [_message(index, message) for index, message in enumerate(messages)]
-
-
 def completion_prompts(prompt: str | list[Any]) -> list[str | list[int]]:
     """The prompts of a completion request. Raises ApiError for any other shape."""
     if isinstance(prompt, str):
@@ -221,28 +209,6 @@ def _diffusion(request: CommonRequest) -> DiffusionParams | None:
     if params.stream_drafts and not request.stream:
         raise bad_request("diffusion.stream_drafts needs stream: true", "diffusion")
     return params
-
-
-def _message(index: int, message: Mapping[str, Any]) -> dict[str, Any]:
-    role = message.get("role")
-    if role not in ROLES:
-        known = ", ".join(ROLES)
-        raise bad_request(f"messages[{index}].role must be one of {known}", "messages")
-    content = message.get("content")
-    if isinstance(content, list):
-        content = "\n".join(_part(index, part) for part in content)
-    elif content is not None and not isinstance(content, str):
-        raise bad_request(
-            f"messages[{index}].content must be a string or a list of parts", "messages"
-        )
-    return {**message, "content": content if content is not None else ""}
-
-
-def _part(index: int, part: Any) -> str:
-    text = part.get("text") if isinstance(part, dict) and part.get("type") == "text" else None
-    if not isinstance(text, str):
-        raise bad_request(f"messages[{index}].content may only have parts of type text", "messages")
-    return text
 
 
 def _is_int(value: Any) -> bool:

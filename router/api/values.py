@@ -23,15 +23,17 @@ for _sign, _cost in ((b"[", CONTAINER), (b"{", CONTAINER), (b",", 1), (b":", MEM
     _COST[ord(_sign)] = _cost
 
 
-def refuse_many_values(body: bytes) -> None:
-    """Looks at a body without decoding it; texts may hold whatever they like.
+def refuse_many_values(*texts: bytes) -> None:
+    """Looks at a body, or at JSON in its texts, without decoding it.
+
+    Texts within them may hold whatever they like.
 
     Raises:
-        ApiError: 400, it holds more than MAX_VALUES.
+        ApiError: 400, they hold more than MAX_VALUES together.
     """
-    if _bound(body) <= MAX_VALUES:
+    if sum(map(_bound, texts)) <= MAX_VALUES:
         return
-    number = num_values(body)
+    number = sum(map(num_values, texts))
     if number > MAX_VALUES:
         raise bad_request(
             f"the body holds too many values: {number}, at most {MAX_VALUES} are taken, where an "

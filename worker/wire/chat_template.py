@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from typing import Any
@@ -25,11 +26,25 @@ class ChatTemplate:
     """
 
     def __init__(self, source: str, special_tokens: Mapping[str, str]) -> None:
+        self.source = source
+        """In Jinja."""
         self._special_tokens = dict(special_tokens)
         try:
             self._template = _environment().from_string(source)
         except jinja2.TemplateSyntaxError as error:
             raise ValueError(f"the chat template does not parse: {error}") from error
+
+    def quotes(self, word: str) -> bool:
+        """Whether the source has `word` in quotes: as the name of a role, or of a field."""
+        return f"'{word}'" in self.source or f'"{word}"' in self.source
+
+    def fields(self, *names: str) -> tuple[str, ...]:
+        """Those of `names` that the source reads of some object: `x.name`, `x['name']`."""
+        return tuple(
+            name
+            for name in names
+            if self.quotes(name) or re.search(rf"\.{re.escape(name)}\b", self.source)
+        )
 
     def render(
         self,

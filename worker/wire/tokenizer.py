@@ -86,6 +86,11 @@ class Tokenizer:
         """Whether `render_chat` works."""
         return self._template is not None
 
+    @property
+    def chat_template(self) -> ChatTemplate | None:
+        """What `render_chat` renders, for those who ask what it reads of a message."""
+        return self._template
+
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """Token ids of `text`; with the tokens that the checkpoint puts around every text."""
         # HAZARD: the library's `encode` keeps the interpreter's lock: for a long prompt it would

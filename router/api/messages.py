@@ -1,0 +1,155 @@
+"""Messages of a chat as clients send them, made what chat templates take."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from router.api.values import refuse_many_values
+from router.errors import ApiError, bad_request
+from worker.wire.chat_template import ChatTemplate
+
+ROLES = ("system", "developer", "user", "assistant", "tool", "function")
+TEXT_PARTS = {"text": "text", "input_text": "text", "output_text": "text", "refusal": "refusal"}
+"""Types of parts that are text, and the field of each that holds it."""
+REASONING_FIELDS = ("reasoning", "reasoning_content", "thinking")
+"""Where peers and templates keep what an assistant thought; the first two are taken of clients."""
+
+
+def chat_messages(
+    messages: Sequence[Mapping[str, Any]], template: ChatTemplate | None
+) -> list[dict[str, Any]]:
+    """Messages as chat templates take them.
+
+    Content is one text. Calls of tools are left out where there are none, since templates ask
+    whether the field is there; their arguments are objects, which templates write as JSON. Answers
+    of tools have the tool's name. What an assistant thought has the name that the template reads.
+    The developer is the system where the template knows no developer.
+
+    Args:
+        messages: of the client.
+        template: that will see them; None for none.
+
+    Raises:
+        ApiError: 400, there are no messages, one has an unknown role or content that is no text, or
+            calls that are none.
+    """
+    if not messages:
+        raise bad_request("messages must hold at least one message", "messages")
+    made = [_message(index, message) for index, message in enumerate(messages)]
+    assistants = [(index, m) for index, m in enumerate(made) if m["role"] == "assistant"]
+    if assistants:
+        _make_calls(assistants)
+        _name_answers(made)
+        names = () if template is None else template.fields(*REASONING_FIELDS)
+        for index, message in assistants:
+            _rename_reasoning(index, message, names)
+    has_developer = any(message["role"] == "developer" for message in made)
+    if has_developer and template is not None and not template.quotes("developer"):
+        return _with_one_system(made)
+    return made
+
+
+def _message(index: int, message: Mapping[str, Any]) -> dict[str, Any]:
+    role = message.get("role")
+    if role not in ROLES:
+        known = ", ".join(ROLES)
+        raise bad_request(f"messages[{index}].role must be one of {known}", "messages")
+    content = message.get("content")
+    if isinstance(content, list):
+        content = "\n".join(_part(index, part) for part in content)
+    elif content is not None and not isinstance(content, str):
+        raise _wrong(index, "content must be a string or a list of parts")
+    return {**message, "content": content if content is not None else ""}
+
+
+def _part(index: int, part: Any) -> str:
+    kind = part.get("type") if isinstance(part, dict) else None
+    field = TEXT_PARTS.get(kind) if isinstance(kind, str) else None
+    text = None if field is None else part.get(field)
+    if not isinstance(text, str):
+        raise _wrong(index, "content may only have parts of type text")
+    return text
+
+
+def _make_calls(assistants: Sequence[tuple[int, dict[str, Any]]]) -> None:
+    """Gives the messages' calls their arguments as objects, and takes the field off where empty."""
+    written: list[bytes] = []
+    places: list[tuple[int, int, dict[str, Any]]] = []
+    for index, message in assistants:
+        if "tool_calls" not in message:
+            continue
+        calls = message.pop("tool_calls")
+        if calls is None or calls == []:
+            continue
+        if not isinstance(calls, list):
+            raise _wrong(index, "tool_calls must be a list")
+        message["tool_calls"] = [_call(index, place, call) for place, call in enumerate(calls)]
+        for place, call in enumerate(message["tool_calls"]):
+            arguments = call["function"].get("arguments")
+            if isinstance(arguments, str):
+                # No text of the body has lone surrogates: its decoder takes none.
+                written.append(arguments.encode())
+            places.append((index, place, call["function"]))
+    refuse_many_values(*written)  # they are looked at as what they are before they are decoded
+    for index, place, function in places:
+        function["arguments"] = _arguments(index, place, function.get("arguments"))
+
+
+def _call(index: int, place: int, call: Any) -> dict[str, Any]:
+    function = call.get("function") if isinstance(call, dict) else None
+    name = function.get("name") if isinstance(function, dict) else None
+    if not isinstance(function, dict) or not isinstance(name, str) or not name:
+        raise _wrong(index, f"tool_calls[{place}].function must be an object with a name")
+    return {**call, "function": {**function}}
+
+
+def _arguments(index: int, place: int, arguments: Any) -> dict[str, Any]:
+    if isinstance(arguments, str) and arguments.strip():
+        try:
+            arguments = msgspec.json.decode(arguments)
+        except (msgspec.DecodeError, UnicodeError, RecursionError):
+            arguments = ...  # nothing that JSON can hold
+    elif arguments is None or isinstance(arguments, str):
+        arguments = {}
+    if not isinstance(arguments, dict):
+        raise _wrong(index, f"tool_calls[{place}].function.arguments must be a JSON object")
+    return arguments
+
+
+def _name_answers(messages: Sequence[dict[str, Any]]) -> None:
+    """Names the tools that answer: many clients send the call's id alone."""
+    names: dict[str, str] = {}
+    for message in messages:
+        for call in message.get("tool_calls", ()) if message["role"] == "assistant" else ():
+            if isinstance(call_id := call.get("id"), str):
+                names[call_id] = call["function"]["name"]
+        if message["role"] == "tool" and message.get("name") is None:
+            call_id = message.get("tool_call_id")
+            if isinstance(call_id, str) and call_id in names:
+                message["name"] = names[call_id]
+
+
+def _rename_reasoning(index: int, message: dict[str, Any], names: Sequence[str]) -> None:
+    given = [message.pop(name, None) for name in REASONING_FIELDS[:2]]
+    reasoning = next((value for value in given if value is not None), None)
+    if reasoning is None:
+        return
+    if not isinstance(reasoning, str):
+        raise _wrong(index, "reasoning must be a string")
+    for name in names:
+        message.setdefault(name, reasoning)
+
+
+def _with_one_system(messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The messages behind one of the system: many templates take no other, and only there."""
+    leading = [message for message in messages if message["role"] in ("system", "developer")]
+    others = [message for message in messages if message["role"] not in ("system", "developer")]
+    content = "\n\n".join(message["content"] for message in leading)
+    return [{**leading[0], "role": "system", "content": content}, *others]
+
+
+def _wrong(index: int, what: str) -> ApiError:
+    return bad_request(f"messages[{index}].{what}", "messages")
