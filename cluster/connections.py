@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Awaitable, Iterable
 from typing import Any
 
 from starlette.middleware import Middleware
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 _REQUEST_ID = re.compile(rb"[\x21-\x7e]{1,128}")
@@ -21,7 +22,8 @@ class ReadableHeaders:
     """ASGI middleware that drops headers which Serve cannot decode, and then answers with a 500.
 
     It reads several as UTF-8, before any route of ours. Nothing here has other values; a request id
-    is also echoed and logged, so it is printable and short, or a new one is made.
+    is also echoed and logged, so it is printable and short, or a new one is made. Serve adds it to
+    answers that have it already: they keep the first, which stands in their bodies, too.
     """
 
     def __init__(self, app: ASGIApp) -> None:
@@ -33,7 +35,25 @@ class ReadableHeaders:
         if not all(_is_readable(name, value) for name, value in headers):
             kept = [header for header in headers if _is_readable(*header)]
             scope = {**scope, "headers": kept}
-        await self._app(scope, receive, send)
+
+        # No coroutine of its own: `send` gives the one that is awaited.
+        def send_once(message: Message) -> Awaitable[None]:
+            if message["type"] == "http.response.start":
+                message["headers"] = _with_one_request_id(message.get("headers", ()))
+            return send(message)
+
+        await self._app(scope, receive, send_once)
+
+
+def _with_one_request_id(headers: Iterable[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:
+    kept: list[tuple[bytes, bytes]] = []
+    is_there = False
+    for name, value in headers:
+        is_request_id = name.lower() == b"x-request-id"
+        if not (is_request_id and is_there):
+            kept.append((name, value))
+        is_there |= is_request_id
+    return kept
 
 
 def _is_readable(name: bytes, value: bytes) -> bool:

@@ -12,6 +12,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from router.api.account import account_of
 from router.api.admin import AdminRoutes
@@ -24,6 +25,7 @@ from router.api.readers import ReaderLimits, Readers
 from router.errors import ApiError
 from router.gateway import Gateway
 from router.keys import KeyLimits, KeyRing
+from worker.wire.hub import local_folder
 
 logger = logging.getLogger(__name__)
 
@@ -76,8 +78,30 @@ def create_app(
     if config.audit_log:
         app.add_middleware(AuditLog, folder=config.audit_log, gateway_id=gateway.gateway_id)
     # The last one added is the outermost.
+    app.add_middleware(PlainPaths)
     app.add_middleware(AnswerCounter, stats=gateway.http, routes=tuple(app.router.routes))
     return app
+
+
+class PlainPaths:
+    """ASGI middleware that takes the slash off the end of a path, as if it were not there.
+
+    It must stand outside of what looks at paths: keys and their limits.
+
+    Args:
+        app: what sees the path.
+    """
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Hands a request on."""
+        path = scope.get("path", "")
+        if path.endswith("/") and path != "/":
+            # Changed where it stands: the middleware outside of this one counts by it as well.
+            scope["path"] = path.rstrip("/") or "/"
+        await self._app(scope, receive, send)
 
 
 class MonitorRoutes:
@@ -146,7 +170,8 @@ class MonitorRoutes:
             "object": "model",
             "created": self._gateway.created,
             "owned_by": "rayfleet",
-            "root": model.route.model,
+            "root": model.route.name if local_folder(model.route.model) else model.route.model,
+            "parent": None,
             "max_model_len": info.max_model_len if info is not None else None,
         }
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+import zlib
+from collections.abc import AsyncIterator, Iterator
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass
 
@@ -14,6 +15,8 @@ from router.errors import ApiError, bad_request, busy, timed_out, too_large
 MAX_BODY_BYTES = 32 * 2**20
 """A body is held in memory for as long as its request waits."""
 
+PIECE_BYTES = 2**18
+"""Of a compressed body, unpacked at once: a millisecond. Other requests get theirs in between."""
 MAX_DIGITS = 18
 """Python refuses to read numbers of thousands of digits."""
 
@@ -45,11 +48,12 @@ class Bodies:
 
     @asynccontextmanager
     async def read(self, request: Request) -> AsyncIterator[bytes]:
-        """The whole body, which counts as in flight until the block ends.
+        """The whole body, unpacked, which counts as in flight until the block ends.
 
         Raises:
             ApiError: 413 as soon as it is known to exceed the limit; 408 if it comes too slowly;
-                503 if too much is in flight; 400 if the client goes away.
+                503 if too much is in flight; 415 if it is packed otherwise than by gzip; 400 if it
+                cannot be unpacked, or the client goes away.
         """
         length = request.headers.get("content-length", "")
         if length.isdecimal() and (len(length) > MAX_DIGITS or int(length) > MAX_BODY_BYTES):
@@ -69,6 +73,7 @@ class Bodies:
     async def _receive(self, request: Request, held: _Held) -> bytes:
         """Raises ApiError, ClientDisconnect, TimeoutError."""
         limits, clock = self._limits, asyncio.get_running_loop().time
+        gunzip = _gunzip_of(request)
         parts: list[bytes] = []
         last = clock() + limits.total_s
         num_new = 0
@@ -79,19 +84,30 @@ class Bodies:
             self._sweep_later()
             try:
                 async for part in stream:
-                    held.add(len(part))
-                    if held.num_bytes > MAX_BODY_BYTES:
-                        raise _too_large()
-                    if self.num_bytes > limits.bytes_in_flight:
-                        raise busy("too many large requests are being received: try again shortly")
-                    parts.append(part)
+                    if gunzip is None:
+                        self._hold(part, held, parts)
+                    else:
+                        for piece in gunzip.pieces(part):
+                            self._hold(piece, held, parts)
+                            await asyncio.sleep(0)
                     num_new += len(part)
                     if num_new >= limits.window_bytes:
                         num_new = 0
                         self._deadlines[timeout] = min(clock() + limits.window_s, last)
             finally:
                 del self._deadlines[timeout]
+        if gunzip is not None:
+            gunzip.end()
         return b"".join(parts)
+
+    def _hold(self, part: bytes, held: _Held, parts: list[bytes]) -> None:
+        """Appends a part of a body. Raises ApiError where that is too much."""
+        held.add(len(part))
+        if held.num_bytes > MAX_BODY_BYTES:
+            raise _too_large()
+        if self.num_bytes > self._limits.bytes_in_flight:
+            raise busy("too many large requests are being received: try again shortly")
+        parts.append(part)
 
     def _sweep_later(self) -> None:
         """Has the deadlines looked at: one timer for all, where each would pay for its own."""
@@ -126,6 +142,43 @@ class _Held:
 
     def release(self) -> None:
         self._bodies.num_bytes -= self.num_bytes
+
+
+class _Gunzip:
+    """Unpacks one body in pieces, however much a byte of it stands for."""
+
+    __slots__ = ("_inflate",)
+
+    def __init__(self) -> None:
+        self._inflate = zlib.decompressobj(wbits=16 + zlib.MAX_WBITS)
+
+    def pieces(self, part: bytes) -> Iterator[bytes]:
+        """What the next part of the body stands for. Raises ApiError (400)."""
+        piece = b""
+        while part or len(piece) == PIECE_BYTES:
+            try:
+                piece = self._inflate.decompress(part, PIECE_BYTES)
+            except zlib.error as error:
+                raise bad_request(f"the body is not valid gzip: {error}") from error
+            if self._inflate.unused_data:
+                raise bad_request("the body goes on behind the end of its gzip")
+            part = self._inflate.unconsumed_tail
+            yield piece
+
+    def end(self) -> None:
+        """Raises ApiError (400) where the body has ended too early."""
+        if not self._inflate.eof:
+            raise bad_request("the body ends before its gzip does")
+
+
+def _gunzip_of(request: Request) -> _Gunzip | None:
+    """What unpacks its body; None for one that is sent as it is. Raises ApiError (415)."""
+    encoding = request.headers.get("content-encoding", "").strip().lower()
+    if encoding in ("", "identity"):
+        return None
+    if encoding not in ("gzip", "x-gzip"):
+        raise ApiError(415, f"content-encoding {encoding[:32]} is not taken: send gzip, or none")
+    return _Gunzip()
 
 
 def _too_large() -> ApiError:

@@ -88,7 +88,7 @@ class CompletionRoutes:
             return body, model, chat_messages(body.messages, model.tokenizer.chat_template)
 
         body, model, messages = await self._beside(read, payload, account.name)
-        arguments = params.template_arguments(body)
+        arguments = params.template_arguments(body, model.tokenizer.chat_template)
         num_top = params.chat_logprobs(body)
         asked = await self._asked(body, model, account, params.chat_max_tokens(body), num_top)
         prompt = await model.encoder.chat(

@@ -10,6 +10,7 @@ import msgspec
 from router.api.protocol import ChatRequest, CommonRequest, CompletionRequest, StreamOptions
 from router.api.structured import structured_outputs
 from router.errors import bad_request
+from worker.wire.chat_template import ChatTemplate
 from worker.wire.diffusion import DiffusionParams
 from worker.wire.sampling import InvalidParameter, SamplingParams
 
@@ -29,6 +30,8 @@ RESERVED_TEMPLATE_NAMES = (
     "tokenize",
     "self",
 )
+THINKING_SWITCHES = ("enable_thinking", "thinking")
+"""Variables by which templates let a model think: Qwen's and GLM's, DeepSeek's and Granite's."""
 _MADE_HERE = frozenset(
     ("max_tokens", "logprobs", "prompt_logprobs", "structured_outputs", "diffusion")
 )
@@ -150,13 +153,26 @@ def stream_options(request: CommonRequest) -> StreamOptions | None:
     return request.stream_options
 
 
-def template_arguments(request: ChatRequest) -> dict[str, Any]:
-    """Variables for the chat template. Raises ApiError for names that are not the client's."""
+def template_arguments(request: ChatRequest, template: ChatTemplate | None) -> dict[str, Any]:
+    """Variables for the chat template.
+
+    Raises:
+        ApiError: 400, for names that are not the client's, or an effort that nothing reads.
+    """
     values = request.chat_template_kwargs or {}
     for name in RESERVED_TEMPLATE_NAMES:
         if name in values:
             raise bad_request(f"chat_template_kwargs may not hold {name}", "chat_template_kwargs")
-    return values
+    effort = request.reasoning_effort
+    if effort is None or template is None:
+        return values
+    thinks = effort != "none"
+    if thinks and not template.reads("reasoning_effort", *THINKING_SWITCHES):
+        raise bad_request(
+            "reasoning_effort means nothing to this model's chat template: leave it out",
+            "reasoning_effort",
+        )
+    return {"reasoning_effort": effort, **dict.fromkeys(THINKING_SWITCHES, thinks), **values}
 
 
 def completion_prompts(prompt: str | list[Any]) -> list[str | list[int]]:

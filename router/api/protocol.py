@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
-from typing import Annotated, Any, TypeVar
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal, TypeVar
 
 import msgspec
 from msgspec import Meta
 
+from router.api.fields import refuse_unknown
 from router.api.structured import refuse_large_grammars
 from router.api.values import refuse_many_values
 from router.errors import bad_request
@@ -22,16 +23,19 @@ MAX_BIASED_TOKENS = 1024
 MAX_CACHE_SALT = 1024
 """Characters."""
 
+Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 TokenId = Annotated[int, Meta(ge=0, le=MAX_TOKEN_ID)]
 
 
-class StreamOptions(msgspec.Struct, frozen=True):
+class StreamOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What a streamed response carries besides text."""
 
     include_usage: bool | None = False
     """A last chunk with the token counts."""
     continuous_usage_stats: bool | None = False
-    """The counts so far in every chunk."""
+    """The counts so far in every chunk, where there is a last one with them."""
+    include_obfuscation: bool | None = False
+    """OpenAI's padding against who sees the lengths of encrypted chunks; there is none here."""
 
 
 class CommonRequest(msgspec.Struct, kw_only=True, frozen=True):
@@ -86,6 +90,11 @@ class ChatRequest(CommonRequest, kw_only=True, frozen=True):
     top_logprobs: Annotated[int, Meta(ge=0, le=MAX_LOGPROBS)] | None = None
     add_generation_prompt: bool | None = True
     chat_template_kwargs: dict[str, Any] | None = None
+    reasoning_effort: Effort | None = None
+    """How much the model shall think, as far as its template has a say in it."""
+    tools: list[dict[str, Any]] | None = None
+    tool_choice: str | dict[str, Any] | None = None
+    parallel_tool_calls: bool | None = None
 
 
 class CompletionRequest(CommonRequest, kw_only=True, frozen=True):
@@ -105,13 +114,15 @@ def parse_body(body: bytes, kind: type[Body]) -> Body:
     """Decodes and checks a body.
 
     Raises:
-        ApiError: 400 that names the field: malformed JSON, a wrong type, a missing field, or a
-            known field that would change the result and is not supported; or too many values.
+        ApiError: 400 that names the field: malformed JSON, a wrong type, a missing field, or one
+            that is not served; or too many values.
     """
     refuse_many_values(body)
     refuse_large_grammars(body)
     fields = json_object(body)
-    _refuse_unsupported(fields, kind.__struct_fields__)
+    refuse_unknown(fields, kind.__struct_fields__)
+    if kind is ChatRequest:
+        _check_tools(fields)
     try:
         return msgspec.convert(fields, kind, str_keys=True)
     except (msgspec.ValidationError, OverflowError) as error:
@@ -131,48 +142,13 @@ def json_object(body: bytes) -> dict[str, Any]:
     return fields
 
 
-def _none_of(*harmless: Any) -> Callable[[Any], bool]:
-    return lambda value: value is None or any(value == other for other in harmless)
-
-
-_HARMLESS: dict[str, Callable[[Any], bool]] = {
-    "top_logprobs": _none_of(0),
-    "length_penalty": _none_of(1),
-    "use_beam_search": _none_of(False),
-    "best_of": _none_of(1),
-    "echo": _none_of(False),
-    "suffix": _none_of(""),
-    "functions": _none_of([]),
-    "function_call": _none_of("none"),
-    "guided_json": _none_of(),
-    "guided_regex": _none_of(),
-    "guided_choice": _none_of(),
-    "guided_grammar": _none_of(),
-    "modalities": _none_of([], ["text"]),
-    "audio": _none_of(),
-    "web_search_options": _none_of(),
-    "documents": _none_of([]),
-    "chat_template": _none_of(),
-    "continue_final_message": _none_of(False),
-    "logits_processors": _none_of([]),
-    "truncate_prompt_tokens": _none_of(),
-    "prompt_embeds": _none_of(),
-    "mm_processor_kwargs": _none_of({}),
-    "thinking_token_budget": _none_of(),
-    "kv_transfer_params": _none_of(),
-    "vllm_xargs": _none_of({}),
-}
-"""Fields that change what is generated and are not supported, by one route or both: the values
-that change nothing. Other unknown fields (user, metadata, store, ...) are ignored."""
-
-
-def _refuse_unsupported(fields: Mapping[str, Any], supported: Collection[str]) -> None:
-    for name, value in fields.items():
-        harmless = None if name in supported else _HARMLESS.get(name)
-        if harmless is not None and not harmless(value):
-            raise bad_request(f"{name} is not supported by this server: leave it out", name)
-    if fields.get("tools") and fields.get("tool_choice") != "none":
-        raise bad_request("tools is not supported by this server: leave it out", "tools")
+def _check_tools(fields: Mapping[str, Any]) -> None:
+    choice = fields.get("tool_choice")
+    if fields.get("tools"):
+        if choice != "none":
+            raise bad_request("tools is not supported by this server: leave it out", "tools")
+    elif choice not in (None, "none"):
+        raise bad_request("tool_choice is only allowed with tools", "tool_choice")
 
 
 def _explain(

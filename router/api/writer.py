@@ -20,6 +20,7 @@ from router.serving import Completion, Generation
 from worker.wire.tokenizer import Tokenizer
 
 DONE = b"data: [DONE]\n\n"
+UNFINISHED = b',"logprobs":null,"finish_reason":null}]'
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -59,6 +60,8 @@ class ResponseWriter(ABC):
     """JSON between a choice's index and its text."""
     closing: bytes
     """JSON after its text."""
+    choices_have_prompts: bool
+    """Whether a prompt's token ids stand in each choice, not beside them."""
 
     def __init__(
         self,
@@ -77,11 +80,14 @@ class ResponseWriter(ABC):
         self._options = options or StreamOptions()
         self._extras = extras
         self._echoed: set[int] = set()
+        self._counts_always = bool(
+            self._options.include_usage and self._options.continuous_usage_stats
+        )
         self._plain = not (
             extras.return_token_ids
             or extras.logprobs is not None
             or extras.echo is not None
-            or self._options.continuous_usage_stats
+            or self._counts_always
         )
         head = _encode(self._header(self.chunk_object))[:-1]
         self._start = b"data: " + head + b',"choices":[{"index":'
@@ -89,8 +95,7 @@ class ResponseWriter(ABC):
             b"%b%d%b" % (self._start, completion.spec.index, self.opening)
             for completion in generation.completions
         ]
-        usage = b',"usage":null}\n\n' if self._options.include_usage else b"}\n\n"
-        self._middle = self.closing + b',"logprobs":null,"finish_reason":null}]' + usage
+        self._middle = self.closing + UNFINISHED + self._usage_so_far() + b"}\n\n"
 
     def first(self) -> bytes:
         """What a stream begins with, before any text."""
@@ -131,7 +136,8 @@ class ResponseWriter(ABC):
             }
             if self._extras.return_token_ids:
                 choice["token_ids"] = completion.token_ids
-                choice["prompt_token_ids"] = _prompt_ids(completion)
+                if self.choices_have_prompts:
+                    choice["prompt_token_ids"] = _prompt_ids(completion)
             self.amend(choice, completion)
             yield before
             yield from slices(choice)
@@ -220,11 +226,12 @@ class ResponseWriter(ABC):
         """No new text; the tokens of the running block, null where undecided."""
         tokenizer = self._extras.tokenizer
         texts = [None if token < 0 else token_text(tokenizer, token) for token in draft]
-        return b'%b""%b,"draft":%b%b' % (
+        return b'%b""%b,"draft":%b%b%b}\n\n' % (
             self._heads[completion.spec.index],
             self.closing,
             _encode(texts),
-            self._middle.removeprefix(self.closing),
+            UNFINISHED,
+            self._usage_so_far(),
         )
 
     def _full_chunk(
@@ -236,18 +243,20 @@ class ResponseWriter(ABC):
             del tail["stop_reason"]
         if self._extras.return_token_ids:
             tail["token_ids"] = token_ids
-            if token_ids and len(token_ids) == len(completion.token_ids):
+            is_first = token_ids and len(token_ids) == len(completion.token_ids)
+            if is_first and self.choices_have_prompts:
                 tail["prompt_token_ids"] = _prompt_ids(completion)
-        usage = b""
-        if self._options.continuous_usage_stats:
-            usage = b',"usage":' + _encode(self.usage())
-        elif self._options.include_usage:
-            usage = b',"usage":null'
         yield self._heads[completion.spec.index] + _encode(text) + self.closing
         rest = slices(tail)
         yield b"," + next(rest).removeprefix(b"{")
         yield from rest
-        yield b"]" + usage + b"}\n\n"
+        yield b"]" + self._usage_so_far() + b"}\n\n"
+
+    def _usage_so_far(self) -> bytes:
+        """What a chunk of the stream says of it, all but the last."""
+        if self._counts_always:
+            return b',"usage":' + _encode(self.usage())
+        return b',"usage":null' if self._options.include_usage else b""
 
 
 class ChatWriter(ResponseWriter):
@@ -258,14 +267,18 @@ class ChatWriter(ResponseWriter):
     chunk_object = "chat.completion.chunk"
     opening = b',"delta":{"content":'
     closing = b"}"
+    choices_have_prompts = False
 
     def first(self) -> bytes:
-        """The role of each choice."""
-        return b"".join(
-            b'%b%d,"delta":{"role":"assistant","content":""%b'
-            % (self._start, completion.spec.index, self._middle)
+        """The role of each choice, and the tokens of the prompt in the first chunk."""
+        end = UNFINISHED + self._usage_so_far()
+        events = [
+            b'%b%d,"delta":{"role":"assistant","content":""}%b'
+            % (self._start, completion.spec.index, end)
             for completion in self.generation.completions
-        )
+        ]
+        events[0] += self._prompt_tokens()
+        return b"".join(event + b"}\n\n" for event in events)
 
     def content(self, text: str) -> dict[str, Any]:
         """A choice's text as the assistant's message."""
@@ -276,9 +289,15 @@ class ChatWriter(ResponseWriter):
 
     def ending(self) -> Iterable[bytes]:
         """A chat has one prompt."""
+        yield self._prompt_tokens()
         if self._extras.prompt_logprobs:
             yield b',"prompt_logprobs":'
             yield from self.prompt_logprobs(self.generation.completions[0])
+
+    def _prompt_tokens(self) -> bytes:
+        if not self._extras.return_token_ids:
+            return b""
+        return b',"prompt_token_ids":' + _encode(_prompt_ids(self.generation.completions[0]))
 
 
 class TextWriter(ResponseWriter):
@@ -289,6 +308,7 @@ class TextWriter(ResponseWriter):
     chunk_object = "text_completion"
     opening = b',"text":'
     closing = b""
+    choices_have_prompts = True
     _prompt: PromptBlocks | None = None
     """The prompt of the last choice that is written, and the JSON of its log-probabilities."""
     _parts: Sequence[bytes] = ()

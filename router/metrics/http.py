@@ -9,7 +9,7 @@ OTHER: Final = "other"
 """Label of routes and methods that the gateway does not have: clients choose those freely."""
 METHODS: Final = frozenset(("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"))
 _COMPLETIONS: Final = ("/v1/chat/completions", "/v1/completions")
-_EXPECTED: Final = (200, 400, 401, 403, 404, 408, 413, 429, 500, 503)
+_EXPECTED: Final = (200, 400, 401, 403, 404, 408, 413, 415, 429, 500, 503)
 """Statuses that a completion may be answered with."""
 
 

@@ -10,6 +10,7 @@ import httpx
 import pytest
 from starlette.types import Receive, Scope, Send
 
+from cluster.connections import serve_middlewares
 from cluster.environment import serve_settings
 
 SCRIPT = """
@@ -102,3 +103,24 @@ async def test_serve_can_decode_all_headers_that_it_gets(request_id: bytes) -> N
     assert (answered_id == request_id.decode("latin-1")) == (request_id == b"kept-1")
     assert 1 <= len(answered_id) <= 128
     assert others == ["", "", "Bearer \u00e4"]
+
+
+async def answering_app(scope: Scope, receive: Receive, send: Send) -> None:
+    """Sends the request's id back, as gateways do."""
+    request_id = dict(scope["headers"])[b"x-request-id"]
+    headers = [(b"x-request-id", request_id), (b"set-cookie", b"a"), (b"set-cookie", b"b")]
+    await send({"type": "http.response.start", "status": 200, "headers": headers})
+    await send({"type": "http.response.body", "body": request_id})
+
+
+@pytest.mark.parametrize("given", [None, b"mine-1"])
+async def test_an_answer_has_one_request_id(given: bytes | None) -> None:
+    from ray.serve._private.http_util import _apply_middlewares
+
+    app = _apply_middlewares(answering_app, serve_middlewares())
+    headers = {} if given is None else {b"X-Request-Id": given}
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app=app)) as client:
+        response = await client.get("http://gateway/", headers=headers)
+    assert response.headers.get_list("x-request-id") == [response.text]
+    assert given is None or response.content == given
+    assert response.headers.get_list("set-cookie") == ["a", "b"]

@@ -62,12 +62,24 @@ async def test_chat_streams_in_order(rig, events):
 
 async def test_completion_streams(rig, events):
     await rig.start()
-    response = await rig.complete(stream=True, stream_options={"continuous_usage_stats": True})
-    chunks = events(response)
-    assert "".join(chunk["choices"][0]["text"] for chunk in chunks) == rig.answer
+    options = {"include_usage": True, "continuous_usage_stats": True}
+    chunks = events(await rig.complete(stream=True, stream_options=options))
+    *texts, last = chunks
+    assert "".join(chunk["choices"][0]["text"] for chunk in texts) == rig.answer
     counts = [chunk["usage"]["completion_tokens"] for chunk in chunks]
     assert counts == sorted(counts)
-    assert chunks[-1]["object"] == "text_completion"
+    assert counts[-2:] == [len(rig.script(None))] * 2
+    assert (last["choices"], last["object"]) == ([], "text_completion")
+
+
+async def test_continuous_usage_is_in_every_chunk_where_usage_is_asked_for(rig, events):
+    await rig.start()
+    options = {"include_usage": True, "continuous_usage_stats": True}
+    chunks = events(await rig.chat(stream=True, n=2, stream_options=options))
+    assert chunks[0]["choices"][0]["delta"]["role"] == "assistant"
+    assert all(chunk["usage"]["prompt_tokens"] > 0 for chunk in chunks)
+    chunks = events(await rig.chat(stream=True, stream_options={"continuous_usage_stats": True}))
+    assert not any("usage" in chunk for chunk in chunks)
 
 
 @pytest.mark.parametrize("prompt", ["hello", ["hello", "one two"], [5, 6, 7], [[5, 6], [7, 8, 9]]])
@@ -103,6 +115,24 @@ async def test_token_ids_in_a_stream(rig, events):
     choices = [chunk["choices"][0] for chunk in chunks]
     assert [i for choice in choices for i in choice["token_ids"]] == rig.script(None)
     assert [c["prompt_token_ids"] for c in choices if "prompt_token_ids" in c] == [[5, 6, 7]]
+
+
+async def test_token_ids_of_a_chat(rig, events):
+    """The prompt's stand beside the choices, once."""
+    await rig.start()
+    body = (await rig.chat(n=2, return_token_ids=True)).json()
+    prompt = memoryview(rig.submits()[0].prompt).cast("i").tolist()
+    assert body["prompt_token_ids"] == prompt
+    assert [choice["token_ids"] for choice in body["choices"]] == [rig.script(None)] * 2
+    assert not any("prompt_token_ids" in choice for choice in body["choices"])
+    chunks = events(await rig.chat(n=2, stream=True, return_token_ids=True))
+    assert chunks[0]["prompt_token_ids"] == prompt
+    assert not any("prompt_token_ids" in chunk for chunk in chunks[1:])
+    choices = [chunk["choices"][0] for chunk in chunks]
+    assert not any("prompt_token_ids" in choice for choice in choices)
+    for index in (0, 1):
+        mine = [c["token_ids"] for c in choices if c["index"] == index and "token_ids" in c]
+        assert [i for ids in mine for i in ids] == rig.script(None)
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -203,6 +233,7 @@ async def test_content_parts_and_template_arguments(rig):
         ({"repetition_penalty": 0}, "repetition_penalty"),
         ({"allowed_token_ids": []}, "allowed_token_ids"),
         ({"allowed_token_ids": [1000]}, "allowed_token_ids"),
+        ({"stop_token_ids": [1000]}, "stop_token_ids"),
         ({"bad_words": [""]}, "bad_words"),
         ({"echo": True}, "echo"),
         ({"response_format": {"type": "yaml"}}, "response_format"),
@@ -280,6 +311,7 @@ async def test_models_health_ready_version(rig):
     body = (await rig.client.get("/v1/models")).json()
     assert [card["id"] for card in body["data"]] == ["stub", "alias"]
     assert body["data"][0]["max_model_len"] == 256
+    assert {card["root"] for card in body["data"]} == {"stub"}, "no folder of the server"
     assert (await rig.client.get("/v1/models/stub")).json()["object"] == "model"
     error_of(await rig.client.get("/v1/models/nope"), 404)
     assert (await rig.client.get("/health")).status_code == 200
@@ -359,6 +391,20 @@ async def test_request_id_of_the_client(rig):
     ids = [submit.request_id for submit in rig.submits()]
     assert len(set(ids)) == 2
     assert all(request_id.startswith("mine-1.") for request_id in ids)
+
+
+async def test_a_slash_at_the_end_is_none(rig):
+    await rig.start(api_keys=KEYS)
+    headers = {"authorization": f"Bearer {KEYS[0]}"}
+    body = {"messages": [{"role": "user", "content": "hi"}]}
+    for path in ("/v1/chat/completions", "/v1/chat/completions/", "/v1/chat/completions//"):
+        error_of(await rig.client.post(path, json=body), 401)
+        response = await rig.client.post(path, json=body, headers=headers)
+        assert response.status_code == 200, response.text
+    counts = rig.gateway.http.counts
+    assert counts["/v1/chat/completions", "POST", 200] == 3
+    assert (await rig.client.get("/health/")).status_code == 200
+    error_of(await rig.client.get("/", headers=headers), 404)
 
 
 def test_router_imports_neither_torch_nor_ray():

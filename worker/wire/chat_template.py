@@ -46,6 +46,10 @@ class ChatTemplate:
             if self.quotes(name) or re.search(rf"\.{re.escape(name)}\b", self.source)
         )
 
+    def reads(self, *variables: str) -> bool:
+        """Whether the source has one of these names as a word."""
+        return any(re.search(rf"\b{re.escape(name)}\b", self.source) for name in variables)
+
     def render(
         self,
         messages: Sequence[Mapping[str, Any]],

@@ -132,6 +132,7 @@ def sampling_problem(limits: Limits, sampling: SamplingParams) -> Problem | None
     for name, token_ids in (
         ("logit_bias", sampling.logit_bias or ()),
         ("allowed_token_ids", sampling.allowed_token_ids or ()),
+        ("stop_token_ids", sampling.stop_token_ids),
         ("bad_words_token_ids", [token for word in sampling.bad_words_token_ids for token in word]),
     ):
         if (token_id := max(token_ids, default=0)) >= limits.vocab_size:

@@ -14,7 +14,7 @@ import hypothesis
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
-from router.api import protocol
+from router.api.fields import IGNORED, REFUSED
 from tests.support.hostile.bodies import FIELDS, anything, bodies, numbers, scalars, texts
 
 CHAT = "/v1/chat/completions"
@@ -90,7 +90,7 @@ def fields(model: str) -> st.SearchStrategy[Case]:
 def nested(draw: st.DrawFn, model: str) -> Case:
     """Values where others belong, deep ones, and fields that are not supported."""
     path, body = _sound(model, draw(st.booleans()))
-    names = [*FIELDS, "prompt", "messages", *protocol._HARMLESS]
+    names = [*FIELDS, "prompt", "messages", *sorted(IGNORED), *REFUSED]
     deep = st.recursive(
         scalars,
         lambda inner: (

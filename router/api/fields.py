@@ -1,0 +1,149 @@
+"""Fields of bodies that are known and not served: those that change no result, and the others."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Collection, Mapping
+from typing import Any, NamedTuple
+
+from router.errors import bad_request
+
+_LONGEST_NAME = 64
+"""Characters of a name that are compared and repeated to the client."""
+
+
+class Refused(NamedTuple):
+    """A field that would change the result."""
+
+    harmless: tuple[object, ...] = ()
+    """Values that change nothing, besides null."""
+    instead: str = "leave it out"
+    """What to do."""
+
+
+IGNORED = frozenset(
+    (
+        "data_parallel_rank",
+        "custom_labels",
+        "metadata",
+        "prediction",
+        "prompt_cache_options",
+        "prompt_cache_retention",
+        "request_id",
+        "rid",
+        "safety_identifier",
+        "service_tier",
+        "session_id",
+        "spaces_between_special_tokens",
+        "store",
+        "stream_interval",
+    )
+)
+"""They change no text: bookkeeping, hints of where and when, and what no tokenizer here does."""
+
+_NO_ADAPTERS = Refused(instead="serve the merged checkpoint as a model of its own")
+_NO_IMAGES = Refused((), "this server takes text alone")
+_OF_TOOLS = Refused(("none", "auto"), "use tools")
+
+REFUSED: dict[str, Refused] = {
+    # OpenAI's
+    "audio": _NO_IMAGES,
+    "best_of": Refused((1,), "use n"),
+    "function_call": _OF_TOOLS,
+    "functions": Refused(([],), "use tools"),
+    "max_completion_tokens": Refused(instead="use max_tokens"),
+    "modalities": Refused(([], ["text"]), "this server takes text alone"),
+    "moderation": Refused(),
+    "suffix": Refused(("",)),
+    "verbosity": Refused(("medium",), "say in a message how long answers shall be"),
+    "web_search_options": Refused(),
+    # of the other route
+    "add_generation_prompt": Refused(instead="use /v1/chat/completions"),
+    "add_special_tokens": Refused((False,), "chat templates write them"),
+    "chat_template_kwargs": Refused(({},), "use /v1/chat/completions"),
+    "echo": Refused((False,)),
+    "messages": Refused(instead="use /v1/chat/completions"),
+    "parallel_tool_calls": Refused((True, False)),
+    "prompt": Refused(instead="use messages, or /v1/completions"),
+    "reasoning_effort": Refused(("none",), "use /v1/chat/completions"),
+    "tool_choice": _OF_TOOLS,
+    "tools": Refused(([],), "use /v1/chat/completions"),
+    "top_logprobs": Refused((0,), "use logprobs with a number"),
+    # vLLM's
+    "chat_template": Refused(instead="start the server with a checkpoint that has it"),
+    "continue_final_message": Refused((False,)),
+    "documents": Refused(([],), "write them into a message"),
+    "guided_choice": Refused(instead="use structured_outputs.choice"),
+    "guided_decoding_backend": Refused(instead="--structured-outputs-backend is for all requests"),
+    "guided_grammar": Refused(instead="use structured_outputs.grammar"),
+    "guided_json": Refused(instead="use structured_outputs.json"),
+    "guided_regex": Refused(instead="use structured_outputs.regex"),
+    "guided_whitespace_pattern": Refused(),
+    "include_reasoning": Refused((True,)),
+    "kv_transfer_params": Refused(),
+    "length_penalty": Refused((1,)),
+    "logits_processors": Refused(([],)),
+    "logprob_token_ids": Refused(([],), "use top_logprobs"),
+    "media_io_kwargs": Refused(({},), _NO_IMAGES.instead),
+    "mm_processor_kwargs": Refused(({},), _NO_IMAGES.instead),
+    "prompt_embeds": Refused(instead="use prompt"),
+    "repetition_detection": Refused(instead="use repetition_penalty"),
+    "return_prompt_text": Refused((False,), "use return_token_ids"),
+    "return_token_offsets": Refused((False,), "use return_token_ids"),
+    "return_tokens_as_token_ids": Refused((False,), "use return_token_ids"),
+    "thinking_token_budget": Refused(instead="use max_completion_tokens"),
+    "truncate_prompt_tokens": Refused(instead="send a shorter prompt"),
+    "truncation_side": Refused(("left",), "send a shorter prompt"),
+    "use_beam_search": Refused((False,)),
+    "vllm_xargs": Refused(({},)),
+    # SGLang's
+    "bootstrap_host": Refused(),
+    "bootstrap_port": Refused(),
+    "bootstrap_room": Refused(),
+    "custom_logit_processor": Refused(),
+    "custom_params": Refused(({},)),
+    "ebnf": Refused(instead="use structured_outputs.grammar"),
+    "extra_key": Refused(("",), "use cache_salt"),
+    "input_ids": Refused(instead="use prompt of /v1/completions"),
+    "json_schema": Refused(instead="use response_format, or structured_outputs.json"),
+    "lora_path": _NO_ADAPTERS,
+    "no_stop_trim": Refused((False,), "use include_stop_str_in_output"),
+    "regex": Refused(instead="use structured_outputs.regex"),
+    "return_hidden_states": Refused((False,)),
+    "return_routed_experts": Refused((False,)),
+    "return_cached_tokens_details": Refused((False,), "see usage.prompt_tokens_details"),
+    "separate_reasoning": Refused((True,)),
+    "session_params": Refused(({},), "use prompt_cache_key"),
+    "stop_regex": Refused(([], ""), "use stop"),
+    "stream_reasoning": Refused((True,)),
+}
+"""What changes what is generated and is not served, by one route or both."""
+
+
+def refuse_unknown(fields: Mapping[str, Any], supported: Collection[str]) -> None:
+    """Looks at the names of a body's fields; null is no value.
+
+    Args:
+        fields: of the body.
+        supported: names of those that its route serves.
+
+    Raises:
+        ApiError: 400 that names a field which is not served or that nobody knows, and says what to
+            do instead.
+    """
+    for name, value in fields.items():
+        if name in supported or value is None or name in IGNORED:
+            continue
+        refused = REFUSED.get(name)
+        if refused is None:
+            raise bad_request(*_unknown(name, supported))
+        if not any(value == harmless for harmless in refused.harmless):
+            raise bad_request(f"{name} is not supported here: {refused.instead}", name)
+
+
+def _unknown(name: str, supported: Collection[str]) -> tuple[str, str]:
+    """(message, field) for a name that means nothing."""
+    name = name[:_LONGEST_NAME]
+    close = difflib.get_close_matches(name, supported, n=1, cutoff=0.7)
+    instead = f"did you mean {close[0]}?" if close else "leave it out"
+    return f"{name} is no field of this request: {instead}", name
