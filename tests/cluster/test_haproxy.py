@@ -16,6 +16,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 
 from cluster.environment import has_haproxy, private_directory
@@ -30,7 +31,15 @@ from cluster.haproxy import (
     max_connections,
 )
 from router.errors import ApiError
-from tests.support.cluster.serve_haproxy import PIECE, Gateway, Proxy, ask, content_length
+from tests.support.cluster.serve_haproxy import (
+    DEADLINE_S,
+    PIECE,
+    Gateway,
+    Proxy,
+    ask,
+    content_length,
+)
+from tests.support.fleet.proxy_loss import HAPROXY, Victims
 
 pytestmark = pytest.mark.skipif(not has_haproxy(), reason="HAProxy's wheel is not installed")
 
@@ -43,7 +52,14 @@ async def test_an_idle_connection_outlives_a_reload_and_its_gateway(proxy: Proxy
     idle, late = await proxy.connect(), await proxy.connect()
     assert await ask(idle) == (200, "old", False)
     assert await ask(late) == (200, "old", False)
+    victims = Victims(lambda: [child.pid for child in psutil.Process().children(recursive=True)])
+    [first] = victims.find(HAPROXY)
     await proxy.reload(new)
+    async with asyncio.timeout(DEADLINE_S):
+        while first in victims.find(HAPROXY):
+            await asyncio.sleep(0.02)
+    assert psutil.pid_exists(first), "it is draining"
+    assert len(victims.find(HAPROXY)) == 1
     assert await ask(idle) == (200, "old", True)
     old.go()
     assert await ask(late) == (200, "fallback", True)

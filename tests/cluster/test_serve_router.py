@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
+from functools import partial
+from itertools import count
 from types import SimpleNamespace
 from typing import Any
 
@@ -25,8 +27,9 @@ class Rig:
             deployment_id=DEPLOYMENT, handle_source=DeploymentHandleSource.REPLICA
         )
         self.router.initialize_state(**settings)
-        # All calls come at one moment: what a loaded machine spreads out is no burst.
-        self.router._fleet._clock = lambda: 0.0
+        # One call after another, all but at one moment: what a loaded machine spreads out is no
+        # burst, and which replica has waited longest is known of each.
+        self.router._fleet._clock = partial(next, count(0.0, 1e-6))
         self.replicas = [Replica(f"r{number}") for number in range(num_replicas)]
         self.router.update_replicas(self.replicas)
         self.num_requests = 0

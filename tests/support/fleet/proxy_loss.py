@@ -84,13 +84,17 @@ class Victims:
     killed: set[int] = field(default_factory=set)
 
     def find(self, name: str) -> list[int]:
-        """Processes with this name, or a title that begins with it."""
+        """Processes with this name, or a title that begins with it.
+
+        No HAProxy that another has taken over from: it goes with its last connection.
+        """
         found = []
         for pid in self.processes():
             with contextlib.suppress(psutil.Error):
                 process = psutil.Process(pid)
                 title = "".join(process.cmdline()[:1])
-                if process.name() == name or title.startswith(name):
+                is_it = process.name() == name or title.startswith(name)
+                if is_it and (name != HAPROXY or _listens(process)):
                     found.append(pid)
         return found
 
@@ -129,6 +133,12 @@ class Victims:
             return all(len(pids) == 1 and not self.killed & set(pids) for pids in now)
 
         wait_until(is_replaced, "another HAProxy and its manager")
+
+
+def _listens(process: psutil.Process) -> bool:
+    """A HAProxy that drains does not."""
+    connections = process.net_connections(kind="tcp")
+    return any(connection.status == psutil.CONN_LISTEN for connection in connections)
 
 
 def wait_until(holds: Callable[[], bool], what: str) -> None:
