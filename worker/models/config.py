@@ -19,6 +19,7 @@ from worker.models.families import RawConfig, find_family
 from worker.models.moe_config import MoeConfig
 from worker.models.quantization import Fp8Config, parse_quantization
 from worker.models.rope_config import RopeConfig, parse_rope
+from worker.models.wrappers import TensorNames, read_text_part, with_skipped_layers
 
 logger = logging.getLogger(__name__)
 
@@ -30,27 +31,35 @@ _KINDS: Mapping[str, tuple[tuple[type, ...], str]] = {
         num_key_value_heads head_dim max_position_embeddings original_max_position_embeddings
         rotary_dim sliding_window max_window_layers block_size mask_token_id num_experts
         num_local_experts num_experts_per_tok moe_intermediate_size decoder_sparse_step
+        n_routed_experts n_shared_experts no_rope_layer_interval
         first_k_dense_replace n_group topk_group num_shared_experts
         """,
     ),
     "a number": (
         (int, float),
-        "rms_norm_eps rope_theta partial_rotary_factor routed_scaling_factor",
+        """
+        rms_norm_eps layer_norm_eps rope_theta partial_rotary_factor routed_scaling_factor
+        logit_scale
+        """,
     ),
     "true or false": (
         (bool,),
         """
         tie_word_embeddings attention_bias mlp_bias use_sliding_window norm_topk_prob
-        moe_router_enable_expert_bias
+        moe_router_enable_expert_bias attention_out_bias use_qk_norm
         """,
     ),
-    "a list": ((list,), "architectures layer_types mlp_only_layers"),
+    "a list": ((list,), "architectures layer_types mlp_only_layers no_rope_layers"),
     "an object": (
         (dict,),
         "rope_scaling rope_parameters quantization_config dual_chunk_attention_config",
     ),
 }
 """Kinds of JSON values, and the keys that have them: "false" in quotes would count as true."""
+
+_MOST_LAYERS = 10_000
+"""Eighty times as deep as any released model. What is said of each layer is then at most some
+megabytes, and not what a number in a file of a few bytes asks for."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -98,6 +107,8 @@ class ModelConfig:
     """The format of linear weights; None where they are not quantized."""
     own: Mapping[str, Any] | None = None
     """Values of the keys that the family's class alone reads (`ModelFamily.own`)."""
+    tensors: TensorNames | None = None
+    """How a checkpoint's tensors are called otherwise; None where names are the family's own."""
 
     @classmethod
     def parse(cls, raw: RawConfig, folder: Path) -> ModelConfig:
@@ -105,6 +116,7 @@ class ModelConfig:
 
         It may lack weights: the salt is that of a model which never reads them.
         """
+        raw, tensors = read_text_part(raw)
         _check_kinds(raw)
         architecture, family = find_family(raw)
         family.refuse_unknown(raw)
@@ -113,9 +125,14 @@ class ModelConfig:
         num_heads = _integer(merged, "num_attention_heads")
         hidden_size = _integer(merged, "hidden_size")
         num_layers = _integer(merged, "num_hidden_layers")
+        if num_layers > _MOST_LAYERS:
+            raise ValueError(
+                f"num_hidden_layers in config.json must be at most {_MOST_LAYERS}, got "
+                f"{num_layers!r:.20}: repair it"
+            )
         head_dim = int(merged.get("head_dim") or hidden_size // num_heads)
         max_position_embeddings = _integer(merged, "max_position_embeddings")
-        rope = parse_rope(merged, max_position_embeddings)
+        rope = parse_rope(merged, max_position_embeddings, query_beta=family.query_beta)
         windows = family.windows(merged)
         block_size, mask_token_id = 1, None
         if "block_size" in family.defaults:
@@ -123,6 +140,7 @@ class ModelConfig:
         limit, reason = _length_limit(
             merged, rope, max_position_embeddings, windows if block_size > 1 else ()
         )
+        eps = "layer_norm_eps" if "layer_norm_eps" in merged else "rms_norm_eps"
         attention_bias = bool(merged.get("attention_bias", False))
         return cls(
             architecture=architecture,
@@ -136,12 +154,12 @@ class ModelConfig:
             head_dim=head_dim,
             rotary_dim=_rotary_dim(merged, head_dim),
             moe=None if family.parse_moe is None else family.parse_moe(merged),
-            rms_norm_eps=float(merged.get("rms_norm_eps", 1e-6)),
+            rms_norm_eps=float(merged.get(eps, 1e-6)),
             rope=rope,
             qkv_bias=family.qkv_bias or attention_bias,
-            output_bias=attention_bias,
+            output_bias=bool(merged.get(family.output_bias, False)),
             mlp_bias=bool(merged.get("mlp_bias", False)),
-            qk_norm=family.qk_norm,
+            qk_norm=bool(merged.get("use_qk_norm", family.qk_norm)),
             windows=windows,
             tie_word_embeddings=bool(merged.get("tie_word_embeddings", False)),
             max_model_len=limit // block_size * block_size,
@@ -152,6 +170,7 @@ class ModelConfig:
             mask_token_id=mask_token_id,
             quantization=parse_quantization(raw),
             own={key: merged[key] for key in family.own} or None,
+            tensors=with_skipped_layers(tensors, family, num_layers),
         )
 
     def windows_within(self, max_model_len: int) -> tuple[int, ...]:

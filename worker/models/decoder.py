@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
-from typing import ClassVar, Protocol
+from typing import Any, ClassVar, Protocol
 
 import torch
 
@@ -12,7 +12,7 @@ from kernels.native import NativeDecoder
 from worker.models.config import ModelConfig
 from worker.models.context import ForwardContext
 from worker.models.kv_cache import KVCacheSpec
-from worker.models.layers import RMSNorm
+from worker.models.layers import LayerNorm, RMSNorm
 from worker.models.linear import ParallelLMHead, VocabParallelEmbedding
 from worker.models.linear_method import LayerOptions, WeightSlot
 from worker.models.rope import cos_sin_table
@@ -87,7 +87,7 @@ class DecoderModel(ABC):
         """How many positions a query of each layer sees, its own included; 0 for all before it."""
         self.embed_tokens = VocabParallelEmbedding(config.vocab_size, config.hidden_size, options)
         self.layers = [self.build_layer(index) for index in range(config.num_layers)]
-        self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps, options)
+        self.norm = self.build_norm()
         self.lm_head = ParallelLMHead(
             config.vocab_size, config.hidden_size, options, tied=config.tie_word_embeddings
         )
@@ -95,6 +95,15 @@ class DecoderModel(ABC):
     @abstractmethod
     def build_layer(self, index: int) -> DecoderLayer:
         """One layer; the configuration, the options and the rotary table are there already."""
+
+    def build_norm(self) -> RMSNorm | LayerNorm:
+        """A norm of hidden states, as layers have them and the model at its end."""
+        return RMSNorm(self.config.hidden_size, self.config.rms_norm_eps, self.options)
+
+    def own(self, key: str) -> Any:
+        """The value of a key that the table of families leaves to the class."""
+        assert self.config.own is not None, "its entry in the table of families names the keys"
+        return self.config.own[key]
 
     def weight_slots(self) -> Iterator[WeightSlot]:
         """Every tensor that the checkpoint must hold."""

@@ -11,7 +11,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from worker.models.moe_config import MoeConfig, parse_llada2_moe, parse_qwen3_moe
+from worker.models.moe_config import (
+    MoeConfig,
+    parse_glm4_moe,
+    parse_llada2_moe,
+    parse_mixtral_moe,
+    parse_qwen3_moe,
+)
 
 RawConfig = dict[str, Any]
 """The content of config.json, with the family's defaults for what is missing."""
@@ -94,6 +100,12 @@ class ModelFamily:
     """Whether the q, k and v projections have biases without `attention_bias`."""
     qk_norm: bool = False
     """Whether each head of q and k is normalised before it rotates."""
+    output_bias: str = "attention_bias"
+    """Key that says whether attention's output projection has a bias; none where it is empty."""
+    query_beta: bool = False
+    """Whether rope parameters may say how queries grow with positions."""
+    skips_next_layers: bool = False
+    """Whether a checkpoint may hold layers behind the last, which predict further tokens."""
     windows: Callable[[RawConfig], tuple[int | None, ...]]
     """Per layer, how many tokens one sees, itself included; None for all before it."""
     parse_moe: Callable[[RawConfig], MoeConfig] | None = None
@@ -158,6 +170,35 @@ def _switched_window(raw: RawConfig) -> tuple[int | None, ...]:
     return _one_window(raw) if raw.get("use_sliding_window") else _no_windows(raw)
 
 
+def _window_of_types(raw: RawConfig) -> tuple[int | None, ...]:
+    """In the layers that `layer_types` names; where it is missing, in all but every n-th, where n
+    is `sliding_window_pattern`."""
+    if raw.get("sliding_window") is None:
+        return _no_windows(raw)
+    types = raw.get("layer_types")
+    if types is None:
+        period = raw.get("sliding_window_pattern")
+        if type(period) is not int or period < 1:
+            raise ValueError(
+                f"sliding_window_pattern = {_short(period)} in config.json must be a positive "
+                "integer where there are no layer_types: repair it"
+            )
+        kinds = ("full_attention", "sliding_attention")
+        types = [kinds[(i + 1) % period != 0] for i in range(int(raw["num_hidden_layers"]))]
+    return _windows_by_layer({**raw, "use_sliding_window": True, "layer_types": types})
+
+
+def _no_windowed_types(raw: RawConfig) -> tuple[int | None, ...]:
+    """`layer_types` may say what is so anyway."""
+    windows, types = _no_windows(raw), raw.get("layer_types")
+    if types is not None and types != ["full_attention"] * len(windows):
+        raise ValueError(
+            f"layer_types = {_short(types)} in config.json must say full_attention for each of "
+            f"{len(windows)} layers: use another checkpoint"
+        )
+    return windows
+
+
 def _windows_by_layer(raw: RawConfig) -> tuple[int | None, ...]:
     """Where `use_sliding_window` is set, in the layers of `layer_types`, or from one layer on."""
     windows = _switched_window(raw)
@@ -213,6 +254,14 @@ _QWEN3_MOE_DEFAULTS: dict[str, object] = {
     "moe_intermediate_size": 768,
     "norm_topk_prob": False,
 }
+_COHERE_DEFAULTS: dict[str, object] = {
+    "max_position_embeddings": 8192,
+    "layer_norm_eps": 1e-5,
+    "logit_scale": 0.0625,
+    "tie_word_embeddings": True,
+    "rope_theta": 500000.0,
+    "eos_token_id": 255001,
+}
 
 FAMILIES: dict[str, ModelFamily] = {
     "LlamaForCausalLM": ModelFamily(
@@ -239,6 +288,195 @@ FAMILIES: dict[str, ModelFamily] = {
         ),
         keys=frozenset({"attention_bias", "mlp_bias"}),
         windows=_no_windows,
+    ),
+    "Ministral3ForCausalLM": ModelFamily(
+        model_types=("ministral3",),
+        implementation="ministral3:Ministral3ForCausalLM",
+        defaults={
+            "max_position_embeddings": 262144,
+            "num_key_value_heads": 8,
+            "head_dim": 128,
+            "rms_norm_eps": 1e-5,
+            "eos_token_id": 2,
+            "rope_parameters": {
+                "rope_type": "yarn",
+                "rope_theta": 1000000.0,
+                "factor": 16.0,
+                "original_max_position_embeddings": 16384,
+                "mscale": 1.0,
+                "mscale_all_dim": 1.0,
+                "llama_4_scaling_beta": 0.1,
+            },
+        },
+        keys=frozenset({"sliding_window"}),
+        query_beta=True,
+        windows=_one_window,
+    ),
+    "Glm4ForCausalLM": ModelFamily(
+        model_types=("glm4",),
+        implementation="glm4:Glm4ForCausalLM",
+        defaults={
+            "max_position_embeddings": 131072,
+            "num_key_value_heads": 2,
+            "head_dim": 128,
+            "rms_norm_eps": 0.00000015625,
+            "partial_rotary_factor": 0.5,
+            "attention_bias": True,
+            "eos_token_id": [151329, 151336, 151338],
+        },
+        output_bias="",
+        windows=_no_windows,
+    ),
+    "Glm4MoeForCausalLM": ModelFamily(
+        model_types=("glm4_moe",),
+        implementation="glm4_moe:Glm4MoeForCausalLM",
+        defaults={
+            "max_position_embeddings": 131072,
+            "num_key_value_heads": 8,
+            "rms_norm_eps": 1e-5,
+            "partial_rotary_factor": 0.5,
+            "attention_bias": False,
+            "use_qk_norm": False,
+            "moe_intermediate_size": 1408,
+            "num_experts_per_tok": 8,
+            "n_shared_experts": 1,
+            "n_routed_experts": 128,
+            "routed_scaling_factor": 1.0,
+            "n_group": 1,
+            "topk_group": 1,
+            "first_k_dense_replace": 1,
+            "norm_topk_prob": True,
+        },
+        keys=_keys(
+            """
+            num_nextn_predict_layers num_mtp_layers output_router_logits router_aux_loss_coef
+            """
+        ),
+        output_bias="",
+        skips_next_layers=True,
+        windows=_no_windows,
+        parse_moe=parse_glm4_moe,
+    ),
+    "SmolLM3ForCausalLM": ModelFamily(
+        model_types=("smollm3",),
+        implementation="smollm3:SmolLM3ForCausalLM",
+        defaults={
+            "max_position_embeddings": 32768,
+            "num_key_value_heads": 4,
+            "eos_token_id": 128001,
+            "tie_word_embeddings": True,
+            "rope_theta": 2000000.0,
+            "no_rope_layers": None,
+            "no_rope_layer_interval": 4,
+        },
+        own=("no_rope_layers", "no_rope_layer_interval"),
+        keys=frozenset({"attention_bias", "mlp_bias", "layer_types", "sliding_window"}),
+        windows=_no_windowed_types,
+    ),
+    "SeedOssForCausalLM": ModelFamily(
+        model_types=("seed_oss",),
+        implementation="llama:LlamaForCausalLM",
+        defaults={
+            "max_position_embeddings": 524288,
+            "num_key_value_heads": 8,
+            "head_dim": 128,
+            "attention_bias": True,
+            "eos_token_id": 2,
+        },
+        keys=frozenset({"attention_out_bias", "mlp_bias", "residual_dropout"}),
+        output_bias="attention_out_bias",
+        windows=_no_windows,
+    ),
+    "Olmo2ForCausalLM": ModelFamily(
+        model_types=("olmo2",),
+        implementation="post_norm:Olmo2ForCausalLM",
+        defaults={
+            "max_position_embeddings": 2048,
+            "rms_norm_eps": 1e-5,
+            "eos_token_id": 50279,
+        },
+        keys=frozenset({"attention_bias"}),
+        windows=_no_windows,
+    ),
+    "Ernie4_5ForCausalLM": ModelFamily(
+        model_types=("ernie4_5",),
+        implementation="ernie4_5:Ernie45ForCausalLM",
+        defaults={
+            "max_position_embeddings": 131072,
+            "num_key_value_heads": 2,
+            "head_dim": 128,
+            "rms_norm_eps": 1e-5,
+            "tie_word_embeddings": True,
+            "rope_theta": 500000.0,
+            "eos_token_id": 2,
+        },
+        windows=_no_windows,
+    ),
+    "Exaone4ForCausalLM": ModelFamily(
+        model_types=("exaone4",),
+        implementation="post_norm:Exaone4ForCausalLM",
+        defaults={
+            "max_position_embeddings": 2048,
+            "num_key_value_heads": 32,
+            "rms_norm_eps": 1e-5,
+            "sliding_window": 4096,
+            "sliding_window_pattern": 4,
+            "eos_token_id": 2,
+        },
+        own=("sliding_window",),
+        keys=frozenset({"layer_types"}),
+        qk_norm=True,
+        windows=_window_of_types,
+    ),
+    "CohereForCausalLM": ModelFamily(
+        model_types=("cohere",),
+        implementation="cohere:CohereForCausalLM",
+        defaults=_COHERE_DEFAULTS,
+        own=("logit_scale",),
+        keys=frozenset({"attention_bias", "model_max_length"}),
+        windows=_no_windows,
+    ),
+    "Cohere2ForCausalLM": ModelFamily(
+        model_types=("cohere2",),
+        implementation="cohere:Cohere2ForCausalLM",
+        defaults={
+            **{**_COHERE_DEFAULTS, "rope_theta": 10000.0},
+            "sliding_window": 4096,
+            "sliding_window_pattern": 4,
+        },
+        own=("logit_scale",),
+        keys=frozenset({"attention_bias", "layer_types"}),
+        neutral={
+            "layer_switch": (4,),
+            "order_of_interleaved_layers": ("local_attn_first",),
+            "position_embedding_type": ("rope_gptj",),
+            "rotary_pct": (1.0,),
+            "use_embedding_sharing": (True,),
+            "use_gated_activation": (True,),
+            "use_parallel_block": (True,),
+            "use_parallel_embedding": (True, False),
+        },
+        windows=_window_of_types,
+    ),
+    "MixtralForCausalLM": ModelFamily(
+        model_types=("mixtral",),
+        implementation="mixtral:MixtralForCausalLM",
+        defaults={
+            "max_position_embeddings": 131072,
+            "num_key_value_heads": 8,
+            "rms_norm_eps": 1e-5,
+            "rope_theta": 1000000.0,
+            "num_local_experts": 8,
+            "num_experts_per_tok": 2,
+            "eos_token_id": 2,
+        },
+        keys=_keys(
+            """
+            sliding_window output_router_logits router_aux_loss_coef router_jitter_noise
+            """
+        ),
+        windows=_one_window,
+        parse_moe=parse_mixtral_moe,
     ),
     "MistralForCausalLM": ModelFamily(
         model_types=("mistral",),

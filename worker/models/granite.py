@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import torch
 
-from worker.models.config import ModelConfig
 from worker.models.context import ForwardContext
 from worker.models.decoder import DecoderModel
-from worker.models.layers import GatedMLP
+from worker.models.layers import AttentionTraits, GatedMLP
 from worker.models.llama import LlamaLayer
 
 
@@ -16,9 +15,9 @@ class GraniteLayer(LlamaLayer):
 
     def __init__(self, model: DecoderModel, index: int) -> None:
         mlp = GatedMLP(model.config, model.options)
-        scale = _own(model.config, "attention_multiplier")
-        super().__init__(model, index, mlp, attention_scale=scale)
-        self._multiplier = _own(model.config, "residual_multiplier")
+        traits = AttentionTraits(scale=float(model.own("attention_multiplier")))
+        super().__init__(model, index, mlp, traits=traits)
+        self._multiplier = float(model.own("residual_multiplier"))
 
     def forward(
         self,
@@ -30,16 +29,17 @@ class GraniteLayer(LlamaLayer):
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """The block's output, times m, and the residual that it is still to be added to; where no
         layer follows, those of the tokens `read` [S]."""
+        input_norm, post_attention_norm = self.norms
         if residual is None:
-            residual, hidden = hidden, self.input_norm.forward(hidden)
+            residual, hidden = hidden, input_norm.forward(hidden)
         else:
-            hidden, residual = self.input_norm.forward_add(hidden, residual)
+            hidden, residual = input_norm.forward_add(hidden, residual)
         hidden = self.attention.forward(hidden, positions, ctx, read) * self._multiplier
         if read is not None:
             residual = residual.index_select(0, read)
             if not len(read):
                 return hidden, residual
-        hidden, residual = self.post_attention_norm.forward_add(hidden, residual)
+        hidden, residual = post_attention_norm.forward_add(hidden, residual)
         return self.mlp.forward(hidden) * self._multiplier, residual
 
 
@@ -52,13 +52,8 @@ class GraniteForCausalLM(DecoderModel):
 
     def embed(self, input_ids: torch.Tensor) -> torch.Tensor:
         """Token ids [T] to the first layer's input [T, hidden]."""
-        return super().embed(input_ids) * _own(self.config, "embedding_multiplier")
+        return super().embed(input_ids) * float(self.own("embedding_multiplier"))
 
     def compute_logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """Hidden states of the rows that sample [R, hidden] to fp32 logits [R, vocab_size]."""
-        return super().compute_logits(hidden) / _own(self.config, "logits_scaling")
-
-
-def _own(config: ModelConfig, key: str) -> float:
-    assert config.own is not None, "its entry in the table of families names the keys"
-    return float(config.own[key])
+        return super().compute_logits(hidden) / float(self.own("logits_scaling"))

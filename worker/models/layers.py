@@ -41,6 +41,24 @@ class AttentionNames:
     """Whether q, k and v are one tensor, their rows in this order."""
 
 
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class AttentionTraits:
+    """How an attention block differs from Llama's."""
+
+    names: AttentionNames = AttentionNames()
+    """What a checkpoint calls its parts."""
+    scale: float | None = None
+    """Factor of the products of queries and keys; None for head_dim ** -0.5."""
+    rotates: bool = True
+    """Whether queries and keys are rotated by their positions."""
+    is_interleaved: bool = False
+    """Whether neighbouring dimensions of a head rotate together, not those of its two halves."""
+    query_scale: torch.Tensor | None = None
+    """Factors of the queries by position [positions], fp32; None for 1."""
+    has_wide_norms: bool = False
+    """Whether q and k are normalised over all heads together, and not each head by itself."""
+
+
 class RMSNorm:
     """Root-mean-square normalisation over the last dimension."""
 
@@ -67,6 +85,87 @@ class RMSNorm:
         return fused_add_rms_norm(x, residual, self.weight, self._eps)
 
 
+class WideQueryKeyNorm:
+    """Normalises the queries over all heads together, and the keys likewise.
+
+    The ranks hold their own heads of the weights, and sum up squares of both in one message.
+    """
+
+    def __init__(self, config: ModelConfig, options: LayerOptions, names: AttentionNames) -> None:
+        group = options.group
+        heads, kv_heads = local_heads(config, group.world_size)
+        first_kv_head = group.rank * config.num_kv_heads // group.world_size
+        self._names = (names.q_norm, names.k_norm)
+        self._full = [config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim]
+        self._starts = [group.rank * heads * config.head_dim, first_kv_head * config.head_dim]
+        self._weights = [
+            torch.empty(count * config.head_dim, dtype=options.dtype, device=options.device)
+            for count in (heads, kv_heads)
+        ]
+        copies = max(1, group.world_size // config.num_kv_heads)
+        self._factors = torch.tensor(
+            [1 / self._full[0], 1 / (copies * self._full[1])], device=options.device
+        )
+        """What makes means of the ranks' sums, in which each head of the keys is as often as there
+        are copies of it."""
+        self._eps = config.rms_norm_eps
+        self._options = options
+
+    def weight_slots(self, prefix: str) -> Iterator[WeightSlot]:
+        """The two slots, of which each rank takes its heads; `prefix` ends with a dot."""
+        for name, weight, full, start in zip(
+            self._names, self._weights, self._full, self._starts, strict=True
+        ):
+            yield WeightSlot(
+                name=f"{prefix}{name}.weight", destination=weight, full_shape=(full,), start=start
+            )
+
+    def forward(self, q: torch.Tensor, k: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Queries and keys [T, heads, head_dim], normalised."""
+        if self._options.group.world_size == 1:
+            first, second = (
+                rms_norm(x.flatten(1), weight, self._eps).view(x.shape)
+                for x, weight in zip((q, k), self._weights, strict=True)
+            )
+            return first, second
+        squares = torch.stack([x.flatten(1).float().square().sum(-1) for x in (q, k)], dim=1)
+        total = self._options.group.all_reduce(squares, fixed_order=self._options.batch_invariant)
+        scales = (total * self._factors + self._eps).rsqrt()[:, :, None, None].unbind(1)
+        first, second = (
+            (x.float() * scale).to(x.dtype) * weight.view(x.shape[1:])
+            for x, scale, weight in zip((q, k), scales, self._weights, strict=True)
+        )
+        return first, second
+
+
+class LayerNorm:
+    """Normalisation of the differences from the mean, over the last dimension, without bias."""
+
+    def __init__(self, size: int, eps: float, options: LayerOptions) -> None:
+        self.weight = torch.empty(size, dtype=options.dtype, device=options.device)
+        self._eps = eps
+
+    def weight_slots(self, name: str) -> Iterator[WeightSlot]:
+        """The slot of `name`.weight, whole on every rank."""
+        yield WeightSlot(
+            name=f"{name}.weight",
+            destination=self.weight,
+            full_shape=tuple(self.weight.shape),
+        )
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """[..., size] to [..., size]; computed in fp32."""
+        normed = torch.nn.functional.layer_norm(x.float(), x.shape[-1:], eps=self._eps)
+        return (normed * self.weight.float()).to(x.dtype)
+
+    def forward_add(
+        self, x: torch.Tensor, residual: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """(norm of x + residual, x + residual)."""
+        total = x + residual
+        return self.forward(total), total
+
+
 class Attention:
     """Paged attention with grouped query heads and rotary positions.
 
@@ -79,8 +178,7 @@ class Attention:
         layer_index: from 0.
         cos_sin: the rotary table [positions, rotary_dim].
         window: positions that a query sees, its own included; 0 for all before it.
-        scale: factor of the products of queries and keys; None for head_dim ** -0.5.
-        names: what a checkpoint calls the parts; None for Llama's names.
+        traits: how it differs from Llama's.
     """
 
     def __init__(
@@ -91,8 +189,7 @@ class Attention:
         layer_index: int,
         cos_sin: torch.Tensor,
         window: int = 0,
-        scale: float | None = None,
-        names: AttentionNames | None = None,
+        traits: AttentionTraits,
     ) -> None:
         head_dim = config.head_dim
         num_heads, num_kv_heads = local_heads(config, options.group.world_size)
@@ -103,10 +200,12 @@ class Attention:
         """What it keeps of a token."""
         self._split = [num_heads, num_kv_heads, num_kv_heads]
         self._head_dim = head_dim
-        self._scale = head_dim**-0.5 if scale is None else scale
+        self._scale = head_dim**-0.5 if traits.scale is None else traits.scale
+        self._traits = traits
+        self._rotary_dim = config.rotary_dim
         self._layer_index = layer_index
         self._cos_sin = cos_sin
-        self._names = names or AttentionNames()
+        self._names = traits.names
         self.qkv = ColumnParallelLinear(
             config.hidden_size,
             _qkv_parts(config, options, self._names),
@@ -121,7 +220,11 @@ class Attention:
         )
         self.q_norm: RMSNorm | None = None
         self.k_norm: RMSNorm | None = None
-        if config.qk_norm:
+        self.wide_norm: WideQueryKeyNorm | None = None
+        if traits.has_wide_norms:
+            self.wide_norm = WideQueryKeyNorm(config, options, traits.names)
+        elif config.qk_norm:
+            assert not traits.is_interleaved, "weights of the norms would be in another order"
             self.q_norm = RMSNorm(head_dim, config.rms_norm_eps, options)
             self.k_norm = RMSNorm(head_dim, config.rms_norm_eps, options)
 
@@ -132,9 +235,13 @@ class Attention:
         if self.q_norm is not None and self.k_norm is not None:
             yield from self.q_norm.weight_slots(f"{prefix}{self._names.q_norm}")
             yield from self.k_norm.weight_slots(f"{prefix}{self._names.k_norm}")
+        if self.wide_norm is not None:
+            yield from self.wide_norm.weight_slots(prefix)
 
     def pack(self) -> None:
         """Packs the projections after loading."""
+        if self._traits.is_interleaved:
+            self.qkv.reorder(self._halves_first())
         self.qkv.pack()
         self.output.pack()
 
@@ -156,13 +263,29 @@ class Attention:
         q, k, v = torch.split(qkv, self._split, dim=1)
         if self.q_norm is not None and self.k_norm is not None:
             q, k = self.q_norm.forward(q), self.k_norm.forward(k)
-        rotary_embedding(q, k, positions, self._cos_sin)
+        if self.wide_norm is not None:
+            q, k = self.wide_norm.forward(q, k)
+        if self._traits.rotates:
+            rotary_embedding(q, k, positions, self._cos_sin)
+        if self._traits.query_scale is not None:
+            q = q * self._traits.query_scale[positions].to(q.dtype)[:, None, None]
         cache = ctx.kv_caches[self._layer_index]
         store_kv_cache(k, v, cache.k, cache.v, ctx.attention[self._layer_index].slot_mapping)
         if read is not None and not len(read):
             return hidden[:0]
         attended = self._attend(q, cache.k, cache.v, ctx).reshape(hidden.shape[0], -1)
         return self.output.forward(attended if read is None else attended.index_select(0, read))
+
+    def _halves_first(self) -> torch.Tensor:
+        """Rows of q, k and v in the order in which the dimensions that rotate together are those of
+        two halves. Products of queries and keys are the same, since both are ordered so."""
+        width = self._rotary_dim
+        head = torch.arange(self._head_dim)
+        head[:width] = torch.arange(width).view(-1, 2).T.flatten()
+        rotating = sum(self._split[:2])
+        rows = torch.arange(sum(self._split) * self._head_dim).view(-1, self._head_dim)
+        rows[:rotating] = rows[:rotating, head]
+        return rows.flatten()
 
     def _attend(
         self, q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, ctx: ForwardContext
@@ -184,16 +307,25 @@ class Attention:
 
 
 class GatedMLP:
-    """down(silu(gate(x)) * up(x))."""
+    """down(silu(gate(x)) * up(x)).
 
-    def __init__(self, config: ModelConfig, options: LayerOptions, size: int = 0) -> None:
+    Args:
+        config: of the model.
+        options: of its layers.
+        size: columns of the gate, where they are not the configuration's.
+        is_fused: whether gate and up are one tensor of the checkpoint, "gate_up_proj".
+    """
+
+    def __init__(
+        self, config: ModelConfig, options: LayerOptions, size: int = 0, *, is_fused: bool = False
+    ) -> None:
         bias = config.mlp_bias
         size = size or config.intermediate_size
         self.size = divide(size, options.group.world_size, "the intermediate size")
         """Columns of the gate on this rank."""
         self.gate_up = ColumnParallelLinear(
             config.hidden_size,
-            (divided_part("gate_proj", size, options), divided_part("up_proj", size, options)),
+            _gate_up_parts(size, options, is_fused),
             bias=bias,
             options=options,
         )
@@ -217,6 +349,22 @@ class GatedMLP:
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
         """[T, hidden] to [T, hidden]."""
         return self.down.forward(silu_and_mul(self.gate_up.forward(hidden)))
+
+
+def _gate_up_parts(size: int, options: LayerOptions, is_fused: bool) -> list[ColumnPart]:
+    """This rank's columns of gate and up."""
+    parts = [divided_part(name, size, options) for name in ("gate_proj", "up_proj")]
+    if not is_fused:
+        return parts
+    return [
+        ColumnPart(
+            name="gate_up_proj",
+            full_size=2 * size,
+            local_size=part.local_size,
+            start=index * size + part.start,
+        )
+        for index, part in enumerate(parts)
+    ]
 
 
 def _qkv_parts(

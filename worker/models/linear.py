@@ -76,6 +76,12 @@ class _Linear:
         self._packed = self.weight.pack()
         self._weight = None
 
+    def reorder(self, rows: torch.Tensor) -> None:
+        """Puts the loaded output features into the order of `rows` [out], indices."""
+        self.weight.reorder(rows)
+        if self.bias is not None:
+            self.bias = self.bias[rows.to(self.bias.device)]
+
     def drop(self) -> None:
         """Lets go of the loaded weight unpacked."""
         self._weight = None

@@ -80,6 +80,10 @@ class LinearWeight(ABC):
         """The loaded weight [out, in] in the model's type."""
 
     @abstractmethod
+    def reorder(self, rows: torch.Tensor) -> None:
+        """Puts the loaded rows into the order of `rows` [out], indices on the host."""
+
+    @abstractmethod
     def pack(self) -> PackedLinear:
         """The loaded weight in the form that it is multiplied in."""
 
@@ -135,6 +139,9 @@ class _UnquantizedWeight(LinearWeight):
     def dense(self) -> torch.Tensor:
         return self._values
 
+    def reorder(self, rows: torch.Tensor) -> None:
+        self._values = self._values[rows.to(self._values.device)]
+
     def pack(self) -> PackedLinear:
         return pack_linear_weight(self._values, batch_invariant=self._options.batch_invariant)
 
@@ -175,6 +182,8 @@ class _Fp8Weight(LinearWeight):
         self._options = options
         self._values = torch.empty(shape, dtype=torch.float8_e4m3fn, device=options.device)
         self._scales: list[torch.Tensor] = []
+        self._order: torch.Tensor | None = None
+        """Which of the loaded rows each row was; None where they are in their order."""
         for part in parts:
             ends = [part.rows.stop - part.rows.start, shape[1]]
             ends[part.dim] += part.start % block[part.dim]
@@ -205,6 +214,11 @@ class _Fp8Weight(LinearWeight):
     def dense(self) -> torch.Tensor:
         return dequantize_fp8(self._values, self._scaling(), dtype=self._options.dtype)
 
+    def reorder(self, rows: torch.Tensor) -> None:
+        self._order = rows.to(self._values.device)
+        # HAZARD: torch indexes no FP8 on CUDA; bytes it does.
+        self._values = self._values.view(torch.uint8)[self._order].view(torch.float8_e4m3fn)
+
     def pack(self) -> PackedLinear:
         return pack_fp8_linear_weight(
             self._values,
@@ -230,7 +244,10 @@ class _Fp8Weight(LinearWeight):
             found.append(scales.repeat_interleave(self._block[0], 0)[first : first + count])
         part = self._parts[0]
         offset = part.start % self._block[1] if part.dim == 1 else 0
-        return BlockScales(torch.cat(found), self._block[1], offset)
+        scales = torch.cat(found)
+        if self._order is not None:
+            scales = scales[self._order]
+        return BlockScales(scales, self._block[1], offset)
 
 
 def create_linear_method(config: Fp8Config | None) -> LinearMethod:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from worker.models.layers import AttentionNames
+from worker.models.layers import AttentionNames, AttentionTraits
 from worker.models.llama import LlamaLayer
 from worker.models.qwen3_moe import Qwen3MoeForCausalLM
 
@@ -27,4 +27,6 @@ class LLaDA2MoeModelLM(Qwen3MoeForCausalLM):
     def build_layer(self, index: int) -> LlamaLayer:
         """Qwen3-MoE's, by other names."""
         mlp = self.build_mlp(index)
-        return LlamaLayer(self, index, mlp, attention_name="attention", names=_NAMES)
+        return LlamaLayer(
+            self, index, mlp, attention_name="attention", traits=AttentionTraits(names=_NAMES)
+        )

@@ -9,7 +9,7 @@ import torch
 
 from worker.models.context import ForwardContext
 from worker.models.decoder import DecoderModel, FeedForward
-from worker.models.layers import Attention, AttentionNames, GatedMLP, RMSNorm
+from worker.models.layers import Attention, AttentionTraits, GatedMLP
 from worker.models.linear_method import WeightSlot
 
 
@@ -21,10 +21,13 @@ class LlamaLayer:
         model: whose layer it is.
         index: of the layer, from 0.
         mlp: what follows attention.
-        attention_scale: factor of the products of queries and keys; None for head_dim ** -0.5.
+        traits: how its attention differs from Llama's.
         attention_name: what a checkpoint calls the attention block of a layer.
-        names: what it calls the parts of that; None for Llama's names.
+        mlp_name: what it calls what follows that.
     """
+
+    norm_names: ClassVar[tuple[str, ...]] = ("input_layernorm", "post_attention_layernorm")
+    """What a checkpoint calls its norms, in the order in which they are applied."""
 
     def __init__(
         self,
@@ -32,9 +35,9 @@ class LlamaLayer:
         index: int,
         mlp: FeedForward,
         *,
-        attention_scale: float | None = None,
+        traits: AttentionTraits = AttentionTraits(),  # noqa: B008  # frozen
         attention_name: str = "self_attn",
-        names: AttentionNames | None = None,
+        mlp_name: str = "mlp",
     ) -> None:
         config, options = model.config, model.options
         self.attention = Attention(
@@ -42,21 +45,19 @@ class LlamaLayer:
             layer_index=index,
             cos_sin=model.cos_sin,
             window=model.windows[index],
-            scale=attention_scale,
-            names=names,
+            traits=traits,
         )
         self.kv_cache_spec = self.attention.kv_cache_spec
         self.mlp = mlp
-        self.input_norm = RMSNorm(config.hidden_size, config.rms_norm_eps, options)
-        self.post_attention_norm = RMSNorm(config.hidden_size, config.rms_norm_eps, options)
-        self._attention_name = attention_name
+        self.norms = [model.build_norm() for _ in self.norm_names]
+        self._attention_name, self._mlp_name = attention_name, mlp_name
 
     def weight_slots(self, prefix: str) -> Iterator[WeightSlot]:
         """Slots of the layer; `prefix` ends with a dot."""
         yield from self.attention.weight_slots(f"{prefix}{self._attention_name}.")
-        yield from self.mlp.weight_slots(f"{prefix}mlp.")
-        yield from self.input_norm.weight_slots(f"{prefix}input_layernorm")
-        yield from self.post_attention_norm.weight_slots(f"{prefix}post_attention_layernorm")
+        yield from self.mlp.weight_slots(f"{prefix}{self._mlp_name}.")
+        for name, norm in zip(self.norm_names, self.norms, strict=True):
+            yield from norm.weight_slots(f"{prefix}{name}")
 
     def pack(self) -> None:
         """Brings the loaded weights into the form they are used in."""
@@ -75,16 +76,17 @@ class LlamaLayer:
 
         Where no layer follows, `read` may name the tokens [S] that this is needed of.
         """
+        input_norm, post_attention_norm = self.norms
         if residual is None:
-            residual, hidden = hidden, self.input_norm.forward(hidden)
+            residual, hidden = hidden, input_norm.forward(hidden)
         else:
-            hidden, residual = self.input_norm.forward_add(hidden, residual)
+            hidden, residual = input_norm.forward_add(hidden, residual)
         hidden = self.attention.forward(hidden, positions, ctx, read)
         if read is not None:
             residual = residual.index_select(0, read)
             if not len(read):
                 return hidden, residual
-        hidden, residual = self.post_attention_norm.forward_add(hidden, residual)
+        hidden, residual = post_attention_norm.forward_add(hidden, residual)
         return self.mlp.forward(hidden), residual
 
 

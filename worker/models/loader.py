@@ -53,10 +53,13 @@ class SafetensorsSlice(Protocol):
 class _Contents:
     """Which tensors a checkpoint's files hold, and which of them are wanted."""
 
-    by_file: Mapping[Path, Sequence[str]]
-    """Wanted tensors in the order in which they lie in each file, so that reading is sequential."""
+    by_file: Mapping[Path, Sequence[tuple[str, str]]]
+    """Wanted tensors, by the file's name and the family's, in the order in which they lie in each
+    file, so that reading is sequential."""
     tied_file: Path | None
     """That holds a second copy of the embedding as the scores' weight."""
+    tied_name: str
+    """What that copy is called."""
 
 
 def build_model(config: ModelConfig, options: LayerOptions, max_model_len: int) -> DecoderModel:
@@ -99,12 +102,13 @@ def load_weights(
     with torch.inference_mode(), _progress(num_bytes, show_progress) as advance:
         for path, names in contents.by_file.items():
             with safe_open(path, framework="pt", device="cpu") as file:
-                for name in names:
-                    for slot in slots[name]:
+                for name, own_name in names:
+                    for slot in slots[own_name]:
                         copy_slice(file.get_slice(name), slot)
                         advance(_num_bytes(slot))
         if contents.tied_file is not None:
-            _check_tied(contents.tied_file, slots[f"{model.embedding_name}.weight"][0])
+            embedding = slots[f"{model.embedding_name}.weight"][0]
+            _check_tied(contents.tied_file, contents.tied_name, embedding)
         pack_weights(model, native)
     logger.info("loaded %.1f MB of weights in %.1f s", num_bytes / 1e6, time.perf_counter() - start)
 
@@ -144,17 +148,21 @@ def _own_part(slot: WeightSlot) -> tuple[slice, ...]:
 def _check_headers(slots: Mapping[str, Sequence[WeightSlot]], config: ModelConfig) -> _Contents:
     """Compares names, shapes and types of a checkpoint's tensors with those of the model."""
     missing, unexpected, tied_file = dict(slots), list[str](), None
-    by_file: dict[Path, list[str]] = {}
+    by_file: dict[Path, list[tuple[str, str]]] = {}
+    tied_name = _TIED_NAME
     for path in weight_files(config.folder):
         with safe_open(path, framework="pt", device="cpu") as file:
             by_file[path] = []
             for name in file.offset_keys():
-                if missing.pop(name, None) is not None:
-                    by_file[path].append(name)
-                    _check_tensor(file.get_slice(name), slots[name][0], path)
-                elif name == _TIED_NAME and config.tie_word_embeddings:
-                    tied_file = path
-                elif name not in slots and not name.endswith("rotary_emb.inv_freq"):
+                own_name = name if config.tensors is None else config.tensors.own_name(name)
+                if own_name is None:
+                    continue
+                if missing.pop(own_name, None) is not None:
+                    by_file[path].append((name, own_name))
+                    _check_tensor(file.get_slice(name), slots[own_name][0], path)
+                elif own_name == _TIED_NAME and config.tie_word_embeddings:
+                    tied_file, tied_name = path, name
+                elif own_name not in slots and not name.endswith("rotary_emb.inv_freq"):
                     unexpected.append(name)
     problems = []
     if missing:
@@ -166,7 +174,7 @@ def _check_headers(slots: Mapping[str, Sequence[WeightSlot]], config: ModelConfi
             f"the checkpoint {config.folder} {' and '.join(problems)}: its config.json and weights "
             "do not belong together, or are incomplete"
         )
-    return _Contents(by_file=by_file, tied_file=tied_file)
+    return _Contents(by_file=by_file, tied_file=tied_file, tied_name=tied_name)
 
 
 def _check_tensor(source: SafetensorsSlice, slot: WeightSlot, path: Path) -> None:
@@ -183,17 +191,17 @@ def _check_tensor(source: SafetensorsSlice, slot: WeightSlot, path: Path) -> Non
         )
 
 
-def _check_tied(path: Path, embedding: WeightSlot) -> None:
+def _check_tied(path: Path, name: str, embedding: WeightSlot) -> None:
     """A second copy must equal the embedding: transformers would use it in its stead."""
     with safe_open(path, framework="pt", device="cpu") as file:
-        copy = file.get_slice(_TIED_NAME)
+        copy = file.get_slice(name)
         is_alike = tuple(copy.get_shape()) == embedding.full_shape
         own = copy[_own_part(embedding)] if is_alike else torch.empty(0)
     destination = embedding.destination
     if not is_alike or not torch.equal(own.to(destination), destination):
         raise ValueError(
             f"tie_word_embeddings is true in config.json, but {path.name} holds another "
-            f"{_TIED_NAME} than the embedding: set it to false to use that"
+            f"{name} than the embedding: set it to false to use that"
         )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 import torch
 
@@ -21,6 +22,18 @@ from worker.models.linear_method import LayerOptions, LinearWeight, WeightPart, 
 from worker.models.moe_config import MoeConfig
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MoeNames:
+    """What a checkpoint calls the parts of a mixture of experts."""
+
+    bias: str = "gate.expert_bias"
+    """The router's bias per expert."""
+    gate: str = "gate_proj"
+    up: str = "up_proj"
+    down: str = "down_proj"
+    """The three weights of an expert."""
+
+
 class MoeMLP:
     """Each rank holds a share of the columns of every expert.
 
@@ -28,14 +41,23 @@ class MoeMLP:
         config: of the model.
         moe: its experts.
         options: of the rank.
+        names: what a checkpoint calls the parts.
     """
 
-    def __init__(self, config: ModelConfig, moe: MoeConfig, options: LayerOptions) -> None:
+    def __init__(
+        self,
+        config: ModelConfig,
+        moe: MoeConfig,
+        options: LayerOptions,
+        names: MoeNames = MoeNames(),  # frozen
+    ) -> None:
         self._moe = moe
+        self._names = names
         self._options = options
         world_size, hidden_size = options.group.world_size, config.hidden_size
         size = divide(moe.intermediate_size, world_size, "the size of an expert")
-        up_parts, down_parts = _expert_parts(moe, hidden_size, size, options.group.rank * size)
+        start = options.group.rank * size
+        up_parts, down_parts = _expert_parts(moe, hidden_size, size, start, names)
         method = options.linear_method
         self._gate_up: LinearWeight | None = method.allocate(
             (2 * moe.num_experts * size, hidden_size), up_parts, options
@@ -67,7 +89,7 @@ class MoeMLP:
             full_shape=tuple(self._router.shape),
         )
         if self._bias is not None:
-            name = f"{prefix}gate.expert_bias"
+            name = f"{prefix}{self._names.bias}"
             yield WeightSlot(name=name, destination=self._bias, full_shape=(len(self._bias),))
         yield from self._gate_up.slots(f"{prefix}experts.")
         yield from self._down.slots(f"{prefix}experts.")
@@ -99,14 +121,14 @@ class MoeMLP:
 
 
 def _expert_parts(
-    moe: MoeConfig, hidden_size: int, size: int, start: int
+    moe: MoeConfig, hidden_size: int, size: int, start: int, names: MoeNames
 ) -> tuple[list[WeightPart], list[WeightPart]]:
     """Parts of the weights [experts * 2 * size, hidden] of gates and ups, and [experts * hidden,
     size] of downs: of each expert the features from `start` on."""
     up_parts, down_parts = [], []
     full_shape = (moe.intermediate_size, hidden_size)
     for expert in range(moe.num_experts):
-        for index, name in enumerate(("gate_proj", "up_proj"), start=2 * expert):
+        for index, name in enumerate((names.gate, names.up), start=2 * expert):
             rows = slice(index * size, (index + 1) * size)
             up_parts.append(
                 WeightPart(
@@ -115,7 +137,7 @@ def _expert_parts(
             )
         down_parts.append(
             WeightPart(
-                name=f"{expert}.down_proj",
+                name=f"{expert}.{names.down}",
                 full_shape=full_shape[::-1],
                 rows=slice(expert * hidden_size, (expert + 1) * hidden_size),
                 dim=1,

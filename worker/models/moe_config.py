@@ -73,6 +73,39 @@ def parse_llada2_moe(raw: dict[str, Any]) -> MoeConfig:
     )
 
 
+def parse_glm4_moe(raw: dict[str, Any]) -> MoeConfig:
+    """The experts of GLM-4.5, whose router is that of DeepSeek V3."""
+    size = int(raw["moe_intermediate_size"])
+    return _checked(
+        MoeConfig(
+            num_experts=int(raw["n_routed_experts"]),
+            num_chosen=int(raw["num_experts_per_tok"]),
+            intermediate_size=size,
+            dense_layers=frozenset(range(int(raw["first_k_dense_replace"]))),
+            normalize=bool(raw["norm_topk_prob"]),
+            sigmoid=True,
+            has_bias=True,
+            num_groups=int(raw["n_group"]),
+            num_chosen_groups=int(raw["topk_group"]),
+            scale=float(raw["routed_scaling_factor"]),
+            shared_size=size * int(raw["n_shared_experts"]),
+        )
+    )
+
+
+def parse_mixtral_moe(raw: dict[str, Any]) -> MoeConfig:
+    """The experts of Mixtral, which stand in every layer."""
+    return _checked(
+        MoeConfig(
+            num_experts=int(raw["num_local_experts"]),
+            num_chosen=int(raw["num_experts_per_tok"]),
+            intermediate_size=int(raw["intermediate_size"]),
+            dense_layers=frozenset(),
+            normalize=True,
+        )
+    )
+
+
 def _checked(config: MoeConfig) -> MoeConfig:
     if config.num_groups < 1 or config.num_experts % config.num_groups:
         raise ValueError(

@@ -129,8 +129,8 @@ def _layer_tensors(layer: LlamaLayer, rank: int) -> LayerTensors:
         output=_linear_tensors(attention.output, rank),
         gate_up=_linear_tensors(mlp.gate_up),
         down=_linear_tensors(mlp.down, rank),
-        input_norm=layer.input_norm.weight,
-        post_attention_norm=layer.post_attention_norm.weight,
+        input_norm=layer.norms[0].weight,
+        post_attention_norm=layer.norms[1].weight,
         q_norm=None if attention.q_norm is None else attention.q_norm.weight,
         k_norm=None if attention.k_norm is None else attention.k_norm.weight,
     )

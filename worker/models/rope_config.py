@@ -46,6 +46,8 @@ class RopeConfig:
     """Whether yarn rounds the borders of its blend to whole dimensions."""
     attention_factor: float = 1.0
     """Multiplies cosines and sines (yarn)."""
+    query_beta: float | None = None
+    """Queries grow with the logarithm of the position over the original length, times this."""
 
     def scaled_length(self, max_position_embeddings: int) -> int:
         """The context length that the scaling was made for."""
@@ -56,8 +58,15 @@ class RopeConfig:
         return max_position_embeddings
 
 
-def parse_rope(raw: dict[str, Any], max_position_embeddings: int) -> RopeConfig:
+def parse_rope(
+    raw: dict[str, Any], max_position_embeddings: int, *, query_beta: bool = False
+) -> RopeConfig:
     """Reads `rope_parameters` (transformers 5) or `rope_theta` and `rope_scaling` (before).
+
+    Args:
+        raw: config.json.
+        max_position_embeddings: its key.
+        query_beta: whether the family knows of `llama_4_scaling_beta` beside yarn.
 
     Raises:
         ValueError: a kind of scaling that is not supported, or one of its numbers is missing.
@@ -72,6 +81,12 @@ def parse_rope(raw: dict[str, Any], max_position_embeddings: int) -> RopeConfig:
             f"(supported: {', '.join(_KNOWN_KEYS)}): use another checkpoint"
         )
     kind = cast("RopeKind", kind)
+    beta = None
+    if query_beta and kind == "yarn":
+        parameters.pop("max_position_embeddings", None)  # transformers writes it twice
+        if parameters.get("llama_4_scaling_beta") is not None:
+            beta = _number(parameters, "llama_4_scaling_beta", key)
+        parameters.pop("llama_4_scaling_beta", None)
     _refuse_unknown(raw, parameters, kind, key)
     original = int(
         raw.get("original_max_position_embeddings")
@@ -103,6 +118,7 @@ def parse_rope(raw: dict[str, Any], max_position_embeddings: int) -> RopeConfig:
         beta_slow=float(parameters.get("beta_slow") or 1.0),
         truncate=bool(parameters.get("truncate", True)),
         attention_factor=_yarn_attention_factor(parameters, factor),
+        query_beta=beta,
     )
 
 

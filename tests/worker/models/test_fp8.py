@@ -55,6 +55,21 @@ def test_a_mixture_of_experts_draws_what_the_dequantized_one_draws(tmp_path: Pat
     assert torch.equal(torch.stack(found[0].logits), torch.stack(found[1].logits))
 
 
+def test_rows_that_are_put_into_another_order_keep_their_scales(tmp_path: Path) -> None:
+    """As those of families whose neighbouring dimensions rotate together."""
+    torch.set_num_threads(1)
+    write_fp8("qwen2", tmp_path / "fp8", tmp_path / "plain")
+    generator = torch.Generator().manual_seed(1)
+    inputs, found = torch.randn(3, 64, generator=generator), []
+    rows = torch.randperm(256, generator=generator)
+    for folder in ("fp8", "plain"):
+        qkv = load(tmp_path / folder, 0, 1).layers[0].attention.qkv
+        qkv.reorder(rows)
+        qkv.pack()
+        found.append(qkv.forward(inputs))
+    assert torch.equal(*found)
+
+
 @pytest.mark.parametrize("world_size", [1, 4])
 def test_ranks_hold_the_same_experts(tmp_path: Path, world_size: int) -> None:
     config = {**LLADA2, "num_attention_heads": 4, "num_key_value_heads": 4}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from tests.support.checkpoints.dense import SPECS, VOCAB_SIZE, write_checkpoint
+from tests.support.checkpoints.families import write_specimen
 from worker.models.config import load_model_config
 from worker.models.decoder import DecoderModel
 from worker.models.linear_method import LayerOptions, WeightSlot
@@ -113,6 +115,37 @@ def test_missing_and_unexpected_tensors_are_named(tmp_path: Path) -> None:
     model = build(tmp_path)
     with pytest.raises(ValueError, match=r"lacks model\.norm\.weight and holds model\.extra"):
         load_weights(model, model.config, show_progress=False)
+
+
+def test_layers_that_predict_further_tokens_are_skipped(tmp_path: Path) -> None:
+    """GLM-4.5 has one behind its last; those of another number are none."""
+    write_specimen("glm4-moe", tmp_path)
+    path = tmp_path / "model.safetensors"
+    state = load_file(path)
+    for name in ("eh_proj.weight", "self_attn.q_proj.weight", "shared_head.head.weight"):
+        state[f"model.layers.3.{name}"] = torch.ones(2, 2)
+    save_file(state, path, metadata={"format": "pt"})
+    model = build(tmp_path)
+    load_weights(model, model.config, show_progress=False)
+    state["model.layers.30.eh_proj.weight"] = torch.ones(2, 2)
+    save_file(state, path, metadata={"format": "pt"})
+    with pytest.raises(ValueError, match=r"holds model\.layers\.30\.eh_proj\.weight, which"):
+        load_weights(build(tmp_path), model.config, show_progress=False)
+
+
+def test_the_text_of_a_wrapper_says_whether_it_is_tied(tmp_path: Path) -> None:
+    """transformers, saving a Mistral Small 3.1 anew, writes its own default beside the text's."""
+    write_specimen("mistral3", tmp_path)
+    path = tmp_path / "config.json"
+    raw = json.loads(path.read_text())
+    assert raw["text_config"]["tie_word_embeddings"] is False
+    path.write_text(json.dumps({**raw, "tie_word_embeddings": True}))
+    model = build(tmp_path)
+    assert "lm_head.weight" in {slot.name for slot in model.weight_slots()}
+    load_weights(model, model.config, show_progress=False)
+    del raw["text_config"]["tie_word_embeddings"]
+    path.write_text(json.dumps({**raw, "tie_word_embeddings": True}))
+    assert load_model_config(str(tmp_path)).tie_word_embeddings
 
 
 @pytest.mark.usefixtures("no_weights_are_read")

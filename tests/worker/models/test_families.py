@@ -1,0 +1,150 @@
+"""Every family gives transformers' tokens, whatever the engine does with batches, chunks, prefix
+hits, pages and ranks; and each of its features, broken on purpose, shows in the logits."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from transformers import PreTrainedModel
+
+from tests.support.checkpoints.families import SPECIMENS, VOCAB_SIZE, Patch, write_specimen
+from tests.support.engines.engine_driver import Engine
+from tests.support.engines.plan_driver import Request, generate, make_runner
+from tests.support.engines.threaded_group import run_ranks
+from worker.models.tensor_parallel import TensorParallelGroup
+from worker.wire.sampling import SamplingParams
+
+NEAR_TIE = 1e-4
+FOUND = 1e-2
+"""Difference of logits, which are about 5, from which on a mutation counts as found."""
+LENGTHS = (3, 20, 37, 47, 62, 110)
+NUM_NEW = 20
+SCARCE_TOKENS = (192, 128, 96, 88, 80, 72)
+"""KV caches, of which one is too small: the fewer tokens, the more layers have windows."""
+GREEDY = SamplingParams(temperature=0.0, max_tokens=NUM_NEW, ignore_eos=True)
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    name: str
+    folder: Path
+    model: PreTrainedModel
+
+    def expected(self, tokens: list[int]) -> torch.Tensor:
+        """transformers' logits [tokens, vocabulary]."""
+        with torch.inference_mode():
+            return self.model(torch.tensor([tokens])).logits[0]
+
+    def check(self, prompts: list[list[int]], outputs: list[list[int]]) -> None:
+        """Every token is the best after the same tokens, near ties aside."""
+        for prompt, output in zip(prompts, outputs, strict=True):
+            assert len(output) == NUM_NEW
+            logits = self.expected(prompt + output[:-1])[len(prompt) - 1 :]
+            best = logits.max(dim=-1).values
+            chosen = logits.gather(1, torch.tensor(output)[:, None])[:, 0]
+            assert (best - chosen < NEAR_TIE).all()
+
+
+@pytest.fixture(scope="module", params=SPECIMENS)
+def checkpoint(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Checkpoint:
+    torch.set_num_threads(1)
+    folder = Path(tmp_path_factory.mktemp(request.param))
+    return Checkpoint(request.param, folder, write_specimen(request.param, folder))
+
+
+def make_prompts() -> list[list[int]]:
+    rng = np.random.default_rng(5)
+    return [rng.integers(0, VOCAB_SIZE, length).tolist() for length in LENGTHS]
+
+
+def test_batched_then_hitting_prefixes(checkpoint: Checkpoint) -> None:
+    prompts = make_prompts()
+    with Engine(str(checkpoint.folder), kv_cache_tokens=4096) as engine:
+        checkpoint.check(prompts, engine.generate(prompts, GREEDY))
+        checkpoint.check(prompts, engine.generate(prompts, GREEDY))
+
+
+def test_alone(checkpoint: Checkpoint) -> None:
+    prompts = make_prompts()
+    options = {"kv_cache_tokens": 4096, "enable_prefix_caching": False, "overlap_depth": 0}
+    with Engine(str(checkpoint.folder), **options) as engine:
+        outputs = [engine.generate([prompt], GREEDY)[0] for prompt in prompts]
+    checkpoint.check(prompts, outputs)
+
+
+def test_chunks_and_scarce_pages(checkpoint: Checkpoint) -> None:
+    prompts = make_prompts()
+    for tokens in SCARCE_TOKENS:
+        options = {"kv_cache_tokens": tokens, "max_num_batched_tokens": 32}
+        with Engine(str(checkpoint.folder), page_size=8, **options) as engine:
+            outputs = engine.generate(prompts, GREEDY)
+            num_preemptions = engine.num_preemptions
+        checkpoint.check(prompts, outputs)
+        if num_preemptions:
+            return
+    raise AssertionError("pages were not scarce")
+
+
+def test_two_ranks(checkpoint: Checkpoint) -> None:
+    prompts = make_prompts()
+
+    def work(group: TensorParallelGroup) -> list[list[int]]:
+        runner = make_runner(str(checkpoint.folder), group, tensor_parallel_size=2)
+        requests = [
+            Request(prompt=prompt, slot=slot, arrival=2 * slot, new_tokens=NUM_NEW)
+            for slot, prompt in enumerate(prompts)
+        ]
+        generate(runner, requests, chunk=64, page_seed=2)
+        return [request.tokens for request in requests]
+
+    first, second = run_ranks(2, work)
+    assert first == second
+    checkpoint.check(prompts, first)
+
+
+def test_a_broken_feature_shows(
+    checkpoint: Checkpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prompt = make_prompts()[-1]
+    expected = checkpoint.expected(prompt)[-1]
+    assert difference(checkpoint.folder, prompt, expected) < 1e-4, "nothing is broken yet"
+    mutations = SPECIMENS[checkpoint.name].mutations
+    unnoticed = []
+    for feature, mutation in mutations.items():
+        folder = checkpoint.folder
+        with monkeypatch.context() as patches:
+            if isinstance(mutation, Patch):
+                module, path = mutation.target.split(":")
+                *owners, attribute = path.split(".")
+                owner = importlib.import_module(module)
+                for part in owners:
+                    owner = getattr(owner, part)
+                patches.setattr(owner, attribute, mutation.value)
+            else:
+                folder = tmp_path / feature
+                shutil.copytree(checkpoint.folder, folder)
+                config = json.loads((folder / "config.json").read_text())
+                text = config.get("text_config", config)
+                assert all(text.get(key) != value for key, value in mutation.items())
+                text.update(mutation)
+                (folder / "config.json").write_text(json.dumps(config))
+            if difference(folder, prompt, expected) < FOUND:
+                unnoticed.append(feature)
+    assert mutations
+    assert unnoticed == []
+
+
+def difference(folder: Path, prompt: list[int], expected: torch.Tensor) -> float:
+    """The largest of the logits after a prompt."""
+    request = Request(prompt=prompt, new_tokens=1)
+    generate(make_runner(str(folder)), [request])
+    return (request.logits[0] - expected).abs().max().item()

@@ -1,0 +1,68 @@
+"""Command R, R7B and A, and Aya (huggingface.co/CohereForAI): blocks beside each other."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+import torch
+
+from worker.models.context import ForwardContext
+from worker.models.decoder import DecoderModel
+from worker.models.layers import AttentionTraits, GatedMLP, LayerNorm
+from worker.models.llama import LlamaLayer
+
+
+class ParallelLayer(LlamaLayer):
+    """x + attention(h) + mlp(h), where h = norm(x)."""
+
+    norm_names: ClassVar[tuple[str, ...]] = ("input_layernorm",)
+
+    def forward(
+        self,
+        hidden: torch.Tensor,
+        residual: torch.Tensor | None,
+        positions: torch.Tensor,
+        ctx: ForwardContext,
+        read: torch.Tensor | None = None,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Both blocks' output and the residual that it is still to be added to; where no layer
+        follows, those of the tokens `read` [S]."""
+        (norm,) = self.norms
+        if residual is None:
+            residual, hidden = hidden, norm.forward(hidden)
+        else:
+            hidden, residual = norm.forward_add(hidden, residual)
+        attended = self.attention.forward(hidden, positions, ctx, read)
+        if read is not None:
+            residual, hidden = residual.index_select(0, read), hidden.index_select(0, read)
+            if not len(read):
+                return attended, residual
+        return attended + self.mlp.forward(hidden), residual
+
+
+class CohereForCausalLM(DecoderModel):
+    """Norms subtract the mean; logits are multiplied by `logit_scale`."""
+
+    def build_layer(self, index: int) -> ParallelLayer:
+        """Every layer is alike."""
+        return self._build_layer(index, rotates=True)
+
+    def build_norm(self) -> LayerNorm:
+        """Without bias."""
+        return LayerNorm(self.config.hidden_size, self.config.rms_norm_eps, self.options)
+
+    def compute_logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """Hidden states of the rows that sample [R, hidden] to fp32 logits [R, vocab_size]."""
+        return super().compute_logits(hidden) * float(self.own("logit_scale"))
+
+    def _build_layer(self, index: int, *, rotates: bool) -> ParallelLayer:
+        traits = AttentionTraits(is_interleaved=True, rotates=rotates)
+        return ParallelLayer(self, index, GatedMLP(self.config, self.options), traits=traits)
+
+
+class Cohere2ForCausalLM(CohereForCausalLM):
+    """Layers with a window, in which queries and keys rotate, and such as see all positions."""
+
+    def build_layer(self, index: int) -> ParallelLayer:
+        """With a window and rotation, or without both."""
+        return self._build_layer(index, rotates=self.config.windows[index] is not None)

@@ -1,0 +1,55 @@
+"""GLM-4-0414 (huggingface.co/zai-org): norms before and behind each block."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+import torch
+
+from worker.models.context import ForwardContext
+from worker.models.decoder import DecoderModel
+from worker.models.layers import AttentionTraits, GatedMLP
+from worker.models.llama import LlamaLayer
+
+
+class SandwichLayer(LlamaLayer):
+    """x + norm(attention(norm(x))), then x + norm(mlp(norm(x)))."""
+
+    norm_names: ClassVar[tuple[str, ...]] = (
+        "input_layernorm",
+        "post_self_attn_layernorm",
+        "post_attention_layernorm",
+        "post_mlp_layernorm",
+    )
+
+    def forward(
+        self,
+        hidden: torch.Tensor,
+        residual: torch.Tensor | None,
+        positions: torch.Tensor,
+        ctx: ForwardContext,
+        read: torch.Tensor | None = None,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """The block's output and the residual that it is still to be added to; where no layer
+        follows, those of the tokens `read` [S]."""
+        before_attention, after_attention, before_mlp, after_mlp = self.norms
+        if residual is None:
+            residual, hidden = hidden, before_attention.forward(hidden)
+        else:
+            hidden, residual = before_attention.forward_add(hidden, residual)
+        hidden = self.attention.forward(hidden, positions, ctx, read)
+        if read is not None:
+            residual = residual.index_select(0, read)
+            if not len(read):
+                return hidden, residual
+        hidden, residual = before_mlp.forward_add(after_attention.forward(hidden), residual)
+        return after_mlp.forward(self.mlp.forward(hidden)), residual
+
+
+class Glm4ForCausalLM(DecoderModel):
+    """Half of each head rotates, neighbouring dimensions together; gate and up are one tensor."""
+
+    def build_layer(self, index: int) -> SandwichLayer:
+        """Every layer is alike."""
+        mlp = GatedMLP(self.config, self.options, is_fused=True)
+        return SandwichLayer(self, index, mlp, traits=AttentionTraits(is_interleaved=True))

@@ -1,0 +1,20 @@
+"""Mixtral (huggingface.co/mistralai): Mistral with mixtures of experts in all layers."""
+
+from __future__ import annotations
+
+from worker.models.decoder import DecoderModel
+from worker.models.llama import LlamaLayer
+from worker.models.moe import MoeMLP, MoeNames
+
+_NAMES = MoeNames(gate="w1", up="w3", down="w2")
+
+
+class MixtralForCausalLM(DecoderModel):
+    """Experts as Qwen3-MoE has them, by other names."""
+
+    def build_layer(self, index: int) -> LlamaLayer:
+        """Every layer is alike."""
+        moe = self.config.moe
+        assert moe is not None, "the architecture has experts"
+        mlp = MoeMLP(self.config, moe, self.options, _NAMES)
+        return LlamaLayer(self, index, mlp, mlp_name="block_sparse_moe")

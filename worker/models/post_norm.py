@@ -1,0 +1,61 @@
+"""OLMo 2 (huggingface.co/allenai) and EXAONE 4 (huggingface.co/LGAI-EXAONE): norms stand behind
+the blocks, none before them."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+import torch
+
+from worker.models.context import ForwardContext
+from worker.models.decoder import DecoderModel
+from worker.models.layers import AttentionTraits, GatedMLP
+from worker.models.llama import LlamaLayer
+
+
+class PostNormLayer(LlamaLayer):
+    """x + norm(attention(x)), then x + norm(mlp(x))."""
+
+    norm_names: ClassVar[tuple[str, ...]] = (
+        "post_attention_layernorm",
+        "post_feedforward_layernorm",
+    )
+
+    def forward(
+        self,
+        hidden: torch.Tensor,
+        residual: torch.Tensor | None,
+        positions: torch.Tensor,
+        ctx: ForwardContext,
+        read: torch.Tensor | None = None,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """The block's output and the residual that it is still to be added to; where no layer
+        follows, those of the tokens `read` [S]."""
+        after_attention, after_mlp = self.norms
+        residual = hidden if residual is None else hidden + residual
+        hidden = self.attention.forward(residual, positions, ctx, read)
+        if read is not None:
+            residual = residual.index_select(0, read)
+            if not len(read):
+                return hidden, residual
+        residual = residual + after_attention.forward(hidden)
+        return after_mlp.forward(self.mlp.forward(residual)), residual
+
+
+class Olmo2ForCausalLM(DecoderModel):
+    """Queries and keys are normalised over all heads together."""
+
+    def build_layer(self, index: int) -> PostNormLayer:
+        """Every layer is alike."""
+        mlp = GatedMLP(self.config, self.options)
+        return PostNormLayer(self, index, mlp, traits=AttentionTraits(has_wide_norms=True))
+
+
+class Exaone4ForCausalLM(DecoderModel):
+    """Where there is a window, nothing rotates in layers that see everything."""
+
+    def build_layer(self, index: int) -> PostNormLayer:
+        """With a window and rotation, or without both."""
+        rotates = self.own("sliding_window") is None or self.config.windows[index] is not None
+        mlp = GatedMLP(self.config, self.options)
+        return PostNormLayer(self, index, mlp, traits=AttentionTraits(rotates=rotates))

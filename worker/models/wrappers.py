@@ -1,0 +1,117 @@
+"""Checkpoints that hold more than a language model: which part of config.json, and which tensors,
+are the text's. Imports no torch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from worker.models.families import ModelFamily, RawConfig
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TensorNames:
+    """How the tensors of a checkpoint are called, where not as in a checkpoint of the family."""
+
+    renamed: tuple[tuple[str, str], ...] = ()
+    """Beginnings of names, and what the family has in their place; the first that fits counts."""
+    skipped: tuple[str, ...] = ()
+    """Beginnings of names of tensors that the text does not need."""
+
+    def own_name(self, name: str) -> str | None:
+        """What the family calls a tensor; None for one that is not needed."""
+        if name.startswith(self.skipped):
+            return None
+        for prefix, own in self.renamed:
+            if name.startswith(prefix):
+                return own + name.removeprefix(prefix)
+        return name
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Wrapper:
+    """A model that takes more than text."""
+
+    model_type: str
+    texts: Mapping[str, str]
+    """By the `model_type` of its text_config, the family that computes it."""
+    keys: frozenset[str]
+    """Keys beside text_config that say nothing of the text."""
+    tensors: TensorNames
+
+
+_BOOKKEEPING = frozenset({"model_type", "dtype", "torch_dtype", "transformers_version", "auto_map"})
+
+_WRAPPERS: Mapping[str, _Wrapper] = {
+    "Mistral3ForConditionalGeneration": _Wrapper(
+        model_type="mistral3",
+        texts={"mistral": "MistralForCausalLM", "ministral3": "Ministral3ForCausalLM"},
+        keys=frozenset(
+            [
+                "vision_config",
+                "image_token_index",
+                "image_token_id",
+                "multimodal_projector_bias",
+                "projector_hidden_act",
+                "spatial_merge_size",
+                "vision_feature_layer",
+            ]
+        ),
+        tensors=TensorNames(
+            renamed=(("language_model.", ""), ("model.language_model.", "model.")),
+            skipped=tuple(
+                f"{before}{part}"
+                for before in ("", "model.")
+                for part in ("vision_tower.", "multi_modal_projector.")
+            ),
+        ),
+    ),
+}
+"""By value of `architectures` in config.json."""
+
+
+def read_text_part(raw: RawConfig) -> tuple[RawConfig, TensorNames | None]:
+    """The configuration of the text's family, and how the checkpoint calls its tensors.
+
+    Raises:
+        ValueError: the text is of no family that is known here, or a key may concern it.
+    """
+    names = raw.get("architectures") or []
+    wrapper = next((_WRAPPERS[name] for name in names if name in _WRAPPERS), None)
+    if wrapper is None:
+        return raw, None
+    text = raw.get("text_config")
+    if not isinstance(text, dict):
+        raise ValueError(f"text_config in config.json must be an object, got {text!r:.80}")
+    if raw.get("model_type", wrapper.model_type) != wrapper.model_type:
+        raise ValueError(
+            f"model_type {raw['model_type']!r} in config.json does not go with architectures "
+            f"{names}, of model_type {wrapper.model_type}: repair it"
+        )
+    kind = str(text.get("model_type"))
+    if kind not in wrapper.texts:
+        raise ValueError(
+            f"text_config.model_type {kind!r} in config.json is not supported (supported: "
+            f"{', '.join(wrapper.texts)}): use another checkpoint"
+        )
+    own: dict[str, Any] = {}
+    for key, value in raw.items():
+        if key in wrapper.keys or key in _BOOKKEEPING or key == "text_config":
+            continue
+        if value is not None and key != "architectures":
+            own[key] = value  # the family refuses it where it does not know it
+    if "tie_word_embeddings" in text:
+        # Beside it transformers writes what its class of the whole model takes for granted.
+        own.pop("tie_word_embeddings", None)
+    return {**text, **own, "architectures": [wrapper.texts[kind]]}, wrapper.tensors
+
+
+def with_skipped_layers(
+    names: TensorNames | None, family: ModelFamily, num_layers: int
+) -> TensorNames | None:
+    """The names, and those of layers behind the last where the family has such."""
+    if not family.skips_next_layers:
+        return names
+    names = names or TensorNames()
+    return replace(names, skipped=(*names.skipped, f"model.layers.{num_layers}."))
