@@ -12,6 +12,7 @@ import msgspec
 
 from cluster.autoscaling.config import AutoscalingConfig
 from router.config import GatewayConfig, ModelRoute, RoutingConfig
+from router.replies import check_parsers
 from worker.config import EngineConfig
 from worker.metrics.node import NodeMetricsConfig
 
@@ -56,8 +57,16 @@ class FleetConfig:
     """Name that clients put into `model`; None takes the last part of the model's path."""
     served_model_aliases: tuple[str, ...] = field(default=(), metadata={"flag": None})
     """Further names of the same model, in config files."""
+    tool_call_parser: str = ""
+    """How the model writes calls of functions: hermes, qwen3_coder, glm45, llama3_json, pythonic,
+    mistral, deepseek_v31, json; none to leave them in the text. Found in its chat template unless
+    given."""
+    reasoning_parser: str = ""
+    """How the model marks its thoughts: think, mistral; none to leave them in the text. Found in
+    its chat template unless given."""
 
     def __post_init__(self) -> None:
+        check_parsers(self.tool_call_parser, self.reasoning_parser)
         if self.num_workers < 1:
             raise ValueError(f"--num-workers must be at least 1, got {self.num_workers}")
 
@@ -203,6 +212,8 @@ class ServeConfig:
                 aliases=m.fleet.served_model_aliases,
                 model=m.engine.model,
                 revision=m.engine.revision,
+                tool_call_parser=m.fleet.tool_call_parser,
+                reasoning_parser=m.fleet.reasoning_parser,
                 routing=m.routing,
                 on_demand=m.autoscaling.to_zero,
                 min_workers=m.min_workers,

@@ -77,6 +77,11 @@ class ModelRoute:
     """Branch, tag or commit of the repository; empty for its main branch."""
     aliases: tuple[str, ...] = ()
     """Further names of the same model."""
+    tool_call_parser: str = ""
+    """How the model writes calls of functions, see router.replies; empty for what its chat template
+    tells, none for not at all."""
+    reasoning_parser: str = ""
+    """How it marks thoughts, likewise."""
     routing: RoutingConfig = field(default_factory=RoutingConfig)
     """How its worker is chosen."""
     on_demand: bool = False

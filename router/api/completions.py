@@ -7,7 +7,8 @@ import re
 import secrets
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, TypeVar
 
 from starlette.requests import Request
@@ -17,6 +18,7 @@ from router.api import params
 from router.api.account import Account, account_of
 from router.api.body import Bodies
 from router.api.logprobs import ChatLogprobs, TextLogprobs
+from router.api.message_writer import MessageWriter
 from router.api.messages import chat_messages
 from router.api.protocol import (
     ChatRequest,
@@ -27,6 +29,7 @@ from router.api.protocol import (
 )
 from router.api.readers import Readers
 from router.api.response import GenerationResponse
+from router.api.tools import Reading, ToolUse, tool_use
 from router.api.writer import ChatWriter, Extras, ResponseWriter, TextWriter
 from router.errors import bad_request
 from router.fleet import Feasibility, PromptBlocks
@@ -35,11 +38,14 @@ from router.serving import GenerationRequest, ServedModel
 from router.tracing import RequestSpan
 from worker.wire.sampling import SamplingParams
 from worker.wire.slo import Slo
+from worker.wire.structured import StructuredOutputsParams
 
 T = TypeVar("T")
 
 SMALL_BODY = 1 << 20
 """Bytes that are decoded and checked on the event loop, in 30 ms at most."""
+LAST_TOKENS = 32
+"""Of a prompt, in which a marker is that opens a thought."""
 _REQUEST_ID = re.compile(r"[\x21-\x7e]{1,128}")
 
 
@@ -88,9 +94,14 @@ class CompletionRoutes:
             return body, model, chat_messages(body.messages, model.tokenizer.chat_template)
 
         body, model, messages = await self._beside(read, payload, account.name)
-        arguments = params.template_arguments(body, model.tokenizer.chat_template)
+        template = model.tokenizer.chat_template
+        arguments = params.template_arguments(body, template)
+        use = tool_use(body, model.dialect, template)
+        continues = params.continues_message(body)
         num_top = params.chat_logprobs(body)
-        asked = await self._asked(body, model, account, params.chat_max_tokens(body), num_top)
+        asked = await self._asked(
+            body, model, account, params.chat_max_tokens(body), num_top, forced=use.forced
+        )
         prompt = await model.encoder.chat(
             messages,
             asked.feasibility,
@@ -99,7 +110,9 @@ class CompletionRoutes:
             cache_salt=asked.cache_salt,
             tenant=account.tenant(body.user, self._gateway.config.cache_isolation),
             session=body.prompt_cache_key or "",
-            add_generation_prompt=body.add_generation_prompt is not False,
+            tools=use.tools,
+            add_generation_prompt=not continues and body.add_generation_prompt is not False,
+            continues=continues,
             chat_template_kwargs=arguments,
         )
         extras = Extras(
@@ -108,8 +121,9 @@ class CompletionRoutes:
             logprobs=None if num_top is None else ChatLogprobs(model.tokenizer, num_top),
             prompt_logprobs=body.prompt_logprobs is not None,
         )
+        reading = _reading(body, model, use, prompt, messages[-1]["content"] if continues else "")
         return self._respond(
-            request, account, arrived_at, body, asked, [prompt], extras, ChatWriter
+            request, account, arrived_at, body, asked, [prompt], extras, ChatWriter, reading
         )
 
     async def _complete(self, request: Request, payload: bytes) -> Response:
@@ -169,10 +183,11 @@ class CompletionRoutes:
         *,
         num_prompts: int = 1,
         echo: bool = False,
+        forced: StructuredOutputsParams | None = None,
     ) -> _Asked:
         """Checks all fields but the prompt's. Raises ApiError."""
         account.let_use(model)
-        names = params.client_names(body)
+        names = params.client_names(body, is_forced=forced is not None)
         prompt_logprobs = params.prompt_logprobs(body)
         if echo and prompt_logprobs is None:
             prompt_logprobs = logprobs  # what is echoed is reported like what is generated
@@ -188,6 +203,7 @@ class CompletionRoutes:
             max_tokens=max_tokens,
             logprobs=logprobs,
             prompt_logprobs=prompt_logprobs,
+            forced=forced,
         )
         params.check_num_completions(num_prompts, sampling)
         feasibility = _feasible(model, sampling, names)
@@ -218,6 +234,7 @@ class CompletionRoutes:
         prompts: list[PromptBlocks],
         extras: Extras,
         writer_type: type[ResponseWriter],
+        reading: Reading | None = None,
     ) -> Response:
         model = asked.model
         request_id = account.request_id
@@ -229,12 +246,16 @@ class CompletionRoutes:
                 stream=bool(body.stream),
                 priority=asked.priority,
                 slo=asked.slo,
+                shown_tokens=model.dialect.special if reading is not None else frozenset(),
                 tenant=account.tenant(body.user, self._gateway.config.fairness_key),
                 arrived_at=arrived_at,
                 span=self._span(request, model, arrived_at),
             )
         )
-        writer = writer_type(
+        make_writer: Callable[..., ResponseWriter] = writer_type
+        if reading is not None:
+            make_writer = partial(MessageWriter, reading=reading)
+        writer = make_writer(
             generation,
             response_id=f"{writer_type.prefix}-{request_id}",
             created=int(time.time()),
@@ -267,6 +288,32 @@ def request_id_of(request: Request) -> str:
     """The client's X-Request-Id where it is printable and short, else a new one."""
     given = request.headers.get("x-request-id", "")
     return given if _REQUEST_ID.fullmatch(given) else secrets.token_hex(12)
+
+
+def _reading(
+    body: ChatRequest, model: ServedModel, use: ToolUse, prompt: PromptBlocks, begun: str
+) -> Reading | None:
+    """How completions are read; None where they are plain text, which costs nothing.
+
+    With `begun` the model goes on behind that text of its own.
+    """
+    thoughts = model.dialect.thoughts
+    if body.structured_outputs is not None or body.response_format not in (None, {"type": "text"}):
+        thoughts = None  # all of the text has that form
+    if use.format is None and thoughts is None:
+        return None
+    is_thinking = False
+    if thoughts is not None:
+        last = memoryview(prompt.token_ids).cast("i")[-LAST_TOKENS:].tolist()
+        end = model.tokenizer.decode(last, skip_special_tokens=False)
+        is_thinking = end.rstrip().endswith(thoughts.opening)
+        is_thinking |= begun.rfind(thoughts.opening) > begun.rfind(thoughts.closing)
+    return Reading(
+        dialect=replace(model.dialect, thoughts=thoughts),
+        use=use,
+        is_thinking=is_thinking,
+        shows_thoughts=body.include_reasoning is not False,
+    )
 
 
 def _feasible(

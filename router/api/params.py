@@ -13,6 +13,7 @@ from router.errors import bad_request
 from worker.wire.chat_template import ChatTemplate
 from worker.wire.diffusion import DiffusionParams
 from worker.wire.sampling import InvalidParameter, SamplingParams
+from worker.wire.structured import StructuredOutputsParams
 
 MAX_COMPLETIONS = 2048
 """Prompts of one request times its n."""
@@ -23,6 +24,7 @@ MAX_STOP_CHARACTERS = 8192
 """Of all stop strings together, which each choice looks for in its text; so of all bad words."""
 DEFAULT_COMPLETION_TOKENS = 16
 RESERVED_TEMPLATE_NAMES = (
+    "documents",
     "messages",
     "tools",
     "add_generation_prompt",
@@ -52,6 +54,7 @@ def sampling_params(
     max_tokens: int | None,
     logprobs: int | None,
     prompt_logprobs: int | None,
+    forced: StructuredOutputsParams | None = None,
 ) -> SamplingParams:
     """Sampling parameters; what the client left open comes from `defaults`, then from vLLM's.
 
@@ -63,6 +66,8 @@ def sampling_params(
         max_tokens: of a completion; None for as many as the model's length leaves.
         logprobs: likeliest tokens to report beside each; None for no log-probabilities.
         prompt_logprobs: the same for the prompt.
+        forced: the form of the answer where calls of functions are forced, whatever form a text is
+            to have.
 
     Raises:
         ApiError: 400 that names the field and its range.
@@ -77,9 +82,8 @@ def sampling_params(
             max_tokens=max_tokens,
             logprobs=logprobs,
             prompt_logprobs=prompt_logprobs,
-            structured_outputs=structured_outputs(
-                request.response_format, request.structured_outputs
-            ),
+            structured_outputs=forced
+            or structured_outputs(request.response_format, request.structured_outputs),
             diffusion=_diffusion(request),
             **values,
         )
@@ -87,8 +91,13 @@ def sampling_params(
         raise bad_request(error.message, names.get(error.param, error.param)) from error
 
 
-def client_names(request: ChatRequest | CompletionRequest) -> dict[str, str]:
-    """The client's names of the fields that errors name: it has a choice of some."""
+def client_names(
+    request: ChatRequest | CompletionRequest, *, is_forced: bool = False
+) -> dict[str, str]:
+    """The client's names of the fields that errors name: it has a choice of some.
+
+    With `is_forced` it is the tools that a form is made of.
+    """
     names = {}
     if isinstance(request, ChatRequest):
         names["prompt"] = "messages"
@@ -96,6 +105,8 @@ def client_names(request: ChatRequest | CompletionRequest) -> dict[str, str]:
             names["max_tokens"] = "max_completion_tokens"
     if request.structured_outputs is None and request.response_format is not None:
         names["structured_outputs"] = "response_format"
+    if is_forced:
+        names["structured_outputs"] = "tools"
     return names
 
 
@@ -146,6 +157,24 @@ def check_num_completions(num_prompts: int, sampling: SamplingParams) -> None:
         )
 
 
+def continues_message(request: ChatRequest) -> bool:
+    """Whether the model goes on with the last message. Raises ApiError where it cannot."""
+    if not request.continue_final_message:
+        return False
+    if request.add_generation_prompt:
+        raise bad_request(
+            "continue_final_message and add_generation_prompt exclude each other",
+            "continue_final_message",
+        )
+    last = request.messages[-1]
+    if last.get("role") != "assistant" or not last.get("content"):
+        raise bad_request(
+            "continue_final_message needs an assistant's text as the last message",
+            "continue_final_message",
+        )
+    return True
+
+
 def stream_options(request: CommonRequest) -> StreamOptions | None:
     """None for the defaults. Raises ApiError where there is no stream."""
     if request.stream_options is not None and not request.stream:
@@ -157,12 +186,20 @@ def template_arguments(request: ChatRequest, template: ChatTemplate | None) -> d
     """Variables for the chat template.
 
     Raises:
-        ApiError: 400, for names that are not the client's, or an effort that nothing reads.
+        ApiError: 400, for names that are not the client's, or for documents or an effort that
+            nothing reads.
     """
     values = request.chat_template_kwargs or {}
     for name in RESERVED_TEMPLATE_NAMES:
         if name in values:
             raise bad_request(f"chat_template_kwargs may not hold {name}", "chat_template_kwargs")
+    if request.documents:
+        if template is not None and not template.reads("documents"):
+            raise bad_request(
+                "documents mean nothing to this model's chat template: write them into a message",
+                "documents",
+            )
+        values = {**values, "documents": request.documents}
     effort = request.reasoning_effort
     if effort is None or template is None:
         return values

@@ -88,10 +88,17 @@ class ChatRequest(CommonRequest, kw_only=True, frozen=True):
     max_completion_tokens: int | None = None
     logprobs: bool | None = False
     top_logprobs: Annotated[int, Meta(ge=0, le=MAX_LOGPROBS)] | None = None
-    add_generation_prompt: bool | None = True
+    add_generation_prompt: bool | None = None
+    """Whether the prompt ends where an answer begins; it does unless the last message goes on."""
+    continue_final_message: bool | None = False
+    """Whether the model goes on with the last message, instead of answering it."""
+    documents: list[dict[str, Any]] | None = None
+    """For the chat template."""
     chat_template_kwargs: dict[str, Any] | None = None
     reasoning_effort: Effort | None = None
     """How much the model shall think, as far as its template has a say in it."""
+    include_reasoning: bool | None = True
+    """Whether the client is told what the model thought."""
     tools: list[dict[str, Any]] | None = None
     tool_choice: str | dict[str, Any] | None = None
     parallel_tool_calls: bool | None = None
@@ -121,8 +128,6 @@ def parse_body(body: bytes, kind: type[Body]) -> Body:
     refuse_large_grammars(body)
     fields = json_object(body)
     refuse_unknown(fields, kind.__struct_fields__)
-    if kind is ChatRequest:
-        _check_tools(fields)
     try:
         return msgspec.convert(fields, kind, str_keys=True)
     except (msgspec.ValidationError, OverflowError) as error:
@@ -140,15 +145,6 @@ def json_object(body: bytes) -> dict[str, Any]:
     if not isinstance(fields, dict):
         raise bad_request("the body must be a JSON object")
     return fields
-
-
-def _check_tools(fields: Mapping[str, Any]) -> None:
-    choice = fields.get("tool_choice")
-    if fields.get("tools"):
-        if choice != "none":
-            raise bad_request("tools is not supported by this server: leave it out", "tools")
-    elif choice not in (None, "none"):
-        raise bad_request("tool_choice is only allowed with tools", "tool_choice")
 
 
 def _explain(

@@ -130,7 +130,7 @@ class ResponseWriter(ABC):
             text, logprobs = self._with_extras(completion, text, token_ids)
             choice = {
                 "index": completion.spec.index,
-                **self.content(text),
+                **self.content(completion, text),
                 "logprobs": logprobs,
                 **self._ending(completion),
             }
@@ -168,7 +168,7 @@ class ResponseWriter(ABC):
         return usage
 
     @abstractmethod
-    def content(self, text: str) -> dict[str, Any]:
+    def content(self, completion: Completion, text: str) -> dict[str, Any]:
         """A whole choice's text."""
 
     @abstractmethod
@@ -280,7 +280,7 @@ class ChatWriter(ResponseWriter):
         events[0] += self._prompt_tokens()
         return b"".join(event + b"}\n\n" for event in events)
 
-    def content(self, text: str) -> dict[str, Any]:
+    def content(self, completion: Completion, text: str) -> dict[str, Any]:
         """A choice's text as the assistant's message."""
         return {"message": {"role": "assistant", "content": text}}
 
@@ -313,7 +313,7 @@ class TextWriter(ResponseWriter):
     """The prompt of the last choice that is written, and the JSON of its log-probabilities."""
     _parts: Sequence[bytes] = ()
 
-    def content(self, text: str) -> dict[str, Any]:
+    def content(self, completion: Completion, text: str) -> dict[str, Any]:
         """A choice's text as it is."""
         return {"text": text}
 

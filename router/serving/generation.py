@@ -27,6 +27,8 @@ class GenerationRequest:
     """Whether `take` returns with each token, or at the end only."""
     priority: int = DEFAULT_PRIORITY
     slo: Slo | None = None
+    shown_tokens: frozenset[str] = frozenset()
+    """Special tokens that stand in the text even where others are left out of it."""
     tenant: str = ""
     """Whom its service is charged to."""
     arrived_at: float | None = None

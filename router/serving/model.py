@@ -15,6 +15,7 @@ from router.config import ModelRoute
 from router.explain import DecisionLog
 from router.fleet import Fleet, RefusedGrammars
 from router.metrics.stats import ModelStats, WorkerTarget
+from router.replies import dialect_of
 from router.serving.admission import AdmissionRules, SettingsStore
 from router.serving.completion import Completion
 from router.serving.completion_times import CompletionSpec, CompletionTimes
@@ -63,6 +64,8 @@ class ServedModel:
         self.encoder = encoder
         self.fleet = fleet
         self.defaults = defaults
+        self.dialect = dialect_of(tokenizer, route.tool_call_parser, route.reasoning_parser)
+        """How it marks thoughts and calls."""
         self.stats = ModelStats(max_tenants)
         self.set_target(WorkerTarget(route.min_workers, route.min_workers, route.max_workers))
         self._gateway_id = gateway_id
@@ -132,7 +135,7 @@ class ServedModel:
                 traceparent="" if request.span is None else request.span.traceparent,
                 gateway_id=self._gateway_id,
             )
-            completions.append(self._completion(spec, stop, mailbox, request.stream, now))
+            completions.append(self._completion(spec, stop, mailbox, request, now))
         for prompt in request.prompts:
             prompt.priority = request.priority
             self.stats.prompt_tokens += prompt.num_tokens
@@ -212,12 +215,14 @@ class ServedModel:
         spec: CompletionSpec,
         stop: StopStrings,
         mailbox: Mailbox[Completion],
-        stream: bool,
+        request: GenerationRequest,
         now: float,
     ) -> Completion:
         sampling = spec.sampling
         text = RequestText(
-            self.tokenizer.detokenizer(skip_special_tokens=sampling.skip_special_tokens),
+            self.tokenizer.detokenizer(
+                skip_special_tokens=sampling.skip_special_tokens, shown=request.shown_tokens
+            ),
             stop=stop,
             include_stop_str_in_output=sampling.include_stop_str_in_output,
             min_tokens=sampling.min_tokens,
@@ -226,7 +231,7 @@ class ServedModel:
             spec,
             text=text,
             mailbox=mailbox,
-            stream=stream,
+            stream=request.stream,
             times=CompletionTimes(spec, self.stats, now),
             owner=self._placer,
         )

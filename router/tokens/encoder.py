@@ -56,10 +56,14 @@ class PromptEncoder:
         session: str = "",
         owner: str = "",
         num_bytes: int = 0,
+        tools: Sequence[Mapping[str, Any]] | None = None,
         add_generation_prompt: bool = True,
+        continues: bool = False,
         chat_template_kwargs: Mapping[str, Any] | None = None,
     ) -> PromptBlocks:
         """The prompt of a chat of so many bytes; `owner` shares the threads with others.
+
+        With `continues` it ends where the last message does, for the model to go on there.
 
         Raises:
             ApiError: too much is waiting already, the template refuses the messages, or no worker
@@ -68,16 +72,19 @@ class PromptEncoder:
         keys = self._fleet.block_keys()
         accept = self._check(feasibility)
         refuse_long = self._check_characters(feasibility)
-        given = (messages, chat_template_kwargs or {})
+        given = (messages, tools or (), chat_template_kwargs or {})
 
         def work() -> PromptBlocks:
             refuse_long(num_characters(given))
             try:
                 text = self._tokenizer.render_chat(
                     messages,
+                    tools=tools,
                     add_generation_prompt=add_generation_prompt,
                     **(chat_template_kwargs or {}),
                 )
+                if continues:
+                    text = _up_to_end_of(messages[-1]["content"], text)
             except (ValueError, AttributeError, RecursionError) as error:
                 # Templates come with checkpoints, and see whatever JSON the client sent.
                 raise bad_request(str(error), "messages") from error
@@ -248,6 +255,21 @@ def num_characters(data: Any, *, per_value: int = 0, enough: float = inf) -> int
         elif isinstance(value, list | tuple):
             rest += value
     return total
+
+
+def _up_to_end_of(last: str, text: str) -> str:
+    """A rendered chat without what follows its last message; templates may strip that.
+
+    Raises:
+        ValueError: the message is not in it.
+    """
+    body = last.strip()
+    start = text.rfind(body)
+    if not body or start < 0:
+        raise ValueError("the chat template does not write the last message as it is")
+    end = start + len(body)
+    rest = last[len(last.rstrip()) :]
+    return text[: end + len(rest)] if text.startswith(rest, end) else text[:end]
 
 
 def _refuse_unknown(token_ids: Sequence[int], vocab_size: int) -> None:

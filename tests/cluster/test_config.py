@@ -27,6 +27,15 @@ def parse(*argv: str) -> ServeConfig:
     return configure(build_parser().parse_args(["serve", *argv]))
 
 
+def test_parsers_of_model_output_are_known_or_refused() -> None:
+    parsers = {"tool_call_parser": "hermes", "reasoning_parser": "none"}
+    [route] = serve_config_from_mapping({"models": [{"model": "m", **parsers}]}).gateway().models
+    assert (route.tool_call_parser, route.reasoning_parser) == ("hermes", "none")
+    for name in parsers:
+        with pytest.raises(ValueError, match="choose from"):
+            serve_config_from_mapping({"models": [{"model": "m", name: "hermit"}]})
+
+
 def test_flags_reach_the_configuration() -> None:
     config = parse(
         *("some/model", "--num-workers", "2", "--tensor-parallel-size", "2", "--port", "9000"),

@@ -52,11 +52,12 @@ class ByteDetokenizer(Detokenizer):
     Args:
         backend: names the tokens.
         token_bytes: bytes by token id, filled as tokens appear; shared by all completions that
-            agree in `skip_special_tokens`.
+            agree in `skip_special_tokens` and `shown`.
         skip_special_tokens: special tokens yield no text.
+        shown: but these do.
     """
 
-    __slots__ = ("_backend", "_decoder", "_skip_special_tokens", "_token_bytes")
+    __slots__ = ("_backend", "_decoder", "_shown", "_skip_special_tokens", "_token_bytes")
 
     def __init__(
         self,
@@ -64,8 +65,10 @@ class ByteDetokenizer(Detokenizer):
         token_bytes: dict[int, bytes],
         *,
         skip_special_tokens: bool,
+        shown: frozenset[str] = frozenset(),
     ) -> None:
         self._backend = backend
+        self._shown = shown
         self._token_bytes = token_bytes
         self._skip_special_tokens = skip_special_tokens
         self._decoder = _UTF8_DECODER(errors="replace")
@@ -89,7 +92,8 @@ class ByteDetokenizer(Detokenizer):
     def _bytes_of(self, token_id: int) -> bytes:
         skip = self._skip_special_tokens
         if skip and not self._backend.decode([token_id], skip_special_tokens=True):
-            return b""
+            name = self._backend.id_to_token(token_id)
+            return name.encode() if name in self._shown else b""
         return bytes_of_token(self._backend, token_id, byte_level=True)
 
 

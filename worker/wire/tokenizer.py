@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -55,7 +55,7 @@ class Tokenizer:
         template = chat_template or ""
         wanted = {token.content for token in added if token.content in template}
         self._separators = separators(added, wanted.union(self.special_tokens.values()))
-        self._token_bytes: dict[bool, dict[int, bytes]] = {False: {}, True: {}}
+        self._token_bytes: dict[tuple[bool, frozenset[str]], dict[int, bytes]] = {}
         self._longest_token: int | None = None
 
     @property
@@ -139,12 +139,28 @@ class Tokenizer:
         """What a token stands for by itself: part of a character, a special token's name, ..."""
         return bytes_of_token(self._backend, token_id, byte_level=self._byte_level)
 
-    def detokenizer(self, *, skip_special_tokens: bool = True) -> Detokenizer:
-        """A fresh incremental detokenizer for one completion."""
+    def special_tokens_named(self, names: Collection[str]) -> frozenset[str]:
+        """Those of `names` that are special tokens."""
+        added = self._backend.get_added_tokens_decoder().values()
+        return frozenset(t.content for t in added if t.special and t.content in names)
+
+    def detokenizer(
+        self, *, skip_special_tokens: bool = True, shown: frozenset[str] = frozenset()
+    ) -> Detokenizer:
+        """A fresh incremental detokenizer for one completion.
+
+        Args:
+            skip_special_tokens: whether special tokens yield no text.
+            shown: names of some that do nevertheless; in vocabularies that are not byte-level, all
+                do then.
+        """
         if self._byte_level:
-            known = self._token_bytes[skip_special_tokens]
-            return ByteDetokenizer(self._backend, known, skip_special_tokens=skip_special_tokens)
-        return StreamDetokenizer(self._backend, skip_special_tokens=skip_special_tokens)
+            known = self._token_bytes.setdefault((skip_special_tokens, shown), {})
+            return ByteDetokenizer(
+                self._backend, known, skip_special_tokens=skip_special_tokens, shown=shown
+            )
+        skips = skip_special_tokens and not shown
+        return StreamDetokenizer(self._backend, skip_special_tokens=skips)
 
     def render_chat(
         self,

@@ -1,0 +1,159 @@
+"""Chats whose completions are read: messages with thoughts and calls, streamed or whole."""
+
+from __future__ import annotations
+
+import secrets
+import string
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from router.api.slices import encode, slices
+from router.api.tools import Reading
+from router.api.writer import ChatWriter
+from router.replies import Content, Piece, Thought
+from router.serving import Completion
+
+_SHORT_ID = string.ascii_letters + string.digits
+
+
+class MessageWriter(ChatWriter):
+    """chat.completion and its chunks, for models that think and for chats with tools.
+
+    A whole message is what its chunks would add up to: both come from the same pieces.
+
+    Args:
+        reading: how completions are read.
+        args: of ChatWriter; so are the keywords.
+    """
+
+    def __init__(self, *args: Any, reading: Reading, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._reading = reading
+        self._readers = [reading.reader() for _ in self.generation.completions]
+        self._num_thought = [0] * len(self._readers)
+        """Characters of thoughts so far, by completion."""
+
+    def chunk(self, completion: Completion) -> Iterable[bytes]:
+        """Everything new about a completion as server-sent events, none if nothing shows."""
+        text, token_ids = completion.take()
+        draft = completion.take_draft()
+        if draft is not None and not token_ids and completion.finish_reason is None:
+            return (self._draft_chunk(completion, draft),)
+        deltas = self._deltas(completion, text)
+        _, logprobs = self._with_extras(completion, "", token_ids)
+        shows_tokens = self._extras.return_token_ids and token_ids
+        if completion.finish_reason is not None or (
+            not deltas and (logprobs is not None or shows_tokens)
+        ):
+            deltas.append({})
+        return self._events(completion, deltas, token_ids, logprobs)
+
+    def content(self, completion: Completion, text: str) -> dict[str, Any]:
+        """A choice's message; its content is null where there is none."""
+        thoughts, said, calls = "", "", []
+        for piece in self._read(completion, text):
+            if isinstance(piece, Thought):
+                thoughts += piece.text
+            elif isinstance(piece, Content):
+                said += piece.text
+            else:
+                calls.append(
+                    {
+                        "id": self._call_id(),
+                        "type": "function",
+                        "function": {"name": piece.name, "arguments": piece.arguments},
+                    }
+                )
+        is_bare = calls or thoughts or self._num_thought[completion.spec.index]
+        message: dict[str, Any] = {
+            "role": "assistant",
+            "content": said or (None if is_bare else ""),
+        }
+        if thoughts:
+            message["reasoning"] = thoughts
+        if calls:
+            message["tool_calls"] = calls
+        return {"message": message}
+
+    def usage(self) -> dict[str, Any]:
+        """Token counts so far, those of thoughts among them."""
+        usage = super().usage()
+        if self._reading.dialect.thoughts is not None:
+            number = sum(map(self._num_reasoning_tokens, self.generation.completions))
+            usage["completion_tokens_details"] = {"reasoning_tokens": number}
+        return usage
+
+    def _ending(self, completion: Completion) -> dict[str, Any]:
+        ending = super()._ending(completion)
+        has_calls = self._readers[completion.spec.index].num_calls > 0
+        if has_calls and not self._reading.use.is_named and ending["finish_reason"] == "stop":
+            ending["finish_reason"] = "tool_calls"
+        return ending
+
+    def _read(self, completion: Completion, text: str) -> Iterator[Piece]:
+        """The next pieces that the client may see."""
+        index = completion.spec.index
+        reader = self._readers[index]
+        pieces = reader.push(text)
+        if completion.finish_reason is not None:
+            pieces += reader.end()
+        for piece in pieces:
+            if isinstance(piece, Thought):
+                self._num_thought[index] += len(piece.text)
+                if not self._reading.shows_thoughts:
+                    continue
+            yield piece
+
+    def _deltas(self, completion: Completion, text: str) -> list[dict[str, Any]]:
+        """What chunks add to the message: a call's name comes whole, then its arguments."""
+        deltas: list[dict[str, Any]] = []
+        index = self._readers[completion.spec.index].num_calls
+        for piece in self._read(completion, text):
+            if isinstance(piece, Thought):
+                deltas.append({"reasoning": piece.text})
+            elif isinstance(piece, Content):
+                deltas.append({"content": piece.text})
+            else:
+                call = {"index": index, "id": self._call_id(), "type": "function"}
+                begun = {**call, "function": {"name": piece.name, "arguments": ""}}
+                rest = {"index": index, "function": {"arguments": piece.arguments}}
+                deltas += [{"tool_calls": [begun]}, {"tool_calls": [rest]}]
+                index += 1
+        return deltas
+
+    def _call_id(self) -> str:
+        """A new one, of the length that the model's template takes in the next turn."""
+        tools = self._reading.dialect.tools
+        if tools is not None and tools.short_ids:
+            return "".join(secrets.choice(_SHORT_ID) for _ in range(9))
+        return f"call_{secrets.token_hex(12)}"
+
+    def _num_reasoning_tokens(self, completion: Completion) -> int:
+        """Tokens up to the marker that ends the thoughts; all of them where there is none."""
+        thoughts = self._reading.dialect.thoughts
+        if thoughts is None or not self._num_thought[completion.spec.index]:
+            return 0
+        end = self._extras.tokenizer.token_id(thoughts.closing)
+        if end is not None and end in completion.token_ids:
+            return completion.token_ids.index(end)
+        return len(completion.token_ids)
+
+    def _events(
+        self,
+        completion: Completion,
+        deltas: list[dict[str, Any]],
+        token_ids: list[int],
+        logprobs: dict[str, Any] | None,
+    ) -> Iterator[bytes]:
+        head = b'%b%d,"delta":' % (self._start, completion.spec.index)
+        for place, delta in enumerate(deltas):
+            tail: dict[str, Any] = {"logprobs": None if place else logprobs, "finish_reason": None}
+            if place == len(deltas) - 1 and completion.finish_reason is not None:
+                tail |= self._ending(completion)
+            if self._extras.return_token_ids:
+                tail["token_ids"] = [] if place else token_ids
+            yield head + encode(delta)
+            rest = slices(tail)
+            yield b"," + next(rest).removeprefix(b"{")
+            yield from rest
+            yield b"]" + self._usage_so_far() + b"}\n\n"

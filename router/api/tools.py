@@ -1,0 +1,166 @@
+"""What a chat says of the functions that the model may call, or has to."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from router.api.protocol import ChatRequest
+from router.errors import ApiError, bad_request
+from router.replies import Dialect, Properties, ReplyReader, ToolFormat
+from worker.wire.chat_template import ChatTemplate
+from worker.wire.structured import StructuredOutputsParams
+
+_NAME = re.compile(r"[A-Za-z0-9_.-]{1,128}")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ToolUse:
+    """The functions of one chat."""
+
+    tools: Sequence[Mapping[str, Any]] | None = None
+    """As the chat template gets them; None for none."""
+    format: ToolFormat | None = None
+    """In which calls are written; None where there are none to look for."""
+    properties: Properties = field(default_factory=dict)
+    """Schemas of the arguments of each function."""
+    forced: StructuredOutputsParams | None = None
+    """The form that the answer has to have; None where the model may choose."""
+    is_named: bool = False
+    """Whether the client has chosen the function: then calls are no reason to finish."""
+    is_one: bool = False
+    """Whether there may be one call only."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Reading:
+    """How the completions of one chat are read."""
+
+    dialect: Dialect
+    use: ToolUse
+    is_thinking: bool
+    """Whether the prompt ends in the middle of a thought."""
+    shows_thoughts: bool = True
+    """Whether the client wants them."""
+
+    def reader(self) -> ReplyReader:
+        """A fresh one, for one completion."""
+        is_forced = self.use.forced is not None
+        return ReplyReader(
+            thoughts=None if is_forced else self.dialect.thoughts,
+            is_thinking=self.is_thinking and not is_forced,
+            tools=self.use.format,
+            properties=self.use.properties,
+            is_one=self.use.is_one,
+        )
+
+
+def tool_use(body: ChatRequest, dialect: Dialect, template: ChatTemplate | None) -> ToolUse:
+    """What a body's `tools`, `tool_choice` and `parallel_tool_calls` ask for.
+
+    Raises:
+        ApiError: 400, one is malformed, they contradict each other, or the model knows no tools.
+    """
+    choice = body.tool_choice
+    if not body.tools:
+        if choice not in (None, "none"):
+            raise bad_request("tool_choice is only allowed with tools", "tool_choice")
+        return ToolUse()
+    functions = _functions(body.tools)
+    choice, names = _choice(choice, functions)
+    if choice == "none":
+        return ToolUse()
+    if dialect.tools is None or template is None or not template.reads("tools"):
+        raise bad_request("this model's chat template knows no tools: leave them out", "tools")
+    tools = [tool for tool in body.tools if tool["function"]["name"] in names]
+    is_named = choice == "named"
+    is_one = is_named or body.parallel_tool_calls is False
+    properties = {name: _properties(functions[name]) for name in names}
+    if choice == "auto":
+        return ToolUse(tools=tools, format=dialect.tools, properties=properties, is_one=is_one)
+    schemas = {name: _schema(functions[name]) for name in names}
+    try:
+        forced = StructuredOutputsParams(
+            structural_tag=dialect.forced.forced(schemas, is_one=is_one)
+        )
+    except ValueError as error:
+        raise bad_request(f"tools: {error}", "tools") from error
+    return ToolUse(
+        # A named function is shown beside the others: the prompt stays what is cached of it.
+        tools=body.tools if is_named else tools,
+        format=dialect.forced,
+        properties=properties,
+        forced=forced,
+        is_named=is_named,
+        is_one=is_one,
+    )
+
+
+def _functions(tools: Sequence[Mapping[str, Any]]) -> dict[str, Mapping[str, Any]]:
+    functions: dict[str, Mapping[str, Any]] = {}
+    for index, tool in enumerate(tools):
+        function = tool.get("function")
+        if tool.get("type") != "function" or not isinstance(function, dict):
+            raise _wrong(index, "must be of type function, and have one")
+        name, parameters = function.get("name"), function.get("parameters")
+        if not isinstance(name, str) or not _NAME.fullmatch(name):
+            raise _wrong(index, "function.name must be up to 128 letters, digits and _.-")
+        if name in functions:
+            raise _wrong(index, f"function.name {name} is there already")
+        if parameters is not None and not isinstance(parameters, dict):
+            raise _wrong(index, "function.parameters must be a JSON schema")
+        functions[name] = function
+    return functions
+
+
+def _choice(
+    choice: str | Mapping[str, Any] | None, functions: Mapping[str, Any]
+) -> tuple[str, list[str]]:
+    """auto, none, required or named; and the functions that may be called."""
+    if choice is None:
+        return "auto", list(functions)
+    if isinstance(choice, str):
+        if choice in ("auto", "none", "required"):
+            return choice, list(functions)
+    elif choice.get("type") == "function":
+        return "named", [_known(choice.get("function"), functions)]
+    elif choice.get("type") == "allowed_tools":
+        allowed = choice.get("allowed_tools", choice)
+        mode = allowed.get("mode") if isinstance(allowed, dict) else None
+        entries = allowed.get("tools") if isinstance(allowed, dict) else None
+        if mode in ("auto", "required") and isinstance(entries, list) and entries:
+            given = [
+                entry.get("function") if isinstance(entry, dict) else None for entry in entries
+            ]
+            return mode, list(dict.fromkeys(_known(function, functions) for function in given))
+    raise bad_request(
+        'tool_choice must be "auto", "none", "required", {"type": "function", "function": {"name"}}'
+        ' or {"type": "allowed_tools", "allowed_tools": {"mode", "tools"}}',
+        "tool_choice",
+    )
+
+
+def _known(function: Any, functions: Mapping[str, Any]) -> str:
+    name = function.get("name") if isinstance(function, dict) else None
+    if not isinstance(name, str) or name not in functions:
+        raise bad_request("tool_choice names a function that is not in tools", "tool_choice")
+    return name
+
+
+def _properties(function: Mapping[str, Any]) -> Mapping[str, Any]:
+    properties = (function.get("parameters") or {}).get("properties")
+    return properties if isinstance(properties, dict) else {}
+
+
+def _schema(function: Mapping[str, Any]) -> Mapping[str, Any]:
+    """What arguments must conform to; any object where the client wants no more."""
+    parameters = function.get("parameters")
+    if not parameters or function.get("strict") is False:
+        return {"type": "object"}
+    return {"type": "object", **parameters}
+
+
+def _wrong(index: int, what: str) -> ApiError:
+    return bad_request(f"tools[{index}] {what}", "tools")

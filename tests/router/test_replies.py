@@ -1,0 +1,354 @@
+"""What models write, taken apart: the same however it comes, and nothing is lost or fatal."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Iterable, Sequence
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tokenizers import Tokenizer as Backend
+
+from router.replies import (
+    FORMATS,
+    THOUGHTS,
+    Content,
+    ReplyReader,
+    Thought,
+    ToolCall,
+    ToolFormat,
+    dialect_of,
+)
+from router.replies.formats import format_of
+from router.replies.reader import thoughts_of
+from tests.support.effort import cases
+from tests.support.router.rig import build_checkpoint
+from worker.wire.tokenizer import load_tokenizer
+
+TOOLS = {
+    "get_weather": {
+        "city": {"type": "string"},
+        "days": {"type": "integer"},
+        "when": {"anyOf": [{"type": "string"}, {"type": "null"}]},
+        "exact": {"type": "boolean"},
+    },
+    "now": {},
+}
+BERN = ("get_weather", {"city": "Bern"})
+ZURICH = ("get_weather", {"city": 'Zü"r\\ich\n', "days": 3})
+NOW: tuple[str, dict[str, Any]] = ("now", {})
+BAR, GAP = "\uff5c", "\u2581"
+
+
+def deepseek(name: str) -> str:
+    return f"<{BAR}{name.replace('_', GAP)}{BAR}>"
+
+
+CALL, CALL_END, SEP = (deepseek(n) for n in ("tool_call_begin", "tool_call_end", "tool_sep"))
+CALLS, CALLS_END = deepseek("tool_calls_begin"), deepseek("tool_calls_end")
+
+Expected = tuple[str, str, list[tuple[str, dict[str, Any]]]]
+TABLE: list[tuple[str, str, Expected]] = [
+    ("hermes", "plain text, 1 < 2 <too", ("", "plain text, 1 < 2 <too", [])),
+    ("hermes", "  kept \n", ("", "  kept \n", [])),
+    (
+        "hermes",
+        '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Bern"}}\n</tool_call>',
+        ("", "", [BERN]),
+    ),
+    (
+        "hermes",
+        (
+            '<think>\nhm </tool\n</think>\n\nLet me see.\n<tool_call>{"name": "now"}</tool_call>\n'
+            '<tool_call>\n{"name": "get_weather", "arguments": "{\\"city\\": \\"Bern\\"}"}'
+            "</tool_call>\n"
+        ),
+        ("hm </tool", "Let me see.", [NOW, BERN]),
+    ),
+    ("hermes", '<think>so <tool_call>{"name":"now"}</tool_call>', ("so", "", [NOW])),
+    ("hermes", "<think>never ends", ("never ends", "", [])),
+    ("hermes", "<think>a</think></think>b</think>", ("a", "b</think>", [])),
+    ("hermes", "b <think>c</think>", ("", "b <think>c</think>", [])),
+    (
+        "hermes",
+        'Hi <tool_call>{"name": 5}</tool_call> there',
+        ("", 'Hi <tool_call>{"name": 5}</tool_call> there', []),
+    ),
+    ("hermes", "Hi <tool_call>{", ("", "Hi <tool_call>{", [])),
+    ("hermes", '<tool_call>{"name": "now"', ("", '<tool_call>{"name": "now"', [])),
+    ("hermes", '<tool_call>\n{"name": "now", "arguments": {}}\n', ("", "", [NOW])),
+    (
+        "qwen3_coder",
+        (
+            'I look.\n<tool_call>\n<function=get_weather>\n<parameter=city>\nZü"r\\ich\n\n'
+            "</parameter>\n<parameter=days>\n3\n</parameter>\n</function>\n</tool_call>\n"
+            "<tool_call>\n<function=now>\n</function>\n</tool_call>"
+        ),
+        ("", "I look.", [ZURICH, NOW]),
+    ),
+    (
+        "qwen3_coder",
+        "<function=get_weather><parameter=city>Bern<parameter=days>x</function></tool_call>",
+        ("", "", [("get_weather", {"city": "Bern", "days": "x"})]),
+    ),
+    (
+        "qwen3_coder",
+        (
+            "<tool_call><function=get_weather><parameter=exact>True</parameter>"
+            "<parameter=when>null</parameter></function></tool_call>"
+        ),
+        ("", "", [("get_weather", {"exact": True, "when": None})]),
+    ),
+    (
+        "glm45",
+        (
+            "<think>x</think>\n<tool_call>get_weather\n<arg_key>city</arg_key>\n<arg_value>Bern"
+            "</arg_value>\n<arg_key>days</arg_key>\n<arg_value>2</arg_value>\n</tool_call>"
+            "<tool_call>now</tool_call>"
+        ),
+        ("x", "", [("get_weather", {"city": "Bern", "days": 2}), NOW]),
+    ),
+    (
+        "llama3_json",
+        '{"name": "get_weather", "parameters": {"city": "Bern"}}; {"name": "now"}',
+        ("", "", [BERN, NOW]),
+    ),
+    ("llama3_json", '<|python_tag|>{"name": "now", "parameters": {}}', ("", "", [NOW])),
+    ("llama3_json", '\n{"answer": [1, 2]} ', ("", '\n{"answer": [1, 2]} ', [])),
+    ("llama3_json", '{"name": "unknown"}', ("", '{"name": "unknown"}', [])),
+    ("llama3_json", 'It is {"name": "now"}', ("", 'It is {"name": "now"}', [])),
+    ("pythonic", '[get_weather(city="Bern"), now()]', ("", "", [BERN, NOW])),
+    ("pythonic", "<|python_start|>[now()]<|python_end|>", ("", "", [NOW])),
+    ("pythonic", "[get_weather(city=open('x'))]", ("", "[get_weather(city=open('x'))]", [])),
+    ("pythonic", "[1, 2, 3] is a list", ("", "[1, 2, 3] is a list", [])),
+    (
+        "mistral",
+        '[TOOL_CALLS] [{"name": "get_weather", "arguments": {"city": "Bern"}}, {"name": "now"}]',
+        ("", "", [BERN, NOW]),
+    ),
+    (
+        "mistral",
+        'Well. [TOOL_CALLS]get_weather{"city": "Bern"}[TOOL_CALLS]now[CALL_ID]abc123def[ARGS]{}',
+        ("", "Well.", [BERN, NOW]),
+    ),
+    ("mistral", "[TOOL_CALLS]what", ("", "[TOOL_CALLS]what", [])),
+    (
+        "deepseek_v31",
+        (
+            f'<think>x</think>{CALLS}{CALL}get_weather{SEP}{{"city": "Bern"}}{CALL_END}'
+            f"{CALL}now{SEP}{{}}{CALL_END}{CALLS_END}"
+        ),
+        ("x", "", [BERN, NOW]),
+    ),
+    (
+        "deepseek_v31",
+        f'ok{CALLS}{CALL}function{SEP}get_weather\n```json\n{{"city": "Bern"}}\n```{CALL_END}',
+        ("", "ok", [BERN]),
+    ),
+    ("json", '[{"name": "now", "parameters": {}}]', ("", "", [NOW])),
+]
+IDS = [f"{name}-{index}" for index, (name, _, _) in enumerate(TABLE)]
+
+
+def reader_of(tools: ToolFormat | None, *, is_thinking: bool = False) -> ReplyReader:
+    return ReplyReader(
+        thoughts=THOUGHTS["think"], is_thinking=is_thinking, tools=tools, properties=TOOLS
+    )
+
+
+def read(reader: ReplyReader, parts: Iterable[str]) -> Expected:
+    pieces = [piece for part in parts for piece in reader.push(part)] + reader.end()
+    assert all(piece.text for piece in pieces if not isinstance(piece, ToolCall))
+    return (
+        "".join(piece.text for piece in pieces if isinstance(piece, Thought)),
+        "".join(piece.text for piece in pieces if isinstance(piece, Content)),
+        [(p.name, json.loads(p.arguments)) for p in pieces if isinstance(p, ToolCall)],
+    )
+
+
+def cut(text: str, places: Sequence[int]) -> list[str]:
+    edges = [0, *sorted(places), len(text)]
+    return [text[start:end] for start, end in pairwise(edges)]
+
+
+@pytest.mark.parametrize(("name", "text", "expected"), TABLE, ids=IDS)
+def test_any_cuts_of_a_text_give_the_same_message(name: str, text: str, expected: Expected) -> None:
+    tools = FORMATS[name]
+    assert read(reader_of(tools), [text]) == expected
+    assert read(reader_of(tools), text) == expected
+    for place in range(len(text)):
+        assert read(reader_of(tools), cut(text, [place])) == expected
+    draws = random.Random(0)
+    for _ in range(30):
+        places = [draws.randrange(len(text) + 1) for _ in range(draws.randrange(8))]
+        assert read(reader_of(tools), cut(text, places)) == expected
+
+
+@pytest.mark.parametrize(("name", "text", "expected"), TABLE, ids=IDS)
+def test_a_text_may_end_anywhere(name: str, text: str, expected: Expected) -> None:
+    """What is cut off is content or a call, no error; what was there before stays."""
+    for end in range(len(text)):
+        thoughts, _, calls = read(reader_of(FORMATS[name]), [text[:end]])
+        assert expected[0].startswith(thoughts) or thoughts.startswith(expected[0])
+        assert [call[0] for call in calls] == [call[0] for call in expected[2][: len(calls)]]
+
+
+MARKERS = sorted({m for made in FORMATS.values() for m in made.markers})
+PARTS = st.sampled_from(
+    [
+        *MARKERS,
+        "<think>",
+        "</think>",
+        "{",
+        "}",
+        "[",
+        "]",
+        '"',
+        ":",
+        "\n",
+        " ",
+        "now",
+        '{"name": "now"}',
+        "now()",
+        "x",
+        ";",
+    ]
+) | st.text(max_size=3)
+
+
+@settings(max_examples=cases(300), deadline=None)
+@given(
+    name=st.sampled_from(sorted(FORMATS)),
+    parts=st.lists(PARTS, max_size=12),
+    is_thinking=st.booleans(),
+    data=st.data(),
+)
+def test_whatever_a_model_writes(
+    name: str, parts: list[str], is_thinking: bool, data: st.DataObject
+) -> None:
+    text = "".join(parts)
+    tools = FORMATS[name]
+    whole = read(reader_of(tools, is_thinking=is_thinking), [text])
+    places = data.draw(st.lists(st.integers(0, len(text)), max_size=10))
+    assert read(reader_of(tools, is_thinking=is_thinking), cut(text, places)) == whole
+    assert read(reader_of(tools, is_thinking=is_thinking), text) == whole
+
+
+def test_without_tools_their_markers_are_text() -> None:
+    text = '<think>a</think><tool_call>{"name": "now"}</tool_call>'
+    assert read(reader_of(None), text) == ("a", '<tool_call>{"name": "now"}</tool_call>', [])
+
+
+def test_a_prompt_may_have_opened_the_thought() -> None:
+    assert read(reader_of(None, is_thinking=True), "\na b\n</think>\n\nc") == ("a b", "c", [])
+
+
+def test_one_call_where_one_is_wanted() -> None:
+    reader = ReplyReader(
+        thoughts=None, is_thinking=False, tools=FORMATS["json"], properties=TOOLS, is_one=True
+    )
+    assert read(reader, '[{"name": "now"}, {"name": "now"}]') == ("", "", [NOW])
+
+
+@pytest.mark.parametrize("body", ["[" * 10_000, "(" * 10_000, "now(" * 5000, "-" * 60_000])
+@pytest.mark.parametrize("name", sorted(FORMATS))
+def test_depth_is_no_error(name: str, body: str) -> None:
+    tools = FORMATS[name]
+    opening = tools.regions[0][0] if tools.regions else tools.leading
+    _, content, calls = read(reader_of(tools), [opening + body])
+    assert (calls, body in content) == ([], True)
+
+
+SCHEMAS = {
+    "get_weather": {
+        "type": "object",
+        "properties": {"city": {"type": "string"}, "days": {"type": "integer"}},
+        "required": ["city"],
+    },
+    "now": {"type": "object", "properties": {}},
+}
+FORCED = {
+    "hermes": '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Bern", "days": 3}}\n'
+    "</tool_call>",
+    "qwen3_coder": "<tool_call>\n<function=get_weather>\n<parameter=city>\nBern\n</parameter>"
+    "<parameter=days>\n3\n</parameter>\n</function>\n</tool_call>",
+    "glm45": "<tool_call>get_weather<arg_key>city</arg_key><arg_value>Bern</arg_value>"
+    "<arg_key>days</arg_key><arg_value>3</arg_value></tool_call>",
+    "llama3_json": '{"name": "get_weather", "parameters": {"city": "Bern", "days": 3}}',
+    "deepseek_v31": f'{CALLS}{CALL}get_weather{SEP}{{"city": "Bern", "days": 3}}{CALL_END}'
+    f"{CALLS_END}",
+    "json": '[{"name": "get_weather", "parameters": {"city": "Bern", "days": 3}}]',
+}
+
+
+@pytest.mark.parametrize("name", sorted(FORMATS))
+def test_what_is_forced_is_what_is_read(name: str) -> None:
+    from xgrammar import Grammar
+    from xgrammar.testing import _is_grammar_accept_string as accepts
+
+    tools = FORMATS[name]
+    assert bool(tools.before) == (name in FORCED)
+    if not tools.before:
+        return
+    text = FORCED[name]
+    one, many = (
+        Grammar.from_structural_tag(tools.forced(SCHEMAS, is_one=is_one))
+        for is_one in (True, False)
+    )
+    assert accepts(one, text)
+    assert not accepts(one, "x" + text)
+    assert not accepts(one, text.replace("get_weather", "get_money"))
+    begin, end = tools.around
+    twice = begin + tools.separator.join([text[len(begin) : len(text) - len(end)]] * 2) + end
+    assert accepts(many, twice)
+    assert not accepts(one, twice)
+    call = ("get_weather", {"city": "Bern", "days": 3})
+    assert read(reader_of(tools), text) == ("", "", [call])
+    assert read(reader_of(tools), twice) == ("", "", [call, call])
+
+
+@pytest.mark.parametrize(
+    ("template", "tools", "thoughts"),
+    [
+        ("{{ message.content }}", None, None),
+        ("<tool_call>\n{{ call | tojson }}\n</tool_call> <think> </think>", "hermes", "think"),
+        ("<tool_call>\n<function={{ name }}>\n<parameter=", "qwen3_coder", None),
+        ("<tool_call>{{ name }}<arg_key>{{ k }}</arg_key></think>", "glm45", "think"),
+        ("{{ '[TOOL_CALLS]' }}[THINK][/THINK]", "mistral", "mistral"),
+        ("{{ '<|python_tag|>' }}", "llama3_json", None),
+        ("[func_name1(params_name1=params_value1)]", "pythonic", None),
+        (f"{{{{ '{CALLS}{CALL}' }}}}{{{{ content.split('</think>') }}}}", "deepseek_v31", "think"),
+    ],
+)
+def test_formats_are_found_in_templates(
+    template: str, tools: str | None, thoughts: str | None
+) -> None:
+    found, marked = format_of(template), thoughts_of(template)
+    assert (found.name if found else None) == tools
+    assert (marked.name if marked else None) == thoughts
+
+
+def test_markers_that_are_special_tokens_stand_in_the_text(tmp_path: Path) -> None:
+    """And calls with such markers cannot be forced as they are: no grammar yields these tokens."""
+    build_checkpoint(tmp_path)
+    (tmp_path / "chat_template.jinja").write_text("{{ '[TOOL_CALLS]' }}{{ tools }}")
+    backend = Backend.from_file(str(tmp_path / "tokenizer.json"))
+    backend.add_special_tokens(["[TOOL_CALLS]", "[ARGS]"])
+    backend.save(str(tmp_path / "tokenizer.json"))
+    tokenizer = load_tokenizer(str(tmp_path))
+    dialect = dialect_of(tokenizer)
+    assert dialect.tools is FORMATS["mistral"]
+    assert dialect.forced is FORMATS["json"]
+    assert dialect.special == {"[TOOL_CALLS]", "[ARGS]"}
+    ids = tokenizer.encode("<|im_start|>[TOOL_CALLS]now[ARGS]{}<|im_end|>")
+    shown = tokenizer.detokenizer(shown=dialect.special).push(ids)
+    assert shown == "[TOOL_CALLS]now[ARGS]{}"
+    assert tokenizer.detokenizer().push(ids) == "now{}"
+    assert dialect_of(tokenizer, "none", "mistral").tools is None
+    with pytest.raises(ValueError, match="choose from hermes"):
+        dialect_of(tokenizer, "hermit")
