@@ -15,7 +15,8 @@ from worker.models.checkpoint import (
     refuse_files,
     resolve_checkpoint,
 )
-from worker.models.families import RawConfig, find_family
+from worker.models.families import find_family
+from worker.models.family import RawConfig
 from worker.models.moe_config import MoeConfig
 from worker.models.quantization import Fp8Config, parse_quantization
 from worker.models.rope_config import RopeConfig, parse_rope

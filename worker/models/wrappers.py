@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from worker.models.families import ModelFamily, RawConfig
+from worker.models.family import ModelFamily, RawConfig
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

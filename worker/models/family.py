@@ -1,0 +1,199 @@
+"""What a model family is to the reader of config.json, and how keys tell of windows.
+
+Imports no torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from worker.models.moe_config import MoeConfig
+
+RawConfig = dict[str, Any]
+"""The content of config.json, with the family's defaults for what is missing."""
+
+
+def words(names: str) -> frozenset[str]:
+    """The keys that a text lists."""
+    return frozenset(names.split())
+
+
+_READ = words(
+    """
+    architectures model_type vocab_size hidden_size intermediate_size num_hidden_layers
+    num_attention_heads num_key_value_heads head_dim max_position_embeddings rms_norm_eps
+    tie_word_embeddings eos_token_id rope_theta rope_scaling rope_parameters
+    original_max_position_embeddings quantization_config
+    """
+)
+"""Keys that the reader looks at, whatever the family."""
+
+_HARMLESS = words(
+    """
+    _name_or_path _commit_hash _attn_implementation_autoset auto_map transformers_version
+    dtype torch_dtype use_cache bos_token_id pad_token_id sep_token_id decoder_start_token_id
+    unk_token_id id2label label2id problem_type finetuning_task task_specific_params
+    tokenizer_class prefix return_dict output_attentions output_hidden_states torchscript
+    chunk_size_feed_forward attention_dropout attention_probs_dropout_prob hidden_dropout
+    hidden_dropout_prob embd_pdrop resid_pdrop initializer_range pretraining_tp use_flash_attn
+    gradient_checkpointing unsloth_fixed unsloth_version model_name max_length min_length
+    temperature top_k top_p do_sample num_beams repetition_penalty length_penalty
+    bad_words_ids forced_bos_token_id forced_eos_token_id pruned_heads tf_legacy_loss
+    use_bfloat16 max_window_layers max_sequence_length internal_version is_llama_config
+    transformers.js_config cache_implementation _attn_implementation attn_implementation
+    """
+)
+"""Keys without effect on logits: bookkeeping, training, and how transformers runs and samples.
+pretraining_tp splits the same sums into pieces; max_window_layers is read by those that need it."""
+
+_NEUTRAL: Mapping[str, tuple[object, ...]] = {
+    "hidden_act": ("silu", "swish"),
+    "activation": ("swiglu",),
+    "is_causal": (True,),
+    "partial_rotary_factor": (1,),
+    "logit_scale": (1,),
+    "logits_scaling": (1,),
+    "embedding_multiplier": (1,),
+    "residual_multiplier": (1,),
+    "num_experts": (0, 1),
+    "num_local_experts": (0, 1),
+}
+"""Keys that change something with any other value. (A key that stands nowhere is taken to change
+nothing where its value is null, false, zero or empty.)"""
+
+_REMEDIES = {
+    "compression_config": "use the checkpoint's unquantized version",
+}
+_UNKNOWN = (
+    "it may change the model's mathematics; use another checkpoint, or remove the key if you know "
+    "that it does not"
+)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ModelFamily:
+    """What one value of `architectures` in config.json stands for."""
+
+    model_types: tuple[str, ...]
+    """Values of `model_type` that go with it; a checkpoint may also have none."""
+    implementation: str
+    """Module in `worker.models` and class, "llama:LlamaForCausalLM": a name, since readers of the
+    configuration have no torch."""
+    defaults: Mapping[str, object]
+    """What a missing key means, as in transformers' configuration class. These keys are known."""
+    own: tuple[str, ...] = ()
+    """Keys of `defaults` that its class alone reads, from `ModelConfig.own`."""
+    keys: frozenset[str] = frozenset()
+    """Further keys that are read, or have no effect in this family alone."""
+    neutral: Mapping[str, tuple[object, ...]] = field(default_factory=dict)
+    """Further keys, and the values for which they change nothing."""
+    qkv_bias: bool = False
+    """Whether the q, k and v projections have biases without `attention_bias`."""
+    qk_norm: bool = False
+    """Whether each head of q and k is normalised before it rotates."""
+    output_bias: str = "attention_bias"
+    """Key that says whether attention's output projection has a bias; none where it is empty."""
+    query_beta: bool = False
+    """Whether rope parameters may say how queries grow with positions."""
+    skips_next_layers: bool = False
+    """Whether a checkpoint may hold layers behind the last, which predict further tokens."""
+    windows: Callable[[RawConfig], tuple[int | None, ...]]
+    """Per layer, how many tokens one sees, itself included; None for all before it."""
+    parse_moe: Callable[[RawConfig], MoeConfig] | None = None
+    """Reads the experts; None for a dense family."""
+
+    def refuse_unknown(self, raw: Mapping[str, Any]) -> None:
+        """Checks every key that config.json gives.
+
+        Raises:
+            ValueError: one may change the mathematics in a way that is not implemented.
+        """
+        if (raw.get("model_type") or self.model_types[0]) not in self.model_types:
+            raise ValueError(
+                f"model_type {raw['model_type']!r} in config.json does not go with architectures "
+                f"{raw['architectures']}, of model_type {' or '.join(self.model_types)}: repair it"
+            )
+        neutral = {**_NEUTRAL, **self.neutral, "use_qk_norm": (self.qk_norm,)}
+        known = _READ | _HARMLESS | self.keys | frozenset(self.defaults)
+        for key, value in raw.items():
+            if value is None or key in known:
+                continue
+            if key in neutral:
+                if value in neutral[key]:
+                    continue
+                remedy = f"it must be {' or '.join(map(repr, neutral[key]))}"
+            elif value in (False, "", [], {}):
+                continue
+            else:
+                remedy = _REMEDIES.get(key, _UNKNOWN)
+            raise ValueError(f"{key} = {_short(value)} in config.json is not supported: {remedy}")
+
+
+def no_windows(raw: RawConfig) -> tuple[int | None, ...]:
+    """transformers ignores `sliding_window` here."""
+    return (None,) * int(raw["num_hidden_layers"])
+
+
+def one_window(raw: RawConfig) -> tuple[int | None, ...]:
+    """The same in all layers."""
+    window = raw.get("sliding_window")
+    return (None if window is None else int(window),) * int(raw["num_hidden_layers"])
+
+
+def switched_window(raw: RawConfig) -> tuple[int | None, ...]:
+    """The same in all layers, where `use_sliding_window` is set."""
+    return one_window(raw) if raw.get("use_sliding_window") else no_windows(raw)
+
+
+def window_of_types(raw: RawConfig) -> tuple[int | None, ...]:
+    """In the layers that `layer_types` names; where it is missing, in all but every n-th, where n
+    is `sliding_window_pattern`."""
+    if raw.get("sliding_window") is None:
+        return no_windows(raw)
+    types = raw.get("layer_types")
+    if types is None:
+        period = raw.get("sliding_window_pattern")
+        if type(period) is not int or period < 1:
+            raise ValueError(
+                f"sliding_window_pattern = {_short(period)} in config.json must be a positive "
+                "integer where there are no layer_types: repair it"
+            )
+        kinds = ("full_attention", "sliding_attention")
+        types = [kinds[(i + 1) % period != 0] for i in range(int(raw["num_hidden_layers"]))]
+    return windows_by_layer({**raw, "use_sliding_window": True, "layer_types": types})
+
+
+def no_windowed_types(raw: RawConfig) -> tuple[int | None, ...]:
+    """`layer_types` may say what is so anyway."""
+    windows, types = no_windows(raw), raw.get("layer_types")
+    if types is not None and types != ["full_attention"] * len(windows):
+        raise ValueError(
+            f"layer_types = {_short(types)} in config.json must say full_attention for each of "
+            f"{len(windows)} layers: use another checkpoint"
+        )
+    return windows
+
+
+def windows_by_layer(raw: RawConfig) -> tuple[int | None, ...]:
+    """Where `use_sliding_window` is set, in the layers of `layer_types`, or from one layer on."""
+    windows = switched_window(raw)
+    types = raw.get("layer_types")
+    if types is None:
+        first = int(raw["max_window_layers"])
+        return (None,) * min(first, len(windows)) + windows[first:]
+    if len(types) != len(windows) or not set(types) <= {"full_attention", "sliding_attention"}:
+        raise ValueError(
+            f"layer_types = {_short(types)} in config.json must say full_attention or "
+            f"sliding_attention for each of {len(windows)} layers"
+        )
+    return tuple(
+        window if kind == "sliding_attention" else None
+        for window, kind in zip(windows, types, strict=True)
+    )
+
+
+def _short(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= 80 else text[:77] + "..."
