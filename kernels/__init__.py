@@ -8,6 +8,7 @@ from kernels.fused_moe import (
     fused_moe,
     pack_fp8_experts,
 )
+from kernels.gelu_and_mul import gelu_and_mul
 from kernels.gumbel_noise import gumbel_noise
 from kernels.linear import (
     BlockScales,
@@ -55,6 +56,7 @@ __all__ = [
     "fused_add_rms_norm",
     "fused_moe",
     "gather_step_inputs",
+    "gelu_and_mul",
     "gumbel_noise",
     "linear",
     "pack_fp8_experts",

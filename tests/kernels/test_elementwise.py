@@ -8,6 +8,7 @@ from transformers.models.llama import modeling_llama
 
 from kernels import (
     fused_add_rms_norm,
+    gelu_and_mul,
     rms_norm,
     rotary_embedding,
     silu_and_mul,
@@ -75,6 +76,18 @@ def test_silu_and_mul_saturates() -> None:
     assert torch.equal(silu_and_mul(x), torch.tensor([[0.0, 200.0, 0.0]]))
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_gelu_and_mul(dtype: torch.dtype) -> None:
+    x = (torch.randn(7, 2 * 53) * 5).to(dtype)
+    gate, up = x.double().chunk(2, dim=1)
+    expected = (torch.nn.functional.gelu(gate, approximate="tanh") * up).to(dtype)
+    torch.testing.assert_close(
+        gelu_and_mul(x), expected, rtol=1e-5 if dtype.itemsize == 4 else 1e-2, atol=1e-6
+    )
+    ends = torch.tensor([[-200.0, 200.0, 0.0, 1.0, 1.0, 1.0]])
+    assert torch.equal(gelu_and_mul(ends), torch.tensor([[0.0, 200.0, 0.0]]))
+
+
 def test_store_kv_cache_writes_only_its_slots() -> None:
     qkv = torch.randn(3, (2 + 2 + 2) * 8)
     k, v = (qkv[:, start : start + 16].view(3, 2, 8) for start in (16, 32))
@@ -102,9 +115,10 @@ def _rotated(x: torch.Tensor) -> torch.Tensor:
         lambda x: rms_norm(x, torch.ones(x.shape[1]), 1e-5),
         lambda x: fused_add_rms_norm(x, x * 0.3, torch.ones(x.shape[1]), 1e-5)[0],
         silu_and_mul,
+        gelu_and_mul,
         _rotated,
     ],
-    ids=["rms_norm", "fused_add_rms_norm", "silu_and_mul", "rotary_embedding"],
+    ids=["rms_norm", "fused_add_rms_norm", "silu_and_mul", "gelu_and_mul", "rotary_embedding"],
 )
 def test_rows_do_not_depend_on_their_neighbours(
     op: Callable[[torch.Tensor], torch.Tensor], width: int, threads: int

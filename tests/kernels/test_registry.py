@@ -15,6 +15,7 @@ def test_every_op_has_a_triton_kernel() -> None:
         "fused_add_rms_norm",
         "rotary_embedding",
         "silu_and_mul",
+        "gelu_and_mul",
         "store_kv_cache",
         "gumbel_noise",
         "sample_tokens",

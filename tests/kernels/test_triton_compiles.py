@@ -25,6 +25,7 @@ from kernels import (
     fused_add_rms_norm,
     fused_moe,
     gather_step_inputs,
+    gelu_and_mul,
     gumbel_noise,
     registry,
     rms_norm,
@@ -71,6 +72,7 @@ def token_ops(dtype: torch.dtype) -> None:
     rms_norm(x, weight, 1e-6)
     fused_add_rms_norm(x, x, weight, 1e-6)
     silu_and_mul(x)
+    gelu_and_mul(x)
     rotary_embedding(heads, heads, torch.arange(5), torch.randn(9, 24))
     store_kv_cache(heads, heads, caches[0], caches[1], torch.arange(5))
     gumbel_noise(torch.arange(3), torch.arange(3), 1500)

@@ -16,10 +16,10 @@ from worker.models.checkpoint import (
     resolve_checkpoint,
 )
 from worker.models.families import find_family
-from worker.models.family import RawConfig
+from worker.models.family import ModelFamily, RawConfig
 from worker.models.moe_config import MoeConfig
 from worker.models.quantization import Fp8Config, parse_quantization
-from worker.models.rope_config import RopeConfig, parse_rope
+from worker.models.rope_config import RopeConfig, parse_rope, parse_window_rope
 from worker.models.wrappers import TensorNames, read_text_part, with_skipped_layers
 
 logger = logging.getLogger(__name__)
@@ -32,6 +32,7 @@ _KINDS: Mapping[str, tuple[tuple[type, ...], str]] = {
         num_key_value_heads head_dim max_position_embeddings original_max_position_embeddings
         rotary_dim sliding_window max_window_layers block_size mask_token_id num_experts
         num_local_experts num_experts_per_tok moe_intermediate_size decoder_sparse_step
+        shared_expert_intermediate_size
         n_routed_experts n_shared_experts no_rope_layer_interval
         first_k_dense_replace n_group topk_group num_shared_experts
         """,
@@ -40,17 +41,17 @@ _KINDS: Mapping[str, tuple[tuple[type, ...], str]] = {
         (int, float),
         """
         rms_norm_eps layer_norm_eps rope_theta partial_rotary_factor routed_scaling_factor
-        logit_scale
+        logit_scale query_pre_attn_scalar rope_local_base_freq
         """,
     ),
     "true or false": (
         (bool,),
         """
         tie_word_embeddings attention_bias mlp_bias use_sliding_window norm_topk_prob
-        moe_router_enable_expert_bias attention_out_bias use_qk_norm
+        moe_router_enable_expert_bias attention_out_bias use_qk_norm bias qkv_bias
         """,
     ),
-    "a list": ((list,), "architectures layer_types mlp_only_layers no_rope_layers"),
+    "a list": ((list,), "architectures layer_types mlp_only_layers no_rope_layers attn_type_list"),
     "an object": (
         (dict,),
         "rope_scaling rope_parameters quantization_config dual_chunk_attention_config",
@@ -80,6 +81,8 @@ class ModelConfig:
     """Leading dimensions of a head that rotate."""
     rms_norm_eps: float
     rope: RopeConfig
+    window_rope: RopeConfig | None = None
+    """That of layers with a window, where these have one of their own."""
     qkv_bias: bool
     """Whether the q, k and v projections have biases."""
     output_bias: bool
@@ -122,27 +125,22 @@ class ModelConfig:
         architecture, family = find_family(raw)
         family.refuse_unknown(raw)
         refuse_files(folder)
-        merged = _with_defaults(raw, family.defaults)
+        merged = _with_defaults(raw, family)
         num_heads = _integer(merged, "num_attention_heads")
         hidden_size = _integer(merged, "hidden_size")
-        num_layers = _integer(merged, "num_hidden_layers")
-        if num_layers > _MOST_LAYERS:
-            raise ValueError(
-                f"num_hidden_layers in config.json must be at most {_MOST_LAYERS}, got "
-                f"{num_layers!r:.20}: repair it"
-            )
+        num_layers = _num_layers(merged)
         head_dim = int(merged.get("head_dim") or hidden_size // num_heads)
         max_position_embeddings = _integer(merged, "max_position_embeddings")
-        rope = parse_rope(merged, max_position_embeddings, query_beta=family.query_beta)
+        rope, window_rope = _ropes(merged, family, max_position_embeddings, head_dim)
         windows = family.windows(merged)
         block_size, mask_token_id = 1, None
         if "block_size" in family.defaults:
             block_size, mask_token_id = _block_diffusion(merged)
-        limit, reason = _length_limit(
-            merged, rope, max_position_embeddings, windows if block_size > 1 else ()
-        )
         eps = "layer_norm_eps" if "layer_norm_eps" in merged else "rms_norm_eps"
-        attention_bias = bool(merged.get("attention_bias", False))
+        # Families whose layers rotate differently count the scaling in.
+        length = max_position_embeddings
+        length = rope.scaled_length(length) if window_rope is None else length
+        limit, reason = _length_limit(merged, rope, length, windows if block_size > 1 else ())
         return cls(
             architecture=architecture,
             folder=folder,
@@ -157,9 +155,10 @@ class ModelConfig:
             moe=None if family.parse_moe is None else family.parse_moe(merged),
             rms_norm_eps=float(merged.get(eps, 1e-6)),
             rope=rope,
-            qkv_bias=family.qkv_bias or attention_bias,
+            window_rope=window_rope,
+            qkv_bias=family.qkv_bias or bool(merged.get(family.qkv_bias_key, False)),
             output_bias=bool(merged.get(family.output_bias, False)),
-            mlp_bias=bool(merged.get("mlp_bias", False)),
+            mlp_bias=bool(merged.get(family.mlp_bias_key, False)),
             qk_norm=bool(merged.get("use_qk_norm", family.qk_norm)),
             windows=windows,
             tie_word_embeddings=bool(merged.get("tie_word_embeddings", False)),
@@ -241,8 +240,9 @@ def _is_one(value: object, types: tuple[type, ...]) -> bool:
     return isinstance(value, types) and 0 <= value < math.inf
 
 
-def _with_defaults(raw: RawConfig, defaults: Mapping[str, object]) -> RawConfig:
+def _with_defaults(raw: RawConfig, family: ModelFamily) -> RawConfig:
     """What config.json gives, and what its architecture means by the keys that are missing."""
+    defaults = family.defaults
     merged = {**defaults, **{key: value for key, value in raw.items() if value is not None}}
     # null switches a window off and lets head counts and sizes follow from others.
     for key in ("sliding_window", "head_dim", "num_key_value_heads"):
@@ -250,6 +250,11 @@ def _with_defaults(raw: RawConfig, defaults: Mapping[str, object]) -> RawConfig:
             merged[key] = None
     if "num_local_experts" in merged and "num_experts" in defaults:
         merged["num_experts"] = merged["num_local_experts"]  # as transformers 5 writes it
+    share = "partial_rotary_factor"
+    table = raw.get("rope_parameters") or {}
+    if share not in raw and share in table and share in family.keys | frozenset(defaults):
+        merged[share] = table[share]  # as transformers 5 writes it
+        _check_kinds(merged)
     return merged
 
 
@@ -262,13 +267,44 @@ def _integer(raw: RawConfig, key: str, within: str = "") -> int:
     return value
 
 
+def _num_layers(raw: RawConfig) -> int:
+    count = _integer(raw, "num_hidden_layers")
+    if count > _MOST_LAYERS:
+        raise ValueError(
+            f"num_hidden_layers in config.json must be at most {_MOST_LAYERS}, got "
+            f"{count!r:.20}: repair it"
+        )
+    return count
+
+
+def _ropes(
+    raw: RawConfig, family: ModelFamily, max_position_embeddings: int, head_dim: int
+) -> tuple[RopeConfig, RopeConfig | None]:
+    """The rotary embedding, and that of layers with a window where it is another."""
+    by_layer = bool(family.window_theta)
+    rope = parse_rope(raw, max_position_embeddings, query_beta=family.query_beta, by_layer=by_layer)
+    pairs = _rotary_dim(raw, head_dim) // 2
+    if rope.short_factors is not None and len(rope.short_factors) != pairs:
+        key = "rope_scaling" if raw.get("rope_scaling") else "rope_parameters"
+        raise ValueError(
+            f"{key}.short_factor in config.json must be {pairs} numbers, one for every two "
+            f"dimensions that rotate, got {len(rope.short_factors)}: repair it"
+        )
+    if not by_layer:
+        return rope, None
+    return rope, parse_window_rope(raw, max_position_embeddings, family.window_theta)
+
+
 def _rotary_dim(raw: RawConfig, head_dim: int) -> int:
     """Leading dimensions of a head that rotate."""
-    rotary_dim = int(head_dim * float(raw.get("partial_rotary_factor", 1.0)))
-    if raw.get("rotary_dim", rotary_dim) != rotary_dim:
+    share, said = raw.get("partial_rotary_factor"), raw.get("rotary_dim")
+    rotary_dim = int(head_dim * float(1.0 if share is None else share))
+    if share is None and said is not None:
+        rotary_dim = int(said)
+    if said not in (None, rotary_dim) or not 0 < rotary_dim <= head_dim:
         raise ValueError(
-            f"rotary_dim {raw['rotary_dim']} in config.json is not what partial_rotary_factor "
-            f"says ({rotary_dim} of {head_dim}): repair it"
+            f"partial_rotary_factor {share} and rotary_dim {said} in config.json do not go with "
+            f"head_dim {head_dim}: repair it"
         )
     return rotary_dim
 
@@ -289,7 +325,7 @@ def _block_diffusion(raw: RawConfig) -> tuple[int, int]:
 def _length_limit(
     raw: RawConfig,
     rope: RopeConfig,
-    max_position_embeddings: int,
+    length: int,
     windows: tuple[int | None, ...],
 ) -> tuple[int, str]:
     """The longest sequence that is computed exactly, and the keys that say so.
@@ -300,11 +336,11 @@ def _length_limit(
     Args:
         raw: config.json.
         rope: its rotary embedding.
-        max_position_embeddings: its key.
+        length: that this was made for.
         windows: per layer, where windows are not implemented.
     """
-    limit = rope.scaled_length(max_position_embeddings)
-    reason = f"max_position_embeddings {max_position_embeddings}, rope kind {rope.kind}"
+    limit = length
+    reason = f"max_position_embeddings {raw['max_position_embeddings']}, rope kind {rope.kind}"
     chunks = raw.get("dual_chunk_attention_config") or {}
     spans = {f"sliding_window {window}": window for window in windows if window is not None}
     if chunks:

@@ -83,6 +83,11 @@ class DecoderModel(ABC):
         self.native: NativeDecoder | None = None
         """Runs the whole forward pass in place of the layers here, where it is used."""
         self.cos_sin = cos_sin_table(config.rope, config.rotary_dim, max_model_len, options.device)
+        self.window_cos_sin = self.cos_sin
+        if config.window_rope is not None:
+            self.window_cos_sin = cos_sin_table(
+                config.window_rope, config.rotary_dim, max_model_len, options.device
+            )
         self.windows = config.windows_within(max_model_len)
         """How many positions a query of each layer sees, its own included; 0 for all before it."""
         self.embed_tokens = VocabParallelEmbedding(config.vocab_size, config.hidden_size, options)
@@ -95,6 +100,10 @@ class DecoderModel(ABC):
     @abstractmethod
     def build_layer(self, index: int) -> DecoderLayer:
         """One layer; the configuration, the options and the rotary table are there already."""
+
+    def rotary_table(self, index: int) -> torch.Tensor:
+        """Cosines and sines [positions, rotary_dim] of a layer; it may see a window alone."""
+        return self.cos_sin if self.config.windows[index] is None else self.window_cos_sin
 
     def build_norm(self) -> RMSNorm | LayerNorm:
         """A norm of hidden states, as layers have them and the model at its end."""

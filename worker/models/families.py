@@ -12,6 +12,7 @@ from typing import Any
 
 from worker.models.family import (
     ModelFamily,
+    no_other_attention,
     no_windowed_types,
     no_windows,
     one_window,
@@ -23,6 +24,7 @@ from worker.models.family import (
 from worker.models.moe_config import (
     parse_glm4_moe,
     parse_llada2_moe,
+    parse_minimax_m2_moe,
     parse_mixtral_moe,
     parse_qwen3_moe,
 )
@@ -58,6 +60,15 @@ _QWEN3_MOE_DEFAULTS: dict[str, object] = {
     "num_experts_per_tok": 8,
     "moe_intermediate_size": 768,
     "norm_topk_prob": False,
+}
+_GLM_DEFAULTS: dict[str, object] = {
+    "max_position_embeddings": 131072,
+    "num_key_value_heads": 2,
+    "head_dim": 128,
+    "rms_norm_eps": 0.00000015625,
+    "partial_rotary_factor": 0.5,
+    "attention_bias": True,
+    "eos_token_id": [151329, 151336, 151338],
 }
 _COHERE_DEFAULTS: dict[str, object] = {
     "max_position_embeddings": 8192,
@@ -117,18 +128,43 @@ FAMILIES: dict[str, ModelFamily] = {
         query_beta=True,
         windows=one_window,
     ),
+    "InternLM3ForCausalLM": ModelFamily(
+        model_types=("internlm3",),
+        implementation="llama:LlamaForCausalLM",
+        defaults={
+            "max_position_embeddings": 32768,
+            "eos_token_id": 2,
+            "qkv_bias": False,
+            "bias": False,
+        },
+        qkv_bias_key="qkv_bias",
+        output_bias="bias",
+        mlp_bias_key="bias",
+        windows=no_windows,
+    ),
+    "MinistralForCausalLM": ModelFamily(
+        model_types=("ministral",),
+        implementation="llama:LlamaForCausalLM",
+        defaults={
+            "max_position_embeddings": 131072,
+            "num_key_value_heads": 8,
+            "sliding_window": 4096,
+            "eos_token_id": 2,
+        },
+        keys=frozenset({"layer_types"}),
+        windows=window_of_types,
+    ),
+    "GlmForCausalLM": ModelFamily(
+        model_types=("glm",),
+        implementation="glm4:GlmForCausalLM",
+        defaults=_GLM_DEFAULTS,
+        output_bias="",
+        windows=no_windows,
+    ),
     "Glm4ForCausalLM": ModelFamily(
         model_types=("glm4",),
         implementation="glm4:Glm4ForCausalLM",
-        defaults={
-            "max_position_embeddings": 131072,
-            "num_key_value_heads": 2,
-            "head_dim": 128,
-            "rms_norm_eps": 0.00000015625,
-            "partial_rotary_factor": 0.5,
-            "attention_bias": True,
-            "eos_token_id": [151329, 151336, 151338],
-        },
+        defaults=_GLM_DEFAULTS,
         output_bias="",
         windows=no_windows,
     ),
@@ -202,6 +238,64 @@ FAMILIES: dict[str, ModelFamily] = {
         },
         keys=frozenset({"attention_bias"}),
         windows=no_windows,
+    ),
+    "Olmo3ForCausalLM": ModelFamily(
+        model_types=("olmo3",),
+        implementation="post_norm:Olmo2ForCausalLM",
+        defaults={
+            "max_position_embeddings": 2048,
+            "rms_norm_eps": 1e-5,
+            "rope_theta": 500000.0,
+            "sliding_window": 4096,
+            "sliding_window_pattern": 4,
+            "eos_token_id": 50279,
+        },
+        keys=frozenset({"attention_bias", "layer_types"}),
+        window_theta="rope_theta",
+        windows=window_of_types,
+    ),
+    "GemmaForCausalLM": ModelFamily(
+        model_types=("gemma",),
+        implementation="gemma:GemmaForCausalLM",
+        defaults={
+            "max_position_embeddings": 8192,
+            "head_dim": 256,
+            "num_key_value_heads": 16,
+            "tie_word_embeddings": True,
+            "eos_token_id": 1,
+        },
+        keys=frozenset({"attention_bias"}),
+        neutral={
+            "hidden_act": ("gelu", "gelu_pytorch_tanh"),  # both mean the latter
+            "hidden_activation": ("gelu_pytorch_tanh",),
+        },
+        windows=no_windows,
+    ),
+    "Gemma3ForCausalLM": ModelFamily(
+        model_types=("gemma3_text",),
+        implementation="gemma:Gemma3ForCausalLM",
+        defaults={
+            "vocab_size": 262208,
+            "hidden_size": 2304,
+            "intermediate_size": 9216,
+            "num_attention_heads": 8,
+            "num_key_value_heads": 4,
+            "head_dim": 256,
+            "max_position_embeddings": 131072,
+            "query_pre_attn_scalar": 256,
+            "rope_theta": 1000000.0,
+            "rope_local_base_freq": 10000.0,
+            "sliding_window": 4096,
+            "sliding_window_pattern": 6,
+            "tie_word_embeddings": True,
+            "eos_token_id": 1,
+        },
+        own=("query_pre_attn_scalar",),
+        keys=words("attention_bias layer_types _sliding_window_pattern"),
+        neutral={"hidden_activation": ("gelu_pytorch_tanh",)},
+        qk_norm=True,
+        window_theta="rope_local_base_freq",
+        windows=window_of_types,
     ),
     "Ernie4_5ForCausalLM": ModelFamily(
         model_types=("ernie4_5",),
@@ -294,6 +388,20 @@ FAMILIES: dict[str, ModelFamily] = {
         },
         windows=one_window,
     ),
+    "Phi3ForCausalLM": ModelFamily(
+        model_types=("phi3",),
+        implementation="phi3:Phi3ForCausalLM",
+        defaults={
+            "max_position_embeddings": 4096,
+            "original_max_position_embeddings": 4096,
+            "partial_rotary_factor": 1.0,
+            "rms_norm_eps": 1e-5,
+            "eos_token_id": 32000,
+        },
+        keys=frozenset({"sliding_window"}),
+        neutral={"full_attn_mod": (1,), "interpolate_factor": (1,)},
+        windows=one_window,
+    ),
     "Qwen2ForCausalLM": ModelFamily(
         model_types=("qwen2",),
         implementation="llama:LlamaForCausalLM",
@@ -309,6 +417,51 @@ FAMILIES: dict[str, ModelFamily] = {
         keys=_QWEN_KEYS | {"attention_bias"},
         qk_norm=True,
         windows=windows_by_layer,
+    ),
+    "Qwen2MoeForCausalLM": ModelFamily(
+        model_types=("qwen2_moe",),
+        implementation="qwen3_moe:Qwen2MoeForCausalLM",
+        defaults={
+            **_QWEN3_MOE_DEFAULTS,
+            "num_key_value_heads": 16,
+            "num_experts": 60,
+            "num_experts_per_tok": 4,
+            "moe_intermediate_size": 1408,
+            "shared_expert_intermediate_size": 5632,
+            "qkv_bias": True,
+        },
+        keys=_QWEN3_MOE_KEYS - {"attention_bias", "use_sliding_window"} | {"layer_types"},
+        qkv_bias_key="qkv_bias",
+        output_bias="",
+        windows=no_windowed_types,
+        parse_moe=parse_qwen3_moe,
+    ),
+    "MiniMaxM2ForCausalLM": ModelFamily(
+        model_types=("minimax_m2",),
+        implementation="minimax_m2:MiniMaxM2ForCausalLM",
+        defaults={
+            "max_position_embeddings": 196608,
+            "num_key_value_heads": 8,
+            "head_dim": 128,
+            "rope_theta": 5000000.0,
+            "num_local_experts": 256,
+            "num_experts_per_tok": 8,
+            "eos_token_id": 200020,
+        },
+        keys=words(
+            """
+            rotary_dim partial_rotary_factor attn_type_list use_mtp num_mtp_modules
+            mtp_transformer_layers output_router_logits router_aux_loss_coef router_jitter_noise
+            """
+        ),
+        neutral={
+            "use_qk_norm": (True,),
+            "qk_norm_type": ("per_layer",),
+            "scoring_func": ("sigmoid",),
+            "use_routing_bias": (True,),
+        },
+        windows=no_other_attention,
+        parse_moe=parse_minimax_m2_moe,
     ),
     "Qwen3MoeForCausalLM": ModelFamily(
         model_types=("qwen3_moe",),

@@ -90,7 +90,11 @@ class ModelFamily:
     neutral: Mapping[str, tuple[object, ...]] = field(default_factory=dict)
     """Further keys, and the values for which they change nothing."""
     qkv_bias: bool = False
-    """Whether the q, k and v projections have biases without `attention_bias`."""
+    """Whether the q, k and v projections have biases whatever config.json says."""
+    qkv_bias_key: str = "attention_bias"
+    """Key that says whether they have."""
+    mlp_bias_key: str = "mlp_bias"
+    """Key that says whether the projections of the MLP have biases."""
     qk_norm: bool = False
     """Whether each head of q and k is normalised before it rotates."""
     output_bias: str = "attention_bias"
@@ -99,6 +103,9 @@ class ModelFamily:
     """Whether rope parameters may say how queries grow with positions."""
     skips_next_layers: bool = False
     """Whether a checkpoint may hold layers behind the last, which predict further tokens."""
+    window_theta: str = ""
+    """Key with the base of the rotary embedding in layers with a window, where `rope_parameters`
+    does not tell it; empty where all layers rotate alike."""
     windows: Callable[[RawConfig], tuple[int | None, ...]]
     """Per layer, how many tokens one sees, itself included; None for all before it."""
     parse_moe: Callable[[RawConfig], MoeConfig] | None = None
@@ -115,7 +122,7 @@ class ModelFamily:
                 f"model_type {raw['model_type']!r} in config.json does not go with architectures "
                 f"{raw['architectures']}, of model_type {' or '.join(self.model_types)}: repair it"
             )
-        neutral = {**_NEUTRAL, **self.neutral, "use_qk_norm": (self.qk_norm,)}
+        neutral = {**_NEUTRAL, "use_qk_norm": (self.qk_norm,), **self.neutral}
         known = _READ | _HARMLESS | self.keys | frozenset(self.defaults)
         for key, value in raw.items():
             if value is None or key in known:
@@ -149,10 +156,12 @@ def switched_window(raw: RawConfig) -> tuple[int | None, ...]:
 
 def window_of_types(raw: RawConfig) -> tuple[int | None, ...]:
     """In the layers that `layer_types` names; where it is missing, in all but every n-th, where n
-    is `sliding_window_pattern`."""
+    is `sliding_window_pattern`, and without that in all."""
+    types = raw.get("layer_types")
     if raw.get("sliding_window") is None:
         return no_windows(raw)
-    types = raw.get("layer_types")
+    if types is None and "sliding_window_pattern" not in raw:
+        return one_window(raw)
     if types is None:
         period = raw.get("sliding_window_pattern")
         if type(period) is not int or period < 1:
@@ -171,6 +180,17 @@ def no_windowed_types(raw: RawConfig) -> tuple[int | None, ...]:
     if types is not None and types != ["full_attention"] * len(windows):
         raise ValueError(
             f"layer_types = {_short(types)} in config.json must say full_attention for each of "
+            f"{len(windows)} layers: use another checkpoint"
+        )
+    return windows
+
+
+def no_other_attention(raw: RawConfig) -> tuple[int | None, ...]:
+    """`attn_type_list` may say 1 of every layer: all positions by softmax."""
+    windows, types = no_windows(raw), raw.get("attn_type_list")
+    if types is not None and types != [1] * len(windows):
+        raise ValueError(
+            f"attn_type_list = {_short(types)} in config.json must say 1 for each of "
             f"{len(windows)} layers: use another checkpoint"
         )
     return windows

@@ -1,4 +1,4 @@
-"""GLM-4-0414 (huggingface.co/zai-org): norms before and behind each block."""
+"""GLM-4 (huggingface.co/zai-org): in that of 0414 norms stand before and behind each block."""
 
 from __future__ import annotations
 
@@ -53,3 +53,12 @@ class Glm4ForCausalLM(DecoderModel):
         """Every layer is alike."""
         mlp = GatedMLP(self.config, self.options, is_fused=True)
         return SandwichLayer(self, index, mlp, traits=AttentionTraits(is_interleaved=True))
+
+
+class GlmForCausalLM(DecoderModel):
+    """The same without norms behind blocks, as GLM-4 was first released."""
+
+    def build_layer(self, index: int) -> LlamaLayer:
+        """Every layer is alike."""
+        mlp = GatedMLP(self.config, self.options, is_fused=True)
+        return LlamaLayer(self, index, mlp, traits=AttentionTraits(is_interleaved=True))

@@ -2,24 +2,13 @@
 
 from __future__ import annotations
 
-from worker.models.decoder import DecoderModel, FeedForward
-from worker.models.layers import GatedMLP
-from worker.models.llama import LlamaLayer
-from worker.models.moe import MoeMLP, MoeNames
+from typing import ClassVar
 
-_NAMES = MoeNames(bias="gate.e_score_correction_bias")
+from worker.models.moe import MoeNames
+from worker.models.qwen3_moe import Qwen3MoeForCausalLM
 
 
-class Glm4MoeForCausalLM(DecoderModel):
+class Glm4MoeForCausalLM(Qwen3MoeForCausalLM):
     """Half of each head rotates; the first layers have a single MLP."""
 
-    def build_layer(self, index: int) -> LlamaLayer:
-        """Llama's, with experts."""
-        return LlamaLayer(self, index, self._build_mlp(index))
-
-    def _build_mlp(self, index: int) -> FeedForward:
-        moe = self.config.moe
-        assert moe is not None, "the architecture has experts"
-        if index in moe.dense_layers:
-            return GatedMLP(self.config, self.options)
-        return MoeMLP(self.config, moe, self.options, _NAMES)
+    moe_names: ClassVar[MoeNames] = MoeNames(bias="gate.e_score_correction_bias")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import torch
@@ -57,14 +57,24 @@ class AttentionTraits:
     """Factors of the queries by position [positions], fp32; None for 1."""
     has_wide_norms: bool = False
     """Whether q and k are normalised over all heads together, and not each head by itself."""
+    norm_offset: float = 0.0
+    """What is added to the weights of the norms of heads, as to those of other norms."""
 
 
 class RMSNorm:
-    """Root-mean-square normalisation over the last dimension."""
+    """Root-mean-square normalisation over the last dimension.
 
-    def __init__(self, size: int, eps: float, options: LayerOptions) -> None:
-        self.weight = torch.empty(size, dtype=options.dtype, device=options.device)
-        self._eps = eps
+    Args:
+        size: of that dimension.
+        eps: added to the mean square.
+        options: of the layer.
+        offset: what is added to the checkpoint's weight; the sum is kept in fp32.
+    """
+
+    def __init__(self, size: int, eps: float, options: LayerOptions, offset: float = 0.0) -> None:
+        dtype = torch.float32 if offset else options.dtype
+        self.weight = torch.empty(size, dtype=dtype, device=options.device)
+        self._eps, self._offset = eps, offset
 
     def weight_slots(self, name: str) -> Iterator[WeightSlot]:
         """The slot of `name`.weight, whole on every rank."""
@@ -72,6 +82,7 @@ class RMSNorm:
             name=f"{name}.weight",
             destination=self.weight,
             full_shape=tuple(self.weight.shape),
+            offset=self._offset,
         )
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -225,8 +236,10 @@ class Attention:
             self.wide_norm = WideQueryKeyNorm(config, options, traits.names)
         elif config.qk_norm:
             assert not traits.is_interleaved, "weights of the norms would be in another order"
-            self.q_norm = RMSNorm(head_dim, config.rms_norm_eps, options)
-            self.k_norm = RMSNorm(head_dim, config.rms_norm_eps, options)
+            self.q_norm, self.k_norm = (
+                RMSNorm(head_dim, config.rms_norm_eps, options, traits.norm_offset)
+                for _ in range(2)
+            )
 
     def weight_slots(self, prefix: str) -> Iterator[WeightSlot]:
         """Slots of all projections; `prefix` ends with a dot."""
@@ -307,18 +320,26 @@ class Attention:
 
 
 class GatedMLP:
-    """down(silu(gate(x)) * up(x)).
+    """down(silu(gate(x)) * up(x)), or another function of the gate.
 
     Args:
         config: of the model.
         options: of its layers.
         size: columns of the gate, where they are not the configuration's.
         is_fused: whether gate and up are one tensor of the checkpoint, "gate_up_proj".
+        activate: what [T, gates and ups] comes to, [T, size].
     """
 
     def __init__(
-        self, config: ModelConfig, options: LayerOptions, size: int = 0, *, is_fused: bool = False
+        self,
+        config: ModelConfig,
+        options: LayerOptions,
+        size: int = 0,
+        *,
+        is_fused: bool = False,
+        activate: Callable[[torch.Tensor], torch.Tensor] = silu_and_mul,
     ) -> None:
+        self._activate = activate
         bias = config.mlp_bias
         size = size or config.intermediate_size
         self.size = divide(size, options.group.world_size, "the intermediate size")
@@ -348,7 +369,7 @@ class GatedMLP:
 
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
         """[T, hidden] to [T, hidden]."""
-        return self.down.forward(silu_and_mul(self.gate_up.forward(hidden)))
+        return self.down.forward(self._activate(self.gate_up.forward(hidden)))
 
 
 def _gate_up_parts(size: int, options: LayerOptions, is_fused: bool) -> list[ColumnPart]:

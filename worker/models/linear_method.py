@@ -50,6 +50,8 @@ class WeightSlot:
     """First index of the slice; its length is the destination's."""
     source_types: tuple[str, ...] = VALUE_TYPES
     """Types that the checkpoint's tensor may have."""
+    offset: float = 0.0
+    """What is added to the checkpoint's values."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -43,7 +43,7 @@ class LlamaLayer:
         self.attention = Attention(
             *(config, options),
             layer_index=index,
-            cos_sin=model.cos_sin,
+            cos_sin=model.rotary_table(index),
             window=model.windows[index],
             traits=traits,
         )

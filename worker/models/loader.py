@@ -137,6 +137,8 @@ def copy_slice(source: SafetensorsSlice, slot: WeightSlot) -> None:
     """Reads the slot's part of one tensor and converts it to the model's type."""
     if slot.destination.shape[slot.dim]:
         slot.destination.copy_(source[_own_part(slot)])
+    if slot.offset:
+        slot.destination.add_(slot.offset)
 
 
 def _own_part(slot: WeightSlot) -> tuple[slice, ...]:

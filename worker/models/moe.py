@@ -32,6 +32,10 @@ class MoeNames:
     up: str = "up_proj"
     down: str = "down_proj"
     """The three weights of an expert."""
+    shared: str = "shared_experts"
+    """The MLP that every token takes."""
+    shared_gate: str = ""
+    """What says how much it counts for a token; empty where it counts fully."""
 
 
 class MoeMLP:
@@ -68,7 +72,10 @@ class MoeMLP:
         self._experts: Experts
         # Routing is decided in fp32: it must not depend on how activations are rounded.
         self._router: torch.Tensor | None = torch.empty(
-            moe.num_experts, hidden_size, dtype=torch.float32, device=options.device
+            moe.num_experts + bool(names.shared_gate),  # which is one more row
+            hidden_size,
+            dtype=torch.float32,
+            device=options.device,
         )
         self._packed_router: PackedLinear
         self._bias = None
@@ -83,18 +90,21 @@ class MoeMLP:
         assert self._router is not None, "slots exist until the weights are packed"
         assert self._gate_up is not None, "slots exist until the weights are packed"
         assert self._down is not None, "slots exist until the weights are packed"
-        yield WeightSlot(
-            name=f"{prefix}gate.weight",
-            destination=self._router,
-            full_shape=tuple(self._router.shape),
+        routing, shared_gate = self._router.split(
+            [self._moe.num_experts, len(self._router) - self._moe.num_experts]
         )
+        for name, rows in (("gate", routing), (self._names.shared_gate, shared_gate)):
+            if name:
+                yield WeightSlot(
+                    name=f"{prefix}{name}.weight", destination=rows, full_shape=tuple(rows.shape)
+                )
         if self._bias is not None:
             name = f"{prefix}{self._names.bias}"
             yield WeightSlot(name=name, destination=self._bias, full_shape=(len(self._bias),))
         yield from self._gate_up.slots(f"{prefix}experts.")
         yield from self._down.slots(f"{prefix}experts.")
         if self._shared is not None:
-            yield from self._shared.weight_slots(f"{prefix}shared_experts.")
+            yield from self._shared.weight_slots(f"{prefix}{self._names.shared}.")
 
     def pack(self) -> None:
         """Packs the router and the experts after loading."""
@@ -112,12 +122,18 @@ class MoeMLP:
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
         """[T, hidden] to [T, hidden]."""
         scores = linear(hidden.float(), self._packed_router)
-        choice = choose_experts(scores, self._bias, self._moe)
+        count = self._moe.num_experts
+        choice = choose_experts(scores[:, :count], self._bias, self._moe)
         out = fused_moe(hidden, self._experts, choice)
         group = self._options.group
         if group.world_size > 1:
             out = group.all_reduce(out, fixed_order=self._options.batch_invariant)
-        return out if self._shared is None else out + self._shared.forward(hidden)
+        if self._shared is None:
+            return out
+        shared = self._shared.forward(hidden)
+        if self._names.shared_gate:
+            shared = shared * scores[:, count:].sigmoid().to(shared.dtype)
+        return out + shared
 
 
 def _expert_parts(

@@ -33,7 +33,7 @@ class MoeConfig:
 
 
 def parse_qwen3_moe(raw: dict[str, Any]) -> MoeConfig:
-    """The experts of Qwen3-MoE, whose keys SDAR-MoE shares."""
+    """The experts of Qwen3-MoE, whose keys SDAR-MoE shares; Qwen2-MoE has a shared one besides."""
     step = int(raw.get("decoder_sparse_step", 1))
     if step < 1:
         raise ValueError(f"decoder_sparse_step {step} in config.json must be positive: repair it")
@@ -49,6 +49,7 @@ def parse_qwen3_moe(raw: dict[str, Any]) -> MoeConfig:
             intermediate_size=int(raw["moe_intermediate_size"]),
             dense_layers=dense,
             normalize=bool(raw["norm_topk_prob"]),
+            shared_size=int(raw.get("shared_expert_intermediate_size", 0)),
         )
     )
 
@@ -102,6 +103,21 @@ def parse_mixtral_moe(raw: dict[str, Any]) -> MoeConfig:
             intermediate_size=int(raw["intermediate_size"]),
             dense_layers=frozenset(),
             normalize=True,
+        )
+    )
+
+
+def parse_minimax_m2_moe(raw: dict[str, Any]) -> MoeConfig:
+    """The experts of MiniMax-M2, which stand in every layer."""
+    return _checked(
+        MoeConfig(
+            num_experts=int(raw["num_local_experts"]),
+            num_chosen=int(raw["num_experts_per_tok"]),
+            intermediate_size=int(raw["intermediate_size"]),
+            dense_layers=frozenset(),
+            normalize=True,
+            sigmoid=True,
+            has_bias=True,
         )
     )
 

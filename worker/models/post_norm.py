@@ -1,5 +1,5 @@
-"""OLMo 2 (huggingface.co/allenai) and EXAONE 4 (huggingface.co/LGAI-EXAONE): norms stand behind
-the blocks, none before them."""
+"""OLMo 2 and 3 (huggingface.co/allenai), EXAONE 4 (huggingface.co/LGAI-EXAONE): norms stand
+behind the blocks, none before them."""
 
 from __future__ import annotations
 
@@ -43,10 +43,11 @@ class PostNormLayer(LlamaLayer):
 
 
 class Olmo2ForCausalLM(DecoderModel):
-    """Queries and keys are normalised over all heads together."""
+    """Queries and keys are normalised over all heads together. OLMo 3 is OLMo 2 with windows, and
+    layers that have one rotate by a table of their own."""
 
     def build_layer(self, index: int) -> PostNormLayer:
-        """Every layer is alike."""
+        """Every layer is alike, windows and tables apart."""
         mlp = GatedMLP(self.config, self.options)
         return PostNormLayer(self, index, mlp, traits=AttentionTraits(has_wide_norms=True))
 

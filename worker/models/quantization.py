@@ -14,7 +14,10 @@ _NEUTRAL: Mapping[str, tuple[object, ...]] = {
 """Keys, and the values under which weights are FP8 with block scales. Weights alone are quantized
 here, so that `dynamic` scales of activations are not needed: the result is the more exact one."""
 _READ = ("quant_method", "weight_block_size", "modules_to_not_convert")
-_PLAIN_MODULES = ("lm_head", "norm", "embed_tokens", "word_embeddings", "mlp.gate")
+_PLAIN_MODULES = (
+    *("lm_head", "norm", "embed_tokens", "word_embeddings", "gate"),
+    "e_score_correction_bias",
+)
 """Ends of the names of modules that are never quantized."""
 
 

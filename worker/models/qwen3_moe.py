@@ -1,15 +1,20 @@
-"""Qwen3 with mixtures of experts, and SDAR with them."""
+"""Qwen2 and Qwen3 with mixtures of experts, and SDAR with them."""
 
 from __future__ import annotations
+
+from typing import ClassVar
 
 from worker.models.decoder import DecoderModel, FeedForward
 from worker.models.layers import GatedMLP
 from worker.models.llama import LlamaLayer
-from worker.models.moe import MoeMLP
+from worker.models.moe import MoeMLP, MoeNames
 
 
 class Qwen3MoeForCausalLM(DecoderModel):
     """Llama's layers, most of which have experts in place of the MLP."""
+
+    moe_names: ClassVar[MoeNames] = MoeNames()
+    """What a checkpoint calls the parts of these."""
 
     def build_layer(self, index: int) -> LlamaLayer:
         """Experts, or a single MLP in the layers that config.json names."""
@@ -21,4 +26,12 @@ class Qwen3MoeForCausalLM(DecoderModel):
         assert moe is not None, "the architecture has experts"
         if index in moe.dense_layers:
             return GatedMLP(self.config, self.options)
-        return MoeMLP(self.config, moe, self.options)
+        return MoeMLP(self.config, moe, self.options, self.moe_names)
+
+
+class Qwen2MoeForCausalLM(Qwen3MoeForCausalLM):
+    """Every token takes one more MLP, as much as a gate says."""
+
+    moe_names: ClassVar[MoeNames] = MoeNames(
+        shared="shared_expert", shared_gate="shared_expert_gate"
+    )

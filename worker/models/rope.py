@@ -29,6 +29,9 @@ def inverse_frequencies(rope: RopeConfig, head_dim: int) -> torch.Tensor:
         return plain / rope.factor
     if rope.kind == "llama3":
         return _llama3(rope, plain)
+    if rope.kind == "longrope":
+        assert rope.short_factors is not None, "the reader asks for them"
+        return plain / torch.tensor(rope.short_factors)
     if rope.kind == "yarn":
         return _yarn(rope, wavelengths, head_dim)
     return plain

@@ -6,12 +6,14 @@ import math
 from dataclasses import dataclass
 from typing import Any, Literal, cast
 
-RopeKind = Literal["default", "linear", "dynamic", "llama3", "yarn"]
+RopeKind = Literal["default", "linear", "dynamic", "llama3", "yarn", "longrope"]
 
 _ANY_KIND = frozenset(
     {"rope_type", "type", "rope_theta", "factor", "original_max_position_embeddings", "finetuned"}
 )
-_NO_NUMBERS = frozenset({"rope_type", "type", "truncate", "finetuned"})
+_NO_NUMBERS = frozenset(
+    {"rope_type", "type", "truncate", "finetuned", "short_factor", "long_factor"}
+)
 _KNOWN_KEYS: dict[RopeKind, frozenset[str]] = {
     "default": _ANY_KIND,
     "linear": _ANY_KIND,
@@ -20,6 +22,7 @@ _KNOWN_KEYS: dict[RopeKind, frozenset[str]] = {
     "yarn": _ANY_KIND
     | {"beta_fast", "beta_slow", "truncate", "attention_factor", "attn_factor"}
     | {"mscale", "mscale_all_dim"},
+    "longrope": _ANY_KIND | {"short_factor", "long_factor", "attention_factor"},
 }
 """By kind, the keys that are read or have no effect; any other is refused."""
 
@@ -35,7 +38,7 @@ class RopeConfig:
     factor: float = 1.0
     """How many times the context was stretched (linear, llama3, yarn)."""
     original_max_position_embeddings: int = 0
-    """Length before the stretching (llama3, yarn)."""
+    """Length before the stretching (llama3, yarn, longrope)."""
     low_freq_factor: float = 1.0
     high_freq_factor: float = 4.0
     """Wavelengths of llama3 between original/high and original/low are blended."""
@@ -45,7 +48,10 @@ class RopeConfig:
     truncate: bool = True
     """Whether yarn rounds the borders of its blend to whole dimensions."""
     attention_factor: float = 1.0
-    """Multiplies cosines and sines (yarn)."""
+    """Multiplies cosines and sines (yarn, longrope)."""
+    short_factors: tuple[float, ...] | None = None
+    """By pair of dimensions, what wavelengths are multiplied by in sequences within the original
+    length (longrope). Beyond, all keys would rotate otherwise, those in the cache too."""
     query_beta: float | None = None
     """Queries grow with the logarithm of the position over the original length, times this."""
 
@@ -55,11 +61,17 @@ class RopeConfig:
             return int(max_position_embeddings * self.factor)
         if self.kind == "yarn":
             return int(self.original_max_position_embeddings * self.factor)
+        if self.kind == "longrope":
+            return min(self.original_max_position_embeddings, max_position_embeddings)
         return max_position_embeddings
 
 
 def parse_rope(
-    raw: dict[str, Any], max_position_embeddings: int, *, query_beta: bool = False
+    raw: dict[str, Any],
+    max_position_embeddings: int,
+    *,
+    query_beta: bool = False,
+    by_layer: bool = False,
 ) -> RopeConfig:
     """Reads `rope_parameters` (transformers 5) or `rope_theta` and `rope_scaling` (before).
 
@@ -67,12 +79,61 @@ def parse_rope(
         raw: config.json.
         max_position_embeddings: its key.
         query_beta: whether the family knows of `llama_4_scaling_beta` beside yarn.
+        by_layer: whether layers with a window have a table of their own; this is that of the rest.
 
     Raises:
         ValueError: a kind of scaling that is not supported, or one of its numbers is missing.
     """
     key = "rope_scaling" if raw.get("rope_scaling") else "rope_parameters"
-    parameters = _one_for_all_layers(dict(raw.get(key) or {}), key)
+    parameters = dict(raw.get(key) or {})
+    if by_layer and key == "rope_parameters":
+        parameters = _table_of("full_attention", parameters)
+    else:
+        parameters = _one_for_all_layers(parameters, key)
+    return _parse_table(raw, parameters, key, max_position_embeddings, query_beta=query_beta)
+
+
+def parse_window_rope(
+    raw: dict[str, Any], max_position_embeddings: int, theta_key: str
+) -> RopeConfig:
+    """The rotary embedding of layers with a window, of which `rope_scaling` says nothing.
+
+    Args:
+        raw: config.json.
+        max_position_embeddings: its key.
+        theta_key: of the base where `rope_parameters` does not say it.
+
+    Raises:
+        ValueError: a kind of scaling that is not supported, or one of its numbers is missing.
+    """
+    key = "rope_parameters"
+    table = _table_of("sliding_attention", dict(raw.get(key) or {}))
+    table.setdefault("rope_theta", raw[theta_key])
+    return _parse_table(raw, table, key, max_position_embeddings)
+
+
+def _table_of(kind: str, parameters: dict[str, Any]) -> dict[str, Any]:
+    """What `rope_parameters` says of one kind of layers."""
+    tables = {"full_attention", "sliding_attention"}
+    if not parameters.keys() <= tables or not all(
+        isinstance(table, dict) for table in parameters.values() if table is not None
+    ):
+        raise ValueError(
+            "rope_parameters in config.json must have a table for full_attention and one for "
+            "sliding_attention, and nothing else: repair it"
+        )
+    return dict(parameters.get(kind) or {})
+
+
+def _parse_table(
+    raw: dict[str, Any],
+    parameters: dict[str, Any],
+    key: str,
+    max_position_embeddings: int,
+    *,
+    query_beta: bool = False,
+) -> RopeConfig:
+    """One table of parameters, which `key` of config.json has."""
     kind = parameters.get("rope_type", parameters.get("type", "default"))
     theta = float(parameters.get("rope_theta") or raw.get("rope_theta") or 10000.0)
     if kind not in _KNOWN_KEYS:
@@ -95,7 +156,7 @@ def parse_rope(
     )
     if kind == "default":
         return RopeConfig(theta=theta)
-    if kind == "yarn" and parameters.get("factor") is None:
+    if kind in ("yarn", "longrope") and parameters.get("factor") is None:
         parameters["factor"] = max_position_embeddings / original
     factor = _number(parameters, "factor", key)
     if kind in ("linear", "dynamic"):
@@ -108,6 +169,15 @@ def parse_rope(
             original_max_position_embeddings=original,
             low_freq_factor=_number(parameters, "low_freq_factor", key),
             high_freq_factor=_number(parameters, "high_freq_factor", key),
+        )
+    if kind == "longrope":
+        return RopeConfig(
+            kind=kind,
+            theta=theta,
+            factor=factor,
+            original_max_position_embeddings=original,
+            attention_factor=_longrope_attention_factor(parameters, factor, original),
+            short_factors=_short_factors(parameters, key),
         )
     return RopeConfig(
         kind=kind,
@@ -175,3 +245,22 @@ def _yarn_attention_factor(parameters: dict[str, Any], factor: float) -> float:
     if mscale and mscale_all_dim:
         return further * magnitude(float(mscale)) / magnitude(float(mscale_all_dim))
     return further * magnitude(1.0)
+
+
+def _longrope_attention_factor(parameters: dict[str, Any], factor: float, original: int) -> float:
+    """Temperature correction of LongRoPE (arXiv 2402.13753)."""
+    given = parameters.get("attention_factor")
+    if given is not None:
+        return float(given)
+    return math.sqrt(1.0 + math.log(factor) / math.log(original)) if factor > 1.0 else 1.0
+
+
+def _short_factors(parameters: dict[str, Any], key: str) -> tuple[float, ...]:
+    factors = parameters.get("short_factor")
+    if not isinstance(factors, list) or not all(
+        isinstance(factor, int | float) and factor > 0 for factor in factors
+    ):
+        raise ValueError(
+            f"{key}.short_factor must be positive numbers, got {factors!r:.80}: repair config.json"
+        )
+    return tuple(map(float, factors))

@@ -4,10 +4,10 @@ are the text's. Imports no torch."""
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
-from worker.models.family import ModelFamily, RawConfig
+from worker.models.family import ModelFamily, RawConfig, words
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -39,33 +39,76 @@ class _Wrapper:
     keys: frozenset[str]
     """Keys beside text_config that say nothing of the text."""
     tensors: TensorNames
+    defaults: Mapping[str, object] = field(default_factory=dict)
+    """What a missing key of the text means, where not as in the family."""
+    text_kind: str = ""
+    """The text's `model_type` where there may be no text_config, its keys among the others; empty
+    where there is one."""
 
 
-_BOOKKEEPING = frozenset({"model_type", "dtype", "torch_dtype", "transformers_version", "auto_map"})
+_BOOKKEEPING = words("model_type dtype torch_dtype transformers_version auto_map")
+_VISION_AND_PROJECTOR = TensorNames(
+    renamed=(("language_model.", ""), ("model.language_model.", "model.")),
+    skipped=tuple(
+        f"{before}{part}"
+        for before in ("", "model.")
+        for part in ("vision_tower.", "multi_modal_projector.")
+    ),
+)
+
+_QWEN_VISION_KEYS = words(
+    """
+    vision_config image_token_id video_token_id vision_token_id vision_start_token_id
+    vision_end_token_id
+    """
+)
+_QWEN_VISION = TensorNames(
+    renamed=(("model.language_model.", "model."),), skipped=("visual.", "model.visual.")
+)
 
 _WRAPPERS: Mapping[str, _Wrapper] = {
     "Mistral3ForConditionalGeneration": _Wrapper(
         model_type="mistral3",
         texts={"mistral": "MistralForCausalLM", "ministral3": "Ministral3ForCausalLM"},
-        keys=frozenset(
-            [
-                "vision_config",
-                "image_token_index",
-                "image_token_id",
-                "multimodal_projector_bias",
-                "projector_hidden_act",
-                "spatial_merge_size",
-                "vision_feature_layer",
-            ]
+        keys=words(
+            """
+            vision_config image_token_index image_token_id multimodal_projector_bias
+            projector_hidden_act spatial_merge_size vision_feature_layer
+            """
         ),
-        tensors=TensorNames(
-            renamed=(("language_model.", ""), ("model.language_model.", "model.")),
-            skipped=tuple(
-                f"{before}{part}"
-                for before in ("", "model.")
-                for part in ("vision_tower.", "multi_modal_projector.")
-            ),
+        tensors=_VISION_AND_PROJECTOR,
+    ),
+    "Gemma3ForConditionalGeneration": _Wrapper(
+        model_type="gemma3",
+        texts={"gemma3_text": "Gemma3ForCausalLM"},
+        keys=words(
+            """
+            vision_config image_token_index image_token_id boi_token_index boi_token_id
+            eoi_token_index eoi_token_id mm_tokens_per_image
+            """
         ),
+        tensors=_VISION_AND_PROJECTOR,
+    ),
+    "Qwen2_5_VLForConditionalGeneration": _Wrapper(
+        model_type="qwen2_5_vl",
+        texts={"qwen2_5_vl_text": "Qwen2ForCausalLM"},
+        keys=_QWEN_VISION_KEYS,
+        tensors=_QWEN_VISION,
+        defaults={
+            "rms_norm_eps": 1e-5,
+            "num_key_value_heads": 8,
+            "rope_theta": 1000000.0,
+            "max_window_layers": 80,
+            "eos_token_id": 151645,
+        },
+        text_kind="qwen2_5_vl_text",
+    ),
+    "Qwen3VLForConditionalGeneration": _Wrapper(
+        model_type="qwen3_vl",
+        texts={"qwen3_vl_text": "Qwen3ForCausalLM"},
+        keys=_QWEN_VISION_KEYS,
+        tensors=_QWEN_VISION,
+        defaults={"max_position_embeddings": 128000, "rope_theta": 500000.0},
     ),
 }
 """By value of `architectures` in config.json."""
@@ -81,6 +124,8 @@ def read_text_part(raw: RawConfig) -> tuple[RawConfig, TensorNames | None]:
     wrapper = next((_WRAPPERS[name] for name in names if name in _WRAPPERS), None)
     if wrapper is None:
         return raw, None
+    if wrapper.text_kind and "text_config" not in raw:
+        raw = {"model_type": wrapper.model_type, "text_config": {}, **raw}
     text = raw.get("text_config")
     if not isinstance(text, dict):
         raise ValueError(f"text_config in config.json must be an object, got {text!r:.80}")
@@ -89,7 +134,7 @@ def read_text_part(raw: RawConfig) -> tuple[RawConfig, TensorNames | None]:
             f"model_type {raw['model_type']!r} in config.json does not go with architectures "
             f"{names}, of model_type {wrapper.model_type}: repair it"
         )
-    kind = str(text.get("model_type"))
+    kind = str(text.get("model_type") or wrapper.text_kind)
     if kind not in wrapper.texts:
         raise ValueError(
             f"text_config.model_type {kind!r} in config.json is not supported (supported: "
@@ -104,7 +149,18 @@ def read_text_part(raw: RawConfig) -> tuple[RawConfig, TensorNames | None]:
     if "tie_word_embeddings" in text:
         # Beside it transformers writes what its class of the whole model takes for granted.
         own.pop("tie_word_embeddings", None)
-    return {**text, **own, "architectures": [wrapper.texts[kind]]}, wrapper.tensors
+    for key in ("rope_scaling", "rope_parameters"):
+        if isinstance(table := {**text, **own}.get(key), dict):
+            own[key] = _of_text(table)
+    names = {"architectures": [wrapper.texts[kind]], "model_type": None}
+    return {**wrapper.defaults, **text, **own, **names}, wrapper.tensors
+
+
+def _of_text(rope: RawConfig) -> RawConfig:
+    """A rotary embedding without what images and videos need: the dimensions that turn by a row, a
+    column or a time, which of text are the same number."""
+    kept = {key: value for key, value in rope.items() if not key.startswith("mrope_")}
+    return {key: "default" if value == "mrope" else value for key, value in kept.items()}
 
 
 def with_skipped_layers(

@@ -1,70 +1,32 @@
-"""A tiny random checkpoint of each family, by transformers' own class, in which every feature of
-the family is switched on and matters; and what would be wrong if one of them were missed."""
+"""A checkpoint of each family in which every feature of the family is switched on and matters; and
+what would be wrong if one of them were missed."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
-import torch
-import transformers
-from transformers import GenerationConfig, PreTrainedModel
+from transformers import PreTrainedModel
 
-from kernels import ExpertChoice, linear
-from worker.models.glm4 import SandwichLayer
-from worker.models.layers import AttentionTraits, RMSNorm, WideQueryKeyNorm
-from worker.models.linear import ColumnParallelLinear
-from worker.models.moe import MoeNames, choose_experts
-from worker.models.moe_config import MoeConfig
+from tests.support.checkpoints.mutations import (
+    IN_HALVES,
+    NO_EMBEDDING_SCALE,
+    NO_HEAD_NORMS,
+    NO_NAMES,
+    NO_NORM_OFFSET,
+    NO_QKV_BIAS,
+    NO_ROUTER_BIAS,
+    NO_SHARED_EXPERT,
+    SILU,
+    SWAPPED_POST_NORMS,
+    SWAPPED_SANDWICH,
+    WIDE_NORMS_OF_HEADS,
+    always_rotating,
+    with_open_gate,
+)
+from tests.support.checkpoints.specimen import Patch, Specimen, write
+from worker.models.layers import RMSNorm
+from worker.models.moe import MoeNames
 
-VOCAB_SIZE = 97
-
-
-@dataclass(frozen=True, kw_only=True)
-class Patch:
-    """Another value of an attribute of the code under test."""
-
-    target: str
-    """Module, colon, path of the attribute: "worker.models.llama:LlamaLayer.forward"."""
-    value: Any
-
-
-Mutation = Mapping[str, Any] | Patch
-"""Keys of config.json that then say something else, or changed code."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Specimen:
-    """A family's checkpoint."""
-
-    name: str
-    """Of transformers' classes, without Config and ForCausalLM."""
-    settings: Mapping[str, Any] = field(default_factory=dict)
-    mutations: Mapping[str, Mutation] = field(default_factory=dict)
-    """By feature."""
-    wrapper: str = ""
-    """Of transformers' classes of a model with images whose text part this is."""
-    lacks_head_dim: bool = False
-    """Whether its configuration has none, so that a head is hidden_size / heads wide."""
-
-
-_SIZES: dict[str, Any] = {
-    "vocab_size": VOCAB_SIZE,
-    "hidden_size": 64,
-    "intermediate_size": 48,
-    "num_hidden_layers": 3,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 16,
-    "max_position_embeddings": 256,
-    "rms_norm_eps": 1e-3,
-    "bos_token_id": 1,
-    "eos_token_id": 7,
-    "pad_token_id": 0,
-    "dtype": "float32",
-}
 _WINDOW = 21
 _ROPE = {"rope_type": "default", "rope_theta": 100.0}
 _LLAMA3 = {
@@ -86,48 +48,28 @@ _EPS = {"eps": {"rms_norm_eps": 0.1}}
 _THETA = {"theta": {"rope_parameters": {**_ROPE, "rope_theta": 300.0}}}
 _WINDOW_PLUS_1 = {"window of one more": {"sliding_window": _WINDOW + 1}}
 
+_TWO_ROPES = {"full_attention": _YARN, "sliding_attention": _ROPE}
 _HALF_ROPE = {**_ROPE, "partial_rotary_factor": 0.5}
+_LONGROPE = {
+    "rope_type": "longrope",
+    "rope_theta": 100.0,
+    "short_factor": [1.0, 1.5, 2.0, 2.5],
+    "long_factor": [2.0, 4.0, 6.0, 8.0],
+    "original_max_position_embeddings": 160,
+    "partial_rotary_factor": 0.5,
+}
 _MINISTRAL_ROPE = {
     **_YARN,
     "mscale": 1.0,
     "mscale_all_dim": 1.0,
     "llama_4_scaling_beta": 0.9,
 }
-
-
-def _without_bias(self: ColumnParallelLinear, x: torch.Tensor) -> torch.Tensor:
-    return linear(x, self._packed)
-
-
-def _swapped_norms(self: SandwichLayer, *args: Any) -> Any:
-    """Those behind the blocks in each other's place."""
-    first, second, third, fourth = norms = self.norms
-    self.norms = [first, fourth, third, second]
-    try:
-        return _SANDWICH(self, *args)
-    finally:
-        self.norms = norms
-
-
-def _choose_without_bias(scores: torch.Tensor, bias: torch.Tensor, moe: MoeConfig) -> ExpertChoice:
-    return choose_experts(scores, None, moe)
-
-
-def _norm_of_heads(self: WideQueryKeyNorm, *both: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    """Each head by itself, by the weights of its own."""
-    return tuple(
-        torch.nn.functional.rms_norm(x, x.shape[-1:], eps=self._eps) * weight.view(x.shape[1:])
-        for x, weight in zip(both, self._weights, strict=True)
-    )
-
-
-def _always_rotating(**traits: Any) -> AttentionTraits:
-    return AttentionTraits(**{**traits, "rotates": True})
-
-
-_SANDWICH = SandwichLayer.forward
-_IN_HALVES = Patch(target="worker.models.layers:ColumnParallelLinear.reorder", value=lambda *_: 0)
-"""As Llama's dimensions rotate."""
+_SWAPPED_TABLES = {
+    "rope_parameters": {
+        "full_attention": _TWO_ROPES["sliding_attention"],
+        "sliding_attention": _TWO_ROPES["full_attention"],
+    }
+}
 
 SPECIMENS: dict[str, Specimen] = {
     "llama": Specimen(
@@ -167,6 +109,72 @@ SPECIMENS: dict[str, Specimen] = {
             **_THETA,
         },
     ),
+    "phi3": Specimen(
+        name="Phi3",
+        settings={
+            "rope_parameters": _LONGROPE,
+            "max_position_embeddings": 640,
+            "original_max_position_embeddings": 160,
+            "partial_rotary_factor": 0.5,
+            "sliding_window": 37,
+        },
+        mutations={
+            "short factors": {"rope_parameters": {**_LONGROPE, "short_factor": [1.0, 1.5, 2.0, 1]}},
+            "temperature": {"rope_parameters": {**_LONGROPE, "attention_factor": 1.0}},
+            "partial": {"rope_parameters": _ROPE, "partial_rotary_factor": 1.0},
+            "window of one more": {"sliding_window": 38},
+            **_EPS,
+        },
+        lacks_head_dim=True,
+    ),
+    "gemma": Specimen(
+        name="Gemma",
+        settings={"rope_parameters": _ROPE, "tie_word_embeddings": True},
+        mutations={
+            "weights from 0": NO_NORM_OFFSET,
+            "scale of embeddings": NO_EMBEDDING_SCALE,
+            "activation": SILU,
+            **_THETA,
+            **_EPS,
+        },
+    ),
+    "gemma3": Specimen(
+        name="Gemma3",
+        config="Gemma3Text",
+        settings={
+            "rope_parameters": _TWO_ROPES,
+            "sliding_window": _WINDOW,
+            "layer_types": _ALTERNATING,
+            "query_pre_attn_scalar": 24,
+            "tie_word_embeddings": True,
+        },
+        mutations={
+            "weights from 0": NO_NORM_OFFSET,
+            "scale of embeddings": NO_EMBEDDING_SCALE,
+            "activation": SILU,
+            "norms of heads": NO_HEAD_NORMS,
+            "norms behind blocks": SWAPPED_SANDWICH,
+            "scale of attention": {"query_pre_attn_scalar": 16},
+            "tables of layers": _SWAPPED_TABLES,
+            **_WINDOW_PLUS_1,
+            **_EPS,
+        },
+    ),
+    "gemma3-images": Specimen(
+        name="Gemma3",
+        config="Gemma3Text",
+        settings={
+            "rope_parameters": {
+                "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 100.0},
+                "sliding_attention": _ROPE,
+            },
+            "sliding_window": _WINDOW,
+            "layer_types": _ALTERNATING,
+            "tie_word_embeddings": True,
+        },
+        mutations={"names": NO_NAMES, **_WINDOW_PLUS_1},
+        wrapper="Gemma3",
+    ),
     "qwen2": Specimen(
         name="Qwen2",
         settings={
@@ -192,7 +200,25 @@ SPECIMENS: dict[str, Specimen] = {
             "sliding_window": _WINDOW,
             "layer_types": _ALTERNATING,
         },
-        mutations={**_EPS, **_THETA, **_WINDOW_PLUS_1},
+        mutations={"norms of heads": NO_HEAD_NORMS, **_EPS, **_THETA, **_WINDOW_PLUS_1},
+    ),
+    "qwen2-5-images": Specimen(
+        name="Qwen2_5_VL",
+        config="Qwen2_5_VLText",
+        settings={"rope_parameters": {**_ROPE, "mrope_section": [2, 3, 3]}},
+        mutations={"names": NO_NAMES, **_THETA, **_EPS},
+        wrapper="Qwen2_5_VL",
+        lacks_head_dim=True,
+    ),
+    "qwen3-images": Specimen(
+        name="Qwen3VL",
+        config="Qwen3VLText",
+        settings={
+            "rope_parameters": {**_ROPE, "mrope_section": [4, 2, 2], "mrope_interleaved": True},
+            "tie_word_embeddings": True,
+        },
+        mutations={"names": NO_NAMES, **_THETA, **_EPS},
+        wrapper="Qwen3VL",
     ),
     "qwen3-moe": Specimen(
         name="Qwen3Moe",
@@ -207,6 +233,71 @@ SPECIMENS: dict[str, Specimen] = {
         mutations={
             "sum of weights": {"norm_topk_prob": False},
             "number of experts": {"num_experts_per_tok": 2},
+            **_THETA,
+        },
+    ),
+    "qwen2-moe": Specimen(
+        name="Qwen2Moe",
+        settings={
+            "rope_parameters": _ROPE,
+            "num_experts": 8,
+            "num_experts_per_tok": 3,
+            "moe_intermediate_size": 32,
+            "shared_expert_intermediate_size": 40,
+            "norm_topk_prob": False,
+            "mlp_only_layers": [1],
+        },
+        mutations={
+            "no bias": NO_QKV_BIAS,
+            "sum of weights": {"norm_topk_prob": True},
+            "shared expert": NO_SHARED_EXPERT,
+            "gate of the shared expert": Patch(
+                target="worker.models.moe:MoeMLP.forward", value=with_open_gate
+            ),
+            **_THETA,
+        },
+        lacks_head_dim=True,
+    ),
+    "minimax-m2": Specimen(
+        name="MiniMaxM2",
+        settings={
+            "rope_parameters": _HALF_ROPE,
+            "rotary_dim": 8,
+            "num_local_experts": 8,
+            "num_experts_per_tok": 3,
+        },
+        mutations={
+            "norms of heads": WIDE_NORMS_OF_HEADS,
+            "bias of the router": NO_ROUTER_BIAS,
+            "partial": {"rope_parameters": _ROPE, "rotary_dim": 16, "partial_rotary_factor": 1.0},
+            **_EPS,
+        },
+    ),
+    "internlm3": Specimen(
+        name="SeedOss",
+        settings={
+            "rope_parameters": {**_ROPE, "rope_type": "dynamic", "factor": 6.0},
+            "attention_bias": True,
+            "attention_out_bias": False,
+        },
+        mutations={"no bias": {"qkv_bias": False}, "another": {"bias": True}, **_EPS},
+        said={
+            "architectures": ["InternLM3ForCausalLM"],
+            "model_type": "internlm3",
+            **dict.fromkeys(("attention_bias", "attention_out_bias", "mlp_bias")),
+            **{"qkv_bias": True, "bias": False, "residual_dropout": None},
+        },
+    ),
+    "ministral": Specimen(
+        name="Ministral",
+        settings={
+            "rope_parameters": _ROPE,
+            "sliding_window": _WINDOW,
+            "layer_types": _ALTERNATING,
+        },
+        mutations={
+            "order of windows": {"layer_types": _ALTERNATING[1:] + _ALTERNATING[:1]},
+            **_WINDOW_PLUS_1,
             **_THETA,
         },
     ),
@@ -225,7 +316,11 @@ SPECIMENS: dict[str, Specimen] = {
     "mistral3": Specimen(
         name="Mistral",
         settings={"rope_parameters": _ROPE, "sliding_window": None},
-        mutations={**_THETA, **_EPS},
+        mutations={
+            "names": NO_NAMES,
+            **_THETA,
+            **_EPS,
+        },
         wrapper="Mistral3",
     ),
     "mistral3-of-ministral3": Specimen(
@@ -244,18 +339,23 @@ SPECIMENS: dict[str, Specimen] = {
         name="Glm4",
         settings={"rope_parameters": _HALF_ROPE, "attention_bias": True},
         mutations={
-            "order of dimensions": _IN_HALVES,
-            "no bias": Patch(
-                target="worker.models.layers:ColumnParallelLinear.forward", value=_without_bias
-            ),
-            "norms behind blocks": Patch(
-                target="worker.models.glm4:SandwichLayer.forward", value=_swapped_norms
-            ),
+            "order of dimensions": IN_HALVES,
+            "no bias": NO_QKV_BIAS,
+            "norms behind blocks": SWAPPED_SANDWICH,
             "theta": {"rope_parameters": {**_HALF_ROPE, "rope_theta": 300.0}},
             "partial": {
                 "rope_parameters": {**_HALF_ROPE, "partial_rotary_factor": 1.0},
                 "partial_rotary_factor": 1.0,
             },
+        },
+    ),
+    "glm": Specimen(
+        name="Glm",
+        settings={"rope_parameters": _HALF_ROPE, "attention_bias": True},
+        mutations={
+            "order of dimensions": IN_HALVES,
+            "no bias": NO_QKV_BIAS,
+            "theta": {"rope_parameters": {**_HALF_ROPE, "rope_theta": 300.0}},
         },
     ),
     "glm4-moe": Specimen(
@@ -275,12 +375,19 @@ SPECIMENS: dict[str, Specimen] = {
             "topk_group": 2,
         },
         mutations={
+            "norms of heads": NO_HEAD_NORMS,
+            "no bias": NO_QKV_BIAS,
+            "shared expert": NO_SHARED_EXPERT,
+            "first layer": {"first_k_dense_replace": 0},
+            "theta": {"rope_parameters": {**_HALF_ROPE, "rope_theta": 300.0}},
+            "partial": {
+                "rope_parameters": {**_HALF_ROPE, "partial_rotary_factor": 1.0},
+                "partial_rotary_factor": 1.0,
+            },
             "scale of experts": {"routed_scaling_factor": 1.0},
             "groups": {"topk_group": 4},
             "sum of weights": {"norm_topk_prob": False},
-            "bias of the router": Patch(
-                target="worker.models.moe:choose_experts", value=_choose_without_bias
-            ),
+            "bias of the router": NO_ROUTER_BIAS,
         },
     ),
     "smollm3": Specimen(
@@ -301,25 +408,37 @@ SPECIMENS: dict[str, Specimen] = {
     "seed-oss": Specimen(
         name="SeedOss",
         settings={"rope_parameters": _ROPE, "attention_bias": True, "attention_out_bias": False},
-        mutations={**_THETA, **_EPS},
+        mutations={"no bias": {"attention_bias": False}, **_THETA, **_EPS},
     ),
     "seed-oss-biases": Specimen(
         name="SeedOss",
         settings={"rope_parameters": _ROPE, "attention_bias": False, "attention_out_bias": True},
-        mutations={**_THETA},
+        mutations={"no bias": {"attention_out_bias": False}, **_THETA},
     ),
     "olmo2": Specimen(
         name="Olmo2",
         settings={"rope_parameters": _ROPE},
         mutations={
-            "norms of heads": Patch(
-                target="worker.models.layers:WideQueryKeyNorm.forward", value=_norm_of_heads
-            ),
-            "order of norms": Patch(
-                target="worker.models.post_norm:PostNormLayer.norm_names",
-                value=("post_feedforward_layernorm", "post_attention_layernorm"),
-            ),
+            "norms of heads": WIDE_NORMS_OF_HEADS,
+            "order of norms": SWAPPED_POST_NORMS,
             **_THETA,
+            **_EPS,
+        },
+        lacks_head_dim=True,
+    ),
+    "olmo3": Specimen(
+        name="Olmo3",
+        settings={
+            "rope_parameters": _TWO_ROPES,
+            "sliding_window": _WINDOW,
+            "layer_types": _ALTERNATING,
+        },
+        mutations={
+            "tables of layers": _SWAPPED_TABLES,
+            "one table": {
+                "rope_parameters": dict.fromkeys(_TWO_ROPES, _TWO_ROPES["sliding_attention"])
+            },
+            **_WINDOW_PLUS_1,
             **_EPS,
         },
         lacks_head_dim=True,
@@ -327,7 +446,7 @@ SPECIMENS: dict[str, Specimen] = {
     "ernie4-5": Specimen(
         name="Ernie4_5",
         settings={"rope_parameters": _ROPE, "tie_word_embeddings": True},
-        mutations={"order of dimensions": _IN_HALVES, **_THETA},
+        mutations={"order of dimensions": IN_HALVES, **_THETA},
     ),
     "exaone4": Specimen(
         name="Exaone4",
@@ -338,8 +457,10 @@ SPECIMENS: dict[str, Specimen] = {
         },
         mutations={
             "full layers rotate": Patch(
-                target="worker.models.post_norm:AttentionTraits", value=_always_rotating
+                target="worker.models.post_norm:AttentionTraits", value=always_rotating
             ),
+            "norms of heads": NO_HEAD_NORMS,
+            "order of norms": SWAPPED_POST_NORMS,
             **_WINDOW_PLUS_1,
             **_THETA,
         },
@@ -351,7 +472,7 @@ SPECIMENS: dict[str, Specimen] = {
             "logits": {"logit_scale": 1.0},
             "eps": {"layer_norm_eps": 0.1},
             "mean": Patch(target="worker.models.cohere:LayerNorm", value=RMSNorm),
-            "order of dimensions": _IN_HALVES,
+            "order of dimensions": IN_HALVES,
         },
         lacks_head_dim=True,
     ),
@@ -367,9 +488,9 @@ SPECIMENS: dict[str, Specimen] = {
         mutations={
             "logits": {"logit_scale": 1.0},
             "full layers rotate": Patch(
-                target="worker.models.cohere:AttentionTraits", value=_always_rotating
+                target="worker.models.cohere:AttentionTraits", value=always_rotating
             ),
-            "order of dimensions": _IN_HALVES,
+            "order of dimensions": IN_HALVES,
             **_WINDOW_PLUS_1,
         },
         lacks_head_dim=True,
@@ -397,52 +518,4 @@ SPECIMENS: dict[str, Specimen] = {
 
 def write_specimen(name: str, folder: Path) -> PreTrainedModel:
     """Saves the checkpoint and returns transformers' model of it."""
-    specimen = SPECIMENS[name]
-    torch.manual_seed(3)
-    settings = {**_SIZES, **specimen.settings}
-    if specimen.lacks_head_dim:
-        del settings["head_dim"]
-    config = getattr(transformers, f"{specimen.name}Config")(**settings)
-    if specimen.wrapper:
-        model = _wrapped(specimen.wrapper, config)
-    else:
-        model = getattr(transformers, f"{specimen.name}ForCausalLM")(config)
-    model = model.float().eval()
-    model.set_attn_implementation("eager")
-    with torch.no_grad():
-        for key, tensor in model.state_dict().items():
-            _draw(key, tensor)
-    model.generation_config = GenerationConfig(bos_token_id=1, eos_token_id=7, pad_token_id=0)
-    model.save_pretrained(folder)
-    return model
-
-
-def _wrapped(name: str, text: Any) -> Any:
-    """A model with images, whose vision part is as small as can be."""
-    vision = transformers.PixtralVisionConfig(
-        hidden_size=16,
-        intermediate_size=16,
-        num_hidden_layers=1,
-        num_attention_heads=1,
-        head_dim=16,
-        image_size=16,
-        patch_size=8,
-    )
-    config = getattr(transformers, f"{name}Config")(
-        text_config=text, vision_config=vision, tie_word_embeddings=text.tie_word_embeddings
-    )
-    return getattr(transformers, f"{name}ForConditionalGeneration")(config)
-
-
-def _draw(key: str, tensor: torch.Tensor) -> None:
-    """Initial values would hide features: biases of 0, norms of 1, layers that hardly count."""
-    if not tensor.is_floating_point():
-        return
-    if key.endswith("bias"):
-        tensor.normal_(0.0, 0.3)
-    elif tensor.ndim == 1:
-        tensor.normal_(1.0, 0.3)
-    elif "embed_tokens" in key or "lm_head" in key:
-        tensor.normal_(0.0, 0.4)
-    else:
-        tensor.normal_(0.0, 1.5 * tensor.shape[-1] ** -0.5)
+    return write(SPECIMENS[name], folder)

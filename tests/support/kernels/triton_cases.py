@@ -16,6 +16,7 @@ from kernels import (
     NgramLookup,
     draft_ngrams,
     fused_add_rms_norm,
+    gelu_and_mul,
     gumbel_noise,
     registry,
     rms_norm,
@@ -93,6 +94,11 @@ def rotary_case(device: str, dtype: torch.dtype) -> None:
 def silu_and_mul_case(device: str, dtype: torch.dtype) -> None:
     x = _randn(4, 2 * 1100, device=device, dtype=dtype)
     _compare(lambda: silu_and_mul(x), dtype)
+
+
+def gelu_and_mul_case(device: str, dtype: torch.dtype) -> None:
+    x = _randn(4, 2 * 1100, device=device, dtype=dtype)
+    _compare(lambda: gelu_and_mul(x), dtype)
 
 
 def store_kv_cache_case(device: str, dtype: torch.dtype) -> None:
@@ -317,6 +323,7 @@ def row_invariance_case(device: str, dtype: torch.dtype) -> None:
         lambda rows: rms_norm(x[rows], weight, 1e-6),
         lambda rows: fused_add_rms_norm(x[rows], x[rows].flip(1), weight, 1e-6)[0],
         lambda rows: silu_and_mul(x[rows]),
+        lambda rows: gelu_and_mul(x[rows]),
         lambda rows: gumbel_noise(seeds[rows], positions[rows], 1500),
         rotated,
     ]
@@ -351,6 +358,7 @@ CASES: list[Case] = [
     fused_add_rms_norm_case,
     rotary_case,
     silu_and_mul_case,
+    gelu_and_mul_case,
     store_kv_cache_case,
     gumbel_case,
     linear_case,

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import math
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,7 +15,8 @@ import pytest
 import torch
 from transformers import PreTrainedModel
 
-from tests.support.checkpoints.families import SPECIMENS, VOCAB_SIZE, Patch, write_specimen
+from tests.support.checkpoints.families import SPECIMENS, write_specimen
+from tests.support.checkpoints.specimen import VOCAB_SIZE, Patch
 from tests.support.engines.engine_driver import Engine
 from tests.support.engines.plan_driver import Request, generate, make_runner
 from tests.support.engines.threaded_group import run_ranks
@@ -144,7 +146,13 @@ def test_a_broken_feature_shows(
 
 
 def difference(folder: Path, prompt: list[int], expected: torch.Tensor) -> float:
-    """The largest of the logits after a prompt."""
+    """The largest of the logits after a prompt; without end where other weights are asked for than
+    there are."""
     request = Request(prompt=prompt, new_tokens=1)
-    generate(make_runner(str(folder)), [request])
+    try:
+        generate(make_runner(str(folder)), [request])
+    except ValueError as error:
+        if "do not belong together" not in str(error):
+            raise
+        return math.inf
     return (request.logits[0] - expected).abs().max().item()

@@ -13,15 +13,17 @@ import transformers
 from tests.support.worker.real_configs import load_corpus, verdict
 from worker.models.config import ModelConfig
 
+CONFIGS = {"Gemma3": "Gemma3Text"}
 CLASSES: dict[str, tuple[Any, Any]] = {
     f"{name}ForCausalLM": (
-        getattr(transformers, f"{name}Config"),
+        getattr(transformers, f"{CONFIGS.get(name, name)}Config"),
         getattr(transformers, f"{name}ForCausalLM"),
     )
     for name in (
         *("Llama", "Mistral", "Qwen2", "Qwen3", "Qwen3Moe", "Granite", "Glm4"),
         *("Glm4Moe", "SmolLM3", "SeedOss", "Olmo2", "Ernie4_5", "Cohere", "Mixtral"),
-        *("Ministral3", "Cohere2", "Exaone4"),
+        *("Ministral3", "Cohere2", "Exaone4", "Olmo3", "Glm", "Ministral", "Phi3"),
+        *("Qwen2Moe", "MiniMaxM2", "Gemma", "Gemma3"),
     )
 }
 SIZES: dict[str, Any] = {
@@ -39,6 +41,12 @@ SIZES: dict[str, Any] = {
 TOKENS = torch.arange(3, 35)[None] % 40
 THETA = {"rope_theta": 100.0}
 YARN = {**THETA, "rope_type": "yarn", "factor": 2.0, "original_max_position_embeddings": 16}
+TWO_ROPES = {
+    "rope_parameters": {
+        "full_attention": YARN,
+        "sliding_attention": {**THETA, "rope_type": "default"},
+    }
+}
 OWN: dict[str, dict[str, Any]] = {
     "Qwen3MoeForCausalLM": {
         "num_experts": 4,
@@ -50,10 +58,20 @@ OWN: dict[str, dict[str, Any]] = {
         "num_experts_per_tok": 2,
         "moe_intermediate_size": 16,
     },
+    "Qwen2MoeForCausalLM": {
+        "num_experts": 4,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 16,
+        "shared_expert_intermediate_size": 24,
+    },
+    "MiniMaxM2ForCausalLM": {"num_local_experts": 4, "num_experts_per_tok": 2},
     "MixtralForCausalLM": {"num_local_experts": 4, "num_experts_per_tok": 2},
     "Ministral3ForCausalLM": {"rope_parameters": {**YARN, "llama_4_scaling_beta": 0.5}},
     "Cohere2ForCausalLM": {"sliding_window": 9},
     "Exaone4ForCausalLM": {"sliding_window": 9},
+    "MinistralForCausalLM": {"sliding_window": 9},
+    "Olmo3ForCausalLM": {"sliding_window": 9, **TWO_ROPES},
+    "Gemma3ForCausalLM": {"sliding_window": 9, **TWO_ROPES},
 }
 """What a family has besides, or cannot do without."""
 SAID_OTHERWISE = {"SmolLM3ForCausalLM": "no_rope_layers"}

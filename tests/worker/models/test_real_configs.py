@@ -64,14 +64,19 @@ IGNORED = {
     "bookkeeping": "_name_or_path dtype torch_dtype transformers_version internal_version "
     "auto_map is_llama_config transformers.js_config _attn_implementation_autoset",
     "training": "initializer_range attention_dropout embedding_dropout output_dropout ep_size "
-    "debug fuse_cross_entropy micro_forward skip_checkpoint router_aux_loss_coef residual_dropout",
+    "debug fuse_cross_entropy micro_forward skip_checkpoint router_aux_loss_coef residual_dropout "
+    "embd_pdrop resid_pdrop",
     "of images": "image_token_index multimodal_projector_bias projector_hidden_act "
-    "spatial_merge_size vision_feature_layer",
-    "layers that predict further tokens": "num_nextn_predict_layers",
+    "spatial_merge_size vision_feature_layer vision_config mm_tokens_per_image boi_token_index "
+    "eoi_token_index image_token_id video_token_id vision_token_id vision_start_token_id "
+    "vision_end_token_id",
+    "layers that predict further tokens": "num_nextn_predict_layers use_mtp num_mtp_modules "
+    "mtp_transformer_layers",
     "how transformers runs": "use_cache pretraining_tp output_router_logits cache_implementation "
     "use_parallel_embedding",
     "tokens that are not end tokens": "bos_token_id pad_token_id",
-    "while windows are off": "sliding_window use_sliding_window max_window_layers",
+    "while windows are off": "sliding_window use_sliding_window max_window_layers layer_types",
+    "where rotation is not stretched": "original_max_position_embeddings",
     "less than a window or a chunk is served": "max_position_embeddings",
     "said elsewhere": "max_sequence_length model_max_length sliding_window_pattern "
     "moe_shared_expert_intermediate_size",

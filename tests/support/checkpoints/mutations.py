@@ -1,0 +1,99 @@
+"""What would be wrong if a feature of a family were missed, where no key of config.json says so."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import torch
+
+from kernels import ExpertChoice, linear, silu_and_mul
+from tests.support.checkpoints.specimen import Patch
+from worker.models.decoder import DecoderModel
+from worker.models.glm4 import SandwichLayer
+from worker.models.layers import Attention, AttentionTraits, RMSNorm, WideQueryKeyNorm
+from worker.models.moe import MoeMLP, choose_experts
+from worker.models.moe_config import MoeConfig
+
+
+def _without(block: Any, parts: tuple[str, ...], forward: Any, args: tuple[Any, ...]) -> Any:
+    """What a block computes that lacks some of its parts."""
+    kept = {part: getattr(block, part) for part in parts}
+    try:
+        for part in parts:
+            setattr(block, part, None)
+        return forward(block, *args)
+    finally:
+        for part, own in kept.items():
+            setattr(block, part, own)
+
+
+def _swapped_norms(self: SandwichLayer, *args: Any) -> Any:
+    """Those behind the blocks in each other's place."""
+    first, second, third, fourth = norms = self.norms
+    self.norms = [first, fourth, third, second]
+    try:
+        return _SANDWICH(self, *args)
+    finally:
+        self.norms = norms
+
+
+def _choose_without_bias(scores: torch.Tensor, bias: torch.Tensor, moe: MoeConfig) -> ExpertChoice:
+    return choose_experts(scores, None, moe)
+
+
+def _norm_of_heads(self: WideQueryKeyNorm, *both: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """Each head by itself, by the weights of its own."""
+    return tuple(
+        torch.nn.functional.rms_norm(x, x.shape[-1:], eps=self._eps) * weight.view(x.shape[1:])
+        for x, weight in zip(both, self._weights, strict=True)
+    )
+
+
+def with_open_gate(self: MoeMLP, hidden: torch.Tensor) -> torch.Tensor:
+    """As of families whose shared expert counts fully."""
+    names = self._names
+    self._names = dataclasses.replace(names, shared_gate="")
+    try:
+        return _EXPERTS(self, hidden)
+    finally:
+        self._names = names
+
+
+def always_rotating(**traits: Any) -> AttentionTraits:
+    return AttentionTraits(**{**traits, "rotates": True})
+
+
+_SANDWICH, _ATTENTION, _EXPERTS = SandwichLayer.forward, Attention.forward, MoeMLP.forward
+IN_HALVES = Patch(target="worker.models.layers:ColumnParallelLinear.reorder", value=lambda *_: 0)
+"""As Llama's dimensions rotate."""
+NO_QKV_BIAS = Patch(
+    target="worker.models.layers:ColumnParallelLinear.forward",
+    value=lambda self, x: linear(x, self._packed),
+)
+NO_HEAD_NORMS = Patch(
+    target="worker.models.layers:Attention.forward",
+    value=lambda self, *args: _without(self, ("q_norm", "k_norm"), _ATTENTION, args),
+)
+SWAPPED_POST_NORMS = Patch(
+    target="worker.models.post_norm:PostNormLayer.norm_names",
+    value=("post_feedforward_layernorm", "post_attention_layernorm"),
+)
+WIDE_NORMS_OF_HEADS = Patch(
+    target="worker.models.layers:WideQueryKeyNorm.forward", value=_norm_of_heads
+)
+NO_ROUTER_BIAS = Patch(target="worker.models.moe:choose_experts", value=_choose_without_bias)
+SWAPPED_SANDWICH = Patch(target="worker.models.glm4:SandwichLayer.forward", value=_swapped_norms)
+NO_NAMES = Patch(target="worker.models.wrappers:TensorNames.own_name", value=lambda _, name: name)
+NO_NORM_OFFSET = Patch(
+    target="worker.models.gemma:RMSNorm",
+    value=lambda size, eps, options, offset: RMSNorm(size, eps, options),
+)
+NO_EMBEDDING_SCALE = Patch(
+    target="worker.models.gemma:GemmaForCausalLM.embed", value=DecoderModel.embed
+)
+SILU = Patch(target="worker.models.gemma:gelu_and_mul", value=silu_and_mul)
+NO_SHARED_EXPERT = Patch(
+    target="worker.models.moe:MoeMLP.forward",
+    value=lambda self, *args: _without(self, ("_shared",), _EXPERTS, args),
+)

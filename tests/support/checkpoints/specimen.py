@@ -1,0 +1,132 @@
+"""A tiny random checkpoint of a family, by transformers' own class."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from transformers import GenerationConfig, PreTrainedModel
+
+VOCAB_SIZE = 97
+
+
+@dataclass(frozen=True, kw_only=True)
+class Patch:
+    """Another value of an attribute of the code under test."""
+
+    target: str
+    """Module, colon, path of the attribute: "worker.models.llama:LlamaLayer.forward"."""
+    value: Any
+
+
+Mutation = Mapping[str, Any] | Patch
+"""Keys of config.json that then say something else, or changed code."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Specimen:
+    """A family's checkpoint."""
+
+    name: str
+    """Of transformers' classes, without Config and ForCausalLM."""
+    config: str = ""
+    """The same of its configuration's class, where it has another name."""
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    mutations: Mapping[str, Mutation] = field(default_factory=dict)
+    """By feature."""
+    wrapper: str = ""
+    """Of transformers' classes of a model with images whose text part this is."""
+    said: Mapping[str, Any] = field(default_factory=dict)
+    """Keys of config.json, where transformers has no class of the family's own: `name` is one that
+    computes the same."""
+    lacks_head_dim: bool = False
+    """Whether its configuration has none, so that a head is hidden_size / heads wide."""
+
+
+_SIZES: dict[str, Any] = {
+    "vocab_size": VOCAB_SIZE,
+    "hidden_size": 64,
+    "intermediate_size": 48,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "max_position_embeddings": 256,
+    "rms_norm_eps": 1e-3,
+    "bos_token_id": 1,
+    "eos_token_id": 7,
+    "pad_token_id": 0,
+    "dtype": "float32",
+}
+_IMAGES = {"image_size": 16, "patch_size": 8, "hidden_size": 16, "intermediate_size": 16}
+_QWEN_IMAGES = {
+    **{"depth": 1, "hidden_size": 16, "intermediate_size": 16, "num_heads": 1, "patch_size": 8},
+    "out_hidden_size": 64,
+}
+_ONE_LAYER = {"num_hidden_layers": 1, "num_attention_heads": 1}
+_VISIONS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
+    "Mistral3": ("PixtralVisionConfig", {**_IMAGES, **_ONE_LAYER, "head_dim": 16}, {}),
+    "Gemma3": (
+        "SiglipVisionConfig",
+        {**_IMAGES, **_ONE_LAYER},
+        {"mm_tokens_per_image": 4, "image_token_index": 90, "boi_token_index": 91},
+    ),
+    "Qwen2_5_VL": ("Qwen2_5_VLVisionConfig", {**_QWEN_IMAGES, "fullatt_block_indexes": [0]}, {}),
+    "Qwen3VL": ("Qwen3VLVisionConfig", {**_QWEN_IMAGES, "deepstack_visual_indexes": []}, {}),
+}
+"""By wrapper, the class of its vision part's configuration, what that says, and what it says
+itself."""
+
+
+def write(specimen: Specimen, folder: Path) -> PreTrainedModel:
+    """Saves the checkpoint and returns transformers' model of it."""
+    torch.manual_seed(3)
+    settings = {**_SIZES, **specimen.settings}
+    if specimen.lacks_head_dim:
+        del settings["head_dim"]
+    config = getattr(transformers, f"{specimen.config or specimen.name}Config")(**settings)
+    if specimen.wrapper:
+        model = _wrapped(specimen.wrapper, config)
+    else:
+        model = getattr(transformers, f"{specimen.name}ForCausalLM")(config)
+    model = model.float().eval()
+    model.set_attn_implementation("eager")
+    with torch.no_grad():
+        for key, tensor in model.state_dict().items():
+            _draw(key, tensor)
+    model.generation_config = GenerationConfig(bos_token_id=1, eos_token_id=7, pad_token_id=0)
+    model.save_pretrained(folder)
+    path = folder / "config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **specimen.said}))
+    return model
+
+
+def _wrapped(name: str, text: Any) -> Any:
+    """A model with images, whose vision part is as small as can be."""
+    vision_class, vision, further = _VISIONS[name]
+    config = getattr(transformers, f"{name}Config")(
+        text_config=text,
+        vision_config=getattr(transformers, vision_class)(**vision),
+        tie_word_embeddings=getattr(text, "tie_word_embeddings", False),
+        **further,
+    )
+    return getattr(transformers, f"{name}ForConditionalGeneration")(config)
+
+
+def _draw(key: str, tensor: torch.Tensor) -> None:
+    """Initial values would hide features: biases of 0, norms of 1, layers that hardly count."""
+    if not tensor.is_floating_point():
+        return
+    if key.endswith("bias"):
+        tensor.normal_(0.0, 0.3)
+    elif tensor.ndim == 1:
+        tensor.normal_(1.0, 0.3)
+    elif "embed_tokens" in key or "lm_head" in key:
+        tensor.normal_(0.0, 0.4)
+    else:
+        tensor.normal_(0.0, 1.5 * tensor.shape[-1] ** -0.5)

@@ -1,0 +1,22 @@
+"""MiniMax-M2 (huggingface.co/MiniMaxAI): experts in all layers, chosen by sigmoids and a bias."""
+
+from __future__ import annotations
+
+from worker.models.decoder import DecoderModel
+from worker.models.layers import AttentionTraits
+from worker.models.llama import LlamaLayer
+from worker.models.moe import MoeMLP, MoeNames
+
+_NAMES = MoeNames(gate="w1", up="w3", down="w2", bias="e_score_correction_bias")
+
+
+class MiniMaxM2ForCausalLM(DecoderModel):
+    """Queries and keys are normalised over all heads together; part of each head rotates."""
+
+    def build_layer(self, index: int) -> LlamaLayer:
+        """Every layer is alike."""
+        moe = self.config.moe
+        assert moe is not None, "the architecture has experts"
+        mlp = MoeMLP(self.config, moe, self.options, _NAMES)
+        traits = AttentionTraits(has_wide_norms=True)
+        return LlamaLayer(self, index, mlp, traits=traits, mlp_name="block_sparse_moe")
