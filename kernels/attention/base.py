@@ -35,6 +35,8 @@ class AttentionSettings:
     """Positions of one block see each other; 1 is causal."""
     window: int = 0
     """Positions that the layer sees which sees fewest; 0 where all see all."""
+    cap: float = 0.0
+    """A product s of query and key, scaled, counts as cap * tanh(s / cap); as s itself where 0."""
 
     def check_library(self, name: str) -> None:
         """Raises ValueError where causal attention kernels of a library for CUDA do not serve.
@@ -52,6 +54,8 @@ class AttentionSettings:
                 f"{option} attends to all positions, layers of this model see {self.window}: use "
                 f"auto, or set --max-model-len {self.window}"
             )
+        if self.cap:
+            raise ValueError(f"{option} caps no scores, as this model does: use auto")
         if self.device.type != "cuda":
             raise ValueError(f"{option} needs a CUDA device; use auto or torch")
         if self.dtype not in _HALF_TYPES:

@@ -19,16 +19,22 @@ from kernels.attention.torch_invariant_plan import plan_invariant_decode, plan_i
 from kernels.attention.torch_plan import (
     DecodeGroup,
     ExtendPiece,
+    causal_mask,
     plan_decode_groups,
     plan_extend_pieces,
 )
 
 
 def create(settings: AttentionSettings) -> TorchAttention:
-    """The backend. Raises ValueError where it is to be batch-invariant on CUDA."""
+    """The backend. Raises ValueError where it is to be batch-invariant on CUDA, or with a cap."""
     if settings.batch_invariant and settings.device.type != "cpu":
         raise ValueError("--attention-backend torch is not batch-invariant; use auto or triton")
-    return TorchAttention(batch_invariant=settings.batch_invariant)
+    if settings.batch_invariant and settings.cap:
+        raise ValueError(
+            "--batch-invariant: on CPU attention whose scores are capped, as this model's are, is "
+            "not batch-invariant; leave it out"
+        )
+    return TorchAttention(batch_invariant=settings.batch_invariant, cap=settings.cap)
 
 
 class TorchAttention(AttentionBackend):
@@ -36,20 +42,21 @@ class TorchAttention(AttentionBackend):
 
     Args:
         batch_invariant: whether to cut keys and queries at fixed positions instead.
+        cap: of scores, as `AttentionSettings` has it.
     """
 
-    def __init__(self, *, batch_invariant: bool = False) -> None:
-        self._batch_invariant = batch_invariant
+    def __init__(self, *, batch_invariant: bool = False, cap: float = 0.0) -> None:
+        self._batch_invariant, self._cap = batch_invariant, cap
 
     def plan(self, metadata: AttentionMetadata) -> AttentionStep:
         """Which pages to gather, which rows to compute together, which positions to mask."""
         if metadata.query_start is None:
             if self._batch_invariant:
                 return InvariantStep(plan_invariant_decode(metadata))
-            return DecodeStep(plan_decode_groups(metadata))
+            return DecodeStep(plan_decode_groups(metadata), self._cap)
         if self._batch_invariant:
             return InvariantStep(plan_invariant_extend(metadata))
-        return ExtendStep(plan_extend_pieces(metadata))
+        return ExtendStep(plan_extend_pieces(metadata), self._cap)
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,17 +64,19 @@ class DecodeStep:
     """One attention call per group of rows."""
 
     groups: tuple[DecodeGroup, ...]
+    cap: float
 
     def forward(
         self, q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, *, scale: float
     ) -> torch.Tensor:
         """One query per row."""
         if len(self.groups) == 1 and self.groups[0].rows is None:
-            return _decode_group(q, k_cache, v_cache, self.groups[0], scale)
+            return _decode_group(q, k_cache, v_cache, self.groups[0], scale, self.cap)
         out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
         for group in self.groups:
             assert group.rows is not None, "several groups name their rows"
-            part = _decode_group(q.index_select(0, group.rows), k_cache, v_cache, group, scale)
+            own = q.index_select(0, group.rows)
+            part = _decode_group(own, k_cache, v_cache, group, scale, self.cap)
             out.index_copy_(0, group.rows, part)
         return out
 
@@ -78,11 +87,14 @@ def _decode_group(
     v_cache: torch.Tensor,
     group: DecodeGroup,
     scale: float,
+    cap: float,
 ) -> torch.Tensor:
     rows = q.shape[0]
     k = _gather_pages(k_cache, group.pages, rows)[:, :, : group.length]
     v = _gather_pages(v_cache, group.pages, rows)[:, :, : group.length]
     mask = group.mask if group.mask is None else group.mask.to(q.dtype)
+    if cap:
+        return _attend_capped(q.unsqueeze(2), k, v, mask, scale, cap).squeeze(2)
     out = scaled_dot_product_attention(
         q.unsqueeze(2), k, v, attn_mask=mask, scale=scale, enable_gqa=q.shape[1] != k_cache.shape[2]
     )
@@ -94,12 +106,15 @@ class ExtendStep:
     """One attention call per row, or per piece of a long one."""
 
     pieces: tuple[ExtendPiece, ...]
+    cap: float
 
     def forward(
         self, q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, *, scale: float
     ) -> torch.Tensor:
         """Many queries per row."""
-        parts = [_extend_piece(q, k_cache, v_cache, piece, scale) for piece in self.pieces]
+        parts = [
+            _extend_piece(q, k_cache, v_cache, piece, scale, self.cap) for piece in self.pieces
+        ]
         if len(parts) == 1:
             return parts[0]
         return torch.cat(parts) if parts else torch.empty_like(q)
@@ -111,17 +126,49 @@ def _extend_piece(
     v_cache: torch.Tensor,
     piece: ExtendPiece,
     scale: float,
+    cap: float,
 ) -> torch.Tensor:
+    own = q[piece.query_start : piece.query_stop].transpose(0, 1).unsqueeze(0)
+    k, v = (
+        _gather_pages(cache, piece.pages, 1)[:, :, : piece.length] for cache in (k_cache, v_cache)
+    )
+    mask = piece.mask
+    if cap:
+        if piece.is_causal:
+            positions = torch.arange(piece.length, device=q.device)
+            mask = causal_mask(positions, positions.unsqueeze(1) + 1)
+        return _attend_capped(own, k, v, mask, scale, cap).squeeze(0).transpose(0, 1)
     out = scaled_dot_product_attention(
-        q[piece.query_start : piece.query_stop].transpose(0, 1).unsqueeze(0),
-        _gather_pages(k_cache, piece.pages, 1)[:, :, : piece.length],
-        _gather_pages(v_cache, piece.pages, 1)[:, :, : piece.length],
-        attn_mask=piece.mask if piece.mask is None else piece.mask.to(q.dtype),
+        own,
+        k,
+        v,
+        attn_mask=mask if mask is None else mask.to(q.dtype),
         is_causal=piece.is_causal,
         scale=scale,
         enable_gqa=q.shape[1] != k_cache.shape[2],
     )
     return out.squeeze(0).transpose(0, 1)
+
+
+def _attend_capped(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    mask: torch.Tensor | None,
+    scale: float,
+    cap: float,
+) -> torch.Tensor:
+    """q [B, Hq, n, D] over k and v [B, Hkv, L, D], of which the mask [..., n or 1, L] is added:
+    [B, Hq, n, D]."""
+    group = q.shape[1] // k.shape[1]
+    rows = q.unflatten(1, (-1, group)).flatten(2, 3)
+    scores = (rows @ k.transpose(2, 3)).float().mul_(scale / cap).tanh_().mul_(cap)
+    scores = scores.unflatten(2, (group, -1))
+    if mask is not None:
+        scores = scores + (mask if mask.ndim == 2 else mask.unsqueeze(1))
+    weights = scores.softmax(-1).to(v.dtype).flatten(2, 3)
+    out: torch.Tensor = (weights @ v).unflatten(2, (group, -1)).flatten(1, 2)
+    return out
 
 
 def _gather_pages(cache: torch.Tensor, pages: torch.Tensor, rows: int) -> torch.Tensor:

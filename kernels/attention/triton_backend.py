@@ -22,7 +22,7 @@ def create(settings: AttentionSettings) -> TritonAttention:
     """The backend. Raises ValueError where ops run no Triton kernels."""
     if not registry.uses_triton(settings.device):
         raise ValueError("--attention-backend triton needs a CUDA device; use auto or torch")
-    return TritonAttention(batch_invariant=settings.batch_invariant)
+    return TritonAttention(batch_invariant=settings.batch_invariant, cap=settings.cap)
 
 
 class TritonAttention(CapturableBackend):
@@ -33,12 +33,13 @@ class TritonAttention(CapturableBackend):
 
     Args:
         batch_invariant: whether each query is computed as a decode, in splits of a fixed length.
+        cap: of scores, as `AttentionSettings` has it.
     """
 
     needs_exact_lengths = False
 
-    def __init__(self, *, batch_invariant: bool = False) -> None:
-        self._batch_invariant = batch_invariant
+    def __init__(self, *, batch_invariant: bool = False, cap: float = 0.0) -> None:
+        self._batch_invariant, self._cap = batch_invariant, cap
 
     def plan(self, metadata: AttentionMetadata) -> _Step:
         """Finds what each query sees, of decodes and of extends that are batch-invariant."""
@@ -49,7 +50,7 @@ class TritonAttention(CapturableBackend):
             rows = VisibleRows(metadata.page_table, metadata.seq_lens, window=metadata.window)
         elif self._batch_invariant:
             rows = _query_rows(metadata, metadata.query_start)
-        return _Step(metadata, rows, most_visible, self._batch_invariant)
+        return _Step(metadata, rows, most_visible, self._batch_invariant, self._cap)
 
     def prepare_for_capture(self, metadata: AttentionMetadata) -> _Step:
         """A captured step is any other."""
@@ -69,14 +70,15 @@ class _Step:
     most_visible: int
     """Positions that a query sees, or a bound."""
     batch_invariant: bool
+    cap: float
 
     def forward(
         self, q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, *, scale: float
     ) -> torch.Tensor:
         if self.rows is None:
-            return extend_attention(q, k_cache, v_cache, self.metadata, scale)
+            return extend_attention(q, k_cache, v_cache, self.metadata, scale, self.cap)
         attend = attend_in_fixed_splits if self.batch_invariant else attend_in_splits
-        return attend(q, k_cache, v_cache, self.rows, self.most_visible, scale)
+        return attend(q, k_cache, v_cache, self.rows, self.most_visible, scale, self.cap)
 
 
 def _query_rows(metadata: AttentionMetadata, query_start: torch.Tensor) -> VisibleRows:

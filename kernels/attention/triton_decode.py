@@ -53,13 +53,14 @@ def attend_in_splits(
     rows: VisibleRows,
     most_visible: int,
     scale: float,
+    cap: float,
 ) -> torch.Tensor:
     """Attend with each query of q [n, Hq, D]; each one's keys are divided evenly into as many
     splits as fill the device."""
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
     if q.shape[0]:
         num_splits = _num_splits(q.shape[0] * k_cache.shape[2], most_visible)
-        _launch(q, k_cache, v_cache, out, rows, num_splits, 0, scale)
+        _launch(q, k_cache, v_cache, out, rows, num_splits, 0, scale, cap)
     return out
 
 
@@ -70,6 +71,7 @@ def attend_in_fixed_splits(
     rows: VisibleRows,
     most_visible: int,
     scale: float,
+    cap: float,
 ) -> torch.Tensor:
     """Attend with splits of a fixed length: a query's bits depend on nothing but its own keys.
 
@@ -83,7 +85,7 @@ def attend_in_fixed_splits(
         part = slice(start, start + step)
         _launch(
             q[part], k_cache, v_cache, out[part], rows.part(part), num_splits,
-            INVARIANT_SPLIT_TOKENS, scale,
+            INVARIANT_SPLIT_TOKENS, scale, cap,
         )  # fmt: skip
     return out
 
@@ -103,6 +105,7 @@ def _launch(
     num_splits: int,
     split_tokens: int,
     scale: float,
+    cap: float,
 ) -> None:
     """Both stages. `split_tokens` fixes the keys per split; 0 divides each query's keys evenly."""
     num_queries, num_q_heads, head_dim = q.shape
@@ -122,7 +125,7 @@ def _launch(
         rows.visible_lens if rows.page_rows is None else rows.page_rows,
         q.stride(0), q.stride(1), rows.page_table.stride(0), scale,
         INDIRECT=rows.page_rows is not None, NUM_KV_HEADS=num_kv_heads, GROUP=group,
-        PAGE_SIZE=page_size, BLOCK_H=blocks.queries, PRECISION=dot_precision(q.dtype),
+        PAGE_SIZE=page_size, BLOCK_H=blocks.queries, PRECISION=dot_precision(q.dtype), CAP=cap,
         num_warps=blocks.warps, num_stages=blocks.stages, **common,
     )  # fmt: skip
     _merge_kernel[(num_queries, num_q_heads)](
@@ -150,6 +153,15 @@ def _split_length(
 
 
 @triton.jit
+def cap_scores(scores, CAP: tl.constexpr):
+    """CAP * tanh(scores / CAP); without a cap, of 0, the scores themselves."""
+    if CAP > 0.0:
+        # tanh(x) = 1 - 2 / (exp(2 * x) + 1), which ends in 1 where exp overflows.
+        scores = CAP * (1.0 - 2.0 / (tl.exp(scores * (2.0 / CAP)) + 1.0))
+    return scores
+
+
+@triton.jit
 def fold_block(scores, v, highest, weights, total, PRECISION: tl.constexpr):
     """Online softmax: fold a block's scores [M, N] and values [N, D] into the running state."""
     new_highest = tl.maximum(highest, tl.max(scores, axis=1))
@@ -171,7 +183,7 @@ def _split_kernel(
     q_ptr, k_ptr, v_ptr, partial_ptr, lse_ptr, page_table_ptr, visible_ptr, page_row_ptr,
     q_token_stride, q_head_stride, table_stride, scale,
     INDIRECT: tl.constexpr, NUM_KV_HEADS: tl.constexpr, GROUP: tl.constexpr,
-    PAGE_SIZE: tl.constexpr, BLOCK_H: tl.constexpr, PRECISION: tl.constexpr,
+    PAGE_SIZE: tl.constexpr, BLOCK_H: tl.constexpr, PRECISION: tl.constexpr, CAP: tl.constexpr,
     SPLIT_TOKENS: tl.constexpr, BLOCK_N: tl.constexpr,
     HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, WINDOW: tl.constexpr,
 ):  # fmt: skip
@@ -216,7 +228,7 @@ def _split_kernel(
             mask=seen[None, :] & column_inside[:, None],
             other=0.0,
         )
-        scores = tl.dot(q, k, input_precision=PRECISION) * scale
+        scores = cap_scores(tl.dot(q, k, input_precision=PRECISION) * scale, CAP)
         scores = tl.where(seen[None, :], scores, float("-inf"))
         v = tl.load(
             v_ptr + offset[:, None] + column[None, :],

@@ -13,7 +13,7 @@ import triton.language as tl
 
 from kernels.attention.base import AttentionMetadata
 from kernels.attention.triton_config import dot_precision, extend_blocks
-from kernels.attention.triton_decode import fold_block
+from kernels.attention.triton_decode import cap_scores, fold_block
 
 
 def extend_attention(
@@ -22,6 +22,7 @@ def extend_attention(
     v_cache: torch.Tensor,
     metadata: AttentionMetadata,
     scale: float,
+    cap: float,
 ) -> torch.Tensor:
     """Launch for all rows."""
     assert metadata.query_start is not None, "extends say where their queries begin"
@@ -42,7 +43,7 @@ def extend_attention(
         NUM_KV_HEADS=num_kv_heads, GROUP=num_q_heads // num_kv_heads, PAGE_SIZE=page_size,
         HEAD_DIM=head_dim, BLOCK_D=triton.next_power_of_2(max(16, head_dim)),
         BLOCK_SIZE=metadata.block_size, BLOCK_M=blocks.queries, BLOCK_N=blocks.keys,
-        WINDOW=metadata.window, PRECISION=dot_precision(q.dtype),
+        WINDOW=metadata.window, CAP=cap, PRECISION=dot_precision(q.dtype),
         num_warps=blocks.warps, num_stages=blocks.stages,
     )  # fmt: skip
     return out
@@ -72,7 +73,8 @@ def _extend_kernel(
     q_token_stride, q_head_stride, table_stride, scale,
     NUM_KV_HEADS: tl.constexpr, GROUP: tl.constexpr, PAGE_SIZE: tl.constexpr,
     HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_SIZE: tl.constexpr,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, WINDOW: tl.constexpr, PRECISION: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, WINDOW: tl.constexpr, CAP: tl.constexpr,
+    PRECISION: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1)
@@ -114,7 +116,7 @@ def _extend_kernel(
             mask=exists[None, :] & column_inside[:, None],
             other=0.0,
         )
-        scores = tl.dot(q, k, input_precision=PRECISION) * scale
+        scores = cap_scores(tl.dot(q, k, input_precision=PRECISION) * scale, CAP)
         scores = _hide(scores, position, exists, prefix + query, BLOCK_SIZE, WINDOW)
         v = tl.load(
             v_ptr + offset[:, None] + column[None, :],

@@ -239,6 +239,23 @@ def test_extend_within_a_window(
     torch.testing.assert_close(out.double(), expected, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.parametrize("window", [0, 33])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_capped_scores(window: int, dtype: torch.dtype) -> None:
+    lens, query_lens = [5, 200, 33, 40], [5, 64, 1, 20]
+    case = make_paged(lens, num_kv_heads=2, head_dim=32, cap=0.7, dtype=dtype)
+    q = torch.randn(sum(query_lens), 4, 32).to(dtype)
+    tolerance = 1e-5 if dtype == torch.float32 else 2e-2
+    for out, expected in (
+        (
+            case.extend(q, query_lens, window=window),
+            naive_extend(case, q, query_lens, window=window),
+        ),
+        (case.decode(q[:4], window=window), naive_decode(case, q[:4], window)),
+    ):
+        torch.testing.assert_close(out.double(), expected, rtol=tolerance, atol=tolerance)
+
+
 def test_long_extend_within_a_window_is_cut_into_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch_plan, "_MAX_MASK_ELEMENTS", 500)
     case = make_paged([100], num_kv_heads=2, head_dim=16)

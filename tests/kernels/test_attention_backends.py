@@ -114,6 +114,8 @@ def test_auto_is_what_the_ops_run_on() -> None:
         assert isinstance(create("torch"), TorchAttention)
     with pytest.raises(ValueError, match="not batch-invariant"):
         create("torch", batch_invariant=True, device=torch.device("cuda"))
+    with pytest.raises(ValueError, match="--batch-invariant: on CPU attention whose scores"):
+        create("torch", batch_invariant=True, cap=50.0)
 
 
 @pytest.mark.parametrize("name", ["triton", "flashinfer", "flash"])
@@ -129,9 +131,10 @@ def test_a_backend_without_cuda_is_refused(name: str) -> None:
         ({"batch_invariant": True}, "not batch-invariant"),
         ({"block_size": 4}, "attends causally"),
         ({"window": 9}, "use auto, or set --max-model-len 9"),
+        ({"cap": 50.0}, "caps no scores"),
         ({"dtype": torch.float32}, "takes float16 and bfloat16, not torch.float32"),
     ],
-    ids=["batch-invariant", "blocks", "window", "fp32"],
+    ids=["batch-invariant", "blocks", "window", "cap", "fp32"],
 )
 def test_what_a_library_does_not_serve_is_refused(
     name: str, options: dict[str, Any], message: str

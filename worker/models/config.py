@@ -41,7 +41,8 @@ _KINDS: Mapping[str, tuple[tuple[type, ...], str]] = {
         (int, float),
         """
         rms_norm_eps layer_norm_eps rope_theta partial_rotary_factor routed_scaling_factor
-        logit_scale query_pre_attn_scalar rope_local_base_freq
+        logit_scale query_pre_attn_scalar rope_local_base_freq attn_logit_softcapping
+        final_logit_softcapping
         """,
     ),
     "true or false": (
@@ -93,6 +94,8 @@ class ModelConfig:
     """Whether each head of q and k is normalised before it rotates."""
     windows: tuple[int | None, ...]
     """Per layer, how many tokens one sees, itself included; None for all before it."""
+    attention_cap: float = 0.0
+    """Scores of queries and keys are capped so by tanh; 0 where they are not."""
     tie_word_embeddings: bool
     max_model_len: int
     """Longest sequence that is computed exactly."""
@@ -161,6 +164,7 @@ class ModelConfig:
             mlp_bias=bool(merged.get(family.mlp_bias_key, False)),
             qk_norm=bool(merged.get("use_qk_norm", family.qk_norm)),
             windows=windows,
+            attention_cap=float(merged.get("attn_logit_softcapping") or 0.0),
             tie_word_embeddings=bool(merged.get("tie_word_embeddings", False)),
             max_model_len=limit // block_size * block_size,
             max_model_len_reason=reason,
@@ -244,8 +248,11 @@ def _with_defaults(raw: RawConfig, family: ModelFamily) -> RawConfig:
     """What config.json gives, and what its architecture means by the keys that are missing."""
     defaults = family.defaults
     merged = {**defaults, **{key: value for key, value in raw.items() if value is not None}}
-    # null switches a window off and lets head counts and sizes follow from others.
-    for key in ("sliding_window", "head_dim", "num_key_value_heads"):
+    # null switches a window or a cap off and lets head counts and sizes follow from others.
+    for key in (
+        *("sliding_window", "head_dim", "num_key_value_heads"),
+        *("attn_logit_softcapping", "final_logit_softcapping"),
+    ):
         if key in raw and raw[key] is None:
             merged[key] = None
     if "num_local_experts" in merged and "num_experts" in defaults:

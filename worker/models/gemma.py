@@ -1,4 +1,4 @@
-"""Gemma 1 and 3 (huggingface.co/google): weights of norms count from 1, embeddings are scaled."""
+"""Gemma 1, 2 and 3 (huggingface.co/google): weights of norms count from 1, embeddings grow."""
 
 from __future__ import annotations
 
@@ -58,11 +58,19 @@ class GemmaLayer(SandwichLayer):
     )
 
 
-class Gemma3ForCausalLM(GemmaForCausalLM):
-    """Five of six layers see a window and rotate by a table of their own."""
+class Gemma2ForCausalLM(GemmaForCausalLM):
+    """Layers see a window, or all, by turns. Scores of attention and logits are capped.
+
+    In Gemma 3 these are not; layers with a window rotate by a table of their own, and each head of
+    q and k is normalised."""
 
     def build_layer(self, index: int) -> GemmaLayer:
         """Every layer is alike, windows and tables apart."""
         scale = float(self.own("query_pre_attn_scalar")) ** -0.5
         traits = AttentionTraits(scale=scale, norm_offset=1.0)
         return GemmaLayer(self, index, self.build_mlp(), traits=traits)
+
+    def compute_logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """Hidden states of the rows that sample [R, hidden] to fp32 logits [R, vocab_size]."""
+        logits, cap = super().compute_logits(hidden), self.own("final_logit_softcapping")
+        return logits if cap is None else torch.tanh(logits / float(cap)) * float(cap)

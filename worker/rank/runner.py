@@ -84,6 +84,7 @@ class ModelRunner:
                 batch_invariant=config.batch_invariant,
                 block_size=self.model_config.block_size,
                 window=min(filter(None, windows), default=0),
+                cap=self.model_config.attention_cap,
             ),
         )
         check_blocks(config, self.model_config)

@@ -138,6 +138,27 @@ SPECIMENS: dict[str, Specimen] = {
             **_EPS,
         },
     ),
+    "gemma2": Specimen(
+        name="Gemma2",
+        settings={
+            "rope_parameters": _ROPE,
+            "sliding_window": _WINDOW,
+            "layer_types": _ALTERNATING,
+            "query_pre_attn_scalar": 24,
+            "attn_logit_softcapping": 2.0,
+            "final_logit_softcapping": 5.0,
+            "tie_word_embeddings": True,
+        },
+        mutations={
+            "cap of attention": {"attn_logit_softcapping": None},
+            "another": {"attn_logit_softcapping": 4.0},
+            "cap of logits": {"final_logit_softcapping": None},
+            "scale of attention": {"query_pre_attn_scalar": 16},
+            "norms behind blocks": SWAPPED_SANDWICH,
+            **_WINDOW_PLUS_1,
+            **_THETA,
+        },
+    ),
     "gemma3": Specimen(
         name="Gemma3",
         config="Gemma3Text",

@@ -23,6 +23,7 @@ class Paged:
     v_cache: torch.Tensor
     page_table: torch.Tensor
     scale: float
+    cap: float = 0.0
 
     @property
     def seq_lens(self) -> torch.Tensor:
@@ -91,6 +92,7 @@ class Paged:
             page_size=self.page_size,
             batch_invariant=batch_invariant,
             block_size=block_size,
+            cap=self.cap,
         )
         return create_attention_backend("auto", settings)
 
@@ -103,6 +105,7 @@ def make_paged(
     page_size: int = 16,
     device: str = "cpu",
     dtype: torch.dtype = torch.float32,
+    cap: float = 0.0,
 ) -> Paged:
     columns = max(1, -(-max(lens) // page_size))
     num_pages = len(lens) * columns + 1
@@ -117,6 +120,7 @@ def make_paged(
         v_cache=torch.randn(shape).to(device, dtype),
         page_table=table.to(device),
         scale=head_dim**-0.5,
+        cap=cap,
     )
 
 
@@ -127,13 +131,15 @@ def naive_attention(
     scale: float,
     block_size: int = 1,
     window: int = 0,
+    cap: float = 0.0,
 ) -> torch.Tensor:
     """q [t, Hq, D] stand at the end of k, v [l, Hkv, D]; they see all of their own block, or of a
-    window the last positions up to their own; fp64."""
+    window the last positions up to their own; scores may be capped by tanh. fp64."""
     group = q.shape[1] // k.shape[1]
     keys = k.double().repeat_interleave(group, 1)
     values = v.double().repeat_interleave(group, 1)
     scores = torch.einsum("thd,lhd->htl", q.double(), keys) * scale
+    scores = cap * (scores / cap).tanh() if cap else scores
     own = torch.arange(q.shape[0]) + k.shape[0] - q.shape[0]
     blocks = torch.arange(k.shape[0]) // block_size
     hidden = (blocks[None, :] > own[:, None] // block_size).to(q.device)
@@ -158,6 +164,7 @@ def naive_extend(
             case.scale,
             block_size,
             window,
+            case.cap,
         )
         for i, part in enumerate(q.split(query_lens))
     ]

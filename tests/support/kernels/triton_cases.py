@@ -213,6 +213,20 @@ def window_case(device: str, dtype: torch.dtype) -> None:
         )
 
 
+def capped_case(device: str, dtype: torch.dtype) -> None:
+    """Scores are capped by tanh, within a window or not."""
+    lens, query_lens = [1, 300, 90], [1, 3, 40]
+    case = make_paged(lens, num_kv_heads=1, head_dim=32, device=device, dtype=dtype, cap=0.7)
+    q = _randn(sum(query_lens), 2, 32, device=device, dtype=dtype)
+    for invariant, window in ((False, 0), (True, 0), (False, 37)):
+        for run in (partial(case.decode, q[:3]), partial(case.extend, q, query_lens)):
+            _compare(
+                partial(run, batch_invariant=invariant, window=window),
+                dtype,
+                reference=partial(run, window=window),
+            )
+
+
 def block_extend_case(device: str, dtype: torch.dtype) -> None:
     """Blocks within a tile of queries, as wide as one, and wider; chunks that begin inside."""
     tile = extend_blocks(32, dtype).queries
@@ -366,6 +380,7 @@ CASES: list[Case] = [
     decode_case,
     extend_case,
     window_case,
+    capped_case,
     block_extend_case,
     fused_moe_case,
     invariance_case,

@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from _pytest.mark import ParameterSet
 from transformers import PreTrainedModel
 
 from tests.support.checkpoints.families import SPECIMENS, write_specimen
@@ -30,6 +31,9 @@ LENGTHS = (3, 20, 37, 47, 62, 110)
 NUM_NEW = 20
 SCARCE_TOKENS = (192, 128, 96, 88, 80, 72)
 """KV caches, of which one is too small: the fewer tokens, the more layers have windows."""
+SHARED_IN_PARTS = ("llama", "glm4", "glm4-moe", "olmo2", "phi3", "qwen2-moe", "minimax-m2")
+"""Families that between them have all that ranks share in parts: biases, fused tensors, experts,
+norms over all heads."""
 GREEDY = SamplingParams(temperature=0.0, max_tokens=NUM_NEW, ignore_eos=True)
 
 
@@ -54,6 +58,13 @@ class Checkpoint:
             assert (best - chosen < NEAR_TIE).all()
 
 
+def long_but(*names: str) -> list[ParameterSet]:
+    """All families; `make test` goes through these alone."""
+    return [
+        pytest.param(name, marks=() if name in names else pytest.mark.long) for name in SPECIMENS
+    ]
+
+
 @pytest.fixture(scope="module", params=SPECIMENS)
 def checkpoint(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
@@ -75,6 +86,7 @@ def test_batched_then_hitting_prefixes(checkpoint: Checkpoint) -> None:
         checkpoint.check(prompts, engine.generate(prompts, GREEDY))
 
 
+@pytest.mark.parametrize("checkpoint", long_but("qwen3", "glm4-moe"), indirect=True)
 def test_alone(checkpoint: Checkpoint) -> None:
     prompts = make_prompts()
     options = {"kv_cache_tokens": 4096, "enable_prefix_caching": False, "overlap_depth": 0}
@@ -96,6 +108,7 @@ def test_chunks_and_scarce_pages(checkpoint: Checkpoint) -> None:
     raise AssertionError("pages were not scarce")
 
 
+@pytest.mark.parametrize("checkpoint", long_but(*SHARED_IN_PARTS), indirect=True)
 def test_two_ranks(checkpoint: Checkpoint) -> None:
     prompts = make_prompts()
 

@@ -23,7 +23,7 @@ CLASSES: dict[str, tuple[Any, Any]] = {
         *("Llama", "Mistral", "Qwen2", "Qwen3", "Qwen3Moe", "Granite", "Glm4"),
         *("Glm4Moe", "SmolLM3", "SeedOss", "Olmo2", "Ernie4_5", "Cohere", "Mixtral"),
         *("Ministral3", "Cohere2", "Exaone4", "Olmo3", "Glm", "Ministral", "Phi3"),
-        *("Qwen2Moe", "MiniMaxM2", "Gemma", "Gemma3"),
+        *("Qwen2Moe", "MiniMaxM2", "Gemma", "Gemma2", "Gemma3"),
     )
 }
 SIZES: dict[str, Any] = {
@@ -71,6 +71,7 @@ OWN: dict[str, dict[str, Any]] = {
     "Exaone4ForCausalLM": {"sliding_window": 9},
     "MinistralForCausalLM": {"sliding_window": 9},
     "Olmo3ForCausalLM": {"sliding_window": 9, **TWO_ROPES},
+    "Gemma2ForCausalLM": {"sliding_window": 9},
     "Gemma3ForCausalLM": {"sliding_window": 9, **TWO_ROPES},
 }
 """What a family has besides, or cannot do without."""

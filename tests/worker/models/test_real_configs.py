@@ -62,7 +62,8 @@ def other_values(value: Any) -> list[Any]:
 
 IGNORED = {
     "bookkeeping": "_name_or_path dtype torch_dtype transformers_version internal_version "
-    "auto_map is_llama_config transformers.js_config _attn_implementation_autoset",
+    "auto_map is_llama_config transformers.js_config _attn_implementation_autoset "
+    "_attn_implementation",
     "training": "initializer_range attention_dropout embedding_dropout output_dropout ep_size "
     "debug fuse_cross_entropy micro_forward skip_checkpoint router_aux_loss_coef residual_dropout "
     "embd_pdrop resid_pdrop",
@@ -79,7 +80,7 @@ IGNORED = {
     "where rotation is not stretched": "original_max_position_embeddings",
     "less than a window or a chunk is served": "max_position_embeddings",
     "said elsewhere": "max_sequence_length model_max_length sliding_window_pattern "
-    "moe_shared_expert_intermediate_size",
+    "sliding_window_size moe_shared_expert_intermediate_size",
 }
 
 
