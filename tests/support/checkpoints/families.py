@@ -81,6 +81,18 @@ SPECIMENS: dict[str, Specimen] = {
             **_EPS,
         },
     ),
+    "llama-tied": Specimen(
+        name="Llama",
+        settings={
+            "rope_parameters": {"rope_type": "linear", "rope_theta": 100.0, "factor": 2.0},
+            "tie_word_embeddings": True,
+        },
+        mutations={
+            "stretching": {"rope_parameters": _ROPE},
+            "untied": {"tie_word_embeddings": False},
+        },
+        lacks_head_dim=True,
+    ),
     "granite": Specimen(
         name="Granite",
         settings={

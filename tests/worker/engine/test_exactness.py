@@ -27,7 +27,8 @@ from tests.support.engines.exactness import (
 
 pytestmark = pytest.mark.randomized  # with more tokens
 FULL = "qwen3"
-"""Goes through all settings in `make test`; of the others that is left to `make check-long`."""
+"""Whose bits are compared in `make test`; the others' are in `make check-long`. That every family's
+tokens are transformers' tokens stands in tests/worker/models/test_families.py."""
 
 
 @pytest.fixture(scope="module", params=ARCHITECTURES)
@@ -45,23 +46,8 @@ def long_but(short: object, values: Iterable[object]) -> list[ParameterSet]:
     return [pytest.param(one, marks=() if one == short else pytest.mark.long) for one in values]
 
 
-def cases(*settings: str) -> list[ParameterSet]:
-    """Architectures with settings; `make test` runs all with the first of these."""
-    return [
-        pytest.param(
-            *(name, setting),
-            marks=() if name == FULL or setting == settings[0] else pytest.mark.long,
-        )
-        for name in ARCHITECTURES
-        for setting in settings
-    ]
-
-
-@pytest.mark.parametrize(
-    ("checkpoint", "setting"),
-    cases("batched", "alone", "chunked", "scarce", "tensor_parallel"),
-    indirect=["checkpoint"],
-)
+@pytest.mark.parametrize("checkpoint", [FULL], indirect=True)
+@pytest.mark.parametrize("setting", ["batched", "alone", "chunked", "scarce", "tensor_parallel"])
 def test_greedy_equals_transformers(checkpoint: Checkpoint, setting: str) -> None:
     settings = Settings(checkpoint.folder, [GREEDY] * 20)
     if setting == "batched":

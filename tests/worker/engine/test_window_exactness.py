@@ -9,7 +9,7 @@ import pytest
 import torch
 from transformers import PreTrainedModel
 
-from tests.support.checkpoints.dense import WINDOWED, write_checkpoint
+from tests.support.checkpoints.dense import write_checkpoint
 from tests.support.engines.engine_driver import Engine
 from tests.support.engines.exactness import (
     GREEDY,
@@ -21,19 +21,19 @@ from tests.support.engines.exactness import (
 from worker.rank.runner import ModelRunner
 
 NUM_PROMPTS = 16
-ALL = "qwen3-windows"
-"""Goes through all settings in `make test`; of the others that is left to `make check-long`."""
-SCARCE_TOKENS = {"mistral-windows": 192, "qwen2-window": 448, "qwen3-windows": 336}
+NAME = "qwen3-windows"
+"""Other families with windows go through tests/worker/models/test_families.py."""
+SCARCE_TOKENS = 336
 
 
 class WindowSettings(Settings):
     """Chunks that windows pass over, and pages that are scarce though they are given back."""
 
-    def __init__(self, name: str, folder: str, **options: object) -> None:
+    def __init__(self, folder: str, **options: object) -> None:
         params = options.pop("params", [GREEDY] * NUM_PROMPTS)
         super().__init__(folder, params, **options)  # type: ignore[arg-type]  # test options
         self._scarce = {
-            "kv_cache_tokens": SCARCE_TOKENS[name],
+            "kv_cache_tokens": SCARCE_TOKENS,
             "max_num_batched_tokens": 64,
         }
 
@@ -52,36 +52,19 @@ class WindowSettings(Settings):
             return engine.generate(self._prompts, self._params)
 
 
-@pytest.fixture(scope="module", params=WINDOWED)
-def checkpoint(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> tuple[str, str, PreTrainedModel]:
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, PreTrainedModel]:
     torch.set_num_threads(1)
-    folder = tmp_path_factory.mktemp(request.param)
-    return request.param, str(folder), write_checkpoint(request.param, Path(folder))
-
-
-def cases(*settings: str) -> list[object]:
-    return [
-        pytest.param(
-            *(name, setting),
-            marks=() if name == ALL or setting == settings[0] else pytest.mark.long,
-        )
-        for name in WINDOWED
-        for setting in settings
-    ]
+    folder = tmp_path_factory.mktemp(NAME)
+    return str(folder), write_checkpoint(NAME, Path(folder))
 
 
 @pytest.mark.parametrize(
-    ("checkpoint", "setting"),
-    cases("batched", "alone", "chunked", "scarce", "tensor_parallel", "speculative"),
-    indirect=["checkpoint"],
+    "setting", ["batched", "alone", "chunked", "scarce", "tensor_parallel", "speculative"]
 )
-def test_greedy_equals_transformers(
-    checkpoint: tuple[str, str, PreTrainedModel], setting: str
-) -> None:
-    name, folder, model = checkpoint
-    settings = WindowSettings(name, folder)
+def test_greedy_equals_transformers(checkpoint: tuple[str, PreTrainedModel], setting: str) -> None:
+    folder, model = checkpoint
+    settings = WindowSettings(folder)
     if setting == "batched":
         results = list(settings.batched_then_cached())
     else:
@@ -90,18 +73,25 @@ def test_greedy_equals_transformers(
         assert_greedy_of_transformers(model, make_prompts(NUM_PROMPTS), outputs)
 
 
-@pytest.mark.parametrize("checkpoint", [ALL], indirect=True)
+@pytest.mark.long
+@pytest.mark.parametrize("name", ["mistral-windows", "qwen2-window"])
+def test_drafts_of_models_with_other_windows(name: str, tmp_path: Path) -> None:
+    torch.set_num_threads(1)
+    model = write_checkpoint(name, tmp_path)
+    outputs = WindowSettings(str(tmp_path)).speculative()
+    assert_greedy_of_transformers(model, make_prompts(NUM_PROMPTS), outputs)
+
+
 def test_batch_invariant_outputs_are_bitwise_equal(
-    checkpoint: tuple[str, str, PreTrainedModel],
+    checkpoint: tuple[str, PreTrainedModel],
 ) -> None:
-    name, folder, _ = checkpoint
-    settings = WindowSettings(name, folder, params=seeded_params()[:8], batch_invariant=True)
+    folder, _ = checkpoint
+    settings = WindowSettings(folder, params=seeded_params()[:8], batch_invariant=True)
     batched, cached = settings.batched_then_cached()
     assert cached == batched
     assert settings.chunked() == batched
 
 
-@pytest.mark.parametrize("checkpoint", [ALL], indirect=True)
 @pytest.mark.parametrize(
     ("options", "refusal"),
     [
@@ -114,12 +104,12 @@ def test_batch_invariant_outputs_are_bitwise_equal(
     ],
 )
 def test_what_needs_all_pages_is_refused_before_weights_are_read(
-    checkpoint: tuple[str, str, PreTrainedModel],
+    checkpoint: tuple[str, PreTrainedModel],
     options: dict[str, object],
     refusal: str,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    _, folder, _ = checkpoint
+    folder, _ = checkpoint
 
     def load_nothing(*_: object, **__: object) -> None:
         raise AssertionError("weights are read")
@@ -129,11 +119,10 @@ def test_what_needs_all_pages_is_refused_before_weights_are_read(
         Engine(folder, **options)
 
 
-@pytest.mark.parametrize("checkpoint", [ALL], indirect=True)
 def test_a_length_within_the_window_needs_none_of_this(
-    checkpoint: tuple[str, str, PreTrainedModel],
+    checkpoint: tuple[str, PreTrainedModel],
 ) -> None:
-    _, folder, model = checkpoint
+    folder, model = checkpoint
     with Engine(folder, max_model_len=33, kv_cache_tokens=1024, host_cache_gib=0.01) as engine:
         runner = engine._executor._rank.runner
         assert isinstance(runner, ModelRunner)
