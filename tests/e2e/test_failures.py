@@ -18,8 +18,8 @@ import pytest
 
 from tests.support.fleet.running_fleet import API_KEY, DEADLINE_S, MODEL, RunningFleet, wait_until
 
-NUM_TOKENS = 400
-NUM_STREAMS = 24
+NUM_TOKENS = 250
+NUM_STREAMS = 12
 
 
 class Stream:

@@ -17,7 +17,8 @@ from tests.support.fleet.proxy_loss import HAPROXY, MANAGER, Probe, Victims, wai
 from tests.support.fleet.running_fleet import API_KEY, MODEL, RunningFleet, parent_of
 from tests.system.checks import is_whole
 
-LOAD = ClientOptions(num_clients=4, num_idle_clients=0, long_output_len=200)
+LOAD = ClientOptions(num_clients=4, num_idle_clients=0, long_output_len=200, pause_s=0.2)
+"""Half a minute of it, while Serve replaces a manager: pauses leave processors to other tests."""
 
 pytestmark = pytest.mark.skipif(not has_haproxy(), reason="HAProxy's wheel is not installed")
 

@@ -20,6 +20,8 @@ HAPROXY, MANAGER = "haproxy", "ray::HAProxyManager"
 _ASK_TIMEOUT_S = 30.0
 _BACK_TIMEOUT_S = 240.0
 _POLL_S = 0.02
+_REPLACED_POLL_S = 0.25
+"""Serve takes some 20 s to see that a manager is gone; to look at all processes takes some ms."""
 
 
 class Probe:
@@ -132,7 +134,7 @@ class Victims:
             now = [self.find(HAPROXY), self.find(MANAGER)]
             return all(len(pids) == 1 and not self.killed & set(pids) for pids in now)
 
-        wait_until(is_replaced, "another HAProxy and its manager")
+        wait_until(is_replaced, "another HAProxy and its manager", _REPLACED_POLL_S)
 
 
 def _listens(process: psutil.Process) -> bool:
@@ -141,10 +143,10 @@ def _listens(process: psutil.Process) -> bool:
     return any(connection.status == psutil.CONN_LISTEN for connection in connections)
 
 
-def wait_until(holds: Callable[[], bool], what: str) -> None:
-    """Returns once it holds. Raises TimeoutError if it never does."""
+def wait_until(holds: Callable[[], bool], what: str, poll_s: float = _POLL_S) -> None:
+    """Returns once it holds, which is looked at so often. Raises TimeoutError if it never does."""
     deadline = time.monotonic() + _BACK_TIMEOUT_S
     while not holds():
         if time.monotonic() > deadline:
             raise TimeoutError(f"{what} did not come in {_BACK_TIMEOUT_S:.0f} s")
-        time.sleep(_POLL_S)
+        time.sleep(poll_s)

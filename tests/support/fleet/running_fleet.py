@@ -213,7 +213,10 @@ def models_of(tiny: Path, demo: Path | str) -> list[dict[str, object]]:
 
 
 def wait_until(condition: Callable[[], object]) -> None:
+    """Looks less and less often: to ask a fleet takes its processes tens of milliseconds."""
     began = time.monotonic()
+    pause_s = 0.05
     while not condition():
         assert time.monotonic() - began < DEADLINE_S, f"not so after {DEADLINE_S} s"
-        time.sleep(0.05)
+        time.sleep(pause_s)
+        pause_s = min(1.4 * pause_s, 0.5)
