@@ -5,12 +5,14 @@ from __future__ import annotations
 import shutil
 import tempfile
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any, Self
 
 import numpy as np
 
+from tests.support.engines.forked_rank import forking_ranks
 from worker.config import EngineConfig
 from worker.core.engine import EngineCore
 from worker.core.executor_local import LocalExecutor
@@ -33,7 +35,8 @@ class Outcome:
 
 
 class Engine:
-    """Rank 0 runs here; further ranks are child processes, as offline use has them.
+    """Rank 0 runs here; further ranks are child processes, as offline use has them, but forked from
+    a process that has imported torch unless `forks` is false.
 
     Options are EngineConfig's fields; CPU with one thread unless said otherwise. Time stands still
     for the engine, unless `clock` tells it.
@@ -42,13 +45,19 @@ class Engine:
     executor_class = LocalExecutor
 
     def __init__(
-        self, model: str, *, clock: Callable[[], float] = lambda: 0.0, **options: Any
+        self,
+        model: str,
+        *,
+        clock: Callable[[], float] = lambda: 0.0,
+        forks: bool = True,
+        **options: Any,
     ) -> None:
         settings: dict[str, Any] = {"device": "cpu", "cpu_threads": 1, "max_num_seqs": 32}
         self.config = EngineConfig(model=model, **{**settings, **options})
         self._directory = tempfile.mkdtemp(prefix="rf-")
         world = self.config.tensor_parallel_size
-        self._executor = self.executor_class(self.config, self._directory, range(1, world))
+        with forking_ranks() if forks else nullcontext():
+            self._executor = self.executor_class(self.config, self._directory, range(1, world))
         info = self._executor.start()
         self.core = EngineCore(self.config, info, self._executor, clock)
         self._compiler = GrammarCompiler(setting_of(info), 60.0)

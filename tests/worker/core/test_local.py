@@ -36,4 +36,4 @@ def test_a_peer_that_fails_before_it_joins_is_not_waited_for(
     (startup / "sitecustomize.py").write_text("import os\nos._exit(3)\n")
     monkeypatch.setenv("PYTHONPATH", str(startup), prepend=os.pathsep)
     with pytest.raises(RankFailure, match="code 3"):
-        Engine(str(tmp_path), tensor_parallel_size=2, kv_cache_tokens=1024)
+        Engine(str(tmp_path), tensor_parallel_size=2, kv_cache_tokens=1024, forks=False)
