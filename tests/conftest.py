@@ -8,6 +8,7 @@ more, so that no process is left with one of them when the others are done.
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,11 @@ from hypothesis import HealthCheck, is_hypothesis_test, settings
 from xdist.scheduler import LoadScopeScheduling
 
 pytest.register_assert_rewrite("tests.support")
+
+# There is a process for every processor. With more threads than that, those of OpenMP spin while
+# they wait for one that has none. Whoever tests threads sets their number; child processes inherit
+# this before they import torch.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 STARTS_RAY = ("tests/helm/test_chart_runs.py", "tests/e2e/")
 """In this order: the fleet of tests/e2e is up until its last test kills it."""
