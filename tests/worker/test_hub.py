@@ -29,8 +29,11 @@ START = """
 import asyncio, json, math, sys
 from worker.config import EngineConfig
 from worker.group import _fetch_checkpoints
+from worker.wire import retry
 from worker.wire.retry import until_started
 from worker.wire.tokenizer import load_tokenizer
+
+retry.FIRST_DELAY_S = 0.1
 
 def start(repository):
     config = EngineConfig(model=repository, device="cpu")

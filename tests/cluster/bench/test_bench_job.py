@@ -55,6 +55,13 @@ def run(
     return written
 
 
+@pytest.fixture
+def no_charts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Leaves charts blank, which take matplotlib longer than a job takes; each kind of job is drawn
+    in a test without it."""
+    monkeypatch.setattr("cluster.bench.jobs.charts._svg", lambda draw: "<svg/>")
+
+
 def say(capsys: pytest.CaptureFixture[str], backend: Backend, *flags: str) -> tuple[int, str, str]:
     """Exit status and what stands on the console for people, and beside it."""
     command = ["job", *flags, "--base-url", backend.url, *LOAD.split()[:-2]]
@@ -82,6 +89,7 @@ def test_a_sweep_stops_where_the_endpoint_no_longer_follows(
         assert len(stage["ttfts"]) == stage["completed"]
 
 
+@pytest.mark.usefixtures("no_charts")
 def test_a_job_waits_for_an_endpoint_that_still_loads(
     backend: Backend, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -131,6 +139,7 @@ def test_prefixes_in_common_are_sent_and_then_none(
     assert len(set(starts[15:])) == 15
 
 
+@pytest.mark.usefixtures("no_charts")
 def test_a_job_that_is_run_again_has_other_prompts_unless_told(
     backend: Backend, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -185,6 +194,7 @@ def test_every_scenario_is_a_stage_and_only_mixed_traffic_has_priorities(
     assert any("priority" in body for body in mixed)
 
 
+@pytest.mark.usefixtures("no_charts")
 def test_a_soak_tells_failures(
     backend: Backend, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -223,6 +233,7 @@ def test_a_job_of_which_all_requests_fail_says_why_and_has_no_figures(
     assert page.count(f"<td>{NO_DATA}</td>") >= 4
 
 
+@pytest.mark.usefixtures("no_charts")
 def test_some_failures_are_counted_by_reason_where_people_look(
     backend: Backend, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -269,6 +280,7 @@ def test_gpus_are_read_from_the_driver(tmp_path: Path) -> None:
     assert machine(str(tmp_path / "nowhere"))["gpus"] is None
 
 
+@pytest.mark.usefixtures("no_charts")
 def test_results_are_not_overwritten_unless_told(
     backend: Backend, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: Any
 ) -> None:

@@ -49,7 +49,7 @@ def payload_of(submits: list[Submit]) -> bytes:
     return msgspec.msgpack.encode(share_sampling(SubmitBatch(submits=submits)))
 
 
-def many(count: int = MANY, *, is_shared: bool = False) -> list[Submit]:
+def many(count: int, *, is_shared: bool = False) -> list[Submit]:
     submits = [heavy(number) for number in range(count)]
     if is_shared:
         for number, one in enumerate(submits):
@@ -79,22 +79,23 @@ async def test_the_loop_goes_on_while_a_batch_is_taken_in(
     """One request with all parameters at their limits kept a front silent until it was given up."""
     gateway = Gateway(front, "g0")
     await gateway.next()
-    submits = many(is_shared=is_shared)
+    count = MANY if is_shared else SOME
+    submits = many(count, is_shared=is_shared)
     payload = payload_of(submits)
     with turns() as seen:
         reply = decode_reply(await front.submit(payload))
         # All are decoded, then all are checked.
-        assert len(seen) >= 2 * max(len(payload) // SLICE_BYTES, MANY // SLICE_SUBMITS - 1)
-    assert (reply.last_ordinal, reply.rejections) == (MANY, [])
+        assert len(seen) >= 2 * max(len(payload) // SLICE_BYTES, count // SLICE_SUBMITS - 1)
+    assert (reply.last_ordinal, reply.rejections) == (count, [])
     taken: list[str] = []
-    while len(taken) < MANY:
+    while len(taken) < count:
         batch = await engine.batch()
         different = {id(s.sampling): s.sampling.num_entries for s in batch.submits}
         assert sum(different.values()) <= SLICE_ENTRIES, "rank 0 is to go on as well"
         assert len(batch.submits) <= SLICE_SUBMITS
         assert len(different) == (1 if is_shared else len(batch.submits))
         taken += [s.request_id for s in batch.submits]
-    assert taken == [str(number) for number in range(MANY)]
+    assert taken == [str(number) for number in range(count)]
     await gateway.close()
 
 

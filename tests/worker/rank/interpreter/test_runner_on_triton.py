@@ -10,25 +10,21 @@ import torch
 from tests.support.checkpoints.dense import SPECS, WINDOWED, write_checkpoint
 from tests.support.engines.plan_driver import Request, generate, make_runner
 
-FULL = "qwen3"
-"""Runs with batch-invariant kernels in `make test`, too; the others do in `make check-long`."""
-WINDOWS = "qwen3-windows"
-"""Has three groups of layers; other models with windows run in `make check-long`."""
+SHORT = {("llama", False), ("granite", False), ("qwen3", True), ("qwen3-windows", False)}
+"""Architectures that `make test` runs, with batch-invariant kernels or without: biases and a scaled
+rotary embedding; multipliers; norms of heads and tied embeddings; three groups of layers. Others
+differ in sizes and tables alone, and run in `make check-long`."""
 
 
 @pytest.mark.parametrize(
     ("name", "batch_invariant"),
     [
-        *((name, False) for name in SPECS),
-        *(
-            pytest.param(name, True, marks=() if name == FULL else pytest.mark.long)
-            for name in SPECS
-        ),
-        *(
-            pytest.param(name, False, marks=() if name == WINDOWS else pytest.mark.long)
-            for name in WINDOWED
-        ),
-        pytest.param(WINDOWS, True, marks=pytest.mark.long),
+        pytest.param(*case, marks=() if case in SHORT else pytest.mark.long)
+        for case in (
+            *((name, invariant) for name in SPECS for invariant in (False, True)),
+            *((name, False) for name in WINDOWED),
+            ("qwen3-windows", True),
+        )
     ],
 )
 def test_logits_equal_transformers(name: str, batch_invariant: bool, tmp_path: Path) -> None:
