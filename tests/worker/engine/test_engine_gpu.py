@@ -61,7 +61,7 @@ def test_batch_invariant_outputs_are_bitwise_equal(checkpoint: Checkpoint, dtype
     assert cached == alone
     assert settings.chunked() == alone
     assert settings.scarce() == alone
-    together, alone_parallel = settings.tensor_parallel()
+    together, alone_parallel = settings.tensor_parallel_and_alone()
     assert together == alone_parallel
 
 

@@ -95,7 +95,10 @@ def test_outputs_are_bitwise_equal_in_every_setting(
 
     def scarce_then_alone(engine: Engine) -> list[Outcome]:
         found = scarce(engine)
-        assert one_by_one(engine) == found
+        # Every other prompt, which have each of the features; steps of several ranks take long.
+        pairs = list(zip(prompts, params, strict=True))[::2]
+        alone = [engine.outcomes([prompt], [one])[0] for prompt, one in pairs]
+        assert alone == found[::2]
         return found
 
     outcomes(scarce_then_alone, tensor_parallel_size=2, kv_cache_tokens=SCARCE_TOKENS)

@@ -20,6 +20,7 @@ from tests.support.engines.exactness import (
 )
 from worker.rank.runner import ModelRunner
 
+pytestmark = pytest.mark.randomized  # with more tokens
 NUM_PROMPTS = 16
 NAME = "qwen3-windows"
 """Other families with windows go through tests/worker/models/test_families.py."""

@@ -124,9 +124,11 @@ def test_no_switch_changes_a_token(
     checkpoint: SdarCheckpoint, alone: list[BlockOutput], options: dict[str, object]
 ) -> None:
     settings = {"max_num_seqs": 6, "kv_cache_tokens": 2048, **options}
+    # A step of several ranks takes many times as long where they have to share a processor.
+    count = 8 if "tensor_parallel_size" in options else 16
     with BlockEngine(checkpoint.folder, **settings) as engine:
-        found = engine.serve(prompts(), sampling())
-    assert [one.token_ids for one in found] == [one.token_ids for one in alone]
+        found = engine.serve(prompts(count), sampling(count))
+    assert [one.token_ids for one in found] == [one.token_ids for one in alone[:count]]
 
 
 def test_one_request_is_the_same_first_out_and_synchronous(checkpoint: SdarCheckpoint) -> None:

@@ -142,7 +142,7 @@ def test_all_ranks_put_speculative_rows_on_the_same_blocks(checkpoint: SdarCheck
     for ranks in (1, 2):
         settings = {"tensor_parallel_size": ranks, "max_num_seqs": 6, "kv_cache_tokens": 2048}
         with AheadEngine(checkpoint.folder, **settings) as engine:
-            found.append(engine.serve(*requests(6)))
+            found.append(engine.serve(*requests(4)))
             assert any(is_ahead(plan) for plan in engine.plans)
     for one, other in zip(*found, strict=True):
         assert (one.token_ids, one.rounds) == (other.token_ids, other.rounds)
