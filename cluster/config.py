@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
@@ -137,6 +138,9 @@ class EndpointConfig:
     stands for it and keeps it off the list of processes."""
     admin_api_key_file: str = ""
     """File of admin keys, in the format of --api-key-file."""
+    allowed_origins: tuple[str, ...] = field(default=(), metadata={"separator": ","})
+    """Origins whose pages browsers let ask this endpoint, as `https://host:port`, separated by
+    commas, or * for all; none unless given."""
     audit_log: str = ""
     """Folder, on the gateways' nodes, for a line of JSON per request: when, whose key, which model
     and status, how many tokens; nothing of prompts or answers. Empty for none."""
@@ -186,6 +190,12 @@ class EndpointConfig:
             raise ValueError("--admin-api-key is an --api-key too: give it a key of its own")
         if self.admin_api_key_file and self.admin_api_key_file == self.api_key_file:
             raise ValueError("--admin-api-key-file is --api-key-file too: give it its own")
+        for origin in self.allowed_origins:
+            if origin != "*" and not re.fullmatch(r"https?://[^/\s]+", origin):
+                raise ValueError(
+                    "--allowed-origins must be as https://host:port, without a path, or *, "
+                    f"got {origin!r}"
+                )
         if self.num_gateways < 1:
             raise ValueError(f"--num-gateways must be at least 1, got {self.num_gateways}")
         if not self.startup_retry_s >= 0.0:
@@ -227,6 +237,7 @@ class ServeConfig:
             api_key_file=self.endpoint.api_key_file,
             admin_api_keys=(self.endpoint.admin_api_key,) if self.endpoint.admin_api_key else (),
             admin_api_key_file=self.endpoint.admin_api_key_file,
+            allowed_origins=self.endpoint.allowed_origins,
             num_gateways=self.endpoint.num_gateways,
             audit_log=self.endpoint.audit_log,
             fairness_key=self.endpoint.fairness_key,

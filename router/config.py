@@ -113,6 +113,8 @@ class GatewayConfig:
     admin_api_key_file: str = ""
     """File, or folder of files, with further ones."""
 
+    allowed_origins: tuple[str, ...] = ()
+    """Origins (`https://host:port`, or `*` for all) whose pages browsers let ask this endpoint."""
     num_gateways: int = 1
     """How many of them share the limits of API keys."""
     audit_log: str = ""

@@ -9,6 +9,7 @@ from typing import Any
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
+from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
@@ -22,12 +23,26 @@ from router.api.body import Bodies, BodyLimits
 from router.api.completions import CompletionRoutes, request_id_of
 from router.api.count import AnswerCounter
 from router.api.readers import ReaderLimits, Readers
+from router.api.tokenize import TokenRoutes
 from router.errors import ApiError
 from router.gateway import Gateway
 from router.keys import KeyLimits, KeyRing
 from worker.wire.hub import local_folder
 
 logger = logging.getLogger(__name__)
+
+EXPOSED_HEADERS = (
+    "retry-after",
+    "x-rayfleet-worker",
+    "x-ratelimit-limit-requests",
+    "x-ratelimit-limit-tokens",
+    "x-ratelimit-remaining-requests",
+    "x-ratelimit-remaining-tokens",
+    "x-ratelimit-reset-requests",
+    "x-ratelimit-reset-tokens",
+    "x-request-id",
+)
+"""What a page of another origin may read of an answer."""
 
 
 def create_app(
@@ -48,6 +63,7 @@ def create_app(
     """
     bodies = Bodies(body_limits)
     completions = CompletionRoutes(gateway, bodies, Readers(reader_limits))
+    tokens = TokenRoutes(gateway, bodies)
     config = gateway.config
     keys = KeyRing(config.api_keys, config.api_key_file)
     monitor = MonitorRoutes(gateway, keys)
@@ -57,12 +73,16 @@ def create_app(
         routes=[
             Route("/v1/chat/completions", completions.chat, methods=["POST"]),
             Route("/v1/completions", completions.complete, methods=["POST"]),
+            Route("/tokenize", tokens.tokenize, methods=["POST"]),
+            Route("/detokenize", tokens.detokenize, methods=["POST"]),
             Route("/v1/models", monitor.models),
             Route("/v1/models/{name:path}", monitor.model),
             Route("/health", monitor.health),
             Route("/ready", monitor.ready),
             Route("/metrics", monitor.metrics),
             Route("/version", monitor.version),
+            Route("/ping", monitor.health, methods=["GET", "POST"]),
+            Route("/load", monitor.load),
             Route("/admin/admission", admin.admission),
             Route("/admin/admission", admin.set_admission, methods=["POST"]),
         ],
@@ -77,6 +97,14 @@ def create_app(
         app.add_middleware(ApiKeys, keys=keys, limits=KeyLimits(config.num_gateways))
     if config.audit_log:
         app.add_middleware(AuditLog, folder=config.audit_log, gateway_id=gateway.gateway_id)
+    if config.allowed_origins:  # outside of the keys: what a browser asks first has none
+        app.add_middleware(
+            CORSMiddleware,
+            allow_origins=config.allowed_origins,
+            allow_methods=["GET", "POST"],
+            allow_headers=["*"],
+            expose_headers=EXPOSED_HEADERS,
+        )
     # The last one added is the outermost.
     app.add_middleware(PlainPaths)
     app.add_middleware(AnswerCounter, stats=gateway.http, routes=tuple(app.router.routes))
@@ -134,7 +162,7 @@ class MonitorRoutes:
         return JSONResponse(self._card(name))
 
     async def health(self, _: Request) -> Response:
-        """GET /health: the process is alive."""
+        """GET /health, GET and POST /ping: the process is alive."""
         return JSONResponse({"status": "ok"})
 
     async def ready(self, request: Request) -> Response:
@@ -161,6 +189,19 @@ class MonitorRoutes:
     async def version(self, _: Request) -> Response:
         """GET /version."""
         return JSONResponse({"version": importlib.metadata.version("rayfleet")})
+
+    async def load(self, request: Request) -> Response:
+        """GET /load: completions that this gateway has under way, by model and together.
+
+        Of models that the key may use.
+        """
+        key = account_of(request).key
+        models = {
+            model.route.name: model.num_open
+            for model in self._gateway.models
+            if key is None or key.may_use(model.route.name, *model.route.aliases)
+        }
+        return JSONResponse({"server_load": sum(models.values()), "models": models})
 
     def _card(self, name: str) -> dict[str, Any]:
         model = self._gateway.model(name)

@@ -9,7 +9,7 @@ from router.api.response import send_error
 from router.errors import ApiError
 from router.keys import KeyLimits, KeyRing
 
-OPEN_PATHS = ("/health", "/ready")
+OPEN_PATHS = ("/health", "/ready", "/ping")
 """Probes carry no key."""
 ADMIN_PATHS = "/admin/"
 """What begins so asks for an admin key itself; in any other spelling it needs an API key too."""

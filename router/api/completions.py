@@ -9,7 +9,6 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, TypeVar
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -35,15 +34,12 @@ from router.errors import bad_request
 from router.fleet import Feasibility, PromptBlocks
 from router.gateway import Gateway
 from router.serving import GenerationRequest, ServedModel
+from router.tokens.encoder import ChatPrompt
 from router.tracing import RequestSpan
 from worker.wire.sampling import SamplingParams
 from worker.wire.slo import Slo
 from worker.wire.structured import StructuredOutputsParams
 
-T = TypeVar("T")
-
-SMALL_BODY = 1 << 20
-"""Bytes that are decoded and checked on the event loop, in 30 ms at most."""
 LAST_TOKENS = 32
 """Of a prompt, in which a marker is that opens a thought."""
 _REQUEST_ID = re.compile(r"[\x21-\x7e]{1,128}")
@@ -88,32 +84,29 @@ class CompletionRoutes:
         arrived_at = asyncio.get_running_loop().time()
         account = self._account(request)
 
-        def read() -> tuple[ChatRequest, ServedModel, list[dict[str, Any]]]:
+        def read() -> tuple[ChatRequest, ServedModel, ChatPrompt, ToolUse]:
             body = parse_body(payload, ChatRequest)
             model = self._gateway.model(body.model)
-            return body, model, chat_messages(body.messages, model.tokenizer.chat_template)
+            template = model.tokenizer.chat_template
+            messages = chat_messages(body.messages, template)
+            use = tool_use(body, model.dialect, template)
+            return body, model, params.chat_prompt(body, messages, use.tools, template), use
 
-        body, model, messages = await self._beside(read, payload, account.name)
-        template = model.tokenizer.chat_template
-        arguments = params.template_arguments(body, template)
-        use = tool_use(body, model.dialect, template)
-        continues = params.continues_message(body)
+        body, model, chat, use = await self._gateway.pool.run_if_large(
+            read, size=len(payload), owner=account.name
+        )
         num_top = params.chat_logprobs(body)
         asked = await self._asked(
             body, model, account, params.chat_max_tokens(body), num_top, forced=use.forced
         )
         prompt = await model.encoder.chat(
-            messages,
+            chat,
             asked.feasibility,
             owner=account.name,
             num_bytes=len(payload),
             cache_salt=asked.cache_salt,
             tenant=account.tenant(body.user, self._gateway.config.cache_isolation),
             session=body.prompt_cache_key or "",
-            tools=use.tools,
-            add_generation_prompt=not continues and body.add_generation_prompt is not False,
-            continues=continues,
-            chat_template_kwargs=arguments,
         )
         extras = Extras(
             tokenizer=model.tokenizer,
@@ -121,7 +114,8 @@ class CompletionRoutes:
             logprobs=None if num_top is None else ChatLogprobs(model.tokenizer, num_top),
             prompt_logprobs=body.prompt_logprobs is not None,
         )
-        reading = _reading(body, model, use, prompt, messages[-1]["content"] if continues else "")
+        begun = chat.messages[-1]["content"] if chat.continues else ""
+        reading = _reading(body, model, use, prompt, begun)
         return self._respond(
             request, account, arrived_at, body, asked, [prompt], extras, ChatWriter, reading
         )
@@ -135,7 +129,9 @@ class CompletionRoutes:
             model = self._gateway.model(body.model)
             return body, model, params.completion_prompts(body.prompt)
 
-        body, model, texts = await self._beside(read, payload, account.name)
+        body, model, texts = await self._gateway.pool.run_if_large(
+            read, size=len(payload), owner=account.name
+        )
         echo_only = bool(body.echo) and body.max_tokens == 0
         max_tokens = 1 if echo_only else params.completion_max_tokens(body)
         asked = await self._asked(
@@ -166,12 +162,6 @@ class CompletionRoutes:
             echo_only=echo_only,
         )
         return self._respond(request, account, arrived_at, body, asked, prompts, extras, TextWriter)
-
-    async def _beside(self, read: Callable[[], T], payload: bytes, owner: str) -> T:
-        """What `read` makes of a body, beside the event loop where it is large."""
-        if len(payload) <= SMALL_BODY:
-            return read()
-        return await self._gateway.pool.run(read, size=len(payload), owner=owner)
 
     async def _asked(
         self,

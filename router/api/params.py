@@ -10,6 +10,7 @@ import msgspec
 from router.api.protocol import ChatRequest, CommonRequest, CompletionRequest, StreamOptions
 from router.api.structured import structured_outputs
 from router.errors import bad_request
+from router.tokens.encoder import ChatPrompt
 from worker.wire.chat_template import ChatTemplate
 from worker.wire.diffusion import DiffusionParams
 from worker.wire.sampling import InvalidParameter, SamplingParams
@@ -210,6 +211,30 @@ def template_arguments(request: ChatRequest, template: ChatTemplate | None) -> d
             "reasoning_effort",
         )
     return {"reasoning_effort": effort, **dict.fromkeys(THINKING_SWITCHES, thinks), **values}
+
+
+def chat_prompt(
+    request: ChatRequest,
+    messages: Sequence[Mapping[str, Any]],
+    tools: Sequence[Mapping[str, Any]] | None,
+    template: ChatTemplate | None,
+) -> ChatPrompt:
+    """What the template makes a prompt of. Raises ApiError for fields that contradict each other.
+
+    Args:
+        request: of the client.
+        messages: its own, as the template takes them.
+        tools: that the model is shown.
+        template: that will see all of it.
+    """
+    continues = continues_message(request)
+    return ChatPrompt(
+        messages=messages,
+        tools=tools,
+        add_generation_prompt=not continues and request.add_generation_prompt is not False,
+        continues=continues,
+        template_arguments=template_arguments(request, template),
+    )
 
 
 def completion_prompts(prompt: str | list[Any]) -> list[str | list[int]]:

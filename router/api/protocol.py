@@ -114,7 +114,30 @@ class CompletionRequest(CommonRequest, kw_only=True, frozen=True):
     echo: bool | None = False
 
 
-Body = TypeVar("Body", ChatRequest, CompletionRequest)
+class TokenizeRequest(msgspec.Struct, kw_only=True, frozen=True):
+    """Body of /tokenize: a prompt or a chat."""
+
+    model: str | None = None
+    prompt: str | None = None
+    add_special_tokens: bool | None = None
+    """Whether those come around a prompt that stand around every text; true unless given."""
+    messages: list[dict[str, Any]] | None = None
+    tools: list[dict[str, Any]] | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = False
+    chat_template_kwargs: dict[str, Any] | None = None
+    return_token_strs: bool | None = False
+    """Whether the answer has the tokens' texts, too."""
+
+
+class DetokenizeRequest(msgspec.Struct, kw_only=True, frozen=True):
+    """Body of /detokenize."""
+
+    model: str | None = None
+    tokens: list[TokenId]
+
+
+Body = TypeVar("Body", bound=msgspec.Struct)
 
 
 def parse_body(body: bytes, kind: type[Body]) -> Body:

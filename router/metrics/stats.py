@@ -108,6 +108,7 @@ class ModelStats:
         "retries",
         "routed",
         "slo",
+        "started",
         "tenants",
         "unplaced",
         "workers",
@@ -144,6 +145,8 @@ class ModelStats:
         """Completions with an SLO, by priority, class and whether it was met."""
         self.routed: dict[str, int] = {}
         """Requests by worker."""
+        self.started = 0
+        """Completions."""
         self.finished: dict[str, int] = dict.fromkeys(("stop", "length", "abort", "error"), 0)
         """Completions by finish reason."""
         self.prediction_error = Histogram(FIRST_TOKEN_BUCKETS)

@@ -14,6 +14,7 @@ import msgspec
 MAX_PYTHON = 2**16
 """Characters that are parsed as Python: a tenth of a second."""
 _MAX_NAME = 256
+_SPACE = re.compile(r"\s*")
 
 Properties = Mapping[str, Mapping[str, Any]]
 """Schemas of the arguments of each function that there is, by its name."""
@@ -101,8 +102,12 @@ def _read_hermes(text: str, _: Properties) -> list[ToolCall] | None:
     return None if call is None else [call]
 
 
-_FUNCTION = re.compile(r"<function=([^>\n]+)>(.*?)(?:</function>|\Z)", re.DOTALL)
-_PARAMETER = re.compile(r"<parameter=([^>\n]+)>(.*?)(?:</parameter>|(?=<parameter=)|\Z)", re.DOTALL)
+# HAZARD: models write what clients ask for. Names are bounded, or a text of openings would take the
+# square of its length.
+_FUNCTION = re.compile(r"<function=([^>\n]{1,256})>(.*?)(?:</function>|\Z)", re.DOTALL)
+_PARAMETER = re.compile(
+    r"<parameter=([^>\n]{1,256})>(.*?)(?:</parameter>|(?=<parameter=)|\Z)", re.DOTALL
+)
 
 
 def _read_qwen_coder(text: str, properties: Properties) -> list[ToolCall] | None:
@@ -120,7 +125,9 @@ def _read_qwen_coder(text: str, properties: Properties) -> list[ToolCall] | None
     return calls or None
 
 
-_ARGUMENT = re.compile(r"<arg_key>(.*?)</arg_key>\s*<arg_value>(.*?)(?:</arg_value>|\Z)", re.DOTALL)
+_ARGUMENT = re.compile(
+    r"<arg_key>(.{1,256}?)</arg_key>\s*<arg_value>(.*?)(?:</arg_value>|\Z)", re.DOTALL
+)
 
 
 def _read_glm(text: str, properties: Properties) -> list[ToolCall] | None:
@@ -138,7 +145,7 @@ def _read_glm(text: str, properties: Properties) -> list[ToolCall] | None:
     return None if call is None else [call]
 
 
-_MISTRAL = re.compile(r"\s*([\w.-]+)\s*(?:\[CALL_ID\]\w+\s*)?(?:\[ARGS\])?\s*(?=\{)")
+_MISTRAL = re.compile(r"\s*([\w.-]{1,256})\s*(?:\[CALL_ID\]\w+\s*)?(?:\[ARGS\])?\s*(?=\{)")
 
 
 def _read_mistral(text: str, properties: Properties) -> list[ToolCall] | None:
@@ -350,10 +357,10 @@ def _objects(text: str, separator: str) -> list[Any] | None:
         except (ValueError, RecursionError):
             return None
         values.append(value)
-        rest = text[at:].lstrip()
-        if rest and (not separator or not rest.startswith(separator)):
+        at = _SPACE.match(text, at).end()  # type: ignore[union-attr]  # it matches nothing as well
+        if at < len(text) and not (separator and text.startswith(separator, at)):
             return None
-        at = len(text) - len(rest.removeprefix(separator).lstrip())
+        at = _SPACE.match(text, at + len(separator)).end()  # type: ignore[union-attr]
     return values
 
 

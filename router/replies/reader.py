@@ -9,6 +9,9 @@ from typing import Literal, NamedTuple
 
 from router.replies.formats import Properties, ToolCall, ToolFormat
 
+SLICE = 4096
+"""Characters that are looked at together: behind each marker the rest of them is copied."""
+
 
 class Thought(NamedTuple):
     """A piece of what the model thinks before it answers."""
@@ -108,8 +111,11 @@ class ReplyReader:
 
     def push(self, text: str) -> list[Piece]:
         """The pieces that become certain by the next text."""
-        self._buffer += text
-        return list(self._pieces(is_end=False))
+        pieces: list[Piece] = []
+        for start in range(0, len(text), SLICE):
+            self._buffer += text[start : start + SLICE]
+            pieces += self._pieces(is_end=False)
+        return pieces
 
     def end(self) -> list[Piece]:
         """The pieces at the end of the text."""

@@ -86,6 +86,11 @@ class ServedModel:
         return self.fleet.ready or self.route.on_demand
 
     @property
+    def num_open(self) -> int:
+        """Completions under way."""
+        return self.stats.started - sum(self.stats.finished.values())
+
+    @property
     def vocab_size(self) -> int:
         """Tokens that requests may name."""
         info = self.fleet.info
@@ -140,6 +145,7 @@ class ServedModel:
             prompt.priority = request.priority
             self.stats.prompt_tokens += prompt.num_tokens
             self.stats.prompt_length.observe(prompt.num_tokens)
+        self.stats.started += len(completions)
         explain = self.route.routing.explain_routing
         return Generation(request, completions, mailbox, self._placer.place, explain=explain)
 

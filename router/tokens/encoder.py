@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from math import inf
 from typing import Any, TypeVar
 
@@ -48,7 +49,7 @@ class PromptEncoder:
 
     async def chat(
         self,
-        messages: Sequence[Mapping[str, Any]],
+        chat: ChatPrompt,
         feasibility: Feasibility,
         *,
         cache_salt: str = "",
@@ -56,14 +57,8 @@ class PromptEncoder:
         session: str = "",
         owner: str = "",
         num_bytes: int = 0,
-        tools: Sequence[Mapping[str, Any]] | None = None,
-        add_generation_prompt: bool = True,
-        continues: bool = False,
-        chat_template_kwargs: Mapping[str, Any] | None = None,
     ) -> PromptBlocks:
         """The prompt of a chat of so many bytes; `owner` shares the threads with others.
-
-        With `continues` it ends where the last message does, for the model to go on there.
 
         Raises:
             ApiError: too much is waiting already, the template refuses the messages, or no worker
@@ -72,27 +67,15 @@ class PromptEncoder:
         keys = self._fleet.block_keys()
         accept = self._check(feasibility)
         refuse_long = self._check_characters(feasibility)
-        given = (messages, tools or (), chat_template_kwargs or {})
 
         def work() -> PromptBlocks:
-            refuse_long(num_characters(given))
-            try:
-                text = self._tokenizer.render_chat(
-                    messages,
-                    tools=tools,
-                    add_generation_prompt=add_generation_prompt,
-                    **(chat_template_kwargs or {}),
-                )
-                if continues:
-                    text = _up_to_end_of(messages[-1]["content"], text)
-            except (ValueError, AttributeError, RecursionError) as error:
-                # Templates come with checkpoints, and see whatever JSON the client sent.
-                raise bad_request(str(error), "messages") from error
+            refuse_long(num_characters(chat.texts))
+            text = chat.render(self._tokenizer)
             refuse_long(len(text))  # templates repeat, and bring texts of their own
             token_ids = self._pieces.encode(text, cache_scope(cache_salt, tenant=tenant), accept)
             return self._blocks(token_ids, cache_salt, tenant, session, keys)
 
-        num_seen = num_characters(given, per_value=_PER_VALUE, enough=_SHORT)
+        num_seen = num_characters(chat.texts, per_value=_PER_VALUE, enough=_SHORT)
         return await self._run(work, num_seen, owner, num_bytes)
 
     async def prompts(
@@ -137,6 +120,43 @@ class PromptEncoder:
             return [self._blocks(ids, cache_salt, tenant, session, keys) for ids in encoded]
 
         return await self._run(work, sum(map(len, prompts)), owner)
+
+    async def tokens(
+        self, prompt: str | ChatPrompt, *, owner: str = "", add_special_tokens: bool = True
+    ) -> list[int]:
+        """Token ids of a prompt that may be longer than any worker takes.
+
+        Raises:
+            ApiError: too much is waiting already, the template refuses the messages, or the prompt
+                has so many characters that it cannot be for this model.
+        """
+        refuse_long = self._check_characters(Feasibility(SamplingParams(), {}))
+
+        def work() -> list[int]:
+            if isinstance(prompt, str):
+                refuse_long(len(prompt))
+                return self._tokenizer.encode(prompt, add_special_tokens=add_special_tokens)
+            refuse_long(num_characters(prompt.texts))
+            text = prompt.render(self._tokenizer)
+            refuse_long(len(text))
+            return self._tokenizer.encode(text, add_special_tokens=False)
+
+        texts = prompt if isinstance(prompt, str) else prompt.texts
+        size = num_characters(texts, per_value=_PER_VALUE)
+        return await self._run(work, size, owner)
+
+    async def text(self, token_ids: Sequence[int], *, owner: str = "") -> str:
+        """What tokens stand for, special ones included.
+
+        Raises:
+            ApiError: too much is waiting already, or an id is outside the vocabulary.
+        """
+
+        def work() -> str:
+            _refuse_unknown(token_ids, self._tokenizer.vocab_size, "tokens")
+            return self._tokenizer.decode(token_ids, skip_special_tokens=False)
+
+        return await self._run(work, len(token_ids), owner)
 
     async def bad_words(self, sampling: SamplingParams) -> SamplingParams:
         """The parameters with their bad words as tokens. Raises ApiError for one without any."""
@@ -214,6 +234,43 @@ class PromptEncoder:
         return await self._pool.run(work, size=max(size, at_least), owner=owner)
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ChatPrompt:
+    """A chat, before its template has made a text of it."""
+
+    messages: Sequence[Mapping[str, Any]]
+    """As the template takes them."""
+    tools: Sequence[Mapping[str, Any]] | None = None
+    """Functions that the model may call; None for none."""
+    add_generation_prompt: bool = True
+    """Whether it ends where an answer begins."""
+    continues: bool = False
+    """Whether it ends where the last message does, for the model to go on there."""
+    template_arguments: Mapping[str, Any] = field(default_factory=dict)
+    """Further variables of the template."""
+
+    @property
+    def texts(self) -> tuple[Any, ...]:
+        """All that a template may write."""
+        return (self.messages, self.tools or (), self.template_arguments)
+
+    def render(self, tokenizer: Tokenizer) -> str:
+        """The prompt's text. Raises ApiError (400) where the template refuses the messages."""
+        try:
+            text = tokenizer.render_chat(
+                self.messages,
+                tools=self.tools,
+                add_generation_prompt=self.add_generation_prompt,
+                **self.template_arguments,
+            )
+            if self.continues:
+                return _up_to_end_of(self.messages[-1]["content"], text)
+        except (ValueError, AttributeError, RecursionError) as error:
+            # Templates come with checkpoints, and see whatever JSON the client sent.
+            raise bad_request(str(error), "messages") from error
+        return text
+
+
 class ParityCheck:
     """Refuses workers whose prompts would not be this gateway's, by their tokenizers' fingerprints.
 
@@ -272,9 +329,9 @@ def _up_to_end_of(last: str, text: str) -> str:
     return text[: end + len(rest)] if text.startswith(rest, end) else text[:end]
 
 
-def _refuse_unknown(token_ids: Sequence[int], vocab_size: int) -> None:
+def _refuse_unknown(token_ids: Sequence[int], vocab_size: int, field: str = "prompt") -> None:
     for token_id in token_ids:
         if not 0 <= token_id < vocab_size:
             raise bad_request(
-                f"token id {token_id} is outside of the vocabulary of {vocab_size} tokens", "prompt"
+                f"token id {token_id} is outside of the vocabulary of {vocab_size} tokens", field
             )

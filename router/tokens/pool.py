@@ -17,6 +17,8 @@ T = TypeVar("T")
 
 LONG = 1 << 18
 """Characters above which work is long: a tenth of a second of a tokenizer."""
+SMALL_BODY = 1 << 20
+"""Bytes that are decoded and checked on the event loop, in 30 ms at most."""
 MAX_WAITING = 1 << 27
 """Characters that may wait for a thread, half of them of one owner: four bodies of the largest
 size, most of a minute's work of a thread. Beyond that, clients had better come again."""
@@ -99,6 +101,14 @@ class WorkPool:
         # Of the thread, not of the client, who may leave before.
         running.add_done_callback(ended)
         return await asyncio.wrap_future(running)
+
+    async def run_if_large(self, work: Callable[[], T], *, size: int, owner: str = "") -> T:
+        """The result of `work` on a body of `size` bytes: at once where that is small.
+
+        Raises:
+            ApiError: 429 where too much is waiting already.
+        """
+        return work() if size <= SMALL_BODY else await self.run(work, size=size, owner=owner)
 
     def close(self) -> None:
         """Begins nothing more."""

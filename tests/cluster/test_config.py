@@ -27,6 +27,12 @@ def parse(*argv: str) -> ServeConfig:
     return configure(build_parser().parse_args(["serve", *argv]))
 
 
+def test_origins_are_those_of_pages() -> None:
+    with pytest.raises(ValueError, match="--allowed-origins"):
+        EndpointConfig(allowed_origins=("https://page.example/path",))
+    assert EndpointConfig(allowed_origins=("*", "http://localhost:3000")).allowed_origins
+
+
 def test_parsers_of_model_output_are_known_or_refused() -> None:
     parsers = {"tool_call_parser": "hermes", "reasoning_parser": "none"}
     [route] = serve_config_from_mapping({"models": [{"model": "m", **parsers}]}).gateway().models

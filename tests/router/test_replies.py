@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import time
 from collections.abc import Iterable, Sequence
 from itertools import pairwise
 from pathlib import Path
@@ -352,3 +353,23 @@ def test_markers_that_are_special_tokens_stand_in_the_text(tmp_path: Path) -> No
     assert dialect_of(tokenizer, "none", "mistral").tools is None
     with pytest.raises(ValueError, match="choose from hermes"):
         dialect_of(tokenizer, "hermit")
+
+
+REPEATED = ["<arg_key>", "<function=", "<parameter=", "<parameter=x>", "{};", "{}", "[]", '"', " "]
+REPEATED += ["<tool_call></tool_call>", "[TOOL_CALLS]", "<tool_call>", f"{CALL}{CALL_END}", "<"]
+REPEATED += ["<tool_call>now</tool_call>", "now", "<arg_key>a</arg_key>", "<think></think>"]
+
+
+@pytest.mark.parametrize("name", sorted(FORMATS))
+def test_the_time_to_read_grows_with_the_text(name: str) -> None:
+    """The event loop does it, and clients can have models write what they like."""
+    tools = FORMATS[name]
+    opening = tools.regions[0][0] if tools.regions else tools.leading
+    for part in REPEATED:
+        text = opening + part * (100_000 // len(part))
+        taken = []
+        while not taken or (min(taken) >= 0.7 and len(taken) < 3):  # collecting garbage is no part
+            began = time.thread_time()
+            read(reader_of(tools), [text])
+            taken.append(time.thread_time() - began)
+        assert min(taken) < 0.7, part

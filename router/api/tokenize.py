@@ -1,0 +1,107 @@
+"""POST /tokenize and /detokenize: what a prompt is made of, as in vLLM."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+
+from router.api import params
+from router.api.account import account_of
+from router.api.body import Bodies
+from router.api.logprobs import token_text
+from router.api.messages import chat_messages
+from router.api.protocol import ChatRequest, DetokenizeRequest, TokenizeRequest, parse_body
+from router.api.tools import tool_use
+from router.errors import bad_request
+from router.gateway import Gateway
+from router.serving import ServedModel
+from router.tokens.encoder import ChatPrompt
+
+
+class TokenRoutes:
+    """The two routes about tokens; they ask no worker.
+
+    Prompts may be longer than the model takes: clients ask to find out.
+
+    Args:
+        gateway: with the tokenizers.
+        bodies: reads those of requests.
+    """
+
+    def __init__(self, gateway: Gateway, bodies: Bodies) -> None:
+        self._gateway = gateway
+        self._bodies = bodies
+
+    async def tokenize(self, request: Request) -> Response:
+        """POST /tokenize: a prompt, or a chat. Raises ApiError."""
+        account = account_of(request)
+        async with self._bodies.read(request) as payload:
+            body = await self._gateway.pool.run_if_large(
+                lambda: parse_body(payload, TokenizeRequest), size=len(payload), owner=account.name
+            )
+            model = self._gateway.model(body.model)
+            account.let_use(model)
+            return _answer(await self._tokens(body, model, account.name))
+
+    async def detokenize(self, request: Request) -> Response:
+        """POST /detokenize. Raises ApiError."""
+        account = account_of(request)
+        async with self._bodies.read(request) as payload:
+            body = await self._gateway.pool.run_if_large(
+                lambda: parse_body(payload, DetokenizeRequest),
+                size=len(payload),
+                owner=account.name,
+            )
+            model = self._gateway.model(body.model)
+            account.let_use(model)
+            text = await model.encoder.text(body.tokens, owner=account.name)
+            return _answer({"prompt": text})
+
+    async def _tokens(
+        self, body: TokenizeRequest, model: ServedModel, owner: str
+    ) -> dict[str, Any]:
+        if (body.prompt is None) == (body.messages is None):
+            raise bad_request("give either prompt or messages", "prompt")
+        if body.prompt is not None:
+            add_special_tokens = body.add_special_tokens is not False
+            ids = await model.encoder.tokens(
+                body.prompt, owner=owner, add_special_tokens=add_special_tokens
+            )
+        else:
+            ids = await model.encoder.tokens(_chat(body, model), owner=owner)
+        info = model.fleet.info
+        found: dict[str, Any] = {
+            "count": len(ids),
+            "max_model_len": None if info is None else info.max_model_len,
+            "tokens": ids,
+        }
+        if body.return_token_strs:
+            found["token_strs"] = await self._gateway.pool.run_if_large(
+                lambda: [token_text(model.tokenizer, token_id) for token_id in ids],
+                size=64 * len(ids),
+                owner=owner,
+            )
+        return found
+
+
+def _chat(body: TokenizeRequest, model: ServedModel) -> ChatPrompt:
+    """The chat of a body, as /v1/chat/completions has it. Raises ApiError."""
+    chat = ChatRequest(
+        messages=body.messages or [],
+        tools=body.tools,
+        add_generation_prompt=body.add_generation_prompt,
+        continue_final_message=body.continue_final_message,
+        chat_template_kwargs=body.chat_template_kwargs,
+    )
+    template = model.tokenizer.chat_template
+    messages = chat_messages(chat.messages, template)
+    return params.chat_prompt(
+        chat, messages, tool_use(chat, model.dialect, template).tools, template
+    )
+
+
+def _answer(found: dict[str, Any]) -> Response:
+    return Response(msgspec.json.encode(found), media_type="application/json")
