@@ -15,8 +15,11 @@ _DRAFT = registry.register(
 )
 
 
-def draft_ngrams(token_pool: torch.Tensor, lookup: NgramLookup) -> torch.Tensor:
-    """Guesses for the tokens after the newest ones: int32 [F, count].
+def draft_ngrams(
+    token_pool: torch.Tensor, lookup: NgramLookup
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Guesses for the tokens after the newest ones, int32 [F, count], and the lengths, int64 [F],
+    of the occurrences that they follow, 0 for none.
 
     They follow the latest of the longest earlier occurrences of the last tokens, and go on from
     its beginning where that reaches the end; without any occurrence they repeat the newest token.

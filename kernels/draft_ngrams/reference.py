@@ -1,25 +1,59 @@
-"""Torch prompt lookup: all positions of all rows at once, token by token of the occurrence."""
+"""Prompt lookup on the host, row by row: the tokens' bytes are searched for their own end."""
 
 from __future__ import annotations
 
+import numpy as np
 import torch
 
 from kernels.draft_ngrams.base import NgramLookup
 
 
-def draft_ngrams(token_pool: torch.Tensor, lookup: NgramLookup) -> torch.Tensor:
-    """Compare with the row shifted by 1, 2, ... tokens."""
-    newest, num_tokens = lookup.newest, lookup.num_tokens
-    rows = token_pool[lookup.slots, :num_tokens]
-    places = torch.arange(num_tokens, device=rows.device)
-    is_alike = places <= newest[:, None]
-    lengths = torch.zeros(rows.shape, dtype=torch.int64, device=rows.device)
-    for size in range(1, min(lookup.longest, num_tokens) + 1):
-        last = rows.gather(1, (newest + 1 - size).clamp(min=0)[:, None])
-        is_alike = is_alike & (rows.roll(size, dims=1) == last) & (places >= size)
-        lengths += is_alike
-    scores = torch.where(lengths >= lookup.shortest, lengths * num_tokens + places, 0)
-    best = scores.amax(dim=1)
-    place = torch.where(best > 0, best % num_tokens, newest)[:, None]
-    period = newest[:, None] + 1 - place
-    return rows.gather(1, place + torch.arange(lookup.count, device=rows.device) % period)
+def draft_ngrams(
+    token_pool: torch.Tensor, lookup: NgramLookup
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Look each row up by itself."""
+    pool, count = token_pool.cpu().numpy(), lookup.count
+    drafts: list[list[int]] = []
+    lengths: list[int] = []
+    for slot, last in zip(lookup.slots.tolist(), lookup.newest.tolist(), strict=True):
+        tokens = pool[slot, : last + 1]
+        place, length = _find(tokens.tobytes(), lookup.shortest, lookup.longest)
+        draft = tokens[place : place + count].tolist()
+        while len(draft) < count:
+            draft += draft[: count - len(draft)]
+        drafts.append(draft)
+        lengths.append(length)
+    device = token_pool.device
+    shape = (len(drafts), lookup.count)
+    return (
+        torch.from_numpy(np.array(drafts, dtype=np.int32).reshape(shape)).to(device),
+        torch.from_numpy(np.array(lengths, dtype=np.int64)).to(device),
+    )
+
+
+def _find(tokens: bytes, shortest: int, longest: int) -> tuple[int, int]:
+    """Finds the longest earlier occurrence of the last tokens, the latest of those.
+
+    Returns:
+        The position behind it and its length; without any, the last token's position and 0.
+    """
+    # What begins an occurrence is one, too: the longest is found by bisection.
+    found, length = len(tokens) // 4 - 1, 0
+    low, high = shortest, min(longest, found)
+    while low <= high:
+        size = (low + high + 1) // 2 if length else low  # most have no occurrence at all
+        place = _last_place(tokens, size)
+        if place < 0:
+            high = size - 1
+        else:
+            found, length, low = place, size, size + 1
+    return found, length
+
+
+def _last_place(tokens: bytes, size: int) -> int:
+    """The position behind the latest earlier occurrence of the last tokens; -1 without any."""
+    wanted = tokens[-4 * size :]
+    start = tokens.rfind(wanted, 0, len(tokens) - 4)
+    while start % 4 and start > 0:  # it begins within a token
+        start = tokens.rfind(wanted, 0, start + len(wanted) - 1)
+    return -1 if start < 0 else start // 4 + size

@@ -12,17 +12,20 @@ from kernels.draft_ngrams.base import NgramLookup
 _BLOCK = 1024
 
 
-def draft_ngrams(token_pool: torch.Tensor, lookup: NgramLookup) -> torch.Tensor:
+def draft_ngrams(
+    token_pool: torch.Tensor, lookup: NgramLookup
+) -> tuple[torch.Tensor, torch.Tensor]:
     """Launch over rows."""
     shape = (len(lookup.slots), lookup.count)
     drafts = torch.empty(shape, dtype=torch.int32, device=token_pool.device)
+    lengths = torch.empty(shape[0], dtype=torch.int64, device=token_pool.device)
     if drafts.numel():
         _draft_kernel[shape[:1]](
-            token_pool, lookup.slots, lookup.newest, drafts, token_pool.stride(0), lookup.count,
-            lookup.num_tokens, SHORTEST=lookup.shortest, LONGEST=lookup.longest,
+            token_pool, lookup.slots, lookup.newest, drafts, lengths, token_pool.stride(0),
+            lookup.count, lookup.num_tokens, SHORTEST=lookup.shortest, LONGEST=lookup.longest,
             COUNT=triton.next_power_of_2(lookup.count), BLOCK=_BLOCK, num_warps=4,
         )  # fmt: skip
-    return drafts
+    return drafts, lengths
 
 
 @triton.jit(
@@ -30,7 +33,7 @@ def draft_ngrams(token_pool: torch.Tensor, lookup: NgramLookup) -> torch.Tensor:
     do_not_specialize_on_alignment=["slot_ptr", "newest_ptr"],
 )
 def _draft_kernel(
-    token_ptr, slot_ptr, newest_ptr, draft_ptr, token_stride, count, num_tokens,
+    token_ptr, slot_ptr, newest_ptr, draft_ptr, length_ptr, token_stride, count, num_tokens,
     SHORTEST: tl.constexpr, LONGEST: tl.constexpr, COUNT: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
@@ -53,4 +56,5 @@ def _draft_kernel(
     place = tl.where(best > 0, best % scale, newest)
     draft = tl.arange(0, COUNT)
     token = tl.load(tokens + place + draft % (newest + 1 - place), mask=draft < count)
+    tl.store(length_ptr + row, best // scale)
     tl.store(draft_ptr + row * count + draft, token, mask=draft < count)

@@ -29,7 +29,7 @@ from worker.rank.tables import DeviceTables, ragged_ranges
 from worker.rank.transfer import IntArray, StagedArrays, Staging, Uploader, uploader_to
 
 if TYPE_CHECKING:
-    from worker.rank.speculation.placement import Placement
+    from worker.rank.speculation.verification import SpeculativeRows
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -56,6 +56,8 @@ class SamplingBatch:
     """Whether a graph draws: then there is a draw for each row, padding included."""
     drawing: Sequence[int] | None = None
     """Where a graph draws: the rows whose draws count; None for all of the Plan's."""
+    speculative: SpeculativeRows | None = None
+    """Rows whose draws count as far as they are what was drafted."""
 
     def parameters(self) -> SamplingParameters | None:
         """For the draw; None where every draw is greedy."""
@@ -120,7 +122,7 @@ class BatchBuilder:
         *,
         uploader: Uploader | None = None,
         size: int | None = None,
-        placement: Placement | None = None,
+        speculative: SpeculativeRows | None = None,
     ) -> Batch | None:
         """Applies the Plan's writes and makes its batch; None for a Plan without rows.
 
@@ -128,7 +130,7 @@ class BatchBuilder:
             plan: the step.
             uploader: takes to the device what is staged.
             size: rows of the graph that it is to run on (of a block-diffusion model: blocks).
-            placement: of speculative rows.
+            speculative: the rows that are, where they have drafts to verify.
         """
         tables, staging = self._tables, Staging()
         if not plan.rows:
@@ -143,7 +145,7 @@ class BatchBuilder:
         staged = staging.send(uploader or self._uploader)
         if writes is not None:
             tables.write(staged[0])
-        return batch.finish(staged, placement)
+        return batch.finish(staged, speculative)
 
     def build_padding(self, size: int) -> Batch:
         """A batch of dummy rows alone, for a graph of so many rows to be captured on."""
@@ -212,8 +214,9 @@ class _StagedBatch:
         if self._num_draws:
             self._draw_place = staging.add(self._draw_arrays(*places))
 
-    def finish(self, staged: list[StagedArrays], placement: Placement | None) -> Batch:
+    def finish(self, staged: list[StagedArrays], speculative: SpeculativeRows | None) -> Batch:
         """The batch, once the arrays are on the device."""
+        placement = None if speculative is None else speculative.placement
         lengths = self._rows[:, 2]
         ends = (self._rows[:, 1] + lengths).tolist()
         rows = None if self._row_place < 0 else staged[self._row_place]
@@ -224,7 +227,7 @@ class _StagedBatch:
             ends = [self._tables.max_positions] * self._size
         sampling = None
         if self._num_draws:
-            sampling = self._sampling(staged[self._draw_place], placement)
+            sampling = self._sampling(staged[self._draw_place], speculative)
         read_tokens = None
         # Of prompts only the last position is read, unless they are scored; which positions of a
         # block are read, its state says.
@@ -258,7 +261,8 @@ class _StagedBatch:
             self._max_top_k = int(state.top_k[slots].max())
         return arrays
 
-    def _sampling(self, staged: StagedArrays, placement: Placement | None) -> SamplingBatch:
+    def _sampling(self, staged: StagedArrays, speculative: SpeculativeRows | None) -> SamplingBatch:
+        placement = None if speculative is None else speculative.placement
         destinations = staged["destinations"]
         positions = staged.get("positions")
         if placement is not None:
@@ -276,6 +280,7 @@ class _StagedBatch:
             rules=self._rules,
             is_captured=self._is_captured,
             drawing=self._drawing,
+            speculative=speculative,
         )
 
 

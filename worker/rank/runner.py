@@ -31,7 +31,7 @@ from worker.rank.profiling import profile_plans
 from worker.rank.sampling.logprobs import score_prompts
 from worker.rank.sampling.masks import MaskRows
 from worker.rank.sampling.sampler import SamplerOutput, sample
-from worker.rank.speculation.drafting import DraftedStep, Drafter
+from worker.rank.speculation.drafter import DraftedStep, Drafter
 from worker.rank.speculation.factory import create_drafter
 from worker.rank.steps import ForwardStep, SampledStep, fetch_output
 from worker.rank.streams import DeviceStreams, StepSlot
@@ -172,7 +172,7 @@ class ModelRunner:
             if self._blocks is not None:
                 blocks = self._blocks.begin(plan)
                 plan = blocks.plan
-            drafted = None if self._drafter is None else self._drafter.resolve(plan)
+            drafted = None if self._drafter is None else self._drafter.place(plan)
             batch = self._build(plan, drafted, slot)
             prepared = time.monotonic()
             if slot is not None:
@@ -205,18 +205,18 @@ class ModelRunner:
         resumed = time.monotonic()
         slot, is_first = step.slot, self.group.rank == 0
         with self._on_compute_stream():
-            output = settled = blocks = None
+            output = accepted = blocks = None
             if self._blocks is not None and step.blocks is not None:
                 blocks = self._blocks.run(step.blocks, step.hidden, masks)
             elif step.batch is not None and step.hidden is not None:
                 mask_rows = step.mask_rows(masks, self._tables)
                 output = self.draw(step.hidden, step.batch, mask_rows)
-            if self._drafter is not None:
-                settled = self._drafter.settle(step.plan, step.drafted, output)
+            if self._drafter is not None and step.drafted is not None:
+                accepted = self._drafter.observe(step.drafted, output)
             if slot is not None:
                 slot.finish()
                 output = output and fetch_output(output, slot, with_logprobs=is_first)
-                settled = settled and settled.fetch(slot)
+                accepted = accepted and accepted.fetch(slot)
                 slot.close()
         finished = time.monotonic()
         started, prepared, forwarded = step.times
@@ -225,7 +225,7 @@ class ModelRunner:
             seq=step.plan.seq,
             output=output,
             drawing=None if sampling is None else sampling.drawing,
-            settled=settled,
+            accepted=accepted,
             times=RankTimes(started, prepared, forwarded, finished),
             compute_ms=(finished - resumed + forwarded - started - step.copy_s) * 1e3,
             slot=slot,
@@ -286,7 +286,8 @@ class ModelRunner:
         self, plan: Plan, drafted: DraftedStep | None, slot: StepSlot | None
     ) -> Batch | None:
         if drafted is not None:
-            return self._builder.build(drafted.plan, uploader=slot, placement=drafted.placement)
+            plan, speculative = drafted.plan, drafted.speculative
+            return self._builder.build(plan, uploader=slot, speculative=speculative)
         size = None if self._graphs is None else self._graphs.size_for(plan.rows)
         return self._builder.build(plan, uploader=slot, size=size)
 

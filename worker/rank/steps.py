@@ -16,7 +16,8 @@ from worker.rank.host_pages import LoadClock
 from worker.rank.sampling.logprobs import Scores
 from worker.rank.sampling.masks import MaskRows
 from worker.rank.sampling.sampler import SamplerOutput
-from worker.rank.speculation.drafting import DraftedStep, SettledDraws, UnsettledDraws
+from worker.rank.speculation.drafter import DraftedStep
+from worker.rank.speculation.verification import AcceptedTokens
 from worker.rank.streams import StepSlot
 from worker.rank.tables import DeviceTables
 
@@ -31,7 +32,7 @@ class ForwardStep:
     hidden: torch.Tensor | None
     """Of the tokens of the step that are read, or of all."""
     drafted: DraftedStep | None = None
-    """Where rows float."""
+    """None without speculative rows."""
     blocks: BlockStep | None = None
     """Of a block-diffusion model."""
     times: tuple[float, float, float]
@@ -45,7 +46,7 @@ class ForwardStep:
 
     def masked_drafts(self) -> list[list[int]]:
         """Drafts of each masked row, where its Plan says that there may be any."""
-        assert self.drafted is not None, "no row floats"
+        assert self.drafted is not None, "no row is speculative"
         return self.drafted.masked_drafts(self.plan)
 
     def mask_rows(self, masks: bytes, tables: DeviceTables) -> MaskRows | None:
@@ -76,8 +77,8 @@ class SampledStep:
     clock: DeviceClock | None = None
     wants_logprobs: bool
     """Whether this rank is asked for log-probabilities."""
-    settled: SettledDraws | UnsettledDraws | None = None
-    """Where rows float."""
+    accepted: AcceptedTokens | None = None
+    """None without speculative rows."""
     blocks: BlockResults | None = None
     """Of a block-diffusion model, whose steps wait for the device."""
     loads: LoadClock | None = None
@@ -109,7 +110,7 @@ class SampledStep:
             return self.blocks.add_to(result)
         if output is not None and output.is_scored and self.wants_logprobs:
             result = output.add_logprobs(result)
-        return result if self.settled is None else self.settled.of(result)
+        return result if self.accepted is None else self.accepted.select(result)
 
     def _token_ids(self) -> list[int]:
         if self.output is None or self.output.tokens is None:

@@ -274,6 +274,11 @@ def fused_moe_case(device: str, dtype: torch.dtype) -> None:
             assert torch.equal(run(quantized), run(dequantized))
 
 
+def _ngrams(pool: torch.Tensor, lookup: NgramLookup, output: int) -> torch.Tensor:
+    """Guesses or lengths."""
+    return draft_ngrams(pool, lookup)[output]
+
+
 def draft_ngrams_case(device: str, dtype: torch.dtype) -> None:
     """Rows that repeat themselves, that hardly do, that do not, and that have just begun."""
     pool = torch.stack(
@@ -295,11 +300,13 @@ def draft_ngrams_case(device: str, dtype: torch.dtype) -> None:
             longest=longest,
             num_tokens=1500,
         )
-        _compare(partial(draft_ngrams, pool, lookup), torch.float32, 0.0)
+        for output in (0, 1):
+            _compare(partial(_ngrams, pool, lookup, output), torch.float32, 0.0)
     lookup = replace(lookup, count=4, shortest=2, longest=12)
-    drafts = draft_ngrams(pool, lookup).tolist()
-    assert drafts[1] == [(1210 + ahead) % 7 for ahead in range(1, 5)]
-    assert drafts[2] == [600] * 4, "what never occurred is repeated"
+    drafts, lengths = draft_ngrams(pool, lookup)
+    assert drafts[1].tolist() == [(1210 + ahead) % 7 for ahead in range(1, 5)]
+    assert drafts[2].tolist() == [600] * 4, "what never occurred is repeated"
+    assert lengths[1:3].tolist() == [12, 0]
 
 
 def invariance_case(device: str, dtype: torch.dtype) -> None:

@@ -1,4 +1,4 @@
-"""Drafts that the device settles: steps as CUDA has them, with every op's torch reference."""
+"""Speculative rows that the device places: steps as on CUDA, with every op's torch reference."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from kernels.attention.torch_backend import TorchAttention
 from tests.support.engines.engine_driver import Engine, Outcome
 from tests.support.engines.speculation_cases import MODEL, RandomGate, prompts
 from worker.rank.speculation import factory
-from worker.rank.speculation.device_drafting import DeviceDrafter
-from worker.rank.speculation.drafting import UnsettledDraws
+from worker.rank.speculation.drafter import Drafter
+from worker.rank.speculation.verification import AcceptedTokens
 from worker.wire.sampling import SamplingParams
 
 NUM_PROMPTS = 12
@@ -31,24 +31,25 @@ class ByDeviceLengths(TorchAttention):
 
 
 class Watch:
-    """Counts who waits, and what the device settles."""
+    """Counts who waits, and what the device places."""
 
     def __init__(self, patch: pytest.MonkeyPatch) -> None:
-        self.brought_home = self.settled = self.accepted = 0
-        bring, of = DeviceDrafter._bring_home, UnsettledDraws.of
+        self.placed_on_host = self.placed_on_device = self.accepted = 0
+        place, select = Drafter._place_on_host, AcceptedTokens.select
 
-        def bringing(drafter: DeviceDrafter) -> None:
-            self.brought_home += 1
-            bring(drafter)
+        def placing(drafter: Drafter, plan: Any) -> Any:
+            self.placed_on_host += 1
+            return place(drafter, plan)
 
-        def settling(draws: UnsettledDraws, result: Any) -> Any:
-            settled = of(draws, result)
-            self.settled += 1
-            self.accepted += sum(max(0, count - 1) for count in settled.drawn)
-            return settled
+        def selecting(tokens: AcceptedTokens, result: Any) -> Any:
+            selected = select(tokens, result)
+            if tokens.acceptance is not None and tokens.acceptance.offsets is not None:
+                self.placed_on_device += 1
+                self.accepted += sum(max(0, count - 1) for count in selected.drawn)
+            return selected
 
-        patch.setattr(DeviceDrafter, "_bring_home", bringing)
-        patch.setattr(UnsettledDraws, "of", settling)
+        patch.setattr(Drafter, "_place_on_host", placing)
+        patch.setattr(AcceptedTokens, "select", selecting)
 
 
 @pytest.fixture
@@ -106,19 +107,19 @@ def test_tokens_are_those_of_plain_decoding_and_nobody_waits(
     expected = run(settings())
     outcomes = run(settings(), **{**NGRAM, **options})
     assert outcomes == expected
-    assert watch.settled > 5
+    assert watch.placed_on_device > 5
     assert watch.accepted > 5
-    assert watch.brought_home == 0
+    assert watch.placed_on_host == 0
 
 
-def test_rules_are_settled_on_the_host(watch: Watch) -> None:
+def test_rows_with_logits_processors_are_placed_on_the_host(watch: Watch) -> None:
     sampling = settings()
     sampling[1::4] = settings(frequency_penalty=0.4, logit_bias={40: 2.0}, logprobs=1)[1::4]
     expected = run(sampling)
     outcomes = run(sampling, **NGRAM, overlap_depth=1)
     # Log-probabilities are those of other batches: they differ in their last bits.
     assert [one.token_ids for one in outcomes] == [one.token_ids for one in expected]
-    assert watch.brought_home > 0
+    assert watch.placed_on_host > 0
 
 
 def test_a_requests_end_cuts_what_its_row_computes(watch: Watch) -> None:
@@ -128,4 +129,4 @@ def test_a_requests_end_cuts_what_its_row_computes(watch: Watch) -> None:
     expected = run(sampling)
     outcomes = run(sampling, **NGRAM, overlap_depth=1, num_speculative_tokens=16)
     assert outcomes == expected
-    assert watch.settled > 0
+    assert watch.placed_on_device > 0

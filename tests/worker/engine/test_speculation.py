@@ -21,7 +21,8 @@ from tests.support.engines.speculation_cases import (
 )
 from tests.system.speculation import differing_texts
 from worker.plan.plan import DraftRow, Plan
-from worker.rank.speculation.drafting import DraftedStep
+from worker.rank.speculation.drafter import DraftedStep
+from worker.rank.speculation.verification import NO_ROW
 from worker.wire.sampling import SamplingParams
 
 NUM_PROMPTS = 27
@@ -142,16 +143,17 @@ def test_nothing_is_computed_behind_the_end_of_a_request() -> None:
     with SpeculatingEngine(**NGRAM, kv_cache_tokens=4096, overlap_depth=1) as engine:
         drafter = engine.runner._drafter
         assert drafter is not None
-        resolve = drafter.resolve
+        place = drafter.place
 
         def counting(plan: Plan) -> DraftedStep | None:
-            step = resolve(plan)
+            step = place(plan)
             if step is not None:
                 num_speculative[0] += sum(isinstance(row, DraftRow) for row in plan.rows)
-                num_speculative[1] += len(step.placed)
+                num_speculative[1] += sum(isinstance(row, DraftRow) for row in step.rows)
+                assert (NO_ROW in step.row_of) == (len(step.rows) < len(plan.rows))
             return step
 
-        drafter.resolve = counting  # type: ignore[method-assign]
+        drafter.place = counting  # type: ignore[method-assign]
         outcomes = engine.outcomes(texts, SamplingParams(temperature=0.0, max_tokens=60))
     assert all(outcome.finish_reason == "stop" for outcome in outcomes)
     planned, computed = num_speculative

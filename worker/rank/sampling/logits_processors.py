@@ -228,23 +228,19 @@ class PenaltyTable:
         in_prompt, counts = self._tables()
         apply_penalties_(logits, rows, in_prompt, counts, token_pool)
 
-    def count(self, tokens: torch.Tensor, rows: PenaltyRows, expected: torch.Tensor | None) -> None:
-        """Counts those of a step's draws [S] int64 that follow no wrong draft.
+    def count(self, tokens: torch.Tensor, rows: PenaltyRows, accepted: torch.Tensor | None) -> None:
+        """Counts a step's draws.
 
         Args:
-            tokens: the draws.
+            tokens: the draws, [S] int64.
             rows: as they were penalised.
-            expected: the draft where each draw goes, [S]; None where no row has any.
+            accepted: [S] bool: draws that follow no wrong draft; None for all.
         """
         _, counts = self._tables()
-        if expected is not None and rows.most_drafts:
-            is_right = tokens == expected
-            counted = torch.ones_like(rows.rows, dtype=torch.bool)
-            for back in range(1, rows.most_drafts + 1):
-                before = is_right.index_select(0, (rows.rows - back).clamp(min=0))
-                counted &= before | (rows.num_drafts < back)
+        if accepted is not None:
             # The last slot is nobody's: what it holds is never read.
-            rows = replace(rows, slots=rows.slots.where(counted, len(counts) - 1))
+            kept = accepted.index_select(0, rows.rows)
+            rows = replace(rows, slots=rows.slots.where(kept, len(counts) - 1))
         count_tokens_(counts, rows, tokens)
 
     def _tables(self) -> tuple[torch.Tensor, torch.Tensor]:

@@ -19,7 +19,9 @@ from worker.plan.plan import StepResult
 from worker.rank.batch import SamplingBatch
 from worker.rank.sampling.logprobs import Scores, score
 from worker.rank.sampling.masks import MaskRows
+from worker.rank.speculation.verification import Acceptance, HostRows
 from worker.rank.tables import DeviceTables
+from worker.rank.transfer import to_device
 from worker.wire.messages import TokenLogprobs
 
 
@@ -29,6 +31,8 @@ class SamplerOutput:
 
     tokens: torch.Tensor | None
     """[S] int64; None where no row samples."""
+    acceptance: Acceptance | None = None
+    """Of speculative rows."""
     scores: Scores | None = None
     scored_rows: Sequence[int] = ()
     """Which of the draws are scored."""
@@ -76,16 +80,22 @@ def sample(
     if rules is not None:
         tables.sampling.process(logits, rules, tables.token_pool)
     tokens = draw_tokens(logits, batch.parameters(), native=tables.native_draws)
+    acceptance, accepted = None, None
+    if batch.speculative is not None:
+        acceptance = batch.speculative.accept(tokens)
     if rules is not None:
-        # Where a draw goes stands the draft that it may confirm.
-        expected = tables.flat_tokens.index_select(0, batch.destinations)
-        tables.sampling.count(tokens, rules, expected)
+        if acceptance is not None and batch.speculative is not None:
+            assert isinstance(batch.speculative, HostRows), "rules go by positions"
+            accepted = batch.speculative.accepted_draws(acceptance, len(tokens))
+            accepted = to_device(accepted, tokens.device)
+        tables.sampling.count(tokens, rules, accepted)
     tables.flat_tokens.index_copy_(0, batch.destinations, tokens.int())
     if rules is None or rules.logprobs is None or raw is None:
-        return SamplerOutput(tokens=tokens)
+        return SamplerOutput(tokens=tokens, acceptance=acceptance)
     own = tokens.index_select(0, rules.logprobs.rows)
     return SamplerOutput(
         tokens=tokens,
+        acceptance=acceptance,
         scores=score(raw, own, rules.logprobs.num_top),
         scored_rows=rules.logprobs.rows_host,
     )

@@ -168,12 +168,12 @@ class SamplingState:
             self._penalties.apply(logits, rows.penalties, token_pool)
 
     def count(
-        self, tokens: torch.Tensor, rows: RuledRows, expected: torch.Tensor | None = None
+        self, tokens: torch.Tensor, rows: RuledRows, accepted: torch.Tensor | None = None
     ) -> None:
-        """Notes the step's draws [S] int64, for penalties to come; `expected` as in
+        """Notes the step's draws [S] int64, for penalties to come; `accepted` as in
         `PenaltyTable.count`."""
         if rows.penalties is not None:
-            self._penalties.count(tokens, rows.penalties, expected)
+            self._penalties.count(tokens, rows.penalties, accepted)
 
     def _logprob_rows(self, sampled: Sequence[SampledRow]) -> LogprobRows | None:
         found = [one for one in sampled if one.rules.num_logprobs >= 0]

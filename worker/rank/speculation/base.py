@@ -1,9 +1,9 @@
-"""The seam between drafting and verifying, on every rank.
+"""The seam between proposing drafts and verifying them, on every rank.
 
-    resolve   rows that float ──tokens so far──> Proposer ──drafts──> rows with a place and a length
+    place     speculative rows ──their newest tokens──> Proposer ──drafts──> rows of known length
     forward   all their positions at once
-    draw      at every position what plain decoding would draw there
-    settle    a row keeps its draws up to the first that differs from its draft
+    sample    at every position what plain decoding would draw there
+    accept    a row's draws up to the first that differs from its draft
 
 Ranks draft by themselves, since only they know in time what the step before drew. They draft alike:
 a proposer is a function of tokens, weights and keyed noise. What is drafted decides how many tokens
@@ -13,52 +13,83 @@ a step yields and never which.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import NamedTuple
 
-import numpy as np
-import numpy.typing as npt
-
-Tokens = npt.NDArray[np.int32]
+from worker.rank.speculation.calibration import Calibration
 
 
 class DraftRequest(NamedTuple):
     """One row that may draft."""
 
     slot: int
-    tokens: Tokens
-    """All tokens of the request so far: drafts are to follow the last. Valid during the call."""
+    num_tokens: int
+    """Tokens of the request so far, which the token pool holds: drafts are to follow the last."""
     num_drafts: int
-    """At most; at least 1."""
+    """Most drafts; at least 1."""
+
+
+class Guesses(NamedTuple):
+    """A proposer's guesses for one request's next tokens."""
+
+    token_ids: list[int]
+    levels: list[int]
+    """Level of each guess, see Calibration."""
+    num_drafts: int
+    """How many of them, from the first on, are worth verifying."""
+
+    @property
+    def drafts(self) -> list[int]:
+        """The guesses that are to be verified."""
+        return self.token_ids[: self.num_drafts]
+
+    def up_to(self, end_token_ids: Collection[int]) -> Guesses:
+        """The guesses with drafts up to, not including, one that ends the request: the draw in its
+        place needs no draft, and nothing behind it counts."""
+        for number, token_id in enumerate(self.drafts):
+            if token_id in end_token_ids:
+                return self._replace(num_drafts=number)
+        return self
+
+
+NO_GUESSES = Guesses([], [], 0)
 
 
 class Proposer(ABC):
-    """Guesses how requests go on."""
+    """Guesses how requests go on, and learns from how they did.
 
-    @abstractmethod
+    Args:
+        calibration: of its guesses.
+    """
+
+    def __init__(self, calibration: Calibration) -> None:
+        self.calibration = calibration
+
     def admit(self, slot: int, end_token_ids: Sequence[int] = ()) -> None:
         """Forgets what it knows of the slot: another request enters it, or the same anew.
 
         Args:
-            slot: which.
-            end_token_ids: tokens that end the request; drafts behind one would be in vain.
+            slot: the slot.
+            end_token_ids: tokens that end the request; no draft behind one counts.
         """
+        self.calibration.admit(slot)
 
     @abstractmethod
-    def propose(self, requests: Sequence[DraftRequest], threshold: float) -> list[list[int]]:
-        """Drafts for each request, none where it has no guess that is worth its cost.
+    def propose(self, requests: Sequence[DraftRequest], threshold: float) -> list[Guesses]:
+        """Guesses for each request, of which those that are worth their cost are drafts.
 
         Args:
             requests: in the order of the step's rows.
             threshold: see `Plan.draft_threshold`.
         """
 
+    def observe(self, slot: int, guesses: Guesses, num_right: int, num_known: int) -> None:
+        """Takes the outcome of the guesses that were proposed last for a slot.
 
-def count_equal(draft: Sequence[int], tokens: Sequence[int]) -> int:
-    """Length of the common beginning."""
-    count = 0
-    for guess, token in zip(draft, tokens, strict=False):
-        if guess != token:
-            break
-        count += 1
-    return count
+        Args:
+            slot: the slot.
+            guesses: as they were proposed.
+            num_right: how many are right, up to the first that is not.
+            num_known: in place of how many the token is known.
+        """
+        self.calibration.observe(slot, guesses.levels, num_right, num_known)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Final, NamedTuple
+from typing import Final
 
 import numpy as np
 import torch
@@ -17,15 +17,23 @@ from worker.models.loader import build_model, load_weights
 from worker.models.native import NativeOptions
 from worker.models.tensor_parallel import TensorParallelGroup
 from worker.rank.cpu import lazy_zeros
-from worker.rank.speculation.base import DraftRequest, Proposer, count_equal
-from worker.rank.speculation.certainty import LEVELS, Certainty
+from worker.rank.speculation.base import DraftRequest, Guesses, Proposer
+from worker.rank.speculation.calibration import Calibration
 from worker.rank.tables import DeviceTables
 
 _DTYPE: Final = torch.bfloat16
-"""Of its weights and cache, whatever the model's: a draft need not be exact, but cheap."""
+"""Type of weights and cache, whatever the target's: a draft need not be exact, but cheap."""
 
 _MOST_ENDS: Final = 4
 """Tokens that end a request, of those that drafts stop at."""
+
+LEAST_PROBABILITIES: Final = np.array(
+    [0.995, 0.98, 0.95, 0.9, 0.8, 0.65, 0.5, 0.35, 0.0], dtype=np.float32
+)
+"""Least probability of a guess in the draft model, by level."""
+PRIORS: Final = (0.995, 0.98, 0.96, 0.92, 0.85, 0.72, 0.58, 0.42, 0.2)
+"""Shares of right guesses by level, as if both models agreed."""
+PRIOR_WEIGHT: Final = 3.0
 
 
 class DraftModelProposer(Proposer):
@@ -46,6 +54,8 @@ class DraftModelProposer(Proposer):
     def __init__(
         self, model: DecoderModel, tables: DeviceTables, num_pages: int, most: int
     ) -> None:
+        num_slots = tables.token_pool.shape[0]
+        super().__init__(Calibration(num_slots, PRIORS, PRIOR_WEIGHT))
         config = model.config
         shape = (num_pages, tables.page_size, config.num_kv_heads, config.head_dim)
         # HAZARD: the library has their addresses only.
@@ -53,10 +63,11 @@ class DraftModelProposer(Proposer):
             (lazy_zeros(shape, model.options.dtype), lazy_zeros(shape, model.options.dtype))
             for _ in range(config.num_layers)
         ]
-        assert model.native is not None, "who else reads the tables"
+        assert model.native is not None, "a draft model runs in the compiled library"
         model.native.bind(self._caches)
-        self._certainty = Certainty(tables.token_pool.shape[0])
-        self._ends = np.full((len(tables.token_pool), _MOST_ENDS), -1, dtype=np.int64)
+        self._ends = np.full((num_slots, _MOST_ENDS), -1, dtype=np.int64)
+        self._num_computed = np.zeros(num_slots, dtype=np.int64)
+        """[slots]: positions that the cache holds, those of wrong guesses left out."""
         sampling = tables.sampling
         slots = DraftTables(
             token_pool=tables.token_pool,
@@ -67,55 +78,35 @@ class DraftModelProposer(Proposer):
             top_k=sampling.top_k,
             seeds=sampling.seeds,
             end_tokens=self._ends,
-            shares=self._certainty.shares,
-            bounds=LEVELS,
+            shares=self.calibration.shares,
+            bounds=LEAST_PROBABILITIES,
         )
         self._drafter = NativeDrafter(model.native, slots, most)
-        self._guesses: dict[int, _Guesses] = {}
-        """By slot: the latest."""
 
     def admit(self, slot: int, end_token_ids: Sequence[int] = ()) -> None:
         """See Proposer."""
+        super().admit(slot, end_token_ids)
         known = end_token_ids[:_MOST_ENDS]
         self._ends[slot] = [*known, *[-1] * (_MOST_ENDS - len(known))]
-        self._guesses.pop(slot, None)
-        self._certainty.admit(slot)
+        self._num_computed[slot] = 0
 
-    def propose(self, requests: Sequence[DraftRequest], threshold: float) -> list[list[int]]:
+    def propose(self, requests: Sequence[DraftRequest], threshold: float) -> list[Guesses]:
         """See Proposer."""
         rows = np.empty((len(requests), 4), dtype=np.int64)
         for place, request in enumerate(requests):
-            num_computed = self._take_outcome(request)
-            num_pending = len(request.tokens) - num_computed
+            num_computed = int(self._num_computed[request.slot])
+            num_pending = request.num_tokens - num_computed
             assert num_pending > 0, "it drafts for the same tokens again"
             rows[place] = request.slot, num_computed, num_pending, request.num_drafts
+            self._num_computed[request.slot] = request.num_tokens
         drafts = self._drafter.draft(rows, threshold)
-        for request, tokens, levels in zip(requests, drafts.tokens, drafts.levels, strict=True):
-            self._guesses[request.slot] = _Guesses(len(request.tokens), tokens, levels)
-        return [row[:number] for row, number in zip(drafts.tokens, drafts.drafted, strict=True)]
+        return list(map(Guesses, drafts.tokens, drafts.levels, drafts.drafted))
 
-    def _take_outcome(self, request: DraftRequest) -> int:
-        """Learns from the slot's last guesses.
-
-        Returns:
-            Positions of the slot that the cache holds, those of wrong guesses left out.
-        """
-        guesses = self._guesses.get(request.slot)
-        if guesses is None:
-            return 0
-        first = guesses.num_tokens
-        came = request.tokens[first : first + len(guesses.token_ids)].tolist()
-        num_right = count_equal(guesses.token_ids, came)
-        self._certainty.observe(request.slot, guesses.levels, num_right, len(came))
+    def observe(self, slot: int, guesses: Guesses, num_right: int, num_known: int) -> None:
+        """See Proposer."""
+        super().observe(slot, guesses, num_right, num_known)
         # The last guess came of computing all before it.
-        return first + min(num_right, len(guesses.token_ids) - 1)
-
-
-class _Guesses(NamedTuple):
-    num_tokens: int
-    """Of the request when they were made."""
-    token_ids: list[int]
-    levels: list[int]
+        self._num_computed[slot] += min(num_right, len(guesses.token_ids) - 1)
 
 
 def draft_page_bytes(config: EngineConfig) -> int:

@@ -5,15 +5,10 @@ from __future__ import annotations
 from kernels import registry
 from kernels.attention import AttentionBackend
 from worker.config import EngineConfig
-from worker.rank.speculation.base import Proposer
-from worker.rank.speculation.device_drafting import DeviceDrafter
 from worker.rank.speculation.draft_model import DraftModelProposer, load_draft_model
-from worker.rank.speculation.drafting import Drafter
+from worker.rank.speculation.drafter import Drafter
 from worker.rank.speculation.ngram import NgramProposer
 from worker.rank.tables import DeviceTables
-
-_LONGEST_NGRAM, _SHORTEST_NGRAM = 12, 2
-"""How many of the latest tokens are looked for first, and how many must have occurred before."""
 
 
 def create_drafter(
@@ -32,15 +27,12 @@ def create_drafter(
     """
     if config.speculative_method == "none":
         return None
-    proposer: Proposer
     if config.speculative_method == "ngram":
-        proposer = NgramProposer(_LONGEST_NGRAM, _SHORTEST_NGRAM)
-        if drafts_on_device(tables, backend):
-            return DeviceDrafter(tables, proposer, shortest=_SHORTEST_NGRAM, longest=_LONGEST_NGRAM)
-    else:
-        model = load_draft_model(config, tables)
-        proposer = DraftModelProposer(model, tables, num_pages, config.num_speculative_tokens)
-    return Drafter(tables, proposer)
+        ngram = NgramProposer(tables)
+        return Drafter(tables, ngram, ngram if drafts_on_device(tables, backend) else None)
+    model = load_draft_model(config, tables)
+    most = config.num_speculative_tokens
+    return Drafter(tables, DraftModelProposer(model, tables, num_pages, most))
 
 
 def drafts_on_device(tables: DeviceTables, backend: AttentionBackend) -> bool:

@@ -1,106 +1,118 @@
-"""Where the floating rows of one step stand, as tensors on the device."""
+"""Where a step's speculative rows stand, where the device alone knows it.
+
+    planned    start ──────── where its newest token may stand ──────── end
+    computed                  first ── newest ── drafts ── first + length
+
+`first` is the newest token's position, or further left where the window ends too soon for the
+row's length: what stands before the newest token is then computed once more, to no effect.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Self
 
+import numpy as np
 import torch
 
-from worker.plan.plan import DraftRow, Row
+from worker.plan.plan import DraftRow, Plan, Row
 from worker.rank.tables import DeviceTables
-from worker.rank.transfer import to_device
+from worker.rank.transfer import IntArray, to_device
 
-_NO_TOKEN = -1
+NO_TOKEN = -1
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Placement:
-    """F rows of a step; their draws are D in all."""
+    """Positions of F speculative rows, which make D draws in all."""
 
     tables: DeviceTables
     rows: torch.Tensor
-    """[F]: which rows of the step they are."""
+    """[F] int64: which rows of the step they are."""
     slots: torch.Tensor
+    """[F] int64."""
     newest: torch.Tensor
-    """[F]: position of the newest token."""
+    """[F] int64: positions of the newest tokens."""
     firsts: torch.Tensor
-    """[F]: the first position that is computed."""
+    """[F] int64: first positions that are computed."""
     shifts: torch.Tensor
-    """[F]: how far this is from where the row was planned."""
+    """[F] int64: how far these are from where the rows were planned."""
     lengths: torch.Tensor
-    """[F]: positions that are computed."""
-    most_tokens: int
-    """The largest of them, on the host."""
+    """[F] int64: positions that are computed."""
+    longest: int
+    """The largest of `lengths`, on the host."""
     last_ends: Sequence[int]
     """By row of the step, on the host: no position from there on is computed."""
     draws: torch.Tensor
-    """[D]: which draws of the step are theirs."""
+    """[D] int64: which draws of the step are theirs."""
     draw_rows: torch.Tensor
-    """[D]: in which of the F rows each is."""
+    """[D] int64: in which of the F rows each is."""
     draw_offsets: torch.Tensor
-    """[D]: at which of its positions."""
-    expected: torch.Tensor | None = None
-    """[F, most_tokens]: what draws must be for the next one to count."""
+    """[D] int64: at which of its positions."""
 
     @classmethod
     def of(
         cls,
-        tables: DeviceTables,
+        plan: Plan,
         rows: Sequence[Row],
-        numbers: torch.Tensor,
-        slots: torch.Tensor,
-        *,
-        starts: torch.Tensor,
-        ends: torch.Tensor,
-        lengths: torch.Tensor,
+        draws: IntArray,
         newest: torch.Tensor,
-        last_ends: Sequence[int],
+        tables: DeviceTables,
     ) -> Self:
-        """Puts each row where its newest token stands, or as far left as its window demands."""
-        floating: list[tuple[int, int, int]] = []
-        draw = number = 0
-        for row in rows:
-            if isinstance(row, DraftRow):
-                floating += [(draw + place, number, place) for place in range(row.length)]
-                number += 1
-            draw += row.num_draws
-        columns = to_device(torch.tensor(floating).T.contiguous(), slots.device)
-        draws, draw_rows, draw_offsets = columns.unbind()
-        firsts = torch.minimum(newest, ends - lengths)
+        """Puts each row where its newest token stands, or as far left as its window demands.
+
+        Args:
+            plan: with the windows.
+            rows: the Plan's, of the lengths that are computed.
+            draws: [F, M], as in SpeculativeRows.
+            newest: by slot: position of its newest token, unless its row starts behind that.
+            tables: of the rank.
+        """
+        windows = [
+            (number, row.slot, row.start, row.start + row.length, rows[number].length)
+            for number, row in enumerate(plan.rows)
+            if isinstance(row, DraftRow)
+        ]
+        # Kernels take contiguous columns.
+        table = np.ascontiguousarray(np.array(windows, dtype=np.int64).T)
+        draw_rows, draw_offsets = np.nonzero(np.arange(draws.shape[1]) < table[4][:, None])
+        flat = np.stack((draws[draw_rows, draw_offsets], draw_rows, draw_offsets))
+        device = tables.token_pool.device
+        numbers, slots, starts, ends, lengths = to_device(torch.from_numpy(table), device).unbind()
+        own, own_rows, own_offsets = to_device(torch.from_numpy(flat), device).unbind()
+        positions = newest[slots].maximum(starts)
+        firsts = torch.minimum(positions, ends - lengths)
         return cls(
             tables=tables,
             rows=numbers,
             slots=slots,
-            newest=newest,
+            newest=positions,
             firsts=firsts,
             shifts=firsts - starts,
             lengths=lengths,
-            most_tokens=max(row.length for row in rows if isinstance(row, DraftRow)),
-            last_ends=last_ends,
-            draws=draws,
-            draw_rows=draw_rows,
-            draw_offsets=draw_offsets,
+            longest=draws.shape[1],
+            last_ends=[row.start + row.length for row in plan.rows],
+            draws=own,
+            draw_rows=own_rows,
+            draw_offsets=own_offsets,
         )
 
     def write(self, drafts: torch.Tensor) -> None:
-        """Puts int32 drafts [F, most_tokens - 1] behind the newest tokens, as far as rows reach."""
-        ahead = torch.arange(1, self.most_tokens, device=drafts.device)
+        """Puts int32 drafts [F, longest - 1] behind the newest tokens, as far as rows reach."""
+        ahead = torch.arange(1, self.longest, device=drafts.device)
         positions = self.newest[:, None] + ahead
-        cells = self.slots[:, None] * self.tables.token_stride + positions
         is_inside = positions < (self.firsts + self.lengths)[:, None]
-        cells = torch.where(is_inside, cells, self._nowhere)
+        cells = torch.where(is_inside, self._cells(positions), self._nowhere)
         self.tables.flat_tokens.index_copy_(0, cells.view(-1), drafts.view(-1))
 
-    def expecting(self) -> Self:
-        """With what the token row holds now, ahead of the draws."""
-        places = torch.arange(self.most_tokens, device=self.slots.device)
-        positions = self.firsts[:, None] + 1 + places
-        cells = self.slots[:, None] * self.tables.token_stride + positions
+    def expected(self) -> torch.Tensor:
+        """What the token rows hold behind each computed position, as in SpeculativeRows."""
+        places = torch.arange(self.longest, device=self.slots.device)
         is_inside = places + 1 < self.lengths[:, None]
+        cells = self._cells(self.firsts[:, None] + 1 + places)
         tokens = self.tables.flat_tokens[torch.where(is_inside, cells, self._nowhere)]
-        return replace(self, expected=torch.where(is_inside, tokens, _NO_TOKEN))
+        return torch.where(is_inside, tokens, NO_TOKEN)
 
     def starts(self, planned: torch.Tensor) -> torch.Tensor:
         """First positions of all rows of the step, from the planned ones."""
@@ -116,17 +128,9 @@ class Placement:
         """Positions that all draws are for."""
         return planned.index_add(0, self.draws, self.shifts[self.draw_rows])
 
-    def compare(self, tokens: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Of all draws [S]: the first of each row that counts, and how many do, [F] each."""
-        assert self.expected is not None, "nothing is expected yet"
-        drawn = torch.full_like(self.expected, _NO_TOKEN - 1, dtype=torch.int64)
-        drawn[self.draw_rows, self.draw_offsets] = tokens[self.draws]
-        offsets = self.newest - self.firsts
-        places = torch.arange(self.most_tokens, device=tokens.device)
-        goes_on = (drawn == self.expected) | (places < offsets[:, None])
-        num_right = goes_on.long().cumprod(dim=1).sum(dim=1) - offsets
-        counts = torch.where(offsets < self.lengths, num_right + 1, 0)
-        return offsets, counts
+    def _cells(self, positions: torch.Tensor) -> torch.Tensor:
+        """Cells of the flat token pool for positions [F, n] of the rows' slots."""
+        return self.slots[:, None] * self.tables.token_stride + positions
 
     @property
     def _nowhere(self) -> int:

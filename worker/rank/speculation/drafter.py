@@ -1,0 +1,297 @@
+"""One rank's drafts: where speculative rows stand, what is drafted for them, what came of that.
+
+Each slot's newest token, which is not computed yet, has a position that the device knows first. A
+step is placed on the device where nobody need know it earlier; otherwise on the host, which waits
+for the step before (on CPU that is over in any case): where rows are computed by their own length,
+or a draw depends on its position.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import msgspec
+import numpy as np
+import torch
+
+from worker.plan.plan import DraftRow, Plan, Row
+from worker.rank.sampling.sampler import SamplerOutput
+from worker.rank.speculation.base import NO_GUESSES, DraftRequest, Guesses, Proposer
+from worker.rank.speculation.ngram import NgramProposer
+from worker.rank.speculation.placement import NO_TOKEN, Placement
+from worker.rank.speculation.verification import (
+    NO_ROW,
+    AcceptedTokens,
+    DeviceRows,
+    HostRows,
+    SpeculativeRows,
+    draws_of_rows,
+)
+from worker.rank.tables import DeviceTables
+from worker.rank.transfer import gather, scatter, to_device
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DraftedStep:
+    """A Plan whose speculative rows have their lengths, and on the host also their positions."""
+
+    plan: Plan
+    row_of: Sequence[int]
+    """By row of the Plan as it came: the row here, or NO_ROW where there was nothing to compute."""
+    speculative: SpeculativeRows | None
+    """None where no speculative row is here."""
+    guesses: Sequence[Guesses] = ()
+    """By speculative row here; none where the device placed them."""
+
+    def masked_drafts(self, source: Plan) -> list[list[int]]:
+        """Drafts of each of the masked rows of the Plan as it came."""
+        guesses = iter(self.guesses)
+        drafts = [next(guesses).drafts if isinstance(row, DraftRow) else [] for row in self.rows]
+        places = self._sampling_rows(source)
+        return [
+            drafts[places[sample]] if places[sample] != NO_ROW else [] for sample in source.masked
+        ]
+
+    def masked_draws(self, source: Plan, masks: bytes, size: int) -> tuple[list[int], bytes]:
+        """Which draws are masked, and their masks, of `size` bytes each.
+
+        Args:
+            source: the Plan as it came.
+            masks: of each masked row's token and of what follows its drafts. Of rows that are not
+                here there is one too.
+            size: bytes of a mask.
+        """
+        first_draws = [0, *itertools.accumulate(row.num_draws for row in self.rows)]
+        places = self._sampling_rows(source)
+        draws: list[int] = []
+        kept: list[bytes] = []
+        at = 0
+        for place in (places[sample] for sample in source.masked):
+            count = 1
+            if place != NO_ROW:
+                own = range(first_draws[place], first_draws[place + 1])
+                count = len(own)
+                draws += own
+                kept.append(masks[at * size : (at + count) * size])
+            at += count
+        return draws, b"".join(kept)
+
+    @property
+    def rows(self) -> Sequence[Row]:
+        """As they are computed."""
+        return self.plan.rows
+
+    def _sampling_rows(self, source: Plan) -> list[int]:
+        """By row of the Plan as it came that draws: the row here, or NO_ROW."""
+        pairs = zip(source.rows, self.row_of, strict=True)
+        return [place for row, place in pairs if row.num_draws]
+
+
+class Drafter:
+    """Drafts for the speculative rows of one rank's steps, and keeps where its slots stand.
+
+    Args:
+        tables: of the rank; drafts are written to the token pool, as tokens to compute.
+        proposer: guesses.
+        on_device: the same where it guesses on the device and steps may be placed there.
+    """
+
+    def __init__(
+        self, tables: DeviceTables, proposer: Proposer, on_device: NgramProposer | None = None
+    ) -> None:
+        self._tables = tables
+        self._proposer = proposer
+        self._on_device = on_device
+        self._newest = torch.zeros(
+            len(tables.token_pool), dtype=torch.int64, device=tables.token_pool.device
+        )
+        """[slots]: the position of the newest token after the last speculative row. Where the Plan
+        has a later one, rows since then had their places in Plans."""
+        self._end_tokens: dict[int, frozenset[int]] = {}
+        """By slot; only ever asked for membership."""
+
+    def place(self, plan: Plan) -> DraftedStep | None:
+        """Places rows and drafts; None for a Plan without speculative rows.
+
+        It waits for the step before where that is in flight and a speculative row has logits
+        processors of its own, any row a grammar, or an attention library computes the rows.
+        """
+        self._admit(plan)
+        slots = [row.slot for row in plan.rows if isinstance(row, DraftRow)]
+        if not slots:
+            return None
+        if (
+            self._on_device is None
+            or plan.masked
+            or any(map(self._tables.sampling.has_rules, slots))
+        ):
+            return self._place_on_host(plan)
+        return self._place_on_device(plan, self._on_device)
+
+    def observe(self, step: DraftedStep, output: SamplerOutput | None) -> AcceptedTokens:
+        """Notes where the slots stand after a step. Waits for it where the host placed its rows.
+
+        Args:
+            step: as it was placed.
+            output: of all its rows.
+        """
+        rows, acceptance = step.speculative, None if output is None else output.acceptance
+        if rows is not None:
+            assert output is not None, "speculative rows draw"
+            assert output.tokens is not None, "speculative rows draw"
+            assert acceptance is not None, "speculative rows are verified"
+            if isinstance(rows, HostRows):
+                self._learn(step, output.tokens.tolist(), acceptance.counts.tolist())
+            else:
+                slots, newest = rows.placement.slots, rows.placement.newest
+                self._newest.index_copy_(0, slots, newest + acceptance.counts)
+        return AcceptedTokens(
+            rows=step.rows,
+            row_of=step.row_of,
+            acceptance=acceptance,
+        )
+
+    def _admit(self, plan: Plan) -> None:
+        if not plan.admits:
+            return
+        for admit in plan.admits:
+            self._proposer.admit(admit.slot, admit.end_token_ids)
+            self._end_tokens[admit.slot] = frozenset(admit.end_token_ids)
+        scatter(self._newest, [admit.slot for admit in plan.admits], [0] * len(plan.admits))
+
+    def _place_on_device(self, plan: Plan, proposer: NgramProposer) -> DraftedStep:
+        rows = [_longest(row) if isinstance(row, DraftRow) else row for row in plan.rows]
+        draws = draws_of_rows(rows)
+        placement = Placement.of(plan, rows, draws, self._newest, self._tables)
+        if placement.longest > 1:
+            windows = [row for row in plan.rows if isinstance(row, DraftRow)]
+            drafts, _ = proposer.look_up(
+                *(placement.slots, placement.newest),
+                count=placement.longest - 1,
+                num_tokens=max(row.start + row.length for row in windows) + 1,
+            )
+            placement.write(drafts)
+        speculative = DeviceRows(
+            draws=to_device(torch.from_numpy(draws), self._newest.device),
+            expected=placement.expected(),
+            placement=placement,
+        )
+        return DraftedStep(
+            plan=msgspec.structs.replace(plan, rows=rows),
+            row_of=range(len(rows)),
+            speculative=speculative,
+        )
+
+    def _place_on_host(self, plan: Plan) -> DraftedStep:
+        if self._newest.device.type == "cpu":
+            # Drafts may reach into pages that this very Plan writes.
+            self._tables.apply(plan)
+            plan = msgspec.structs.replace(plan, admits=[], page_writes=[])
+        windows = [row for row in plan.rows if isinstance(row, DraftRow)]
+        placed = self._positions(windows)
+        found = iter(self._guess(placed, plan.draft_threshold))
+        own = iter(placed)
+        rows: list[Row] = []
+        row_of: list[int] = []
+        guesses: list[Guesses] = []
+        for row in plan.rows:
+            if isinstance(row, DraftRow):
+                if (window := next(own)) is None:
+                    row_of.append(NO_ROW)
+                    continue
+                guesses.append(next(found))
+                num_drafts = guesses[-1].num_drafts
+                row = DraftRow(row.slot, window.start, 1 + num_drafts, num_drafts)
+            row_of.append(len(rows))
+            rows.append(row)
+        return DraftedStep(
+            plan=msgspec.structs.replace(plan, rows=rows),
+            row_of=row_of,
+            speculative=self._expecting(rows, guesses) if guesses else None,
+            guesses=guesses,
+        )
+
+    def _positions(self, rows: Sequence[DraftRow]) -> list[DraftRow | None]:
+        """Rows of the newest tokens alone, with the number of drafts that still lie in their
+        windows; None where the window is passed or the newest token ends the request."""
+        known = gather(self._newest, [row.slot for row in rows])
+        newest = [max(one, row.start) for one, row in zip(known, rows, strict=True)]
+        stride = self._tables.token_stride
+        cells = [row.slot * stride + at for row, at in zip(rows, newest, strict=True)]
+        placed: list[DraftRow | None] = []
+        tokens = gather(self._tables.flat_tokens, cells)
+        for row, position, token in zip(rows, newest, tokens, strict=True):
+            num_left = row.start + row.length - position - 1
+            if num_left < 0 or token in self._end_tokens[row.slot]:
+                placed.append(None)
+            else:
+                placed.append(DraftRow(row.slot, position, 1, min(row.num_drafts, num_left)))
+        return placed
+
+    def _guess(self, placed: Sequence[DraftRow | None], threshold: float) -> list[Guesses]:
+        """Guesses for each row that is to be computed."""
+        rows = [row for row in placed if row is not None]
+        requests = [
+            DraftRequest(row.slot, row.start + 1, row.num_drafts) for row in rows if row.num_drafts
+        ]
+        proposed = iter(self._proposer.propose(requests, threshold) if requests else ())
+        return [
+            next(proposed).up_to(self._end_tokens[row.slot]) if row.num_drafts else NO_GUESSES
+            for row in rows
+        ]
+
+    def _expecting(self, rows: Sequence[Row], guesses: Sequence[Guesses]) -> HostRows:
+        """The speculative rows among those of a step, their drafts in the token pool."""
+        own = [row for row in rows if isinstance(row, DraftRow)]
+        longest = max(row.length for row in own)
+        expected: list[list[int]] = []
+        cells: list[int] = []
+        drafts: list[int] = []
+        for row, guess in zip(own, guesses, strict=True):
+            expected.append([*guess.drafts, *[NO_TOKEN] * (longest - guess.num_drafts)])
+            first = row.slot * self._tables.token_stride + row.start + 1
+            cells += range(first, first + guess.num_drafts)
+            drafts += guess.drafts
+        if cells:
+            scatter(self._tables.flat_tokens, cells, drafts)
+        return HostRows(draws=draws_of_rows(rows), expected=np.array(expected, dtype=np.int64))
+
+    def _learn(self, step: DraftedStep, tokens: Sequence[int], counts: Sequence[int]) -> None:
+        """Notes where the slots stand, and tells the proposer what came in place of its guesses.
+
+        Args:
+            step: placed on the host.
+            tokens: all draws of the step.
+            counts: by speculative row: draws that count.
+        """
+        found = iter(zip(step.guesses, counts, strict=True))
+        slots: list[int] = []
+        newest: list[int] = []
+        draw = 0
+        for row in step.rows:
+            if isinstance(row, DraftRow):
+                guesses, count = next(found)
+                slots.append(row.slot)
+                newest.append(row.start + count)
+                if guesses.token_ids:
+                    num_right = count_equal(guesses.token_ids, tokens[draw : draw + count])
+                    self._proposer.observe(row.slot, guesses, num_right, count)
+            draw += row.num_draws
+        scatter(self._newest, slots, newest)
+
+
+def count_equal(guesses: Sequence[int], tokens: Sequence[int]) -> int:
+    """Length of the common beginning."""
+    count = 0
+    for guess, token in zip(guesses, tokens, strict=False):
+        if guess != token:
+            break
+        count += 1
+    return count
+
+
+def _longest(row: DraftRow) -> DraftRow:
+    num_drafts = min(row.num_drafts, row.length - 1)
+    return DraftRow(row.slot, row.start, 1 + num_drafts, num_drafts)
