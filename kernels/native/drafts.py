@@ -12,13 +12,13 @@ from kernels.native.decoder import NativeDecoder
 from kernels.native.library import Drafting, StepRows
 from kernels.sample_tokens.base import GREEDY_BELOW
 
-Floats = npt.NDArray[np.float32]
-Integers = npt.NDArray[np.int64]
+FloatArray = npt.NDArray[np.float32]
+IntArray = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DraftTables:
-    """What is known of each slot, in arrays that stay where they are.
+    """Tokens, pages and parameters of each slot, in arrays that stay where they are.
 
     A guess has a level, by the probability that the small model gives it.
     """
@@ -27,16 +27,16 @@ class DraftTables:
     """[slots, positions] int32."""
     page_table: torch.Tensor
     """[slots, pages] int32."""
-    temperature: Floats
-    top_p: Floats
-    log_min_p: Floats
-    top_k: Integers
-    seeds: Integers
-    end_tokens: Integers
+    temperature: FloatArray
+    top_p: FloatArray
+    log_min_p: FloatArray
+    top_k: IntArray
+    seeds: IntArray
+    end_tokens: IntArray
     """[slots, n]: tokens that end a request, -1 for none."""
-    shares: Floats
+    shares: FloatArray
     """[slots, levels]: how likely a guess of each level is right."""
-    bounds: Floats
+    bounds: FloatArray
     """[levels], descending to 0: the least probability of each level."""
 
 
@@ -89,7 +89,7 @@ class NativeDrafter:
             None, -1,
         )  # fmt: skip
 
-    def draft(self, rows: Integers, threshold: float) -> NativeDrafts:
+    def draft(self, rows: IntArray, threshold: float) -> NativeDrafts:
         """Tokens that follow each row, drawn as their requests draw; they go into the pool, too.
 
         Args:

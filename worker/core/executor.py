@@ -44,7 +44,8 @@ class Executor(ABC):
 
     @abstractmethod
     def launch(self, plan: Plan) -> StepFuture:
-        """Sends one Plan to all ranks. One with masked draws waits for `sample` half-way."""
+        """Sends one Plan to all ranks. One with masked draws waits for `sample` when it went
+        forward."""
 
     @abstractmethod
     def drafts(self, seq: int) -> list[list[int]]:

@@ -20,8 +20,8 @@ _DIGESTS_KEPT = 512
 """Far more steps than a digest can lag behind."""
 
 
-class TokenRules(msgspec.Struct, array_like=True, frozen=True):
-    """What a request asks for beyond plain draws; most ask for nothing."""
+class LogitsParams(msgspec.Struct, array_like=True, frozen=True):
+    """Logits processors of a request and the log-probabilities that it asks for; most have none."""
 
     num_prompt: int
     """Tokens of its row that count as prompt."""
@@ -71,7 +71,7 @@ class Admit(msgspec.Struct, array_like=True, frozen=True):
     min_p: float
     seed: int
     """Signed 64-bit key of the request's draws."""
-    rules: TokenRules | None = None
+    logits_params: LogitsParams | None = None
     block: BlockAdmit | None = None
     """Of a block-diffusion model's request."""
     end_token_ids: list[int] = []

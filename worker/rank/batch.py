@@ -24,7 +24,7 @@ from worker.models.context import AttentionInputs, ForwardContext, KVCache
 from worker.models.kv_cache import KVCacheGroup
 from worker.plan.plan import Plan
 from worker.rank.sampling.logprobs import PromptChunk
-from worker.rank.sampling.state import RuledRows
+from worker.rank.sampling.state import ProcessedRows
 from worker.rank.tables import DeviceTables, ragged_ranges
 from worker.rank.transfer import IntArray, StagedArrays, Staging, Uploader, uploader_to
 
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SamplingBatch:
-    """What the S draws of one step depend on besides the logits."""
+    """Parameters and destinations of the S draws of one step."""
 
     staged: StagedArrays
     """destinations and tokens; where any draw is random also positions, seeds, temperature, top_k,
@@ -47,10 +47,10 @@ class SamplingBatch:
     positions: torch.Tensor | None
     """[S] int64: where the new tokens will stand; None where every draw is greedy."""
     filters: tuple[str, ...]
-    """Of top_k, top_p and log_min_p, those that any row uses."""
+    """Those of top_k, top_p and log_min_p that any row uses."""
     max_top_k: int
     """The largest; 0 where no row uses any."""
-    rules: RuledRows | None
+    processed: ProcessedRows | None
     """None where every row is plain."""
     is_captured: bool = False
     """Whether a graph draws: then there is a draw for each row, padding included."""
@@ -82,7 +82,7 @@ class Batch:
     rows: IntArray
     """[R, 4]: slot, start, length, how many of its last positions draw; on the host."""
     num_rows: int
-    """Of these, those that the Plan asks for; padding follows."""
+    """Leading rows that the Plan asks for; padding follows."""
     num_decodes: int
     """Leading rows of one token."""
     ends: Sequence[int]
@@ -140,8 +140,8 @@ class BatchBuilder:
         if writes is not None:
             staging.add(writes)
         table = plan_table(plan)
-        rules = tables.sampling.gather(table)
-        batch = _StagedBatch(tables, table, rules, size, staging, self._is_native)
+        processed = tables.sampling.gather(table)
+        batch = _StagedBatch(tables, table, processed, size, staging, self._is_native)
         staged = staging.send(uploader or self._uploader)
         if writes is not None:
             tables.write(staged[0])
@@ -160,7 +160,7 @@ class _StagedBatch:
     Args:
         tables: of the rank.
         table: the Plan's rows [R, 4], as in Batch.
-        rules: of these rows.
+        processed: of these rows.
         size: as in Batch.
         staging: takes the arrays.
         is_native: whether the rows need not go.
@@ -170,16 +170,16 @@ class _StagedBatch:
         self,
         tables: DeviceTables,
         table: IntArray,
-        rules: RuledRows | None,
+        processed: ProcessedRows | None,
         size: int | None,
         staging: Staging,
         is_native: bool,
     ) -> None:
         self._tables = tables
-        self._rules = rules
+        self._processed = processed
         self._size = size
         self._num_rows = len(table)
-        self._is_captured = size is not None and rules is None and tables.block_size == 1
+        self._is_captured = size is not None and processed is None and tables.block_size == 1
         if size is not None:
             if tables.block_size > 1:
                 table = _split_blocks(table, tables.block_size)
@@ -231,7 +231,7 @@ class _StagedBatch:
         read_tokens = None
         # Of prompts only the last position is read, unless they are scored; which positions of a
         # block are read, its state says.
-        prompts = () if self._rules is None else self._rules.prompts
+        prompts = () if self._processed is None else self._processed.prompts
         if self._size is None and self._tables.block_size == 1 and not prompts:
             read_tokens = None if sampling is None else sampling.tokens
         return Batch(
@@ -277,7 +277,7 @@ class _StagedBatch:
             positions=positions,
             filters=self._filters,
             max_top_k=self._max_top_k,
-            rules=self._rules,
+            processed=self._processed,
             is_captured=self._is_captured,
             drawing=self._drawing,
             speculative=speculative,
@@ -286,7 +286,7 @@ class _StagedBatch:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ForwardInputs:
-    """What a forward pass takes."""
+    """Arguments of a forward pass."""
 
     input_ids: torch.Tensor
     """[T] int32."""
@@ -302,7 +302,7 @@ def gather_inputs(
     groups: Sequence[KVCacheGroup],
     backend: AttentionBackend,
 ) -> ForwardInputs:
-    """What the batch's rows read, from the tables.
+    """Gathers tokens, positions and pages of the batch's rows from the tables.
 
     Args:
         batch: whose arrays are on the device.

@@ -30,7 +30,7 @@ logger = logging.getLogger(__name__)
 _LARGEST_DEFAULT = 512
 """Beyond so many rows a step computes longer than it takes to launch."""
 _LARGEST_BLOCK_TOKENS = 2048
-"""The same of a pass over blocks, whose rows are many tokens each."""
+"""The largest default for a pass over blocks, in tokens: their rows are many tokens each."""
 
 Replay = Callable[[], None]
 Forward = Callable[[Batch], torch.Tensor]
@@ -111,7 +111,7 @@ class StepGraphs:
             show=show_progress,
         )
         with shown as advance:
-            # The largest first: the others find room in its memory.
+            # The largest first: the others reuse its memory.
             for size in reversed(self._sizes):
                 self._capture(builder.build_padding(size), capture)
                 advance(1)
@@ -205,7 +205,7 @@ class StepGraphs:
 def captured_rows(rows: Sequence[Row], row_tokens: int) -> int:
     """Rows that a graph would need for these of a Plan; 0 where no graph can run them.
 
-    Without blocks, graphs run rows of one token, whose places the host knows.
+    Without blocks, graphs run rows of one token, whose positions the host knows.
     """
     if row_tokens > 1:
         return sum(row.length for row in rows) // row_tokens
@@ -236,7 +236,7 @@ class GraphCapture:
         launch()
         self._stream.synchronize()
         graph = torch.cuda.CUDAGraph()
-        # Other threads (of the process group, say) may go on asking their events.
+        # Other threads (of the process group, say) may keep querying their events.
         with torch.cuda.graph(
             graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"
         ):
@@ -245,7 +245,7 @@ class GraphCapture:
 
 
 class StepCapture:
-    """Captures the small steps of one rank, after telling how much memory that will take.
+    """Captures the small steps of one rank, after measuring how much memory that will take.
 
     Args:
         sizes: numbers of rows, ascending.
@@ -323,7 +323,7 @@ def create_capture(
     backend: AttentionBackend,
     block_size: int,
 ) -> StepCapture | None:
-    """What captures a rank's steps; None where they are launched kernel by kernel: as configured,
+    """The capture of a rank's steps; None where they are launched kernel by kernel: as configured,
     or since collectives wait on the host, or the backend of attention cannot be captured."""
     can_capture = registry.uses_triton(group.device) and not group.is_through_host
     if streams is None or config.enforce_eager or not can_capture:

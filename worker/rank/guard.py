@@ -25,7 +25,7 @@ class Launched(Protocol):
         ...
 
     def result(self) -> StepResult:
-        """What it yields; waits for the device."""
+        """Its result; waits for the device."""
         ...
 
 

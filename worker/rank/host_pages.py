@@ -20,7 +20,7 @@ _STAGED_BYTES = 32 << 20
 
 
 class LoadClock(ABC):
-    """Tells how long a step's loads took, once the step has completed."""
+    """Measures a step's loads; read once the step has completed."""
 
     @abstractmethod
     def milliseconds(self) -> float:
@@ -83,7 +83,7 @@ class CUDAHostPages(HostPages):
         copy     │ stores N │ loads N │
         compute  … step N-1 ──────────│ step N …
 
-    A slot is one piece of pinned memory, so that it crosses in one transfer; kernels gather its
+    A slot is one block of pinned memory, so that it crosses in one transfer; kernels gather its
     parts from the layers and scatter them.
 
     HAZARD(stream): nothing here waits for the compute stream. The host knows that all steps which
@@ -124,7 +124,7 @@ class CUDAHostPages(HostPages):
         return clock
 
     def _store(self, copies: PageCopies) -> None:
-        for pages, slots in self._pieces(copies):
+        for pages, slots in self._batches(copies):
             index = to_device(torch.tensor(pages), self._streams.device)
             for place, plane in enumerate(self._planes):
                 self._staged[: len(pages), place].copy_(plane.index_select(0, index))
@@ -132,14 +132,14 @@ class CUDAHostPages(HostPages):
                 self.slots[slot].copy_(self._staged[row], non_blocking=True)
 
     def _load(self, copies: PageCopies) -> None:
-        for pages, slots in self._pieces(copies):
+        for pages, slots in self._batches(copies):
             index = to_device(torch.tensor(pages), self._streams.device)
             for row, slot in enumerate(slots):
                 self._staged[row].copy_(self.slots[slot], non_blocking=True)
             for place, plane in enumerate(self._planes):
                 plane.index_copy_(0, index, self._staged[: len(pages), place])
 
-    def _pieces(self, copies: PageCopies) -> list[tuple[list[int], list[int]]]:
+    def _batches(self, copies: PageCopies) -> list[tuple[list[int], list[int]]]:
         size = self._num_staged
         return [
             (copies.pages[start : start + size], copies.slots[start : start + size])
@@ -148,7 +148,7 @@ class CUDAHostPages(HostPages):
 
 
 class _Events(LoadClock):
-    """On the current stream, from its making on."""
+    """CUDA events around the loads of one step, recorded on the current stream."""
 
     def __init__(self) -> None:
         self._started, self._stopped = (torch.cuda.Event(enable_timing=True) for _ in range(2))
@@ -165,7 +165,7 @@ class _Events(LoadClock):
 def create_host_pages(
     num_slots: int, caches: Sequence[KVCache], streams: DeviceStreams | None
 ) -> HostPages | None:
-    """One rank's; None where there are none to be.
+    """The host pages of one rank; None where there are to be none.
 
     Args:
         num_slots: pages in host memory.

@@ -1,4 +1,4 @@
-"""The main of one rank: loads its shard, then executes Plans until told to stop."""
+"""The main of one rank: loads its shard, then executes Plans until a Stop message."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def run_rank(
         rendezvous: takes the folder's place where the ranks are on several nodes.
 
     Raises:
-        Exception: whatever ended the rank, after the coordinator was told.
+        Exception: whatever ended the rank, after the coordinator was notified.
     """
     channel = RankChannel(directory, rendezvous)
     try:

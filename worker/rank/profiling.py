@@ -1,4 +1,4 @@
-"""The largest steps there can be, to see how much memory they take."""
+"""The largest steps there can be, to measure the memory that they take."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class ProfilePlans:
     plans: tuple[Plan, ...]
     """The largest prefill, then the largest draw."""
     num_tokens: int
-    """Of the longest row."""
+    """Tokens of the longest row."""
 
 
 def profile_plans(config: EngineConfig, *, max_model_len: int, block_size: int) -> ProfilePlans:

@@ -96,7 +96,7 @@ class Rank:
         )
 
     def allocate(self, start: Start) -> Ready:
-        """Makes what the coordinator asks for; on CUDA, tells scrapes of the device from then."""
+        """Makes the cache that the coordinator asks for; scrapes see a CUDA device from then."""
         runner = self.runner
         self._phase_began = self._clock()
         self._seconds.clear()

@@ -21,8 +21,7 @@ from worker.plan.plan import Plan, RankTimes, StepResult
 from worker.rank.batch import Batch, BatchBuilder, gather_inputs
 from worker.rank.cpu import native_options, tune_cpu_process
 from worker.rank.device_clock import DeviceClock
-from worker.rank.diffusion.checks import check_blocks
-from worker.rank.diffusion.decoder import BlockDecoder
+from worker.rank.diffusion.decoder import BlockDecoder, check_blocks
 from worker.rank.graphs import StepGraphs, create_capture
 from worker.rank.host_pages import HostPages, create_host_pages
 from worker.rank.kv_cache import allocate_kv_caches, check_windows, page_bytes
@@ -118,7 +117,7 @@ class ModelRunner:
         self._host_pages: HostPages | None = None
 
     def hello(self) -> Hello:
-        """What this rank loaded and how many KV pages it has room for."""
+        """What this rank loaded and how many KV pages its memory holds."""
         num_pages = plan_pages(
             self.config,
             group=self.group,
@@ -170,7 +169,7 @@ class ModelRunner:
                 slot.started.record()
             blocks = None
             if self._blocks is not None:
-                blocks = self._blocks.begin(plan)
+                blocks = self._blocks.prepare(plan)
                 plan = blocks.plan
             drafted = None if self._drafter is None else self._drafter.place(plan)
             batch = self._build(plan, drafted, slot)
@@ -242,7 +241,7 @@ class ModelRunner:
     def run_model(self, batch: Batch) -> torch.Tensor:
         """Hidden states of the batch's tokens that are read, or of all."""
         if batch.staged is None:
-            assert self.model.native is not None, "who else reads the tables"
+            assert self.model.native is not None, "an unstaged batch is for the library"
             tables, read = self._tables, batch.read_tokens
             return self.model.native.forward(batch.rows, tables.token_pool, tables.page_table, read)
         inputs = gather_inputs(
@@ -266,7 +265,7 @@ class ModelRunner:
         """Scoring and sampling, without waiting for the device; None where nothing comes of it."""
         sampling = batch.sampling
         if sampling is not None and sampling.is_captured:
-            assert self._graphs is not None, "who else draws for all rows"
+            assert self._graphs is not None, "a captured draw without graphs"
             if self._streams is not None:
                 # HAZARD(stream): the tokens of the step before leave from the same buffer.
                 self._streams.await_fetches()
@@ -294,7 +293,7 @@ class ModelRunner:
     def _run(self, batch: Batch, read: torch.Tensor | None) -> torch.Tensor:
         """Hidden states of the tokens `read` of a step of blocks; else as the batch says."""
         if batch.size is not None:
-            assert self._graphs is not None, "who else wants padding"
+            assert self._graphs is not None, "a padded batch without graphs"
             hidden = self._graphs.forward(batch)
         elif read is not None and "skip_unread" in self.config.dllm_features:
             return self.run_model(replace(batch, read_tokens=read))

@@ -30,19 +30,19 @@ class ForwardStep:
     batch: Batch | None
     """None for a Plan without rows."""
     hidden: torch.Tensor | None
-    """Of the tokens of the step that are read, or of all."""
+    """Hidden states of the tokens of the step that are read, or of all."""
     drafted: DraftedStep | None = None
     """None without speculative rows."""
     blocks: BlockStep | None = None
-    """Of a block-diffusion model."""
+    """The running blocks of a block-diffusion model."""
     times: tuple[float, float, float]
     """When it was started, prepared, and its forward pass launched."""
     copy_s: float = 0.0
-    """Of the time up to `prepared`: for copies to and from host memory."""
+    """Seconds of the time up to `prepared` that copies to and from host memory took."""
     slot: StepSlot | None
     """None on CPU."""
     loads: LoadClock | None = None
-    """Of its copies from host memory."""
+    """Time of its copies from host memory."""
 
     def masked_drafts(self) -> list[list[int]]:
         """Drafts of each masked row, where its Plan says that there may be any."""
@@ -66,11 +66,12 @@ class SampledStep:
 
     seq: int
     output: SamplerOutput | None
-    """On the host as soon as the slot's step has completed; None where nothing comes of it."""
+    """Drawn tokens and scores, on the host as soon as the slot's step has completed; None where
+    nothing is drawn or scored."""
     drawing: Sequence[int] | None = None
     """Which of the drawn tokens count; None for all."""
     times: RankTimes
-    """Of the host: of a step on CUDA, when it was launched."""
+    """Times of the host: of a step on CUDA, those of its launches."""
     compute_ms: float
     slot: StepSlot | None = None
     """None on CPU, where a launched step is a completed one."""
@@ -80,9 +81,9 @@ class SampledStep:
     accepted: AcceptedTokens | None = None
     """None without speculative rows."""
     blocks: BlockResults | None = None
-    """Of a block-diffusion model, whose steps wait for the device."""
+    """Outcomes of a block-diffusion model's blocks, whose steps wait for the device."""
     loads: LoadClock | None = None
-    """Of its copies from host memory."""
+    """Time of its copies from host memory."""
 
     def result(self) -> StepResult:
         """Waits for the device. Steps are asked for their results in the order of their launches.
@@ -123,7 +124,7 @@ _SCORE_TENSORS = ("tokens", "own", "best", "weight", "rank", "top_tokens", "top_
 
 
 def fetch_output(output: SamplerOutput, slot: StepSlot, *, with_logprobs: bool) -> SamplerOutput:
-    """The same on the host once the slot's step has completed; without waiting."""
+    """The output, on the host once the slot's step has completed; does not wait for it."""
     tokens = None if output.tokens is None else slot.fetch(output.tokens)
     if not with_logprobs:
         return SamplerOutput(tokens=tokens)

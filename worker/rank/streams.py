@@ -26,7 +26,7 @@ import torch
 from worker.rank.transfer import aligned
 
 NUM_SLOTS = 3
-"""Two steps may be in flight, and the times of one are told from the events of the one before."""
+"""Two steps may be in flight, and the times of one follow from the events of the one before."""
 
 _LEAST_STAGING_BYTES = 1 << 16
 

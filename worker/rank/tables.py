@@ -58,7 +58,7 @@ class DeviceTables:
         self.max_positions = self._columns * page_size
         """That a slot's pages hold."""
         self._longest = 0
-        """Of the runs that were staged last."""
+        """Length of the longest run of cells that was staged last."""
         self.sampling = SamplingState(
             num_rows=num_rows,
             token_stride=self.token_stride,
@@ -75,8 +75,8 @@ class DeviceTables:
             self.write(staging.send(uploader_to(self.device))[0])
 
     def stage(self, plan: Plan) -> dict[str, npt.NDArray[Any]] | None:
-        """The same for `write`: segments [4 * n] and values, as `write_table_rows_` takes them;
-        None without any. Sampling parameters are set at once."""
+        """A Plan's writes for `write`: segments [4 * n] and values, as `write_table_rows_` takes
+        them; None without any. Sampling parameters are set at once."""
         runs: list[tuple[int, int, npt.NDArray[np.int32]]] = []
         for admit in plan.admits:
             self.sampling.admit(admit)

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from tests.support.checkpoints.dense import VOCAB_SIZE
-from worker.plan.plan import Admit, PageWrite, Plan, PlannedRow, Row, StepResult, TokenRules
+from worker.plan.plan import Admit, LogitsParams, PageWrite, Plan, PlannedRow, Row, StepResult
 from worker.rank.runner import ModelRunner
 
 SLOTS = (0, 3, 5, 6)
@@ -20,11 +20,11 @@ NOBODYS_PAGES = (2, 3, 5, 8)
 OPTIONS = {"kv_cache_tokens": 256, "page_size": 8, "cpu_backend": "torch"}
 GRAPH_SIZES = (2, 4)
 REPLAYS = [*(4, 4), *(2, 2), *(4, 4), *(4, 4), *(2, 2), 2]
-"""Sizes of the graphs replayed: forward and draw of each decode step; where rules draw, the forward
-pass alone."""
+"""Sizes of the graphs replayed: forward and draw of each decode step; where a row has logits
+processors, the forward pass alone."""
 _MASK_WORDS = -(-VOCAB_SIZE // 32)
 _ODD_TOKENS = np.full((1, _MASK_WORDS), 0xAAAAAAAA, dtype="<u4").tobytes()
-_RULES = TokenRules(num_prompt=5, frequency_penalty=1.5, num_logprobs=2)
+_LOGITS_PARAMS = LogitsParams(num_prompt=5, frequency_penalty=1.5, num_logprobs=2)
 
 
 def make_plans() -> list[tuple[Plan, bytes]]:
@@ -33,7 +33,7 @@ def make_plans() -> list[tuple[Plan, bytes]]:
         _admit(0, 7, 0.0, 0, 1.0),
         _admit(3, 4, 0.9, 0, 1.0),
         _admit(5, 6, 0.9, 0, 0.8),
-        _admit(6, 5, 0.0, 0, 1.0, rules=_RULES),
+        _admit(6, 5, 0.0, 0, 1.0, logits_params=_LOGITS_PARAMS),
     ]
     writes = [PageWrite(slot, 0, [slot + 1]) for slot in SLOTS]
     prompts: list[Row] = [
@@ -152,7 +152,7 @@ def assert_same_state(runner: ModelRunner, other: ModelRunner, tolerance: float 
 
 def _admit(
     slot: int, length: int, temperature: float, top_k: int, top_p: float, *,
-    rules: TokenRules | None = None,
+    logits_params: LogitsParams | None = None,
 ) -> Admit:  # fmt: skip
     tokens = np.random.default_rng(slot).integers(0, VOCAB_SIZE, length).astype("<i4").tobytes()
-    return Admit(slot, tokens, temperature, top_k, top_p, 0.0, slot + 40, rules)
+    return Admit(slot, tokens, temperature, top_k, top_p, 0.0, slot + 40, logits_params)

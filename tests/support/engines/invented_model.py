@@ -136,7 +136,7 @@ class InventedEngine:
         plan = self.scheduler.schedule()
         if plan is not None:
             self._tables.apply(plan)
-            step = self._decoder.begin(plan)
+            step = self._decoder.prepare(plan)
             self.num_ahead += is_ahead(plan)
             hidden = None if step.read is None else self._forward(step.plan, step.read)
             results = self._decoder.run(step, hidden)

@@ -20,7 +20,7 @@ from tests.support.engines.exactness import (
 )
 from worker.config import EngineConfig
 from worker.models.tensor_parallel import TensorParallelGroup
-from worker.plan.plan import Admit, PageWrite, Plan, PlannedRow, TokenRules
+from worker.plan.plan import Admit, LogitsParams, PageWrite, Plan, PlannedRow
 from worker.rank.rank import select_device
 from worker.rank.runner import ModelRunner
 
@@ -90,7 +90,7 @@ def test_a_step_waits_for_the_device_only_for_its_tokens(checkpoint: Checkpoint)
     runner = ModelRunner(config, TensorParallelGroup.alone(select_device(config, 0)))
     runner.allocate(runner.hello().num_pages)
     tokens = bytes(4 * 9)
-    rules = TokenRules(
+    rules = LogitsParams(
         9,
         presence_penalty=1.0,
         repetition_penalty=1.2,

@@ -11,7 +11,7 @@ import torch
 
 from kernels.attention import CapturableBackend
 from worker.config import EngineConfig
-from worker.plan.plan import Admit, Plan, PlannedRow, TokenRules
+from worker.plan.plan import Admit, LogitsParams, Plan, PlannedRow
 from worker.rank.batch import Batch, BatchBuilder
 from worker.rank.graphs import StepGraphs, capture_sizes
 from worker.rank.streams import SlotRing, staging_size
@@ -178,7 +178,7 @@ def test_padded_batches_draw_for_every_row() -> None:
 
 def test_rows_with_rules_draw_outside_of_the_graph() -> None:
     tables = make_tables()
-    admit = Admit(1, b"", 0.0, 0, 1.0, 0.0, 0, TokenRules(1, num_logprobs=1))
+    admit = Admit(1, b"", 0.0, 0, 1.0, 0.0, 0, LogitsParams(1, num_logprobs=1))
     rows = [PlannedRow(2, 4, 1, False), PlannedRow(1, 7, 1, True)]
     batch = BatchBuilder(tables).build(Plan(1, [admit], [], rows), size=4)
     assert batch is not None

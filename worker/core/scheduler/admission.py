@@ -10,6 +10,7 @@ from worker.core.cache.match import Match
 from worker.core.request import Request, RequestState
 from worker.core.scheduler.host_load_policy import HostLoadPolicy
 from worker.core.scheduler.lifecycle import Lifecycle
+from worker.core.scheduler.logits_params import logits_params
 from worker.core.scheduler.page_claims import num_still_needed
 from worker.core.scheduler.policy import (
     POLICIES,
@@ -22,7 +23,6 @@ from worker.core.scheduler.policy import (
 )
 from worker.core.scheduler.prefix_deduplication import PrefixDeduplication
 from worker.core.scheduler.priority_preemption import PriorityPreemption
-from worker.core.scheduler.rules import token_rules
 from worker.core.scheduler.starvation_guard import StarvationGuard
 from worker.core.scheduler.state import SchedulerState
 from worker.core.scheduler.step import StepBuilder
@@ -324,7 +324,7 @@ def _admit(request: Request, lease: Lease) -> Admit:
         top_p=1.0 if greedy else sampling.top_p,
         min_p=0.0 if greedy else sampling.min_p,
         seed=_signed(request.seed),
-        rules=token_rules(request),
+        logits_params=logits_params(request),
         block=None if request.block_size == 1 else _block_admit(request),
         # Before `min_tokens` it is not certain.
         end_token_ids=[] if sampling.min_tokens else sorted(request.end_token_ids),

@@ -1,4 +1,4 @@
-"""What an algorithm of block diffusion is: one step over a batch of blocks."""
+"""The interface of block-diffusion algorithms: one step over a batch of blocks."""
 
 from __future__ import annotations
 

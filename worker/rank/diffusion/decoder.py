@@ -36,7 +36,7 @@ class BlockStep:
 
     plan: Plan
     blocks: Sequence[RunningBlock] = ()
-    """Of the Plan's BlockRows."""
+    """One for each BlockRow of the Plan."""
     read: torch.Tensor | None = None
     """[S] int64: tokens of the first pass whose hidden states are read; None without rows."""
     left_out: tuple[int, ...] = ()
@@ -45,7 +45,7 @@ class BlockStep:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BlockResults:
-    """What the rounds of one Plan came to."""
+    """Outcomes and tokens of one Plan's rounds."""
 
     outcomes: list[BlockOutcome]
     token_ids: list[int]
@@ -58,6 +58,30 @@ class BlockResults:
             token_ids=self.token_ids,
             blocks=self.outcomes,
             num_forwards=self.num_forwards,
+        )
+
+
+def check_blocks(config: EngineConfig, model: ModelConfig) -> None:
+    """Checks that an engine's configuration suits its block-diffusion model, if it has one.
+
+    Raises:
+        ValueError: it does not; says what to change.
+    """
+    size = model.block_size
+    if size == 1:
+        return
+    if config.page_size % size:
+        raise ValueError(
+            f"--page-size {config.page_size} must be a multiple of this model's block size, {size}"
+        )
+    if config.max_num_batched_tokens < 2 * size:
+        raise ValueError(
+            f"--max-num-batched-tokens must be at least two blocks of this model, {2 * size}"
+        )
+    if config.speculative_method != "none":
+        raise ValueError(
+            f"--speculative-method {config.speculative_method} drafts single tokens, this "
+            "model decides blocks: use none"
         )
 
 
@@ -105,8 +129,8 @@ class BlockDecoder:
             ),
         )
 
-    def begin(self, plan: Plan) -> BlockStep:
-        """Takes the Plan's requests in, and puts the tokens of blocks that begin into the tables.
+    def prepare(self, plan: Plan) -> BlockStep:
+        """Admits the Plan's requests, and puts the tokens of new blocks into the tables.
 
         Windows are put where the rounds before left their blocks.
 
@@ -115,7 +139,7 @@ class BlockDecoder:
         """
         for accept in plan.accepts:
             self.table.accept(accept.slot, accept.end)
-        # Before a next block begins: this one is still to be committed.
+        # Before a next block is entered: this one is still to be committed.
         self._write([accept.slot for accept in plan.accepts])
         for admit in plan.admits:
             self.table.admit(admit)
@@ -140,7 +164,7 @@ class BlockDecoder:
         """The Plan's rounds, after its first forward pass.
 
         Args:
-            step: as `begin` returned it.
+            step: as `prepare` returned it.
             hidden: of the tokens `step.read`, [S, hidden]; None without rows.
             masks: of the blocks of `Plan.masked`, as in a Sample message.
         """
@@ -215,7 +239,7 @@ class BlockDecoder:
         table.rounds[slots] += 1
         for block, is_done, was in zip(blocks, done.tolist(), was_open, strict=True):
             block.num_rounds += was or algorithm.edits
-            self._settle(block, is_done, edits=algorithm.edits)
+            self._finish(block, is_done, edits=algorithm.edits)
 
     def _step_guided(self, blocks: Sequence[RunningBlock], hidden: torch.Tensor) -> None:
         """One step for blocks under a grammar: a run of tokens from the left, to be examined."""
@@ -262,7 +286,7 @@ class BlockDecoder:
         tokens = place_reads(blocks, self.table, only_needed=self._masked_logits)
         return to_device(torch.from_numpy(tokens), self._tables.token_pool.device)
 
-    def _settle(self, block: RunningBlock, is_done: bool, *, edits: bool) -> None:
+    def _finish(self, block: RunningBlock, is_done: bool, *, edits: bool) -> None:
         """Decides whether the block leaves, and with which tokens."""
         slot = block.row.slot
         if is_done:
@@ -322,7 +346,7 @@ class BlockDecoder:
 
 
 _NOT_RUN: Final = BlockOutcome(num_tokens=0, is_committed=False, num_rounds=0, num_forwards=0)
-"""Of a block that no pass was spent on."""
+"""The outcome of a block that no pass was spent on."""
 
 
 class _Rounds:

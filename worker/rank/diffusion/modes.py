@@ -27,7 +27,7 @@ class Synchronous(ExecutionMode):
     """Until all blocks are done: rows that were done earlier ride along."""
 
     def run(self, advance: Advance, num_rows: int, max_rounds: int) -> None:
-        """See the base class; a barrier is not interrupted, so `max_rounds` is not read."""
+        """See ExecutionMode.run; a barrier is not interrupted, so `max_rounds` is not read."""
         rows = range(num_rows)
         done = [False] * num_rows
         while not all(done):
@@ -38,7 +38,7 @@ class FirstDoneFirstOut(ExecutionMode):
     """Until any block is done: it leaves, and the others come again just as they stand."""
 
     def run(self, advance: Advance, num_rows: int, max_rounds: int) -> None:
-        """See the base class."""
+        """See ExecutionMode.run."""
         rows = range(num_rows)
         for _ in range(max_rounds):
             if any(advance(rows)):

@@ -20,13 +20,13 @@ class RunningBlock:
     """One block of the Plan."""
 
     row: BlockRow
-    """Its last round alone: positions of the block."""
+    """The positions of the block alone."""
     place: int
-    """Of its first position among the tokens of the next forward pass."""
+    """Index of its first position among the tokens of the next forward pass."""
     reads: BoolArray | None = None
     """[B]: positions whose hidden states the next step reads."""
     first: int = 0
-    """Of these among all that are read of that pass."""
+    """Index of the first of `reads` among all positions that are read of that pass."""
     mask: bytes | None = None
     """Under a grammar: of the leftmost undecided position."""
     is_done: bool = False
@@ -63,7 +63,7 @@ def place_reads(blocks: Sequence[RunningBlock], table: BlockTable, *, only_neede
 
 
 def read_places(blocks: Sequence[RunningBlock], rows: _Places, columns: _Places) -> _Places:
-    """Where, among all that is read of a pass, columns of these blocks are."""
+    """Indices of columns of these blocks among all positions that are read of a pass."""
     reads = np.array([block.reads for block in blocks])
     assert reads[rows, columns].all(), "scored, but not read"
     first = np.array([block.first for block in blocks], dtype=np.int64)

@@ -8,14 +8,14 @@ from dataclasses import dataclass
 import numpy as np
 
 from worker.plan.plan import Admit, BlockAdmit
+from worker.rank.diffusion.algorithms import ALGORITHMS
 from worker.rank.diffusion.base import BlockParams, DiffusionAlgorithm, IntArray
-from worker.rank.diffusion.registry import ALGORITHMS, create_algorithm
 from worker.wire.diffusion import DiffusionParams, DllmAlgorithm
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BlockDefaults:
-    """What requests that say nothing get."""
+    """Parameters of requests that bring none."""
 
     algorithm: DllmAlgorithm
     threshold: float | None
@@ -31,8 +31,8 @@ class BlockDefaults:
 class BlockTable:
     """Tokens, undecided positions, round and state of each slot's running block.
 
-    A block begins when a row of its request first ends with it. In between, and until its request
-    leaves the slot, it stays as the last step left it.
+    A block is entered when a row of its request first ends with it. In between, and until its
+    request leaves the slot, it stays as the last step left it.
 
     Args:
         num_slots: rows.
@@ -47,7 +47,7 @@ class BlockTable:
         self.block_size = block_size
         self.mask_token_id = mask_token_id
         self._defaults = defaults
-        self._algorithms = {name: create_algorithm(name) for name in ALGORITHMS}
+        self._algorithms = {name: algorithm() for name, algorithm in ALGORITHMS.items()}
         initial = {name: a.init_step_state() or () for name, a in self._algorithms.items()}
         self._initial_states = initial
         self._state_size = max(len(state) for state in initial.values())
@@ -63,11 +63,12 @@ class BlockTable:
         self.proposed = np.zeros(shape, dtype=np.int32)
         """Under a grammar: tokens of the last round, which `accept` may make good."""
         self.wants_drafts = np.zeros(num_slots, dtype=np.bool_)
-        """Whether the request is told how its block stands."""
+        """Whether the request is sent its running block after every round."""
         self._is_done = np.zeros(num_slots, dtype=np.bool_)
         self._is_committed = np.zeros(num_slots, dtype=np.bool_)
         self._has_ended = np.zeros(num_slots, dtype=np.bool_)
-        """How the block left, until the next one begins; the last: whether its request ended."""
+        """Whether the slot's last block is done, is in the cache, and has ended its request; until
+        the next block is entered."""
         self._fresh = np.zeros(num_slots, dtype=np.bool_)
         """Whether the device's tokens are still to be brought to `ids`."""
         self._names: list[DllmAlgorithm] = [defaults.algorithm] * num_slots
@@ -110,7 +111,7 @@ class BlockTable:
                 start > self._known[slot]
             ), "a block that is known already"
             positions = start + np.arange(self.block_size)
-            self._begin(slot, start)
+            self._enter(slot, start)
             self.fixed[slot] = positions < self._known[slot]
             self.undecided[slot] = ~self.fixed[slot]
             self.ids[slot] = self.mask_token_id
@@ -143,7 +144,7 @@ class BlockTable:
         return start + size * int(self._is_committed[slot]), start + 2 * size
 
     def algorithm_name(self, slot: int) -> DllmAlgorithm:
-        """Of the slot's request."""
+        """Name of the algorithm of the slot's request."""
         return self._names[slot]
 
     def algorithm(self, name: DllmAlgorithm) -> DiffusionAlgorithm:
@@ -184,8 +185,8 @@ class BlockTable:
         for index, token_id in enumerate(decided):
             if token_id in admit.end_token_ids:
                 return list(decided[: index + 1])
-        room = admit.limit - int(self.starts[slot]) - num_fixed
-        return list(decided[:room]) if len(decided) >= room else None
+        num_left = admit.limit - int(self.starts[slot]) - num_fixed
+        return list(decided[:num_left]) if len(decided) >= num_left else None
 
     def save(self, slot: int) -> bytes:
         """The running block in a form that `admit` takes again."""
@@ -195,7 +196,7 @@ class BlockTable:
 
     def _restore(self, slot: int, state: bytes, tokens: IntArray) -> None:
         values, size = np.frombuffer(state, dtype="<i4"), self.block_size
-        self._begin(slot, int(values[0]))
+        self._enter(slot, int(values[0]))
         self.rounds[slot] = values[1]
         self.undecided[slot] = values[2 : 2 + size]
         self.ids[slot] = values[2 + size : 2 + 2 * size]
@@ -206,7 +207,7 @@ class BlockTable:
         self.ids[slot, : len(known)] = known
         self.undecided[slot, : len(known)] = False
 
-    def _begin(self, slot: int, start: int) -> None:
+    def _enter(self, slot: int, start: int) -> None:
         self.starts[slot] = start
         self._fresh[slot] = True
         self._is_done[slot] = self._has_ended[slot] = False

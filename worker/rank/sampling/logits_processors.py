@@ -1,4 +1,4 @@
-"""What requests do to the logits before a draw, by slot on the device from their admission on.
+"""Logits processors of requests, by slot on the device from their admission on.
 
 Each table replaces a slot's part when a request is admitted, gathers the rows of a step that it
 edits, and edits their logits in one launch. Token ids beyond the vocabulary are left out: no draw
@@ -25,7 +25,7 @@ from kernels import (
     count_tokens_,
 )
 from kernels.token_edits import NONE
-from worker.plan.plan import TokenRules
+from worker.plan.plan import LogitsParams
 from worker.rank.transfer import to_device
 
 _WORD = 32
@@ -34,16 +34,16 @@ _LEAST_LENGTH = 4
 
 
 class SampledRow(NamedTuple):
-    """A draw of a request that asks for more than a plain one."""
+    """A draw of a request with logits processors or log-probabilities."""
 
     sample: int
     """Row of the logits."""
     slot: int
     end: int
-    """Where the new token will stand."""
-    rules: TokenRules
+    """Position of the new token."""
+    params: LogitsParams
     num_drafts: int
-    """Of its row, before it: tokens that no step has counted yet."""
+    """Drafts of its row before it: tokens that no step has counted yet."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -52,7 +52,7 @@ class TokenMaskRows:
 
     rows: torch.Tensor
     mask_rows: torch.Tensor
-    """Of the table."""
+    """Rows of the table."""
 
 
 class TokenMaskTable:
@@ -73,31 +73,31 @@ class TokenMaskTable:
         # Most servers never see a mask, so the table is made for the first one.
         self._masks: torch.Tensor | None = None
         self._min_tokens: dict[int, int] = {}
-        """By masked slot."""
+        """Minimum of output tokens, by masked slot."""
 
-    def admit(self, slot: int, rules: TokenRules) -> None:
+    def admit(self, slot: int, params: LogitsParams) -> None:
         """Replaces the slot's masks."""
         self._min_tokens.pop(slot, None)
-        bad = [word[0] for word in rules.bad_words if len(word) == 1]
-        early = rules.stop_token_ids if rules.min_tokens else ()
-        if not (rules.allowed_token_ids or bad or early):
+        bad = [word[0] for word in params.bad_words if len(word) == 1]
+        early = params.stop_token_ids if params.min_tokens else ()
+        if not (params.allowed_token_ids or bad or early):
             return
         if self._masks is None:
             self._masks = torch.zeros(self._shape, dtype=torch.int32, device=self._device)
-        allowed = self._flags(rules.allowed_token_ids)
+        allowed = self._flags(params.allowed_token_ids)
         if not allowed.any():
             allowed[:] = True
         late = allowed & ~self._flags(bad)
         masks = np.stack([_pack(late & ~self._flags(early)), _pack(late)])
         self._masks[2 * slot : 2 * slot + 2] = to_device(torch.from_numpy(masks), self._device)
-        self._min_tokens[slot] = rules.min_tokens
+        self._min_tokens[slot] = params.min_tokens
 
     def gather(self, sampled: Sequence[SampledRow]) -> TokenMaskRows | None:
-        """From all rows with rules; None where none is masked."""
+        """From all rows with processors; None where none is masked."""
         found = []
         for one in sampled:
             if (least := self._min_tokens.get(one.slot)) is not None:
-                is_late = one.end - one.rules.num_prompt >= least
+                is_late = one.end - one.params.num_prompt >= least
                 found.append((one.sample, 2 * one.slot + is_late))
         if not found:
             return None
@@ -140,17 +140,17 @@ class TokenEditTable:
         self._slots: dict[int, int] = {}
         """Tokens of the prompt, by slot with edits."""
 
-    def admit(self, slot: int, rules: TokenRules) -> None:
+    def admit(self, slot: int, params: LogitsParams) -> None:
         """Replaces the slot's edits."""
         self._slots.pop(slot, None)
         found = [
             (token, bias, ())
-            for token, bias in zip(rules.bias_token_ids, rules.biases, strict=True)
-        ] + [(word[-1], -np.inf, tuple(word[:-1])) for word in rules.bad_words if len(word) > 1]
+            for token, bias in zip(params.bias_token_ids, params.biases, strict=True)
+        ] + [(word[-1], -np.inf, tuple(word[:-1])) for word in params.bad_words if len(word) > 1]
         found = [edit for edit in found if edit[0] < self._vocab_size]
         if not found:
             return
-        edits = self._with_room(len(found), max(len(before) for _, _, before in found))
+        edits = self._grown(len(found), max(len(before) for _, _, before in found))
         shape = edits.before.shape[1:]
         before = np.full(shape, NONE, dtype=np.int32)
         tokens, values = np.full(shape[0], NONE, dtype=np.int32), np.zeros(shape[0], np.float32)
@@ -159,10 +159,10 @@ class TokenEditTable:
             before[place, shape[1] - len(words) :] = words
         for table, own in ((edits.tokens, tokens), (edits.values, values), (edits.before, before)):
             table[slot] = to_device(torch.from_numpy(own), self._device)
-        self._slots[slot] = rules.num_prompt
+        self._slots[slot] = params.num_prompt
 
     def gather(self, sampled: Sequence[SampledRow]) -> EditRows | None:
-        """From all rows with rules; None where none is edited."""
+        """From all rows with processors; None where none is edited."""
         found = [
             (one.sample, one.slot, one.slot * self._token_stride + one.end, one.end - num_prompt)
             for one in sampled
@@ -179,13 +179,13 @@ class TokenEditTable:
         assert self._edits is not None, "edited rows come from an admission"
         apply_token_edits_(logits, self._edits, rows, token_pool)
 
-    def _with_room(self, num_edits: int, length: int) -> TokenEdits:
-        """The table, with room for so many edits of such a length in every slot."""
+    def _grown(self, num_edits: int, length: int) -> TokenEdits:
+        """The table, grown to hold so many edits of such a length in every slot."""
         old = self._edits
-        room = (_LEAST_EDITS, _LEAST_LENGTH) if old is None else tuple(old.before.shape[1:])
-        if old is not None and num_edits <= room[0] and length <= room[1]:
+        held = (_LEAST_EDITS, _LEAST_LENGTH) if old is None else tuple(old.before.shape[1:])
+        if old is not None and num_edits <= held[0] and length <= held[1]:
             return old
-        size, width = (_doubled(*pair) for pair in zip(room, (num_edits, length), strict=True))
+        size, width = (_doubled(*pair) for pair in zip(held, (num_edits, length), strict=True))
         shape = (self._num_rows, size)
         edits = TokenEdits(
             tokens=torch.full(shape, NONE, dtype=torch.int32, device=self._device),
@@ -193,9 +193,9 @@ class TokenEditTable:
             before=torch.full((*shape, width), NONE, dtype=torch.int32, device=self._device),
         )
         if old is not None:
-            edits.tokens[:, : room[0]] = old.tokens
-            edits.values[:, : room[0]] = old.values
-            edits.before[:, : room[0], width - room[1] :] = old.before
+            edits.tokens[:, : held[0]] = old.tokens
+            edits.values[:, : held[0]] = old.values
+            edits.before[:, : held[0], width - held[1] :] = old.before
         self._edits = edits
         return edits
 
@@ -262,18 +262,18 @@ def _doubled(size: int, least: int) -> int:
     return size
 
 
-def penalizes(rules: TokenRules) -> bool:
+def penalizes(params: LogitsParams) -> bool:
     """Whether any penalty is other than neutral."""
     return (
-        rules.frequency_penalty != 0.0
-        or rules.presence_penalty != 0.0
-        or rules.repetition_penalty != 1.0
+        params.frequency_penalty != 0.0
+        or params.presence_penalty != 0.0
+        or params.repetition_penalty != 1.0
     )
 
 
 def gather_penalty_rows(sampled: Sequence[SampledRow], device: torch.device) -> PenaltyRows | None:
-    """From all rows with rules; None where none penalises."""
-    found = [one for one in sampled if penalizes(one.rules)]
+    """From all rows with processors; None where none penalises."""
+    found = [one for one in sampled if penalizes(one.params)]
     if not found:
         return None
     places = torch.tensor(
@@ -281,7 +281,11 @@ def gather_penalty_rows(sampled: Sequence[SampledRow], device: torch.device) -> 
     ).T.contiguous()
     strengths = torch.tensor(
         [
-            (one.rules.frequency_penalty, one.rules.presence_penalty, one.rules.repetition_penalty)
+            (
+                one.params.frequency_penalty,
+                one.params.presence_penalty,
+                one.params.repetition_penalty,
+            )
             for one in found
         ]
     ).T.contiguous()

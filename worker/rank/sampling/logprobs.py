@@ -37,9 +37,9 @@ class PromptChunk:
     """Prompt positions of one Plan row, each of which predicts the next prompt token."""
 
     index: int
-    """Of the row in the Plan."""
+    """Index of the row in the Plan."""
     first_token: int
-    """Of the step's tokens."""
+    """Index of the first position among the step's tokens."""
     first_target: int
     """Cell of the flat token pool that the first one predicts."""
     length: int
@@ -48,7 +48,7 @@ class PromptChunk:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Scores:
-    """What log-probabilities are made of, on the device, [n] each."""
+    """The terms of log-probabilities, on the device, [n] each."""
 
     tokens: torch.Tensor
     own: torch.Tensor

@@ -50,7 +50,7 @@ class MaskRows:
         return to_device(torch.tensor([samples[row] for row in self._rows]), self._device)
 
     def among(self, draws: Sequence[int]) -> MaskRows | None:
-        """Those of some draws, by their place among them; None where none is masked."""
+        """The masked rows among some draws, numbered among these; None where none is masked."""
         at = {row: place for place, row in enumerate(self._rows)}
         found = [(place, at[draw]) for place, draw in enumerate(draws) if draw in at]
         if not found:

@@ -27,17 +27,17 @@ from worker.wire.messages import TokenLogprobs
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SamplerOutput:
-    """What a launched step yields, on the device."""
+    """Tokens and scores of a launched step, on the device."""
 
     tokens: torch.Tensor | None
     """[S] int64; None where no row samples."""
     acceptance: Acceptance | None = None
-    """Of speculative rows."""
+    """How many draws of each speculative row count; None without such rows."""
     scores: Scores | None = None
     scored_rows: Sequence[int] = ()
     """Which of the draws are scored."""
     prompt_scores: dict[int, list[Scores]] | None = None
-    """By row of the Plan."""
+    """Scores of prompt tokens, by row of the Plan."""
 
     @property
     def is_scored(self) -> bool:
@@ -72,32 +72,32 @@ def sample(
     The order is vLLM's: grammar, logits processors, then temperature and filters. Scores are of
     the logits as they came.
     """
-    rules, raw = batch.rules, None
-    if rules is not None and rules.logprobs is not None:
-        raw = logits.index_select(0, rules.logprobs.rows)
+    processed, raw = batch.processed, None
+    if processed is not None and processed.logprobs is not None:
+        raw = logits.index_select(0, processed.logprobs.rows)
     if masks is not None:
         masks.apply(logits, native=tables.native_draws)
-    if rules is not None:
-        tables.sampling.process(logits, rules, tables.token_pool)
+    if processed is not None:
+        tables.sampling.process(logits, processed, tables.token_pool)
     tokens = draw_tokens(logits, batch.parameters(), native=tables.native_draws)
     acceptance, accepted = None, None
     if batch.speculative is not None:
         acceptance = batch.speculative.accept(tokens)
-    if rules is not None:
+    if processed is not None:
         if acceptance is not None and batch.speculative is not None:
-            assert isinstance(batch.speculative, HostRows), "rules go by positions"
+            assert isinstance(batch.speculative, HostRows), "processors go by positions"
             accepted = batch.speculative.accepted_draws(acceptance, len(tokens))
             accepted = to_device(accepted, tokens.device)
-        tables.sampling.count(tokens, rules, accepted)
+        tables.sampling.count(tokens, processed, accepted)
     tables.flat_tokens.index_copy_(0, batch.destinations, tokens.int())
-    if rules is None or rules.logprobs is None or raw is None:
+    if processed is None or processed.logprobs is None or raw is None:
         return SamplerOutput(tokens=tokens, acceptance=acceptance)
-    own = tokens.index_select(0, rules.logprobs.rows)
+    own = tokens.index_select(0, processed.logprobs.rows)
     return SamplerOutput(
         tokens=tokens,
         acceptance=acceptance,
-        scores=score(raw, own, rules.logprobs.num_top),
-        scored_rows=rules.logprobs.rows_host,
+        scores=score(raw, own, processed.logprobs.num_top),
+        scored_rows=processed.logprobs.rows_host,
     )
 
 

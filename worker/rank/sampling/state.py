@@ -1,4 +1,4 @@
-"""How each slot's request samples, and what a step makes of it."""
+"""Sampling parameters and logits processors of every slot, and what a step gathers of them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import torch
 
 from kernels import EditRows, PenaltyRows, SamplingParameters
 from kernels.sample_tokens import GREEDY_BELOW
-from worker.plan.plan import Admit, TokenRules
+from worker.plan.plan import Admit, LogitsParams
 from worker.rank.sampling.logits_processors import (
     PenaltyTable,
     SampledRow,
@@ -31,8 +31,8 @@ FILTERS = ("top_k", "top_p", "log_min_p")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class RuledRows:
-    """The rows of one step that ask for more than plain draws."""
+class ProcessedRows:
+    """The rows of one step whose logits are processed before sampling, or scored."""
 
     masks: TokenMaskRows | None
     edits: EditRows | None
@@ -66,12 +66,12 @@ class SamplingState:
             num_rows=num_rows, token_stride=token_stride, vocab_size=vocab_size, device=device
         )
         self._penalties = PenaltyTable(num_rows, vocab_size, device)
-        self._rules: dict[int, TokenRules] = {}
-        """By slot. Steps of other slots do not touch the tables of processors."""
+        self._params: dict[int, LogitsParams] = {}
+        """By slot that has any. Steps of other slots do not touch the tables of processors."""
 
     def admit(self, admit: Admit) -> None:
         """Replaces all that is known of the request's slot."""
-        slot, rules = admit.slot, admit.rules
+        slot, params = admit.slot, admit.logits_params
         self.temperature[slot] = admit.temperature
         # The likeliest token passes every filter.
         is_greedy = admit.temperature < GREEDY_BELOW
@@ -80,26 +80,26 @@ class SamplingState:
         filters = admit.min_p > 0.0 and not is_greedy
         self.log_min_p[slot] = math.log(admit.min_p) if filters else -math.inf
         self.seeds[slot] = admit.seed
-        if rules is None:
-            self._rules.pop(slot, None)
+        if params is None:
+            self._params.pop(slot, None)
             return
-        self._rules[slot] = rules
-        self._masks.admit(slot, rules)
-        self._edits.admit(slot, rules)
-        if penalizes(rules):
+        self._params[slot] = params
+        self._masks.admit(slot, params)
+        self._edits.admit(slot, params)
+        if penalizes(params):
             token_ids = np.frombuffer(admit.token_ids, dtype="<i4")
-            self._penalties.admit(slot, token_ids, rules.num_prompt)
+            self._penalties.admit(slot, token_ids, params.num_prompt)
 
-    def has_rules(self, slot: int) -> bool:
-        """Whether the slot's request asks for more than plain draws."""
-        return slot in self._rules
+    def has_processors(self, slot: int) -> bool:
+        """Whether the slot's request has logits processors or asks for log-probabilities."""
+        return slot in self._params
 
     def any_random(self, slots: IntArray) -> bool:
         """Whether any of the slots draws at random."""
         return bool((self.temperature[slots] >= GREEDY_BELOW).any())
 
     def filters(self, slots: IntArray) -> tuple[str, ...]:
-        """Of FILTERS, those that any of the slots uses."""
+        """Those of FILTERS that any of the slots uses."""
         uses = (self.top_k[slots] > 0, self.top_p[slots] < 1.0, self.log_min_p[slots] > -np.inf)
         return tuple(name for name, used in zip(FILTERS, uses, strict=True) if used.any())
 
@@ -117,8 +117,8 @@ class SamplingState:
     def parameters(
         self, slots: IntArray, positions: IntArray, *, keys: IntArray | int = 0
     ) -> SamplingParameters | None:
-        """The same for kernels, `keys` added to the seeds modulo 2**64; None where all draws are
-        greedy."""
+        """The parameters of draws for kernels, `keys` added to the seeds modulo 2**64; None where
+        all draws are greedy."""
         if not self.any_random(slots):
             return None
         columns = self.columns(slots, positions)
@@ -131,26 +131,26 @@ class SamplingState:
             **{name: staged[name] for name in names}, max_top_k=int(columns["top_k"].max())
         )
 
-    def gather(self, table: IntArray) -> RuledRows | None:
-        """What a step's rows [R, 4] (as in Batch) ask for; None where no row asks for anything."""
-        if not self._rules:
+    def gather(self, table: IntArray) -> ProcessedRows | None:
+        """What is to be done to a step's rows [R, 4] (as in Batch); None where all are plain."""
+        if not self._params:
             return None
         sampled: list[SampledRow] = []
         prompts: list[PromptChunk] = []
         first_token = num_draws = 0
         for index, (slot, start, length, draws) in enumerate(table.tolist()):
-            if (rules := self._rules.get(slot)) is not None:
+            if (params := self._params.get(slot)) is not None:
                 prompts += self._prompt_chunk(index, slot, (start, start + length), first_token)
                 first = start + length + 1 - draws
                 sampled += (
-                    SampledRow(num_draws + draw, slot, first + draw, rules, draw)
+                    SampledRow(num_draws + draw, slot, first + draw, params, draw)
                     for draw in range(draws)
                 )
             first_token += length
             num_draws += draws
         if not sampled and not prompts:
             return None
-        return RuledRows(
+        return ProcessedRows(
             masks=self._masks.gather(sampled),
             edits=self._edits.gather(sampled),
             penalties=gather_penalty_rows(sampled, self._device),
@@ -158,7 +158,7 @@ class SamplingState:
             prompts=prompts,
         )
 
-    def process(self, logits: torch.Tensor, rows: RuledRows, token_pool: torch.Tensor) -> None:
+    def process(self, logits: torch.Tensor, rows: ProcessedRows, token_pool: torch.Tensor) -> None:
         """Edits fp32 logits [S, vocab] in place, in vLLM's order."""
         if rows.masks is not None:
             self._masks.apply(logits, rows.masks)
@@ -168,7 +168,7 @@ class SamplingState:
             self._penalties.apply(logits, rows.penalties, token_pool)
 
     def count(
-        self, tokens: torch.Tensor, rows: RuledRows, accepted: torch.Tensor | None = None
+        self, tokens: torch.Tensor, rows: ProcessedRows, accepted: torch.Tensor | None = None
     ) -> None:
         """Notes the step's draws [S] int64, for penalties to come; `accepted` as in
         `PenaltyTable.count`."""
@@ -176,24 +176,24 @@ class SamplingState:
             self._penalties.count(tokens, rows.penalties, accepted)
 
     def _logprob_rows(self, sampled: Sequence[SampledRow]) -> LogprobRows | None:
-        found = [one for one in sampled if one.rules.num_logprobs >= 0]
+        found = [one for one in sampled if one.params.num_logprobs >= 0]
         if not found:
             return None
         rows = [one.sample for one in found]
         return LogprobRows(
             rows=to_device(torch.tensor(rows), self._device),
             rows_host=rows,
-            num_top=[one.rules.num_logprobs for one in found],
+            num_top=[one.params.num_logprobs for one in found],
         )
 
     def _prompt_chunk(
         self, index: int, slot: int, span: tuple[int, int], first_token: int
     ) -> list[PromptChunk]:
         """Prompt positions of a row that computes positions [span[0], span[1])."""
-        rules = self._rules[slot]
+        params = self._params[slot]
         # The last prompt token predicts the first of the output.
-        length = min(span[1], rules.num_prompt - 1) - span[0]
-        if rules.num_prompt_logprobs < 0 or length <= 0:
+        length = min(span[1], params.num_prompt - 1) - span[0]
+        if params.num_prompt_logprobs < 0 or length <= 0:
             return []
         return [
             PromptChunk(
@@ -201,6 +201,6 @@ class SamplingState:
                 first_token=first_token,
                 first_target=slot * self._token_stride + span[0] + 1,
                 length=length,
-                num_top=rules.num_prompt_logprobs,
+                num_top=params.num_prompt_logprobs,
             )
         ]

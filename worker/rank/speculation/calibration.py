@@ -50,7 +50,7 @@ class Calibration:
         """[slots, levels]: how likely a guess is right; the array stays where it is."""
 
     def admit(self, slot: int) -> None:
-        """Forgets what the slot's own guesses told."""
+        """Forgets what the slot's own guesses taught."""
         self._own[slot] = _Shares(len(self._priors))
         self._update(slot)
 

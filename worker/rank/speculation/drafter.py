@@ -125,7 +125,7 @@ class Drafter:
         if (
             self._on_device is None
             or plan.masked
-            or any(map(self._tables.sampling.has_rules, slots))
+            or any(map(self._tables.sampling.has_processors, slots))
         ):
             return self._place_on_host(plan)
         return self._place_on_device(plan, self._on_device)

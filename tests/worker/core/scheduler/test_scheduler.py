@@ -397,7 +397,7 @@ def test_sampling_parameters_reach_the_device_in_its_terms() -> None:
     assert (first.seed, first.top_k, first.top_p, first.min_p) == (-1, 0, 0.5, 0.1)
     assert (second.temperature, second.top_k, second.top_p, second.min_p) == (0.0, 0, 1.0, 0.0)
     assert np.frombuffer(first.token_ids, "<i4").tolist() == prompt(4)
-    assert (first.rules, second.rules) == (None, None)
+    assert (first.logits_params, second.logits_params) == (None, None)
 
 
 def test_rules_reach_the_device_only_where_there_are_any() -> None:
@@ -406,7 +406,7 @@ def test_rules_reach_the_device_only_where_there_are_any() -> None:
     harness.submit(make_submit("a", prompt(6), **fields))
     plan = harness.scheduler.schedule()
     assert plan is not None
-    rules = plan.admits[0].rules
+    rules = plan.admits[0].logits_params
     assert rules is not None
     assert (rules.num_prompt, rules.min_tokens) == (6, 3)
     assert rules.stop_token_ids == sorted({*EOS, 9, 7})

@@ -17,8 +17,8 @@ from tests.support.engines.block_oracle import Terms, answer, qwen3_logits
 from tests.support.engines.block_requests import prompts, sampling
 from worker.config import EngineConfig
 from worker.llm import LLM
+from worker.rank.diffusion.algorithms import ALGORITHMS
 from worker.rank.diffusion.base import BlockBatch, BoolArray, DiffusionAlgorithm, IntArray, Proposal
-from worker.rank.diffusion.registry import ALGORITHMS
 from worker.rank.speculation.draft_model import load_draft_model
 from worker.rank.tables import DeviceTables
 from worker.wire.diffusion import DiffusionParams

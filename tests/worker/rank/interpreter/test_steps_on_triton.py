@@ -13,7 +13,7 @@ from kernels import apply_token_bitmask, registry
 from kernels.attention import AttentionBackend, AttentionMetadata
 from kernels.registry import Backend
 from worker.models.kv_cache import KVCacheGroup
-from worker.plan.plan import Admit, PageWrite, Plan, PlannedRow, StepResult, TokenRules
+from worker.plan.plan import Admit, LogitsParams, PageWrite, Plan, PlannedRow, StepResult
 from worker.rank.batch import Batch, BatchBuilder, ForwardInputs, gather_inputs
 from worker.rank.sampling.sampler import SamplerOutput, sample
 from worker.rank.tables import DeviceTables
@@ -22,13 +22,13 @@ VOCAB, PAGE_SIZE = 4300, 8
 ONE_LAYER = [KVCacheGroup(window=0, layers=(0,))]
 RULES = [
     None,
-    TokenRules(5, frequency_penalty=1.0, presence_penalty=-0.5, num_logprobs=3),
-    TokenRules(9, repetition_penalty=1.5, bad_words=[[3], [7, 9], [50, 51, 52], [VOCAB + 2]]),
-    TokenRules(
+    LogitsParams(5, frequency_penalty=1.0, presence_penalty=-0.5, num_logprobs=3),
+    LogitsParams(9, repetition_penalty=1.5, bad_words=[[3], [7, 9], [50, 51, 52], [VOCAB + 2]]),
+    LogitsParams(
         4, allowed_token_ids=[5, 31, 32, 4299, VOCAB + 7], bias_token_ids=[31], biases=[2.0]
     ),
-    TokenRules(3, min_tokens=2, stop_token_ids=list(range(0, VOCAB, 2)), num_logprobs=0),
-    TokenRules(3, min_tokens=40, stop_token_ids=list(range(1, VOCAB, 2)), num_logprobs=20),
+    LogitsParams(3, min_tokens=2, stop_token_ids=list(range(0, VOCAB, 2)), num_logprobs=0),
+    LogitsParams(3, min_tokens=40, stop_token_ids=list(range(1, VOCAB, 2)), num_logprobs=20),
     None,
 ]
 SAMPLING = [  # temperature, top_k, top_p, min_p

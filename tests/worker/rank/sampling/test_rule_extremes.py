@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from tests.support.effort import cases
 from worker.core.request import Request
-from worker.core.scheduler.rules import token_rules
+from worker.core.scheduler.logits_params import logits_params
 from worker.plan.plan import Admit, Plan, PlannedRow, StepResult
 from worker.rank.batch import BatchBuilder
 from worker.rank.sampling.sampler import sample
@@ -46,7 +46,7 @@ def admit(slot: int, sampling: SamplingParams, token_ids: list[int], num_output:
         request_id="r", gateway_id="g", prompt=prompt, sampling=sampling, num_resumed=num_output
     )
     request = Request(submit, arrival=1, arrived_s=0, max_total_tokens=99, eos_token_ids=(2, 99))
-    rules = token_rules(request)
+    rules = logits_params(request)
     return Admit(slot, prompt, sampling.temperature, 0, sampling.top_p, 0.0, 3, rules)
 
 

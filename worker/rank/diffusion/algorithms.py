@@ -1,16 +1,47 @@
-"""Decides what is confident enough, and replaces decided tokens by better ones."""
+"""The algorithms of block diffusion, by their names in `--dllm-algorithm` and in requests."""
 
 from __future__ import annotations
 
-from typing import ClassVar
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import ClassVar, Final
 
 import numpy as np
 import torch
 
 from worker.rank.diffusion.base import BlockBatch, BoolArray, DiffusionAlgorithm, IntArray
-from worker.rank.diffusion.low_confidence import unmask
+from worker.wire.diffusion import DllmAlgorithm
 
 _POST_EDIT_STEPS, _FINISHED = 0, 1
+
+
+class LowConfidence(DiffusionAlgorithm):
+    """Positions above the threshold take their tokens; without any, the most confident one does.
+
+    A block is done on the forward pass that found nothing undecided in it (LLaDA, arXiv 2502.09992;
+    dynamic thresholds: Fast-dLLM, arXiv 2505.22618).
+    """
+
+    edits: ClassVar[bool] = False
+    default_threshold: ClassVar[float] = 0.95
+
+    def step(self, batch: BlockBatch, logits: torch.Tensor, states: IntArray | None) -> BoolArray:
+        """See DiffusionAlgorithm.step."""
+        done: BoolArray = np.logical_not(batch.undecided.any(axis=1))
+        proposal = batch.propose(logits)
+        take = unmask(batch, proposal.confidence)
+        batch.ids[take] = proposal.token_ids[take]
+        batch.undecided[take] = False
+        return done
+
+
+def unmask(batch: BlockBatch, confidence: np.ndarray) -> BoolArray:
+    """[N, B]: undecided positions above the threshold, or the best one of a block without any."""
+    confidence = np.where(batch.undecided, confidence, -1.0)
+    take: BoolArray = batch.undecided & (confidence > batch.params.threshold)
+    (short,) = np.nonzero(~take.any(axis=1) & batch.undecided.any(axis=1))
+    take[short, confidence[short].argmax(axis=1)] = True
+    return take
 
 
 class JointThreshold(DiffusionAlgorithm):
@@ -28,7 +59,7 @@ class JointThreshold(DiffusionAlgorithm):
         return (0, 0)
 
     def step(self, batch: BlockBatch, logits: torch.Tensor, states: IntArray | None) -> BoolArray:
-        """See the base class."""
+        """See DiffusionAlgorithm.step."""
         assert states is not None, "an editing algorithm has a state"
         _penalize(batch, logits)
         proposal = batch.propose(logits)
@@ -58,3 +89,8 @@ def _penalize(batch: BlockBatch, logits: torch.Tensor) -> None:
     amounts = torch.from_numpy(-batch.params.penalty[rows[places], 0])
     device = logits.device
     logits.index_put_(tuple(part.to(device) for part in index), amounts.to(device), accumulate=True)
+
+
+ALGORITHMS: Final[Mapping[DllmAlgorithm, type[DiffusionAlgorithm]]] = MappingProxyType(
+    {"LowConfidence": LowConfidence, "JointThreshold": JointThreshold}
+)

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from worker.core.request import Request
-from worker.plan.plan import TokenRules
+from worker.plan.plan import LogitsParams
 
 
-def token_rules(request: Request) -> TokenRules | None:
-    """What a request asks for beyond plain draws; None for nothing."""
+def logits_params(request: Request) -> LogitsParams | None:
+    """A request's logits processors and log-probabilities; None without any."""
     sampling = request.sampling
     if not (
         sampling.has_penalties
@@ -20,7 +20,7 @@ def token_rules(request: Request) -> TokenRules | None:
     ):
         return None
     bias = sampling.logit_bias or {}
-    return TokenRules(
+    return LogitsParams(
         num_prompt=request.num_prompt,
         frequency_penalty=sampling.frequency_penalty,
         presence_penalty=sampling.presence_penalty,
