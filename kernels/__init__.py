@@ -1,6 +1,6 @@
 """GPU and CPU math: one op per folder, a Triton kernel beside its torch reference."""
 
-from kernels.draft_ngrams import NgramLookup, draft_ngrams
+from kernels.draft_ngrams import NgramLookup, draft_ngrams, follow_ngram
 from kernels.fused_moe import (
     ExpertChoice,
     Experts,
@@ -53,6 +53,7 @@ __all__ = [
     "count_tokens_",
     "dequantize_fp8",
     "draft_ngrams",
+    "follow_ngram",
     "fused_add_rms_norm",
     "fused_moe",
     "gather_step_inputs",

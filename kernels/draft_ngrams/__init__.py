@@ -6,6 +6,7 @@ import torch
 
 from kernels.draft_ngrams import reference
 from kernels.draft_ngrams.base import NgramLookup
+from kernels.draft_ngrams.reference import follow_ngram
 from kernels.registry import registry
 
 _DRAFT = registry.register(
@@ -31,4 +32,4 @@ def draft_ngrams(
     return _DRAFT.select(token_pool)(token_pool, lookup)
 
 
-__all__ = ["NgramLookup", "draft_ngrams"]
+__all__ = ["NgramLookup", "draft_ngrams", "follow_ngram"]

@@ -1,8 +1,9 @@
-"""Prompt lookup on the host, row by row: the tokens' bytes are searched for their own end."""
+"""Prompt lookup on the host, row by row."""
 
 from __future__ import annotations
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from kernels.draft_ngrams.base import NgramLookup
@@ -12,48 +13,68 @@ def draft_ngrams(
     token_pool: torch.Tensor, lookup: NgramLookup
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Look each row up by itself."""
-    pool, count = token_pool.cpu().numpy(), lookup.count
-    drafts: list[list[int]] = []
-    lengths: list[int] = []
-    for slot, last in zip(lookup.slots.tolist(), lookup.newest.tolist(), strict=True):
-        tokens = pool[slot, : last + 1]
-        place, length = _find(tokens.tobytes(), lookup.shortest, lookup.longest)
-        draft = tokens[place : place + count].tolist()
-        while len(draft) < count:
-            draft += draft[: count - len(draft)]
-        drafts.append(draft)
-        lengths.append(length)
+    pool = token_pool.cpu().numpy()
+    found = [
+        follow_ngram(
+            pool[slot, : last + 1],
+            count=lookup.count,
+            shortest=lookup.shortest,
+            longest=lookup.longest,
+        )
+        for slot, last in zip(lookup.slots.tolist(), lookup.newest.tolist(), strict=True)
+    ]
     device = token_pool.device
-    shape = (len(drafts), lookup.count)
+    drafts = np.array([draft for draft, _ in found], dtype=np.int32)
+    lengths = np.array([length for _, length in found], dtype=np.int64)
     return (
-        torch.from_numpy(np.array(drafts, dtype=np.int32).reshape(shape)).to(device),
-        torch.from_numpy(np.array(lengths, dtype=np.int64)).to(device),
+        torch.from_numpy(drafts.reshape(len(found), lookup.count)).to(device),
+        torch.from_numpy(lengths).to(device),
     )
 
 
-def _find(tokens: bytes, shortest: int, longest: int) -> tuple[int, int]:
+def follow_ngram(
+    tokens: npt.NDArray[np.int32], *, count: int, shortest: int, longest: int
+) -> tuple[list[int], int]:
+    """Guesses for the `count` tokens after one row's, and the length of the occurrence that they
+    follow, 0 for none; see `kernels.draft_ngrams`.
+
+    Args:
+        tokens: [n], one at least.
+        count: guesses.
+        shortest: tokens that must have occurred before; 1 at least.
+        longest: tokens that are compared.
+    """
+    place, length = _find(tokens, shortest, longest)
+    draft: list[int] = tokens[place : place + count].tolist()
+    while len(draft) < count:
+        draft += draft[: count - len(draft)]
+    return draft, length
+
+
+def _find(tokens: npt.NDArray[np.int32], shortest: int, longest: int) -> tuple[int, int]:
     """Finds the longest earlier occurrence of the last tokens, the latest of those.
 
     Returns:
         The position behind it and its length; without any, the last token's position and 0.
     """
-    # What begins an occurrence is one, too: the longest is found by bisection.
-    found, length = len(tokens) // 4 - 1, 0
-    low, high = shortest, min(longest, found)
-    while low <= high:
-        size = (low + high + 1) // 2 if length else low  # most have no occurrence at all
-        place = _last_place(tokens, size)
-        if place < 0:
-            high = size - 1
-        else:
-            found, length, low = place, size, size + 1
-    return found, length
-
-
-def _last_place(tokens: bytes, size: int) -> int:
-    """The position behind the latest earlier occurrence of the last tokens; -1 without any."""
-    wanted = tokens[-4 * size :]
-    start = tokens.rfind(wanted, 0, len(tokens) - 4)
-    while start % 4 and start > 0:  # it begins within a token
-        start = tokens.rfind(wanted, 0, start + len(wanted) - 1)
-    return -1 if start < 0 else start // 4 + size
+    last = len(tokens) - 1
+    if last < shortest:
+        return last, 0
+    is_alike = tokens[shortest - 1 : last] == tokens[last]
+    for back in range(1, shortest):
+        is_alike &= tokens[shortest - 1 - back : last - back] == tokens[last - back]
+    ends = is_alike.nonzero()[0]
+    if not len(ends):
+        return last, 0
+    size, end = min(longest, last), int(ends[-1]) + shortest - 1
+    if tokens[max(end + 1 - size, 0) : end + 1].tobytes() == tokens[last + 1 - size :].tobytes():
+        return end + 1, size  # text that repeats itself: the latest is as long as any
+    ends += shortest - 1
+    behind = np.arange(size)
+    is_other = tokens[ends[:, None] - behind] != tokens[last - behind]
+    lengths = is_other.argmax(1)
+    lengths[lengths == 0] = size  # none differs, since the last does not
+    # HAZARD: ahead of the first token the index goes round.
+    lengths = np.minimum(lengths, ends + 1)
+    best = len(lengths) - 1 - lengths[::-1].argmax()
+    return int(ends[best]) + 1, int(lengths[best])

@@ -31,17 +31,18 @@ def to_device(host: torch.Tensor, device: torch.device) -> torch.Tensor:
 
 def gather(tensor: torch.Tensor, cells: Sequence[int]) -> list[int]:
     """Cells of an integer tensor of one dimension; waits for the device."""
-    if tensor.device.type == "cpu":  # numpy takes a tenth of the time of torch's ops
-        found: list[int] = tensor.numpy()[cells].tolist()
-        return found
+    if tensor.is_cpu:  # numpy's items take a tenth of the time of torch's ops
+        return list(map(tensor.numpy().item, cells))
     values: list[int] = tensor[to_device(torch.tensor(cells), tensor.device)].tolist()
     return values
 
 
 def scatter(tensor: torch.Tensor, cells: Sequence[int], values: Sequence[int]) -> None:
     """Writes cells of an integer tensor of one dimension; nobody waits."""
-    if tensor.device.type == "cpu":
-        tensor.numpy()[cells] = values
+    if tensor.is_cpu:
+        array = tensor.numpy()
+        for cell, value in zip(cells, values, strict=True):
+            array[cell] = value
         return
     index = to_device(torch.tensor(cells), tensor.device)
     tensor.index_copy_(0, index, to_device(torch.tensor(values, dtype=tensor.dtype), tensor.device))

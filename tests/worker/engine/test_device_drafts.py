@@ -15,7 +15,7 @@ from tests.support.engines.engine_driver import Engine, Outcome
 from tests.support.engines.speculation_cases import MODEL, RandomGate, prompts
 from worker.rank.speculation import factory
 from worker.rank.speculation.drafter import Drafter
-from worker.rank.speculation.verification import AcceptedTokens
+from worker.rank.speculation.verification import AcceptedTokens, DeviceAcceptance
 from worker.wire.sampling import SamplingParams
 
 NUM_PROMPTS = 12
@@ -43,7 +43,7 @@ class Watch:
 
         def selecting(tokens: AcceptedTokens, result: Any) -> Any:
             selected = select(tokens, result)
-            if tokens.acceptance is not None and tokens.acceptance.offsets is not None:
+            if isinstance(tokens.acceptance, DeviceAcceptance):
                 self.placed_on_device += 1
                 self.accepted += sum(max(0, count - 1) for count in selected.drawn)
             return selected

@@ -19,7 +19,7 @@ from worker.plan.plan import StepResult
 from worker.rank.batch import SamplingBatch
 from worker.rank.sampling.logprobs import Scores, score
 from worker.rank.sampling.masks import MaskRows
-from worker.rank.speculation.verification import Acceptance, HostRows
+from worker.rank.speculation.verification import Acceptance, HostAcceptance, HostRows
 from worker.rank.tables import DeviceTables
 from worker.rank.transfer import to_device
 from worker.wire.messages import TokenLogprobs
@@ -84,7 +84,8 @@ def sample(
     if batch.speculative is not None:
         acceptance = batch.speculative.accept(tokens)
     if processed is not None:
-        if acceptance is not None and batch.speculative is not None:
+        if acceptance is not None:
+            assert isinstance(acceptance, HostAcceptance), "processors go by positions"
             assert isinstance(batch.speculative, HostRows), "processors go by positions"
             accepted = batch.speculative.accepted_draws(acceptance, len(tokens))
             accepted = to_device(accepted, tokens.device)

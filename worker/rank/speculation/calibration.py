@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 
@@ -25,9 +25,12 @@ class _Shares:
         self._right[level] = self._right[level] * keep + is_right
         self._total[level] = self._total[level] * keep + 1.0
 
-    def value(self, level: int, prior: float, weight: float) -> float:
-        """The share, where `prior` counts as much as `weight` guesses."""
-        return (self._right[level] + weight * prior) / (self._total[level] + weight)
+    def values(self, priors: Iterable[float], weight: float) -> list[float]:
+        """The shares, where `priors` count as much as `weight` guesses each."""
+        return [
+            (right + weight * prior) / (total + weight)
+            for right, total, prior in zip(self._right, self._total, priors, strict=True)
+        ]
 
 
 class Calibration:
@@ -63,10 +66,10 @@ class Calibration:
             num_right: how many are right, up to the first that is not.
             num_known: in place of how many the token is known.
         """
-        own = self._own[slot]
-        for place in range(min(num_right + 1, num_known, len(levels))):
-            self._common.observe(levels[place], place < num_right, _KEEP)
-            own.observe(levels[place], place < num_right, _KEEP_OWN)
+        own, common = self._own[slot], self._common
+        for place, level in enumerate(levels[: min(num_right + 1, num_known)]):
+            common.observe(level, place < num_right, _KEEP)
+            own.observe(level, place < num_right, _KEEP_OWN)
         self._update(slot)
 
     def num_worth(self, slot: int, levels: Sequence[int], threshold: float) -> int:
@@ -79,8 +82,5 @@ class Calibration:
         return len(levels)
 
     def _update(self, slot: int) -> None:
-        own, common = self._own[slot], self._common
-        self.shares[slot] = [
-            own.value(level, common.value(level, prior, self._prior_weight), _COMMON_WEIGHT)
-            for level, prior in enumerate(self._priors)
-        ]
+        common = self._common.values(self._priors, self._prior_weight)
+        self.shares[slot] = self._own[slot].values(common, _COMMON_WEIGHT)

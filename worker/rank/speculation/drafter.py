@@ -13,20 +13,21 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import msgspec
-import numpy as np
 import torch
 
 from worker.plan.plan import DraftRow, Plan, Row
 from worker.rank.sampling.sampler import SamplerOutput
 from worker.rank.speculation.base import NO_GUESSES, DraftRequest, Guesses, Proposer
 from worker.rank.speculation.ngram import NgramProposer
-from worker.rank.speculation.placement import NO_TOKEN, Placement
+from worker.rank.speculation.placement import Placement
 from worker.rank.speculation.verification import (
     NO_ROW,
     AcceptedTokens,
     DeviceRows,
+    HostAcceptance,
     HostRows,
     SpeculativeRows,
+    count_equal,
     draws_of_rows,
 )
 from worker.rank.tables import DeviceTables
@@ -142,9 +143,10 @@ class Drafter:
             assert output is not None, "speculative rows draw"
             assert output.tokens is not None, "speculative rows draw"
             assert acceptance is not None, "speculative rows are verified"
-            if isinstance(rows, HostRows):
-                self._learn(step, output.tokens.tolist(), acceptance.counts.tolist())
+            if isinstance(acceptance, HostAcceptance):
+                self._learn(step, output.tokens.tolist(), acceptance.counts)
             else:
+                assert rows.placement is not None, "the device accepts what it has placed"
                 slots, newest = rows.placement.slots, rows.placement.newest
                 self._newest.index_copy_(0, slots, newest + acceptance.counts)
         return AcceptedTokens(
@@ -185,7 +187,7 @@ class Drafter:
         )
 
     def _place_on_host(self, plan: Plan) -> DraftedStep:
-        if self._newest.device.type == "cpu":
+        if self._newest.is_cpu:
             # Drafts may reach into pages that this very Plan writes.
             self._tables.apply(plan)
             plan = msgspec.structs.replace(plan, admits=[], page_writes=[])
@@ -209,7 +211,7 @@ class Drafter:
         return DraftedStep(
             plan=msgspec.structs.replace(plan, rows=rows),
             row_of=row_of,
-            speculative=self._expecting(rows, guesses) if guesses else None,
+            speculative=self._write(rows, guesses) if guesses else None,
             guesses=guesses,
         )
 
@@ -242,21 +244,24 @@ class Drafter:
             for row in rows
         ]
 
-    def _expecting(self, rows: Sequence[Row], guesses: Sequence[Guesses]) -> HostRows:
-        """The speculative rows among those of a step, their drafts in the token pool."""
-        own = [row for row in rows if isinstance(row, DraftRow)]
-        longest = max(row.length for row in own)
-        expected: list[list[int]] = []
+    def _write(self, rows: Sequence[Row], guesses: Sequence[Guesses]) -> HostRows:
+        """Puts drafts into the token pool, behind the newest tokens of a step's speculative
+        rows."""
+        found = iter(guesses)
+        first_draws: list[int] = []
+        drafts: list[list[int]] = []
         cells: list[int] = []
-        drafts: list[int] = []
-        for row, guess in zip(own, guesses, strict=True):
-            expected.append([*guess.drafts, *[NO_TOKEN] * (longest - guess.num_drafts)])
-            first = row.slot * self._tables.token_stride + row.start + 1
-            cells += range(first, first + guess.num_drafts)
-            drafts += guess.drafts
+        draw = 0
+        for row in rows:
+            if isinstance(row, DraftRow):
+                first_draws.append(draw)
+                drafts.append(next(found).drafts)
+                first = row.slot * self._tables.token_stride + row.start + 1
+                cells += range(first, first + row.num_drafts)
+            draw += row.num_draws
         if cells:
-            scatter(self._tables.flat_tokens, cells, drafts)
-        return HostRows(draws=draws_of_rows(rows), expected=np.array(expected, dtype=np.int64))
+            scatter(self._tables.flat_tokens, cells, list(itertools.chain(*drafts)))
+        return HostRows(first_draws=first_draws, drafts=drafts)
 
     def _learn(self, step: DraftedStep, tokens: Sequence[int], counts: Sequence[int]) -> None:
         """Notes where the slots stand, and tells the proposer what came in place of its guesses.
@@ -280,16 +285,6 @@ class Drafter:
                     self._proposer.observe(row.slot, guesses, num_right, count)
             draw += row.num_draws
         scatter(self._newest, slots, newest)
-
-
-def count_equal(guesses: Sequence[int], tokens: Sequence[int]) -> int:
-    """Length of the common beginning."""
-    count = 0
-    for guess, token in zip(guesses, tokens, strict=False):
-        if guess != token:
-            break
-        count += 1
-    return count
 
 
 def _longest(row: DraftRow) -> DraftRow:

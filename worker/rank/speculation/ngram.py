@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Final
 
 import numpy as np
 import torch
 
-from kernels import NgramLookup, draft_ngrams
+from kernels import NgramLookup, draft_ngrams, follow_ngram
 from worker.rank.speculation.base import NO_GUESSES, DraftRequest, Guesses, Proposer
 from worker.rank.speculation.calibration import Calibration
 from worker.rank.tables import DeviceTables
@@ -44,15 +44,11 @@ class NgramProposer(Proposer):
 
     def propose(self, requests: Sequence[DraftRequest], threshold: float) -> list[Guesses]:
         """See Proposer. Waits for the device."""
-        rows = np.array([(slot, num_tokens - 1) for slot, num_tokens, _ in requests]).T.copy()
-        slots, newest = to_device(torch.from_numpy(rows), self._token_pool.device).unbind()
-        tokens, matched = self.look_up(
-            *(slots, newest),
-            count=max(request.num_drafts for request in requests),
-            num_tokens=max(request.num_tokens for request in requests),
-        )
-        found = zip(requests, tokens.tolist(), matched.tolist(), strict=True)
-        return [self._guesses(request, own, length, threshold) for request, own, length in found]
+        found = self._find(requests)
+        return [
+            self._guesses(request, tokens, length, threshold)
+            for request, (tokens, length) in zip(requests, found, strict=True)
+        ]
 
     def look_up(
         self, slots: torch.Tensor, newest: torch.Tensor, *, count: int, num_tokens: int
@@ -71,13 +67,32 @@ class NgramProposer(Proposer):
         )
         return draft_ngrams(self._token_pool, lookup)
 
+    def _find(self, requests: Sequence[DraftRequest]) -> Iterable[tuple[list[int], int]]:
+        """What `look_up` finds, on the host."""
+        if self._token_pool.is_cpu:  # a tensor for each number costs more than all
+            pool = self._token_pool.numpy()
+            return [
+                follow_ngram(
+                    pool[slot, :num_tokens], count=count, shortest=_SHORTEST, longest=_LONGEST
+                )
+                for slot, num_tokens, count in requests
+            ]
+        rows = np.array([(slot, num_tokens - 1) for slot, num_tokens, _ in requests]).T.copy()
+        slots, newest = to_device(torch.from_numpy(rows), self._token_pool.device).unbind()
+        tokens, lengths = self.look_up(
+            *(slots, newest),
+            count=max(request.num_drafts for request in requests),
+            num_tokens=max(request.num_tokens for request in requests),
+        )
+        return zip(tokens.tolist(), lengths.tolist(), strict=True)
+
     def _guesses(
         self, request: DraftRequest, tokens: list[int], length: int, threshold: float
     ) -> Guesses:
         if not length:
             return NO_GUESSES
         # Each guess that is right makes the occurrence one token longer for the next.
-        levels = [_LEVELS[min(length + ahead, _LONGEST)] for ahead in range(request.num_drafts)]
+        levels = [*_LEVELS[length:], *[0] * request.num_drafts][: request.num_drafts]
         num_drafts = self.calibration.num_worth(request.slot, levels, threshold)
         # One more than is drafted: whether it was right is known afterwards, too.
         kept = num_drafts + 1

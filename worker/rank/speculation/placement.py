@@ -65,7 +65,7 @@ class Placement:
         Args:
             plan: with the windows.
             rows: the Plan's, of the lengths that are computed.
-            draws: [F, M], as in SpeculativeRows.
+            draws: [F, M], as in DeviceRows.
             newest: by slot: position of its newest token, unless its row starts behind that.
             tables: of the rank.
         """
@@ -107,7 +107,7 @@ class Placement:
         self.tables.flat_tokens.index_copy_(0, cells.view(-1), drafts.view(-1))
 
     def expected(self) -> torch.Tensor:
-        """What the token rows hold behind each computed position, as in SpeculativeRows."""
+        """What the token rows hold behind each computed position, as in DeviceRows."""
         places = torch.arange(self.longest, device=self.slots.device)
         is_inside = places + 1 < self.lengths[:, None]
         cells = self._cells(self.firsts[:, None] + 1 + places)

@@ -1,6 +1,7 @@
 """How many of a step's draws count: those up to the first that differs from its draft.
 
-Decided here alone: by the host for rows that it has placed, by the device for others.
+Decided here alone, for results and penalties alike: by the host for rows that it has placed, by
+the device for others.
 """
 
 from __future__ import annotations
@@ -8,11 +9,9 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, TypeVar
 
 import msgspec
 import numpy as np
-import numpy.typing as npt
 import torch
 
 from worker.plan.plan import DraftRow, Row, StepResult
@@ -23,34 +22,35 @@ from worker.rank.transfer import IntArray
 NO_ROW = -1
 
 
-Array = TypeVar("Array", torch.Tensor, npt.NDArray[Any])
-
-
 @dataclass(frozen=True, kw_only=True, slots=True)
 class HostRows:
-    """The F speculative rows of a step, of M positions at most, each of which begins with its
-    newest token."""
+    """The F speculative rows of a step, each of which begins with its newest token."""
 
-    draws: IntArray
-    """[F, M]: which of the step's draws each position makes; behind a row, its last."""
-    expected: IntArray
-    """[F, M]: the draft that follows each position, NO_TOKEN where none does."""
+    first_draws: Sequence[int]
+    """[F]: which of the step's draws each row's first is."""
+    drafts: Sequence[Sequence[int]]
+    """[F]: what each row has behind its newest token."""
     placement: None = None
 
-    def accept(self, tokens: torch.Tensor) -> Acceptance:
+    def accept(self, tokens: torch.Tensor) -> HostAcceptance:
         """Compares a step's draws, int64 [S], with the drafts, if there are any. Waits for the
         device."""
-        if self.draws.shape[1] == 1:
-            return Acceptance(counts=torch.ones(len(self.draws), dtype=torch.int64))
-        drawn = tokens.cpu().numpy()[self.draws]
-        return Acceptance(counts=torch.from_numpy(count_accepted(drawn, self.expected)))
+        if not any(self.drafts):
+            return HostAcceptance(counts=[1] * len(self.drafts))
+        drawn: list[int] = tokens.tolist()
+        return HostAcceptance(
+            counts=[
+                1 + count_equal(draft, drawn[first : first + len(draft)])
+                for first, draft in zip(self.first_draws, self.drafts, strict=True)
+            ]
+        )
 
-    def accepted_draws(self, acceptance: Acceptance, num_draws: int) -> torch.Tensor:
+    def accepted_draws(self, acceptance: HostAcceptance, num_draws: int) -> torch.Tensor:
         """Which of the step's S draws count, bool [S]; all of those of other rows do."""
         accepted = torch.ones(num_draws, dtype=torch.bool)
-        firsts, lasts = self.draws[:, 0].tolist(), self.draws[:, -1].tolist()
-        for first, last, count in zip(firsts, lasts, acceptance.counts.tolist(), strict=True):
-            accepted[first + count : last + 1] = False
+        rows = zip(self.first_draws, self.drafts, acceptance.counts, strict=True)
+        for first, draft, count in rows:
+            accepted[first + count : first + 1 + len(draft)] = False
         return accepted
 
 
@@ -60,49 +60,71 @@ class DeviceRows:
     they stand."""
 
     draws: torch.Tensor
-    """[F, M] int64, as in HostRows."""
+    """[F, M] int64: which of the step's draws each position makes; behind a row, its last."""
     expected: torch.Tensor
     """[F, M] int64: the token behind each position, NO_TOKEN for the last of a row."""
     placement: Placement
 
-    def accept(self, tokens: torch.Tensor) -> Acceptance:
+    def accept(self, tokens: torch.Tensor) -> DeviceAcceptance:
         """Compares a step's draws, int64 [S], with the drafts; nobody waits."""
         offsets = self.placement.newest - self.placement.firsts
         places = torch.arange(self.draws.shape[1], device=tokens.device)
         # Tokens up to the newest one are known: whatever is drawn for them, the row goes on.
         drawn = torch.where(places < offsets[:, None], self.expected, tokens[self.draws])
-        counts = count_accepted(drawn, self.expected) - offsets
+        counts = (drawn == self.expected).cumprod(1).sum(1) + 1 - offsets
         counts = torch.where(offsets < self.placement.lengths, counts, 0)
-        return Acceptance(counts=counts, offsets=offsets)
+        return DeviceAcceptance(counts=counts, offsets=offsets)
 
 
 SpeculativeRows = HostRows | DeviceRows
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Acceptance:
+class HostAcceptance:
+    """How many draws of each speculative row count, from its first on."""
+
+    counts: Sequence[int]
+    """[F]."""
+
+    def fetch(self, slot: StepSlot) -> HostAcceptance:
+        """The same, which is on the host."""
+        return self
+
+    def to_host(self) -> Iterable[tuple[int, int]]:
+        """Offset of the first draw that counts, and how many do, of each row."""
+        return zip(itertools.repeat(0), self.counts, strict=False)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DeviceAcceptance:
     """How many draws of each speculative row count, and from which on."""
 
     counts: torch.Tensor
     """[F] int64."""
-    offsets: torch.Tensor | None = None
-    """[F] int64: the draw of the row that is the first to count; None where all begin with it."""
+    offsets: torch.Tensor
+    """[F] int64: the draw of the row that is the first to count."""
+
+    def fetch(self, slot: StepSlot) -> DeviceAcceptance:
+        """The same, on the host once the slot's step has completed; does not wait for it."""
+        # HAZARD(stream): nothing may be launched here, behind the slot's last launch.
+        return DeviceAcceptance(counts=slot.fetch(self.counts), offsets=slot.fetch(self.offsets))
 
     def to_host(self) -> Iterable[tuple[int, int]]:
         """Offset and count of each row; waits for the device."""
-        offsets = itertools.repeat(0) if self.offsets is None else self.offsets.tolist()
-        return zip(offsets, self.counts.tolist(), strict=False)
+        return zip(self.offsets.tolist(), self.counts.tolist(), strict=True)
 
 
-def count_accepted(drawn: Array, expected: Array) -> Array:
-    """How many draws count, [F], of rows that begin with their newest tokens.
+Acceptance = HostAcceptance | DeviceAcceptance
 
-    Args:
-        drawn: [F, M], in the order of positions.
-        expected: [F, M]: what must be drawn for the next draw to count, too.
-    """
-    counts: Array = (drawn == expected).cumprod(1).sum(1) + 1
-    return counts
+
+def count_equal(guesses: Sequence[int], tokens: Sequence[int]) -> int:
+    """Length of the common beginning."""
+    count = 0
+    for guess, token in zip(guesses, tokens, strict=False):
+        if guess != token:
+            break
+        count += 1
+    return count
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -118,12 +140,9 @@ class AcceptedTokens:
 
     def fetch(self, slot: StepSlot) -> AcceptedTokens:
         """These tokens, on the host once the slot's step has completed; does not wait for it."""
-        if self.acceptance is None or self.acceptance.offsets is None:
+        if self.acceptance is None:
             return self
-        # HAZARD(stream): nothing may be launched here, behind the slot's last launch.
-        counts, offsets = self.acceptance.counts, self.acceptance.offsets
-        fetched = Acceptance(counts=slot.fetch(counts), offsets=slot.fetch(offsets))
-        return replace(self, acceptance=fetched)
+        return replace(self, acceptance=self.acceptance.fetch(slot))
 
     def select(self, result: StepResult) -> StepResult:
         """The result of the tokens that count, from that of all draws."""
@@ -160,7 +179,7 @@ class AcceptedTokens:
 
 
 def draws_of_rows(rows: Sequence[Row]) -> IntArray:
-    """Which of a step's draws the positions of its F speculative rows make, as in SpeculativeRows.
+    """Which of a step's draws the positions of its F speculative rows make, as in DeviceRows.
 
     Args:
         rows: of the step.
