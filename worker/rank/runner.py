@@ -30,6 +30,7 @@ from worker.rank.profiling import profile_plans
 from worker.rank.sampling.logprobs import score_prompts
 from worker.rank.sampling.masks import MaskRows
 from worker.rank.sampling.sampler import SamplerOutput, sample
+from worker.rank.speculation.draft_model import check_draft_model
 from worker.rank.speculation.drafter import DraftedStep, Drafter
 from worker.rank.speculation.factory import create_drafter
 from worker.rank.steps import ForwardStep, SampledStep, fetch_output
@@ -87,6 +88,9 @@ class ModelRunner:
             ),
         )
         check_blocks(config, self.model_config)
+        check_draft_model(
+            config, self.model_config, device=self.device, max_model_len=self.max_model_len
+        )
         options = LayerOptions(
             group=group,
             dtype=self.dtype,

@@ -10,7 +10,7 @@ import torch
 
 from kernels.native import DraftTables, NativeDrafter
 from worker.config import EngineConfig
-from worker.models.config import load_model_config
+from worker.models.config import ModelConfig, load_model_config
 from worker.models.decoder import DecoderModel
 from worker.models.linear_method import LayerOptions
 from worker.models.loader import build_model, load_weights
@@ -118,31 +118,40 @@ def draft_page_bytes(config: EngineConfig) -> int:
     return 2 * model.num_layers * values * _DTYPE.itemsize
 
 
-def load_draft_model(config: EngineConfig, tables: DeviceTables) -> DecoderModel:
-    """The draft model, without a cache.
+def check_draft_model(
+    config: EngineConfig, model: ModelConfig, *, device: torch.device, max_model_len: int
+) -> None:
+    """Refuses a draft model that cannot draft for `model`, before weights are read.
 
     Raises:
         ValueError: it cannot draft for this model, or not on this device.
     """
-    device = tables.token_pool.device
+    if config.speculative_method != "draft":
+        return
     if device.type != "cpu":
         raise ValueError("--speculative-method draft runs on CPU only; use ngram")
-    model_config = load_model_config(config.draft_checkpoint)
-    if model_config.block_size > 1:
+    draft = load_model_config(config.draft_checkpoint, weights=False)
+    if draft.block_size > 1:
         raise ValueError(
             "--speculative-model decides blocks of tokens: use one that produces one after another"
         )
-    if model_config.vocab_size != tables.vocab_size:
+    if draft.vocab_size != model.vocab_size:
         raise ValueError(
-            f"--speculative-model has a vocabulary of {model_config.vocab_size} tokens, the model "
-            f"one of {tables.vocab_size}: they must share a tokenizer"
+            f"--speculative-model has a vocabulary of {draft.vocab_size} tokens, the model "
+            f"one of {model.vocab_size}: they must share a tokenizer"
         )
-    windows = list(filter(None, model_config.windows_within(tables.max_model_len)))
+    windows = list(filter(None, draft.windows_within(max_model_len)))
     if windows:
         raise ValueError(
             f"--speculative-model has layers that see {min(windows)} positions at a time, which is "
             f"not supported: use another one, or set --max-model-len {min(windows)}"
         )
+
+
+def load_draft_model(config: EngineConfig, tables: DeviceTables) -> DecoderModel:
+    """The draft model, without a cache; `check_draft_model` has passed it."""
+    device = tables.token_pool.device
+    model_config = load_model_config(config.draft_checkpoint)
     options = LayerOptions(
         group=TensorParallelGroup.alone(device),
         dtype=_DTYPE,

@@ -21,9 +21,6 @@ def create_drafter(
         tables: of the rank.
         backend: of attention.
         num_pages: of the KV cache.
-
-    Raises:
-        ValueError: the draft model does not go with the model or the device.
     """
     if config.speculative_method == "none":
         return None

@@ -11,16 +11,16 @@ import numpy as np
 import pytest
 import torch
 
-from tests.support.checkpoints.sdar import EOS, MASK, VOCAB_SIZE, SdarCheckpoint, write_sdar
+from tests.support.checkpoints.sdar import EOS, MASK, SdarCheckpoint, write_sdar
 from tests.support.engines.block_engine import BlockEngine, BlockOutput
 from tests.support.engines.block_oracle import Terms, answer, qwen3_logits
 from tests.support.engines.block_requests import prompts, sampling
 from worker.config import EngineConfig
 from worker.llm import LLM
+from worker.models.config import load_model_config
 from worker.rank.diffusion.algorithms import ALGORITHMS
 from worker.rank.diffusion.base import BlockBatch, BoolArray, DiffusionAlgorithm, IntArray, Proposal
-from worker.rank.speculation.draft_model import load_draft_model
-from worker.rank.tables import DeviceTables
+from worker.rank.speculation.draft_model import check_draft_model
 from worker.wire.diffusion import DiffusionParams
 from worker.wire.sampling import SamplingParams
 
@@ -232,15 +232,12 @@ def test_a_model_of_blocks_drafts_for_none(checkpoint: SdarCheckpoint) -> None:
     config = EngineConfig(
         model="", speculative_method="draft", speculative_model=str(checkpoint.folder)
     )
-    tables = DeviceTables(
-        max_num_seqs=1,
-        max_model_len=64,
-        page_size=16,
-        vocab_size=VOCAB_SIZE,
-        device=torch.device("cpu"),
-    )
     with pytest.raises(ValueError, match="decides blocks of tokens: use one that produces one"):
-        load_draft_model(config, tables)
+        check_draft_model(
+            *(config, load_model_config(config.draft_checkpoint)),
+            device=torch.device("cpu"),
+            max_model_len=64,
+        )
 
 
 def test_names_of_switches() -> None:
