@@ -88,9 +88,6 @@ class ModelRunner:
             ),
         )
         check_blocks(config, self.model_config)
-        check_draft_model(
-            config, self.model_config, device=self.device, max_model_len=self.max_model_len
-        )
         options = LayerOptions(
             group=group,
             dtype=self.dtype,
@@ -100,6 +97,9 @@ class ModelRunner:
         self.model = build_model(self.model_config, options, self.max_model_len)
         self._layout = group_layers([layer.kv_cache_spec for layer in self.model.layers])
         check_windows(config, self._layout)
+        check_draft_model(
+            config, self.model_config, device=self.device, max_model_len=self.max_model_len
+        )
         native = native_options(config, self.device, group.world_size)
         if is_dummy:
             draw_weights(self.model, native)
