@@ -101,6 +101,7 @@ _TOKEN_OPS = (
     "fused_add_rms_norm",
     "rotary_embedding",
     "silu_and_mul",
+    "gelu_and_mul",
     "store_kv_cache",
 )
 _SAMPLING = {  # temperature, top-k, top-p, min-p
@@ -151,8 +152,9 @@ class _Maker:
             positions = torch.full((rows,), self._context, device=self._device)
             run = partial(kernels.rotary_embedding, q, k, positions, table)
             size = 2 * (q.numel() + k.numel())
-        elif name == "silu_and_mul":
-            run = partial(kernels.silu_and_mul, self._randn(rows, 2 * s.intermediate))
+        elif name in ("silu_and_mul", "gelu_and_mul"):
+            gate = kernels.silu_and_mul if name == "silu_and_mul" else kernels.gelu_and_mul
+            run = partial(gate, self._randn(rows, 2 * s.intermediate))
             size = 3 * rows * s.intermediate
         else:
             caches = self._zeros(2, rows, PAGE_SIZE, s.kv_heads, s.head_dim)
