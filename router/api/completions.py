@@ -107,11 +107,16 @@ class CompletionRoutes:
             cache_salt=asked.cache_salt,
             tenant=account.tenant(body.user, self._gateway.config.cache_isolation),
             session=body.prompt_cache_key or "",
+            last=body.truncate_prompt_tokens,
         )
         extras = Extras(
             tokenizer=model.tokenizer,
             return_token_ids=bool(body.return_token_ids),
-            logprobs=None if num_top is None else ChatLogprobs(model.tokenizer, num_top),
+            logprobs=None
+            if num_top is None
+            else ChatLogprobs(
+                model.tokenizer, num_top, by_id=bool(body.return_tokens_as_token_ids)
+            ),
             prompt_logprobs=body.prompt_logprobs is not None,
         )
         begun = chat.messages[-1]["content"] if chat.continues else ""
@@ -132,6 +137,7 @@ class CompletionRoutes:
         body, model, texts = await self._gateway.pool.run_if_large(
             read, size=len(payload), owner=account.name
         )
+        params.refuse_truncated_echo(body)
         echo_only = bool(body.echo) and body.max_tokens == 0
         max_tokens = 1 if echo_only else params.completion_max_tokens(body)
         asked = await self._asked(
@@ -151,12 +157,17 @@ class CompletionRoutes:
             tenant=account.tenant(body.user, self._gateway.config.cache_isolation),
             session=body.prompt_cache_key or "",
             add_special_tokens=body.add_special_tokens is not False,
+            last=body.truncate_prompt_tokens,
         )
         num_top = body.logprobs
         extras = Extras(
             tokenizer=model.tokenizer,
             return_token_ids=bool(body.return_token_ids),
-            logprobs=None if num_top is None else TextLogprobs(model.tokenizer, num_top),
+            logprobs=None
+            if num_top is None
+            else TextLogprobs(
+                model.tokenizer, num_top, by_id=bool(body.return_tokens_as_token_ids)
+            ),
             prompt_logprobs=body.prompt_logprobs is not None,
             echo=await model.encoder.texts(texts) if body.echo else None,
             echo_only=echo_only,

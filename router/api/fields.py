@@ -90,10 +90,8 @@ REFUSED: dict[str, Refused] = {
     "repetition_detection": Refused(instead="use repetition_penalty"),
     "return_prompt_text": Refused((False,), "use return_token_ids"),
     "return_token_offsets": Refused((False,), "use return_token_ids"),
-    "return_tokens_as_token_ids": Refused((False,), "use return_token_ids"),
     "thinking_token_budget": Refused(instead="use max_completion_tokens"),
-    "truncate_prompt_tokens": Refused(instead="send a shorter prompt"),
-    "truncation_side": Refused(("left",), "send a shorter prompt"),
+    "truncation_side": Refused(("left",), "prompts keep their last tokens"),
     "use_beam_search": Refused((False,)),
     "vllm_xargs": Refused(({},)),
     # SGLang's

@@ -24,18 +24,20 @@ class LogprobFormat(ABC):
     Args:
         tokenizer: names the tokens.
         num_top: likeliest tokens to name beside each.
+        by_id: whether tokens are named by their ids, which tells those apart that look alike.
     """
 
-    def __init__(self, tokenizer: Tokenizer, num_top: int) -> None:
+    def __init__(self, tokenizer: Tokenizer, num_top: int, *, by_id: bool = False) -> None:
         self._tokenizer = tokenizer
         self._num_top = num_top
+        self._by_id = by_id
 
     @abstractmethod
     def entries(self, index: int, tokens: Sequence[Scored]) -> dict[str, Any]:
         """`logprobs` of choice `index` for its next tokens, with Rows; to be encoded in order."""
 
-    def _text(self, token_id: int) -> str:
-        return token_text(self._tokenizer, token_id)
+    def _name(self, token_id: int) -> str:
+        return f"token_id:{token_id}" if self._by_id else token_text(self._tokenizer, token_id)
 
 
 class ChatLogprobs(LogprobFormat):
@@ -55,7 +57,7 @@ class ChatLogprobs(LogprobFormat):
     def _token(self, token_id: int, logprob: float) -> dict[str, Any]:
         data = self._tokenizer.token_bytes(token_id)
         return {
-            "token": data.decode(errors="replace"),
+            "token": self._name(token_id) if self._by_id else data.decode(errors="replace"),
             "logprob": finite(logprob),
             "bytes": list(data),
         }
@@ -64,14 +66,14 @@ class ChatLogprobs(LogprobFormat):
 class TextLogprobs(LogprobFormat):
     """Columns, with the place of each token in the text."""
 
-    def __init__(self, tokenizer: Tokenizer, num_top: int) -> None:
-        super().__init__(tokenizer, num_top)
+    def __init__(self, tokenizer: Tokenizer, num_top: int, *, by_id: bool = False) -> None:
+        super().__init__(tokenizer, num_top, by_id=by_id)
         self._offsets: dict[int, int] = {}
 
     def entries(self, index: int, tokens: Sequence[Scored]) -> dict[str, Any]:
         """Four columns, an entry of each per token."""
         return {
-            "tokens": Rows(self._text(token_id) for token_id, _ in tokens),
+            "tokens": Rows(self._name(token_id) for token_id, _ in tokens),
             "token_logprobs": Rows(
                 None if found is None else finite(found.logprobs[0]) for _, found in tokens
             ),
@@ -84,14 +86,14 @@ class TextLogprobs(LogprobFormat):
     def _places(self, index: int, tokens: Sequence[Scored]) -> Iterator[int]:
         for token_id, _ in tokens:
             offset = self._offsets.get(index, 0)
-            self._offsets[index] = offset + len(self._text(token_id))
+            self._offsets[index] = offset + len(token_text(self._tokenizer, token_id))
             yield offset
 
     def _top(self, found: TokenLogprobs) -> dict[str, float]:
         """The token itself is named too, even where it is none of the likeliest."""
         top: dict[str, float] = {}
         for token_id, logprob in zip(found.token_ids, found.logprobs, strict=True):
-            top.setdefault(self._text(token_id), finite(logprob))
+            top.setdefault(self._name(token_id), finite(logprob))
         return top
 
 

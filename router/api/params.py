@@ -139,6 +139,14 @@ def prompt_logprobs(request: CommonRequest) -> int | None:
     return request.prompt_logprobs
 
 
+def refuse_truncated_echo(request: CompletionRequest) -> None:
+    """Raises ApiError where a prompt is to be cut and echoed: there is no text of what is left."""
+    if request.echo and request.truncate_prompt_tokens is not None:
+        raise bad_request(
+            "truncate_prompt_tokens is not available with echo", "truncate_prompt_tokens"
+        )
+
+
 def check_num_completions(num_prompts: int, sampling: SamplingParams) -> None:
     """Raises ApiError where one request asks for too many, or for too much with all of them."""
     n = sampling.n

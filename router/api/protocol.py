@@ -75,6 +75,10 @@ class CommonRequest(msgspec.Struct, kw_only=True, frozen=True):
     slo: Slo | None = None
     user: str | None = None
     return_token_ids: bool | None = False
+    return_tokens_as_token_ids: bool | None = False
+    """Whether log-probabilities name tokens by their ids."""
+    truncate_prompt_tokens: Annotated[int, Meta(ge=1)] | None = None
+    """Most tokens of a prompt: the last ones are left of a longer one."""
     response_format: dict[str, Any] | None = None
     structured_outputs: dict[str, Any] | None = None
     diffusion: dict[str, Any] | None = None

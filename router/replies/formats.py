@@ -86,9 +86,12 @@ class ToolFormat:
         return {"type": "structural_tag", "format": whole}
 
     def _tag(self, name: str, schema: Any) -> dict[str, Any]:
-        content = {"type": "json_schema", "json_schema": schema, "style": self.style}
-        if self.style == "json":
-            content["max_whitespace_cnt"] = 1  # weak models fill their tokens with it
+        content = {
+            "type": "json_schema",
+            "json_schema": schema,
+            "style": self.style,
+            "max_whitespace_cnt": 1,  # weak models fill their tokens with it
+        }
         begin = self.before.replace("NAME", name)
         return {"type": "tag", "begin": begin, "content": content, "end": self.after}
 
@@ -189,13 +192,11 @@ def _read_llama(text: str, properties: Properties) -> list[ToolCall] | None:
 
 
 def _read_list(text: str, properties: Properties) -> list[ToolCall] | None:
-    try:
-        values = msgspec.json.decode(text.strip())
-    except (msgspec.DecodeError, UnicodeError, RecursionError):
+    body = text.strip()
+    if not body.startswith("["):
         return None
-    if not isinstance(values, list):
-        return None
-    return _all_known([_call_of(value) for value in values], properties)
+    values = _objects(body.removeprefix("[").removesuffix("]"), ",")
+    return _all_known([_call_of(value) for value in values or ()], properties)
 
 
 def _read_pythonic(text: str, properties: Properties) -> list[ToolCall] | None:
@@ -348,14 +349,15 @@ def _all_known(calls: Sequence[ToolCall | None], properties: Properties) -> list
 
 
 def _objects(text: str, separator: str) -> list[Any] | None:
-    """The JSON values that a text consists of."""
-    decoder, values, at = json.JSONDecoder(), [], 0
+    """The JSON values that a text consists of; the last one is left out where it is cut off."""
+    values: list[Any] = []
+    decoder, at = json.JSONDecoder(), 0
     text = text.strip()
     while at < len(text):
         try:
             value, at = decoder.raw_decode(text, at)
         except (ValueError, RecursionError):
-            return None
+            return values if values and text[at] == "{" else None
         values.append(value)
         at = _SPACE.match(text, at).end()  # type: ignore[union-attr]  # it matches nothing as well
         if at < len(text) and not (separator and text.startswith(separator, at)):
@@ -365,7 +367,13 @@ def _objects(text: str, separator: str) -> list[Any] | None:
 
 
 def _typed(value: str, schema: Mapping[str, Any] | None) -> Any:
-    """An argument that is written as plain text, by its type: a string stays as it is."""
+    """An argument that is written as plain text, by its type: a string stays as it is.
+
+    One of some values loses the white space around it, which grammars let models write.
+    """
+    choices = schema.get("enum") if isinstance(schema, Mapping) else None
+    if isinstance(choices, list) and value not in choices and value.strip() in choices:
+        return value.strip()
     types = _types(schema)
     if "null" in types and value.strip() == "null":
         return None

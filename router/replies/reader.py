@@ -73,6 +73,7 @@ class ReplyReader:
         "_has_content",
         "_is_after_marker",
         "_is_one",
+        "_may_mark",
         "_properties",
         "_scanned",
         "_space",
@@ -98,6 +99,9 @@ class ReplyReader:
         self._state: Literal["thought", "content", "call"] = "thought" if is_thinking else "content"
         self._closing = ""
         """Of the region under way."""
+        marks = {marker[0] for marker in self._markers()}
+        self._may_mark = re.compile(f"[{re.escape(''.join(sorted(marks)))}]" if marks else "(?!)")
+        """What a marker may begin with."""
         self._buffer = ""
         """Text that is not told yet: it may be a marker's beginning, or is in a region of calls."""
         self._scanned = 0
@@ -111,6 +115,8 @@ class ReplyReader:
 
     def push(self, text: str) -> list[Piece]:
         """The pieces that become certain by the next text."""
+        if not self._buffer and self._is_plain(text):
+            return list(self._tell(text))
         pieces: list[Piece] = []
         for start in range(0, len(text), SLICE):
             self._buffer += text[start : start + SLICE]
@@ -120,6 +126,12 @@ class ReplyReader:
     def end(self) -> list[Piece]:
         """The pieces at the end of the text."""
         return list(self._pieces(is_end=True))
+
+    def _is_plain(self, text: str) -> bool:
+        """Whether no marker begins in the next text, which goes on with what is there."""
+        if self._state == "call" or (self._state == "content" and not self._has_content):
+            return False
+        return self._may_mark.search(text) is None
 
     def _pieces(self, *, is_end: bool) -> Iterator[Piece]:
         while True:
@@ -179,6 +191,15 @@ class ReplyReader:
         begun = self._buffer.lstrip()
         markers = (self._thoughts.opening, self._thoughts.closing)
         return begun.startswith(markers) or any(marker.startswith(begun) for marker in markers)
+
+    def _markers(self) -> tuple[str, ...]:
+        """All that may mean something."""
+        markers = self._openings()
+        if self._tools is not None:
+            markers += self._tools.dropped
+        if self._thoughts is not None:
+            markers += (self._thoughts.opening, self._thoughts.closing)
+        return markers
 
     def _openings(self) -> tuple[str, ...]:
         return () if self._tools is None else tuple(opening for opening, _ in self._tools.regions)

@@ -57,15 +57,18 @@ class PromptEncoder:
         session: str = "",
         owner: str = "",
         num_bytes: int = 0,
+        last: int | None = None,
     ) -> PromptBlocks:
         """The prompt of a chat of so many bytes; `owner` shares the threads with others.
+
+        With `last` it has no more tokens than that, its last ones.
 
         Raises:
             ApiError: too much is waiting already, the template refuses the messages, or no worker
                 can run such a prompt.
         """
         keys = self._fleet.block_keys()
-        accept = self._check(feasibility)
+        accept = self._check(feasibility, last)
         refuse_long = self._check_characters(feasibility)
 
         def work() -> PromptBlocks:
@@ -73,7 +76,7 @@ class PromptEncoder:
             text = chat.render(self._tokenizer)
             refuse_long(len(text))  # templates repeat, and bring texts of their own
             token_ids = self._pieces.encode(text, cache_scope(cache_salt, tenant=tenant), accept)
-            return self._blocks(token_ids, cache_salt, tenant, session, keys)
+            return self._blocks(_last(token_ids, last), cache_salt, tenant, session, keys)
 
         num_seen = num_characters(chat.texts, per_value=_PER_VALUE, enough=_SHORT)
         return await self._run(work, num_seen, owner, num_bytes)
@@ -88,15 +91,18 @@ class PromptEncoder:
         session: str = "",
         owner: str = "",
         add_special_tokens: bool = True,
+        last: int | None = None,
     ) -> list[PromptBlocks]:
         """Plain prompts, as text or token ids; `owner` shares the threads with others.
+
+        With `last` each has no more tokens than that, its last ones.
 
         Raises:
             ApiError: too much is waiting already, an id is outside the vocabulary, or no worker can
                 run one of the prompts.
         """
         keys = self._fleet.block_keys()
-        accept = self._check(feasibility)
+        accept = self._check(feasibility, last)
         refuse_long = self._check_characters(feasibility)
         info = self._fleet.info
         vocab_size = info.vocab_size if info is not None else self._tokenizer.vocab_size
@@ -117,7 +123,9 @@ class PromptEncoder:
                     self._tokenizer.encode(prompt, add_special_tokens=add_special_tokens)
                 )
                 accept(len(encoded[-1]))
-            return [self._blocks(ids, cache_salt, tenant, session, keys) for ids in encoded]
+            return [
+                self._blocks(_last(ids, last), cache_salt, tenant, session, keys) for ids in encoded
+            ]
 
         return await self._run(work, sum(map(len, prompts)), owner)
 
@@ -186,11 +194,15 @@ class PromptEncoder:
 
         return await self._run(work, sum(map(len, prompts)))
 
-    def _check(self, feasibility: Feasibility) -> Callable[[int], None]:
-        """Raises ApiError for a number of prompt tokens that no worker of now can run."""
+    def _check(self, feasibility: Feasibility, last: int | None = None) -> Callable[[int], None]:
+        """Raises ApiError for a number of prompt tokens that no worker of now can run.
+
+        With `last`, of which so many are kept at most.
+        """
         kinds = self._kinds()
 
         def accept(num_tokens: int) -> None:
+            num_tokens = num_tokens if last is None else min(num_tokens, last)
             problem = feasibility.prompt(kinds, num_tokens)
             if problem is not None:
                 raise bad_request(problem.message, problem.param)
@@ -312,6 +324,10 @@ def num_characters(data: Any, *, per_value: int = 0, enough: float = inf) -> int
         elif isinstance(value, list | tuple):
             rest += value
     return total
+
+
+def _last(token_ids: Sequence[int] | Tokens, most: int | None) -> Sequence[int] | Tokens:
+    return token_ids if most is None else token_ids[-most:]
 
 
 def _up_to_end_of(last: str, text: str) -> str:

@@ -215,3 +215,19 @@ async def test_long_replies_are_written_in_slices(rig, monkeypatch, kind):
         assert len(first["prompt_logprobs"]) == length
         asked = [submit.sampling.prompt_logprobs for submit in rig.submits()]
         assert sorted(asked, key=str) == [20, None, None, None], "once per prompt"
+
+
+async def test_tokens_may_be_named_by_their_ids(rig):
+    await rig.start()
+    ids = rig.script(None)
+    named = [f"token_id:{token_id}" for token_id in ids]
+    fields = {"return_tokens_as_token_ids": True}
+    [choice] = (await rig.chat(logprobs=True, top_logprobs=1, **fields)).json()["choices"]
+    entries = choice["logprobs"]["content"]
+    assert [entry["token"] for entry in entries] == named
+    assert all(e["token"].startswith("token_id:") for x in entries for e in x["top_logprobs"])
+    assert bytes(entries[0]["bytes"]) == rig.tokenizer.token_bytes(ids[0])
+    [choice] = (await rig.complete(logprobs=1, **fields)).json()["choices"]
+    assert choice["logprobs"]["tokens"] == named
+    offsets = choice["logprobs"]["text_offset"]
+    assert offsets[1] == len(rig.tokenizer.token_bytes(ids[0]))

@@ -143,3 +143,23 @@ async def test_without_workers_the_checkpoint_tells_what_cannot_fit(
     assert (await rig.complete([5] * 2 * LIMIT)).status_code == 400
     assert asked == []
     assert model.stats.pending_requests == 0
+
+
+@pytest.mark.parametrize("keep", [1, 7, 200])
+async def test_a_prompt_may_be_cut_to_its_last_tokens(rig: Any, keep: int) -> None:
+    await rig.start()
+    fields = {"truncate_prompt_tokens": keep, "max_tokens": 5}
+    text = "hello world, the quick brown fox " * 60
+    ids = rig.tokenizer.encode(text)
+    assert len(ids) > 256
+    for prompt in (text, ids):
+        assert (await rig.complete(prompt, **fields)).status_code == 200
+        cut = memoryview(rig.submits()[-1].prompt).cast("i").tolist()
+        assert cut == ids[-keep:]
+    response = await rig.chat(text, **fields)
+    assert response.json()["usage"]["prompt_tokens"] == keep
+    for wrong in ({"truncate_prompt_tokens": 0}, {**fields, "echo": True}):
+        response = await rig.complete("hi", **wrong)
+        assert response.status_code == 400
+        assert response.json()["error"]["param"] == "truncate_prompt_tokens"
+    assert (await rig.complete(ids, truncate_prompt_tokens=300)).status_code == 400

@@ -152,6 +152,9 @@ TABLE: list[tuple[str, str, Expected]] = [
         ("", "ok", [BERN]),
     ),
     ("json", '[{"name": "now", "parameters": {}}]', ("", "", [NOW])),
+    ("json", '[{"name": "now", "parameters": {}}, {"name": "get_w', ("", "", [NOW])),
+    ("llama3_json", '{"name": "now"}; {"name": "get_', ("", "", [NOW])),
+    ("mistral", '[TOOL_CALLS][{"name": "now"}, {', ("", "", [NOW])),
 ]
 IDS = [f"{name}-{index}" for index, (name, _, _) in enumerate(TABLE)]
 
@@ -238,6 +241,11 @@ def test_whatever_a_model_writes(
     places = data.draw(st.lists(st.integers(0, len(text)), max_size=10))
     assert read(reader_of(tools, is_thinking=is_thinking), cut(text, places)) == whole
     assert read(reader_of(tools, is_thinking=is_thinking), text) == whole
+
+
+def test_what_goes_on_behind_a_call_is_none() -> None:
+    text = '{"name": "now"} is a call'
+    assert read(reader_of(FORMATS["llama3_json"]), text) == ("", text, [])
 
 
 def test_without_tools_their_markers_are_text() -> None:

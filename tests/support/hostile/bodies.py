@@ -41,6 +41,8 @@ FIELDS: dict[str, st.SearchStrategy[Any]] = {
     "skip_special_tokens": st.booleans(),
     "include_stop_str_in_output": st.booleans(),
     "return_token_ids": st.booleans(),
+    "return_tokens_as_token_ids": st.booleans(),
+    "truncate_prompt_tokens": numbers,
     "cache_salt": texts,
     "priority": numbers,
     "add_special_tokens": st.booleans(),

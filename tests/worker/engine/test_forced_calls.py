@@ -1,0 +1,67 @@
+"""Calls of functions that a grammar forces: any model writes them, taught or not."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+
+import jsonschema
+import pytest
+
+from router.replies import FORMATS, ReplyReader, ToolCall
+from tests.support.paths import ROOT
+from worker.llm import LLM, SamplingParams, StructuredOutputsParams
+
+pytestmark = pytest.mark.slow
+SCHEMAS = {
+    "get_weather": {
+        "type": "object",
+        "properties": {
+            "city": {"enum": ["Bern", "Zürich", 'the "Alps"']},
+            "days": {"type": "integer", "minimum": 1, "maximum": 9},
+        },
+        "required": ["city"],
+        "additionalProperties": False,
+    },
+    "now": {"type": "object", "properties": {}, "additionalProperties": False},
+}
+PROPERTIES = {name: schema["properties"] for name, schema in SCHEMAS.items()}
+FORCED = sorted(name for name, made in FORMATS.items() if made.before)
+SEEDS = range(17)
+
+
+@pytest.fixture(scope="module")
+def llm() -> Iterator[LLM]:
+    model = str(ROOT / "deploy" / "models" / "demo")
+    with LLM(model, device="cpu", cpu_threads=1, kv_cache_tokens=8192) as llm:
+        yield llm
+
+
+def test_a_hundred_forced_calls_are_calls(llm: LLM) -> None:
+    asked = [(name, seed) for name in FORCED for seed in SEEDS]
+    params = [
+        SamplingParams(
+            max_tokens=250,
+            seed=seed,
+            temperature=(0.0, 1.0, 1.3)[seed % 3],
+            structured_outputs=StructuredOutputsParams(
+                structural_tag=FORMATS[name].forced(SCHEMAS, is_one=True)
+            ),
+        )
+        for name, seed in asked
+    ]
+    outputs = llm.generate(["What is the weather?"] * len(asked), params)
+    called = set()
+    for (name, seed), output in zip(asked, outputs, strict=True):
+        [completion] = output.outputs
+        reader = ReplyReader(
+            thoughts=None, is_thinking=False, tools=FORMATS[name], properties=PROPERTIES
+        )
+        pieces = reader.push(completion.text) + reader.end()
+        assert completion.finish_reason == "stop", (name, seed, completion.text)
+        assert [type(piece) for piece in pieces] == [ToolCall], (name, seed, completion.text)
+        [call] = pieces
+        assert isinstance(call, ToolCall)
+        jsonschema.validate(json.loads(call.arguments), SCHEMAS[call.name])
+        called.add((name, call.name))
+    assert len(called) > len(FORCED), "both functions are called in some format"
