@@ -22,6 +22,7 @@ from router.api.auth import ApiKeys
 from router.api.body import Bodies, BodyLimits
 from router.api.completions import CompletionRoutes, request_id_of
 from router.api.count import AnswerCounter
+from router.api.openapi import openapi_document
 from router.api.readers import ReaderLimits, Readers
 from router.api.tokenize import TokenRoutes
 from router.errors import ApiError
@@ -83,6 +84,7 @@ def create_app(
             Route("/version", monitor.version),
             Route("/ping", monitor.health, methods=["GET", "POST"]),
             Route("/load", monitor.load),
+            Route("/openapi.json", monitor.openapi),
             Route("/admin/admission", admin.admission),
             Route("/admin/admission", admin.set_admission, methods=["POST"]),
         ],
@@ -143,6 +145,7 @@ class MonitorRoutes:
     def __init__(self, gateway: Gateway, keys: KeyRing) -> None:
         self._gateway = gateway
         self._keys = keys
+        self._document = openapi_document()
 
     async def models(self, request: Request) -> Response:
         """GET /v1/models: those that the key may use."""
@@ -189,6 +192,10 @@ class MonitorRoutes:
     async def version(self, _: Request) -> Response:
         """GET /version."""
         return JSONResponse({"version": importlib.metadata.version("rayfleet")})
+
+    async def openapi(self, _: Request) -> Response:
+        """GET /openapi.json: what the routes take."""
+        return Response(self._document, media_type="application/json")
 
     async def load(self, request: Request) -> Response:
         """GET /load: completions that this gateway has under way, by model and together.

@@ -1,0 +1,110 @@
+"""GET /openapi.json: the API's document, made of what the routes decode."""
+
+from __future__ import annotations
+
+import importlib.metadata
+from typing import Any
+
+import msgspec
+
+from router.api.fields import IGNORED
+from router.api.protocol import (
+    ChatRequest,
+    CommonRequest,
+    CompletionRequest,
+    DetokenizeRequest,
+    TokenizeRequest,
+)
+
+_REFERENCE = "#/components/schemas/{name}"
+_POSTED: tuple[tuple[str, str, type[msgspec.Struct], bool], ...] = (
+    ("/v1/chat/completions", "Answers a chat", ChatRequest, True),
+    ("/v1/completions", "Goes on with a text", CompletionRequest, True),
+    ("/tokenize", "Token ids of a prompt or a chat", TokenizeRequest, False),
+    ("/detokenize", "The text of token ids", DetokenizeRequest, False),
+)
+"""Path, summary, body, and whether the answer may be a stream."""
+_GOT = (
+    ("/v1/models", "Models that the key may use"),
+    ("/v1/models/{name}", "One of them"),
+    ("/health", "Whether the process is alive"),
+    ("/ping", "The same"),
+    ("/ready", "Whether every model has a worker that takes requests"),
+    ("/load", "Completions under way"),
+    ("/version", "Of the server"),
+)
+"""Path and summary."""
+_WITHOUT_EFFECT = {"description": "Taken, and without effect."}
+_ERROR = {
+    "type": "object",
+    "required": ["error"],
+    "properties": {
+        "error": {
+            "type": "object",
+            "required": ["message", "type", "param", "code"],
+            "properties": {
+                "message": {"type": "string"},
+                "type": {"type": "string"},
+                "param": {"type": ["string", "null"]},
+                "code": {"type": ["string", "integer", "null"]},
+            },
+        }
+    },
+}
+_PROBLEMS = {
+    "400": "A field is wrong; `param` names it",
+    "401": "No valid API key",
+    "403": "The key may not ask for this",
+    "404": "No such model",
+    "408": "The body came too slowly",
+    "413": "The body is too large",
+    "415": "The body is packed otherwise than by gzip",
+    "429": "Too much is waiting, or the key has used its limits",
+    "500": "An error of the server",
+    "503": "No worker takes requests now",
+}
+
+
+def openapi_document() -> bytes:
+    """OpenAPI 3.1, as JSON. Bodies are exact, answers only as far as clients rely on them."""
+    bodies = [body for _, _, body, _ in _POSTED]
+    _, schemas = msgspec.json.schema_components(bodies, ref_template=_REFERENCE)
+    for body in bodies:
+        schema = schemas[body.__name__]
+        schema["additionalProperties"] = False
+        if issubclass(body, CommonRequest):
+            schema["properties"].update(dict.fromkeys(sorted(IGNORED), _WITHOUT_EFFECT))
+    paths = {path: {"get": _operation(path, summary)} for path, summary in _GOT}
+    for path, summary, body, may_stream in _POSTED:
+        content = {"schema": {"$ref": _REFERENCE.format(name=body.__name__)}}
+        operation = _operation(path, summary, may_stream=may_stream)
+        operation["requestBody"] = {"required": True, "content": {"application/json": content}}
+        paths[path] = {"post": operation}
+    document = {
+        "openapi": "3.1.0",
+        "info": {"title": "rayfleet", "version": importlib.metadata.version("rayfleet")},
+        "paths": paths,
+        "components": {
+            "schemas": {**schemas, "Error": _ERROR},
+            "securitySchemes": {"key": {"type": "http", "scheme": "bearer"}},
+        },
+        "security": [{"key": []}],
+    }
+    return msgspec.json.encode(document)
+
+
+def _operation(path: str, summary: str, *, may_stream: bool = False) -> dict[str, Any]:
+    content: dict[str, Any] = {"application/json": {"schema": {"type": "object"}}}
+    if may_stream:
+        content["text/event-stream"] = {"schema": {"type": "string"}}
+    error = {"application/json": {"schema": {"$ref": _REFERENCE.format(name="Error")}}}
+    responses: dict[str, Any] = {"200": {"description": summary, "content": content}}
+    for status, problem in _PROBLEMS.items():
+        responses[status] = {"description": problem, "content": error}
+    if path == "/ready":
+        responses["503"] = {"description": "Not yet", "content": content}
+    operation: dict[str, Any] = {"summary": summary, "responses": responses}
+    if "{name}" in path:
+        name = {"name": "name", "in": "path", "required": True, "schema": {"type": "string"}}
+        operation["parameters"] = [name]
+    return operation

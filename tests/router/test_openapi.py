@@ -1,0 +1,71 @@
+"""The API's document says what the routes do."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import jsonschema
+import pytest
+from starlette.routing import Route
+
+from router.api.fields import IGNORED
+from router.api.protocol import ChatRequest, CompletionRequest, TokenizeRequest
+
+UNTOLD = {"/metrics", "/openapi.json", "/admin/admission"}
+"""No JSON, itself, and not for clients."""
+
+
+async def document_of(rig: Any) -> dict[str, Any]:
+    await rig.start()
+    response = await rig.client.get("/openapi.json")
+    assert response.status_code == 200
+    document: dict[str, Any] = response.json()
+    return document
+
+
+async def test_every_route_is_in_it(rig: Any) -> None:
+    document = await document_of(rig)
+    routes = {
+        route.path.replace(":path", "") for route in rig.app.routes if isinstance(route, Route)
+    }
+    assert set(document["paths"]) == routes - UNTOLD
+    references = set(re.findall(r"#/components/schemas/(\w+)", str(document)))
+    assert references == set(document["components"]["schemas"])
+
+
+async def test_every_field_is_in_it(rig: Any) -> None:
+    schemas = (await document_of(rig))["components"]["schemas"]
+    for kind, others in (
+        (ChatRequest, IGNORED),
+        (CompletionRequest, IGNORED),
+        (TokenizeRequest, ()),
+    ):
+        assert set(schemas[kind.__name__]["properties"]) == {*kind.__struct_fields__, *others}
+
+
+@pytest.mark.parametrize(
+    ("kind", "body", "status"),
+    [
+        ("ChatRequest", {"messages": [{"role": "user", "content": "x"}], "store": True}, 200),
+        ("ChatRequest", {"messages": [], "stop": ["a", "b"], "n": 2, "seed": None}, 400),
+        ("ChatRequest", {"messages": "x"}, None),
+        ("ChatRequest", {"messages": [], "n": 1000}, None),
+        ("ChatRequest", {"messages": [], "temperatures": 1}, None),
+        ("CompletionRequest", {"prompt": "x", "logit_bias": {"5": 1.5}, "max_tokens": 3}, 200),
+        ("CompletionRequest", {}, None),
+        ("TokenizeRequest", {"prompt": "x"}, 200),
+        ("TokenizeRequest", {"prompt": 5}, None),
+    ],
+)
+async def test_what_it_refuses_is_refused(
+    rig: Any, kind: str, body: dict[str, Any], status: int | None
+) -> None:
+    """And what it takes is looked at: None is the status of what it refuses."""
+    document = await document_of(rig)
+    schema = {"$ref": f"#/components/schemas/{kind}", "components": document["components"]}
+    validator = jsonschema.Draft202012Validator(schema)
+    assert validator.is_valid(body) == (status is not None)
+    [path] = [p for p, methods in document["paths"].items() if kind in str(methods)]
+    response = await rig.client.post(path, json=body)
+    assert response.status_code == (status or 400), response.text
