@@ -10,10 +10,13 @@ from pathlib import Path
 from tests.support.fleet.running_fleet import API_KEY, DEADLINE_S, RunningFleet
 
 
-def test_load_generators_of_ray_send_every_request(fleet: RunningFleet, tmp_path: Path) -> None:
+def test_load_generators_of_ray_send_every_request(
+    fleet: RunningFleet, tiny_chat_model: Path, tmp_path: Path
+) -> None:
     job = (
         "job soak --rate 24 --duration 1 --input-len 8 --output-len 4 --ignore-eos --load-tasks 2 "
-        f"--base-url {fleet.base_url} --api-key {API_KEY} --out {tmp_path} --json"
+        f"--base-url {fleet.base_url} --api-key {API_KEY} --out {tmp_path} --json "
+        f"--tokenizer {tiny_chat_model}"
     )
     address, environment = fleet.ray()
     done = subprocess.run(
