@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.api import completions, protocol, values
+from router.api import protocol, values
 from router.errors import ApiError
 from router.tokens import pool as pools
 from router.tokens.pool import LONG, WorkPool
@@ -82,7 +82,7 @@ async def test_large_bodies_are_decoded_beside_the_loop(
     fields: dict[str, Any] = {"prompt": "hi"}
     if "chat" in path:
         fields = {"messages": [{"role": "user", "content": "hi"}]}
-    for filling in ("", "x, " * completions.SMALL_BODY):
+    for filling in ("", "x, " * pools.SMALL_BODY):
         content = json.dumps({**fields, "metadata": {"note": filling}})
         response = await rig.client.post(path, content=content)
         assert response.status_code == 200, response.text
