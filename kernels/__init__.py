@@ -1,7 +1,9 @@
 """GPU and CPU math: one op per folder, a Triton kernel beside its torch reference."""
 
+from kernels.clamped_swiglu import clamped_swiglu
 from kernels.draft_ngrams import NgramLookup, draft_ngrams, follow_ngram
 from kernels.fused_moe import (
+    ExpertBiases,
     ExpertChoice,
     Experts,
     ExpertWeights,
@@ -14,6 +16,7 @@ from kernels.linear import (
     BlockScales,
     PackedLinear,
     dequantize_fp8,
+    dequantize_mxfp4,
     linear,
     pack_fp8_linear_weight,
     pack_linear_weight,
@@ -34,6 +37,7 @@ __all__ = [
     "Backend",
     "BlockScales",
     "EditRows",
+    "ExpertBiases",
     "ExpertChoice",
     "ExpertWeights",
     "Experts",
@@ -50,8 +54,10 @@ __all__ = [
     "apply_penalties_",
     "apply_token_bitmask",
     "apply_token_edits_",
+    "clamped_swiglu",
     "count_tokens_",
     "dequantize_fp8",
+    "dequantize_mxfp4",
     "draft_ngrams",
     "follow_ngram",
     "fused_add_rms_norm",

@@ -37,6 +37,8 @@ class AttentionSettings:
     """Positions that the layer sees which sees fewest; 0 where all see all."""
     cap: float = 0.0
     """A product s of query and key, scaled, counts as cap * tanh(s / cap); as s itself where 0."""
+    has_sinks: bool = False
+    """Whether layers have attention sinks."""
 
     def check_library(self, name: str) -> None:
         """Raises ValueError where causal attention kernels of a library for CUDA do not serve.
@@ -56,6 +58,8 @@ class AttentionSettings:
             )
         if self.cap:
             raise ValueError(f"{option} caps no scores, as this model does: use auto")
+        if self.has_sinks:
+            raise ValueError(f"{option} knows no attention sinks, which this model has: use auto")
         if self.device.type != "cuda":
             raise ValueError(f"{option} needs a CUDA device; use auto or torch")
         if self.dtype not in _HALF_TYPES:
@@ -119,7 +123,13 @@ class AttentionStep(Protocol):
     """A step's planned attention, which all of its layers share."""
 
     def forward(
-        self, q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, *, scale: float
+        self,
+        q: torch.Tensor,
+        k_cache: torch.Tensor,
+        v_cache: torch.Tensor,
+        *,
+        scale: float,
+        sinks: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """Attends with each query over the pages of its row.
 
@@ -132,6 +142,8 @@ class AttentionStep(Protocol):
                 hold finite numbers everywhere, unused slots too: allocate them with zeros.
             v_cache: values, of the same shape.
             scale: factor of the products of queries and keys.
+            sinks: [Hq] fp32; a score of each head that takes its share of the weights as a key's
+                would, and gives nothing for it.
 
         Returns:
             [T, Hq, D].

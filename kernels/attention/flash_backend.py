@@ -92,8 +92,15 @@ class _Step:
     is_decode: bool
 
     def forward(
-        self, q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, *, scale: float
+        self,
+        q: torch.Tensor,
+        k_cache: torch.Tensor,
+        v_cache: torch.Tensor,
+        *,
+        scale: float,
+        sinks: torch.Tensor | None = None,
     ) -> torch.Tensor:
+        assert sinks is None, "refused when the backend is created"
         if self.is_decode:
             return self.call(q.unsqueeze(1), k_cache, v_cache, softmax_scale=scale).squeeze(1)
         return self.call(q, k_cache, v_cache, softmax_scale=scale)

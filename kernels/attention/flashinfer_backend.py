@@ -143,8 +143,15 @@ class _Step:
         """Shape and options, once a layer has attended."""
 
     def forward(
-        self, q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, *, scale: float
+        self,
+        q: torch.Tensor,
+        k_cache: torch.Tensor,
+        v_cache: torch.Tensor,
+        *,
+        scale: float,
+        sinks: torch.Tensor | None = None,
     ) -> torch.Tensor:
+        assert sinks is None, "refused when the backend is created"
         if not self._is_planned:
             shape = (q.shape[1], k_cache.shape[2], q.shape[2], self.page_size)
             options = {"sm_scale": scale, "q_data_type": q.dtype, "kv_data_type": k_cache.dtype}

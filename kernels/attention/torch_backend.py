@@ -60,6 +60,20 @@ class TorchAttention(AttentionBackend):
 
 
 @dataclass(frozen=True, slots=True)
+class _Scores:
+    """What becomes of the products of queries and keys."""
+
+    scale: float
+    cap: float
+    sinks: torch.Tensor | None
+
+    @property
+    def are_special(self) -> bool:
+        """Whether torch's own attention does not know such scores."""
+        return self.cap > 0 or self.sinks is not None
+
+
+@dataclass(frozen=True, slots=True)
 class DecodeStep:
     """One attention call per group of rows."""
 
@@ -67,16 +81,23 @@ class DecodeStep:
     cap: float
 
     def forward(
-        self, q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, *, scale: float
+        self,
+        q: torch.Tensor,
+        k_cache: torch.Tensor,
+        v_cache: torch.Tensor,
+        *,
+        scale: float,
+        sinks: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """One query per row."""
+        scores = _Scores(scale, self.cap, sinks)
         if len(self.groups) == 1 and self.groups[0].rows is None:
-            return _decode_group(q, k_cache, v_cache, self.groups[0], scale, self.cap)
+            return _decode_group(q, k_cache, v_cache, self.groups[0], scores)
         out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
         for group in self.groups:
             assert group.rows is not None, "several groups name their rows"
             own = q.index_select(0, group.rows)
-            part = _decode_group(own, k_cache, v_cache, group, scale, self.cap)
+            part = _decode_group(own, k_cache, v_cache, group, scores)
             out.index_copy_(0, group.rows, part)
         return out
 
@@ -86,17 +107,21 @@ def _decode_group(
     k_cache: torch.Tensor,
     v_cache: torch.Tensor,
     group: DecodeGroup,
-    scale: float,
-    cap: float,
+    scores: _Scores,
 ) -> torch.Tensor:
     rows = q.shape[0]
     k = _gather_pages(k_cache, group.pages, rows)[:, :, : group.length]
     v = _gather_pages(v_cache, group.pages, rows)[:, :, : group.length]
     mask = group.mask if group.mask is None else group.mask.to(q.dtype)
-    if cap:
-        return _attend_capped(q.unsqueeze(2), k, v, mask, scale, cap).squeeze(2)
+    if scores.are_special:
+        return _attend_by_hand(q.unsqueeze(2), k, v, mask, scores).squeeze(2)
     out = scaled_dot_product_attention(
-        q.unsqueeze(2), k, v, attn_mask=mask, scale=scale, enable_gqa=q.shape[1] != k_cache.shape[2]
+        q.unsqueeze(2),
+        k,
+        v,
+        attn_mask=mask,
+        scale=scores.scale,
+        enable_gqa=q.shape[1] != k_cache.shape[2],
     )
     return out.squeeze(2)
 
@@ -109,12 +134,17 @@ class ExtendStep:
     cap: float
 
     def forward(
-        self, q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, *, scale: float
+        self,
+        q: torch.Tensor,
+        k_cache: torch.Tensor,
+        v_cache: torch.Tensor,
+        *,
+        scale: float,
+        sinks: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """Many queries per row."""
-        parts = [
-            _extend_piece(q, k_cache, v_cache, piece, scale, self.cap) for piece in self.pieces
-        ]
+        scores = _Scores(scale, self.cap, sinks)
+        parts = [_extend_piece(q, k_cache, v_cache, piece, scores) for piece in self.pieces]
         if len(parts) == 1:
             return parts[0]
         return torch.cat(parts) if parts else torch.empty_like(q)
@@ -125,48 +155,50 @@ def _extend_piece(
     k_cache: torch.Tensor,
     v_cache: torch.Tensor,
     piece: ExtendPiece,
-    scale: float,
-    cap: float,
+    scores: _Scores,
 ) -> torch.Tensor:
     own = q[piece.query_start : piece.query_stop].transpose(0, 1).unsqueeze(0)
     k, v = (
         _gather_pages(cache, piece.pages, 1)[:, :, : piece.length] for cache in (k_cache, v_cache)
     )
     mask = piece.mask
-    if cap:
+    if scores.are_special:
         if piece.is_causal:
             positions = torch.arange(piece.length, device=q.device)
             mask = causal_mask(positions, positions.unsqueeze(1) + 1)
-        return _attend_capped(own, k, v, mask, scale, cap).squeeze(0).transpose(0, 1)
+        return _attend_by_hand(own, k, v, mask, scores).squeeze(0).transpose(0, 1)
     out = scaled_dot_product_attention(
         own,
         k,
         v,
         attn_mask=mask if mask is None else mask.to(q.dtype),
         is_causal=piece.is_causal,
-        scale=scale,
+        scale=scores.scale,
         enable_gqa=q.shape[1] != k_cache.shape[2],
     )
     return out.squeeze(0).transpose(0, 1)
 
 
-def _attend_capped(
+def _attend_by_hand(
     q: torch.Tensor,
     k: torch.Tensor,
     v: torch.Tensor,
     mask: torch.Tensor | None,
-    scale: float,
-    cap: float,
+    how: _Scores,
 ) -> torch.Tensor:
     """q [B, Hq, n, D] over k and v [B, Hkv, L, D], of which the mask [..., n or 1, L] is added:
     [B, Hq, n, D]."""
     group = q.shape[1] // k.shape[1]
     rows = q.unflatten(1, (-1, group)).flatten(2, 3)
-    scores = (rows @ k.transpose(2, 3)).float().mul_(scale / cap).tanh_().mul_(cap)
-    scores = scores.unflatten(2, (group, -1))
+    scores = (rows @ k.transpose(2, 3)).float().mul_(how.scale).unflatten(2, (group, -1))
+    if how.cap:
+        scores = scores.div_(how.cap).tanh_().mul_(how.cap)
     if mask is not None:
         scores = scores + (mask if mask.ndim == 2 else mask.unsqueeze(1))
-    weights = scores.softmax(-1).to(v.dtype).flatten(2, 3)
+    if how.sinks is not None:
+        sinks = how.sinks.view(-1, group, 1, 1).expand(*scores.shape[:-1], 1)
+        scores = torch.cat((scores, sinks), dim=-1)
+    weights = scores.softmax(-1)[..., : k.shape[2]].to(v.dtype).flatten(2, 3)
     out: torch.Tensor = (weights @ v).unflatten(2, (group, -1)).flatten(1, 2)
     return out
 

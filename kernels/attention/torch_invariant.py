@@ -21,7 +21,13 @@ class InvariantStep:
     plan: InvariantPlan
 
     def forward(
-        self, q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, *, scale: float
+        self,
+        q: torch.Tensor,
+        k_cache: torch.Tensor,
+        v_cache: torch.Tensor,
+        *,
+        scale: float,
+        sinks: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """Tiles of queries over splits of keys."""
         num_q_heads, head_dim = q.shape[1:]
@@ -32,7 +38,7 @@ class InvariantStep:
             tiles = torch.zeros(rows, num_q_heads, head_dim, dtype=q.dtype, device=q.device)
             tiles.index_copy_(0, block.places, q[block.start : block.stop])
             shape = (block.num_tiles, TILE_QUERIES, num_kv_heads, -1, head_dim)
-            folded = _fold(
+            folded, lse = _fold(
                 tiles.view(shape).transpose(1, 2).contiguous(),
                 k_cache,
                 v_cache,
@@ -41,6 +47,11 @@ class InvariantStep:
                 scale,
                 self.plan.has_window,
             )
+            if sinks is not None:
+                # The sum of exponentials that a sink joins is the last thing to be known.
+                own = sinks.view(num_kv_heads, 1, -1)
+                share = 1.0 / (1.0 + (own - lse.view(folded.shape[:-1])).exp())
+                folded = (folded * share.unsqueeze(-1)).to(q.dtype)
             result = folded.transpose(1, 2).reshape(rows, num_q_heads, head_dim)
             torch.index_select(result, 0, block.places, out=out[block.start : block.stop])
         return out
@@ -54,8 +65,9 @@ def _fold(
     split: int,
     scale: float,
     has_window: bool,
-) -> torch.Tensor:
-    """Fold a block's splits in order; `tiles` and the result are [tiles, Hkv, Q, G, D]."""
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Fold a block's splits in order; `tiles` and the result are [tiles, Hkv, Q, G, D], and beside
+    it are the logarithms of the sums of exponentials, [tiles, Hkv, Q * G]."""
     queries = tiles.flatten(2, 3)
     out, lse = queries, queries[..., 0]
     if has_window:
@@ -69,7 +81,7 @@ def _fold(
         else:
             window = slice(part.first, part.stop)
             _merge(out[window], lse[window], part_out, part_lse)
-    return out.view(tiles.shape)
+    return out.view(tiles.shape), lse
 
 
 def _attend_split(

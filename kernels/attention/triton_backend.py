@@ -73,12 +73,18 @@ class _Step:
     cap: float
 
     def forward(
-        self, q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, *, scale: float
+        self,
+        q: torch.Tensor,
+        k_cache: torch.Tensor,
+        v_cache: torch.Tensor,
+        *,
+        scale: float,
+        sinks: torch.Tensor | None = None,
     ) -> torch.Tensor:
         if self.rows is None:
-            return extend_attention(q, k_cache, v_cache, self.metadata, scale, self.cap)
+            return extend_attention(q, k_cache, v_cache, self.metadata, scale, self.cap, sinks)
         attend = attend_in_fixed_splits if self.batch_invariant else attend_in_splits
-        return attend(q, k_cache, v_cache, self.rows, self.most_visible, scale, self.cap)
+        return attend(q, k_cache, v_cache, self.rows, self.most_visible, scale, self.cap, sinks)
 
 
 def _query_rows(metadata: AttentionMetadata, query_start: torch.Tensor) -> VisibleRows:

@@ -54,13 +54,14 @@ def attend_in_splits(
     most_visible: int,
     scale: float,
     cap: float,
+    sinks: torch.Tensor | None,
 ) -> torch.Tensor:
     """Attend with each query of q [n, Hq, D]; each one's keys are divided evenly into as many
     splits as fill the device."""
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
     if q.shape[0]:
         num_splits = _num_splits(q.shape[0] * k_cache.shape[2], most_visible)
-        _launch(q, k_cache, v_cache, out, rows, num_splits, 0, scale, cap)
+        _launch(q, k_cache, v_cache, out, rows, num_splits, 0, scale, cap, sinks)
     return out
 
 
@@ -72,6 +73,7 @@ def attend_in_fixed_splits(
     most_visible: int,
     scale: float,
     cap: float,
+    sinks: torch.Tensor | None,
 ) -> torch.Tensor:
     """Attend with splits of a fixed length: a query's bits depend on nothing but its own keys.
 
@@ -85,7 +87,7 @@ def attend_in_fixed_splits(
         part = slice(start, start + step)
         _launch(
             q[part], k_cache, v_cache, out[part], rows.part(part), num_splits,
-            INVARIANT_SPLIT_TOKENS, scale, cap,
+            INVARIANT_SPLIT_TOKENS, scale, cap, sinks,
         )  # fmt: skip
     return out
 
@@ -106,6 +108,7 @@ def _launch(
     split_tokens: int,
     scale: float,
     cap: float,
+    sinks: torch.Tensor | None,
 ) -> None:
     """Both stages. `split_tokens` fixes the keys per split; 0 divides each query's keys evenly."""
     num_queries, num_q_heads, head_dim = q.shape
@@ -129,8 +132,9 @@ def _launch(
         num_warps=blocks.warps, num_stages=blocks.stages, **common,
     )  # fmt: skip
     _merge_kernel[(num_queries, num_q_heads)](
-        partial, lse, out, rows.visible_lens, num_splits, num_warps=2, **common
-    )
+        partial, lse, out, lse if sinks is None else sinks, rows.visible_lens, num_splits,
+        HAS_SINKS=sinks is not None, num_warps=2, **common,
+    )  # fmt: skip
 
 
 @triton.jit
@@ -159,6 +163,13 @@ def cap_scores(scores, CAP: tl.constexpr):
         # tanh(x) = 1 - 2 / (exp(2 * x) + 1), which ends in 1 where exp overflows.
         scores = CAP * (1.0 - 2.0 / (tl.exp(scores * (2.0 / CAP)) + 1.0))
     return scores
+
+
+@triton.jit
+def shares_with_sink(sink, highest):
+    """What a running state shrinks by where a sink joins it, and what that adds to its weights."""
+    new_highest = tl.maximum(highest, sink)
+    return tl.exp(highest - new_highest), tl.exp(sink - new_highest)
 
 
 @triton.jit
@@ -250,7 +261,7 @@ def _split_kernel(
 
 @triton.jit(do_not_specialize=["num_splits"], do_not_specialize_on_alignment=["visible_ptr"])
 def _merge_kernel(
-    partial_ptr, lse_ptr, out_ptr, visible_ptr, num_splits,
+    partial_ptr, lse_ptr, out_ptr, sinks_ptr, visible_ptr, num_splits, HAS_SINKS: tl.constexpr,
     SPLIT_TOKENS: tl.constexpr, BLOCK_N: tl.constexpr,
     HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, WINDOW: tl.constexpr,
 ):  # fmt: skip
@@ -277,5 +288,9 @@ def _merge_kernel(
         total = total * shrink + part * weight
         weights = weights * shrink + weight
         highest = new_highest
+    if HAS_SINKS:
+        shrink, share = shares_with_sink(tl.load(sinks_ptr + tl.program_id(1)), highest)
+        total = total * shrink
+        weights = weights * shrink + share
     result = total / tl.where(weights > 0, weights, 1.0)
     tl.store(out_ptr + row * HEAD_DIM + column, result.to(out_ptr.dtype.element_ty), mask=inside)

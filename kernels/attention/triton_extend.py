@@ -13,7 +13,7 @@ import triton.language as tl
 
 from kernels.attention.base import AttentionMetadata
 from kernels.attention.triton_config import dot_precision, extend_blocks
-from kernels.attention.triton_decode import cap_scores, fold_block
+from kernels.attention.triton_decode import cap_scores, fold_block, shares_with_sink
 
 
 def extend_attention(
@@ -23,6 +23,7 @@ def extend_attention(
     metadata: AttentionMetadata,
     scale: float,
     cap: float,
+    sinks: torch.Tensor | None,
 ) -> torch.Tensor:
     """Launch for all rows."""
     assert metadata.query_start is not None, "extends say where their queries begin"
@@ -38,12 +39,14 @@ def extend_attention(
         triton.cdiv(max(metadata.query_lens_host), blocks.queries),
     )
     _extend_kernel[grid](
-        q, k_cache, v_cache, out, metadata.page_table, metadata.seq_lens, metadata.query_start,
+        q, k_cache, v_cache, out, q if sinks is None else sinks,
+        metadata.page_table, metadata.seq_lens, metadata.query_start,
         q.stride(0), q.stride(1), metadata.page_table.stride(0), scale,
         NUM_KV_HEADS=num_kv_heads, GROUP=num_q_heads // num_kv_heads, PAGE_SIZE=page_size,
         HEAD_DIM=head_dim, BLOCK_D=triton.next_power_of_2(max(16, head_dim)),
         BLOCK_SIZE=metadata.block_size, BLOCK_M=blocks.queries, BLOCK_N=blocks.keys,
-        WINDOW=metadata.window, CAP=cap, PRECISION=dot_precision(q.dtype),
+        WINDOW=metadata.window, CAP=cap, HAS_SINKS=sinks is not None,
+        PRECISION=dot_precision(q.dtype),
         num_warps=blocks.warps, num_stages=blocks.stages,
     )  # fmt: skip
     return out
@@ -69,12 +72,12 @@ def _hide(scores, position, exists, query, BLOCK_SIZE: tl.constexpr, WINDOW: tl.
     do_not_specialize_on_alignment=["page_table_ptr", "seq_len_ptr", "query_start_ptr"],
 )
 def _extend_kernel(
-    q_ptr, k_ptr, v_ptr, out_ptr, page_table_ptr, seq_len_ptr, query_start_ptr,
+    q_ptr, k_ptr, v_ptr, out_ptr, sinks_ptr, page_table_ptr, seq_len_ptr, query_start_ptr,
     q_token_stride, q_head_stride, table_stride, scale,
     NUM_KV_HEADS: tl.constexpr, GROUP: tl.constexpr, PAGE_SIZE: tl.constexpr,
     HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_SIZE: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, WINDOW: tl.constexpr, CAP: tl.constexpr,
-    PRECISION: tl.constexpr,
+    HAS_SINKS: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1)
@@ -125,6 +128,10 @@ def _extend_kernel(
         )
         highest, weights, total = fold_block(scores, v, highest, weights, total, PRECISION)
 
+    if HAS_SINKS:
+        shrink, share = shares_with_sink(tl.load(sinks_ptr + head), highest)
+        total = total * shrink[:, None]
+        weights = weights * shrink + share
     out_offset = (token * (NUM_KV_HEADS * GROUP) + head) * HEAD_DIM
     result = total / tl.where(weights > 0, weights, 1.0)[:, None]
     tl.store(

@@ -5,8 +5,16 @@ from __future__ import annotations
 import torch
 
 from kernels.fused_moe import reference
-from kernels.fused_moe.base import ExpertChoice, Experts, ExpertWeights, pack_fp8_experts
+from kernels.fused_moe.base import (
+    Activation,
+    ExpertBiases,
+    ExpertChoice,
+    Experts,
+    ExpertWeights,
+    pack_fp8_experts,
+)
 from kernels.registry import registry
+from kernels.silu_and_mul import silu_and_mul
 
 _FUSED_MOE = registry.register(
     "fused_moe",
@@ -15,13 +23,34 @@ _FUSED_MOE = registry.register(
 )
 
 
-def fused_moe(x: torch.Tensor, experts: Experts, choice: ExpertChoice) -> torch.Tensor:
+def fused_moe(
+    x: torch.Tensor,
+    experts: Experts,
+    choice: ExpertChoice,
+    *,
+    biases: ExpertBiases | None = None,
+    activate: Activation = silu_and_mul,
+) -> torch.Tensor:
     """Sum over each token's experts of weight * down(silu(gate(x)) * up(x)).
 
     x is [T, H], and so is the result, in the type of `x`; a token's bits do not depend on the
     others. FP8 weights come to what the dequantized ones come to, bit for bit.
+
+    Args:
+        x: inputs.
+        experts: their weights.
+        choice: each token's experts.
+        biases: of both products; None where there are none.
+        activate: what gates and ups [rows, 2 * I] come to, [rows, I].
     """
-    return _FUSED_MOE.select(x)(x, experts, choice)
+    return _FUSED_MOE.select(x)(x, experts, choice, biases, activate)
 
 
-__all__ = ["ExpertChoice", "ExpertWeights", "Experts", "fused_moe", "pack_fp8_experts"]
+__all__ = [
+    "ExpertBiases",
+    "ExpertChoice",
+    "ExpertWeights",
+    "Experts",
+    "fused_moe",
+    "pack_fp8_experts",
+]

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
 
 from kernels.linear import BlockScales, dequantize_fp8
 from kernels.registry import registry
+
+Activation = Callable[[torch.Tensor], torch.Tensor]
 
 
 class ExpertWeights(NamedTuple):
@@ -32,6 +35,15 @@ class Experts(NamedTuple):
     """[E, 2 * I, H]; the gates' rows come first."""
     down: ExpertWeights
     """[E, H, I]."""
+
+
+class ExpertBiases(NamedTuple):
+    """What is added to the experts' products, in the type of the inputs."""
+
+    gate_up: torch.Tensor
+    """[E, 2 * I]."""
+    down: torch.Tensor
+    """[E, H]."""
 
 
 class ExpertChoice(NamedTuple):

@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import torch
+from torch.nn.functional import linear
 
-from kernels.fused_moe.base import ExpertChoice, Experts
-from kernels.silu_and_mul.reference import silu_and_mul
+from kernels.fused_moe.base import Activation, ExpertBiases, ExpertChoice, Experts
 
 _TILE = 16
 
 
-def fused_moe(x: torch.Tensor, experts: Experts, choice: ExpertChoice) -> torch.Tensor:
+def fused_moe(
+    x: torch.Tensor,
+    experts: Experts,
+    choice: ExpertChoice,
+    biases: ExpertBiases | None,
+    activate: Activation,
+) -> torch.Tensor:
     """Experts are added up by ascending number.
 
     HAZARD(invariance): products of another number of rows round differently, so each has exactly
@@ -23,8 +29,9 @@ def fused_moe(x: torch.Tensor, experts: Experts, choice: ExpertChoice) -> torch.
         tokens, choices = torch.nonzero(choice.expert_ids == expert, as_tuple=True)
         rows = x.index_select(0, tokens)
         padded = torch.nn.functional.pad(rows, (0, 0, 0, -len(tokens) % _TILE))
+        first, second = (None, None) if biases is None else (bias[expert] for bias in biases)
         parts = [
-            silu_and_mul(tile @ gate_up.T) @ down.T
+            linear(activate(linear(tile, gate_up, first)), down, second)
             for tile in padded.view(-1, _TILE, x.shape[1]).unbind()
         ]
         result = torch.cat(parts)[: len(tokens)].float()

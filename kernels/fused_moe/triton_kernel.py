@@ -10,9 +10,14 @@ import triton
 import triton.language as tl
 
 from kernels.attention.triton_config import dot_precision
-from kernels.fused_moe.base import ExpertChoice, Experts, ExpertWeights
+from kernels.fused_moe.base import (
+    Activation,
+    ExpertBiases,
+    ExpertChoice,
+    Experts,
+    ExpertWeights,
+)
 from kernels.linear.triton_kernel import e4m3_to_float
-from kernels.silu_and_mul import silu_and_mul
 
 _ROWS, _COLUMNS, _DEPTH = 16, 64, 32
 
@@ -24,14 +29,25 @@ class _Tiles(NamedTuple):
     """[tiles] int64."""
 
 
-def fused_moe(x: torch.Tensor, experts: Experts, choice: ExpertChoice) -> torch.Tensor:
+def fused_moe(
+    x: torch.Tensor,
+    experts: Experts,
+    choice: ExpertChoice,
+    biases: ExpertBiases | None,
+    activate: Activation,
+) -> torch.Tensor:
     """The host never waits: the number of tiles is an upper bound."""
     num_tokens, num_choices = choice.expert_ids.shape
     if not num_tokens:
         return torch.empty_like(x)
     tiles = _sort(choice.expert_ids, len(experts.down.values))
     inner = _multiply(x, experts.gate_up, tiles, num_tokens * num_choices, num_choices)
-    outer = _multiply(silu_and_mul(inner), experts.down, tiles, num_tokens * num_choices, 1)
+    pairs = choice.expert_ids.reshape(-1)
+    if biases is not None:
+        inner += biases.gate_up.index_select(0, pairs)
+    outer = _multiply(activate(inner), experts.down, tiles, num_tokens * num_choices, 1)
+    if biases is not None:
+        outer += biases.down.index_select(0, pairs)
     parts = outer.view(num_tokens, num_choices, -1).float() * choice.weights.unsqueeze(2)
     return parts.sum(dim=1).to(x.dtype)
 

@@ -7,6 +7,7 @@ import torch
 from kernels.linear import onednn
 from kernels.linear.base import BlockScales, PackedLinear
 from kernels.linear.fp8 import TritonFp8Weight, dequantize_fp8
+from kernels.linear.mxfp4 import dequantize_mxfp4
 from kernels.linear.plain import PlainWeight
 from kernels.linear.tiled import TiledWeight, TritonTiledWeight
 from kernels.registry import registry
@@ -73,6 +74,7 @@ __all__ = [
     "BlockScales",
     "PackedLinear",
     "dequantize_fp8",
+    "dequantize_mxfp4",
     "linear",
     "pack_fp8_linear_weight",
     "pack_linear_weight",

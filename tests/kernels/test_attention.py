@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 
@@ -254,6 +256,21 @@ def test_capped_scores(window: int, dtype: torch.dtype) -> None:
         (case.decode(q[:4], window=window), naive_decode(case, q[:4], window)),
     ):
         torch.testing.assert_close(out.double(), expected, rtol=tolerance, atol=tolerance)
+
+
+@pytest.mark.parametrize("batch_invariant", [False, True], ids=["fast", "invariant"])
+@pytest.mark.parametrize("window", [0, 33])
+def test_sinks(window: int, batch_invariant: bool) -> None:
+    lens, query_lens = [5, 200, 33, 40], [5, 64, 1, 20]
+    case = make_paged(lens, num_kv_heads=2, head_dim=32)
+    case.sinks = torch.tensor([-2.0, 0.0, 1.5, 4.0])
+    q = torch.randn(sum(query_lens), 4, 32)
+    options: dict[str, Any] = {"window": window, "batch_invariant": batch_invariant}
+    for out, expected in (
+        (case.extend(q, query_lens, **options), naive_extend(case, q, query_lens, window=window)),
+        (case.decode(q[:4], **options), naive_decode(case, q[:4], window)),
+    ):
+        torch.testing.assert_close(out.double(), expected, rtol=1e-5, atol=1e-5)
 
 
 def test_long_extend_within_a_window_is_cut_into_pieces(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -132,9 +132,10 @@ def test_a_backend_without_cuda_is_refused(name: str) -> None:
         ({"block_size": 4}, "attends causally"),
         ({"window": 9}, "use auto, or set --max-model-len 9"),
         ({"cap": 50.0}, "caps no scores"),
+        ({"has_sinks": True}, "knows no attention sinks"),
         ({"dtype": torch.float32}, "takes float16 and bfloat16, not torch.float32"),
     ],
-    ids=["batch-invariant", "blocks", "window", "cap", "fp32"],
+    ids=["batch-invariant", "blocks", "window", "cap", "sinks", "fp32"],
 )
 def test_what_a_library_does_not_serve_is_refused(
     name: str, options: dict[str, Any], message: str

@@ -7,6 +7,7 @@ import torch
 from transformers.models.llama import modeling_llama
 
 from kernels import (
+    clamped_swiglu,
     fused_add_rms_norm,
     gelu_and_mul,
     rms_norm,
@@ -88,6 +89,17 @@ def test_gelu_and_mul(dtype: torch.dtype) -> None:
     assert torch.equal(gelu_and_mul(ends), torch.tensor([[0.0, 200.0, 0.0]]))
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_clamped_swiglu(dtype: torch.dtype) -> None:
+    x = (torch.randn(7, 2 * 53) * 5).to(dtype)
+    gate, up = x.double().chunk(2, dim=1)
+    gate, up = gate.clamp(max=3.0), up.clamp(-3.0, 3.0)
+    expected = ((up + 1) * gate * (1.7 * gate).sigmoid()).to(dtype)
+    torch.testing.assert_close(
+        clamped_swiglu(x, 1.7, 3.0), expected, rtol=1e-5 if dtype.itemsize == 4 else 1e-2, atol=1e-6
+    )
+
+
 def test_store_kv_cache_writes_only_its_slots() -> None:
     qkv = torch.randn(3, (2 + 2 + 2) * 8)
     k, v = (qkv[:, start : start + 16].view(3, 2, 8) for start in (16, 32))
@@ -116,9 +128,13 @@ def _rotated(x: torch.Tensor) -> torch.Tensor:
         lambda x: fused_add_rms_norm(x, x * 0.3, torch.ones(x.shape[1]), 1e-5)[0],
         silu_and_mul,
         gelu_and_mul,
+        lambda x: clamped_swiglu(x, 1.702, 0.5),
         _rotated,
     ],
-    ids=["rms_norm", "fused_add_rms_norm", "silu_and_mul", "gelu_and_mul", "rotary_embedding"],
+    ids=[
+        *("rms_norm", "fused_add_rms_norm", "silu_and_mul", "gelu_and_mul", "clamped_swiglu"),
+        "rotary_embedding",
+    ],
 )
 def test_rows_do_not_depend_on_their_neighbours(
     op: Callable[[torch.Tensor], torch.Tensor], width: int, threads: int

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import torch
 
+from kernels import ExpertBiases, clamped_swiglu
 from kernels.fused_moe import ExpertChoice, Experts, fused_moe
 from tests.support.kernels.experts import make_experts, make_fp8_experts
 
@@ -29,6 +32,19 @@ def test_equals_all_experts_written_out() -> None:
     out = fused_moe(x, experts, choice)
     torch.testing.assert_close(out, expected, rtol=1e-5, atol=1e-5)
     assert fused_moe(x[:0], experts, rows_of(choice, slice(0))).shape == (0, 48)
+
+
+def test_biases_and_another_activation() -> None:
+    x, experts, choice = make_case()
+    biases = ExpertBiases(torch.randn(6, 80), torch.randn(6, 48))
+    inner = torch.einsum("th,enh->etn", x, experts.gate_up.values) + biases.gate_up[:, None]
+    inner = clamped_swiglu(inner.flatten(0, 1), 1.702, 0.5).unflatten(0, (6, 37))
+    every = torch.einsum("eti,ehi->eth", inner, experts.down.values) + biases.down[:, None]
+    tokens = torch.arange(37).unsqueeze(1)
+    expected = (every[choice.expert_ids, tokens] * choice.weights.unsqueeze(2)).sum(1)
+    activate = partial(clamped_swiglu, alpha=1.702, limit=0.5)
+    out = fused_moe(x, experts, choice, biases=biases, activate=activate)
+    torch.testing.assert_close(out, expected, rtol=1e-5, atol=1e-5)
 
 
 def test_bits_do_not_depend_on_company() -> None:

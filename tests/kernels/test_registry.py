@@ -16,6 +16,7 @@ def test_every_op_has_a_triton_kernel() -> None:
         "rotary_embedding",
         "silu_and_mul",
         "gelu_and_mul",
+        "clamped_swiglu",
         "store_kv_cache",
         "gumbel_noise",
         "sample_tokens",

@@ -18,7 +18,7 @@ from worker.models.checkpoint import (
 from worker.models.families import find_family
 from worker.models.family import ModelFamily, RawConfig
 from worker.models.moe_config import MoeConfig
-from worker.models.quantization import Fp8Config, parse_quantization
+from worker.models.quantization import Fp8Config, Mxfp4Config, parse_quantization
 from worker.models.rope_config import RopeConfig, parse_rope, parse_window_rope
 from worker.models.wrappers import TensorNames, read_text_part, with_skipped_layers
 
@@ -32,7 +32,7 @@ _KINDS: Mapping[str, tuple[tuple[type, ...], str]] = {
         num_key_value_heads head_dim max_position_embeddings original_max_position_embeddings
         rotary_dim sliding_window max_window_layers block_size mask_token_id num_experts
         num_local_experts num_experts_per_tok moe_intermediate_size decoder_sparse_step
-        shared_expert_intermediate_size
+        shared_expert_intermediate_size experts_per_token initial_context_length
         n_routed_experts n_shared_experts no_rope_layer_interval
         first_k_dense_replace n_group topk_group num_shared_experts
         """,
@@ -42,7 +42,7 @@ _KINDS: Mapping[str, tuple[tuple[type, ...], str]] = {
         """
         rms_norm_eps layer_norm_eps rope_theta partial_rotary_factor routed_scaling_factor
         logit_scale query_pre_attn_scalar rope_local_base_freq attn_logit_softcapping
-        final_logit_softcapping
+        final_logit_softcapping swiglu_alpha swiglu_limit
         """,
     ),
     "true or false": (
@@ -96,6 +96,8 @@ class ModelConfig:
     """Per layer, how many tokens one sees, itself included; None for all before it."""
     attention_cap: float = 0.0
     """Scores of queries and keys are capped so by tanh; 0 where they are not."""
+    has_sinks: bool = False
+    """Whether heads have attention sinks."""
     tie_word_embeddings: bool
     max_model_len: int
     """Longest sequence that is computed exactly."""
@@ -110,7 +112,7 @@ class ModelConfig:
     """Stands for what is undecided; None for an autoregressive model."""
     moe: MoeConfig | None = None
     """None for a dense model."""
-    quantization: Fp8Config | None = None
+    quantization: Fp8Config | Mxfp4Config | None = None
     """The format of linear weights; None where they are not quantized."""
     own: Mapping[str, Any] | None = None
     """Values of the keys that the family's class alone reads (`ModelFamily.own`)."""
@@ -165,6 +167,7 @@ class ModelConfig:
             qk_norm=bool(merged.get("use_qk_norm", family.qk_norm)),
             windows=windows,
             attention_cap=float(merged.get("attn_logit_softcapping") or 0.0),
+            has_sinks=family.has_sinks,
             tie_word_embeddings=bool(merged.get("tie_word_embeddings", False)),
             max_model_len=limit // block_size * block_size,
             max_model_len_reason=reason,
@@ -172,7 +175,7 @@ class ModelConfig:
             block_hash_salt=block_hash_salt(folder, weights=False),
             block_size=block_size,
             mask_token_id=mask_token_id,
-            quantization=parse_quantization(raw),
+            quantization=parse_quantization(raw, mxfp4=family.mxfp4_experts),
             own={key: merged[key] for key in family.own} or None,
             tensors=with_skipped_layers(tensors, family, num_layers),
         )

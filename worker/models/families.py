@@ -12,54 +12,21 @@ from typing import Any
 
 from worker.models.family import (
     ModelFamily,
-    no_other_attention,
     no_windowed_types,
     no_windows,
     one_window,
-    switched_window,
     window_of_types,
     windows_by_layer,
     words,
 )
-from worker.models.moe_config import (
-    parse_glm4_moe,
-    parse_llada2_moe,
-    parse_minimax_m2_moe,
-    parse_mixtral_moe,
-    parse_qwen3_moe,
-)
+from worker.models.moe_families import BLOCKS_OF_4, MOE_FAMILIES, SDAR_KEYS, WINDOW_KEYS
 
-_WINDOW_KEYS = frozenset({"use_sliding_window", "sliding_window"})
-_QWEN_KEYS = _WINDOW_KEYS | {"layer_types"}
-_QWEN3_MOE_KEYS = _WINDOW_KEYS | {
-    "attention_bias",
-    "num_local_experts",  # transformers 5 writes num_experts so
-    "decoder_sparse_step",
-    "mlp_only_layers",
-    "output_router_logits",
-    "router_aux_loss_coef",
-}
-_SDAR_KEYS = words(
-    """
-    attention_bias debug ep_size fuse_cross_entropy micro_forward skip_checkpoint
-    use_regular_causal
-    """
-)
-_BLOCKS_OF_4 = {"block_size": 4, "mask_token_id": 151669}
+_QWEN_KEYS = WINDOW_KEYS | {"layer_types"}
 _QWEN_DEFAULTS: dict[str, object] = {
     "max_position_embeddings": 32768,
     "num_key_value_heads": 32,
     "sliding_window": 4096,
     "max_window_layers": 28,
-}
-_QWEN3_MOE_DEFAULTS: dict[str, object] = {
-    "max_position_embeddings": 32768,
-    "num_key_value_heads": 4,
-    "sliding_window": 4096,
-    "num_experts": 128,
-    "num_experts_per_tok": 8,
-    "moe_intermediate_size": 768,
-    "norm_topk_prob": False,
 }
 _GLM_DEFAULTS: dict[str, object] = {
     "max_position_embeddings": 131072,
@@ -167,36 +134,6 @@ FAMILIES: dict[str, ModelFamily] = {
         defaults=_GLM_DEFAULTS,
         output_bias="",
         windows=no_windows,
-    ),
-    "Glm4MoeForCausalLM": ModelFamily(
-        model_types=("glm4_moe",),
-        implementation="glm4_moe:Glm4MoeForCausalLM",
-        defaults={
-            "max_position_embeddings": 131072,
-            "num_key_value_heads": 8,
-            "rms_norm_eps": 1e-5,
-            "partial_rotary_factor": 0.5,
-            "attention_bias": False,
-            "use_qk_norm": False,
-            "moe_intermediate_size": 1408,
-            "num_experts_per_tok": 8,
-            "n_shared_experts": 1,
-            "n_routed_experts": 128,
-            "routed_scaling_factor": 1.0,
-            "n_group": 1,
-            "topk_group": 1,
-            "first_k_dense_replace": 1,
-            "norm_topk_prob": True,
-        },
-        keys=words(
-            """
-            num_nextn_predict_layers num_mtp_layers output_router_logits router_aux_loss_coef
-            """
-        ),
-        output_bias="",
-        skips_next_layers=True,
-        windows=no_windows,
-        parse_moe=parse_glm4_moe,
     ),
     "SmolLM3ForCausalLM": ModelFamily(
         model_types=("smollm3",),
@@ -382,26 +319,6 @@ FAMILIES: dict[str, ModelFamily] = {
         },
         windows=window_of_types,
     ),
-    "MixtralForCausalLM": ModelFamily(
-        model_types=("mixtral",),
-        implementation="mixtral:MixtralForCausalLM",
-        defaults={
-            "max_position_embeddings": 131072,
-            "num_key_value_heads": 8,
-            "rms_norm_eps": 1e-5,
-            "rope_theta": 1000000.0,
-            "num_local_experts": 8,
-            "num_experts_per_tok": 2,
-            "eos_token_id": 2,
-        },
-        keys=words(
-            """
-            sliding_window output_router_logits router_aux_loss_coef router_jitter_noise
-            """
-        ),
-        windows=one_window,
-        parse_moe=parse_mixtral_moe,
-    ),
     "MistralForCausalLM": ModelFamily(
         model_types=("mistral",),
         implementation="llama:LlamaForCausalLM",
@@ -443,117 +360,15 @@ FAMILIES: dict[str, ModelFamily] = {
         qk_norm=True,
         windows=windows_by_layer,
     ),
-    "Qwen2MoeForCausalLM": ModelFamily(
-        model_types=("qwen2_moe",),
-        implementation="qwen3_moe:Qwen2MoeForCausalLM",
-        defaults={
-            **_QWEN3_MOE_DEFAULTS,
-            "num_key_value_heads": 16,
-            "num_experts": 60,
-            "num_experts_per_tok": 4,
-            "moe_intermediate_size": 1408,
-            "shared_expert_intermediate_size": 5632,
-            "qkv_bias": True,
-        },
-        keys=_QWEN3_MOE_KEYS - {"attention_bias", "use_sliding_window"} | {"layer_types"},
-        qkv_bias_key="qkv_bias",
-        output_bias="",
-        windows=no_windowed_types,
-        parse_moe=parse_qwen3_moe,
-    ),
-    "MiniMaxM2ForCausalLM": ModelFamily(
-        model_types=("minimax_m2",),
-        implementation="minimax_m2:MiniMaxM2ForCausalLM",
-        defaults={
-            "max_position_embeddings": 196608,
-            "num_key_value_heads": 8,
-            "head_dim": 128,
-            "rope_theta": 5000000.0,
-            "num_local_experts": 256,
-            "num_experts_per_tok": 8,
-            "eos_token_id": 200020,
-        },
-        keys=words(
-            """
-            rotary_dim partial_rotary_factor attn_type_list use_mtp num_mtp_modules
-            mtp_transformer_layers output_router_logits router_aux_loss_coef router_jitter_noise
-            """
-        ),
-        neutral={
-            "use_qk_norm": (True,),
-            "qk_norm_type": ("per_layer",),
-            "scoring_func": ("sigmoid",),
-            "use_routing_bias": (True,),
-        },
-        windows=no_other_attention,
-        parse_moe=parse_minimax_m2_moe,
-    ),
-    "Qwen3MoeForCausalLM": ModelFamily(
-        model_types=("qwen3_moe",),
-        implementation="qwen3_moe:Qwen3MoeForCausalLM",
-        defaults=_QWEN3_MOE_DEFAULTS,
-        keys=_QWEN3_MOE_KEYS,
-        qk_norm=True,
-        windows=switched_window,
-        parse_moe=parse_qwen3_moe,
-    ),
     "SDARForCausalLM": ModelFamily(
         model_types=("sdar",),
         implementation="llama:LlamaForCausalLM",
-        defaults={**_QWEN_DEFAULTS, **_BLOCKS_OF_4, "num_key_value_heads": 8, "head_dim": 128},
-        keys=_QWEN_KEYS | _SDAR_KEYS,
+        defaults={**_QWEN_DEFAULTS, **BLOCKS_OF_4, "num_key_value_heads": 8, "head_dim": 128},
+        keys=_QWEN_KEYS | SDAR_KEYS,
         qk_norm=True,
         windows=windows_by_layer,
     ),
-    "SDARMoeForCausalLM": ModelFamily(
-        model_types=("sdar_moe",),
-        implementation="qwen3_moe:Qwen3MoeForCausalLM",
-        defaults={
-            **_QWEN3_MOE_DEFAULTS,
-            **_BLOCKS_OF_4,
-            "head_dim": 128,
-            "norm_topk_prob": True,
-        },
-        keys=_QWEN3_MOE_KEYS | _SDAR_KEYS,
-        qk_norm=True,
-        windows=switched_window,
-        parse_moe=parse_qwen3_moe,
-    ),
-    "LLaDA2MoeModelLM": ModelFamily(
-        model_types=("llada2_moe",),
-        implementation="llada2:LLaDA2MoeModelLM",
-        defaults={
-            "max_position_embeddings": 32768,
-            "num_key_value_heads": 4,
-            "head_dim": 128,
-            "block_size": 32,
-            "mask_token_id": 156895,
-            "partial_rotary_factor": 0.5,
-            "num_experts": 256,
-            "num_experts_per_tok": 8,
-            "moe_intermediate_size": 512,
-            "first_k_dense_replace": 1,
-            "norm_topk_prob": True,
-            "moe_router_enable_expert_bias": True,
-            "n_group": 8,
-            "topk_group": 4,
-            "routed_scaling_factor": 2.5,
-            "num_shared_experts": 1,
-        },
-        keys=frozenset({"sliding_window"})  # of no effect while use_sliding_window is false
-        | {"num_local_experts", "rotary_dim", "moe_shared_expert_intermediate_size"}
-        | {"embedding_dropout", "output_dropout", "output_router_logits"}
-        | {"router_aux_loss_coef", "mtp_loss_scaling_factor"},
-        neutral={
-            "score_function": ("sigmoid",),
-            "router_dtype": ("fp32",),
-            "use_rmsnorm": (True,),
-            "moe_router_enable_shared_expert": (True,),
-        },
-        qk_norm=True,
-        windows=no_windows,
-        parse_moe=parse_llada2_moe,
-    ),
+    **MOE_FAMILIES,
 }
 """By value of `architectures` in config.json."""
 

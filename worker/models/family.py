@@ -101,6 +101,10 @@ class ModelFamily:
     """Key that says whether attention's output projection has a bias; none where it is empty."""
     query_beta: bool = False
     """Whether rope parameters may say how queries grow with positions."""
+    has_sinks: bool = False
+    """Whether heads have attention sinks."""
+    mxfp4_experts: bool = False
+    """Whether experts may be MXFP4."""
     skips_next_layers: bool = False
     """Whether a checkpoint may hold layers behind the last, which predict further tokens."""
     window_theta: str = ""

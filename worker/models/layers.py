@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import TypedDict
 
 import torch
 
@@ -57,6 +58,8 @@ class AttentionTraits:
     """Factors of the queries by position [positions], fp32; None for 1."""
     has_wide_norms: bool = False
     """Whether q and k are normalised over all heads together, and not each head by itself."""
+    has_sinks: bool = False
+    """Whether each head has an attention sink."""
     norm_offset: float = 0.0
     """What is added to the weights of the norms of heads, as to those of other norms."""
 
@@ -177,6 +180,11 @@ class LayerNorm:
         return self.forward(total), total
 
 
+class _AttentionOptions(TypedDict):
+    scale: float
+    sinks: torch.Tensor | None
+
+
 class Attention:
     """Paged attention with grouped query heads and rotary positions.
 
@@ -229,6 +237,10 @@ class Attention:
             bias=config.output_bias,
             options=options,
         )
+        self._sinks: torch.Tensor | None = None
+        if traits.has_sinks:
+            self._sinks = torch.empty(num_heads, dtype=torch.float32, device=options.device)
+            self._first_head, self._all_heads = options.group.rank * num_heads, config.num_heads
         self.q_norm: RMSNorm | None = None
         self.k_norm: RMSNorm | None = None
         self.wide_norm: WideQueryKeyNorm | None = None
@@ -248,6 +260,13 @@ class Attention:
         if self.q_norm is not None and self.k_norm is not None:
             yield from self.q_norm.weight_slots(f"{prefix}{self._names.q_norm}")
             yield from self.k_norm.weight_slots(f"{prefix}{self._names.k_norm}")
+        if self._sinks is not None:
+            yield WeightSlot(
+                name=f"{prefix}sinks",
+                destination=self._sinks,
+                full_shape=(self._all_heads,),
+                start=self._first_head,
+            )
         if self.wide_norm is not None:
             yield from self.wide_norm.weight_slots(prefix)
 
@@ -305,16 +324,17 @@ class Attention:
     ) -> torch.Tensor:
         inputs = ctx.attention[self._layer_index]
         decode, extend = inputs.decode, inputs.extend
+        how: _AttentionOptions = {"scale": self._scale, "sinks": self._sinks}
         if extend is None:
             assert decode is not None, "a step has rows"
-            return decode.forward(q, k_cache, v_cache, scale=self._scale)
+            return decode.forward(q, k_cache, v_cache, **how)
         if decode is None:
-            return extend.forward(q, k_cache, v_cache, scale=self._scale)
+            return extend.forward(q, k_cache, v_cache, **how)
         border = ctx.num_decode_tokens
         return torch.cat(
             (
-                decode.forward(q[:border], k_cache, v_cache, scale=self._scale),
-                extend.forward(q[border:], k_cache, v_cache, scale=self._scale),
+                decode.forward(q[:border], k_cache, v_cache, **how),
+                extend.forward(q[border:], k_cache, v_cache, **how),
             )
         )
 

@@ -27,7 +27,7 @@ from kernels import (
     pack_fp8_linear_weight,
     pack_linear_weight,
 )
-from worker.models.quantization import Fp8Config
+from worker.models.quantization import Fp8Config, Mxfp4Config
 from worker.models.tensor_parallel import TensorParallelGroup
 
 VALUE_TYPES = ("F64", "F32", "F16", "BF16")
@@ -52,6 +52,8 @@ class WeightSlot:
     """Types that the checkpoint's tensor may have."""
     offset: float = 0.0
     """What is added to the checkpoint's values."""
+    read_shape: tuple[int, ...] | None = None
+    """Shape of the slice as the file has it, where the destination has more dimensions."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -252,9 +254,9 @@ class _Fp8Weight(LinearWeight):
         return BlockScales(scales, self._block[1], offset)
 
 
-def create_linear_method(config: Fp8Config | None) -> LinearMethod:
+def create_linear_method(config: Fp8Config | Mxfp4Config | None) -> LinearMethod:
     """The format of a checkpoint; `config` as `parse_quantization` gives it."""
-    return UnquantizedMethod() if config is None else Fp8Method(config)
+    return Fp8Method(config) if isinstance(config, Fp8Config) else UnquantizedMethod()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -136,14 +136,15 @@ def _draw(destination: torch.Tensor, generator: torch.Generator) -> None:
 def copy_slice(source: SafetensorsSlice, slot: WeightSlot) -> None:
     """Reads the slot's part of one tensor and converts it to the model's type."""
     if slot.destination.shape[slot.dim]:
-        slot.destination.copy_(source[_own_part(slot)])
+        slot.destination.copy_(source[_own_part(slot)].reshape(slot.destination.shape))
     if slot.offset:
         slot.destination.add_(slot.offset)
 
 
 def _own_part(slot: WeightSlot) -> tuple[slice, ...]:
     index = [slice(None)] * len(slot.full_shape)
-    index[slot.dim] = slice(slot.start, slot.start + slot.destination.shape[slot.dim])
+    shape = slot.destination.shape if slot.read_shape is None else slot.read_shape
+    index[slot.dim] = slice(slot.start, slot.start + shape[slot.dim])
     return tuple(index)
 
 

@@ -85,6 +85,7 @@ class ModelRunner:
                 block_size=self.model_config.block_size,
                 window=min(filter(None, windows), default=0),
                 cap=self.model_config.attention_cap,
+                has_sinks=self.model_config.has_sinks,
             ),
         )
         check_blocks(config, self.model_config)

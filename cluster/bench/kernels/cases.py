@@ -102,8 +102,14 @@ _TOKEN_OPS = (
     "rotary_embedding",
     "silu_and_mul",
     "gelu_and_mul",
+    "clamped_swiglu",
     "store_kv_cache",
 )
+_GATES: dict[str, Callable[[torch.Tensor], object]] = {
+    "silu_and_mul": kernels.silu_and_mul,
+    "gelu_and_mul": kernels.gelu_and_mul,
+    "clamped_swiglu": partial(kernels.clamped_swiglu, alpha=1.702, limit=7.0),
+}
 _SAMPLING = {  # temperature, top-k, top-p, min-p
     "greedy": (0.0, 0, 1.0, 0.0),
     "temperature": (1.0, 0, 1.0, 0.0),
@@ -152,9 +158,8 @@ class _Maker:
             positions = torch.full((rows,), self._context, device=self._device)
             run = partial(kernels.rotary_embedding, q, k, positions, table)
             size = 2 * (q.numel() + k.numel())
-        elif name in ("silu_and_mul", "gelu_and_mul"):
-            gate = kernels.silu_and_mul if name == "silu_and_mul" else kernels.gelu_and_mul
-            run = partial(gate, self._randn(rows, 2 * s.intermediate))
+        elif name in _GATES:
+            run = partial(_GATES[name], self._randn(rows, 2 * s.intermediate))
             size = 3 * rows * s.intermediate
         else:
             caches = self._zeros(2, rows, PAGE_SIZE, s.kv_heads, s.head_dim)

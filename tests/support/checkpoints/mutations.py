@@ -11,6 +11,7 @@ from kernels import ExpertChoice, linear, silu_and_mul
 from tests.support.checkpoints.specimen import Patch
 from worker.models.decoder import DecoderModel
 from worker.models.glm4 import SandwichLayer
+from worker.models.gpt_oss import GptOssMoe
 from worker.models.layers import Attention, AttentionTraits, RMSNorm, WideQueryKeyNorm
 from worker.models.moe import MoeMLP, choose_experts
 from worker.models.moe_config import MoeConfig
@@ -65,6 +66,7 @@ def always_rotating(**traits: Any) -> AttentionTraits:
 
 
 _SANDWICH, _ATTENTION, _EXPERTS = SandwichLayer.forward, Attention.forward, MoeMLP.forward
+_CLAMPED = GptOssMoe.forward
 IN_HALVES = Patch(target="worker.models.layers:ColumnParallelLinear.reorder", value=lambda *_: 0)
 """As Llama's dimensions rotate."""
 NO_QKV_BIAS = Patch(
@@ -96,4 +98,16 @@ SILU = Patch(target="worker.models.gemma:gelu_and_mul", value=silu_and_mul)
 NO_SHARED_EXPERT = Patch(
     target="worker.models.moe:MoeMLP.forward",
     value=lambda self, *args: _without(self, ("_shared",), _EXPERTS, args),
+)
+NO_SINKS = Patch(
+    target="worker.models.layers:Attention.forward",
+    value=lambda self, *args: _without(self, ("_sinks",), _ATTENTION, args),
+)
+NO_EXPERT_BIASES = Patch(
+    target="worker.models.gpt_oss:GptOssMoe.forward",
+    value=lambda self, *args: _without(self, ("_biases",), _CLAMPED, args),
+)
+NO_SCORE_BIAS = Patch(
+    target="worker.models.gpt_oss:GptOssMoe.forward",
+    value=lambda self, *args: _without(self, ("_router_bias",), _CLAMPED, args),
 )

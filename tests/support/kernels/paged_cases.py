@@ -24,6 +24,7 @@ class Paged:
     page_table: torch.Tensor
     scale: float
     cap: float = 0.0
+    sinks: torch.Tensor | None = None
 
     @property
     def seq_lens(self) -> torch.Tensor:
@@ -64,7 +65,7 @@ class Paged:
         self, q: torch.Tensor, backend: AttentionBackend, metadata: AttentionMetadata
     ) -> torch.Tensor:
         step = backend.plan(metadata)
-        return step.forward(q, self.k_cache, self.v_cache, scale=self.scale)
+        return step.forward(q, self.k_cache, self.v_cache, scale=self.scale, sinks=self.sinks)
 
     def decode(
         self, q: torch.Tensor, *, batch_invariant: bool = False, window: int = 0
@@ -93,6 +94,7 @@ class Paged:
             batch_invariant=batch_invariant,
             block_size=block_size,
             cap=self.cap,
+            has_sinks=self.sinks is not None,
         )
         return create_attention_backend("auto", settings)
 
@@ -132,9 +134,11 @@ def naive_attention(
     block_size: int = 1,
     window: int = 0,
     cap: float = 0.0,
+    sinks: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """q [t, Hq, D] stand at the end of k, v [l, Hkv, D]; they see all of their own block, or of a
-    window the last positions up to their own; scores may be capped by tanh. fp64."""
+    window the last positions up to their own; scores may be capped by tanh, and sinks [Hq] join
+    them; fp64."""
     group = q.shape[1] // k.shape[1]
     keys = k.double().repeat_interleave(group, 1)
     values = v.double().repeat_interleave(group, 1)
@@ -145,7 +149,11 @@ def naive_attention(
     hidden = (blocks[None, :] > own[:, None] // block_size).to(q.device)
     if window:
         hidden |= (torch.arange(k.shape[0])[None, :] <= own[:, None] - window).to(q.device)
-    weights = scores.masked_fill(hidden, float("-inf")).softmax(-1)
+    scores = scores.masked_fill(hidden, float("-inf"))
+    if sinks is not None:
+        own_sinks = sinks.double().view(-1, 1, 1).expand(-1, scores.shape[1], 1)
+        scores = torch.cat((scores, own_sinks), dim=-1)
+    weights = scores.softmax(-1)[..., : k.shape[0]]
     return torch.einsum("htl,lhd->thd", weights, values)
 
 
@@ -165,6 +173,7 @@ def naive_extend(
             block_size,
             window,
             case.cap,
+            case.sinks,
         )
         for i, part in enumerate(q.split(query_lens))
     ]

@@ -14,6 +14,7 @@ import torch
 
 from kernels import (
     NgramLookup,
+    clamped_swiglu,
     draft_ngrams,
     fused_add_rms_norm,
     gelu_and_mul,
@@ -25,7 +26,7 @@ from kernels import (
     store_kv_cache,
 )
 from kernels.attention.triton_config import extend_blocks
-from kernels.fused_moe import ExpertChoice, Experts, fused_moe
+from kernels.fused_moe import ExpertBiases, ExpertChoice, Experts, fused_moe
 from kernels.linear import BlockScales
 from kernels.linear.fp8 import TritonFp8Weight, dequantize_fp8
 from kernels.linear.tiled import TritonTiledWeight
@@ -99,6 +100,11 @@ def silu_and_mul_case(device: str, dtype: torch.dtype) -> None:
 def gelu_and_mul_case(device: str, dtype: torch.dtype) -> None:
     x = _randn(4, 2 * 1100, device=device, dtype=dtype)
     _compare(lambda: gelu_and_mul(x), dtype)
+
+
+def clamped_swiglu_case(device: str, dtype: torch.dtype) -> None:
+    x = 9.0 * _randn(4, 2 * 1100, device=device, dtype=dtype)
+    _compare(lambda: clamped_swiglu(x, 1.702, 7.0), dtype)
 
 
 def store_kv_cache_case(device: str, dtype: torch.dtype) -> None:
@@ -227,6 +233,21 @@ def capped_case(device: str, dtype: torch.dtype) -> None:
             )
 
 
+def sinks_case(device: str, dtype: torch.dtype) -> None:
+    """Each head has a sink, within a window or not."""
+    lens, query_lens = [1, 300, 90], [1, 3, 40]
+    case = make_paged(lens, num_kv_heads=1, head_dim=32, device=device, dtype=dtype)
+    case.sinks = torch.tensor([0.5, 3.0], device=device)
+    q = _randn(sum(query_lens), 2, 32, device=device, dtype=dtype)
+    for invariant, window in ((False, 0), (True, 0), (False, 37)):
+        for run in (partial(case.decode, q[:3]), partial(case.extend, q, query_lens)):
+            _compare(
+                partial(run, batch_invariant=invariant, window=window),
+                dtype,
+                reference=partial(run, window=window),
+            )
+
+
 def block_extend_case(device: str, dtype: torch.dtype) -> None:
     """Blocks within a tile of queries, as wide as one, and wider; chunks that begin inside."""
     tile = extend_blocks(32, dtype).queries
@@ -269,6 +290,12 @@ def fused_moe_case(device: str, dtype: torch.dtype) -> None:
         plain = make_experts(num_experts, **sizes)
         quantized, dequantized = make_fp8_experts(num_experts, **sizes)
         _compare(partial(run, plain), dtype)
+        own: dict[str, Any] = {"device": device, "dtype": dtype}
+        options: dict[str, Any] = {
+            "biases": ExpertBiases(_randn(num_experts, 96, **own), _randn(num_experts, 72, **own)),
+            "activate": partial(clamped_swiglu, alpha=1.702, limit=0.5),
+        }
+        _compare(partial(fused_moe, x, plain, ExpertChoice(expert_ids, weights), **options), dtype)
         with registry.using("triton"):
             assert torch.equal(run(plain, slice(1, 2)), run(plain)[1:2])
             assert torch.equal(run(quantized), run(dequantized))
@@ -345,6 +372,7 @@ def row_invariance_case(device: str, dtype: torch.dtype) -> None:
         lambda rows: fused_add_rms_norm(x[rows], x[rows].flip(1), weight, 1e-6)[0],
         lambda rows: silu_and_mul(x[rows]),
         lambda rows: gelu_and_mul(x[rows]),
+        lambda rows: clamped_swiglu(x[rows], 1.702, 0.5),
         lambda rows: gumbel_noise(seeds[rows], positions[rows], 1500),
         rotated,
     ]
@@ -380,6 +408,7 @@ CASES: list[Case] = [
     rotary_case,
     silu_and_mul_case,
     gelu_and_mul_case,
+    clamped_swiglu_case,
     store_kv_cache_case,
     gumbel_case,
     linear_case,
@@ -388,6 +417,7 @@ CASES: list[Case] = [
     extend_case,
     window_case,
     capped_case,
+    sinks_case,
     block_extend_case,
     fused_moe_case,
     invariance_case,

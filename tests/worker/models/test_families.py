@@ -31,7 +31,16 @@ LENGTHS = (3, 20, 37, 47, 62, 110)
 NUM_NEW = 20
 SCARCE_TOKENS = (192, 128, 96, 88, 80, 72)
 """KV caches, of which one is too small: the fewer tokens, the more layers have windows."""
-SHARED_IN_PARTS = ("llama", "glm4", "glm4-moe", "olmo2", "phi3", "qwen2-moe", "minimax-m2")
+SHARED_IN_PARTS = (
+    "llama",
+    "glm4",
+    "glm4-moe",
+    "olmo2",
+    "phi3",
+    "qwen2-moe",
+    "minimax-m2",
+    "gpt-oss",
+)
 """Families that between them have all that ranks share in parts: biases, fused tensors, experts,
 norms over all heads."""
 GREEDY = SamplingParams(temperature=0.0, max_tokens=NUM_NEW, ignore_eos=True)

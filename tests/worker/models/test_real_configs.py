@@ -80,7 +80,8 @@ IGNORED = {
     "where rotation is not stretched": "original_max_position_embeddings",
     "less than a window or a chunk is served": "max_position_embeddings",
     "said elsewhere": "max_sequence_length model_max_length sliding_window_pattern "
-    "sliding_window_size moe_shared_expert_intermediate_size",
+    "sliding_window_size moe_shared_expert_intermediate_size experts_per_token "
+    "initial_context_length",
 }
 
 

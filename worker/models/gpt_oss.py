@@ -1,0 +1,218 @@
+"""gpt-oss (huggingface.co/openai): attention sinks, and experts with biases and clamped gates."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import partial
+
+import torch
+
+from kernels import (
+    ExpertBiases,
+    ExpertChoice,
+    Experts,
+    ExpertWeights,
+    PackedLinear,
+    clamped_swiglu,
+    dequantize_mxfp4,
+    fused_moe,
+    linear,
+    pack_linear_weight,
+)
+from worker.models.config import ModelConfig
+from worker.models.decoder import DecoderModel
+from worker.models.layers import AttentionTraits
+from worker.models.linear import divide
+from worker.models.linear_method import LayerOptions, WeightSlot
+from worker.models.llama import LlamaLayer
+from worker.models.moe_config import MoeConfig
+from worker.models.quantization import Mxfp4Config
+
+_BLOCK = 32
+"""Values of MXFP4 that share a scale."""
+
+
+class GptOssForCausalLM(DecoderModel):
+    """Layers see a window, or all, by turns."""
+
+    def build_layer(self, index: int) -> LlamaLayer:
+        """Every layer is alike, windows apart."""
+        moe = self.config.moe
+        assert moe is not None, "the architecture has experts"
+        activation = (float(self.own("swiglu_alpha")), float(self.own("swiglu_limit")))
+        mlp = GptOssMoe(self.config, moe, self.options, activation)
+        return LlamaLayer(self, index, mlp, traits=AttentionTraits(has_sinks=True))
+
+
+class GptOssMoe:
+    """Experts whose weights a checkpoint holds as one tensor [experts, in, out], or as MXFP4. Each
+    rank holds a share of the columns of every expert.
+
+    Args:
+        config: of the model.
+        moe: its experts.
+        options: of the rank.
+        activation: alpha and limit of `clamped_swiglu`.
+    """
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        moe: MoeConfig,
+        options: LayerOptions,
+        activation: tuple[float, float],
+    ) -> None:
+        self._moe, self._options = moe, options
+        self._size = divide(
+            moe.intermediate_size, options.group.world_size, "the size of an expert"
+        )
+        self._activate = partial(clamped_swiglu, alpha=activation[0], limit=activation[1])
+        count, hidden, size = moe.num_experts, config.hidden_size, self._size
+        weights = _Mxfp4Weights if isinstance(config.quantization, Mxfp4Config) else _PlainWeights
+        self._weights: _PlainWeights | _Mxfp4Weights | None = weights(moe, hidden, options)
+        self._experts: Experts
+        self._biases = ExpertBiases(
+            torch.empty(count, 2 * size, dtype=options.dtype, device=options.device),
+            torch.empty(count, hidden, dtype=options.dtype, device=options.device),
+        )
+        self._router: torch.Tensor | None = torch.empty(
+            count, hidden, dtype=torch.float32, device=options.device
+        )
+        self._packed_router: PackedLinear
+        self._router_bias = torch.empty(count, dtype=torch.float32, device=options.device)
+
+    def weight_slots(self, prefix: str) -> Iterator[WeightSlot]:
+        """Slots of the router and all experts; `prefix` ends with a dot."""
+        assert self._router is not None, "slots exist until the weights are packed"
+        assert self._weights is not None, "slots exist until the weights are packed"
+        for name, tensor in (("weight", self._router), ("bias", self._router_bias)):
+            yield WeightSlot(
+                name=f"{prefix}router.{name}", destination=tensor, full_shape=tuple(tensor.shape)
+            )
+        yield from self._weights.slots(f"{prefix}experts.")
+        count, size = self._moe.num_experts, self._size
+        yield WeightSlot(
+            name=f"{prefix}experts.gate_up_proj_bias",
+            destination=self._biases.gate_up.view(count, 2, size).transpose(1, 2),
+            full_shape=(count, 2 * self._moe.intermediate_size),
+            dim=1,
+            start=2 * size * self._options.group.rank,
+            read_shape=(count, 2 * size),
+        )
+        yield WeightSlot(
+            name=f"{prefix}experts.down_proj_bias",
+            destination=self._biases.down,
+            full_shape=tuple(self._biases.down.shape),
+        )
+
+    def pack(self) -> None:
+        """Packs the router and the experts after loading."""
+        assert self._router is not None, "packed twice"
+        assert self._weights is not None, "packed twice"
+        self._packed_router = pack_linear_weight(
+            self._router, batch_invariant=self._options.batch_invariant
+        )
+        self._experts = self._weights.pack()
+        if self._options.group.rank:
+            self._biases.down.zero_()  # it is added once to what the ranks sum up
+        self._router = self._weights = None
+
+    def forward(self, hidden: torch.Tensor) -> torch.Tensor:
+        """[T, hidden] to [T, hidden]."""
+        scores = linear(hidden.float(), self._packed_router, self._router_bias)
+        chosen, expert_ids = scores.topk(self._moe.num_chosen, dim=-1)
+        choice = ExpertChoice(expert_ids, chosen.softmax(dim=-1))
+        out = fused_moe(hidden, self._experts, choice, biases=self._biases, activate=self._activate)
+        group = self._options.group
+        if group.world_size > 1:
+            out = group.all_reduce(out, fixed_order=self._options.batch_invariant)
+        return out
+
+
+class _PlainWeights:
+    """A rank's columns of gates and ups, which take turns in a checkpoint's rows, and of downs."""
+
+    def __init__(self, moe: MoeConfig, hidden: int, options: LayerOptions) -> None:
+        size = moe.intermediate_size // options.group.world_size
+        self._full, self._start = moe.intermediate_size, size * options.group.rank
+        self._gate_up, self._down = (
+            torch.empty(moe.num_experts, *shape, dtype=options.dtype, device=options.device)
+            for shape in ((2, size, hidden), (hidden, size))
+        )
+
+    def slots(self, prefix: str) -> Iterator[WeightSlot]:
+        count, _, size, hidden = self._gate_up.shape
+        yield WeightSlot(
+            name=f"{prefix}gate_up_proj",
+            destination=self._gate_up.permute(0, 3, 2, 1),
+            full_shape=(count, hidden, 2 * self._full),
+            dim=2,
+            start=2 * self._start,
+            read_shape=(count, hidden, 2 * size),
+        )
+        yield WeightSlot(
+            name=f"{prefix}down_proj",
+            destination=self._down.transpose(1, 2),
+            full_shape=(count, self._full, hidden),
+            dim=1,
+            start=self._start,
+        )
+
+    def pack(self) -> Experts:
+        return Experts(ExpertWeights(self._gate_up.flatten(1, 2)), ExpertWeights(self._down))
+
+
+class _Mxfp4Weights:
+    """The same as MXFP4, rows first: read as it is, dequantized when it is packed."""
+
+    def __init__(self, moe: MoeConfig, hidden: int, options: LayerOptions) -> None:
+        size = moe.intermediate_size // options.group.world_size
+        if hidden % _BLOCK or size % _BLOCK:
+            raise ValueError(
+                f"--tensor-parallel-size {options.group.world_size} leaves a rank {size} columns "
+                f"of an expert, not whole blocks of {_BLOCK} of MXFP4: choose a smaller one"
+            )
+        self._full, self._start = moe.intermediate_size, size * options.group.rank
+        self._dtype = options.dtype
+        self._gate_up, self._down = (
+            (
+                torch.empty(*shape, _BLOCK // 2, dtype=torch.uint8, device=options.device),
+                torch.empty(shape, dtype=torch.uint8, device=options.device),
+            )
+            for shape in (
+                (moe.num_experts, 2, size, hidden // _BLOCK),
+                (moe.num_experts, hidden, size // _BLOCK),
+            )
+        )
+
+    def slots(self, prefix: str) -> Iterator[WeightSlot]:
+        for name, tensor in zip(("blocks", "scales"), self._gate_up, strict=True):
+            count, _, size, *rest = tensor.shape
+            yield WeightSlot(
+                name=f"{prefix}gate_up_proj_{name}",
+                destination=tensor.transpose(1, 2),
+                full_shape=(count, 2 * self._full, *rest),
+                dim=1,
+                start=2 * self._start,
+                source_types=("U8",),
+                read_shape=(count, 2 * size, *rest),
+            )
+        for name, tensor in zip(("blocks", "scales"), self._down, strict=True):
+            count, hidden, _, *rest = tensor.shape
+            yield WeightSlot(
+                name=f"{prefix}down_proj_{name}",
+                destination=tensor,
+                full_shape=(count, hidden, self._full // _BLOCK, *rest),
+                dim=2,
+                start=self._start // _BLOCK,
+                source_types=("U8",),
+            )
+
+    def pack(self) -> Experts:
+        gate_up, down = (
+            torch.stack(
+                [dequantize_mxfp4(*expert, dtype=self._dtype) for expert in zip(*pair, strict=True)]
+            )
+            for pair in (self._gate_up, self._down)
+        )
+        return Experts(ExpertWeights(gate_up.flatten(1, 2)), ExpertWeights(down))
