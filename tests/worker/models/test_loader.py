@@ -19,11 +19,13 @@ from worker.models.loader import build_model, copy_slice, load_weights
 from worker.models.tensor_parallel import TensorParallelGroup
 
 
-def build(folder: Path, rank: int = 0, world_size: int = 1) -> DecoderModel:
+def build(
+    folder: Path, rank: int = 0, world_size: int = 1, dtype: torch.dtype = torch.float32
+) -> DecoderModel:
     cpu = torch.device("cpu")
     # No process group: loading needs none.
     group = TensorParallelGroup(rank=rank, world_size=world_size, device=cpu, process_group=None)
-    options = LayerOptions(group=group, dtype=torch.float32, device=cpu, batch_invariant=False)
+    options = LayerOptions(group=group, dtype=dtype, device=cpu, batch_invariant=False)
     return build_model(load_model_config(str(folder)), options, 64)
 
 
@@ -131,6 +133,14 @@ def test_layers_that_predict_further_tokens_are_skipped(tmp_path: Path) -> None:
     save_file(state, path, metadata={"format": "pt"})
     with pytest.raises(ValueError, match=r"holds model\.layers\.30\.eh_proj\.weight, which"):
         load_weights(build(tmp_path), model.config, show_progress=False)
+
+
+@pytest.mark.parametrize("name", ["gemma", "gemma2", "gemma3"])
+def test_gemma_refuses_float16(name: str, tmp_path: Path) -> None:
+    write_specimen(name, tmp_path)
+    build(tmp_path, dtype=torch.bfloat16)
+    with pytest.raises(ValueError, match="--dtype float16 is too small"):
+        build(tmp_path, dtype=torch.float16)
 
 
 def test_the_text_of_a_wrapper_says_whether_it_is_tied(tmp_path: Path) -> None:

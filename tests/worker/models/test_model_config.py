@@ -80,6 +80,25 @@ def test_stretched_lengths(folder: Path) -> None:
     assert load(folder, rope_scaling=yarn).max_model_len == 800
 
 
+def test_longrope_is_served_within_its_original_length(folder: Path) -> None:
+    scaling = {"type": "longrope", "short_factor": [1.0, 2.0], "long_factor": [3.0, 4.0]}
+    phi: dict[str, Any] = {
+        "architectures": ["Phi3ForCausalLM"],
+        "original_max_position_embeddings": 64,
+        "partial_rotary_factor": 0.5,
+    }
+    config = load(folder, rope_scaling=scaling, **phi)
+    assert config.max_model_len == 64
+    assert config.rope.short_factors == (1.0, 2.0)
+    assert config.rope.attention_factor == pytest.approx((1 + 2 / 6) ** 0.5)
+    with pytest.raises(
+        ValueError, match=r"rope_scaling\.short_factor .* must be 4 numbers, .* got 2"
+    ):
+        load(folder, rope_scaling=scaling, **phi | {"partial_rotary_factor": 1.0})
+    with pytest.raises(ValueError, match=r"rope_scaling\.short_factor must be positive numbers"):
+        load(folder, rope_scaling={**scaling, "short_factor": "all"}, **phi)
+
+
 def test_a_window_counts_in_sequences_that_exceed_it(folder: Path) -> None:
     config = load(folder, architectures=["MistralForCausalLM"], sliding_window=100)
     assert config.max_model_len == config.resolve_max_model_len(None) == 256
