@@ -20,7 +20,7 @@ from worker.models.family import ModelFamily, RawConfig
 from worker.models.moe_config import MoeConfig
 from worker.models.quantization import Fp8Config, Mxfp4Config, parse_quantization
 from worker.models.rope_config import RopeConfig, parse_rope, parse_window_rope
-from worker.models.wrappers import TensorNames, read_text_part, with_skipped_layers
+from worker.models.wrappers import TensorNames, read_text_part, with_skipped_tensors
 
 logger = logging.getLogger(__name__)
 
@@ -32,6 +32,7 @@ _KINDS: Mapping[str, tuple[tuple[type, ...], str]] = {
         num_key_value_heads head_dim max_position_embeddings original_max_position_embeddings
         rotary_dim sliding_window max_window_layers block_size mask_token_id num_experts
         num_local_experts num_experts_per_tok moe_intermediate_size decoder_sparse_step
+        moe_k moe_num_experts moe_num_shared_experts moe_layer_start_index moe_layer_interval
         shared_expert_intermediate_size experts_per_token initial_context_length
         n_routed_experts n_shared_experts no_rope_layer_interval
         first_k_dense_replace n_group topk_group num_shared_experts
@@ -177,7 +178,7 @@ class ModelConfig:
             mask_token_id=mask_token_id,
             quantization=parse_quantization(raw, mxfp4=family.mxfp4_experts),
             own={key: merged[key] for key in family.own} or None,
-            tensors=with_skipped_layers(tensors, family, num_layers),
+            tensors=with_skipped_tensors(tensors, family, num_layers),
         )
 
     def windows_within(self, max_model_len: int) -> tuple[int, ...]:

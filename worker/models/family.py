@@ -110,6 +110,8 @@ class ModelFamily:
     window_theta: str = ""
     """Key with the base of the rotary embedding in layers with a window, where `rope_parameters`
     does not tell it; empty where all layers rotate alike."""
+    skipped: tuple[str, ...] = ()
+    """Beginnings of names of tensors that a checkpoint may hold and nothing here needs."""
     windows: Callable[[RawConfig], tuple[int | None, ...]]
     """Per layer, how many tokens one sees, itself included; None for all before it."""
     parse_moe: Callable[[RawConfig], MoeConfig] | None = None

@@ -28,6 +28,8 @@ class MoeNames:
 
     bias: str = "gate.expert_bias"
     """The router's bias per expert."""
+    bias_is_matrix: bool = False
+    """Whether that is [1, experts]."""
     gate: str = "gate_proj"
     up: str = "up_proj"
     down: str = "down_proj"
@@ -99,8 +101,10 @@ class MoeMLP:
                     name=f"{prefix}{name}.weight", destination=rows, full_shape=tuple(rows.shape)
                 )
         if self._bias is not None:
-            name = f"{prefix}{self._names.bias}"
-            yield WeightSlot(name=name, destination=self._bias, full_shape=(len(self._bias),))
+            bias = self._bias.view(1, -1) if self._names.bias_is_matrix else self._bias
+            yield WeightSlot(
+                name=f"{prefix}{self._names.bias}", destination=bias, full_shape=tuple(bias.shape)
+            )
         yield from self._gate_up.slots(f"{prefix}experts.")
         yield from self._down.slots(f"{prefix}experts.")
         if self._shared is not None:

@@ -107,6 +107,32 @@ def parse_mixtral_moe(raw: dict[str, Any]) -> MoeConfig:
     )
 
 
+def parse_ernie_moe(raw: dict[str, Any]) -> MoeConfig:
+    """The experts of ERNIE 4.5."""
+    num_layers, size = int(raw["num_hidden_layers"]), int(raw["moe_intermediate_size"])
+    first, last = int(raw["moe_layer_start_index"]), raw["moe_layer_end_index"]
+    step = int(raw["moe_layer_interval"])
+    if type(last) is not int or step < 1:
+        raise ValueError(
+            f"moe_layer_end_index {last!r:.20} and moe_layer_interval {step} in config.json must "
+            "be a layer's number and a positive one: repair it"
+        )
+    last = num_layers - 1 if last == -1 else last
+    sparse = {layer for layer in range(first, last + 1) if not (layer + 1) % step}
+    return _checked(
+        MoeConfig(
+            num_experts=int(raw["moe_num_experts"]),
+            num_chosen=int(raw["moe_k"]),
+            intermediate_size=size,
+            dense_layers=frozenset(range(num_layers)) - sparse,
+            normalize=True,
+            has_bias=True,
+            shared_size=size * int(raw["moe_num_shared_experts"]),
+        ),
+        chosen="moe_k",
+    )
+
+
 def parse_minimax_m2_moe(raw: dict[str, Any]) -> MoeConfig:
     """The experts of MiniMax-M2, which stand in every layer."""
     return _checked(
@@ -122,7 +148,8 @@ def parse_minimax_m2_moe(raw: dict[str, Any]) -> MoeConfig:
     )
 
 
-def _checked(config: MoeConfig) -> MoeConfig:
+def _checked(config: MoeConfig, chosen: str = "num_experts_per_tok") -> MoeConfig:
+    """The same, where its numbers go together; `chosen` is the key of how many a token takes."""
     if config.num_groups < 1 or config.num_experts % config.num_groups:
         raise ValueError(
             f"n_group {config.num_groups} in config.json does not divide num_experts "
@@ -130,7 +157,5 @@ def _checked(config: MoeConfig) -> MoeConfig:
         )
     allowed = config.num_experts // config.num_groups * config.num_chosen_groups
     if not 1 <= config.num_chosen <= allowed:
-        raise ValueError(
-            f"num_experts_per_tok {config.num_chosen} in config.json must be in [1, {allowed}]"
-        )
+        raise ValueError(f"{chosen} {config.num_chosen} in config.json must be in [1, {allowed}]")
     return config

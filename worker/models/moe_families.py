@@ -13,6 +13,7 @@ from worker.models.family import (
     words,
 )
 from worker.models.moe_config import (
+    parse_ernie_moe,
     parse_glm4_moe,
     parse_llada2_moe,
     parse_minimax_m2_moe,
@@ -113,6 +114,30 @@ MOE_FAMILIES: dict[str, ModelFamily] = {
         mxfp4_experts=True,
         windows=window_of_types,
         parse_moe=parse_mixtral_moe,
+    ),
+    "Ernie4_5_MoeForCausalLM": ModelFamily(
+        model_types=("ernie4_5_moe",),
+        implementation="ernie4_5:Ernie45MoeForCausalLM",
+        defaults={
+            "max_position_embeddings": 131072,
+            "num_key_value_heads": 4,
+            "rms_norm_eps": 1e-5,
+            "tie_word_embeddings": True,
+            "rope_theta": 500000.0,
+            "eos_token_id": 2,
+            "moe_intermediate_size": 1536,
+            "moe_k": 6,
+            "moe_num_experts": 64,
+            "moe_num_shared_experts": 2,
+            "moe_layer_start_index": 1,
+            "moe_layer_end_index": -1,
+            "moe_layer_interval": 1,
+        },
+        keys=words("output_router_logits router_aux_loss_coef num_nextn_predict_layers"),
+        neutral={"moe_norm_min": (1e-12,)},
+        skipped=("model.mtp_",),
+        windows=no_windows,
+        parse_moe=parse_ernie_moe,
     ),
     "MixtralForCausalLM": ModelFamily(
         model_types=("mixtral",),

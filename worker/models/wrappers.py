@@ -163,11 +163,14 @@ def _of_text(rope: RawConfig) -> RawConfig:
     return {key: "default" if value == "mrope" else value for key, value in kept.items()}
 
 
-def with_skipped_layers(
+def with_skipped_tensors(
     names: TensorNames | None, family: ModelFamily, num_layers: int
 ) -> TensorNames | None:
-    """The names, and those of layers behind the last where the family has such."""
-    if not family.skips_next_layers:
+    """The names, and those of what the family skips, layers behind the last among them."""
+    skipped = family.skipped
+    if family.skips_next_layers:
+        skipped = (*skipped, f"model.layers.{num_layers}.")
+    if not skipped:
         return names
     names = names or TensorNames()
-    return replace(names, skipped=(*names.skipped, f"model.layers.{num_layers}."))
+    return replace(names, skipped=(*names.skipped, *skipped))

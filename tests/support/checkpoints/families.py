@@ -507,6 +507,24 @@ SPECIMENS: dict[str, Specimen] = {
         settings={"rope_parameters": _ROPE, "tie_word_embeddings": True},
         mutations={"order of dimensions": IN_HALVES, **_THETA},
     ),
+    "ernie4-5-moe": Specimen(
+        name="Ernie4_5_Moe",
+        settings={
+            "rope_parameters": _ROPE,
+            **{"moe_num_experts": 8, "moe_k": 3, "moe_intermediate_size": 32},
+            "moe_layer_end_index": 2,
+            "tie_word_embeddings": True,
+        },
+        mutations={
+            "order of dimensions": IN_HALVES,
+            "bias of the router": NO_ROUTER_BIAS,
+            "shared expert": NO_SHARED_EXPERT,
+            "number of experts": {"moe_k": 2},
+            "last layer": {"moe_layer_end_index": 1},
+            **_THETA,
+        },
+        lacks_head_dim=True,
+    ),
     "exaone4": Specimen(
         name="Exaone4",
         settings={

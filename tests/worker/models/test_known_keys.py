@@ -23,7 +23,7 @@ CLASSES: dict[str, tuple[Any, Any]] = {
         *("Llama", "Mistral", "Qwen2", "Qwen3", "Qwen3Moe", "Granite", "Glm4"),
         *("Glm4Moe", "SmolLM3", "SeedOss", "Olmo2", "Ernie4_5", "Cohere", "Mixtral"),
         *("Ministral3", "Cohere2", "Exaone4", "Olmo3", "Glm", "Ministral", "Phi3"),
-        *("Qwen2Moe", "MiniMaxM2", "Gemma", "Gemma2", "Gemma3", "GptOss"),
+        *("Qwen2Moe", "MiniMaxM2", "Gemma", "Gemma2", "Gemma3", "GptOss", "Ernie4_5_Moe"),
     )
 }
 SIZES: dict[str, Any] = {
@@ -71,6 +71,12 @@ OWN: dict[str, dict[str, Any]] = {
     "Exaone4ForCausalLM": {"sliding_window": 9},
     "MinistralForCausalLM": {"sliding_window": 9},
     "Olmo3ForCausalLM": {"sliding_window": 9, **TWO_ROPES},
+    "Ernie4_5_MoeForCausalLM": {
+        "moe_num_experts": 4,
+        "moe_k": 2,
+        "moe_intermediate_size": 16,
+        "moe_layer_end_index": 1,
+    },
     "GptOssForCausalLM": {
         "num_local_experts": 4,
         "num_experts_per_tok": 2,

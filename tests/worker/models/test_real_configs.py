@@ -81,7 +81,7 @@ IGNORED = {
     "less than a window or a chunk is served": "max_position_embeddings",
     "said elsewhere": "max_sequence_length model_max_length sliding_window_pattern "
     "sliding_window_size moe_shared_expert_intermediate_size experts_per_token "
-    "initial_context_length",
+    "initial_context_length moe_layer_end_index",
 }
 
 
@@ -129,7 +129,7 @@ def test_a_strange_value_is_refused_by_name_or_harmless(tmp_path: Path) -> None:
                 except ValueError as error:
                     refusals.append((key, value, str(error)))
     assert len(refusals) > 500
-    others = {"block_size": "mask", "n_group": "experts"}
+    others = {"block_size": "mask", "n_group": "experts", "moe_num_experts": "moe_k"}
     others |= dict.fromkeys(
         ("topk_group", "n_routed_experts", "num_local_experts"), "num_experts_per_tok"
     )
