@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 
 import httpx
@@ -158,7 +159,24 @@ def test_a_request_id_of_any_bytes_is_no_error_of_ours(fleet: RunningFleet, path
     with httpx.Client(base_url=fleet.base_url, headers=headers, timeout=DEADLINE_S) as http:
         response = http.get(path)
     assert response.status_code == 200, response.text
-    assert response.headers["x-request-id"].isascii()
+    [request_id] = response.headers.get_list("x-request-id")
+    assert request_id.isascii()
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/chat/completions/"])
+def test_a_packed_body_is_answered_under_one_request_id(fleet: RunningFleet, path: str) -> None:
+    body = {"model": MODEL, "messages": [{"role": "user", "content": "hi"}], "max_tokens": 3}
+    headers = {
+        "authorization": f"Bearer {API_KEY}",
+        "content-encoding": "gzip",
+        "content-type": "application/json",
+        "x-request-id": "mine-1",
+    }
+    with httpx.Client(base_url=fleet.base_url, headers=headers, timeout=DEADLINE_S) as http:
+        response = http.post(path, content=gzip.compress(json.dumps(body).encode()))
+    assert response.status_code == 200, response.text
+    assert response.headers.get_list("x-request-id") == ["mine-1"]
+    assert response.json()["id"] == "chatcmpl-mine-1"
 
 
 def test_what_cannot_be_served_is_refused_with_the_numbers(client: OpenAI) -> None:
