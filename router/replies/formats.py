@@ -98,10 +98,8 @@ class ToolFormat:
 
 def _read_hermes(text: str, _: Properties) -> list[ToolCall] | None:
     body = text.removeprefix("<tool_call>").removesuffix("</tool_call>")
-    try:
-        call = _call_of(msgspec.json.decode(body.strip()))
-    except (msgspec.DecodeError, UnicodeError, RecursionError):
-        return None
+    values = _objects(body, "")
+    call = _call_of(values[0]) if values else None
     return None if call is None else [call]
 
 
@@ -349,9 +347,12 @@ def _all_known(calls: Sequence[ToolCall | None], properties: Properties) -> list
 
 
 def _objects(text: str, separator: str) -> list[Any] | None:
-    """The JSON values that a text consists of; the last one is left out where it is cut off."""
+    """The JSON values that a text consists of; the last one is left out where it is cut off.
+
+    Texts in them may go over lines: models forget to escape the line breaks of what they quote.
+    """
     values: list[Any] = []
-    decoder, at = json.JSONDecoder(), 0
+    decoder, at = json.JSONDecoder(strict=False), 0
     text = text.strip()
     while at < len(text):
         try:

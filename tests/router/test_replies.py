@@ -71,6 +71,16 @@ TABLE: list[tuple[str, str, Expected]] = [
         ),
         ("hm </tool", "Let me see.", [NOW, BERN]),
     ),
+    (
+        "hermes",
+        '<tool_call>{"name": "get_weather", "arguments": {"city": "a\n\tb"}}</tool_call>',
+        ("", "", [("get_weather", {"city": "a\n\tb"})]),
+    ),
+    (
+        "hermes",
+        '<tool_call>{"name": "now", "arguments": {"a": "\\ud800"}}</tool_call>',
+        ("", '<tool_call>{"name": "now", "arguments": {"a": "\\ud800"}}</tool_call>', []),
+    ),
     ("hermes", '<think>so <tool_call>{"name":"now"}</tool_call>', ("so", "", [NOW])),
     ("hermes", "<think>never ends", ("never ends", "", [])),
     ("hermes", "<think>a</think></think>b</think>", ("a", "b</think>", [])),
@@ -244,8 +254,11 @@ def test_whatever_a_model_writes(
 
 
 def test_what_goes_on_behind_a_call_is_none() -> None:
-    text = '{"name": "now"} is a call'
-    assert read(reader_of(FORMATS["llama3_json"]), text) == ("", text, [])
+    for name, text in (
+        ("llama3_json", '{"name": "now"} is a call'),
+        ("hermes", '<tool_call>{"name": "now"}{"a": 1}</tool_call>'),
+    ):
+        assert read(reader_of(FORMATS[name]), text) == ("", text, [])
 
 
 def test_without_tools_their_markers_are_text() -> None:
