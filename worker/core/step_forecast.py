@@ -133,5 +133,5 @@ class StepForecast:
         if not self.is_ready:
             return 0.0
         costs, last = self.costs, self._last
-        room = max(self._max_tokens - last.decode_rows - last.draft_tokens, 1)
-        return costs.prefill(num_tokens) + -(-num_tokens // room) * costs.decodes(last)
+        headroom = max(self._max_tokens - last.decode_rows - last.draft_tokens, 1)
+        return costs.prefill(num_tokens) + -(-num_tokens // headroom) * costs.decodes(last)

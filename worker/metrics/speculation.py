@@ -46,10 +46,10 @@ def speculation_metrics(
         labels=[*labels, "reason"],
     )
     for values, totals in found:
-        for place, count in enumerate(totals.drafted_at):
-            drafted.add_metric([*values, str(place)], count)
-        for place, count in enumerate(totals.accepted_at):
-            accepted.add_metric([*values, str(place)], count)
+        for position, count in enumerate(totals.drafted_at):
+            drafted.add_metric([*values, str(position)], count)
+        for position, count in enumerate(totals.accepted_at):
+            accepted.add_metric([*values, str(position)], count)
         for decision, count in zip(Decision, totals.decisions, strict=True):
             decisions.add_metric([*values, decision.name.lower()], count)
     yield from (drafted, accepted, decisions)

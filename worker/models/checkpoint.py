@@ -104,11 +104,11 @@ def block_hash_salt(folder: Path, *, weights: bool = True) -> str:
         for name, start, size in _tensors(path):
             kinds.setdefault(_NUMBER.sub("#", name), []).append((path, start, size))
             digest.update(f"{name}:{start};".encode())
-    samples = sorted(place for spans in kinds.values() for place in _places(spans))
-    for path, places in itertools.groupby(samples, key=lambda sample: sample[0]):
+    samples = sorted(sample for spans in kinds.values() for sample in _samples(spans))
+    for path, own in itertools.groupby(samples, key=lambda sample: sample[0]):
         with path.open("rb") as file:
-            for _, place in places:
-                file.seek(place)
+            for _, offset in own:
+                file.seek(offset)
                 digest.update(file.read(_SAMPLE_BYTES))
     return digest.hexdigest()[:16]
 
@@ -131,7 +131,7 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def _tensors(path: Path) -> list[tuple[str, int, int]]:
-    """Name with type and shape, place and size in bytes of each tensor in a file; the whole file
+    """Name with type and shape, offset and size in bytes of each tensor in a file; the whole file
     where its header makes no sense, which the loader finds and tells."""
     file_size = path.stat().st_size
     with path.open("rb") as file:
@@ -151,7 +151,7 @@ def _tensors(path: Path) -> list[tuple[str, int, int]]:
     return tensors
 
 
-def _places(spans: Sequence[tuple[Path, int, int]]) -> Iterator[tuple[Path, int]]:
+def _samples(spans: Sequence[tuple[Path, int, int]]) -> Iterator[tuple[Path, int]]:
     """Where to sample the tensors of one kind: in all of them, or evenly in some of very many."""
     step = max(1, len(spans) // _NUM_SAMPLES)
     chosen = spans[::step]

@@ -127,7 +127,7 @@ class DraftRow(msgspec.Struct, array_like=True, frozen=True, tag=1):
     start: int
     length: int
     num_drafts: int
-    """0 where it is speculative only since the step before leaves its place open."""
+    """0 where it is speculative only since the step before leaves its position open."""
 
     @property
     def num_draws(self) -> int:

@@ -189,9 +189,9 @@ class _StagedBatch:
         slots, starts, lengths, draws = np.ascontiguousarray(table.T)
         query_ends = np.cumsum(lengths)
         self._num_tokens = int(query_ends[-1])
-        self._row_place = -1
+        self._row_group = -1
         if not is_native:
-            self._row_place = staging.add(
+            self._row_group = staging.add(
                 {
                     "slots": slots,
                     "starts": starts,
@@ -204,22 +204,22 @@ class _StagedBatch:
             self._drawing = None if len(drawing) == self._num_rows else drawing.tolist()
             # What a row draws that should not draw goes where padding draws to.
             slots = np.where(draws, slots, tables.dummy_slot)
-            places = slots, np.where(draws, starts + lengths, 1), query_ends - 1
+            cells = slots, np.where(draws, starts + lengths, 1), query_ends - 1
         else:
-            places = draw_places(table, query_ends)
-        self._num_draws = len(places[0])
+            cells = draw_cells(table, query_ends)
+        self._num_draws = len(cells[0])
         self._filters: tuple[str, ...] = ()
         self._max_top_k = 0
-        self._draw_place = -1
+        self._draw_group = -1
         if self._num_draws:
-            self._draw_place = staging.add(self._draw_arrays(*places))
+            self._draw_group = staging.add(self._draw_arrays(*cells))
 
     def finish(self, staged: list[StagedArrays], speculative: SpeculativeRows | None) -> Batch:
         """The batch, once the arrays are on the device."""
         placement = None if speculative is None else speculative.placement
         lengths = self._rows[:, 2]
         ends = (self._rows[:, 1] + lengths).tolist()
-        rows = None if self._row_place < 0 else staged[self._row_place]
+        rows = None if self._row_group < 0 else staged[self._row_group]
         starts = None if rows is None else rows["starts"]
         if placement is not None and starts is not None:
             starts, ends = placement.starts(starts), placement.last_ends
@@ -227,7 +227,7 @@ class _StagedBatch:
             ends = [self._tables.max_positions] * self._size
         sampling = None
         if self._num_draws:
-            sampling = self._sampling(staged[self._draw_place], speculative)
+            sampling = self._sampling(staged[self._draw_group], speculative)
         read_tokens = None
         # Of prompts only the last position is read, unless they are scored; which positions of a
         # block are read, its state says.
@@ -385,7 +385,7 @@ def count_decodes(lengths: IntArray) -> int:
     return int(longer[0]) if len(longer) else len(lengths)
 
 
-def draw_places(table: IntArray, query_ends: IntArray) -> tuple[IntArray, IntArray, IntArray]:
+def draw_cells(table: IntArray, query_ends: IntArray) -> tuple[IntArray, IntArray, IntArray]:
     """By draw of rows [R, 4]: its slot, the position it is for, the step's token it follows."""
     slots, starts, lengths, draws = table.T
     ends = starts + lengths

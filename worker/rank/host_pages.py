@@ -58,14 +58,14 @@ class CPUHostPages(HostPages):
     def _copy(self, plan: Plan) -> LoadClock | None:
         if plan.stores is not None:
             pages, slots = _indices(plan.stores)
-            for place, plane in enumerate(self._planes):
-                self.slots[:, place].index_copy_(0, slots, plane.index_select(0, pages))
+            for number, plane in enumerate(self._planes):
+                self.slots[:, number].index_copy_(0, slots, plane.index_select(0, pages))
         if plan.loads is None:
             return None
         started = time.perf_counter()
         pages, slots = _indices(plan.loads)
-        for place, plane in enumerate(self._planes):
-            plane.index_copy_(0, pages, self.slots[:, place].index_select(0, slots))
+        for number, plane in enumerate(self._planes):
+            plane.index_copy_(0, pages, self.slots[:, number].index_select(0, slots))
         return _Elapsed((time.perf_counter() - started) * 1e3)
 
 
@@ -126,8 +126,8 @@ class CUDAHostPages(HostPages):
     def _store(self, copies: PageCopies) -> None:
         for pages, slots in self._batches(copies):
             index = to_device(torch.tensor(pages), self._streams.device)
-            for place, plane in enumerate(self._planes):
-                self._staged[: len(pages), place].copy_(plane.index_select(0, index))
+            for number, plane in enumerate(self._planes):
+                self._staged[: len(pages), number].copy_(plane.index_select(0, index))
             for row, slot in enumerate(slots):
                 self.slots[slot].copy_(self._staged[row], non_blocking=True)
 
@@ -136,8 +136,8 @@ class CUDAHostPages(HostPages):
             index = to_device(torch.tensor(pages), self._streams.device)
             for row, slot in enumerate(slots):
                 self._staged[row].copy_(self.slots[slot], non_blocking=True)
-            for place, plane in enumerate(self._planes):
-                plane.index_copy_(0, index, self._staged[: len(pages), place])
+            for number, plane in enumerate(self._planes):
+                plane.index_copy_(0, index, self._staged[: len(pages), number])
 
     def _batches(self, copies: PageCopies) -> list[tuple[list[int], list[int]]]:
         size = self._num_staged

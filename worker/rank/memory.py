@@ -46,14 +46,14 @@ def plan_pages(
         max_model_len, config.page_size, config.max_num_batched_tokens
     )
     if group.device.type == "cuda":
-        room = _cuda_room(config, group, profile, graphs)
+        available = _cuda_cache_bytes(config, group, profile, graphs)
     else:
         share = int(_available_cpu_bytes() * _CPU_SHARE)
-        room = min(share // config.tensor_parallel_size, _CPU_MOST_BYTES)
-    pages = min(useful + 1, room // page_bytes)
+        available = min(share // config.tensor_parallel_size, _CPU_MOST_BYTES)
+    pages = min(useful + 1, available // page_bytes)
     if pages <= page_groups.num_groups:
         raise ValueError(
-            f"no room for a KV cache: {max(0, room) / 1e6:.0f} MB are left and one page takes "
+            f"no room for a KV cache: {max(0, available) / 1e6:.0f} MB are left and one page takes "
             f"{page_groups.num_groups * page_bytes / 1e6:.1f} MB: raise --gpu-memory-utilization, "
             "lower --max-num-batched-tokens, or set --kv-cache-tokens"
         )
@@ -88,7 +88,7 @@ def plan_host_pages(config: EngineConfig, layout: KVCacheLayout) -> int:
     return num_pages
 
 
-def _cuda_room(
+def _cuda_cache_bytes(
     config: EngineConfig,
     group: TensorParallelGroup,
     profile: Callable[[], None],
@@ -106,16 +106,16 @@ def _cuda_room(
     # Ranks on one device wait for each other here: all have let go of what the step took.
     ranks = group.gather_on_device([peak + graph_bytes, torch.cuda.memory_reserved(device)])
     free, total = torch.cuda.mem_get_info(device)
-    room = share_of_room(total, free, config.gpu_memory_utilization, ranks)
+    share = cache_share(total, free, config.gpu_memory_utilization, ranks)
     logger.info(
         "memory: %.1f GB in all, %.1f GB free, %.1f GB at the peak of a step, %.1f GB for CUDA "
         "graphs, %.1f GB for the KV cache",
-        *(value / 1e9 for value in (total, free, peak, graph_bytes, room)),
+        *(value / 1e9 for value in (total, free, peak, graph_bytes, share)),
     )
-    return room
+    return share
 
 
-def share_of_room(total: int, free: int, utilization: float, ranks: Sequence[Sequence[int]]) -> int:
+def cache_share(total: int, free: int, utilization: float, ranks: Sequence[Sequence[int]]) -> int:
     """Bytes for the KV cache of each of the ranks on one device.
 
     Args:

@@ -135,7 +135,7 @@ def _mix_in_place(values: BlockHashes) -> None:
 
 @lru_cache(maxsize=16)
 def _page_keys(page_size: int) -> tuple[int, ...]:
-    return tuple(_mix((place + 2) * _GAMMA) | 1 for place in range(page_size))
+    return tuple(_mix((index + 2) * _GAMMA) | 1 for index in range(page_size))
 
 
 @lru_cache(maxsize=16)

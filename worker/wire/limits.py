@@ -117,13 +117,13 @@ def token_problem(limits: Limits, token_id: int) -> Problem | None:
 
 def room_problem(limits: Limits, sampling: SamplingParams, num_tokens: int) -> Problem | None:
     """Whether more tokens are demanded than can follow a prompt of `num_tokens`."""
-    room = limits.max_tokens - num_tokens
-    if sampling.min_tokens <= room:
+    num_left = limits.max_tokens - num_tokens
+    if sampling.min_tokens <= num_left:
         return None
     return Problem(
         "min_tokens",
         f"min_tokens is {sampling.min_tokens}, but after a prompt of {num_tokens} tokens only "
-        f"{room} can be generated",
+        f"{num_left} can be generated",
     )
 
 

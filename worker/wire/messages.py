@@ -143,17 +143,17 @@ def share_sampling(batch: SubmitBatch) -> SubmitBatch:
     reads them for seconds. Parameters are the same where they are one object.
     """
     uses = Counter(id(submit.sampling) for submit in batch.submits)
-    places: dict[int, int] = {}
+    indices: dict[int, int] = {}
     samplings: list[SamplingParams] = []
     submits = []
     for submit in batch.submits:
         sampling = submit.sampling
         if uses[id(sampling)] > 1:
-            if id(sampling) not in places:
-                places[id(sampling)] = len(samplings)
+            if id(sampling) not in indices:
+                indices[id(sampling)] = len(samplings)
                 samplings.append(sampling)
             submit = copy.copy(submit)
-            submit.sampling, submit.sampling_index = IN_BATCH, places[id(sampling)]
+            submit.sampling, submit.sampling_index = IN_BATCH, indices[id(sampling)]
         submits.append(submit)
     if not samplings:
         return batch

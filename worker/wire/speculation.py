@@ -61,10 +61,10 @@ class SpeculationTotals(msgspec.Struct, array_like=True):
         self.num_drafts += 1
         self.num_draft_tokens += num_drafts
         self.num_accepted_tokens += num_accepted
-        for place in range(num_drafts):
-            self.drafted_at[place] += 1
-        for place in range(num_accepted):
-            self.accepted_at[place] += 1
+        for position in range(num_drafts):
+            self.drafted_at[position] += 1
+        for position in range(num_accepted):
+            self.accepted_at[position] += 1
 
     def count(self, decision: Decision, times: int = 1) -> None:
         """Counts one decision, about so many requests."""

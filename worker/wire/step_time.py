@@ -121,10 +121,10 @@ class StepTimeModel:
         target = (self._moment + ridge * _PRIOR_S).tolist()
         for _ in range(sweeps):
             change = 0.0
-            for place, row in enumerate(gram):
-                rest = target[place] - sum(map(mul, row, solution))
-                best = max(0.0, solution[place] + rest / row[place])
-                change = max(change, abs(best - solution[place]) / prior[place])
-                solution[place] = best
+            for index, row in enumerate(gram):
+                rest = target[index] - sum(map(mul, row, solution))
+                best = max(0.0, solution[index] + rest / row[index])
+                change = max(change, abs(best - solution[index]) / prior[index])
+                solution[index] = best
             if change < 1e-4:
                 return

@@ -70,13 +70,13 @@ class BlockPool:
         return blocks
 
     def rows(self, blocks: Sequence[int], start: int, first: int) -> list[tuple[int, list[int]]]:
-        """What page tables name from some block of a request on: for each group the place of the
+        """What page tables name from some block of a request on: for each group the index of the
         first page, and the pages.
 
         Args:
             blocks: of the request.
-            start: the place of the first of them that is wanted.
-            first: the place of the first that has window pages.
+            start: the index of the first of them that is wanted.
+            first: the index of the first that has window pages.
         """
         num_full, num_window = self.groups.num_full, self.groups.num_window
         own = [self._full[block] for block in blocks[start:]]
@@ -88,11 +88,11 @@ class BlockPool:
     def longest_hit(self, blocks: Sequence[int]) -> int:
         """How many of the blocks of a prefix a request can go on from: all that it would see in
         window groups have their pages."""
-        count = place = len(blocks)
-        while place > self.first_seen(count):
-            place -= 1
-            if blocks[place] not in self._window:
-                count = place  # and so is none that ends within a window of it
+        count = index = len(blocks)
+        while index > self.first_seen(count):
+            index -= 1
+            if blocks[index] not in self._window:
+                count = index  # and so is none that ends within a window of it
         return count
 
     def first_seen(self, num_blocks: int) -> int:

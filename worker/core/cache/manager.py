@@ -180,8 +180,8 @@ class CacheManager:
         return pages
 
     def page_rows(self, lease: Lease, start: int = 0) -> list[tuple[int, list[int]]]:
-        """By group of layers, what its page table is to name for a lease's slot from place `start`
-        on: the place of the first page, and the pages."""
+        """By group of layers, what its page table is to name for a lease's slot from index `start`
+        on: the index of the first page, and the pages."""
         if self._blocks is None:
             return [(start, lease.pages[start:])]
         return self._blocks.rows(lease.pages, start, lease.first_seen)
@@ -225,9 +225,9 @@ class CacheManager:
             if duplicates:
                 # What had lost its window pages takes over the lease's, which names it from now on.
                 cached = self._tree.last_pages(lease.node, end - start)
-                for place, (own, other) in enumerate(zip(duplicates, cached, strict=False), start):
+                for index, (own, other) in enumerate(zip(duplicates, cached, strict=False), start):
                     if self._blocks.move_window(own, other):
-                        lease.pages[place] = other
+                        lease.pages[index] = other
 
     def release(self, lease: Lease) -> None:
         """Ends a lease; what it held is usable again once step `lease.fence` has completed."""

@@ -44,8 +44,8 @@ def shortened(message: str) -> str:
     if len(octets) <= MAX_MESSAGE_BYTES:
         return message
     gap = f" ... ({len(octets)} bytes) ... "
-    room = MAX_MESSAGE_BYTES - len(gap)
-    head, tail = octets[: room * 3 // 4], octets[-(room // 4) :]
+    available = MAX_MESSAGE_BYTES - len(gap)
+    head, tail = octets[: available * 3 // 4], octets[-(available // 4) :]
     return head.decode(errors="ignore") + gap + tail.decode(errors="ignore")
 
 

@@ -76,7 +76,7 @@ class GrammarFollower:
     def walk(self, drafts: Sequence[int]) -> list[bytes]:
         """Masks of the next draw and of those after each draft; the state stays as it is."""
         masks = [self.mask]
-        began, place = time.thread_time(), (self.mask, self._num_output)
+        began, state = time.thread_time(), (self.mask, self._num_output)
         num_taken = 0
         try:
             for token_id in drafts:
@@ -91,7 +91,7 @@ class GrammarFollower:
         finally:
             if num_taken:
                 self._matcher.rollback(num_taken)
-            self.mask, self._num_output = place
+            self.mask, self._num_output = state
             self.is_complete = False
         self.may_draft = time.thread_time() - began <= SLOW_S
         return masks + [b"\xff" * len(self.mask)] * (1 + len(drafts) - len(masks))

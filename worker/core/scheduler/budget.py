@@ -99,12 +99,12 @@ class StepBudget:
         most = self._prompts if self._chunked or not needs else self._rest
         left = max(most - sum(lengths), 0)
         wants = [*needs, *costs]
-        places = range(len(wants))
+        indices = range(len(wants))
         for priority in sorted(set(priorities), reverse=True) if priorities else (0,):
-            equals = [p for p in places if not priorities or priorities[p] == priority]
+            equals = [p for p in indices if not priorities or priorities[p] == priority]
             left = self._allot_equals(
-                [place for place in equals if place < len(needs)],
-                [place for place in equals if place >= len(needs)],
+                [index for index in equals if index < len(needs)],
+                [index for index in equals if index >= len(needs)],
                 wants,
                 granted,
                 lengths,
@@ -123,21 +123,21 @@ class StepBudget:
         left: int,
     ) -> int:
         """Raises `lengths` at these places by at most `left` in all; returns what is left then."""
-        kept = min(sum(wants[place] for place in under_way), self._most(left))
-        for place in new:
-            extra = max(min(granted[place] - lengths[place], left - kept), 0)
-            lengths[place] += extra
+        kept = min(sum(wants[index] for index in under_way), self._most(left))
+        for index in new:
+            extra = max(min(granted[index] - lengths[index], left - kept), 0)
+            lengths[index] += extra
             left -= extra
         most = self._most(left) if len(under_way) > 1 else left
         for limit in (most, left):
-            for place in under_way:
-                extra = min(wants[place], limit) - lengths[place]
+            for index in under_way:
+                extra = min(wants[index], limit) - lengths[index]
                 extra = max(min(extra, left), 0)
-                lengths[place] += extra
+                lengths[index] += extra
                 left -= extra
-        for place in new:
-            extra = max(min(wants[place] - lengths[place], left), 0)
-            lengths[place] += extra
+        for index in new:
+            extra = max(min(wants[index] - lengths[index], left), 0)
+            lengths[index] += extra
             left -= extra
         return left
 

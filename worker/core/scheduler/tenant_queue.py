@@ -60,10 +60,10 @@ class TenantQueue:
             heappop(heap)
         frontier = [(heap[0], 0)] if heap else []
         while frontier:
-            entry, place = heappop(frontier)
+            entry, index = heappop(frontier)
             if _is_live(entry):
                 yield entry[3]
-            for child in (2 * place + 1, 2 * place + 2):
+            for child in (2 * index + 1, 2 * index + 2):
                 if child < len(heap):
                     heappush(frontier, (heap[child], child))
 

@@ -288,9 +288,9 @@ def _drafted_rows(
 def _num_useful(request: Request, tokens: Sequence[int]) -> int:
     """How many tokens come up to the end of the request."""
     if len(tokens) > 1:
-        for place, token in enumerate(tokens):
+        for index, token in enumerate(tokens):
             if token in request.end_token_ids:
-                return place + 1
+                return index + 1
     return len(tokens)
 
 

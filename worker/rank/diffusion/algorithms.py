@@ -83,10 +83,10 @@ def _penalize(batch: BlockBatch, logits: torch.Tensor) -> None:
     if not batch.params.penalty.any():
         return
     rows, columns = np.nonzero(batch.scored)
-    (places,) = np.nonzero((columns > 0) & (batch.params.penalty[rows, 0] > 0))
-    token_ids = batch.ids[rows[places], columns[places] - 1]
-    index = (torch.from_numpy(places), torch.from_numpy(token_ids.astype(np.int64)))
-    amounts = torch.from_numpy(-batch.params.penalty[rows[places], 0])
+    (edited,) = np.nonzero((columns > 0) & (batch.params.penalty[rows, 0] > 0))
+    token_ids = batch.ids[rows[edited], columns[edited] - 1]
+    index = (torch.from_numpy(edited), torch.from_numpy(token_ids.astype(np.int64)))
+    amounts = torch.from_numpy(-batch.params.penalty[rows[edited], 0])
     device = logits.device
     logits.index_put_(tuple(part.to(device) for part in index), amounts.to(device), accumulate=True)
 

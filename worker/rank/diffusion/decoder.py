@@ -17,8 +17,8 @@ from worker.plan.plan import BlockOutcome, BlockRow, Plan, Row, StepResult
 from worker.rank.diffusion.base import BlockBatch, BoolArray, IntArray, scored_positions
 from worker.rank.diffusion.modes import ExecutionMode, FirstDoneFirstOut, Synchronous
 from worker.rank.diffusion.proposal import propose, random_positions
-from worker.rank.diffusion.running import RunningBlock, place_reads, read_places
-from worker.rank.diffusion.table import BlockDefaults, BlockTable
+from worker.rank.diffusion.running import RunningBlock, index_reads, read_indices
+from worker.rank.diffusion.table import BlockTable
 from worker.rank.sampling.masks import MaskRows
 from worker.rank.tables import DeviceTables
 from worker.rank.transfer import to_device
@@ -123,10 +123,8 @@ class BlockDecoder:
             num_slots=tables.token_pool.shape[0],
             block_size=model.block_size,
             mask_token_id=model.mask_token_id,
-            defaults=BlockDefaults(
-                algorithm=config.dllm_algorithm,
-                threshold=config.dllm_threshold,
-            ),
+            algorithm=config.dllm_algorithm,
+            threshold=config.dllm_threshold,
         )
 
     def prepare(self, plan: Plan) -> BlockStep:
@@ -157,7 +155,7 @@ class BlockDecoder:
             end += row.length
             if isinstance(row, BlockRow):
                 block = BlockRow(row.slot, self._block_start(row), self._block_size)
-                blocks.append(RunningBlock(row=block, place=end - self._block_size))
+                blocks.append(RunningBlock(row=block, first_token=end - self._block_size))
         return replace(step, blocks=blocks, read=self._reads(blocks) if plan.rows else None)
 
     def run(self, step: BlockStep, hidden: torch.Tensor | None, masks: bytes = b"") -> BlockResults:
@@ -176,13 +174,13 @@ class BlockDecoder:
         if not blocks:
             return BlockResults(outcomes=[], token_ids=[], num_forwards=1)
         mask_bytes = -(-self._vocab_size // 32) * 4
-        for place, number in enumerate(plan.masked):
-            blocks[number].mask = masks[place * mask_bytes : (place + 1) * mask_bytes]
+        for index, number in enumerate(plan.masked):
+            blocks[number].mask = masks[index * mask_bytes : (index + 1) * mask_bytes]
         rounds = _Rounds(self, plan.seq, blocks, hidden)
         self._mode.run(rounds.advance, len(blocks), plan.max_rounds)
         outcomes = [self._outcome(block) for block in blocks]
-        for place in step.left_out:
-            outcomes.insert(place, _NOT_RUN)
+        for index in step.left_out:
+            outcomes.insert(index, _NOT_RUN)
         return BlockResults(
             outcomes=outcomes,
             token_ids=[token_id for block in blocks for token_id in block.token_ids],
@@ -192,7 +190,7 @@ class BlockDecoder:
     def forward(self, seq: int, blocks: Sequence[RunningBlock]) -> torch.Tensor:
         """One pass over the blocks alone."""
         for index, block in enumerate(blocks):
-            block.place = index * self._block_size
+            block.first_token = index * self._block_size
         plan = Plan(seq, [], [], [block.row for block in blocks])
         return self._forward(plan, self._reads(blocks))
 
@@ -256,11 +254,11 @@ class BlockDecoder:
         sure = proposal.confidence > table.params(slots).threshold
         table.proposed[slots] = proposal.token_ids
         table.rounds[slots] += 1
-        for place, block in enumerate(blocks):
-            first = int(undecided[place].argmax())
-            later = sure[place, first + 1 :]
+        for index, block in enumerate(blocks):
+            first = int(undecided[index].argmax())
+            later = sure[index, first + 1 :]
             num_sure = len(later) if later.all() else int(later.argmin())
-            tokens = proposal.token_ids[place, first : first + 1 + num_sure]
+            tokens = proposal.token_ids[index, first : first + 1 + num_sure]
             block.token_ids = tokens.tolist()
             block.num_rounds += 1
             block.is_paused = True
@@ -271,7 +269,7 @@ class BlockDecoder:
         """Logits of scored positions [N, B], row by row, and with what they draw."""
         rows, columns = np.nonzero(scored)
         slots = np.array([block.row.slot for block in blocks], dtype=np.int64)[rows]
-        index = read_places(blocks, rows, columns)
+        index = read_indices(blocks, rows, columns)
         random = random_positions(
             self._tables.sampling,
             slots,
@@ -283,7 +281,7 @@ class BlockDecoder:
         return self._score(hidden), random
 
     def _reads(self, blocks: Sequence[RunningBlock]) -> torch.Tensor:
-        tokens = place_reads(blocks, self.table, only_needed=self._masked_logits)
+        tokens = index_reads(blocks, self.table, only_needed=self._masked_logits)
         return to_device(torch.from_numpy(tokens), self._tables.token_pool.device)
 
     def _finish(self, block: RunningBlock, is_done: bool, *, edits: bool) -> None:

@@ -12,7 +12,7 @@ from worker.plan.plan import BlockRow
 from worker.rank.diffusion.base import BoolArray, scored_positions
 from worker.rank.diffusion.table import BlockTable
 
-_Places = npt.NDArray[np.int64]
+_Indices = npt.NDArray[np.int64]
 
 
 @dataclass(kw_only=True, slots=True)
@@ -21,7 +21,7 @@ class RunningBlock:
 
     row: BlockRow
     """The positions of the block alone."""
-    place: int
+    first_token: int
     """Index of its first position among the tokens of the next forward pass."""
     reads: BoolArray | None = None
     """[B]: positions whose hidden states the next step reads."""
@@ -38,11 +38,13 @@ class RunningBlock:
     num_forwards: int = 0
 
 
-def place_reads(blocks: Sequence[RunningBlock], table: BlockTable, *, only_needed: bool) -> _Places:
+def index_reads(
+    blocks: Sequence[RunningBlock], table: BlockTable, *, only_needed: bool
+) -> _Indices:
     """Tokens [S] of the next pass that the step after it reads; notes where each block's will be.
 
     Args:
-        blocks: with their places in that pass.
+        blocks: with the indices of their tokens in that pass.
         table: of all slots.
         only_needed: see `scored_positions`; otherwise whole blocks are read.
     """
@@ -56,16 +58,16 @@ def place_reads(blocks: Sequence[RunningBlock], table: BlockTable, *, only_neede
             algorithm = table.algorithm(table.algorithm_name(slot))
             undecided, fixed = table.undecided[slot].copy(), table.fixed[slot]
             block.reads = scored_positions(algorithm, undecided, fixed, only_needed=only_needed)
-        tokens.append(block.place + np.flatnonzero(block.reads))
+        tokens.append(block.first_token + np.flatnonzero(block.reads))
         block.first = num_read
         num_read += len(tokens[-1])
     return np.concatenate(tokens)
 
 
-def read_places(blocks: Sequence[RunningBlock], rows: _Places, columns: _Places) -> _Places:
+def read_indices(blocks: Sequence[RunningBlock], rows: _Indices, columns: _Indices) -> _Indices:
     """Indices of columns of these blocks among all positions that are read of a pass."""
     reads = np.array([block.reads for block in blocks])
     assert reads[rows, columns].all(), "scored, but not read"
     first = np.array([block.first for block in blocks], dtype=np.int64)
-    places: _Places = first[rows] + (reads.cumsum(axis=1) - 1)[rows, columns]
-    return places
+    indices: _Indices = first[rows] + (reads.cumsum(axis=1) - 1)[rows, columns]
+    return indices

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
@@ -12,20 +11,8 @@ from worker.rank.diffusion.algorithms import ALGORITHMS
 from worker.rank.diffusion.base import BlockParams, DiffusionAlgorithm, IntArray
 from worker.wire.diffusion import DiffusionParams, DllmAlgorithm
 
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class BlockDefaults:
-    """Parameters of requests that bring none."""
-
-    algorithm: DllmAlgorithm
-    threshold: float | None
-    """None takes the algorithm's own."""
-    edit_threshold: float = 0.0
-    """Probability above which a decided token is replaced (JointThreshold)."""
-    max_post_edit_steps: int = 16
-    """Most rounds of replacing once nothing is undecided (JointThreshold)."""
-    penalty: float = 0.0
-    """Taken off the logit of the token just before (JointThreshold)."""
+_EDIT_THRESHOLD, _MAX_POST_EDIT_STEPS, _PENALTY = 0.0, 16, 0.0
+"""Of DiffusionParams, where a request names none."""
 
 
 class BlockTable:
@@ -38,16 +25,26 @@ class BlockTable:
         num_slots: rows.
         block_size: positions of a block.
         mask_token_id: what undecided positions hold.
-        defaults: for requests that bring no parameters of their own.
+        algorithm: of requests that name none.
+        threshold: of requests of this algorithm that name none; None takes the algorithm's own.
     """
 
     def __init__(
-        self, *, num_slots: int, block_size: int, mask_token_id: int, defaults: BlockDefaults
+        self,
+        *,
+        num_slots: int,
+        block_size: int,
+        mask_token_id: int,
+        algorithm: DllmAlgorithm,
+        threshold: float | None,
     ) -> None:
         self.block_size = block_size
         self.mask_token_id = mask_token_id
-        self._defaults = defaults
-        self._algorithms = {name: algorithm() for name, algorithm in ALGORITHMS.items()}
+        self._algorithms = {name: kind() for name, kind in ALGORITHMS.items()}
+        self._default_algorithm = algorithm
+        self._default_thresholds = {name: a.default_threshold for name, a in ALGORITHMS.items()}
+        if threshold is not None:
+            self._default_thresholds[algorithm] = threshold
         initial = {name: a.init_step_state() or () for name, a in self._algorithms.items()}
         self._initial_states = initial
         self._state_size = max(len(state) for state in initial.values())
@@ -71,7 +68,7 @@ class BlockTable:
         the next block is entered."""
         self._fresh = np.zeros(num_slots, dtype=np.bool_)
         """Whether the device's tokens are still to be brought to `ids`."""
-        self._names: list[DllmAlgorithm] = [defaults.algorithm] * num_slots
+        self._names: list[DllmAlgorithm] = [algorithm] * num_slots
         self._admits: list[BlockAdmit | None] = [None] * num_slots
         self._known = np.zeros(num_slots, dtype=np.int64)
         self._tails: list[IntArray] = [np.zeros(0, dtype=np.int32)] * num_slots
@@ -213,19 +210,13 @@ class BlockTable:
         self._is_done[slot] = self._has_ended[slot] = False
 
     def _set_params(self, slot: int, params: DiffusionParams) -> None:
-        defaults = self._defaults
-        name = params.algorithm or defaults.algorithm
-        own = self._algorithms[name].default_threshold
-        if name == defaults.algorithm and defaults.threshold is not None:
-            own = defaults.threshold
+        name = params.algorithm or self._default_algorithm
         self._names[slot] = name
         self.wants_drafts[slot] = params.stream_drafts
-        self._threshold[slot] = _or(params.threshold, own)
-        self._edit_threshold[slot] = _or(params.edit_threshold, defaults.edit_threshold)
-        self._penalty[slot] = _or(params.penalty, defaults.penalty)
-        self._max_post_edit_steps[slot] = _or(
-            params.max_post_edit_steps, defaults.max_post_edit_steps
-        )
+        self._threshold[slot] = _or(params.threshold, self._default_thresholds[name])
+        self._edit_threshold[slot] = _or(params.edit_threshold, _EDIT_THRESHOLD)
+        self._penalty[slot] = _or(params.penalty, _PENALTY)
+        self._max_post_edit_steps[slot] = _or(params.max_post_edit_steps, _MAX_POST_EDIT_STEPS)
 
 
 def _or(value: float | None, default: float) -> float:

@@ -154,9 +154,9 @@ class TokenEditTable:
         shape = edits.before.shape[1:]
         before = np.full(shape, NONE, dtype=np.int32)
         tokens, values = np.full(shape[0], NONE, dtype=np.int32), np.zeros(shape[0], np.float32)
-        for place, (token, value, words) in enumerate(found):
-            tokens[place], values[place] = token, value
-            before[place, shape[1] - len(words) :] = words
+        for number, (token, value, words) in enumerate(found):
+            tokens[number], values[number] = token, value
+            before[number, shape[1] - len(words) :] = words
         for table, own in ((edits.tokens, tokens), (edits.values, values), (edits.before, before)):
             table[slot] = to_device(torch.from_numpy(own), self._device)
         self._slots[slot] = params.num_prompt
@@ -276,7 +276,7 @@ def gather_penalty_rows(sampled: Sequence[SampledRow], device: torch.device) -> 
     found = [one for one in sampled if penalizes(one.params)]
     if not found:
         return None
-    places = torch.tensor(
+    layout = torch.tensor(
         [(one.sample, one.slot, one.end, one.num_drafts) for one in found]
     ).T.contiguous()
     strengths = torch.tensor(
@@ -289,7 +289,7 @@ def gather_penalty_rows(sampled: Sequence[SampledRow], device: torch.device) -> 
             for one in found
         ]
     ).T.contiguous()
-    rows, slots, ends, num_drafts = to_device(places, device).unbind()
+    rows, slots, ends, num_drafts = to_device(layout, device).unbind()
     frequency, presence, repetition = to_device(strengths, device).unbind()
     return PenaltyRows(
         rows=rows,

@@ -51,12 +51,12 @@ class MaskRows:
 
     def among(self, draws: Sequence[int]) -> MaskRows | None:
         """The masked rows among some draws, numbered among these; None where none is masked."""
-        at = {row: place for place, row in enumerate(self._rows)}
-        found = [(place, at[draw]) for place, draw in enumerate(draws) if draw in at]
+        at = {row: index for index, row in enumerate(self._rows)}
+        found = [(index, at[draw]) for index, draw in enumerate(draws) if draw in at]
         if not found:
             return None
         size = 4 * self._shape[1]
-        kept = [self._masks[place * size : (place + 1) * size] for _, place in found]
+        kept = [self._masks[index * size : (index + 1) * size] for _, index in found]
         return MaskRows([row for row, _ in found], b"".join(kept), self._vocab_size, self._device)
 
     def apply(self, logits: torch.Tensor, *, native: bool = False) -> None:

@@ -67,9 +67,9 @@ class Calibration:
             num_known: in place of how many the token is known.
         """
         own, common = self._own[slot], self._common
-        for place, level in enumerate(levels[: min(num_right + 1, num_known)]):
-            common.observe(level, place < num_right, _KEEP)
-            own.observe(level, place < num_right, _KEEP_OWN)
+        for order, level in enumerate(levels[: min(num_right + 1, num_known)]):
+            common.observe(level, order < num_right, _KEEP)
+            own.observe(level, order < num_right, _KEEP_OWN)
         self._update(slot)
 
     def num_worth(self, slot: int, levels: Sequence[int], threshold: float) -> int:

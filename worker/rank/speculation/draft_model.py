@@ -93,11 +93,11 @@ class DraftModelProposer(Proposer):
     def propose(self, requests: Sequence[DraftRequest], threshold: float) -> list[Guesses]:
         """See Proposer."""
         rows = np.empty((len(requests), 4), dtype=np.int64)
-        for place, request in enumerate(requests):
+        for number, request in enumerate(requests):
             num_computed = int(self._num_computed[request.slot])
             num_pending = request.num_tokens - num_computed
             assert num_pending > 0, "it drafts for the same tokens again"
-            rows[place] = request.slot, num_computed, num_pending, request.num_drafts
+            rows[number] = request.slot, num_computed, num_pending, request.num_drafts
             self._num_computed[request.slot] = request.num_tokens
         drafts = self._drafter.draft(rows, threshold)
         return list(map(Guesses, drafts.tokens, drafts.levels, drafts.drafted))

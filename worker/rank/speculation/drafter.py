@@ -50,10 +50,8 @@ class DraftedStep:
         """Drafts of each of the masked rows of the Plan as it came."""
         guesses = iter(self.guesses)
         drafts = [next(guesses).drafts if isinstance(row, DraftRow) else [] for row in self.rows]
-        places = self._sampling_rows(source)
-        return [
-            drafts[places[sample]] if places[sample] != NO_ROW else [] for sample in source.masked
-        ]
+        rows = self._sampling_rows(source)
+        return [drafts[rows[sample]] if rows[sample] != NO_ROW else [] for sample in source.masked]
 
     def masked_draws(self, source: Plan, masks: bytes, size: int) -> tuple[list[int], bytes]:
         """Which draws are masked, and their masks, of `size` bytes each.
@@ -65,14 +63,14 @@ class DraftedStep:
             size: bytes of a mask.
         """
         first_draws = [0, *itertools.accumulate(row.num_draws for row in self.rows)]
-        places = self._sampling_rows(source)
+        rows = self._sampling_rows(source)
         draws: list[int] = []
         kept: list[bytes] = []
         at = 0
-        for place in (places[sample] for sample in source.masked):
+        for row in (rows[sample] for sample in source.masked):
             count = 1
-            if place != NO_ROW:
-                own = range(first_draws[place], first_draws[place + 1])
+            if row != NO_ROW:
+                own = range(first_draws[row], first_draws[row + 1])
                 count = len(own)
                 draws += own
                 kept.append(masks[at * size : (at + count) * size])
@@ -87,7 +85,7 @@ class DraftedStep:
     def _sampling_rows(self, source: Plan) -> list[int]:
         """By row of the Plan as it came that draws: the row here, or NO_ROW."""
         pairs = zip(source.rows, self.row_of, strict=True)
-        return [place for row, place in pairs if row.num_draws]
+        return [computed for row, computed in pairs if row.num_draws]
 
 
 class Drafter:
@@ -109,7 +107,7 @@ class Drafter:
             len(tables.token_pool), dtype=torch.int64, device=tables.token_pool.device
         )
         """[slots]: the position of the newest token after the last speculative row. Where the Plan
-        has a later one, rows since then had their places in Plans."""
+        has a later one, rows since then had their positions in Plans."""
         self._end_tokens: dict[int, frozenset[int]] = {}
         """By slot; only ever asked for membership."""
 

@@ -108,9 +108,9 @@ class Placement:
 
     def expected(self) -> torch.Tensor:
         """What the token rows hold behind each computed position, as in DeviceRows."""
-        places = torch.arange(self.longest, device=self.slots.device)
-        is_inside = places + 1 < self.lengths[:, None]
-        cells = self._cells(self.firsts[:, None] + 1 + places)
+        columns = torch.arange(self.longest, device=self.slots.device)
+        is_inside = columns + 1 < self.lengths[:, None]
+        cells = self._cells(self.firsts[:, None] + 1 + columns)
         tokens = self.tables.flat_tokens[torch.where(is_inside, cells, self._nowhere)]
         return torch.where(is_inside, tokens, NO_TOKEN)
 

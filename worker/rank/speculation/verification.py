@@ -68,9 +68,9 @@ class DeviceRows:
     def accept(self, tokens: torch.Tensor) -> DeviceAcceptance:
         """Compares a step's draws, int64 [S], with the drafts; nobody waits."""
         offsets = self.placement.newest - self.placement.firsts
-        places = torch.arange(self.draws.shape[1], device=tokens.device)
+        columns = torch.arange(self.draws.shape[1], device=tokens.device)
         # Tokens up to the newest one are known: whatever is drawn for them, the row goes on.
-        drawn = torch.where(places < offsets[:, None], self.expected, tokens[self.draws])
+        drawn = torch.where(columns < offsets[:, None], self.expected, tokens[self.draws])
         counts = (drawn == self.expected).cumprod(1).sum(1) + 1 - offsets
         counts = torch.where(offsets < self.placement.lengths, counts, 0)
         return DeviceAcceptance(counts=counts, offsets=offsets)
@@ -151,12 +151,12 @@ class AcceptedTokens:
         drafted: list[int] = []
         accepted: list[int] = []
         draw = 0
-        for place in self.row_of:
-            if place == NO_ROW:
+        for number in self.row_of:
+            if number == NO_ROW:
                 drafted.append(0)
                 accepted.append(0)
                 continue
-            row = self.rows[place]
+            row = self.rows[number]
             offset, count = 0, row.num_draws
             if isinstance(row, DraftRow):
                 offset, count = next(found)
@@ -166,8 +166,8 @@ class AcceptedTokens:
             draw += row.num_draws
         logprobs, prompts = result.logprobs, result.prompt_logprobs
         if prompts is not None:
-            planned = {place: row for row, place in enumerate(self.row_of)}
-            prompts = {planned[place]: scored for place, scored in prompts.items()}
+            planned = {number: row for row, number in enumerate(self.row_of)}
+            prompts = {planned[number]: scored for number, scored in prompts.items()}
         return msgspec.structs.replace(
             result,
             token_ids=[result.token_ids[draw] for draw in kept],
