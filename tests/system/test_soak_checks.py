@@ -178,6 +178,67 @@ def test_one_step_is_no_climb_but_a_staircase_is(at: int, size: float) -> None:
     assert slope([200.0 + 2.0 * (minute // 4) for minute in range(60)]).climbs
 
 
+@pytest.mark.parametrize("every", [6, 10, 12])
+def test_a_leak_may_take_large_pieces_rarely(every: int) -> None:
+    """As a table does that doubles, or an allocator that asks for arenas."""
+    noise = np.random.default_rng(every).normal(0.0, 0.02, 60)
+    stairs = 200.0 + 2.0 * (np.arange(60) // every)
+    assert slope((stairs + noise).tolist()).climbs
+
+
+def test_what_levels_off_is_no_climb() -> None:
+    minutes = np.arange(50)
+    warming = 146.0 + 2.0 * (1.0 - np.exp(-minutes / 12.0)) + 0.4 * minutes / 50.0
+    assert not slope(warming.tolist()).climbs
+    leaking = slope((warming + 9.0 * minutes / 60.0).tolist())
+    assert leaking.climbs, "a leak beside it does not level off"
+    creeping = 459.4 + 0.4 * (1.0 - np.exp(-minutes / 12.0))
+    for at in range(5, 50, 5):
+        assert not slope((creeping + np.where(minutes < at, 0.0, 50.0)).tolist()).climbs
+
+
+COURSES = {
+    "front": [
+        *(146.79, 146.79, 147.02, 147.35, 147.71, 147.77, 147.77),
+        *(147.78, 147.78, 147.78, 147.84, 147.95, 148.03),
+    ],
+    "other front": [
+        *(146.3, 146.45, 146.8, 147.19, 147.2, 147.34, 147.45),
+        *(147.45, 147.45, 147.45, 147.45, 147.66, 148.03),
+    ],
+    "gateway": [
+        *(169.38, 168.35, 168.38, 168.39, 168.44, 168.47, 168.48),
+        *(168.96, 172.06, 172.06, 169.67, 169.68, 169.68),
+    ],
+    "other gateway": [
+        *(164.23, 164.58, 164.91, 164.88, 164.83, 164.88, 164.89),
+        *(166.04, 166.49, 166.08, 166.1, 166.1, 166.1),
+    ],
+    "rank": [
+        *(459.41, 459.58, 459.63, 459.63, 459.68, 459.71, 459.72),
+        *(459.73, 459.75, 459.78, 459.79, 459.79, 459.79),
+    ],
+    "haproxy": [
+        *(15.74, 16.34, 16.44, 16.38, 16.3, 16.15, 16.31),
+        *(17.13, 17.4, 17.53, 16.1, 16.14, 16.11),
+    ],
+    "step": [
+        *(371.85, 371.88, 371.91, 371.92, 371.92, 371.92, 371.92),
+        *(371.94, 371.98, 371.98, 371.98, 371.98, 371.98),
+    ],
+}
+"""MiB in blocks of four minutes, from the tenth minute of an hour with 4,609 requests on."""
+
+
+@pytest.mark.parametrize("process", COURSES)
+def test_an_hour_that_was_measured_has_no_leak_and_one_in_it_is_found(process: str) -> None:
+    course = COURSES[process]
+    assert not fit_slope(Part.FRONT, 1, course, 240.0, 0.995).climbs
+    for mib_per_h in (2.4, 9.0):
+        leak = [mib + mib_per_h * block / 15.0 for block, mib in enumerate(course)]
+        assert fit_slope(Part.FRONT, 1, leak, 240.0, 0.995).climbs
+
+
 def test_minutes_are_whole() -> None:
     samples = [(float(at), 10.0 if at < 60 else 20.0) for at in range(0, 130, 5)]
     assert minute_means(samples, 60.0) == [10.0, 20.0]

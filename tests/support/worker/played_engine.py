@@ -55,9 +55,10 @@ class Engine:
         deltas: dict[str, list[TokenDelta]] | None = None,
         events: list[BlockEvent] | None = None,
         running: int = 0,
+        seen: int = 0,
     ) -> None:
         self.seq += 1
-        load = LoadSnapshot(num_running=running)
+        load = LoadSnapshot(num_running=running, num_submits_seen=seen)
         report = StepReport(seq=self.seq, deltas=deltas or {}, block_events=events or [], load=load)
         self.stream.send(encode(report))
 

@@ -1,0 +1,195 @@
+"""What a front keeps of requests that have ended: nothing, however they ended."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import tracemalloc
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import asynccontextmanager
+from itertools import count
+
+import msgspec
+import pytest
+import uvloop
+
+from router.channel import WorkerLink
+from tests.support.worker.played_engine import (
+    Engine,
+    decode_item,
+    decode_reply,
+    delta,
+    encode,
+    submit,
+)
+from worker.front import attach as attach_module
+from worker.front.attach import AttachServer
+from worker.front.grammar import service
+from worker.front.grammar.process import grammar_key
+from worker.front.server import WorkerFrontend
+from worker.wire.messages import (
+    Abort,
+    BlockEvent,
+    BlockRemoved,
+    BlockStored,
+    CompiledGrammar,
+    Submit,
+    SubmitBatch,
+    TokenDelta,
+    Vocabulary,
+    WorkerUpdate,
+)
+from worker.wire.structured import StructuredOutputsParams
+
+BATCH = 16
+"""Requests of a round of one kind."""
+KINDS = ("whole", "streamed", "grammar", "cancelled", "left", "refused", "malformed")
+WARM_ROUNDS, ROUNDS = 10, 30
+MOST_BYTES = 16.0
+"""Kept per request. The least that an object takes is 16 bytes (CPython's `ALIGNMENT`), and whoever
+keeps an object keeps a reference of 8 bytes to it, too."""
+
+
+class InstantCompiler:
+    """Has compiled at once, in this process."""
+
+    vocabulary = Vocabulary([b"a"], [2], "")
+
+    def __init__(self, setting: object) -> None:
+        pass
+
+    def compile(self, params: StructuredOutputsParams) -> CompiledGrammar:
+        """The same for all, but for its key."""
+        return CompiledGrammar(grammar_key(params), "xgrammar", "compiled")
+
+    def close(self) -> None:
+        """Has nothing to end."""
+
+
+class Played:
+    """Rank 0 and a gateway that send a front one round of requests after another."""
+
+    def __init__(self, engine: Engine, path: str) -> None:
+        self._engine = engine
+        self._path = path
+        self._numbers = count()
+        self._num_seen = 0
+        self._num_ended = 0
+        self._link: WorkerLink | None = None
+
+    async def round(self, kind: str) -> None:
+        """Sends a batch and waits for its end on either side."""
+        link = self._link or await self._attach()
+        if kind == "malformed":
+            for _ in range(BATCH):
+                with pytest.raises(ConnectionError):
+                    await link.call(b"\xc1 no batch")
+            return
+        submits = [self._submit(kind) for _ in range(BATCH)]
+        reply = decode_reply(await link.call(encode(SubmitBatch(submits=submits))))
+        assert len(reply.rejections) == (BATCH if kind == "refused" else 0)
+        if kind == "refused":
+            return
+        self._num_seen = reply.last_ordinal
+        await self._engine.batch()
+        if kind == "left":
+            link.close()
+            self._link = None
+            assert len((await self._engine.batch()).aborts) == BATCH
+            await self._report([])
+            return
+        await self._serve(kind, [one.request_id for one in submits], link)
+
+    async def _serve(self, kind: str, request_ids: list[str], link: WorkerLink) -> None:
+        hashes = [2**40 + next(self._numbers) for _ in request_ids]
+        await self._report(
+            [delta(r, 5, cached=3) for r in request_ids], [BlockStored(hashes, None)]
+        )
+        for token in range(3 if kind == "streamed" else 0):
+            await self._report([delta(r, token) for r in request_ids])
+        if kind == "cancelled":
+            aborts = [Abort(request_id=r) for r in request_ids]
+            await link.call(encode(SubmitBatch(aborts=aborts)))
+            await self._engine.batch()
+        end = "abort" if kind == "cancelled" else "length"
+        wanted = self._num_ended + BATCH
+        await self._report([delta(r, finish=end) for r in request_ids], [BlockRemoved(hashes)])
+        while self._num_ended < wanted:
+            await asyncio.sleep(0)
+
+    def close(self) -> None:
+        """Ends both."""
+        if self._link is not None:
+            self._link.close()
+        self._engine.close()
+
+    async def _attach(self) -> WorkerLink:
+        self._link = await WorkerLink.open(self._path, "g0", self._on_item)
+        # Whoever submits before it is attached is refused.
+        await self._link.call(encode(SubmitBatch()))
+        return self._link
+
+    def _submit(self, kind: str) -> Submit:
+        number = next(self._numbers)
+        one = submit(f"cmpl-{number}", num_prompt=64 if kind == "refused" else 4)
+        if kind == "grammar":
+            wanted = StructuredOutputsParams(regex=f"a{{{number}}}")
+            one.sampling = msgspec.structs.replace(one.sampling, structured_outputs=wanted)
+        return one
+
+    async def _report(self, deltas: list[TokenDelta], events: Sequence[BlockEvent] = ()) -> None:
+        await self._engine.step({"g0": deltas}, list(events), seen=self._num_seen)
+
+    def _on_item(self, payload: bytes) -> None:
+        item = decode_item(payload)
+        if isinstance(item, WorkerUpdate):
+            self._num_ended += sum(one.finish_reason is not None for one in item.deltas)
+
+
+@asynccontextmanager
+async def front_and_both_ends() -> AsyncIterator[Played]:
+    front = WorkerFrontend("w0", step_timeout_s=0.0)
+    server = AttachServer(front)
+    engine = Engine(front.open())
+    await asyncio.gather(engine.ready(), front.wait_ready(), server.open())
+    assert server.path is not None
+    played = Played(engine, server.path)
+    try:
+        yield played
+    finally:
+        played.close()
+        front.close()
+        server.close()
+
+
+@pytest.fixture
+def traced(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setattr(service, "GrammarCompiler", InstantCompiler)
+    monkeypatch.setattr(service, "MAX_CACHED", 2 * BATCH)  # full after the first rounds
+    monkeypatch.setattr(attach_module.logger, "disabled", True)  # pytest keeps what is logged
+    tracemalloc.start()
+    yield
+    tracemalloc.stop()
+
+
+def traced_bytes() -> int:
+    gc.collect()
+    return tracemalloc.get_traced_memory()[0]
+
+
+@pytest.mark.usefixtures("traced")
+@pytest.mark.parametrize("kind", KINDS)
+def test_nothing_of_a_request_stays_once_it_has_ended(kind: str) -> None:
+    """By number of requests, not by hours: what one leaves behind shows after some hundred."""
+
+    async def kept() -> float:
+        async with front_and_both_ends() as played:
+            for _ in range(WARM_ROUNDS):
+                await played.round(kind)
+            before = traced_bytes()
+            for _ in range(ROUNDS):
+                await played.round(kind)
+            return (traced_bytes() - before) / (ROUNDS * BATCH)
+
+    # The loop of Ray's replicas; asyncio's own keeps up to a hundred timers that were cancelled.
+    assert uvloop.run(asyncio.wait_for(kept(), 120)) < MOST_BYTES
