@@ -18,9 +18,11 @@ from prometheus_client.parser import text_string_to_metric_families as parse
 from cluster.ports import free_ports
 from tests.support.deploy.prometheus_binaries import require, wait_until_ready
 from tests.support.deploy.promql import RULES, is_told_here, missing, panel_queries, rule_queries
-from tests.support.fleet.running_fleet import API_KEY, MODEL, RunningFleet
+from tests.support.fleet.running_fleet import API_KEY, MODEL, RunningFleet, wait_until
 
 NUM_REQUESTS = 12
+NUM_PROCESSES = 3
+"""A gateway and two workers."""
 START_S = 600.0
 """Prometheus starts within a second where nothing else runs."""
 
@@ -49,8 +51,23 @@ def put_under_load(fleet: RunningFleet) -> None:
 
 @pytest.fixture(scope="module")
 def loaded(fleet: RunningFleet) -> RunningFleet:
+    """Once the workers that other tests have had started or killed are gone."""
+    wait_until(lambda: answering(fleet) == NUM_PROCESSES)
     put_under_load(fleet)
     return fleet
+
+
+def answering(fleet: RunningFleet) -> float:
+    """Processes that told their metrics at a scrape."""
+    with fleet.http as http:
+        text = http.get("/metrics").text
+    [answered] = [
+        sample.value
+        for family in parse(text)
+        for sample in family.samples
+        if sample.name == "rayfleet_node_processes" and sample.labels["state"] == "answered"
+    ]
+    return answered
 
 
 @pytest.fixture(scope="module")
@@ -70,7 +87,7 @@ def test_one_scrape_tells_of_every_process_once(scrape: str) -> None:
     processes = {s.labels["process"].split()[0] for s in found["rayfleet_process_cpu_seconds"]}
     assert processes == {"gateway", "worker"}
     states = {s.labels["state"]: s.value for s in found["rayfleet_node_processes"]}
-    assert states == {"answered": 3, "silent": 0}
+    assert states == {"answered": NUM_PROCESSES, "silent": 0}
     assert sum(s.value for s in found["rayfleet_worker_ready"]) == 2
     series = [(s.name, *sorted(s.labels.items())) for f in found.values() for s in f]
     assert len(series) == len(set(series))
