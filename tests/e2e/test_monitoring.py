@@ -21,8 +21,6 @@ from tests.support.deploy.promql import RULES, is_told_here, missing, panel_quer
 from tests.support.fleet.running_fleet import API_KEY, MODEL, RunningFleet, wait_until
 
 NUM_REQUESTS = 12
-NUM_PROCESSES = 3
-"""A gateway and two workers."""
 START_S = 600.0
 """Prometheus starts within a second where nothing else runs."""
 
@@ -51,29 +49,42 @@ def put_under_load(fleet: RunningFleet) -> None:
 
 @pytest.fixture(scope="module")
 def loaded(fleet: RunningFleet) -> RunningFleet:
-    """Once the workers that other tests have had started or killed are gone."""
-    wait_until(lambda: answering(fleet) == NUM_PROCESSES)
     put_under_load(fleet)
     return fleet
 
 
-def answering(fleet: RunningFleet) -> float:
-    """Processes that told their metrics at a scrape."""
-    with fleet.http as http:
-        text = http.get("/metrics").text
-    [answered] = [
-        sample.value
-        for family in parse(text)
-        for sample in family.samples
-        if sample.name == "rayfleet_node_processes" and sample.labels["state"] == "answered"
-    ]
-    return answered
-
-
 @pytest.fixture(scope="module")
 def scrape(loaded: RunningFleet) -> str:
-    with loaded.http as http:
-        return http.get("/metrics").text
+    """Told while no process came or went: other tests had workers started, killed and replaced."""
+
+    def told_of_the_same_processes() -> bool:
+        nonlocal text
+        before = replicas(loaded)
+        with loaded.http as http:
+            text = http.get("/metrics").text
+        return before == replicas(loaded) and states_of(text) == {
+            "answered": len(before),
+            "silent": 0,
+        }
+
+    text = ""
+    wait_until(told_of_the_same_processes)
+    return text
+
+
+def replicas(fleet: RunningFleet) -> list[int]:
+    """Process ids of all gateways and workers, as Linux tells them."""
+    return sorted(fleet.gateways() + fleet.fronts())
+
+
+def states_of(text: str) -> dict[str, float]:
+    """Processes that told their metrics at a scrape, and those that did not."""
+    return {
+        sample.labels["state"]: sample.value
+        for family in parse(text)
+        for sample in family.samples
+        if sample.name == "rayfleet_node_processes"
+    }
 
 
 def test_every_query_finds_its_series(scrape: str) -> None:
@@ -86,9 +97,10 @@ def test_one_scrape_tells_of_every_process_once(scrape: str) -> None:
     found = {family.name: family.samples for family in parse(scrape)}
     processes = {s.labels["process"].split()[0] for s in found["rayfleet_process_cpu_seconds"]}
     assert processes == {"gateway", "worker"}
-    states = {s.labels["state"]: s.value for s in found["rayfleet_node_processes"]}
-    assert states == {"answered": NUM_PROCESSES, "silent": 0}
-    assert sum(s.value for s in found["rayfleet_worker_ready"]) == 2
+    told = {s.labels["process"] for s in found["rayfleet_process_cpu_seconds"]}
+    assert states_of(scrape) == {"answered": len(told), "silent": 0}
+    ready = [s for s in found["rayfleet_worker_ready"] if s.labels["model_name"] == MODEL]
+    assert sum(sample.value for sample in ready) == 2
     series = [(s.name, *sorted(s.labels.items())) for f in found.values() for s in f]
     assert len(series) == len(set(series))
     [count] = {
