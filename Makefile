@@ -3,6 +3,7 @@
 # make test           what CI runs
 # make lint           the part of it that does not run the code
 # make check-long     what `make test` leaves out: more architectures, faults, random cases (half an hour)
+# make check-cuda     the paths for CUDA on stand-ins for a device: launches, races, graphs, binaries
 # make check-install  all pins and extras resolve on the public index (two minutes)
 # make lock           what images install, by hash       (ARGS="--upgrade")
 # make check-supply   locks, bills of materials, vulnerabilities, digests (ARGS="--values FILE")
@@ -44,7 +45,7 @@ SLOW_FILES = $(shell grep -rlx 'pytestmark = pytest.mark.slow' $(UNIT_TESTS))
 unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: help install serve unit test lint style lock check-install check-supply check-autoscale \
-	check-cancels check-chaos check-gateway check-hostile check-long check-nodes check-overload check-proxy \
+	check-cancels check-chaos check-cuda check-gateway check-hostile check-long check-nodes check-overload check-proxy \
 	check-rolling-update check-scale check-soak check-tenants demo-models check-speculative
 .DEFAULT_GOAL := serve
 
@@ -88,6 +89,10 @@ test: style
 check-long: $(STAMP)
 	RAY_USAGE_STATS_ENABLED=0 TEST_EFFORT=long $(PYTEST) -n $(TEST_PROCESSES) \
 		-m "long or randomized" $(TEST_ARGS)
+
+check-cuda: $(STAMP)
+	$(PYTEST) -n $(UNIT_PROCESSES) -m "long or not long" tests/cuda tests/kernels/test_triton_compiles.py \
+		$(TEST_ARGS)
 
 check-install: $(STAMP)
 	$(BIN)/python -m tests.system.install $(ARGS)

@@ -1,0 +1,125 @@
+"""What each family's captured steps launch, and that nothing in them waits or is on the host."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+pytest.importorskip("triton", reason="Triton is not installed")
+
+from tests.support.cuda.budgets import BUDGETS
+from tests.support.cuda.counted import Counts, HostWait, count_launches, write_config
+from tests.support.cuda.tensors import DeviceMix
+from tests.support.worker.real_configs import RealConfig, load_corpus
+from worker.models.families import FAMILIES
+from worker.rank.runner import ModelRunner
+
+NUM_LAYERS = 6
+"""So that each kind of a family's layers is among them."""
+SHORT = ("LlamaForCausalLM", "Qwen3ForCausalLM", "Qwen3MoeForCausalLM", "LLaDA2MoeModelLM")
+
+
+@cache
+def corpus() -> dict[str, RealConfig]:
+    return {real.name: real for real in load_corpus()}
+
+
+def count(architecture: str, folder: Path, num_layers: int = NUM_LAYERS, **options: Any) -> Counts:
+    real = corpus()[BUDGETS[architecture].model]
+    real.write(folder)
+    return count_launches(write_config(folder, dict(real.config), num_layers), **options)
+
+
+def test_every_family_has_a_budget() -> None:
+    assert set(BUDGETS) == set(FAMILIES)
+
+
+@pytest.mark.parametrize(
+    "architecture",
+    [name if name in SHORT else pytest.param(name, marks=pytest.mark.long) for name in BUDGETS],
+)
+def test_steps_stay_within_their_budgets(architecture: str, tmp_path: Path) -> None:
+    """Nothing in them waits for the device, either, or mixes devices: that would raise."""
+    counts, budget = count(architecture, tmp_path), BUDGETS[architecture]
+    assert counts.layer <= budget.layer
+    assert counts.rest <= budget.rest
+    assert counts.draw <= budget.draw
+    assert counts.filtered <= budget.filtered
+
+
+def sabotaged(folder: Path, harm: Callable[[torch.Tensor], object]) -> Counts:
+    """Llama with something else done to hidden states in each layer."""
+
+    def prepare(runner: ModelRunner) -> None:
+        for layer in runner.model.layers:
+            forward = layer.forward
+
+            def harmed(hidden: torch.Tensor, *args: Any, forward: Any = forward) -> Any:
+                harm(hidden)
+                return forward(hidden, *args)
+
+            layer.forward = harmed  # type: ignore[method-assign]
+
+    return count("LlamaForCausalLM", folder, 1, prepare=prepare)
+
+
+def test_a_launch_more_is_found(tmp_path: Path) -> None:
+    assert sabotaged(tmp_path, lambda hidden: hidden + 1).layer == 12
+
+
+def test_what_torch_makes_of_views_is_no_launch(tmp_path: Path) -> None:
+    assert sabotaged(tmp_path, lambda hidden: hidden[1:].T[None].split(1)).layer == 11
+
+
+@pytest.mark.parametrize(
+    "harm",
+    [
+        lambda hidden: hidden.sum().item(),
+        lambda hidden: bool((hidden > 0).any()),
+        lambda hidden: hidden.tolist(),
+        lambda hidden: hidden.cpu(),
+        lambda hidden: torch.equal(hidden, hidden),
+        lambda hidden: hidden[hidden > 0],
+        lambda hidden: hidden.copy_(torch.zeros(hidden.shape)),
+        lambda hidden: hidden.copy_(torch.zeros(hidden.shape), non_blocking=True),
+        lambda hidden: torch.zeros(hidden.shape).copy_(hidden, non_blocking=True),
+        lambda hidden: torch.tensor([1.0, 2.0], device=hidden.device),
+    ],
+    ids=[
+        *("item", "bool", "tolist", "cpu", "equal", "mask", "copy", "pageable"),
+        *("to-pageable", "tensor"),
+    ],
+)
+def test_a_wait_for_the_device_is_found(
+    harm: Callable[[torch.Tensor], object], tmp_path: Path
+) -> None:
+    with pytest.raises(HostWait):
+        sabotaged(tmp_path, harm)
+
+
+@pytest.mark.parametrize(
+    "harm",
+    [
+        lambda hidden: hidden + torch.ones(hidden.shape),
+        lambda hidden: hidden.index_select(0, torch.arange(2)),
+        lambda hidden: hidden[torch.arange(2)],
+    ],
+    ids=["sum", "index_select", "index"],
+)
+def test_a_mixture_of_devices_is_found(
+    harm: Callable[[torch.Tensor], object], tmp_path: Path
+) -> None:
+    with pytest.raises(DeviceMix):
+        sabotaged(tmp_path, harm)
+
+
+def test_pinned_memory_may_be_copied_from(tmp_path: Path) -> None:
+    counts = sabotaged(
+        tmp_path, lambda hidden: torch.ones(3).pin_memory().to(hidden.device, non_blocking=True)
+    )
+    assert counts.layer == 12

@@ -1,0 +1,185 @@
+"""How many launches a model's steps are: its real classes, on tensors that are nowhere."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+import torch
+from triton.runtime.jit import JITFunction
+
+from kernels.attention import CapturableBackend
+from tests.support.cuda.tensors import (
+    DEVICE,
+    Launch,
+    Memory,
+    Region,
+    StandIn,
+    patched_tensors,
+)
+from worker.config import EngineConfig
+from worker.models.native import pack_weights
+from worker.models.tensor_parallel import TensorParallelGroup
+from worker.rank import batch, runner
+from worker.rank.graphs import Replay, StepGraphs
+from worker.rank.runner import ModelRunner
+
+ROWS = 4
+"""Of the step that is counted."""
+
+
+class HostWait(AssertionError):
+    """What is captured in a graph waits for the device."""
+
+
+class Counter:
+    """Notes launches by name; a watcher."""
+
+    def __init__(self) -> None:
+        self.names: list[str] = []
+        self.forbids_waits = False
+
+    def allocated(self, memory: Memory) -> None:
+        pass
+
+    def freed(self, memory: Memory) -> None:
+        pass
+
+    def launched(self, launch: Launch) -> None:
+        self.names.append(launch.name)
+
+    def touched(self, region: Region, *, write: bool) -> None:
+        pass
+
+    def waited(self, what: str) -> None:
+        if self.forbids_waits:
+            raise HostWait(what)
+
+
+@dataclass(frozen=True, slots=True)
+class Counts:
+    """Launches of one captured step."""
+
+    layer: int
+    """Of the layer that has most."""
+    rest: int
+    """Of the forward pass beside its layers."""
+    draw: int
+    """Logits and draw of rows without filters."""
+    filtered: int
+    """The same with filters."""
+
+
+class _Idle:
+    """A stream, or an event, that nothing depends on."""
+
+    def __init__(self, *_: Any, **__: Any) -> None:
+        pass
+
+    def __getattr__(self, name: str) -> Callable[..., None]:
+        return lambda *_, **__: None
+
+
+class _Upload:
+    """Brings zeros to the device."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+
+    def upload(self, num_bytes: int, fill: Callable[[npt.NDArray[np.uint8]], None]) -> torch.Tensor:
+        fill(np.zeros(num_bytes, dtype=np.uint8))
+        return torch.empty(num_bytes, dtype=torch.uint8, device=self._device)
+
+
+@contextmanager
+def counting() -> Iterator[Counter]:
+    """Inside, tensors on "cuda" have no content, and launches are counted."""
+    counter = Counter()
+
+    def launch(self: Any, *_: Any, grid: Any, warmup: bool, **__: Any) -> None:
+        counter.names.append(self.fn.__name__)
+
+    with pytest.MonkeyPatch.context() as patch, patched_tensors(), StandIn(counter, "meta"):
+        patch.setattr(JITFunction, "run", launch)
+        for name in ("Stream", "Event"):
+            patch.setattr(torch.cuda, name, _Idle)
+        patch.setattr(torch.cuda, "stream", lambda _: nullcontext())
+        patch.setattr(torch.cuda, "synchronize", lambda *_: None)
+        properties = SimpleNamespace(multi_processor_count=132)
+        patch.setattr(torch.cuda, "get_device_properties", lambda _: properties)
+        patch.setattr(batch, "uploader_to", _Upload)
+        patch.setattr(runner, "draw_weights", pack_weights)
+        yield counter
+
+
+def count_launches(
+    folder: Path, prepare: Callable[[ModelRunner], object] = lambda _: None
+) -> Counts:
+    """Launches of a captured step of the model whose config.json is in the folder.
+
+    Args:
+        folder: with no weights.
+        prepare: is given the runner before its steps are captured.
+
+    Raises:
+        HostWait: what would be captured waits for the device.
+        DeviceMix: it computes with tensors on CPU.
+    """
+    captured: list[list[str]] = []
+    by_layer: list[int] = []
+    options = {"device": "cuda", "load_format": "dummy", "max_num_seqs": ROWS}
+    config = EngineConfig(model=str(folder), max_model_len=1024, page_size=32, **options)  # type: ignore[arg-type]
+    with counting() as counter:
+        built = ModelRunner(config, TensorParallelGroup.alone(DEVICE))
+        built._allocate(64)
+        prepare(built)
+        for layer in built.model.layers:
+            _count_calls(layer, counter, by_layer)
+
+        def capture(launch: Callable[[], None]) -> Replay:
+            counter.names, counter.forbids_waits = [], True
+            launch()
+            captured.append(counter.names)
+            counter.forbids_waits = False
+            return lambda: None
+
+        backend = built._attention
+        assert isinstance(backend, CapturableBackend)
+        with torch.inference_mode():
+            steps = (built.run_model, built.model.compute_logits, built._tables)
+            StepGraphs(*steps, (ROWS,), capture, backend, show_progress=False)
+    forward, *draws = map(len, captured)
+    plain, filtered = draws or (0, 0)  # blocks are not drawn in graphs
+    return Counts(max(by_layer), forward - sum(by_layer), plain, filtered)
+
+
+def _count_calls(layer: Any, counter: Counter, found: list[int]) -> None:
+    forward = layer.forward
+
+    def counted(*args: Any, **kwargs: Any) -> Any:
+        before = len(counter.names)
+        result = forward(*args, **kwargs)
+        found.append(len(counter.names) - before)
+        return result
+
+    layer.forward = counted
+
+
+def write_config(folder: Path, config: dict[str, Any], num_layers: int) -> Path:
+    """The folder with a config.json of so many layers."""
+    most = config["num_hidden_layers"]
+    short = {
+        key: value[:num_layers] if isinstance(value, list) and len(value) == most else value
+        for key, value in config.items()
+    }
+    short["num_hidden_layers"] = min(most, num_layers)
+    (folder / "config.json").write_text(json.dumps(short), encoding="utf-8")
+    return folder
