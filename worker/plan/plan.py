@@ -95,6 +95,22 @@ class PageCopies(msgspec.Struct, array_like=True, frozen=True):
     slots: list[int]
 
 
+class StateLoad(msgspec.Struct, array_like=True, frozen=True):
+    """Copies a snapshot into the state of a slot, whose row begins behind position 0."""
+
+    slot: int
+    snapshot: int
+
+
+class StateStore(msgspec.Struct, array_like=True, frozen=True):
+    """Copies the state of a slot that has seen so many positions into a snapshot; the slot's row
+    computes the last of them."""
+
+    slot: int
+    position: int
+    snapshot: int
+
+
 class PlannedRow(msgspec.Struct, array_like=True, frozen=True, tag=0):
     """Computes positions [start, start + length) of one request."""
 
@@ -202,6 +218,10 @@ class Plan(msgspec.Struct, array_like=True, frozen=True):
     loads: PageCopies | None = None
     """Pages that come back: after the stores, which may touch the same pages and slots, and before
     the rows."""
+    state_loads: list[StateLoad] = []
+    """Of models whose layers keep a state; before the rows."""
+    state_stores: list[StateStore] = []
+    """Of these, too; as the rows get there. No step before reads or writes these snapshots."""
 
     @property
     def num_tokens(self) -> int:

@@ -8,6 +8,9 @@ import msgspec
 
 UNBOUNDED = 1 << 40
 """Tokens of a request whose layers all see a window: its pages do not grow with it."""
+LEAST_SNAPSHOTS = 4
+"""So that a request that has the cache for itself can keep what it has computed last: what a step
+loads, and what two steps store."""
 
 
 class PageGroups(msgspec.Struct, array_like=True, frozen=True):
@@ -26,11 +29,21 @@ class PageGroups(msgspec.Struct, array_like=True, frozen=True):
     """Groups whose layers see a window; they come after the full ones."""
     window: int = 0
     """Positions that these see at most, a query's own included; 0 without such groups."""
+    snapshot_pages: int = 0
+    """Pages that take as much memory as a request's state, where layers keep one: a prefix that is
+    so long has a snapshot of the state at its end. 0 where no layer keeps any, or nothing is to be
+    cached."""
 
     @property
     def num_groups(self) -> int:
         """Pages that a block takes."""
         return self.num_full + self.num_window
+
+    def num_snapshots(self, num_pages: int) -> int:
+        """Snapshots beside so many pages: as much memory as these, where layers keep a state."""
+        if not self.snapshot_pages:
+            return 0
+        return max(LEAST_SNAPSHOTS, num_pages // self.snapshot_pages)
 
     def first_block(self, position: int, page_size: int) -> int:
         """The first block of which a query at `position`, or a later one, reads pages of window

@@ -48,6 +48,8 @@ class SlotRow:
     tables: list[list[int]]
     """By group of layers, the page of each block; 0 where it was given back before the slot got
     it."""
+    state: int = POISON
+    """Content of the last position that was computed, as layers that keep a state know it."""
 
     def content(self, position: int) -> int:
         while len(self.contents) <= position:
@@ -62,6 +64,7 @@ class FakeDevice:
         self.slots: dict[int, SlotRow] = {}
         self.pages = [[POISON] * config.page_size for _ in range(config.num_pages)]
         self.host = [[POISON] * config.page_size for _ in range(config.num_host_pages)]
+        self.snapshots = [POISON] * config.page_groups.num_snapshots(config.num_pages - 1)
         self.in_flight: deque[Plan] = deque()
         self.launched = 0
         self.digest = SampleDigest()
@@ -87,6 +90,11 @@ class FakeDevice:
             assert write.start == len(pages), "a page-table entry was skipped or rewritten"
             assert 0 not in write.page_ids, "page 0 is the dummy"
             pages += write.page_ids
+        stored = {store.snapshot for store in plan.state_stores}
+        for other in (*self.in_flight, plan):
+            assert stored.isdisjoint(load.snapshot for load in other.state_loads)
+            if other is not plan:
+                assert stored.isdisjoint(store.snapshot for store in other.state_stores)
         assert plan.rows
         assert plan.num_tokens <= self.config.max_num_batched_tokens
         assert len({row.slot for row in plan.rows}) == len(plan.rows)
@@ -105,6 +113,9 @@ class FakeDevice:
             for page, slot in zip(plan.loads.pages, plan.loads.slots, strict=True):
                 assert POISON not in self.host[slot], "a slot was used again too early"
                 self.pages[page] = list(self.host[slot])
+        for load in plan.state_loads:
+            assert self.snapshots[load.snapshot] != POISON, "a snapshot was used again too early"
+            self.slots[load.slot].state = self.snapshots[load.snapshot]
         # Rows run in parallel on a real device: all reads of earlier steps' pages, then writes.
         rows = [row for row in plan.rows if isinstance(row, PlannedRow)]
         assert len(rows) == len(plan.rows), "this device knows neither drafts nor blocks"
@@ -112,6 +123,11 @@ class FakeDevice:
             self._check_past(row)
         for row in rows:
             self._write(row)
+        for store in plan.state_stores:
+            (row,) = (row for row in rows if row.slot == store.slot)
+            assert row.start < store.position <= row.start + row.length, "not a state of the row"
+            content = self.slots[store.slot].content(store.position - 1)
+            self.snapshots[store.snapshot] = content
         sampled = [self._sample(row) for row in rows if row.sample]
         self.num_rows += len(rows)
         self.digest.update(plan.seq, sampled)
@@ -119,7 +135,9 @@ class FakeDevice:
         compute_ms = 1.5 + self.token_ms * plan.num_tokens
         return StepResult(plan.seq, sampled, compute_ms, load_ms=load_ms)
 
-    def poison(self, pages: list[int], slots: list[int]) -> None:
+    def poison(self, pages: list[int], slots: list[int], snapshots: list[int]) -> None:
+        for snapshot in snapshots:
+            self.snapshots[snapshot] = POISON
         for page in pages:
             self.pages[page] = [POISON] * self.config.page_size
         for slot in slots:
@@ -128,7 +146,8 @@ class FakeDevice:
     def _check_past(self, row: PlannedRow) -> None:
         slot, size, groups = self.slots[row.slot], self.config.page_size, self.config.page_groups
         if row.start:
-            slot.content(row.start - 1)
+            content = slot.content(row.start - 1)
+            assert slot.state == content or not self.snapshots, "a row goes on from another state"
         for group, table in enumerate(slot.tables):
             seen = 0 if group < groups.num_full else max(0, row.start + 1 - groups.window)
             for begin in range(seen - seen % size, row.start, size):
@@ -142,6 +161,7 @@ class FakeDevice:
         for position in range(row.start, row.start + row.length):
             for table in slot.tables:
                 self.pages[table[position // size]][position % size] = slot.content(position)
+        slot.state = slot.content(row.start + row.length - 1)
 
     def _sample(self, row: PlannedRow) -> int:
         slot, end = self.slots[row.slot], row.start + row.length
@@ -276,7 +296,9 @@ class Harness:
         """Invariants; and what is free now holds garbage from here on."""
         host = self.scheduler.state.cache.host
         slots = [] if host is None else host._slots._free
-        self.device.poison(self.free_pages(), slots)
+        snapshots = self.scheduler.state.cache._snapshots
+        free = [] if snapshots is None else snapshots._pool._free
+        self.device.poison(self.free_pages(), slots, free)
         if self.checked:
             self.scheduler.check_invariants()
 

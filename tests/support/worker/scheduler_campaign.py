@@ -89,7 +89,7 @@ class Campaign:
         cache = self.harness.scheduler.state.cache
         count, blocks = self.rng.randint(1, 6), cache._blocks
         if blocks is None:
-            cache._pages.release(cache._tree.evict(count), fence=0)
+            cache.evict(count)
         else:
             blocks.evict(cache._tree.evict(count // 3))
             blocks.reclaim(cache._pages.num_free + count, ends=self.rng.random() < 0.5)

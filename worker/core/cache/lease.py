@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from worker.core.cache.node import Node
+from worker.core.cache.snapshots import PendingSnapshot
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -29,5 +30,11 @@ class Lease:
     first_seen: int = 0
     """Place of the first of the pages that may still be read in layers that see a window."""
     duplicates: list[int] = field(default_factory=list)
+    borders: tuple[int, ...] = ()
+    """Positions at which the state is worth a snapshot, where layers keep one."""
+    snapshots: list[PendingSnapshot] = field(default_factory=list)
+    """Those that steps in flight store."""
+    rolling_page: int = 0
+    """The cached page with its last snapshot that a later one replaces; 0 for none."""
     fence: int = 0
     """The last step launched that touches the slot and the pages."""

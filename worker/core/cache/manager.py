@@ -11,6 +11,7 @@ from worker.core.cache.lease import Lease
 from worker.core.cache.match import Match
 from worker.core.cache.pool import FencedPool
 from worker.core.cache.radix import RadixTree
+from worker.core.cache.snapshots import NO_LOADS, PendingSnapshot, SnapshotPool, StateLoads
 from worker.wire.blocks import TOKEN_BYTES
 from worker.wire.messages import BlockEvent
 from worker.wire.page_groups import ONE_GROUP, PageGroups
@@ -26,6 +27,9 @@ class CacheManager:
     page in every group of layers. Pages of window groups are given back once a lease's window has
     passed over them: they stay cached until others need them, or are free. Numbers of pages are of
     all groups together; elsewhere a block is a page.
+
+    Where layers keep a state of each request, it lies in the request's slot. Cached prefixes can be
+    gone on from where they have a snapshot of it (see SnapshotPool).
 
     Args:
         num_pages: pages on the device; page 0 is the dummy and never handed out.
@@ -57,6 +61,10 @@ class CacheManager:
         self._blocks = BlockPool(self._pages, groups, page_size) if groups.num_window else None
         """None where all layers attend to all positions: a block is a page."""
         self._slots = FencedPool(0, num_slots)
+        num_snapshots = groups.num_snapshots(num_pages - 1) if enable_prefix_caching else 0
+        assert not num_snapshots or self._blocks is None, "states and windows in one model"
+        self._snapshots = SnapshotPool(num_snapshots) if num_snapshots else None
+        """None where no layer keeps a state."""
         self.host = HostPool(num_host_pages) if num_host_pages else None
         """The tier in host memory; None without one."""
         self._tree = RadixTree(page_size, block_hash_salt, self.host)
@@ -127,6 +135,12 @@ class CacheManager:
         key = token_ids.tobytes()
         match = self._tree.match(key, max_pages, cache_salt)
         blocks = self._blocks
+        if self._snapshots is not None:
+            num_hit = self._snapshots.longest_hit(match.pages)
+            borders = (len(match.pages) * self._page_size, max_pages * self._page_size)
+            if num_hit < len(match.pages):
+                match = self._tree.match(key, num_hit, cache_salt)
+            return match._replace(borders=borders)
         if blocks is None or not match.pages:
             return match
         num_blocks = blocks.longest_hit(match.pages)
@@ -152,7 +166,10 @@ class CacheManager:
             pages=list(match.pages),
             node=node,
             num_cached_pages=match.num_pages,
+            borders=match.borders,
         )
+        if self._snapshots is not None and match.pages:
+            self._snapshots.load(match.pages[-1], lease.slot)
         if self._blocks is not None:
             lease.first_seen = self._blocks.first_seen(len(lease.pages))
             self._blocks.use(lease.pages[lease.first_seen :])
@@ -173,11 +190,19 @@ class CacheManager:
             return pages
         missing = count - self._pages.num_free
         if missing > 0:
-            # Nothing in flight reads an evictable page: locks end only behind their fence.
-            self._pages.release(self._tree.evict(missing), fence=0)
+            self.evict(missing)
         pages = self._pages.take(count)
         lease.pages += pages
         return pages
+
+    def evict(self, count: int) -> None:
+        """Frees `count` cached pages, as far as there are evictable ones; no layer sees a
+        window."""
+        # Nothing in flight reads an evictable page: locks end only behind their fence.
+        pages = self._tree.evict(count)
+        if self._snapshots is not None:
+            self._snapshots.forget(pages)
+        self._pages.release(pages, fence=0)
 
     def page_rows(self, lease: Lease, start: int = 0) -> list[tuple[int, list[int]]]:
         """By group of layers, what its page table is to name for a lease's slot from index `start`
@@ -220,6 +245,8 @@ class CacheManager:
         lease.node, duplicates = self._tree.insert(lease.node, key, lease.pages[start:end])
         lease.duplicates += duplicates
         lease.num_cached_pages = end
+        if lease.snapshots:
+            self._attach_snapshots(lease, start, end)
         if self._blocks is not None:
             self._blocks.cache(lease.pages[start + len(duplicates) : end])
             if duplicates:
@@ -237,6 +264,11 @@ class CacheManager:
             seen = lease.pages[lease.first_seen :]
             self._blocks.end_use(seen, lease.fence, lease_ends=True)
             self._blocks.release(self._own_pages(lease), lease.fence)
+        if self._snapshots is not None:
+            self._snapshots.cancel(lease.slot)
+            self._snapshots.keep(lease.rolling_page)
+            pending = [one.snapshot for one in lease.snapshots]
+            self._snapshots.release(pending, lease.fence)
         self._slots.release([lease.slot], lease.fence)
         if lease.node is not None:
             self._tree.unlock(lease.node, lease.fence)
@@ -248,6 +280,8 @@ class CacheManager:
         self._tree.complete(seq)
         if self._blocks is not None:
             self._blocks.complete(seq)
+        if self._snapshots is not None:
+            self._snapshots.complete(seq)
         if self.host is not None:
             self.host.complete(seq)
 
@@ -257,6 +291,39 @@ class CacheManager:
         Every Plan takes them.
         """
         return (NO_COPIES, NO_COPIES) if self.host is None else self.host.take_copies(seq)
+
+    @property
+    def keeps_states(self) -> bool:
+        """Whether `take_snapshots` has anything to do."""
+        return self._snapshots is not None
+
+    def take_loads(self, seq: int) -> StateLoads:
+        """Snapshots that Plan `seq` copies into slots' states, before its rows.
+
+        Every Plan takes them.
+        """
+        return NO_LOADS if self._snapshots is None else self._snapshots.take_loads(seq)
+
+    def take_snapshots(self, lease: Lease, start: int, end: int) -> list[PendingSnapshot]:
+        """Snapshots that a step stores of the state of a lease, of which it computes positions
+        [start, end); the lease's fence is that step.
+
+        Kept are those at the lease's borders, and such as bound what is computed again after any
+        prefix; the last page that is full has one until the next is.
+        """
+        assert self._snapshots is not None, "no layer keeps a state"
+        if lease.node is None:
+            return []
+        size = self._page_size
+        stride = self._groups.snapshot_pages * size
+        kept = {*range(start - start % stride + stride, end + 1, stride), *lease.borders}
+        wanted = sorted({end - end % size, *kept}, reverse=True)
+        pending: list[PendingSnapshot] = []
+        for position in wanted:
+            if start < position <= end and (snapshot := self._snapshots.take()) is not None:
+                pending.append(PendingSnapshot(position, snapshot, position in kept))
+        lease.snapshots += pending
+        return pending
 
     def take_events(self) -> list[BlockEvent]:
         """What entered and left the prefix cache since the last call, in that order."""
@@ -274,9 +341,27 @@ class CacheManager:
             used = [page for lease in leases for page in lease.pages[lease.first_seen :]]
             self._blocks.check_invariants(cached, owned, used)
         self._slots.check_invariants(lease.slot for lease in leases)
+        if self._snapshots is not None:
+            pending = [one.snapshot for lease in leases for one in lease.snapshots]
+            self._snapshots.check_invariants(pending, cached)
         if self.host is not None:
             self.host.check_invariants(slot for n in nodes if n.on_host for slot in n.pages)
         self._tree.check_invariants([lease.node for lease in leases if lease.node is not None])
+
+    def _attach_snapshots(self, lease: Lease, start: int, end: int) -> None:
+        """Gives snapshots that have been stored to the pages, from index `start` up to `end`, that
+        have just been cached."""
+        assert self._snapshots is not None
+        assert lease.node is not None
+        pages = self._tree.last_pages(lease.node, end - start)
+        due = [one for one in lease.snapshots if one.position <= end * self._page_size]
+        lease.snapshots = lease.snapshots[len(due) :]
+        self._snapshots.give_up(lease.rolling_page)
+        lease.rolling_page = 0
+        for one in due:
+            page = pages[one.position // self._page_size - 1 - start]
+            if self._snapshots.attach(page, one) and not one.is_kept:
+                lease.rolling_page = page
 
     def _num_to_take(self, num_tokens: int, num_blocks: int, num_seen: int) -> int:
         """Pages that one takes who has so many blocks, and the window pages of so many of them."""

@@ -20,6 +20,9 @@ class Match(NamedTuple):
     """Where it ends, if that is in host memory."""
     num_host: int = 0
     """Pages in host memory, after those on the device."""
+    borders: tuple[int, ...] = ()
+    """Positions at which the state of whoever goes on from here is worth a snapshot: where the
+    cached pages end, of which only those before a snapshot count, and where all of them will."""
 
     @property
     def num_pages(self) -> int:

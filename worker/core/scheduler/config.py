@@ -40,6 +40,8 @@ class SchedulerConfig(SchedulingOptions):
             raise ValueError("num_pages must be at least 2: one dummy page and one to use")
         if self.page_groups.num_window and (self.num_host_pages or self.blocks is not None):
             raise ValueError("layers that see a window go with no host tier and no blocks")
+        if self.page_groups.snapshot_pages and (self.num_host_pages or self.blocks is not None):
+            raise ValueError("layers that keep a state go with no host tier and no blocks")
         if self.num_host_pages and not self.enable_prefix_caching:
             raise ValueError("num_host_pages needs enable_prefix_caching")
         if self.max_model_len < 2:

@@ -251,6 +251,8 @@ class Scheduler:
             return None
         self._launched = builder.seq
         builder.copy_pages(*self.state.cache.take_copies(builder.seq))
+        if self.state.cache.keeps_states:
+            builder.copy_states(self.state.cache)
         self._in_flight.append(builder.in_flight())
         if builder.seq % DIGEST_INTERVAL:
             return builder.plan(0, 0)

@@ -10,6 +10,7 @@ import msgspec
 
 from worker.core.cache.host import Copies
 from worker.core.cache.lease import Lease
+from worker.core.cache.manager import CacheManager
 from worker.core.request import Request
 from worker.plan.plan import (
     Accept,
@@ -21,6 +22,8 @@ from worker.plan.plan import (
     Plan,
     PlannedRow,
     Row,
+    StateLoad,
+    StateStore,
     StepResult,
 )
 from worker.wire.messages import StepShape
@@ -158,6 +161,8 @@ class StepBuilder:
         """Positions decided under a grammar, as in `Plan`."""
         self._stores: PageCopies | None = None
         self._loads: PageCopies | None = None
+        self._state_loads: list[StateLoad] = []
+        self._state_stores: list[StateStore] = []
 
     @property
     def has_rows_without_draws(self) -> bool:
@@ -182,6 +187,14 @@ class StepBuilder:
         """Moves pages to host memory and back before the step."""
         self._stores = _page_copies(stores)
         self._loads = _page_copies(loads)
+
+    def copy_states(self, cache: CacheManager) -> None:
+        """Has snapshots taken of the states of requests, once all rows are there, and those loaded
+        that requests begin with."""
+        self._state_loads = list(map(StateLoad, *cache.take_loads(self.seq)))
+        for row, _, lease in self._rows():
+            for one in cache.take_snapshots(lease, row.start, row.start + row.length):
+                self._state_stores.append(StateStore(lease.slot, one.position, one.snapshot))
 
     def add_row(self, request: Request, lease: Lease, length: int) -> None:
         """Computes the next `length` positions of a request, and counts them as computed.
@@ -258,6 +271,8 @@ class StepBuilder:
             accepts=self.accepts,
             stores=self._stores,
             loads=self._loads,
+            state_loads=self._state_loads,
+            state_stores=self._state_stores,
         )
 
     def in_flight(self) -> StepInFlight:

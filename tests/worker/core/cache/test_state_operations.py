@@ -1,0 +1,302 @@
+"""Random leases of requests that keep a state, against states that are forgotten when free."""
+
+from __future__ import annotations
+
+from array import array
+from collections import deque
+from dataclasses import dataclass
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from tests.support.effort import cases
+from worker.core.cache.lease import Lease
+from worker.core.cache.manager import CacheManager
+from worker.core.cache.snapshots import PendingSnapshot, SnapshotPool, StateLoads
+from worker.wire.page_groups import LEAST_SNAPSHOTS, PageGroups
+
+SIZE = 2
+TOKENS = st.lists(st.integers(0, 1), min_size=1, max_size=14)
+
+Content = tuple[str, tuple[int, ...]]
+"""The salt and all tokens that a state has seen."""
+
+
+@dataclass
+class Running:
+    lease: Lease
+    row: array[int]
+    salt: str
+    computed: int
+    """Positions, by steps launched."""
+    state: Content | None = None
+    """What the slot holds, by steps completed."""
+
+
+@dataclass
+class Step:
+    running: Running
+    start: int
+    end: int
+    loads: StateLoads
+    stores: list[PendingSnapshot]
+
+
+class StateMachine(RuleBasedStateMachine):
+    """Leases open with a match and compute some positions per step; two may be in flight."""
+
+    snapshot_pages = 3
+    num_pages = 31
+
+    def __init__(self) -> None:
+        super().__init__()
+        groups = PageGroups(snapshot_pages=self.snapshot_pages)
+        self.cache = CacheManager(
+            num_pages=self.num_pages,
+            page_size=SIZE,
+            num_slots=4,
+            block_hash_salt="m",
+            enable_prefix_caching=True,
+            groups=groups,
+        )
+        self.num_snapshots = groups.num_snapshots(self.num_pages - 1)
+        self.running: list[Running] = []
+        self.snapshots: dict[int, Content] = {}
+        self.slots: dict[int, Content] = {}
+        self.steps: deque[Step] = deque()
+        self.seq = self.completed = 0
+
+    @rule(tokens=TOKENS, salt=st.sampled_from(["", "", "x"]))
+    def open(self, tokens: list[int], salt: str) -> None:
+        row = array("i", tokens)
+        match = self.cache.match(row, salt)
+        assert match.num_pages * SIZE < len(tokens), "nothing left to compute"
+        assert match.num_pages == self._longest(row, salt)
+        if not self.cache.num_free_slots:
+            return
+        if self.cache.num_needed(len(row), match) > self.cache.num_available - match.num_unlocked:
+            return
+        lease = self.cache.open(match, salt)
+        self.running.append(Running(lease, row, salt, match.num_pages * SIZE))
+
+    @precondition(lambda self: self.running)
+    @rule(data=st.data(), count=st.integers(1, 7), more=TOKENS)
+    def compute(self, data: st.DataObject, count: int, more: list[int]) -> None:
+        one = data.draw(st.sampled_from(self.running))
+        one.row.extend(more[: max(0, 40 - len(one.row))])
+        start, end = one.computed, min(one.computed + count, len(one.row))
+        missing = -(-end // SIZE) - len(one.lease.pages)
+        if missing > self.cache.num_allocatable or start == end:
+            return
+        if missing > 0:
+            self.cache.allocate(one.lease, missing)
+        self.seq += 1
+        one.lease.fence = self.seq
+        one.computed = end
+        loads = self.cache.take_loads(self.seq)
+        stores = self.cache.take_snapshots(one.lease, start, end)
+        assert all(start < store.position <= end for store in stores)
+        stored = [store.snapshot for store in stores]
+        assert len({*stored}) == len(stored)
+        busy = {*loads.snapshots}
+        for step in self.steps:
+            busy |= {*step.loads.snapshots, *(store.snapshot for store in step.stores)}
+        assert busy.isdisjoint(stored), "stored under a step in flight"
+        self.steps.append(Step(one, start, end, loads, stores))
+
+    @precondition(lambda self: self.running)
+    @rule(data=st.data())
+    def release(self, data: st.DataObject) -> None:
+        one = data.draw(st.sampled_from(self.running))
+        self.running.remove(one)
+        self.cache.release(one.lease)
+
+    @precondition(lambda self: self.completed < self.seq)
+    @rule()
+    def complete(self) -> None:
+        self.completed += 1
+        step = self.steps.popleft()
+        for slot, snapshot in zip(*step.loads, strict=True):
+            self.slots[slot] = self.snapshots[snapshot]
+        one = step.running
+        if step.start:
+            assert self.slots[one.lease.slot] == _content(one, step.start), "another state"
+        for store in step.stores:
+            self.snapshots[store.snapshot] = _content(one, store.position)
+        self.slots[one.lease.slot] = _content(one, step.end)
+        self.cache.complete(self.completed)
+        if one in self.running:
+            self.cache.commit(one.lease, one.row, step.end)
+
+    @rule(count=st.integers(1, 12))
+    def pages_run_short(self, count: int) -> None:
+        self.cache.evict(count)
+
+    @invariant()
+    def every_page_and_snapshot_is_somewhere_once(self) -> None:
+        self.cache.check_invariants(one.lease for one in self.running)
+
+    @invariant()
+    def what_is_free_is_forgotten(self) -> None:
+        pool = self.cache._snapshots
+        assert pool is not None
+        for snapshot in pool._pool._free:
+            self.snapshots.pop(snapshot, None)
+        for slot in self.cache._slots._free:
+            self.slots.pop(slot, None)
+
+    @invariant()
+    def a_snapshot_is_of_its_prefix(self) -> None:
+        pool = self.cache._snapshots
+        assert pool is not None
+        for root in self.cache._tree._roots.values():
+            stack = [(root, ())]
+            while stack:
+                node, before = stack.pop()
+                tokens = before + tuple(array("i", () if node.is_root else node.key))
+                for number, page in enumerate(node.pages, 1):
+                    snapshot = pool._of_page.get(page)
+                    if snapshot is not None:
+                        seen = tokens[: len(before) + number * SIZE]
+                        assert self.snapshots[snapshot] == (root.key.decode(), seen)
+                stack += [(child, tokens) for child in node.children.values()]
+
+    def teardown(self) -> None:
+        for one in self.running:
+            self.cache.release(one.lease)
+        self.running = []
+        while self.completed < self.seq:
+            self.complete()
+        self.cache.check_invariants([])
+        pool = self.cache._snapshots
+        assert pool is not None
+        assert not pool._pool.num_fenced
+        assert not +pool._readers
+        self.cache.evict(self.num_pages)
+        assert pool._pool.num_free == self.num_snapshots
+
+    def _longest(self, row: array[int], salt: str) -> int:
+        pool = self.cache._snapshots
+        assert pool is not None
+        pages = self.cache._tree.match(row.tobytes(), (len(row) - 1) // SIZE, salt).pages
+        return max((n for n, page in enumerate(pages, 1) if page in pool._of_page), default=0)
+
+
+def _content(one: Running, position: int) -> Content:
+    return one.salt, tuple(one.row[:position])
+
+
+class ScarceMachine(StateMachine):
+    snapshot_pages = 30
+
+
+def manager(snapshot_pages: int, num_pages: int = 101) -> CacheManager:
+    return CacheManager(
+        num_pages=num_pages,
+        page_size=SIZE,
+        num_slots=4,
+        block_hash_salt="m",
+        enable_prefix_caching=True,
+        groups=PageGroups(snapshot_pages=snapshot_pages),
+    )
+
+
+class Alone:
+    """A request that computes in steps of its own."""
+
+    def __init__(self, cache: CacheManager, tokens: list[int], seq: int) -> None:
+        self.cache, self.row, self.seq = cache, array("i", tokens), seq
+        match = cache.match(self.row, "")
+        self.lease = cache.open(match, "")
+        self.num_hit = self.computed = match.num_pages * SIZE
+
+    def compute(self, end: int) -> list[int]:
+        """Positions with a snapshot."""
+        missing = -(-end // SIZE) - len(self.lease.pages)
+        if missing > 0:
+            self.cache.allocate(self.lease, missing)
+        self.seq += 1
+        self.lease.fence = self.seq
+        self.cache.take_loads(self.seq)
+        stored = self.cache.take_snapshots(self.lease, self.computed, end)
+        self.computed = end
+        self.cache.complete(self.seq)
+        self.cache.commit(self.lease, self.row, end)
+        return sorted(one.position for one in stored)
+
+
+def test_what_is_kept_of_a_prompt_and_of_an_output() -> None:
+    cache = manager(snapshot_pages=5)
+    first = Alone(cache, [*range(40)], 0)
+    first.row = first.row[:25]
+    # At the end of a step; at whole intervals of 10; where the same prompt could begin.
+    assert first.compute(17) == [10, 16]
+    first.lease.borders = (24,)
+    assert first.compute(25) == [20, 24]
+    first.row.extend(range(25, 40))
+    assert [first.compute(end) for end in range(26, 32)] == [[26], [], [28], [], [30], []]
+    cache.release(first.lease)
+    # Of those that later ones replace only the last is there.
+    pool = cache._snapshots
+    assert pool is not None
+    assert len(pool._of_page) == 4
+    for length, hit in ((40, 30), (30, 24), (24, 20), (20, 10), (10, 0)):
+        again = Alone(cache, [*range(length)], 31 + length)
+        assert again.num_hit == hit
+        cache.release(again.lease)
+
+
+def test_where_two_prompts_part_the_third_goes_on() -> None:
+    cache = manager(snapshot_pages=50)
+    first = Alone(cache, [*range(30)], 0)
+    first.compute(30)
+    second = Alone(cache, [*range(12), 99, 98, 97, 96, 95], 1)
+    assert second.num_hit == 0
+    assert second.lease.borders == (12, 16)
+    assert second.compute(17) == [12, 16]
+    third = Alone(cache, [*range(12), 77, 76, 75], 2)
+    assert third.num_hit == 12
+    cache.check_invariants([first.lease, second.lease, third.lease])
+
+
+def test_without_room_a_request_goes_on_and_what_was_used_last_stays() -> None:
+    cache = manager(snapshot_pages=1000)
+    pool = cache._snapshots
+    assert pool is not None
+    for number in range(6):
+        one = Alone(cache, [100 * number + at for at in range(9)], number)
+        assert one.compute(9) == [8]
+        cache.release(one.lease)
+    hits = []
+    for number in (5, 4, 3, 2, 1, 0):
+        again = Alone(cache, [100 * number + at for at in range(9)], 9)
+        hits.append(again.num_hit)
+        cache.release(again.lease)
+    assert hits == [8] * LEAST_SNAPSHOTS + [0, 0]
+    # All being written or read, a step stores none.
+    taken = [pool.take() for _ in range(LEAST_SNAPSHOTS + 1)]
+    assert taken[-1] is None
+    assert len({*taken[:-1]}) == LEAST_SNAPSHOTS
+
+
+def test_what_is_being_read_is_not_taken() -> None:
+    pool = SnapshotPool(2)
+    first = pool.take()
+    assert first is not None
+    assert pool.attach(7, PendingSnapshot(8, first, False))
+    pool.load(7, slot=3)
+    second = pool.take()
+    assert second not in (None, first)
+    assert pool.take() is None
+    pool.give_up(7)
+    assert pool.take_loads(1) == ([3], [first])
+    assert pool.take() is None
+    pool.complete(1)
+    assert pool.take() == first
+
+
+SETTINGS = settings(max_examples=cases(60), stateful_step_count=50, deadline=None, derandomize=True)
+TestStateMachine = StateMachine.TestCase
+TestScarceMachine = ScarceMachine.TestCase
+TestStateMachine.settings = TestScarceMachine.settings = SETTINGS
