@@ -12,8 +12,18 @@ import sys
 import tempfile
 from pathlib import Path
 
+MAX_CPU_ISA = "RAYFLEET_MAX_CPU_ISA"
+"""The environment variable that names the most that the library may use of the processor, to try
+what it does elsewhere; as oneDNN's own, `ONEDNN_MAX_CPU_ISA`."""
 _SOURCES = Path(__file__).with_name("src")
 _TIMEOUT_S = 300
+_WITHOUT = {
+    "AVX512_CORE_BF16": ["-mno-amx-tile"],
+    "AVX512_CORE": ["-mno-avx512bf16"],
+    "AVX2": ["-mno-avx512f"],
+    "SSE41": ["-mno-avx"],
+}
+"""Flags that take from the compiler what a processor of this kind lacks, those before it added."""
 
 
 class NativeUnavailable(RuntimeError):
@@ -71,7 +81,17 @@ def _compiler() -> str:
 def _flags() -> list[str]:
     machine = "-march=native" if platform.machine() in ("x86_64", "AMD64") else "-mcpu=native"
     # A product and its addition fuse everywhere or nowhere: rows must not differ in rounding.
-    return ["-std=c++17", "-O3", machine, "-ffp-contract=fast", "-fPIC", "-shared", "-pthread"]
+    flags = ["-std=c++17", "-O3", "-ffp-contract=fast", "-fPIC", "-shared", "-pthread"]
+    return [*flags, machine, *_flags_without(os.environ.get(MAX_CPU_ISA, ""))]
+
+
+def _flags_without(most: str) -> list[str]:
+    if not most:
+        return []
+    if most not in _WITHOUT:
+        raise NativeUnavailable(f"{MAX_CPU_ISA} is {most}: it may be {', '.join(_WITHOUT)}")
+    kinds = list(_WITHOUT)
+    return [flag for kind in kinds[: kinds.index(most) + 1] for flag in _WITHOUT[kind]]
 
 
 def _fingerprint(compiler: str, flags: list[str]) -> str:

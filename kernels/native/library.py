@@ -101,6 +101,7 @@ def library() -> ctypes.CDLL:
     except OSError as error:
         raise NativeUnavailable(f"the compiled library does not load: {error}") from error
     signatures = {
+        "has_tiles": (ctypes.c_int32, []),
         "packed_elements": (_I64, [_I64, _I64, _I64]),
         "pack": (None, [_I64, _PTR, _I64, _I64, _PTR]),
         "linear": (None, [_I64, _PTR, _I64, ctypes.POINTER(LinearWeight), _PTR]),

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import platform
 import stat
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -15,9 +17,11 @@ from kernels.native import (
     ModelTensors,
     NativeDecoder,
     NativeUnavailable,
+    build,
     build_library,
 )
 from kernels.native.decoder import multiply, pack_weight
+from kernels.native.library import library
 from tests.support.kernels.native_model import (
     DIM,
     HEADS,
@@ -41,6 +45,71 @@ def test_products(dtype: torch.dtype, n: int, k: int) -> None:
     torch.testing.assert_close(whole, x @ weight.float().T, atol=2e-4, rtol=1e-4)
     for rows in (1, 2, 3, 5, 12, 13, 31, 97):
         assert torch.equal(multiply(x[-rows:], packed, n), whole[-rows:]), f"{rows} rows differ"
+
+
+TILES = ["-mamx-tile", "-mamx-bf16"]
+EMULATED_TILES = ["-DRAYFLEET_EMULATE_AMX"]
+
+
+@pytest.fixture
+def library_of(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str, str], None]]:
+    """Compiles and loads the library as for another processor, until the test is over."""
+
+    def load(processor: str, effort: str) -> None:
+        if processor == "AMX":
+            flags = [*build._flags(), *EMULATED_TILES, effort]
+        else:
+            monkeypatch.setenv(build.MAX_CPU_ISA, processor)
+            flags = [*build._flags(), effort]
+        monkeypatch.setattr(build, "_flags", lambda: flags)
+        library.cache_clear()
+
+    yield load
+    library.cache_clear()
+
+
+@pytest.mark.parametrize(
+    ("processor", "dtype", "effort"),
+    [
+        ("AVX2", torch.float32, "-O1"),
+        ("AMX", torch.bfloat16, "-O1"),
+        pytest.param("AVX512_CORE", torch.bfloat16, "-O3", marks=pytest.mark.long),
+        pytest.param("AVX2", torch.float32, "-O3", marks=pytest.mark.long),
+        pytest.param("AVX2", torch.bfloat16, "-O3", marks=pytest.mark.long),
+        pytest.param("SSE41", torch.float32, "-O3", marks=pytest.mark.long),
+        pytest.param("AMX", torch.bfloat16, "-O3", marks=pytest.mark.long),
+    ],
+    ids=lambda value: str(value).removeprefix("torch."),
+)
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="these are of x86-64")
+def test_it_runs_on_other_processors(
+    library_of: Callable[[str, str], None], processor: str, dtype: torch.dtype, effort: str
+) -> None:
+    """Tiles are emulated; of what a processor lacks, the compiler is told to make no use.
+
+    An optimising compiler takes ten seconds and more, so elsewhere but in long runs it hardly does.
+    """
+    library_of(processor, effort)
+    assert library().rayfleet_has_tiles() == (processor == "AMX")
+    for n, k in ((100, 48), (513, 256), (7, 704)):
+        test_products(dtype, n, k)
+    test_prefill_then_decode_equals_torch(dtype, True)
+    test_rows_chunks_and_threads_change_no_bit(dtype)
+
+
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="other processors have no tiles")
+def test_products_in_tiles_are_compiled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Which needs no processor that has them; their numbers must reach the assembler as such."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    flags = [*build._flags(), *TILES, "-O0"]
+    monkeypatch.setattr(build, "_flags", lambda: flags)
+    build_library()
+
+
+def test_an_unknown_processor_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(build.MAX_CPU_ISA, "AVX1024")
+    with pytest.raises(NativeUnavailable, match="may be AVX512_CORE_BF16, AVX512"):
+        build_library()
 
 
 def reference(model: ModelTensors, tokens: torch.Tensor) -> torch.Tensor:

@@ -88,9 +88,11 @@ static int64_t score(const Queries<W>& queries, const W* k_cache, const Heads& h
     }
     F32 sums[COUNT][CHUNKS] = {};
     for (int64_t d = 0; d < length; ++d)
+#pragma GCC unroll 16
       for (int c = 0; c < CHUNKS; ++c) {
         __builtin_prefetch(next[c] + d * step);
         const auto key = load_operand(keys[c] + d * step);
+#pragma GCC unroll 16
         for (int i = 0; i < COUNT; ++i)
           sums[i][c] = multiply_add(sums[i][c], queries.q[i][d], key);
       }
@@ -130,6 +132,7 @@ static void blend(float* const* out, const W* v_cache, const Heads& heads, int64
   constexpr int64_t kPer = Operand<W>::kPer;
   F32 sums[2][COUNT][VECTORS] = {};
   const auto add = [&](int parity, auto value, int64_t index, int j) {
+#pragma GCC unroll 16
     for (int i = 0; i < COUNT; ++i)
       sums[parity][i][j] = multiply_add(sums[parity][i][j], weights[i * stride + index], value);
   };
@@ -141,6 +144,7 @@ static void blend(float* const* out, const W* v_cache, const Heads& heads, int64
         head_page(v_cache, heads, pages[std::min(page + 1, last_page)], kv_head) + d * kPer;
     const int64_t whole = std::min(heads.page_size, longest - start) / kPer;
     const auto add_element = [&](int parity, int64_t i) {
+#pragma GCC unroll 16
       for (int j = 0; j < VECTORS; ++j) {
         const int64_t at = (i * heads.head_dim + j * kLanes) * kPer;
         __builtin_prefetch(next + at);

@@ -92,10 +92,10 @@ class Decoder {
 
   // Scores of this rank's part of the vocabulary, [rows, lm_head.n].
   void logits(const float* hidden, int64_t rows, float* out) {
-    operand_.reserve(rows * Operand<W>::length(model_.hidden_size));
+    operand_.reserve(rows * row_stride<W>(model_.hidden_size));
     for (int64_t row = 0; row < rows; ++row)
       convert_row(hidden + row * model_.hidden_size, model_.hidden_size,
-                  operand_.data() + row * Operand<W>::length(model_.hidden_size));
+                  operand(row, model_.hidden_size));
     const LinearWeight& weight = model_.lm_head;
     team_.run(threads_for(expected_ms(rows, weight.n * weight.k), weight.n * weight.k),
               [&](int) { multiply(weight, rows, operand_.data(), Floats{out, weight.n}); });
@@ -170,8 +170,8 @@ class Decoder {
     qkv_.reserve(count * qkv_size());
     attended_.reserve(count * model_.num_heads * model_.head_dim);
     queries_.reserve(count * model_.num_heads * Operand<W>::length(model_.head_dim));
-    operand_.reserve(count * Operand<W>::length(widest));
-    inner_.reserve(count * Operand<W>::length(model_.intermediate_size));
+    operand_.reserve(count * row_stride<W>(widest));
+    inner_.reserve(count * row_stride<W>(model_.intermediate_size));
     row_.resize(team_.size());
     for (auto& row : row_) row.reserve(model_.hidden_size);
   }
@@ -348,7 +348,7 @@ class Decoder {
     return (model_.num_heads + 2 * model_.num_kv_heads) * model_.head_dim;
   }
   float* residual(int64_t t) { return &residual_[t * model_.hidden_size]; }
-  Element* operand(int64_t t, int64_t size) { return &operand_[t * Operand<W>::length(size)]; }
+  Element* operand(int64_t t, int64_t size) { return &operand_[t * row_stride<W>(size)]; }
 
   const ModelWeights model_;
   const double ms_per_thread_;

@@ -39,10 +39,10 @@ struct DrawColumns {
 template <typename W>
 void multiply(const float* x, int64_t rows, const LinearWeight& from, float* out) {
   const Weight<W> weight{(const W*)from.packed, from.bias, from.n, from.k};
-  const int64_t length = Operand<W>::length(weight.k);
-  std::vector<typename Operand<W>::Element> operand(rows * length);
+  const int64_t stride = row_stride<W>(weight.k);
+  static std::vector<typename Operand<W>::Element> operand; if ((int64_t)operand.size() < rows * stride) operand.resize(rows * stride);
   for (int64_t row = 0; row < rows; ++row) 
-    convert_row(x + row * weight.k, weight.k, &operand[row * length]);
+    convert_row(x + row * weight.k, weight.k, &operand[row * stride]);
   for (int64_t item = 0; item < linear_items(rows, weight.n); ++item)
     linear_item<W>(item, operand.data(), rows, weight, Floats{out, weight.n});
 }
@@ -50,6 +50,8 @@ void multiply(const float* x, int64_t rows, const LinearWeight& from, float* out
 }  // namespace
 
 extern "C" {
+
+int32_t rayfleet_has_tiles() { return amx::usable(); }
 
 int64_t rayfleet_packed_elements(int64_t is_bf16, int64_t n, int64_t k) {
   return blocks_of(n) * (is_bf16 ? block_elements<uint16_t>(k) : block_elements<float>(k));

@@ -7,18 +7,20 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <type_traits>
 
+#include "amx.h"
 #include "operand.h"
 
 namespace rayfleet {
 
 constexpr int kBlock = 32;
 constexpr int kGroup = 4;  // blocks that one work item covers
-#if defined(__AVX512F__)
-constexpr int kMaxRows = 12;
-#else
-constexpr int kMaxRows = 3;  // registers hold a quarter or half as much
-#endif
+constexpr int kMostRows = 96;  // that it covers
+// Steps of k that are multiplied at a time where there are many rows: so much of kMostRows rows
+// (4 bytes a step) and of a block of weights (128) are 256 KiB, which the second-level cache keeps.
+constexpr int64_t kDepth = 512;
+constexpr int kMaxRows = kRegisterLanes == 16 ? 12 : kRegisterLanes == 8 ? 6 : 3;
 
 static inline int64_t blocks_of(int64_t n) { return (n + kBlock - 1) / kBlock; }
 
@@ -72,7 +74,7 @@ struct Floats {
 };
 
 // Where each block is 16 columns of a gate and the 16 of the up projection that belong to them:
-// silu(gate) * up, as the elements of the next product, [rows, length(n / 2)].
+// silu(gate) * up, as the elements of the next product, n / 2 of each row.
 template <typename W>
 struct Gated {
   typename Operand<W>::Element* out;
@@ -83,67 +85,140 @@ struct Gated {
       gate = gate + load(weight.bias + block * kBlock);
       up = up + load(weight.bias + block * kBlock + kLanes);
     }
-    W* to = (W*)(out + row * Operand<W>::length(weight.n / 2)) + block * kLanes;
+    W* to = (W*)(out + row * row_stride<W>(weight.n / 2)) + block * kLanes;
     store_any(to, gate / (splat(1.0f) + exponential(-gate)) * up);
   }
 };
 
-// ROWS rows from `row` on times BLOCKS blocks of columns, the first of which is `block`. With FETCH
-// the block after them is brought near meanwhile: the memory has nothing else to do while weights
-// that are in the cache already meet more rows.
+// What a work item multiplies, and where its sums wait between two parts of k: the order in which a
+// sum runs through k is the same with parts as without.
+template <typename W, typename Sink>
+struct Product {
+  const typename Operand<W>::Element* operand;
+  const Weight<W>& weight;
+  const Sink& sink;
+  int64_t first_row, first_block;
+  float* sums;  // [kMostRows, kGroup * kBlock]
+
+  int64_t length() const { return Operand<W>::length(weight.k); }
+
+  const W* weights(int64_t block, int64_t step) const {
+    return weight.packed + block * block_elements<W>(weight.k) + step * Operand<W>::kPer * kBlock;
+  }
+
+  // The block that comes next, in this work item or another; the last has itself.
+  const W* after(int64_t block) const {
+    return weights(block + (block + 1 < blocks_of(weight.n)), 0);
+  }
+
+  float* waiting(int64_t row, int64_t block) const {
+    return sums + ((row - first_row) * kGroup + block - first_block) * kBlock;
+  }
+};
+
+// Steps [begin, end) of ROWS rows from `row` on times BLOCKS blocks of columns from `block` on. With
+// FETCH the weights from `next` on are brought near meanwhile: the memory has nothing else to do
+// while weights that are in the cache already meet more rows.
 template <typename W, int ROWS, int BLOCKS, bool FETCH, typename Sink>
-static void tile(const typename Operand<W>::Element* operand, const Weight<W>& weight, int64_t row,
-                 int64_t block, const Sink& sink) {
+static void tile(const Product<W, Sink>& product, int64_t row, int64_t block, int64_t begin,
+                 int64_t end, const W* next) {
   constexpr int kStep = Operand<W>::kPer * kBlock;  // weights per step of k
   constexpr int kHalf = kStep / 2;
-  const int64_t length = Operand<W>::length(weight.k);
-  const auto* x = operand + row * length;
-  const int64_t stride = block_elements<W>(weight.k);
-  const W* w = weight.packed + block * stride;
-  const W* next = w + BLOCKS * stride;
-  F32 sums[ROWS][2 * BLOCKS] = {};
-  for (int64_t i = 0; i < length; ++i) {
-    if constexpr (FETCH) {
-      __builtin_prefetch(next + i * kStep, 0, 2);
-      __builtin_prefetch(next + i * kStep + kHalf, 0, 2);
+  const int64_t length = product.length();
+  const int64_t row_step = row_stride<W>(product.weight.k);
+  const auto* x = product.operand + row * row_step + begin;
+  const int64_t stride = block_elements<W>(product.weight.k);
+  const W* w = product.weights(block, begin);
+  // Vectors of columns that the registers hold at a time.
+  constexpr int kAtOnce = kRegisterLanes == 16 || ROWS <= 3 ? 2 * BLOCKS : 1;
+  F32 totals[ROWS][2 * BLOCKS];
+  for (int first = 0; first < 2 * BLOCKS; first += kAtOnce) {
+    F32 sums[ROWS][kAtOnce] = {};
+    if (begin)
+      for (int r = 0; r < ROWS; ++r)
+        for (int b = 0; b < kAtOnce; ++b)
+          sums[r][b] = load(product.waiting(row + r, block) + (first + b) * kLanes);
+    for (int64_t i = 0; i < end - begin; ++i) {
+      if constexpr (FETCH) {
+        __builtin_prefetch(next + i * kStep, 0, 2);
+        __builtin_prefetch(next + i * kStep + kHalf, 0, 2);
+      }
+#pragma GCC unroll 16
+      for (int r = 0; r < ROWS; ++r)
+#pragma GCC unroll 16
+        for (int b = 0; b < kAtOnce; ++b) {
+          const int column = first + b;
+          const W* from = w + (column / 2) * stride + i * kStep + (column % 2) * kHalf;
+          sums[r][b] = multiply_add(sums[r][b], x[r * row_step + i], load_operand(from));
+        }
     }
     for (int r = 0; r < ROWS; ++r)
-      for (int b = 0; b < 2 * BLOCKS; ++b)
-        sums[r][b] =
-            multiply_add(sums[r][b], x[r * length + i],
-                         load_operand(w + (b / 2) * stride + i * kStep + (b % 2) * kHalf));
+      for (int b = 0; b < kAtOnce; ++b) totals[r][first + b] = sums[r][b];
   }
   for (int r = 0; r < ROWS; ++r)
-    for (int b = 0; b < BLOCKS; ++b) sink.take(&sums[r][2 * b], row + r, block + b, weight);
+    for (int b = 0; b < BLOCKS; ++b)
+      if (end == length)
+        product.sink.take(&totals[r][2 * b], row + r, block + b, product.weight);
+      else
+        for (int half = 0; half < 2; ++half)
+          store(product.waiting(row + r, block + b) + half * kLanes, totals[r][2 * b + half]);
 }
 
+// All of k for few rows: these wait for the memory, which streams best from several blocks at once,
+// one or two rows more than others; more of them have time to fetch ahead.
 template <typename W, int ROWS, typename Sink>
-static void tile_rows(const typename Operand<W>::Element* operand, const Weight<W>& weight,
-                      int64_t row, int64_t first, int64_t last, bool fetch, const Sink& sink) {
-  // One or two rows wait for the memory, which streams best from several blocks at once; more of
-  // them have time to fetch ahead.
-  constexpr int kWidth = kMaxRows < 12 ? 1 : ROWS <= 2 ? 4 : ROWS <= 3 ? 2 : 1;
-  int64_t block = first;
+static void tile_rows(const Product<W, Sink>& product, int64_t last) {
+  constexpr int kWidth = kRegisterLanes < 16 ? (ROWS == 1 ? 2 : 1)
+                         : ROWS <= 2         ? 4
+                         : ROWS <= 4         ? 2
+                                             : 1;
+  const int64_t row = product.first_row, length = product.length();
+  int64_t block = product.first_block;
   if constexpr (kWidth > 1)
     for (; block + kWidth <= last; block += kWidth)
-      tile<W, ROWS, kWidth, false>(operand, weight, row, block, sink);
+      tile<W, ROWS, kWidth, false>(product, row, block, 0, length, nullptr);
   for (; block < last; ++block)
-    fetch ? tile<W, ROWS, 1, true>(operand, weight, row, block, sink)
-          : tile<W, ROWS, 1, false>(operand, weight, row, block, sink);
+    tile<W, ROWS, 1, true>(product, row, block, 0, length, product.after(block));
 }
 
-template <typename W, int ROWS, typename Sink>
-static void tile_up_to(int64_t count, const typename Operand<W>::Element* operand,
-                       const Weight<W>& weight, int64_t row, int64_t first, int64_t last,
-                       bool fetch, const Sink& sink) {
-  if (count == ROWS) return tile_rows<W, ROWS>(operand, weight, row, first, last, fetch, sink);
-  if constexpr (ROWS > 1)
-    tile_up_to<W, ROWS - 1>(count, operand, weight, row, first, last, fetch, sink);
+// Calls `body` with `count` as a constant, from 1 to ROWS.
+template <int ROWS, typename Body>
+static void with_constant(int64_t count, Body&& body) {
+  if (count == ROWS) return body(std::integral_constant<int, ROWS>{});
+  if constexpr (ROWS > 1) with_constant<ROWS - 1>(count, body);
+}
+
+// A part of k of one block for many rows.
+template <typename W, typename Sink>
+static void tile_part(const Product<W, Sink>& product, int64_t block, int64_t last, int64_t step,
+                      int64_t count) {
+  const int64_t end = std::min(step + kDepth, product.length());
+  const W* next = block + 1 < last         ? product.weights(block + 1, step)
+                  : end < product.length() ? product.weights(product.first_block, end)
+                                           : product.after(block);
+  const int64_t tiles = (count + kMaxRows - 1) / kMaxRows;
+  for (int64_t t = 0, done = 0; t < tiles; ++t) {
+    // Where registers are wide, even tiles: 14 rows are 7 and 7 rather than 12 and 2. Elsewhere it
+    // takes a full tile to have as many sums side by side as hide the time that each takes, and the
+    // last tile is one, since it has time to fetch.
+    const int64_t size = kRegisterLanes == 16 ? (count - done + tiles - t - 1) / (tiles - t)
+                         : t                  ? kMaxRows
+                                              : count - (tiles - 1) * kMaxRows;
+    with_constant<kMaxRows>(size, [&](auto constant) {
+      const int64_t row = product.first_row + done;
+      t + 1 < tiles
+          ? tile<W, constant.value, 1, false>(product, row, block, step, end, nullptr)
+          : tile<W, constant.value, 1, true>(product, row, block, step, end, next);
+    });
+    done += size;
+  }
 }
 
 // Work items of a product: groups of blocks, and of rows where there are many. Few columns make few
 // items, of which one thread would often have one more to do than the others: these have fewer rows.
-static inline int64_t rows_per_item(int64_t n) { return blocks_of(n) <= 4 * kGroup ? 48 : 96; }
+static inline int64_t rows_per_item(int64_t n) {
+  return blocks_of(n) <= 4 * kGroup ? kMostRows / 2 : kMostRows;
+}
 
 static inline int64_t linear_items(int64_t rows, int64_t n) {
   const int64_t groups = (blocks_of(n) + kGroup - 1) / kGroup;
@@ -154,23 +229,30 @@ static inline int64_t linear_items(int64_t rows, int64_t n) {
 template <typename W, typename Sink>
 static void linear_item(int64_t item, const typename Operand<W>::Element* operand, int64_t rows,
                         const Weight<W>& weight, const Sink& sink) {
+  alignas(64) float sums[kMostRows * kGroup * kBlock];
   const int64_t groups = (blocks_of(weight.n) + kGroup - 1) / kGroup;
   const int64_t first = item % groups * kGroup;
   const int64_t last = std::min(first + kGroup, blocks_of(weight.n));
   const int64_t begin = item / groups * rows_per_item(weight.n);
-  const int64_t end = std::min(rows, begin + rows_per_item(weight.n));
-  // Even tiles: 14 rows are 7 and 7 rather than 12 and 2.
-  const int64_t tiles = (end - begin + kMaxRows - 1) / kMaxRows;
-  // Weights of few columns stay in the first-level cache while the rows pass.
-  const int64_t width = tiles > 1 ? 1 : kGroup;
-  for (int64_t block = first; block < last; block += width)
-    for (int64_t t = 0, row = begin; t < tiles; ++t) {
-      const int64_t count = (end - row + tiles - t - 1) / (tiles - t);
-      const bool fetch = t + 1 == tiles && block + 1 < blocks_of(weight.n);
-      tile_up_to<W, kMaxRows>(count, operand, weight, row, block, std::min(block + width, last),
-                              fetch, sink);
-      row += count;
-    }
+  const int64_t count = std::min(rows - begin, rows_per_item(weight.n));
+#if defined(RAYFLEET_EMULATE_AMX) || defined(__AMX_BF16__)
+  if constexpr (sizeof(W) == 2)
+    if (amx::usable())
+      return amx::linear_item(operand, row_stride<W>(weight.k), weight.packed,
+                              Operand<W>::length(weight.k), begin, begin + count, first, last,
+                              [&](int64_t row, int64_t block, const float* sums) {
+                                const F32 halves[2] = {load(sums), load(sums + kLanes)};
+                                sink.take(halves, row, block, weight);
+                              });
+#endif
+  const Product<W, Sink> product{operand, weight, sink, begin, first, sums};
+  if (count <= kMaxRows)
+    return with_constant<kMaxRows>(count, [&](auto constant) {
+      tile_rows<W, constant.value>(product, last);
+    });
+  for (int64_t step = 0; step < product.length(); step += kDepth)
+    for (int64_t block = first; block < last; ++block)
+      tile_part(product, block, last, step, count);
 }
 
 }  // namespace rayfleet

@@ -34,6 +34,14 @@ struct Operand<uint16_t> {
   static int64_t length(int64_t count) { return (count + 1) / 2; }
 };
 
+// Elements from one row of a product's operand to the next: an odd number of cache lines, since rows
+// a power of two apart would all lie in the same few sets of the first-level cache.
+template <typename W>
+static inline int64_t row_stride(int64_t count) {
+  constexpr int64_t kLine = 64 / sizeof(typename Operand<W>::Element);
+  return ((Operand<W>::length(count) + kLine - 1) / kLine | 1) * kLine;
+}
+
 static inline F32 load_operand(const float* from) { return load(from); }
 
 static inline U32 load_operand(const uint16_t* from) { return load_as<U32>(from); }

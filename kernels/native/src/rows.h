@@ -53,7 +53,7 @@ static inline void mask_row(float* logits, int64_t size, const char* words) {
     uint16_t bits;
     std::memcpy(&bits, words + i / 8, sizeof bits);
     if (bits == 0xffff) continue;
-    const I32 allowed = ((I32{} + (int32_t)bits) & (1 << lane_numbers())) != 0;
+    const I32 allowed = (lane_bits() & (int32_t)bits) != 0;
     if (i + kLanes <= size) {
       store(logits + i, select(allowed, load(logits + i), nothing));
       continue;

@@ -28,7 +28,7 @@ static inline F32 logarithm(F32 x) {
   p = p * m + splat(2.0000714765e-1f);
   p = p * m - splat(2.4999993993e-1f);
   p = p * m + splat(3.3333331174e-1f);
-  const F32 n = __builtin_convertvector(exponent, F32);
+  const F32 n = convert<F32>(exponent);
   const F32 square = m * m;
   F32 low = square * m * p + n * splat(-2.12194440e-4f);
   low = low - splat(0.5f) * square;
@@ -57,10 +57,10 @@ struct NoiseKey {
 static inline F32 gumbel(NoiseKey key, uint32_t column) {
   U32 bits = ((U32)lane_numbers() + column) * 0x9e3779b1u + key.a;
   bits = (bits ^ (bits >> 16)) * 0x7feb352du;
-  bits ^= key.b;
+  bits = bits ^ key.b;
   bits = (bits ^ (bits >> 15)) * 0x846ca68bu;
-  bits ^= bits >> 16;
-  const F32 counted = __builtin_convertvector((I32)(bits & 0x7fffffffu), F32);
+  bits = bits ^ (bits >> 16);
+  const F32 counted = convert<F32>((I32)(bits & 0x7fffffffu));
   const F32 uniform = minimum((counted + splat(0.5f)) * splat(4.656612873077393e-10f),
                               splat(0.99999994f));
   // log1p(-u): the factor undoes what rounding 1 - u did.

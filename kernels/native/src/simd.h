@@ -1,37 +1,44 @@
-// Vectors of 16 floats in the compiler's portable notation; it splits them where registers are
-// narrower. HAZARD(invariance): every sum below runs in one fixed order, whatever the tile.
+// What 16 floats together can do. HAZARD(invariance): every sum below runs in one fixed order, whatever
+// the tile.
 #pragma once
 
 #include <cstdint>
 #include <cstring>
 
+#include "lanes.h"
+
 namespace rayfleet {
 
-constexpr int kLanes = 16;
+// Loads and stores need not be aligned; memcpy of a register compiles to one instruction.
+template <typename To>
+struct Memory {
+  static To load(const void* from) {
+    To value;
+    std::memcpy(&value, from, sizeof value);
+    return value;
+  }
+  static void store(void* to, To value) { std::memcpy(to, &value, sizeof value); }
+};
 
-typedef float F32 __attribute__((vector_size(64)));
-typedef int32_t I32 __attribute__((vector_size(64)));
-typedef uint32_t U32 __attribute__((vector_size(64)));
-typedef uint16_t U16 __attribute__((vector_size(32)));
+template <typename Half>
+struct Memory<Pair<Half>> {
+  static Pair<Half> load(const void* from) {
+    return {Memory<Half>::load(from), Memory<Half>::load((const char*)from + sizeof(Half))};
+  }
+  static void store(void* to, Pair<Half> value) {
+    Memory<Half>::store(to, value.low);
+    Memory<Half>::store((char*)to + sizeof(Half), value.high);
+  }
+};
 
-// Loads and stores need not be aligned; memcpy of a fixed size compiles to one instruction.
-template <typename Vector, typename Element>
-static inline Vector load_as(const Element* from) {
-  Vector value;
-  std::memcpy(&value, from, sizeof value);
-  return value;
+template <typename To>
+static inline To load_as(const void* from) {
+  return Memory<To>::load(from);
 }
 
 static inline F32 load(const float* from) { return load_as<F32>(from); }
 
-static inline void store(float* to, F32 value) { std::memcpy(to, &value, sizeof value); }
-
-// By elements: adding the value to zeros, as the notation would have it, costs an addition, since a
-// negative zero must come out positive.
-static inline F32 splat(float value) {
-  return F32{value, value, value, value, value, value, value, value,
-             value, value, value, value, value, value, value, value};
-}
+static inline void store(float* to, F32 value) { Memory<F32>::store(to, value); }
 
 static inline F32 select(I32 mask, F32 yes, F32 no) {
   return (F32)(((U32)mask & (U32)yes) | (~(U32)mask & (U32)no));
@@ -41,7 +48,7 @@ static inline I32 select_int(I32 mask, I32 yes, I32 no) { return (mask & yes) | 
 
 static inline bool any_of(I32 mask) {
   int64_t words[8], any = 0;
-  std::memcpy(words, &mask, sizeof words);
+  Memory<I32>::store(words, mask);
   for (const int64_t word : words) any |= word;
   return any != 0;
 }
@@ -51,7 +58,15 @@ static inline F32 minimum(F32 a, F32 b) { return select(a < b, a, b); }
 static inline F32 maximum(F32 a, F32 b) { return select(a > b, a, b); }
 
 static inline I32 lane_numbers() {
-  return I32{0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+  constexpr int32_t kNumbers[kLanes] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+  return load_as<I32>(kNumbers);
+}
+
+// 1, 2, 4, ...
+static inline I32 lane_bits() {
+  constexpr int32_t kBits[kLanes] = {1 << 0, 1 << 1, 1 << 2,  1 << 3,  1 << 4,  1 << 5,  1 << 6,  1 << 7,
+                                     1 << 8, 1 << 9, 1 << 10, 1 << 11, 1 << 12, 1 << 13, 1 << 14, 1 << 15};
+  return load_as<I32>(kBits);
 }
 
 // Pairs of lanes 8, 4, 2, 1 apart.
@@ -85,14 +100,14 @@ static inline F32 exponential(F32 x) {
   p = p * r + splat(1.6666665459e-1f);
   p = p * r + splat(5.0000001201e-1f);
   p = p * r * r + r + splat(1.0f);
-  const I32 exponent = __builtin_convertvector(n, I32);
+  const I32 exponent = convert<I32>(n);
   const F32 scale = (F32)((exponent + 127) << 23);
   return select(x < low, splat(0.0f), p * scale);
 }
 
 // bfloat16: the upper half of a float.
 static inline F32 load_bf16(const uint16_t* from) {
-  return (F32)(__builtin_convertvector(load_as<U16>(from), U32) << 16);
+  return (F32)(convert<U32>(load_as<U16>(from)) << 16);
 }
 
 static inline U16 to_bf16(F32 value) {
@@ -100,12 +115,11 @@ static inline U16 to_bf16(F32 value) {
   const U32 rounded = (bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16;
   const U32 quiet = (bits >> 16) | 0x40u;
   const U32 is_nan = (U32)(value != value);
-  return __builtin_convertvector((is_nan & quiet) | (~is_nan & rounded), U16);
+  return convert<U16>((is_nan & quiet) | (~is_nan & rounded));
 }
 
 static inline void store_bf16(uint16_t* to, F32 value) {
-  const U16 bits = to_bf16(value);
-  std::memcpy(to, &bits, sizeof bits);
+  Memory<U16>::store(to, to_bf16(value));
 }
 
 // The storage type of weights and caches; arithmetic is in fp32 either way.

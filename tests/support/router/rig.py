@@ -128,9 +128,9 @@ class Rig:
         return [submit for batch in batches for submit in batch.submits]
 
     @asynccontextmanager
-    async def server(self) -> AsyncIterator[str]:
-        """The gateway behind a real HTTP server; its base URL."""
-        config = uvicorn.Config(self.app, host="127.0.0.1", port=0, log_level="warning")
+    async def server(self, **settings: Any) -> AsyncIterator[str]:
+        """The gateway behind a real HTTP server with these of uvicorn's settings; its base URL."""
+        config = uvicorn.Config(self.app, host="127.0.0.1", port=0, log_level="warning", **settings)
         server = uvicorn.Server(config)
         task = asyncio.create_task(server.serve())
         await self.until(lambda: server.started)
