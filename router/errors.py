@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+
 import msgspec
 
 from worker.wire.messages import Rejection
@@ -18,6 +21,17 @@ _TYPES = {
     429: "rate_limit_error",
     500: "internal_server_error",
     503: "service_unavailable_error",
+}
+
+ANTHROPIC_PATH = "/v1/messages"
+"""Of Anthropic's API; so its other paths begin."""
+_ANTHROPIC_TYPES = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    503: "overloaded_error",
 }
 
 
@@ -58,6 +72,43 @@ class ApiError(Exception):
             "code": self.code if self.code is not None else self.status,
         }
         return msgspec.json.encode({"error": error})
+
+
+@contextmanager
+def renamed(names: Mapping[str, str]) -> Iterator[None]:
+    """Errors of this block have the client's name of the field at fault, by `names`."""
+    try:
+        yield
+    except ApiError as error:
+        name = names.get(error.param or "")
+        if name is None or error.param is None:
+            raise
+        raise ApiError(
+            error.status,
+            error.message.replace(error.param, name),
+            param=name,
+            code=error.code,
+            retry_after_s=error.retry_after_s,
+        ) from error
+
+
+def error_body(error: ApiError, path: str, request_id: str) -> bytes:
+    """An error as the API that `path` belongs to has it, as JSON."""
+    is_anthropic = path == ANTHROPIC_PATH or path.startswith(ANTHROPIC_PATH + "/")
+    return anthropic_body(error, request_id) if is_anthropic else error.body()
+
+
+def anthropic_body(error: ApiError, request_id: str) -> bytes:
+    """`{"type": "error", "error": {"type", "message"}, "request_id"}` as JSON."""
+    fallback = "invalid_request_error" if error.status < 500 else "api_error"
+    kind = _ANTHROPIC_TYPES.get(error.status, fallback)
+    return msgspec.json.encode(
+        {
+            "type": "error",
+            "error": {"type": kind, "message": error.message},
+            "request_id": request_id or None,
+        }
+    )
 
 
 def unknown_model(name: str) -> ApiError:

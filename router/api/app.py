@@ -17,6 +17,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from router.api.account import account_of
 from router.api.admin import AdminRoutes
+from router.api.anthropic.routes import AnthropicRoutes
 from router.api.audit import AuditLog
 from router.api.auth import ApiKeys
 from router.api.body import Bodies, BodyLimits
@@ -25,7 +26,7 @@ from router.api.count import AnswerCounter
 from router.api.openapi import openapi_document
 from router.api.readers import ReaderLimits, Readers
 from router.api.tokenize import TokenRoutes
-from router.errors import ApiError
+from router.errors import ApiError, error_body
 from router.gateway import Gateway
 from router.keys import KeyLimits, KeyRing
 from worker.wire.hub import local_folder
@@ -33,6 +34,7 @@ from worker.wire.hub import local_folder
 logger = logging.getLogger(__name__)
 
 EXPOSED_HEADERS = (
+    "request-id",
     "retry-after",
     "x-rayfleet-worker",
     "x-ratelimit-limit-requests",
@@ -62,32 +64,12 @@ def create_app(
         ValueError: the file of API keys cannot be read, is wrong or holds none; or the audit log
             cannot be written.
     """
-    bodies = Bodies(body_limits)
-    completions = CompletionRoutes(gateway, bodies, Readers(reader_limits))
-    tokens = TokenRoutes(gateway, bodies)
     config = gateway.config
     keys = KeyRing(config.api_keys, config.api_key_file)
-    monitor = MonitorRoutes(gateway, keys)
     admin_keys = KeyRing(config.admin_api_keys, config.admin_api_key_file)
-    admin = AdminRoutes(gateway, admin_keys, bodies)
+    bodies, readers = Bodies(body_limits), Readers(reader_limits)
     app = Starlette(
-        routes=[
-            Route("/v1/chat/completions", completions.chat, methods=["POST"]),
-            Route("/v1/completions", completions.complete, methods=["POST"]),
-            Route("/tokenize", tokens.tokenize, methods=["POST"]),
-            Route("/detokenize", tokens.detokenize, methods=["POST"]),
-            Route("/v1/models", monitor.models),
-            Route("/v1/models/{name:path}", monitor.model),
-            Route("/health", monitor.health),
-            Route("/ready", monitor.ready),
-            Route("/metrics", monitor.metrics),
-            Route("/version", monitor.version),
-            Route("/ping", monitor.health, methods=["GET", "POST"]),
-            Route("/load", monitor.load),
-            Route("/openapi.json", monitor.openapi),
-            Route("/admin/admission", admin.admission),
-            Route("/admin/admission", admin.set_admission, methods=["POST"]),
-        ],
+        routes=_routes(gateway, bodies, readers, keys, admin_keys),
         exception_handlers={
             ApiError: _api_error,
             HTTPException: _http_error,
@@ -111,6 +93,35 @@ def create_app(
     app.add_middleware(PlainPaths)
     app.add_middleware(AnswerCounter, stats=gateway.http, routes=tuple(app.router.routes))
     return app
+
+
+def _routes(
+    gateway: Gateway, bodies: Bodies, readers: Readers, keys: KeyRing, admin_keys: KeyRing
+) -> list[Route]:
+    completions = CompletionRoutes(gateway, bodies, readers)
+    anthropic = AnthropicRoutes(gateway, bodies, completions)
+    tokens = TokenRoutes(gateway, bodies)
+    monitor = MonitorRoutes(gateway, keys)
+    admin = AdminRoutes(gateway, admin_keys, bodies)
+    return [
+        Route("/v1/chat/completions", completions.chat, methods=["POST"]),
+        Route("/v1/completions", completions.complete, methods=["POST"]),
+        Route("/v1/messages", anthropic.create, methods=["POST"]),
+        Route("/v1/messages/count_tokens", anthropic.count_tokens, methods=["POST"]),
+        Route("/tokenize", tokens.tokenize, methods=["POST"]),
+        Route("/detokenize", tokens.detokenize, methods=["POST"]),
+        Route("/v1/models", monitor.models),
+        Route("/v1/models/{name:path}", monitor.model),
+        Route("/health", monitor.health),
+        Route("/ready", monitor.ready),
+        Route("/metrics", monitor.metrics),
+        Route("/version", monitor.version),
+        Route("/ping", monitor.health, methods=["GET", "POST"]),
+        Route("/load", monitor.load),
+        Route("/openapi.json", monitor.openapi),
+        Route("/admin/admission", admin.admission),
+        Route("/admin/admission", admin.set_admission, methods=["POST"]),
+    ]
 
 
 class PlainPaths:
@@ -226,15 +237,15 @@ class MonitorRoutes:
 
 async def _api_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, ApiError)
-    headers = {"x-request-id": request_id_of(request)}
+    request_id = request_id_of(request)
+    headers = {"x-request-id": request_id}
     if error.status == 408:
         # Else the server reads the rest of the body, for as long as the client likes.
         headers["connection"] = "close"
     if error.retry_after_s is not None:
         headers["retry-after"] = str(error.retry_after_s)
-    return Response(
-        error.body(), status_code=error.status, media_type="application/json", headers=headers
-    )
+    body = error_body(error, request.scope["path"], request_id)
+    return Response(body, status_code=error.status, media_type="application/json", headers=headers)
 
 
 async def _http_error(request: Request, error: Exception) -> Response:

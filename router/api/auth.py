@@ -13,7 +13,7 @@ OPEN_PATHS = ("/health", "/ready", "/ping")
 """Probes carry no key."""
 ADMIN_PATHS = "/admin/"
 """What begins so asks for an admin key itself; in any other spelling it needs an API key too."""
-LIMITED_PATHS = ("/v1/chat/completions", "/v1/completions")
+LIMITED_PATHS = ("/v1/chat/completions", "/v1/completions", "/v1/messages")
 """What costs a worker something."""
 
 
@@ -46,7 +46,7 @@ class ApiKeys:
             self._limits.keep(self._entries)
         if entry is None:
             if scope["type"] == "http":
-                await send_error(send, invalid_key("no valid API key"))
+                await send_error(send, invalid_key("no valid API key"), path=path)
             else:
                 await send({"type": "websocket.close", "code": 1008})
             return
@@ -58,7 +58,7 @@ class ApiKeys:
         try:
             account.begin()
         except ApiError as error:
-            await send_error(send, error, headers=account.headers())
+            await send_error(send, error, headers=account.headers(), path=path)
             return
         try:
             await self._app(scope, receive, send)
@@ -68,5 +68,5 @@ class ApiKeys:
 
 def invalid_key(problem: str) -> ApiError:
     """A 401 that says how keys are presented."""
-    message = f"{problem}: send it as `Authorization: Bearer KEY`"
+    message = f"{problem}: send it as `Authorization: Bearer KEY`, or as `x-api-key: KEY`"
     return ApiError(401, message, code="invalid_api_key")

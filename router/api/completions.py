@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
+from types import MappingProxyType
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -27,13 +28,13 @@ from router.api.protocol import (
     parse_body,
 )
 from router.api.readers import Readers
-from router.api.response import GenerationResponse
+from router.api.response import GenerationResponse, Writer
 from router.api.tools import Reading, ToolUse, tool_use
 from router.api.writer import ChatWriter, Extras, ResponseWriter, TextWriter
-from router.errors import bad_request
+from router.errors import bad_request, renamed
 from router.fleet import Feasibility, PromptBlocks
 from router.gateway import Gateway
-from router.serving import GenerationRequest, ServedModel
+from router.serving import Generation, GenerationRequest, ServedModel
 from router.tokens.encoder import ChatPrompt
 from router.tracing import RequestSpan
 from worker.wire.sampling import SamplingParams
@@ -42,11 +43,12 @@ from worker.wire.structured import StructuredOutputsParams
 
 LAST_TOKENS = 32
 """Of a prompt, in which a marker is that opens a thought."""
+EMPTY: Mapping[str, str] = MappingProxyType({})
 _REQUEST_ID = re.compile(r"[\x21-\x7e]{1,128}")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class _Asked:
+class Asked:
     """What a body asks for besides its prompt; all of it is checked."""
 
     model: ServedModel
@@ -56,6 +58,20 @@ class _Asked:
     priority: int
     slo: Slo | None
     options: StreamOptions | None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PreparedChat:
+    """A chat of which all is checked, and whose prompt is encoded."""
+
+    body: ChatRequest
+    account: Account
+    arrived_at: float
+    """On the event loop's clock."""
+    asked: Asked
+    prompt: PromptBlocks
+    reading: Reading | None
+    """How the answer is read; None where it is plain text."""
 
 
 class CompletionRoutes:
@@ -80,50 +96,106 @@ class CompletionRoutes:
         async with self._bodies.read(request) as payload:
             return await self._complete(request, payload)
 
-    async def _chat(self, request: Request, payload: bytes) -> Response:
+    async def prepare(
+        self,
+        request: Request,
+        read: Callable[[], ChatRequest],
+        *,
+        num_bytes: int,
+        names: Mapping[str, str] = EMPTY,
+    ) -> PreparedChat:
+        """Checks a chat and encodes its prompt.
+
+        What is wrong with a field is told by the client's name of it.
+
+        Args:
+            request: that it came with.
+            read: decodes and checks the body of `num_bytes`; runs in a thread where that is large.
+            num_bytes: of the body.
+            names: the client's names of fields, where they differ from those of ChatRequest.
+
+        Raises:
+            ApiError: what is wrong with it, or why it cannot be run now.
+        """
         arrived_at = asyncio.get_running_loop().time()
         account = self._account(request)
 
-        def read() -> tuple[ChatRequest, ServedModel, ChatPrompt, ToolUse]:
-            body = parse_body(payload, ChatRequest)
+        def work() -> tuple[ChatRequest, ServedModel, ChatPrompt, ToolUse]:
+            body = read()
             model = self._gateway.model(body.model)
             template = model.tokenizer.chat_template
-            messages = chat_messages(body.messages, template)
-            use = tool_use(body, model.dialect, template)
-            return body, model, params.chat_prompt(body, messages, use.tools, template), use
+            with renamed(names):
+                messages = chat_messages(body.messages, template)
+                use = tool_use(body, model.dialect, template)
+                return body, model, params.chat_prompt(body, messages, use.tools, template), use
 
         body, model, chat, use = await self._gateway.pool.run_if_large(
-            read, size=len(payload), owner=account.name
+            work, size=num_bytes, owner=account.name
         )
-        num_top = params.chat_logprobs(body)
-        asked = await self._asked(
-            body, model, account, params.chat_max_tokens(body), num_top, forced=use.forced
-        )
-        prompt = await model.encoder.chat(
-            chat,
-            asked.feasibility,
-            owner=account.name,
-            num_bytes=len(payload),
-            cache_salt=asked.cache_salt,
-            tenant=account.tenant(body.user, self._gateway.config.cache_isolation),
-            session=body.prompt_cache_key or "",
-            last=body.truncate_prompt_tokens,
-        )
-        extras = Extras(
-            tokenizer=model.tokenizer,
-            return_token_ids=bool(body.return_token_ids),
-            logprobs=None
-            if num_top is None
-            else ChatLogprobs(
-                model.tokenizer, num_top, by_id=bool(body.return_tokens_as_token_ids)
-            ),
-            prompt_logprobs=body.prompt_logprobs is not None,
-        )
+        with renamed(names):
+            asked = await self._asked(
+                body,
+                model,
+                account,
+                params.chat_max_tokens(body),
+                params.chat_logprobs(body),
+                forced=use.forced,
+                names=names,
+            )
+            prompt = await model.encoder.chat(
+                chat,
+                asked.feasibility,
+                owner=account.name,
+                num_bytes=num_bytes,
+                cache_salt=asked.cache_salt,
+                tenant=account.tenant(body.user, self._gateway.config.cache_isolation),
+                session=body.prompt_cache_key or "",
+                last=body.truncate_prompt_tokens,
+            )
         begun = chat.messages[-1]["content"] if chat.continues else ""
         reading = _reading(body, model, use, prompt, begun)
-        return self._respond(
-            request, account, arrived_at, body, asked, [prompt], extras, ChatWriter, reading
+        return PreparedChat(
+            body=body,
+            account=account,
+            arrived_at=arrived_at,
+            asked=asked,
+            prompt=prompt,
+            reading=reading,
         )
+
+    def respond(
+        self, request: Request, chat: PreparedChat, make_writer: Callable[[Generation], Writer]
+    ) -> GenerationResponse:
+        """The answer to a chat, which a writer gives its form."""
+        return self._respond(
+            request,
+            chat.account,
+            chat.arrived_at,
+            chat.body,
+            chat.asked,
+            [chat.prompt],
+            make_writer,
+            chat.reading,
+        )
+
+    async def _chat(self, request: Request, payload: bytes) -> Response:
+        chat = await self.prepare(
+            request, lambda: parse_body(payload, ChatRequest), num_bytes=len(payload)
+        )
+        body, tokenizer = chat.body, chat.asked.model.tokenizer
+        by_id = bool(body.return_tokens_as_token_ids)
+        num_top = params.chat_logprobs(body)
+        extras = Extras(
+            tokenizer=tokenizer,
+            return_token_ids=bool(body.return_token_ids),
+            logprobs=None if num_top is None else ChatLogprobs(tokenizer, num_top, by_id=by_id),
+            prompt_logprobs=body.prompt_logprobs is not None,
+        )
+        kind: Callable[..., ResponseWriter] = ChatWriter
+        if chat.reading is not None:
+            kind = partial(MessageWriter, reading=chat.reading)
+        writer = self._writer(kind, ChatWriter.prefix, chat.account, body, chat.asked, extras)
+        return self.respond(request, chat, writer)
 
     async def _complete(self, request: Request, payload: bytes) -> Response:
         arrived_at = asyncio.get_running_loop().time()
@@ -172,7 +244,8 @@ class CompletionRoutes:
             echo=await model.encoder.texts(texts) if body.echo else None,
             echo_only=echo_only,
         )
-        return self._respond(request, account, arrived_at, body, asked, prompts, extras, TextWriter)
+        writer = self._writer(TextWriter, TextWriter.prefix, account, body, asked, extras)
+        return self._respond(request, account, arrived_at, body, asked, prompts, writer)
 
     async def _asked(
         self,
@@ -185,10 +258,11 @@ class CompletionRoutes:
         num_prompts: int = 1,
         echo: bool = False,
         forced: StructuredOutputsParams | None = None,
-    ) -> _Asked:
+        names: Mapping[str, str] = EMPTY,
+    ) -> Asked:
         """Checks all fields but the prompt's. Raises ApiError."""
         account.let_use(model)
-        names = params.client_names(body, is_forced=forced is not None)
+        names = {**params.client_names(body, is_forced=forced is not None), **names}
         prompt_logprobs = params.prompt_logprobs(body)
         if echo and prompt_logprobs is None:
             prompt_logprobs = logprobs  # what is echoed is reported like what is generated
@@ -211,7 +285,7 @@ class CompletionRoutes:
         if sampling.bad_words:
             sampling = await model.encoder.bad_words(sampling)
             feasibility = _feasible(model, sampling, names)
-        return _Asked(
+        return Asked(
             model=model,
             feasibility=feasibility,
             cache_salt=body.cache_salt or "",
@@ -231,17 +305,15 @@ class CompletionRoutes:
         account: Account,
         arrived_at: float,
         body: CommonRequest,
-        asked: _Asked,
+        asked: Asked,
         prompts: list[PromptBlocks],
-        extras: Extras,
-        writer_type: type[ResponseWriter],
+        make_writer: Callable[[Generation], Writer],
         reading: Reading | None = None,
-    ) -> Response:
+    ) -> GenerationResponse:
         model = asked.model
-        request_id = account.request_id
         generation = model.generation(
             GenerationRequest(
-                request_id=request_id,
+                request_id=account.request_id,
                 prompts=prompts,
                 feasibility=asked.feasibility,
                 stream=bool(body.stream),
@@ -253,24 +325,32 @@ class CompletionRoutes:
                 span=self._span(request, model, arrived_at),
             )
         )
-        make_writer: Callable[..., ResponseWriter] = writer_type
-        if reading is not None:
-            make_writer = partial(MessageWriter, reading=reading)
-        writer = make_writer(
-            generation,
-            response_id=f"{writer_type.prefix}-{request_id}",
-            created=int(time.time()),
-            model=body.model or model.route.name,
-            extras=extras,
-            options=asked.options,
-        )
         return GenerationResponse(
             generation,
-            writer,
-            request_id=request_id,
+            make_writer(generation),
+            request_id=account.request_id,
             stream=bool(body.stream),
             account=account,
             readers=self._readers,
+        )
+
+    def _writer(
+        self,
+        kind: Callable[..., ResponseWriter],
+        prefix: str,
+        account: Account,
+        body: CommonRequest,
+        asked: Asked,
+        extras: Extras,
+    ) -> Callable[[Generation], ResponseWriter]:
+        """Makes the writer of a response in OpenAI's form of completions."""
+        return partial(
+            kind,
+            response_id=f"{prefix}-{account.request_id}",
+            created=int(time.time()),
+            model=body.model or asked.model.route.name,
+            extras=extras,
+            options=asked.options,
         )
 
     def _span(self, request: Request, model: ServedModel, arrived_at: float) -> RequestSpan | None:

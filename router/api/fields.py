@@ -21,6 +21,14 @@ class Refused(NamedTuple):
     """What to do."""
 
 
+class Known(NamedTuple):
+    """Fields of an API's bodies that its routes do not serve."""
+
+    ignored: frozenset[str]
+    """They change no result."""
+    refused: Mapping[str, Refused]
+
+
 IGNORED = frozenset(
     (
         "data_parallel_rank",
@@ -118,21 +126,27 @@ REFUSED: dict[str, Refused] = {
 """What changes what is generated and is not served, by one route or both."""
 
 
-def refuse_unknown(fields: Mapping[str, Any], supported: Collection[str]) -> None:
+COMPLETIONS = Known(IGNORED, REFUSED)
+
+
+def refuse_unknown(
+    fields: Mapping[str, Any], supported: Collection[str], known: Known = COMPLETIONS
+) -> None:
     """Looks at the names of a body's fields; null is no value.
 
     Args:
         fields: of the body.
         supported: names of those that its route serves.
+        known: those that it does not serve.
 
     Raises:
         ApiError: 400 that names a field which is not served or that nobody knows, and says what to
             do instead.
     """
     for name, value in fields.items():
-        if name in supported or value is None or name in IGNORED:
+        if name in supported or value is None or name in known.ignored:
             continue
-        refused = REFUSED.get(name)
+        refused = known.refused.get(name)
         if refused is None:
             raise bad_request(*_unknown(name, supported))
         if not any(value == harmless for harmless in refused.harmless):

@@ -30,8 +30,6 @@ class MessageWriter(ChatWriter):
         super().__init__(*args, **kwargs)
         self._reading = reading
         self._readers = [reading.reader() for _ in self.generation.completions]
-        self._num_thought = [0] * len(self._readers)
-        """Characters of thoughts so far, by completion."""
 
     def chunk(self, completion: Completion) -> Iterable[bytes]:
         """Everything new about a completion as server-sent events, none if nothing shows."""
@@ -64,7 +62,7 @@ class MessageWriter(ChatWriter):
                         "function": {"name": piece.name, "arguments": piece.arguments},
                     }
                 )
-        is_bare = calls or thoughts or self._num_thought[completion.spec.index]
+        is_bare = calls or self._readers[completion.spec.index].has_thoughts
         message: dict[str, Any] = {
             "role": "assistant",
             "content": said or (None if is_bare else ""),
@@ -92,17 +90,8 @@ class MessageWriter(ChatWriter):
 
     def _read(self, completion: Completion, text: str) -> Iterator[Piece]:
         """The next pieces that the client may see."""
-        index = completion.spec.index
-        reader = self._readers[index]
-        pieces = reader.push(text)
-        if completion.finish_reason is not None:
-            pieces += reader.end()
-        for piece in pieces:
-            if isinstance(piece, Thought):
-                self._num_thought[index] += len(piece.text)
-                if not self._reading.shows_thoughts:
-                    continue
-            yield piece
+        reader = self._readers[completion.spec.index]
+        return self._reading.pieces(reader, text, is_end=completion.finish_reason is not None)
 
     def _deltas(self, completion: Completion, text: str) -> list[dict[str, Any]]:
         """What chunks add to the message: a call's name comes whole, then its arguments."""
@@ -130,13 +119,9 @@ class MessageWriter(ChatWriter):
 
     def _num_reasoning_tokens(self, completion: Completion) -> int:
         """Tokens up to the marker that ends the thoughts; all of them where there is none."""
-        thoughts = self._reading.dialect.thoughts
-        if thoughts is None or not self._num_thought[completion.spec.index]:
+        if not self._readers[completion.spec.index].has_thoughts:
             return 0
-        end = self._extras.tokenizer.token_id(thoughts.closing)
-        if end is not None and end in completion.token_ids:
-            return completion.token_ids.index(end)
-        return len(completion.token_ids)
+        return self._reading.num_thought_tokens(self._extras.tokenizer, completion.token_ids)
 
     def _events(
         self,

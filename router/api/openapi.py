@@ -7,23 +7,33 @@ from typing import Any
 
 import msgspec
 
+from router.api.anthropic.protocol import COUNTED, KNOWN, CountTokensRequest, MessagesRequest
 from router.api.fields import IGNORED
 from router.api.protocol import (
     ChatRequest,
-    CommonRequest,
     CompletionRequest,
     DetokenizeRequest,
     TokenizeRequest,
 )
+from router.errors import ANTHROPIC_PATH
 
 _REFERENCE = "#/components/schemas/{name}"
 _POSTED: tuple[tuple[str, str, type[msgspec.Struct], bool], ...] = (
     ("/v1/chat/completions", "Answers a chat", ChatRequest, True),
     ("/v1/completions", "Goes on with a text", CompletionRequest, True),
+    ("/v1/messages", "Answers a chat in Anthropic's form", MessagesRequest, True),
+    ("/v1/messages/count_tokens", "Tokens of its prompt", CountTokensRequest, False),
     ("/tokenize", "Token ids of a prompt or a chat", TokenizeRequest, False),
     ("/detokenize", "The text of token ids", DetokenizeRequest, False),
 )
 """Path, summary, body, and whether the answer may be a stream."""
+_IGNORED = {
+    ChatRequest: IGNORED,
+    CompletionRequest: IGNORED,
+    MessagesRequest: KNOWN.ignored,
+    CountTokensRequest: COUNTED.ignored,
+}
+"""Fields without effect, by body."""
 _GOT = (
     ("/v1/models", "Models that the key may use"),
     ("/v1/models/{name}", "One of them"),
@@ -51,6 +61,19 @@ _ERROR = {
         }
     },
 }
+_ANTHROPIC_ERROR = {
+    "type": "object",
+    "required": ["type", "error"],
+    "properties": {
+        "type": {"const": "error"},
+        "error": {
+            "type": "object",
+            "required": ["type", "message"],
+            "properties": {"type": {"type": "string"}, "message": {"type": "string"}},
+        },
+        "request_id": {"type": ["string", "null"]},
+    },
+}
 _PROBLEMS = {
     "400": "A field is wrong; `param` names it",
     "401": "No valid API key",
@@ -72,8 +95,8 @@ def openapi_document() -> bytes:
     for body in bodies:
         schema = schemas[body.__name__]
         schema["additionalProperties"] = False
-        if issubclass(body, CommonRequest):
-            schema["properties"].update(dict.fromkeys(sorted(IGNORED), _WITHOUT_EFFECT))
+        ignored = sorted(_IGNORED.get(body, ()))
+        schema["properties"].update(dict.fromkeys(ignored, _WITHOUT_EFFECT))
     paths = {path: {"get": _operation(path, summary)} for path, summary in _GOT}
     for path, summary, body, may_stream in _POSTED:
         content = {"schema": {"$ref": _REFERENCE.format(name=body.__name__)}}
@@ -85,10 +108,13 @@ def openapi_document() -> bytes:
         "info": {"title": "rayfleet", "version": importlib.metadata.version("rayfleet")},
         "paths": paths,
         "components": {
-            "schemas": {**schemas, "Error": _ERROR},
-            "securitySchemes": {"key": {"type": "http", "scheme": "bearer"}},
+            "schemas": {**schemas, "Error": _ERROR, "AnthropicError": _ANTHROPIC_ERROR},
+            "securitySchemes": {
+                "key": {"type": "http", "scheme": "bearer"},
+                "anthropic": {"type": "apiKey", "in": "header", "name": "x-api-key"},
+            },
         },
-        "security": [{"key": []}],
+        "security": [{"key": []}, {"anthropic": []}],
     }
     return msgspec.json.encode(document)
 
@@ -97,7 +123,8 @@ def _operation(path: str, summary: str, *, may_stream: bool = False) -> dict[str
     content: dict[str, Any] = {"application/json": {"schema": {"type": "object"}}}
     if may_stream:
         content["text/event-stream"] = {"schema": {"type": "string"}}
-    error = {"application/json": {"schema": {"$ref": _REFERENCE.format(name="Error")}}}
+    shape = "AnthropicError" if path.startswith(ANTHROPIC_PATH) else "Error"
+    error = {"application/json": {"schema": {"$ref": _REFERENCE.format(name=shape)}}}
     responses: dict[str, Any] = {"200": {"description": summary, "content": content}}
     for status, problem in _PROBLEMS.items():
         responses[status] = {"description": problem, "content": error}

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal, TypeVar
 import msgspec
 from msgspec import Meta
 
-from router.api.fields import refuse_unknown
+from router.api.fields import COMPLETIONS, Known, refuse_unknown
 from router.api.structured import refuse_large_grammars
 from router.api.values import refuse_many_values
 from router.errors import bad_request
@@ -144,8 +144,8 @@ class DetokenizeRequest(msgspec.Struct, kw_only=True, frozen=True):
 Body = TypeVar("Body", bound=msgspec.Struct)
 
 
-def parse_body(body: bytes, kind: type[Body]) -> Body:
-    """Decodes and checks a body.
+def parse_body(body: bytes, kind: type[Body], known: Known = COMPLETIONS) -> Body:
+    """Decodes and checks a body, of an API that knows further fields without serving them.
 
     Raises:
         ApiError: 400 that names the field: malformed JSON, a wrong type, a missing field, or one
@@ -154,7 +154,7 @@ def parse_body(body: bytes, kind: type[Body]) -> Body:
     refuse_many_values(body)
     refuse_large_grammars(body)
     fields = json_object(body)
-    refuse_unknown(fields, kind.__struct_fields__)
+    refuse_unknown(fields, kind.__struct_fields__, known)
     try:
         return msgspec.convert(fields, kind, str_keys=True)
     except (msgspec.ValidationError, OverflowError) as error:

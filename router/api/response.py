@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from itertools import chain
+from typing import Protocol
 
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
@@ -13,8 +14,7 @@ from starlette.types import Receive, Scope, Send
 from router.api.account import Account
 from router.api.readers import Readers
 from router.api.slices import SLICE_BYTES
-from router.api.writer import ResponseWriter
-from router.errors import ApiError, rejected
+from router.errors import ApiError, error_body, rejected
 from router.serving import Completion, Generation
 from router.serving.account import explanation_headers
 
@@ -25,6 +25,35 @@ EVENT_STREAM = b"text/event-stream; charset=utf-8"
 MAX_WORK_S = 0.005
 """Seconds of work on a reply after which the event loop serves others; as long as the interpreter
 lets a thread run beside others."""
+
+
+class Writer(Protocol):
+    """Gives the completions of one generation the form of an API."""
+
+    @property
+    def headers(self) -> Sequence[tuple[bytes, bytes]]:
+        """Further headers of the response."""
+        ...
+
+    def first(self) -> bytes:
+        """What a stream begins with, before any text."""
+        ...
+
+    def chunk(self, completion: Completion) -> Iterable[bytes]:
+        """Everything new about a completion as server-sent events; none if nothing shows."""
+        ...
+
+    def last(self) -> bytes:
+        """What a stream ends with."""
+        ...
+
+    def failure(self, error: ApiError) -> bytes:
+        """What a stream ends with where an error ends it."""
+        ...
+
+    def whole(self) -> Iterable[bytes]:
+        """The response of a request that is not streamed, in slices."""
+        ...
 
 
 class GenerationResponse(Response):
@@ -42,7 +71,7 @@ class GenerationResponse(Response):
     def __init__(
         self,
         generation: Generation,
-        writer: ResponseWriter,
+        writer: Writer,
         *,
         request_id: str,
         stream: bool,
@@ -74,7 +103,7 @@ class GenerationResponse(Response):
             except ApiError as error:
                 problem = error.message
                 headers = self._account.headers()
-                await send_error(send, error, self._request_id, headers=headers)
+                await send_error(send, error, self._request_id, headers=headers, path=scope["path"])
         finally:
             generation.close()
             watcher.cancel()
@@ -133,14 +162,12 @@ class GenerationResponse(Response):
             if len(body) > num_first:
                 await self._send_part(send, head, body)
                 head, body, num_first = None, b"", 0
-        end = writer.last()
         if head is not None:
             if failed is not None:
                 raise failed
             await send(head)
-        if failed is not None:
-            # The status has gone out as 200; the error takes the place of the end of the stream.
-            end = b"data: " + failed.body() + b"\n\n"
+        # Where the status has gone out as 200, an error takes the place of the end of the stream.
+        end = writer.last() if failed is None else writer.failure(failed)
         await send({"type": "http.response.body", "body": body + end, "more_body": False})
 
     async def _send_part(self, send: Send, head: dict[str, object] | None, body: bytes) -> None:
@@ -182,6 +209,7 @@ class GenerationResponse(Response):
             (b"x-request-id", self._request_id.encode("latin-1")),
             (b"x-rayfleet-worker", self._generation.workers.encode("latin-1")),
         ]
+        headers += self._writer.headers
         headers += explanation_headers(self._generation)
         headers += self._account.headers()
         if (span := self._generation.request.span) is not None:
@@ -208,9 +236,10 @@ async def send_error(
     request_id: str | None = None,
     *,
     headers: Sequence[tuple[bytes, bytes]] = (),
+    path: str = "",
 ) -> None:
-    """Sends an error as the whole response, with further headers."""
-    body = error.body()
+    """Sends an error as the whole response, with further headers, as the API of `path` has it."""
+    body = error_body(error, path, request_id or "")
     headers = [(b"content-type", JSON), (b"content-length", b"%d" % len(body)), *headers]
     if request_id is not None:
         headers.append((b"x-request-id", request_id.encode("latin-1")))

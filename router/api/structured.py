@@ -9,7 +9,8 @@ import msgspec
 from router.errors import bad_request
 from worker.wire.structured import MAX_GRAMMAR_BYTES, StructuredOutputsParams
 
-_FIELDS = ("response_format", "structured_outputs")
+_FIELDS = ("response_format", "structured_outputs", "output_config", "text")
+"""What may hold a form in bodies of any API."""
 _FORMATS = ("text", "json_object", "json_schema", "structural_tag")
 
 
@@ -42,7 +43,7 @@ def structured_outputs(
 
 
 def refuse_large_grammars(body: bytes) -> None:
-    """Looks at the two fields of a large body without decoding them.
+    """Looks at the fields for it of a large body without decoding them.
 
     Decoding one of many megabytes would halt the streams of this process for a tenth of a second.
 

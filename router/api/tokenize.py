@@ -87,8 +87,17 @@ class TokenRoutes:
         return found
 
 
+def encoded_chat(chat: ChatRequest, model: ServedModel) -> ChatPrompt:
+    """What is encoded of a chat, as /v1/chat/completions has it. Raises ApiError."""
+    template = model.tokenizer.chat_template
+    messages = chat_messages(chat.messages, template)
+    return params.chat_prompt(
+        chat, messages, tool_use(chat, model.dialect, template).tools, template
+    )
+
+
 def _chat(body: TokenizeRequest, model: ServedModel) -> ChatPrompt:
-    """The chat of a body, as /v1/chat/completions has it. Raises ApiError."""
+    """The chat of a body. Raises ApiError."""
     chat = ChatRequest(
         messages=body.messages or [],
         tools=body.tools,
@@ -96,11 +105,7 @@ def _chat(body: TokenizeRequest, model: ServedModel) -> ChatPrompt:
         continue_final_message=body.continue_final_message,
         chat_template_kwargs=body.chat_template_kwargs,
     )
-    template = model.tokenizer.chat_template
-    messages = chat_messages(chat.messages, template)
-    return params.chat_prompt(
-        chat, messages, tool_use(chat, model.dialect, template).tools, template
-    )
+    return encoded_chat(chat, model)
 
 
 def _answer(found: dict[str, Any]) -> Response:

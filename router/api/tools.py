@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from router.api.protocol import ChatRequest
 from router.errors import ApiError, bad_request
-from router.replies import Dialect, Properties, ReplyReader, ToolFormat
+from router.replies import Dialect, Piece, Properties, ReplyReader, Thought, ToolFormat
 from worker.wire.chat_template import ChatTemplate
 from worker.wire.structured import StructuredOutputsParams
+from worker.wire.tokenizer import Tokenizer
 
 _NAME = re.compile(r"[A-Za-z0-9_.-]{1,128}")
 
@@ -55,6 +56,21 @@ class Reading:
             properties=self.use.properties,
             is_one=self.use.is_one,
         )
+
+    def pieces(self, reader: ReplyReader, text: str, *, is_end: bool) -> Iterator[Piece]:
+        """What the next text adds that the client may see."""
+        pieces = reader.push(text)
+        if is_end:
+            pieces += reader.end()
+        return (p for p in pieces if self.shows_thoughts or not isinstance(p, Thought))
+
+    def num_thought_tokens(self, tokenizer: Tokenizer, token_ids: Sequence[int]) -> int:
+        """Tokens of thoughts: up to the marker that ends them; all where there is none."""
+        thoughts = self.dialect.thoughts
+        end = None if thoughts is None else tokenizer.token_id(thoughts.closing)
+        if end is not None and end in token_ids:
+            return token_ids.index(end)
+        return len(token_ids)
 
 
 def tool_use(body: ChatRequest, dialect: Dialect, template: ChatTemplate | None) -> ToolUse:

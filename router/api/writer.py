@@ -15,6 +15,7 @@ from router.api.logprobs import LogprobFormat, Scored, prompt_logprobs, token_te
 from router.api.protocol import StreamOptions
 from router.api.slices import Encoded, slices
 from router.api.slices import encode as _encode
+from router.errors import ApiError
 from router.fleet import PromptBlocks
 from router.serving import Completion, Generation
 from worker.wire.tokenizer import Tokenizer
@@ -62,6 +63,8 @@ class ResponseWriter(ABC):
     """JSON after its text."""
     choices_have_prompts: bool
     """Whether a prompt's token ids stand in each choice, not beside them."""
+    headers: Sequence[tuple[bytes, bytes]] = ()
+    """Further ones of the response."""
 
     def __init__(
         self,
@@ -120,6 +123,10 @@ class ResponseWriter(ABC):
             return DONE
         body = {**self._header(self.chunk_object), "choices": [], "usage": self.usage()}
         return b"data: " + _encode(body) + b"\n\n" + DONE
+
+    def failure(self, error: ApiError) -> bytes:
+        """What a stream ends with where an error ends it."""
+        return b"data: " + error.body() + b"\n\n"
 
     def whole(self) -> Iterator[bytes]:
         """The response of a request that is not streamed, in slices."""

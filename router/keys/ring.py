@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from starlette.types import Scope
 
@@ -48,12 +48,12 @@ class KeyRing:
         return self._file is not None and self._file.is_stale
 
     def find(self, scope: Scope) -> KeyEntry | None:
-        """Whose bearer token a request presents; None where it is nobody's, or has expired."""
+        """Whose bearer token a request presents; None where it is nobody's, or has expired.
+
+        Anthropic's clients present it as x-api-key; a request that has both means the bearer token.
+        """
         self._refresh()
-        header = next((v for k, v in scope["headers"] if k == b"authorization"), b"")
-        scheme, _, key = header.partition(b" ")
-        if scheme.lower() != b"bearer":
-            return None
+        key = _presented(scope["headers"])
         entry = self._by_digest.get(digest_of(key.strip()))
         return entry if entry is not None and self._clock() < entry.expires else None
 
@@ -67,3 +67,15 @@ class KeyRing:
         self._by_digest = {
             digest: entry for entry in reversed(self.entries) for digest in entry.digests
         }
+
+
+def _presented(headers: Iterable[tuple[bytes, bytes]]) -> bytes:
+    """The key in a request's headers; empty for none."""
+    other = b""
+    for name, value in headers:
+        if name == b"authorization":
+            scheme, _, key = value.partition(b" ")
+            return key if scheme.lower() == b"bearer" else b""
+        if name == b"x-api-key":
+            other = other or value
+    return other

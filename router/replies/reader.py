@@ -80,6 +80,7 @@ class ReplyReader:
         "_state",
         "_thoughts",
         "_tools",
+        "has_thoughts",
         "num_calls",
     )
 
@@ -112,6 +113,8 @@ class ReplyReader:
         self._is_after_marker = is_thinking
         self.num_calls = 0
         """Calls told so far."""
+        self.has_thoughts = False
+        """Whether thoughts were told."""
 
     def push(self, text: str) -> list[Piece]:
         """The pieces that become certain by the next text."""
@@ -279,6 +282,7 @@ class ReplyReader:
         body = body.lstrip() if self._is_after_marker else self._space + body
         self._space, self._is_after_marker = space, False
         if self._state == "thought":
+            self.has_thoughts = True
             yield Thought(body)
         else:
             self._has_content = True

@@ -6,6 +6,7 @@ from pathlib import Path
 import httpx
 import pytest
 
+from tests.support.router.agent import agent_rig, build_agent
 from tests.support.router.rig import Rig, build_checkpoint, events
 from worker.wire.tokenizer import Tokenizer, load_tokenizer
 
@@ -25,6 +26,22 @@ def tokenizer(checkpoint: Path) -> Tokenizer:
 @pytest.fixture
 async def rig(checkpoint: Path, tokenizer: Tokenizer) -> AsyncIterator[Rig]:
     rig = Rig(checkpoint, tokenizer)
+    yield rig
+    await rig.stop()
+
+
+@pytest.fixture(scope="session")
+def agent_model(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Tokenizer]:
+    """Checkpoint and tokenizer of a model that thinks and knows tools."""
+    folder = tmp_path_factory.mktemp("agent")
+    build_agent(folder)
+    return folder, load_tokenizer(str(folder))
+
+
+@pytest.fixture
+async def agent(agent_model: tuple[Path, Tokenizer]) -> AsyncIterator[Rig]:
+    rig = agent_rig(*agent_model)
+    await rig.start()
     yield rig
     await rig.stop()
 

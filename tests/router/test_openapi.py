@@ -9,6 +9,7 @@ import jsonschema
 import pytest
 from starlette.routing import Route
 
+from router.api.anthropic.protocol import COUNTED, KNOWN, CountTokensRequest, MessagesRequest
 from router.api.fields import IGNORED
 from router.api.protocol import ChatRequest, CompletionRequest, TokenizeRequest
 
@@ -39,6 +40,8 @@ async def test_every_field_is_in_it(rig: Any) -> None:
     for kind, others in (
         (ChatRequest, IGNORED),
         (CompletionRequest, IGNORED),
+        (MessagesRequest, KNOWN.ignored),
+        (CountTokensRequest, COUNTED.ignored),
         (TokenizeRequest, ()),
     ):
         assert set(schemas[kind.__name__]["properties"]) == {*kind.__struct_fields__, *others}
@@ -54,6 +57,10 @@ async def test_every_field_is_in_it(rig: Any) -> None:
         ("ChatRequest", {"messages": [], "temperatures": 1}, None),
         ("CompletionRequest", {"prompt": "x", "logit_bias": {"5": 1.5}, "max_tokens": 3}, 200),
         ("CompletionRequest", {}, None),
+        ("MessagesRequest", {"messages": [{"role": "user", "content": "x"}], "max_tokens": 3}, 200),
+        ("MessagesRequest", {"messages": []}, None),
+        ("CountTokensRequest", {"messages": [], "thinking": {"type": "adaptive"}}, 400),
+        ("CountTokensRequest", {"messages": [], "thinking": {"type": "deep"}}, None),
         ("TokenizeRequest", {"prompt": "x"}, 200),
         ("TokenizeRequest", {"prompt": 5}, None),
     ],

@@ -4,37 +4,14 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import AsyncIterator
-from pathlib import Path
 from typing import Any
 
-import msgspec
 import pytest
 
+from tests.support.router.agent import CALLS, prompt_of
 from tests.support.router.official_client import client_of
-from tests.support.router.rig import Rig, build_checkpoint
-from worker.wire.tokenizer import load_tokenizer
+from tests.support.router.rig import Rig
 
-TEMPLATE = """\
-{%- if tools %}
-{{- '<|im_start|>system\n' }}
-{%- for tool in tools %}{{ tool | tojson + '\n' }}{% endfor %}
-{{- 'Write <tool_call>{"name": .., "arguments": ..}</tool_call><|im_end|>\n' }}
-{%- endif %}
-{%- for document in documents or [] %}{{ 'doc: ' + document.text + '\n' }}{% endfor %}
-{%- for message in messages %}
-{{- '<|im_start|>' + message.role + '\n' + message.content }}
-{%- for call in message.tool_calls or [] %}
-{{- '<tool_call>' + {'name': call.function.name, 'arguments': call.function.arguments} | tojson }}
-{{- '</tool_call>' }}
-{%- endfor %}
-{{- '<|im_end|>\n' }}
-{%- endfor %}
-{%- if add_generation_prompt %}
-{{- '<|im_start|>assistant\n' }}
-{%- if enable_thinking %}{{ '<think>\n' }}{% else %}{{ '<think>\n\n</think>\n\n' }}{% endif %}
-{%- endif %}
-"""
 WEATHER = {
     "type": "function",
     "function": {
@@ -48,27 +25,8 @@ WEATHER = {
 }
 NOW = {"type": "function", "function": {"name": "now"}}
 TOOLS = [WEATHER, NOW]
-CALLS = (
-    'I look.\n<tool_call>\n{"name": "get_weather", "arguments": {"city": "Bern"}}\n</tool_call>\n'
-    '<tool_call>{"name": "now", "arguments": {}}</tool_call>'
-)
 NAMED = {"type": "function", "function": {"name": "now"}}
 STREAMED = [False, True]
-
-
-@pytest.fixture
-async def agent(tmp_path: Path) -> AsyncIterator[Rig]:
-    """A gateway of a model that thinks and knows tools, as Qwen3 does."""
-    build_checkpoint(tmp_path)
-    (tmp_path / "chat_template.jinja").write_text(TEMPLATE)
-    rig = Rig(tmp_path, load_tokenizer(str(tmp_path)))
-    for worker in rig.workers:
-        worker.info = msgspec.structs.replace(
-            worker.info, max_model_len=4096, max_total_tokens=8192
-        )
-    await rig.start()
-    yield rig
-    await rig.stop()
 
 
 async def answer(rig: Rig, events: Any, stream: bool, **fields: Any) -> tuple[dict, str, dict]:
@@ -100,11 +58,6 @@ async def answer(rig: Rig, events: Any, stream: bool, **fields: Any) -> tuple[di
     assert chunks[-1]["choices"][0]["delta"] == {}
     message["content"] = message["content"] or None
     return message, chunks[-1]["choices"][0]["finish_reason"], last["usage"]
-
-
-def prompt_of(rig: Rig) -> str:
-    ids = memoryview(rig.submits()[-1].prompt).cast("i").tolist()
-    return rig.tokenizer.decode(ids, skip_special_tokens=False)
 
 
 @pytest.mark.parametrize("stream", STREAMED)

@@ -1,0 +1,249 @@
+"""Bodies in Anthropic's form, made the chats that they are."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from router.api.anthropic.protocol import CountTokensRequest, MessagesRequest, Tool
+from router.api.protocol import ChatRequest, Effort
+from router.errors import ApiError, bad_request
+
+NAMES: Mapping[str, str] = {
+    "reasoning_effort": "thinking or output_config.effort",
+    "response_format": "output_config.format",
+    "stop": "stop_sequences",
+    "structured_outputs": "output_config.format",
+}
+"""The client's names of a chat's fields, where they differ."""
+BILLING = "x-anthropic-billing-header"
+"""What a client writes in front of its system prompt, different in each request: no prompt would be
+cached."""
+BUDGETS: Sequence[tuple[int, Effort]] = ((1024, "low"), (2048, "medium"))
+"""Most tokens of thoughts at which the effort is such."""
+_CHOICES = {"auto": "auto", "any": "required", "none": "none"}
+
+
+def chat_of(body: MessagesRequest) -> ChatRequest:
+    """The chat that a message is asked of. Raises ApiError (400) for what is none."""
+    return msgspec.structs.replace(
+        prompt_of(body),
+        max_tokens=body.max_tokens,
+        stop=body.stop_sequences,
+        stream=body.stream,
+        temperature=body.temperature,
+        top_p=body.top_p,
+        top_k=body.top_k,
+        seed=body.seed,
+        priority=body.priority,
+        slo=body.slo,
+        cache_salt=body.cache_salt,
+        user=body.metadata.user_id if body.metadata is not None else None,
+    )
+
+
+def prompt_of(body: CountTokensRequest) -> ChatRequest:
+    """The chat, as far as it makes a prompt. Raises ApiError (400)."""
+    messages = _system(body.system)
+    for index, message in enumerate(body.messages):
+        _append(messages, _messages(index, message))
+    continues = bool(messages) and messages[-1]["role"] == "assistant"
+    if continues and (messages[-1].get("tool_calls") or not messages[-1]["content"]):
+        raise bad_request(
+            "messages must end with the user's, with the results of tools, or with an assistant's "
+            "text that the model goes on with",
+            "messages",
+        )
+    output, thinking, choice = body.output_config, body.thinking, body.tool_choice
+    form = None
+    if output is not None and output.format is not None:
+        form = {"type": "json_schema", "json_schema": {"schema": output.format.schema}}
+    return ChatRequest(
+        model=body.model,
+        messages=messages,
+        tools=None if body.tools is None else [_tool(i, t) for i, t in enumerate(body.tools)],
+        tool_choice=_choice(body),
+        parallel_tool_calls=choice is None or not choice.disable_parallel_tool_use,
+        reasoning_effort=_effort(body),
+        include_reasoning=thinking is None or thinking.display != "omitted",
+        response_format=form,
+        chat_template_kwargs=body.chat_template_kwargs,
+        continue_final_message=continues,
+    )
+
+
+def _effort(body: CountTokensRequest) -> Effort | None:
+    """How much the model is to think; None leaves it to the chat template."""
+    thinking, output = body.thinking, body.output_config
+    if thinking is not None and thinking.type == "disabled":
+        return "none"
+    if thinking is not None and thinking.type == "between_tools":
+        raise bad_request(
+            "thinking.type between_tools is not supported here: use adaptive", "thinking"
+        )
+    is_enabled = thinking is not None and thinking.type == "enabled"
+    budget = thinking.budget_tokens if thinking is not None else None
+    if is_enabled and budget is None:
+        raise bad_request("thinking.budget_tokens is missing", "thinking")
+    if output is not None and output.effort is not None:
+        return output.effort
+    if not is_enabled or budget is None:
+        return None
+    return next((effort for most, effort in BUDGETS if budget <= most), "high")
+
+
+def _choice(body: CountTokensRequest) -> str | dict[str, Any] | None:
+    choice = body.tool_choice
+    if choice is None:
+        return None
+    if choice.type != "tool":
+        return _CHOICES[choice.type]
+    if choice.name is None:
+        raise bad_request("tool_choice.name is missing", "tool_choice")
+    return {"type": "function", "function": {"name": choice.name}}
+
+
+def _tool(index: int, given: Mapping[str, Any]) -> dict[str, Any]:
+    if given.get("type") not in (None, "custom"):
+        kind = str(given["type"])[:64]
+        raise bad_request(
+            f"tools[{index}].type {kind} is not supported here: tools run at the client, and are "
+            "of type custom",
+            "tools",
+        )
+    try:
+        tool = msgspec.convert(given, Tool)
+    except msgspec.ValidationError as error:
+        raise bad_request(f"tools[{index}]: {error}", "tools") from error
+    description = tool.description
+    if tool.input_examples:
+        examples = msgspec.json.encode(tool.input_examples).decode()
+        description = f"{description or ''}\nExamples of its input: {examples}".strip()
+    function = {
+        "name": tool.name,
+        "description": description,
+        "parameters": tool.input_schema,
+        "strict": tool.strict,
+    }
+    given_alone = {name: value for name, value in function.items() if value is not None}
+    return {"type": "function", "function": given_alone}
+
+
+def _system(system: str | Sequence[Mapping[str, Any]] | None) -> list[dict[str, Any]]:
+    """The system's message, if there is one."""
+    if isinstance(system, str):
+        texts = [system]
+    else:
+        texts = [_text("system", index, block) for index, block in enumerate(system or ())]
+    content = "\n".join(text for text in texts if not text.startswith(BILLING))
+    return [{"role": "system", "content": content}] if content else []
+
+
+def _messages(index: int, message: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """What one message of Anthropic's is: results of tools are messages of their own, and first."""
+    role, content = message.get("role"), message.get("content")
+    if role not in ("user", "assistant", "system"):
+        raise bad_request(f"messages[{index}].role must be user, assistant or system", "messages")
+    if isinstance(content, str):
+        return [{"role": role, "content": content}]
+    if not isinstance(content, list):
+        raise _wrong(f"messages[{index}].content", "must be a string or a list of blocks")
+    where = f"messages[{index}].content"
+    if role == "assistant":
+        return [_assistant(where, content)]
+    results = [
+        _result(f"{where}[{place}]", block)
+        for place, block in enumerate(content)
+        if _kind(block) == "tool_result" and role == "user"
+    ]
+    texts = [
+        _text(where, place, block)
+        for place, block in enumerate(content)
+        if _kind(block) != "tool_result" or role != "user"
+    ]
+    said = [{"role": role, "content": "\n".join(texts)}] if texts or not results else []
+    return [*results, *said]
+
+
+def _assistant(where: str, content: Sequence[Any]) -> dict[str, Any]:
+    texts, thoughts, calls = [], [], []
+    for place, block in enumerate(content):
+        kind = _kind(block)
+        if kind == "tool_use":
+            calls.append(_call(f"{where}[{place}]", block))
+        elif kind == "thinking":
+            thoughts.append(_string(f"{where}[{place}].thinking", block.get("thinking")))
+        elif kind != "redacted_thinking":  # of another server: nobody here can read it
+            texts.append(_text(where, place, block))
+    made: dict[str, Any] = {"role": "assistant", "content": "\n".join(texts)}
+    if thoughts:
+        made["reasoning"] = "\n".join(thoughts)
+    if calls:
+        made["tool_calls"] = calls
+    return made
+
+
+def _call(where: str, block: Mapping[str, Any]) -> dict[str, Any]:
+    name = _string(f"{where}.name", block.get("name"))
+    call_id = _string(f"{where}.id", block.get("id"))
+    arguments = block.get("input")
+    if not isinstance(arguments, dict):
+        raise _wrong(f"{where}.input", "must be an object")
+    function = {"name": name, "arguments": arguments}
+    return {"id": call_id, "type": "function", "function": function}
+
+
+def _result(where: str, block: Mapping[str, Any]) -> dict[str, Any]:
+    call_id = _string(f"{where}.tool_use_id", block.get("tool_use_id"))
+    content = block.get("content")
+    if isinstance(content, list):
+        parts = (_text(f"{where}.content", place, part) for place, part in enumerate(content))
+        text = "\n".join(parts)
+    else:
+        text = "" if content is None else _string(f"{where}.content", content)
+    if block.get("is_error"):
+        text = f"Error: {text}"
+    return {"role": "tool", "tool_call_id": call_id, "content": text}
+
+
+def _text(where: str, place: int, block: Any) -> str:
+    """The text of a block that is text, or a document of it."""
+    kind, where = _kind(block), f"{where}[{place}]"
+    if kind == "text":
+        return _string(f"{where}.text", block.get("text"))
+    source = block.get("source") if kind == "document" else None
+    if isinstance(source, dict) and source.get("type") == "text":
+        parts = (block.get("title"), block.get("context"), source.get("data"))
+        return "\n".join(part for part in parts if isinstance(part, str))
+    raise _wrong(f"{where}.type", f"{str(kind)[:64]} is not supported here: it takes text alone")
+
+
+def _kind(block: Any) -> Any:
+    return block.get("type") if isinstance(block, dict) else None
+
+
+def _string(where: str, value: Any) -> str:
+    if not isinstance(value, str):
+        raise _wrong(where, "must be a string")
+    return value
+
+
+def _append(messages: list[dict[str, Any]], others: Sequence[dict[str, Any]]) -> None:
+    """Adds messages; what the user, or the assistant, says in several is one turn."""
+    for other in others:
+        last = messages[-1] if messages else None
+        if last is None or last["role"] != other["role"] or other["role"] in ("tool", "system"):
+            messages.append(other)
+            continue
+        last["content"] = "\n".join(text for text in (last["content"], other["content"]) if text)
+        thoughts = [m["reasoning"] for m in (last, other) if "reasoning" in m]
+        if thoughts:
+            last["reasoning"] = "\n".join(thoughts)
+        if "tool_calls" in other:
+            last["tool_calls"] = [*last.get("tool_calls", ()), *other["tool_calls"]]
+
+
+def _wrong(where: str, what: str) -> ApiError:
+    return bad_request(f"{where} {what}", where.partition("[")[0].partition(".")[0])

@@ -1,0 +1,73 @@
+"""POST /v1/messages and /v1/messages/count_tokens."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+
+from router.api.account import account_of
+from router.api.anthropic.chat import NAMES, chat_of, prompt_of
+from router.api.anthropic.protocol import COUNTED, KNOWN, CountTokensRequest, MessagesRequest
+from router.api.anthropic.writer import AnthropicWriter
+from router.api.body import Bodies
+from router.api.completions import CompletionRoutes, request_id_of
+from router.api.protocol import parse_body
+from router.api.tokenize import encoded_chat
+from router.errors import renamed
+from router.gateway import Gateway
+
+
+class AnthropicRoutes:
+    """Messages in Anthropic's form; the headers anthropic-version and anthropic-beta say nothing.
+
+    Args:
+        gateway: with the models.
+        bodies: reads those of requests.
+        completions: answers chats.
+    """
+
+    def __init__(self, gateway: Gateway, bodies: Bodies, completions: CompletionRoutes) -> None:
+        self._gateway = gateway
+        self._bodies = bodies
+        self._completions = completions
+
+    async def create(self, request: Request) -> Response:
+        """POST /v1/messages. Raises ApiError."""
+        async with self._bodies.read(request) as payload:
+            chat = await self._completions.prepare(
+                request,
+                lambda: chat_of(parse_body(payload, MessagesRequest, KNOWN)),
+                num_bytes=len(payload),
+                names=NAMES,
+            )
+            model, request_id = chat.asked.model, chat.account.request_id
+            writer = partial(
+                AnthropicWriter,
+                reading=chat.reading,
+                tokenizer=model.tokenizer,
+                response_id=f"msg_{request_id}",
+                model=chat.body.model or model.route.name,
+                request_id=request_id,
+            )
+            return self._completions.respond(request, chat, writer)
+
+    async def count_tokens(self, request: Request) -> Response:
+        """POST /v1/messages/count_tokens: of the prompt as the model gets it. Raises ApiError."""
+        account = account_of(request)
+        account.request_id = request_id_of(request)
+        async with self._bodies.read(request) as payload:
+            chat = await self._gateway.pool.run_if_large(
+                lambda: prompt_of(parse_body(payload, CountTokensRequest, COUNTED)),
+                size=len(payload),
+                owner=account.name,
+            )
+            model = self._gateway.model(chat.model)
+            account.let_use(model)
+            with renamed(NAMES):
+                tokens = await model.encoder.tokens(encoded_chat(chat, model), owner=account.name)
+        found = msgspec.json.encode({"input_tokens": len(tokens)})
+        headers = {"request-id": account.request_id}
+        return Response(found, media_type="application/json", headers=headers)

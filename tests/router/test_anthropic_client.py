@@ -1,0 +1,98 @@
+"""The official client of Anthropic judges /v1/messages: fields, accumulated streams, errors."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from router.api.anthropic.protocol import COUNTED, KNOWN, CountTokensRequest, MessagesRequest
+from tests.support.router.agent import CALLS, prompt_of
+from tests.support.router.rig import Rig
+
+anthropic = pytest.importorskip("anthropic", reason="the anthropic client is not installed")
+
+NOW = {"name": "now", "input_schema": {"type": "object"}}
+WEATHER = {"name": "get_weather", "input_schema": {"type": "object"}}
+ASKED: dict[str, Any] = {
+    "model": "stub",
+    "messages": [{"role": "user", "content": "hello"}],
+    "max_tokens": 200,
+}
+
+
+def test_every_field_is_known() -> None:
+    """Served, without effect, or refused by name."""
+    types = anthropic.types
+    created = {
+        *types.message_create_params.MessageCreateParamsStreaming.__annotations__,
+        *types.message_create_params.MessageCreateParamsBase.__annotations__,
+    }
+    served = set(MessagesRequest.__struct_fields__)
+    assert created - served - KNOWN.ignored - set(KNOWN.refused) == set()
+    assert not served & (KNOWN.ignored | set(KNOWN.refused))
+    counted = set(types.message_count_tokens_params.MessageCountTokensParams.__annotations__)
+    served = set(CountTokensRequest.__struct_fields__)
+    assert counted - served - COUNTED.ignored - set(COUNTED.refused) == set()
+
+
+async def test_a_stream_adds_up_to_the_whole(agent: Rig) -> None:
+    agent.answer = f"hm\n</think>\n\n{CALLS}"
+    thinking = {"type": "enabled", "budget_tokens": 2048}
+    asked = {**ASKED, "tools": [WEATHER, NOW], "thinking": thinking}
+    async with (
+        agent.server() as url,
+        anthropic.AsyncAnthropic(base_url=url, api_key="x", max_retries=0) as client,
+    ):
+        whole = await client.messages.create(**asked)
+        async with client.messages.stream(**asked) as stream:
+            kinds = [event.type async for event in stream]
+            final = await stream.get_final_message()
+        counted = await client.messages.count_tokens(
+            model="stub", messages=asked["messages"], tools=asked["tools"], thinking=thinking
+        )
+        again = await client.messages.create(
+            **{
+                **asked,
+                "messages": [
+                    *asked["messages"],
+                    {"role": "assistant", "content": whole.content},
+                    {
+                        "role": "user",
+                        "content": [
+                            {"type": "tool_result", "tool_use_id": block.id, "content": "7"}
+                            for block in whole.content
+                            if block.type == "tool_use"
+                        ],
+                    },
+                ],
+            }
+        )
+    assert (kinds[0], kinds[-1]) == ("message_start", "message_stop")
+    assert final.stop_reason == whole.stop_reason == "tool_use"
+    told = [
+        [block.model_dump(exclude={"id", "signature", "parsed_output"}) for block in answer.content]
+        for answer in (whole, final)
+    ]
+    assert told[0] == told[1]
+    assert [block["type"] for block in told[0]] == ["thinking", "text", "tool_use", "tool_use"]
+    usage = whole.usage
+    assert counted.input_tokens == usage.input_tokens + usage.cache_read_input_tokens
+    assert again.type == "message"
+    assert '<tool_call>{"name": "get_weather", "arguments": {"city": "Bern"}}' in prompt_of(agent)
+
+
+async def test_error_classes(rig: Any) -> None:
+    await rig.start(api_keys=("secret",))
+    async with (
+        rig.server() as url,
+        anthropic.AsyncAnthropic(base_url=url, api_key="secret", max_retries=0) as client,
+    ):
+        with pytest.raises(anthropic.BadRequestError, match="top_p"):
+            await client.messages.create(**ASKED, extra_body={"top_p": 3})
+        with pytest.raises(anthropic.NotFoundError):
+            await client.messages.create(**{**ASKED, "model": "nope"})
+        with pytest.raises(anthropic.AuthenticationError):
+            await client.with_options(api_key="wrong").messages.create(**ASKED)
+        bearer = client.copy(api_key=None, auth_token="secret")
+        assert (await bearer.messages.create(**{**ASKED, "max_tokens": 3})).type == "message"

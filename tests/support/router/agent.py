@@ -1,0 +1,57 @@
+"""A gateway of a model that thinks and knows tools, as Qwen3 does."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+
+from tests.support.router.rig import Rig, build_checkpoint
+from worker.wire.tokenizer import Tokenizer
+
+TEMPLATE = """\
+{%- if tools %}
+{{- '<|im_start|>system\n' }}
+{%- for tool in tools %}{{ tool | tojson + '\n' }}{% endfor %}
+{{- 'Write <tool_call>{"name": .., "arguments": ..}</tool_call><|im_end|>\n' }}
+{%- endif %}
+{%- for document in documents or [] %}{{ 'doc: ' + document.text + '\n' }}{% endfor %}
+{%- for message in messages %}
+{{- '<|im_start|>' + message.role + '\n' + message.content }}
+{%- for call in message.tool_calls or [] %}
+{{- '<tool_call>' + {'name': call.function.name, 'arguments': call.function.arguments} | tojson }}
+{{- '</tool_call>' }}
+{%- endfor %}
+{{- '<|im_end|>\n' }}
+{%- endfor %}
+{%- if add_generation_prompt %}
+{{- '<|im_start|>assistant\n' }}
+{%- if enable_thinking %}{{ '<think>\n' }}{% else %}{{ '<think>\n\n</think>\n\n' }}{% endif %}
+{%- endif %}
+"""
+CALLS = (
+    'I look.\n<tool_call>\n{"name": "get_weather", "arguments": {"city": "Bern"}}\n</tool_call>\n'
+    '<tool_call>{"name": "now", "arguments": {}}</tool_call>'
+)
+
+
+def build_agent(folder: Path) -> None:
+    """Makes its checkpoint."""
+    build_checkpoint(folder)
+    (folder / "chat_template.jinja").write_text(TEMPLATE)
+
+
+def agent_rig(folder: Path, tokenizer: Tokenizer) -> Rig:
+    """A gateway of it, not started, whose workers take chats of some length."""
+    rig = Rig(folder, tokenizer)
+    for worker in rig.workers:
+        worker.info = msgspec.structs.replace(
+            worker.info, max_model_len=4096, max_total_tokens=8192
+        )
+    return rig
+
+
+def prompt_of(rig: Rig) -> str:
+    """What was asked last, as text."""
+    ids = memoryview(rig.submits()[-1].prompt).cast("i").tolist()
+    return rig.tokenizer.decode(ids, skip_special_tokens=False)
