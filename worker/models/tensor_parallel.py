@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import threading
 import time
 from collections.abc import Callable, Sequence
 from datetime import timedelta
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
 _STORE_FILE = "tensor_parallel_store"
 _DEFAULT_TIMEOUT_S = 300.0
 _ARRIVAL_POLL_S = 0.02
+_CLOSE_TIMEOUT_S = 5.0
+"""For a group to end; what does not end by then never does."""
 
 
 class TensorParallelGroup:
@@ -159,11 +162,20 @@ class TensorParallelGroup:
         pairs = zip(self._device_names, gathered, strict=True)
         return [part.tolist() for name, part in pairs if name == mine]
 
-    def close(self) -> None:
-        """Leaves the group. Safe to call twice."""
-        if self._process_group is not None:
-            self._process_group = None
-            dist.destroy_process_group()
+    def close(self) -> bool:
+        """Leaves the group. Safe to call twice.
+
+        NCCL may wait for peers that will never come and for graphs that hold its collectives, so
+        it is given a few seconds. Returns whether the group has ended in them.
+        """
+        if self._process_group is None:
+            return True
+        self._process_group = None
+        # A daemon: where it never returns, the process can still end.
+        ending = threading.Thread(target=dist.destroy_process_group, daemon=True)
+        ending.start()
+        ending.join(_CLOSE_TIMEOUT_S)
+        return not ending.is_alive()
 
     def _gather(self, tensor: torch.Tensor) -> list[torch.Tensor]:
         parts = [torch.empty_like(tensor) for _ in range(self.world_size)]

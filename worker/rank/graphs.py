@@ -116,6 +116,11 @@ class StepGraphs:
                 self._capture(builder.build_padding(size), capture)
                 advance(1)
 
+    def close(self) -> None:
+        """Lets go of all graphs, whoever still holds this object: NCCL's group ends after them."""
+        self._forward.clear()
+        self._sample.clear()
+
     def size_for(self, rows: Sequence[Row]) -> int | None:
         """The captured size that a step of these rows is padded to; None where none serves."""
         count = captured_rows(rows, self._row_tokens)

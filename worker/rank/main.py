@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import sys
 import threading
 import traceback
+from contextlib import ExitStack, closing
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -29,6 +31,8 @@ from worker.wire.retry import may_heal
 if TYPE_CHECKING:
     from worker.rank.rank import Rank
 
+logger = logging.getLogger(__name__)
+
 
 def run_rank(
     rank: int, config: EngineConfig, directory: str, rendezvous: Rendezvous | None = None
@@ -45,14 +49,13 @@ def run_rank(
     Raises:
         Exception: whatever ended the rank, after the coordinator was notified.
     """
-    channel = RankChannel(directory, rendezvous)
-    try:
-        _load_and_serve(rank, config, directory, rendezvous, channel)
-    except Exception as error:
-        channel.send(Failure(rank=rank, error=_root_cause(error), heals=may_heal(error)))
-        raise
-    finally:
-        channel.close()
+    with closing(RankChannel(directory, rendezvous)) as channel, ExitStack() as at_last:
+        try:
+            _load_and_serve(rank, config, directory, rendezvous, channel, at_last)
+        except Exception as error:
+            # Before the group ends, which takes a while where peers wait in a collective.
+            channel.send(Failure(rank=rank, error=_root_cause(error), heals=may_heal(error)))
+            raise
 
 
 def _load_and_serve(
@@ -61,7 +64,9 @@ def _load_and_serve(
     directory: str,
     rendezvous: Rendezvous | None,
     channel: RankChannel,
+    at_last: ExitStack,
 ) -> None:
+    """Runs the rank; `at_last` is given what lets go of it."""
     # Imported here: the coordinator on CPU imports this module's package and must stay torch-free.
     from worker.models.tensor_parallel import TensorParallelGroup
     from worker.rank.cpu import yield_cpu_to_others
@@ -74,17 +79,22 @@ def _load_and_serve(
     group = TensorParallelGroup.create(
         number, config.tensor_parallel_size, device, directory, rendezvous=rendezvous
     )
-    try:
-        process = os.getpid() if rendezvous is None else 0
-        channel.send(msgspec.structs.replace(rank.load(group), process=process))
-        start = channel.receive()
-        if isinstance(start, Start):
-            ready = rank.allocate(start)
-            freeze_gc()
-            channel.send(ready)
-            _execute_plans(number, rank, channel)
-    finally:
-        rank.close()
+    at_last.callback(_let_go, rank)
+    process = os.getpid() if rendezvous is None else 0
+    channel.send(msgspec.structs.replace(rank.load(group), process=process))
+    start = channel.receive()
+    if isinstance(start, Start):
+        ready = rank.allocate(start)
+        freeze_gc()
+        channel.send(ready)
+        _execute_plans(number, rank, channel)
+
+
+def _let_go(rank: Rank) -> None:
+    """Ends the rank, or else the process: a group that hangs would hold the device for ever."""
+    if not rank.close():
+        logger.error("the group of ranks does not end: this process does")
+        os._exit(1)
 
 
 def _execute_plans(number: int, rank: Rank, channel: RankChannel) -> None:

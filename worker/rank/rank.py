@@ -136,12 +136,16 @@ class Rank:
         self._sample(step, masks)
         return step
 
-    def close(self) -> None:
-        """Lets go of the model and leaves the group. Safe to call twice."""
-        self._runner = None
-        if self._group is not None:
-            self._group.close()
-            self._group = None
+    def close(self) -> bool:
+        """Lets go of the model and leaves the group. Safe to call twice.
+
+        Returns whether the group has ended; it is waited for a few seconds.
+        """
+        if self._runner is not None:
+            self._runner.close()  # graphs hold collectives: the group ends after them
+            self._runner = None
+        group, self._group = self._group, None
+        return group is None or group.close()
 
     def _sample(self, step: RankStep, masks: bytes) -> None:
         step.sampled = self.runner.sample(step.forwarded, masks)

@@ -239,6 +239,12 @@ class ModelRunner:
             loads=step.loads,
         )
 
+    def close(self) -> None:
+        """Lets go of graphs, though frames of a failed step may still hold the runner."""
+        if self._graphs is not None:
+            self._graphs.close()
+            self._graphs = None
+
     def build(self, plan: Plan) -> Batch | None:
         """Applies the Plan's writes and makes its batch, for no graph; None without rows."""
         return self._builder.build(plan)

@@ -9,9 +9,12 @@ would wait for, and computes at once.
 
 from __future__ import annotations
 
+import dataclasses
 import sys
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, NamedTuple, Protocol
 
 import pytest
@@ -81,7 +84,7 @@ class Launch(NamedTuple):
     name: str
     reads: Sequence[Region]
     writes: Sequence[Region]
-    again: Callable[[], None] | None = None
+    again: Callable[[], Launch] | None = None
     """Does it once more, from and to the same memory."""
 
 
@@ -117,19 +120,21 @@ class DeviceTensor(torch.Tensor):
     owner: StandIn
 
     @staticmethod
-    def __new__(cls, inner: torch.Tensor, memory: Memory, owner: StandIn) -> DeviceTensor:
-        made: DeviceTensor = torch.Tensor._make_wrapper_subclass(
-            cls,
-            inner.shape,
-            strides=inner.stride(),
-            storage_offset=inner.storage_offset(),
-            dtype=inner.dtype,
-            device=DEVICE,
-        )
+    def __new__(cls, content: torch.Tensor, memory: Memory, owner: StandIn) -> DeviceTensor:
+        # A view of a tensor from outside of inference mode is none of that mode, either.
+        with torch.inference_mode(content.is_inference()):
+            made: DeviceTensor = torch.Tensor._make_wrapper_subclass(
+                cls,
+                content.shape,
+                strides=content.stride(),
+                storage_offset=content.storage_offset(),
+                dtype=content.dtype,
+                device=DEVICE,
+            )
         return made
 
-    def __init__(self, inner: torch.Tensor, memory: Memory, owner: StandIn) -> None:
-        self.content, self.memory, self.owner = inner, memory, owner
+    def __init__(self, content: torch.Tensor, memory: Memory, owner: StandIn) -> None:
+        self.content, self.memory, self.owner = content, memory, owner
 
     @classmethod
     def __torch_dispatch__(  # type: ignore[override]  # torch does not say that it is one
@@ -149,30 +154,27 @@ class StandIn(TorchDispatchMode):
     def __init__(self, watcher: Watcher, place: str = "cpu") -> None:
         super().__init__()  # type: ignore[no-untyped-call]  # torch's own
         self.watcher = watcher
+        self.pinned: dict[int, Memory] = {}
+        """By address."""
         self._place = torch.device(place)
-        self._pinned: dict[int, tuple[torch.Tensor, Memory]] = {}
-        """By address. Kept, so that no two allocations ever have the same one."""
+        self._memories: weakref.WeakValueDictionary[int, Memory] = weakref.WeakValueDictionary()
+        """By the address of torch's storage object."""
+        self._kept: list[torch.Tensor] = []
+        """What was pinned, so that nothing else ever has its address."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         return self.run(func, args, kwargs or {})
 
-    def wrap(self, inner: torch.Tensor, memory: Memory | None = None) -> DeviceTensor:
-        """A tensor of the device; in new memory unless said otherwise."""
-        if memory is None:
-            memory = Memory(inner.untyped_storage().nbytes(), self.watcher.freed)
-            self.watcher.allocated(memory)
-        return DeviceTensor(inner, memory, self)
-
     def pin(self, tensor: torch.Tensor) -> torch.Tensor:
         """Declares a tensor on CPU pinned where it lies."""
         storage = tensor.untyped_storage()
-        self._pinned[storage.data_ptr()] = tensor, Memory(storage.nbytes(), is_pinned=True)
+        self._kept.append(tensor)
+        self.pinned[storage.data_ptr()] = Memory(storage.nbytes(), is_pinned=True)
         return tensor
 
     def touch(self, tensor: torch.Tensor, *, write: bool) -> None:
         """The host reads or writes a tensor on CPU; of no interest unless that is pinned."""
-        region = self._host_region(tensor)
-        if region is not None:
+        if not isinstance(tensor, DeviceTensor) and (region := self.region(tensor)) is not None:
             self.watcher.touched(region, write=write)
 
     def run(self, func: Any, args: Any, kwargs: Any) -> Any:
@@ -197,94 +199,152 @@ class StandIn(TorchDispatchMode):
             self.watcher.waited(name)
         if to_device:
             kwargs = {**kwargs, "device": self._place}
-        return self._compute(name, func, args, kwargs)
-
-    def _compute(self, name: str, func: Any, args: Any, kwargs: Any) -> Any:
-        inputs = list(_device_tensors((args, kwargs)))
-        result = func(*_unwrap(args), **_unwrap(kwargs))
-        wrapped, fresh = self._wrap_results(result, inputs)
-        written = _written(func, args, kwargs)
-        if written or (fresh and name not in _ALLOCATIONS):
-            reads = _regions(name, args, kwargs, inputs)
-            writes = [*_write_regions(name, args, written), *map(_whole, fresh)]
-            self.watcher.launched(Launch(name, reads, writes))
+        contents, options = _unwrap(args), _unwrap(kwargs)
+        result = func(*contents, **options)
+        wrapped, fresh = self._wrap(result, (args, kwargs))
+        if func._schema.is_mutable or (fresh and name not in _ALLOCATIONS):
+            self._launch(
+                *(name, partial(func, *contents, **options), result, fresh),
+                partial(self.touches, func, contents, options),
+            )
         return wrapped
 
-    def _wrap_results(
-        self, result: Any, inputs: Sequence[DeviceTensor]
-    ) -> tuple[Any, list[DeviceTensor]]:
-        """The results as tensors of the device, and those of them that have new memory."""
-        fresh: list[DeviceTensor] = []
+    def opaque(self, name: str, function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        """What a function of tensors returns that is one launch, in as many operations on CPU."""
+        contents, options = _unwrap(args), _unwrap(kwargs)
+        trace = _Trace(self)
 
-        def wrap(one: Any) -> Any:
-            if isinstance(one, (list, tuple)):
-                return type(one)(map(wrap, one))
-            if not isinstance(one, torch.Tensor):
-                return one
-            for source in inputs:
-                if source.content is one:
-                    return source
-                if source.content.untyped_storage()._cdata == one.untyped_storage()._cdata:
-                    return self.wrap(one, source.memory)
-            fresh.append(self.wrap(one))
-            return fresh[-1]
+        def run() -> Any:
+            with trace:
+                return function(*contents, **options)
 
-        return wrap(result), fresh
+        result = run()
+        wrapped, fresh = self._wrap(result, (args, kwargs))
+        self._launch(name, run, result, fresh, trace.take)
+        return wrapped
+
+    def touches(self, func: Any, args: Any, kwargs: Any) -> tuple[list[Region], list[Region]]:
+        """What of the device's memory an operation on contents reads and writes."""
+        reads, writes = list[Region](), list[Region]()
+        for number, argument in enumerate(func._schema.arguments):
+            value = args[number] if number < len(args) else kwargs.get(argument.name)
+            is_written = argument.alias_info is not None and argument.alias_info.is_write
+            for tensor in _tensors(value):
+                memory = self._memories.get(tensor.untyped_storage()._cdata)
+                if memory is not None:
+                    rows = _rows(func, args) if number == 0 else None
+                    (writes if is_written else reads).append(Region(memory, tensor, rows))
+        return reads, writes
+
+    def region(self, tensor: torch.Tensor) -> Region | None:
+        """All of a tensor of the device, or one that is pinned; None of others."""
+        if isinstance(tensor, DeviceTensor):
+            return Region(tensor.memory, tensor.content)
+        memory = self._pinned_memory(tensor)
+        return None if memory is None else Region(memory, tensor)
+
+    def _pinned_memory(self, tensor: torch.Tensor) -> Memory | None:
+        if tensor.is_meta:
+            return None
+        return self.pinned.get(tensor.untyped_storage().data_ptr())
+
+    def _wrap(self, result: Any, given: Any) -> tuple[Any, list[torch.Tensor]]:
+        """The results as tensors of the device, and the contents that have new memory."""
+        sources = {id(source.content): source for source in _device_tensors(given)}
+        fresh: list[torch.Tensor] = []
+
+        def wrap(one: torch.Tensor) -> torch.Tensor:
+            if id(one) in sources:
+                return sources[id(one)]
+            storage = one.untyped_storage()
+            memory = self._memories.get(storage._cdata)
+            if memory is None:
+                memory = self._memories[storage._cdata] = Memory(
+                    storage.nbytes(), self.watcher.freed
+                )
+                self.watcher.allocated(memory)
+                fresh.append(one)
+            return DeviceTensor(one, memory, self)
+
+        return _map_tensors(result, wrap), fresh
+
+    def _launch(
+        self,
+        name: str,
+        compute: Callable[[], Any],
+        result: Any,
+        fresh: Sequence[torch.Tensor],
+        touched: Callable[[], tuple[Sequence[Region], Sequence[Region]]],
+    ) -> None:
+        """Tells of a launch that made `result`, whose memory is new as far as it is `fresh`."""
+
+        def tell() -> Launch:
+            reads, writes = touched()
+            made = [
+                Region(memory, one)
+                for one in fresh
+                if (memory := self._memories.get(one.untyped_storage()._cdata)) is not None
+            ]
+            return Launch(name, reads, [*writes, *made], again)
+
+        def again() -> Launch:
+            for old, new in zip(_tensors(result), _tensors(compute()), strict=True):
+                if old.untyped_storage()._cdata != new.untyped_storage()._cdata:
+                    old.copy_(new)
+            return tell()
+
+        self.watcher.launched(tell())
 
     def _copy(self, name: str, func: Any, args: Any, kwargs: Any) -> Any:
         """Between host and device, or on the device."""
-        source = args[1] if name == "copy_" else args[0]
+        written: torch.Tensor
         if name == "copy_":
-            target: torch.Tensor | None = args[0]
-            goes_down = not isinstance(target, DeviceTensor)
+            target, source = args[:2]
             is_async = bool(kwargs.get("non_blocking", args[2] if len(args) > 2 else False))
+            content, written = _unwrap(source), _unwrap(target)
+            goes_down, result = not isinstance(target, DeviceTensor), target
         else:
-            target, goes_down = None, torch.device(kwargs.get("device") or DEVICE).type == "cpu"
+            source, content = args[0], _unwrap(args[0])
+            goes_down = torch.device(kwargs.get("device") or DEVICE).type == "cpu"
             is_async = bool(kwargs.get("non_blocking"))
-        comes_up = not isinstance(source, DeviceTensor)
-        if comes_up and source.dim() == 0 and not source.untyped_storage().nbytes() > 8:
-            is_async = comes_up = False  # a number, an argument of the launch
-        inner = _unwrap(source)
-        if target is None:
-            own = {**kwargs, "device": "cpu" if goes_down else self._place, "non_blocking": False}
-            if inner.is_meta and goes_down:
-                inner = torch.zeros(inner.shape, dtype=inner.dtype)
-            made = func(inner, *args[1:], **own)
-            result: torch.Tensor = made if goes_down else self.wrap(made)
-        else:
-            result, written = target, _unwrap(target)
-            if not (inner.is_meta or written.is_meta):
-                func(written, inner)
-            elif inner.is_meta and not written.is_meta:
+            place = torch.device("cpu") if goes_down else self._place
+            own = {**kwargs, "device": place, "non_blocking": False}
+            if content.is_meta and goes_down:
+                content = torch.zeros(content.shape, dtype=content.dtype)
+            written = func(content, *args[1:], **own)
+            result = written if goes_down else self._wrap(written, ())[0]
+
+        def compute() -> torch.Tensor:
+            if content.is_meta and not written.is_meta:
                 written.zero_()
-        self._tell_copy(source, result, is_async=is_async, crosses=comes_up or goes_down)
+            elif not written.is_meta:
+                ATEN.copy_.default(written, content)
+            return written
+
+        if name == "copy_":
+            compute()
+        if not isinstance(source, DeviceTensor) and source.dim() == 0:
+            source = result  # a number, which is an argument of the launch
+        if (goes_down or not isinstance(source, DeviceTensor)) and result.numel():
+            host = result if goes_down else source
+            way = "to" if goes_down else "from"
+            if not is_async:
+                self.watcher.waited(f"a copy {way} the host that blocks")
+            elif self.region(host) is None:
+                self.watcher.waited(f"a copy {way} pageable memory")
+        self._launch("copy_", compute, written, (), partial(self._ends, _unwrap(source), written))
         return result
 
-    def _tell_copy(
-        self, source: torch.Tensor, target: torch.Tensor, *, is_async: bool, crosses: bool
-    ) -> None:
-        ends = [self._region(source), self._region(target)]
-        if crosses and target.numel():
-            host = target if isinstance(source, DeviceTensor) else source
-            if not is_async:
-                self.watcher.waited(f"a copy {_way(source)} that blocks")
-            elif not self.is_pinned(host):
-                self.watcher.waited(f"a copy {_way(source)} pageable memory")
-        reads, writes = ([] if end is None else [end] for end in ends)
-        self.watcher.launched(Launch("copy_", reads, writes))
-
-    def is_pinned(self, tensor: torch.Tensor) -> bool:
-        """Whether a tensor on CPU is in pinned memory."""
-        return self._host_region(tensor) is not None
-
-    def _region(self, tensor: torch.Tensor) -> Region | None:
-        return _whole(tensor) if isinstance(tensor, DeviceTensor) else self._host_region(tensor)
-
-    def _host_region(self, tensor: torch.Tensor) -> Region | None:
-        if isinstance(tensor, DeviceTensor) or tensor.is_meta:
-            return None
-        found = self._pinned.get(tensor.untyped_storage().data_ptr())
-        return None if found is None else Region(found[1], tensor)
+    def _ends(
+        self, source: torch.Tensor, target: torch.Tensor
+    ) -> tuple[list[Region], list[Region]]:
+        """What of the device's and of pinned memory a copy reads and writes."""
+        found = []
+        for one in (source, target):
+            storage = one.untyped_storage()
+            memory = self._memories.get(storage._cdata) or self._pinned_memory(one)
+            found.append([] if memory is None else [Region(memory, one)])
+        return found[0], found[1]
 
     def _pin(self, name: str, func: Any, args: Any, kwargs: Any) -> Any:
         if name in ("pin_memory", "_pin_memory"):
@@ -298,6 +358,28 @@ class StandIn(TorchDispatchMode):
                 raise DeviceMix(f"{name} at {site()}: {list(tensor.shape)} is on {tensor.device}")
 
 
+class _Trace(TorchDispatchMode):
+    """Sees what operations on contents touch."""
+
+    def __init__(self, stand_in: StandIn) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]  # torch's own
+        self._stand_in = stand_in
+        self._reads: list[Region] = []
+        self._writes: list[Region] = []
+
+    def take(self) -> tuple[list[Region], list[Region]]:
+        """What was read and written since this was asked last."""
+        taken, self._reads, self._writes = (self._reads, self._writes), [], []
+        return taken
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        reads, writes = self._stand_in.touches(func, args, kwargs or {})
+        if writes or not func.is_view:
+            self._reads += reads
+            self._writes += writes
+        return func(*args, **(kwargs or {}))
+
+
 def site() -> str:
     """Where in the sources the caller is."""
     frame = sys._getframe(1)
@@ -309,15 +391,8 @@ def site() -> str:
     return "a test"
 
 
-def _whole(tensor: DeviceTensor) -> Region:
-    return Region(tensor.memory, tensor.content)
-
-
-def _way(source: torch.Tensor) -> str:
-    return "to" if isinstance(source, DeviceTensor) else "from"
-
-
 def _tensors(value: Any) -> Iterator[torch.Tensor]:
+    """All tensors in lists, dictionaries and dataclasses."""
     if isinstance(value, torch.Tensor):
         yield value
     elif isinstance(value, dict):
@@ -326,56 +401,48 @@ def _tensors(value: Any) -> Iterator[torch.Tensor]:
     elif isinstance(value, (list, tuple)):
         for part in value:
             yield from _tensors(part)
+    elif dataclasses.is_dataclass(value):
+        for field in dataclasses.fields(value):
+            yield from _tensors(getattr(value, field.name))
 
 
 def _device_tensors(value: Any) -> Iterator[DeviceTensor]:
     return (one for one in _tensors(value) if isinstance(one, DeviceTensor))
 
 
-def _unwrap(value: Any) -> Any:
-    if isinstance(value, DeviceTensor):
-        return value.content
+def _map_tensors(value: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:
+    """The same with other tensors in it."""
+    if isinstance(value, torch.Tensor):
+        return change(value)
     if isinstance(value, dict):
-        return {key: _unwrap(part) for key, part in value.items()}
+        return {key: _map_tensors(part, change) for key, part in value.items()}
     if isinstance(value, (list, tuple)):
-        return type(value)(map(_unwrap, value))
+        parts = [_map_tensors(part, change) for part in value]
+        return value._make(parts) if hasattr(value, "_make") else type(value)(parts)
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        names = [field.name for field in dataclasses.fields(value) if field.init]
+        changes = {name: _map_tensors(getattr(value, name), change) for name in names}
+        return dataclasses.replace(value, **changes)
     return value
 
 
-def _written(func: Any, args: Any, kwargs: Any) -> list[DeviceTensor]:
-    """Arguments that the operation changes."""
-    found: list[DeviceTensor] = []
-    for number, argument in enumerate(func._schema.arguments):
-        if argument.alias_info is not None and argument.alias_info.is_write:
-            value = args[number] if number < len(args) else kwargs.get(argument.name)
-            found += _device_tensors(value)
-    return found
+def _unwrap(value: Any) -> Any:
+    return _map_tensors(value, lambda one: one.content if isinstance(one, DeviceTensor) else one)
 
 
 _BY_ROWS = {"index_select": 2, "index_copy_": 2, "index_fill_": 2, "index_add_": 2}
 """Operations on rows of their first argument along a dimension, and which argument names them."""
 
 
-def _rows(name: str, args: Any) -> torch.Tensor | None:
+def _rows(func: Any, args: Any) -> torch.Tensor | None:
     """Which rows of its first argument the operation touches; None for all."""
-    if name in _BY_ROWS and args[1] == 0 and not args[0].content.is_meta:
-        rows: torch.Tensor = _unwrap(args[_BY_ROWS[name]])
-        return rows
-    return None
-
-
-def _regions(name: str, args: Any, kwargs: Any, inputs: Sequence[DeviceTensor]) -> list[Region]:
-    regions = list(map(_whole, inputs))
-    if inputs and inputs[0] is args[0]:
-        regions[0] = regions[0]._replace(rows=_rows(name, args))
-    return regions
-
-
-def _write_regions(name: str, args: Any, written: Sequence[DeviceTensor]) -> list[Region]:
-    return [
-        _whole(tensor)._replace(rows=_rows(name, args) if tensor is args[0] else None)
-        for tensor in written
-    ]
+    name = func._schema.name.removeprefix("aten::")
+    rows: torch.Tensor | None = None
+    if name in _BY_ROWS and args[1] == 0:
+        rows = args[_BY_ROWS[name]]
+    elif name in ("index", "index_put_") and not _has_mask_index(name, args):
+        rows = args[1][0]
+    return None if rows is None or args[0].is_meta else rows
 
 
 def _has_mask_index(name: str, args: Any) -> bool:

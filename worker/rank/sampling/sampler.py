@@ -84,9 +84,9 @@ def sample(
     if batch.speculative is not None:
         acceptance = batch.speculative.accept(tokens)
     if processed is not None:
-        if acceptance is not None:
-            assert isinstance(acceptance, HostAcceptance), "processors go by positions"
-            assert isinstance(batch.speculative, HostRows), "processors go by positions"
+        # Rows that the device has placed have no processors: all draws of those that do count.
+        if isinstance(acceptance, HostAcceptance):
+            assert isinstance(batch.speculative, HostRows), "who places rows accepts their draws"
             accepted = batch.speculative.accepted_draws(acceptance, len(tokens))
             accepted = to_device(accepted, tokens.device)
         tables.sampling.count(tokens, processed, accepted)

@@ -1,0 +1,410 @@
+"""Nothing races on CUDA: whole engines on devices that are not there, and what must be found.
+
+Tokens equal the CPU's, and no step waits for the device where it need not.
+"""
+
+from __future__ import annotations
+
+import gc
+import sys
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+import torch
+
+pytest.importorskip("triton", reason="Triton is not installed")
+
+from tests.support.checkpoints.dense import VOCAB_SIZE, write_checkpoint
+from tests.support.checkpoints.sdar import write_sdar
+from tests.support.cuda.clocks import Event, Lane
+from tests.support.cuda.ranks import NcclGroup, ThreadedExecutor
+from tests.support.cuda.runtime import pretended_cuda
+from tests.support.engines.block_engine import BlockEngine
+from tests.support.engines.engine_driver import Engine
+from worker.rank.graphs import StepGraphs
+from worker.rank.rank import Rank
+from worker.rank.runner import ModelRunner
+from worker.rank.sampling.state import SamplingState
+from worker.rank.streams import StepSlot, staging_size
+from worker.wire.sampling import SamplingParams
+from worker.wire.structured import StructuredOutputsParams
+
+OPTIONS: dict[str, Any] = {
+    "kv_cache_tokens": 256,
+    "page_size": 8,
+    "max_num_seqs": 4,
+    "max_num_batched_tokens": 64,
+    "dtype": "float32",
+}
+KINDS: list[dict[str, Any]] = [
+    {"temperature": 0.0},
+    {"temperature": 1.0, "top_p": 0.9},
+    {"temperature": 0.8, "frequency_penalty": 0.7, "logprobs": 2},
+    {"temperature": 0.7, "top_k": 20, "stop_token_ids": [*range(0, VOCAB_SIZE, 40)]},
+    {"temperature": 0.0, "repetition_penalty": 1.2, "min_tokens": 4},
+    {"temperature": 0.9, "min_p": 0.05, "prompt_logprobs": 1},
+]
+LENGTHS = (3, 60, 14, 47, 20, 33, 9, 5)
+DRAFTS = {"speculative_method": "ngram", "speculative_adaptive": False}
+
+
+class Served(NamedTuple):
+    tokens: list[list[int]]
+    findings: list[str]
+    waits: list[str]
+    """While it served."""
+    num_launches: int
+    num_loaded: int
+    """Pages, from the host's memory."""
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
+    torch.set_num_threads(1)
+    folder = tmp_path_factory.mktemp("qwen3")
+    write_checkpoint("qwen3", folder)
+    return str(folder)
+
+
+def prompts(count: int = len(LENGTHS), repeats: int = 1) -> list[list[int]]:
+    rng = np.random.default_rng(1)
+    return [repeats * rng.integers(0, VOCAB_SIZE, n).tolist() for n in LENGTHS[:count]]
+
+
+def params(count: int = len(LENGTHS), max_tokens: int = 12) -> list[SamplingParams]:
+    return [
+        SamplingParams(seed=i, max_tokens=max_tokens, ignore_eos=True, **KINDS[i % len(KINDS)])
+        for i in range(count)
+    ]
+
+
+def outcomes(engine: Engine, *asked: Any) -> list[list[int]]:
+    serve = engine.serve if isinstance(engine, BlockEngine) else engine.outcomes
+    return [outcome.token_ids for outcome in serve(*asked)]
+
+
+def on_cuda(
+    folder: str,
+    given: Sequence[Sequence[int]],
+    asked: Any,
+    *,
+    kind: type[Engine] = Engine,
+    num_ranks: int = 1,
+    meddle: Callable[[ModelRunner], object] = lambda _: None,
+    **options: Any,
+) -> Served:
+    options = {"cudagraph_capture_sizes": (1, 2, 4), **OPTIONS, **options}
+    with pretended_cuda() as world, world.rank() as clocks:
+        if num_ranks > 1:
+            options["tensor_parallel_size"] = num_ranks
+            own = {"executor_class": partial(ThreadedExecutor, world)}
+            kind = type("ThreadedEngine", (kind,), own)
+        with kind(folder, device="cuda", **options) as engine:
+            meddle(engine.runner)
+            world.waits.clear()
+            before = clocks.num_launches
+            tokens = outcomes(engine, given, asked)
+            num_launches = clocks.num_launches - before
+            waits = list(world.waits)
+            host = engine.core.scheduler.take_report().load.host_cache
+        del engine
+        gc.collect()  # memory is unpinned here
+        num_loaded = 0 if host is None else host.num_loaded
+        return Served(tokens, list(world.findings), waits, num_launches, num_loaded)
+
+
+def on_cpu(folder: str, *asked: Any, kind: type[Engine] = Engine, **options: Any) -> Any:
+    with kind(folder, cpu_backend="torch", **{**OPTIONS, **options}) as engine:
+        return outcomes(engine, *asked)
+
+
+def test_mixed_requests_do_not_race_and_nothing_waits(folder: str) -> None:
+    served = on_cuda(folder, prompts(), params())
+    assert (served.findings, served.waits) == ([], [])
+    assert served.tokens == on_cpu(folder, prompts(), params())
+    assert served.num_launches > 1000
+
+
+@pytest.mark.long
+def test_eager_steps_do_not_race(folder: str) -> None:
+    served = on_cuda(folder, prompts(), params(), enforce_eager=True)
+    assert (served.findings, served.waits) == ([], [])
+    assert served.tokens == on_cpu(folder, prompts(), params())
+
+
+HOST = {"host_cache_gib": 0.001, "host_cache_policy": "always", "kv_cache_tokens": 96}
+
+
+def test_pages_of_the_host_do_not_race(folder: str) -> None:
+    given, asked = 2 * prompts(6), 2 * params(6, 8)
+    served = on_cuda(folder, given, asked, **HOST)
+    assert (served.findings, served.waits) == ([], [])
+    assert served.num_loaded > 3
+    assert served.tokens == on_cpu(folder, given, asked)
+
+
+@pytest.mark.parametrize("count", [2, 3, pytest.param(6, marks=pytest.mark.long)])
+def test_drafts_do_not_race(folder: str, count: int) -> None:
+    """Of requests without processors (the first two) nothing waits for the device. The third has
+    processors, and comes in while the others' rows are placed by the device."""
+    given, asked = prompts(count, 3), params(count)
+    served = on_cuda(folder, given, asked, **DRAFTS)
+    assert served.findings == []
+    assert bool(served.waits) == (count > 2)
+    assert served.tokens == on_cpu(folder, given, asked)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("options", [{}, DRAFTS], ids=["plain", "drafts"])
+def test_grammars_do_not_race(options: dict[str, Any]) -> None:
+    forms = [{"regex": r"\d{3}-\d{4}"}, {"choice": ["yes", "no"]}]
+    asked = [
+        SamplingParams(
+            max_tokens=12,
+            seed=i,
+            temperature=1.0,
+            structured_outputs=StructuredOutputsParams(**forms[i % 2]) if i < 4 else None,
+        )
+        for i in range(6)
+    ]
+    given = [3 * [1, 2, 3 + i] for i in range(6)]
+    served = on_cuda("deploy/models/demo", given, asked, **options)
+    assert served.findings == []
+    assert bool(served.waits) == bool(options)
+    assert served.tokens == on_cpu("deploy/models/demo", given, asked)
+
+
+@pytest.mark.long
+def test_blocks_do_not_race(tmp_path: Path) -> None:
+    checkpoint = write_sdar(tmp_path, 4).folder
+    given, asked = prompts(4), SamplingParams(temperature=0.0, max_tokens=10)
+    given = [[token % 90 for token in prompt] for prompt in given]
+    own = {"kind": BlockEngine, "dllm_threshold": 0.3}
+    served = on_cuda(checkpoint, given, asked, **own)
+    assert served.findings == []
+    assert served.tokens == on_cpu(checkpoint, given, asked, **own)
+
+
+def test_two_ranks_do_not_race(folder: str) -> None:
+    served = on_cuda(folder, prompts(4), params(4, 8), num_ranks=2)
+    assert (served.findings, served.waits) == ([], [])
+    assert served.tokens == on_cpu(folder, prompts(4), params(4, 8))
+
+
+# Sabotages: what each leaves out, or adds, has to be found.
+
+
+def leave_out(what: type, method: str, caller: str) -> Callable[[pytest.MonkeyPatch], None]:
+    """Has a method do nothing where a function of this name calls it."""
+
+    def sabotage(patch: pytest.MonkeyPatch) -> None:
+        kept = getattr(what, method)
+
+        def called(self: Any, *args: Any) -> Any:
+            return None if sys._getframe(1).f_code.co_name == caller else kept(self, *args)
+
+        patch.setattr(what, method, called)
+
+    return sabotage
+
+
+def forget_fetched(patch: pytest.MonkeyPatch) -> None:
+    fetch = StepSlot.fetch
+
+    def fetched(slot: StepSlot, tensor: torch.Tensor) -> torch.Tensor:
+        host = fetch(slot, tensor)
+        slot._fetched.clear()
+        return host
+
+    patch.setattr(StepSlot, "fetch", fetched)
+
+
+def grow_on_compute_stream(patch: pytest.MonkeyPatch) -> None:
+    def grow(slot: StepSlot, num_bytes: int) -> None:
+        size = staging_size(num_bytes)
+        slot._host = torch.empty(size, dtype=torch.uint8, pin_memory=True)
+        slot._staged = torch.empty(size, dtype=torch.uint8, device=slot._streams.device)
+
+    patch.setattr(StepSlot, "_grow", grow)
+
+
+def share_one_slot(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(StepSlot, "wait", lambda _: False)
+
+
+def time_nothing(patch: pytest.MonkeyPatch) -> None:
+    init = Event.__init__
+    patch.setattr(Event, "__init__", lambda event, clocks, **_: init(event, clocks))
+
+
+RACES: dict[str, tuple[str, Callable[[pytest.MonkeyPatch], None]]] = {
+    "inputs": ("race", leave_out(Lane, "wait_event", "upload")),
+    "results": ("race", leave_out(Lane, "wait_event", "finish")),
+    "fetches": ("race", leave_out(Lane, "wait_event", "hold_back")),
+    "completion": ("race", leave_out(Event, "synchronize", "wait")),
+    "times": ("event", leave_out(Event, "synchronize", "wait")),
+    "slots": ("race", share_one_slot),
+    "kept": ("free", forget_fetched),
+    "staging": ("race", grow_on_compute_stream),
+    "timing": ("event", time_nothing),
+}
+SHORT = ("fetches", "kept", "staging")
+
+
+@pytest.mark.parametrize(
+    "name",
+    [one if one in SHORT else pytest.param(one, marks=pytest.mark.long) for one in RACES],
+)
+def test_what_is_left_out_is_found(folder: str, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    kind, sabotage = RACES[name]
+    sabotage(monkeypatch)
+    # Graphs draw for all rows only where none has processors, as the third.
+    count = 2 if name == "fetches" else 3
+    served = on_cuda(folder, prompts(count), params(count, 6))
+    assert any(finding.startswith(kind) for finding in served.findings), served.findings
+
+
+@pytest.mark.parametrize("caller", ["_copy", pytest.param("_load", marks=pytest.mark.long)])
+def test_pages_that_nobody_waits_for_are_found(
+    folder: str, caller: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if caller == "_copy":
+        leave_out(Lane, "wait_stream", "_copy")(monkeypatch)
+    else:  # on the stream of the steps before
+        monkeypatch.setattr(torch.Tensor, "pin_memory", lambda tensor: tensor)
+    served = on_cuda(folder, 2 * prompts(6), 2 * params(6, 8), **HOST)
+    found = served.findings if caller == "_copy" else served.waits
+    assert any(("race" if caller == "_copy" else "pageable") in one for one in found)
+
+
+def wait_in_draws(patch: pytest.MonkeyPatch) -> None:
+    process = SamplingState.process
+
+    def waiting(state: SamplingState, logits: torch.Tensor, *rest: Any) -> None:
+        logits.sum().item()
+        process(state, logits, *rest)
+
+    patch.setattr(SamplingState, "process", waiting)
+
+
+def copy_pageable(patch: pytest.MonkeyPatch) -> None:
+    process = SamplingState.process
+
+    def copying(state: SamplingState, logits: torch.Tensor, *rest: Any) -> None:
+        logits.add_(torch.zeros(1).to(logits.device, non_blocking=True))
+        process(state, logits, *rest)
+
+    patch.setattr(SamplingState, "process", copying)
+
+
+@pytest.mark.parametrize("sabotage", [wait_in_draws, copy_pageable], ids=["item", "pageable"])
+def test_a_wait_is_found(
+    folder: str, sabotage: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sabotage(monkeypatch)
+    served = on_cuda(folder, prompts(3)[2:], params(3, 3)[2:])
+    assert len(served.waits) == 1
+
+
+Harm = Callable[[ModelRunner, torch.Tensor], object]
+
+
+def harm_forward(patch: pytest.MonkeyPatch, harm: Harm) -> None:
+    run_model = ModelRunner.run_model
+
+    def harmed(runner: ModelRunner, *args: Any) -> torch.Tensor:
+        hidden = run_model(runner, *args)
+        harm(runner, hidden)
+        return hidden
+
+    patch.setattr(ModelRunner, "run_model", harmed)
+
+
+def _on_another_stream(runner: ModelRunner, hidden: torch.Tensor) -> None:
+    assert runner._streams is not None
+    with torch.cuda.stream(runner._streams.copy):
+        hidden.add_(0)
+
+
+def _by_event(runner: ModelRunner, _: torch.Tensor) -> None:
+    assert runner._streams is not None
+    runner._streams.compute.record_event()
+
+
+def _from_the_host(_: ModelRunner, hidden: torch.Tensor) -> None:
+    hidden.add_(torch.zeros(1).pin_memory().to(hidden.device, non_blocking=True))
+
+
+CAPTURES: dict[str, Harm] = {
+    "waits": lambda _, hidden: hidden.sum().item(),
+    "another stream": _on_another_stream,
+    "event": _by_event,
+    "the host's memory": _from_the_host,
+}
+
+
+@pytest.mark.parametrize("name", list(CAPTURES))
+def test_what_no_graph_may_hold_is_found(
+    folder: str, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    harm_forward(monkeypatch, CAPTURES[name])
+    served = on_cuda(folder, [[1]], params(1, 1), cudagraph_capture_sizes=(1,))
+    assert any(finding.startswith("graph") for finding in served.findings), served.findings
+
+
+def _replace_caches(runner: ModelRunner) -> None:
+    runner._kv_caches = tuple(
+        type(cache)(k=cache.k.clone(), v=cache.v.clone()) for cache in runner._kv_caches
+    )
+
+
+def _replace_pages(runner: ModelRunner) -> None:
+    tables = runner._tables
+    tables.token_pool = tables.token_pool.clone()
+    tables.flat_tokens = tables.token_pool.view(-1)
+
+
+@pytest.mark.parametrize("meddle", [_replace_caches, _replace_pages], ids=["caches", "tables"])
+def test_graphs_on_memory_that_is_gone_are_found(
+    folder: str, meddle: Callable[[ModelRunner], None]
+) -> None:
+    served = on_cuda(folder, [[1]], params(1, 3), cudagraph_capture_sizes=(1,), meddle=meddle)
+    assert any("gone" in finding for finding in served.findings), served.findings
+
+
+@pytest.mark.parametrize("are_dropped", [True, False], ids=["dropped", "kept"])
+def test_graphs_end_before_their_group(
+    folder: str, are_dropped: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """NCCL waits for graphs. A failed step's frames hold the runner, which holds them."""
+    held = []
+    close = Rank.close
+
+    def closing(rank: Rank) -> bool:
+        held.append(rank._runner)
+        return close(rank)
+
+    monkeypatch.setattr(Rank, "close", closing)
+    if not are_dropped:
+        monkeypatch.setattr(StepGraphs, "close", lambda _: held.append(_))
+    served = on_cuda(folder, [[1]], params(1, 1), num_ranks=2, cudagraph_capture_sizes=(1,))
+    found = [finding for finding in served.findings if "its group ends" in finding]
+    assert bool(found) != are_dropped
+
+
+@pytest.mark.long
+def test_ranks_that_disagree_are_found(folder: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    all_reduce = NcclGroup.all_reduce
+
+    def other(group: NcclGroup, tensor: torch.Tensor, **options: Any) -> torch.Tensor:
+        return all_reduce(group, tensor.view(-1) if group.rank else tensor, **options).view_as(
+            tensor
+        )
+
+    monkeypatch.setattr(NcclGroup, "all_reduce", other)
+    with pytest.raises(RuntimeError, match=r"all_reduce of .*, all_reduce of "):
+        on_cuda(folder, [[1]], params(1, 1), num_ranks=2, cudagraph_capture_sizes=(1,))

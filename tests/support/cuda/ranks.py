@@ -1,0 +1,160 @@
+"""A worker group whose ranks are threads, each with a device of its own; NCCL joins them."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, TypeVar
+
+import torch
+
+from tests.support.cuda.clocks import Clock, World
+from tests.support.cuda.tensors import DEVICE
+from worker.config import EngineConfig
+from worker.core.executor import Executor, StepFuture
+from worker.core.info import build_engine_info
+from worker.models.tensor_parallel import TensorParallelGroup
+from worker.plan.messages import Start
+from worker.plan.plan import Plan
+from worker.rank.rank import Rank
+from worker.wire.messages import EngineInfo
+
+_TIMEOUT_S = 60.0
+R = TypeVar("R")
+
+
+class Meeting:
+    """Where the ranks' threads exchange tensors and clocks."""
+
+    def __init__(self, world: World, size: int) -> None:
+        self.world = world
+        self.parts: list[tuple[str, torch.Tensor, Clock]] = []
+        self._slots: list[Any] = [None] * size
+        self._barrier = threading.Barrier(size)
+
+    def exchange(self, rank: int, part: tuple[str, torch.Tensor, Clock]) -> list[Any]:
+        """All ranks' parts, in their order."""
+        self._slots[rank] = part
+        self._barrier.wait(_TIMEOUT_S)
+        parts = list(self._slots)
+        self._barrier.wait(_TIMEOUT_S)
+        return parts
+
+    def leave(self) -> None:
+        """Has the others fail who wait for this one."""
+        self._barrier.abort()
+
+
+class NcclGroup(TensorParallelGroup):
+    """One thread's rank. A collective is a launch that is behind what all ranks have launched."""
+
+    def __init__(self, rank: int, size: int, meeting: Meeting) -> None:
+        super().__init__(rank=rank, world_size=size, device=DEVICE, process_group=None)
+        self._meeting = meeting
+
+    def all_reduce(self, tensor: torch.Tensor, *, fixed_order: bool = False) -> torch.Tensor:
+        """The sum, in place, in the order of ranks."""
+
+        def reduce(own: torch.Tensor) -> torch.Tensor:
+            total, *others = self._exchange("all_reduce", own)
+            return own.copy_(sum(others, start=total))
+
+        return self._launch("nccl all_reduce", reduce, tensor)
+
+    def close(self) -> bool:
+        """Ends it, which would wait for graphs that hold its collectives."""
+        world, clocks = self._meeting.world, self._meeting.world.clocks
+        for graph in world.graphs:
+            if graph.has_collectives and graph.clocks is clocks:
+                clocks.find("graph", "its group ends before it")
+        return True
+
+    def _gather(self, tensor: torch.Tensor) -> list[torch.Tensor]:
+        def gather(own: torch.Tensor) -> list[torch.Tensor]:
+            return [part.clone() for part in self._exchange("all_gather", own)]
+
+        return self._launch("nccl all_gather", gather, tensor.contiguous())
+
+    def _launch(self, name: str, function: Callable[[torch.Tensor], R], tensor: torch.Tensor) -> R:
+        result: R = self._meeting.world.stand_in.opaque(name, function, (tensor,), {})
+        return result
+
+    def _exchange(self, kind: str, own: torch.Tensor) -> list[torch.Tensor]:
+        clocks = self._meeting.world.clocks
+        lane = clocks.current
+        if clocks.capture is None:
+            lane.join(clocks.host.clock)
+            lane.tick()
+        called = f"{kind} of {list(own.shape)}"
+        parts = self._meeting.exchange(self.rank, (called, own.clone(), lane.clock.copy()))
+        for other, (theirs, _, clock) in enumerate(parts):
+            if theirs != called:
+                raise RuntimeError(f"{called} of rank {self.rank}, {theirs} of rank {other}")
+            if clocks.capture is None:
+                lane.join(clock)
+        return [part for _, part, _ in parts]
+
+
+class ThreadedExecutor(Executor):
+    """Rank 0 in the caller's thread, rank 1 in another; both have done what is asked when a call
+    returns."""
+
+    def __init__(
+        self, world: World, config: EngineConfig, directory: str, spawn: Sequence[int]
+    ) -> None:
+        self.max_overlap_depth = 1
+        self._config, self._world = config, world
+        self._ranks = [Rank(config) for _ in range(2)]
+        self._meeting = Meeting(world, 2)
+        self._pool = ThreadPoolExecutor(1)
+        self._device = world.rank()
+        self._pool.submit(self._device.__enter__).result()
+
+    @property
+    def _rank(self) -> Rank:
+        return self._ranks[0]
+
+    def start(self) -> EngineInfo:
+        hellos = self._both(lambda rank, n: rank.load(NcclGroup(n, 2, self._meeting)))
+        info = build_engine_info(self._config, hellos)
+        start = Start(num_pages=hellos[0].num_pages, num_host_pages=info.num_host_pages)
+        self._both(lambda rank, _: rank.allocate(start))
+        return info
+
+    def launch(self, plan: Plan) -> StepFuture:
+        return self._both(lambda rank, _: rank.launch(plan))[0]
+
+    def drafts(self, seq: int) -> list[list[int]]:
+        return self._rank.drafts(seq)
+
+    def sample(self, seq: int, masks: bytes) -> None:
+        self._both(lambda rank, _: rank.sample(seq, masks))
+
+    @property
+    def death_fds(self) -> list[int]:
+        return []
+
+    def raise_on_death(self) -> None:
+        pass
+
+    def close(self) -> None:
+        # Ranks from 1 on need not have waited for their last steps: nothing allocates after them.
+        self._world.is_over = True
+        self._both(lambda rank, _: rank.close())
+        self._end()
+
+    def _both(self, work: Callable[[Rank, int], R]) -> list[R]:
+        other = self._pool.submit(work, self._ranks[1], 1)
+        try:
+            own = work(self._ranks[0], 0)
+        except BaseException:
+            self._meeting.leave()
+            other.exception(_TIMEOUT_S)
+            self._end()
+            raise
+        return [own, other.result(_TIMEOUT_S)]
+
+    def _end(self) -> None:
+        self._pool.submit(self._device.__exit__, None, None, None).result()
+        self._pool.shutdown()
