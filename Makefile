@@ -39,7 +39,7 @@ PYTEST := $(BIN)/python -m pytest --dist loadscope --no-loadscope-reorder
 UNIT_TESTS := tests/architecture tests/cluster/autoscaling tests/router tests/worker/core \
 	tests/worker/front tests/worker/metrics tests/worker/plan tests/worker/wire
 # Files that are slow as a whole are not even read: they import torch, transformers and Ray.
-SLOW_FILES = $(shell grep -rlx 'pytestmark = pytest.mark.slow' $(UNIT_TESTS))
+SLOW_FILES = $(shell grep -rlx --include='*.py' 'pytestmark = pytest.mark.slow' $(UNIT_TESTS))
 
 # Tests start hundreds of processes, each of which would compile all our sources again.
 unexport PYTHONDONTWRITEBYTECODE

@@ -2,8 +2,9 @@
 
 `make test` runs as many processes as there are cores (pytest-xdist). A file's tests stay together,
 for their fixtures' sake; all that start Ray are one group, so that two fleets never wait for each
-other's processors. The longest begin first: that group, then files that take half a minute and
-more, so that no process is left with one of them when the others are done.
+other's processors, and so are those that read all our sources. The longest begin first: those that
+start Ray, then files that take a quarter of a minute and more, so that no process is left with one
+of them when the others are done.
 """
 
 from __future__ import annotations
@@ -25,10 +26,14 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 STARTS_RAY = ("tests/helm/test_chart_runs.py", "tests/e2e/")
 """In this order: the fleet of tests/e2e is up until its last test kills it."""
+READ_SOURCES = "tests/architecture/"
 TAKE_LONG = (
     "tests/worker/rank/test_runner_on_triton_interpreter.py",
     "tests/kernels/test_triton_interpreter.py",
     "tests/worker/engine/",
+    "tests/cluster/test_haproxy_guard.py",
+    "tests/cluster/bench/test_bench_job.py",
+    "tests/worker/models/test_families.py",
     "tests/deploy/test_demo",
     "tests/kernels/test_triton_compiles.py",
     "tests/worker/test_hub.py",
@@ -65,10 +70,12 @@ def tiny_chat_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 class FileScheduling(LoadScopeScheduling):
-    """A file's tests share a process, and so do all that start Ray."""
+    """A file's tests share a process, and so do all that start Ray, and all that read sources."""
 
     def _split_scope(self, nodeid: str) -> str:
-        return "ray" if nodeid.startswith(STARTS_RAY) else nodeid.split("::")[0]
+        if nodeid.startswith(STARTS_RAY):
+            return "ray"
+        return READ_SOURCES if nodeid.startswith(READ_SOURCES) else nodeid.split("::")[0]
 
 
 @pytest.hookimpl(optionalhook=True)

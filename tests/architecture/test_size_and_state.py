@@ -85,7 +85,7 @@ def test_nothing_names_a_machine() -> None:
 
 def _nodes(files: tuple[Source, ...]) -> Iterator[tuple[Source, ast.AST]]:
     for source in files:
-        for node in ast.walk(source.tree):
+        for node in source.nodes:
             yield source, node
 
 

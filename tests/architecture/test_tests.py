@@ -40,7 +40,7 @@ def test_no_test_changes_where_modules_are_found() -> None:
     found = [
         source.path
         for source in sources("tests")
-        for node in ast.walk(source.tree)
+        for node in source.nodes
         if isinstance(node, ast.Attribute) and ast.unparse(node).startswith("sys.path.")
     ]
     assert found == []

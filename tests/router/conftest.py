@@ -6,6 +6,9 @@ from pathlib import Path
 import httpx
 import pytest
 
+from router.channel import channel
+from router.channel.silence import TICK_S
+from tests.support.router import stub_worker
 from tests.support.router.agent import agent_rig, build_agent
 from tests.support.router.rig import Rig, build_checkpoint, events
 from worker.wire.tokenizer import Tokenizer, load_tokenizer
@@ -44,6 +47,14 @@ async def agent(agent_model: tuple[Path, Tokenizer]) -> AsyncIterator[Rig]:
     await rig.start()
     yield rig
     await rig.stop()
+
+
+@pytest.fixture
+def short_ticks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Silence is counted in ticks, and in a heartbeat's time no more of them pass than usual."""
+    shorter = 0.2
+    monkeypatch.setattr(channel, "TICK_S", shorter * TICK_S)
+    monkeypatch.setattr(stub_worker, "HEARTBEAT_S", shorter * stub_worker.HEARTBEAT_S)
 
 
 @pytest.fixture(name="events")

@@ -113,10 +113,10 @@ async def test_innocents_are_not_counted_however_often_their_workers_are_lost(ri
 
 async def test_a_suspect_waits_for_a_worker_of_its_own_only_so_long(rig, monkeypatch):
     """Where each worker always has something else, it goes beside that after all."""
-    monkeypatch.setattr(isolation, "PATIENCE_S", 0.2)
+    monkeypatch.setattr(isolation, "PATIENCE_S", 0.08)
     deaths = use_fragile(rig, "first step")
     await rig.start(running=False)
-    rig.tasks = [asyncio.create_task(worker.run(interval_s=0.05)) for worker in rig.workers]
+    rig.tasks = [asyncio.create_task(worker.run(interval_s=0.02)) for worker in rig.workers]
     others = [asyncio.create_task(rig.complete(f"{i}: an innocent prompt")) for i in range(6)]
     await rig.until(lambda: all(w.running for w in rig.workers))
     assert (await rig.complete([7] * 8)).status_code == 500
@@ -135,6 +135,7 @@ async def test_no_further_attempt_means_none(rig):
     assert (await work).status_code == 500
 
 
+@pytest.mark.usefixtures("short_ticks")
 async def test_a_busy_worker_is_waited_for(rig):
     """Its event loop is late: it says nothing, but another thread of it does."""
     await rig.start(running=False)
@@ -144,7 +145,7 @@ async def test_a_busy_worker_is_waited_for(rig):
     busy.busy = True
     [other] = [w for w in rig.workers if w is not busy]
     rig.tasks = [asyncio.create_task(other.run())]
-    await rig.until(lambda: busy.num_asked >= 9)  # at two per second and later: silent for long
+    await rig.until(lambda: busy.num_asked >= 9)  # once a tick, after the first three
     assert (busy.num_attached, len(rig.submits())) == (1, 1)
     busy.busy = False  # it gives no more signs: it was stopped
     assert (await work).json()["choices"][0]["text"] == rig.answer

@@ -12,6 +12,7 @@ import pytest
 from router.config import GatewayConfig, ModelRoute
 from router.gateway import Gateway
 from tests.support.router.stub_worker import StubTransport
+from worker.wire import retry
 from worker.wire.retry import StartDelay, Unavailable
 
 
@@ -22,7 +23,10 @@ def gateway_of(folder: Path, retry_s: float) -> Gateway:
     )
 
 
-async def test_it_waits_for_the_folder_and_says_so(tmp_path: Path, checkpoint: Path) -> None:
+async def test_it_waits_for_the_folder_and_says_so(
+    tmp_path: Path, checkpoint: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(retry, "FIRST_DELAY_S", 0.05)
     folder = tmp_path / "late"
     gateway = gateway_of(folder, math.inf)
     reasons: list[str] = []

@@ -178,7 +178,7 @@ over 100,000."""
 
 @pytest.mark.parametrize("kind", ["prompt", "completion", "stream"])
 async def test_long_replies_are_written_in_slices(rig, monkeypatch, kind):
-    length, n = 2000, 4
+    length, n = 1000, 4
     for worker in rig.workers:
         worker.info.max_model_len = worker.info.max_total_tokens = 2 * length
         worker.script = lambda _: [7] * 40

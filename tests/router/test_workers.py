@@ -282,6 +282,7 @@ async def test_a_gateway_knows_when_it_has_a_worker(rig):
     assert await waiting
 
 
+@pytest.mark.usefixtures("short_ticks")
 async def test_silent_worker_is_lost(rig):
     await rig.start(running=False)
     work = asyncio.create_task(rig.chat())

@@ -1,11 +1,11 @@
-"""The project's Python files, parsed, as the architecture tests look at them."""
+"""The project's Python files, as the architecture tests look at them: parsed and walked once."""
 
 from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, cached_property
 
 from tests.support.paths import ROOT
 
@@ -19,7 +19,16 @@ class Source:
     path: str
     """Relative to the repository."""
     text: str
-    tree: ast.Module
+
+    @cached_property
+    def tree(self) -> ast.Module:
+        """The file, parsed."""
+        return ast.parse(self.text)
+
+    @cached_property
+    def nodes(self) -> tuple[ast.AST, ...]:
+        """All nodes of the tree."""
+        return tuple(ast.walk(self.tree))
 
     @property
     def module(self) -> str:
@@ -32,7 +41,7 @@ class Source:
         Args:
             anywhere: in the file; otherwise where the module is imported itself.
         """
-        for node in ast.walk(self.tree) if anywhere else self.tree.body:
+        for node in self.nodes if anywhere else self.tree.body:
             if isinstance(node, ast.Import):
                 yield from (alias.name for alias in node.names)
             elif isinstance(node, ast.ImportFrom):
@@ -48,6 +57,5 @@ def sources(*folders: str) -> tuple[Source, ...]:
 def _sources_below(folder: str) -> tuple[Source, ...]:
     found = []
     for path in sorted((ROOT / folder).rglob("*.py")):
-        text = path.read_text()
-        found.append(Source(str(path.relative_to(ROOT)), text, ast.parse(text)))
+        found.append(Source(str(path.relative_to(ROOT)), path.read_text()))
     return tuple(found)

@@ -31,6 +31,8 @@ from worker.wire.messages import (
 from worker.wire.times import FirstTokenTimes, StepTimes
 
 PAGE_SIZE = 4
+HEARTBEAT_S = 0.2
+"""Between updates of a worker that has nothing to do."""
 Script = Callable[[Submit], list[int]]
 
 
@@ -277,7 +279,7 @@ class StubWorker:
                 continue
             self.news.clear()
             try:
-                async with asyncio.timeout(0.2):
+                async with asyncio.timeout(HEARTBEAT_S):
                     await self.news.wait()
             except TimeoutError:
                 self.update([], [])

@@ -28,8 +28,8 @@ from worker.wire.sampling import SamplingParams
 
 MANY = 2048
 """Completions that one request may ask for."""
-SOME = 512
-"""So many keep the loop busy for hundreds of turns, too."""
+SOME = 256
+"""So many keep the loop busy for dozens of turns, too."""
 
 
 def heavy(number: int) -> Submit:

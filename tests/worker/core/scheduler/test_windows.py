@@ -10,7 +10,7 @@ from worker.wire.page_groups import PageGroups
 
 FULL_AND_WINDOW = PageGroups(num_full=1, num_window=1, window=4096)
 ONLY_WINDOWS = PageGroups(num_full=0, num_window=1, window=4096)
-PAGE, CHUNK, LENGTH = 16, 1024, 65536
+PAGE, CHUNK, LENGTH = 16, 1024, 32768
 
 
 def window_pages_held(harness: Harness, request: Request) -> int:
