@@ -126,13 +126,22 @@ _SIZES: dict[str, Any] = {
 }
 
 
-def write_checkpoint(name: str, folder: Path) -> PreTrainedModel:
-    """Saves the checkpoint and returns transformers' model of it."""
+FEW_HEADS = {"num_attention_heads": 4, "num_key_value_heads": 2}
+"""For Triton's interpreter, where each head of a token is a program or a turn of one."""
+
+
+def write_checkpoint(name: str, folder: Path, **settings: int) -> PreTrainedModel:
+    """Saves the checkpoint and returns transformers' model of it.
+
+    Args:
+        name: of SPECS or WINDOWED.
+        folder: for the files.
+        settings: of its configuration, instead of the architecture's.
+    """
     spec = SPECS.get(name) or WINDOWED[name]
     torch.manual_seed(3)
-    model: PreTrainedModel = (
-        spec.model_class(spec.config_class(**{**_SIZES, **spec.settings})).float().eval()
-    )
+    config = spec.config_class(**{**_SIZES, **spec.settings, **settings})
+    model: PreTrainedModel = spec.model_class(config).float().eval()
     # With the usual small initial weights the input embedding would dominate, and a wrong layer
     # would hardly show in the logits.
     with torch.no_grad():

@@ -12,7 +12,7 @@ import torch
 
 from kernels import registry
 from kernels.attention import CapturableBackend
-from tests.support.checkpoints.dense import write_checkpoint
+from tests.support.checkpoints.dense import FEW_HEADS, write_checkpoint
 from tests.support.engines.decode_plans import (
     GRAPH_SIZES,
     OPTIONS,
@@ -33,7 +33,7 @@ from worker.rank.streams import DeviceStreams
 def test_padded_steps_on_static_buffers_draw_the_same(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    write_checkpoint(name, tmp_path)
+    write_checkpoint(name, tmp_path, **FEW_HEADS)
     static = make_runner(str(tmp_path), **OPTIONS)
     with registry.using("torch"):  # kernels as eager steps run them have tests of their own
         own = make_runner(str(tmp_path), **OPTIONS)
