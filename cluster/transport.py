@@ -20,6 +20,9 @@ from worker.wire.frames import SocketOffer, pulse_key
 
 logger = logging.getLogger(__name__)
 
+_FIRST_CALL_S = 10.0
+"""For which a handle's first call may wait: a fifth of the time that Serve looks back."""
+
 
 class RayTransport:
     """Reaches the replicas of one WorkerGroup deployment, each by its id.
@@ -117,9 +120,15 @@ class RayTransport:
             self._first_call = asyncio.ensure_future(self._wake_router())
 
     async def _wake_router(self) -> None:
-        """Serve makes a handle's router, and tells it the replicas, with the first call only."""
+        """Serve makes a handle's router, and tells it the replicas, with the first call only.
+
+        HAZARD: where there is no worker the call waits for one, and a call that waits longer than
+        Serve looks back (`worker_replicas`) has it start a worker that nobody asked for.
+        """
+        call = self._call(self._hello)
         with contextlib.suppress(Exception):
-            await self._call(self._hello)
+            await asyncio.wait_for(_answer(call), _FIRST_CALL_S)
+        call.cancel()
 
     def _call(self, method: Any, **arguments: Any) -> Any:
         return self._context.run(lambda: method.remote(**arguments))
@@ -187,6 +196,10 @@ class _PinnedCall:
     def _cancel(self) -> None:
         if self._call is not None:
             self._call.cancel()
+
+
+async def _answer(call: Any) -> None:
+    await call
 
 
 async def _outlast(stream: AsyncIterator[bytes], link: WorkerLink) -> None:

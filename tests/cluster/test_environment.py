@@ -193,10 +193,20 @@ def test_fleets_of_one_machine_keep_all_other_ports_apart(tmp_path: Path) -> Non
     assert len(set(ports)) == len(ports)
 
 
+def start_child(directory: Path, does: str = "pass") -> subprocess.Popen[bytes]:
+    """One of the fleet with this directory that runs already: Linux tells a process's variables
+    only some time after `Popen` has returned."""
+    environment = {**os.environ, "RAYFLEET_RUNTIME_DIRECTORY": str(directory)}
+    code = f"import signal, time; {does}; print(flush=True); time.sleep(600)"
+    child = subprocess.Popen([sys.executable, "-c", code], env=environment, stdout=subprocess.PIPE)
+    assert child.stdout is not None
+    with child.stdout:
+        assert child.stdout.readline() == b"\n"
+    return child
+
+
 def test_processes_of_a_fleet_are_ended_whatever_they_do(tmp_path: Path) -> None:
-    stubborn = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(600)"
-    environment = {**os.environ, "RAYFLEET_RUNTIME_DIRECTORY": str(tmp_path)}
-    child = subprocess.Popen([sys.executable, "-c", stubborn], env=environment)
+    child = start_child(tmp_path, "signal.signal(signal.SIGTERM, signal.SIG_IGN)")
     end_processes_of(tmp_path, grace_s=0.2)
     assert child.wait(timeout=120) != 0
 
@@ -227,14 +237,12 @@ def test_a_ray_that_a_busy_machine_made_slow_is_started_again(
 ) -> None:
     calls: list[Path] = []
     left: list[subprocess.Popen[bytes]] = []
-    environment = {**os.environ, "RAYFLEET_RUNTIME_DIRECTORY": str(tmp_path)}
 
     def init(directory: Path, num_cpus: int | None) -> None:
         calls.append(directory)
         assert all(child.wait(timeout=120) for child in left), "what was left is ended before"
         if len(calls) <= num_failures:
-            child = [sys.executable, "-c", "import time; time.sleep(600)"]
-            left.append(subprocess.Popen(child, env=environment))
+            left.append(start_child(tmp_path))
             raise Exception(message)  # as Ray does
 
     monkeypatch.setattr(launch, "init_local_ray", init)

@@ -13,6 +13,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from cluster import transport as transport_module
 from cluster.transport import RayTransport
 from cluster.workers import WORKERS, WorkerSet
 from worker.front.attach import AttachServer
@@ -207,6 +208,20 @@ async def test_a_call_names_its_worker(handle: Handle, transport: RayTransport) 
     assert arguments == {"payload": b"batch", "worker_id": "w2"}
     call.done.set_result(b"reply")
     assert await reply == b"reply"
+
+
+async def test_a_first_call_does_not_wait_for_a_worker_that_nobody_asks_for(
+    handle: Handle, transport: RayTransport, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Serve would start one for it, once it had waited for as long as Serve looks back."""
+    monkeypatch.setattr(transport_module, "_FIRST_CALL_S", 0.01)
+    transport.watch_workers(lambda ids: None)
+    await asyncio.sleep(0)
+    [(_, call)] = handle.hello.calls
+    assert not call.done.done()
+    async with asyncio.timeout(60):
+        await asyncio.wait([call.done])
+    assert call.done.cancelled()
 
 
 async def test_an_unknown_worker_is_unreachable(transport: RayTransport) -> None:
