@@ -36,7 +36,8 @@ def count(architecture: str, folder: Path, num_layers: int = NUM_LAYERS, **optio
 
 
 def test_every_family_has_a_budget() -> None:
-    assert set(BUDGETS) == set(FAMILIES)
+    captured = {name for name, family in FAMILIES.items() if family.linear_layers is None}
+    assert set(BUDGETS) == captured, "steps of those with states are launched kernel by kernel"
 
 
 @pytest.mark.parametrize(

@@ -35,7 +35,9 @@ _KINDS: Mapping[str, tuple[tuple[type, ...], str]] = {
         moe_k moe_num_experts moe_num_shared_experts moe_layer_start_index moe_layer_interval
         shared_expert_intermediate_size experts_per_token initial_context_length
         n_routed_experts n_shared_experts no_rope_layer_interval
-        first_k_dense_replace n_group topk_group num_shared_experts
+        first_k_dense_replace n_group topk_group num_shared_experts full_attention_interval
+        linear_conv_kernel_dim linear_key_head_dim linear_value_head_dim linear_num_key_heads
+        linear_num_value_heads
         """,
     ),
     "a number": (
@@ -95,6 +97,8 @@ class ModelConfig:
     """Whether each head of q and k is normalised before it rotates."""
     windows: tuple[int | None, ...]
     """Per layer, how many tokens one sees, itself included; None for all before it."""
+    linear_layers: frozenset[int] | None = None
+    """Layers that keep a state of each request in place of keys and values; None where none do."""
     attention_cap: float = 0.0
     """Scores of queries and keys are capped so by tanh; 0 where they are not."""
     has_sinks: bool = False
@@ -167,6 +171,7 @@ class ModelConfig:
             mlp_bias=bool(merged.get(family.mlp_bias_key, False)),
             qk_norm=bool(merged.get("use_qk_norm", family.qk_norm)),
             windows=windows,
+            linear_layers=family.linear_layers and family.linear_layers(merged),
             attention_cap=float(merged.get("attn_logit_softcapping") or 0.0),
             has_sinks=family.has_sinks,
             tie_word_embeddings=bool(merged.get("tie_word_embeddings", False)),

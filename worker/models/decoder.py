@@ -11,7 +11,7 @@ import torch
 from kernels.native import NativeDecoder
 from worker.models.config import ModelConfig
 from worker.models.context import ForwardContext
-from worker.models.kv_cache import KVCacheSpec
+from worker.models.kv_cache import KVCacheSpec, StateSpec
 from worker.models.layers import LayerNorm, RMSNorm
 from worker.models.linear import ParallelLMHead, VocabParallelEmbedding
 from worker.models.linear_method import LayerOptions, WeightSlot
@@ -37,8 +37,8 @@ class FeedForward(Protocol):
 class DecoderLayer(Protocol):
     """One layer: how norms, attention, feed-forward and residuals go together."""
 
-    kv_cache_spec: KVCacheSpec
-    """What it keeps of a token."""
+    kv_cache_spec: KVCacheSpec | StateSpec
+    """What it keeps of a token, or of a request."""
 
     def weight_slots(self, prefix: str) -> Iterator[WeightSlot]:
         """Slots of all its weights; `prefix` ends with a dot."""

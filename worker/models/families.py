@@ -12,6 +12,7 @@ from typing import Any
 
 from worker.models.family import (
     ModelFamily,
+    linear_by_type,
     no_windowed_types,
     no_windows,
     one_window,
@@ -19,7 +20,16 @@ from worker.models.family import (
     windows_by_layer,
     words,
 )
-from worker.models.moe_families import BLOCKS_OF_4, MOE_FAMILIES, SDAR_KEYS, WINDOW_KEYS
+from worker.models.moe_families import (
+    BLOCKS_OF_4,
+    DELTA_NET_DEFAULTS,
+    DELTA_NET_OWN,
+    MOE_FAMILIES,
+    QWEN3_5_KEYS,
+    QWEN3_5_NEUTRAL,
+    SDAR_KEYS,
+    WINDOW_KEYS,
+)
 
 _QWEN_KEYS = WINDOW_KEYS | {"layer_types"}
 _QWEN_DEFAULTS: dict[str, object] = {
@@ -94,6 +104,18 @@ FAMILIES: dict[str, ModelFamily] = {
         keys=frozenset({"sliding_window"}),
         query_beta=True,
         windows=one_window,
+    ),
+    "Qwen3_5ForCausalLM": ModelFamily(
+        model_types=("qwen3_5_text",),
+        implementation="qwen3_next:Qwen35ForCausalLM",
+        defaults={**DELTA_NET_DEFAULTS, "num_key_value_heads": 4},
+        own=DELTA_NET_OWN,
+        keys=QWEN3_5_KEYS,
+        neutral=QWEN3_5_NEUTRAL,
+        qk_norm=True,
+        skipped=("mtp.",),
+        windows=no_windows,
+        linear_layers=linear_by_type,
     ),
     "InternLM3ForCausalLM": ModelFamily(
         model_types=("internlm3",),

@@ -114,6 +114,8 @@ class ModelFamily:
     """Beginnings of names of tensors that a checkpoint may hold and nothing here needs."""
     windows: Callable[[RawConfig], tuple[int | None, ...]]
     """Per layer, how many tokens one sees, itself included; None for all before it."""
+    linear_layers: Callable[[RawConfig], frozenset[int]] | None = None
+    """Layers that keep a state of each request in place of keys and values; None where none do."""
     parse_moe: Callable[[RawConfig], MoeConfig] | None = None
     """Reads the experts; None for a dense family."""
 
@@ -200,6 +202,26 @@ def no_other_attention(raw: RawConfig) -> tuple[int | None, ...]:
             f"{len(windows)} layers: use another checkpoint"
         )
     return windows
+
+
+def linear_by_type(raw: RawConfig) -> frozenset[int]:
+    """The layers that `layer_types` says are linear; where it is missing, all but every n-th, where
+    n is `full_attention_interval`."""
+    num_layers, types = int(raw["num_hidden_layers"]), raw.get("layer_types")
+    if types is None:
+        period = raw["full_attention_interval"]
+        if type(period) is not int or period < 1:
+            raise ValueError(
+                f"full_attention_interval = {_short(period)} in config.json must be a positive "
+                "integer where there are no layer_types: repair it"
+            )
+        return frozenset(index for index in range(num_layers) if (index + 1) % period)
+    if len(types) != num_layers or not set(types) <= {"full_attention", "linear_attention"}:
+        raise ValueError(
+            f"layer_types = {_short(types)} in config.json must say full_attention or "
+            f"linear_attention for each of {num_layers} layers: repair it"
+        )
+    return frozenset(index for index, kind in enumerate(types) if kind == "linear_attention")
 
 
 def windows_by_layer(raw: RawConfig) -> tuple[int | None, ...]:

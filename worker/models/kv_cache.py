@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from math import prod
 
 import torch
 
@@ -39,6 +40,23 @@ class KVCacheSpec:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class StateSpec:
+    """What one layer keeps of a request on one rank, however long it is, in place of its tokens."""
+
+    conv_shape: tuple[int, int]
+    """Of the last inputs of a convolution: [positions, channels]."""
+    recurrent_shape: tuple[int, int, int]
+    """Of a recurrent state, fp32: [heads, key dim, value dim]."""
+    dtype: torch.dtype
+    """Of the inputs."""
+
+    @property
+    def num_bytes(self) -> int:
+        """Of one request."""
+        return prod(self.conv_shape) * self.dtype.itemsize + prod(self.recurrent_shape) * 4
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class KVCacheGroup:
     """Layers whose keys and values lie on the same pages, layer i of a group beside layer i of each
     other one: in the same tensor, on other pages."""
@@ -57,6 +75,17 @@ class KVCacheLayout:
     """Those without a window first."""
     spec: KVCacheSpec
     """What any layer keeps, its window apart."""
+    states: Mapping[int, StateSpec] = field(default_factory=dict)
+    """What layers keep that are in no group, by their numbers."""
+
+    @property
+    def state_bytes(self) -> int:
+        """Bytes of one request in all layers that keep a state."""
+        return sum(spec.num_bytes for spec in self.states.values())
+
+    def snapshot_pages(self, page_size: int) -> int:
+        """Pages that take as much memory as a request's state; 0 where no layer keeps one."""
+        return -(-self.state_bytes // self.page_bytes(page_size))
 
     @property
     def group_size(self) -> int:
@@ -78,18 +107,23 @@ class KVCacheLayout:
         return self.group_size * self.spec.page_bytes(page_size)
 
 
-def group_layers(specs: Sequence[KVCacheSpec]) -> KVCacheLayout:
-    """Groups the layers of a model by their specs.
+def group_layers(specs: Sequence[KVCacheSpec | StateSpec]) -> KVCacheLayout:
+    """Groups the layers of a model by their specs; those that keep a state have no pages.
 
     Where kinds of layers are not equally many, a kind is several groups, and the last of these may
     have fewer layers: a page is as large as that of a whole group.
 
     Raises:
-        ValueError: layers keep unlike things of a token, so that pages are no longer alike.
+        ValueError: layers keep unlike things of a token, so that pages are no longer alike, or
+            states beside windows, or nothing but states.
     """
-    first = specs[0]
+    states = {layer: spec for layer, spec in enumerate(specs) if isinstance(spec, StateSpec)}
+    paged = [(layer, spec) for layer, spec in enumerate(specs) if isinstance(spec, KVCacheSpec)]
+    if states and (not paged or any(spec.window for _, spec in paged)):
+        raise ValueError("layers that keep a state need others beside them that see all positions")
+    _, first = paged[0]
     kinds: dict[int, list[int]] = {}
-    for layer, spec in enumerate(specs):
+    for layer, spec in paged:
         if spec.page_shape(1) != first.page_shape(1) or spec.page_bytes(1) != first.page_bytes(1):
             raise ValueError(
                 f"layer {layer} keeps {spec} of a token, layer 0 {first}: their pages have to be "
@@ -103,4 +137,4 @@ def group_layers(specs: Sequence[KVCacheSpec]) -> KVCacheLayout:
         for window, layers in sorted(kinds.items())
         for start in range(0, len(layers), size)
     ]
-    return KVCacheLayout(groups=tuple(groups), spec=first)
+    return KVCacheLayout(groups=tuple(groups), spec=first, states=states)

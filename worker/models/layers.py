@@ -17,7 +17,7 @@ from kernels import (
 )
 from worker.models.config import ModelConfig
 from worker.models.context import ForwardContext
-from worker.models.kv_cache import KVCacheSpec
+from worker.models.kv_cache import KVCacheSpec, StateSpec
 from worker.models.linear import (
     ColumnParallelLinear,
     ColumnPart,
@@ -62,6 +62,8 @@ class AttentionTraits:
     """Whether each head has an attention sink."""
     norm_offset: float = 0.0
     """What is added to the weights of the norms of heads, as to those of other norms."""
+    has_gate: bool = False
+    """Whether what a head yields is gated, by as many more rows of its queries' projection."""
 
 
 class RMSNorm:
@@ -213,11 +215,12 @@ class Attention:
         head_dim = config.head_dim
         num_heads, num_kv_heads = local_heads(config, options.group.world_size)
         self.num_heads, self.num_kv_heads = num_heads, num_kv_heads
-        self.kv_cache_spec = KVCacheSpec(
+        self.kv_cache_spec: KVCacheSpec | StateSpec = KVCacheSpec(
             num_kv_heads=num_kv_heads, head_dim=head_dim, dtype=options.dtype, window=window
         )
         """What it keeps of a token."""
-        self._split = [num_heads, num_kv_heads, num_kv_heads]
+        self._query_parts = 1 + traits.has_gate
+        self._split = [self._query_parts * num_heads, num_kv_heads, num_kv_heads]
         self._head_dim = head_dim
         self._scale = head_dim**-0.5 if traits.scale is None else traits.scale
         self._traits = traits
@@ -227,7 +230,7 @@ class Attention:
         self._names = traits.names
         self.qkv = ColumnParallelLinear(
             config.hidden_size,
-            _qkv_parts(config, options, self._names),
+            _qkv_parts(config, options, self._names, self._query_parts),
             bias=config.qkv_bias,
             options=options,
         )
@@ -293,6 +296,9 @@ class Attention:
         values of all tokens into the cache."""
         qkv = self.qkv.forward(hidden).view(hidden.shape[0], -1, self._head_dim)
         q, k, v = torch.split(qkv, self._split, dim=1)
+        gate: torch.Tensor | None = None
+        if self._traits.has_gate:
+            q, gate = q.unflatten(1, (self.num_heads, 2)).unbind(2)
         if self.q_norm is not None and self.k_norm is not None:
             q, k = self.q_norm.forward(q), self.k_norm.forward(k)
         if self.wide_norm is not None:
@@ -306,6 +312,8 @@ class Attention:
         if read is not None and not len(read):
             return hidden[:0]
         attended = self._attend(q, cache.k, cache.v, ctx).reshape(hidden.shape[0], -1)
+        if gate is not None:
+            attended = gated(attended, gate.flatten(1))
         return self.output.forward(attended if read is None else attended.index_select(0, read))
 
     def _halves_first(self) -> torch.Tensor:
@@ -337,6 +345,11 @@ class Attention:
                 extend.forward(q[border:], k_cache, v_cache, **how),
             )
         )
+
+
+def gated(x: torch.Tensor, gate: torch.Tensor) -> torch.Tensor:
+    """[T, N] as far as a gate [T, N] is open."""
+    return x * gate.sigmoid()
 
 
 class GatedMLP:
@@ -409,15 +422,17 @@ def _gate_up_parts(size: int, options: LayerOptions, is_fused: bool) -> list[Col
 
 
 def _qkv_parts(
-    config: ModelConfig, options: LayerOptions, names: AttentionNames
+    config: ModelConfig, options: LayerOptions, names: AttentionNames, query_parts: int
 ) -> tuple[ColumnPart, ColumnPart, ColumnPart]:
-    """This rank's heads of q, k and v."""
+    """This rank's heads of q, k and v; those of q are as many times as wide."""
     head_dim = config.head_dim
     num_heads, num_kv_heads = local_heads(config, options.group.world_size)
     first_kv_head = options.group.rank * config.num_kv_heads // options.group.world_size
-    sizes = [heads * head_dim for heads in (config.num_heads, *[config.num_kv_heads] * 2)]
-    starts = [options.group.rank * num_heads * head_dim, *[first_kv_head * head_dim] * 2]
-    local = [heads * head_dim for heads in (num_heads, num_kv_heads, num_kv_heads)]
+    num_rows, num_kv_rows = query_parts * num_heads * head_dim, num_kv_heads * head_dim
+    full_kv_rows = config.num_kv_heads * head_dim
+    sizes = [query_parts * config.num_heads * head_dim, full_kv_rows, full_kv_rows]
+    starts = [options.group.rank * num_rows, *[first_kv_head * head_dim] * 2]
+    local = [num_rows, num_kv_rows, num_kv_rows]
     if names.is_fused:
         starts = [start + sum(sizes[:index]) for index, start in enumerate(starts)]
         sizes = [sum(sizes)] * 3

@@ -3,26 +3,51 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import ClassVar
+from typing import ClassVar, Protocol
 
 import torch
 
 from worker.models.context import ForwardContext
 from worker.models.decoder import DecoderModel, FeedForward
+from worker.models.kv_cache import KVCacheSpec, StateSpec
 from worker.models.layers import Attention, AttentionTraits, GatedMLP
 from worker.models.linear_method import WeightSlot
 
 
-class LlamaLayer:
-    """Attention and feed-forward, each behind a norm and beside a residual:
-    x + attention(norm(x)), then x + mlp(norm(x)).
+class Mixer(Protocol):
+    """The part of a layer by which positions know of others."""
+
+    kv_cache_spec: KVCacheSpec | StateSpec
+    """What it keeps of a token, or of a request."""
+
+    def weight_slots(self, prefix: str) -> Iterator[WeightSlot]:
+        """Slots of all its weights; `prefix` ends with a dot."""
+        ...
+
+    def pack(self) -> None:
+        """Brings the weights into the form they are used in, once they are loaded."""
+        ...
+
+    def forward(
+        self,
+        hidden: torch.Tensor,
+        positions: torch.Tensor,
+        ctx: ForwardContext,
+        read: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """[T, hidden] to [T, hidden], or to [S, hidden] of the tokens `read`."""
+        ...
+
+
+class PreNormLayer:
+    """A mixer of positions and feed-forward, each behind a norm and beside a residual:
+    x + mixer(norm(x)), then x + mlp(norm(x)).
 
     Args:
         model: whose layer it is.
-        index: of the layer, from 0.
-        mlp: what follows attention.
-        traits: how its attention differs from Llama's.
-        attention_name: what a checkpoint calls the attention block of a layer.
+        mixer: attention, or what stands in its place.
+        mlp: what follows it.
+        mixer_name: what a checkpoint calls the mixer of a layer.
         mlp_name: what it calls what follows that.
     """
 
@@ -32,36 +57,28 @@ class LlamaLayer:
     def __init__(
         self,
         model: DecoderModel,
-        index: int,
+        mixer: Mixer,
         mlp: FeedForward,
         *,
-        traits: AttentionTraits = AttentionTraits(),  # noqa: B008  # frozen
-        attention_name: str = "self_attn",
+        mixer_name: str,
         mlp_name: str = "mlp",
     ) -> None:
-        config, options = model.config, model.options
-        self.attention = Attention(
-            *(config, options),
-            layer_index=index,
-            cos_sin=model.rotary_table(index),
-            window=model.windows[index],
-            traits=traits,
-        )
-        self.kv_cache_spec = self.attention.kv_cache_spec
+        self.kv_cache_spec = mixer.kv_cache_spec
         self.mlp = mlp
         self.norms = [model.build_norm() for _ in self.norm_names]
-        self._attention_name, self._mlp_name = attention_name, mlp_name
+        self._mixer = mixer
+        self._mixer_name, self._mlp_name = mixer_name, mlp_name
 
     def weight_slots(self, prefix: str) -> Iterator[WeightSlot]:
         """Slots of the layer; `prefix` ends with a dot."""
-        yield from self.attention.weight_slots(f"{prefix}{self._attention_name}.")
+        yield from self._mixer.weight_slots(f"{prefix}{self._mixer_name}.")
         yield from self.mlp.weight_slots(f"{prefix}{self._mlp_name}.")
         for name, norm in zip(self.norm_names, self.norms, strict=True):
             yield from norm.weight_slots(f"{prefix}{name}")
 
     def pack(self) -> None:
         """Brings the loaded weights into the form they are used in."""
-        self.attention.pack()
+        self._mixer.pack()
         self.mlp.pack()
 
     def forward(
@@ -81,13 +98,45 @@ class LlamaLayer:
             residual, hidden = hidden, input_norm.forward(hidden)
         else:
             hidden, residual = input_norm.forward_add(hidden, residual)
-        hidden = self.attention.forward(hidden, positions, ctx, read)
+        hidden = self._mixer.forward(hidden, positions, ctx, read)
         if read is not None:
             residual = residual.index_select(0, read)
             if not len(read):
                 return hidden, residual
         hidden, residual = post_attention_norm.forward_add(hidden, residual)
         return self.mlp.forward(hidden), residual
+
+
+class LlamaLayer(PreNormLayer):
+    """x + attention(norm(x)), then x + mlp(norm(x)).
+
+    Args:
+        model: whose layer it is.
+        index: of the layer, from 0.
+        mlp: what follows attention.
+        traits: how its attention differs from Llama's.
+        attention_name: what a checkpoint calls the attention block of a layer.
+        mlp_name: what it calls what follows that.
+    """
+
+    def __init__(
+        self,
+        model: DecoderModel,
+        index: int,
+        mlp: FeedForward,
+        *,
+        traits: AttentionTraits = AttentionTraits(),  # noqa: B008  # frozen
+        attention_name: str = "self_attn",
+        mlp_name: str = "mlp",
+    ) -> None:
+        self.attention = Attention(
+            *(model.config, model.options),
+            layer_index=index,
+            cos_sin=model.rotary_table(index),
+            window=model.windows[index],
+            traits=traits,
+        )
+        super().__init__(model, self.attention, mlp, mixer_name=attention_name, mlp_name=mlp_name)
 
 
 class LlamaForCausalLM(DecoderModel):

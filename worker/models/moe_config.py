@@ -54,6 +54,11 @@ def parse_qwen3_moe(raw: dict[str, Any]) -> MoeConfig:
     )
 
 
+def parse_qwen3_5_moe(raw: dict[str, Any]) -> MoeConfig:
+    """The experts of Qwen3.5, which stand in every layer, and whose weights always sum to one."""
+    return parse_qwen3_moe({**raw, "norm_topk_prob": True})
+
+
 def parse_llada2_moe(raw: dict[str, Any]) -> MoeConfig:
     """The experts of LLaDA 2, whose router is that of Ling 2."""
     size = int(raw["moe_intermediate_size"])

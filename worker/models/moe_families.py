@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from worker.models.family import (
     ModelFamily,
+    linear_by_type,
     no_other_attention,
     no_windowed_types,
     no_windows,
@@ -18,6 +19,7 @@ from worker.models.moe_config import (
     parse_llada2_moe,
     parse_minimax_m2_moe,
     parse_mixtral_moe,
+    parse_qwen3_5_moe,
     parse_qwen3_moe,
 )
 
@@ -37,6 +39,31 @@ SDAR_KEYS = words(
     """
 )
 BLOCKS_OF_4 = {"block_size": 4, "mask_token_id": 151669}
+DELTA_NET_OWN = (
+    *("linear_conv_kernel_dim", "linear_key_head_dim", "linear_value_head_dim"),
+    *("linear_num_key_heads", "linear_num_value_heads"),
+)
+DELTA_NET_DEFAULTS: dict[str, object] = {
+    "max_position_embeddings": 32768,
+    "head_dim": 256,
+    "partial_rotary_factor": 0.25,
+    "full_attention_interval": 4,
+    "linear_conv_kernel_dim": 4,
+    "linear_key_head_dim": 128,
+    "linear_value_head_dim": 128,
+    "linear_num_key_heads": 16,
+    "linear_num_value_heads": 32,
+}
+QWEN3_5_KEYS = words(
+    """
+    attention_bias layer_types full_attention_interval mtp_num_hidden_layers
+    mtp_use_dedicated_embeddings
+    """
+)
+QWEN3_5_NEUTRAL: dict[str, tuple[object, ...]] = {
+    "attn_output_gate": (True,),
+    "mamba_ssm_dtype": ("float32",),
+}
 _QWEN3_MOE_DEFAULTS: dict[str, object] = {
     "max_position_embeddings": 32768,
     "num_key_value_heads": 4,
@@ -203,6 +230,47 @@ MOE_FAMILIES: dict[str, ModelFamily] = {
         },
         windows=no_other_attention,
         parse_moe=parse_minimax_m2_moe,
+    ),
+    "Qwen3NextForCausalLM": ModelFamily(
+        model_types=("qwen3_next",),
+        implementation="qwen3_next:Qwen3NextForCausalLM",
+        defaults={
+            **DELTA_NET_DEFAULTS,
+            "num_key_value_heads": 2,
+            "num_experts": 512,
+            "num_experts_per_tok": 10,
+            "moe_intermediate_size": 512,
+            "shared_expert_intermediate_size": 512,
+            "norm_topk_prob": True,
+        },
+        own=DELTA_NET_OWN,
+        keys=_QWEN3_MOE_KEYS - WINDOW_KEYS | {"layer_types", "full_attention_interval"},
+        qk_norm=True,
+        skipped=("mtp.",),
+        windows=no_windows,
+        linear_layers=linear_by_type,
+        parse_moe=parse_qwen3_moe,
+    ),
+    "Qwen3_5MoeForCausalLM": ModelFamily(
+        model_types=("qwen3_5_moe_text",),
+        implementation="qwen3_next:Qwen35ForCausalLM",
+        defaults={
+            **DELTA_NET_DEFAULTS,
+            "intermediate_size": 512,  # of no layer: all have experts
+            "num_key_value_heads": 2,
+            "num_experts": 256,
+            "num_experts_per_tok": 8,
+            "moe_intermediate_size": 512,
+            "shared_expert_intermediate_size": 512,
+        },
+        own=DELTA_NET_OWN,
+        keys=QWEN3_5_KEYS | {"num_local_experts", "output_router_logits", "router_aux_loss_coef"},
+        neutral={**QWEN3_5_NEUTRAL, "norm_topk_prob": (True,), "decoder_sparse_step": (1,)},
+        qk_norm=True,
+        skipped=("mtp.",),
+        windows=no_windows,
+        linear_layers=linear_by_type,
+        parse_moe=parse_qwen3_5_moe,
     ),
     "Qwen3MoeForCausalLM": ModelFamily(
         model_types=("qwen3_moe",),

@@ -6,7 +6,7 @@ from typing import ClassVar
 
 from worker.models.decoder import DecoderModel, FeedForward
 from worker.models.layers import GatedMLP
-from worker.models.llama import LlamaLayer
+from worker.models.llama import LlamaLayer, PreNormLayer
 from worker.models.moe import MoeMLP, MoeNames
 
 
@@ -16,7 +16,7 @@ class Qwen3MoeForCausalLM(DecoderModel):
     moe_names: ClassVar[MoeNames] = MoeNames()
     """What a checkpoint calls the parts of these."""
 
-    def build_layer(self, index: int) -> LlamaLayer:
+    def build_layer(self, index: int) -> PreNormLayer:
         """Experts, or a single MLP in the layers that config.json names."""
         return LlamaLayer(self, index, self.build_mlp(index))
 

@@ -103,6 +103,18 @@ _WRAPPERS: Mapping[str, _Wrapper] = {
         },
         text_kind="qwen2_5_vl_text",
     ),
+    "Qwen3_5ForConditionalGeneration": _Wrapper(
+        model_type="qwen3_5",
+        texts={"qwen3_5_text": "Qwen3_5ForCausalLM"},
+        keys=_QWEN_VISION_KEYS,
+        tensors=_QWEN_VISION,
+    ),
+    "Qwen3_5MoeForConditionalGeneration": _Wrapper(
+        model_type="qwen3_5_moe",
+        texts={"qwen3_5_moe_text": "Qwen3_5MoeForCausalLM"},
+        keys=_QWEN_VISION_KEYS,
+        tensors=_QWEN_VISION,
+    ),
     "Qwen3VLForConditionalGeneration": _Wrapper(
         model_type="qwen3_vl",
         texts={"qwen3_vl_text": "Qwen3ForCausalLM"},

@@ -10,9 +10,9 @@ its second cell. Nothing else is read or written that a real row could see.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -20,9 +20,9 @@ import torch
 
 from kernels import SamplingParameters, StepRows, StepTensors, gather_step_inputs
 from kernels.attention import AttentionBackend, AttentionMetadata, CapturableBackend
-from worker.models.context import AttentionInputs, ForwardContext, KVCache
+from worker.models.context import AttentionInputs, ForwardContext, KVCache, StateCache, StateRows
 from worker.models.kv_cache import KVCacheGroup
-from worker.plan.plan import Plan
+from worker.plan.plan import Plan, StateStore
 from worker.rank.sampling.logprobs import PromptChunk
 from worker.rank.sampling.state import ProcessedRows
 from worker.rank.tables import DeviceTables, ragged_ranges
@@ -101,6 +101,8 @@ class Batch:
     read_tokens: torch.Tensor | None = None
     """[S] int64, ascending: of the step's tokens, those whose hidden states the forward pass is to
     yield; None for all T."""
+    state_stores: Sequence[StateStore] = ()
+    """Snapshots that are taken of rows' states."""
 
 
 class BatchBuilder:
@@ -145,7 +147,8 @@ class BatchBuilder:
         staged = staging.send(uploader or self._uploader)
         if writes is not None:
             tables.write(staged[0])
-        return batch.finish(staged, speculative)
+        finished = batch.finish(staged, speculative)
+        return replace(finished, state_stores=plan.state_stores) if plan.state_stores else finished
 
     def build_padding(self, size: int) -> Batch:
         """A batch of dummy rows alone, for a graph of so many rows to be captured on."""
@@ -284,6 +287,19 @@ class _StagedBatch:
         )
 
 
+class StepStates(Protocol):
+    """States of requests, as a step reads them."""
+
+    @property
+    def caches(self) -> Mapping[int, StateCache]:
+        """By layer."""
+        ...
+
+    def rows(self, batch: Batch) -> StateRows:
+        """What layers have to know of a step's rows."""
+        ...
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ForwardInputs:
     """Arguments of a forward pass."""
@@ -298,18 +314,20 @@ class ForwardInputs:
 def gather_inputs(
     batch: Batch,
     tables: DeviceTables,
-    kv_caches: tuple[KVCache, ...],
+    kv_caches: Mapping[int, KVCache],
     groups: Sequence[KVCacheGroup],
     backend: AttentionBackend,
+    states: StepStates | None = None,
 ) -> ForwardInputs:
     """Gathers tokens, positions and pages of the batch's rows from the tables.
 
     Args:
         batch: whose arrays are on the device.
         tables: with its Plan's writes.
-        kv_caches: of all layers.
+        kv_caches: by layer.
         groups: of the layers.
         backend: of attention.
+        states: of requests, where layers keep any.
     """
     assert batch.staged is not None, "the compiled library gathers its inputs itself"
     assert batch.starts is not None, "the compiled library gathers its inputs itself"
@@ -337,9 +355,11 @@ def gather_inputs(
         by_layer.update(dict.fromkeys(group.layers, inputs))
     context = ForwardContext(
         kv_caches=kv_caches,
-        attention=tuple(by_layer[layer] for layer in range(len(by_layer))),
+        attention=by_layer,
         num_decode_tokens=batch.num_decodes,
         read_tokens=batch.read_tokens,
+        states={} if states is None else states.caches,
+        state_rows=None if states is None else states.rows(batch),
     )
     return ForwardInputs(input_ids=step.input_ids, positions=step.positions, context=context)
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
+import msgspec
 import torch
 
 from worker.config import EngineConfig
@@ -9,6 +12,7 @@ from worker.models.context import KVCache
 from worker.models.kv_cache import KVCacheLayout
 from worker.rank.cpu import lazy_zeros
 from worker.rank.speculation.draft_model import draft_page_bytes
+from worker.wire.page_groups import PageGroups
 
 
 def check_windows(config: EngineConfig, layout: KVCacheLayout) -> None:
@@ -37,16 +41,26 @@ def check_windows(config: EngineConfig, layout: KVCacheLayout) -> None:
             )
 
 
-def page_bytes(config: EngineConfig, layout: KVCacheLayout) -> int:
-    """Bytes that a page takes on this rank, in a draft model's cache included."""
-    return layout.page_bytes(config.page_size) + draft_page_bytes(config)
+def page_groups(config: EngineConfig, layout: KVCacheLayout) -> PageGroups:
+    """What the scheduler has to know of the layout."""
+    num_pages = layout.snapshot_pages(config.page_size) if config.enable_prefix_caching else 0
+    return msgspec.structs.replace(layout.page_groups, snapshot_pages=num_pages)
+
+
+def page_bytes(config: EngineConfig, layout: KVCacheLayout, groups: PageGroups) -> int:
+    """Bytes that a page takes on this rank, its share of snapshots and what it takes in a draft
+    model's cache included."""
+    num_bytes = layout.page_bytes(config.page_size) + draft_page_bytes(config)
+    if groups.snapshot_pages:
+        num_bytes += -(-layout.state_bytes // groups.snapshot_pages)
+    return num_bytes
 
 
 def allocate_kv_caches(
     num_pages: int, page_size: int, layout: KVCacheLayout, device: torch.device
-) -> tuple[KVCache, ...]:
-    """The cache of each layer; zeros, since attention reads unused slots of a page (and masks
-    them). Layers of different groups have one tensor where they stand at the same place."""
+) -> Mapping[int, KVCache]:
+    """By layer that has pages, its cache; zeros, since attention reads unused slots of a page (and
+    masks them). Layers of different groups have one tensor where they stand at the same place."""
     spec = layout.spec
     assert spec.num_planes == 2, "keys and values"
     shape = (num_pages, *spec.page_shape(page_size))
@@ -59,7 +73,7 @@ def allocate_kv_caches(
         for group in layout.groups
         for layer, cache in zip(group.layers, caches, strict=False)
     }
-    return tuple(by_layer[layer] for layer in sorted(by_layer))
+    return {layer: by_layer[layer] for layer in sorted(by_layer)}
 
 
 def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:

@@ -30,8 +30,12 @@ def plan_pages(
     max_model_len: int,
     profile: Callable[[], None],
     graphs: Callable[[], int],
+    state_bytes: int = 0,
 ) -> int:
     """Pages for one rank, the dummy page included.
+
+    `page_bytes` has a page's share of snapshots, where there are any. States, of `state_bytes` in
+    all, are there before any page. On CUDA `profile` makes them.
 
     On CUDA `profile` runs the largest step once, so that its activations count, and `graphs` tells
     the bytes that captured steps will take, and lets go of what `profile` made.
@@ -49,13 +53,13 @@ def plan_pages(
         available = _cuda_cache_bytes(config, group, profile, graphs)
     else:
         share = int(_available_cpu_bytes() * _CPU_SHARE)
-        available = min(share // config.tensor_parallel_size, _CPU_MOST_BYTES)
+        available = min(share // config.tensor_parallel_size, _CPU_MOST_BYTES) - state_bytes
     pages = min(useful + 1, available // page_bytes)
     if pages <= page_groups.num_groups:
         raise ValueError(
             f"no room for a KV cache: {max(0, available) / 1e6:.0f} MB are left and one page takes "
             f"{page_groups.num_groups * page_bytes / 1e6:.1f} MB: raise --gpu-memory-utilization, "
-            "lower --max-num-batched-tokens, or set --kv-cache-tokens"
+            "lower --max-num-batched-tokens or --max-num-seqs, or set --kv-cache-tokens"
         )
     return pages
 

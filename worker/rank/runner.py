@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 
@@ -24,7 +25,7 @@ from worker.rank.device_clock import DeviceClock
 from worker.rank.diffusion.decoder import BlockDecoder, check_blocks
 from worker.rank.graphs import StepGraphs, create_capture
 from worker.rank.host_pages import HostPages, create_host_pages
-from worker.rank.kv_cache import allocate_kv_caches, check_windows, page_bytes
+from worker.rank.kv_cache import allocate_kv_caches, check_windows, page_bytes, page_groups
 from worker.rank.memory import plan_host_pages, plan_pages
 from worker.rank.profiling import profile_plans
 from worker.rank.sampling.logprobs import score_prompts
@@ -33,6 +34,7 @@ from worker.rank.sampling.sampler import SamplerOutput, sample
 from worker.rank.speculation.draft_model import check_draft_model
 from worker.rank.speculation.drafter import DraftedStep, Drafter
 from worker.rank.speculation.factory import create_drafter
+from worker.rank.states import RequestStates, check_states
 from worker.rank.steps import ForwardStep, SampledStep, fetch_output
 from worker.rank.streams import DeviceStreams, StepSlot
 from worker.rank.tables import DeviceTables
@@ -98,6 +100,8 @@ class ModelRunner:
         self.model = build_model(self.model_config, options, self.max_model_len)
         self._layout = group_layers([layer.kv_cache_spec for layer in self.model.layers])
         check_windows(config, self._layout)
+        check_states(config, self._layout)
+        self._page_groups = page_groups(config, self._layout)
         check_draft_model(
             config, self.model_config, device=self.device, max_model_len=self.max_model_len
         )
@@ -110,12 +114,15 @@ class ModelRunner:
             )
         self._tables: DeviceTables
         self._builder: BatchBuilder
-        self._kv_caches: tuple[KVCache, ...] = ()
+        self._kv_caches: Mapping[int, KVCache] = {}
+        self._states: RequestStates | None = None
         self._streams = DeviceStreams(self.device) if self.device.type == "cuda" else None
         self._clock = DeviceClock()
-        self._capture = create_capture(
-            *(config, group, self._streams, self._attention), self.model_config.block_size
-        )
+        self._capture = None
+        if not self._layout.states:  # whose rows are looked at one by one
+            self._capture = create_capture(
+                *(config, group, self._streams, self._attention), self.model_config.block_size
+            )
         self._graphs: StepGraphs | None = None
         self._drafter: Drafter | None = None
         self._blocks: BlockDecoder | None = None
@@ -126,8 +133,9 @@ class ModelRunner:
         num_pages = plan_pages(
             self.config,
             group=self.group,
-            page_bytes=page_bytes(self.config, self._layout),
-            page_groups=self._layout.page_groups,
+            page_bytes=page_bytes(self.config, self._layout, self._page_groups),
+            page_groups=self._page_groups,
+            state_bytes=self._layout.state_bytes * (self.config.max_num_seqs + 1),
             max_model_len=self.max_model_len,
             profile=self._profile,
             graphs=self._measure_graphs,
@@ -138,7 +146,7 @@ class ModelRunner:
             max_model_len=self.max_model_len,
             vocab_size=self.model_config.vocab_size,
             num_host_pages=plan_host_pages(self.config, self._layout),
-            page_groups=self._layout.page_groups,
+            page_groups=self._page_groups,
         )
 
     def allocate(self, num_pages: int, num_host_pages: int = 0) -> None:
@@ -150,7 +158,9 @@ class ModelRunner:
         assert num_pages >= 2, "a cache has one page besides the dummy page"
         with self._on_compute_stream():
             self._allocate(num_pages)
-            self._host_pages = create_host_pages(num_host_pages, self._kv_caches, self._streams)
+            self._host_pages = create_host_pages(
+                num_host_pages, [*self._kv_caches.values()], self._streams
+            )
             self._drafter = create_drafter(self.config, self._tables, self._attention, num_pages)
             if self._capture is not None:
                 with torch.inference_mode():
@@ -176,6 +186,8 @@ class ModelRunner:
             if self._blocks is not None:
                 blocks = self._blocks.prepare(plan)
                 plan = blocks.plan
+            if self._states is not None:
+                self._states.load(plan.state_loads)
             drafted = None if self._drafter is None else self._drafter.place(plan)
             batch = self._build(plan, drafted, slot)
             prepared = time.monotonic()
@@ -256,7 +268,8 @@ class ModelRunner:
             tables, read = self._tables, batch.read_tokens
             return self.model.native.forward(batch.rows, tables.token_pool, tables.page_table, read)
         inputs = gather_inputs(
-            batch, self._tables, self._kv_caches, self._layout.groups, self._attention
+            *(batch, self._tables, self._kv_caches, self._layout.groups, self._attention),
+            states=self._states,
         )
         return self.model.forward(inputs.input_ids, inputs.positions, inputs.context)
 
@@ -321,10 +334,14 @@ class ModelRunner:
         return nullcontext() if self._streams is None else torch.cuda.stream(self._streams.compute)
 
     def _allocate(self, num_pages: int) -> None:
-        config, page_groups = self.config, self._layout.page_groups
+        config, page_groups = self.config, self._page_groups
         self._kv_caches = allocate_kv_caches(num_pages, config.page_size, self._layout, self.device)
         if self.model.native is not None:
-            self.model.native.bind([(cache.k, cache.v) for cache in self._kv_caches])
+            self.model.native.bind([(cache.k, cache.v) for cache in self._kv_caches.values()])
+        if self._layout.states:
+            num_slots = config.max_num_seqs + 1
+            num_snapshots = page_groups.num_snapshots(num_pages - 1)
+            self._states = RequestStates(self._layout, num_slots, num_snapshots, self.device)
         # A request can be no longer than the whole cache.
         most = page_groups.max_tokens(
             num_pages - 1, config.page_size, config.max_num_batched_tokens
@@ -354,7 +371,7 @@ class ModelRunner:
         )
         with self._on_compute_stream():
             num_blocks = -(-largest.num_tokens // self.config.page_size)
-            self._allocate(num_blocks * self._layout.page_groups.num_groups + 1)
+            self._allocate(num_blocks * self._page_groups.num_groups + 1)
         for plan in largest.plans:
             self.execute(plan)
 
@@ -367,5 +384,5 @@ class ModelRunner:
                 num_bytes = self._capture.measure(
                     self.run_model, self.model.compute_logits, self._tables
                 )
-        self._kv_caches = ()
+        self._kv_caches, self._states = {}, None
         return num_bytes

@@ -8,25 +8,33 @@ from pathlib import Path
 from transformers import PreTrainedModel
 
 from tests.support.checkpoints.mutations import (
+    HEADS_BY_TURNS,
     IN_HALVES,
+    NO_DECAY,
     NO_EMBEDDING_SCALE,
     NO_EXPERT_BIASES,
     NO_HEAD_NORMS,
     NO_NAMES,
     NO_NORM_OFFSET,
+    NO_OFFSET,
     NO_QKV_BIAS,
     NO_ROUTER_BIAS,
     NO_SCORE_BIAS,
     NO_SHARED_EXPERT,
     NO_SINKS,
+    NO_TAPS,
+    NO_UNIT_LENGTH,
+    OPEN_GATE,
     SILU,
     SWAPPED_POST_NORMS,
     SWAPPED_SANDWICH,
+    UNSCALED_QUERIES,
+    WHOLE_SHARE,
     WIDE_NORMS_OF_HEADS,
     always_rotating,
     with_open_gate,
 )
-from tests.support.checkpoints.specimen import Patch, Specimen, write
+from tests.support.checkpoints.specimen import Mutation, Patch, Specimen, write
 from worker.models.layers import RMSNorm
 from worker.models.moe import MoeNames
 
@@ -66,6 +74,26 @@ _MINISTRAL_ROPE = {
     "mscale": 1.0,
     "mscale_all_dim": 1.0,
     "llama_4_scaling_beta": 0.9,
+}
+_LINEAR = {
+    "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 16,
+    "linear_value_head_dim": 8,
+    "rope_parameters": _HALF_ROPE,
+}
+_LINEAR_MUTATIONS: dict[str, Mutation] = {
+    "gate of attention": OPEN_GATE,
+    "weights from 0": NO_OFFSET,
+    "lengths of keys": NO_UNIT_LENGTH,
+    "convolution": NO_TAPS,
+    "decay": NO_DECAY,
+    "share": WHOLE_SHARE,
+    "scale of queries": UNSCALED_QUERIES,
+    "order of heads": HEADS_BY_TURNS,
+    "partial": {"rope_parameters": {**_HALF_ROPE, "partial_rotary_factor": 1.0}},
+    **_EPS,
 }
 _SWAPPED_TABLES = {
     "rope_parameters": {
@@ -260,6 +288,49 @@ SPECIMENS: dict[str, Specimen] = {
             "layer_types": _ALTERNATING,
         },
         mutations={"norms of heads": NO_HEAD_NORMS, **_EPS, **_THETA, **_WINDOW_PLUS_1},
+    ),
+    "qwen3-next": Specimen(
+        name="Qwen3Next",
+        settings={
+            **_LINEAR,
+            "num_experts": 8,
+            "num_experts_per_tok": 3,
+            "moe_intermediate_size": 24,
+            "shared_expert_intermediate_size": 40,
+            "mlp_only_layers": [1],
+        },
+        mutations={
+            **_LINEAR_MUTATIONS,
+            "shared expert": NO_SHARED_EXPERT,
+            "its gate": Patch(target="worker.models.moe:MoeMLP.forward", value=with_open_gate),
+            "number of experts": {"num_experts_per_tok": 2},
+            "weights of experts": {"norm_topk_prob": False},
+        },
+    ),
+    "qwen3-5": Specimen(
+        name="Qwen3_5",
+        config="Qwen3_5Text",
+        settings={**_LINEAR, "attention_bias": True, "tie_word_embeddings": True},
+        mutations=_LINEAR_MUTATIONS,
+    ),
+    "qwen3-5-images": Specimen(
+        name="Qwen3_5Moe",
+        config="Qwen3_5MoeText",
+        settings={
+            **_LINEAR,
+            "linear_conv_kernel_dim": 3,
+            "num_experts": 8,
+            "num_experts_per_tok": 3,
+            "moe_intermediate_size": 24,
+            "shared_expert_intermediate_size": 40,
+        },
+        mutations={
+            "names": NO_NAMES,
+            "convolution": NO_TAPS,
+            "shared expert": NO_SHARED_EXPERT,
+            "number of experts": {"num_experts_per_tok": 2},
+        },
+        wrapper="Qwen3_5Moe",
     ),
     "qwen2-5-images": Specimen(
         name="Qwen2_5_VL",

@@ -15,6 +15,7 @@ from worker.models.gpt_oss import GptOssMoe
 from worker.models.layers import Attention, AttentionTraits, RMSNorm, WideQueryKeyNorm
 from worker.models.moe import MoeMLP, choose_experts
 from worker.models.moe_config import MoeConfig
+from worker.models.qwen3_next import GatedDeltaNet
 
 
 def _without(block: Any, parts: tuple[str, ...], forward: Any, args: tuple[Any, ...]) -> Any:
@@ -65,6 +66,29 @@ def always_rotating(**traits: Any) -> AttentionTraits:
     return AttentionTraits(**{**traits, "rotates": True})
 
 
+def _with_heads_by_turns(self: Any, convolved: torch.Tensor, *rest: Any) -> Any:
+    """Value heads that share a key head are not neighbours."""
+    inputs = _DELTA_INPUTS(self, convolved, *rest)
+    turns = torch.arange(self._value_heads).view(-1, self._ratio).T.flatten()
+    return inputs._replace(q=inputs.q[:, turns], k=inputs.k[:, turns])
+
+
+def _last_input_alone(inputs: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    own = inputs[..., weight.shape[1] - 1 :, :]
+    return torch.nn.functional.silu(own * weight[:, -1])
+
+
+def _delta_inputs(**change: Any) -> Patch:
+    """Other decays or shares."""
+
+    def inputs(self: Any, *args: Any) -> Any:
+        own = _DELTA_INPUTS(self, *args)
+        return own._replace(**{key: make(getattr(own, key)) for key, make in change.items()})
+
+    return Patch(target="worker.models.qwen3_next:GatedDeltaNet._inputs", value=inputs)
+
+
+_DELTA_INPUTS = GatedDeltaNet._inputs
 _SANDWICH, _ATTENTION, _EXPERTS = SandwichLayer.forward, Attention.forward, MoeMLP.forward
 _CLAMPED = GptOssMoe.forward
 IN_HALVES = Patch(target="worker.models.layers:ColumnParallelLinear.reorder", value=lambda *_: 0)
@@ -110,4 +134,17 @@ NO_EXPERT_BIASES = Patch(
 NO_SCORE_BIAS = Patch(
     target="worker.models.gpt_oss:GptOssMoe.forward",
     value=lambda self, *args: _without(self, ("_router_bias",), _CLAMPED, args),
+)
+OPEN_GATE = Patch(target="worker.models.layers:gated", value=lambda x, gate: x)
+NO_OFFSET = Patch(
+    target="worker.models.qwen3_next:RMSNorm",
+    value=lambda size, eps, options, offset=0.0: RMSNorm(size, eps, options),
+)
+NO_UNIT_LENGTH = Patch(target="worker.models.qwen3_next:unit_length", value=lambda x: x)
+NO_TAPS = Patch(target="worker.models.qwen3_next:causal_convolution", value=_last_input_alone)
+NO_DECAY = _delta_inputs(decay=torch.zeros_like)
+WHOLE_SHARE = _delta_inputs(share=torch.ones_like)
+UNSCALED_QUERIES = _delta_inputs(q=lambda q: q * q.shape[-1] ** 0.5)
+HEADS_BY_TURNS = Patch(
+    target="worker.models.qwen3_next:GatedDeltaNet._inputs", value=_with_heads_by_turns
 )

@@ -77,6 +77,7 @@ _VISIONS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
         {"mm_tokens_per_image": 4, "image_token_index": 90, "boi_token_index": 91},
     ),
     "Qwen2_5_VL": ("Qwen2_5_VLVisionConfig", {**_QWEN_IMAGES, "fullatt_block_indexes": [0]}, {}),
+    "Qwen3_5Moe": ("Qwen3_5MoeVisionConfig", _QWEN_IMAGES, {}),
     "Qwen3VL": ("Qwen3VLVisionConfig", {**_QWEN_IMAGES, "deepstack_visual_indexes": []}, {}),
 }
 """By wrapper, the class of its vision part's configuration, what that says, and what it says
@@ -122,7 +123,9 @@ def _draw(key: str, tensor: torch.Tensor) -> None:
     """Initial values would hide features: biases of 0, norms of 1, layers that hardly count."""
     if not tensor.is_floating_point():
         return
-    if key.endswith("bias"):
+    if key.endswith("A_log"):
+        tensor.normal_(-2.0, 0.5)  # so that states last
+    elif key.endswith("bias"):
         tensor.normal_(0.0, 0.3)
     elif tensor.ndim == 1:
         tensor.normal_(1.0, 0.3)

@@ -145,7 +145,7 @@ def assert_same_state(runner: ModelRunner, other: ModelRunner, tolerance: float 
     """Only the padding's row and page know of the padding."""
     for slot in SLOTS:
         assert torch.equal(runner._tables.token_pool[slot], other._tables.token_pool[slot])
-    for mine, theirs in zip(runner._kv_caches, other._kv_caches, strict=True):
+    for mine, theirs in zip(runner._kv_caches.values(), other._kv_caches.values(), strict=True):
         torch.testing.assert_close(mine.k[[*PAGES]], theirs.k[[*PAGES]], atol=tolerance, rtol=0)
         assert not mine.k[[*NOBODYS_PAGES]].any(), "a page of nobody was written"
 

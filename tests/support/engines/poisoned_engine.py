@@ -45,7 +45,7 @@ class PoisonedEngine(Engine):
     def after_step(self) -> None:
         cache, runner = self.core.scheduler.state.cache, self.runner
         pages = torch.tensor(cache._pages._free, dtype=torch.int64)
-        for layer in runner._kv_caches:
+        for layer in runner._kv_caches.values():
             layer.k.index_fill_(0, pages, float("nan"))
             layer.v.index_fill_(0, pages, float("nan"))
         slots = torch.tensor(cache._slots._free, dtype=torch.int64)

@@ -40,6 +40,8 @@ SHARED_IN_PARTS = (
     "qwen2-moe",
     "minimax-m2",
     "gpt-oss",
+    "qwen3-next",
+    "qwen3-5",
 )
 """Families that between them have all that ranks share in parts: biases, fused tensors, experts,
 norms over all heads."""

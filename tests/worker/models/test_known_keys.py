@@ -24,6 +24,7 @@ CLASSES: dict[str, tuple[Any, Any]] = {
         *("Glm4Moe", "SmolLM3", "SeedOss", "Olmo2", "Ernie4_5", "Cohere", "Mixtral"),
         *("Ministral3", "Cohere2", "Exaone4", "Olmo3", "Glm", "Ministral", "Phi3"),
         *("Qwen2Moe", "MiniMaxM2", "Gemma", "Gemma2", "Gemma3", "GptOss", "Ernie4_5_Moe"),
+        "Qwen3Next",
     )
 }
 SIZES: dict[str, Any] = {
@@ -52,6 +53,17 @@ OWN: dict[str, dict[str, Any]] = {
         "num_experts": 4,
         "num_experts_per_tok": 2,
         "moe_intermediate_size": 16,
+    },
+    "Qwen3NextForCausalLM": {
+        "num_experts": 4,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 16,
+        "shared_expert_intermediate_size": 24,
+        "linear_num_key_heads": 2,
+        "linear_num_value_heads": 4,
+        "linear_key_head_dim": 8,
+        "linear_value_head_dim": 8,
+        "layer_types": ["linear_attention", "full_attention"],
     },
     "Glm4MoeForCausalLM": {
         "n_routed_experts": 4,

@@ -7,11 +7,12 @@ from dataclasses import replace
 import pytest
 import torch
 
-from worker.models.kv_cache import KVCacheSpec, group_layers
-from worker.wire.page_groups import UNBOUNDED, PageGroups
+from worker.models.kv_cache import KVCacheSpec, StateSpec, group_layers
+from worker.wire.page_groups import LEAST_SNAPSHOTS, UNBOUNDED, PageGroups
 
 FULL = KVCacheSpec(num_kv_heads=2, head_dim=64, dtype=torch.bfloat16)
 WINDOW = replace(FULL, window=100)
+STATE = StateSpec(conv_shape=(3, 80), recurrent_shape=(4, 32, 16), dtype=torch.bfloat16)
 
 
 def test_equal_layers_are_one_group() -> None:
@@ -47,6 +48,25 @@ def test_pages_are_given_back_behind_the_widest_window() -> None:
 def test_layers_that_keep_unlike_things_are_refused() -> None:
     with pytest.raises(ValueError, match=r"layer 1 keeps .*equally large"):
         group_layers([FULL, replace(FULL, num_planes=1)])
+
+
+def test_a_state_takes_as_much_memory_as_some_pages() -> None:
+    layout = group_layers([STATE, STATE, FULL, STATE])
+    assert [group.layers for group in layout.groups] == [(2,)]
+    assert list(layout.states) == [0, 1, 3]
+    assert layout.state_bytes == 3 * (3 * 80 * 2 + 4 * 32 * 16 * 4)
+    assert layout.snapshot_pages(16) == -(-layout.state_bytes // FULL.page_bytes(16)) == 4
+    assert group_layers([FULL]).snapshot_pages(16) == 0
+    groups = PageGroups(snapshot_pages=4)
+    assert groups.num_snapshots(401) == 100
+    assert groups.num_snapshots(7) == LEAST_SNAPSHOTS
+    assert PageGroups().num_snapshots(400) == 0
+
+
+@pytest.mark.parametrize("others", [[], [WINDOW], [FULL, WINDOW]], ids=len)
+def test_states_need_layers_that_see_everything(others: list[KVCacheSpec]) -> None:
+    with pytest.raises(ValueError, match="layers that keep a state need others"):
+        group_layers([STATE, *others])
 
 
 def test_a_window_bounds_the_pages_of_a_request() -> None:

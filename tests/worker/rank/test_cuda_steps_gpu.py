@@ -149,7 +149,7 @@ class PoisoningEngine(Engine):
         with torch.inference_mode():
             pages = torch.tensor(cache._pages._free, dtype=torch.int64, device=runner.device)
             slots = torch.tensor(cache._slots._free, dtype=torch.int64, device=runner.device)
-            for layer in runner._kv_caches:
+            for layer in runner._kv_caches.values():
                 layer.k.index_fill_(0, pages, 1e4)
                 layer.v.index_fill_(0, pages, 1e4)
             runner._tables.token_pool.index_fill_(0, slots, 1)

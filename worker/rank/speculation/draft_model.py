@@ -140,6 +140,11 @@ def check_draft_model(
             f"--speculative-model has a vocabulary of {draft.vocab_size} tokens, the model "
             f"one of {model.vocab_size}: they must share a tokenizer"
         )
+    if draft.linear_layers:
+        raise ValueError(
+            "--speculative-model has layers of linear attention, which are not supported: use "
+            "another one"
+        )
     windows = list(filter(None, draft.windows_within(max_model_len)))
     if windows:
         raise ValueError(

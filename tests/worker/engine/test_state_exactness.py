@@ -1,0 +1,152 @@
+"""Models whose layers keep a state of each request: bitwise the same tokens whatever the engine
+does, and prefixes hit where they have a snapshot."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from tests.support.checkpoints.families import write_specimen
+from tests.support.checkpoints.specimen import VOCAB_SIZE
+from tests.support.engines.engine_driver import Engine, Outcome
+from tests.support.engines.poisoned_engine import LateExecutor
+from worker.wire.sampling import SamplingParams
+
+PAGE = 8
+LENGTHS = (3, 8, 37, 64, 110)
+SCARCE_TOKENS = 160
+SAMPLING = [
+    SamplingParams(temperature=0.9, seed=number, max_tokens=20, ignore_eos=True)
+    for number in range(len(LENGTHS))
+]
+
+
+class StatesEngine(Engine):
+    """Steps run late; what is free of states is overwritten. Pages are not: torch's attention
+    multiplies what it masks by 0."""
+
+    executor_class = LateExecutor
+
+    def __init__(self, folder: Path, **options: Any) -> None:
+        common = {"kv_cache_tokens": 2048, "page_size": PAGE, "batch_invariant": True}
+        super().__init__(str(folder), **{**common, **options})
+
+    def after_step(self) -> None:
+        cache, states = self.core.scheduler.state.cache, self.runner._states
+        assert states is not None
+        free = list(cache._slots._free)
+        if cache._snapshots is not None:
+            free += [states._num_slots + number for number in cache._snapshots._pool._free]
+        for layer in states.caches.values():
+            for tensor in (layer.conv, layer.recurrent):
+                tensor.index_fill_(0, torch.tensor(free, dtype=torch.int64), float("nan"))
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    torch.set_num_threads(1)
+    folder = Path(tmp_path_factory.mktemp("qwen3-next"))
+    write_specimen("qwen3-next", folder)
+    return folder
+
+
+def make_prompts() -> list[list[int]]:
+    rng = np.random.default_rng(5)
+    return [rng.integers(0, VOCAB_SIZE, length).tolist() for length in LENGTHS]
+
+
+def num_hit(engine: Engine, prompt: list[int], num_new: int = 1) -> tuple[int, list[int]]:
+    """Cached tokens of a request, and what it yields."""
+    params = SamplingParams(temperature=0.0, max_tokens=num_new, ignore_eos=True)
+    request_id, outcome = engine.submit(prompt, params)
+    request = None
+    while engine.core.has_work():
+        engine.step({request_id: outcome})
+        request = engine.core.scheduler.state.requests.get(request_id) or request
+    assert request is not None
+    return request.num_cached, outcome.token_ids
+
+
+def test_outputs_are_bitwise_equal(folder: Path) -> None:
+    prompts = make_prompts()
+    with StatesEngine(folder, enable_prefix_caching=False, overlap_depth=0) as engine:
+        pairs = zip(prompts, SAMPLING, strict=True)
+        alone = [engine.generate([prompt], [params])[0] for prompt, params in pairs]
+    with StatesEngine(folder, overlap_depth=1) as engine:
+        assert engine.generate(prompts, SAMPLING) == alone
+        assert engine.generate(prompts, SAMPLING) == alone, "with hits"
+    scarce = {"kv_cache_tokens": SCARCE_TOKENS, "max_num_batched_tokens": 13}
+    with StatesEngine(folder, overlap_depth=1, **scarce) as engine:
+        assert engine.generate(prompts, SAMPLING) == alone
+        assert engine.num_preemptions > 0, "pages were not scarce"
+
+
+def test_prefixes_hit_where_they_have_a_snapshot(folder: Path) -> None:
+    prompt = make_prompts()[-1]
+    with StatesEngine(folder, kv_cache_tokens=8192) as engine:
+        hit, output = num_hit(engine, prompt, num_new=21)
+        assert hit == 0
+        # The last border that leaves a token to compute, as in a model without states.
+        assert num_hit(engine, prompt, num_new=21) == (104, output)
+        # The next turn of a conversation goes on from the last full page of the answer.
+        turn = [*prompt, *output, 5, 6, 7]
+        hit, answer = num_hit(engine, turn, num_new=5)
+        assert hit == (len(prompt) + len(output) - 1) // PAGE * PAGE == 128
+        # Two prompts that part within an interval: the third goes on where they do.
+        for tail, expected in ((1, 0), (2, 48), (3, 48)):
+            hit, _ = num_hit(engine, [*prompt[:50], tail, tail, tail])
+            assert hit in {expected, _interval(engine, 50)}
+    with StatesEngine(folder, enable_prefix_caching=False) as engine:
+        assert num_hit(engine, turn, num_new=5) == (0, answer)
+
+
+def _interval(engine: Engine, length: int) -> int:
+    """The last whole interval of a prefix."""
+    size = engine.core.scheduler.config.page_groups.snapshot_pages * PAGE
+    return length // size * size
+
+
+def test_an_aborted_request_leaves_nothing_behind(folder: Path) -> None:
+    prompts = make_prompts()
+    with StatesEngine(folder, overlap_depth=1) as engine:
+        outputs = dict(engine.submit(*pair) for pair in zip(prompts, SAMPLING, strict=True))
+        for request_id in list(outputs)[::2]:
+            for _ in range(3):
+                engine.step(outputs)
+            engine.core.scheduler.abort(request_id, 0)
+        while engine.core.has_work():
+            engine.step(outputs)
+        expected = engine.generate(prompts, SAMPLING)
+        kept: list[Outcome] = list(outputs.values())
+        assert [one.token_ids for one in kept[1::2]] == expected[1::2]
+
+
+@pytest.mark.parametrize(
+    ("options", "refusal"),
+    [
+        ({"host_cache_gib": 1.0}, "--host-cache-gib keeps pages alone"),
+        ({"cpu_backend": "native"}, "--cpu-backend native knows attention alone"),
+        (
+            {"speculative_method": "ngram"},
+            "--speculative-method ngram takes back positions that were computed",
+        ),
+        (
+            {"speculative_method": "draft", "speculative_model": "any"},
+            "--speculative-method draft takes back positions that were computed",
+        ),
+    ],
+    ids=lambda value: next(iter(value.values())) if isinstance(value, dict) else "",
+)
+def test_what_goes_with_no_state_is_refused_before_weights_are_read(
+    folder: Path, options: dict[str, Any], refusal: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def load_nothing(*_: object, **__: object) -> None:
+        raise AssertionError("weights are read")
+
+    monkeypatch.setattr("worker.rank.runner.load_weights", load_nothing)
+    with pytest.raises(ValueError, match=f"{refusal}, and layers of this model keep a state"):
+        Engine(str(folder), **options)

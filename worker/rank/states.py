@@ -1,0 +1,135 @@
+"""One rank's states of requests: what layers keep in place of keys and values, and copies of it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+
+from worker.config import EngineConfig
+from worker.models.context import StateCache, StatePart, StateRows
+from worker.models.kv_cache import KVCacheLayout, StateSpec
+from worker.plan.plan import StateLoad, StateStore
+from worker.rank.batch import Batch
+from worker.rank.cpu import lazy_zeros
+from worker.rank.transfer import to_device
+
+
+def check_states(config: EngineConfig, layout: KVCacheLayout) -> None:
+    """Whether the engine's configuration suits layers that keep a state of each request, before
+    weights are read.
+
+    Raises:
+        ValueError: it does not; the message says what to leave out.
+    """
+    refused = {
+        "--host-cache-gib": ("keeps pages alone", config.host_cache_gib > 0.0),
+        f"--speculative-method {config.speculative_method}": (
+            "takes back positions that were computed",
+            config.speculative_method != "none",
+        ),
+        "--cpu-backend native": ("knows attention alone", config.cpu_backend == "native"),
+    }
+    for option, (reason, is_set) in refused.items():
+        if layout.states and is_set:
+            raise ValueError(
+                f"{option} {reason}, and layers of this model keep a state of each request: "
+                "leave it out"
+            )
+
+
+class RequestStates:
+    """A state for each slot of the tables, their dummy slot included, and the snapshots behind.
+
+    Args:
+        layout: of the model's caches.
+        num_slots: of the tables, the dummy slot included.
+        num_snapshots: as the scheduler has them.
+        device: of the rank.
+    """
+
+    def __init__(
+        self, layout: KVCacheLayout, num_slots: int, num_snapshots: int, device: torch.device
+    ) -> None:
+        self._num_slots = num_slots
+        self._device = device
+        self.caches: Mapping[int, StateCache] = {
+            layer: _allocate(spec, num_slots + num_snapshots, device)
+            for layer, spec in layout.states.items()
+        }
+        """By layer."""
+
+    def load(self, loads: Sequence[StateLoad]) -> None:
+        """Copies snapshots into the states of slots."""
+        if not loads:
+            return
+        snapshots = self._index([self._num_slots + load.snapshot for load in loads])
+        slots = self._index([load.slot for load in loads])
+        for cache in self.caches.values():
+            cache.copy(snapshots, slots)
+
+    def rows(self, batch: Batch) -> StateRows:
+        """What layers have to know of a step's rows."""
+        assert batch.staged is not None, "the compiled library knows no states"
+        assert batch.starts is not None, "the compiled library knows no states"
+        assert batch.size is None, "its steps are launched one by one"
+        border = batch.num_decodes
+        stores: dict[int, list[StateStore]] = {}
+        for store in batch.state_stores:
+            stores.setdefault(store.slot, []).append(store)
+        longer: list[tuple[int, list[StatePart]]] = []
+        ends: list[StateStore] = []
+        first = border
+        for number, (slot, start, length, _) in enumerate(batch.rows.tolist()):
+            own = sorted(stores.get(slot, ()), key=lambda store: store.position)
+            if number < border:
+                ends += own
+                continue
+            longer.append((slot, self._parts(first - start, start, start + length, own)))
+            first += length
+        stored = None
+        if ends:
+            slots = self._index([store.slot for store in ends])
+            stored = slots, self._index([self._num_slots + store.snapshot for store in ends])
+        return StateRows(
+            slots=batch.staged["slots"][:border],
+            is_first=batch.starts[:border] == 0,
+            longer=longer,
+            stored=stored,
+        )
+
+    def _parts(
+        self, offset: int, start: int, end: int, stores: Sequence[StateStore]
+    ) -> list[StatePart]:
+        """A row of positions [start, end), cut where a snapshot is stored; position p is token
+        `offset` + p of the step."""
+        parts: list[StatePart] = []
+        for store in stores:
+            parts.append(
+                StatePart(
+                    offset + start,
+                    offset + store.position,
+                    self._num_slots + store.snapshot,
+                    start == 0,
+                )
+            )
+            start = store.position
+        if start < end:
+            parts.append(StatePart(offset + start, offset + end, None, start == 0))
+        return parts
+
+    def _index(self, rows: list[int]) -> torch.Tensor:
+        return to_device(torch.tensor(rows), self._device)
+
+
+def _allocate(spec: StateSpec, count: int, device: torch.device) -> StateCache:
+    return StateCache(
+        conv=_zeros((count, *spec.conv_shape), spec.dtype, device),
+        recurrent=_zeros((count, *spec.recurrent_shape), torch.float32, device),
+    )
+
+
+def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    if device.type == "cpu":
+        return lazy_zeros(shape, dtype)
+    return torch.zeros(shape, dtype=dtype, device=device)
