@@ -80,6 +80,13 @@ def weight_files(folder: Path) -> list[Path]:
     return _weight_files(folder)
 
 
+def holds_tensors(folder: Path, end: str) -> bool:
+    """Whether a checkpoint, which may lack weights, holds tensors whose names end so; asks the
+    files' headers."""
+    names = (kind.split(" ")[0] for path in _weight_files(folder) for kind, _, _ in _tensors(path))
+    return any(name.endswith(end) for name in names)
+
+
 def refuse_files(folder: Path) -> None:
     """Raises ValueError where a file beside config.json says that the weights are of another kind
     than config.json does."""

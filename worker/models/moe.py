@@ -21,6 +21,9 @@ from worker.models.linear import divide
 from worker.models.linear_method import LayerOptions, LinearWeight, WeightPart, WeightSlot
 from worker.models.moe_config import MoeConfig
 
+STACKED_GATES = "gate_up_proj"
+"""What a checkpoint calls the gates and ups of all experts, where these are stacked."""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MoeNames:
@@ -38,6 +41,9 @@ class MoeNames:
     """The MLP that every token takes."""
     shared_gate: str = ""
     """What says how much it counts for a token; empty where it counts fully."""
+    is_stacked: bool = False
+    """Whether the experts are two tensors, gates and ups [experts, 2 * size, hidden] and downs
+    [experts, hidden, size], not quantized."""
 
 
 class MoeMLP:
@@ -59,6 +65,7 @@ class MoeMLP:
     ) -> None:
         self._moe = moe
         self._names = names
+        self._hidden_size = config.hidden_size
         self._options = options
         world_size, hidden_size = options.group.world_size, config.hidden_size
         size = divide(moe.intermediate_size, world_size, "the size of an expert")
@@ -105,10 +112,37 @@ class MoeMLP:
             yield WeightSlot(
                 name=f"{prefix}{self._names.bias}", destination=bias, full_shape=tuple(bias.shape)
             )
-        yield from self._gate_up.slots(f"{prefix}experts.")
-        yield from self._down.slots(f"{prefix}experts.")
+        if self._names.is_stacked:
+            yield from self._stacked_slots(f"{prefix}experts.", self._gate_up, self._down)
+        else:
+            yield from self._gate_up.slots(f"{prefix}experts.")
+            yield from self._down.slots(f"{prefix}experts.")
         if self._shared is not None:
             yield from self._shared.weight_slots(f"{prefix}{self._names.shared}.")
+
+    def _stacked_slots(
+        self, prefix: str, gate_up: LinearWeight, down: LinearWeight
+    ) -> Iterator[WeightSlot]:
+        """Those of a checkpoint that has all experts' gates and ups in one tensor."""
+        count, full_size = self._moe.num_experts, self._moe.intermediate_size
+        group = self._options.group
+        size, hidden = full_size // group.world_size, self._hidden_size
+        both = gate_up.dense().view(count, 2, size, hidden)
+        for index in range(2):
+            yield WeightSlot(
+                name=f"{prefix}{STACKED_GATES}",
+                destination=both[:, index],
+                full_shape=(count, 2 * full_size, hidden),
+                dim=1,
+                start=index * full_size + group.rank * size,
+            )
+        yield WeightSlot(
+            name=f"{prefix}{self._names.down}",
+            destination=down.dense().view(count, hidden, size),
+            full_shape=(count, hidden, full_size),
+            dim=2,
+            start=group.rank * size,
+        )
 
     def pack(self) -> None:
         """Packs the router and the experts after loading."""
