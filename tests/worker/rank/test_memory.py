@@ -2,7 +2,17 @@
 
 from __future__ import annotations
 
-from worker.rank.memory import cache_share
+from functools import partial
+
+import pytest
+import torch
+
+from worker.config import EngineConfig
+from worker.models.kv_cache import KVCacheSpec, StateSpec, group_layers
+from worker.models.tensor_parallel import TensorParallelGroup
+from worker.rank.kv_cache import page_bytes, page_groups
+from worker.rank.memory import cache_share, plan_pages
+from worker.wire.page_groups import ONE_GROUP
 
 GB = 1 << 30
 
@@ -21,3 +31,36 @@ def test_ranks_on_one_device_share_its_memory() -> None:
 
 def test_a_full_device_has_no_room() -> None:
     assert cache_share(80 * GB, 1 * GB, 0.9, [(13 * GB, 10 * GB)]) < 0
+
+
+def test_states_come_before_pages(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("worker.rank.memory._available_cpu_bytes", lambda: 10 * GB)
+    plan = partial(
+        plan_pages,
+        EngineConfig(model="any"),
+        group=TensorParallelGroup.alone(torch.device("cpu")),
+        page_bytes=1 << 20,
+        page_groups=ONE_GROUP,
+        max_model_len=1 << 20,
+        profile=lambda: None,
+        graphs=lambda: 0,
+    )
+    assert plan() == 1024
+    assert plan(state_bytes=GB // 2) == 512
+    with pytest.raises(ValueError, match=r"no room for a KV cache.*--max-num-seqs"):
+        plan(state_bytes=GB)
+
+
+def test_half_of_what_pages_take_is_snapshots() -> None:
+    state = StateSpec(conv_shape=(3, 80), recurrent_shape=(4, 32, 64), dtype=torch.bfloat16)
+    layout = group_layers([state, KVCacheSpec(num_kv_heads=2, head_dim=64, dtype=torch.bfloat16)])
+    config = EngineConfig(model="any", page_size=16)
+    groups = page_groups(config, layout)
+    num_bytes = page_bytes(config, layout, groups)
+    assert groups.snapshot_pages == 5
+    snapshots = groups.num_snapshots(1000) * layout.state_bytes
+    assert 1000 * num_bytes >= 1000 * layout.page_bytes(16) + snapshots
+    assert 0.8 < snapshots / (1000 * layout.page_bytes(16)) <= 1
+    none = EngineConfig(model="any", page_size=16, enable_prefix_caching=False)
+    assert page_groups(none, layout).snapshot_pages == 0
+    assert page_bytes(none, layout, page_groups(none, layout)) == layout.page_bytes(16)
