@@ -9,35 +9,7 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from kernels import (
-    EditRows,
-    ExpertChoice,
-    NgramLookup,
-    PenaltyRows,
-    SamplingParameters,
-    StepRows,
-    TokenEdits,
-    apply_penalties_,
-    apply_token_bitmask,
-    apply_token_edits_,
-    clamped_swiglu,
-    count_tokens_,
-    draft_ngrams,
-    fused_add_rms_norm,
-    fused_moe,
-    gather_step_inputs,
-    gelu_and_mul,
-    gumbel_noise,
-    registry,
-    rms_norm,
-    rotary_embedding,
-    sample_tokens,
-    silu_and_mul,
-    store_kv_cache,
-    token_scores,
-    write_table_rows_,
-)
-from tests.support.kernels.experts import make_experts, make_fp8_experts
+from kernels import registry, rotary_embedding, store_kv_cache
 from tests.support.kernels.paged_cases import make_paged
 
 pytest.importorskip("triton", reason="Triton is not installed")
@@ -46,9 +18,9 @@ if os.environ.get("TRITON_INTERPRET") == "1":
 if sys.platform != "linux":
     pytest.skip("Triton's compiler for CUDA is there on Linux", allow_module_level=True)
 
-from kernels.linear import BlockScales
 from kernels.linear.triton_kernel import matmul_fixed_tiles
 from tests.support.kernels.aot import Binary, compiling_for
+from tests.support.kernels.launches import attention, draw, prepare, token_ops
 
 SHARED_LIMITS = {80: 163 << 10, 89: 99 << 10, 90: 227 << 10}
 """Shared memory that one program may take, by compute capability (CUDA C++ guide, table 30)."""
@@ -57,91 +29,6 @@ SHARED_LIMITS = {80: 163 << 10, 89: 99 << 10, 90: 227 << 10}
 @pytest.fixture(autouse=True)
 def _own_cache(tmp_path: object, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
-
-
-def attention(head_dim: int, dtype: torch.dtype, window: int = 0, cap: float = 0.0) -> None:
-    case = make_paged([1, 37, 270], num_kv_heads=2, head_dim=head_dim, dtype=dtype, cap=cap)
-    q = torch.randn(43, 8, head_dim).to(dtype)
-    case.decode(q[:3], window=window)
-    case.extend(q, [1, 37, 5], window=window)
-
-
-def token_ops(dtype: torch.dtype) -> None:
-    x, weight = torch.randn(5, 96).to(dtype), torch.randn(96).to(dtype)
-    heads = torch.randn(5, 3, 40).to(dtype)
-    caches = torch.zeros(2, 2, 8, 3, 40, dtype=dtype)
-    rms_norm(x, weight, 1e-6)
-    fused_add_rms_norm(x, x, weight, 1e-6)
-    silu_and_mul(x)
-    gelu_and_mul(x)
-    clamped_swiglu(x, 1.702, 7.0)
-    rotary_embedding(heads, heads, torch.arange(5), torch.randn(9, 24))
-    store_kv_cache(heads, heads, caches[0], caches[1], torch.arange(5))
-    gumbel_noise(torch.arange(3), torch.arange(3), 1500)
-    matmul_fixed_tiles(torch.randn(16, 128).to(dtype), torch.randn(64, 128).to(dtype))
-    scaling = BlockScales(torch.randn(64, 1), 128, 0)
-    bits = torch.zeros(64, 128, dtype=torch.uint8)
-    matmul_fixed_tiles(torch.randn(16, 128).to(dtype), bits, None, scaling)
-    choice = ExpertChoice(torch.arange(4).view(2, 2), torch.ones(2, 2))
-    experts = make_experts(4, hidden=128, inner=64, dtype=dtype)
-    for own in (experts, make_fp8_experts(4, hidden=128, inner=64, dtype=dtype)[0]):
-        fused_moe(torch.randn(2, 128).to(dtype), own, choice)
-
-
-def draw(rows: int, place: Callable[[torch.Tensor], torch.Tensor], vocab: int = 5003) -> None:
-    """Everything that a draw of random, filtered, penalised and scored rows launches."""
-    logits = torch.randn(rows, vocab)
-    integers, numbers = place(torch.arange(rows)), place(torch.ones(rows))
-    own = SamplingParameters(
-        temperature=numbers,
-        seeds=integers,
-        positions=integers,
-        top_k=integers,
-        top_p=numbers,
-        log_min_p=numbers,
-    )
-    penalties = PenaltyRows(
-        rows=integers,
-        slots=integers,
-        ends=integers,
-        num_drafts=integers,
-        longest=1,
-        most_drafts=1,
-        frequency=numbers,
-        presence=numbers,
-        repetition=numbers,
-    )
-    counts = torch.zeros(rows, vocab, dtype=torch.int32)
-    mask = torch.zeros(rows, -(-vocab // 32), dtype=torch.int32)
-    apply_token_bitmask(logits, mask, rows=integers, mask_rows=integers)
-    table = torch.zeros(rows, 64 * rows, dtype=torch.int32)
-    edits = TokenEdits(tokens=table, values=table.float(), before=table.view(rows, -1, rows))
-    edited = EditRows(rows=integers, slots=integers, cells=integers, num_output=integers)
-    apply_token_edits_(logits, edits, edited, torch.zeros(1, 1))
-    apply_penalties_(logits, penalties, counts.bool(), counts, torch.zeros(1, 1))
-    count_tokens_(counts, penalties, sample_tokens(logits, own))
-    token_scores(logits, integers)
-
-
-def prepare(rows: int, place: Callable[[torch.Tensor], torch.Tensor]) -> None:
-    pool, table = (torch.zeros(20, width, dtype=torch.int32) for width in (401, 50))
-    segments, values = torch.zeros(rows, 4, dtype=torch.long), torch.zeros(9, dtype=torch.int32)
-    write_table_rows_(pool, table, segments, place(values), longest=9)
-    step = StepRows(
-        slots=place(torch.arange(rows)),
-        starts=place(torch.arange(rows)),
-        query_start=place(torch.arange(rows + 1)),
-        num_tokens=rows,
-        longest_query=rows,
-        num_pages=rows,
-        page_size=8,
-    )
-    gather_step_inputs(pool, table, step)
-    newest = place(torch.arange(rows))
-    lookup = NgramLookup(
-        slots=newest, newest=newest, count=4, shortest=2, longest=12, num_tokens=99 + rows
-    )
-    draft_ngrams(pool, lookup)
 
 
 @pytest.mark.parametrize(

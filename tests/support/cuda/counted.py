@@ -45,6 +45,8 @@ class Counter:
 
     def __init__(self) -> None:
         self.names: list[str] = []
+        self.grids: list[tuple[str, tuple[int, ...]]] = []
+        """Of Triton's kernels: how many programs each launch has along each axis."""
         self.forbids_waits = False
 
     def allocated(self, memory: Memory) -> None:
@@ -106,6 +108,7 @@ def counting() -> Iterator[Counter]:
 
     def launch(self: Any, *_: Any, grid: Any, warmup: bool, **__: Any) -> None:
         counter.names.append(self.fn.__name__)
+        counter.grids.append((self.fn.__name__, grid))
 
     with pytest.MonkeyPatch.context() as patch, patched_tensors(), StandIn(counter, "meta"):
         patch.setattr(JITFunction, "run", launch)

@@ -2,15 +2,27 @@
 
 from __future__ import annotations
 
+import re
+import subprocess
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import pytest
 import triton
 from triton.backends.compiler import GPUTarget
 from triton.runtime.jit import JITFunction
+
+_PRODUCTS = ("tcgen05.mma", "wgmma.mma_async", "mma.sync")
+"""Instructions that multiply matrices, the newest first."""
+
+
+class Usage(NamedTuple):
+    registers: int
+    spilled_bytes: int
 
 
 @dataclass(frozen=True)
@@ -21,6 +33,28 @@ class Binary:
     shared_bytes: int
     key: str
     """Equal where two launches share a binary."""
+    ptx: str = field(repr=False)
+    cubin: bytes = field(repr=False)
+
+    @property
+    def instruction(self) -> str:
+        """That multiplies matrices; empty where none does."""
+        found = (name for name in _PRODUCTS if name in self.ptx)
+        return next(found, "")
+
+    def usage(self) -> Usage:
+        """What a thread of it takes, by the disassembler that Triton brings."""
+        with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+            file.write(self.cubin)
+            file.flush()
+            tool = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
+            told = subprocess.run(
+                [str(tool), "-res-usage", file.name], stdout=subprocess.PIPE, text=True, check=True
+            ).stdout
+        registers, stack, local = (
+            int(value) for value in re.findall(r"(?:REG|STACK|LOCAL):(\d+)", told)
+        )
+        return Usage(registers, stack + local)
 
 
 class _Driver:
@@ -52,7 +86,12 @@ def compiling_for(capability: int) -> Iterator[list[Binary]]:
     def compile_only(self: Any, *args: Any, grid: Any, warmup: bool, **kwargs: Any) -> None:
         kernel = launch(self, *args, grid=grid, warmup=True, **kwargs)
         assert "cubin" in kernel.asm
-        compiled.append(Binary(self.fn.__name__, kernel.metadata.shared, kernel.hash))
+        compiled.append(
+            Binary(
+                *(self.fn.__name__, kernel.metadata.shared, kernel.hash),
+                *(kernel.asm["ptx"], kernel.asm["cubin"]),
+            )
+        )
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("TRITON_DEFAULT_FP_FUSION", "1")

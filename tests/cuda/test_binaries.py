@@ -1,0 +1,122 @@
+"""What every kernel takes of GPUs of four generations, compiled without any of them."""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+pytest.importorskip("triton", reason="Triton is not installed")
+if os.environ.get("TRITON_INTERPRET") == "1":
+    pytest.skip("the interpreter compiles nothing", allow_module_level=True)
+if sys.platform != "linux":
+    pytest.skip("Triton's compiler for CUDA is there on Linux", allow_module_level=True)
+
+from kernels import registry, silu_and_mul
+from kernels.attention import triton_extend
+from kernels.attention.triton_config import AttentionBlocks
+from kernels.fused_moe import triton_kernel as fused_moe_kernel
+from kernels.linear import triton_kernel as linear_kernel
+from tests.support.cuda.binaries import (
+    CAPABILITIES,
+    OTHER_REGISTERS,
+    PRODUCTS,
+    REGISTERS,
+    SHARED_LIMITS,
+    SPILLS,
+)
+from tests.support.kernels.aot import Binary, compiling_for
+from tests.support.kernels.launches import attention, draw, prepare, token_ops
+
+DTYPE = torch.bfloat16
+
+
+@pytest.fixture(autouse=True)
+def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+
+
+def exceeded(capability: int, launch: Callable[[], object]) -> list[str]:
+    """What the binaries that a launch needs take beyond their budgets."""
+    compiled: list[Binary]
+    with compiling_for(capability) as compiled, registry.using("triton"):
+        launch()
+    found = []
+    for binary in {binary.key: binary for binary in compiled}.values():
+        name, usage = binary.kernel, binary.usage()
+        budgets = (
+            ("registers", usage.registers, REGISTERS.get(name, OTHER_REGISTERS)),
+            ("bytes spilled", usage.spilled_bytes, SPILLS.get((name, capability), 0)),
+            ("bytes shared", binary.shared_bytes, SHARED_LIMITS[capability]),
+        )
+        found += [f"{name}: {value} {what}" for what, value, most in budgets if value > most]
+        expected = PRODUCTS.get(name, {}).get(capability, "")
+        if binary.instruction != expected:
+            found.append(f"{name}: multiplies by {binary.instruction!r} instead of {expected!r}")
+    return found
+
+
+def everything() -> None:
+    token_ops(DTYPE)
+    attention(128, DTYPE)
+    attention(256, DTYPE, window=100, cap=50.0)
+    draw(2, torch.Tensor.clone)
+    prepare(2, torch.Tensor.clone)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("capability", CAPABILITIES)
+def test_kernels_stay_within_their_budgets(capability: int) -> None:
+    assert exceeded(capability, everything) == []
+
+
+def use_larger_tiles(patch: pytest.MonkeyPatch) -> None:
+    tiles = linear_kernel._TILES[DTYPE]._replace(rows=128, columns=256, depth=128)
+    patch.setitem(linear_kernel._TILES, DTYPE, tiles)
+
+
+def use_more_queries(patch: pytest.MonkeyPatch) -> None:
+    blocks = AttentionBlocks(128, 128, 4, 2)
+    patch.setattr(triton_extend, "extend_blocks", lambda *_: blocks)
+
+
+def use_smaller_tiles(patch: pytest.MonkeyPatch) -> None:
+    tiles = linear_kernel._TILES[DTYPE]._replace(rows=16)
+    patch.setitem(linear_kernel._TILES, DTYPE, tiles)
+
+
+def use_few_registers(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(fused_moe_kernel, "_COLUMNS", 256)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("sabotage", "what"),
+    [
+        (use_larger_tiles, "_matmul_kernel: .* bytes shared"),
+        (use_more_queries, "_extend_kernel: .* bytes spilled"),
+        (use_smaller_tiles, "_matmul_kernel: multiplies by 'mma.sync'"),
+        (use_few_registers, "_multiply_kernel: .* registers"),
+    ],
+    ids=["shared", "spills", "instruction", "registers"],
+)
+def test_what_takes_more_is_found(
+    sabotage: Callable[[pytest.MonkeyPatch], None], what: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sabotage(monkeypatch)
+
+    def launch() -> None:
+        token_ops(DTYPE)
+        attention(128, DTYPE)
+
+    assert any(re.match(what, one) for one in exceeded(90, launch))
+
+
+def test_a_kernel_without_products_is_within_its_budget() -> None:
+    """The way of the others, in a quarter of a second."""
+    assert exceeded(90, lambda: silu_and_mul(torch.ones(2, 64))) == []
