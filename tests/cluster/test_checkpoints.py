@@ -1,18 +1,19 @@
 """A model that cannot be had is refused in two lines, before Ray starts.
 
-A server on loopback stands for the Hub. Each case runs in a process of its own, as
-huggingface_hub reads its variables once.
+A server on loopback stands for the Hub. Cases with different variables run in different processes,
+as huggingface_hub reads them once.
 """
 
 from __future__ import annotations
 
 import http.server
+import json
 import os
 import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -24,13 +25,29 @@ MODEL = "org/model"
 HUB_VARIABLES = ("HF_", "HUGGING", "TRANSFORMERS_")
 
 
+SERVE = """
+import contextlib, io, json, os, sys
+from cluster.cli.main import main
+
+def serve(arguments, token):
+    os.environ["HF_TOKEN"] = token
+    with contextlib.redirect_stderr(io.StringIO()) as said, contextlib.suppress(SystemExit):
+        main(["serve", *arguments])
+    return said.getvalue()
+
+print(json.dumps([serve(*one) for one in json.loads(sys.argv[1])]))
+"""
+
+
 @contextmanager
-def hub(status: int, error_code: str = "") -> Iterator[str]:
-    """A Hub that answers everything with `status`; 0 for one that never answers. Yields its URL."""
+def hub(answers: Mapping[str, tuple[int, str]]) -> Iterator[str]:
+    """A Hub that answers all about a repository with a status, 0 for never, and an error's code.
+    Yields its URL."""
     end = threading.Event()
 
     class Handler(http.server.BaseHTTPRequestHandler):
         def do_HEAD(self) -> None:  # huggingface_hub asks for headers
+            status, error_code = answers["/".join(self.path.split("/")[1:3])]
             if status == 0:
                 end.wait()
                 return
@@ -72,10 +89,18 @@ def serve(home: Path, model: str, *options: str, **environment: str) -> list[str
     return result.stderr.splitlines()
 
 
-def passes(home: Path, model: str, **environment: str) -> bool:
-    """Whether `rayfleet serve` would go on and start Ray."""
-    code = f"from cluster.checkpoints import refuse_missing_model as r; r({model!r})"
-    return run(home, "-c", code, **environment).returncode == 0
+def serve_each(home: Path, *commands: tuple[list[str], str], **environment: str) -> list[list[str]]:
+    """What it says of each, given its arguments and a token, in one process that is refused all."""
+    result = run(home, "-c", SERVE, json.dumps(commands), **environment)
+    assert result.returncode == 0, result.stderr
+    return [said.splitlines() for said in json.loads(result.stdout)]
+
+
+def pass_all(home: Path, *models: str, **environment: str) -> None:
+    """With these `rayfleet serve` would go on and start Ray."""
+    code = f"from cluster.checkpoints import refuse_missing_model as r; [r(m) for m in {models}]"
+    result = run(home, "-c", code, **environment)
+    assert result.returncode == 0, result.stderr
 
 
 def run(home: Path, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
@@ -103,9 +128,8 @@ def cache(home: Path) -> None:
     (folder / "snapshots" / ("0" * 40) / "config.json").write_text("{}")
 
 
-@pytest.mark.parametrize(
-    ("status", "error_code", "token", "problem", "remedy"),
-    [
+def test_each_answer_of_the_hub_has_its_remedy(tmp_path: Path) -> None:
+    cases = [
         (404, "RepoNotFound", "", "knows no public model org/model", "check the name"),
         (404, "", "", "knows no public model org/model", "check the name"),
         (401, "RepoNotFound", "", "knows no public model org/model", "set HF_TOKEN"),
@@ -113,43 +137,41 @@ def cache(home: Path) -> None:
         (401, "GatedRepo", "", "org/model is gated", "accept them at"),
         (403, "GatedRepo", "hf_other", "org/model is gated", "accept them at"),
         (404, "EntryNotFound", "", "holds no config.json", "GGUF cannot be served"),
-    ],
-)
-def test_each_answer_of_the_hub_has_its_remedy(
-    tmp_path: Path, status: int, error_code: str, token: str, problem: str, remedy: str
-) -> None:
-    with hub(status, error_code) as url:
-        lines = serve(tmp_path, MODEL, HF_ENDPOINT=url, **({"HF_TOKEN": token} if token else {}))
-    assert len(lines) == 2, lines
-    assert problem in lines[0]
-    assert remedy in lines[1]
+    ]
+    names = [f"{MODEL}-{number}" for number in range(len(cases))]
+    answers = {name: case[:2] for name, case in zip(names, cases, strict=True)}
+    commands = [([name], case[2]) for name, case in zip(names, cases, strict=True)]
+    with hub(answers) as url:
+        told = serve_each(tmp_path, *commands, HF_ENDPOINT=url)
+    for name, (*_, problem, remedy), lines in zip(names, cases, told, strict=True):
+        assert len(lines) == 2, lines
+        assert problem.replace(MODEL, name) in lines[0]
+        assert remedy in lines[1]
 
 
 def test_a_revision_that_is_none_has_its_remedy(tmp_path: Path) -> None:
-    with hub(404, "RevisionNotFound") as url:
-        lines = serve(tmp_path, MODEL, "--revision", "v9", HF_ENDPOINT=url)
-    assert "org/model on the Hub has no revision v9" in lines[0]
-    assert f"branch, tag or commit of {url}/org/model/commits" in lines[1]
-    lines = serve(tmp_path, str(tmp_path), "--revision", "v9")
-    assert "is a folder, which has no revision v9" in lines[0]
-    assert len(lines) == 2
+    commands = [([MODEL, "--revision", "v9"], ""), ([str(tmp_path), "--revision", "v9"], "")]
+    with hub({MODEL: (404, "RevisionNotFound")}) as url:
+        of_hub, of_folder = serve_each(tmp_path, *commands, HF_ENDPOINT=url)
+    assert "org/model on the Hub has no revision v9" in of_hub[0]
+    assert f"branch, tag or commit of {url}/org/model/commits" in of_hub[1]
+    assert "is a folder, which has no revision v9" in of_folder[0]
+    assert len(of_folder) == 2
 
 
 def test_the_commit_is_the_caches_where_the_hub_tells_none(tmp_path: Path, refusing: str) -> None:
     code = """
 from cluster.checkpoints import with_commits
 from worker.config import EngineConfig
-for revision in ("", "v1"):
-    print(with_commits(EngineConfig(model="org/model", revision=revision)).revision or "none")
+for model in ("org/other", "org/model"):
+    for revision in ("", "v1"):
+        print(with_commits(EngineConfig(model=model, revision=revision)).revision or "none")
 """
-    for environment in ({"HF_ENDPOINT": refusing}, {"HF_HUB_OFFLINE": "1"}):
-        told = run(tmp_path, "-c", code, **environment)
-        assert told.stdout.split() == ["none", "v1"], told.stderr
-        assert told.stderr.count("held to no common commit: org/model") == 2
     cache(tmp_path)
     for environment in ({"HF_ENDPOINT": refusing}, {"HF_HUB_OFFLINE": "1"}):
         told = run(tmp_path, "-c", code, **environment)
-        assert told.stdout.split() == ["0" * 40, "v1"], told.stderr
+        assert told.stdout.split() == ["none", "v1", "0" * 40, "v1"], told.stderr
+        assert told.stderr.count("held to no common commit: org/other") == 2
 
 
 def test_a_library_that_takes_long_to_import_is_not_the_hubs_time(tmp_path: Path) -> None:
@@ -175,7 +197,7 @@ def test_a_hub_that_refuses_or_says_nothing(tmp_path: Path, refusing: str) -> No
     assert "refused" in lines[0]
     assert "HTTPS_PROXY" in lines[1]
     assert len(lines) == 2
-    with hub(0) as url:
+    with hub({MODEL: (0, "")}) as url:
         lines = serve(tmp_path, MODEL, HF_ENDPOINT=url)
     assert "cannot be reached" in lines[0]
     assert "HF_HUB_ETAG_TIMEOUT" in lines[1]
@@ -204,29 +226,30 @@ def test_offline_the_cache_decides(tmp_path: Path) -> None:
     assert "hf download org/model" in lines[1]
     assert len(lines) == 2
     cache(tmp_path)
-    assert passes(tmp_path, MODEL, HF_HUB_OFFLINE="1")
+    pass_all(tmp_path, MODEL, HF_HUB_OFFLINE="1")
 
 
 def test_what_can_be_had_or_may_come_is_let_through(tmp_path: Path, refusing: str) -> None:
-    for status in (200, 429, 503):
-        with hub(status) as url:
-            assert passes(tmp_path, MODEL, HF_ENDPOINT=url), status
+    answers = {f"{MODEL}-{status}": (status, "") for status in (200, 429, 503)}
+    with hub(answers) as url:
+        pass_all(tmp_path, *answers, HF_ENDPOINT=url)
     cache(tmp_path)
-    assert passes(tmp_path, MODEL, HF_ENDPOINT=refusing)
+    pass_all(tmp_path, MODEL, HF_ENDPOINT=refusing)
 
 
 def test_folders_say_what_they_lack(tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     (tmp_path / "bare").mkdir()
     (tmp_path / "bare" / "config.json").write_text("{}")
-    for name, problem, remedy in (
+    cases = (
         ("./nothing", "there is no folder ./nothing", "ORGANIZATION/NAME"),
         ("mistyped", "there is no folder mistyped", "ORGANIZATION/NAME"),
         ("./empty", "there is no config.json", "hf download"),
-    ):
-        lines = serve(tmp_path, name)
-        assert len(lines) == 2
+        ("./bare", "holds no *.safetensors file", ""),
+    )
+    told = serve_each(tmp_path, *(([name], "") for name, *_ in cases))
+    for (_, problem, remedy), lines in zip(cases, told, strict=True):
         assert problem in lines[0]
-        assert remedy in lines[1]
-    assert "holds no *.safetensors file" in serve(tmp_path, "./bare")[0]
+        assert remedy in lines[-1]
+        assert len(lines) == 2 or not remedy
     checkpoints.refuse_missing_model(str(tmp_path / "bare"), weights=False)

@@ -73,7 +73,9 @@ def settings(**rules: Any) -> list[SamplingParams]:
     ]
 
 
-def run(sampling: Sequence[SamplingParams], *, at_random: bool = False, **options: Any) -> Any:
+def run(
+    sampling: Sequence[SamplingParams], *, at_random: bool = False, **options: Any
+) -> list[Outcome]:
     fixed = {"cpu_backend": "torch", "max_model_len": 512, "kv_cache_tokens": 8192}
     with Engine(MODEL, **{**fixed, **options}) as engine:
         engine.runner._attention = ByDeviceLengths()
@@ -83,11 +85,17 @@ def run(sampling: Sequence[SamplingParams], *, at_random: bool = False, **option
             engine.core.scheduler.steps.speculation = RandomGate(
                 gate.config, stops_itself=gate.stops_itself
             )
-        outcomes: list[Outcome] = engine.outcomes(prompts(NUM_PROMPTS), sampling)
-        return outcomes
+        return engine.outcomes(prompts(NUM_PROMPTS), sampling)
 
 
-NGRAM = {"speculative_method": "ngram", "speculative_adaptive": False}
+NGRAM: dict[str, Any] = {"speculative_method": "ngram", "speculative_adaptive": False}
+
+
+@pytest.fixture(scope="module")
+def plain() -> list[Outcome]:
+    """Without drafts."""
+    torch.set_num_threads(1)
+    return run(settings())
 
 
 @pytest.mark.parametrize(
@@ -102,11 +110,10 @@ NGRAM = {"speculative_method": "ngram", "speculative_adaptive": False}
     ids=str,
 )
 def test_tokens_are_those_of_plain_decoding_and_nobody_waits(
-    watch: Watch, options: dict[str, Any]
+    plain: list[Outcome], watch: Watch, options: dict[str, Any]
 ) -> None:
-    expected = run(settings())
     outcomes = run(settings(), **{**NGRAM, **options})
-    assert outcomes == expected
+    assert outcomes == plain
     assert watch.placed_on_device > 5
     assert watch.accepted > 5
     assert watch.placed_on_host == 0

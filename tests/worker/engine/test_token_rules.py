@@ -17,8 +17,8 @@ from tests.support.engines.engine_driver import Engine, Outcome
 from worker.wire.messages import TokenLogprobs
 from worker.wire.sampling import SamplingParams
 
-NUM_NEW = 40
-SCARCE_TOKENS = 480
+NUM_NEW = 28
+SCARCE_TOKENS = 384
 NEAR_TIE = 1e-4
 STOPS = tuple(range(0, VOCAB_SIZE, 2))
 BAD = (*((token,) for token in range(0, 60)), *((a, b) for a in range(60, 200) for b in (1, a)))
@@ -35,7 +35,7 @@ FEATURES: tuple[dict[str, object], ...] = (
         "min_p": 0.001,
         "repetition_penalty": 0.9,
         "frequency_penalty": 1.0,
-        "min_tokens": 30,
+        "min_tokens": 20,
         "stop_token_ids": STOPS,
         "bad_words_token_ids": BAD,
         "logit_bias": {4: 2.0},
@@ -115,14 +115,15 @@ def expected_logits(
 ) -> torch.Tensor:
     """One row as the documentation of the parameters has it, token by token."""
     row = raw.clone()
+    allowed = sampling.allowed_token_ids
+    bad = {
+        word[-1]
+        for word in sampling.bad_words_token_ids
+        if len(word) == 1 or list(word[:-1]) == output[-len(word) + 1 :]
+    }
     for token in range(len(row)):
-        allowed = sampling.allowed_token_ids
-        bad = any(
-            word[-1] == token and (len(word) == 1 or list(word[:-1]) == output[-len(word) + 1 :])
-            for word in sampling.bad_words_token_ids
-        )
         early = len(output) < sampling.min_tokens and token in sampling.stop_token_ids
-        if bad or early or (allowed is not None and token not in allowed):
+        if token in bad or early or (allowed is not None and token not in allowed):
             row[token] = float("-inf")
         row[token] += (sampling.logit_bias or {}).get(token, 0.0)
         if token in prompt or token in output:
