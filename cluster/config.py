@@ -153,6 +153,9 @@ class EndpointConfig:
     what others have asked: none: all share; otherwise as in --fairness-key."""
     num_gateways: int = 1
     """Gateway processes: HTTP, tokenization and routing."""
+    responses_store_mib: int = 64
+    """Most MiB of responses (/v1/responses) that each gateway process keeps, for
+    `previous_response_id` and for who comes back for them; 0 keeps none."""
     log_format: Literal["text", "json"] = "text"
     """How the log lines of all processes look."""
     log_level: Literal["debug", "info", "warning", "error"] = "info"
@@ -198,6 +201,10 @@ class EndpointConfig:
                 )
         if self.num_gateways < 1:
             raise ValueError(f"--num-gateways must be at least 1, got {self.num_gateways}")
+        if self.responses_store_mib < 0:
+            raise ValueError(
+                f"--responses-store-mib must be at least 0, got {self.responses_store_mib}"
+            )
         if not self.startup_retry_s >= 0.0:
             raise ValueError(f"--startup-retry-s must be at least 0, got {self.startup_retry_s}")
 
@@ -243,6 +250,7 @@ class ServeConfig:
             fairness_key=self.endpoint.fairness_key,
             metrics_max_tenants=self.endpoint.metrics_max_tenants,
             cache_isolation=self.endpoint.cache_isolation,
+            responses_store_mib=self.endpoint.responses_store_mib,
             startup_retry_s=self.endpoint.startup_retry_s,
         )
 

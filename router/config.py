@@ -127,6 +127,8 @@ class GatewayConfig:
     """Tenants that metrics distinguish."""
     cache_isolation: Literal["auto", "none", "key", "user"] = "auto"
     """Whose prompts share no prefix cache with those of others; auto as above."""
+    responses_store_mib: int = 64
+    """Most MiB of the responses that one gateway process keeps; 0 for none."""
     startup_retry_s: float = 0.0
     """Seconds for which a tokenizer that is not there yet is tried again, inf for ever."""
 

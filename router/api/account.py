@@ -31,6 +31,7 @@ class Account:
     __slots__ = (
         "cached_tokens",
         "generated_tokens",
+        "is_held",
         "model",
         "num_keys",
         "prompt_tokens",
@@ -44,6 +45,8 @@ class Account:
         self.request_id = ""
         self.model = ""
         """Name of the model that it asks; empty until it is known."""
+        self.is_held = False
+        """Whether it goes on behind its answer, and is to be ended by that, too."""
         self.prompt_tokens = 0
         self.cached_tokens = 0
         self.generated_tokens = 0
@@ -66,8 +69,10 @@ class Account:
                 raise rate_limited(reached.message, reached.retry_after_s)
 
     def end(self) -> None:
-        """The request has been answered."""
-        if self.use is not None:
+        """The request has been answered; where it is held, the first of two calls ends nothing."""
+        if self.is_held:
+            self.is_held = False
+        elif self.use is not None:
             self.use.end()
 
     def let_use(self, model: ServedModel) -> None:

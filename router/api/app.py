@@ -25,6 +25,7 @@ from router.api.completions import CompletionRoutes, request_id_of
 from router.api.count import AnswerCounter
 from router.api.openapi import openapi_document
 from router.api.readers import ReaderLimits, Readers
+from router.api.responses.routes import ResponsesRoutes
 from router.api.tokenize import TokenRoutes
 from router.errors import ApiError, error_body
 from router.gateway import Gateway
@@ -85,7 +86,7 @@ def create_app(
         app.add_middleware(
             CORSMiddleware,
             allow_origins=config.allowed_origins,
-            allow_methods=["GET", "POST"],
+            allow_methods=["DELETE", "GET", "POST"],
             allow_headers=["*"],
             expose_headers=EXPOSED_HEADERS,
         )
@@ -100,6 +101,7 @@ def _routes(
 ) -> list[Route]:
     completions = CompletionRoutes(gateway, bodies, readers)
     anthropic = AnthropicRoutes(gateway, bodies, completions)
+    responses = ResponsesRoutes(gateway, bodies, completions)
     tokens = TokenRoutes(gateway, bodies)
     monitor = MonitorRoutes(gateway, keys)
     admin = AdminRoutes(gateway, admin_keys, bodies)
@@ -108,6 +110,10 @@ def _routes(
         Route("/v1/completions", completions.complete, methods=["POST"]),
         Route("/v1/messages", anthropic.create, methods=["POST"]),
         Route("/v1/messages/count_tokens", anthropic.count_tokens, methods=["POST"]),
+        Route("/v1/responses", responses.create, methods=["POST"]),
+        Route("/v1/responses/{response_id}", responses.retrieve, methods=["GET"]),
+        Route("/v1/responses/{response_id}", responses.delete, methods=["DELETE"]),
+        Route("/v1/responses/{response_id}/cancel", responses.cancel, methods=["POST"]),
         Route("/tokenize", tokens.tokenize, methods=["POST"]),
         Route("/detokenize", tokens.detokenize, methods=["POST"]),
         Route("/v1/models", monitor.models),

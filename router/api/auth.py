@@ -13,7 +13,7 @@ OPEN_PATHS = ("/health", "/ready", "/ping")
 """Probes carry no key."""
 ADMIN_PATHS = "/admin/"
 """What begins so asks for an admin key itself; in any other spelling it needs an API key too."""
-LIMITED_PATHS = ("/v1/chat/completions", "/v1/completions", "/v1/messages")
+LIMITED_PATHS = ("/v1/chat/completions", "/v1/completions", "/v1/messages", "/v1/responses")
 """What costs a worker something."""
 
 

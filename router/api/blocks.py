@@ -32,6 +32,8 @@ class Block:
     """Of the function that is called."""
     parts: list[str] = field(default_factory=list)
     """Of its text, or of the call's arguments."""
+    extras: list[Any] = field(default_factory=list)
+    """Log-probabilities of its text."""
 
     @property
     def text(self) -> str:
@@ -81,7 +83,7 @@ class BlockWriter(ABC):
 
     def chunk(self, completion: Completion) -> Iterator[bytes]:
         """Everything new as server-sent events."""
-        text, _ = completion.take()
+        text = self.take()
         if not self._is_begun:
             self._is_begun = True
             yield self.begun()
@@ -89,7 +91,12 @@ class BlockWriter(ABC):
         for piece in self._reading.pieces(self._reader, text, is_end=is_end):
             yield from self._take(piece)
         if is_end:
-            yield from self._close()
+            yield from self.end_block()
+
+    def take(self) -> str:
+        """The next text of the completion."""
+        text, _ = self.completion.take()
+        return text
 
     def whole(self) -> Iterator[bytes]:
         """The answer of a request that is not streamed, in slices."""
@@ -154,12 +161,13 @@ class BlockWriter(ABC):
         yield self.added(block, text)
 
     def _open(self, kind: Literal["thought", "text", "call"], name: str = "") -> Iterator[bytes]:
-        yield from self._close()
+        yield from self.end_block()
         self.is_open = True
         self.blocks.append(Block(kind=kind, index=len(self.blocks), name=name))
         yield self.opened(self.blocks[-1])
 
-    def _close(self) -> Iterator[bytes]:
+    def end_block(self) -> Iterator[bytes]:
+        """The end of the block that is open, if one is."""
         if self.is_open:
             self.is_open = False
             yield self.closed(self.blocks[-1])

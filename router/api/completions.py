@@ -262,7 +262,9 @@ class CompletionRoutes:
     ) -> Asked:
         """Checks all fields but the prompt's. Raises ApiError."""
         account.let_use(model)
-        names = {**params.client_names(body, is_forced=forced is not None), **names}
+        names = {**params.client_names(body), **names}
+        if forced is not None:
+            names["structured_outputs"] = "tools"
         prompt_logprobs = params.prompt_logprobs(body)
         if echo and prompt_logprobs is None:
             prompt_logprobs = logprobs  # what is echoed is reported like what is generated

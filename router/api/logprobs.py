@@ -45,9 +45,10 @@ class ChatLogprobs(LogprobFormat):
 
     def entries(self, index: int, tokens: Sequence[Scored]) -> dict[str, Any]:
         """One object per token that has log-probabilities."""
-        return {"content": Rows(self._entry(found) for _, found in tokens if found is not None)}
+        return {"content": Rows(self.entry(found) for _, found in tokens if found is not None)}
 
-    def _entry(self, found: TokenLogprobs) -> dict[str, Any]:
+    def entry(self, found: TokenLogprobs) -> dict[str, Any]:
+        """One token, with the likeliest beside it."""
         own, *others = [
             self._token(token_id, logprob)
             for token_id, logprob in zip(found.token_ids, found.logprobs, strict=True)

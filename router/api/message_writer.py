@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import secrets
-import string
 from collections.abc import Iterable, Iterator
 from typing import Any
 
 from router.api.slices import encode, slices
-from router.api.tools import Reading
+from router.api.tools import Reading, new_call_id
 from router.api.writer import ChatWriter
 from router.replies import Content, Piece, Thought
 from router.serving import Completion
-
-_SHORT_ID = string.ascii_letters + string.digits
 
 
 class MessageWriter(ChatWriter):
@@ -57,7 +53,7 @@ class MessageWriter(ChatWriter):
             else:
                 calls.append(
                     {
-                        "id": self._call_id(),
+                        "id": new_call_id(self._reading.dialect),
                         "type": "function",
                         "function": {"name": piece.name, "arguments": piece.arguments},
                     }
@@ -103,19 +99,16 @@ class MessageWriter(ChatWriter):
             elif isinstance(piece, Content):
                 deltas.append({"content": piece.text})
             else:
-                call = {"index": index, "id": self._call_id(), "type": "function"}
+                call = {
+                    "index": index,
+                    "id": new_call_id(self._reading.dialect),
+                    "type": "function",
+                }
                 begun = {**call, "function": {"name": piece.name, "arguments": ""}}
                 rest = {"index": index, "function": {"arguments": piece.arguments}}
                 deltas += [{"tool_calls": [begun]}, {"tool_calls": [rest]}]
                 index += 1
         return deltas
-
-    def _call_id(self) -> str:
-        """A new one, of the length that the model's template takes in the next turn."""
-        tools = self._reading.dialect.tools
-        if tools is not None and tools.short_ids:
-            return "".join(secrets.choice(_SHORT_ID) for _ in range(9))
-        return f"call_{secrets.token_hex(12)}"
 
     def _num_reasoning_tokens(self, completion: Completion) -> int:
         """Tokens up to the marker that ends the thoughts; all of them where there is none."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.metadata
+import re
 from typing import Any
 
 import msgspec
@@ -15,6 +16,8 @@ from router.api.protocol import (
     DetokenizeRequest,
     TokenizeRequest,
 )
+from router.api.responses.protocol import KNOWN as RESPONSES
+from router.api.responses.protocol import ResponsesRequest
 from router.errors import ANTHROPIC_PATH
 
 _REFERENCE = "#/components/schemas/{name}"
@@ -23,6 +26,7 @@ _POSTED: tuple[tuple[str, str, type[msgspec.Struct], bool], ...] = (
     ("/v1/completions", "Goes on with a text", CompletionRequest, True),
     ("/v1/messages", "Answers a chat in Anthropic's form", MessagesRequest, True),
     ("/v1/messages/count_tokens", "Tokens of its prompt", CountTokensRequest, False),
+    ("/v1/responses", "Answers a turn of a conversation", ResponsesRequest, True),
     ("/tokenize", "Token ids of a prompt or a chat", TokenizeRequest, False),
     ("/detokenize", "The text of token ids", DetokenizeRequest, False),
 )
@@ -32,6 +36,7 @@ _IGNORED = {
     CompletionRequest: IGNORED,
     MessagesRequest: KNOWN.ignored,
     CountTokensRequest: COUNTED.ignored,
+    ResponsesRequest: RESPONSES.ignored,
 }
 """Fields without effect, by body."""
 _GOT = (
@@ -44,6 +49,12 @@ _GOT = (
     ("/version", "Of the server"),
 )
 """Path and summary."""
+_OF_ONE_RESPONSE = (
+    ("/v1/responses/{response_id}", "get", "A response that this gateway keeps"),
+    ("/v1/responses/{response_id}", "delete", "Forgets it"),
+    ("/v1/responses/{response_id}/cancel", "post", "Ends it, if it runs in the background"),
+)
+"""Path, method and summary."""
 _WITHOUT_EFFECT = {"description": "Taken, and without effect."}
 _ERROR = {
     "type": "object",
@@ -103,6 +114,8 @@ def openapi_document() -> bytes:
         operation = _operation(path, summary, may_stream=may_stream)
         operation["requestBody"] = {"required": True, "content": {"application/json": content}}
         paths[path] = {"post": operation}
+    for path, method, summary in _OF_ONE_RESPONSE:
+        paths.setdefault(path, {})[method] = _operation(path, summary)
     document = {
         "openapi": "3.1.0",
         "info": {"title": "rayfleet", "version": importlib.metadata.version("rayfleet")},
@@ -131,7 +144,8 @@ def _operation(path: str, summary: str, *, may_stream: bool = False) -> dict[str
     if path == "/ready":
         responses["503"] = {"description": "Not yet", "content": content}
     operation: dict[str, Any] = {"summary": summary, "responses": responses}
-    if "{name}" in path:
-        name = {"name": "name", "in": "path", "required": True, "schema": {"type": "string"}}
-        operation["parameters"] = [name]
+    operation["parameters"] = [
+        {"name": name, "in": "path", "required": True, "schema": {"type": "string"}}
+        for name in re.findall(r"{(\w+)}", path)
+    ]
     return operation

@@ -92,13 +92,8 @@ def sampling_params(
         raise bad_request(error.message, names.get(error.param, error.param)) from error
 
 
-def client_names(
-    request: ChatRequest | CompletionRequest, *, is_forced: bool = False
-) -> dict[str, str]:
-    """The client's names of the fields that errors name: it has a choice of some.
-
-    With `is_forced` it is the tools that a form is made of.
-    """
+def client_names(request: ChatRequest | CompletionRequest) -> dict[str, str]:
+    """The client's names of the fields that errors name: it has a choice of some."""
     names = {}
     if isinstance(request, ChatRequest):
         names["prompt"] = "messages"
@@ -106,8 +101,6 @@ def client_names(
             names["max_tokens"] = "max_completion_tokens"
     if request.structured_outputs is None and request.response_format is not None:
         names["structured_outputs"] = "response_format"
-    if is_forced:
-        names["structured_outputs"] = "tools"
     return names
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import secrets
+import string
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -14,6 +16,7 @@ from worker.wire.chat_template import ChatTemplate
 from worker.wire.structured import StructuredOutputsParams
 from worker.wire.tokenizer import Tokenizer
 
+_SHORT_ID = string.ascii_letters + string.digits
 _NAME = re.compile(r"[A-Za-z0-9_.-]{1,128}")
 
 
@@ -112,6 +115,13 @@ def tool_use(body: ChatRequest, dialect: Dialect, template: ChatTemplate | None)
         is_named=is_named,
         is_one=is_one,
     )
+
+
+def new_call_id(dialect: Dialect) -> str:
+    """An id of a call, of the length that the model's template takes in the next turn."""
+    if dialect.tools is not None and dialect.tools.short_ids:
+        return "".join(secrets.choice(_SHORT_ID) for _ in range(9))
+    return f"call_{secrets.token_hex(12)}"
 
 
 def _functions(tools: Sequence[Mapping[str, Any]]) -> dict[str, Mapping[str, Any]]:

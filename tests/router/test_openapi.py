@@ -12,6 +12,8 @@ from starlette.routing import Route
 from router.api.anthropic.protocol import COUNTED, KNOWN, CountTokensRequest, MessagesRequest
 from router.api.fields import IGNORED
 from router.api.protocol import ChatRequest, CompletionRequest, TokenizeRequest
+from router.api.responses.protocol import KNOWN as RESPONSES
+from router.api.responses.protocol import ResponsesRequest
 
 UNTOLD = {"/metrics", "/openapi.json", "/admin/admission"}
 """No JSON, itself, and not for clients."""
@@ -42,6 +44,7 @@ async def test_every_field_is_in_it(rig: Any) -> None:
         (CompletionRequest, IGNORED),
         (MessagesRequest, KNOWN.ignored),
         (CountTokensRequest, COUNTED.ignored),
+        (ResponsesRequest, RESPONSES.ignored),
         (TokenizeRequest, ()),
     ):
         assert set(schemas[kind.__name__]["properties"]) == {*kind.__struct_fields__, *others}
@@ -61,6 +64,8 @@ async def test_every_field_is_in_it(rig: Any) -> None:
         ("MessagesRequest", {"messages": []}, None),
         ("CountTokensRequest", {"messages": [], "thinking": {"type": "adaptive"}}, 400),
         ("CountTokensRequest", {"messages": [], "thinking": {"type": "deep"}}, None),
+        ("ResponsesRequest", {"input": "x", "metadata": {"a": "b"}}, 200),
+        ("ResponsesRequest", {"input": 3}, None),
         ("TokenizeRequest", {"prompt": "x"}, 200),
         ("TokenizeRequest", {"prompt": 5}, None),
     ],

@@ -1,0 +1,225 @@
+"""Bodies of responses, made the chats that they are: items become messages."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from router.api.messages import TEXT_PARTS
+from router.api.protocol import ChatRequest
+from router.api.responses.protocol import LOGPROBS, FunctionTool, ResponsesRequest, TextFormat
+from router.errors import ApiError, bad_request
+
+NAMES: Mapping[str, str] = {
+    "max_tokens": "max_output_tokens",
+    "messages": "input",
+    "prompt": "input",
+    "reasoning_effort": "reasoning.effort",
+    "response_format": "text.format",
+    "structured_outputs": "text.format",
+}
+"""The client's names of a chat's fields, where they differ."""
+LEADING = ("system", "developer")
+ROLES = ("system", "developer", "user", "assistant")
+
+Messages = list[dict[str, Any]]
+
+
+def chat_of(body: ResponsesRequest, messages: Messages) -> ChatRequest:
+    """The chat that a response is asked of. Raises ApiError (400) for what is none.
+
+    Args:
+        body: of the request.
+        messages: of the conversation, those of `input` among them, without `instructions`.
+    """
+    if body.background and body.stream:
+        raise bad_request("background is not available with stream: ask for it later", "background")
+    instructions = [{"role": "system", "content": body.instructions}] if body.instructions else []
+    text = body.text
+    num_top = body.top_logprobs
+    has_logprobs = bool(num_top) or LOGPROBS in (body.include or ())
+    return ChatRequest(
+        model=body.model,
+        messages=[*instructions, *messages],
+        max_completion_tokens=body.max_output_tokens,
+        tools=None if body.tools is None else [_tool(i, t) for i, t in enumerate(body.tools)],
+        tool_choice=_choice(body.tool_choice),
+        parallel_tool_calls=body.parallel_tool_calls,
+        response_format=None if text is None or text.format is None else _form(text.format),
+        reasoning_effort=None if body.reasoning is None else body.reasoning.effort,
+        logprobs=has_logprobs,
+        top_logprobs=num_top if has_logprobs else None,
+        temperature=body.temperature,
+        top_p=body.top_p,
+        top_k=body.top_k,
+        seed=body.seed,
+        stream=bool(body.stream),
+        prompt_cache_key=body.prompt_cache_key,
+        user=body.user,
+        priority=body.priority,
+        slo=body.slo,
+        cache_salt=body.cache_salt,
+        chat_template_kwargs=body.chat_template_kwargs,
+    )
+
+
+def shorter_chats(chat: ChatRequest) -> list[ChatRequest]:
+    """The chat, and what is left of it without its first turns, each shorter than the one before.
+
+    A turn begins with what the user says; what the system says stays.
+    """
+    starts = [i for i, message in enumerate(chat.messages) if message["role"] == "user"]
+    system = [m for m in chat.messages if m["role"] in LEADING]
+    shorter = []
+    for start in starts[1:]:
+        said = [m for m in chat.messages[start:] if m["role"] not in LEADING]
+        shorter.append(msgspec.structs.replace(chat, messages=[*system, *said]))
+    return [chat, *shorter]
+
+
+def messages_of(given: str | Sequence[Mapping[str, Any]]) -> Messages:
+    """The messages that `input` is. What an assistant thinks, says and calls is one of them.
+
+    Raises:
+        ApiError: 400, an item is malformed or of a type that is not served.
+    """
+    if isinstance(given, str):
+        return [{"role": "user", "content": given}] if given else []
+    messages: Messages = []
+    for index, item in enumerate(given):
+        kind = item.get("type", "message")
+        where = f"input[{index}]"
+        if kind == "message":
+            _add_message(messages, where, item)
+        elif kind == "reasoning":
+            thought = _thought(where, item)
+            if thought:
+                messages.append({"role": "assistant", "content": "", "reasoning": thought})
+        elif kind == "function_call":
+            _add_call(messages, where, item)
+        elif kind == "function_call_output":
+            call_id = _string(f"{where}.call_id", item.get("call_id"))
+            text = _text(f"{where}.output", item.get("output"))
+            messages.append({"role": "tool", "tool_call_id": call_id, "content": text})
+        else:
+            raise _wrong(f"{where}.type", f"{str(kind)[:64]} is not supported here")
+    return messages
+
+
+def _add_message(messages: Messages, where: str, item: Mapping[str, Any]) -> None:
+    role, text = item.get("role"), _text(f"{where}.content", item.get("content"))
+    if role not in ROLES:
+        raise _wrong(f"{where}.role", f"must be one of {', '.join(ROLES)}")
+    last = messages[-1] if messages else None
+    if role == "assistant" and last is not None and _is_begun(last) and not last["content"]:
+        last["content"] = text
+    else:
+        messages.append({"role": role, "content": text})
+
+
+def _add_call(messages: Messages, where: str, item: Mapping[str, Any]) -> None:
+    arguments = item.get("arguments", "")
+    call = {
+        "id": _string(f"{where}.call_id", item.get("call_id")),
+        "type": "function",
+        "function": {
+            "name": _string(f"{where}.name", item.get("name")),
+            "arguments": _string(f"{where}.arguments", arguments),
+        },
+    }
+    if not messages or messages[-1]["role"] != "assistant":
+        messages.append({"role": "assistant", "content": ""})
+    messages[-1].setdefault("tool_calls", []).append(call)
+
+
+def _is_begun(message: Mapping[str, Any]) -> bool:
+    """Whether it is an assistant's that has thought, and called nothing."""
+    return message["role"] == "assistant" and "tool_calls" not in message
+
+
+def _thought(where: str, item: Mapping[str, Any]) -> str:
+    """What was thought: in full, else its summary; nothing where it is encrypted."""
+    for name in ("content", "summary"):
+        parts = item.get(name)
+        if parts is not None and not isinstance(parts, list):
+            raise _wrong(f"{where}.{name}", "must be a list")
+        texts = [part.get("text") if isinstance(part, dict) else None for part in parts or ()]
+        if texts:
+            return "\n".join(_string(f"{where}.{name}", text) for text in texts)
+    return ""
+
+
+def _text(where: str, content: Any) -> str:
+    if isinstance(content, str):
+        return content
+    if not isinstance(content, list):
+        raise _wrong(where, "must be a string or a list of parts")
+    texts = []
+    for place, part in enumerate(content):
+        kind = part.get("type") if isinstance(part, dict) else None
+        field = TEXT_PARTS.get(kind) if isinstance(kind, str) else None
+        if field is None:
+            what = f"{str(kind)[:64]} is not supported here: it takes text alone"
+            raise _wrong(f"{where}[{place}].type", what)
+        texts.append(_string(f"{where}[{place}].{field}", part.get(field)))
+    return "\n".join(texts)
+
+
+def _tool(index: int, given: Mapping[str, Any]) -> dict[str, Any]:
+    kind = given.get("type")
+    if kind != "function":
+        raise bad_request(
+            f"tools[{index}].type {str(kind)[:64]} is not supported here: tools run at the client, "
+            "and are of type function",
+            "tools",
+        )
+    try:
+        tool = msgspec.convert(given, FunctionTool)
+    except msgspec.ValidationError as error:
+        raise bad_request(f"tools[{index}]: {error}", "tools") from error
+    function = {
+        "name": tool.name,
+        "description": tool.description,
+        "parameters": tool.parameters,
+        "strict": tool.strict,
+    }
+    given_alone = {name: value for name, value in function.items() if value is not None}
+    return {"type": "function", "function": given_alone}
+
+
+def _choice(choice: str | Mapping[str, Any] | None) -> str | dict[str, Any] | None:
+    """As chats have it: functions are named one level deeper there."""
+    if choice is None or isinstance(choice, str):
+        return choice
+    if choice.get("type") == "function":
+        return {"type": "function", "function": {"name": choice.get("name")}}
+    if choice.get("type") == "allowed_tools":
+        tools = choice.get("tools")
+        named = [_choice(tool) for tool in tools] if isinstance(tools, list) else tools
+        allowed = {"mode": choice.get("mode"), "tools": named}
+        return {"type": "allowed_tools", "allowed_tools": allowed}
+    raise bad_request(
+        'tool_choice must be "auto", "none", "required", {"type": "function", "name"} or '
+        '{"type": "allowed_tools", "mode", "tools"}',
+        "tool_choice",
+    )
+
+
+def _form(form: TextFormat) -> dict[str, Any]:
+    if form.type != "json_schema":
+        return {"type": form.type}
+    if form.schema is None or form.name is None:
+        raise bad_request("text.format of type json_schema must have name and schema", "text")
+    return {"type": "json_schema", "json_schema": {"name": form.name, "schema": form.schema}}
+
+
+def _string(where: str, value: Any) -> str:
+    if not isinstance(value, str):
+        raise _wrong(where, "must be a string")
+    return value
+
+
+def _wrong(where: str, what: str) -> ApiError:
+    return bad_request(f"{where} {what}", "input")

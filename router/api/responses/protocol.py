@@ -1,0 +1,151 @@
+"""Body of /v1/responses."""
+
+from __future__ import annotations
+
+from types import MappingProxyType
+from typing import Annotated, Any, Literal
+
+import msgspec
+from msgspec import Meta
+
+from router.api.fields import Known, Refused
+from router.api.protocol import MAX_CACHE_SALT, Effort
+from worker.wire.sampling import MAX_LOGPROBS
+from worker.wire.slo import Slo
+
+MAX_METADATA = 16
+LOGPROBS = "message.output_text.logprobs"
+"""In `include`."""
+
+Included = Literal[
+    "code_interpreter_call.outputs",
+    "computer_call_output.output.image_url",
+    "file_search_call.results",
+    "message.input_image.image_url",
+    "message.output_text.logprobs",
+    "reasoning.encrypted_content",
+    "web_search_call.action.sources",
+    "web_search_call.results",
+]
+
+
+class TextFormat(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The form of the answer's text."""
+
+    type: Literal["text", "json_object", "json_schema"]
+    name: str | None = None
+    schema: dict[str, Any] | None = None
+    description: str | None = None
+    strict: bool | None = None
+
+
+class TextConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """How the answer's text is."""
+
+    format: TextFormat | None = None
+    verbosity: Literal["medium"] | None = None
+    """No model here is told of another."""
+
+
+class Reasoning(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """How much the model thinks. What it has thought is told in full, whatever `summary` says."""
+
+    effort: Effort | None = None
+    summary: Literal["auto", "concise", "detailed"] | None = None
+    generate_summary: Literal["auto", "concise", "detailed"] | None = None
+    context: Literal["auto"] | None = None
+    mode: Literal["standard"] | None = None
+
+
+class ResponseStreamOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Of the stream; there is no padding to leave out."""
+
+    include_obfuscation: bool | None = None
+
+
+class FunctionTool(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A function that the client runs."""
+
+    type: Literal["function"]
+    name: str
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+    defer_loading: bool | None = None
+    """Without effect, as the next ones: all tools are loaded, and only models call them."""
+    output_schema: dict[str, Any] | None = None
+    allowed_callers: list[Literal["direct"]] | None = None
+    run_async: Literal[False] | None = msgspec.field(default=None, name="async")
+
+
+class ResponsesRequest(msgspec.Struct, kw_only=True, frozen=True):
+    """Body of /v1/responses. None means the default."""
+
+    model: str | None = None
+    input: str | list[dict[str, Any]] = ""
+    instructions: str | None = None
+    previous_response_id: str | None = None
+    max_output_tokens: Annotated[int, Meta(ge=1)] | None = None
+    tools: list[dict[str, Any]] | None = None
+    tool_choice: str | dict[str, Any] | None = None
+    parallel_tool_calls: bool | None = None
+    text: TextConfig | None = None
+    reasoning: Reasoning | None = None
+    include: list[Included] | None = None
+    top_logprobs: Annotated[int, Meta(ge=0, le=MAX_LOGPROBS)] | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    truncation: Literal["auto", "disabled"] | None = None
+    metadata: (
+        Annotated[
+            dict[
+                Annotated[str, Meta(max_length=64)],
+                Annotated[str, Meta(max_length=512)],
+            ],
+            Meta(max_length=MAX_METADATA),
+        ]
+        | None
+    ) = None
+    store: bool | None = True
+    background: bool | None = False
+    stream: bool | None = False
+    stream_options: ResponseStreamOptions | None = None
+    prompt_cache_key: str | None = None
+    user: str | None = None
+    top_k: int | None = None
+    """Ours, as those below: they are as in chats."""
+    seed: int | None = None
+    priority: Annotated[int, Meta(ge=0, le=9)] | None = None
+    slo: Slo | None = None
+    cache_salt: Annotated[str, Meta(max_length=MAX_CACHE_SALT)] | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+
+
+_OTHERS = {
+    "image": Refused(({},), "this server takes text alone"),
+    "context_management": Refused(([],), "use truncation"),
+    "conversation": Refused(instead="use previous_response_id"),
+    "max_tokens": Refused(instead="use max_output_tokens"),
+    "messages": Refused(instead="use input, or /v1/chat/completions"),
+    "moderation": Refused(),
+    "n": Refused((1,)),
+    "prompt": Refused(instead="write the prompt into input"),
+    "reasoning_effort": Refused(instead="use reasoning.effort"),
+    "response_format": Refused(instead="use text.format"),
+    "stop": Refused(([],), "use /v1/chat/completions"),
+    "structured_outputs": Refused(instead="use text.format"),
+}
+KNOWN = Known(
+    frozenset(
+        (
+            "access_programs",
+            "max_tool_calls",  # of tools that a server runs
+            "prompt_cache_options",
+            "prompt_cache_retention",
+            "safety_identifier",
+            "service_tier",
+        )
+    ),
+    MappingProxyType(_OTHERS),
+)
+"""What else bodies may have."""

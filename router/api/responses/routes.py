@@ -1,0 +1,198 @@
+"""POST /v1/responses; GET and DELETE of one of them, and its cancellation."""
+
+from __future__ import annotations
+
+import secrets
+from functools import partial
+from typing import Any
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+
+from router.api import params
+from router.api.account import account_of
+from router.api.body import Bodies
+from router.api.completions import CompletionRoutes, PreparedChat, request_id_of
+from router.api.logprobs import ChatLogprobs
+from router.api.protocol import ChatRequest, parse_body
+from router.api.responses.background import BackgroundRun
+from router.api.responses.chat import NAMES, Messages, chat_of, messages_of, shorter_chats
+from router.api.responses.protocol import KNOWN, ResponsesRequest
+from router.api.responses.store import ResponseStore, Stored
+from router.api.responses.writer import ResponsesWriter
+from router.api.tokenize import encoded_chat
+from router.api.values import refuse_many_values
+from router.errors import ApiError, bad_request
+from router.gateway import Gateway
+from router.serving import Generation, ServedModel
+
+
+class ResponsesRoutes:
+    """Responses, which this gateway process keeps for the key that asked for them.
+
+    Args:
+        gateway: with the models.
+        bodies: reads those of requests.
+        completions: answers chats.
+    """
+
+    def __init__(self, gateway: Gateway, bodies: Bodies, completions: CompletionRoutes) -> None:
+        self._gateway = gateway
+        self._bodies = bodies
+        self._completions = completions
+        max_bytes = gateway.config.responses_store_mib << 20
+        self._store = ResponseStore(gateway.gateway_id, max_bytes)
+        self._running: dict[tuple[str, str], BackgroundRun] = {}
+
+    async def create(self, request: Request) -> Response:
+        """POST /v1/responses. Raises ApiError."""
+        account = account_of(request)
+        account.request_id = request_id_of(request)
+        run = self._gateway.pool.run_if_large
+        async with self._bodies.read(request) as payload:
+            body = await run(
+                lambda: parse_body(payload, ResponsesRequest, KNOWN),
+                size=len(payload),
+                owner=account.name,
+            )
+            if body.background and (body.store is False or not self._store.is_open):
+                raise bad_request("background is only available with store", "background")
+            before = b"[]"
+            if body.previous_response_id is not None:
+                field = "previous_response_id"
+                before = self._store.get(account.name, body.previous_response_id, field).messages
+            num_bytes = len(payload) + len(before)
+            chat, messages = await run(
+                lambda: _conversation(body, before), size=num_bytes, owner=account.name
+            )
+            if body.truncation == "auto":
+                chat = await self._shortened(chat, account.name)
+            prepared = await self._completions.prepare(
+                request, lambda: chat, num_bytes=num_bytes, names=NAMES
+            )
+        return self._respond(request, body, prepared, messages)
+
+    async def retrieve(self, request: Request) -> Response:
+        """GET /v1/responses/ID: as it stands. Raises ApiError."""
+        query = request.query_params
+        if query.get("stream", "false").lower() == "true" or "starting_after" in query:
+            raise bad_request("a stored response is not streamed: ask without stream", "stream")
+        response_id = str(request.path_params["response_id"])
+        return _json(self._store.get(account_of(request).name, response_id).response)
+
+    async def delete(self, request: Request) -> Response:
+        """DELETE /v1/responses/ID: ends it, if it runs, and forgets it. Raises ApiError."""
+        owner, response_id = account_of(request).name, str(request.path_params["response_id"])
+        run = self._running.get((owner, response_id))
+        if run is not None:
+            await run.cancel()
+        self._store.delete(owner, response_id)
+        found = {"id": response_id, "object": "response", "deleted": True}
+        return _json(msgspec.json.encode(found))
+
+    async def cancel(self, request: Request) -> Response:
+        """POST /v1/responses/ID/cancel: of one in the background that runs. Raises ApiError."""
+        owner, response_id = account_of(request).name, str(request.path_params["response_id"])
+        run = self._running.get((owner, response_id))
+        if run is None:
+            self._store.get(owner, response_id)
+            raise bad_request(
+                "only a response with background: true that has not ended can be cancelled",
+                "response_id",
+            )
+        await run.cancel()
+        return _json(self._store.get(owner, response_id).response)
+
+    def _respond(
+        self, request: Request, body: ResponsesRequest, chat: PreparedChat, messages: bytes
+    ) -> Response:
+        model, owner = chat.asked.model, chat.account.name
+        response_id = self._store.new_id(secrets.token_hex(16))
+        sampling = chat.asked.feasibility.sampling
+        num_top = params.chat_logprobs(chat.body)
+        ended = partial(self._keep, owner, response_id, messages)
+        writers: list[ResponsesWriter] = []
+
+        def make_writer(generation: Generation) -> ResponsesWriter:
+            writer = ResponsesWriter(
+                generation,
+                reading=chat.reading,
+                tokenizer=model.tokenizer,
+                response_id=response_id,
+                model=body.model or model.route.name,
+                body=body,
+                dialect=model.dialect,
+                temperature=sampling.temperature,
+                top_p=sampling.top_p,
+                logprobs=None if num_top is None else ChatLogprobs(model.tokenizer, num_top),
+                ended=ended if body.store is not False and self._store.is_open else None,
+            )
+            writers.append(writer)
+            return writer
+
+        response = self._completions.respond(request, chat, make_writer)
+        if not body.background:
+            return response
+        [writer] = writers
+        queued = writer.response("queued")
+        self._keep(owner, response_id, messages, queued, None)
+        place = (owner, response_id)
+        self._running[place] = BackgroundRun(
+            response, request.scope, chat.account, writer.failed, lambda: self._running.pop(place)
+        )
+        return _json(msgspec.json.encode(queued), chat.account.request_id)
+
+    def _keep(
+        self,
+        owner: str,
+        response_id: str,
+        messages: bytes,
+        response: dict[str, Any],
+        message: dict[str, Any] | None,
+    ) -> None:
+        """Stores a response, and the conversation with the message that it adds."""
+        if message is not None:
+            comma = b"," if len(messages) > 2 else b""
+            messages = messages[:-1] + comma + msgspec.json.encode(message) + b"]"
+        stored = Stored(response=msgspec.json.encode(response), messages=messages)
+        self._store.put(owner, response_id, stored)
+
+    async def _shortened(self, chat: ChatRequest, owner: str) -> ChatRequest:
+        """The chat with as many of its last turns as the model takes. Raises ApiError."""
+        model = self._gateway.model(chat.model)
+        info = model.fleet.info
+        if info is None:
+            return chat
+        room = info.max_model_len - (chat.max_completion_tokens or 1)
+        chats = shorter_chats(chat)
+        low, high = 0, len(chats) - 1  # the last one is taken whatever its length
+        while low < high:
+            middle = (low + high) // 2
+            if await self._fits(chats[middle], model, owner, room):
+                high = middle
+            else:
+                low = middle + 1
+        return chats[low]
+
+    async def _fits(self, chat: ChatRequest, model: ServedModel, owner: str, room: int) -> bool:
+        try:
+            tokens = await model.encoder.tokens(encoded_chat(chat, model), owner=owner)
+        except ApiError as error:
+            if error.status == 429:
+                raise
+            return False  # so long that it was not encoded, or nothing that the template takes
+        return len(tokens) <= room
+
+
+def _conversation(body: ResponsesRequest, before: bytes) -> tuple[ChatRequest, bytes]:
+    """The chat that a body asks for, and its messages as JSON. Raises ApiError (400)."""
+    refuse_many_values(before)
+    earlier: Messages = msgspec.json.decode(before)
+    messages = [*earlier, *messages_of(body.input)]
+    return chat_of(body, messages), msgspec.json.encode(messages)
+
+
+def _json(body: bytes, request_id: str | None = None) -> Response:
+    headers = {} if request_id is None else {"x-request-id": request_id}
+    return Response(body, media_type="application/json", headers=headers)

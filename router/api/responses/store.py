@@ -1,0 +1,123 @@
+"""Responses that a gateway keeps: bounded in bytes and in number, each for its own key alone."""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from dataclasses import dataclass, field
+
+from router.errors import ApiError
+
+MAX_ENTRIES = 4096
+OVERHEAD = 1024
+"""Bytes that an entry counts for besides its own."""
+PREFIX = "resp_"
+
+
+@dataclass(kw_only=True, slots=True)
+class Stored:
+    """One response, and the conversation that it ends."""
+
+    response: bytes
+    """As JSON."""
+    messages: bytes
+    """Of the conversation up to its answer, as JSON; instructions are none of them."""
+
+    @property
+    def num_bytes(self) -> int:
+        """What it counts for."""
+        return len(self.response) + len(self.messages) + OVERHEAD
+
+
+@dataclass(kw_only=True, slots=True)
+class _Shelf:
+    """What one key has; the one used last is the last."""
+
+    entries: OrderedDict[str, Stored] = field(default_factory=OrderedDict)
+    num_bytes: int = 0
+
+
+class ResponseStore:
+    """The responses of one gateway process. Threads may use it.
+
+    Where it is full, the key that has most loses what it has not used for longest.
+
+    Args:
+        gateway_id: ids of responses name it.
+        max_bytes: 0 keeps nothing.
+        max_entries: of all keys together.
+    """
+
+    def __init__(self, gateway_id: str, max_bytes: int, max_entries: int = MAX_ENTRIES) -> None:
+        self._gateway = gateway_id.removeprefix("gw-")
+        self._max_bytes = max_bytes
+        self._max_entries = max_entries
+        self._shelves: dict[str, _Shelf] = {}
+        self._lock = threading.Lock()
+        self.num_bytes = 0
+        self.num_entries = 0
+
+    @property
+    def is_open(self) -> bool:
+        """Whether it keeps anything."""
+        return self._max_bytes > 0
+
+    def new_id(self, unique: str) -> str:
+        """The id of a response, which names this gateway; `unique` must not be guessed."""
+        return f"{PREFIX}{self._gateway}{unique}"
+
+    def put(self, owner: str, response_id: str, stored: Stored) -> None:
+        """Keeps a response of a key, in place of what it has under that id."""
+        with self._lock:
+            self._remove(owner, response_id)
+            shelf = self._shelves.setdefault(owner, _Shelf())
+            shelf.entries[response_id] = stored
+            self._count(shelf, stored.num_bytes, 1)
+            while self.num_bytes > self._max_bytes or self.num_entries > self._max_entries:
+                largest = max(self._shelves, key=lambda name: self._shelves[name].num_bytes)
+                self._remove(largest, next(iter(self._shelves[largest].entries)))
+
+    def get(self, owner: str, response_id: str, field: str | None = None) -> Stored:
+        """A response of this key. Raises ApiError: 404, `field` named it."""
+        with self._lock:
+            shelf = self._shelves.get(owner)
+            stored = shelf.entries.get(response_id) if shelf is not None else None
+            if shelf is None or stored is None:
+                raise self._unknown(response_id, field)
+            shelf.entries.move_to_end(response_id)
+            return stored
+
+    def delete(self, owner: str, response_id: str) -> None:
+        """Forgets a response of this key. Raises ApiError (404)."""
+        with self._lock:
+            if not self._remove(owner, response_id):
+                raise self._unknown(response_id, None)
+
+    def _remove(self, owner: str, response_id: str) -> bool:
+        shelf = self._shelves.get(owner)
+        stored = shelf.entries.pop(response_id, None) if shelf is not None else None
+        if shelf is None or stored is None:
+            return False
+        self._count(shelf, -stored.num_bytes, -1)
+        if not shelf.entries:
+            del self._shelves[owner]
+        return True
+
+    def _count(self, shelf: _Shelf, num_bytes: int, number: int) -> None:
+        shelf.num_bytes += num_bytes
+        self.num_bytes += num_bytes
+        self.num_entries += number
+
+    def _unknown(self, response_id: str, field: str | None) -> ApiError:
+        why = "it was never stored, was deleted, belongs to another key, or made room for others"
+        if not self.is_open:
+            why = "this server keeps none (--responses-store-mib is 0)"
+        elif response_id.startswith(PREFIX) and not response_id.startswith(PREFIX + self._gateway):
+            why = "another gateway process made it, and each keeps its own; that may have ended"
+        return ApiError(
+            404,
+            f"There is no response {response_id[:80]!r} here: {why}. Send the whole conversation "
+            "as input instead.",
+            param=field,
+            code="response_not_found",
+        )
