@@ -3,9 +3,22 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Final
+
+import msgspec
 
 from worker.config import EngineConfig
-from worker.plan.plan import Admit, BlockAdmit, BlockRow, Plan, PlannedRow, Row
+from worker.plan.plan import Admit, BlockAdmit, BlockRow, LogitsParams, Plan, PlannedRow, Row
+
+_PROCESSORS: Final = LogitsParams(
+    num_prompt=1,
+    frequency_penalty=1.0,
+    bias_token_ids=[0],
+    biases=[1.0],
+    allowed_token_ids=[0],
+    num_logprobs=1,
+)
+"""One of each kind: a table of penalties, of masks and of edits, and a copy of raw logits."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -36,10 +49,14 @@ def profile_plans(config: EngineConfig, *, max_model_len: int, block_size: int) 
         slots = range(min(len(slots), config.max_num_batched_tokens // block_size))
     # Random draws with top-p take the most memory.
     admits = [Admit(slot, bytes(4 * known), 1.0, 0, 0.5, 0.0, slot, block=block) for slot in slots]
+    processed = admits
+    if not block:
+        # Tables of processors are made for the first request that needs them, and stay.
+        processed = [msgspec.structs.replace(one, logits_params=_PROCESSORS) for one in admits]
     prefill: list[Row] = [PlannedRow(slot, 0, chunk, True) for slot in slots[:num_chunks]]
     draw: list[Row] = [PlannedRow(slot, 0, 1, True) for slot in slots]
     if block:
         prefill = [BlockRow(slot, 0, chunk) for slot in slots[:num_chunks]]
         draw = [BlockRow(slot, known, block_size) for slot in slots]
-    plans = (Plan(0, admits, [], prefill), Plan(0, admits if block else [], [], draw))
+    plans = (Plan(0, admits, [], prefill), Plan(0, processed, [], draw))
     return ProfilePlans(plans=plans, num_tokens=chunk + 1)

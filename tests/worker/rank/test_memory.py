@@ -12,6 +12,8 @@ from worker.models.kv_cache import KVCacheSpec, StateSpec, group_layers
 from worker.models.tensor_parallel import TensorParallelGroup
 from worker.rank.kv_cache import page_bytes, page_groups
 from worker.rank.memory import cache_share, plan_pages
+from worker.rank.profiling import profile_plans
+from worker.rank.sampling.logits_processors import penalizes
 from worker.wire.page_groups import ONE_GROUP
 
 GB = 1 << 30
@@ -64,3 +66,20 @@ def test_half_of_what_pages_take_is_snapshots() -> None:
     none = EngineConfig(model="any", page_size=16, enable_prefix_caching=False)
     assert page_groups(none, layout).snapshot_pages == 0
     assert page_bytes(none, layout, page_groups(none, layout)) == layout.page_bytes(16)
+
+
+def test_the_largest_draw_has_all_that_takes_memory_later() -> None:
+    """Tables of processors are made for the first request that needs them; so are they planned."""
+    config = EngineConfig(model="none", max_num_seqs=3)
+    prefill, draw = profile_plans(config, max_model_len=64, block_size=1).plans
+    assert [admit.slot for admit in draw.admits] == [0, 1, 2]
+    for admit in draw.admits:
+        params = admit.logits_params
+        assert params is not None
+        assert penalizes(params)
+        assert params.allowed_token_ids
+        assert params.biases
+        assert params.num_logprobs >= 0
+    assert all(admit.logits_params is None for admit in prefill.admits)
+    blocks = profile_plans(config, max_model_len=64, block_size=4).plans
+    assert all(admit.logits_params is None for plan in blocks for admit in plan.admits)
