@@ -28,7 +28,7 @@ from kernels.rotary_embedding import rotary_embedding
 from kernels.sample_tokens import SamplingParameters, sample_tokens
 from kernels.silu_and_mul import silu_and_mul
 from kernels.step_inputs import StepRows, StepTensors, gather_step_inputs, write_table_rows_
-from kernels.store_kv_cache import store_kv_cache
+from kernels.store_kv_cache import store_kv_cache, store_latents
 from kernels.token_bitmask import apply_token_bitmask
 from kernels.token_edits import EditRows, TokenEdits, apply_token_edits_
 from kernels.token_scores import TokenScores, token_scores
@@ -75,6 +75,7 @@ __all__ = [
     "sample_tokens",
     "silu_and_mul",
     "store_kv_cache",
+    "store_latents",
     "token_scores",
     "write_table_rows_",
 ]

@@ -39,6 +39,16 @@ class AttentionSettings:
     """A product s of query and key, scaled, counts as cap * tanh(s / cap); as s itself where 0."""
     has_sinks: bool = False
     """Whether layers have attention sinks."""
+    has_latents: bool = False
+    """Whether values are the leading dimensions of keys, which all heads share."""
+
+    def check_latents(self) -> None:
+        """Raises ValueError where attention is to be batch-invariant in the space of latents."""
+        if self.has_latents and self.batch_invariant:
+            raise ValueError(
+                "--batch-invariant: attention to latents, as this model has them, is not "
+                "batch-invariant; leave it out"
+            )
 
     def check_library(self, name: str) -> None:
         """Raises ValueError where causal attention kernels of a library for CUDA do not serve.
@@ -60,6 +70,8 @@ class AttentionSettings:
             raise ValueError(f"{option} caps no scores, as this model does: use auto")
         if self.has_sinks:
             raise ValueError(f"{option} knows no attention sinks, which this model has: use auto")
+        if self.has_latents:
+            raise ValueError(f"{option} attends to no latents, as this model does: use auto")
         if self.device.type != "cuda":
             raise ValueError(f"{option} needs a CUDA device; use auto or torch")
         if self.dtype not in _HALF_TYPES:
@@ -140,13 +152,14 @@ class AttentionStep(Protocol):
             q: [T, Hq, D], rows one after another; heads side by side, rows may be strided.
             k_cache: [num_pages, page_size, Hkv, D], the new tokens' keys included. The caches must
                 hold finite numbers everywhere, unused slots too: allocate them with zeros.
-            v_cache: values, of the same shape.
+            v_cache: values, of the same shape; or, of one kv head, the leading dimensions of the
+                keys themselves: a view k_cache[..., :Dv].
             scale: factor of the products of queries and keys.
             sinks: [Hq] fp32; a score of each head that takes its share of the weights as a key's
                 would, and gives nothing for it.
 
         Returns:
-            [T, Hq, D].
+            [T, Hq, Dv], where Dv is D but for such a view.
         """
         ...
 

@@ -26,7 +26,8 @@ from kernels.attention.torch_plan import (
 
 
 def create(settings: AttentionSettings) -> TorchAttention:
-    """The backend. Raises ValueError where it is to be batch-invariant on CUDA, or with a cap."""
+    """The backend. Raises ValueError where it is to be batch-invariant on CUDA, with a cap or with
+    latents."""
     if settings.batch_invariant and settings.device.type != "cpu":
         raise ValueError("--attention-backend torch is not batch-invariant; use auto or triton")
     if settings.batch_invariant and settings.cap:
@@ -34,6 +35,7 @@ def create(settings: AttentionSettings) -> TorchAttention:
             "--batch-invariant: on CPU attention whose scores are capped, as this model's are, is "
             "not batch-invariant; leave it out"
         )
+    settings.check_latents()
     return TorchAttention(batch_invariant=settings.batch_invariant, cap=settings.cap)
 
 
@@ -93,7 +95,7 @@ class DecodeStep:
         scores = _Scores(scale, self.cap, sinks)
         if len(self.groups) == 1 and self.groups[0].rows is None:
             return _decode_group(q, k_cache, v_cache, self.groups[0], scores)
-        out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
+        out = torch.empty((*q.shape[:2], v_cache.shape[3]), dtype=q.dtype, device=q.device)
         for group in self.groups:
             assert group.rows is not None, "several groups name their rows"
             own = q.index_select(0, group.rows)
@@ -111,8 +113,14 @@ def _decode_group(
 ) -> torch.Tensor:
     rows = q.shape[0]
     k = _gather_pages(k_cache, group.pages, rows)[:, :, : group.length]
-    v = _gather_pages(v_cache, group.pages, rows)[:, :, : group.length]
     mask = group.mask if group.mask is None else group.mask.to(q.dtype)
+    if v_cache.shape[3] != k_cache.shape[3]:
+        # What all heads share is read once where they are rows of one product.
+        found = scaled_dot_product_attention(
+            q.unsqueeze(1), k, k, attn_mask=mask, scale=scores.scale
+        )
+        return found.squeeze(1)[..., : v_cache.shape[3]]
+    v = _gather_pages(v_cache, group.pages, rows)[:, :, : group.length]
     if scores.are_special:
         return _attend_by_hand(q.unsqueeze(2), k, v, mask, scores).squeeze(2)
     out = scaled_dot_product_attention(
@@ -158,9 +166,11 @@ def _extend_piece(
     scores: _Scores,
 ) -> torch.Tensor:
     own = q[piece.query_start : piece.query_stop].transpose(0, 1).unsqueeze(0)
-    k, v = (
-        _gather_pages(cache, piece.pages, 1)[:, :, : piece.length] for cache in (k_cache, v_cache)
-    )
+    k = _gather_pages(k_cache, piece.pages, 1)[:, :, : piece.length]
+    if v_cache.shape[3] == k_cache.shape[3]:
+        v = _gather_pages(v_cache, piece.pages, 1)[:, :, : piece.length]
+    else:
+        k = v = k.expand(-1, q.shape[1], -1, -1)
     mask = piece.mask
     if scores.are_special:
         if piece.is_causal:
@@ -174,9 +184,9 @@ def _extend_piece(
         attn_mask=mask if mask is None else mask.to(q.dtype),
         is_causal=piece.is_causal,
         scale=scores.scale,
-        enable_gqa=q.shape[1] != k_cache.shape[2],
+        enable_gqa=q.shape[1] != k.shape[1],
     )
-    return out.squeeze(0).transpose(0, 1)
+    return out.squeeze(0).transpose(0, 1)[..., : v_cache.shape[3]]
 
 
 def _attend_by_hand(

@@ -15,13 +15,16 @@ from kernels.attention.triton_decode import (
     attend_in_splits,
 )
 from kernels.attention.triton_extend import extend_attention
+from kernels.attention.triton_latent import attend_to_latents
 from kernels.registry import registry
 
 
 def create(settings: AttentionSettings) -> TritonAttention:
-    """The backend. Raises ValueError where ops run no Triton kernels."""
+    """The backend. Raises ValueError where ops run no Triton kernels, or where it is to attend to
+    latents and be batch-invariant."""
     if not registry.uses_triton(settings.device):
         raise ValueError("--attention-backend triton needs a CUDA device; use auto or torch")
+    settings.check_latents()
     return TritonAttention(batch_invariant=settings.batch_invariant, cap=settings.cap)
 
 
@@ -81,6 +84,8 @@ class _Step:
         scale: float,
         sinks: torch.Tensor | None = None,
     ) -> torch.Tensor:
+        if v_cache.shape[3] != k_cache.shape[3]:
+            return attend_to_latents(q, k_cache, v_cache.shape[3], self.metadata, scale)
         if self.rows is None:
             return extend_attention(q, k_cache, v_cache, self.metadata, scale, self.cap, sinks)
         attend = attend_in_fixed_splits if self.batch_invariant else attend_in_splits

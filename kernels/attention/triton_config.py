@@ -49,6 +49,17 @@ _EXTEND = {
     (256, True): AttentionBlocks(16, 16, 4, 1),
 }
 
+MAX_VALUE_DIM = 512
+"""Dimensions of a latent vector, at most: a program holds it whole."""
+
+# (whether of decodes, whether elements have 4 bytes) -> blocks, of (query, head) pairs
+_LATENT = {
+    (True, False): AttentionBlocks(MIN_DOT_ROWS, 32, 4, 2),
+    (False, False): AttentionBlocks(32, 16, 4, 1),
+    (True, True): AttentionBlocks(MIN_DOT_ROWS, 16, 4, 1),
+    (False, True): AttentionBlocks(MIN_DOT_ROWS, 16, 4, 1),
+}
+
 
 def decode_blocks(head_dim: int, dtype: torch.dtype) -> AttentionBlocks:
     """Blocks of the decode kernel."""
@@ -58,6 +69,12 @@ def decode_blocks(head_dim: int, dtype: torch.dtype) -> AttentionBlocks:
 def extend_blocks(head_dim: int, dtype: torch.dtype) -> AttentionBlocks:
     """Blocks of the extend kernel."""
     return _lookup(_EXTEND, head_dim, dtype)
+
+
+def latent_blocks(value_dim: int, dtype: torch.dtype, *, is_decode: bool) -> AttentionBlocks:
+    """Blocks of the kernel that attends to latents of so many dimensions."""
+    assert value_dim <= MAX_VALUE_DIM, f"no Triton attention to latents of {value_dim} dimensions"
+    return _LATENT[is_decode, dtype.itemsize == 4]
 
 
 def dot_precision(dtype: torch.dtype) -> str:

@@ -60,7 +60,7 @@ def attend_in_splits(
     splits as fill the device."""
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
     if q.shape[0]:
-        num_splits = _num_splits(q.shape[0] * k_cache.shape[2], most_visible)
+        num_splits = count_splits(q.shape[0] * k_cache.shape[2], most_visible)
         _launch(q, k_cache, v_cache, out, rows, num_splits, 0, scale, cap, sinks)
     return out
 
@@ -92,7 +92,8 @@ def attend_in_fixed_splits(
     return out
 
 
-def _num_splits(programs_per_split: int, most_visible: int) -> int:
+def count_splits(programs_per_split: int, most_visible: int) -> int:
+    """How many splits of the keys fill the device, where each is worth its while."""
     wanted = -(-_TARGET_PROGRAMS // programs_per_split)
     useful = -(-most_visible // MIN_SPLIT_TOKENS)
     return max(1, min(wanted, useful, MAX_SPLITS))
@@ -131,9 +132,40 @@ def _launch(
         PAGE_SIZE=page_size, BLOCK_H=blocks.queries, PRECISION=dot_precision(q.dtype), CAP=cap,
         num_warps=blocks.warps, num_stages=blocks.stages, **common,
     )  # fmt: skip
+    merge_splits(
+        partial, lse, out, rows.visible_lens, keys=blocks.keys, split_tokens=split_tokens,
+        window=rows.window, sinks=sinks,
+    )  # fmt: skip
+
+
+def merge_splits(
+    partial: torch.Tensor,
+    lse: torch.Tensor,
+    out: torch.Tensor,
+    visible_lens: torch.Tensor,
+    *,
+    keys: int,
+    split_tokens: int = 0,
+    window: int = 0,
+    sinks: torch.Tensor | None = None,
+) -> None:
+    """The second stage: folds each query's splits into `out` [n, Hq, D].
+
+    Args:
+        partial: [n, Hq, splits, D] fp32.
+        lse: [n, Hq, splits] fp32.
+        out: what is written.
+        visible_lens: [n], as in `VisibleRows`.
+        keys: of a block in the first stage.
+        split_tokens: as in `_launch`.
+        window: as in `VisibleRows`.
+        sinks: [Hq] fp32.
+    """
+    num_queries, num_q_heads, num_splits, head_dim = partial.shape
     _merge_kernel[(num_queries, num_q_heads)](
-        partial, lse, out, lse if sinks is None else sinks, rows.visible_lens, num_splits,
-        HAS_SINKS=sinks is not None, num_warps=2, **common,
+        partial, lse, out, lse if sinks is None else sinks, visible_lens, num_splits,
+        HAS_SINKS=sinks is not None, SPLIT_TOKENS=split_tokens, BLOCK_N=keys, HEAD_DIM=head_dim,
+        BLOCK_D=triton.next_power_of_2(max(16, head_dim)), WINDOW=window, num_warps=2,
     )  # fmt: skip
 
 
@@ -146,9 +178,10 @@ def _first_visible(visible, WINDOW: tl.constexpr):
 
 
 @triton.jit
-def _split_length(
+def split_length(
     visible, num_splits, SPLIT_TOKENS: tl.constexpr, BLOCK_N: tl.constexpr
 ):  # fmt: skip
+    """Keys of a split: so many tokens, or where that is 0 an even share in whole blocks."""
     if SPLIT_TOKENS > 0:
         length = visible * 0 + SPLIT_TOKENS
     else:
@@ -210,7 +243,7 @@ def _split_kernel(
         table_row = tl.load(page_row_ptr + query).to(tl.int64)
     # Splits are counted from the first position that the query sees: of its own alone.
     first = _first_visible(visible, WINDOW)
-    length = _split_length(visible - first, num_splits, SPLIT_TOKENS, BLOCK_N)
+    length = split_length(visible - first, num_splits, SPLIT_TOKENS, BLOCK_N)
     start = first + split * length
     stop = tl.minimum(start + length, visible)
 
@@ -271,7 +304,7 @@ def _merge_kernel(
     inside = column < HEAD_DIM
     visible = tl.load(visible_ptr + query)
     visible -= _first_visible(visible, WINDOW)
-    length = _split_length(visible, num_splits, SPLIT_TOKENS, BLOCK_N)
+    length = split_length(visible, num_splits, SPLIT_TOKENS, BLOCK_N)
     filled = tl.cdiv(visible, tl.maximum(length, 1))
 
     highest = float("-inf")

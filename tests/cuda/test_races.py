@@ -25,6 +25,7 @@ from tests.support.cuda.ranks import NcclGroup, ThreadedExecutor
 from tests.support.cuda.runtime import pretended_cuda
 from tests.support.engines.block_engine import BlockEngine
 from tests.support.engines.engine_driver import Engine
+from worker.models.context import KVCache
 from worker.rank.graphs import StepGraphs
 from worker.rank.rank import Rank
 from worker.rank.runner import ModelRunner
@@ -357,9 +358,13 @@ def test_what_no_graph_may_hold_is_found(
 
 
 def _replace_caches(runner: ModelRunner) -> None:
-    runner._kv_caches = tuple(
-        type(cache)(k=cache.k.clone(), v=cache.v.clone()) for cache in runner._kv_caches
-    )
+    copies = {
+        layer: [plane.clone() for plane in cache.planes]
+        for layer, cache in runner._kv_caches.items()
+    }
+    runner._kv_caches = {
+        layer: KVCache(planes=tuple(planes), v=planes[1]) for layer, planes in copies.items()
+    }
 
 
 def _replace_pages(runner: ModelRunner) -> None:

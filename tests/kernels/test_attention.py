@@ -53,6 +53,31 @@ def test_extend_matches_naive(
     torch.testing.assert_close(out.double(), expected, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.parametrize(("heads", "head_dim", "value_dim"), [(8, 40, 32), (3, 20, 12)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize(
+    ("lens", "query_lens"),
+    [([64], [64]), ([5, 200, 33, 40], [5, 64, 1, 20]), ([900, 1, 2, 300], [140, 1, 1, 17])],
+)
+def test_latents_match_naive(
+    lens: list[int],
+    query_lens: list[int],
+    heads: int,
+    head_dim: int,
+    value_dim: int,
+    dtype: torch.dtype,
+) -> None:
+    case = make_paged(lens, num_kv_heads=1, head_dim=head_dim, value_dim=value_dim, dtype=dtype)
+    q = torch.randn(sum(query_lens), heads, head_dim).to(dtype)
+    tolerance = 1e-5 if dtype == torch.float32 else 2e-2
+    for found, expected in (
+        (case.extend(q, query_lens), naive_extend(case, q, query_lens)),
+        (case.decode(q[: len(lens)]), naive_decode(case, q[: len(lens)])),
+    ):
+        assert found.dtype == dtype
+        torch.testing.assert_close(found.double(), expected, rtol=tolerance, atol=tolerance)
+
+
 @pytest.mark.parametrize("batch_invariant", [False, True], ids=["fast", "invariant"])
 @pytest.mark.parametrize(
     ("block_size", "lens", "query_lens"),

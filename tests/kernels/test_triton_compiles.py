@@ -9,7 +9,7 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from kernels import registry, rotary_embedding, store_kv_cache
+from kernels import registry, rotary_embedding, store_kv_cache, store_latents
 from tests.support.kernels.paged_cases import make_paged
 
 pytest.importorskip("triton", reason="Triton is not installed")
@@ -52,6 +52,26 @@ def test_capped_attention_within_a_window_compiles() -> None:
         attention(256, torch.bfloat16, window=100, cap=50.0)
     assert len({binary.kernel for binary in compiled}) == 3
     assert all(binary.shared_bytes <= SHARED_LIMITS[90] for binary in compiled), compiled
+
+
+@pytest.mark.parametrize(
+    "capability", [90, *(pytest.param(older, marks=pytest.mark.long) for older in (80, 89))]
+)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
+def test_attention_to_latents_compiles(capability: int, dtype: torch.dtype) -> None:
+    """Of DeepSeek's size: one binary for stores, and two for decodes, one for extends of any
+    number."""
+    with compiling_for(capability) as compiled, registry.using("triton"):
+        for number in (1, 3):
+            lens = [number * 160 + row for row in range(number)]
+            case = make_paged(lens, num_kv_heads=1, head_dim=576, value_dim=512, dtype=dtype)
+            q = torch.randn(2 * number, 16, 576).to(dtype)
+            case.decode(q[:number])
+            case.extend(q, [2] * number)
+            new = torch.randn(number, 576).to(dtype)
+            store_latents(new[:, :512], new[:, 512:], case.k_cache, torch.arange(number))
+    assert len({(binary.kernel, binary.key) for binary in compiled}) == 4
+    assert all(binary.shared_bytes <= SHARED_LIMITS[capability] for binary in compiled), compiled
 
 
 def variants(launch: Callable[[int], None]) -> set[tuple[str, str]]:

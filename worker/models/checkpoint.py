@@ -6,7 +6,7 @@ import hashlib
 import itertools
 import json
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -135,6 +135,17 @@ def read_json(path: Path) -> dict[str, Any]:
     if not isinstance(content, dict):
         raise ValueError(f"{path} must hold a JSON object")
     return content
+
+
+def positive_integer(raw: Mapping[str, Any], key: str, within: str = "") -> int:
+    """The value of a key, which `within` may tell the object of. Raises ValueError, with the key,
+    where it is something else."""
+    value = raw.get(key)
+    if not isinstance(value, int) or value < 1:
+        raise ValueError(
+            f"{within}{key} in config.json must be a positive integer, got {value!r}: repair it"
+        )
+    return value
 
 
 def _tensors(path: Path) -> list[tuple[str, int, int]]:

@@ -11,12 +11,14 @@ from typing import Any
 
 from worker.models.checkpoint import (
     block_hash_salt,
+    positive_integer,
     read_json,
     refuse_files,
     resolve_checkpoint,
 )
 from worker.models.families import find_family
 from worker.models.family import ModelFamily, RawConfig
+from worker.models.mla_config import MlaConfig, parse_mla
 from worker.models.moe_config import MoeConfig
 from worker.models.quantization import Fp8Config, Mxfp4Config, parse_quantization
 from worker.models.rope_config import RopeConfig, parse_rope, parse_window_rope
@@ -38,6 +40,7 @@ _KINDS: Mapping[str, tuple[tuple[type, ...], str]] = {
         first_k_dense_replace n_group topk_group num_shared_experts full_attention_interval
         linear_conv_kernel_dim linear_key_head_dim linear_value_head_dim linear_num_key_heads
         linear_num_value_heads
+        kv_lora_rank q_lora_rank qk_nope_head_dim qk_rope_head_dim qk_head_dim v_head_dim
         """,
     ),
     "a number": (
@@ -53,9 +56,15 @@ _KINDS: Mapping[str, tuple[tuple[type, ...], str]] = {
         """
         tie_word_embeddings attention_bias mlp_bias use_sliding_window norm_topk_prob
         moe_router_enable_expert_bias attention_out_bias use_qk_norm bias qkv_bias
+        rope_interleave
         """,
     ),
-    "a list": ((list,), "architectures layer_types mlp_only_layers no_rope_layers attn_type_list"),
+    "a list": (
+        (list,),
+        """
+        architectures layer_types mlp_only_layers no_rope_layers attn_type_list mlp_layer_types
+        """,
+    ),
     "an object": (
         (dict,),
         "rope_scaling rope_parameters quantization_config dual_chunk_attention_config",
@@ -117,6 +126,8 @@ class ModelConfig:
     """Stands for what is undecided; None for an autoregressive model."""
     moe: MoeConfig | None = None
     """None for a dense model."""
+    mla: MlaConfig | None = None
+    """None where heads have keys and values of their own."""
     quantization: Fp8Config | Mxfp4Config | None = None
     """The format of linear weights; None where they are not quantized."""
     own: Mapping[str, Any] | None = None
@@ -136,16 +147,15 @@ class ModelConfig:
         family.refuse_unknown(raw)
         refuse_files(folder)
         merged = _with_defaults(raw, family)
-        num_heads = _integer(merged, "num_attention_heads")
-        hidden_size = _integer(merged, "hidden_size")
+        num_heads = positive_integer(merged, "num_attention_heads")
+        hidden_size = positive_integer(merged, "hidden_size")
         num_layers = _num_layers(merged)
-        head_dim = int(merged.get("head_dim") or hidden_size // num_heads)
-        max_position_embeddings = _integer(merged, "max_position_embeddings")
+        head_dim = _head_dim(merged, family, hidden_size // num_heads)
+        max_position_embeddings = positive_integer(merged, "max_position_embeddings")
         rope, window_rope = _ropes(merged, family, max_position_embeddings, head_dim)
+        mla = parse_mla(merged, rope) if family.has_latents else None
         windows = family.windows(merged)
-        block_size, mask_token_id = 1, None
-        if "block_size" in family.defaults:
-            block_size, mask_token_id = _block_diffusion(merged)
+        block_size, mask_token_id = _block_diffusion(merged, family)
         eps = "layer_norm_eps" if "layer_norm_eps" in merged else "rms_norm_eps"
         # Families whose layers rotate differently count the scaling in.
         length = max_position_embeddings
@@ -154,14 +164,15 @@ class ModelConfig:
         return cls(
             architecture=architecture,
             folder=folder,
-            vocab_size=_integer(merged, "vocab_size"),
+            vocab_size=positive_integer(merged, "vocab_size"),
             hidden_size=hidden_size,
-            intermediate_size=_integer(merged, "intermediate_size"),
+            intermediate_size=positive_integer(merged, "intermediate_size"),
             num_layers=num_layers,
             num_heads=num_heads,
             num_kv_heads=int(merged.get("num_key_value_heads") or num_heads),
-            head_dim=head_dim,
+            head_dim=head_dim if mla is None else mla.query_dim,
             rotary_dim=_rotary_dim(merged, head_dim),
+            mla=mla,
             moe=None if family.parse_moe is None else family.parse_moe(merged),
             rms_norm_eps=float(merged.get(eps, 1e-6)),
             rope=rope,
@@ -259,7 +270,7 @@ def _with_defaults(raw: RawConfig, family: ModelFamily) -> RawConfig:
     merged = {**defaults, **{key: value for key, value in raw.items() if value is not None}}
     # null switches a window or a cap off and lets head counts and sizes follow from others.
     for key in (
-        *("sliding_window", "head_dim", "num_key_value_heads"),
+        *("sliding_window", "head_dim", "num_key_value_heads", "q_lora_rank"),
         *("attn_logit_softcapping", "final_logit_softcapping"),
     ):
         if key in raw and raw[key] is None:
@@ -274,17 +285,15 @@ def _with_defaults(raw: RawConfig, family: ModelFamily) -> RawConfig:
     return merged
 
 
-def _integer(raw: RawConfig, key: str, within: str = "") -> int:
-    value = raw.get(key)
-    if not isinstance(value, int) or value < 1:
-        raise ValueError(
-            f"{within}{key} in config.json must be a positive integer, got {value!r}: repair it"
-        )
-    return value
+def _head_dim(raw: RawConfig, family: ModelFamily, default: int) -> int:
+    """Dimensions of a head; where keys are computed from latents, those that may rotate."""
+    if family.has_latents:
+        return positive_integer(raw, "qk_rope_head_dim")
+    return int(raw.get("head_dim") or default)
 
 
 def _num_layers(raw: RawConfig) -> int:
-    count = _integer(raw, "num_hidden_layers")
+    count = positive_integer(raw, "num_hidden_layers")
     if count > _MOST_LAYERS:
         raise ValueError(
             f"num_hidden_layers in config.json must be at most {_MOST_LAYERS}, got "
@@ -325,15 +334,17 @@ def _rotary_dim(raw: RawConfig, head_dim: int) -> int:
     return rotary_dim
 
 
-def _block_diffusion(raw: RawConfig) -> tuple[int, int]:
-    """Block size and mask token."""
-    size, mask_token_id = _integer(raw, "block_size"), int(raw["mask_token_id"])
+def _block_diffusion(raw: RawConfig, family: ModelFamily) -> tuple[int, int | None]:
+    """Block size and mask token, 1 and None for an autoregressive family."""
+    if "block_size" not in family.defaults:
+        return 1, None
+    size, mask_token_id = positive_integer(raw, "block_size"), int(raw["mask_token_id"])
     if size < 2 or size & (size - 1):
         raise ValueError(
             f"block_size in config.json must be a power of two from 2 on, got {size}: "
             "use another checkpoint"
         )
-    if not 0 <= mask_token_id < _integer(raw, "vocab_size"):
+    if not 0 <= mask_token_id < positive_integer(raw, "vocab_size"):
         raise ValueError(f"mask_token_id {mask_token_id} in config.json is not in the vocabulary")
     return size, mask_token_id
 
@@ -361,7 +372,9 @@ def _length_limit(
     spans = {f"sliding_window {window}": window for window in windows if window is not None}
     if chunks:
         within = "dual_chunk_attention_config."
-        span = _integer(chunks, "chunk_size", within) - _integer(chunks, "local_size", within)
+        span = positive_integer(chunks, "chunk_size", within) - positive_integer(
+            chunks, "local_size", within
+        )
         spans[f"dual_chunk_attention_config of {span} tokens"] = span
     for name, span in spans.items():
         if span < limit:

@@ -13,10 +13,18 @@ from kernels.attention import AttentionStep
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class KVCache:
-    """One layer's keys and values, each [num_pages, page_size, local kv heads, head_dim]."""
+    """What one layer keeps of tokens: keys and values, or a single tensor from which those of all
+    heads are computed."""
 
-    k: torch.Tensor
+    planes: tuple[torch.Tensor, ...]
+    """[num_pages, page_size, local kv heads, head_dim] each."""
     v: torch.Tensor
+    """The values: the second plane, or a view of leading dimensions of the only one."""
+
+    @property
+    def k(self) -> torch.Tensor:
+        """The keys."""
+        return self.planes[0]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

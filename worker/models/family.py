@@ -103,6 +103,8 @@ class ModelFamily:
     """Whether rope parameters may say how queries grow with positions."""
     has_sinks: bool = False
     """Whether heads have attention sinks."""
+    has_latents: bool = False
+    """Whether the keys and values of all heads are computed from one vector per token."""
     mxfp4_experts: bool = False
     """Whether experts may be MXFP4."""
     skips_next_layers: bool = False

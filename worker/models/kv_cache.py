@@ -26,8 +26,13 @@ class KVCacheSpec:
     window: int = 0
     """Positions that a query sees, its own included; 0 for all before it. What lies before the
     window of all queries to come is not kept."""
-    num_planes: int = 2
-    """Tensors: keys and values are two, what both are computed from would be one."""
+    value_dim: int = 0
+    """Leading dimensions of the keys that are the values; 0 where values are kept besides."""
+
+    @property
+    def num_planes(self) -> int:
+        """Tensors: keys and values are two, what both are computed from is one."""
+        return 1 if self.value_dim else 2
 
     def page_bytes(self, page_size: int) -> int:
         """Bytes of so many tokens."""

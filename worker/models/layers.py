@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import TypedDict
 
 import torch
 
@@ -16,7 +15,7 @@ from kernels import (
     store_kv_cache,
 )
 from worker.models.config import ModelConfig
-from worker.models.context import ForwardContext
+from worker.models.context import ForwardContext, KVCache
 from worker.models.kv_cache import KVCacheSpec, StateSpec
 from worker.models.linear import (
     ColumnParallelLinear,
@@ -182,11 +181,6 @@ class LayerNorm:
         return self.forward(total), total
 
 
-class _AttentionOptions(TypedDict):
-    scale: float
-    sinks: torch.Tensor | None
-
-
 class Attention:
     """Paged attention with grouped query heads and rotary positions.
 
@@ -311,7 +305,9 @@ class Attention:
         store_kv_cache(k, v, cache.k, cache.v, ctx.attention[self._layer_index].slot_mapping)
         if read is not None and not len(read):
             return hidden[:0]
-        attended = self._attend(q, cache.k, cache.v, ctx).reshape(hidden.shape[0], -1)
+        attended = attend(
+            q, cache, ctx, self._layer_index, scale=self._scale, sinks=self._sinks
+        ).reshape(hidden.shape[0], -1)
         if gate is not None:
             attended = gated(attended, gate.flatten(1))
         return self.output.forward(attended if read is None else attended.index_select(0, read))
@@ -327,24 +323,32 @@ class Attention:
         rows[:rotating] = rows[:rotating, head]
         return rows.flatten()
 
-    def _attend(
-        self, q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, ctx: ForwardContext
-    ) -> torch.Tensor:
-        inputs = ctx.attention[self._layer_index]
-        decode, extend = inputs.decode, inputs.extend
-        how: _AttentionOptions = {"scale": self._scale, "sinks": self._sinks}
-        if extend is None:
-            assert decode is not None, "a step has rows"
-            return decode.forward(q, k_cache, v_cache, **how)
-        if decode is None:
-            return extend.forward(q, k_cache, v_cache, **how)
-        border = ctx.num_decode_tokens
-        return torch.cat(
-            (
-                decode.forward(q[:border], k_cache, v_cache, **how),
-                extend.forward(q[border:], k_cache, v_cache, **how),
-            )
+
+def attend(
+    q: torch.Tensor,
+    cache: KVCache,
+    ctx: ForwardContext,
+    layer_index: int,
+    *,
+    scale: float,
+    sinks: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """Attention of a step's rows over one layer's cache: [T, heads, head_dim] to [T, heads,
+    dimensions of its values]."""
+    inputs = ctx.attention[layer_index]
+    decode, extend = inputs.decode, inputs.extend
+    if extend is None:
+        assert decode is not None, "a step has rows"
+        return decode.forward(q, cache.k, cache.v, scale=scale, sinks=sinks)
+    if decode is None:
+        return extend.forward(q, cache.k, cache.v, scale=scale, sinks=sinks)
+    border = ctx.num_decode_tokens
+    return torch.cat(
+        (
+            decode.forward(q[:border], cache.k, cache.v, scale=scale, sinks=sinks),
+            extend.forward(q[border:], cache.k, cache.v, scale=scale, sinks=sinks),
         )
+    )
 
 
 def gated(x: torch.Tensor, gate: torch.Tensor) -> torch.Tensor:

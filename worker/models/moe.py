@@ -207,7 +207,7 @@ def choose_experts(scores: torch.Tensor, bias: torch.Tensor | None, moe: MoeConf
     ranking = shares if bias is None else shares + bias
     if moe.num_chosen_groups < moe.num_groups:
         groups = ranking.view(len(ranking), moe.num_groups, -1)
-        best = groups.topk(min(2, groups.shape[2]), dim=-1).values.sum(dim=-1)
+        best = groups.topk(min(moe.num_summed, groups.shape[2]), dim=-1).values.sum(dim=-1)
         chosen = best.topk(moe.num_chosen_groups, dim=-1).indices
         is_left_out = torch.ones_like(best, dtype=torch.bool).scatter_(1, chosen, False)
         ranking = groups.masked_fill(is_left_out.unsqueeze(2), -torch.inf).flatten(1)

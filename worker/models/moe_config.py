@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
+
+from worker.models.checkpoint import positive_integer
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -25,7 +27,9 @@ class MoeConfig:
     """Whether a bias per expert counts in the choice, and not in the weights."""
     num_groups: int = 1
     num_chosen_groups: int = 1
-    """Experts are chosen from these groups only, those with the largest sums of two best scores."""
+    """Experts are chosen from these groups only, those with the largest sums of best scores."""
+    num_summed: int = 2
+    """How many best scores of a group make that sum."""
     scale: float = 1.0
     """Factor of the weights."""
     shared_size: int = 0
@@ -79,6 +83,35 @@ def parse_llada2_moe(raw: dict[str, Any]) -> MoeConfig:
     )
 
 
+def parse_deepseek_v2_moe(raw: dict[str, Any]) -> MoeConfig:
+    """The experts of DeepSeek V2, chosen from all or from the groups with the best ones."""
+    method, size = raw["topk_method"], positive_integer(raw, "moe_intermediate_size")
+    if method not in ("greedy", "group_limited_greedy"):
+        raise ValueError(
+            f"topk_method {method!r:.40} in config.json is not supported (supported: greedy, "
+            "group_limited_greedy): use another checkpoint"
+        )
+    num_groups, num_chosen_groups = 1, 1
+    if method == "group_limited_greedy":
+        num_groups, num_chosen_groups = (
+            positive_integer(raw, key) for key in ("n_group", "topk_group")
+        )
+    return _checked(
+        MoeConfig(
+            num_experts=positive_integer(raw, "n_routed_experts"),
+            num_chosen=positive_integer(raw, "num_experts_per_tok"),
+            intermediate_size=size,
+            dense_layers=frozenset(range(int(raw["first_k_dense_replace"]))),
+            normalize=False,
+            num_groups=num_groups,
+            num_chosen_groups=num_chosen_groups,
+            num_summed=1,
+            scale=float(raw["routed_scaling_factor"]),
+            shared_size=size * int(raw["n_shared_experts"]),
+        )
+    )
+
+
 def parse_glm4_moe(raw: dict[str, Any]) -> MoeConfig:
     """The experts of GLM-4.5, whose router is that of DeepSeek V3."""
     size = int(raw["moe_intermediate_size"])
@@ -97,6 +130,27 @@ def parse_glm4_moe(raw: dict[str, Any]) -> MoeConfig:
             shared_size=size * int(raw["n_shared_experts"]),
         )
     )
+
+
+def parse_glm4_moe_lite(raw: dict[str, Any]) -> MoeConfig:
+    """The experts of GLM-4.7-Flash, which transformers tells the layers of by a list."""
+    num_layers, first = int(raw["num_hidden_layers"]), raw.get("first_k_dense_replace")
+    dense = frozenset(range(min(num_layers, 1 if first is None else int(first))))
+    kinds = raw.get("mlp_layer_types")
+    if kinds is not None:
+        if len(kinds) != num_layers or any(kind not in ("dense", "sparse") for kind in kinds):
+            raise ValueError(
+                f"mlp_layer_types = {kinds!r:.80} in config.json must say dense or sparse for each "
+                f"of {num_layers} layers: repair it"
+            )
+        listed = frozenset(layer for layer, kind in enumerate(kinds) if kind == "dense")
+        if first is not None and listed != dense:
+            raise ValueError(
+                f"mlp_layer_types and first_k_dense_replace {first} in config.json say two things: "
+                "repair it"
+            )
+        dense = listed
+    return replace(parse_glm4_moe({**raw, "first_k_dense_replace": 0}), dense_layers=dense)
 
 
 def parse_mixtral_moe(raw: dict[str, Any]) -> MoeConfig:

@@ -14,8 +14,10 @@ from worker.models.family import (
     words,
 )
 from worker.models.moe_config import (
+    parse_deepseek_v2_moe,
     parse_ernie_moe,
     parse_glm4_moe,
+    parse_glm4_moe_lite,
     parse_llada2_moe,
     parse_minimax_m2_moe,
     parse_mixtral_moe,
@@ -74,7 +76,104 @@ _QWEN3_MOE_DEFAULTS: dict[str, object] = {
     "norm_topk_prob": False,
 }
 
+_DEEPSEEK_KEYS = words(
+    """
+    aux_loss_alpha ep_size num_mtp_layers num_nextn_predict_layers output_router_logits qk_head_dim
+    router_aux_loss_coef seq_aux
+    """
+)
+_DEEPSEEK_V3_NEUTRAL: dict[str, tuple[object, ...]] = {
+    "moe_layer_freq": (1,),
+    "scoring_func": ("sigmoid",),
+    "topk_method": ("noaux_tc",),
+}
+_DEEPSEEK_V2_DEFAULTS: dict[str, object] = {
+    "max_position_embeddings": 2048,
+    "eos_token_id": 2,
+    "kv_lora_rank": 512,
+    "q_lora_rank": 1536,
+    "qk_nope_head_dim": 128,
+    "qk_rope_head_dim": 64,
+    "v_head_dim": 128,
+    "moe_intermediate_size": 1407,
+    "num_experts_per_tok": None,
+    "n_shared_experts": 2,
+    "n_routed_experts": 64,
+    "routed_scaling_factor": 1.0,
+    "n_group": None,
+    "topk_group": None,
+    "topk_method": "greedy",
+    "first_k_dense_replace": 0,
+}
+_DEEPSEEK_V3_DEFAULTS: dict[str, object] = {
+    **{key: value for key, value in _DEEPSEEK_V2_DEFAULTS.items() if key != "topk_method"},
+    "max_position_embeddings": 4096,
+    "num_key_value_heads": 128,
+    "eos_token_id": 1,
+    "rope_interleave": True,
+    "moe_intermediate_size": 2048,
+    "num_experts_per_tok": 8,
+    "n_shared_experts": 1,
+    "n_routed_experts": 256,
+    "routed_scaling_factor": 2.5,
+    "n_group": 8,
+    "topk_group": 4,
+    "first_k_dense_replace": 3,
+    "norm_topk_prob": True,
+}
+
 MOE_FAMILIES: dict[str, ModelFamily] = {
+    "DeepseekV2ForCausalLM": ModelFamily(
+        model_types=("deepseek_v2",),
+        implementation="deepseek:DeepseekForCausalLM",
+        defaults=_DEEPSEEK_V2_DEFAULTS,
+        keys=_DEEPSEEK_KEYS,
+        neutral={
+            "moe_layer_freq": (1,),
+            "scoring_func": ("softmax",),
+            "norm_topk_prob": (False,),
+        },
+        has_latents=True,
+        windows=no_windows,
+        parse_moe=parse_deepseek_v2_moe,
+    ),
+    "DeepseekV3ForCausalLM": ModelFamily(
+        model_types=("deepseek_v3", "kimi_k2"),
+        implementation="deepseek:DeepseekForCausalLM",
+        defaults=_DEEPSEEK_V3_DEFAULTS,
+        keys=_DEEPSEEK_KEYS,
+        neutral=_DEEPSEEK_V3_NEUTRAL,
+        has_latents=True,
+        skips_next_layers=True,
+        windows=no_windows,
+        parse_moe=parse_glm4_moe,
+    ),
+    "Glm4MoeLiteForCausalLM": ModelFamily(
+        model_types=("glm4_moe_lite",),
+        implementation="deepseek:DeepseekForCausalLM",
+        defaults={
+            **_DEEPSEEK_V3_DEFAULTS,
+            "max_position_embeddings": 202752,
+            "num_key_value_heads": 20,
+            "rms_norm_eps": 1e-5,
+            "q_lora_rank": 768,
+            "qk_nope_head_dim": 192,
+            "v_head_dim": 256,
+            "moe_intermediate_size": 1536,
+            "num_experts_per_tok": 4,
+            "n_routed_experts": 64,
+            "routed_scaling_factor": 1.8,
+            "n_group": 1,
+            "topk_group": 1,
+            "first_k_dense_replace": None,
+        },
+        keys=_DEEPSEEK_KEYS | {"mlp_layer_types"},
+        neutral=_DEEPSEEK_V3_NEUTRAL,
+        has_latents=True,
+        skips_next_layers=True,
+        windows=no_windows,
+        parse_moe=parse_glm4_moe_lite,
+    ),
     "Glm4MoeForCausalLM": ModelFamily(
         model_types=("glm4_moe",),
         implementation="glm4_moe:Glm4MoeForCausalLM",

@@ -10,9 +10,11 @@ _NEUTRAL: Mapping[str, tuple[object, ...]] = {
     "fmt": ("e4m3", "float8_e4m3fn"),
     "activation_scheme": ("dynamic",),
     "dequantize": (False,),
+    "scale_fmt": ("ue8m0",),
 }
 """Keys, and the values under which weights are FP8 with block scales. Weights alone are quantized
-here, so that `dynamic` scales of activations are not needed: the result is the more exact one."""
+here, so that `dynamic` scales of activations are not needed: the result is the more exact one.
+`ue8m0` says that scales are powers of two, which as FP32 are what they are."""
 _BESIDE_EXPERTS = ("self_attn", "mlp.router", "embed_tokens", "lm_head")
 _READ = ("quant_method", "weight_block_size", "modules_to_not_convert")
 _PLAIN_MODULES = (

@@ -237,14 +237,16 @@ def _yarn_attention_factor(parameters: dict[str, Any], factor: float) -> float:
     if given is not None:
         return float(given)
     further = 1.0 if further is None else float(further)
-
-    def magnitude(weight: float) -> float:
-        return 0.1 * weight * math.log(factor) + 1.0 if factor > 1.0 else 1.0
-
     mscale, mscale_all_dim = parameters.get("mscale"), parameters.get("mscale_all_dim")
     if mscale and mscale_all_dim:
-        return further * magnitude(float(mscale)) / magnitude(float(mscale_all_dim))
-    return further * magnitude(1.0)
+        whole = yarn_magnitude(factor, float(mscale_all_dim))
+        return further * yarn_magnitude(factor, float(mscale)) / whole
+    return further * yarn_magnitude(factor)
+
+
+def yarn_magnitude(factor: float, weight: float = 1.0) -> float:
+    """What queries and keys grow by where a context is `factor` times as long."""
+    return 0.1 * weight * math.log(factor) + 1.0 if factor > 1.0 else 1.0
 
 
 def _longrope_attention_factor(parameters: dict[str, Any], factor: float, original: int) -> float:

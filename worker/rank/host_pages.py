@@ -28,7 +28,7 @@ class LoadClock(ABC):
 
 
 class HostPages(ABC):
-    """A slot holds what one page has in all layers, keys and values, on this rank.
+    """A slot holds what one page has in all layers and planes, on this rank.
 
     Args:
         num_slots: how many there are.
@@ -36,7 +36,7 @@ class HostPages(ABC):
     """
 
     def __init__(self, num_slots: int, caches: Sequence[KVCache]) -> None:
-        self._planes = [t.view(len(t), -1) for cache in caches for t in (cache.k, cache.v)]
+        self._planes = [t.view(len(t), -1) for cache in caches for t in cache.planes]
         """[pages, values] each."""
         first = self._planes[0]
         self.slots = lazy_zeros((num_slots, len(self._planes), first.shape[1]), first.dtype)

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import msgspec
 import torch
 
 from worker.config import EngineConfig
 from worker.models.context import KVCache
-from worker.models.kv_cache import KVCacheLayout
+from worker.models.kv_cache import KVCacheLayout, KVCacheSpec
 from worker.rank.cpu import lazy_zeros
 from worker.rank.speculation.draft_model import draft_page_bytes
 from worker.wire.page_groups import PageGroups
@@ -62,10 +62,9 @@ def allocate_kv_caches(
     """By layer that has pages, its cache; zeros, since attention reads unused slots of a page (and
     masks them). Layers of different groups have one tensor where they stand at the same place."""
     spec = layout.spec
-    assert spec.num_planes == 2, "keys and values"
     shape = (num_pages, *spec.page_shape(page_size))
     caches = [
-        KVCache(k=_zeros(shape, spec.dtype, device), v=_zeros(shape, spec.dtype, device))
+        _make_cache([_zeros(shape, spec.dtype, device) for _ in range(spec.num_planes)], spec)
         for _ in range(layout.group_size)
     ]
     by_layer = {
@@ -74,6 +73,11 @@ def allocate_kv_caches(
         for layer, cache in zip(group.layers, caches, strict=False)
     }
     return {layer: by_layer[layer] for layer in sorted(by_layer)}
+
+
+def _make_cache(planes: Sequence[torch.Tensor], spec: KVCacheSpec) -> KVCache:
+    values = planes[0][..., : spec.value_dim] if spec.value_dim else planes[1]
+    return KVCache(planes=tuple(planes), v=values)
 
 
 def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:

@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import torch
 
-from kernels.attention import AttentionSettings, create_attention_backend
+from kernels.attention import AttentionBackend, AttentionSettings, create_attention_backend
 from worker.config import EngineConfig
 from worker.models.config import ModelConfig, load_model_config
 from worker.models.context import KVCache
@@ -76,20 +76,7 @@ class ModelRunner:
             tune_cpu_process(config.cpu_threads, group.world_size)
         self.max_model_len = self.model_config.resolve_max_model_len(config.max_model_len)
         self.dtype = resolve_dtype(config, self.device)
-        windows = self.model_config.windows_within(self.max_model_len)
-        self._attention = create_attention_backend(
-            config.attention_backend,
-            AttentionSettings(
-                device=self.device,
-                dtype=self.dtype,
-                page_size=config.page_size,
-                batch_invariant=config.batch_invariant,
-                block_size=self.model_config.block_size,
-                window=min(filter(None, windows), default=0),
-                cap=self.model_config.attention_cap,
-                has_sinks=self.model_config.has_sinks,
-            ),
-        )
+        self._attention = self._create_attention()
         check_blocks(config, self.model_config)
         options = LayerOptions(
             group=group,
@@ -127,6 +114,25 @@ class ModelRunner:
         self._drafter: Drafter | None = None
         self._blocks: BlockDecoder | None = None
         self._host_pages: HostPages | None = None
+
+    def _create_attention(self) -> AttentionBackend:
+        """Raises ValueError where the backend does not suit the model."""
+        config, model = self.config, self.model_config
+        windows = model.windows_within(self.max_model_len)
+        return create_attention_backend(
+            config.attention_backend,
+            AttentionSettings(
+                device=self.device,
+                dtype=self.dtype,
+                page_size=config.page_size,
+                batch_invariant=config.batch_invariant,
+                block_size=model.block_size,
+                window=min(filter(None, windows), default=0),
+                cap=model.attention_cap,
+                has_sinks=model.has_sinks,
+                has_latents=model.mla is not None,
+            ),
+        )
 
     def hello(self) -> Hello:
         """What this rank loaded and how many KV pages its memory holds."""

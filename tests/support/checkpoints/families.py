@@ -7,6 +7,7 @@ from pathlib import Path
 
 from transformers import PreTrainedModel
 
+from tests.support.checkpoints.latents import LATENT_SPECIMENS
 from tests.support.checkpoints.mutations import (
     HEADS_BY_TURNS,
     IN_HALVES,
@@ -660,6 +661,7 @@ SPECIMENS: dict[str, Specimen] = {
             **_THETA,
         },
     ),
+    **LATENT_SPECIMENS,
 }
 """By the family's name in tests."""
 

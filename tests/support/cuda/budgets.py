@@ -27,6 +27,8 @@ class Budget(NamedTuple):
 BUDGETS = {
     "CohereForCausalLM": Budget("CohereForAI/aya-23-8B", 16, 10, 8, 16),
     "Cohere2ForCausalLM": Budget("CohereForAI/c4ai-command-r7b-12-2024", 16, 10, 8, 16),
+    "DeepseekV2ForCausalLM": Budget("deepseek-ai/DeepSeek-V2-Lite-Chat", 52),
+    "DeepseekV3ForCausalLM": Budget("moonshotai/Moonlight-16B-A3B-Instruct", 56),
     "Ernie4_5ForCausalLM": Budget("baidu/ERNIE-4.5-0.3B-PT", 11),
     "Ernie4_5_MoeForCausalLM": Budget("baidu/ERNIE-4.5-21B-A3B-PT", 51),
     "Exaone4ForCausalLM": Budget("LGAI-EXAONE/EXAONE-4.0-32B", 15),
@@ -35,6 +37,7 @@ BUDGETS = {
     "Gemma3ForCausalLM": Budget("google/gemma-3-1b-it", 15, 11),
     "GlmForCausalLM": Budget("zai-org/glm-4-9b-chat-hf", 11),
     "Glm4ForCausalLM": Budget("zai-org/GLM-4-9B-0414", 13),
+    "Glm4MoeLiteForCausalLM": Budget("zai-org/GLM-4.7-Flash", 58),
     "Glm4MoeForCausalLM": Budget("zai-org/GLM-4.5-Air", 51),
     "GptOssForCausalLM": Budget("openai/gpt-oss-20b", 45, 6),
     "GraniteForCausalLM": Budget("ibm-granite/granite-3.3-8b-instruct", 13, 6, 8, 16),

@@ -46,8 +46,8 @@ class PoisonedEngine(Engine):
         cache, runner = self.core.scheduler.state.cache, self.runner
         pages = torch.tensor(cache._pages._free, dtype=torch.int64)
         for layer in runner._kv_caches.values():
-            layer.k.index_fill_(0, pages, float("nan"))
-            layer.v.index_fill_(0, pages, float("nan"))
+            for plane in layer.planes:
+                plane.index_fill_(0, pages, float("nan"))
         slots = torch.tensor(cache._slots._free, dtype=torch.int64)
         runner._tables.token_pool.index_fill_(0, slots, 1)
         runner._tables.page_table.index_fill_(0, slots, 0)

@@ -95,6 +95,7 @@ class Paged:
             block_size=block_size,
             cap=self.cap,
             has_sinks=self.sinks is not None,
+            has_latents=self.v_cache.shape != self.k_cache.shape,
         )
         return create_attention_backend("auto", settings)
 
@@ -108,7 +109,9 @@ def make_paged(
     device: str = "cpu",
     dtype: torch.dtype = torch.float32,
     cap: float = 0.0,
+    value_dim: int = 0,
 ) -> Paged:
+    """With `value_dim` values are so many leading dimensions of the keys."""
     columns = max(1, -(-max(lens) // page_size))
     num_pages = len(lens) * columns + 1
     shape = (num_pages, page_size, num_kv_heads, head_dim)
@@ -116,10 +119,11 @@ def make_paged(
     table = (torch.randperm(num_pages - 1) + 1).view(len(lens), columns).int()
     for row, length in enumerate(lens):
         table[row, -(-length // page_size) :] = 0
+    k_cache = torch.randn(shape).to(device, dtype)
     return Paged(
         lens=lens,
-        k_cache=torch.randn(shape).to(device, dtype),
-        v_cache=torch.randn(shape).to(device, dtype),
+        k_cache=k_cache,
+        v_cache=k_cache[..., :value_dim] if value_dim else torch.randn(shape).to(device, dtype),
         page_table=table.to(device),
         scale=head_dim**-0.5,
         cap=cap,

@@ -24,6 +24,7 @@ from kernels import (
     rotary_embedding,
     silu_and_mul,
     store_kv_cache,
+    store_latents,
 )
 from kernels.attention.triton_config import extend_blocks
 from kernels.fused_moe import ExpertBiases, ExpertChoice, Experts, fused_moe
@@ -116,6 +117,18 @@ def store_kv_cache_case(device: str, dtype: torch.dtype) -> None:
         caches = torch.zeros(2, 4, 8, 3, 24, device=device, dtype=dtype)
         store_kv_cache(k, v, caches[0], caches[1], slots)
         return caches
+
+    _compare(run, dtype, 0.0)
+
+
+def store_latents_case(device: str, dtype: torch.dtype) -> None:
+    both = _randn(4, 44 + 20, device=device, dtype=dtype)
+    slots = torch.tensor([5, 17, 0, 31], device=device)
+
+    def run() -> torch.Tensor:
+        cache = torch.zeros(4, 8, 1, 64, device=device, dtype=dtype)
+        store_latents(both[:, :44], both[:, 44:], cache, slots)
+        return cache
 
     _compare(run, dtype, 0.0)
 
@@ -246,6 +259,18 @@ def sinks_case(device: str, dtype: torch.dtype) -> None:
                 dtype,
                 reference=partial(run, window=window),
             )
+
+
+def latent_case(device: str, dtype: torch.dtype) -> None:
+    """Blocks of pairs that begin within a query's heads, and rows of several splits."""
+    lens, query_lens = [1, 300, 90], [1, 3, 40]
+    for heads, head_dim, value_dim in ((5, 44, 36), (16, 48, 32)):
+        case = make_paged(
+            lens, num_kv_heads=1, head_dim=head_dim, value_dim=value_dim, device=device, dtype=dtype
+        )
+        q = _randn(sum(query_lens), heads, head_dim, device=device, dtype=dtype)
+        _compare(partial(case.decode, q[:3]), dtype)
+        _compare(partial(case.extend, q, query_lens), dtype)
 
 
 def block_extend_case(device: str, dtype: torch.dtype) -> None:
@@ -410,6 +435,7 @@ CASES: list[Case] = [
     gelu_and_mul_case,
     clamped_swiglu_case,
     store_kv_cache_case,
+    store_latents_case,
     gumbel_case,
     linear_case,
     fp8_linear_case,
@@ -418,6 +444,7 @@ CASES: list[Case] = [
     window_case,
     capped_case,
     sinks_case,
+    latent_case,
     block_extend_case,
     fused_moe_case,
     invariance_case,

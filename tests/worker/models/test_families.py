@@ -42,9 +42,11 @@ SHARED_IN_PARTS = (
     "gpt-oss",
     "qwen3-next",
     "qwen3-5",
+    "deepseek-v2-lite",
+    "deepseek-v3",
 )
 """Families that between them have all that ranks share in parts: biases, fused tensors, experts,
-norms over all heads."""
+norms over all heads, latents."""
 GREEDY = SamplingParams(temperature=0.0, max_tokens=NUM_NEW, ignore_eos=True)
 
 

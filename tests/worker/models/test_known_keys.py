@@ -25,6 +25,7 @@ CLASSES: dict[str, tuple[Any, Any]] = {
         *("Ministral3", "Cohere2", "Exaone4", "Olmo3", "Glm", "Ministral", "Phi3"),
         *("Qwen2Moe", "MiniMaxM2", "Gemma", "Gemma2", "Gemma3", "GptOss", "Ernie4_5_Moe"),
         "Qwen3Next",
+        *("DeepseekV2", "DeepseekV3", "Glm4MoeLite"),
     )
 }
 SIZES: dict[str, Any] = {
@@ -47,6 +48,18 @@ TWO_ROPES = {
         "full_attention": YARN,
         "sliding_attention": {**THETA, "rope_type": "default"},
     }
+}
+LATENTS = {
+    "head_dim": 4,
+    "num_key_value_heads": 4,
+    "q_lora_rank": 12,
+    "kv_lora_rank": 8,
+    "qk_nope_head_dim": 6,
+    "qk_rope_head_dim": 4,
+    "v_head_dim": 6,
+    "n_routed_experts": 4,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 16,
 }
 OWN: dict[str, dict[str, Any]] = {
     "Qwen3MoeForCausalLM": {
@@ -89,6 +102,14 @@ OWN: dict[str, dict[str, Any]] = {
         "moe_intermediate_size": 16,
         "moe_layer_end_index": 1,
     },
+    "DeepseekV2ForCausalLM": {**LATENTS, "first_k_dense_replace": 1},
+    "DeepseekV3ForCausalLM": {
+        **LATENTS,
+        "first_k_dense_replace": 1,
+        "n_group": 2,
+        "topk_group": 1,
+    },
+    "Glm4MoeLiteForCausalLM": LATENTS,
     "GptOssForCausalLM": {
         "num_local_experts": 4,
         "num_experts_per_tok": 2,

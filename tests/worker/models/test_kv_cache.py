@@ -47,7 +47,7 @@ def test_pages_are_given_back_behind_the_widest_window() -> None:
 
 def test_layers_that_keep_unlike_things_are_refused() -> None:
     with pytest.raises(ValueError, match=r"layer 1 keeps .*equally large"):
-        group_layers([FULL, replace(FULL, num_planes=1)])
+        group_layers([FULL, replace(FULL, value_dim=8)])
 
 
 def test_a_state_takes_as_much_memory_as_some_pages() -> None:

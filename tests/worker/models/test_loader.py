@@ -119,13 +119,14 @@ def test_missing_and_unexpected_tensors_are_named(tmp_path: Path) -> None:
         load_weights(model, model.config, show_progress=False)
 
 
-def test_layers_that_predict_further_tokens_are_skipped(tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["glm4-moe", "deepseek-v3", "glm4-moe-lite"])
+def test_layers_that_predict_further_tokens_are_skipped(name: str, tmp_path: Path) -> None:
     """GLM-4.5 has one behind its last; those of another number are none."""
-    write_specimen("glm4-moe", tmp_path)
+    write_specimen(name, tmp_path)
     path = tmp_path / "model.safetensors"
     state = load_file(path)
-    for name in ("eh_proj.weight", "self_attn.q_proj.weight", "shared_head.head.weight"):
-        state[f"model.layers.3.{name}"] = torch.ones(2, 2)
+    for part in ("eh_proj.weight", "self_attn.q_proj.weight", "shared_head.head.weight"):
+        state[f"model.layers.3.{part}"] = torch.ones(2, 2)
     save_file(state, path, metadata={"format": "pt"})
     model = build(tmp_path)
     load_weights(model, model.config, show_progress=False)

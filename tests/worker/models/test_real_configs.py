@@ -66,7 +66,7 @@ IGNORED = {
     "_attn_implementation",
     "training": "initializer_range attention_dropout embedding_dropout output_dropout ep_size "
     "debug fuse_cross_entropy micro_forward skip_checkpoint router_aux_loss_coef residual_dropout "
-    "embd_pdrop resid_pdrop",
+    "embd_pdrop resid_pdrop aux_loss_alpha seq_aux",
     "of images": "image_token_index multimodal_projector_bias projector_hidden_act "
     "spatial_merge_size vision_feature_layer vision_config mm_tokens_per_image boi_token_index "
     "eoi_token_index image_token_id video_token_id vision_token_id vision_start_token_id "
@@ -79,6 +79,7 @@ IGNORED = {
     "while windows are off": "sliding_window use_sliding_window max_window_layers layer_types",
     "where rotation is not stretched": "original_max_position_embeddings",
     "less than a window or a chunk is served": "max_position_embeddings",
+    "where experts are chosen from all": "n_group topk_group",
     "said elsewhere": "max_sequence_length model_max_length sliding_window_pattern "
     "sliding_window_size moe_shared_expert_intermediate_size experts_per_token "
     "initial_context_length moe_layer_end_index",

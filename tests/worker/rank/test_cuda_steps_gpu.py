@@ -150,8 +150,8 @@ class PoisoningEngine(Engine):
             pages = torch.tensor(cache._pages._free, dtype=torch.int64, device=runner.device)
             slots = torch.tensor(cache._slots._free, dtype=torch.int64, device=runner.device)
             for layer in runner._kv_caches.values():
-                layer.k.index_fill_(0, pages, 1e4)
-                layer.v.index_fill_(0, pages, 1e4)
+                for plane in layer.planes:
+                    plane.index_fill_(0, pages, 1e4)
             runner._tables.token_pool.index_fill_(0, slots, 1)
         # Steps from now on may take over what was free, so they come after the garbage.
         streams.compute.wait_stream(torch.cuda.current_stream())

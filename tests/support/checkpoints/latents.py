@@ -1,0 +1,180 @@
+"""Checkpoints of the families whose attention goes by latents, and what would be wrong if one of
+their features were missed."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from tests.support.checkpoints.mutations import NO_ROUTER_BIAS, NO_SHARED_EXPERT
+from tests.support.checkpoints.specimen import Mutation, Patch, Specimen
+from worker.models.deepseek import LatentAttention
+from worker.models.layers import RMSNorm
+
+_ROPE = {"rope_type": "default", "rope_theta": 100.0}
+_YARN = {
+    "rope_type": "yarn",
+    "rope_theta": 100.0,
+    "factor": 4.0,
+    "original_max_position_embeddings": 64,
+    "beta_fast": 8.0,
+    "beta_slow": 1.0,
+    "mscale": 0.7,
+    "mscale_all_dim": 2.0,
+}
+"""Magnitudes that differ, so that cosines and products both change."""
+_LATENTS = {
+    "num_key_value_heads": 4,
+    "q_lora_rank": 24,
+    "kv_lora_rank": 20,
+    "qk_nope_head_dim": 12,
+    "qk_rope_head_dim": 8,
+    "v_head_dim": 10,
+}
+_EXPERTS = {
+    "n_routed_experts": 8,
+    "num_experts_per_tok": 3,
+    "moe_intermediate_size": 32,
+    "routed_scaling_factor": 1.7,
+}
+
+
+def _without_norm(self: RMSNorm, x: torch.Tensor) -> torch.Tensor:
+    return x if self.weight.shape[0] in (20, 24) else _NORM(self, x)
+
+
+def _with_wide_scale(self: LatentAttention, *args: Any) -> None:
+    """As if products were of the vectors that the cache has."""
+    _INIT(self, *args)
+    self._scale *= (self._mla.query_dim / self._mla.cached_dim) ** 0.5
+
+
+_NORM, _INIT = RMSNorm.forward, LatentAttention.__init__
+_OF_LATENTS: dict[str, Mutation] = {
+    "order of dimensions": Patch(
+        target="worker.models.deepseek:LatentAttention._put_halves_first", value=lambda _: None
+    ),
+    "norms of latents": Patch(target="worker.models.layers:RMSNorm.forward", value=_without_norm),
+    "eps of these norms": Patch(target="worker.models.deepseek:_EPS", value=0.05),
+    "scale": Patch(
+        target="worker.models.deepseek:LatentAttention.__init__", value=_with_wide_scale
+    ),
+    "shared expert": NO_SHARED_EXPERT,
+    "scale of experts": {"routed_scaling_factor": 1.0},
+    "number of experts": {"num_experts_per_tok": 2},
+}
+_OF_YARN: dict[str, Mutation] = {
+    "theta": {"rope_parameters": {**_YARN, "rope_theta": 300.0}},
+    "stretching": {"rope_parameters": _ROPE},
+    "scale of products": {"rope_parameters": {**_YARN, "mscale_all_dim": 0.7}},
+    "scale of cosines": {"rope_parameters": {**_YARN, "mscale": 2.0}},
+    "no scale of products": Patch(
+        target="worker.models.mla_config:_score_factor", value=lambda *_: 1.0
+    ),
+}
+_OF_V3: dict[str, Mutation] = {
+    **_OF_LATENTS,
+    "bias of the router": NO_ROUTER_BIAS,
+    "groups": {"topk_group": 4},
+    "sum of weights": {"norm_topk_prob": False},
+}
+
+LATENT_SPECIMENS: dict[str, Specimen] = {
+    "deepseek-v2": Specimen(
+        name="DeepseekV2",
+        settings={
+            **_LATENTS,
+            **_EXPERTS,
+            "rope_parameters": _YARN,
+            "n_shared_experts": 2,
+            "first_k_dense_replace": 1,
+            "topk_method": "group_limited_greedy",
+            "n_group": 4,
+            "topk_group": 2,
+        },
+        mutations={
+            **_OF_LATENTS,
+            **_OF_YARN,
+            "groups": {"topk_method": "greedy"},
+            "sum of two": Patch(
+                target="worker.models.moe_config:_checked",
+                value=lambda moe: replace(moe, num_summed=2),
+            ),
+            "first layer": {"first_k_dense_replace": 0},
+        },
+        lacks_head_dim=True,
+    ),
+    "deepseek-v2-lite": Specimen(
+        name="DeepseekV2",
+        settings={
+            **_LATENTS,
+            **_EXPERTS,
+            "rope_parameters": _YARN,
+            "q_lora_rank": None,
+            "n_shared_experts": 2,
+            "first_k_dense_replace": 1,
+        },
+        mutations={**_OF_LATENTS, **_OF_YARN, "first layer": {"first_k_dense_replace": 0}},
+        lacks_head_dim=True,
+    ),
+    "deepseek-v3": Specimen(
+        name="DeepseekV3",
+        settings={
+            **_LATENTS,
+            **_EXPERTS,
+            "rope_parameters": _YARN,
+            "n_shared_experts": 1,
+            "first_k_dense_replace": 1,
+            "n_group": 4,
+            "topk_group": 2,
+        },
+        mutations={
+            **_OF_V3,
+            **_OF_YARN,
+            "best of a group": Patch(
+                target="worker.models.moe_config:_checked",
+                value=lambda moe: replace(moe, num_summed=1),
+            ),
+            "first layer": {"first_k_dense_replace": 0},
+        },
+        lacks_head_dim=True,
+    ),
+    "glm4-moe-lite": Specimen(
+        name="Glm4MoeLite",
+        settings={
+            **_LATENTS,
+            **_EXPERTS,
+            "rope_parameters": _ROPE,
+            "n_shared_experts": 1,
+            "mlp_layer_types": ["sparse", "dense", "sparse"],
+            "n_group": 4,
+            "topk_group": 2,
+        },
+        mutations={
+            **_OF_V3,
+            "theta": {"rope_parameters": {**_ROPE, "rope_theta": 300.0}},
+            "kinds of layers": {"mlp_layer_types": ["dense", "sparse", "sparse"]},
+        },
+        lacks_head_dim=True,
+    ),
+    "deepseek-halves": Specimen(
+        name="DeepseekV3",
+        settings={
+            **_LATENTS,
+            **_EXPERTS,
+            "rope_parameters": _ROPE,
+            "rope_interleave": False,
+            "n_shared_experts": 1,
+            "first_k_dense_replace": 2,
+            "n_group": 1,
+            "topk_group": 1,
+        },
+        mutations={
+            "order of dimensions": {"rope_interleave": True},
+            "first layers": {"first_k_dense_replace": 1},
+        },
+        lacks_head_dim=True,
+    ),
+}

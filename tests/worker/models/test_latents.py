@@ -1,0 +1,135 @@
+"""The cache of attention by latents: what it holds on each rank, host memory behind it; weights
+in FP8, and what is refused."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from kernels.attention import AttentionSettings, create_attention_backend
+from tests.support.checkpoints.families import write_specimen
+from tests.support.checkpoints.fp8 import QUANTIZATION, dequantize, quantize
+from tests.support.checkpoints.specimen import VOCAB_SIZE
+from tests.support.engines.engine_driver import Engine
+from tests.support.engines.plan_driver import Request, generate, make_runner
+from tests.support.worker.real_configs import load_corpus
+from worker.models.config import ModelConfig, load_model_config
+from worker.models.kv_cache import group_layers
+from worker.models.linear_method import LayerOptions
+from worker.models.loader import build_model
+from worker.models.tensor_parallel import TensorParallelGroup
+from worker.rank.kv_cache import allocate_kv_caches
+from worker.wire.sampling import SamplingParams
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    torch.set_num_threads(1)
+    folder = Path(tmp_path_factory.mktemp("deepseek"))
+    write_specimen("deepseek-v3", folder)
+    return folder
+
+
+def test_released_models_keep_576_values_of_a_token(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    wanted = {"DeepSeek-V3.1", "DeepSeek-V2-Lite-Chat", "Kimi-K2-Instruct", "GLM-4.7-Flash"}
+    found = [real for real in load_corpus() if real.name.split("/")[-1] in wanted]
+    assert len(found) == len(wanted)
+    for real in found:
+        mla = ModelConfig.parse(dict(real.config), tmp_path).mla
+        assert mla is not None
+        assert mla.cached_dim == 576
+
+
+def test_every_rank_keeps_a_tokens_latents_once(folder: Path) -> None:
+    """20 values of the latent vector and 8 that rotate, whatever the number of heads and ranks."""
+    for world_size in (1, 2, 4):
+        group = TensorParallelGroup(
+            rank=world_size - 1, world_size=world_size, device=CPU, process_group=None
+        )
+        options = LayerOptions(group=group, dtype=torch.bfloat16, device=CPU, batch_invariant=False)
+        model = build_model(load_model_config(str(folder)), options, 64)
+        layout = group_layers([layer.kv_cache_spec for layer in model.layers])
+        assert layout.page_bytes(16) == 16 * 28 * 2 * 3
+        caches = allocate_kv_caches(5, 16, layout, CPU).values()
+        assert [[plane.shape for plane in cache.planes] for cache in caches] == 3 * [
+            [(5, 16, 1, 28)]
+        ]
+
+
+def test_a_prefix_that_went_to_the_host_is_a_hit(folder: Path) -> None:
+    generator = torch.Generator().manual_seed(1)
+    prompts = torch.randint(0, VOCAB_SIZE, (3, 100), generator=generator).tolist()
+    sampling = SamplingParams(temperature=0.0, max_tokens=20, ignore_eos=True)
+    options = {"host_cache_gib": 0.01, "host_cache_policy": "always", "max_num_seqs": 2}
+    with Engine(str(folder), kv_cache_tokens=192, **options) as engine:
+        first = engine.generate([prompts[0]], sampling)
+        engine.generate(prompts[1:], sampling)
+        cache = engine.core.scheduler.take_report().load.host_cache
+        assert cache is not None
+        loaded_before = cache.num_loaded
+        for plane in engine.runner._kv_caches[0].planes:
+            plane.zero_()  # what is found of the prompt comes from the host
+        assert engine.generate([prompts[0]], sampling) == first
+        cache = engine.core.scheduler.take_report().load.host_cache
+        assert cache is not None
+        assert cache.num_loaded - loaded_before == 6, "all pages of the prompt"
+
+
+def write_fp8(folder: Path, own: Path, dequantized: Path) -> None:
+    """The checkpoint with its linear weights in FP8, and dequantized."""
+    tensors = load_file(folder / "model.safetensors")
+    config = json.loads((folder / "config.json").read_text())
+    plain = dict(tensors)
+    for key in [key for key in tensors if "proj" in key]:
+        tensors[key], tensors[f"{key}_scale_inv"] = values, scales = quantize(tensors[key])
+        plain[key] = dequantize(values, scales)
+    for path, state, more in (
+        (own, tensors, {"quantization_config": QUANTIZATION}),
+        (dequantized, plain, {}),
+    ):
+        path.mkdir()
+        save_file(state, path / "model.safetensors", metadata={"format": "pt"})
+        (path / "config.json").write_text(json.dumps({**config, **more}))
+
+
+@pytest.mark.parametrize("name", ["deepseek-v3", "deepseek-v2-lite"])
+def test_fp8_weights_are_what_the_dequantized_ones_are(name: str, tmp_path: Path) -> None:
+    """Those that are absorbed too, and those whose rows end within a block."""
+    write_specimen(name, tmp_path)
+    write_fp8(tmp_path, tmp_path / "fp8", tmp_path / "plain")
+    found = []
+    for folder in ("fp8", "plain"):
+        request = Request(prompt=[5, 17, 30, 4, 8])
+        generate(make_runner(str(tmp_path / folder)), [request])
+        found.append(torch.stack(request.logits))
+    assert torch.equal(*found)
+
+
+@pytest.mark.parametrize(
+    ("backend", "changes", "named"),
+    [
+        ("torch", {"batch_invariant": True}, "--batch-invariant"),
+        ("flash", {}, "attends to no latents"),
+        ("flashinfer", {}, "attends to no latents"),
+    ],
+)
+def test_what_knows_no_latents_refuses_them(
+    backend: str, changes: dict[str, Any], named: str
+) -> None:
+    settings = AttentionSettings(device=CPU, dtype=torch.bfloat16, page_size=16, has_latents=True)
+    with pytest.raises(ValueError, match=named):
+        create_attention_backend(backend, replace(settings, **changes))
+
+
+def test_the_compiled_library_is_not_asked(folder: Path) -> None:
+    with pytest.raises(ValueError, match="--cpu-backend native cannot run this model: Deepseek"):
+        make_runner(str(folder), cpu_backend="native")

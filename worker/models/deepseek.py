@@ -1,0 +1,177 @@
+"""DeepSeek V2, V3 and what shares their attention: Kimi K2, GLM-4.7-Flash, Moonlight."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import ClassVar
+
+import torch
+
+from kernels import rotary_embedding, store_latents
+from worker.models.context import ForwardContext
+from worker.models.decoder import DecoderModel
+from worker.models.kv_cache import KVCacheSpec, StateSpec
+from worker.models.layers import RMSNorm, attend
+from worker.models.linear import (
+    ColumnParallelLinear,
+    ColumnPart,
+    RowParallelLinear,
+    divide,
+    divided_part,
+)
+from worker.models.linear_method import WeightSlot
+from worker.models.llama import PreNormLayer
+from worker.models.moe import MoeNames
+from worker.models.qwen3_moe import Qwen3MoeForCausalLM
+
+_EPS = 1e-6
+"""Of the norms within attention, whatever config.json says of the others."""
+
+
+class DeepseekForCausalLM(Qwen3MoeForCausalLM):
+    """Attention by latents; the first layers have a single MLP."""
+
+    moe_names: ClassVar[MoeNames] = MoeNames(bias="gate.e_score_correction_bias")
+
+    def build_layer(self, index: int) -> PreNormLayer:
+        """Experts, or a single MLP in the layers that config.json names."""
+        attention = LatentAttention(self, index)
+        return PreNormLayer(self, attention, self.build_mlp(index), mixer_name="self_attn")
+
+
+class LatentAttention:
+    """Multi-head latent attention (arXiv 2405.04434), computed in the space of the latents.
+
+    A token's keys and values of all heads come of one vector c, but for a part r of the key that
+    rotates and is the same for all heads. A head's plain query q and key U c give q (U c), which is
+    (U^T q) c: so all heads read the same "key" [c, r], of which c is the "value", and what they
+    find is brought into each head's own space afterwards. The cache has [c, r] alone, once, on
+    every rank; the ranks share the heads.
+
+    Args:
+        model: whose attention it is.
+        index: of the layer, from 0.
+    """
+
+    def __init__(self, model: DecoderModel, index: int) -> None:
+        config, options, mla = model.config, model.options, model.config.mla
+        assert mla is not None, "the architecture has latents"
+        self._mla, self._layer_index = mla, index
+        self._cos_sin = model.rotary_table(index)
+        self._num_heads = divide(
+            config.num_heads, options.group.world_size, "the number of attention heads"
+        )
+        self._scale = mla.query_dim**-0.5 * mla.score_factor
+        self.kv_cache_spec: KVCacheSpec | StateSpec = KVCacheSpec(
+            num_kv_heads=1, head_dim=mla.cached_dim, dtype=options.dtype, value_dim=mla.kv_rank
+        )
+        """What it keeps of a token."""
+        queries = config.num_heads * mla.query_dim
+        first = divided_part("q_proj", queries, options)
+        self.q_norm: RMSNorm | None = None
+        self.q_up: ColumnParallelLinear | None = None
+        if mla.q_rank is not None:
+            first = _whole_part("q_a_proj", mla.q_rank)
+            self.q_norm = RMSNorm(mla.q_rank, _EPS, options)
+            self.q_up = ColumnParallelLinear(
+                mla.q_rank,
+                [divided_part("q_b_proj", queries, options)],
+                bias=False,
+                options=options,
+            )
+        self._split = [first.local_size, mla.kv_rank, mla.rotary_dim]
+        latents = _whole_part("kv_a_proj_with_mqa", mla.cached_dim)
+        self.down = ColumnParallelLinear(
+            config.hidden_size, [first, latents], bias=False, options=options
+        )
+        self.kv_norm = RMSNorm(mla.kv_rank, _EPS, options)
+        keys_and_values = config.num_heads * (mla.plain_dim + mla.value_dim)
+        self.kv_up = ColumnParallelLinear(
+            mla.kv_rank,
+            [divided_part("kv_b_proj", keys_and_values, options)],
+            bias=False,
+            options=options,
+        )
+        self.output = RowParallelLinear(
+            config.num_heads * mla.value_dim, config.hidden_size, bias=False, options=options
+        )
+        self._to_latents: torch.Tensor
+        """[heads, plain_dim, kv_rank]: brings plain queries into the space of the latents."""
+        self._to_values: torch.Tensor
+        """[heads, kv_rank, value_dim]: brings means of latents into the heads' own spaces."""
+
+    def weight_slots(self, prefix: str) -> Iterator[WeightSlot]:
+        """Slots of all projections; `prefix` ends with a dot."""
+        yield from self.down.weight_slots(prefix)
+        if self.q_norm is not None and self.q_up is not None:
+            yield from self.q_norm.weight_slots(f"{prefix}q_a_layernorm")
+            yield from self.q_up.weight_slots(prefix)
+        yield from self.kv_norm.weight_slots(f"{prefix}kv_a_layernorm")
+        yield from self.kv_up.weight_slots(prefix)
+        yield from self.output.weight_slots(f"{prefix}o_proj")
+
+    def pack(self) -> None:
+        """Packs the projections after loading."""
+        if self._mla.is_interleaved:
+            self._put_halves_first()
+        self.down.pack()
+        if self.q_up is not None:
+            self.q_up.pack()
+        up = self.kv_up.weight.dense().view(self._num_heads, -1, self._mla.kv_rank)
+        self._to_latents, values = up.split([self._mla.plain_dim, self._mla.value_dim], dim=1)
+        self._to_values = values.transpose(1, 2)
+        self.kv_up.drop()
+        self.output.pack()
+
+    def forward(
+        self,
+        hidden: torch.Tensor,
+        positions: torch.Tensor,
+        ctx: ForwardContext,
+        read: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """[T, hidden] to [T, hidden], or to [S, hidden] of the tokens `read`; writes the latents of
+        all tokens into the cache."""
+        q, latents, rotating = self.down.forward(hidden).split(self._split, dim=-1)
+        if self.q_norm is not None and self.q_up is not None:
+            q = self.q_up.forward(self.q_norm.forward(q))
+        q = q.unflatten(-1, (self._num_heads, -1))
+        plain, rotating_q = q.split([self._mla.plain_dim, self._mla.rotary_dim], dim=-1)
+        rotary_embedding(rotating_q, rotating.unsqueeze(1), positions, self._cos_sin)
+        cache = ctx.kv_caches[self._layer_index]
+        slots = ctx.attention[self._layer_index].slot_mapping
+        store_latents(self.kv_norm.forward(latents), rotating, cache.k, slots)
+        if read is not None and not len(read):
+            return hidden[:0]
+        absorbed = torch.bmm(plain.transpose(0, 1), self._to_latents).transpose(0, 1)
+        found = attend(
+            torch.cat((absorbed, rotating_q), dim=-1),
+            cache,
+            ctx,
+            self._layer_index,
+            scale=self._scale,
+        )
+        if read is not None:
+            found = found.index_select(0, read)
+        values = torch.bmm(found.transpose(0, 1), self._to_values).transpose(0, 1)
+        return self.output.forward(values.flatten(1))
+
+    def _put_halves_first(self) -> None:
+        """Rows of queries and keys in the order in which the dimensions that rotate together are
+        those of two halves. Their products are the same, since both are ordered so."""
+        mla = self._mla
+        halves = torch.arange(mla.rotary_dim).view(-1, 2).T.flatten()
+        down = torch.arange(sum(self._split))
+        down[-mla.rotary_dim :] = down[-mla.rotary_dim :][halves]
+        queries = torch.arange(self._num_heads * mla.query_dim).view(self._num_heads, -1)
+        queries[:, mla.plain_dim :] = queries[:, mla.plain_dim :][:, halves]
+        if self.q_up is None:
+            down[: self._split[0]] = queries.flatten()
+        else:
+            self.q_up.reorder(queries.flatten())
+        self.down.reorder(down)
+
+
+def _whole_part(name: str, size: int) -> ColumnPart:
+    """Output features that every rank has."""
+    return ColumnPart(name=name, full_size=size, local_size=size, start=0)
