@@ -125,7 +125,8 @@ class CompletionRoutes:
             model = self._gateway.model(body.model)
             template = model.tokenizer.chat_template
             with renamed(names):
-                messages = chat_messages(body.messages, template)
+                short_ids = model.dialect.short_ids
+                messages = chat_messages(body.messages, template, short_ids=short_ids)
                 use = tool_use(body, model.dialect, template)
                 return body, model, params.chat_prompt(body, messages, use.tools, template), use
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -17,9 +19,14 @@ TEXT_PARTS = {"text": "text", "input_text": "text", "output_text": "text", "refu
 REASONING_FIELDS = ("reasoning", "reasoning_content", "thinking")
 """Where peers and templates keep what an assistant thought; the first two are taken of clients."""
 
+_SHORT_ID = re.compile(r"[A-Za-z0-9]{9}")
+
 
 def chat_messages(
-    messages: Sequence[Mapping[str, Any]], template: ChatTemplate | None
+    messages: Sequence[Mapping[str, Any]],
+    template: ChatTemplate | None,
+    *,
+    short_ids: bool = False,
 ) -> list[dict[str, Any]]:
     """Messages as chat templates take them.
 
@@ -31,6 +38,8 @@ def chat_messages(
     Args:
         messages: of the client.
         template: that will see them; None for none.
+        short_ids: whether it takes ids of calls that are nine letters and digits alone: others, of
+            other models, are replaced by such.
 
     Raises:
         ApiError: 400, there are no messages, one has an unknown role or content that is no text, or
@@ -43,6 +52,8 @@ def chat_messages(
     if assistants:
         _make_calls(assistants)
         _name_answers(made)
+        if short_ids:
+            _shorten_ids(made)
         names = () if template is None else template.fields(*REASONING_FIELDS)
         for index, message in assistants:
             _rename_reasoning(index, message, names)
@@ -130,6 +141,22 @@ def _name_answers(messages: Sequence[dict[str, Any]]) -> None:
             call_id = message.get("tool_call_id")
             if isinstance(call_id, str) and call_id in names:
                 message["name"] = names[call_id]
+
+
+def _shorten_ids(messages: Sequence[dict[str, Any]]) -> None:
+    for message in messages:
+        for call in message.get("tool_calls", ()) if message["role"] == "assistant" else ():
+            if isinstance(call_id := call.get("id"), str):
+                call["id"] = _short_id(call_id)
+        if isinstance(answered := message.get("tool_call_id"), str):
+            message["tool_call_id"] = _short_id(answered)
+
+
+def _short_id(call_id: str) -> str:
+    """The same for the same id, and for one that is short already."""
+    if _SHORT_ID.fullmatch(call_id):
+        return call_id
+    return hashlib.sha256(call_id.encode()).hexdigest()[:9]
 
 
 def _rename_reasoning(index: int, message: dict[str, Any], names: Sequence[str]) -> None:

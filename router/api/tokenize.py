@@ -90,7 +90,7 @@ class TokenRoutes:
 def encoded_chat(chat: ChatRequest, model: ServedModel) -> ChatPrompt:
     """What is encoded of a chat, as /v1/chat/completions has it. Raises ApiError."""
     template = model.tokenizer.chat_template
-    messages = chat_messages(chat.messages, template)
+    messages = chat_messages(chat.messages, template, short_ids=model.dialect.short_ids)
     return params.chat_prompt(
         chat, messages, tool_use(chat, model.dialect, template).tools, template
     )

@@ -119,7 +119,7 @@ def tool_use(body: ChatRequest, dialect: Dialect, template: ChatTemplate | None)
 
 def new_call_id(dialect: Dialect) -> str:
     """An id of a call, of the length that the model's template takes in the next turn."""
-    if dialect.tools is not None and dialect.tools.short_ids:
+    if dialect.short_ids:
         return "".join(secrets.choice(_SHORT_ID) for _ in range(9))
     return f"call_{secrets.token_hex(12)}"
 

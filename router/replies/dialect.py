@@ -29,6 +29,11 @@ class Dialect:
     special: frozenset[str] = frozenset()
     """Markers that are special tokens: they must not be left out of the text."""
 
+    @property
+    def short_ids(self) -> bool:
+        """Whether its template takes ids of calls that are nine letters and digits alone."""
+        return self.tools is not None and self.tools.short_ids
+
 
 def dialect_of(tokenizer: Tokenizer, tool_parser: str = "", reasoning_parser: str = "") -> Dialect:
     """The dialect of a model.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import Any
 
 import pytest
@@ -179,3 +180,18 @@ async def test_history_of_an_agent_reaches_the_worker(rig: Any) -> None:
         "<|im_start|>assistant\nhello<|im_end|>\n<|im_start|>user\nhi<|im_end|>\n"
         "<|im_start|>assistant\n"
     )
+
+
+def test_ids_of_calls_are_what_the_template_takes() -> None:
+    """Mistral's takes nine letters and digits; calls and their answers keep to each other."""
+    called = [{"id": i, "function": {"name": "f"}} for i in ("call_0123456789abcdef", "Ab3456789")]
+    messages = [
+        {"role": "assistant", "content": None, "tool_calls": called},
+        *({"role": "tool", "tool_call_id": call["id"], "content": "7"} for call in called),
+    ]
+    assert chat_messages(messages, None)[1]["tool_call_id"] == called[0]["id"]
+    assistant, *answers = chat_messages(messages, None, short_ids=True)
+    ids = [call["id"] for call in assistant["tool_calls"]]
+    assert [answer["tool_call_id"] for answer in answers] == ids
+    assert ids[1] == "Ab3456789"
+    assert re.fullmatch("[A-Za-z0-9]{9}", ids[0])
