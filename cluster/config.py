@@ -43,6 +43,45 @@ REMOVED = dict.fromkeys(
     _DERIVED,
 )
 """Options that there were, by name, and why they are gone."""
+_TLS = "TLS is not spoken here: put a proxy or an Ingress that speaks it in front"
+_SEVERAL_WORKERS = "say --num-workers: each is a whole copy of the model, and routing knows them"
+_PARSER_IS_FOUND = (
+    "it is always on: the format is found in the chat template, see --tool-call-parser"
+)
+_ADAPTERS = "adapters are not served: merge them into the weights"
+REFUSED = {
+    "trust_remote_code": "no code of a checkpoint is ever run: architectures are served that "
+    "rayfleet implements, see README",
+    "quantization": "weights are of the type that the checkpoint's config.json tells: name a "
+    "checkpoint that is quantized, as in FP8",
+    "q": "weights are of the type that the checkpoint's config.json tells",
+    "kv_cache_dtype": "keys and values are cached in the model's type, see --dtype",
+    "ssl_certfile": _TLS,
+    "ssl_keyfile": _TLS,
+    "ssl_ca_certs": _TLS,
+    "data_parallel_size": _SEVERAL_WORKERS,
+    "dp": _SEVERAL_WORKERS,
+    "dp_size": _SEVERAL_WORKERS,
+    "pipeline_parallel_size": "layers are not spread over GPUs: see --tensor-parallel-size",
+    "pp": "layers are not spread over GPUs: see --tensor-parallel-size",
+    "tp_size": "say --tensor-parallel-size or -tp",
+    "enable_auto_tool_choice": _PARSER_IS_FOUND,
+    "enable_reasoning": _PARSER_IS_FOUND,
+    "enable_lora": _ADAPTERS,
+    "lora_modules": _ADAPTERS,
+    "block_size": "say --page-size",
+    "num_gpu_blocks_override": "say --kv-cache-tokens",
+    "mem_fraction_static": "say --gpu-memory-utilization",
+    "context_length": "say --max-model-len",
+    "chunked_prefill_size": "say --max-num-batched-tokens",
+    "max_running_requests": "say --max-num-seqs",
+    "swap_space": "say --host-cache-gib",
+    "tokenizer_mode": "tokenizers are read from tokenizer.json, the fast form alone",
+    "model_path": "say the model without a flag: rayfleet serve MODEL",
+    "model": "say the model without a flag: rayfleet serve MODEL",
+    "uvicorn_log_level": "say --log-level",
+}
+"""Options of vLLM and SGLang that are none here, by name, and why not or what to say instead."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -54,10 +93,19 @@ class FleetConfig:
     tensor_parallel_placement: Literal["node", "pack", "spread"] = "node"
     """Where the ranks of a worker group are. node: on one node, which may be any; pack: on as few
     as can be; spread: on as many as there are. Between nodes they talk over TCP."""
-    served_model_name: str | None = None
-    """Name that clients put into `model`; None takes the last part of the model's path."""
+    served_model_name: str | None = field(
+        default=None, metadata={"argparse": {"nargs": "+", "action": "extend"}}
+    )
+    """Name that clients put into `model`; the last part of the model's path unless given. Further
+    ones on the command line are names of the same model."""
     served_model_aliases: tuple[str, ...] = field(default=(), metadata={"flag": None})
     """Further names of the same model, in config files."""
+    chat_template: str = ""
+    """Jinja template in place of the tokenizer's own: a file on the gateways' nodes, or the
+    template itself."""
+    generation_config: str = "auto"
+    """Whose generation_config.json gives the sampling values that requests leave open: auto is the
+    model's, vllm none at all, anything else a folder or Hub repository."""
     tool_call_parser: str = ""
     """How the model writes calls of functions: hermes, qwen3_coder, glm45, llama3_json, pythonic,
     mistral, deepseek_v31, json; none to leave them in the text. Found in its chat template unless
@@ -141,6 +189,9 @@ class EndpointConfig:
     allowed_origins: tuple[str, ...] = field(default=(), metadata={"separator": ","})
     """Origins whose pages browsers let ask this endpoint, as `https://host:port`, separated by
     commas, or * for all; none unless given."""
+    root_path: str = ""
+    """What a proxy in front puts before all paths, as /llm: paths are served with it and without
+    it, whether or not that proxy takes it off."""
     audit_log: str = ""
     """Folder, on the gateways' nodes, for a line of JSON per request: when, whose key, which model
     and status, how many tokens; nothing of prompts or answers. Empty for none."""
@@ -199,6 +250,8 @@ class EndpointConfig:
                     "--allowed-origins must be as https://host:port, without a path, or *, "
                     f"got {origin!r}"
                 )
+        if self.root_path and not re.fullmatch(r"(/[\w.~-]+)+", self.root_path):
+            raise ValueError(f"--root-path must be as /llm, got {self.root_path!r}")
         if self.num_gateways < 1:
             raise ValueError(f"--num-gateways must be at least 1, got {self.num_gateways}")
         if self.responses_store_mib < 0:
@@ -229,6 +282,9 @@ class ServeConfig:
                 aliases=m.fleet.served_model_aliases,
                 model=m.engine.model,
                 revision=m.engine.revision,
+                tokenizer=m.engine.tokenizer,
+                chat_template=m.fleet.chat_template,
+                generation_config=m.fleet.generation_config,
                 tool_call_parser=m.fleet.tool_call_parser,
                 reasoning_parser=m.fleet.reasoning_parser,
                 routing=m.routing,
@@ -245,6 +301,7 @@ class ServeConfig:
             admin_api_keys=(self.endpoint.admin_api_key,) if self.endpoint.admin_api_key else (),
             admin_api_key_file=self.endpoint.admin_api_key_file,
             allowed_origins=self.endpoint.allowed_origins,
+            root_path=self.endpoint.root_path,
             num_gateways=self.endpoint.num_gateways,
             audit_log=self.endpoint.audit_log,
             fairness_key=self.endpoint.fairness_key,
@@ -307,9 +364,10 @@ def dataclass_from_mapping(cls: type[T], settings: Mapping[str, Any], where: str
     known = [f.name for f in fields(cls)]  # type: ignore[arg-type]  # cls is a dataclass
     unknown = [key for key in settings if key not in known]
     news = [f"{key} is now {RENAMED[key]}" for key in unknown if key in RENAMED]
-    news += [f"{key}: {REMOVED[key]}" for key in unknown if key in REMOVED]
+    gone = REMOVED | REFUSED
+    news += [f"{key}: {gone[key]}" for key in unknown if key in gone]
     if news:
-        raise ValueError(f"renamed or removed in {where}: {', '.join(news)}")
+        raise ValueError(f"renamed, removed or refused in {where}: {', '.join(news)}")
     if unknown:
         raise ValueError(
             f"unknown in {where}: {', '.join(map(str, unknown))} (known: {', '.join(known)})"

@@ -77,6 +77,13 @@ class ModelRoute:
     """Branch, tag or commit of the repository; empty for its main branch."""
     aliases: tuple[str, ...] = ()
     """Further names of the same model."""
+    tokenizer: str = ""
+    """Folder or Hub repository of another tokenizer than the checkpoint's; empty for its own."""
+    chat_template: str = ""
+    """Jinja source, or a file with it, in place of the tokenizer's template; empty for that."""
+    generation_config: str = "auto"
+    """Whose sampling values hold for what requests leave open: auto is the checkpoint, vllm nobody,
+    else a folder or Hub repository."""
     tool_call_parser: str = ""
     """How the model writes calls of functions, see router.replies; empty for what its chat template
     tells, none for not at all."""
@@ -97,6 +104,11 @@ class ModelRoute:
         """The model with its revision: what its files are asked for by."""
         return at_revision(self.model, self.revision)
 
+    @property
+    def tokenizer_checkpoint(self) -> str:
+        """Whose tokenizer files are read."""
+        return self.tokenizer or self.checkpoint
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GatewayConfig:
@@ -113,6 +125,8 @@ class GatewayConfig:
     admin_api_key_file: str = ""
     """File, or folder of files, with further ones."""
 
+    root_path: str = ""
+    """What a proxy in front puts before all paths, as `/llm`; empty for nothing."""
     allowed_origins: tuple[str, ...] = ()
     """Origins (`https://host:port`, or `*` for all) whose pages browsers let ask this endpoint."""
     num_gateways: int = 1

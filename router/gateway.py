@@ -18,7 +18,7 @@ from router.fleet import Fleet
 from router.metrics.collector import GatewayCollector, Source
 from router.metrics.http import HttpStats
 from router.serving import ServedModel, SettingsStore
-from router.tokens.defaults import assumed_limits, load_sampling_defaults
+from router.tokens.defaults import assumed_limits, read_chat_template, recommended_sampling
 from router.tokens.encoder import ParityCheck, PromptEncoder
 from router.tokens.pool import WorkPool
 from worker.wire.exposition import OPENMETRICS, content_type_for, render
@@ -154,8 +154,10 @@ class Gateway:
         return await self.pool.run(partial(self._load, route), size=0)
 
     def _load(self, route: ModelRoute) -> ServedModel:
-        tokenizer = load_tokenizer(route.checkpoint)
+        tokenizer = load_tokenizer(route.tokenizer_checkpoint)
         fleet = Fleet(route.routing, parity=ParityCheck(tokenizer))
+        if route.chat_template:  # workers render no chats: they are compared without it
+            tokenizer = tokenizer.with_chat_template(read_chat_template(route.chat_template))
         return ServedModel(
             route,
             self.gateway_id,
@@ -163,7 +165,7 @@ class Gateway:
             tokenizer,
             PromptEncoder(tokenizer, fleet, self.pool, assumed_limits(route.checkpoint)),
             fleet,
-            load_sampling_defaults(route.checkpoint),
+            recommended_sampling(route.checkpoint, route.generation_config),
             max_tenants=self.config.metrics_max_tenants,
             settings=self._settings.get(route.name),
         )

@@ -85,7 +85,10 @@ class EngineConfig(SchedulingOptions):
     revision: str = ""
     """Branch, tag or commit of the Hub repository; its main branch unless given. Its commit is
     asked for once: configuration, tokenizer and weights of all gateways and workers are of it."""
-    tensor_parallel_size: int = 1
+    tokenizer: str = ""
+    """Folder or Hub repository (NAME@REVISION for one revision) of another tokenizer than the
+    model's own; its chat template comes with it."""
+    tensor_parallel_size: int = field(default=1, metadata={"aliases": ("-tp",)})
     """Ranks that share one copy of the model."""
     device: Device = "auto"
     """auto is cuda where a CUDA device is visible, else cpu."""
@@ -203,6 +206,11 @@ class EngineConfig(SchedulingOptions):
     def checkpoint(self) -> str:
         """The model with its revision: what its files are asked for by."""
         return at_revision(self.model, self.revision)
+
+    @property
+    def tokenizer_checkpoint(self) -> str:
+        """Whose tokenizer files are read."""
+        return self.tokenizer or self.checkpoint
 
     @property
     def draft_checkpoint(self) -> str:

@@ -93,8 +93,7 @@ class LLM:
     def __init__(self, model: str, *, tokenizer: str | None = None, **engine_options: Any) -> None:
         # The caller waits for all it asks for: nothing is turned away.
         engine_options = {"max_queued_requests": 0, **engine_options}
-        self.config = pinned(EngineConfig(model=model, **engine_options))
-        self._tokenizer_name = tokenizer or self.config.checkpoint
+        self.config = pinned(EngineConfig(model=model, tokenizer=tokenizer or "", **engine_options))
         self._tokenizer: Tokenizer | None = None
         self._ids = itertools.count()
         directory = tempfile.mkdtemp(prefix="rf-")
@@ -107,7 +106,7 @@ class LLM:
             self._finalizer()
             raise
         self._core = EngineCore(self.config, info, executor, time.monotonic)
-        self._compiler = GrammarCompiler(setting_of(info, self._tokenizer_name), _COMPILE_S)
+        self._compiler = GrammarCompiler(setting_of(info), _COMPILE_S)
         self._grammars: dict[str, None] = {}
         """What the engine has."""
         weakref.finalize(self, self._compiler.close)
@@ -115,7 +114,7 @@ class LLM:
     def get_tokenizer(self) -> Tokenizer:
         """The model's tokenizer, loaded on first use: token prompts without text need none."""
         if self._tokenizer is None:
-            self._tokenizer = load_tokenizer(self._tokenizer_name)
+            self._tokenizer = load_tokenizer(self.config.tokenizer_checkpoint)
         return self._tokenizer
 
     def generate(

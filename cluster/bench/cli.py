@@ -74,7 +74,7 @@ def _serve(args: argparse.Namespace) -> Result:
 
 def _add_throughput_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--model", required=True, help="checkpoint folder or Hub repository")
-    add_options(parser.add_argument_group("engine"), EngineConfig, exclude=("model",))
+    add_options(parser.add_argument_group("engine"), EngineConfig, exclude=("model", "tokenizer"))
     add_options(parser.add_argument_group("prompts"), DatasetOptions)
     add_options(parser, ThroughputOptions)
 

@@ -106,8 +106,8 @@ def _open(options: ThroughputOptions) -> LLM:
     # Imported here: it loads torch, which the command line does without.
     from worker.llm import LLM
 
-    config = {name: value for name, value in asdict(options.engine).items() if name != "model"}
-    return LLM(options.engine.model, tokenizer=options.tokenizer, **config)
+    tokenizer = options.tokenizer or options.engine.tokenizer
+    return LLM(**{**asdict(options.engine), "tokenizer": tokenizer})
 
 
 def _measure(llm: LLM, options: ThroughputOptions, number: int) -> Result:

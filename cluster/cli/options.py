@@ -171,10 +171,11 @@ def _argument_kind(hint: Any, field: Field[Any]) -> dict[str, Any]:
 
 
 def _separated(kind: type, separator: str) -> dict[str, Any]:
-    """argparse's settings for values that stand in one argument."""
+    """argparse's settings for values that stand in one argument, or in a JSON list as vLLM's do."""
 
     def parse(text: str) -> tuple[Any, ...]:
-        return tuple(kind(part) for part in text.split(separator))
+        parts = json.loads(text) if text.startswith("[") else text.split(separator)
+        return tuple(kind(part) for part in parts)
 
     name = kind.__name__.upper()
     parse.__name__ = f"list of {kind.__name__}"  # as argparse names it where a value is none

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from cluster.autoscaling.config import AutoscalingConfig
 from cluster.checkpoints import refuse_missing_model
 from cluster.cli.options import add_options, flag_name, given_options
+from cluster.cli.parser import CommandParser
 from cluster.config import (
     ADMIN_API_KEY,
     API_KEY,
@@ -28,6 +29,7 @@ from cluster.config import (
     serve_config_from_mapping,
 )
 from router.config import RoutingConfig
+from router.tokens.defaults import read_chat_template
 from worker.config import EngineConfig
 
 if TYPE_CHECKING:
@@ -41,8 +43,41 @@ KEY_ON_PROCESS_LIST = (
 PER_MODEL = (FleetConfig, AutoscalingConfig, RoutingConfig, EngineConfig)
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
+COMMON = frozenset(
+    (
+        "--config",
+        "--address",
+        "--host",
+        "--port",
+        "--api-key-file",
+        "--allowed-origins",
+        "--num-gateways",
+        "--metrics-port",
+        "--num-workers",
+        "--served-model-name",
+        "--tool-call-parser",
+        "--chat-template",
+        "--max-workers",
+        "--min-workers",
+        "--revision",
+        "--tensor-parallel-size",
+        "--device",
+        "--dtype",
+        "--max-model-len",
+        "--max-num-seqs",
+        "--max-num-batched-tokens",
+        "--gpu-memory-utilization",
+        "--host-cache-gib",
+        "--speculative-method",
+        "--batch-invariant",
+    )
+)
+"""What `serve --help` tells; `--help=all` tells the rest."""
+
+
+def add_arguments(parser: CommandParser) -> None:
     """Fills the parser of `rayfleet serve`."""
+    parser.common = COMMON
     parser.epilog = (
         f"The environment's {API_KEY} holds keys, separated by commas, that clients may present "
         "besides those of --api-key-file. Unlike --api-key it shows no key to other users of this "
@@ -77,6 +112,8 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.address is None and not config.endpoint.startup_retry_s:
         for model in config.models:
             _refuse_missing_checkpoints(model.engine)
+            if model.fleet.chat_template:
+                read_chat_template(model.fleet.chat_template)
     from rich.console import Console
 
     from cluster.launch import LaunchError, LocalFleet
@@ -123,6 +160,12 @@ def configure(arguments: argparse.Namespace) -> ServeConfig:
         per_model |= given_options(arguments, cls)
     if arguments.model is None:
         per_model.pop("model")
+    if names := per_model.pop("served_model_name", ()):
+        if len(names) > 1 and arguments.model is None:
+            raise ValueError("--served-model-name takes all names after it: say the model before")
+        per_model["served_model_name"], *aliases = names
+        if aliases:
+            per_model["served_model_aliases"] = tuple(aliases)
     settings: dict[str, Any] = {}
     if arguments.config is not None:
         settings = _read_yaml(arguments.config)

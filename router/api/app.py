@@ -91,7 +91,7 @@ def create_app(
             expose_headers=EXPOSED_HEADERS,
         )
     # The last one added is the outermost.
-    app.add_middleware(PlainPaths)
+    app.add_middleware(PlainPaths, root_path=config.root_path)
     app.add_middleware(AnswerCounter, stats=gateway.http, routes=tuple(app.router.routes))
     return app
 
@@ -133,21 +133,28 @@ def _routes(
 class PlainPaths:
     """ASGI middleware that takes the slash off the end of a path, as if it were not there.
 
-    It must stand outside of what looks at paths: keys and their limits.
+    And what a proxy in front puts before all paths, where it has not taken that off itself. It must
+    stand outside of what looks at paths: keys and their limits.
 
     Args:
         app: what sees the path.
+        root_path: as `/llm`; empty for nothing.
     """
 
-    def __init__(self, app: ASGIApp) -> None:
+    def __init__(self, app: ASGIApp, root_path: str = "") -> None:
         self._app = app
+        self._root_path = root_path
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Hands a request on."""
         path = scope.get("path", "")
-        if path.endswith("/") and path != "/":
+        plain = path
+        if self._root_path and f"{path}/".startswith(f"{self._root_path}/"):
+            plain = path[len(self._root_path) :]
+        plain = plain.rstrip("/") or "/"
+        if plain != path:
             # Changed where it stands: the middleware outside of this one counts by it as well.
-            scope["path"] = path.rstrip("/") or "/"
+            scope["path"] = plain
         await self._app(scope, receive, send)
 
 
@@ -162,7 +169,7 @@ class MonitorRoutes:
     def __init__(self, gateway: Gateway, keys: KeyRing) -> None:
         self._gateway = gateway
         self._keys = keys
-        self._document = openapi_document()
+        self._document = openapi_document(gateway.config.root_path)
 
     async def models(self, request: Request) -> Response:
         """GET /v1/models: those that the key may use."""

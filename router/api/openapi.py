@@ -99,8 +99,11 @@ _PROBLEMS = {
 }
 
 
-def openapi_document() -> bytes:
-    """OpenAPI 3.1, as JSON. Bodies are exact, answers only as far as clients rely on them."""
+def openapi_document(root_path: str = "") -> bytes:
+    """OpenAPI 3.1, as JSON. Bodies are exact, answers only as far as clients rely on them.
+
+    `root_path` is what clients put before all paths.
+    """
     bodies = [body for _, _, body, _ in _POSTED]
     _, schemas = msgspec.json.schema_components(bodies, ref_template=_REFERENCE)
     for body in bodies:
@@ -119,6 +122,7 @@ def openapi_document() -> bytes:
     document = {
         "openapi": "3.1.0",
         "info": {"title": "rayfleet", "version": importlib.metadata.version("rayfleet")},
+        "servers": [{"url": root_path or "/"}],
         "paths": paths,
         "components": {
             "schemas": {**schemas, "Error": _ERROR, "AnthropicError": _ANTHROPIC_ERROR},

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from worker.wire.limits import Limits
@@ -26,6 +27,42 @@ def load_sampling_defaults(model: str) -> dict[str, Any]:
                 "generation_config.json recommends %s %s, which is not applied", name, config[name]
             )
     return {name: config[name] for name in APPLIED if config.get(name) is not None}
+
+
+def recommended_sampling(model: str, source: str) -> dict[str, Any]:
+    """Values for what a request leaves open.
+
+    Args:
+        model: the checkpoint's folder or Hub name.
+        source: `auto` for what the checkpoint recommends, `vllm` for nothing, else a folder or Hub
+            name whose generation_config.json does.
+
+    Raises:
+        ValueError: the source has no such file.
+    """
+    if source == "vllm":
+        return {}
+    if source == "auto":
+        return load_sampling_defaults(model)
+    if not (checkpoint_folder(source) / "generation_config.json").is_file():
+        raise ValueError(f"--generation-config: there is no generation_config.json in {source}")
+    return load_sampling_defaults(source)
+
+
+def read_chat_template(given: str) -> str:
+    """The Jinja source that `given` is, or that is in the file of that name.
+
+    Raises:
+        ValueError: it is neither.
+    """
+    if "{" in given:
+        return given
+    try:
+        return Path(given).expanduser().read_text(encoding="utf-8")
+    except (OSError, ValueError) as error:
+        raise ValueError(
+            f"--chat-template: cannot read {given} ({error}): name a file with a Jinja template"
+        ) from error
 
 
 def assumed_limits(model: str) -> Limits:

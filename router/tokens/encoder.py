@@ -296,6 +296,11 @@ class ParityCheck:
 
     def __call__(self, info: EngineInfo) -> str | None:
         """What differs; None if nothing does, or the worker has no tokenizer to tell."""
+        if self._tokenizer.vocab_size > info.vocab_size and info.tokenizer:
+            return (
+                f"the model has {info.vocab_size} tokens, --tokenizer {info.tokenizer} "
+                f"{self._tokenizer.vocab_size}: name the model's own"
+            )
         if info.tokenizer_fingerprint is None:
             return None
         key = (info.page_size, info.block_hash_salt)

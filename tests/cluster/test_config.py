@@ -60,6 +60,45 @@ def test_flags_reach_the_configuration() -> None:
     assert config.gateway().models[0].name == "shown"
 
 
+def test_flags_of_vllm_users_reach_the_configuration() -> None:
+    config = parse(
+        *("some/model", "-tp", "2", "--tokenizer", "some/tokenizer", "--revision", "v1"),
+        *("--chat-template", "{{ messages }}", "--generation-config", "vllm"),
+        *("--allowed-origins", '["https://a.example", "http://b:1"]', "--root-path", "/llm"),
+    )
+    gateway = config.gateway()
+    [route] = gateway.models
+    assert config.models[0].engine.tensor_parallel_size == 2
+    assert (route.tokenizer, route.revision) == ("some/tokenizer", "v1")
+    assert route.tokenizer_checkpoint == config.models[0].engine.tokenizer_checkpoint
+    assert (route.chat_template, route.generation_config) == ("{{ messages }}", "vllm")
+    assert gateway.allowed_origins == ("https://a.example", "http://b:1")
+    assert gateway.root_path == "/llm"
+    assert parse("m", "--allowed-origins", "https://a.example,*").gateway().allowed_origins == (
+        *("https://a.example", "*"),
+    )
+
+
+@pytest.mark.parametrize("path", ["llm", "/llm/", "/", "/a b"])
+def test_what_stands_before_paths_is_checked(path: str) -> None:
+    with pytest.raises(ValueError, match="--root-path"):
+        EndpointConfig(root_path=path)
+
+
+def test_a_model_may_be_served_under_several_names() -> None:
+    [route] = parse("x/m", "--served-model-name", "a", "b", "--port", "9").gateway().models
+    assert (route.name, route.aliases) == ("a", ("b",))
+    [route] = parse("x/m", "--served-model-name", "a", "--served-model-name", "b").gateway().models
+    assert (route.name, route.aliases) == ("a", ("b",))
+    with pytest.raises(ValueError, match="say the model before"):
+        parse("--served-model-name", "a", "x/m")
+
+
+def test_options_of_other_servers_are_refused_in_files_too() -> None:
+    with pytest.raises(ValueError, match="trust_remote_code: no code of a checkpoint is ever run"):
+        serve_config_from_mapping({"models": [{"model": "m", "trust_remote_code": True}]})
+
+
 def test_a_file_lists_models_and_flags_of_the_endpoint_win(tmp_path: Path) -> None:
     file = tmp_path / "fleet.yaml"
     file.write_text(

@@ -8,6 +8,8 @@ import pytest
 
 from cluster.bench.cli import main as bench
 from cluster.cli.main import build_parser
+from cluster.cli.serve import COMMON
+from cluster.config import REFUSED
 
 
 @pytest.mark.parametrize(
@@ -77,10 +79,64 @@ def test_a_mistake_is_told_in_two_lines(
     assert second.startswith(usage.partition(" [")[0])
 
 
-def test_serve_has_at_most_eighty_options(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit):
-        build_parser().parse_args(["serve", "--help"])
-    assert len(re.findall(r"^  -", capsys.readouterr().out, re.MULTILINE)) <= 80
+def flags_told(topic: str, capsys: pytest.CaptureFixture[str]) -> set[str]:
+    with pytest.raises(SystemExit) as exit_:
+        build_parser().parse_args(["serve", topic])
+    assert exit_.value.code == 0
+    return set(re.findall(r"^  (-[-\w]+)", capsys.readouterr().out, re.MULTILINE))
+
+
+def test_serve_has_at_most_eighty_options_and_tells_the_25_most_used(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    everything = flags_told("--help=all", capsys)
+    shown = flags_told("--help", capsys)
+    assert len(everything) <= 80
+    assert shown == COMMON
+    assert len(shown) == 25
+    assert shown < everything
+    groups = ("endpoint", "fleet", "autoscaling", "routing", "engine")
+    told = [flags_told(f"--help={group}", capsys) for group in groups]
+    assert set().union(*told) == everything - {"-h", "--config", "--address"}
+    assert sum(map(len, told)) == len(set().union(*told))
+
+
+def test_help_on_what_there_is_not_names_the_groups(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as exit_:
+        build_parser().parse_args(["serve", "--help=fleets"])
+    assert exit_.value.code == 2
+    assert "choose from all, endpoint, fleet" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("flag", "reason"),
+    [
+        ("--trust-remote-code", "no code of a checkpoint is ever run"),
+        ("--quantization=awq", "the checkpoint's config.json tells"),
+        ("-q=awq", "the checkpoint's config.json tells"),
+        ("--kv-cache-dtype=fp8", "cached in the model's type, see --dtype"),
+        ("--ssl-certfile=a.pem", "TLS is not spoken here"),
+        ("--ssl-keyfile=a.key", "TLS is not spoken here"),
+        ("-dp=2", "say --num-workers"),
+        ("--pipeline-parallel-size=2", "see --tensor-parallel-size"),
+        ("--enable-auto-tool-choice", "it is always on"),
+        ("--swap-space=4", "say --host-cache-gib"),
+    ],
+)
+def test_flags_of_other_servers_are_refused_with_the_reason(
+    flag: str, reason: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as exit_:
+        build_parser().parse_args(["serve", "some/model", flag])
+    assert exit_.value.code == 2
+    assert reason in capsys.readouterr().err
+
+
+def test_what_is_refused_names_flags_that_there_are(capsys: pytest.CaptureFixture[str]) -> None:
+    known = flags_told("--help=all", capsys)
+    reasons = " ".join(REFUSED.values())
+    assert set(re.findall(r"--[a-z][a-z-]+", reasons)) <= known
+    assert {"--" + name.replace("_", "-") for name in REFUSED}.isdisjoint(known)
 
 
 def test_the_benchmarks_by_themselves_say_it_too(capsys: pytest.CaptureFixture[str]) -> None:

@@ -20,7 +20,7 @@ def test_the_readme_leads_there() -> None:
 
 def test_flags_routes_and_variables_are_ours(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
-        main(["serve", "--help"])
+        main(["serve", "--help=all"])
     known = set(re.findall(r"--[a-z][a-z-]+", capsys.readouterr().out))
     named = set(re.findall(r"(?<![\w-])--[a-z][a-z-]+", TEXT))
     assert len(named) > 5

@@ -30,6 +30,7 @@ def build_engine_info(config: EngineConfig, hellos: Sequence[Hello]) -> EngineIn
         max_total_tokens = min(max_total_tokens, max_model_len)
     return EngineInfo(
         model=config.checkpoint,
+        tokenizer=config.tokenizer,
         max_model_len=max_model_len,
         max_total_tokens=max_total_tokens,
         vocab_size=hellos[0].vocab_size,

@@ -40,7 +40,7 @@ def serve_engine(config: EngineConfig, directory: str, host: str = "") -> None:
     executor = create_executor(config, directory, spawn_peers=False, host=host)
     try:
         info = executor.start()
-        info.tokenizer_fingerprint = _fingerprint(config.checkpoint, info)
+        info.tokenizer_fingerprint = _fingerprint(config.tokenizer_checkpoint, info)
         front.send(msgspec.msgpack.encode(info))
         loop = _Loop(config, info, executor, front)
         freeze_gc()

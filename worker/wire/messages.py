@@ -388,6 +388,8 @@ class EngineInfo(msgspec.Struct, array_like=True, tag="info"):
     """Of the KV cache; 0 for as many as `max_total_tokens` take."""
     page_groups: PageGroups = ONE_GROUP
     """How the model's layers share them."""
+    tokenizer: str = ""
+    """Name or folder of another tokenizer than the checkpoint's; empty for its own."""
 
 
 class StepReport(msgspec.Struct, array_like=True, tag="step"):

@@ -91,6 +91,10 @@ class Tokenizer:
         """What `render_chat` renders, for those who ask what it reads of a message."""
         return self._template
 
+    def with_chat_template(self, source: str) -> Tokenizer:
+        """The same tokenizer with another template. Raises ValueError for one that is none."""
+        return Tokenizer(self._backend, chat_template=source, special_tokens=self.special_tokens)
+
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """Token ids of `text`; with the tokens that the checkpoint puts around every text."""
         # HAZARD: the library's `encode` keeps the interpreter's lock: for a long prompt it would

@@ -201,10 +201,10 @@ def _was_killed(answer: bytes | int) -> bool:
     return isinstance(answer, int) and (answer == 0 or -answer in _KILLED)
 
 
-def setting_of(info: EngineInfo, tokenizer: str | None = None) -> Setting:
+def setting_of(info: EngineInfo) -> Setting:
     """What grammars for this engine are compiled for."""
     return Setting(
-        tokenizer or info.model,
+        info.tokenizer or info.model,
         info.vocab_size,
         info.eos_token_ids,
         info.structured_outputs_backend,

@@ -9,10 +9,13 @@ from typing import Any
 
 import pytest
 
+from worker.config import EngineConfig
 from worker.core.grammar.base import GrammarError, GrammarTooHeavy
+from worker.core.info import build_engine_info
 from worker.front.grammar import process
 from worker.front.grammar.compiling_messages import Setting
-from worker.front.grammar.process import CompilerFailure, GrammarCompiler
+from worker.front.grammar.process import CompilerFailure, GrammarCompiler, setting_of
+from worker.plan.messages import Hello
 from worker.wire.messages import CompiledGrammar
 from worker.wire.structured import MAX_GRAMMAR_BYTES, StructuredOutputsParams
 
@@ -160,3 +163,11 @@ def test_a_process_that_cannot_start_says_so() -> None:
     with pytest.raises(CompilerFailure):
         compile_with(compiler, regex="a")
     compiler.close()
+
+
+def test_grammars_are_of_the_tokenizer_that_the_engine_was_given() -> None:
+    hello = Hello(rank=0, num_pages=9, max_model_len=64, vocab_size=2560)
+    for tokenizer, expected in (("", MODEL), ("other", "other")):
+        config = EngineConfig(model=MODEL, tokenizer=tokenizer)
+        assert config.tokenizer_checkpoint == expected
+        assert setting_of(build_engine_info(config, [hello])).tokenizer == expected
