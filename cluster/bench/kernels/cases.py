@@ -104,7 +104,11 @@ _TOKEN_OPS = (
     "gelu_and_mul",
     "clamped_swiglu",
     "store_kv_cache",
+    "store_latents",
 )
+_LATENTS = (512, 64)
+"""Values of a token that latent attention keeps, and those of them behind the others that rotate:
+DeepSeek V3's."""
 _GATES: dict[str, Callable[[torch.Tensor], object]] = {
     "silu_and_mul": kernels.silu_and_mul,
     "gelu_and_mul": kernels.gelu_and_mul,
@@ -161,6 +165,12 @@ class _Maker:
         elif name in _GATES:
             run = partial(_GATES[name], self._randn(rows, 2 * s.intermediate))
             size = 3 * rows * s.intermediate
+        elif name == "store_latents":
+            cache = self._zeros(rows, PAGE_SIZE, 1, sum(_LATENTS))
+            slots = torch.arange(rows, device=self._device) * PAGE_SIZE
+            latents, rotating = (self._randn(rows, n) for n in _LATENTS)
+            run = partial(kernels.store_latents, latents, rotating, cache, slots)
+            size = 2 * rows * sum(_LATENTS)
         else:
             caches = self._zeros(2, rows, PAGE_SIZE, s.kv_heads, s.head_dim)
             slots = torch.arange(rows, device=self._device) * PAGE_SIZE
