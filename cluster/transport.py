@@ -127,7 +127,7 @@ class RayTransport:
         """
         call = self._call(self._hello)
         with contextlib.suppress(Exception):
-            await asyncio.wait_for(_answer(call), _FIRST_CALL_S)
+            await asyncio.wait_for(call, _FIRST_CALL_S)
         call.cancel()
 
     def _call(self, method: Any, **arguments: Any) -> Any:
@@ -196,10 +196,6 @@ class _PinnedCall:
     def _cancel(self) -> None:
         if self._call is not None:
             self._call.cancel()
-
-
-async def _answer(call: Any) -> None:
-    await call
 
 
 async def _outlast(stream: AsyncIterator[bytes], link: WorkerLink) -> None:

@@ -106,8 +106,7 @@ def _open(options: ThroughputOptions) -> LLM:
     # Imported here: it loads torch, which the command line does without.
     from worker.llm import LLM
 
-    tokenizer = options.tokenizer or options.engine.tokenizer
-    return LLM(**{**asdict(options.engine), "tokenizer": tokenizer})
+    return LLM(**{**asdict(options.engine), "tokenizer": options.tokenizer})
 
 
 def _measure(llm: LLM, options: ThroughputOptions, number: int) -> Result:

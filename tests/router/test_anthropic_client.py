@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
+import anthropic
 import pytest
 
 from router.api.anthropic.protocol import COUNTED, KNOWN, CountTokensRequest, MessagesRequest
 from tests.support.router.agent import CALLS, prompt_of
 from tests.support.router.rig import Rig
-
-anthropic = pytest.importorskip("anthropic", reason="the anthropic client is not installed")
 
 NOW = {"name": "now", "input_schema": {"type": "object"}}
 WEATHER = {"name": "get_weather", "input_schema": {"type": "object"}}
