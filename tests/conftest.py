@@ -9,7 +9,9 @@ of them when the others are done.
 
 from __future__ import annotations
 
+import gc
 import os
+from collections.abc import Generator
 from pathlib import Path
 from typing import Any
 
@@ -52,6 +54,22 @@ def pytest_configure() -> None:
         suppress_health_check=[HealthCheck.too_slow],
     )
     settings.load_profile("ours")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """Collects garbage once, not while modules are imported.
+
+    What is imported and collected stays until the end: some 850,000 objects, which a full
+    collection walks in a second: 5 of 13 CPU seconds in each process. Later ones leave them out.
+    """
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.collect()
+        gc.freeze()
+        gc.enable()
 
 
 def pytest_itemcollected(item: pytest.Function) -> None:
