@@ -12,11 +12,14 @@ from cluster.cli.parser import CommandParser
 
 COMMANDS = {
     "serve": ("cluster.cli.serve", "serve models behind an OpenAI endpoint"),
+    "chat": ("cluster.cli.chat:add_chat_arguments", "chat with a model"),
+    "complete": ("cluster.cli.chat:add_complete_arguments", "continue a text"),
     "bench": ("cluster.bench.cli", "measure an endpoint, the engine, or the gateway"),
     "doctor": ("cluster.cli.doctor", "check this machine and environment"),
     "keys": ("cluster.cli.keys", "make and check API keys"),
 }
-"""Modules, whose `add_arguments` fills the command's parser, and what the commands do."""
+"""Modules, whose `add_arguments` or named function fills the command's parser, and what the
+commands do."""
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -44,7 +47,8 @@ def build_parser() -> argparse.ArgumentParser:
 
 
 def _fill(module: str, parser: CommandParser) -> None:
-    importlib.import_module(module).add_arguments(parser)
+    name, _, function = module.partition(":")
+    getattr(importlib.import_module(name), function or "add_arguments")(parser)
 
 
 if __name__ == "__main__":

@@ -1,0 +1,216 @@
+"""`rayfleet chat` and `rayfleet complete`: talk to an endpoint from a terminal."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from cluster.cli.endpoint import Endpoint, EndpointOptions
+from cluster.cli.options import add_options, given_options
+
+FORGET = "/reset"
+"""Typed alone, it begins a new chat."""
+_DIM, _PLAIN = "\x1b[2m", "\x1b[0m"
+"""How thoughts look in a terminal, and what follows them."""
+_C1 = range(0x7F, 0xA0)
+"""Control characters beyond those below the space."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AskOptions(EndpointOptions):
+    """What is asked, and how it is to be answered."""
+
+    model: str = ""
+    """Model to ask; the first one that the endpoint has unless given."""
+    max_tokens: int | None = None
+    """Most tokens of an answer."""
+    temperature: float | None = None
+    """Of sampling; what the model's checkpoint recommends unless given. 0 takes the likeliest."""
+    top_p: float | None = None
+    """Sampling from the likeliest tokens that have this probability together."""
+    seed: int | None = None
+    """The same seed gives the same answer to the same prompt."""
+
+    @property
+    def sampling(self) -> dict[str, Any]:
+        """Fields of a request: those that were given."""
+        named = {
+            "max_tokens": self.max_tokens,
+            "temperature": self.temperature,
+            "top_p": self.top_p,
+            "seed": self.seed,
+        }
+        return {name: value for name, value in named.items() if value is not None}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ChatOptions(AskOptions):
+    """A chat's."""
+
+    system: str = ""
+    """Message of the system that the chat begins with."""
+
+
+def add_chat_arguments(parser: argparse.ArgumentParser) -> None:
+    """Fills the parser of `rayfleet chat`."""
+    parser.description = (
+        "Chats with a model; each line is a message, the answer is streamed, and all before it is "
+        f"remembered. {FORGET} begins a new chat, Ctrl-C stops an answer, Ctrl-D ends."
+    )
+    parser.add_argument("message", nargs="?", help="asked alone, without a chat that follows")
+    add_options(parser, ChatOptions)
+    parser.set_defaults(run=run_chat)
+
+
+def add_complete_arguments(parser: argparse.ArgumentParser) -> None:
+    """Fills the parser of `rayfleet complete`."""
+    parser.description = "Continues a text; without one, each line of the input is a text."
+    parser.add_argument("prompt", nargs="?", help="the text")
+    add_options(parser, AskOptions)
+    parser.set_defaults(run=run_complete)
+
+
+def run_chat(arguments: argparse.Namespace) -> int:
+    """Chats until the input ends; the exit code."""
+    options = ChatOptions(**given_options(arguments, ChatOptions))
+    chat = Chat(Endpoint(options.url, options.key), options)
+    if arguments.message is not None:
+        chat.ask(arguments.message)
+        return 0
+    return _converse(chat.model, chat.ask_or_forget)
+
+
+def run_complete(arguments: argparse.Namespace) -> int:
+    """Completes one text, or each line of the input; the exit code."""
+    options = AskOptions(**given_options(arguments, AskOptions))
+    endpoint = Endpoint(options.url, options.key)
+    model = _model_of(endpoint, options)
+
+    def complete(prompt: str) -> None:
+        body = {"model": model, "prompt": prompt, **options.sampling}
+        _show(_choices(endpoint.stream("/v1/completions", body)))
+
+    if arguments.prompt is not None:
+        complete(arguments.prompt)
+        return 0
+    return _converse(model, complete)
+
+
+class Chat:
+    """Messages so far, and whom they go to.
+
+    Args:
+        endpoint: is asked.
+        options: how.
+
+    Raises:
+        ValueError: the endpoint does not answer, or has no model for this key.
+    """
+
+    def __init__(self, endpoint: Endpoint, options: ChatOptions) -> None:
+        self._endpoint = endpoint
+        self._options = options
+        self.model = _model_of(endpoint, options)
+        self.messages: list[dict[str, str]] = []
+        """What was said, the system's message first."""
+        self._forget()
+
+    def ask(self, text: str) -> None:
+        """Sends a message and shows the answer; both are remembered.
+
+        A stopped answer is remembered as far as it came, one that failed is not, nor its question.
+
+        Raises:
+            ValueError: the endpoint refuses it.
+        """
+        self.messages.append({"role": "user", "content": text})
+        body = {"model": self.model, "messages": self.messages, **self._options.sampling}
+        events = self._endpoint.stream("/v1/chat/completions", body)
+        try:
+            answer = _show(choice["delta"] for choice in _choices(events))
+        except ValueError:
+            self.messages.pop()
+            raise
+        self.messages.append({"role": "assistant", "content": answer})
+
+    def ask_or_forget(self, line: str) -> None:
+        """Does what a typed line says."""
+        if line == FORGET:
+            self._forget()
+        else:
+            self.ask(line)
+
+    def _forget(self) -> None:
+        system = self._options.system
+        self.messages = [{"role": "system", "content": system}] if system else []
+
+
+def _model_of(endpoint: Endpoint, options: AskOptions) -> str:
+    names = endpoint.models()
+    if options.model and options.model not in names:
+        raise ValueError(f"no model {options.model} at {endpoint.base}: {', '.join(names)}")
+    if not names:
+        raise ValueError(f"this key may use no model at {endpoint.base}")
+    return options.model or names[0]
+
+
+def _converse(model: str, take: Callable[[str], None]) -> int:
+    """Hands on lines of the input until it ends; 1 where it is no terminal and one has failed."""
+    is_terminal = sys.stdin.isatty()
+    if is_terminal:
+        import readline  # noqa: F401  # arrows and history in `input`
+
+        print(f"{model} answers; Ctrl-D ends", file=sys.stderr)
+    code = 0
+    while True:
+        try:
+            line = input("> " if is_terminal else "").strip()
+        except (EOFError, KeyboardInterrupt):
+            return code
+        try:
+            if line:
+                take(line)
+        except ValueError as error:
+            print(f"rayfleet: {error}", file=sys.stderr)
+            code = 0 if is_terminal else 1
+
+
+def _choices(events: Iterable[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+    """The first choice of each event that has one."""
+    for event in events:
+        if event.get("choices"):
+            yield event["choices"][0]
+
+
+def _show(pieces: Iterable[dict[str, Any]]) -> str:
+    """Writes an answer as it comes, until its end or Ctrl-C; the text without thoughts.
+
+    Thoughts are shown in a terminal alone.
+    """
+    answer, thinks = [], False
+    try:
+        for piece in pieces:
+            if (thought := piece.get("reasoning")) and sys.stdout.isatty():
+                _write(f"{'' if thinks else _DIM}{printable(thought)}")
+                thinks = True
+            if text := piece.get("content") or piece.get("text"):
+                _write(f"{_PLAIN + chr(10) if thinks else ''}{printable(text)}")
+                thinks = False
+                answer.append(text)
+    except KeyboardInterrupt:
+        _write(" (stopped)")
+    _write(f"{_PLAIN if thinks else ''}\n")
+    return "".join(answer)
+
+
+def printable(text: str) -> str:
+    """`text` without what would steer the terminal: models may write anything."""
+    return "".join(c for c in text if c in "\n\t" or (c >= " " and ord(c) not in _C1))
+
+
+def _write(text: str) -> None:
+    sys.stdout.write(text)
+    sys.stdout.flush()
