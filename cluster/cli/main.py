@@ -14,6 +14,7 @@ COMMANDS = {
     "serve": ("cluster.cli.serve", "serve models behind an OpenAI endpoint"),
     "chat": ("cluster.cli.chat:add_chat_arguments", "chat with a model"),
     "complete": ("cluster.cli.chat:add_complete_arguments", "continue a text"),
+    "top": ("cluster.cli.top", "models and workers of a fleet, live"),
     "bench": ("cluster.bench.cli", "measure an endpoint, the engine, or the gateway"),
     "doctor": ("cluster.cli.doctor", "check this machine and environment"),
     "keys": ("cluster.cli.keys", "make and check API keys"),

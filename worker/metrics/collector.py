@@ -57,6 +57,14 @@ _GAUGES: dict[str, tuple[str, Callable[[LoadSnapshot], float]]] = {
     "max_num_seqs": ("Requests that may run at a time.", lambda x: x.max_num_seqs),
     "step_tokens": ("Tokens computed in the last step.", lambda x: x.num_step_tokens),
 }
+_COUNTERS: dict[str, tuple[str, Callable[[LoadSnapshot], int]]] = {
+    "num_preemptions": ("Requests preempted.", lambda x: x.num_preemptions),
+    "prefix_cache_queries": (
+        "Prompt tokens of requests that were admitted for the first time.",
+        lambda x: x.num_prefix_queries,
+    ),
+    "prefix_cache_hits": ("Tokens of these in the prefix cache.", lambda x: x.num_prefix_hits),
+}
 _BLOCKS: dict[str, tuple[str, Callable[[BlockTotals], int]]] = {
     "forwards": ("Forward passes of block diffusion.", lambda b: b.num_forwards),
     "rounds": ("Passes that found something to decide, by block.", lambda b: b.num_rounds),
@@ -119,11 +127,10 @@ class WorkerCollector(Collector):
             yield from _under_vllm_names(view)
         yield from (_engine(view), _startup(view))
         yield from latency_metrics(labels, view.latency)
-        preemptions = CounterMetricFamily(
-            "rayfleet_num_preemptions", "Requests preempted.", labels=LABELS
-        )
-        preemptions.add_metric(labels, load.num_preemptions)
-        yield preemptions
+        for name, (text, count) in _COUNTERS.items():
+            counter = CounterMetricFamily(f"rayfleet_{name}", text, labels=LABELS)
+            counter.add_metric(labels, count(load))
+            yield counter
         for name, (text, total) in _BLOCKS.items():
             totals = CounterMetricFamily(f"rayfleet_diffusion_{name}", text, labels=LABELS)
             totals.add_metric(labels, total(load.blocks or BlockTotals()))
@@ -183,6 +190,7 @@ def _cache_config(name: str, view: WorkerView) -> Metric:
             "num_gpu_blocks": str(
                 view.load.num_total_pages or view.info.max_total_tokens // page_size
             ),
+            "num_cpu_blocks": str(view.info.num_host_pages),
         }
         family.add_metric([view.model_name, view.worker_id], config)
     return family

@@ -328,6 +328,11 @@ class LoadSnapshot(msgspec.Struct, array_like=True):
     """Part of a step's prompt tokens that prompts under way leave to those that wait."""
     host_cache: HostCacheTotals | None = None
     """None without a host-memory tier."""
+    num_prefix_queries: int = 0
+    """Tokens that requests came with, counted when they are first admitted; since the epoch
+    began."""
+    num_prefix_hits: int = 0
+    """Tokens of these that the prefix cache had."""
 
 
 class TokenizerFingerprint(msgspec.Struct, array_like=True, frozen=True):

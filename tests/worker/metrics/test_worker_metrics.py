@@ -43,6 +43,8 @@ def test_gauges_of_the_model_server_protocol_and_of_autoscaling() -> None:
         queued_prefill_tokens=60,
         reserved_prefill_tokens=7,
         num_preemptions=5,
+        num_prefix_queries=90,
+        num_prefix_hits=30,
         step_times=StepTimes(num_steps=8, forward=0.5),
     )
     found = samples(INFO, load)
@@ -52,13 +54,16 @@ def test_gauges_of_the_model_server_protocol_and_of_autoscaling() -> None:
     assert found["num_queued_tokens"] == 50
     assert found["queued_prefill_tokens"] == 67
     assert found["num_preemptions_total"] == 5
+    assert found["prefix_cache_queries_total"] == 90
+    assert found["prefix_cache_hits_total"] == 30
     assert found["step_forward_seconds_count"] == 8
     assert found["step_forward_seconds_sum"] == 0.5
     assert found["worker_ready"] == 1
     assert found["worker_rebuilds_total"] == 2
     view = WorkerView("demo", "w", 1, INFO, load, WorkerLatency())
     text = render(WorkerCollector(lambda: view, vllm_names=True), TEXT).decode()
-    config = '{block_size="4",model_name="demo",num_gpu_blocks="32",worker_id="w"} 1.0'
+    pages = 'num_cpu_blocks="0",num_gpu_blocks="32"'
+    config = f'{{block_size="4",model_name="demo",{pages},worker_id="w"}} 1.0'
     own = '{model_name="demo",worker_id="w"}'
     for prefix in ("rayfleet_", "vllm:"):
         assert f"{prefix}cache_config_info{config}" in text
@@ -108,6 +113,7 @@ def test_a_worker_reports_how_long_its_steps_and_first_tokens_take() -> None:
     }
     assert found["rayfleet_worker_time_to_first_token_seconds_sum", None] == 0.75
     assert found["rayfleet_worker_time_to_first_token_seconds_count", None] == 1
+    assert found["rayfleet_worker_generation_tokens_total", None] == 3
     for kind, seconds in (("decode", 0.012), ("prefill", 0.04)):
         assert found["rayfleet_worker_step_seconds_sum", kind] == seconds
         assert found["rayfleet_worker_step_seconds_count", kind] == 1

@@ -54,6 +54,8 @@ class Lifecycle:
         request.num_prefill = len(request.token_ids)
         if request.num_cached < 0:
             request.num_cached = request.num_computed
+            state.stats.num_prefix_queries += request.num_prefill
+            state.stats.num_prefix_hits += request.num_cached
         if request.preemption.count:
             request.preemption.resumed_at = len(request.token_ids)
         if wants_all:

@@ -52,4 +52,6 @@ def snapshot(
         prefilling_attended=attended,
         new_prompt_share=new_prompt_share,
         host_cache=None if cache.host is None else cache.host.totals,
+        num_prefix_queries=stats.num_prefix_queries,
+        num_prefix_hits=stats.num_prefix_hits,
     )

@@ -31,6 +31,10 @@ class SchedulerStats:
 
     num_preemptions: int = 0
     """Requests preempted since the scheduler began."""
+    num_prefix_queries: int = 0
+    """Tokens that requests came with, counted when they are first admitted."""
+    num_prefix_hits: int = 0
+    """Tokens of these that the prefix cache had."""
     num_dropped_tokens: int = 0
     """Tokens that the device drew for requests that had ended or been preempted meanwhile."""
     step_ms: float = 0.0

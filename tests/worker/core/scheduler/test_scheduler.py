@@ -59,6 +59,8 @@ def test_a_prefix_is_hit_in_full_pages_and_leaves_a_token_to_compute() -> None:
     harness.apply()
     harness.drain()
     assert (first.num_cached, second.num_cached) == (0, 12)
+    load = harness.report().load
+    assert (load.num_prefix_queries, load.num_prefix_hits) == (32, 12)
     assert first.tokens == second.tokens
 
 
@@ -227,6 +229,7 @@ def test_a_resumed_request_hits_the_pages_it_left_and_reports_its_first_hit() ->
     assert len(admit.token_ids) // 4 > 8
     assert row.start > 0
     assert young.num_cached == 0
+    assert harness.report().load.num_prefix_hits == 0, "of first admissions alone"
 
 
 def test_with_a_step_in_flight_a_victim_is_parked_one_step_and_preempted_in_the_next() -> None:

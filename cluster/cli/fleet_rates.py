@@ -1,0 +1,218 @@
+"""What two scrapes of /metrics tell of models and workers: rates are of what was between."""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from prometheus_client.parser import text_string_to_metric_families
+
+Labels = tuple[tuple[str, str], ...]
+BARS: Final = "▁▂▃▄▅▆▇█"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class WorkerRow:
+    """One worker now, and since the scrape before."""
+
+    model: str
+    """Name of the model that it serves."""
+    worker: str
+    """Its id."""
+    ready: bool
+    """Whether it takes requests."""
+    running: int
+    """Requests in its batch."""
+    waiting: int
+    """Requests in its queue."""
+    kv_usage: float
+    """Part of its KV pages that is in use."""
+    host_usage: float | None
+    """Part of its host-memory tier that is in use; None where it has none."""
+    hit_rate: float | None
+    """Part of the prompt tokens that its prefix cache had; None where none came."""
+    tokens_per_s: float
+    """Tokens generated per second."""
+    ttft_ms: float | None
+    """Median of the times from arrival at the worker to the first token; None without any."""
+    preemptions: int
+    """Requests preempted since the scrape before."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ModelRow:
+    """One model as its gateways see it, since the scrape before."""
+
+    model: str
+    """Its name."""
+    workers_ready: int
+    """Workers that take requests."""
+    workers_wanted: int
+    """Workers that there should be."""
+    pending: int
+    """Requests that no worker has yet, now."""
+    requests_per_s: float
+    """Requests that ended."""
+    tokens_per_s: float
+    """Tokens generated, of requests that ended or not."""
+    ttft_p50_ms: float | None
+    """Arrival at the gateway to the first token, median; None without any."""
+    ttft_p95_ms: float | None
+    """The time that one in twenty exceeds."""
+    slo_attainment: float | None
+    """Part of the requests with an SLO that met it; None where none ended."""
+
+
+class Scrape:
+    """The samples of one moment, of one node or several.
+
+    Args:
+        at: seconds, on any clock that does not go back.
+        texts: answers of /metrics; a series in several of them counts once.
+    """
+
+    def __init__(self, at: float, texts: Iterable[str]) -> None:
+        self.at = at
+        self._samples: dict[str, dict[Labels, float]] = defaultdict(dict)
+        self._processes: set[str] = set()
+        for text in texts:
+            for family in text_string_to_metric_families(text):
+                for sample in family.samples:
+                    key = tuple(sorted(sample.labels.items()))
+                    self._samples[sample.name][key] = sample.value
+                    self._processes.add(_process_of(key))
+
+    def items(self, name: str, **labels: str) -> Iterator[tuple[dict[str, str], float]]:
+        """Labels and values of the series of a name that have these labels."""
+        wanted = labels.items()
+        for key, value in self._samples.get(name, {}).items():
+            if wanted <= set(key):
+                yield dict(key), value
+
+    def total(self, name: str, **labels: str) -> float:
+        """The sum of these series; 0 without any."""
+        return sum(value for _, value in self.items(name, **labels))
+
+    def since(self, before: Scrape | None, name: str, **labels: str) -> float:
+        """By how much these counters grew together; one that began anew counts from 0."""
+        return sum(grown for _, grown in self._growths(before, name, labels))
+
+    def quantile(self, before: Scrape | None, name: str, q: float, **labels: str) -> float | None:
+        """Of what a histogram took in between, within its buckets; None where that is nothing."""
+        counts: dict[float, float] = defaultdict(float)
+        for key, grown in self._growths(before, f"{name}_bucket", labels):
+            counts[float(dict(key)["le"])] += grown
+        return quantile_of(sorted(counts.items()), q)
+
+    def _growths(
+        self, before: Scrape | None, name: str, labels: Mapping[str, str]
+    ) -> Iterator[tuple[Labels, float]]:
+        """By how much each of these counters grew, of processes that were there before, too.
+
+        Others may be of a node that comes and goes.
+        """
+        if before is None:
+            return
+        old, wanted = before._samples.get(name, {}), labels.items()
+        for key, value in self._samples.get(name, {}).items():
+            if wanted <= set(key) and _process_of(key) in before._processes:
+                former = old.get(key, 0.0)  # some begin when there is something to count
+                yield key, value - former if value >= former else value
+
+
+def _process_of(key: Labels) -> str:
+    """Gateway or worker that tells of itself; empty where it is neither."""
+    labels = dict(key)
+    return labels.get("gateway_id") or labels.get("worker_id", "")
+
+
+def quantile_of(counts: Sequence[tuple[float, float]], q: float) -> float | None:
+    """A quantile from cumulative counts by upper bound, as Prometheus interpolates it."""
+    if not counts or counts[-1][1] <= 0.0:
+        return None
+    rank = q * counts[-1][1]
+    low, below = 0.0, 0.0
+    for bound, count in counts:
+        if count >= rank:
+            if math.isinf(bound):
+                return low
+            share = (rank - below) / (count - below) if count > below else 1.0
+            return low + (bound - low) * share
+        low, below = bound, count
+    return low
+
+
+def worker_rows(before: Scrape | None, now: Scrape) -> list[WorkerRow]:
+    """All workers that a scrape tells of, by model and id."""
+    rows = [_worker_row(before, now, label) for label, _ in now.items("rayfleet_worker_ready")]
+    return sorted(rows, key=lambda row: (row.model, row.worker))
+
+
+def model_rows(before: Scrape | None, now: Scrape) -> list[ModelRow]:
+    """All models that a scrape tells of, by name."""
+    names = {label["model_name"] for label, _ in now.items("rayfleet_num_workers_ready")}
+    return [_model_row(before, now, name) for name in sorted(names)]
+
+
+def sparkline(values: Sequence[float]) -> str:
+    """A bar for each value, the largest one full; none is higher than the line for zeros."""
+    top = max(values, default=0.0)
+    if top <= 0.0:
+        return BARS[0] * len(values)
+    return "".join(BARS[min(int(value / top * len(BARS)), len(BARS) - 1)] for value in values)
+
+
+def _worker_row(before: Scrape | None, now: Scrape, labels: Mapping[str, str]) -> WorkerRow:
+    key = {"model_name": labels["model_name"], "worker_id": labels["worker_id"]}
+    asked = now.since(before, "rayfleet_prefix_cache_queries_total", **key)
+    found = now.since(before, "rayfleet_prefix_cache_hits_total", **key)
+    tokens = now.since(before, "rayfleet_worker_generation_tokens_total", **key)
+    cache = [label for label, _ in now.items("rayfleet_cache_config_info", **key)]
+    has_host = any(label.get("num_cpu_blocks", "0") != "0" for label in cache)
+    first = now.quantile(before, "rayfleet_worker_time_to_first_token_seconds", 0.5, **key)
+    return WorkerRow(
+        model=key["model_name"],
+        worker=key["worker_id"],
+        ready=now.total("rayfleet_worker_ready", **key) > 0,
+        running=int(now.total("rayfleet_num_requests_running", **key)),
+        waiting=int(now.total("rayfleet_num_requests_waiting", **key)),
+        kv_usage=now.total("rayfleet_kv_cache_usage_perc", **key),
+        host_usage=now.total("rayfleet_cpu_cache_usage_perc", **key) if has_host else None,
+        hit_rate=min(found / asked, 1.0) if asked else None,
+        tokens_per_s=_rate(tokens, before, now),
+        ttft_ms=_ms(first),
+        preemptions=int(now.since(before, "rayfleet_num_preemptions_total", **key)),
+    )
+
+
+def _model_row(before: Scrape | None, now: Scrape, model: str) -> ModelRow:
+    ended = now.since(before, "rayfleet_request_success_total", model_name=model)
+    tokens = now.since(before, "rayfleet_generation_tokens_total", model_name=model)
+    met = now.since(before, "rayfleet_slo_requests_total", model_name=model, met="true")
+    missed = now.since(before, "rayfleet_slo_requests_total", model_name=model, met="false")
+    name = "rayfleet_time_to_first_token_seconds"
+    wanted = [v for _, v in now.items("rayfleet_num_workers_wanted", model_name=model)]
+    ready = [v for _, v in now.items("rayfleet_num_workers_ready", model_name=model)]
+    return ModelRow(
+        model=model,
+        workers_ready=int(max(ready, default=0)),
+        workers_wanted=int(max(wanted, default=0)),
+        pending=int(now.total("rayfleet_gateway_pending_requests", model_name=model)),
+        requests_per_s=_rate(ended, before, now),
+        tokens_per_s=_rate(tokens, before, now),
+        ttft_p50_ms=_ms(now.quantile(before, name, 0.5, model_name=model)),
+        ttft_p95_ms=_ms(now.quantile(before, name, 0.95, model_name=model)),
+        slo_attainment=met / (met + missed) if met + missed else None,
+    )
+
+
+def _rate(grown: float, before: Scrape | None, now: Scrape) -> float:
+    seconds = 0.0 if before is None else now.at - before.at
+    return grown / seconds if seconds > 0.0 else 0.0
+
+
+def _ms(seconds: float | None) -> float | None:
+    return None if seconds is None else seconds * 1e3

@@ -1,0 +1,225 @@
+"""`rayfleet top`: a fleet's models and workers as they are now."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import sys
+import time
+from collections import defaultdict, deque
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from typing import TYPE_CHECKING
+
+from cluster.cli.endpoint import Endpoint, EndpointOptions
+from cluster.cli.fleet_rates import (
+    ModelRow,
+    Scrape,
+    WorkerRow,
+    model_rows,
+    sparkline,
+    worker_rows,
+)
+from cluster.cli.options import add_options, given_options
+
+if TYPE_CHECKING:
+    from rich.console import Group
+    from rich.table import Table
+
+SCRAPE_TIMEOUT_S = 10.0
+"""A node that takes longer to tell its metrics hangs."""
+HISTORY = 30
+"""Bars of a sparkline."""
+_FLAG = {"argparse": {"action": "store_true"}}
+MODEL_HEADS = ("MODEL", "WORKERS", "PENDING", "REQ/S", "TOK/S", "TTFT-P50", "P95", "SLO-MET")
+WORKER_HEADS = (
+    *("MODEL", "WORKER", "RUN", "WAIT", "KV", "HOST", "HIT", "TOK/S", "TTFT-P50", "PREEMPTED"),
+)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TopOptions(EndpointOptions):
+    """Whom to ask, and how often."""
+
+    metrics_url: tuple[str, ...] = ()
+    """Of a further node's --metrics-port, as http://node:9464; may be given several times. The
+    endpoint tells of the node of the gateway that is asked."""
+    interval_s: float = 1.0
+    """Seconds between two looks; rates are those in between."""
+    once: bool = field(default=False, metadata=_FLAG)
+    """Look twice, print plain lines, and end, as where the output is no terminal."""
+    json: bool = field(default=False, metadata=_FLAG)
+    """As --once, in JSON."""
+
+    def __post_init__(self) -> None:
+        EndpointOptions.__post_init__(self)
+        if not self.interval_s > 0.0:
+            raise ValueError(f"--interval-s must be above 0, got {self.interval_s}")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Fills the parser of `rayfleet top`."""
+    parser.description = "Models and workers of a fleet, live; Ctrl-C ends."
+    add_options(parser, TopOptions)
+    parser.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Shows the fleet until Ctrl-C, or once; the exit code."""
+    options = TopOptions(**given_options(arguments, TopOptions))
+    fleet = FleetWatch(options)
+    if options.once or options.json or not sys.stdout.isatty():
+        fleet.look()
+        time.sleep(options.interval_s)
+        fleet.look()
+        print(_as_json(fleet) if options.json else _as_text(fleet))
+        return 0
+    with contextlib.suppress(KeyboardInterrupt):
+        _show(fleet, options.interval_s)
+    return 0
+
+
+class FleetWatch:
+    """Looks at a fleet again and again.
+
+    Args:
+        options: where.
+    """
+
+    def __init__(self, options: TopOptions) -> None:
+        # Ports of nodes ask for no key, so they get none.
+        self._endpoints = [
+            Endpoint(options.url, options.key, SCRAPE_TIMEOUT_S),
+            *(
+                Endpoint(url.removesuffix("/metrics"), timeout_s=SCRAPE_TIMEOUT_S)
+                for url in options.metrics_url
+            ),
+        ]
+        self.models: list[ModelRow] = []
+        """As of the last look."""
+        self.workers: list[WorkerRow] = []
+        """As of the last look, too."""
+        self.rates: dict[str, deque[float]] = defaultdict(lambda: deque(maxlen=HISTORY))
+        """Tokens per second of late, by worker."""
+        self._before: Scrape | None = None
+
+    def look(self) -> None:
+        """Scrapes all nodes. Raises ValueError where one does not answer."""
+        texts = [endpoint.text("/metrics") for endpoint in self._endpoints]
+        self.take(Scrape(time.monotonic(), texts))
+
+    def take(self, now: Scrape) -> None:
+        """Compares a scrape with the one before."""
+        self.models = model_rows(self._before, now)
+        self.workers = worker_rows(self._before, now)
+        if self._before is not None:
+            for row in self.workers:
+                self.rates[row.worker].append(row.tokens_per_s)
+        self._before = now
+
+
+def model_cells(row: ModelRow) -> tuple[str, ...]:
+    """What MODEL_HEADS stand over."""
+    return (
+        row.model,
+        f"{row.workers_ready}/{row.workers_wanted}",
+        str(row.pending),
+        f"{row.requests_per_s:.1f}",
+        f"{row.tokens_per_s:.0f}",
+        _milliseconds(row.ttft_p50_ms),
+        _milliseconds(row.ttft_p95_ms),
+        _percent(row.slo_attainment),
+    )
+
+
+def worker_cells(row: WorkerRow) -> tuple[str, ...]:
+    """What WORKER_HEADS stand over."""
+    return (
+        row.model,
+        row.worker if row.ready else f"{row.worker} (loading)",
+        str(row.running),
+        str(row.waiting),
+        _percent(row.kv_usage),
+        _percent(row.host_usage),
+        _percent(row.hit_rate),
+        f"{row.tokens_per_s:.0f}",
+        _milliseconds(row.ttft_ms),
+        str(row.preemptions),
+    )
+
+
+def page(fleet: FleetWatch) -> Group:
+    """Models and workers, as they are shown in a terminal."""
+    from rich.console import Group
+
+    models = _table(MODEL_HEADS, [model_cells(row) for row in fleet.models])
+    workers = _table(
+        (*WORKER_HEADS, "TOK/S-OF-LATE"),
+        [(*worker_cells(row), sparkline(fleet.rates[row.worker])) for row in fleet.workers],
+        left=2,
+    )
+    return Group(models, workers)
+
+
+def _show(fleet: FleetWatch, interval_s: float) -> None:
+    from rich.console import Console
+    from rich.live import Live
+    from rich.text import Text
+
+    fleet.look()  # what cannot be had at all is told on the usual screen
+    with Live(console=Console(), screen=True, auto_refresh=False) as live:
+        while True:
+            live.update(page(fleet), refresh=True)
+            time.sleep(interval_s)
+            try:
+                fleet.look()
+            except ValueError as error:  # a gateway that is replaced is back soon
+                live.update(Text(f"{error}\n(asking again; Ctrl-C ends)"), refresh=True)
+                time.sleep(interval_s)
+
+
+def _table(heads: Sequence[str], rows: Sequence[Sequence[str]], left: int = 1) -> Table:
+    from rich.box import SIMPLE_HEAD
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=SIMPLE_HEAD, pad_edge=False)
+    for number, head in enumerate(heads):
+        table.add_column(head, justify="left" if number < left else "right", no_wrap=True)
+    for row in rows:
+        table.add_row(*map(Text, row))  # a name is no markup
+    return table
+
+
+def _as_text(fleet: FleetWatch) -> str:
+    models = [MODEL_HEADS, *map(model_cells, fleet.models)]
+    workers = [WORKER_HEADS, *map(worker_cells, fleet.workers)]
+    return f"{_aligned(models)}\n\n{_aligned(workers)}"
+
+
+def _aligned(lines: Sequence[Sequence[str]]) -> str:
+    """Cells without blanks in columns: `awk` counts them."""
+    cells = [[cell.replace(" ", "-") for cell in line] for line in lines]
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    return "\n".join(
+        "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip()
+        for line in cells
+    )
+
+
+def _as_json(fleet: FleetWatch) -> str:
+    return json.dumps(
+        {
+            "models": [asdict(row) for row in fleet.models],
+            "workers": [asdict(row) for row in fleet.workers],
+        }
+    )
+
+
+def _percent(share: float | None) -> str:
+    return "-" if share is None else f"{share:.0%}"
+
+
+def _milliseconds(value: float | None) -> str:
+    return "-" if value is None else f"{value:.0f}ms" if value < 1e4 else f"{value / 1e3:.1f}s"
