@@ -212,6 +212,9 @@ def serve_settings() -> dict[str, str]:
         # Three in vain, and whoever takes requests is replaced: HAProxy's manager, which HAProxy
         # does not need until gateways change, or the Python proxy.
         "RAY_SERVE_PROXY_HEALTH_CHECK_PERIOD_S": "1",
+        # As long as `serve.start` waits for proxies (HTTP_PROXY_TIMEOUT). After 5 s, Serve's own
+        # limit, it kills one that a busy machine or a cold disk makes slow, and the start fails.
+        "RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S": "60",
         # What has no client left needs no draining; with load balancers in front, set 30.
         "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": "0.5",
         "RAY_SERVE_PROXY_MIN_DRAINING_PERIOD_S": "0.5",

@@ -161,6 +161,7 @@ class LocalFleet:
 
     def _start_proxies(self) -> None:
         from ray import serve
+        from ray.exceptions import RayActorError
         from ray.serve.config import HTTPOptions
 
         logging.getLogger("ray.serve").setLevel(logging.WARNING)
@@ -171,10 +172,14 @@ class LocalFleet:
             haproxy = haproxy_of_cluster()
             if (warning := proxy_warning(haproxy, host, node_addresses())) is not None:
                 self._report(warning)
-        serve.start(
-            http_options=HTTPOptions(host=host, port=port),
-            logging_config={"enable_access_log": False},
-        )
+        try:
+            serve.start(
+                http_options=HTTPOptions(host=host, port=port),
+                logging_config={"enable_access_log": False},
+            )
+        except (RayActorError, TimeoutError) as error:
+            # Serve itself is up, and its controller starts proxies until one is there.
+            self._report(f"Ray Serve's proxy is late: {str(error).splitlines()[0]}")
         proxy = "HAProxy" if haproxy else "Python proxy"
         self._report(f"Ray Serve is up ({proxy})")
 

@@ -87,6 +87,14 @@ def test_settings_are_names_that_ray_reads() -> None:
     assert all(name.startswith("RAY_") for name in ray_settings())
 
 
+def test_a_proxy_may_take_as_long_to_start_as_its_start_is_waited_for() -> None:
+    """Else a busy machine's is killed meanwhile, and `rayfleet serve` ends."""
+    from ray.serve._private.constants import HTTP_PROXY_TIMEOUT
+
+    allowed_s = float(serve_settings()["RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S"])
+    assert allowed_s >= HTTP_PROXY_TIMEOUT
+
+
 def evaluated() -> dict[str, str]:
     """The environment of a shell that begins a node as README says."""
     shell = f'eval "$({sys.executable} -m cluster.environment)"; {sys.executable} -c "{PRINT}"'
