@@ -93,7 +93,9 @@ class EngineConfig(SchedulingOptions):
     device: Device = "auto"
     """auto is cuda where a CUDA device is visible, else cpu."""
     dtype: DType = "auto"
-    """auto is bfloat16 on CUDA and float32 on CPU."""
+    """auto on CUDA is the checkpoint's own, for one in float32 bfloat16. On CPU it is float32, and
+    bfloat16 for a checkpoint that is stored so where the processor multiplies it (AMX, AVX512_BF16)
+    and a measurement at the first start found it quicker; with --batch-invariant always float32."""
     max_model_len: int | None = None
     """Most tokens of prompt plus completion; None takes the model's own maximum."""
     page_size: int = 16

@@ -35,6 +35,8 @@ class Gpu(NamedTuple):
 
     name: str
     memory_bytes: int
+    capability: tuple[int, ...] = ()
+    """Compute capability; empty where the driver does not tell."""
 
 
 def check_requirements(
@@ -65,6 +67,17 @@ def check_requirements(
             )
     if not broken:
         yield Finding("ok", f"{', '.join(requirements)}: all that they require is installed")
+
+
+def check_gpu(index: int, gpu: Gpu) -> Finding:
+    """Whether kernels run on a GPU."""
+    from worker.rank.dtype import LEAST_CAPABILITY
+
+    text = f"GPU {index}: {gpu.name}, {gpu.memory_bytes / GIB:.0f} GiB"
+    if gpu.capability and gpu.capability < LEAST_CAPABILITY:
+        least, told = (".".join(map(str, pair)) for pair in (LEAST_CAPABILITY, gpu.capability))
+        return Finding("bad", f"{text}: compute capability {told}, and kernels need {least}")
+    return Finding("ok", text)
 
 
 def check_driver(built_for: str | None, driver: str | None) -> Finding:

@@ -159,7 +159,7 @@ def check_machine(gpus: list[Gpu], driver: str | None) -> Iterator[Finding]:
     verdict: Literal["ok", "note"] = "ok" if gib >= LOW_MEMORY_GIB else "note"
     yield Finding(verdict, f"{gib:.1f} GiB of memory available")
     for index, gpu in enumerate(gpus):
-        yield Finding("ok", f"GPU {index}: {gpu.name}, {gpu.memory_bytes / checks.GIB:.0f} GiB")
+        yield checks.check_gpu(index, gpu)
     yield checks.check_driver(torch.version.cuda, driver)
     if Path("/dev/shm").is_dir():
         yield checks.check_shared_memory(shutil.disk_usage("/dev/shm").total, len(gpus))
@@ -178,6 +178,8 @@ def check_disk(folder: str, needed_bytes: int = 0) -> Finding:
 
 def check_model(arguments: argparse.Namespace, gpus: list[Gpu]) -> Iterator[Finding]:
     """Whether the Hub answers; of --model, whether it can be had and there is room for it."""
+    from worker.rank.dtype import prefers_bf16
+
     model = arguments.model
     if model is None:
         yield checks.check_hub(*find_hub_problem())
@@ -194,7 +196,8 @@ def check_model(arguments: argparse.Namespace, gpus: list[Gpu]) -> Iterator[Find
         cached = isinstance(try_to_load_from_cache(model, "config.json"), str)
         stored = sum(count * width(kind) for kind, count in elements.items())
         yield check_disk(constants.HF_HUB_CACHE, 0 if cached else stored)
-    computed = 2 if gpus else 4  # bytes of bfloat16 and float32, what --dtype auto takes
+    halved = bool(gpus) or ("BF16" in elements and prefers_bf16("auto")[0])
+    computed = 2 if halved else 4  # bytes of bfloat16 and float32, what --dtype auto takes
     yield checks.check_weights(
         sum(count * width(kind, computed) for kind, count in elements.items()),
         gpus,
@@ -215,29 +218,35 @@ def check_cluster(address: str | None) -> Iterator[Finding]:
 def check_compiler() -> Iterator[Finding]:
     """Steps on CPU are compiled for the machine; Triton compiles its launchers with C."""
     from kernels.native import NativeUnavailable, build_library
+    from worker.rank.dtype import prefers_bf16
 
     try:
         build_library()
         yield Finding("ok", "a C++ compiler: CPU steps are compiled for this machine")
     except NativeUnavailable as error:
         yield Finding("note", f"CPU steps run through torch, several times slower: {error}")
+    is_quick, why = prefers_bf16("auto")
+    taken = "bfloat16 for checkpoints stored so" if is_quick else "float32"
+    yield Finding("ok", f"--dtype auto takes {taken} on CPU: {why}")
     if not any(map(shutil.which, ("cc", "gcc", "clang"))):
         yield Finding("note", "no C compiler (cc, gcc or clang), which Triton needs on GPUs")
 
 
 def read_gpus() -> tuple[list[Gpu], str | None]:
     """GPUs and version of the driver, from nvidia-smi: torch sees none with too old a driver."""
-    query = ["--query-gpu=driver_version,memory.total,name", "--format=csv,noheader,nounits"]
+    query = ["driver_version", "memory.total", "compute_cap", "name"]
+    command = ["nvidia-smi", f"--query-gpu={','.join(query)}", "--format=csv,noheader,nounits"]
     try:
-        result = subprocess.run(
-            ["nvidia-smi", *query], capture_output=True, text=True, timeout=PROGRAM_TIMEOUT_S
-        )
+        result = subprocess.run(command, capture_output=True, text=True, timeout=PROGRAM_TIMEOUT_S)
     except (OSError, subprocess.TimeoutExpired):
         return read_gpus_by_torch()
-    rows = [line.split(", ", 2) for line in result.stdout.splitlines()]
-    if result.returncode != 0 or not all(len(row) == 3 and row[1].isdigit() for row in rows):
+    rows = [line.split(", ", 3) for line in result.stdout.splitlines()]
+    if result.returncode != 0 or not all(len(row) == 4 and row[1].isdigit() for row in rows):
         return read_gpus_by_torch()
-    gpus = [Gpu(name, int(mebibytes) << 20) for _, mebibytes, name in rows]
+    gpus = [
+        Gpu(name, int(mebibytes) << 20, tuple(map(int, re.findall(r"\d+", capability))))
+        for _, mebibytes, capability, name in rows
+    ]
     return gpus, rows[0][0] if rows else None
 
 
@@ -246,7 +255,9 @@ def read_gpus_by_torch() -> tuple[list[Gpu], str | None]:
     import torch
 
     devices = map(torch.cuda.get_device_properties, range(torch.cuda.device_count()))
-    gpus = [Gpu(device.name, device.total_memory) for device in devices]
+    gpus = [
+        Gpu(device.name, device.total_memory, (device.major, device.minor)) for device in devices
+    ]
     loaded = Path("/proc/driver/nvidia/version")
     version = (
         re.search(r"Module.*?\s(\d+\.[\d.]+)\s", loaded.read_text()) if loaded.exists() else None

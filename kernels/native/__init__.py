@@ -9,6 +9,7 @@ compiler the engine runs the torch path, which this one is tested against.
 from kernels.native.build import NativeUnavailable, build_library
 from kernels.native.decoder import LayerTensors, LinearTensors, ModelTensors, NativeDecoder
 from kernels.native.drafts import DraftTables, NativeDrafter, NativeDrafts
+from kernels.native.precision import bf16_speedup, has_bf16_products
 from kernels.native.sampler import apply_bitmask_native, sample_native
 
 __all__ = [
@@ -21,6 +22,8 @@ __all__ = [
     "NativeDrafts",
     "NativeUnavailable",
     "apply_bitmask_native",
+    "bf16_speedup",
     "build_library",
+    "has_bf16_products",
     "sample_native",
 ]

@@ -38,7 +38,7 @@ def build_library() -> Path:
     """
     compiler = _compiler()
     flags = _flags()
-    folder = _cache_folder()
+    folder = cache_folder()
     name = f"librayfleet-{_fingerprint(compiler, flags)}.so"
     library = folder / name
     if library.exists():
@@ -100,11 +100,12 @@ def _fingerprint(compiler: str, flags: list[str]) -> str:
     for source in sorted(_SOURCES.iterdir()):
         digest.update(source.read_bytes())
     version = subprocess.run([compiler, "--version"], capture_output=True, check=False).stdout
-    digest.update("\0".join(flags).encode() + version + _processor().encode())
+    digest.update("\0".join(flags).encode() + version + processor().encode())
     return digest.hexdigest()[:20]
 
 
-def _processor() -> str:
+def processor() -> str:
+    """What the system says the processor is and can: flags, features and model."""
     cpuinfo = Path("/proc/cpuinfo")
     if cpuinfo.is_file():
         lines = cpuinfo.read_text().splitlines()
@@ -113,8 +114,9 @@ def _processor() -> str:
     return platform.processor() + platform.version()
 
 
-def _cache_folder() -> Path:
-    """A folder that nobody else may write: code is loaded from it."""
+def cache_folder() -> Path:
+    """A folder that nobody else may write: code is loaded from it. A new one where the user's own
+    cannot be had."""
     base = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
     folder = Path(base) / "rayfleet" / "native"
     try:

@@ -155,12 +155,22 @@ def test_numbers_are_counted_without_reading_them(tmp_path: Path) -> None:
 def test_gpus_are_told_by_their_driver(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """torch counts none where the driver is too old for it."""
     program = tmp_path / "nvidia-smi"
-    program.write_text("#!/bin/sh\nprintf '550.54.14, 81559, NVIDIA H100 80GB HBM3\\n%.0s' 1 2\n")
+    program.write_text(
+        "#!/bin/sh\nprintf '550.54.14, 81559, 9.0, NVIDIA H100 80GB HBM3\\n%.0s' 1 2\n"
+    )
     program.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
     gpus, driver = doctor.read_gpus()
-    assert gpus == [Gpu("NVIDIA H100 80GB HBM3", 81559 << 20)] * 2
+    assert gpus == [Gpu("NVIDIA H100 80GB HBM3", 81559 << 20, (9, 0))] * 2
     assert driver == "550.54.14"
+
+
+def test_a_gpu_that_is_too_old_is_told_beforehand() -> None:
+    t4 = checks.check_gpu(0, Gpu("Tesla T4", 16 * GIB, (7, 5)))
+    assert t4.verdict == "bad"
+    assert t4.text == "GPU 0: Tesla T4, 16 GiB: compute capability 7.5, and kernels need 8.0"
+    assert checks.check_gpu(1, Gpu("NVIDIA A100", 80 * GIB, (8, 0))).verdict == "ok"
+    assert checks.check_gpu(1, H100).verdict == "ok"
 
 
 def test_the_exit_status_tells_what_is_bad(tmp_path: Path) -> None:

@@ -118,6 +118,8 @@ class ModelConfig:
     max_model_len_reason: str
     """Which keys of config.json that limit comes from."""
     eos_token_ids: tuple[int, ...]
+    dtype: str | None = None
+    """The type that it is stored in, where config.json says so."""
     block_hash_salt: str
     """Names this very checkpoint in block hashes."""
     block_size: int = 1
@@ -189,6 +191,7 @@ class ModelConfig:
             max_model_len=limit // block_size * block_size,
             max_model_len_reason=reason,
             eos_token_ids=_eos_token_ids(merged, folder),
+            dtype=_stored_dtype(raw),
             block_hash_salt=block_hash_salt(folder, weights=False),
             block_size=block_size,
             mask_token_id=mask_token_id,
@@ -245,6 +248,12 @@ def load_model_config(model: str, *, weights: bool = True) -> ModelConfig:
         return config
     folder = resolve_checkpoint(model)
     return replace(config, folder=folder, block_hash_salt=block_hash_salt(folder))
+
+
+def _stored_dtype(raw: RawConfig) -> str | None:
+    """Type of the weights, under the name of transformers 5 or that of before."""
+    value = raw.get("dtype") or raw.get("torch_dtype")
+    return value.removeprefix("torch.") if isinstance(value, str) else None
 
 
 def _check_kinds(raw: RawConfig) -> None:

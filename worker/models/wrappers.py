@@ -46,7 +46,7 @@ class _Wrapper:
     where there is one."""
 
 
-_BOOKKEEPING = words("model_type dtype torch_dtype transformers_version auto_map")
+_BOOKKEEPING = words("model_type transformers_version auto_map")
 _VISION_AND_PROJECTOR = TensorNames(
     renamed=(("language_model.", ""), ("model.language_model.", "model.")),
     skipped=tuple(

@@ -22,6 +22,7 @@ from worker.models.config import load_model_config
 from worker.models.tensor_parallel import TensorParallelGroup
 from worker.plan.messages import Hello, Ready, Start
 from worker.plan.plan import Plan, StepResult
+from worker.rank.dtype import LEAST_CAPABILITY
 from worker.rank.guard import PlanGuard
 from worker.rank.runner import ModelRunner
 from worker.rank.steps import ForwardStep, SampledStep
@@ -31,7 +32,7 @@ def select_device(config: EngineConfig, rank: int) -> torch.device:
     """The device of rank `rank`, which becomes the calling thread's current one.
 
     Raises:
-        ValueError: CUDA was asked for and there is none.
+        ValueError: CUDA was asked for and there is none, or the device is too old.
     """
     available = torch.cuda.is_available()
     if config.device == "cuda" and not available:
@@ -39,6 +40,13 @@ def select_device(config: EngineConfig, rank: int) -> torch.device:
     if config.device == "cpu" or not available:
         return torch.device("cpu")
     device = torch.device("cuda", rank % torch.cuda.device_count())
+    properties = torch.cuda.get_device_properties(device)
+    if (properties.major, properties.minor) < LEAST_CAPABILITY:
+        raise ValueError(
+            f"{properties.name} has compute capability {properties.major}.{properties.minor}, and "
+            f"kernels need {'.'.join(map(str, LEAST_CAPABILITY))} (A100, A10, L4 and later): use "
+            "another GPU, or --device cpu"
+        )
     # Triton launches on the current device, and pinning memory makes a context there.
     torch.cuda.set_device(device)
     return device

@@ -23,6 +23,7 @@ from worker.rank.batch import Batch, BatchBuilder, gather_inputs
 from worker.rank.cpu import native_options, tune_cpu_process
 from worker.rank.device_clock import DeviceClock
 from worker.rank.diffusion.decoder import BlockDecoder, check_blocks
+from worker.rank.dtype import resolve_dtype
 from worker.rank.graphs import StepGraphs, create_capture
 from worker.rank.host_pages import HostPages, create_host_pages
 from worker.rank.kv_cache import allocate_kv_caches, check_windows, page_bytes, page_groups
@@ -38,19 +39,6 @@ from worker.rank.states import RequestStates, check_states
 from worker.rank.steps import ForwardStep, SampledStep, fetch_output
 from worker.rank.streams import DeviceStreams, StepSlot
 from worker.rank.tables import DeviceTables
-
-_DTYPES = {
-    "float32": torch.float32,
-    "bfloat16": torch.bfloat16,
-    "float16": torch.float16,
-}
-
-
-def resolve_dtype(config: EngineConfig, device: torch.device) -> torch.dtype:
-    """The type of weights, activations and KV cache."""
-    if config.dtype == "auto":
-        return torch.bfloat16 if device.type == "cuda" else torch.float32
-    return _DTYPES[config.dtype]
 
 
 class ModelRunner:
@@ -75,7 +63,7 @@ class ModelRunner:
         if self.device.type == "cpu":
             tune_cpu_process(config.cpu_threads, group.world_size)
         self.max_model_len = self.model_config.resolve_max_model_len(config.max_model_len)
-        self.dtype = resolve_dtype(config, self.device)
+        self.dtype = resolve_dtype(config, self.model_config.dtype, group)
         self._attention = self._create_attention()
         check_blocks(config, self.model_config)
         options = LayerOptions(

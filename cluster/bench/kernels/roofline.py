@@ -23,8 +23,9 @@ from cluster.bench.kernels.shapes import SHAPES, write_shape
 from cluster.bench.report import Check, Result, at_least, checks_json, note
 from cluster.bench.stats import percentile
 from worker.models.config import ModelConfig, load_model_config
+from worker.models.tensor_parallel import TensorParallelGroup
+from worker.rank.dtype import resolve_dtype
 from worker.rank.rank import select_device
-from worker.rank.runner import resolve_dtype
 
 _GOALS = {"qwen3-8b": {32: 65.0, 128: 65.0}, "qwen3-0.6b": {1: 40.0}}
 """Percent of the roofline, on a GPU, by model and number of requests."""
@@ -34,7 +35,7 @@ _PEAK_SECONDS = 0.2
 def run_roofline(options: RooflineOptions) -> Result:
     """Measures the device, then every model at every number of requests."""
     device = select_device(options.engine, 0)
-    dtype = resolve_dtype(options.engine, device)
+    dtype = resolve_dtype(options.engine, None, TensorParallelGroup.alone(device))
     peaks = measure_peaks(device, dtype, _PEAK_SECONDS)
     if device.type == "cuda":
         torch.cuda.empty_cache()  # the engine sizes its cache from what is free

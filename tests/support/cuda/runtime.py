@@ -42,7 +42,9 @@ def pretended_cuda() -> Iterator[World]:
 
 
 def _runtime(world: World) -> dict[str, Any]:
-    properties = SimpleNamespace(multi_processor_count=132, uuid="GPU-0")
+    properties = SimpleNamespace(
+        name="a stand-in", major=9, minor=0, multi_processor_count=132, uuid="GPU-0"
+    )
 
     @contextmanager
     def graph(made: Graph, *, stream: Lane, **_: Any) -> Iterator[None]:
@@ -58,6 +60,7 @@ def _runtime(world: World) -> dict[str, Any]:
         "device_count": lambda: 1,
         "set_device": lambda _: None,
         "current_device": lambda: 0,
+        "is_bf16_supported": lambda **_: True,
         "get_device_properties": lambda _: properties,
         "Stream": lambda *_, **__: world.clocks.stream(),
         "Event": lambda enable_timing=False, **_: Event(world.clocks, enable_timing=enable_timing),

@@ -61,7 +61,7 @@ def other_values(value: Any) -> list[Any]:
 
 
 IGNORED = {
-    "bookkeeping": "_name_or_path dtype torch_dtype transformers_version internal_version "
+    "bookkeeping": "_name_or_path transformers_version internal_version "
     "auto_map is_llama_config transformers.js_config _attn_implementation_autoset "
     "_attn_implementation",
     "training": "initializer_range attention_dropout embedding_dropout output_dropout ep_size "

@@ -1,0 +1,109 @@
+"""How much quicker this processor multiplies by weights in bfloat16 than in float32.
+
+Measured once per processor and kept in the cache folder, beside the compiled library.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Literal
+
+import torch
+
+from kernels.linear import onednn
+from kernels.native.build import MAX_CPU_ISA, build_library, cache_folder, processor
+from kernels.native.decoder import multiply, pack_weight
+
+Multiplier = Literal["native", "torch"]
+"""Who multiplies: the compiled library, or oneDNN through torch."""
+
+_INSTRUCTIONS = frozenset(("amx_bf16", "avx512_bf16", "bf16"))
+"""Products of bfloat16 by the names of the kernel's cpuinfo: AMX, AVX-512, ARM's."""
+_LIMITS_WITHOUT = frozenset(("AVX512_CORE", "AVX512_CORE_VNNI", "AVX2", "AVX2_VNNI", "SSE41"))
+"""Values of the switches for lesser processors under which there are none."""
+_SHAPE = (1024, 2048)
+"""Of the weight, [N, K]: 8 MiB in float32, which no core's own cache holds."""
+_ROWS = (1, 32)
+"""A request by itself, and many side by side: bfloat16 has to be quicker at both."""
+_ROUNDS = 5
+
+
+def has_bf16_products() -> bool:
+    """Whether the processor multiplies numbers of bfloat16; others convert them first."""
+    limits = {os.environ.get(MAX_CPU_ISA, ""), os.environ.get("ONEDNN_MAX_CPU_ISA", "")}
+    if limits & _LIMITS_WITHOUT:
+        return False
+    return not _INSTRUCTIONS.isdisjoint(processor().split())
+
+
+def bf16_speedup(multiplier: Multiplier) -> float:
+    """Time of products with weights in float32 over those with bfloat16; the least of all cases.
+
+    Takes some 0.1 s the first time on a processor, and nothing later.
+
+    Raises:
+        NativeUnavailable: `multiplier` is the library, and it cannot be had on this machine.
+    """
+    path = cache_folder() / f"bf16-{multiplier}-{_key(multiplier)}.json"
+    with contextlib.suppress(OSError, ValueError, TypeError):
+        return float(json.loads(path.read_text()))
+    speedup = round(_measure(multiplier), 2)
+    _keep(path, speedup)
+    return speedup
+
+
+def _key(multiplier: Multiplier) -> str:
+    """Hash of what the measurement depends on."""
+    used = build_library().name if multiplier == "native" else torch.__version__
+    limit = os.environ.get("ONEDNN_MAX_CPU_ISA", "")
+    return hashlib.sha256(f"{used}\0{limit}\0{processor()}".encode()).hexdigest()[:20]
+
+
+def _keep(path: Path, speedup: float) -> None:
+    unfinished = path.with_suffix(f".{os.getpid()}")
+    with contextlib.suppress(OSError):  # then the next start measures, too
+        unfinished.write_text(json.dumps(speedup))
+        unfinished.rename(path)
+
+
+def _measure(multiplier: Multiplier) -> float:
+    """By time of this thread, which tells the same on a busy machine."""
+    num_threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        return min(_speedups(multiplier))
+    finally:
+        torch.set_num_threads(num_threads)
+
+
+def _speedups(multiplier: Multiplier) -> Iterator[float]:
+    weight = torch.randn(_SHAPE)
+    make = _native_product if multiplier == "native" else _torch_product
+    plain, half = make(weight), make(weight.bfloat16())
+    for rows in _ROWS:
+        x = torch.randn(rows, _SHAPE[1])
+        best = [float("inf"), float("inf")]
+        for _ in range(_ROUNDS):
+            for which, product in enumerate((plain, half)):
+                began = time.thread_time()
+                product(x)
+                best[which] = min(best[which], time.thread_time() - began)
+        yield best[0] / best[1]
+
+
+def _native_product(weight: torch.Tensor) -> Callable[[torch.Tensor], torch.Tensor]:
+    packed, outputs = pack_weight(weight), len(weight)
+    return lambda x: multiply(x, packed, outputs)
+
+
+def _torch_product(weight: torch.Tensor) -> Callable[[torch.Tensor], torch.Tensor]:
+    if not onednn.is_available(weight.dtype):
+        return lambda x: torch.nn.functional.linear(x.to(weight.dtype), weight)
+    packed = onednn.OnednnWeight(weight)
+    return lambda x: packed.multiply(x.to(weight.dtype), None)
