@@ -13,7 +13,7 @@ from typing import Any, Literal
 from router.api.slices import encode, slices
 from router.api.tools import Reading, ToolUse
 from router.errors import ApiError
-from router.replies import Content, Dialect, Piece, Thought
+from router.replies import Call, Content, Dialect, Piece, Thought
 from router.serving import Completion, Generation
 from worker.wire.tokenizer import Tokenizer
 
@@ -149,9 +149,10 @@ class BlockWriter(ABC):
             yield from self._add("thought", piece.text)
         elif isinstance(piece, Content):
             yield from self._add("text", piece.text)
-        else:
+        elif isinstance(piece, Call):
             yield from self._open("call", piece.name)
-            yield from self._add("call", piece.arguments)
+        else:
+            yield from self._add("call", piece.text)
 
     def _add(self, kind: Literal["thought", "text", "call"], text: str) -> Iterator[bytes]:
         if not self.is_open or self.blocks[-1].kind != kind:

@@ -8,7 +8,7 @@ from typing import Any
 from router.api.slices import encode, slices
 from router.api.tools import Reading, new_call_id
 from router.api.writer import ChatWriter
-from router.replies import Content, Piece, Thought
+from router.replies import Call, Content, Piece, Thought
 from router.serving import Completion
 
 
@@ -44,20 +44,17 @@ class MessageWriter(ChatWriter):
 
     def content(self, completion: Completion, text: str) -> dict[str, Any]:
         """A choice's message; its content is null where there is none."""
-        thoughts, said, calls = "", "", []
+        thoughts, said = "", ""
+        calls: list[dict[str, Any]] = []
         for piece in self._read(completion, text):
             if isinstance(piece, Thought):
                 thoughts += piece.text
             elif isinstance(piece, Content):
                 said += piece.text
+            elif isinstance(piece, Call):
+                calls.append(self._call(piece))
             else:
-                calls.append(
-                    {
-                        "id": new_call_id(self._reading.dialect),
-                        "type": "function",
-                        "function": {"name": piece.name, "arguments": piece.arguments},
-                    }
-                )
+                calls[-1]["function"]["arguments"] += piece.text
         is_bare = calls or self._readers[completion.spec.index].has_thoughts
         message: dict[str, Any] = {
             "role": "assistant",
@@ -92,23 +89,27 @@ class MessageWriter(ChatWriter):
     def _deltas(self, completion: Completion, text: str) -> list[dict[str, Any]]:
         """What chunks add to the message: a call's name comes whole, then its arguments."""
         deltas: list[dict[str, Any]] = []
-        index = self._readers[completion.spec.index].num_calls
+        index = self._readers[completion.spec.index].num_calls - 1
         for piece in self._read(completion, text):
             if isinstance(piece, Thought):
                 deltas.append({"reasoning": piece.text})
             elif isinstance(piece, Content):
                 deltas.append({"content": piece.text})
-            else:
-                call = {
-                    "index": index,
-                    "id": new_call_id(self._reading.dialect),
-                    "type": "function",
-                }
-                begun = {**call, "function": {"name": piece.name, "arguments": ""}}
-                rest = {"index": index, "function": {"arguments": piece.arguments}}
-                deltas += [{"tool_calls": [begun]}, {"tool_calls": [rest]}]
+            elif isinstance(piece, Call):
                 index += 1
+                deltas.append({"tool_calls": [{"index": index, **self._call(piece)}]})
+            else:
+                more = {"index": index, "function": {"arguments": piece.text}}
+                deltas.append({"tool_calls": [more]})
         return deltas
+
+    def _call(self, call: Call) -> dict[str, Any]:
+        """A call, without its arguments."""
+        return {
+            "id": new_call_id(self._reading.dialect),
+            "type": "function",
+            "function": {"name": call.name, "arguments": ""},
+        }
 
     def _num_reasoning_tokens(self, completion: Completion) -> int:
         """Tokens up to the marker that ends the thoughts; all of them where there is none."""

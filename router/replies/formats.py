@@ -7,21 +7,25 @@ import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal, NamedTuple
 
 import msgspec
+
+from router.replies.arguments import Arguments, Schemas, TagFormat, TaggedArguments
+from router.replies.json_text import JsonObject
 
 MAX_PYTHON = 2**16
 """Characters that are parsed as Python: a tenth of a second."""
 _MAX_NAME = 256
 _SPACE = re.compile(r"\s*")
 
-Properties = Mapping[str, Mapping[str, Any]]
+Properties = Mapping[str, Schemas]
 """Schemas of the arguments of each function that there is, by its name."""
 
 
 class ToolCall(NamedTuple):
-    """One call that a model has made."""
+    """One call that a model has made, read as a whole."""
 
     name: str
     arguments: str
@@ -39,6 +43,18 @@ class ToolFormat:
     name: str
     """In `--tool-call-parser`."""
     read: Read
+    """Of a region in which no call begins as `begun` has it."""
+    begun: re.Pattern[str] | None = None
+    """What a region begins with, up to the arguments of its first call, where these are certain as
+    they come; its first group is the function's name."""
+    arguments: Callable[[Schemas], Arguments] = lambda _: JsonObject()
+    """Makes what reads them, of the function's schemas."""
+    more: re.Pattern[str] | None = None
+    """What comes between arguments and a further call of the region."""
+    rest: re.Pattern[str] = re.compile(r"\s*+")
+    """What may come between arguments and the end of the region, and means nothing."""
+    is_checked: bool = False
+    """Whether functions that there are not are no calls: no marker tells that they are any."""
     regions: tuple[tuple[str, str], ...] = ()
     """(opening, closing) of what holds calls; an empty closing is the next opening, or the end."""
     leading: str = ""
@@ -103,62 +119,51 @@ def _read_hermes(text: str, _: Properties) -> list[ToolCall] | None:
     return None if call is None else [call]
 
 
-# HAZARD: models write what clients ask for. Names are bounded, or a text of openings would take the
-# square of its length.
-_FUNCTION = re.compile(r"<function=([^>\n]{1,256})>(.*?)(?:</function>|\Z)", re.DOTALL)
-_PARAMETER = re.compile(
-    r"<parameter=([^>\n]{1,256})>(.*?)(?:</parameter>|(?=<parameter=)|\Z)", re.DOTALL
+# HAZARD: models write what clients ask for. All repeats are bounded, or a text of openings would
+# take the square of its length.
+_JSON_CALL = (
+    r'\{\s{0,32}"name"\s{0,32}:\s{0,32}"([^"\\\s]{1,256})"\s{0,32},'
+    r'\s{0,32}"(?:arguments|parameters)"\s{0,32}:\s{0,32}(?=\{)'
+)
+_ENVELOPE = re.compile(r"\s*+(?:,[^{}]*+)?\}?\s*+[\];]?\s*+")
+"""What comes behind the arguments of such a call: further members mean nothing."""
+_NEXT = re.compile(r"\s{0,32}\}\s{0,32},\s{0,32}(?=\{)")
+"""What comes between two of a list."""
+_TAG_NAME = r"[^\S\n]{0,8}([^<>{`\s]{1,256})[^\S\n]{0,8}"
+_QWEN_TAGS = TagFormat(
+    opening=re.compile(r"<parameter=([^<>\n]{1,256})>"),
+    value_endings=("</parameter>", "<parameter="),
+    endings=("</function>", "</tool_call>"),
+    is_indented=True,
+)
+_GLM_TAGS = TagFormat(
+    opening=re.compile(r"<arg_key>([^<]{1,256})</arg_key>\s{0,32}<arg_value>"),
+    value_endings=("</arg_value>",),
+    endings=("</tool_call>",),
 )
 
 
-def _read_qwen_coder(text: str, properties: Properties) -> list[ToolCall] | None:
-    calls = []
-    for name, body in _FUNCTION.findall(text):
-        schemas = properties.get(name.strip(), {})
-        arguments = {}
-        for key, value in _PARAMETER.findall(body):
-            value = value.removeprefix("\n").removesuffix("\n")
-            arguments[key.strip()] = _typed(value, schemas.get(key.strip()))
-        call = _call(name.strip(), arguments)
-        if call is None:
-            return None
-        calls.append(call)
-    return calls or None
-
-
-_ARGUMENT = re.compile(
-    r"<arg_key>(.{1,256}?)</arg_key>\s*<arg_value>(.*?)(?:</arg_value>|\Z)", re.DOTALL
-)
+def _read_nothing(_: str, __: Properties) -> list[ToolCall] | None:
+    """Of a format whose calls all begin as `begun` has it."""
+    return None
 
 
 def _read_glm(text: str, properties: Properties) -> list[ToolCall] | None:
-    body = text.removeprefix("<tool_call>").removesuffix("</tool_call>")
-    name, pairs, _ = body.partition("<arg_key>")
-    name = name.strip()
-    if not pairs and not text.endswith("</tool_call>") and name not in properties:
+    """A call without arguments."""
+    name = text.removeprefix("<tool_call>").removesuffix("</tool_call>").strip()
+    if not text.endswith("</tool_call>") and name not in properties:
         return None  # the text ends within a name
-    schemas = properties.get(name, {})
-    arguments = {
-        key.strip(): _typed(value, schemas.get(key.strip()))
-        for key, value in _ARGUMENT.findall(body)
-    }
-    call = _call(name, arguments)
+    call = None if "<arg_key>" in name else _call(name, {})
     return None if call is None else [call]
 
 
-_MISTRAL = re.compile(r"\s*([\w.-]{1,256})\s*(?:\[CALL_ID\]\w+\s*)?(?:\[ARGS\])?\s*(?=\{)")
+_MISTRAL = r"([\w.-]{1,256})\s{0,32}(?:\[CALL_ID\]\w{1,64}\s{0,32})?(?:\[ARGS\])?\s{0,32}(?=\{)"
 
 
-def _read_mistral(text: str, properties: Properties) -> list[ToolCall] | None:
+def _read_mistral(text: str, _: Properties) -> list[ToolCall] | None:
+    """Of tokenizers before the eleventh, which write a list."""
     body = text.removeprefix("[TOOL_CALLS]").strip()
-    if body.startswith("["):
-        return _read_list(body, properties)
-    found = _MISTRAL.match(body)
-    if found is None:
-        return None
-    arguments = _objects(body[found.end() :], "")
-    call = _call(found[1], arguments[0]) if arguments and len(arguments) == 1 else None
-    return None if call is None else [call]
+    return _all_calls(_listed(body)) if body.startswith(("[", "{")) else None
 
 
 def _deepseek(name: str) -> str:
@@ -171,18 +176,6 @@ _CALLS, _CALLS_END = _deepseek("tool_calls_begin"), _deepseek("tool_calls_end")
 _SEP = _deepseek("tool_sep")
 
 
-def _read_deepseek(text: str, properties: Properties) -> list[ToolCall] | None:
-    """Of V3.1, and of V3 and R1, which write `function` first and fence the arguments."""
-    body = text.removeprefix(_CALL).removesuffix(_CALL_END)
-    name, separator, rest = body.partition(_SEP)
-    if name.strip() == "function" and "```" in rest:
-        name, _, rest = rest.partition("\n")
-        rest = rest.strip().removeprefix("```json").removesuffix("```")
-    arguments = _objects(rest, "") if separator else None
-    call = _call(name.strip(), arguments[0]) if arguments and len(arguments) == 1 else None
-    return None if call is None else [call]
-
-
 def _read_llama(text: str, properties: Properties) -> list[ToolCall] | None:
     found = _objects(text.strip().removeprefix("<|python_tag|>"), ";")
     calls = [_call_of(value) for value in found or ()]
@@ -190,11 +183,13 @@ def _read_llama(text: str, properties: Properties) -> list[ToolCall] | None:
 
 
 def _read_list(text: str, properties: Properties) -> list[ToolCall] | None:
-    body = text.strip()
-    if not body.startswith("["):
-        return None
-    values = _objects(body.removeprefix("[").removesuffix("]"), ",")
-    return _all_known([_call_of(value) for value in values or ()], properties)
+    return _all_known(_listed(text.strip()), properties)
+
+
+def _listed(text: str) -> list[ToolCall | None]:
+    """The calls of a list, or of what is left of it behind one of them."""
+    values = _objects(text.removeprefix("[").removesuffix("]"), ",")
+    return [_call_of(value) for value in values or ()]
 
 
 def _read_pythonic(text: str, properties: Properties) -> list[ToolCall] | None:
@@ -227,13 +222,19 @@ FORMATS: Mapping[str, ToolFormat] = {
         ToolFormat(
             name="hermes",
             read=_read_hermes,
+            begun=re.compile(r"<tool_call>\s{0,32}" + _JSON_CALL),
+            rest=_ENVELOPE,
             regions=(("<tool_call>", "</tool_call>"),),
             before='<tool_call>\n{"name": "NAME", "arguments": ',
             after="}\n</tool_call>",
         ),
         ToolFormat(
             name="qwen3_coder",
-            read=_read_qwen_coder,
+            read=_read_nothing,
+            begun=re.compile(rf"(?:<tool_call>)?[^<]{{0,64}}<function={_TAG_NAME}>"),
+            arguments=partial(TaggedArguments, _QWEN_TAGS),
+            more=re.compile(r"\s{0,32}</function>[^<]{0,64}(?=<function=)"),
+            rest=re.compile(r"\s*+(?:<[/a-z]*+>?)?\s*+"),
             regions=(("<tool_call>", "</tool_call>"), ("<function=", "</function>")),
             dropped=("</tool_call>",),
             before="<tool_call>\n<function=NAME>\n",
@@ -243,6 +244,8 @@ FORMATS: Mapping[str, ToolFormat] = {
         ToolFormat(
             name="glm45",
             read=_read_glm,
+            begun=re.compile(rf"<tool_call>\s{{0,32}}{_TAG_NAME}\s{{0,32}}(?=<arg_key>)"),
+            arguments=partial(TaggedArguments, _GLM_TAGS),
             regions=(("<tool_call>", "</tool_call>"),),
             inner=("<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>"),
             before="<tool_call>NAME",
@@ -252,6 +255,10 @@ FORMATS: Mapping[str, ToolFormat] = {
         ToolFormat(
             name="llama3_json",
             read=_read_llama,
+            begun=re.compile(r"\s{0,32}(?:<\|python_tag\|>)?\s{0,32}" + _JSON_CALL),
+            more=re.compile(r"\s{0,32}\}\s{0,32};\s{0,32}(?=\{)"),
+            rest=_ENVELOPE,
+            is_checked=True,
             regions=(("<|python_tag|>", ""),),
             leading="{",
             before='{"name": "NAME", "parameters": ',
@@ -267,13 +274,23 @@ FORMATS: Mapping[str, ToolFormat] = {
         ToolFormat(
             name="mistral",
             read=_read_mistral,
+            begun=re.compile(
+                rf"(?:\[TOOL_CALLS\])?\s{{0,32}}(?:\[?\s{{0,32}}{_JSON_CALL}|{_MISTRAL})"
+            ),
+            more=_NEXT,
+            rest=_ENVELOPE,
             regions=(("[TOOL_CALLS]", ""),),
             inner=("[ARGS]", "[CALL_ID]"),
             short_ids=True,
         ),
         ToolFormat(
             name="deepseek_v31",
-            read=_read_deepseek,
+            read=_read_nothing,
+            begun=re.compile(
+                rf"{_CALL}\s{{0,32}}(?:function{_SEP}{_TAG_NAME}\s{{0,32}}```json|{_TAG_NAME}{_SEP})"
+                r"\s{0,32}(?=\{)"
+            ),
+            rest=re.compile(r"\s*+(?:```)?\s*+"),
             regions=((_CALL, _CALL_END),),
             dropped=(_CALLS, _CALLS_END),
             inner=(_SEP,),
@@ -285,6 +302,10 @@ FORMATS: Mapping[str, ToolFormat] = {
         ToolFormat(
             name="json",
             read=_read_list,
+            begun=re.compile(r"\s{0,32}\[?\s{0,32}" + _JSON_CALL),
+            more=_NEXT,
+            rest=_ENVELOPE,
+            is_checked=True,
             leading="[",
             around=("[", "]"),
             before='{"name": "NAME", "parameters": ',
@@ -342,8 +363,14 @@ def _call_of(value: object) -> ToolCall | None:
 
 def _all_known(calls: Sequence[ToolCall | None], properties: Properties) -> list[ToolCall] | None:
     """The calls, where no marker tells that they are any: they must be of functions there are."""
-    known = [call for call in calls if call is not None and call.name in properties]
-    return known if known and len(known) == len(calls) else None
+    made = _all_calls(calls)
+    return made if made and all(call.name in properties for call in made) else None
+
+
+def _all_calls(calls: Sequence[ToolCall | None]) -> list[ToolCall] | None:
+    """The calls, where there are some and all are such."""
+    made = [call for call in calls if call is not None]
+    return made if made and len(made) == len(calls) else None
 
 
 def _objects(text: str, separator: str) -> list[Any] | None:
@@ -365,40 +392,3 @@ def _objects(text: str, separator: str) -> list[Any] | None:
             return None
         at = _SPACE.match(text, at + len(separator)).end()  # type: ignore[union-attr]
     return values
-
-
-def _typed(value: str, schema: Mapping[str, Any] | None) -> Any:
-    """An argument that is written as plain text, by its type: a string stays as it is.
-
-    One of some values loses the white space around it, which grammars let models write.
-    """
-    choices = schema.get("enum") if isinstance(schema, Mapping) else None
-    if isinstance(choices, list) and value not in choices and value.strip() in choices:
-        return value.strip()
-    types = _types(schema)
-    if "null" in types and value.strip() == "null":
-        return None
-    if not types or "string" in types:
-        return value
-    written = value.strip()
-    if "boolean" in types and written in ("True", "False"):
-        return written == "True"
-    try:
-        return msgspec.json.decode(written)
-    except (msgspec.DecodeError, UnicodeError, RecursionError):
-        return value
-
-
-def _types(schema: object) -> set[str]:
-    if not isinstance(schema, Mapping):
-        return set()
-    own = schema.get("type")
-    types = {own} if isinstance(own, str) else set()
-    if isinstance(own, list):
-        types = {name for name in own if isinstance(name, str)}
-    for union in ("anyOf", "oneOf"):
-        branches = schema.get(union)
-        for branch in branches if isinstance(branches, list) else ():
-            if isinstance(branch, Mapping) and isinstance(branch.get("type"), str):
-                types.add(branch["type"])
-    return types

@@ -7,10 +7,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
-from router.replies.formats import Properties, ToolCall, ToolFormat
+from router.replies.arguments import Arguments
+from router.replies.formats import Properties, ToolFormat
 
 SLICE = 4096
 """Characters that are looked at together: behind each marker the rest of them is copied."""
+MAX_BEGINNING = 2048
+"""Characters in which a call begins, if it does."""
 
 
 class Thought(NamedTuple):
@@ -25,7 +28,23 @@ class Content(NamedTuple):
     text: str
 
 
-Piece = Thought | Content | ToolCall
+class Call(NamedTuple):
+    """The beginning of a call; its arguments follow."""
+
+    name: str
+
+
+class CallArguments(NamedTuple):
+    """A piece of the last call's arguments.
+
+    Joined they are a JSON object, or the beginning of one where the model's text ends within them
+    or goes on as no JSON does.
+    """
+
+    text: str
+
+
+Piece = Thought | Content | Call | CallArguments
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -52,12 +71,20 @@ def thoughts_of(template: str) -> ThoughtFormat | None:
     return next((made for made in THOUGHTS.values() if made.closing in template), None)
 
 
+State = Literal["thought", "content", "call", "arguments", "called"]
+"""Where a text stands: a region of calls is read from `call` over the `arguments` of one to behind
+them, where it is `called`."""
+_IN_CALLS = ("call", "arguments", "called")
+
+
 class ReplyReader:
     """Reads one completion. However its text is cut, the pieces, joined, are the same.
 
     White space at the borders of thoughts and calls belongs to nothing. A thought may end in its
-    marker, in a call or with the text. A call is told when it is complete; what is none after all
-    is content, markers included.
+    marker, in a call or with the text. A call is told when its arguments begin, and they as far as
+    they are certain; none of it is taken back. Where no arguments begin that can be read as they
+    come, a call is told when it is complete. What is no call is content, markers included; so is
+    what breaks the arguments of one.
 
     Args:
         thoughts: how they are marked; None for none.
@@ -68,10 +95,13 @@ class ReplyReader:
     """
 
     __slots__ = (
+        "_arguments",
+        "_before",
         "_buffer",
         "_closing",
         "_has_content",
         "_is_after_marker",
+        "_is_leading",
         "_is_one",
         "_may_mark",
         "_properties",
@@ -97,9 +127,15 @@ class ReplyReader:
         self._tools = tools
         self._properties = properties
         self._is_one = is_one
-        self._state: Literal["thought", "content", "call"] = "thought" if is_thinking else "content"
+        self._state: State = "thought" if is_thinking else "content"
         self._closing = ""
         """Of the region under way."""
+        self._is_leading = False
+        """Whether that region has no marker before it."""
+        self._before = ""
+        """What separates its next call from the last."""
+        self._arguments: Arguments | None = None
+        """Reads those of the call under way."""
         marks = {marker[0] for marker in self._markers()}
         self._may_mark = re.compile(f"[{re.escape(''.join(sorted(marks)))}]" if marks else "(?!)")
         """What a marker may begin with."""
@@ -112,7 +148,7 @@ class ReplyReader:
         self._has_content = False
         self._is_after_marker = is_thinking
         self.num_calls = 0
-        """Calls told so far."""
+        """Calls so far."""
         self.has_thoughts = False
         """Whether thoughts were told."""
 
@@ -132,7 +168,7 @@ class ReplyReader:
 
     def _is_plain(self, text: str) -> bool:
         """Whether no marker begins in the next text, which goes on with what is there."""
-        if self._state == "call" or (self._state == "content" and not self._has_content):
+        if self._state in _IN_CALLS or (self._state == "content" and not self._has_content):
             return False
         return self._may_mark.search(text) is None
 
@@ -140,29 +176,50 @@ class ReplyReader:
         while True:
             if self._begins_as_calls():
                 self._state, self._closing, self._scanned = "call", "", len(self._buffer)
+                self._is_leading, self._before = True, ""
+            if self._arguments is not None:
+                yield from self._go_on(self._arguments)
+                if self._arguments is not None:
+                    break
             found = self._next_marker()
+            if self._state in ("call", "called"):
+                limit = found[0] if found is not None else len(self._buffer)
+                if self._state == "called" and self._has_more(limit):
+                    continue
+                if self._state == "call" and (begun := self._begun(limit)):
+                    yield from begun
+                    continue
             if found is None:
                 break
             start, marker = found
-            if self._state == "call":
+            if self._state in _IN_CALLS:
                 yield from self._close(start, marker)
             else:
                 yield from self._tell(self._buffer[:start])
                 self._pass(marker, self._buffer[start:])
         if is_end:
-            rest, self._buffer = self._buffer, ""
-            yield from self._calls(rest) if self._state == "call" else self._tell(rest)
-            if self._space and not self._is_after_marker and self._state != "thought":
-                yield Content(self._space)
-            self._space = ""
-        elif self._state != "call":
+            yield from self._end()
+        elif self._state in _IN_CALLS:
+            self._scanned = max(self._scanned, len(self._buffer) - self._longest())
+        else:
             kept = self._num_pending()
             told = len(self._buffer) - kept
             text, self._buffer = self._buffer[:told], self._buffer[told:]
             self._scanned = 0
             yield from self._tell(text)
-        else:
-            self._scanned = max(self._scanned, len(self._buffer) - self._longest())
+
+    def _end(self) -> Iterator[Piece]:
+        """What is left at the end of the text."""
+        if self._arguments is not None:
+            yield from self._given(self._arguments.end())
+            self._buffer = ""
+        told = len(self._buffer) - (self._num_pending() if self._state == "called" else 0)
+        rest, self._buffer = self._buffer[:told], ""
+        is_calls = self._state in _IN_CALLS
+        yield from self._region(rest, is_end=True) if is_calls else self._tell(rest)
+        if self._space and not self._is_after_marker and self._state != "thought":
+            yield Content(self._space)
+        self._space = ""
 
     def _begins_as_calls(self) -> bool:
         """Whether the whole answer may be calls, by the first character of it."""
@@ -173,10 +230,10 @@ class ReplyReader:
 
     def _watched(self) -> tuple[str, ...]:
         """Markers that mean something where the text stands."""
-        if self._state == "call":
+        if self._state in _IN_CALLS:
             if self._closing:
                 return (self._closing,)
-            return self._openings() if not self._is_leading() else ()
+            return self._openings() if not self._is_leading else ()
         watched: tuple[str, ...] = self._openings()
         if self._tools is not None and self._state == "content":
             watched += self._tools.dropped
@@ -207,10 +264,6 @@ class ReplyReader:
     def _openings(self) -> tuple[str, ...]:
         return () if self._tools is None else tuple(opening for opening, _ in self._tools.regions)
 
-    def _is_leading(self) -> bool:
-        """Whether the region under way has no marker before it."""
-        return not self._buffer.startswith(self._openings() or "\0")
-
     def _longest(self) -> int:
         return max(map(len, self._watched()), default=1) - 1
 
@@ -219,16 +272,9 @@ class ReplyReader:
         watched = self._watched()
         if not watched:
             return None
-        start = self._scanned
-        if self._state == "call":
-            start = max(start, len(self._opening()))
         pattern = "|".join(map(re.escape, sorted(watched, key=len, reverse=True)))
-        found = re.compile(pattern).search(self._buffer, start)
+        found = re.compile(pattern).search(self._buffer, self._scanned)
         return None if found is None else (found.start(), found[0])
-
-    def _opening(self) -> str:
-        """What the region under way begins with."""
-        return next((o for o in self._openings() if self._buffer.startswith(o)), "")
 
     def _num_pending(self) -> int:
         """Characters at the end that may be the beginning of a marker."""
@@ -247,30 +293,81 @@ class ReplyReader:
         self._buffer = rest.removeprefix(marker)
         if marker in closings:
             self._state, self._closing, self._buffer = "call", closings[marker], rest
+            self._is_leading, self._scanned, self._before = False, len(marker), ""
         elif self._thoughts is not None and marker == self._thoughts.opening:
             self._state = "thought"
         else:
             self._state = "content"
 
+    def _begun(self, limit: int) -> list[Piece]:
+        """The call that the region, up to `limit`, begins with; nothing where there is none."""
+        tools = self._tools
+        if tools is None or tools.begun is None:
+            return []
+        found = tools.begun.match(self._buffer, 0, min(limit, MAX_BEGINNING))
+        if found is None:
+            return []
+        name = found[found.lastindex or 0]
+        if tools.is_checked and name not in self._properties:
+            return []
+        self._buffer, self._scanned, self._state = self._buffer[found.end() :], 0, "arguments"
+        self._space, self._is_after_marker = "", True
+        self._arguments = tools.arguments(self._properties.get(name, {}))
+        return list(self._called(name))
+
+    def _go_on(self, arguments: Arguments) -> Iterator[Piece]:
+        """What the text adds to the arguments under way, until they are over."""
+        text, self._buffer = self._buffer, ""
+        yield from self._given(arguments.push(text))
+        if arguments.is_over:
+            self._arguments, self._buffer, self._state = None, arguments.rest, "called"
+
+    def _has_more(self, limit: int) -> bool:
+        """Goes on at a further call of the region, which ends at `limit`; whether there is one."""
+        more = self._tools.more if self._tools is not None else None
+        found = more.match(self._buffer, 0, limit) if more is not None else None
+        if found is None:
+            return False
+        self._before, self._buffer = found[0], self._buffer[found.end() :]
+        self._state, self._scanned = "call", 0
+        return True
+
     def _close(self, start: int, marker: str) -> Iterator[Piece]:
-        """The calls of a region that ends with `marker`, or before it where it opens the next."""
+        """The end of a region, with `marker`, or before it where it opens the next."""
         end = start + len(marker) if self._closing else start
         region, rest = self._buffer[:end], self._buffer[end:]
-        self._buffer, self._scanned, self._state = rest, 0, "content"
-        yield from self._calls(region)
+        self._buffer, self._scanned = rest, 0
+        yield from self._region(region)
 
-    def _calls(self, region: str) -> Iterator[Piece]:
+    def _region(self, region: str, *, is_end: bool = False) -> Iterator[Piece]:
+        """What is left of a region at its end."""
         assert self._tools is not None
+        is_called, self._state = self._state != "call", "content"
+        if is_called:
+            if not self._tools.rest.fullmatch(region.removesuffix(self._closing or "\0")):
+                yield from self._tell(region)
+            return
         calls = self._tools.read(region, self._properties)
-        self._state = "content"
         if calls is None:
-            yield from self._tell(region)
+            # The beginning of a further call, which the text's end has cut off, says nothing.
+            if not (self._before and is_end and not region.rstrip().endswith(("}", "]"))):
+                yield from self._tell(self._before + region)
             return
         self._space, self._is_after_marker = "", True
         for call in calls:
-            if not (self._is_one and self.num_calls):
-                self.num_calls += 1
-                yield call
+            yield from self._called(call.name)
+            yield from self._given(call.arguments)
+
+    def _called(self, name: str) -> Iterator[Piece]:
+        """A call, unless it is one too many."""
+        self.num_calls += 1
+        if not (self._is_one and self.num_calls > 1):
+            yield Call(name)
+
+    def _given(self, arguments: str) -> Iterator[Piece]:
+        """More of its arguments."""
+        if arguments and not (self._is_one and self.num_calls > 1):
+            yield CallArguments(arguments)
 
     def _tell(self, text: str) -> Iterator[Piece]:
         """Text that is no marker, less the white space at borders."""

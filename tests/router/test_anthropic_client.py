@@ -81,6 +81,26 @@ async def test_a_stream_adds_up_to_the_whole(agent: Rig) -> None:
     assert '<tool_call>{"name": "get_weather", "arguments": {"city": "Bern"}}' in prompt_of(agent)
 
 
+async def test_a_call_that_is_cut_off_is_what_the_client_makes_of_it(agent: Rig) -> None:
+    agent.answer = '<tool_call>{"name": "now", "arguments": {"a": [1], "b": "x y z"}}</tool_call>'
+    length = len(agent.tokenizer.encode(agent.answer.partition(" y")[0]))
+    asked = {**ASKED, "tools": [NOW], "max_tokens": length}
+    async with (
+        agent.server() as url,
+        anthropic.AsyncAnthropic(base_url=url, api_key="x", max_retries=0) as client,
+    ):
+        whole = await client.messages.create(**asked)
+        async with client.messages.stream(**asked) as stream:
+            told = [event.partial_json async for event in stream if event.type == "input_json"]
+            final = await stream.get_final_message()
+    for answer in (whole, final):
+        [block] = answer.content
+        assert (block.type, answer.stop_reason) == ("tool_use", "max_tokens")
+        assert block.input == {"a": [1]}
+    assert "".join(told) == '{"a":[1],"b":"x'
+    assert len(told) > 2
+
+
 async def test_error_classes(rig: Any) -> None:
     await rig.start(api_keys=("secret",))
     async with (

@@ -18,14 +18,16 @@ from tokenizers import Tokenizer as Backend
 from router.replies import (
     FORMATS,
     THOUGHTS,
-    Content,
+    Call,
+    CallArguments,
+    Piece,
     ReplyReader,
     Thought,
-    ToolCall,
     ToolFormat,
     dialect_of,
 )
 from router.replies.formats import format_of
+from router.replies.json_text import JsonObject, closed
 from router.replies.reader import thoughts_of
 from tests.support.effort import cases
 from tests.support.router.rig import build_checkpoint
@@ -53,7 +55,8 @@ def deepseek(name: str) -> str:
 CALL, CALL_END, SEP = (deepseek(n) for n in ("tool_call_begin", "tool_call_end", "tool_sep"))
 CALLS, CALLS_END = deepseek("tool_calls_begin"), deepseek("tool_calls_end")
 
-Expected = tuple[str, str, list[tuple[str, dict[str, Any]]]]
+Expected = tuple[str, str, list[tuple[str, dict[str, Any] | str]]]
+"""Thoughts, content, calls; arguments that are cut off are text."""
 TABLE: list[tuple[str, str, Expected]] = [
     ("hermes", "plain text, 1 < 2 <too", ("", "plain text, 1 < 2 <too", [])),
     ("hermes", "  kept \n", ("", "  kept \n", [])),
@@ -79,7 +82,7 @@ TABLE: list[tuple[str, str, Expected]] = [
     (
         "hermes",
         '<tool_call>{"name": "now", "arguments": {"a": "\\ud800"}}</tool_call>',
-        ("", '<tool_call>{"name": "now", "arguments": {"a": "\\ud800"}}</tool_call>', []),
+        ("", '\\ud800"}}</tool_call>', [("now", '{"a":"')]),
     ),
     ("hermes", '<think>so <tool_call>{"name":"now"}</tool_call>', ("so", "", [NOW])),
     ("hermes", "<think>never ends", ("never ends", "", [])),
@@ -176,13 +179,31 @@ def reader_of(tools: ToolFormat | None, *, is_thinking: bool = False) -> ReplyRe
 
 
 def read(reader: ReplyReader, parts: Iterable[str]) -> Expected:
-    pieces = [piece for part in parts for piece in reader.push(part)] + reader.end()
-    assert all(piece.text for piece in pieces if not isinstance(piece, ToolCall))
-    return (
-        "".join(piece.text for piece in pieces if isinstance(piece, Thought)),
-        "".join(piece.text for piece in pieces if isinstance(piece, Content)),
-        [(p.name, json.loads(p.arguments)) for p in pieces if isinstance(p, ToolCall)],
-    )
+    return joined([piece for part in parts for piece in reader.push(part)] + reader.end())
+
+
+def joined(pieces: Iterable[Piece]) -> Expected:
+    thoughts, content = "", ""
+    calls: list[tuple[str, Any]] = []
+    for piece in pieces:
+        assert isinstance(piece, Call) or piece.text
+        if isinstance(piece, Call):
+            calls.append((piece.name, ""))
+        elif isinstance(piece, CallArguments):
+            calls[-1] = (calls[-1][0], calls[-1][1] + piece.text)
+        elif isinstance(piece, Thought):
+            thoughts += piece.text
+        else:
+            content += piece.text
+    return thoughts, content, [(name, loaded(arguments)) for name, arguments in calls]
+
+
+def loaded(arguments: str) -> Any:
+    try:
+        return json.loads(arguments)
+    except ValueError:
+        assert isinstance(json.loads(closed(arguments)), dict)
+        return arguments
 
 
 def cut(text: str, places: Sequence[int]) -> list[str]:
@@ -231,6 +252,20 @@ PARTS = st.sampled_from(
         "now()",
         "x",
         ";",
+        '{"name": "now", "arguments": {',
+        '[{"name": "now", "parameters": {',
+        f"{CALL}now{SEP}{{",
+        "[TOOL_CALLS]now{",
+        "<tool_call>now<arg_key>a</arg_key><arg_value>",
+        "<function=get_weather><parameter=city>\n",
+        "<parameter=days>",
+        '"a": ',
+        '"\\ud83d\\ude00',
+        "\\u00",
+        "}, {",
+        ", 1.5e3",
+        "nul",
+        "-",
     ]
 ) | st.text(max_size=3)
 
@@ -251,6 +286,93 @@ def test_whatever_a_model_writes(
     places = data.draw(st.lists(st.integers(0, len(text)), max_size=10))
     assert read(reader_of(tools, is_thinking=is_thinking), cut(text, places)) == whole
     assert read(reader_of(tools, is_thinking=is_thinking), text) == whole
+
+
+CITY = "Zürich, the city"
+STREAMED = {
+    **{
+        name: f'{begin}{{"city": "{CITY}"}}'
+        for name, begin in {
+            "hermes": '<tool_call>\n{"name": "get_weather", "arguments": ',
+            "llama3_json": '{"name": "get_weather", "parameters": ',
+            "mistral": "[TOOL_CALLS]get_weather[ARGS]",
+            "deepseek_v31": f"{CALLS}{CALL}get_weather{SEP}",
+            "json": '[{"name": "now", "parameters": {}}, {"name": "get_weather", "parameters": ',
+        }.items()
+    },
+    "qwen3_coder": f"<tool_call>\n<function=get_weather>\n<parameter=city>\n{CITY}\n</parameter>",
+    "glm45": f"<tool_call>get_weather\n<arg_key>city</arg_key>\n<arg_value>{CITY}</arg_value>",
+}
+
+
+@pytest.mark.parametrize("name", sorted(set(FORMATS) - {"pythonic"}))
+def test_arguments_are_told_as_they_are_written(name: str) -> None:
+    reader, text = reader_of(FORMATS[name]), STREAMED[name]
+    start, end = text.index(CITY), text.index(CITY) + len(CITY)
+    pieces = reader.push(text[:start])
+    for place in range(start, end):
+        pieces += reader.push(text[place])
+        told = "".join(piece.text for piece in pieces if isinstance(piece, CallArguments))
+        assert told.endswith('{"city":"' + CITY[: place + 1 - start])
+    pieces += reader.push(text[end:]) + reader.end()
+    assert joined(pieces)[2][-1] == ("get_weather", {"city": CITY})
+
+
+def test_a_text_in_arguments_may_hold_markers() -> None:
+    """The end of a call is where its object ends, not where a text in it spells the marker."""
+    text = '<tool_call>{"name": "now", "arguments": {"a": "</tool_call>"}}</tool_call>b'
+    assert read(reader_of(FORMATS["hermes"]), text) == (
+        *("", "b"),
+        [("now", {"a": "</tool_call>"})],
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "content", "calls"),
+    [
+        ('{"name": "now", "arguments": {"a": 1, "b": "x', "", [("now", '{"a":1,"b":"x')]),
+        ('{"name": "now", "arguments": {"a": 12', "", [("now", '{"a":')]),
+        ('{"name": "now", "arguments": {"a": oh}}', "oh}}</tool_call>", [("now", '{"a":')]),
+        ('{"name": "now", "arguments": {}} oh', "oh</tool_call>", [NOW]),
+        ('{"name": "now", "arguments": {}, "id": 3}\n</tool_', "", [NOW]),
+    ],
+)
+def test_what_was_told_stays(text: str, content: str, calls: list[Any]) -> None:
+    """What cannot be arguments is content; the call before it is as far as it came."""
+    text = "<tool_call>" + text + ("</tool_call>" if content else "")
+    said = read(reader_of(FORMATS["hermes"]), text)
+    assert (said[1].removeprefix("} "), said[2]) == (content, calls)
+    assert read(reader_of(FORMATS["hermes"]), [text]) == said
+
+
+VALUES = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats(allow_nan=False, allow_infinity=False)
+    # What a tokenizer gives has no halves of characters.
+    | st.text(st.characters(exclude_categories=["Cs"]), max_size=6),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner),
+    max_leaves=6,
+)
+
+
+@settings(max_examples=cases(150), deadline=None)
+@given(
+    value=st.dictionaries(st.text(max_size=3), VALUES, max_size=4),
+    indent=st.sampled_from([None, 1]),
+    data=st.data(),
+)
+def test_an_object_is_the_same_however_it_comes(value: Any, indent: Any, data: Any) -> None:
+    text = json.dumps(value, ensure_ascii=data.draw(st.booleans()), indent=indent)
+    reader, told = JsonObject(), ""
+    for char in text + " }":
+        assert isinstance(json.loads(closed(told)), dict)
+        told += reader.push(char)
+    assert (json.loads(told), reader.is_broken, reader.rest) == (value, False, " }")
+    whole = JsonObject()
+    assert (whole.push(text + " }"), whole.rest) == (told, " }")
+    assert closed(told) == told
 
 
 def test_what_goes_on_behind_a_call_is_none() -> None:

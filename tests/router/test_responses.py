@@ -228,6 +228,20 @@ async def test_a_length_leaves_it_incomplete(agent: Rig, stream: bool) -> None:
 
 
 @pytest.mark.parametrize("stream", STREAMED)
+async def test_a_conversation_goes_on_behind_a_call_that_was_cut_off(
+    agent: Rig, stream: bool
+) -> None:
+    agent.answer = '<tool_call>{"name": "now", "arguments": {"a": 1, "b": "x y z"}}</tool_call>'
+    length = len(agent.tokenizer.encode(agent.answer.partition(" y")[0]))
+    cut = await answer(agent, stream, tools=TOOLS, max_output_tokens=length)
+    [call] = cut["output"]
+    assert (call["arguments"], call["status"]) == ('{"a":1,"b":"x', "incomplete")
+    output = {"type": "function_call_output", "call_id": call["call_id"], "output": "7"}
+    await answer(agent, False, [output], previous_response_id=cut["id"], tools=TOOLS)
+    assert '<tool_call>{"name": "now", "arguments": {"a": 1}}' in prompt_of(agent)
+
+
+@pytest.mark.parametrize("stream", STREAMED)
 async def test_logprobs(agent: Rig, stream: bool) -> None:
     asked = {"include": ["message.output_text.logprobs"], "top_logprobs": 2}
     response = await answer(agent, stream, **asked)

@@ -107,6 +107,30 @@ async def test_what_is_no_call_is_text(agent: Rig, events: Any, stream: bool, te
     assert reason == "stop"
 
 
+async def test_arguments_come_as_they_are_written(agent: Rig, events: Any) -> None:
+    city = "a city of seven or eight words and more"
+    agent.answer = f'<tool_call>{{"name": "get_weather", "arguments": {{"city": "{city}"}}}}'
+    chunks = events(await agent.chat(stream=True, tools=TOOLS))
+    parts = [
+        call["function"]["arguments"]
+        for chunk in chunks
+        for call in chunk["choices"][0]["delta"].get("tool_calls", ())
+    ]
+    assert "".join(parts) == f'{{"city":"{city}"}}'
+    assert len(parts) > 6
+
+
+@pytest.mark.parametrize("stream", STREAMED)
+async def test_a_call_that_is_cut_off_is_as_far_as_it_came(
+    agent: Rig, events: Any, stream: bool
+) -> None:
+    agent.answer = '<tool_call>{"name": "now", "arguments": {"a": 1, "b": "x y z"}}</tool_call>'
+    length = len(agent.tokenizer.encode(agent.answer.partition(" y")[0]))
+    message, reason, _ = await answer(agent, events, stream, tools=TOOLS, max_tokens=length)
+    [call] = message["tool_calls"]
+    assert (call["function"]["arguments"], reason) == ('{"a":1,"b":"x', "length")
+
+
 @pytest.mark.parametrize("stream", STREAMED)
 @pytest.mark.parametrize(
     ("choice", "reason", "names"),

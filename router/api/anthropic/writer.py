@@ -10,6 +10,7 @@ import msgspec
 from router.api.blocks import Block, BlockWriter, event
 from router.api.slices import encode
 from router.errors import ApiError, anthropic_body
+from router.replies import closed
 
 _DELTA = b"event: content_block_delta\ndata: %b%d%b%b}}\n\n"
 _START = b'{"type":"content_block_delta","index":'
@@ -76,8 +77,14 @@ class AnthropicWriter(BlockWriter):
             return {"type": "thinking", "thinking": text, "signature": signature}
         if block.kind == "text":
             return {"type": "text", "text": text}
-        call_id, given = self._ids[block.index], msgspec.Raw(text.encode() or b"{}")
-        return {"type": "tool_use", "id": call_id, "name": block.name, "input": given}
+        # Arguments that were cut off are what of them is complete, as in the clients' streams.
+        given = msgspec.Raw(closed(text).encode())
+        return {
+            "type": "tool_use",
+            "id": self._ids[block.index],
+            "name": block.name,
+            "input": given,
+        }
 
     def _message(
         self, content: list[dict[str, Any]], reason: str | None, sequence: str | None

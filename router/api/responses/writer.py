@@ -13,7 +13,7 @@ from router.api.responses.protocol import ResponsesRequest
 from router.api.slices import encode
 from router.api.tools import new_call_id
 from router.errors import ApiError
-from router.replies import Dialect
+from router.replies import Dialect, closed
 
 COMPLETED = "completed"
 CUT = ("length", "abort", "error")
@@ -200,7 +200,7 @@ class ResponsesWriter(BlockWriter):
             elif block.kind == "text":
                 message["content"] += block.text
             else:
-                function = {"name": block.name, "arguments": block.text}
+                function = {"name": block.name, "arguments": closed(block.text)}
                 call = {"id": item["call_id"], "type": "function", "function": function}
                 message.setdefault("tool_calls", []).append(call)
         return message

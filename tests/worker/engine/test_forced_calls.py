@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import jsonschema
 import pytest
 
-from router.replies import FORMATS, ReplyReader, ToolCall
+from router.replies import FORMATS, Call, CallArguments, ReplyReader
 from tests.support.paths import ROOT
 from worker.llm import LLM, SamplingParams, StructuredOutputsParams
 
@@ -59,9 +59,10 @@ def test_a_hundred_forced_calls_are_calls(llm: LLM) -> None:
         )
         pieces = reader.push(completion.text) + reader.end()
         assert completion.finish_reason == "stop", (name, seed, completion.text)
-        assert [type(piece) for piece in pieces] == [ToolCall], (name, seed, completion.text)
-        [call] = pieces
-        assert isinstance(call, ToolCall)
-        jsonschema.validate(json.loads(call.arguments), SCHEMAS[call.name])
+        assert [type(piece) for piece in pieces] == [Call, CallArguments], completion.text
+        call, arguments = pieces
+        assert isinstance(call, Call)
+        assert isinstance(arguments, CallArguments)
+        jsonschema.validate(json.loads(arguments.text), SCHEMAS[call.name])
         called.add((name, call.name))
     assert len(called) > len(FORCED), "both functions are called in some format"

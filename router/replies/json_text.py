@@ -1,0 +1,167 @@
+"""A JSON object that is read while it is written."""
+
+from __future__ import annotations
+
+import re
+from typing import Literal
+
+MAX_DEPTH = 128
+"""Objects and arrays in each other: deeper ones are not read."""
+
+_TEXT = re.compile(
+    r"""(?: [^"\\\x00-\x1f]+
+    | \\["\\/bfnrt]
+    | \\u(?![dD][89a-fA-F])[0-9a-fA-F]{4}
+    | \\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}  # a half alone is no character
+    )+""",
+    re.VERBOSE,
+)
+_ESCAPE_BEGUN = re.compile(
+    r"\\(?:u(?:[0-9a-fA-F]{0,3}|[dD][89abAB][0-9a-fA-F]{2}(?:\\(?:u[0-9a-fA-F]{0,3})?)?))?"
+)
+_CONTROLS = {"\n": "\\n", "\r": "\\r", "\t": "\\t"}
+_SPACE = re.compile(r"[ \t\r\n]*")
+_VALUE = re.compile(
+    r"(?:true|false|null|-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?)(?=[ \t\r\n,\]}])"
+)
+_MAX_VALUE = 512
+"""Characters of a number."""
+_CLOSINGS = {"{": "}", "[": "]"}
+
+Awaited = Literal["object", "value", "first value", "key", "first key", "colon", "comma"]
+
+
+class JsonObject:
+    """Reads one object; hands on what is certain of it, without white space between its tokens.
+
+    What it has handed on is the beginning of a JSON object, whatever comes then. Texts in it may go
+    over lines: models forget to escape the line breaks of what they quote.
+    """
+
+    __slots__ = ("_awaited", "_in_text", "_open", "_pending", "is_broken", "num_told", "sound")
+
+    def __init__(self) -> None:
+        self._pending = ""
+        """What is not handed on yet: it may be the beginning of a token."""
+        self._open = ""
+        """The braces and brackets that are open."""
+        self._awaited: Awaited = "object"
+        self._in_text = False
+        self.is_broken = False
+        """Whether what came is no JSON: `rest` begins with what is none."""
+        self.num_told = 0
+        """Characters handed on."""
+        self.sound = 0
+        """Characters up to the end of the last complete value, or to a beginning of an object."""
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether the object has ended; what came behind it is its `rest`."""
+        return self.num_told > 0 and not self._open
+
+    @property
+    def is_over(self) -> bool:
+        """Whether nothing will be handed on any more."""
+        return self.is_broken or self.is_complete
+
+    @property
+    def rest(self) -> str:
+        """What came and is not handed on, be it behind the object or what breaks it."""
+        return self._pending
+
+    @property
+    def closings(self) -> str:
+        """What would close all that is open at the last sound place."""
+        return "".join(_CLOSINGS[opening] for opening in reversed(self._open))
+
+    def push(self, text: str) -> str:
+        """What the next text makes certain."""
+        text, at, told = self._pending + text, 0, ""
+        while not self.is_over and at < len(text):
+            if not self._in_text:
+                at = _SPACE.match(text, at).end()  # type: ignore[union-attr]  # it matches nothing
+            length, token = self._text(text, at) if self._in_text else self._token(text, at)
+            if not length:
+                break
+            at += length
+            told += token
+            self.num_told += len(token)
+            if self._awaited in ("comma", "first value", "first key") and not self._in_text:
+                self.sound = self.num_told
+        self._pending = text[at:]
+        return told
+
+    def end(self) -> str:
+        """Nothing: where the text ends, what is not certain remains untold."""
+        return ""
+
+    def _text(self, text: str, at: int) -> tuple[int, str]:
+        """(characters, what is handed on) of the next stretch within a text."""
+        if found := _TEXT.match(text, at):
+            return len(found[0]), found[0]
+        char = text[at]
+        if char == '"':
+            self._in_text = False
+            self._awaited = "colon" if self._awaited in ("key", "first key") else "comma"
+            return 1, char
+        if char < " ":
+            return 1, _CONTROLS.get(char, f"\\u{ord(char):04x}")
+        self.is_broken = _ESCAPE_BEGUN.fullmatch(text, at) is None
+        return 0, ""
+
+    def _token(self, text: str, at: int) -> tuple[int, str]:
+        """The same of the next token, or of the beginning of a text."""
+        char, awaited = text[at : at + 1], self._awaited
+        if char == '"' and awaited in ("key", "first key", "value", "first value"):
+            self._in_text = True
+        elif char == ":" and awaited == "colon":
+            self._awaited = "value"
+        elif char == "," and awaited == "comma":
+            self._awaited = "key" if self._open[-1] == "{" else "value"
+        elif char in ("{", "[") and self._may_open(char):
+            self._open += char
+            self._awaited = "first key" if char == "{" else "first value"
+        elif char and char in "}]" and self._may_close(char):
+            self._open, self._awaited = self._open[:-1], "comma"
+        elif char and awaited in ("value", "first value"):
+            return self._scalar(text, at)
+        else:
+            self.is_broken = char != ""
+            return 0, ""
+        return 1, char
+
+    def _may_open(self, char: str) -> bool:
+        if self._awaited == "object":
+            return char == "{"
+        return self._awaited in ("value", "first value") and len(self._open) < MAX_DEPTH
+
+    def _may_close(self, char: str) -> bool:
+        if char != _CLOSINGS.get(self._open[-1:]):
+            return False
+        return self._awaited in ("comma", "first key", "first value")
+
+    def _scalar(self, text: str, at: int) -> tuple[int, str]:
+        rest = text[at : at + _MAX_VALUE]
+        if found := _VALUE.match(rest):
+            self._awaited = "comma"
+            return len(found[0]), found[0]
+        self.is_broken = len(rest) == _MAX_VALUE or not _may_be_scalar(rest)
+        return 0, ""
+
+
+_NUMBER_BEGUN = re.compile(
+    r"-?(?:(?:0|[1-9][0-9]*)(?:\.[0-9]*)?)?|-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?[eE][+-]?[0-9]*"
+)
+
+
+def _may_be_scalar(text: str) -> bool:
+    """Whether a number or a word may begin so."""
+    is_word = any(word.startswith(text) for word in ("true", "false", "null"))
+    return is_word or _NUMBER_BEGUN.fullmatch(text) is not None
+
+
+def closed(text: str) -> str:
+    """An object of all values that are complete in the beginning of one, as JsonObject tells it."""
+    reader = JsonObject()
+    reader.push(text)
+    return text[: reader.sound] + reader.closings if reader.sound else "{}"
