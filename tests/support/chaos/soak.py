@@ -21,7 +21,7 @@ from tests.support.chaos.campaign import reference
 from tests.support.chaos.client import Client, Outcome
 from tests.support.chaos.fleet import KV_CACHE_TOKENS, FleetWatch, serve_config
 from tests.support.chaos.hostile import hostile_asks
-from tests.support.chaos.load import ChaosLoad
+from tests.support.chaos.load import ChaosLoad, answers_of
 from tests.support.chaos.options import ChaosOptions
 from tests.support.chaos.slopes import Slope, SlopeWatch, as_rows
 from tests.support.chaos.tally import tally
@@ -34,6 +34,9 @@ _FEWEST_MINUTES = 30
 """Of a soak; those of a short one are shorter."""
 _SAMPLES_PER_MINUTE = 12
 _CALIBRATION_S = 60.0
+_MEETINGS = 4
+"""Requests of each kind per process that may get them: by chance, one process in e^4 = 55 gets
+none."""
 _BUSY = 2
 """Times the usual clients, while capacity is measured."""
 
@@ -106,6 +109,7 @@ def run_soak(options: ChaosOptions) -> Result:
     with LocalFleet(config, report=note) as fleet:
         right = reference(fleet.base_url, asks, options.num_streams)
         fill_caches(fleet.base_url, options)
+        meet_all_kinds(fleet.base_url, asks, options)
         capacity = _capacity(fleet.base_url, asks, options)
         rate = options.soak_load * capacity
         note(f"carries {capacity:.2f} requests/s; offering {rate:.2f}")
@@ -163,6 +167,16 @@ def fill_caches(base_url: str, options: ChaosOptions) -> None:
         asks = [filling_ask(number) for number in itertools.islice(numbers, options.num_streams)]
         answers = reference(base_url, asks, options.num_streams)
         missing -= sum(answer.prompt_tokens or 0 for answer in answers.values())
+
+
+def meet_all_kinds(base_url: str, asks: Sequence[Ask], options: ChaosOptions) -> None:
+    """Sends each kind of request, the hostile ones too, until every process should have met it.
+
+    An hour has about one hostile request of a kind, so that each would be the first of its kind
+    somewhere, and what is needed for the first time takes memory that stays.
+    """
+    times = _MEETINGS * max(options.num_workers, options.num_gateways)
+    answers_of(base_url, [*asks, *hostile_asks()] * times, options.num_streams)
 
 
 def _capacity(base_url: str, asks: Sequence[Ask], options: ChaosOptions) -> float:
