@@ -1,10 +1,10 @@
 """What all tests share: small checkpoints with random weights, and which tests share a process.
 
-`make test` runs as many processes as there are cores (pytest-xdist). A file's tests stay together,
-for their fixtures' sake; all that start Ray are one group, so that two fleets never wait for each
-other's processors, and so are those that read all our sources. The longest begin first: those that
-start Ray, then files that take a quarter of a minute and more, so that no process is left with one
-of them when the others are done.
+`make test` runs two more processes than there are cores (pytest-xdist). A file's tests stay
+together, for their fixtures' sake; all that start Ray are one group, so that two fleets never wait
+for each other's processors, and so are those that read all our sources. The longest begin first:
+those that start Ray, then files that take a quarter of a minute and more, so that no process is
+left with one of them when the others are done.
 """
 
 from __future__ import annotations
