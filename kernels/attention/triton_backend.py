@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
 
 import numpy as np
 import numpy.typing as npt
 import torch
+import triton
 
 from kernels.attention.base import AttentionMetadata, AttentionSettings, CapturableBackend
-from kernels.attention.triton_decode import (
-    VisibleRows,
-    attend_in_fixed_splits,
-    attend_in_splits,
+from kernels.attention.triton_config import (
+    INVARIANT_SPLIT_TOKENS,
+    MAX_INVARIANT_PARTIALS,
+    MAX_INVARIANT_SPLITS,
+    decode_blocks,
+    extend_blocks,
 )
-from kernels.attention.triton_extend import extend_attention
+from kernels.attention.triton_kernel import attend
 from kernels.attention.triton_latent import attend_to_latents
+from kernels.attention.triton_schedule import AttentionRows, Schedule, make_schedule
 from kernels.registry import registry
 
 
@@ -29,13 +34,14 @@ def create(settings: AttentionSettings) -> TritonAttention:
 
 
 class TritonAttention(CapturableBackend):
-    """Decodes with the keys in splits, extends in blocks of queries.
+    """One kernel for decodes and extends, the keys in splits that follow from all rows' lengths.
 
-    Lengths on the host may be bounds: numbers of splits and programs follow from them, which a
-    captured step keeps.
+    Lengths on the host may be bounds: numbers of programs follow from them, which a captured step
+    keeps. What each program does is decided on the device.
 
     Args:
-        batch_invariant: whether each query is computed as a decode, in splits of a fixed length.
+        batch_invariant: whether each query is computed as a decode, in splits that follow from its
+            own keys alone.
         cap: of scores, as `AttentionSettings` has it.
     """
 
@@ -45,15 +51,18 @@ class TritonAttention(CapturableBackend):
         self._batch_invariant, self._cap = batch_invariant, cap
 
     def plan(self, metadata: AttentionMetadata) -> _Step:
-        """Finds what each query sees, of decodes and of extends that are batch-invariant."""
-        rows, most_visible = None, metadata.max_seq_len
-        if metadata.window:
-            most_visible = min(most_visible, metadata.window)
-        if metadata.query_start is None:
-            rows = VisibleRows(metadata.page_table, metadata.seq_lens, window=metadata.window)
-        elif self._batch_invariant:
+        """Finds what each query sees, of extends that are batch-invariant."""
+        if metadata.query_start is not None and self._batch_invariant:
             rows = _query_rows(metadata, metadata.query_start)
-        return _Step(metadata, rows, most_visible, self._batch_invariant, self._cap)
+        else:
+            rows = AttentionRows(
+                page_table=metadata.page_table,
+                seq_lens=metadata.seq_lens,
+                query_start=metadata.query_start,
+                window=metadata.window,
+                block_size=metadata.block_size,
+            )
+        return _Step(metadata, rows, self._batch_invariant, self._cap)
 
     def prepare_for_capture(self, metadata: AttentionMetadata) -> _Step:
         """A captured step is any other."""
@@ -65,15 +74,15 @@ class TritonAttention(CapturableBackend):
         """The graph reads what there is to know."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _Step:
     metadata: AttentionMetadata
-    rows: VisibleRows | None
-    """None of extends that walk keys without splits."""
-    most_visible: int
-    """Positions that a query sees, or a bound."""
+    rows: AttentionRows
     batch_invariant: bool
     cap: float
+    pieces: list[tuple[slice, Schedule]] = field(default_factory=list)
+    """Queries, and which program attends to what; the first layer, which knows numbers of heads,
+    lists it for all layers."""
 
     def forward(
         self,
@@ -86,13 +95,48 @@ class _Step:
     ) -> torch.Tensor:
         if v_cache.shape[3] != k_cache.shape[3]:
             return attend_to_latents(q, k_cache, v_cache.shape[3], self.metadata, scale)
-        if self.rows is None:
-            return extend_attention(q, k_cache, v_cache, self.metadata, scale, self.cap, sinks)
-        attend = attend_in_fixed_splits if self.batch_invariant else attend_in_splits
-        return attend(q, k_cache, v_cache, self.rows, self.most_visible, scale, self.cap, sinks)
+        out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
+        if not self.pieces and q.shape[0]:
+            self.pieces = self._schedules(q, k_cache.shape[2])
+        for part, schedule in self.pieces:
+            attend(q[part], k_cache, v_cache, out[part], schedule, scale, self.cap, sinks)
+        return out
+
+    def _schedules(self, q: torch.Tensor, num_kv_heads: int) -> list[tuple[slice, Schedule]]:
+        """In one piece; in batch-invariant mode in several where partial outputs, which grow with
+        the number of queries, would take too much memory."""
+        num_queries, num_q_heads, head_dim = q.shape
+        group = triton.next_power_of_2(num_q_heads // num_kv_heads)
+        rows, query_lens = self.rows, self.metadata.query_lens_host
+        queries, num_tiles = 1, num_queries
+        if rows.query_start is None:
+            blocks = decode_blocks(head_dim, q.dtype, group)
+        else:
+            blocks = extend_blocks(head_dim, q.dtype, group, max(query_lens))
+            queries = blocks.rows // group
+            num_tiles = sum(-(-length // queries) for length in query_lens)
+        most_visible = self.metadata.max_seq_len
+        if rows.window:
+            most_visible = min(most_visible, rows.window + queries - 1)
+        make = partial(
+            make_schedule,
+            blocks=blocks,
+            queries=queries,
+            most_visible=most_visible,
+            num_kv_heads=num_kv_heads,
+            batch_invariant=self.batch_invariant,
+        )
+        if not self.batch_invariant:
+            return [(slice(num_queries), make(rows, num_tiles=num_tiles))]
+        splits = min(MAX_INVARIANT_SPLITS, -(-most_visible // INVARIANT_SPLIT_TOKENS))
+        step = max(1, MAX_INVARIANT_PARTIALS // max(1, splits))
+        parts = (
+            slice(start, min(start + step, num_queries)) for start in range(0, num_queries, step)
+        )
+        return [(part, make(rows.part(part), num_tiles=part.stop - part.start)) for part in parts]
 
 
-def _query_rows(metadata: AttentionMetadata, query_start: torch.Tensor) -> VisibleRows:
+def _query_rows(metadata: AttentionMetadata, query_start: torch.Tensor) -> AttentionRows:
     """Each query's row and number of visible positions, computed without waiting for the device."""
     seq_lens, ends = metadata.seq_lens, query_start[1:]
     num_queries = sum(metadata.query_lens_host)
@@ -105,4 +149,10 @@ def _query_rows(metadata: AttentionMetadata, query_start: torch.Tensor) -> Visib
     index = torch.arange(num_queries, dtype=torch.int32, device=seq_lens.device)
     position = index - (ends - seq_lens).index_select(0, rows)
     visible_lens = (position // metadata.block_size + 1) * metadata.block_size
-    return VisibleRows(metadata.page_table, visible_lens, rows, metadata.window)
+    return AttentionRows(
+        page_table=metadata.page_table,
+        seq_lens=visible_lens,
+        query_start=None,
+        page_rows=rows,
+        window=metadata.window,
+    )

@@ -1,74 +1,107 @@
-"""Block sizes of the Triton attention kernels: plain tables, so that results never depend on
-a tuning run."""
+"""Tile sizes of the Triton attention kernels: plain tables, so that results never depend on a
+tuning run."""
 
 from __future__ import annotations
 
 from typing import NamedTuple
 
 import torch
+import triton
 
 
 class AttentionBlocks(NamedTuple):
-    """Tile sizes and launch parameters of one kernel."""
+    """Tile sizes and launch parameters of one kind of rows."""
 
-    queries: int
+    rows: int
+    """Of a tile: queries times heads that share a kv head, both padded."""
     keys: int
+    """Keys of one product."""
     warps: int
     stages: int
+    least_split: int
+    """Fewest keys that are worth a program of their own, a multiple of `keys`."""
 
 
 MIN_DOT_ROWS = 16
 """Fewest rows of a matrix-unit product; a group of query heads is padded to it."""
 
 INVARIANT_SPLIT_TOKENS = 256
-"""Keys per split in batch-invariant mode, whatever the batch."""
+"""Fewest keys per split in batch-invariant mode, whatever the batch."""
 
-MAX_INVARIANT_PARTIALS = 4096
+MAX_INVARIANT_SPLITS = 32
+"""Splits of a query's keys in batch-invariant mode."""
+
+MAX_INVARIANT_PARTIALS = 8192
 """Queries x splits of one launch in batch-invariant mode, which bounds its partial outputs."""
 
-MIN_SPLIT_TOKENS = 128
-"""Otherwise: fewest keys that are worth a split of their own."""
-
-MAX_SPLITS = 32
-
-# (largest head_dim, whether elements have 4 bytes) -> blocks
-_DECODE = {
-    (64, False): AttentionBlocks(MIN_DOT_ROWS, 64, 4, 2),
-    (128, False): AttentionBlocks(MIN_DOT_ROWS, 64, 4, 2),
-    (256, False): AttentionBlocks(MIN_DOT_ROWS, 32, 4, 2),
-    (64, True): AttentionBlocks(MIN_DOT_ROWS, 32, 4, 2),
-    (128, True): AttentionBlocks(MIN_DOT_ROWS, 32, 4, 1),
-    (256, True): AttentionBlocks(MIN_DOT_ROWS, 16, 4, 1),
+# (largest head_dim, whether elements have 4 bytes) -> rows, keys, warps, stages. Three stages fetch
+# pages ahead of keys. Before wgmma (compute capability 9.0) 64 keys of 128 dimensions would spill.
+_Sizes = dict[tuple[int, bool], tuple[int, int, int, int]]
+_DECODE: _Sizes = {
+    (128, False): (MIN_DOT_ROWS, 32, 4, 3),
+    (256, False): (MIN_DOT_ROWS, 32, 4, 2),
+    (64, True): (MIN_DOT_ROWS, 32, 4, 2),
+    (128, True): (MIN_DOT_ROWS, 32, 4, 1),
+    (256, True): (MIN_DOT_ROWS, 16, 4, 1),
 }
-_EXTEND = {
-    (64, False): AttentionBlocks(128, 64, 4, 2),
-    (128, False): AttentionBlocks(128, 64, 8, 2),
-    (256, False): AttentionBlocks(64, 32, 8, 1),
-    (64, True): AttentionBlocks(32, 32, 4, 2),
-    (128, True): AttentionBlocks(32, 32, 8, 1),
-    (256, True): AttentionBlocks(16, 16, 4, 1),
+_DECODE_WGMMA: _Sizes = {**_DECODE, (128, False): (MIN_DOT_ROWS, 64, 4, 3)}
+_LONG: _Sizes = {
+    (64, False): (128, 32, 4, 3),
+    (128, False): (128, 32, 8, 3),
+    (256, False): (64, 32, 8, 1),
+    (64, True): (32, 32, 4, 2),
+    (128, True): (32, 32, 8, 1),
+    (256, True): (16, 16, 4, 1),
 }
+_LONG_WGMMA: _Sizes = {
+    **_LONG,
+    (64, False): (128, 64, 4, 3),
+    (128, False): (128, 64, 8, 3),
+}
+_SHORT: _Sizes = {**_LONG, (64, False): (64, 32, 4, 3), (128, False): (64, 32, 4, 3)}
+_SHORT_WGMMA: _Sizes = {**_LONG, (64, False): (64, 64, 4, 3), (128, False): (64, 64, 4, 3)}
+_SHORT_ROWS = 64
+"""Rows of the longest query's tile, up to which tiles are small."""
 
 MAX_VALUE_DIM = 512
 """Dimensions of a latent vector, at most: a program holds it whole."""
 
 # (whether of decodes, whether elements have 4 bytes) -> blocks, of (query, head) pairs
 _LATENT = {
-    (True, False): AttentionBlocks(MIN_DOT_ROWS, 32, 4, 2),
-    (False, False): AttentionBlocks(32, 16, 4, 1),
-    (True, True): AttentionBlocks(MIN_DOT_ROWS, 16, 4, 1),
-    (False, True): AttentionBlocks(MIN_DOT_ROWS, 16, 4, 1),
+    (True, False): AttentionBlocks(MIN_DOT_ROWS, 32, 4, 2, 128),
+    (False, False): AttentionBlocks(32, 16, 4, 1, 128),
+    (True, True): AttentionBlocks(MIN_DOT_ROWS, 16, 4, 1, 128),
+    (False, True): AttentionBlocks(MIN_DOT_ROWS, 16, 4, 1, 128),
 }
 
 
-def decode_blocks(head_dim: int, dtype: torch.dtype) -> AttentionBlocks:
-    """Blocks of the decode kernel."""
-    return _lookup(_DECODE, head_dim, dtype)
+def decode_blocks(head_dim: int, dtype: torch.dtype, group: int) -> AttentionBlocks:
+    """Tiles of one query.
+
+    Args:
+        head_dim: of queries and keys.
+        dtype: of both.
+        group: query heads that share a kv head, padded to a power of 2.
+    """
+    return _find(_DECODE_WGMMA if _has_wgmma() else _DECODE, head_dim, dtype, group, 128)
 
 
-def extend_blocks(head_dim: int, dtype: torch.dtype) -> AttentionBlocks:
-    """Blocks of the extend kernel."""
-    return _lookup(_EXTEND, head_dim, dtype)
+def extend_blocks(
+    head_dim: int, dtype: torch.dtype, group: int, longest_query: int
+) -> AttentionBlocks:
+    """Tiles of several queries of one row.
+
+    Args:
+        head_dim: of queries and keys.
+        dtype: of both.
+        group: query heads that share a kv head, padded to a power of 2.
+        longest_query: queries of the row that has most.
+    """
+    if longest_query * group <= _SHORT_ROWS:
+        table = _SHORT_WGMMA if _has_wgmma() else _SHORT
+    else:
+        table = _LONG_WGMMA if _has_wgmma() else _LONG
+    return _find(table, head_dim, dtype, group, 256)
 
 
 def latent_blocks(value_dim: int, dtype: torch.dtype, *, is_decode: bool) -> AttentionBlocks:
@@ -82,10 +115,19 @@ def dot_precision(dtype: torch.dtype) -> str:
     return "ieee" if dtype == torch.float32 else "tf32"
 
 
-def _lookup(
-    table: dict[tuple[int, bool], AttentionBlocks], head_dim: int, dtype: torch.dtype
+def _has_wgmma() -> bool:
+    """Of the current device; no, where there is none (the interpreter)."""
+    try:
+        architecture = triton.runtime.driver.active.get_current_target().arch
+    except (RuntimeError, AssertionError):  # no driver, or no library of it
+        return False
+    return isinstance(architecture, int) and architecture >= 90
+
+
+def _find(
+    table: _Sizes, head_dim: int, dtype: torch.dtype, group: int, least_split: int
 ) -> AttentionBlocks:
-    for (limit, wide), blocks in table.items():
+    for (limit, wide), (rows, keys, warps, stages) in table.items():
         if head_dim <= limit and wide == (dtype.itemsize == 4):
-            return blocks
+            return AttentionBlocks(max(rows, group), keys, warps, stages, least_split)
     raise ValueError(f"no Triton attention for head_dim {head_dim} (at most 256), {dtype}")

@@ -1,8 +1,8 @@
 """Triton attention to latents: keys that all heads share, whose leading dimensions are the values.
 
 A program owns a block of (query, head) pairs of one row, which all read the same keys, and walks
-these with an online softmax: all of them, or of a decode one split, which the second stage of
-`triton_decode` folds.
+these with an online softmax: all of them, or of a decode one of the splits that a second kernel
+folds in their order.
 """
 
 # mypy: disable-error-code="no-untyped-def,untyped-decorator"
@@ -14,12 +14,10 @@ import triton.language as tl
 
 from kernels.attention.base import AttentionMetadata
 from kernels.attention.triton_config import dot_precision, latent_blocks
-from kernels.attention.triton_decode import (
-    count_splits,
-    fold_block,
-    merge_splits,
-    split_length,
-)
+from kernels.attention.triton_schedule import TARGET_PROGRAMS
+
+_MAX_SPLITS = 32
+"""Of a decode's keys."""
 
 
 def attend_to_latents(
@@ -48,11 +46,11 @@ def attend_to_latents(
     is_decode = metadata.query_start is None
     blocks = latent_blocks(value_dim, q.dtype, is_decode=is_decode)
     longest = 1 if is_decode else max(metadata.query_lens_host)
-    num_blocks = triton.cdiv(longest * num_heads, blocks.queries)
+    num_blocks = triton.cdiv(longest * num_heads, blocks.rows)
     num_rows, num_splits = metadata.page_table.shape[0], 1
     target, lse = out, out
     if is_decode:
-        num_splits = count_splits(num_rows * num_blocks, metadata.max_seq_len)
+        num_splits = _count_splits(num_rows * num_blocks, metadata.max_seq_len, blocks.least_split)
         target = out.new_empty(num_rows, num_heads, num_splits, value_dim, dtype=torch.float32)
         lse = target.new_empty(target.shape[:3])
     _latent_kernel[(num_blocks, num_rows, num_splits)](
@@ -63,12 +61,28 @@ def attend_to_latents(
         VALUE_DIM=value_dim, ROTARY_DIM=head_dim - value_dim,
         BLOCK_V=triton.next_power_of_2(max(16, value_dim)),
         BLOCK_R=triton.next_power_of_2(max(16, head_dim - value_dim)),
-        BLOCK_M=blocks.queries, BLOCK_N=blocks.keys, PRECISION=dot_precision(q.dtype),
+        BLOCK_M=blocks.rows, BLOCK_N=blocks.keys, PRECISION=dot_precision(q.dtype),
         num_warps=blocks.warps, num_stages=blocks.stages,
     )  # fmt: skip
     if is_decode:
-        merge_splits(target, lse, out, metadata.seq_lens, keys=blocks.keys)
+        _merge_kernel[(num_rows, num_heads)](
+            target, lse, out, metadata.seq_lens, num_splits, BLOCK_N=blocks.keys,
+            VALUE_DIM=value_dim, BLOCK_V=triton.next_power_of_2(max(16, value_dim)), num_warps=2,
+        )  # fmt: skip
     return out
+
+
+def _count_splits(programs_per_split: int, most_visible: int, least_split: int) -> int:
+    """How many splits of the keys fill the device, where each is worth its while."""
+    wanted = -(-TARGET_PROGRAMS // programs_per_split)
+    useful = -(-most_visible // least_split)
+    return max(1, min(wanted, useful, _MAX_SPLITS))
+
+
+@triton.jit
+def _split_length(visible, num_splits, BLOCK_N: tl.constexpr):
+    """Keys of a split: an even share in whole blocks."""
+    return tl.cdiv(tl.cdiv(visible, num_splits), BLOCK_N) * BLOCK_N
 
 
 @triton.jit
@@ -90,7 +104,7 @@ def _keys_of_block(
     """The positions that the program walks: a decode's split, or all up to its last query's."""
     start = seq_len * 0
     if IS_DECODE:
-        length = split_length(seq_len, tl.num_programs(2), 0, BLOCK_N)
+        length = _split_length(seq_len, tl.num_programs(2), BLOCK_N)
         start = tl.program_id(2) * length
         stop = tl.minimum(start + length, seq_len)
     else:
@@ -106,6 +120,18 @@ def _load_rows(row_ptrs, inside, column, WIDTH: tl.constexpr):
     """[rows, columns], zeros outside of rows and width."""
     mask = inside[:, None] & (column < WIDTH)[None, :]
     return tl.load(row_ptrs[:, None] + column[None, :], mask=mask, other=0.0)
+
+
+@triton.jit
+def _fold_block(scores, v, highest, weights, total, PRECISION: tl.constexpr):
+    """Online softmax: fold a block's scores [M, N] and values [N, D] into the running state."""
+    new_highest = tl.maximum(highest, tl.max(scores, axis=1))
+    shrink = tl.exp(highest - new_highest)
+    probability = tl.exp(scores - new_highest[:, None])
+    product = tl.dot(probability.to(v.dtype), v, input_precision=PRECISION)
+    total = total * shrink[:, None] + product
+    weights = weights * shrink + tl.sum(probability, axis=1)
+    return new_highest, weights, total
 
 
 @triton.jit(
@@ -153,7 +179,7 @@ def _latent_kernel(
         # Every pair sees position 0, and of a decode's split all.
         seen = exists[None, :] & (position[None, :] <= own[:, None])
         scores = tl.where(seen, scores * scale, float("-inf"))
-        highest, weights, total = fold_block(scores, latents, highest, weights, total, PRECISION)
+        highest, weights, total = _fold_block(scores, latents, highest, weights, total, PRECISION)
 
     # An empty split is never read by the second stage, and need not be finite.
     safe_weights = tl.where(weights > 0, weights, 1.0)
@@ -165,3 +191,33 @@ def _latent_kernel(
         (total / safe_weights[:, None]).to(out_ptr.dtype.element_ty),
         mask=inside[:, None] & (value < VALUE_DIM)[None, :],
     )
+
+
+@triton.jit(do_not_specialize=["num_splits"], do_not_specialize_on_alignment=["seq_len_ptr"])
+def _merge_kernel(
+    partial_ptr, lse_ptr, out_ptr, seq_len_ptr, num_splits,
+    BLOCK_N: tl.constexpr, VALUE_DIM: tl.constexpr, BLOCK_V: tl.constexpr,
+):  # fmt: skip
+    """Folds the splits of one head of one decode."""
+    query = tl.program_id(0).to(tl.int64)
+    place = query * tl.num_programs(1) + tl.program_id(1)
+    column = tl.arange(0, BLOCK_V)
+    inside = column < VALUE_DIM
+    seq_len = tl.load(seq_len_ptr + query)
+    filled = tl.cdiv(seq_len, tl.maximum(_split_length(seq_len, num_splits, BLOCK_N), 1))
+
+    highest = float("-inf")
+    weights = 0.0
+    total = tl.zeros((BLOCK_V,), tl.float32)
+    for split in range(0, filled):
+        lse = tl.load(lse_ptr + place * num_splits + split)
+        part_ptrs = partial_ptr + (place * num_splits + split) * VALUE_DIM + column
+        part = tl.load(part_ptrs, mask=inside, other=0.0)
+        new_highest = tl.maximum(highest, lse)
+        shrink = tl.exp(highest - new_highest)
+        weight = tl.exp(lse - new_highest)
+        total = total * shrink + part * weight
+        weights = weights * shrink + weight
+        highest = new_highest
+    result = total / tl.where(weights > 0, weights, 1.0)
+    tl.store(out_ptr + place * VALUE_DIM + column, result.to(out_ptr.dtype.element_ty), mask=inside)

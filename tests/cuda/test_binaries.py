@@ -15,17 +15,17 @@ if sys.platform != "linux":
     pytest.skip("Triton's compiler for CUDA is there on Linux", allow_module_level=True)
 
 from kernels import registry, silu_and_mul
-from kernels.attention import triton_extend
+from kernels.attention import triton_backend
 from kernels.attention.triton_config import AttentionBlocks
 from kernels.fused_moe import triton_kernel as fused_moe_kernel
 from kernels.linear import triton_kernel as linear_kernel
 from tests.support.cuda.binaries import (
     CAPABILITIES,
     OTHER_REGISTERS,
-    PRODUCTS,
     REGISTERS,
     SHARED_LIMITS,
     SPILLS,
+    product,
 )
 from tests.support.kernels.aot import Binary, compiling_for
 from tests.support.kernels.launches import attention, draw, prepare, token_ops
@@ -52,7 +52,7 @@ def exceeded(capability: int, launch: Callable[[], object]) -> list[str]:
             ("bytes shared", binary.shared_bytes, SHARED_LIMITS[capability]),
         )
         found += [f"{name}: {value} {what}" for what, value, most in budgets if value > most]
-        expected = PRODUCTS.get(name, {}).get(capability, "")
+        expected = product(name, binary.tile_rows, capability)
         if binary.instruction != expected:
             found.append(f"{name}: multiplies by {binary.instruction!r} instead of {expected!r}")
     return found
@@ -78,8 +78,8 @@ def use_larger_tiles(patch: pytest.MonkeyPatch) -> None:
 
 
 def use_more_queries(patch: pytest.MonkeyPatch) -> None:
-    blocks = AttentionBlocks(128, 128, 4, 2)
-    patch.setattr(triton_extend, "extend_blocks", lambda *_: blocks)
+    blocks = AttentionBlocks(128, 128, 4, 2, 256)
+    patch.setattr(triton_backend, "extend_blocks", lambda *_: blocks)
 
 
 def use_smaller_tiles(patch: pytest.MonkeyPatch) -> None:
@@ -96,7 +96,7 @@ def use_few_registers(patch: pytest.MonkeyPatch) -> None:
     ("sabotage", "what"),
     [
         (use_larger_tiles, "_matmul_kernel: .* bytes shared"),
-        (use_more_queries, "_extend_kernel: .* bytes spilled"),
+        (use_more_queries, "_attention_kernel: .* bytes spilled"),
         (use_smaller_tiles, "_matmul_kernel: multiplies by 'mma.sync'"),
         (use_few_registers, "_multiply_kernel: .* registers"),
     ],

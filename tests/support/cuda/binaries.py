@@ -8,22 +8,30 @@ from __future__ import annotations
 CAPABILITIES = (80, 89, 90, 100)
 SHARED_LIMITS = {80: 163 << 10, 89: 99 << 10, 90: 227 << 10, 100: 227 << 10}
 """Shared memory that one program may take (CUDA C++ guide, table 30)."""
-OLD_PRODUCT, HOPPER, BLACKWELL = "mma.sync", "wgmma.mma_async", "tcgen05.mma"
-
-PRODUCTS: dict[str, dict[int, str]] = {
-    "_extend_kernel": {80: OLD_PRODUCT, 89: OLD_PRODUCT, 90: HOPPER, 100: BLACKWELL},
-    "_matmul_kernel": {80: OLD_PRODUCT, 89: OLD_PRODUCT, 90: HOPPER, 100: BLACKWELL},
-    "_multiply_kernel": dict.fromkeys(CAPABILITIES, OLD_PRODUCT),
-    "_split_kernel": dict.fromkeys(CAPABILITIES, OLD_PRODUCT),
+PRODUCTS = {80: "mma.sync", 89: "mma.sync", 90: "wgmma.mma_async", 100: "tcgen05.mma"}
+"""Instruction that multiplies matrices in bfloat16."""
+MULTIPLYING: dict[str, int] = {
+    "_attention_kernel": 16,
+    "_matmul_kernel": 0,
+    "_multiply_kernel": 16,
 }
-"""Instruction that multiplies matrices in bfloat16. Tiles of 16 rows are too small for wgmma: the
-rows of decodes are, those of experts need not be."""
+"""Kernels with products; and tiles of how many rows are too small for more than mma.sync: those of
+single queries are, those of experts need not be."""
+
+
+def product(kernel: str, tile_rows: int, capability: int) -> str:
+    """Instruction by which a kernel's binary is to multiply; empty where by none."""
+    if kernel not in MULTIPLYING:
+        return ""
+    return PRODUCTS[80 if tile_rows <= MULTIPLYING[kernel] else capability]
+
 
 REGISTERS: dict[str, int] = {
-    "_extend_kernel": 255,
+    # Each thread holds a part of the output, and with splits the merged one; nothing is spilt.
+    "_attention_kernel": 255,
     "_matmul_kernel": 255,
     "_multiply_kernel": 64,
-    "_split_kernel": 112,
+    "_schedule_kernel": 96,
     "_penalty_kernel": 118,
     "_histogram_kernel": 102,
     "_draw_kernel": 97,
@@ -33,9 +41,6 @@ REGISTERS: dict[str, int] = {
 OTHER_REGISTERS = 80
 
 SPILLS: dict[tuple[str, int], int] = {
-    ("_extend_kernel", 80): 48,  # tiles of 128 queries times heads of 128 leave no register
-    ("_extend_kernel", 89): 72,
-    ("_extend_kernel", 100): 16,  # heads of 256 with a cap
     ("_search_kernel", 100): 16,  # a bisection of 4 warps, once per row
 }
 """Bytes of a thread that registers do not hold; of others none."""

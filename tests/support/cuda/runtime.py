@@ -10,8 +10,9 @@ from typing import Any, ParamSpec, TypeVar
 import pytest
 import torch
 
-from kernels.attention import AttentionMetadata, triton_backend
-from kernels.attention.triton_decode import VisibleRows
+from kernels.attention import triton_backend
+from kernels.attention.triton_config import AttentionBlocks
+from kernels.attention.triton_schedule import AttentionRows, Schedule
 from kernels.registry import Op
 from tests.support.cuda.clocks import Event, Graph, Lane, World
 from tests.support.cuda.tensors import Memory, patched_tensors
@@ -29,12 +30,10 @@ def pretended_cuda() -> Iterator[World]:
         for name, value in _runtime(world).items():
             patch.setattr(torch.cuda, name, value)
         patch.setattr(Op, "select", _select(world, Op.select))
-        for name, function in (
-            ("attend_in_splits", _decode),
-            ("attend_in_fixed_splits", _decode),
-            ("extend_attention", _extend),
-        ):
-            patch.setattr(triton_backend, name, _as_launch(world, name, function))
+        patch.setattr(
+            triton_backend, "make_schedule", _as_launch(world, "make_schedule", _schedule)
+        )
+        patch.setattr(triton_backend, "attend", _as_launch(world, "attend", _attend_rows))
         try:
             yield world
         finally:
@@ -108,55 +107,51 @@ def _as_launch(world: World, name: str, function: Callable[P, R]) -> Callable[P,
     return launch
 
 
-def _decode(
+def _schedule(
+    rows: AttentionRows, *, blocks: AttentionBlocks, queries: int, **_: object
+) -> Schedule:
+    """One item per row, made from lengths on the device."""
+    items = rows.seq_lens.unsqueeze(1).repeat(1, 8)
+    return Schedule(
+        rows=rows,
+        blocks=blocks,
+        queries=queries,
+        items=items,
+        arrived=torch.zeros_like(items),
+        num_partials=0,
+    )
+
+
+def _attend_rows(
     q: torch.Tensor,
     k_cache: torch.Tensor,
     v_cache: torch.Tensor,
-    rows: VisibleRows,
-    most_visible: int,
+    out: torch.Tensor,
+    schedule: Schedule,
     scale: float,
     cap: float,
     sinks: torch.Tensor | None,
-) -> torch.Tensor:
-    """Attention of single queries, row by row, reading just the pages that each sees."""
-    out = torch.zeros(q.shape, dtype=q.dtype)
-    for index, visible in enumerate(rows.visible_lens.tolist()):
-        row = index if rows.page_rows is None else int(rows.page_rows[index])
-        first = max(0, visible - rows.window) if rows.window else 0
-        if visible > first:
-            keys = _gather(k_cache, rows.page_table[row], first, visible)
-            values = _gather(v_cache, rows.page_table[row], first, visible)
-            hidden = torch.zeros(1, visible - first, dtype=torch.bool)
-            out[index] = _attend(q[index : index + 1], keys, values, hidden, scale, cap, sinks)[0]
-    return out
-
-
-def _extend(
-    q: torch.Tensor,
-    k_cache: torch.Tensor,
-    v_cache: torch.Tensor,
-    metadata: AttentionMetadata,
-    scale: float,
-    cap: float,
-    sinks: torch.Tensor | None,
-) -> torch.Tensor:
-    """Attention of rows of queries, row by row."""
-    assert metadata.query_start is not None
-    out = torch.zeros(q.shape, dtype=q.dtype)
-    starts = metadata.query_start.tolist()
-    for row, length in enumerate(metadata.seq_lens.tolist()):
+) -> None:
+    """Attention row by row, reading just the pages that each sees."""
+    rows = schedule.rows
+    lengths = schedule.items[:, 0].tolist()
+    starts = list(range(len(lengths) + 1))
+    if rows.query_start is not None:
+        starts = rows.query_start.tolist()
+    for row, length in enumerate(lengths):
         start, stop = starts[row : row + 2]
         query = torch.arange(length - (stop - start), length)
-        first = max(0, int(query[0]) + 1 - metadata.window) if metadata.window else 0
+        first = max(0, int(query[0]) + 1 - rows.window) if rows.window else 0
+        if length <= first:
+            out[start:stop] = 0
+            continue
         position = torch.arange(first, length)
-        size = metadata.block_size
-        hidden = position[None] >= (query[:, None] // size + 1) * size
-        if metadata.window:
-            hidden |= position[None] <= query[:, None] - metadata.window
-        keys = _gather(k_cache, metadata.page_table[row], first, length)
-        values = _gather(v_cache, metadata.page_table[row], first, length)
+        hidden = position[None] >= (query[:, None] // rows.block_size + 1) * rows.block_size
+        if rows.window:
+            hidden |= position[None] <= query[:, None] - rows.window
+        pages = rows.page_table[row if rows.page_rows is None else int(rows.page_rows[row])]
+        keys, values = (_gather(cache, pages, first, length) for cache in (k_cache, v_cache))
         out[start:stop] = _attend(q[start:stop], keys, values, hidden, scale, cap, sinks)
-    return out
 
 
 def _gather(cache: torch.Tensor, pages: torch.Tensor, first: int, stop: int) -> torch.Tensor:

@@ -35,6 +35,8 @@ class Binary:
     """Equal where two launches share a binary."""
     ptx: str = field(repr=False)
     cubin: bytes = field(repr=False)
+    tile_rows: int
+    """Of a product's first factor; 0 of kernels without any."""
 
     @property
     def instruction(self) -> str:
@@ -89,7 +91,7 @@ def compiling_for(capability: int) -> Iterator[list[Binary]]:
         compiled.append(
             Binary(
                 *(self.fn.__name__, kernel.metadata.shared, kernel.hash),
-                *(kernel.asm["ptx"], kernel.asm["cubin"]),
+                *(kernel.asm["ptx"], kernel.asm["cubin"], kwargs.get("BLOCK_M", 0)),
             )
         )
 

@@ -6,7 +6,6 @@ import importlib
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from types import ModuleType
 from typing import Any
 
 import pytest
@@ -34,6 +33,7 @@ from kernels.linear.tiled import TritonTiledWeight
 from tests.support.kernels.experts import make_experts, make_fp8_experts
 from tests.support.kernels.paged_cases import Paged, make_paged, naive_decode
 from tests.support.kernels.sampling_cases import SAMPLING_CASES
+from tests.support.kernels.schedule_cases import SCHEDULE_CASES
 
 Case = Callable[[str, torch.dtype], None]
 
@@ -174,91 +174,47 @@ def fp8_linear_case(device: str, dtype: torch.dtype) -> None:
     assert torch.equal(actual, expected)
 
 
-def decode_case(device: str, dtype: torch.dtype) -> None:
-    for num_q_heads, num_kv_heads, head_dim, page_size in ((6, 2, 40, 1), (20, 1, 64, 128)):
+def attention_case(device: str, dtype: torch.dtype) -> None:
+    """Decodes and extends whose keys are split or not, in pages of any size; heads that are no
+    power of two; windows that begin within a page, capped scores, sinks, alone and together."""
+    lens, query_lens = [1, 37, 300], [1, 20, 6]
+    for num_q_heads, num_kv_heads, head_dim, page_size, window, cap, has_sinks in (
+        (6, 2, 40, 1, 0, 0.0, False),
+        (20, 1, 64, 128, 37, 0.0, True),
+        (2, 1, 32, 16, 270, 0.7, False),
+        (2, 1, 32, 16, 0, 0.7, True),
+    ):
         case = make_paged(
-            [1, 37, 270],
+            lens,
             num_kv_heads=num_kv_heads,
             head_dim=head_dim,
             page_size=page_size,
             device=device,
             dtype=dtype,
+            cap=cap,
         )
-        q = _randn(3, num_q_heads, head_dim, device=device, dtype=dtype)
-        for invariant in (False, True):
-            # The torch path is batch-invariant on CPU only: it is not asked for that here.
-            _compare(
-                partial(case.decode, q, batch_invariant=invariant),
-                dtype,
-                reference=partial(case.decode, q),
-            )
-
-
-def extend_case(device: str, dtype: torch.dtype) -> None:
-    query_lens = [5, 37, 1]
-    for num_q_heads, num_kv_heads, head_dim, page_size in ((4, 2, 40, 128), (3, 1, 64, 1)):
-        case = make_paged(
-            [5, 90, 33],
-            num_kv_heads=num_kv_heads,
-            head_dim=head_dim,
-            page_size=page_size,
-            device=device,
-            dtype=dtype,
-        )
+        if has_sinks:
+            case.sinks = 2 * torch.randn(num_q_heads).to(device)
         q = _randn(sum(query_lens), num_q_heads, head_dim, device=device, dtype=dtype)
+        # The torch path knows caps outside of batch-invariant mode alone: it is not asked for that.
+        for run in (partial(case.decode, q[:3]), partial(case.extend, q, query_lens)):
+            for invariant in (False, True):
+                _compare(
+                    partial(run, batch_invariant=invariant, window=window),
+                    dtype,
+                    reference=partial(run, window=window),
+                )
+
+
+def empty_row_case(device: str, dtype: torch.dtype) -> None:
+    """A row of no tokens, which is padding, comes to finite numbers."""
+    case = make_paged([0, 5], num_kv_heads=1, head_dim=32, device=device, dtype=dtype)
+    with registry.using("triton"):
         for invariant in (False, True):
-            _compare(
-                partial(case.extend, q, query_lens, batch_invariant=invariant),
-                dtype,
-                reference=partial(case.extend, q, query_lens),
+            out = case.decode(
+                _randn(2, 2, 32, device=device, dtype=dtype), batch_invariant=invariant
             )
-
-
-def window_case(device: str, dtype: torch.dtype) -> None:
-    """A query sees the last positions up to its own, the first of them in the middle of a page."""
-    lens, query_lens, window = [1, 300, 90], [1, 3, 40], 37
-    case = make_paged(lens, num_kv_heads=1, head_dim=32, device=device, dtype=dtype)
-    q = _randn(sum(query_lens), 2, 32, device=device, dtype=dtype)
-    for invariant in (False, True):
-        _compare(
-            partial(case.decode, q[:3], batch_invariant=invariant, window=window),
-            dtype,
-            reference=partial(case.decode, q[:3], window=window),
-        )
-        _compare(
-            partial(case.extend, q, query_lens, batch_invariant=invariant, window=window),
-            dtype,
-            reference=partial(case.extend, q, query_lens, window=window),
-        )
-
-
-def capped_case(device: str, dtype: torch.dtype) -> None:
-    """Scores are capped by tanh, within a window or not."""
-    lens, query_lens = [1, 300, 90], [1, 3, 40]
-    case = make_paged(lens, num_kv_heads=1, head_dim=32, device=device, dtype=dtype, cap=0.7)
-    q = _randn(sum(query_lens), 2, 32, device=device, dtype=dtype)
-    for invariant, window in ((False, 0), (True, 0), (False, 37)):
-        for run in (partial(case.decode, q[:3]), partial(case.extend, q, query_lens)):
-            _compare(
-                partial(run, batch_invariant=invariant, window=window),
-                dtype,
-                reference=partial(run, window=window),
-            )
-
-
-def sinks_case(device: str, dtype: torch.dtype) -> None:
-    """Each head has a sink, within a window or not."""
-    lens, query_lens = [1, 300, 90], [1, 3, 40]
-    case = make_paged(lens, num_kv_heads=1, head_dim=32, device=device, dtype=dtype)
-    case.sinks = torch.tensor([0.5, 3.0], device=device)
-    q = _randn(sum(query_lens), 2, 32, device=device, dtype=dtype)
-    for invariant, window in ((False, 0), (True, 0), (False, 37)):
-        for run in (partial(case.decode, q[:3]), partial(case.extend, q, query_lens)):
-            _compare(
-                partial(run, batch_invariant=invariant, window=window),
-                dtype,
-                reference=partial(run, window=window),
-            )
+            assert out.isfinite().all()
 
 
 def latent_case(device: str, dtype: torch.dtype) -> None:
@@ -275,7 +231,7 @@ def latent_case(device: str, dtype: torch.dtype) -> None:
 
 def block_extend_case(device: str, dtype: torch.dtype) -> None:
     """Blocks within a tile of queries, as wide as one, and wider; chunks that begin inside."""
-    tile = extend_blocks(32, dtype).queries
+    tile = extend_blocks(32, dtype, 2, 999).rows // 2
     for block_size, num_kv_heads, lens, query_lens in (
         (4, 2, [8, tile + 28], [8, tile + 4]),  # the second row ends in a second tile
         (8, 1, [8, 2 * tile + 24, 3 * tile + 24], [8, tile + 16, 8]),
@@ -415,16 +371,12 @@ def invariant_pieces_case(device: str, dtype: torch.dtype) -> None:
     q = _randn(5, 2, 32, device=device, dtype=dtype)
     with registry.using("triton"), pytest.MonkeyPatch.context() as patch:
         whole = case.decode(q, batch_invariant=True)
-        patch.setattr(triton_decode(), "MAX_INVARIANT_PARTIALS", 4)  # two queries of two splits
+        backend = importlib.import_module("kernels.attention.triton_backend")  # loads Triton
+        patch.setattr(backend, "MAX_INVARIANT_PARTIALS", 4)  # two queries of two splits
         assert torch.equal(case.decode(q, batch_invariant=True), whole)
     tolerance = 2e-5 if dtype == torch.float32 else 2e-2
     expected = naive_decode(case, q)
     torch.testing.assert_close(whole.double(), expected, rtol=tolerance, atol=tolerance)
-
-
-def triton_decode() -> ModuleType:
-    """Imported late: it loads Triton, whose interpreter is chosen by an environment variable."""
-    return importlib.import_module("kernels.attention.triton_decode")
 
 
 CASES: list[Case] = [
@@ -439,11 +391,9 @@ CASES: list[Case] = [
     gumbel_case,
     linear_case,
     fp8_linear_case,
-    decode_case,
-    extend_case,
-    window_case,
-    capped_case,
-    sinks_case,
+    attention_case,
+    empty_row_case,
+    *SCHEDULE_CASES,
     latent_case,
     block_extend_case,
     fused_moe_case,

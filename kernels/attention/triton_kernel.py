@@ -1,0 +1,291 @@
+"""Triton attention over paged keys: decodes and extends, whose keys may be split.
+
+A program takes one item of the schedule for one kv head: the queries of a tile, each with all heads
+that share the kv head, and a range of keys, which it walks with an online softmax. Only blocks of
+keys at the ends are masked. Where a tile's keys are split, each program leaves a normalised partial
+output with its log-sum-exp, and the one that arrives last folds them in their order.
+"""
+
+# mypy: disable-error-code="no-untyped-def,untyped-decorator"
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+from kernels.attention.triton_config import dot_precision
+from kernels.attention.triton_schedule import _ITEM_WIDTH, Schedule
+
+_WIDTH = tl.constexpr(_ITEM_WIDTH)
+_LOG2E = tl.constexpr(1.4426950408889634)
+_HIDDEN = tl.constexpr(-1.0e30)
+"""A score that weighs nothing beside any other. -inf would make no number of a query that sees
+nothing of a block; of all its blocks it sees something."""
+
+
+def attend(
+    q: torch.Tensor,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    out: torch.Tensor,
+    schedule: Schedule,
+    scale: float,
+    cap: float,
+    sinks: torch.Tensor | None,
+) -> None:
+    """Attends with each query of q [n, Hq, D] into `out`, of the same shape and contiguous."""
+    rows, blocks = schedule.rows, schedule.blocks
+    _, num_q_heads, head_dim = q.shape
+    num_kv_heads, page_size = k_cache.shape[2], k_cache.shape[1]
+    group = num_q_heads // num_kv_heads
+    own = schedule.queries * group
+    partial = torch.empty(
+        schedule.num_partials, num_kv_heads, own, head_dim, dtype=torch.float32, device=q.device
+    )
+    lse = partial.new_empty(schedule.num_partials, num_kv_heads, own)
+    unused = rows.seq_lens
+    _attention_kernel[(schedule.items.shape[0], num_kv_heads)](
+        q, k_cache, v_cache, out, lse if sinks is None else sinks, partial, lse,
+        schedule.items, schedule.arrived, rows.page_table, rows.seq_lens,
+        unused if rows.query_start is None else rows.query_start,
+        unused if rows.page_rows is None else rows.page_rows,
+        q.stride(0), q.stride(1), rows.page_table.stride(0), scale,
+        RAGGED=rows.query_start is not None, INDIRECT=rows.page_rows is not None,
+        HAS_SINKS=sinks is not None, CAP=cap, WINDOW=rows.window, BLOCK_SIZE=rows.block_size,
+        NUM_KV_HEADS=num_kv_heads, GROUP=group, GROUP_WIDTH=triton.next_power_of_2(group),
+        PAGE_SIZE=page_size, HEAD_DIM=head_dim,
+        BLOCK_D=triton.next_power_of_2(max(16, head_dim)),
+        QUERIES=schedule.queries, BLOCK_M=blocks.rows, BLOCK_N=blocks.keys,
+        PRECISION=dot_precision(q.dtype), num_warps=blocks.warps, num_stages=blocks.stages,
+    )  # fmt: skip
+
+
+# What changes from step to step is not specialised on: each variant costs a compilation in the
+# middle of serving.
+@triton.jit(
+    do_not_specialize=["table_stride"],
+    do_not_specialize_on_alignment=[
+        "page_table_ptr", "seq_len_ptr", "query_start_ptr", "page_row_ptr",
+    ],
+)  # fmt: skip
+def _attention_kernel(
+    q_ptr, k_ptr, v_ptr, out_ptr, sinks_ptr, partial_ptr, lse_ptr, items_ptr, arrived_ptr,
+    page_table_ptr, seq_len_ptr, query_start_ptr, page_row_ptr,
+    q_token_stride, q_head_stride, table_stride, scale,
+    RAGGED: tl.constexpr, INDIRECT: tl.constexpr, HAS_SINKS: tl.constexpr, CAP: tl.constexpr,
+    WINDOW: tl.constexpr, BLOCK_SIZE: tl.constexpr, NUM_KV_HEADS: tl.constexpr,
+    GROUP: tl.constexpr, GROUP_WIDTH: tl.constexpr, PAGE_SIZE: tl.constexpr,
+    HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, QUERIES: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    item = tl.program_id(0)
+    kv_head = tl.program_id(1)
+    cell = items_ptr + item * _WIDTH
+    row = tl.load(cell)
+    if row < 0:
+        return
+    begin = tl.load(cell + 1) * QUERIES
+    split = tl.load(cell + 2)
+    length = tl.load(cell + 3)
+    seq_len = tl.load(seq_len_ptr + row)
+    first_token, query_len = row, 1
+    if RAGGED:
+        first_token = tl.load(query_start_ptr + row)
+        query_len = tl.load(query_start_ptr + row + 1) - first_token
+    table_row = row.to(tl.int64)
+    if INDIRECT:
+        table_row = tl.load(page_row_ptr + row).to(tl.int64)
+
+    # Positions of the tile's first and last query.
+    lowest = seq_len - query_len + begin
+    highest_query = seq_len - query_len + tl.minimum(begin + QUERIES, query_len) - 1
+    first_key, filled, visible = _split_of(lowest, highest_query, length, WINDOW, BLOCK_SIZE)
+    if split >= filled:
+        return
+    start = first_key + split * length
+    stop = tl.minimum(start + length, visible)
+
+    index = tl.arange(0, BLOCK_M)
+    query = begin + index // GROUP_WIDTH
+    head_in_group = index % GROUP_WIDTH
+    inside = (index // GROUP_WIDTH < QUERIES) & (query < query_len) & (head_in_group < GROUP)
+    head = kv_head * GROUP + head_in_group
+    token = (first_token + query).to(tl.int64)
+    column = tl.arange(0, BLOCK_D)
+    kept = inside[:, None] & (column < HEAD_DIM)[None, :]
+    q_place = (token * q_token_stride + head * q_head_stride)[:, None] + column[None, :]
+    q = tl.load(q_ptr + q_place, mask=kept, other=0.0)
+    highest, weights, total = _attend(
+        start, stop, lowest, highest_query, q, seq_len - query_len + query,
+        k_ptr + kv_head * HEAD_DIM, v_ptr + kv_head * HEAD_DIM,
+        page_table_ptr + table_row * table_stride, scale, CAP, WINDOW, BLOCK_SIZE, QUERIES,
+        NUM_KV_HEADS, PAGE_SIZE, HEAD_DIM, BLOCK_M, BLOCK_D, BLOCK_N, PRECISION,
+    )  # fmt: skip
+    is_last = filled == 1
+    if filled > 1:
+        # Partial outputs leave out what pads a tile.
+        step = NUM_KV_HEADS * QUERIES * GROUP
+        own = kv_head * (QUERIES * GROUP) + (index // GROUP_WIDTH) * GROUP + head_in_group
+        place = (tl.load(cell + 4) - split).to(tl.int64) * step + own
+        is_last, highest, weights, total = _merge_if_last(
+            lse_ptr + place, partial_ptr + place[:, None] * HEAD_DIM + column[None, :],
+            arrived_ptr + (item - split) * NUM_KV_HEADS + kv_head, step, split, filled,
+            highest, weights, total, inside, kept, HEAD_DIM, BLOCK_M, BLOCK_D,
+        )  # fmt: skip
+    if is_last:
+        place = (token * (NUM_KV_HEADS * GROUP) + head) * HEAD_DIM
+        _finish(
+            out_ptr + place[:, None] + column[None, :], sinks_ptr + head, highest, weights, total,
+            inside, kept, HAS_SINKS,
+        )  # fmt: skip
+
+
+@triton.jit
+def _split_of(
+    lowest, highest_query, length, WINDOW: tl.constexpr, BLOCK_SIZE: tl.constexpr
+):  # fmt: skip
+    """Of a tile with queries at positions from `lowest` on: the first key that any of them sees,
+    into how many splits of `length` they come, and where they end."""
+    visible = (highest_query // BLOCK_SIZE + 1) * BLOCK_SIZE
+    first_key = visible * 0
+    if WINDOW > 0:
+        first_key = tl.maximum(lowest + 1 - WINDOW, 0)
+    return first_key, tl.maximum(tl.cdiv(visible - first_key, length), 1), visible
+
+
+@triton.jit
+def _attend(
+    start, stop, lowest, highest_query, q, query, k_ptr, v_ptr, table, scale,
+    CAP: tl.constexpr, WINDOW: tl.constexpr, BLOCK_SIZE: tl.constexpr, QUERIES: tl.constexpr,
+    NUM_KV_HEADS: tl.constexpr, PAGE_SIZE: tl.constexpr, HEAD_DIM: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_N: tl.constexpr,
+    PRECISION: tl.constexpr,
+):  # fmt: skip
+    """The softmax of queries at positions [M] over keys from `start` to `stop`."""
+    highest = tl.full((BLOCK_M,), float("-inf"), tl.float32)
+    weights = tl.zeros((BLOCK_M,), tl.float32)
+    total = tl.zeros((BLOCK_M, BLOCK_D), tl.float32)
+    # From `clear` on no query's window has passed a key; up to `border` all see it.
+    clear = start
+    if WINDOW > 0 and QUERIES > 1:
+        passed = tl.maximum(highest_query + 1 - WINDOW - start, 0)
+        clear = tl.minimum(start + tl.cdiv(passed, BLOCK_N) * BLOCK_N, stop)
+        highest, weights, total = _walk(
+            start, clear, stop, True, q, query, k_ptr, v_ptr, table, scale, highest, weights,
+            total, CAP, WINDOW, BLOCK_SIZE, NUM_KV_HEADS, PAGE_SIZE, HEAD_DIM, BLOCK_D, BLOCK_N,
+            PRECISION,
+        )  # fmt: skip
+    common = tl.minimum((lowest // BLOCK_SIZE + 1) * BLOCK_SIZE, stop)
+    border = clear + tl.maximum(common - clear, 0) // BLOCK_N * BLOCK_N
+    highest, weights, total = _walk(
+        clear, border, stop, False, q, query, k_ptr, v_ptr, table, scale, highest, weights, total,
+        CAP, WINDOW, BLOCK_SIZE, NUM_KV_HEADS, PAGE_SIZE, HEAD_DIM, BLOCK_D, BLOCK_N, PRECISION,
+    )  # fmt: skip
+    return _walk(
+        border, stop, stop, True, q, query, k_ptr, v_ptr, table, scale, highest, weights, total,
+        CAP, WINDOW, BLOCK_SIZE, NUM_KV_HEADS, PAGE_SIZE, HEAD_DIM, BLOCK_D, BLOCK_N, PRECISION,
+    )  # fmt: skip
+
+
+@triton.jit
+def _walk(
+    start, stop, end, MASKED: tl.constexpr, q, query, k_ptr, v_ptr, table, scale,
+    highest, weights, total,
+    CAP: tl.constexpr, WINDOW: tl.constexpr, BLOCK_SIZE: tl.constexpr,
+    NUM_KV_HEADS: tl.constexpr, PAGE_SIZE: tl.constexpr, HEAD_DIM: tl.constexpr,
+    BLOCK_D: tl.constexpr, BLOCK_N: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """Folds the keys of blocks from `start` up to `stop` into a running softmax [M] in powers of 2;
+    if masked, without those from `end` on and those that queries at positions [M] do not see."""
+    column = tl.arange(0, BLOCK_D)
+    column_inside = column < HEAD_DIM
+    for block in range(start, stop, BLOCK_N):
+        position = block + tl.arange(0, BLOCK_N)
+        exists = position < end
+        if MASKED:
+            page = tl.load(table + position // PAGE_SIZE, mask=exists, other=0)
+        else:
+            page = tl.load(table + position // PAGE_SIZE)
+        slot = page.to(tl.int64) * PAGE_SIZE + position % PAGE_SIZE
+        offset = slot * (NUM_KV_HEADS * HEAD_DIM)
+        k_place = k_ptr + offset[None, :] + column[:, None]
+        v_place = v_ptr + offset[:, None] + column[None, :]
+        if MASKED:
+            k = tl.load(k_place, mask=exists[None, :] & column_inside[:, None], other=0.0)
+        elif HEAD_DIM < BLOCK_D:
+            k = tl.load(k_place, mask=column_inside[:, None], other=0.0)
+        else:
+            k = tl.load(k_place)
+        scores = tl.dot(q, k, input_precision=PRECISION)
+        if CAP > 0.0:
+            # tanh(x) = 1 - 2 / (exp(2 * x) + 1), which ends in 1 where exp overflows.
+            grown = tl.exp2(scores * (scale * (2.0 * _LOG2E / CAP)))
+            scores = (CAP * _LOG2E) * (1.0 - 2.0 / (grown + 1.0))
+        else:
+            scores = scores * (scale * _LOG2E)
+        if MASKED:
+            seen = exists[None, :] & (
+                position[None, :] < (query[:, None] // BLOCK_SIZE + 1) * BLOCK_SIZE
+            )
+            if WINDOW > 0:
+                seen = seen & (position[None, :] > query[:, None] - WINDOW)
+            scores = tl.where(seen, scores, _HIDDEN)
+            v = tl.load(v_place, mask=exists[:, None] & column_inside[None, :], other=0.0)
+        elif HEAD_DIM < BLOCK_D:
+            v = tl.load(v_place, mask=column_inside[None, :], other=0.0)
+        else:
+            v = tl.load(v_place)
+        new_highest = tl.maximum(highest, tl.max(scores, axis=1))
+        shrink = tl.exp2(highest - new_highest)
+        probability = tl.exp2(scores - new_highest[:, None])
+        weights = weights * shrink + tl.sum(probability, axis=1)
+        total = total * shrink[:, None]
+        total = tl.dot(probability.to(v.dtype), v, total, input_precision=PRECISION)
+        highest = new_highest
+    return highest, weights, total
+
+
+@triton.jit
+def _merge_if_last(
+    lse_ptr, partial_ptr, counter, step, split, filled, highest, weights, total, inside, kept,
+    HEAD_DIM: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_D: tl.constexpr,
+):  # fmt: skip
+    """Leaves a split's softmax to others; whether it is the last of its tile's, and then theirs
+    together, folded in their order. The pointers are those of the first split."""
+    safe = tl.where(weights > 0, weights, 1.0)
+    tl.store(lse_ptr + split * step, highest + tl.log2(safe), mask=inside)
+    tl.store(partial_ptr + split * step * HEAD_DIM, total / safe[:, None], mask=kept)
+    # HAZARD(order): all threads' stores come before the count, and that before others' loads.
+    tl.debug_barrier()
+    is_last = tl.atomic_add(counter, 1, sem="acq_rel") == filled - 1
+    tl.debug_barrier()
+    if is_last:
+        tl.store(counter, 0)
+        highest = tl.full((BLOCK_M,), float("-inf"), tl.float32)
+        weights = tl.zeros((BLOCK_M,), tl.float32)
+        total = tl.zeros((BLOCK_M, BLOCK_D), tl.float32)
+        for other in range(0, filled):
+            lse = tl.load(lse_ptr + other * step, mask=inside, other=0.0)
+            part = tl.load(partial_ptr + other * step * HEAD_DIM, mask=kept, other=0.0)
+            new_highest = tl.maximum(highest, lse)
+            shrink = tl.exp2(highest - new_highest)
+            weight = tl.exp2(lse - new_highest)
+            total = total * shrink[:, None] + part * weight[:, None]
+            weights = weights * shrink + weight
+            highest = new_highest
+    return is_last, highest, weights, total
+
+
+@triton.jit
+def _finish(
+    out_ptr, sink_ptr, highest, weights, total, inside, kept, HAS_SINKS: tl.constexpr
+):  # fmt: skip
+    """Stores what a softmax, which sinks join, comes to."""
+    if HAS_SINKS:
+        sink = tl.load(sink_ptr, mask=inside, other=0.0) * _LOG2E
+        new_highest = tl.maximum(highest, sink)
+        shrink = tl.exp2(highest - new_highest)
+        total = total * shrink[:, None]
+        weights = weights * shrink + tl.exp2(sink - new_highest)
+    result = total / tl.where(weights > 0, weights, 1.0)[:, None]
+    tl.store(out_ptr, result.to(out_ptr.dtype.element_ty), mask=kept)

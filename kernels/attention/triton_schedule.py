@@ -1,0 +1,220 @@
+"""Which program attends to what: a list made on the device, once for a step.
+
+A tile is what one program multiplies at once: one query of a row, or several, times the heads that
+share a kv head. Its keys are split among as many programs as all rows' lengths together make worth
+while, so one long row among many short ones is shared out by many programs. The host knows but
+bounds of lengths, and of the number of items: programs past the last item end at once.
+"""
+
+# mypy: disable-error-code="no-untyped-def,untyped-decorator"
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+
+from kernels.attention.triton_config import (
+    INVARIANT_SPLIT_TOKENS,
+    MAX_INVARIANT_SPLITS,
+    AttentionBlocks,
+)
+
+TARGET_PROGRAMS = 512
+"""Programs that fill a large GPU."""
+_ITEM_WIDTH = 8
+"""Numbers of an item, of which five are in use."""
+_WIDTH = tl.constexpr(_ITEM_WIDTH)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AttentionRows:
+    """B rows with their queries: one each (a decode), or any number."""
+
+    page_table: torch.Tensor
+    """[*, P] int32."""
+    seq_lens: torch.Tensor
+    """[B] int32: positions up to that of the last query; it sees no more, but for its block."""
+    query_start: torch.Tensor | None
+    """[B + 1] int32; None where query i is row i's."""
+    page_rows: torch.Tensor | None = None
+    """[B] int32: rows of the page table; None where row i has row i."""
+    window: int = 0
+    """Positions that a query sees, its own included; 0 for all."""
+    block_size: int = 1
+    """Positions of one block see each other; 1 is causal."""
+
+    def part(self, rows: slice) -> AttentionRows:
+        """Some rows of a decode."""
+        assert self.query_start is None, "queries would be counted from another one"
+        page_rows, page_table = self.page_rows, self.page_table
+        if page_rows is None:
+            page_table = page_table[rows]
+        else:
+            page_rows = page_rows[rows]
+        return AttentionRows(
+            page_table=page_table,
+            seq_lens=self.seq_lens[rows],
+            query_start=None,
+            page_rows=page_rows,
+            window=self.window,
+        )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Schedule:
+    """The items of a step, of which each is a program for each kv head."""
+
+    rows: AttentionRows
+    blocks: AttentionBlocks
+    queries: int
+    """Of a tile."""
+    items: torch.Tensor
+    """[n, 8] int32: row (-1 for none), tile of the row, split, tokens of a split, place of its
+    partial output; the items of a tile lie side by side."""
+    arrived: torch.Tensor
+    """[n, kv heads] int32: by first item of a tile, the splits that are done; zeros between
+    launches."""
+    num_partials: int
+    """Items, at most, whose tile has several."""
+
+
+def make_schedule(
+    rows: AttentionRows,
+    blocks: AttentionBlocks,
+    *,
+    queries: int,
+    num_tiles: int,
+    most_visible: int,
+    num_kv_heads: int,
+    batch_invariant: bool,
+) -> Schedule:
+    """Launches the kernel that lists the items.
+
+    Args:
+        rows: what is attended to.
+        blocks: of the attention kernel.
+        queries: of a tile.
+        num_tiles: of all rows, or a bound.
+        most_visible: positions that a tile's queries see, or a bound.
+        num_kv_heads: programs of an item.
+        batch_invariant: whether a row's keys are split by their own number alone.
+    """
+    least = INVARIANT_SPLIT_TOKENS if batch_invariant else blocks.least_split
+    most_splits = max(1, triton.cdiv(most_visible, least))
+    target = max(1, TARGET_PROGRAMS // num_kv_heads)
+    if batch_invariant:
+        most_splits = min(most_splits, MAX_INVARIANT_SPLITS)
+        num_items = num_partials = num_tiles * most_splits
+    else:
+        num_items = min(num_tiles * most_splits, num_tiles + target)
+        # A row of n > 1 splits has more than n / 2 times the keys of a split.
+        num_partials = min(num_items, 2 * target)
+    device, num_rows = rows.seq_lens.device, rows.seq_lens.shape[0]
+    items = torch.empty(num_items, _ITEM_WIDTH, dtype=torch.int32, device=device)
+    arrived = torch.empty(num_items, num_kv_heads, dtype=torch.int32, device=device)
+    size = 32
+    _schedule_kernel[(triton.cdiv(num_items, size),)](
+        items, arrived, rows.seq_lens,
+        rows.seq_lens if rows.query_start is None else rows.query_start,
+        num_rows, num_items, target,
+        RAGGED=rows.query_start is not None, INVARIANT=batch_invariant, WINDOW=rows.window,
+        QUERIES=queries, KEYS=blocks.keys, LEAST=least, MOST_SPLITS=MAX_INVARIANT_SPLITS,
+        NUM_KV_HEADS=num_kv_heads, ITEMS=size, ROWS=128, num_warps=4,
+    )  # fmt: skip
+    return Schedule(
+        rows=rows,
+        blocks=blocks,
+        queries=queries,
+        items=items,
+        arrived=arrived,
+        num_partials=num_partials,
+    )
+
+
+@triton.jit
+def _sizes_of(
+    row, num_rows, seq_len_ptr, query_start_ptr,
+    RAGGED: tl.constexpr, WINDOW: tl.constexpr, QUERIES: tl.constexpr,
+):  # fmt: skip
+    """Keys that a tile of each row sees at most, and the row's tiles; 0 past the last row."""
+    exists = row < num_rows
+    keys = tl.load(seq_len_ptr + row, mask=exists, other=0)
+    tiles = exists.to(tl.int32)
+    if RAGGED:
+        first = tl.load(query_start_ptr + row, mask=exists, other=0)
+        tiles = tl.cdiv(tl.load(query_start_ptr + row + 1, mask=exists, other=0) - first, QUERIES)
+    if WINDOW > 0:
+        keys = tl.minimum(keys, WINDOW + QUERIES - 1)
+    return keys, tiles
+
+
+@triton.jit
+def _pick(mine, values):
+    """Of [R] values the one that each of the items [I] names, by a mask [I, R]; 0 for none."""
+    return tl.sum(tl.where(mine, values[None, :], 0), axis=1)
+
+
+@triton.jit(
+    do_not_specialize=["num_rows", "num_items", "target"],
+    do_not_specialize_on_alignment=["seq_len_ptr", "query_start_ptr"],
+)
+def _schedule_kernel(
+    items_ptr, arrived_ptr, seq_len_ptr, query_start_ptr, num_rows, num_items, target,
+    RAGGED: tl.constexpr, INVARIANT: tl.constexpr, WINDOW: tl.constexpr, QUERIES: tl.constexpr,
+    KEYS: tl.constexpr, LEAST: tl.constexpr, MOST_SPLITS: tl.constexpr,
+    NUM_KV_HEADS: tl.constexpr, ITEMS: tl.constexpr, ROWS: tl.constexpr,
+):  # fmt: skip
+    item = tl.program_id(0) * ITEMS + tl.arange(0, ITEMS)
+    total = tl.full((), 0, tl.int64)
+    for first in range(0, num_rows, ROWS):
+        row = first + tl.arange(0, ROWS)
+        keys, tiles = _sizes_of(
+            row, num_rows, seq_len_ptr, query_start_ptr, RAGGED, WINDOW, QUERIES
+        )
+        total += tl.sum(keys.to(tl.int64) * tiles, axis=0)
+    share = tl.maximum(tl.cdiv(total, target), LEAST).to(tl.int32)
+
+    begun = tl.full((), 0, tl.int32)
+    partials = tl.full((), 0, tl.int32)
+    own_row = tl.full((ITEMS,), -1, tl.int32)
+    place = tl.full((ITEMS,), 0, tl.int32)
+    splits_of = tl.full((ITEMS,), 1, tl.int32)
+    length_of = tl.full((ITEMS,), 0, tl.int32)
+    partial = tl.full((ITEMS,), 0, tl.int32)
+    for first in range(0, num_rows, ROWS):
+        row = first + tl.arange(0, ROWS)
+        keys, tiles = _sizes_of(
+            row, num_rows, seq_len_ptr, query_start_ptr, RAGGED, WINDOW, QUERIES
+        )
+        if INVARIANT:
+            splits = tl.cdiv(keys, tl.maximum(tl.cdiv(keys, MOST_SPLITS), LEAST))
+        else:
+            splits = tl.cdiv(keys, share)
+        splits = tl.maximum(splits, 1)
+        count = tiles * splits
+        shared = tl.where(splits > 1, count, 0)
+        start = begun + tl.cumsum(count, axis=0) - count
+        first_partial = partials + tl.cumsum(shared, axis=0) - shared
+        mine = (start[None, :] <= item[:, None]) & (item[:, None] < (start + count)[None, :])
+        found = tl.sum(mine.to(tl.int32), axis=1) > 0
+        within = item - _pick(mine, start)
+        own_row = tl.where(found, _pick(mine, row), own_row)
+        place = tl.where(found, within, place)
+        splits_of = tl.where(found, _pick(mine, splits), splits_of)
+        length = tl.maximum(tl.cdiv(tl.cdiv(keys, splits), KEYS), 1) * KEYS
+        length_of = tl.where(found, _pick(mine, length), length_of)
+        partial = tl.where(found, _pick(mine, first_partial) + within, partial)
+        begun += tl.sum(count, axis=0)
+        partials += tl.sum(shared, axis=0)
+
+    cell = items_ptr + item * _WIDTH
+    exists = item < num_items
+    tl.store(cell, own_row, mask=exists)
+    tl.store(cell + 1, place // splits_of, mask=exists)
+    tl.store(cell + 2, place % splits_of, mask=exists)
+    tl.store(cell + 3, length_of, mask=exists)
+    tl.store(cell + 4, partial, mask=exists)
+    for head in range(NUM_KV_HEADS):
+        tl.store(arrived_ptr + item * NUM_KV_HEADS + head, 0, mask=exists)

@@ -1,0 +1,110 @@
+"""What a step's schedule of attention comes to: how many keys the longest program walks, and how
+many programs share the work. Run by the interpreter and on a GPU."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import pytest
+import torch
+
+from kernels.attention import AttentionMetadata, triton_schedule
+from kernels.attention.triton_backend import TritonAttention
+from kernels.attention.triton_schedule import Schedule
+from kernels.registry import registry
+
+NUM_SMS = 132
+NUM_QUERY_HEADS, NUM_KV_HEADS, HEAD_DIM = 32, 8, 128
+"""As Llama-3.1-8B has them."""
+
+
+class Cost(NamedTuple):
+    keys: int
+    """That the longest program walks."""
+    programs: int
+    """That walk any."""
+
+
+STEPS: dict[str, tuple[Cost, Sequence[int], Sequence[int]]] = {
+    "a row of 8k": (Cost(256, 256), [8192], ()),
+    "4 rows of 128k": (Cost(8192, 512), 4 * [128 << 10], ()),
+    "256 rows of 1k": (Cost(1024, 2048), 256 * [1024], ()),
+    "a prompt of 8k": (Cost(8192, 2048), [8192], [8192]),
+    "a row of 100k among 64": (Cost(8192, 512), [*(40 * [1000]), 100_000, *(23 * [1000])], ()),
+    "a suffix of 64 on 30k": (Cost(8192, 256), [30_064], [64]),
+    "short suffixes beside a prompt": (Cost(8192, 512), [900, 40_000, 300], [500, 5, 5]),
+}
+"""At most so many keys in one program, at least so many programs, for rows of these lengths with so
+many queries each. Who splits better changes them."""
+
+
+def schedule_of(name: str, device: str) -> Schedule:
+    """That of a decode, or an extend."""
+    _, seq_lens, query_lens = STEPS[name]
+    starts = None
+    if query_lens:
+        starts = torch.tensor([0, *query_lens]).cumsum(0).int().to(device)
+    metadata = AttentionMetadata(
+        page_table=torch.zeros(len(seq_lens), 1, dtype=torch.int32).to(device),
+        seq_lens=torch.tensor(seq_lens, dtype=torch.int32).to(device),
+        seq_lens_host=seq_lens,
+        query_start=starts,
+        query_lens_host=query_lens,
+        page_size=max(seq_lens),
+    )
+    q = torch.empty(
+        sum(query_lens) or len(seq_lens), NUM_QUERY_HEADS, HEAD_DIM, dtype=torch.bfloat16,
+        device="meta",
+    )  # fmt: skip
+    with registry.using("triton"):
+        ((_, schedule),) = TritonAttention().plan(metadata)._schedules(q, NUM_KV_HEADS)
+    return schedule
+
+
+def cost_of(name: str, device: str) -> Cost:
+    """What the step's schedule costs in one layer."""
+    _, seq_lens, _ = STEPS[name]
+    items = [item for item in schedule_of(name, device).items.tolist() if item[0] >= 0]
+    keys = max(min(length, seq_lens[row]) for row, _, _, length, *_ in items)
+    return Cost(keys, NUM_KV_HEADS * len(items))
+
+
+def schedule_case(device: str, dtype: torch.dtype) -> None:
+    """Every key of every tile is walked once, and partial outputs have places of their own."""
+    for name, (budget, seq_lens, query_lens) in STEPS.items():
+        schedule = schedule_of(name, device)
+        assert not schedule.arrived.any()
+        items = [item[:5] for item in schedule.items.tolist() if item[0] >= 0]
+        places = []
+        by_tile: dict[tuple[int, int], list[list[int]]] = {}
+        for row, tile, *rest in items:
+            by_tile.setdefault((row, tile), []).append(rest)
+        assert list(by_tile) == [
+            (row, tile)
+            for row, length in enumerate(query_lens or [1] * len(seq_lens))
+            for tile in range(-(-length // schedule.queries))
+        ]
+        for (row, _), own in by_tile.items():
+            assert [split for split, *_ in own] == list(range(len(own)))
+            assert len({length for _, length, _ in own}) == 1
+            assert own[0][1] * len(own) >= seq_lens[row]
+            places += [place for _, _, place in own if len(own) > 1]
+        assert places == list(range(len(places)))
+        assert len(places) <= schedule.num_partials
+        cost = cost_of(name, device)
+        assert cost.keys <= budget.keys, name
+        assert cost.programs >= budget.programs, name
+
+
+def idle_device_case(device: str, dtype: torch.dtype) -> None:
+    """A schedule for fewer programs walks further, and leaves multiprocessors idle."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(triton_schedule, "TARGET_PROGRAMS", 64)
+        name = "4 rows of 128k"
+        assert cost_of(name, device).keys > STEPS[name][0].keys
+        name = "a row of 8k"
+        assert cost_of(name, device).programs < NUM_SMS < STEPS[name][0].programs
+
+
+SCHEDULE_CASES = [schedule_case, idle_device_case]
