@@ -15,6 +15,7 @@ from worker.core.ranks import LAST_WORD_MS, RankGroup
 from worker.models.tensor_parallel import TensorParallelGroup
 from worker.plan.messages import PlanMessage, Sample, Start
 from worker.plan.plan import Plan, StepResult
+from worker.rank.memory import await_free_memory
 from worker.rank.rank import Rank, RankStep, select_device
 from worker.wire.messages import EngineInfo
 
@@ -42,9 +43,10 @@ class LocalExecutor(Executor):
     def start(self) -> EngineInfo:
         """Loads rank 0's shard beside the other ranks', allocates equally many pages on all."""
         with self._blaming_peers():
+            device = select_device(self._config, 0)
+            await_free_memory(device, self._config.gpu_memory_utilization)
             group = TensorParallelGroup.create(
-                *(0, self._config.tensor_parallel_size),
-                *(select_device(self._config, 0), self._directory),
+                *(0, self._config.tensor_parallel_size, device, self._directory),
                 while_waiting=self._others.raise_on_death,
                 rendezvous=self._others.rendezvous_of_rank_0(),
             )
@@ -100,8 +102,10 @@ class LocalExecutor(Executor):
 
     def close(self) -> None:
         """Ends all ranks, and gives the device's memory back for whatever is loaded next."""
-        self._others.close()
+        # NCCL ends a group of ranks that all leave it: the others are asked to, and killed after.
+        self._others.stop()
         self._rank.close()
+        self._others.close()
         torch.cuda.empty_cache()  # does nothing where CUDA was not used
 
 

@@ -48,7 +48,7 @@ class RankGroup:
         self._children: dict[int, tuple[int, subprocess.Popen[bytes]]] = {}
         self._is_connected = False
         """Whether every rank has said hello."""
-        self._closed = False
+        self._is_stopped = self._closed = False
         if self._rendezvous is not None:
             self._rendezvous.publish(directory)
         for rank in spawn:
@@ -141,12 +141,18 @@ class RankGroup:
                 lines.append(f"rank {rank} (process {child.pid}) was ended by {name}")
         return "\n".join(lines)
 
+    def stop(self) -> None:
+        """Asks all ranks to end, and does not wait."""
+        if not self._is_stopped:
+            self._is_stopped = True
+            self.send(Stop())
+
     def close(self) -> None:
         """Ends all ranks; children that do not end on request are killed."""
         if self._closed:
             return
+        self.stop()
         self._closed = True
-        self.send(Stop())
         for fd, (_, child) in self._children.items():
             if child.stdin is not None:
                 child.stdin.close()  # a rank that awaits no Plan ends on this

@@ -70,12 +70,14 @@ def _load_and_serve(
     # Imported here: the coordinator on CPU imports this module's package and must stay torch-free.
     from worker.models.tensor_parallel import TensorParallelGroup
     from worker.rank.cpu import yield_cpu_to_others
+    from worker.rank.memory import await_free_memory
     from worker.rank.rank import Rank, select_device
 
     device = select_device(config, number)
     if device.type == "cpu":
         yield_cpu_to_others()
     rank = Rank(config)
+    await_free_memory(device, config.gpu_memory_utilization)
     group = TensorParallelGroup.create(
         number, config.tensor_parallel_size, device, directory, rendezvous=rendezvous
     )

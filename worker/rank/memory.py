@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -19,6 +20,52 @@ logger = logging.getLogger(__name__)
 _CPU_SHARE = 0.1
 """Part of the machine's available memory that all ranks together take by default."""
 _CPU_MOST_BYTES = 4 << 30
+_STEADY_S, _AWAIT_S = 3.0, 60.0
+"""For how long nothing may have come back of a device's memory until the rest counts as others',
+and the most that is waited for in all. The driver frees a killed process's memory in parts, within
+a second or two."""
+_POLL_S = 0.1
+_NOISE_BYTES = 16 << 20
+"""Less than what a dead rank holds."""
+
+
+def await_free_memory(
+    device: torch.device,
+    utilization: float,
+    *,
+    clock: Callable[[], float] = time.monotonic,
+    sleep: Callable[[float], None] = time.sleep,
+) -> None:
+    """Waits while a CUDA device's memory comes back from a process that has ended there.
+
+    A group that takes the place of a dead one would else find little, and keep a small cache for
+    ever. Returns at once where so much is free as this rank may use, and else when nothing has come
+    back for some seconds: the rest is others'. Does nothing on CPU.
+
+    Args:
+        device: of this rank.
+        utilization: part of it that the rank may use.
+        clock: in seconds.
+        sleep: for so many.
+    """
+    if device.type != "cuda":
+        return
+    free, total = torch.cuda.mem_get_info(device)
+    wanted = utilization * total
+    if free >= wanted:
+        return
+    logger.info(
+        "%.1f of %.1f GB of %s are free: what a dead process held may come back",
+        *(free / 1e9, total / 1e9, device),
+    )
+    most, began = free, clock()
+    changed = began
+    while most < wanted and clock() < min(changed + _STEADY_S, began + _AWAIT_S):
+        sleep(_POLL_S)
+        free, _ = torch.cuda.mem_get_info(device)
+        if free > most + _NOISE_BYTES:
+            most, changed = free, clock()
+    logger.info("%.1f GB are free after %.1f s", most / 1e9, clock() - began)
 
 
 def plan_pages(

@@ -11,7 +11,8 @@ No call but `result` waits for a CUDA device, so that a next Plan may be launche
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 import msgspec
 import torch
@@ -52,6 +53,27 @@ def select_device(config: EngineConfig, rank: int) -> torch.device:
     return device
 
 
+_LARGER_DEVICE = (
+    "raise --tensor-parallel-size, take a smaller or a quantized checkpoint, or end what else is "
+    "on the device"
+)
+_SMALLER_STEPS = "lower --max-num-batched-tokens or --max-num-seqs, or raise --tensor-parallel-size"
+_SMALLER_CACHE = (
+    "lower --gpu-memory-utilization or --kv-cache-tokens; something else may have taken memory of "
+    "the device since the start"
+)
+
+
+@contextmanager
+def _telling_remedy(purpose: str, remedy: str) -> Iterator[None]:
+    """Raises RuntimeError, with what to change, where a CUDA device has no memory left."""
+    try:
+        yield
+    except torch.OutOfMemoryError as error:
+        told = f"{error}\nno device memory is left {purpose}: {remedy}"
+        raise RuntimeError(told) from error
+
+
 class Rank:
     """A rank's life: `load`, `allocate`, then `launch` (and `sample`) for each Plan, then `close`.
 
@@ -86,15 +108,18 @@ class Rank:
         """Loads the shard, once the group has met; what the rank then has memory for.
 
         Raises:
-            ValueError: as ModelRunner, or there is memory for nothing.
+            ValueError: as ModelRunner, or there is memory for no page.
+            RuntimeError: the device has no memory left; the message says what to change.
         """
         config, self._group = self._config, group
         self._end_phase("connect")
         model = load_model_config(config.checkpoint, weights=config.load_format != "dummy")
         self._end_phase("download")
-        runner = self._runner = ModelRunner(config, group, model)
+        with _telling_remedy("for the weights", _LARGER_DEVICE):
+            runner = self._runner = ModelRunner(config, group, model)
         self._end_phase("load_weights")
-        hello = runner.hello()
+        with _telling_remedy("for the largest step", _SMALLER_STEPS):
+            hello = runner.hello()
         self._end_phase("profile")
         return msgspec.structs.replace(
             hello,
@@ -108,7 +133,8 @@ class Rank:
         runner = self.runner
         self._phase_began = self._clock()
         self._seconds.clear()
-        runner.allocate(start.num_pages, start.num_host_pages)
+        with _telling_remedy("for KV cache and CUDA graphs", _SMALLER_CACHE):
+            runner.allocate(start.num_pages, start.num_host_pages)
         self._end_phase("capture")
         if runner.device.type == "cuda":
             answer_scrapes(runner.group.rank, lambda: torch.cuda.mem_get_info(runner.device))
@@ -119,10 +145,12 @@ class Rank:
 
         Raises:
             OutOfStep: a Plan was lost, or the ranks have drawn different tokens.
+            RuntimeError: the device has no memory left; the message says what to change.
         """
         assert self._unsampled is None, "a Plan before the masks of the one before"
         self._guard.check(plan)
-        step = RankStep(self.runner.forward(plan), self._guard)
+        with _telling_remedy("for a step", _SMALLER_CACHE):
+            step = RankStep(self.runner.forward(plan), self._guard)
         if plan.masked:
             self._unsampled = step
         else:
@@ -156,7 +184,8 @@ class Rank:
         return group is None or group.close()
 
     def _sample(self, step: RankStep, masks: bytes) -> None:
-        step.sampled = self.runner.sample(step.forwarded, masks)
+        with _telling_remedy("for a draw", _SMALLER_CACHE):
+            step.sampled = self.runner.sample(step.forwarded, masks)
         if self.runner.group.rank:
             self._guard.follow(step.sampled)
 

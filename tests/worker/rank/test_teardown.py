@@ -5,17 +5,26 @@ from __future__ import annotations
 import os
 import threading
 import time
-from typing import Any
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, cast
 
 import pytest
 import torch
 
+from tests.support.checkpoints.dense import write_checkpoint
 from worker.config import EngineConfig
+from worker.core.executor_local import LocalExecutor
+from worker.core.ranks import RankGroup
 from worker.models import tensor_parallel
 from worker.models.tensor_parallel import TensorParallelGroup
-from worker.plan.messages import Failure
+from worker.plan.messages import Failure, Start, Stop
+from worker.plan.plan import Plan
 from worker.rank import main
+from worker.rank.memory import await_free_memory
 from worker.rank.rank import Rank
+from worker.rank.runner import ModelRunner
+from worker.wire.retry import may_heal
 
 
 class Ended(BaseException):
@@ -86,3 +95,104 @@ def test_a_group_that_hangs_is_left_within_its_time(monkeypatch: pytest.MonkeyPa
         released.set()
     assert time.monotonic() - started < 10.0
     assert group.close(), "twice"
+
+
+def out_of_memory(*_: Any) -> None:
+    raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 GiB")
+
+
+@pytest.mark.parametrize(
+    ("step", "remedy"),
+    [
+        ("__init__", "for the weights: raise --tensor-parallel-size"),
+        ("hello", "for the largest step: lower --max-num-batched-tokens"),
+        ("allocate", "for KV cache and CUDA graphs: lower --gpu-memory-utilization"),
+        ("forward", "for a step: lower --gpu-memory-utilization"),
+        ("sample", "for a draw: lower --gpu-memory-utilization"),
+    ],
+)
+def test_a_device_without_memory_is_told_with_a_remedy(
+    tmp_path: Path, step: str, remedy: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It may heal: what a dead rank held may not have come back yet."""
+    monkeypatch.setattr(ModelRunner, step, out_of_memory)
+    write_checkpoint("qwen3", tmp_path)
+    rank = Rank(EngineConfig(model=str(tmp_path), device="cpu", cpu_threads=1, kv_cache_tokens=64))
+
+    def start() -> None:
+        rank.load(TensorParallelGroup.alone(torch.device("cpu")))
+        rank.allocate(Start(num_pages=5))
+        rank.launch(Plan(1, [], [], []))
+
+    with pytest.raises(RuntimeError, match=f"Tried to allocate(?s:.*){remedy}") as raised:
+        start()
+    assert may_heal(raised.value)
+
+
+class Device:
+    """One whose memory comes back; seconds pass in sleep."""
+
+    def __init__(self, patch: pytest.MonkeyPatch, free: dict[float, int]) -> None:
+        self.now, self._free = 0.0, free
+        patch.setattr(torch.cuda, "mem_get_info", self.mem_get_info)
+
+    def mem_get_info(self, _: torch.device) -> tuple[int, int]:
+        moment = max(moment for moment in self._free if moment <= self.now)
+        return self._free[moment] << 30, 80 << 30
+
+    def sleep(self, seconds: float) -> None:
+        self.now += seconds
+
+
+@pytest.mark.parametrize(
+    ("free", "least", "most"),
+    [
+        ({0.0: 79}, 0.0, 0.0),  # nobody was here
+        ({0.0: 10, 1.5: 40, 4.0: 79}, 4.0, 4.2),  # a dead rank's
+        ({0.0: 30}, 2.9, 3.2),  # others', who stay
+        ({float(second): second // 2 for second in range(200)}, 59.0, 61.0),
+    ],
+    ids=["free", "comes back", "others", "for ever"],
+)
+def test_a_new_group_waits_for_the_memory_of_the_one_before(
+    free: dict[float, int],
+    least: float,
+    most: float,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level("INFO")
+    device = Device(monkeypatch, free)
+    await_free_memory(torch.device("cuda", 0), 0.9, clock=lambda: device.now, sleep=device.sleep)
+    assert least <= device.now <= most
+    assert len(caplog.messages) == (2 if most else 0)
+
+
+class Noted:
+    """Notes what it is asked for."""
+
+    def __init__(self, name: str, events: list[str]) -> None:
+        self._name, self._events = name, events
+
+    def __getattr__(self, method: str) -> Callable[[], None]:
+        return lambda: self._events.append(f"{self._name} {method}")
+
+
+def test_an_executor_leaves_its_group_beside_the_other_ranks(tmp_path: Path) -> None:
+    """NCCL ends a group that all ranks leave: none may be killed before."""
+    executor = LocalExecutor(EngineConfig(model="none", device="cpu"), str(tmp_path), [])
+    executor._others.close()
+    events = list[str]()
+    executor._others = cast("RankGroup", Noted("others", events))
+    executor._rank = cast("Rank", Noted("rank", events))
+    executor.close()
+    assert events == ["others stop", "rank close", "others close"]
+
+
+def test_ranks_are_asked_to_end_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    sent = list[object]()
+    group = RankGroup(EngineConfig(model="none", device="cpu"), str(tmp_path), [1], [])
+    monkeypatch.setattr(group, "send", sent.append)
+    for end in (group.stop, group.close, group.close):
+        end()
+    assert sent == [Stop()]
