@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from types import MappingProxyType
 
+import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -140,7 +141,7 @@ class CompletionRoutes:
                 account,
                 params.chat_max_tokens(body),
                 params.chat_logprobs(body),
-                forced=use.forced,
+                form=use.form if use.is_forced or not _has_form(body) else None,
                 names=names,
             )
             prompt = await model.encoder.chat(
@@ -159,7 +160,7 @@ class CompletionRoutes:
             body=body,
             account=account,
             arrived_at=arrived_at,
-            asked=asked,
+            asked=_thinking(asked, reading),
             prompt=prompt,
             reading=reading,
         )
@@ -258,13 +259,13 @@ class CompletionRoutes:
         *,
         num_prompts: int = 1,
         echo: bool = False,
-        forced: StructuredOutputsParams | None = None,
+        form: StructuredOutputsParams | None = None,
         names: Mapping[str, str] = EMPTY,
     ) -> Asked:
         """Checks all fields but the prompt's. Raises ApiError."""
         account.let_use(model)
         names = {**params.client_names(body), **names}
-        if forced is not None:
+        if form is not None:
             names["structured_outputs"] = "tools"
         prompt_logprobs = params.prompt_logprobs(body)
         if echo and prompt_logprobs is None:
@@ -281,7 +282,7 @@ class CompletionRoutes:
             max_tokens=max_tokens,
             logprobs=logprobs,
             prompt_logprobs=prompt_logprobs,
-            forced=forced,
+            form=form,
         )
         params.check_num_completions(num_prompts, sampling)
         feasibility = _feasible(model, sampling, names)
@@ -381,23 +382,45 @@ def _reading(
 
     With `begun` the model goes on behind that text of its own.
     """
-    thoughts = model.dialect.thoughts
-    if body.structured_outputs is not None or body.response_format not in (None, {"type": "text"}):
-        thoughts = None  # all of the text has that form
-    if use.format is None and thoughts is None:
-        return None
-    is_thinking = False
+    dialect = model.dialect
+    thoughts, is_thinking = dialect.thoughts, False
     if thoughts is not None:
         last = memoryview(prompt.token_ids).cast("i")[-LAST_TOKENS:].tolist()
-        end = model.tokenizer.decode(last, skip_special_tokens=False)
-        is_thinking = end.rstrip().endswith(thoughts.opening)
+        end = model.tokenizer.decode(last, skip_special_tokens=False).rstrip()
+        is_thinking = end.endswith(thoughts.opening)
         is_thinking |= begun.rfind(thoughts.opening) > begun.rfind(thoughts.closing)
+        if use.form is not None or _has_form(body):
+            # Where no thought can come before it, all of the text has that form.
+            has_ended = begun or end.endswith(thoughts.closing)
+            if dialect.thought_tokens is None or (has_ended and not is_thinking):
+                thoughts, is_thinking = None, False
+    if use.format is None and thoughts is None:
+        return None
     return Reading(
-        dialect=replace(model.dialect, thoughts=thoughts),
+        dialect=replace(dialect, thoughts=thoughts),
         use=use,
         is_thinking=is_thinking,
         shows_thoughts=body.include_reasoning is not False,
     )
+
+
+def _has_form(body: ChatRequest) -> bool:
+    """Whether the client wants a text of some form."""
+    return body.structured_outputs is not None or body.response_format not in (
+        None,
+        {"type": "text"},
+    )
+
+
+def _thinking(asked: Asked, reading: Reading | None) -> Asked:
+    """The same, with the thought that may come before the form that the text must have."""
+    sampling = asked.feasibility.sampling
+    if reading is None or reading.dialect.thoughts is None or sampling.structured_outputs is None:
+        return asked
+    tokens = reading.dialect.thought_tokens
+    assert tokens is not None
+    thought = msgspec.structs.replace(tokens, is_open=reading.is_thinking)
+    return replace(asked, feasibility=asked.feasibility.amended(thought=thought))
 
 
 def _feasible(

@@ -55,7 +55,7 @@ def sampling_params(
     max_tokens: int | None,
     logprobs: int | None,
     prompt_logprobs: int | None,
-    forced: StructuredOutputsParams | None = None,
+    form: StructuredOutputsParams | None = None,
 ) -> SamplingParams:
     """Sampling parameters; what the client left open comes from `defaults`, then from vLLM's.
 
@@ -67,8 +67,8 @@ def sampling_params(
         max_tokens: of a completion; None for as many as the model's length leaves.
         logprobs: likeliest tokens to report beside each; None for no log-probabilities.
         prompt_logprobs: the same for the prompt.
-        forced: the form of the answer where calls of functions are forced, whatever form a text is
-            to have.
+        form: of the answer where calls of functions are held to one, instead of what the fields
+            of the request say of its form.
 
     Raises:
         ApiError: 400 that names the field and its range.
@@ -83,7 +83,7 @@ def sampling_params(
             max_tokens=max_tokens,
             logprobs=logprobs,
             prompt_logprobs=prompt_logprobs,
-            structured_outputs=forced
+            structured_outputs=form
             or structured_outputs(request.response_format, request.structured_outputs),
             diffusion=_diffusion(request),
             **values,

@@ -30,8 +30,10 @@ class ToolUse:
     """In which calls are written; None where there are none to look for."""
     properties: Properties = field(default_factory=dict)
     """Schemas of the arguments of each function."""
-    forced: StructuredOutputsParams | None = None
-    """The form that the answer has to have; None where the model may choose."""
+    form: StructuredOutputsParams | None = None
+    """The form that the answer has to have; None where the model may write as it likes."""
+    is_forced: bool = False
+    """Whether that form has calls alone."""
     is_named: bool = False
     """Whether the client has chosen the function: then calls are no reason to finish."""
     is_one: bool = False
@@ -51,10 +53,9 @@ class Reading:
 
     def reader(self) -> ReplyReader:
         """A fresh one, for one completion."""
-        is_forced = self.use.forced is not None
         return ReplyReader(
-            thoughts=None if is_forced else self.dialect.thoughts,
-            is_thinking=self.is_thinking and not is_forced,
+            thoughts=self.dialect.thoughts,
+            is_thinking=self.is_thinking,
             tools=self.use.format,
             properties=self.use.properties,
             is_one=self.use.is_one,
@@ -98,23 +99,51 @@ def tool_use(body: ChatRequest, dialect: Dialect, template: ChatTemplate | None)
     is_one = is_named or body.parallel_tool_calls is False
     properties = {name: _properties(functions[name]) for name in names}
     if choice == "auto":
-        return ToolUse(tools=tools, format=dialect.tools, properties=properties, is_one=is_one)
-    schemas = {name: _schema(functions[name]) for name in names}
-    try:
-        forced = StructuredOutputsParams(
-            structural_tag=dialect.forced.forced(schemas, is_one=is_one)
+        strict = any(functions[name].get("strict") is True for name in names)
+        return ToolUse(
+            tools=tools,
+            format=dialect.tools,
+            properties=properties,
+            form=_strict_form(functions, names, dialect, is_one=is_one) if strict else None,
+            is_one=is_one,
         )
-    except ValueError as error:
-        raise bad_request(f"tools: {error}", "tools") from error
+    schemas = {name: _schema(functions[name]) for name in names}
     return ToolUse(
         # A named function is shown beside the others: the prompt stays what is cached of it.
         tools=body.tools if is_named else tools,
         format=dialect.forced,
         properties=properties,
-        forced=forced,
+        form=_form(dialect.forced.forced(schemas, is_one=is_one)),
+        is_forced=True,
         is_named=is_named,
         is_one=is_one,
     )
+
+
+def _strict_form(
+    functions: Mapping[str, Mapping[str, Any]],
+    names: Sequence[str],
+    dialect: Dialect,
+    *,
+    is_one: bool,
+) -> StructuredOutputsParams | None:
+    """Any text, with calls as the schemas of strict functions have them; None where a grammar
+    cannot tell the model's calls from text."""
+    if dialect.tools is not dialect.forced:
+        return None
+    schemas = {
+        name: _schema(functions[name]) if functions[name].get("strict") else {"type": "object"}
+        for name in names
+    }
+    tag = dialect.forced.admitted(schemas, is_one=is_one)
+    return None if tag is None else _form(tag)
+
+
+def _form(tag: Mapping[str, Any]) -> StructuredOutputsParams:
+    try:
+        return StructuredOutputsParams(structural_tag=dict(tag))
+    except ValueError as error:
+        raise bad_request(f"tools: {error}", "tools") from error
 
 
 def new_call_id(dialect: Dialect) -> str:

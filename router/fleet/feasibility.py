@@ -39,6 +39,10 @@ class Feasibility:
         self._names = names
         self._known: dict[Limits, Problem | None] = {}
 
+    def amended(self, **changes: object) -> Feasibility:
+        """The same for sampling parameters with other values, on which no limit depends."""
+        return Feasibility(self.sampling.amended(**changes), self._names)
+
     def param(self, field: str) -> str | None:
         """What the client calls a field; None for no field."""
         return self._names.get(field, field) or None

@@ -8,6 +8,7 @@ from typing import TypeVar
 
 from router.replies.formats import FORMATS, ToolFormat, format_of
 from router.replies.reader import THOUGHTS, ThoughtFormat, thoughts_of
+from worker.wire.structured import ThoughtTokens
 from worker.wire.tokenizer import Tokenizer
 
 T = TypeVar("T")
@@ -26,6 +27,8 @@ class Dialect:
     """In which calls are forced."""
     thoughts: ThoughtFormat | None = None
     """Of thoughts; None where there are none."""
+    thought_tokens: ThoughtTokens | None = None
+    """What begins and ends them; None where these are no tokens of their own."""
     special: frozenset[str] = frozenset()
     """Markers that are special tokens: they must not be left out of the text."""
 
@@ -59,8 +62,16 @@ def dialect_of(tokenizer: Tokenizer, tool_parser: str = "", reasoning_parser: st
         tools=tools,
         forced=tools if tools is not None and can_force else FORMATS["json"],
         thoughts=thoughts,
+        thought_tokens=None if thoughts is None else _thought_tokens(thoughts, tokenizer),
         special=special,
     )
+
+
+def _thought_tokens(thoughts: ThoughtFormat, tokenizer: Tokenizer) -> ThoughtTokens | None:
+    opening, closing = (tokenizer.token_id(m) for m in (thoughts.opening, thoughts.closing))
+    if opening is None or closing is None:
+        return None
+    return ThoughtTokens(opening=opening, closing=closing)
 
 
 def check_parsers(tool_parser: str, reasoning_parser: str) -> None:

@@ -101,6 +101,22 @@ class ToolFormat:
         whole = {"type": "sequence", "elements": parts} if len(parts) > 1 else calls
         return {"type": "structural_tag", "format": whole}
 
+    def admitted(self, schemas: Mapping[str, Any], *, is_one: bool) -> dict[str, Any] | None:
+        """A structural tag that admits any text, and calls of these functions alone.
+
+        None where plain text may look like the beginning of a call. For the arguments see `forced`.
+        """
+        openings = [opening for opening, _ in self.regions if self.before.startswith(opening)]
+        if not self.before or not openings:
+            return None
+        calls = {
+            "type": "triggered_tags",
+            "triggers": openings,
+            "tags": [self._tag(name, schema) for name, schema in schemas.items()],
+            "stop_after_first": is_one,
+        }
+        return {"type": "structural_tag", "format": calls}
+
     def _tag(self, name: str, schema: Any) -> dict[str, Any]:
         content = {
             "type": "json_schema",

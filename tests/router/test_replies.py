@@ -456,6 +456,23 @@ def test_what_is_forced_is_what_is_read(name: str) -> None:
     assert read(reader_of(tools), twice) == ("", "", [call, call])
 
 
+@pytest.mark.parametrize("name", sorted(FORCED))
+def test_what_is_admitted_is_text_with_right_calls(name: str) -> None:
+    from xgrammar import Grammar
+    from xgrammar.testing import _is_grammar_accept_string as accepts
+
+    tools, text = FORMATS[name], FORCED[name]
+    tag = tools.admitted(SCHEMAS, is_one=False)
+    assert (tag is None) == (name in ("json", "llama3_json"))
+    if tag is None:
+        return
+    grammar = Grammar.from_structural_tag(tag)
+    assert accepts(grammar, "no call, { or <tool>")
+    assert accepts(grammar, f"I look. {text} and {text}")
+    assert not accepts(grammar, "I look. " + text.replace("get_weather", "get_money"))
+    assert not accepts(grammar, text.replace("3", "x"))
+
+
 @pytest.mark.parametrize(
     ("template", "tools", "thoughts"),
     [

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from worker.wire.diffusion import DiffusionParams
-from worker.wire.structured import StructuredOutputsParams
+from worker.wire.structured import StructuredOutputsParams, ThoughtTokens
 
 if TYPE_CHECKING:
     from worker.wire.tokenizer import Tokenizer
@@ -99,6 +99,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     """Leave special tokens out of the text."""
     structured_outputs: StructuredOutputsParams | None = None
     """The form that the text must have: a JSON schema, a pattern, a grammar, one of some texts."""
+    thought: ThoughtTokens | None = None
+    """What may come before that form; None for nothing."""
     diffusion: DiffusionParams | None = None
     """How a block-diffusion model fills the request's blocks."""
 

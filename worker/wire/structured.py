@@ -72,3 +72,14 @@ class StructuredOutputsParams(msgspec.Struct, frozen=True, kw_only=True, omit_de
         if isinstance(value, str):
             return value
         return "" if value is True else msgspec.json.encode(value).decode()
+
+
+class ThoughtTokens(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What stands around a thought that comes before the form of a completion."""
+
+    opening: int
+    """The token that begins one."""
+    closing: int
+    """The token that ends it: the form begins behind it."""
+    is_open: bool = False
+    """Whether the prompt ends within one; else the first token may begin one."""

@@ -38,6 +38,13 @@ class GrammarFault(RuntimeError):
     """The worker cannot follow a grammar that is sound."""
 
 
+def words_of(token_ids: list[int], vocab_size: int) -> Words:
+    """A mask with the bits of these tokens; those that the model does not have are left out."""
+    bits = np.zeros(-(-vocab_size // 32) * 32, np.uint8)
+    bits[[token_id for token_id in token_ids if token_id < vocab_size]] = 1
+    return np.packbits(bits, bitorder="little").view("<i4").astype(np.int32)
+
+
 def shortened(message: str) -> str:
     """A message of at most MAX_MESSAGE_BYTES in UTF-8: what is in the middle is left out."""
     octets = message.encode(errors="replace")

@@ -8,7 +8,14 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
-from worker.core.grammar.base import GrammarError, GrammarFault, Matcher, Words, shortened
+from worker.core.grammar.base import (
+    GrammarError,
+    GrammarFault,
+    Matcher,
+    Words,
+    shortened,
+    words_of,
+)
 from worker.core.grammar.state import GrammarProblem
 from worker.wire.sampling import SamplingParams
 
@@ -59,12 +66,12 @@ class GrammarFollower:
         """What the next draw may yield: ceil(vocab / 32) little-endian words, bit 1 allows."""
         self._matcher = matcher
         self._words: Words = np.zeros(-(-vocab_size // 32), dtype=np.int32)
-        ends = _words(list(eos_token_ids), vocab_size)
+        ends = words_of(list(eos_token_ids), vocab_size)
         self._no_ends = ~ends
         if vocab_size % 32:  # libraries may set bits that stand for no token
             self._no_ends[-1] &= (1 << vocab_size % 32) - 1
         allowed = sampling.allowed_token_ids
-        self._allowed = None if allowed is None else _words(list(allowed), vocab_size)
+        self._allowed = None if allowed is None else words_of(list(allowed), vocab_size)
         self._min_tokens = sampling.min_tokens
         self._ignore_eos = sampling.ignore_eos
         self._num_output = 0
@@ -144,10 +151,3 @@ class GrammarFollower:
                     "can continue"
                 )
         self.mask = words.tobytes()
-
-
-def _words(token_ids: list[int], vocab_size: int) -> Words:
-    """A mask with the bits of these tokens; those that the model does not have are left out."""
-    bits = np.zeros(-(-vocab_size // 32) * 32, np.uint8)
-    bits[[token_id for token_id in token_ids if token_id < vocab_size]] = 1
-    return np.packbits(bits, bitorder="little").view("<i4").astype(np.int32)

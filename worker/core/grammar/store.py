@@ -23,6 +23,7 @@ from worker.core.grammar.base import (
 from worker.core.grammar.follower import GrammarFollower
 from worker.core.grammar.guidance_backend import GuidanceBackend
 from worker.core.grammar.state import GrammarProblem, GrammarState
+from worker.core.grammar.thoughts import ThoughtMatcher
 from worker.core.grammar.xgrammar_backend import XGrammarBackend
 from worker.wire.messages import CompiledGrammar, EngineInfo, Submit, SubmitBatch, Vocabulary
 
@@ -160,11 +161,17 @@ class GrammarStore:
                 raise GrammarFault(str(error)) from error
         tokens = array("i")
         tokens.frombytes(submit.prompt)
+        matcher = entry.loaded.matcher()
+        eos_token_ids, vocab_size = self._info.eos_token_ids, self._info.vocab_size
+        if (thought := submit.sampling.thought) is not None:
+            matcher = ThoughtMatcher(
+                matcher, thought, eos_token_ids=eos_token_ids, vocab_size=vocab_size
+            )
         return GrammarFollower(
-            entry.loaded.matcher(),
+            matcher,
             submit.sampling,
-            eos_token_ids=self._info.eos_token_ids,
-            vocab_size=self._info.vocab_size,
+            eos_token_ids=eos_token_ids,
+            vocab_size=vocab_size,
             output=tokens[len(tokens) - submit.num_resumed :],
         )
 

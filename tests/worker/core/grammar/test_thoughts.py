@@ -1,0 +1,63 @@
+"""A thought before what a grammar admits: where it may begin, that it must end, and its drafts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from tests.support.worker.vocabularies import EOS, TOKENS, VOCAB_SIZE, allowed, make_backend
+from worker.core.grammar.follower import GrammarFollower
+from worker.core.grammar.thoughts import ThoughtMatcher
+from worker.wire.sampling import SamplingParams
+from worker.wire.structured import StructuredOutputsParams, ThoughtTokens
+
+OPENING, CLOSING = 1, 2
+BACKEND = make_backend("xgrammar")
+LOADED = BACKEND.load(BACKEND.compile(StructuredOutputsParams(regex="ab[0-9]")))
+FIRST = {ord("a"), TOKENS.index(b"ab")}
+ANY = set(range(VOCAB_SIZE)) - {EOS}
+
+
+def follow(*, is_open: bool, output: Sequence[int] = ()) -> GrammarFollower:
+    thought = ThoughtTokens(opening=OPENING, closing=CLOSING, is_open=is_open)
+    matcher = ThoughtMatcher(LOADED.matcher(), thought, eos_token_ids=[EOS], vocab_size=VOCAB_SIZE)
+    return GrammarFollower(
+        matcher, SamplingParams(), eos_token_ids=[EOS], vocab_size=VOCAB_SIZE, output=output
+    )
+
+
+def test_the_form_begins_behind_an_open_thought() -> None:
+    follower = follow(is_open=True)
+    for token_id in (ord("x"), OPENING, ord("a")):
+        assert allowed(follower) == ANY
+        assert follower.advance(token_id) is None
+    assert follower.advance(CLOSING) is None
+    assert allowed(follower) == FIRST, "a second thought has no place"
+    for token_id in (ord("a"), ord("b"), ord("7")):
+        assert not follower.is_complete
+        assert follower.advance(token_id) is None
+    assert follower.is_complete
+
+
+def test_a_thought_may_begin_with_the_first_token_alone() -> None:
+    follower = follow(is_open=False)
+    assert allowed(follower) == FIRST | {OPENING}
+    assert follower.advance(ord("a")) is None
+    assert allowed(follower) == {ord("b")}
+    follower = follow(is_open=False, output=[OPENING, ord("x")])
+    assert allowed(follower) == ANY
+    assert (
+        follow(is_open=False, output=[OPENING, CLOSING]).mask
+        == follow(is_open=True, output=[CLOSING]).mask
+    )
+
+
+def test_drafts_go_over_the_end_of_a_thought_and_back() -> None:
+    for is_open, before in ((True, []), (False, [OPENING])):
+        follower = follow(is_open=is_open)
+        drafts = [*before, ord("x"), CLOSING, ord("a"), ord("b")]
+        masks = follower.walk(drafts)
+        assert masks == follower.walk(drafts), "the state stays as it is"
+        for mask, token_id in zip(masks, drafts, strict=False):
+            assert follower.mask == mask
+            follower.advance(token_id)
+        assert follower.mask == masks[-1]

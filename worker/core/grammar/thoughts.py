@@ -1,0 +1,82 @@
+"""A model that thinks before it writes what a grammar admits."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from worker.core.grammar.base import Matcher, Words, words_of
+from worker.wire.structured import ThoughtTokens
+
+
+class ThoughtMatcher:
+    """Lets a model think as it likes; its grammar begins behind the thought (`Matcher`).
+
+    A thought does not end the text: that would have none of the form it is to have.
+
+    Args:
+        matcher: of the grammar, before its first token.
+        thought: what begins and ends one.
+        eos_token_ids: the model's end tokens.
+        vocab_size: tokens that a draw can yield.
+    """
+
+    def __init__(
+        self,
+        matcher: Matcher,
+        thought: ThoughtTokens,
+        *,
+        eos_token_ids: Iterable[int],
+        vocab_size: int,
+    ) -> None:
+        self._matcher = matcher
+        self._thought = thought
+        self._thinking: Words = ~words_of(list(eos_token_ids), vocab_size)
+        self._opening: Words = words_of([thought.opening], vocab_size)
+        self._is_open = thought.is_open
+        self._num_thought = 0
+        """Tokens of the thought, with those that begin and end it."""
+        self._num_formed = 0
+        """Tokens that the grammar has taken."""
+
+    def accept(self, token_id: int) -> bool:
+        """Takes one token; False if it cannot follow."""
+        if self._is_open:
+            self._is_open = token_id != self._thought.closing
+            self._num_thought += 1
+            return True
+        if self._may_open and token_id == self._thought.opening:
+            self._is_open = True
+            self._num_thought += 1
+            return True
+        if not self._matcher.accept(token_id):
+            return False
+        self._num_formed += 1
+        return True
+
+    def rollback(self, count: int) -> None:
+        """Undoes the last `count` tokens."""
+        formed = min(count, self._num_formed)
+        if formed:
+            self._matcher.rollback(formed)
+            self._num_formed -= formed
+        if count > formed:
+            self._num_thought -= count - formed
+            self._is_open = self._thought.is_open or self._num_thought > 0
+
+    def may_end(self) -> bool:
+        """Whether the tokens so far are a thought, if any, and a whole text of the grammar."""
+        return not self._is_open and self._matcher.may_end()
+
+    def fill(self, words: Words) -> None:
+        """Writes the mask of the next token, end tokens included where the text may end."""
+        if self._is_open:
+            words[:] = self._thinking
+            return
+        self._matcher.fill(words)
+        if self._may_open:
+            words |= self._opening
+
+    @property
+    def _may_open(self) -> bool:
+        """Whether a thought may begin: nothing has come yet."""
+        return not self._thought.is_open and not self._num_thought and not self._num_formed
