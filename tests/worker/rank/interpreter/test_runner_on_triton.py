@@ -14,6 +14,8 @@ SHORT = {("llama", False), ("granite", False), ("qwen3", True), ("qwen3-windows"
 """Architectures that `make test` runs, with batch-invariant kernels or without: biases and a scaled
 rotary embedding; multipliers; norms of heads and tied embeddings; three groups of layers. Others
 differ in sizes and tables alone, and run in `make check-long`."""
+WINDOW = 17
+"""Tokens: more than two pages, and few programs."""
 
 
 @pytest.mark.parametrize(
@@ -28,11 +30,13 @@ differ in sizes and tables alone, and run in `make check-long`."""
     ],
 )
 def test_logits_equal_transformers(name: str, batch_invariant: bool, tmp_path: Path) -> None:
-    model = write_checkpoint(name, tmp_path, **FEW_HEADS)
-    runner = make_runner(str(tmp_path), batch_invariant=batch_invariant, cpu_backend="torch")
+    window = {"sliding_window": WINDOW} if name in WINDOWED else {}
+    model = write_checkpoint(name, tmp_path, **FEW_HEADS, **window)
+    options = {"batch_invariant": batch_invariant, "cpu_backend": "torch", "page_size": 8}
+    runner = make_runner(str(tmp_path), **options)
     assert runner.model.native is None
     # Chunks, mixed steps, and a decode beside a draw with noise.
-    length = WINDOWED[name].settings["sliding_window"] + 7 if name in WINDOWED else 19
+    length = WINDOW + 7 if name in WINDOWED else 19
     first = Request(prompt=list(range(5, 5 + length)), new_tokens=3)
     second = Request(
         prompt=[9, 4, 4], slot=2, arrival=1, new_tokens=3, temperature=0.8, top_p=0.9, seed=4
