@@ -19,12 +19,14 @@ from cluster.environment import haproxy_settings
 from cluster.haproxy import BINARY_VARIABLE
 from cluster.haproxy_guard import RAYLET_VARIABLE
 from cluster.ports import free_ports
+from tests.support.forking import Forker
 
 HOST = "127.0.0.1"
 PIECE = 2**16
 DEADLINE_S = 120
 """For what takes a second on an idle machine."""
 Connection = tuple[asyncio.StreamReader, asyncio.StreamWriter]
+_FORKER = Forker("ray.serve._private.haproxy", __name__)
 
 
 @dataclass
@@ -203,12 +205,9 @@ class Manager:
     """
 
     def __init__(self, settings: dict[str, str], raylet: int | None) -> None:
-        context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload(["ray.serve._private.haproxy", __name__])
-        self._pipe, other = context.Pipe()
+        self._pipe, other = multiprocessing.Pipe()
         environment = {**settings, **({RAYLET_VARIABLE: str(raylet)} if raylet else {})}
-        self._process = context.Process(target=_manage, args=(settings, environment, other))
-        self._process.start()
+        self._process = _FORKER.start(_manage, settings, environment, other)
         other.close()
 
     async def apply(self, *gateways: Gateway) -> None:

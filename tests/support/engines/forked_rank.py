@@ -14,8 +14,12 @@ from unittest.mock import patch
 
 import msgspec
 
+from tests.support.forking import Forker
 from worker.config import EngineConfig
 from worker.core.ranks import RankGroup
+
+RANK_FORKER = Forker("worker.rank.rank")
+"""Its server has imported torch."""
 
 
 class ForkedRank:
@@ -28,12 +32,9 @@ class ForkedRank:
     """
 
     def __init__(self, rank: int, config: EngineConfig, directory: str) -> None:
-        context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload(["worker.rank.rank"])
-        theirs, self.stdin = context.Pipe(duplex=False)
+        theirs, self.stdin = multiprocessing.Pipe(duplex=False)
         arguments = (str(rank), directory, msgspec.json.encode(config).decode())
-        self._process = context.Process(target=_run, args=(arguments, theirs))
-        self._process.start()
+        self._process = RANK_FORKER.start(_run, arguments, theirs)
         theirs.close()
         assert self._process.pid is not None
         self.pid: int = self._process.pid

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import multiprocessing
 from collections.abc import Callable
 from pathlib import Path
 
@@ -10,6 +9,7 @@ import pytest
 import torch
 
 from tests.support.checkpoints.dense import write_checkpoint
+from tests.support.engines.forked_rank import RANK_FORKER
 from tests.support.engines.plan_driver import generate, make_runner
 from tests.support.engines.tensor_parallel_rank import run_rank, run_rank_on_shared_device, scenario
 
@@ -26,12 +26,7 @@ def run_ranks(
 
 
 def start_and_join(target: Callable[..., None], arguments: list[tuple[object, ...]]) -> None:
-    context = multiprocessing.get_context("forkserver")
-    # The server imports torch once for all ranks.
-    context.set_forkserver_preload(["worker.rank.runner"])
-    processes = [context.Process(target=target, args=each) for each in arguments]
-    for process in processes:
-        process.start()
+    processes = [RANK_FORKER.start(target, *each) for each in arguments]
     for process in processes:
         process.join(timeout=600)
         assert process.exitcode == 0
