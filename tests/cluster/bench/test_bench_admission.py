@@ -9,6 +9,7 @@ import pytest
 
 from cluster.bench.ab.admission import admission_checks
 from cluster.bench.cli import main
+from tests.support.engines.forked_rank import forking_ranks
 
 FIGURES = (
     "a_ttft_p99_ratio",
@@ -27,7 +28,8 @@ def test_both_settings_are_compared(
     engine = ("--device", "cpu", "--cpu-threads", "1", "--kv-cache-tokens", "16384")
     load = ("--pairs", "1", "--num-prompts", "12", "--output-len", "3", "--budget", "64")
     argv = ["admission", "--model", str(tiny_chat_model), *engine, *load, "--json"]
-    assert main(argv) == 0
+    with forking_ranks():
+        assert main(argv) == 0
     result = json.loads(capsys.readouterr().out)
     assert [check["name"] for check in result["checks"]] == list(FIGURES)
     assert all(result[name] > 0.0 for name in FIGURES)

@@ -12,6 +12,7 @@ from cluster.bench.ab.overlap import idle_checks, summarise
 from cluster.bench.cli import main
 from cluster.bench.engine import DecodeTurn
 from cluster.bench.turns import Turns
+from tests.support.engines.forked_rank import forking_ranks
 from worker.config import EngineConfig
 
 PHASES = ("schedule", "broadcast", "prepare", "forward", "sample", "collect", "process", "bubble")
@@ -24,7 +25,8 @@ def test_figures_checks_and_picture(
     load = ("--running", "1,8", "--pairs", "2", "--steps", "8")
     plot = tmp_path / "timelines.png"
     argv = ("overlap", "--model", str(tiny_chat_model), *engine, *load, "--json")
-    assert main([*argv, "--plot", str(plot)]) == 0
+    with forking_ranks():
+        assert main([*argv, "--plot", str(plot)]) == 0
     result = json.loads(capsys.readouterr().out)
     assert [check["name"] for check in result["checks"]] == ["ratio_1", "hidden_8", "ratio_8"]
     for running in (1, 8):

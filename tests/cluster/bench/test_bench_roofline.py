@@ -10,6 +10,7 @@ import pytest
 from cluster.bench.cli import main
 from cluster.bench.kernels.roofline import step_bytes
 from cluster.bench.kernels.shapes import SHAPES, write_shape
+from tests.support.engines.forked_rank import forking_ranks
 from worker.models.config import load_model_config
 
 
@@ -30,7 +31,8 @@ def test_random_weights_decode_without_a_checkpoint(
     (tmp_path / "config.json").write_text(json.dumps(tiny))
     engine = ("--device", "cpu", "--cpu-threads", "1", "--kv-cache-tokens", "4096")
     load = ("--running", "1,2", "--turns", "1", "--steps", "4", "--input-len", "8")
-    assert main(["roofline", "--models", str(tmp_path), *engine, *load, "--json"]) == 0
+    with forking_ranks():
+        assert main(["roofline", "--models", str(tmp_path), *engine, *load, "--json"]) == 0
     result = json.loads(capsys.readouterr().out)
     cells = result["models"][str(tmp_path)]
     for running in (1, 2):

@@ -8,6 +8,7 @@ from cluster.bench.ab.options import SpeculativeOptions
 from cluster.bench.ab.speculative import run, summarise
 from cluster.bench.engine import Answer, Turn
 from cluster.bench.turns import Turns
+from tests.support.engines.forked_rank import forking_ranks
 from tests.support.paths import MODELS
 from worker.config import EngineConfig
 from worker.wire.messages import LoadSnapshot
@@ -35,7 +36,8 @@ def test_both_engines_take_turns() -> None:
         per_stream=2,
         turn_s=0.0,
     )
-    result = run(options)
+    with forking_ranks():
+        result = run(options)
     assert result["heldout_1"]["method"] == "draft"
     assert result["ratio_heldout_1"] > 0.0
     assert result["heldout_1"]["num_draft_tokens"] > 0

@@ -8,12 +8,14 @@ import pytest
 
 from cluster.bench.ab.structured import GRAMMARS
 from cluster.bench.cli import main
+from tests.support.engines.forked_rank import forking_ranks
 
 
 def test_every_kind_of_grammar_is_compared(capsys: pytest.CaptureFixture[str]) -> None:
     engine = ("--device", "cpu", "--cpu-threads", "1", "--kv-cache-tokens", "4096")
     load = ("--pairs", "1", "--streams", "2", "--max-tokens", "8", "--input-len", "4")
-    assert main(["structured", *engine, *load, "--json"]) == 0
+    with forking_ranks():
+        assert main(["structured", *engine, *load, "--json"]) == 0
     result = json.loads(capsys.readouterr().out)
     assert [check["name"] for check in result["checks"]] == [f"ratio_{kind}" for kind in GRAMMARS]
     for kind in GRAMMARS:

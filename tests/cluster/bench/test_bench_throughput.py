@@ -9,6 +9,7 @@ import pytest
 
 from cluster.bench.cli import main
 from cluster.bench.throughput import ThroughputOptions, run_throughput
+from tests.support.engines.forked_rank import forking_ranks
 from worker.config import EngineConfig
 
 
@@ -17,7 +18,8 @@ def test_counts_and_names(tiny_chat_model: Path, capsys: pytest.CaptureFixture[s
     load = ("--input-len", "8", "--output-len", "3", "--num-prompts", "4", "--num-warmups", "1")
     model = str(tiny_chat_model)
     argv = ("throughput", "--model", model, *engine, "--max-num-seqs", "2", *load, "--json")
-    assert main(argv) == 0
+    with forking_ranks():
+        assert main(argv) == 0
     result = json.loads(capsys.readouterr().out)
     assert result["num_requests"] == 4
     assert result["total_num_tokens"] == 4 * (8 + 3)
