@@ -112,6 +112,7 @@ def test_heavy_grammars_are_served_or_refused_in_time(
     compiler: GrammarCompiler, params: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(compiler, "seconds", 0.7)
+    monkeypatch.setattr(process, "STARVED", 600)  # the box may be busy with something else
     began = time.monotonic()
     refusal = ""
     try:
