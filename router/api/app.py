@@ -30,6 +30,7 @@ from router.api.tokenize import TokenRoutes
 from router.errors import ApiError, error_body
 from router.gateway import Gateway
 from router.keys import KeyLimits, KeyRing
+from router.page.routes import PAGE, PAGE_FILES, PageRoutes
 from worker.wire.hub import local_folder
 
 logger = logging.getLogger(__name__)
@@ -105,7 +106,10 @@ def _routes(
     tokens = TokenRoutes(gateway, bodies)
     monitor = MonitorRoutes(gateway, keys)
     admin = AdminRoutes(gateway, admin_keys, bodies)
+    page = PageRoutes(gateway.config.root_path)
     return [
+        Route(PAGE, page.page),
+        Route(f"{PAGE_FILES}{{name}}", page.file),
         Route("/v1/chat/completions", completions.chat, methods=["POST"]),
         Route("/v1/completions", completions.complete, methods=["POST"]),
         Route("/v1/messages", anthropic.create, methods=["POST"]),
@@ -237,6 +241,9 @@ class MonitorRoutes:
     def _card(self, name: str) -> dict[str, Any]:
         model = self._gateway.model(name)
         info = model.fleet.info
+        blocks = {}
+        if info is not None and info.block_size > 1:
+            blocks["diffusion_block_size"] = info.block_size
         return {
             "id": name,
             "object": "model",
@@ -245,6 +252,7 @@ class MonitorRoutes:
             "root": model.route.name if local_folder(model.route.model) else model.route.model,
             "parent": None,
             "max_model_len": info.max_model_len if info is not None else None,
+            **blocks,
         }
 
 

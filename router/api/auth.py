@@ -8,9 +8,10 @@ from router.api.account import Account, attach
 from router.api.response import send_error
 from router.errors import ApiError
 from router.keys import KeyLimits, KeyRing
+from router.page.routes import PAGE, PAGE_FILES
 
-OPEN_PATHS = ("/health", "/ready", "/ping")
-"""Probes carry no key."""
+OPEN_PATHS = ("/health", "/ready", "/ping", PAGE)
+"""Probes carry no key, and the page has none before it has asked for it."""
 ADMIN_PATHS = "/admin/"
 """What begins so asks for an admin key itself; in any other spelling it needs an API key too."""
 LIMITED_PATHS = ("/v1/chat/completions", "/v1/completions", "/v1/messages", "/v1/responses")
@@ -37,7 +38,8 @@ class ApiKeys:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Lets an HTTP request or websocket in, or answers 401 or 429."""
         path = scope.get("path", "")
-        if scope["type"] == "lifespan" or path in OPEN_PATHS or path.startswith(ADMIN_PATHS):
+        is_open = path in OPEN_PATHS or path.startswith((PAGE_FILES, ADMIN_PATHS))
+        if scope["type"] == "lifespan" or is_open:
             await self._app(scope, receive, send)
             return
         entry = self._keys.find(scope)

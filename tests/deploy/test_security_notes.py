@@ -9,6 +9,7 @@ import pytest
 from cluster.cli.main import main
 from cluster.config import API_KEY
 from router.api.auth import OPEN_PATHS
+from router.page.routes import PAGE_FILES
 from tests.support.paths import ROOT
 
 TEXT = (ROOT / "SECURITY.md").read_text()
@@ -26,7 +27,7 @@ def test_flags_routes_and_variables_are_ours(capsys: pytest.CaptureFixture[str])
     assert len(named) > 5
     assert named <= known
     assert f"`{API_KEY}`" in TEXT
-    assert all(f"`{path}`" in TEXT for path in OPEN_PATHS)
+    assert all(f"`{path}`" in TEXT for path in (*OPEN_PATHS, PAGE_FILES))
 
 
 def test_it_says_who_is_trusted_and_how_to_report() -> None:

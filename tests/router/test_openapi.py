@@ -15,8 +15,8 @@ from router.api.protocol import ChatRequest, CompletionRequest, TokenizeRequest
 from router.api.responses.protocol import KNOWN as RESPONSES
 from router.api.responses.protocol import ResponsesRequest
 
-UNTOLD = {"/metrics", "/openapi.json", "/admin/admission"}
-"""No JSON, itself, and not for clients."""
+UNTOLD = {"/metrics", "/openapi.json", "/admin/admission", "/", "/ui/{name}"}
+"""No JSON, itself, not for clients, and the page for people."""
 
 
 async def document_of(rig: Any) -> dict[str, Any]:

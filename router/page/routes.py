@@ -1,0 +1,87 @@
+"""Serves the page at / and its files, which hold nothing of the fleet: that takes a key."""
+
+from __future__ import annotations
+
+import hashlib
+import html
+from importlib.resources import files
+from pathlib import PurePath
+from typing import Final, NamedTuple
+
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+
+PAGE: Final = "/"
+"""Path of the page."""
+PAGE_FILES: Final = "/ui/"
+"""What begins so is a file of it."""
+CONTENT_TYPES: Final = {
+    ".css": "text/css; charset=utf-8",
+    ".html": "text/html; charset=utf-8",
+    ".js": "text/javascript; charset=utf-8",
+    ".svg": "image/svg+xml",
+}
+HEADERS: Final = {
+    "content-security-policy": "default-src 'none'; script-src 'self'; style-src 'self'; "
+    "img-src 'self'; connect-src 'self'; base-uri 'self'; form-action 'none'; "
+    "frame-ancestors 'none'; require-trusted-types-for 'script'; trusted-types 'none'",
+    "cross-origin-opener-policy": "same-origin",
+    "cross-origin-resource-policy": "same-origin",
+    "referrer-policy": "no-referrer",
+    "x-content-type-options": "nosniff",
+    "cache-control": "no-cache",
+}
+"""Of each answer. Nothing comes from another host or inline, texts are never read as HTML or as a
+script, and no other site may show the page within its own."""
+_BASE: Final = b'<base href="./">'
+
+
+class PageRoutes:
+    """Routes of the page. Its files are read once.
+
+    Args:
+        root_path: what a proxy in front puts before all paths; empty for nothing.
+    """
+
+    def __init__(self, root_path: str = "") -> None:
+        folder = files("router.page") / "static"
+        self._files = {
+            file.name: _File.of(file.name, file.read_bytes()) for file in folder.iterdir()
+        }
+        page = self._files.pop("index.html").body
+        if root_path:  # a path without its last slash is no folder to browsers
+            base = f'<base href="{html.escape(root_path)}/">'
+            page = page.replace(_BASE, base.encode())
+        self._page = _File.of("index.html", page)
+
+    async def page(self, request: Request) -> Response:
+        """GET /."""
+        return self._page.answer(request)
+
+    async def file(self, request: Request) -> Response:
+        """GET /ui/NAME."""
+        file = self._files.get(request.path_params["name"])
+        if file is None:
+            raise HTTPException(404)
+        return file.answer(request)
+
+
+class _File(NamedTuple):
+    """A file as browsers get it."""
+
+    body: bytes
+    headers: dict[str, str]
+
+    @classmethod
+    def of(cls, name: str, body: bytes) -> _File:
+        """The file of a name, by which its type is known."""
+        tag = f'"{hashlib.sha256(body).hexdigest()[:32]}"'
+        kind = CONTENT_TYPES[PurePath(name).suffix]
+        return cls(body, {**HEADERS, "content-type": kind, "etag": tag})
+
+    def answer(self, request: Request) -> Response:
+        """All of it, or 304 where the browser has it."""
+        if request.headers.get("if-none-match") == self.headers["etag"]:
+            return Response(status_code=304, headers=self.headers)
+        return Response(self.body, headers=self.headers)

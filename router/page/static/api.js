@@ -1,0 +1,102 @@
+// Asks this endpoint. No DOM in here but the address of the page.
+
+import { EventSplitter } from "./sse.js";
+
+/** What the endpoint refused, or that it could not be reached; the message is for the user. */
+export class ApiError extends Error {
+  constructor(message, status = 0) {
+    super(message);
+    this.status = status;
+  }
+}
+
+/** An endpoint, with the key that it is asked with. */
+export class Api {
+  key = "";
+  #askForKey;
+
+  /** @param askForKey resolves to a key that the user gives; to null where he gives none. */
+  constructor(askForKey) {
+    this.#askForKey = askForKey;
+  }
+
+  /** The JSON at a path. */
+  async json(path) {
+    return (await this.#open(path)).json();
+  }
+
+  /** The text at a path. */
+  async text(path) {
+    return (await this.#open(path)).text();
+  }
+
+  /**
+   * Streams an answer.
+   *
+   * @param begun is called with the answer's headers, once.
+   * @param take is called with each event.
+   * @param signal ends it.
+   */
+  async stream(path, body, { begun, take, signal }) {
+    const answer = await this.#open(path, {
+      method: "POST",
+      headers: { "content-type": "application/json" },
+      body: JSON.stringify(body),
+      signal,
+    });
+    begun(answer.headers);
+    const events = new EventSplitter();
+    for await (const text of textsOf(answer.body)) {
+      for (const event of events.feed(text)) {
+        if (event === null) return;
+        if (event.error) throw new ApiError(event.error.message);
+        take(event);
+      }
+    }
+    throw new ApiError("the connection was closed before the answer's end");
+  }
+
+  async #open(path, options = {}) {
+    const used = this.key;
+    const headers = { ...options.headers };
+    if (used) headers.authorization = `Bearer ${used}`;
+    let answer;
+    try {
+      answer = await fetch(new URL(path, document.baseURI), { ...options, headers });
+    } catch (error) {
+      if (error.name === "AbortError") throw error;
+      throw new ApiError("the endpoint cannot be reached");
+    }
+    if (answer.ok) return answer;
+    if (answer.status === 401) {
+      // Another request may have been told the key meanwhile.
+      const key = this.key === used ? await this.#askForKey() : this.key;
+      if (key) {
+        this.key = key;
+        return this.#open(path, options);
+      }
+    }
+    throw new ApiError(await messageOf(answer), answer.status);
+  }
+}
+
+async function* textsOf(body) {
+  const reader = body.pipeThrough(new TextDecoderStream()).getReader();
+  try {
+    for (;;) {
+      const { done, value } = await reader.read();
+      if (done) return;
+      yield value;
+    }
+  } finally {
+    reader.cancel().catch(() => {}); // a stream that was aborted is cancelled already
+  }
+}
+
+async function messageOf(answer) {
+  try {
+    return (await answer.json()).error.message;
+  } catch {
+    return `the endpoint answers ${answer.status} ${answer.statusText}`;
+  }
+}

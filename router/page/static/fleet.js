@@ -1,0 +1,182 @@
+// The fleet: a tile for each model and worker, and where this page's requests went.
+
+import { ApiError } from "./api.js";
+import { byId, element, notify } from "./dom.js";
+import { Fleet, HISTORY } from "./metrics.js";
+import { Plot } from "./plot.js";
+import { reasonOf } from "./routing.js";
+
+const EVERY_MS = 1000;
+const MAX_DOTS = 48;
+const MAX_REQUESTS = 50;
+
+/** Looks at /metrics while it is shown. */
+export class FleetView {
+  #api;
+  #fleet = new Fleet();
+  #tiles = { models: new Map(), workers: new Map() };
+  #timer = 0;
+  #shown = false;
+
+  constructor(api) {
+    this.#api = api;
+    document.addEventListener("visibilitychange", () => this.#schedule(0));
+  }
+
+  /** Begins or ends to look. */
+  show(shown) {
+    this.#shown = shown;
+    this.#schedule(0);
+  }
+
+  /** A request of this page has ended. */
+  addRequest(model, reply, explanation) {
+    const usage = reply.usage;
+    const cached = usage?.prompt_tokens_details?.cached_tokens ?? null;
+    const first = Math.round(reply.firstAt - reply.startedAt);
+    const cells = [
+      explanation.requestId,
+      model,
+      explanation.worker,
+      usage ? `${cached ?? 0} of ${usage.prompt_tokens}` : "–",
+      `${first} ms`,
+      reasonOf({ ...explanation, cached }),
+    ];
+    const row = element("tr", {}, ...cells.map((text) => element("td", {}, text)));
+    const table = byId("requests");
+    table.prepend(row);
+    if (table.children.length > MAX_REQUESTS) table.lastElementChild.remove();
+  }
+
+  #schedule(delay) {
+    clearTimeout(this.#timer);
+    if (this.#shown && !document.hidden) {
+      this.#timer = setTimeout(() => this.#look(), delay);
+    }
+  }
+
+  async #look() {
+    try {
+      const text = await this.#api.text("metrics");
+      this.#fleet.take(text, performance.now() / 1000);
+      this.#update("models", this.#fleet.models, ModelTile);
+      this.#update("workers", this.#fleet.workers, WorkerTile);
+      notify("");
+    } catch (error) {
+      if (!(error instanceof ApiError)) throw error;
+      if (this.#shown) notify(`The fleet's metrics: ${error.message}`);
+    } finally {
+      this.#schedule(EVERY_MS);
+    }
+  }
+
+  #update(kind, all, Tile) {
+    const tiles = this.#tiles[kind];
+    const names = new Set(all.map(({ name }) => name));
+    for (const [name, tile] of tiles) {
+      if (names.has(name)) continue;
+      tile.root.remove();
+      tiles.delete(name);
+    }
+    all.forEach((one, index) => {
+      if (!tiles.has(one.name)) {
+        const tile = new Tile(one);
+        tiles.set(one.name, tile);
+        byId(kind).insertBefore(tile.root, byId(kind).children[index] ?? null);
+      }
+      tiles.get(one.name).show(one);
+    });
+  }
+}
+
+class ModelTile {
+  constructor({ name }) {
+    this.facts = element("dl");
+    this.rates = new Plot("Tokens/s", (value) => value.toFixed(0), HISTORY);
+    this.waits = new Plot("First token, ms", (value) => value.toFixed(0), HISTORY);
+    const head = element("h3", {}, name);
+    this.root = element("article", { className: "tile" }, head, this.facts);
+    this.root.append(this.rates.root, this.waits.root);
+  }
+
+  show(model) {
+    fill(this.facts, [
+      ["Workers", `${model.workersReady} of ${model.workersWanted}`],
+      ["Without a worker yet", model.pending],
+      ["Prompt cached", percent(model.hitRate)],
+      ["SLO met", percent(model.sloMet)],
+    ]);
+    this.rates.show(model.rates);
+    this.waits.show(model.waits);
+  }
+}
+
+class WorkerTile {
+  constructor({ id, model }) {
+    this.pages = bar("used", "kept", "free");
+    this.host = bar("host", "free");
+    this.host.root.classList.add("small");
+    this.dots = element("div", { className: "dots", ariaHidden: "true" });
+    this.facts = element("dl");
+    this.rates = new Plot("Tokens/s", (value) => value.toFixed(0), HISTORY);
+    this.state = element("span", { className: "state" });
+    this.root = element(
+      "article",
+      { className: "tile" },
+      element("h3", {}, `${id} `, this.state),
+      element("div", { className: "caption" }, model),
+      this.pages.root,
+      this.host.root,
+      this.dots,
+      this.facts,
+      this.rates.root,
+    );
+  }
+
+  show(worker) {
+    const { used, kept, host, running, waiting } = worker;
+    this.root.dataset.used = used.toFixed(4);
+    this.state.textContent = worker.ready ? "" : "loading";
+    this.pages.show([used, kept, Math.max(1 - used - kept, 0)]);
+    this.host.root.hidden = host === null;
+    this.host.show([host ?? 0, 1 - (host ?? 0)]);
+    this.dots.replaceChildren(...dotsOf(running, "running"), ...dotsOf(waiting, "waiting"));
+    fill(this.facts, [
+      ["Running, waiting", `${running}, ${waiting}`],
+      ["KV in use, kept", `${percent(used)}, ${percent(kept)}`],
+      ...(host === null ? [] : [["Host memory", percent(host)]]),
+      ["Prompt cached", percent(worker.hitRate)],
+      ["First token", worker.ttftMs === null ? "–" : `${worker.ttftMs.toFixed(0)} ms`],
+      ["Requests sent here", worker.routed],
+      ["Preemptions", worker.preemptions],
+    ]);
+    this.rates.show(worker.rates);
+  }
+}
+
+function bar(...kinds) {
+  const parts = kinds.map((kind) => element("div", { className: kind }));
+  return {
+    root: element("div", { className: "bar", ariaHidden: "true" }, ...parts),
+    show: (shares) => shares.forEach((share, i) => (parts[i].style.flexGrow = share)),
+  };
+}
+
+function dotsOf(count, kind) {
+  const dots = Array.from({ length: Math.min(count, MAX_DOTS) }, () =>
+    element("span", { className: `dot ${kind}` }),
+  );
+  return count > MAX_DOTS ? [...dots, ` +${count - MAX_DOTS} `] : dots;
+}
+
+function fill(list, facts) {
+  const cells = facts.flatMap(([name, value]) => [
+    element("dt", {}, name),
+    element("dd", {}, String(value)),
+  ]);
+  list.replaceChildren(...cells);
+}
+
+function percent(share) {
+  return share === null ? "–" : `${(share * 100).toFixed(0)} %`;
+}

@@ -1,0 +1,192 @@
+// What /metrics tells of a fleet. No DOM in here.
+
+const SERIES = /^([a-zA-Z_:][\w:]*)(?:\{(.*)\})? (\S+)/;
+const LABEL = /(\w+)="((?:[^"\\]|\\.)*)"/g;
+const ESCAPES = { "\\\\": "\\", '\\"': '"', "\\n": "\n" };
+/** Points that a rolling plot keeps. */
+export const HISTORY = 120;
+/** Seconds after which a worker of which nothing is told is gone; scrapes may be of other nodes. */
+const FORGOTTEN_S = 15;
+
+/** Series by name: lists of {labels, value}. */
+export function parseMetrics(text) {
+  const found = new Map();
+  for (const line of text.split("\n")) {
+    if (line.startsWith("#")) continue;
+    const match = SERIES.exec(line);
+    if (!match) continue;
+    const labels = {};
+    for (const [, name, value] of (match[2] ?? "").matchAll(LABEL)) {
+      labels[name] = value.replace(/\\[\\"n]/g, (escape) => ESCAPES[escape]);
+    }
+    const series = { labels, value: Number(match[3].replace("Inf", "Infinity")) };
+    if (!found.has(match[1])) found.set(match[1], []);
+    found.get(match[1]).push(series);
+  }
+  return found;
+}
+
+/**
+ * Models and workers as of late, from one scrape after another.
+ *
+ * A scrape tells of one node's processes, the next one perhaps of another's: gateways and workers
+ * are each compared with what they told before, and a model is the sum of its gateways.
+ */
+export class Fleet {
+  #workers = new Map();
+  #gateways = new Map();
+  #histories = new Map();
+
+  /** Takes the text of a scrape at a time in seconds. */
+  take(text, now) {
+    const metrics = parseMetrics(text);
+    for (const { labels, value } of metrics.get("rayfleet_worker_ready") ?? []) {
+      const key = { model_name: labels.model_name, worker_id: labels.worker_id };
+      update(this.#workers, key, now, workerOf(metrics, key, value));
+    }
+    for (const { labels } of metrics.get("rayfleet_num_workers_ready") ?? []) {
+      const key = { model_name: labels.model_name, gateway_id: labels.gateway_id };
+      update(this.#gateways, key, now, gatewayOf(metrics, key));
+    }
+    for (const table of [this.#workers, this.#gateways]) {
+      for (const [key, one] of table) if (now - one.at > FORGOTTEN_S) table.delete(key);
+    }
+    for (const one of [...this.workers, ...this.models]) this.#remember(one);
+  }
+
+  /** Workers by model and id. */
+  get workers() {
+    return sorted([...this.#workers.values()].map((one) => this.#told(one)));
+  }
+
+  /** Models by name. */
+  get models() {
+    const groups = new Map();
+    for (const one of this.#gateways.values()) {
+      groups.set(one.name, [...(groups.get(one.name) ?? []), one]);
+    }
+    return sorted([...groups.values()].map((group) => this.#told(together(group))));
+  }
+
+  #told(one) {
+    const { tokens, firsts, firstSeconds, asked, cached, met, missed } = one.grown;
+    return {
+      ...one,
+      tokensPerS: tokens / one.seconds,
+      ttftMs: firsts > 0 ? (firstSeconds / firsts) * 1000 : null,
+      hitRate: asked > 0 ? Math.min(cached / asked, 1) : null,
+      sloMet: met + missed > 0 ? met / (met + missed) : null,
+      ...(this.#histories.get(one.name) ?? { rates: [], waits: [] }),
+    };
+  }
+
+  #remember({ name, tokensPerS, ttftMs, rates, waits }) {
+    this.#histories.set(name, {
+      rates: [...rates, tokensPerS].slice(-HISTORY),
+      waits: [...waits, ttftMs ?? 0].slice(-HISTORY),
+    });
+  }
+}
+
+/** Notes what a process tells, and by how much its totals grew since it told before. */
+function update(table, key, now, one) {
+  const id = JSON.stringify(key);
+  const before = table.get(id);
+  const grown = {};
+  for (const [name, value] of Object.entries(one.totals)) {
+    grown[name] = before ? growth(before.totals[name], value) : 0;
+  }
+  table.set(id, { ...one, at: now, seconds: before ? now - before.at : 1, grown });
+}
+
+/** One model from what its gateways tell. */
+function together(gateways) {
+  const sum = (read) => gateways.reduce((total, one) => total + read(one), 0);
+  const grown = {};
+  // Gateways of other nodes tell of other intervals: rates add up, so all are put on one second.
+  for (const name of Object.keys(gateways[0].grown)) {
+    grown[name] = sum((one) => one.grown[name] / one.seconds);
+  }
+  return {
+    name: gateways[0].name,
+    seconds: 1,
+    grown,
+    pending: sum((one) => one.pending),
+    workersReady: Math.max(...gateways.map((one) => one.workersReady)),
+    workersWanted: Math.max(...gateways.map((one) => one.workersWanted)),
+  };
+}
+
+function workerOf(metrics, key, ready) {
+  const sum = (name, more = {}) => total(metrics, name, { ...key, ...more });
+  const cache = matching(metrics, "rayfleet_cache_config_info", key)[0]?.labels ?? {};
+  const pages = Number(cache.num_gpu_blocks ?? 0);
+  const used = sum("rayfleet_kv_cache_usage_perc");
+  // The index holds blocks in use as well: what is beyond them is kept for reuse.
+  const indexed = Math.max(
+    0,
+    ...matching(metrics, "rayfleet_prefix_index_blocks", key).map(({ value }) => value),
+  );
+  return {
+    name: `${key.model_name} ${key.worker_id}`,
+    model: key.model_name,
+    id: key.worker_id,
+    ready: ready > 0,
+    running: sum("rayfleet_num_requests_running"),
+    waiting: sum("rayfleet_num_requests_waiting"),
+    used,
+    kept: pages > 0 ? Math.min(Math.max(indexed / pages - used, 0), 1 - used) : 0,
+    pages,
+    host: Number(cache.num_cpu_blocks ?? 0) > 0 ? sum("rayfleet_cpu_cache_usage_perc") : null,
+    preemptions: sum("rayfleet_num_preemptions_total"),
+    routed: sum("rayfleet_routed_requests_total"),
+    totals: {
+      tokens: sum("rayfleet_worker_generation_tokens_total"),
+      asked: sum("rayfleet_prefix_cache_queries_total"),
+      cached: sum("rayfleet_prefix_cache_hits_total"),
+      firsts: sum("rayfleet_worker_time_to_first_token_seconds_count"),
+      firstSeconds: sum("rayfleet_worker_time_to_first_token_seconds_sum"),
+      met: 0,
+      missed: 0,
+    },
+  };
+}
+
+function gatewayOf(metrics, key) {
+  const sum = (series, more = {}) => total(metrics, series, { ...key, ...more });
+  return {
+    name: key.model_name,
+    workersReady: sum("rayfleet_num_workers_ready"),
+    workersWanted: sum("rayfleet_num_workers_wanted"),
+    pending: sum("rayfleet_gateway_pending_requests"),
+    totals: {
+      tokens: sum("rayfleet_generation_tokens_total"),
+      asked: sum("rayfleet_prompt_tokens_total"),
+      cached: sum("rayfleet_prompt_tokens_cached_total"),
+      firsts: sum("rayfleet_time_to_first_token_seconds_count"),
+      firstSeconds: sum("rayfleet_time_to_first_token_seconds_sum"),
+      met: sum("rayfleet_slo_requests_total", { met: "true" }),
+      missed: sum("rayfleet_slo_requests_total", { met: "false" }),
+    },
+  };
+}
+
+/** By how much a counter grew; one that began anew counts from 0. */
+export function growth(before, now) {
+  return now >= before ? now - before : now;
+}
+
+function matching(metrics, name, labels) {
+  const wanted = Object.entries(labels);
+  return (metrics.get(name) ?? []).filter((series) =>
+    wanted.every(([label, value]) => series.labels[label] === value),
+  );
+}
+
+function total(metrics, name, labels) {
+  return matching(metrics, name, labels).reduce((sum, { value }) => sum + value, 0);
+}
+
+function sorted(all) {
+  return all.sort((a, b) => (a.name < b.name ? -1 : a.name > b.name ? 1 : 0));
+}
