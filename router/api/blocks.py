@@ -75,7 +75,8 @@ class BlockWriter(ABC):
         self._reading = reading or PLAIN
         self._reader = self._reading.reader()
         self._tokenizer = tokenizer
-        self._is_begun = False
+        self.is_begun = False
+        """Whether the beginning is told."""
 
     def first(self) -> bytes:
         """Nothing: what a stream begins with tells of the prompt what the first token brings."""
@@ -84,8 +85,8 @@ class BlockWriter(ABC):
     def chunk(self, completion: Completion) -> Iterator[bytes]:
         """Everything new as server-sent events."""
         text = self.take()
-        if not self._is_begun:
-            self._is_begun = True
+        if not self.is_begun:
+            self.is_begun = True
             yield self.begun()
         is_end = completion.finish_reason is not None
         for piece in self._reading.pieces(self._reader, text, is_end=is_end):

@@ -51,6 +51,13 @@ async def answer(rig: Rig, stream: bool, given: Any = "hello", /, **fields: Any)
     return whole
 
 
+def kept_ids(rig: Rig) -> list[str]:
+    """Ids of the responses that the gateway keeps."""
+    [route] = [r for r in rig.app.routes if getattr(r, "path", "") == PATH]
+    store = route.endpoint.__self__._store
+    return [key for shelf in store._shelves.values() for key in shelf.entries]
+
+
 async def outcome(rig: Rig, response_id: str) -> dict[str, Any]:
     """A response in the background, when it has ended."""
     while True:
@@ -192,6 +199,82 @@ async def test_background(rig: Any) -> None:
     assert (ended["status"], ended["background"]) == ("completed", True)
 
 
+async def test_a_stream_in_the_background_is_taken_up_again(agent: Rig) -> None:
+    """While it runs and when it has ended: the same events, by their numbers."""
+    asked: dict[str, Any] = {"model": "stub", "input": "hello", "background": True}
+    async with client_of(agent) as client:
+        told = []
+        async with await client.responses.create(**asked, stream=True) as stream:
+            async for event in stream:
+                told.append(event)
+                if event.type == "response.output_text.delta":
+                    break
+        begun = told[0]
+        assert begun.type == "response.created"
+        last = told[-1].sequence_number
+        kept = {"response_id": begun.response.id, "stream": True}
+        rest = await client.responses.retrieve(**kept, starting_after=last)
+        told += [event async for event in rest]
+        again = [event async for event in await client.responses.retrieve(**kept)]
+        whole = await client.responses.retrieve(begun.response.id)
+    assert [event.sequence_number for event in told] == list(range(len(told)))
+    assert told == again
+    ended = told[-1]
+    assert ended.type == "response.completed"
+    assert ended.response.model_dump() == whole.model_dump()
+    assert whole.output_text == agent.answer
+
+
+@pytest.mark.parametrize(
+    ("query", "param"),
+    [
+        ("?stream=true", "stream"),
+        ("?starting_after=3", "starting_after"),
+        ("?stream=true&starting_after=-1", "starting_after"),
+    ],
+)
+async def test_what_is_not_streamed_again_is_named(agent: Rig, query: str, param: str) -> None:
+    kept = await answer(agent, True)
+    response = await agent.client.get(f"{PATH}/{kept['id']}{query}")
+    assert (response.status_code, response.json()["error"]["param"]) == (400, param)
+
+
+async def test_a_stream_in_the_background_that_fails_ends(rig: Any) -> None:
+    await rig.start()
+    for worker in rig.workers:
+        worker.rejection = "this worker is loading"
+    events = events_of(await ask(rig, background=True, stream=True))
+    assert [event["type"].removeprefix("response.") for event in events] == [
+        "created",
+        "in_progress",
+        "failed",
+    ]
+    path = f"{PATH}/{events[0]['response']['id']}"
+    assert events_of(await rig.client.get(f"{path}?stream=true")) == events
+    assert (await rig.client.get(path)).json()["status"] == "failed"
+
+
+@pytest.mark.parametrize("num_steps", [0, 2])
+async def test_a_stream_in_the_background_is_cancelled(rig: Any, num_steps: int) -> None:
+    await rig.start(running=False)
+    async with client_of(rig) as client:
+        stream = await client.responses.create(
+            model="stub", input="hello", background=True, stream=True
+        )
+        await rig.until(lambda: any(worker.running for worker in rig.workers))
+        [response_id] = kept_ids(rig)
+        for _ in range(num_steps):
+            for worker in rig.workers:
+                worker.step()
+        cancelled = await client.responses.cancel(response_id)
+        events = [event async for event in stream]
+    assert cancelled.status == "cancelled"
+    kinds = [event.type.removeprefix("response.") for event in events]
+    assert kinds[:2] == ["created", "in_progress"]
+    assert kinds[-1] == "cancelled"
+    assert kinds.count("output_item.added") == kinds.count("output_item.done")
+
+
 async def test_background_is_cancelled_and_counts_until_then(rig: Any, tmp_path: Any) -> None:
     keys = tmp_path / "keys.toml"
     keys.write_text('[one]\nkey = "one"\nmax_concurrent_requests = 1\n')
@@ -291,7 +374,6 @@ async def test_forms_choices_and_truncation(agent: Rig) -> None:
         ({"max_output_tokens": 0}, "max_output_tokens"),
         ({"metadata": {"a": 1}}, "metadata"),
         ({"background": True, "store": False}, "background"),
-        ({"background": True, "stream": True}, "background"),
         ({"previous_response_id": "x"}, "previous_response_id"),
         ({"conversation": "x"}, "conversation"),
         ({"response_format": {}}, "response_format"),

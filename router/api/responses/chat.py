@@ -34,8 +34,6 @@ def chat_of(body: ResponsesRequest, messages: Messages) -> ChatRequest:
         body: of the request.
         messages: of the conversation, those of `input` among them, without `instructions`.
     """
-    if body.background and body.stream:
-        raise bad_request("background is not available with stream: ask for it later", "background")
     instructions = [{"role": "system", "content": body.instructions}] if body.instructions else []
     text = body.text
     num_top = body.top_logprobs

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import secrets
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
 import msgspec
 from starlette.requests import Request
-from starlette.responses import Response
+from starlette.responses import Response, StreamingResponse
 
 from router.api import params
 from router.api.account import account_of
@@ -16,7 +18,7 @@ from router.api.body import Bodies
 from router.api.completions import CompletionRoutes, PreparedChat, request_id_of
 from router.api.logprobs import ChatLogprobs
 from router.api.protocol import ChatRequest, parse_body
-from router.api.responses.background import BackgroundRun
+from router.api.responses.background import BackgroundRun, EventLog
 from router.api.responses.chat import NAMES, Messages, chat_of, messages_of, shorter_chats
 from router.api.responses.protocol import KNOWN, ResponsesRequest
 from router.api.responses.store import ResponseStore, Stored
@@ -74,12 +76,27 @@ class ResponsesRoutes:
         return self._respond(request, body, prepared, messages)
 
     async def retrieve(self, request: Request) -> Response:
-        """GET /v1/responses/ID: as it stands. Raises ApiError."""
+        """GET /v1/responses/ID: as it stands, or its stream. Raises ApiError."""
+        owner, response_id = account_of(request).name, str(request.path_params["response_id"])
+        stored = self._store.get(owner, response_id)
         query = request.query_params
-        if query.get("stream", "false").lower() == "true" or "starting_after" in query:
-            raise bad_request("a stored response is not streamed: ask without stream", "stream")
-        response_id = str(request.path_params["response_id"])
-        return _json(self._store.get(account_of(request).name, response_id).response)
+        after = query.get("starting_after")
+        if query.get("stream", "false").lower() != "true":
+            if after is not None:
+                raise bad_request("starting_after is only allowed with stream", "starting_after")
+            return _json(stored.response)
+        if after is not None and not (after.isascii() and after.isdigit() and len(after) < 16):
+            raise bad_request("starting_after must be the number of an event", "starting_after")
+        run = self._running.get((owner, response_id))
+        log = run.log if run is not None else None
+        if log is None and stored.events is not None:
+            log = EventLog(stored.events)
+        if log is None:
+            raise bad_request(
+                "only a response with background and stream is streamed again: ask without stream",
+                "stream",
+            )
+        return _stream(log, -1 if after is None else int(after))
 
     async def delete(self, request: Request) -> Response:
         """DELETE /v1/responses/ID: ends it, if it runs, and forgets it. Raises ApiError."""
@@ -137,11 +154,26 @@ class ResponsesRoutes:
         [writer] = writers
         queued = writer.response("queued")
         self._keep(owner, response_id, messages, queued, None)
-        place = (owner, response_id)
-        self._running[place] = BackgroundRun(
-            response, request.scope, chat.account, writer.failed, lambda: self._running.pop(place)
+        log = EventLog() if body.stream else None
+        self._running[owner, response_id] = BackgroundRun(
+            response,
+            request.scope,
+            chat.account,
+            writer.failure,
+            lambda: self._ended(owner, response_id),
+            log,
         )
+        if log is not None:
+            return _stream(log, -1, chat.account.request_id)
         return _json(msgspec.json.encode(queued), chat.account.request_id)
+
+    def _ended(self, owner: str, response_id: str) -> None:
+        """A response in the background has ended: what was streamed is kept with it."""
+        log = self._running.pop((owner, response_id)).log
+        if log is not None:
+            with contextlib.suppress(ApiError):  # it was deleted, or has made room
+                stored = self._store.get(owner, response_id)
+                self._store.put(owner, response_id, replace(stored, events=log.told))
 
     def _keep(
         self,
@@ -191,6 +223,13 @@ def _conversation(body: ResponsesRequest, before: bytes) -> tuple[ChatRequest, b
     earlier: Messages = msgspec.json.decode(before)
     messages = [*earlier, *messages_of(body.input)]
     return chat_of(body, messages), msgspec.json.encode(messages)
+
+
+def _stream(log: EventLog, after: int, request_id: str | None = None) -> Response:
+    headers = {"cache-control": "no-cache", "x-accel-buffering": "no"}
+    if request_id is not None:
+        headers["x-request-id"] = request_id
+    return StreamingResponse(log.follow(after), media_type="text/event-stream", headers=headers)
 
 
 def _json(body: bytes, request_id: str | None = None) -> Response:

@@ -22,11 +22,13 @@ class Stored:
     """As JSON."""
     messages: bytes
     """Of the conversation up to its answer, as JSON; instructions are none of them."""
+    events: bytes | None = None
+    """As it was streamed; None where it is not streamed again."""
 
     @property
     def num_bytes(self) -> int:
         """What it counts for."""
-        return len(self.response) + len(self.messages) + OVERHEAD
+        return len(self.response) + len(self.messages) + len(self.events or b"") + OVERHEAD
 
 
 @dataclass(kw_only=True, slots=True)

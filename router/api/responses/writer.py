@@ -129,13 +129,16 @@ class ResponsesWriter(BlockWriter):
         return told + self._event("response.output_item.done", output_index=block.index, item=item)
 
     def last(self) -> bytes:
-        """The whole response."""
+        """The whole response, behind what is open of it where it was cancelled."""
+        is_cut = self.is_open or not self.is_begun
+        told = b"".join(self.chunk(self.completion)) if is_cut else b""
         response = self.answer()
-        return self._event(f"response.{response['status']}", response=response)
+        return told + self._event(f"response.{response['status']}", response=response)
 
     def failure(self, error: ApiError) -> bytes:
-        """The response with the error in it."""
-        return self._event("response.failed", response=self.failed(error))
+        """The response with the error in it, from its beginning where that is not told yet."""
+        begun = b"" if self.is_begun else self.begun()
+        return begun + self._event("response.failed", response=self.failed(error))
 
     def answer(self) -> dict[str, Any]:
         """The whole response, which has ended."""
