@@ -38,8 +38,9 @@ class Engine:
     """Rank 0 runs here; further ranks are child processes, as offline use has them, but forked from
     a process that has imported torch unless `forks` is false.
 
-    Options are EngineConfig's fields; CPU with one thread unless said otherwise. Time stands still
-    for the engine, unless `clock` tells it.
+    Options are EngineConfig's fields; float32 on CPU with one thread unless said otherwise, since
+    batches of other sizes end near ties of bfloat16 otherwise. Time stands still for the engine,
+    unless `clock` tells it.
     """
 
     executor_class = LocalExecutor
@@ -52,7 +53,12 @@ class Engine:
         forks: bool = True,
         **options: Any,
     ) -> None:
-        settings: dict[str, Any] = {"device": "cpu", "cpu_threads": 1, "max_num_seqs": 32}
+        settings: dict[str, Any] = {
+            "device": "cpu",
+            "dtype": "float32",
+            "cpu_threads": 1,
+            "max_num_seqs": 32,
+        }
         self.config = EngineConfig(model=model, **{**settings, **options})
         self._directory = tempfile.mkdtemp(prefix="rf-")
         world = self.config.tensor_parallel_size
