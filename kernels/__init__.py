@@ -8,18 +8,18 @@ from kernels.fused_moe import (
     Experts,
     ExpertWeights,
     fused_moe,
-    pack_fp8_experts,
+    pack_quantized_experts,
 )
 from kernels.gelu_and_mul import gelu_and_mul
 from kernels.gumbel_noise import gumbel_noise
 from kernels.linear import (
     BlockScales,
     PackedLinear,
-    dequantize_fp8,
-    dequantize_mxfp4,
+    WeightCode,
+    dequantize,
     linear,
-    pack_fp8_linear_weight,
     pack_linear_weight,
+    pack_quantized_linear_weight,
 )
 from kernels.penalties import PenaltyRows, apply_penalties_, count_tokens_
 from kernels.registry import Backend, Op, OpRegistry, registry
@@ -51,13 +51,13 @@ __all__ = [
     "StepTensors",
     "TokenEdits",
     "TokenScores",
+    "WeightCode",
     "apply_penalties_",
     "apply_token_bitmask",
     "apply_token_edits_",
     "clamped_swiglu",
     "count_tokens_",
-    "dequantize_fp8",
-    "dequantize_mxfp4",
+    "dequantize",
     "draft_ngrams",
     "follow_ngram",
     "fused_add_rms_norm",
@@ -66,9 +66,9 @@ __all__ = [
     "gelu_and_mul",
     "gumbel_noise",
     "linear",
-    "pack_fp8_experts",
-    "pack_fp8_linear_weight",
     "pack_linear_weight",
+    "pack_quantized_experts",
+    "pack_quantized_linear_weight",
     "registry",
     "rms_norm",
     "rotary_embedding",

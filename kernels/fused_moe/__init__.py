@@ -11,7 +11,7 @@ from kernels.fused_moe.base import (
     ExpertChoice,
     Experts,
     ExpertWeights,
-    pack_fp8_experts,
+    pack_quantized_experts,
 )
 from kernels.registry import registry
 from kernels.silu_and_mul import silu_and_mul
@@ -34,7 +34,7 @@ def fused_moe(
     """Sum over each token's experts of weight * down(silu(gate(x)) * up(x)).
 
     x is [T, H], and so is the result, in the type of `x`; a token's bits do not depend on the
-    others. FP8 weights come to what the dequantized ones come to, bit for bit.
+    others. Quantized weights come to what the dequantized ones come to, bit for bit.
 
     Args:
         x: inputs.
@@ -52,5 +52,5 @@ __all__ = [
     "ExpertWeights",
     "Experts",
     "fused_moe",
-    "pack_fp8_experts",
+    "pack_quantized_experts",
 ]

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import torch
 
-from kernels.linear import BlockScales, dequantize_fp8
+from kernels.linear import BlockScales, dequantize
 from kernels.registry import registry
 
 Activation = Callable[[torch.Tensor], torch.Tensor]
@@ -17,15 +17,19 @@ class ExpertWeights(NamedTuple):
     """One linear weight [N, K] of each of E experts."""
 
     values: torch.Tensor
-    """[E, N, K]; float8_e4m3fn where they are scaled, else in the type of the inputs."""
+    """[E, N, K] in the type of the inputs; codes, as `dequantize` takes them, where they are
+    scaled."""
     scaling: BlockScales | None = None
 
     def of(self, expert: int, dtype: torch.dtype) -> torch.Tensor:
         """The weight [N, K] of one expert, in the type of the inputs."""
         if self.scaling is None:
             return self.values[expert]
-        own = self.scaling._replace(scales=self.scaling.scales[expert])
-        return dequantize_fp8(self.values[expert], own, dtype=dtype)
+        zeros = self.scaling.zeros
+        own = self.scaling._replace(
+            scales=self.scaling.scales[expert], zeros=None if zeros is None else zeros[expert]
+        )
+        return dequantize(self.values[expert], own, dtype=dtype)
 
 
 class Experts(NamedTuple):
@@ -55,13 +59,13 @@ class ExpertChoice(NamedTuple):
     """[T, K] fp32."""
 
 
-def pack_fp8_experts(weights: ExpertWeights, dtype: torch.dtype) -> ExpertWeights:
-    """FP8 weights as they are multiplied: on CUDA as they are, on CPU dequantized once, expert by
-    expert, to `dtype`."""
-    values = weights.values
-    if registry.uses_triton(values.device):
+def pack_quantized_experts(weights: ExpertWeights, dtype: torch.dtype) -> ExpertWeights:
+    """Quantized weights as they are multiplied: on CUDA as they are, on CPU dequantized once, to
+    `dtype`, expert by expert."""
+    if registry.uses_triton(weights.values.device):
         return weights
-    plain = torch.empty(values.shape, dtype=dtype, device=values.device)
+    first = weights.of(0, dtype)
+    plain = first.new_empty(len(weights.values), *first.shape)
     for expert, out in enumerate(plain):
         out.copy_(weights.of(expert, dtype))
     return ExpertWeights(plain)

@@ -17,7 +17,8 @@ from kernels.fused_moe.base import (
     Experts,
     ExpertWeights,
 )
-from kernels.linear.triton_kernel import e4m3_to_float
+from kernels.linear.base import HALF_BYTES
+from kernels.linear.triton_kernel import decode_weights
 
 _ROWS, _COLUMNS, _DEPTH = 16, 64, 32
 
@@ -75,9 +76,7 @@ def _multiply(
 ) -> torch.Tensor:
     """[pairs, N]: row pair // pairs_per_row of `x` times its expert's weight [N, K] transposed."""
     values, scaling = weights
-    if scaling is not None:
-        values = values.view(torch.uint8)
-    _, size, depth = values.shape
+    (_, size, _), depth = values.shape, x.shape[1]
     out = torch.empty(num_pairs, size, dtype=x.dtype, device=x.device)
     grid = (tiles.experts.shape[0], triton.cdiv(size, _COLUMNS))
     _multiply_kernel[grid](
@@ -87,7 +86,11 @@ def _multiply(
         0 if scaling is None else scaling.scales.stride(0),
         0 if scaling is None else scaling.scales.stride(1),
         0 if scaling is None else scaling.offset,
+        values if scaling is None or scaling.zeros is None else scaling.zeros,
         SCALE_BLOCK=0 if scaling is None else scaling.block,
+        CODE="" if scaling is None else scaling.code,
+        PER_BYTE=2 if scaling is not None and scaling.code in HALF_BYTES else 1,
+        HAS_ZEROS=scaling is not None and scaling.zeros is not None,
         PAIRS_PER_ROW=pairs_per_row, ROWS=_ROWS, COLUMNS=_COLUMNS, DEPTH=_DEPTH,
         PRECISION=dot_precision(x.dtype),
     )  # fmt: skip
@@ -98,8 +101,9 @@ def _multiply(
 def _multiply_kernel(
     x_ptr, weight_ptr, out_ptr, pairs_ptr, experts_ptr, num_pairs, size, depth,
     x_stride, expert_stride, row_stride,
-    scale_ptr, scale_expert_stride, scale_row_stride, scale_offset,
-    SCALE_BLOCK: tl.constexpr, PAIRS_PER_ROW: tl.constexpr,
+    scale_ptr, scale_expert_stride, scale_row_stride, scale_offset, zero_ptr,
+    SCALE_BLOCK: tl.constexpr, CODE: tl.constexpr, PER_BYTE: tl.constexpr,
+    HAS_ZEROS: tl.constexpr, PAIRS_PER_ROW: tl.constexpr,
     ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     tile = tl.program_id(0)
@@ -118,20 +122,25 @@ def _multiply_kernel(
             other=0.0,
         )
         b = tl.load(
-            weight_ptr + expert * expert_stride + column[None, :] * row_stride + place[:, None],
+            weight_ptr
+            + expert * expert_stride
+            + column[None, :] * row_stride
+            + (place // PER_BYTE)[:, None],
             mask=inside[None, :] & (place < depth)[:, None],
             other=0,
         )
         if SCALE_BLOCK > 0:
-            scale = tl.load(
-                scale_ptr
-                + expert * scale_expert_stride
+            block = (
+                expert * scale_expert_stride
                 + column[None, :] * scale_row_stride
-                + ((place + scale_offset) // SCALE_BLOCK)[:, None],
-                mask=inside[None, :] & (place < depth)[:, None],
-                other=0.0,
+                + ((place + scale_offset) // SCALE_BLOCK)[:, None]
             )
-            b = (e4m3_to_float(b) * scale).to(a.dtype)
+            there = inside[None, :] & (place < depth)[:, None]
+            scale = tl.load(scale_ptr + block, mask=there, other=0.0)
+            values = decode_weights(b, place[:, None], CODE)
+            if HAS_ZEROS:
+                values -= tl.load(zero_ptr + block, mask=there, other=0).to(tl.float32)
+            b = (values * scale).to(a.dtype)
         total = tl.dot(a, b, total, input_precision=PRECISION)
     tl.store(
         out_ptr + pair[:, None] * size + column[None, :],

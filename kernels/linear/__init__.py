@@ -5,10 +5,9 @@ from __future__ import annotations
 import torch
 
 from kernels.linear import onednn
-from kernels.linear.base import BlockScales, PackedLinear
-from kernels.linear.fp8 import TritonFp8Weight, dequantize_fp8
-from kernels.linear.mxfp4 import dequantize_mxfp4
+from kernels.linear.base import BlockScales, PackedLinear, WeightCode
 from kernels.linear.plain import PlainWeight
+from kernels.linear.quantized import TritonQuantizedWeight, dequantize
 from kernels.linear.tiled import TiledWeight, TritonTiledWeight
 from kernels.registry import registry
 
@@ -47,35 +46,35 @@ def pack_linear_weight(weight: torch.Tensor, *, batch_invariant: bool = False) -
     return TiledWeight(weight) if batch_invariant else PlainWeight(weight)
 
 
-def pack_fp8_linear_weight(
-    values: torch.Tensor,
+def pack_quantized_linear_weight(
+    codes: torch.Tensor,
     scaling: BlockScales,
     *,
     dtype: torch.dtype,
     batch_invariant: bool = False,
 ) -> PackedLinear:
-    """Choose the packed form for an FP8 weight.
+    """Choose the packed form for a quantized weight.
 
     On CPU it is dequantized here, once.
 
     Args:
-        values: float8_e4m3fn [N, K].
+        codes: uint8, as `dequantize` takes them.
         scaling: of these.
         dtype: of the inputs.
         batch_invariant: see `pack_linear_weight`.
     """
-    if registry.uses_triton(values.device):
-        return TritonFp8Weight(values, scaling)
-    weight = dequantize_fp8(values, scaling, dtype=dtype)
+    if registry.uses_triton(codes.device):
+        return TritonQuantizedWeight(codes, scaling)
+    weight = dequantize(codes, scaling, dtype=dtype)
     return pack_linear_weight(weight, batch_invariant=batch_invariant)
 
 
 __all__ = [
     "BlockScales",
     "PackedLinear",
-    "dequantize_fp8",
-    "dequantize_mxfp4",
+    "WeightCode",
+    "dequantize",
     "linear",
-    "pack_fp8_linear_weight",
     "pack_linear_weight",
+    "pack_quantized_linear_weight",
 ]

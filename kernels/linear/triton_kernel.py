@@ -9,7 +9,7 @@ import torch
 import triton
 import triton.language as tl
 
-from kernels.linear.base import BlockScales
+from kernels.linear.base import HALF_BYTES, BlockScales
 
 
 class _Tiles(NamedTuple):
@@ -37,8 +37,8 @@ def matmul_fixed_tiles(
 ) -> torch.Tensor:
     """Return x [M, K] times weight [N, K] transposed plus bias, accumulated in fp32.
 
-    With `scaling` the weight is uint8, the bits of e4m3 values; values times scales are rounded to
-    the type of x.
+    With `scaling` the weight is uint8, codes [N, K] or [N, K / 2]; what these come to is rounded
+    to the type of x.
     """
     tiles = _TILES.get(x.dtype)
     if tiles is None:
@@ -55,7 +55,11 @@ def matmul_fixed_tiles(
         scaling.scales if scaling is not None else weight,
         scaling.scales.stride(0) if scaling is not None else 0,
         scaling.offset if scaling is not None else 0,
+        weight if scaling is None or scaling.zeros is None else scaling.zeros,
         HAS_BIAS=bias is not None, SCALE_BLOCK=scaling.block if scaling is not None else 0,
+        CODE="" if scaling is None else scaling.code,
+        PER_BYTE=2 if scaling is not None and scaling.code in HALF_BYTES else 1,
+        HAS_ZEROS=scaling is not None and scaling.zeros is not None,
         BLOCK_M=tiles.rows, BLOCK_N=tiles.columns, BLOCK_K=tiles.depth,
         PRECISION="ieee" if x.dtype == torch.float32 else "tf32",
         num_warps=tiles.warps, num_stages=tiles.stages,
@@ -81,13 +85,41 @@ def e4m3_to_float(bits):
     return half.to(tl.float16, bitcast=True).to(tl.float32) * 256.0
 
 
+@triton.jit
+def decode_weights(bits, k, CODE: tl.constexpr):
+    """fp32 values of the codes [...] uint8 of input features k."""
+    if CODE == "e4m3":
+        values = e4m3_to_float(bits)
+    elif CODE == "int8":
+        values = bits.to(tl.int8, bitcast=True).to(tl.float32)
+    elif CODE == "uint8":
+        values = bits.to(tl.float32)
+    elif CODE == "uint8b128":
+        values = bits.to(tl.float32) - 128.0
+    else:
+        code = (bits.to(tl.int32) >> ((k % 2) * 4)) & 15
+        if CODE == "uint4":
+            values = code.to(tl.float32)
+        elif CODE == "uint4b8":
+            values = code.to(tl.float32) - 8.0
+        else:
+            tl.static_assert(CODE == "e2m1")
+            # Exponents from 1 on have a mantissa of 2 or 3 halves; below it is without the 2.
+            exponent = (code & 7) >> 1
+            mantissa = code & 1
+            halves = tl.where(exponent == 0, mantissa, (2 + mantissa) << ((exponent + 3) & 3))
+            values = tl.where(code >= 8, -halves, halves).to(tl.float32) * 0.5
+    return values
+
+
 # Not specialised on the number of rows: one binary for every batch, compiled once.
 @triton.jit(do_not_specialize=["rows"])
 def _matmul_kernel(
     x_ptr, weight_ptr, bias_ptr, out_ptr, rows, columns, depth,
     x_row_stride, x_depth_stride, weight_row_stride, weight_depth_stride,
-    scale_ptr, scale_stride, scale_offset,
-    HAS_BIAS: tl.constexpr, SCALE_BLOCK: tl.constexpr,
+    scale_ptr, scale_stride, scale_offset, zero_ptr,
+    HAS_BIAS: tl.constexpr, SCALE_BLOCK: tl.constexpr, CODE: tl.constexpr,
+    PER_BYTE: tl.constexpr, HAS_ZEROS: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
     PRECISION: tl.constexpr,
 ):  # fmt: skip
@@ -106,19 +138,21 @@ def _matmul_kernel(
                 other=0.0,
             )
             weight = tl.load(
-                weight_ptr + column[None, :] * weight_row_stride + k[:, None] * weight_depth_stride,
+                weight_ptr
+                + column[None, :] * weight_row_stride
+                + (k // PER_BYTE)[:, None] * weight_depth_stride,
                 mask=(column[None, :] < columns) & (k[:, None] < depth),
                 other=0,
             )
             if SCALE_BLOCK > 0:
-                scale = tl.load(
-                    scale_ptr
-                    + column[None, :] * scale_stride
-                    + ((k + scale_offset) // SCALE_BLOCK)[:, None],
-                    mask=(column[None, :] < columns) & (k[:, None] < depth),
-                    other=0.0,
-                )
-                weight = (e4m3_to_float(weight) * scale).to(x.dtype)
+                block = column[None, :] * scale_stride
+                block += ((k + scale_offset) // SCALE_BLOCK)[:, None]
+                inside = (column[None, :] < columns) & (k[:, None] < depth)
+                scale = tl.load(scale_ptr + block, mask=inside, other=0.0)
+                values = decode_weights(weight, k[:, None], CODE)
+                if HAS_ZEROS:
+                    values -= tl.load(zero_ptr + block, mask=inside, other=0).to(tl.float32)
+                weight = (values * scale).to(x.dtype)
             total = tl.dot(x, weight, total, input_precision=PRECISION)
         if HAS_BIAS:
             bias = tl.load(bias_ptr + column, mask=column < columns, other=0.0)

@@ -8,7 +8,7 @@ import torch
 
 from kernels import ExpertBiases, clamped_swiglu
 from kernels.fused_moe import ExpertChoice, Experts, fused_moe
-from tests.support.kernels.experts import make_experts, make_fp8_experts
+from tests.support.kernels.experts import make_experts, make_quantized_experts
 
 
 def make_case() -> tuple[torch.Tensor, Experts, ExpertChoice]:
@@ -56,5 +56,5 @@ def test_bits_do_not_depend_on_company() -> None:
 
 def test_fp8_experts_come_to_what_the_dequantized_ones_come_to() -> None:
     x, _, choice = make_case()
-    quantized, dequantized = make_fp8_experts(6, hidden=48, inner=40, dtype=x.dtype)
+    quantized, dequantized = make_quantized_experts(6, hidden=48, inner=40, dtype=x.dtype)
     assert torch.equal(fused_moe(x, quantized, choice), fused_moe(x, dequantized, choice))

@@ -23,17 +23,20 @@ _MAX_HEADER_BYTES = 100_000_000
 _NUMBER = re.compile(r"\d+")
 # Second copies of the weights in other layouts that some repositories carry.
 _HUB_IGNORED = ["consolidated*", "*/*"]
-_QUANTIZED = "its weights are quantized, which is not supported: use its unquantized version"
 _REFUSED_FILES = {
-    "hf_quant_config.json": _QUANTIZED,  # ModelOpt
-    "quantize_config.json": _QUANTIZED,  # GPTQ
-    "quant_config.json": _QUANTIZED,  # AWQ
     "adapter_config.json": (
         "it is an adapter, which is not supported: merge it into its base model (PEFT's "
         "merge_and_unload), or remove the file if that was done"
     ),
 }
-"""Files beside config.json that say how to read the weights, where config.json need not."""
+"""Files beside config.json that say that the weights are no model's."""
+QUANTIZATION_FILES = {
+    "hf_quant_config.json": "modelopt",
+    "quantize_config.json": "gptq",
+    "quant_config.json": "awq",
+}
+"""Files beside config.json that tell the format of quantized weights where it does not, and whose
+format each tells."""
 
 
 def resolve_checkpoint(model: str, *, weights: bool = True) -> Path:
@@ -103,6 +106,9 @@ def block_hash_salt(folder: Path, *, weights: bool = True) -> str:
     Without `weights` the name is that of a model which never reads them.
     """
     digest = hashlib.sha256((folder / "config.json").read_bytes())
+    for name in QUANTIZATION_FILES:
+        if (path := folder / name).is_file():
+            digest.update(name.encode() + path.read_bytes())
     if not weights:
         digest.update(b"without weights")
     kinds: dict[str, list[tuple[Path, int, int]]] = {}

@@ -20,7 +20,8 @@ from worker.models.families import find_family
 from worker.models.family import ModelFamily, RawConfig
 from worker.models.mla_config import MlaConfig, parse_mla
 from worker.models.moe_config import MoeConfig
-from worker.models.quantization import Fp8Config, Mxfp4Config, parse_quantization
+from worker.models.quantization import QuantizationConfig
+from worker.models.quantization_formats import read_quantization
 from worker.models.rope_config import RopeConfig, parse_rope, parse_window_rope
 from worker.models.wrappers import TensorNames, read_text_part, with_skipped_tensors
 
@@ -67,7 +68,10 @@ _KINDS: Mapping[str, tuple[tuple[type, ...], str]] = {
     ),
     "an object": (
         (dict,),
-        "rope_scaling rope_parameters quantization_config dual_chunk_attention_config",
+        """
+        rope_scaling rope_parameters quantization_config compression_config
+        dual_chunk_attention_config
+        """,
     ),
 }
 """Kinds of JSON values, and the keys that have them: "false" in quotes would count as true."""
@@ -130,7 +134,7 @@ class ModelConfig:
     """None for a dense model."""
     mla: MlaConfig | None = None
     """None where heads have keys and values of their own."""
-    quantization: Fp8Config | Mxfp4Config | None = None
+    quantization: QuantizationConfig | None = None
     """The format of linear weights; None where they are not quantized."""
     own: Mapping[str, Any] | None = None
     """Values of the keys that the family's class alone reads (`ModelFamily.own`)."""
@@ -155,12 +159,12 @@ class ModelConfig:
         head_dim = _head_dim(merged, family, hidden_size // num_heads)
         max_position_embeddings = positive_integer(merged, "max_position_embeddings")
         rope, window_rope = _ropes(merged, family, max_position_embeddings, head_dim)
+        quantization = read_quantization(raw, folder, mxfp4=family.mxfp4_experts)
         mla = parse_mla(merged, rope) if family.has_latents else None
         windows = family.windows(merged)
         block_size, mask_token_id = _block_diffusion(merged, family)
         eps = "layer_norm_eps" if "layer_norm_eps" in merged else "rms_norm_eps"
-        # Families whose layers rotate differently count the scaling in.
-        length = max_position_embeddings
+        length = max_position_embeddings  # with the scaling where layers rotate differently
         length = rope.scaled_length(length) if window_rope is None else length
         limit, reason = _length_limit(merged, rope, length, windows if block_size > 1 else ())
         return cls(
@@ -195,9 +199,9 @@ class ModelConfig:
             block_hash_salt=block_hash_salt(folder, weights=False),
             block_size=block_size,
             mask_token_id=mask_token_id,
-            quantization=parse_quantization(raw, mxfp4=family.mxfp4_experts),
+            quantization=quantization,
             own={key: merged[key] for key in family.own} or None,
-            tensors=with_skipped_tensors(tensors, family, num_layers),
+            tensors=with_skipped_tensors(tensors, family, num_layers, quantization),
         )
 
     def windows_within(self, max_model_len: int) -> tuple[int, ...]:

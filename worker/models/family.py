@@ -25,7 +25,7 @@ _READ = words(
     architectures model_type vocab_size hidden_size intermediate_size num_hidden_layers
     num_attention_heads num_key_value_heads head_dim max_position_embeddings rms_norm_eps
     tie_word_embeddings eos_token_id rope_theta rope_scaling rope_parameters
-    original_max_position_embeddings quantization_config
+    original_max_position_embeddings quantization_config compression_config
     """
 )
 """Keys that the reader looks at, whatever the family."""
@@ -63,9 +63,6 @@ _NEUTRAL: Mapping[str, tuple[object, ...]] = {
 """Keys that change something with any other value. (A key that stands nowhere is taken to change
 nothing where its value is null, false, zero or empty.)"""
 
-_REMEDIES = {
-    "compression_config": "use the checkpoint's unquantized version",
-}
 _UNKNOWN = (
     "it may change the model's mathematics; use another checkpoint, or remove the key if you know "
     "that it does not"
@@ -144,7 +141,7 @@ class ModelFamily:
             elif value in (False, "", [], {}):
                 continue
             else:
-                remedy = _REMEDIES.get(key, _UNKNOWN)
+                remedy = _UNKNOWN
             raise ValueError(f"{key} = {_short(value)} in config.json is not supported: {remedy}")
 
 

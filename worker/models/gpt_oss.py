@@ -8,16 +8,17 @@ from functools import partial
 import torch
 
 from kernels import (
+    BlockScales,
     ExpertBiases,
     ExpertChoice,
     Experts,
     ExpertWeights,
     PackedLinear,
     clamped_swiglu,
-    dequantize_mxfp4,
     fused_moe,
     linear,
     pack_linear_weight,
+    pack_quantized_experts,
 )
 from worker.models.config import ModelConfig
 from worker.models.decoder import DecoderModel
@@ -26,10 +27,14 @@ from worker.models.linear import divide
 from worker.models.linear_method import LayerOptions, WeightSlot
 from worker.models.llama import LlamaLayer
 from worker.models.moe_config import MoeConfig
-from worker.models.quantization import Mxfp4Config
+from worker.models.quantization import GptOssMxfp4Config
 
 _BLOCK = 32
 """Values of MXFP4 that share a scale."""
+_BIAS = 127
+"""What the exponent of a scale is stored with."""
+_DRAWN_EXPONENT = 120
+"""Of random weights, which are then as far from zero as others."""
 
 
 class GptOssForCausalLM(DecoderModel):
@@ -68,7 +73,9 @@ class GptOssMoe:
         )
         self._activate = partial(clamped_swiglu, alpha=activation[0], limit=activation[1])
         count, hidden, size = moe.num_experts, config.hidden_size, self._size
-        weights = _Mxfp4Weights if isinstance(config.quantization, Mxfp4Config) else _PlainWeights
+        quantization = config.quantization
+        is_mxfp4 = quantization is not None and isinstance(quantization.weights, GptOssMxfp4Config)
+        weights = _Mxfp4Weights if is_mxfp4 else _PlainWeights
         self._weights: _PlainWeights | _Mxfp4Weights | None = weights(moe, hidden, options)
         self._experts: Experts
         self._biases = ExpertBiases(
@@ -163,7 +170,7 @@ class _PlainWeights:
 
 
 class _Mxfp4Weights:
-    """The same as MXFP4, rows first: read as it is, dequantized when it is packed."""
+    """The same as MXFP4, rows first: on CPU it is dequantized when it is packed."""
 
     def __init__(self, moe: MoeConfig, hidden: int, options: LayerOptions) -> None:
         size = moe.intermediate_size // options.group.world_size
@@ -195,6 +202,7 @@ class _Mxfp4Weights:
                 dim=1,
                 start=2 * self._start,
                 source_types=("U8",),
+                draw=self._draw_exponents if name == "scales" else None,
                 read_shape=(count, 2 * size, *rest),
             )
         for name, tensor in zip(("blocks", "scales"), self._down, strict=True):
@@ -206,13 +214,24 @@ class _Mxfp4Weights:
                 dim=2,
                 start=self._start // _BLOCK,
                 source_types=("U8",),
+                draw=self._draw_exponents if name == "scales" else None,
             )
 
+    @staticmethod
+    def _draw_exponents(scales: torch.Tensor) -> None:
+        scales.fill_(_DRAWN_EXPONENT)
+
     def pack(self) -> Experts:
-        gate_up, down = (
-            torch.stack(
-                [dequantize_mxfp4(*expert, dtype=self._dtype) for expert in zip(*pair, strict=True)]
-            )
-            for pair in (self._gate_up, self._down)
+        gate_up, down = self._gate_up, self._down
+        return Experts(
+            self._packed(gate_up[0].flatten(1, 2), gate_up[1].flatten(1, 2)), self._packed(*down)
         )
-        return Experts(ExpertWeights(gate_up.flatten(1, 2)), ExpertWeights(down))
+
+    def _packed(self, blocks: torch.Tensor, scales: torch.Tensor) -> ExpertWeights:
+        """Of blocks [experts, rows, columns of blocks, 16] and exponents [experts, rows, columns of
+        blocks]."""
+        factors = torch.exp2(scales.float() - _BIAS)
+        weights = ExpertWeights(
+            blocks.flatten(2), BlockScales(factors, _BLOCK, offset=0, code="e2m1")
+        )
+        return pack_quantized_experts(weights, self._dtype)

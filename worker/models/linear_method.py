@@ -1,4 +1,4 @@
-"""How linear layers hold their weights: as values of the model's type, or as FP8 with scales.
+"""How linear layers hold their weights: as values of the model's type, or as codes with scales.
 
     LinearMethod.allocate ──> LinearWeight ──slots──> (the loader fills them)
                                    ├──pack──> PackedLinear, which multiplies
@@ -6,28 +6,19 @@
                                    └──dense──> the weight for the compiled CPU library
 
 A layer knows which part of which tensor it needs and nothing of formats. A mixture of experts has
-one weight whose parts are those of all experts, one after another. To add a format, derive from
-both classes here and name it in `create_linear_method`.
+one weight whose parts are those of all experts, one after another. Quantized weights are in
+`quantized_linear.py`.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import torch
 
-from kernels import (
-    BlockScales,
-    ExpertWeights,
-    PackedLinear,
-    dequantize_fp8,
-    pack_fp8_experts,
-    pack_fp8_linear_weight,
-    pack_linear_weight,
-)
-from worker.models.quantization import Fp8Config, Mxfp4Config
+from kernels import ExpertWeights, PackedLinear, pack_linear_weight
 from worker.models.tensor_parallel import TensorParallelGroup
 
 VALUE_TYPES = ("F64", "F32", "F16", "BF16")
@@ -54,6 +45,10 @@ class WeightSlot:
     """What is added to the checkpoint's values."""
     read_shape: tuple[int, ...] | None = None
     """Shape of the slice as the file has it, where the destination has more dimensions."""
+    may_lack_ones: bool = False
+    """Whether the checkpoint's tensor may lack the last dimensions where these are 1."""
+    draw: Callable[[torch.Tensor], object] | None = None
+    """Fills the destination where weights are random; None where they are drawn as of any layer."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -151,112 +146,6 @@ class _UnquantizedWeight(LinearWeight):
 
     def pack_experts(self, num_experts: int) -> ExpertWeights:
         return ExpertWeights(self._values.view(num_experts, -1, self._values.shape[1]))
-
-
-class Fp8Method(LinearMethod):
-    """FP8 values (e4m3) with a scale for each block of the checkpoint's weight.
-
-    Weights alone are FP8: each is multiplied as its value times its scale, rounded to the model's
-    type. On CUDA they stay FP8 in memory; on CPU they are dequantized while they load.
-
-    Args:
-        config: what config.json says of it.
-    """
-
-    def __init__(self, config: Fp8Config) -> None:
-        self._block = config.block_shape
-
-    def allocate(
-        self, shape: tuple[int, int], parts: Sequence[WeightPart], options: LayerOptions
-    ) -> LinearWeight:
-        """Values that all parts share, and each part's scales."""
-        return _Fp8Weight(shape, parts, self._block, options)
-
-
-class _Fp8Weight(LinearWeight):
-    def __init__(
-        self,
-        shape: tuple[int, int],
-        parts: Sequence[WeightPart],
-        block: tuple[int, int],
-        options: LayerOptions,
-    ) -> None:
-        self._parts = parts
-        self._block = block
-        self._options = options
-        self._values = torch.empty(shape, dtype=torch.float8_e4m3fn, device=options.device)
-        self._scales: list[torch.Tensor] = []
-        self._order: torch.Tensor | None = None
-        """Which of the loaded rows each row was; None where they are in their order."""
-        for part in parts:
-            ends = [part.rows.stop - part.rows.start, shape[1]]
-            ends[part.dim] += part.start % block[part.dim]
-            grid = [-(-end // size) for end, size in zip(ends, block, strict=True)]
-            self._scales.append(torch.empty(grid, dtype=torch.float32, device=options.device))
-
-    def slots(self, prefix: str) -> Iterator[WeightSlot]:
-        for part, scales in zip(self._parts, self._scales, strict=True):
-            yield WeightSlot(
-                name=f"{prefix}{part.name}.weight",
-                destination=self._values[part.rows],
-                full_shape=part.full_shape,
-                dim=part.dim,
-                start=part.start,
-                source_types=("F8_E4M3",),
-            )
-            rows, columns = (
-                -(-full // size) for full, size in zip(part.full_shape, self._block, strict=True)
-            )
-            yield WeightSlot(
-                name=f"{prefix}{part.name}.weight_scale_inv",
-                destination=scales,
-                full_shape=(rows, columns),
-                dim=part.dim,
-                start=part.start // self._block[part.dim],
-            )
-
-    def dense(self) -> torch.Tensor:
-        return dequantize_fp8(self._values, self._scaling(), dtype=self._options.dtype)
-
-    def reorder(self, rows: torch.Tensor) -> None:
-        self._order = rows.to(self._values.device)
-        # HAZARD: torch indexes no FP8 on CUDA; bytes it does.
-        self._values = self._values.view(torch.uint8)[self._order].view(torch.float8_e4m3fn)
-
-    def pack(self) -> PackedLinear:
-        return pack_fp8_linear_weight(
-            self._values,
-            self._scaling(),
-            dtype=self._options.dtype,
-            batch_invariant=self._options.batch_invariant,
-        )
-
-    def pack_experts(self, num_experts: int) -> ExpertWeights:
-        scaling = self._scaling()
-        values, scales = (
-            rows.view(num_experts, -1, rows.shape[1]) for rows in (self._values, scaling.scales)
-        )
-        weights = ExpertWeights(values, scaling._replace(scales=scales))
-        return pack_fp8_experts(weights, self._options.dtype)
-
-    def _scaling(self) -> BlockScales:
-        """Each row has its own, since the parts' rows, or this rank's, may begin within a block."""
-        found = []
-        for part, scales in zip(self._parts, self._scales, strict=True):
-            first = part.start % self._block[0] if part.dim == 0 else 0
-            count = part.rows.stop - part.rows.start
-            found.append(scales.repeat_interleave(self._block[0], 0)[first : first + count])
-        part = self._parts[0]
-        offset = part.start % self._block[1] if part.dim == 1 else 0
-        scales = torch.cat(found)
-        if self._order is not None:
-            scales = scales[self._order]
-        return BlockScales(scales, self._block[1], offset)
-
-
-def create_linear_method(config: Fp8Config | Mxfp4Config | None) -> LinearMethod:
-    """The format of a checkpoint; `config` as `parse_quantization` gives it."""
-    return Fp8Method(config) if isinstance(config, Fp8Config) else UnquantizedMethod()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -22,8 +22,9 @@ from worker.models.checkpoint import weight_files
 from worker.models.config import ModelConfig
 from worker.models.decoder import DecoderModel
 from worker.models.families import FAMILIES
-from worker.models.linear_method import LayerOptions, WeightSlot, create_linear_method
+from worker.models.linear_method import LayerOptions, WeightSlot
 from worker.models.native import NativeOptions, pack_weights
+from worker.models.quantized_linear import create_linear_method
 from worker.progress import Advance, progress
 
 logger = logging.getLogger(__name__)
@@ -66,7 +67,8 @@ def build_model(config: ModelConfig, options: LayerOptions, max_model_len: int) 
     """A model with unset weights. Raises ValueError where the ranks cannot share it evenly."""
     module, name = FAMILIES[config.architecture].implementation.split(":")
     implementation = getattr(importlib.import_module(f"worker.models.{module}"), name)
-    options = replace(options, linear_method=create_linear_method(config.quantization))
+    method = create_linear_method(config.quantization, config.tensors)
+    options = replace(options, linear_method=method)
     model = implementation(config, options, max_model_len)
     assert isinstance(model, DecoderModel)
     return model
@@ -119,15 +121,21 @@ def draw_weights(model: DecoderModel, native: NativeOptions | None = None) -> No
     generator = torch.Generator(device=model.options.device).manual_seed(_SEED)
     with torch.inference_mode():
         for slot in model.weight_slots():
-            if len(slot.full_shape) > 1 and "scale" not in slot.name:
+            if slot.draw is not None:
+                slot.draw(slot.destination)
+            elif len(slot.full_shape) > 1:
                 _draw(slot.destination, generator)
-            else:  # scales, and biases
+            else:  # norms, and biases
                 slot.destination.fill_(0.0 if slot.name.endswith("bias") else 1.0)
         pack_weights(model, native)
 
 
 def _draw(destination: torch.Tensor, generator: torch.Generator) -> None:
-    """Normally distributed values; torch draws none in FP8."""
+    """Normally distributed values, of which torch draws none in FP8; of words any bits."""
+    if not destination.is_floating_point():
+        limits = torch.iinfo(destination.dtype)
+        destination.random_(limits.min, limits.max, generator=generator)
+        return
     is_fp8 = destination.dtype.itemsize == 1
     drawn = destination.to(torch.bfloat16) if is_fp8 else destination
     destination.copy_(drawn.normal_(0.0, _SPREAD, generator=generator))
@@ -136,16 +144,18 @@ def _draw(destination: torch.Tensor, generator: torch.Generator) -> None:
 def copy_slice(source: SafetensorsSlice, slot: WeightSlot) -> None:
     """Reads the slot's part of one tensor and converts it to the model's type."""
     if slot.destination.shape[slot.dim]:
-        slot.destination.copy_(source[_own_part(slot)].reshape(slot.destination.shape))
+        part = source[_own_part(slot, len(source.get_shape()))]
+        slot.destination.copy_(part.reshape(slot.destination.shape))
     if slot.offset:
         slot.destination.add_(slot.offset)
 
 
-def _own_part(slot: WeightSlot) -> tuple[slice, ...]:
+def _own_part(slot: WeightSlot, num_dims: int) -> tuple[slice, ...]:
+    """Which part of a tensor of so many dimensions goes into the slot."""
     index = [slice(None)] * len(slot.full_shape)
     shape = slot.destination.shape if slot.read_shape is None else slot.read_shape
     index[slot.dim] = slice(slot.start, slot.start + shape[slot.dim])
-    return tuple(index)
+    return tuple(index[:num_dims])
 
 
 def _check_headers(slots: Mapping[str, Sequence[WeightSlot]], config: ModelConfig) -> _Contents:
@@ -182,7 +192,11 @@ def _check_headers(slots: Mapping[str, Sequence[WeightSlot]], config: ModelConfi
 
 def _check_tensor(source: SafetensorsSlice, slot: WeightSlot, path: Path) -> None:
     shape = tuple(source.get_shape())
-    if shape != slot.full_shape:
+    is_right = shape == slot.full_shape
+    if slot.may_lack_ones:
+        rest = slot.full_shape[len(shape) :]
+        is_right = (*shape, *rest) == slot.full_shape and set(rest) <= {1}
+    if not is_right:
         raise ValueError(
             f"{slot.name} in {path.name} has shape {list(shape)}, but config.json asks for "
             f"{list(slot.full_shape)}: the checkpoint's files do not belong together"
@@ -199,7 +213,7 @@ def _check_tied(path: Path, name: str, embedding: WeightSlot) -> None:
     with safe_open(path, framework="pt", device="cpu") as file:
         copy = file.get_slice(name)
         is_alike = tuple(copy.get_shape()) == embedding.full_shape
-        own = copy[_own_part(embedding)] if is_alike else torch.empty(0)
+        own = copy[_own_part(embedding, 2)] if is_alike else torch.empty(0)
     destination = embedding.destination
     if not is_alike or not torch.equal(own.to(destination), destination):
         raise ValueError(

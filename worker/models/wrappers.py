@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from worker.models.family import ModelFamily, RawConfig, words
+from worker.models.quantization import QuantizationConfig
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -16,17 +17,32 @@ class TensorNames:
 
     renamed: tuple[tuple[str, str], ...] = ()
     """Beginnings of names, and what the family has in their place; the first that fits counts."""
+    renamed_ends: tuple[tuple[str, str], ...] = ()
+    """The same of ends."""
     skipped: tuple[str, ...] = ()
     """Beginnings of names of tensors that the text does not need."""
+    skipped_ends: tuple[str, ...] = ()
+    """Ends of such names."""
 
     def own_name(self, name: str) -> str | None:
         """What the family calls a tensor; None for one that is not needed."""
-        if name.startswith(self.skipped):
+        if name.startswith(self.skipped) or name.endswith(self.skipped_ends):
             return None
+        for end, own in self.renamed_ends:
+            if name.endswith(end):
+                name = name.removesuffix(end) + own
         for prefix, own in self.renamed:
             if name.startswith(prefix):
                 return own + name.removeprefix(prefix)
         return name
+
+    def checkpoint_names(self, own_name: str) -> list[str]:
+        """What a checkpoint may call a module: the family's name for it, and others."""
+        return [own_name] + [
+            prefix + own_name.removeprefix(own)
+            for prefix, own in self.renamed
+            if own_name.startswith(own)
+        ]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -176,13 +192,23 @@ def _of_text(rope: RawConfig) -> RawConfig:
 
 
 def with_skipped_tensors(
-    names: TensorNames | None, family: ModelFamily, num_layers: int
+    names: TensorNames | None,
+    family: ModelFamily,
+    num_layers: int,
+    quantization: QuantizationConfig | None,
 ) -> TensorNames | None:
-    """The names, and those of what the family skips, layers behind the last among them."""
+    """The names, and those of what the family skips, layers behind the last among them, or the
+    weights' format does without."""
     skipped = family.skipped
     if family.skips_next_layers:
         skipped = (*skipped, f"model.layers.{num_layers}.")
-    if not skipped:
-        return names
-    names = names or TensorNames()
-    return replace(names, skipped=(*names.skipped, *skipped))
+    if skipped:
+        names = names or TensorNames()
+        names = replace(names, skipped=(*names.skipped, *skipped))
+    if quantization is not None and (quantization.skipped_ends or quantization.renamed_ends):
+        names = replace(
+            names or TensorNames(),
+            renamed_ends=quantization.renamed_ends,
+            skipped_ends=quantization.skipped_ends,
+        )
+    return names

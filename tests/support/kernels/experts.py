@@ -1,11 +1,14 @@
-"""Experts with random weights, in FP8 too."""
+"""Experts with random weights, and weights of all codes."""
 
 from __future__ import annotations
+
+import math
 
 import torch
 
 from kernels.fused_moe import Experts, ExpertWeights
-from kernels.linear import BlockScales, dequantize_fp8
+from kernels.linear import BlockScales, WeightCode, dequantize
+from kernels.linear.base import HALF_BYTES
 
 
 def make_experts(
@@ -16,17 +19,37 @@ def make_experts(
     return Experts(ExpertWeights(gate_up.to(device, dtype)), ExpertWeights(down.to(device, dtype)))
 
 
-def make_fp8_experts(
-    count: int, *, hidden: int, inner: int, device: str = "cpu", dtype: torch.dtype
+def make_codes(
+    *shape: int, code: WeightCode, device: str = "cpu", scale: float = 1.0
+) -> tuple[torch.Tensor, BlockScales]:
+    """Codes of weights [..., N, K], every one of them in turn, with blocks that begin before the
+    first feature and end after the last; K is even."""
+    *rows, depth = shape
+    per_byte = 2 if code in HALF_BYTES else 1
+    count = math.prod(rows) * depth // per_byte
+    codes = (torch.arange(count) * 37 % 256).to(torch.uint8).view(*rows, depth // per_byte)
+    if code == "e4m3":
+        codes[codes & 0x7F == 0x7F] = 0  # not a number
+    blocks = (depth + 20) // 32 + 1
+    scales, zeros = (torch.rand(*rows, blocks) + 0.5) * scale, None
+    if code in ("uint4", "uint8"):
+        zeros = torch.randint(16, (*rows, blocks), dtype=torch.uint8).to(device)
+    return codes.to(device), BlockScales(scales.to(device), 32, 20, code, zeros)
+
+
+def make_quantized_experts(
+    count: int,
+    *,
+    hidden: int,
+    inner: int,
+    code: WeightCode = "e4m3",
+    device: str = "cpu",
+    dtype: torch.dtype,
 ) -> tuple[Experts, Experts]:
-    """Experts in FP8, with blocks that begin before the first feature and end after the last, and
-    what they are dequantized to."""
+    """Quantized experts, and what they are dequantized to."""
     quantized, dequantized = [], []
-    for weights in make_experts(count, hidden=hidden, inner=inner):
-        values = (weights.values * 100.0).to(device, torch.float8_e4m3fn)
-        blocks = (values.shape[2] + 20) // 32 + 1
-        scales = (torch.rand(*values.shape[:2], blocks) * 0.01 + 0.005).to(device)
-        scaling = BlockScales(scales, 32, 20)
-        quantized.append(ExpertWeights(values, scaling))
-        dequantized.append(ExpertWeights(dequantize_fp8(values, scaling, dtype=dtype)))
+    for rows, columns in ((2 * inner, hidden), (hidden, inner)):
+        codes, scaling = make_codes(count, rows, columns, code=code, device=device, scale=0.001)
+        quantized.append(ExpertWeights(codes, scaling))
+        dequantized.append(ExpertWeights(dequantize(codes, scaling, dtype=dtype)))
     return Experts(*quantized), Experts(*dequantized)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 
@@ -33,9 +34,9 @@ from kernels import (
     token_scores,
     write_table_rows_,
 )
-from kernels.linear import BlockScales
+from kernels.linear import WeightCode
 from kernels.linear.triton_kernel import matmul_fixed_tiles
-from tests.support.kernels.experts import make_experts, make_fp8_experts
+from tests.support.kernels.experts import make_codes, make_experts, make_quantized_experts
 from tests.support.kernels.paged_cases import make_paged
 
 
@@ -61,12 +62,15 @@ def token_ops(dtype: torch.dtype) -> None:
     store_kv_cache(heads, heads, caches[0], caches[1], torch.arange(5))
     gumbel_noise(torch.arange(3), torch.arange(3), 1500)
     matmul_fixed_tiles(torch.randn(16, 128).to(dtype), torch.randn(64, 128).to(dtype))
-    scaling = BlockScales(torch.randn(64, 1), 128, 0)
-    bits = torch.zeros(64, 128, dtype=torch.uint8)
-    matmul_fixed_tiles(torch.randn(16, 128).to(dtype), bits, None, scaling)
+    codes: tuple[WeightCode, ...] = ("e4m3", "uint4")
+    for code in codes:
+        words, scaling = make_codes(64, 128, code=code)
+        matmul_fixed_tiles(torch.randn(16, 128).to(dtype), words, None, scaling)
     choice = ExpertChoice(torch.arange(4).view(2, 2), torch.ones(2, 2))
     experts = make_experts(4, hidden=128, inner=64, dtype=dtype)
-    for own in (experts, make_fp8_experts(4, hidden=128, inner=64, dtype=dtype)[0]):
+    sizes: dict[str, Any] = {"hidden": 128, "inner": 64, "dtype": dtype}
+    quantized = [make_quantized_experts(4, code=code, **sizes)[0] for code in codes]
+    for own in (experts, *quantized):
         fused_moe(torch.randn(2, 128).to(dtype), own, choice)
 
 

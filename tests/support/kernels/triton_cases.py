@@ -6,7 +6,7 @@ import importlib
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 import torch
@@ -27,10 +27,10 @@ from kernels import (
 )
 from kernels.attention.triton_config import extend_blocks
 from kernels.fused_moe import ExpertBiases, ExpertChoice, Experts, fused_moe
-from kernels.linear import BlockScales
-from kernels.linear.fp8 import TritonFp8Weight, dequantize_fp8
+from kernels.linear import WeightCode, dequantize
+from kernels.linear.quantized import TritonQuantizedWeight
 from kernels.linear.tiled import TritonTiledWeight
-from tests.support.kernels.experts import make_experts, make_fp8_experts
+from tests.support.kernels.experts import make_codes, make_experts, make_quantized_experts
 from tests.support.kernels.paged_cases import Paged, make_paged, naive_decode
 from tests.support.kernels.sampling_cases import SAMPLING_CASES
 from tests.support.kernels.schedule_cases import SCHEDULE_CASES
@@ -160,18 +160,16 @@ def linear_case(device: str, dtype: torch.dtype) -> None:
         assert torch.equal(packed.multiply(x[start:stop], bias), whole[start:stop])
 
 
-def fp8_linear_case(device: str, dtype: torch.dtype) -> None:
+def quantized_linear_case(device: str, dtype: torch.dtype) -> None:
     """Bit for bit the product with the dequantized weight; blocks that begin before the first
     feature, and end after the last."""
-    bits = (torch.arange(150 * 90) % 256).to(torch.uint8).view(150, 90)
-    bits[bits & 0x7F == 0x7F] = 0  # not a number
-    values = bits.view(torch.float8_e4m3fn).to(device)
-    scaling = BlockScales(torch.rand(150, 4).to(device) + 0.1, 32, 20)
-    bias, x = (_randn(*shape, device=device, dtype=dtype) for shape in ((150,), (75, 90)))
-    weight = dequantize_fp8(values, scaling, dtype=dtype)
-    expected = TritonTiledWeight(weight).multiply(x, bias)
-    actual = TritonFp8Weight(values, scaling).multiply(x, bias)
-    assert torch.equal(actual, expected)
+    for code in get_args(WeightCode):
+        codes, scaling = make_codes(70, 90, code=code, device=device)
+        bias, x = (_randn(*shape, device=device, dtype=dtype) for shape in ((70,), (5, 90)))
+        weight = dequantize(codes, scaling, dtype=dtype)
+        expected = TritonTiledWeight(weight).multiply(x, bias)
+        actual = TritonQuantizedWeight(codes, scaling).multiply(x, bias)
+        assert torch.equal(actual, expected), code
 
 
 def attention_case(device: str, dtype: torch.dtype) -> None:
@@ -251,8 +249,11 @@ def block_extend_case(device: str, dtype: torch.dtype) -> None:
 
 def fused_moe_case(device: str, dtype: torch.dtype) -> None:
     """More experts than tokens, fewer, and one that nobody takes; rows alone have the same bits,
-    and FP8 weights those of the dequantized ones."""
-    for num_tokens, num_experts, num_choices in ((3, 9, 2), (40, 4, 3)):
+    and quantized weights those of the dequantized ones."""
+    codes: tuple[WeightCode, ...] = ("uint4", "e4m3")
+    for (num_tokens, num_experts, num_choices), code in zip(
+        ((3, 9, 2), (40, 4, 3)), codes, strict=True
+    ):
         x = _randn(num_tokens, 72, device=device, dtype=dtype)
         sizes: dict[str, Any] = {"hidden": 72, "inner": 48, "device": device, "dtype": dtype}
         ids = [torch.randperm(num_experts - 1)[:num_choices] for _ in range(num_tokens)]
@@ -269,7 +270,7 @@ def fused_moe_case(device: str, dtype: torch.dtype) -> None:
             return fused_moe(x[rows], experts, ExpertChoice(expert_ids[rows], weights[rows]))
 
         plain = make_experts(num_experts, **sizes)
-        quantized, dequantized = make_fp8_experts(num_experts, **sizes)
+        quantized, dequantized = make_quantized_experts(num_experts, code=code, **sizes)
         _compare(partial(run, plain), dtype)
         own: dict[str, Any] = {"device": device, "dtype": dtype}
         options: dict[str, Any] = {
@@ -390,7 +391,7 @@ CASES: list[Case] = [
     store_latents_case,
     gumbel_case,
     linear_case,
-    fp8_linear_case,
+    quantized_linear_case,
     attention_case,
     empty_row_case,
     *SCHEDULE_CASES,

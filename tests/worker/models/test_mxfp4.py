@@ -10,7 +10,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from kernels import dequantize_mxfp4
+from kernels import BlockScales, dequantize
 from tests.support.checkpoints.families import write_specimen
 from tests.support.engines.plan_driver import Request, generate, make_runner
 from tests.support.engines.threaded_group import run_ranks
@@ -26,13 +26,18 @@ def test_each_place_of_a_block(place: int) -> None:
     """The first of two values is in the low bits; their highest bit is the sign."""
     for code, value in enumerate((0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)):
         for sign in (0, 8):
-            blocks = torch.zeros(1, 2, 16, dtype=torch.uint8)
-            blocks[0, 1, place // 2] = (code | sign) << (4 * (place % 2))
-            scales = torch.tensor([[127, 125]], dtype=torch.uint8)
+            codes = torch.zeros(1, 32, dtype=torch.uint8)
+            codes[0, 16 + place // 2] = (code | sign) << (4 * (place % 2))
+            scaling = BlockScales(torch.tensor([[1.0, 0.25]]), 32, 0, "e2m1")
             expected = torch.zeros(1, 64)
             expected[0, 32 + place] = (-value if sign else value) / 4
-            found = dequantize_mxfp4(blocks, scales, dtype=torch.float32)
-            assert torch.equal(found, expected)
+            assert torch.equal(dequantize(codes, scaling, dtype=torch.float32), expected)
+
+
+def multiplied_out(blocks: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
+    """Values fp32 [..., 32 * B] of blocks [..., B, 16] and exponents [..., B]."""
+    scaling = BlockScales(2.0 ** (scales.float() - 127), 32, 0, "e2m1")
+    return dequantize(blocks.flatten(-2), scaling, dtype=torch.float32)
 
 
 def write_mxfp4(folder: Path, dequantized: Path) -> None:
@@ -47,7 +52,7 @@ def write_mxfp4(folder: Path, dequantized: Path) -> None:
         blocks = torch.randint(256, (experts, outputs, inputs // 32, 16), dtype=torch.uint8)
         scales = torch.randint(121, 126, (experts, outputs, inputs // 32), dtype=torch.uint8)
         tensors[f"{key}_blocks"], tensors[f"{key}_scales"] = blocks, scales
-        values = dequantize_mxfp4(blocks, scales, dtype=torch.float32)
+        values = multiplied_out(blocks, scales)
         plain[key] = values.transpose(1, 2).contiguous()
     for key in [key for key in tensors if key.endswith("gate_up_proj_bias")]:
         tensors[key] = plain[key] = torch.randn(tensors[key].shape[0], 128)

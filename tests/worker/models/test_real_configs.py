@@ -66,7 +66,7 @@ IGNORED = {
     "_attn_implementation",
     "training": "initializer_range attention_dropout embedding_dropout output_dropout ep_size "
     "debug fuse_cross_entropy micro_forward skip_checkpoint router_aux_loss_coef residual_dropout "
-    "embd_pdrop resid_pdrop aux_loss_alpha seq_aux",
+    "embd_pdrop resid_pdrop aux_loss_alpha seq_aux router_jitter_noise",
     "of images": "image_token_index multimodal_projector_bias projector_hidden_act "
     "spatial_merge_size vision_feature_layer vision_config mm_tokens_per_image boi_token_index "
     "eoi_token_index image_token_id video_token_id vision_token_id vision_start_token_id "

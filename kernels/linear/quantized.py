@@ -1,0 +1,62 @@
+"""Quantized weights: codes of 8 or 4 bits, and a scale for each block of a row's input features."""
+
+from __future__ import annotations
+
+import torch
+
+from kernels.linear.base import HALF_BYTES, BlockScales, PackedLinear, WeightCode
+
+_E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
+
+
+def dequantize(codes: torch.Tensor, scaling: BlockScales, *, dtype: torch.dtype) -> torch.Tensor:
+    """The weights [..., N, K] in `dtype`: what each code stands for, times its scale, rounded once.
+
+    Args:
+        codes: uint8 [..., N, K], or [..., N, K / 2] where two are in a byte, the first in its low
+            bits.
+        scaling: of these.
+        dtype: of the result.
+    """
+    values = _decode(codes, scaling.code)
+    columns = torch.arange(values.shape[-1], device=codes.device).add_(scaling.offset)
+    blocks = columns // scaling.block
+    if scaling.zeros is not None:
+        values -= scaling.zeros.index_select(-1, blocks)
+    return (values * scaling.scales.index_select(-1, blocks)).to(dtype)
+
+
+def _decode(codes: torch.Tensor, code: WeightCode) -> torch.Tensor:
+    """What codes stand for before they are scaled: fp32 [..., N, K], a tensor of its own."""
+    if code in HALF_BYTES:
+        codes = torch.stack((codes & 15, codes >> 4), dim=-1).flatten(-2)
+    if code == "e4m3":
+        return codes.view(torch.float8_e4m3fn).float()
+    if code == "int8":
+        return codes.view(torch.int8).float()
+    if code == "e2m1":
+        table = torch.tensor(_E2M1 + tuple(-value for value in _E2M1), device=codes.device)
+        return table[codes.int()]
+    return codes.float() - {"uint4": 0.0, "uint4b8": 8.0, "uint8": 0.0, "uint8b128": 128.0}[code]
+
+
+class TritonQuantizedWeight(PackedLinear):
+    """Codes in memory, dequantized tile by tile in the product of fixed tiles: bit for bit what
+    that makes of the dequantized weight.
+
+    Args:
+        codes: uint8 [N, K], or [N, K / 2], as `dequantize` takes them.
+        scaling: of these.
+    """
+
+    def __init__(self, codes: torch.Tensor, scaling: BlockScales) -> None:
+        self.out_features = codes.shape[0]
+        self.in_features = codes.shape[1] * (2 if scaling.code in HALF_BYTES else 1)
+        self._codes = codes
+        self._scaling = scaling
+
+    def multiply(self, x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+        """One launch for all rows, whose results do not depend on each other."""
+        from kernels.linear.triton_kernel import matmul_fixed_tiles
+
+        return matmul_fixed_tiles(x, self._codes, bias, self._scaling)

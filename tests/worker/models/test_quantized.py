@@ -1,0 +1,198 @@
+"""Quantized weights of every layout come to what the dequantized ones come to."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from tests.support.checkpoints.quantized import (
+    CONFIG,
+    LAYOUTS,
+    said_of_compressed,
+    write_quantized,
+)
+from tests.support.engines.plan_driver import Request, generate, make_runner
+from worker.models.config import ModelConfig, load_model_config
+from worker.models.linear_method import LayerOptions
+from worker.models.loader import build_model, draw_weights, load_weights
+from worker.models.tensor_parallel import TensorParallelGroup
+from worker.models.wrappers import TensorNames
+
+
+def build(folder: Path, rank: int = 0, world_size: int = 1) -> Any:
+    """A model of one rank, whose weights are unset and stay unpacked."""
+    cpu = torch.device("cpu")
+    group = TensorParallelGroup(rank=rank, world_size=world_size, device=cpu, process_group=None)
+    options = LayerOptions(group=group, dtype=torch.float32, device=cpu, batch_invariant=False)
+    model: Any = build_model(load_model_config(str(folder), weights=False), options, 64)
+    model.pack = lambda: None  # what is compared is what was loaded
+    return model
+
+
+def loaded(folder: Path, rank: int, world_size: int) -> list[torch.Tensor]:
+    """All linear weights [out, in] of a rank."""
+    model = build(folder, rank, world_size)
+    load_weights(model, model.config, show_progress=False)
+    return dense(model)
+
+
+def dense(model: Any) -> list[torch.Tensor]:
+    (layer,) = model.layers
+    attention = (layer.attention.qkv.weight, layer.attention.output.weight)
+    with torch.inference_mode():
+        return [weight.dense() for weight in (*attention, layer.mlp._gate_up, layer.mlp._down)]
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_weights_are_the_dequantized_ones(tmp_path: Path, name: str) -> None:
+    """Ranks' shares begin within groups, and the last group of a row is a part of one."""
+    write_quantized(LAYOUTS[name], tmp_path / "own", tmp_path / "plain")
+    for rank, world_size in ((0, 1), (1, 2)):
+        found, expected = (loaded(tmp_path / which, rank, world_size) for which in ("own", "plain"))
+        for own, other in zip(found, expected, strict=True):
+            torch.testing.assert_close(own, other, rtol=3e-7, atol=0)
+
+
+@pytest.mark.parametrize("name", ["awq", "nvfp4"])
+def test_experts_draw_what_the_dequantized_ones_draw(tmp_path: Path, name: str) -> None:
+    torch.set_num_threads(1)
+    write_quantized(LAYOUTS[name], tmp_path / "own", tmp_path / "plain")
+    found = []
+    for folder in ("own", "plain"):
+        request = Request(prompt=[5, 17, 30, 4, 8])
+        generate(make_runner(str(tmp_path / folder)), [request])
+        found.append(request)
+    assert found[0].tokens == found[1].tokens
+    torch.testing.assert_close(found[0].logits, found[1].logits, rtol=0, atol=2e-5)
+
+
+EXCEPT = {"quant_algo": "NVFP4", "exclude_modules": ["*.experts.0.*"]}
+
+
+@pytest.mark.parametrize(
+    ("layout", "left_out", "said"),
+    [
+        ("awq", "self_attn|[.]1[.]up", {"modules_to_not_convert": ["self_attn", "1.up_proj"]}),
+        ("int4", "q_proj", {"ignore": ["re:.*q_proj"]}),
+        ("nvfp4", "experts[.]0[.]", {"quantization": EXCEPT}),
+    ],
+)
+def test_modules_that_are_left_out_are_plain(
+    tmp_path: Path, layout: str, left_out: str, said: dict[str, Any]
+) -> None:
+    """Those among them that are joined with quantized ones, too."""
+    folders = tmp_path / "own", tmp_path / "plain"
+    write_quantized(LAYOUTS[layout], *folders, left_out, **said)
+    found, expected = (loaded(folder, 0, 1) for folder in folders)
+    for own, other in zip(found, expected, strict=True):
+        torch.testing.assert_close(own, other, rtol=3e-7, atol=0)
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_random_weights_need_no_checkpoint(tmp_path: Path, name: str) -> None:
+    write_quantized(LAYOUTS[name], tmp_path / "own", tmp_path / "plain")
+    (tmp_path / "own" / "model.safetensors").unlink()
+    model = build(tmp_path / "own")
+    draw_weights(model)
+    for weight in dense(model):
+        assert 0.012 < float(weight.std()) < 0.03
+
+
+@pytest.mark.parametrize("name", ["awq", "gptq", "int4-zeros"])
+def test_shares_within_a_word_are_refused(tmp_path: Path, name: str) -> None:
+    """Four ranks have 4 of 16 keys, or 8 of 32 columns, each."""
+    config = {**CONFIG, "num_key_value_heads": 4, "head_dim": 4}
+    write_quantized(LAYOUTS[name], tmp_path / "own", tmp_path / "plain")
+    raw = json.loads((tmp_path / "own" / "config.json").read_text())
+    (tmp_path / "own" / "config.json").write_text(json.dumps({**config, **raw, "head_dim": 4}))
+    model = build(tmp_path / "own", 1, 4)
+    with pytest.raises(ValueError, match=r"--tensor-parallel-size 4 .* whole words of 8"):
+        list(model.weight_slots())
+
+
+def test_groups_that_are_not_of_neighbours_are_refused(tmp_path: Path) -> None:
+    write_quantized(LAYOUTS["gptq"], tmp_path / "own", tmp_path / "plain")
+    path = tmp_path / "own" / "model.safetensors"
+    tensors = load_file(path)
+    name = "model.layers.0.self_attn.o_proj.g_idx"
+    tensors[name] = tensors[name].flip(0).contiguous()
+    save_file(tensors, path, metadata={"format": "pt"})
+    with pytest.raises(ValueError, match=r"g_idx, desc_act"):
+        loaded(tmp_path / "own", 0, 1)
+
+
+def of_compressed(**weights: Any) -> dict[str, Any]:
+    return said_of_compressed("pack-quantized", type="int", group_size=32, **weights)
+
+
+GPTQ = {"quant_method": "gptq", "bits": 4, "group_size": 128}
+AWQ = {"quant_method": "awq", "bits": 4, "group_size": 128}
+
+
+@pytest.mark.parametrize(
+    ("said", "named"),
+    [
+        ({"quant_method": "bitsandbytes"}, "quant_method 'bitsandbytes'"),
+        ({**GPTQ, "desc_act": True}, "desc_act True"),
+        ({**GPTQ, "bits": 3}, "bits 3"),
+        ({**GPTQ, "group_size": 0}, "group_size 0"),
+        ({**GPTQ, "dynamic": {"-:.*": {}}}, "the key dynamic"),
+        ({**GPTQ, "checkpoint_format": "marlin"}, "checkpoint_format 'marlin'"),
+        ({**AWQ, "version": "gemv"}, "version 'gemv'"),
+        ({**AWQ, "zero_point": False}, "zero_point False"),
+        ({**AWQ, "modules_to_not_convert": "gate"}, "modules_to_not_convert 'gate'"),
+        ({"quant_method": "fp8", "weight_block_size": [128]}, "weight_block_size .128"),
+        ({"quant_method": "fp8", "scale_fmt": "other"}, "scale_fmt 'other'"),
+        ({"quant_method": "fp8", "activation_scheme": "other"}, "activation_scheme 'other'"),
+        ({"quant_method": "modelopt", "quant_algo": "W4A8_AWQ"}, "quant_algo 'W4A8_AWQ'"),
+        ({"quant_algo": "NVFP4", "group_size": 32}, "group_size 32"),
+        (of_compressed(strategy="group", actorder="group"), "actorder 'group'"),
+        (of_compressed(strategy="block"), "by 'block'"),
+        (of_compressed(strategy="group", num_bits=3), "3-bit"),
+        ({**of_compressed(strategy="group"), "format": "marlin-24"}, "format 'marlin-24'"),
+        ({**of_compressed(strategy="group"), "transform_config": {"a": 1}}, "transform_config"),
+        ({**of_compressed(strategy="group"), "config_groups": {}}, "config_groups"),
+    ],
+)
+def test_other_formats_are_refused_by_name(
+    tmp_path: Path, said: dict[str, Any], named: str
+) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    with pytest.raises(ValueError, match=f"quantization_config in config.json has .*{named}"):
+        ModelConfig.parse({**CONFIG, "quantization_config": said}, tmp_path)
+
+
+LAYER, IN_TEXT = "model.layers.1", "language_model.model.layers.1"
+
+
+@pytest.mark.parametrize(
+    ("pattern", "names", "fits"),
+    [
+        ("gate", [f"{LAYER}.mlp.gate_proj"], False),
+        ("mlp.shared_expert", [f"{LAYER}.mlp.shared_expert.up_proj"], True),
+        ("model.layers.1*", [f"{LAYER}.mlp.up_proj"], True),
+        ("re:.*self_attn.*", [f"{LAYER}.self_attn.q_proj"], True),
+        ("re:self_attn", [f"{LAYER}.self_attn.q_proj"], False),
+        (IN_TEXT, [f"{LAYER}.mlp.up_proj", f"{IN_TEXT}.mlp.up_proj"], True),
+    ],
+)
+def test_patterns_name_modules(pattern: str, names: list[str], fits: bool, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    said = {"quant_method": "awq", "bits": 4, "group_size": 32, "modules_to_not_convert": [pattern]}
+    config = ModelConfig.parse({**CONFIG, "quantization_config": said}, tmp_path)
+    assert config.quantization is not None
+    assert config.quantization.covers(names) is not fits
+
+
+def test_a_wrapper_knows_a_module_by_all_of_its_names() -> None:
+    names = TensorNames(renamed=(("language_model.", ""), ("model.text.", "model.")))
+    assert names.checkpoint_names("model.norm") == [
+        "model.norm",
+        "language_model.model.norm",
+        "model.text.norm",
+    ]
