@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+from typing import Any
 
 import httpx
 import jsonschema
@@ -14,6 +15,13 @@ from openai import OpenAI
 from tests.support.fleet.running_fleet import API_KEY, DEADLINE_S, ELASTIC, MODEL, RunningFleet
 
 MESSAGES = [{"role": "user", "content": "What is 12 + 30?"}]
+PLACE = {
+    "type": "object",
+    "properties": {"place": {"enum": ["Bern", "Chur"]}},
+    "required": ["place"],
+    "additionalProperties": False,
+}
+"""What the function `look` takes."""
 
 
 @pytest.fixture
@@ -134,6 +142,35 @@ def test_structured_outputs_conform(client: OpenAI) -> None:
                 stream=stream,
                 extra_body={"structured_outputs": {"regex": "(a"}},
             )
+
+
+def test_responses_go_on_with_what_is_kept(client: OpenAI) -> None:
+    asked: dict[str, Any] = {
+        "model": MODEL,
+        "input": "What is 12 + 30?",
+        "temperature": 0,
+        "max_output_tokens": 120,
+        "tools": [{"type": "function", "name": "look", "parameters": PLACE, "strict": True}],
+        "tool_choice": {"type": "function", "name": "look"},
+    }
+    whole = client.responses.create(**asked)
+    with client.responses.stream(**asked) as stream:
+        kinds = [event.type for event in stream]
+        final = stream.get_final_response()
+    assert (kinds[0], kinds[-1]) == ("response.created", "response.completed")
+    calls = [response.output[0] for response in (whole, final)]
+    assert [call.type for call in calls] == ["function_call"] * 2
+    assert calls[0].arguments == calls[1].arguments
+    jsonschema.validate(json.loads(calls[0].arguments), PLACE)
+    assert client.responses.retrieve(whole.id).output == whole.output
+    output = {"type": "function_call_output", "call_id": calls[0].call_id, "output": "rain"}
+    told = client.responses.create(
+        model=MODEL, previous_response_id=whole.id, input=[output], max_output_tokens=4
+    )
+    assert told.previous_response_id == whole.id
+    assert whole.usage is not None
+    assert told.usage is not None
+    assert told.usage.input_tokens > whole.usage.input_tokens - len(json.dumps(asked["tools"]))
 
 
 @pytest.mark.parametrize("headers", [{}, {"authorization": "Bearer wrong"}])
