@@ -1,27 +1,19 @@
 #!/bin/sh
-# What a GPU must show: its tests, every kernel against the measured peaks, the idle gaps between
-# steps, decode on random weights against the memory's bandwidth, and fifo against pack. Run in the
-# project's folder; results go to deploy/benchmarks/results/, or to the folder given. Takes about ten
-# minutes.
+# All that a GPU must show, on a fresh machine: installs rayfleet, and vLLM into an environment of its
+# own to measure beside (WITHOUT_PEER=1 leaves it out), then runs each step of gpu.py. Run in the
+# project's folder; gpu.json and gpu.md go to deploy/benchmarks/results/, or to the folder given. One
+# to two hours; a step that fails or hangs is told, and the others are measured all the same.
 set -u
+cd "$(dirname "$0")/../.." || exit 1
 results=${1:-deploy/benchmarks/results}
 python=${PYTHON:-.venv/bin/python}
-mkdir -p "$results"
-status=0
+peer=${VLLM:-.venv-vllm/bin/vllm}
 
-$python -m pytest -m gpu -q || status=1
-for bench in kernels roofline overlap admission; do
-    $python -m cluster.bench $bench --device cuda --json >"$results/gpu-$bench.json" || status=1
-done
-$python - "$results" <<'END' || status=1
-import json, pathlib, sys
-
-failed = False
-for path in sorted(pathlib.Path(sys.argv[1]).glob("gpu-*.json")):
-    for check in json.loads(path.read_text() or "{}").get("checks", []):
-        failed |= not check["holds"]
-        mark = "ok  " if check["holds"] else "FAIL"
-        print(f"{mark} {path.stem} {check['name']}: {check['value']:.4g} {check['unit']} ({check['goal']})")
-sys.exit(failed)
-END
-exit $status
+test -x "$python" || make install || exit 1
+if [ -z "${WITHOUT_PEER:-}" ] && [ ! -x "$peer" ]; then
+    "$python" -m venv .venv-vllm && .venv-vllm/bin/python -m pip install --quiet vllm ||
+        echo "vLLM cannot be installed: measured without it" >&2
+fi
+set -- --out "$results"
+if [ -x "$peer" ]; then set -- "$@" --peer "$peer"; fi
+exec "$python" -m deploy.benchmarks.gpu "$@"

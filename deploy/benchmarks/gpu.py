@@ -1,0 +1,315 @@
+"""What a GPU must show, measured in one go; whatever fails, the rest is measured.
+
+    python -m deploy.benchmarks.gpu [--out FOLDER] [--peer VLLM] [STEP ...]
+
+Tests, kernels against the device's peaks, decode and prefill of an 8B model's dimensions on random
+weights, one request of 100k tokens, a mixture-of-experts model's dimensions, the idle gap between
+steps, and vLLM beside us where it is installed. After each step FOLDER/gpu.json and FOLDER/gpu.md
+are written anew, so that a run which is cut off leaves what it has.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import platform
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.request
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from cluster.bench.kernels.shapes import SHAPES
+
+TOKENIZER = Path(__file__).parents[1] / "models" / "demo"
+"""Of prompts for weights that are random anyway."""
+SERVERS_START_S = 900.0
+_POLL_S = 1.0
+_TAIL_CHARS = 2000
+"""Of what a failed step said last."""
+_KILL_S = 10.0
+"""For a program to end by itself."""
+
+DENSE: Mapping[str, Any] = {**SHAPES["qwen3-8b"], "max_position_embeddings": 131072}
+"""Qwen3-8B's dimensions, and room for long requests."""
+EXPERTS: Mapping[str, Any] = {
+    **SHAPES["qwen3-8b"],
+    "architectures": ["Qwen3MoeForCausalLM"],
+    "hidden_size": 2048,
+    "intermediate_size": 6144,
+    "num_hidden_layers": 48,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 4,
+    "num_experts": 128,
+    "num_experts_per_tok": 8,
+    "moe_intermediate_size": 768,
+    "norm_topk_prob": True,
+}
+"""Qwen3-30B-A3B's dimensions."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Server:
+    """A program that a step needs, and the URL that answers once it is ready."""
+
+    command: Sequence[str]
+    url: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Step:
+    """One measurement: a command that ends by itself."""
+
+    name: str
+    command: Sequence[str]
+    limit_s: float = 900.0
+    """After which it counts as hung and is killed."""
+    servers: Sequence[Server] = ()
+    is_json: bool = True
+    """Whether it prints its result, one JSON object."""
+
+
+def make_steps(python: str, folder: Path, peer: str | None) -> list[Step]:
+    """All there is to show, the cheapest first.
+
+    Args:
+        python: that runs rayfleet.
+        folder: takes the models' dimensions.
+        peer: vLLM's program; None leaves the comparison out.
+    """
+    bench = [python, "-m", "cluster.bench"]
+    cuda = ["--device", "cuda", "--json"]
+    dense, experts = (
+        write_model(folder / name, config) for name, config in (("8b", DENSE), ("30b-a3b", EXPERTS))
+    )
+    roofline = [*bench, "roofline", *cuda]
+    long = ["--models", dense, "--running", "1", "--input-len", "100000"]
+    offline = [*bench, "throughput", *cuda, "--load-format", "dummy", "--disable-detokenize"]
+    offline += ["--tokenizer", str(TOKENIZER), "--max-num-batched-tokens", "8192", "--model"]
+    prefill = ["--input-len", "8192", "--output-len", "1", "--num-prompts", "32"]
+    mixed = ["--input-len", "1024", "--output-len", "256", "--random-range-ratio", "0.5"]
+    steps = [
+        Step(name="tests", command=[python, "-m", "pytest", "-m", "gpu", "-q"], is_json=False),
+        Step(name="kernels", command=[*bench, "kernels", *cuda]),
+        Step(name="decode", command=[*roofline, "--running", "1,32,128,256"]),
+        Step(name="decode-100k", command=[*roofline, *long]),
+        Step(name="prefill-8k", command=[*offline, dense, *prefill, "--no-enable-prefix-caching"]),
+        Step(
+            name="mixed-8b",
+            command=[*offline, dense, *mixed, "--num-prompts", "512", "--max-num-seqs", "256"],
+        ),
+    ]
+    for running in (1, 32, 256):
+        load = ["--input-len", "512", "--output-len", "128", "--num-prompts", str(2 * running)]
+        command = [*offline, experts, *load, "--max-num-seqs", str(running)]
+        steps.append(Step(name=f"experts-30b-{running}", command=command))
+    steps.append(Step(name="overlap", command=[*bench, "overlap", *cuda]))
+    steps.append(Step(name="admission", command=[*bench, "admission", *cuda]))
+    if peer is not None:
+        steps.append(_beside_peer(python, dense, peer))
+    return steps
+
+
+def write_model(folder: Path, config: Mapping[str, Any]) -> str:
+    """A model's dimensions and a tokenizer; returns the folder."""
+    folder.mkdir(parents=True)
+    for file in TOKENIZER.glob("tokenizer*.json"):
+        shutil.copy(file, folder)
+    (folder / "config.json").write_text(json.dumps({**config, "dtype": "bfloat16"}))
+    return str(folder)
+
+
+def _beside_peer(python: str, model: str, peer: str) -> Step:
+    """Both serve at once, each with less than half of the device, and are measured in turn."""
+    theirs, ours = "http://127.0.0.1:8101", "http://127.0.0.1:8100"
+    share = [
+        "--load-format",
+        "dummy",
+        "--gpu-memory-utilization",
+        "0.42",
+        "--max-model-len",
+        "8192",
+    ]
+    return Step(
+        name="peer",
+        command=[
+            *(python, "-m", "cluster.bench", "compare", theirs, ours, "--json", "--rounds", "3"),
+            *("--model", model, "--tokenizer", model, "--concurrencies", "1,32,128"),
+            *("--input-len", "1024", "--output-len", "128", "--prompts-per-stream", "4"),
+        ],
+        limit_s=3600.0,
+        servers=(
+            Server(command=[peer, "serve", model, *share, "--port", "8101"], url=theirs),
+            Server(
+                command=[
+                    *(python, "-m", "cluster.cli.main", "serve", model, *share),
+                    *("--device", "cuda", "--port", "8100"),
+                ],
+                url=ours,
+            ),
+        ),
+    )
+
+
+def run_steps(steps: Sequence[Step], out: Path) -> dict[str, Any]:
+    """Runs all, whatever becomes of each, and writes down what is known after each."""
+    out.mkdir(parents=True, exist_ok=True)
+    report: dict[str, Any] = {"machine": describe_machine(), "steps": {}}
+    for step in steps:
+        print(f"{step.name} ...", file=sys.stderr, flush=True)
+        report["steps"][step.name] = found = run_step(step)
+        print(f"{step.name}: {found['status']}, {found['seconds']} s", file=sys.stderr, flush=True)
+        _replace(out / "gpu.json", json.dumps(report, indent=1))
+        _replace(out / "gpu.md", write_page(report))
+    return report
+
+
+def run_step(step: Step) -> dict[str, Any]:
+    """What became of a step: its status is ok, missed (a goal), failed or hung."""
+    began = time.monotonic()
+    found: dict[str, Any] = {"command": " ".join(step.command)}
+    try:
+        with contextlib.ExitStack() as at_last:
+            for server in step.servers:
+                at_last.enter_context(_serving(server))
+            found |= _measure(step)
+    except subprocess.TimeoutExpired:
+        found |= {"status": "hung", "error": f"killed after {step.limit_s:g} s"}
+    except Exception as error:  # whatever it is, the other steps are measured
+        found |= {"status": "failed", "error": f"{type(error).__name__}: {error}"}
+    return found | {"seconds": round(time.monotonic() - began, 1)}
+
+
+def _measure(step: Step) -> dict[str, Any]:
+    with tempfile.TemporaryFile("w+") as printed, tempfile.TemporaryFile("w+") as logged:
+        with _running(step.command, printed, logged) as process:
+            code = process.wait(step.limit_s)
+        printed.seek(0)
+        logged.seek(0)
+        text, log = printed.read(), logged.read()
+    tail = {"tail": (log + ("" if step.is_json else text))[-_TAIL_CHARS:]}
+    if not step.is_json:
+        return {"status": "failed" if code else "ok", **tail}
+    try:
+        result = json.loads(text)
+    except ValueError:
+        return {"status": "failed", "error": f"no result, exit status {code}", **tail}
+    missed = [check for check in result.get("checks", []) if not check["holds"]]
+    return {"status": "missed" if missed else "failed" if code else "ok", "result": result}
+
+
+@contextlib.contextmanager
+def _serving(server: Server) -> Iterator[None]:
+    """Inside, the server answers."""
+    with tempfile.TemporaryFile("w+") as log, _running(server.command, log, log) as process:
+        deadline = time.monotonic() + SERVERS_START_S
+        while not _answers(server.url):
+            if process.poll() is not None or time.monotonic() > deadline:
+                log.seek(0)
+                raise RuntimeError(f"{server.url} does not answer: {log.read()[-_TAIL_CHARS:]}")
+            time.sleep(_POLL_S)
+        yield
+
+
+def _answers(url: str) -> bool:
+    try:
+        with urllib.request.urlopen(f"{url}/v1/models", timeout=5):
+            return True
+    except OSError:
+        return False
+
+
+@contextlib.contextmanager
+def _running(command: Sequence[str], out: Any, log: Any) -> Iterator[subprocess.Popen[str]]:
+    """A program in a session of its own, of which nothing is left afterwards."""
+    process = subprocess.Popen(
+        command, stdin=subprocess.DEVNULL, stdout=out, stderr=log, text=True, start_new_session=True
+    )
+    try:
+        yield process
+    finally:
+        for number in (signal.SIGTERM, signal.SIGKILL):
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, number)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(_KILL_S)
+
+
+def describe_machine() -> dict[str, str]:
+    """Host, GPUs and versions."""
+    said = {"host": f"{platform.machine()}, {os.cpu_count()} cores", "python": sys.version}
+    for name, command in (
+        ("gpus", ["nvidia-smi", "--query-gpu=name,driver_version,memory.total", "--format=csv"]),
+        ("commit", ["git", "rev-parse", "HEAD"]),
+    ):
+        with contextlib.suppress(OSError, subprocess.SubprocessError):
+            said[name] = subprocess.run(
+                command, capture_output=True, text=True, timeout=60, check=True
+            ).stdout.strip()
+    return said
+
+
+def write_page(report: Mapping[str, Any]) -> str:
+    """All of a report that a person reads, in Markdown."""
+    lines = ["# What the GPU showed", ""]
+    lines += [f"- {name}: {' / '.join(said.split())}" for name, said in report["machine"].items()]
+    lines += ["", "| step | | seconds |", "|---|---|---|"]
+    steps: Mapping[str, Mapping[str, Any]] = report["steps"]
+    lines += [f"| {name} | {step['status']} | {step['seconds']} |" for name, step in steps.items()]
+    for name, step in steps.items():
+        lines += ["", f"## {name}", "", f"`{step['command']}`", ""]
+        result = step.get("result", {})
+        for check in result.get("checks", []):
+            mark = "holds" if check["holds"] else "**missed**"
+            lines.append(f"- {check['name']}: {check['value']:.4g} {check['unit']} "
+                         f"({check['goal']}) {mark}")  # fmt: skip
+        lines += [f"- {key}: {value}" for key, value in _figures(result)]
+        if problem := step.get("error"):
+            lines += [f"- {problem}"]
+        if tail := step.get("tail"):
+            lines += ["", "```", tail.strip(), "```"]
+    return "\n".join([*lines, ""])
+
+
+def _figures(result: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, str]]:
+    """Numbers of a result by where they stand, those in lists left out."""
+    for key, value in result.items():
+        if isinstance(value, Mapping):
+            yield from _figures(value, f"{path}{key}.")
+        elif isinstance(value, int | float) and not isinstance(value, bool):
+            yield f"{path}{key}", f"{value:.4g}"
+
+
+def _replace(path: Path, text: str) -> None:
+    unfinished = path.with_name(f".{path.name}")
+    unfinished.write_text(text, encoding="utf-8")
+    unfinished.replace(path)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """The exit status is 1 unless each step ran, and met its goals."""
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--out", type=Path, default=Path("deploy/benchmarks/results"))
+    parser.add_argument("--peer", default=shutil.which("vllm"), help="vLLM's program")
+    parser.add_argument("steps", nargs="*", metavar="STEP", help="default: all")
+    options = parser.parse_args(arguments)
+    with tempfile.TemporaryDirectory(prefix="rf-") as folder:
+        steps = make_steps(sys.executable, Path(folder), options.peer)
+        if unknown := sorted(set(options.steps) - {step.name for step in steps}):
+            parser.error(f"no step {', '.join(unknown)}: {', '.join(one.name for one in steps)}")
+        wanted = [step for step in steps if not options.steps or step.name in options.steps]
+        report = run_steps(wanted, options.out)
+    print(options.out / "gpu.md")
+    return int(any(step["status"] != "ok" for step in report["steps"].values()))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

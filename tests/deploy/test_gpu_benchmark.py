@@ -1,0 +1,105 @@
+"""What `gpu.sh` runs on a GPU: its commands are there, and it survives whatever becomes of them."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from cluster.bench.cli import add_commands
+from cluster.cli.parser import CommandParser
+from cluster.cli.serve import add_arguments
+from deploy.benchmarks import gpu
+from worker.models.config import load_model_config
+
+
+def python(script: str) -> list[str]:
+    return [sys.executable, "-S", "-c", script]
+
+
+def test_every_command_is_one(tmp_path: Path) -> None:
+    steps = gpu.make_steps("python", tmp_path, "vllm")
+    assert len({step.name for step in steps}) == len(steps) == 12
+    parser = argparse.ArgumentParser()
+    add_commands(parser.add_subparsers(dest="bench", required=True))
+    for step in steps:
+        program, *rest = step.command
+        assert program == "python"
+        if rest[1] == "cluster.bench":
+            parser.parse_args(rest[2:])
+    ours = steps[-1].servers[1].command
+    serve = CommandParser()
+    add_arguments(serve)
+    assert serve.parse_args(ours[4:]).port == 8100
+    dense, experts = (
+        load_model_config(str(tmp_path / name), weights=False) for name in ("8b", "30b-a3b")
+    )
+    assert dense.max_model_len >= 100_000 + 64
+    assert dense.moe is None
+    assert experts.moe is not None
+    assert (dense.dtype, experts.dtype) == ("bfloat16", "bfloat16")
+
+
+def test_whatever_fails_the_rest_is_measured(tmp_path: Path) -> None:
+    check = {"name": "speed", "value": 1.0, "unit": "x", "goal": ">= 2", "holds": False}
+    missed = json.dumps({"checks": [check], "models": {"8b": {"us": 12.5}}})
+    began = time.monotonic()
+    steps = [
+        gpu.Step(name="breaks", command=python("import sys; sys.exit('no such device')")),
+        gpu.Step(name="babbles", command=python("print('not JSON')")),
+        gpu.Step(name="hangs", command=python("import time; time.sleep(600)"), limit_s=0.3),
+        gpu.Step(name="misses", command=python(f"print({missed!r})")),
+        gpu.Step(name="is not there", command=["/no/such/program"]),
+        gpu.Step(
+            name="serves nobody",
+            command=python("print('{}')"),
+            servers=[
+                gpu.Server(command=python("raise SystemExit('no port')"), url="http://[::1]:9")
+            ],
+        ),
+        gpu.Step(name="tests", command=python("print('3 passed')"), is_json=False),
+        gpu.Step(name="works", command=python("print('{\"tokens_per_second\": 10}')")),
+    ]
+    report = gpu.run_steps(steps, tmp_path / "results")
+    assert {name: step["status"] for name, step in report["steps"].items()} == {
+        "breaks": "failed",
+        "babbles": "failed",
+        "hangs": "hung",
+        "misses": "missed",
+        "is not there": "failed",
+        "serves nobody": "failed",
+        "tests": "ok",
+        "works": "ok",
+    }
+    assert time.monotonic() - began < 60.0
+    assert json.loads((tmp_path / "results" / "gpu.json").read_text()) == report
+    page = (tmp_path / "results" / "gpu.md").read_text()
+    for said in (
+        "no such device",
+        "| hangs | hung |",
+        "speed: 1 x (>= 2) **missed**",
+        "models.8b.us: 12.5",
+        "does not answer: no port",
+        "3 passed",
+        "tokens_per_second: 10",
+    ):
+        assert said in page, page
+
+
+def test_a_run_that_is_cut_off_leaves_what_it_has(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def run_step(step: gpu.Step) -> dict[str, object]:
+        if step.name == "second":
+            raise KeyboardInterrupt
+        return {"command": "", "status": "ok", "seconds": 1.0}
+
+    monkeypatch.setattr(gpu, "run_step", run_step)
+    steps = [gpu.Step(name=name, command=[]) for name in ("first", "second")]
+    with pytest.raises(KeyboardInterrupt):
+        gpu.run_steps(steps, tmp_path)
+    assert list(json.loads((tmp_path / "gpu.json").read_text())["steps"]) == ["first"]
