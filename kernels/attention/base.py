@@ -41,6 +41,8 @@ class AttentionSettings:
     """Whether layers have attention sinks."""
     has_latents: bool = False
     """Whether values are the leading dimensions of keys, which all heads share."""
+    head_dims: tuple[int, ...] = ()
+    """Dimensions of keys: more than one number where layers differ."""
 
     def check_latents(self) -> None:
         """Raises ValueError where attention is to be batch-invariant in the space of latents."""
@@ -72,6 +74,12 @@ class AttentionSettings:
             raise ValueError(f"{option} knows no attention sinks, which this model has: use auto")
         if self.has_latents:
             raise ValueError(f"{option} attends to no latents, as this model does: use auto")
+        if len(self.head_dims) > 1:
+            sizes = " and ".join(map(str, self.head_dims))
+            raise ValueError(
+                f"{option} plans steps for all layers at once, whose heads have {sizes} dimensions "
+                "in this model: use auto"
+            )
         if self.device.type != "cuda":
             raise ValueError(f"{option} needs a CUDA device; use auto or torch")
         if self.dtype not in _HALF_TYPES:

@@ -13,6 +13,7 @@ import triton
 from kernels.attention.base import AttentionMetadata, AttentionSettings, CapturableBackend
 from kernels.attention.triton_config import (
     INVARIANT_SPLIT_TOKENS,
+    MAX_HEAD_DIM,
     MAX_INVARIANT_PARTIALS,
     MAX_INVARIANT_SPLITS,
     decode_blocks,
@@ -25,11 +26,16 @@ from kernels.registry import registry
 
 
 def create(settings: AttentionSettings) -> TritonAttention:
-    """The backend. Raises ValueError where ops run no Triton kernels, or where it is to attend to
-    latents and be batch-invariant."""
+    """The backend. Raises ValueError where ops run no Triton kernels, where it is to attend to
+    latents and be batch-invariant, and where heads are wider than a program holds."""
     if not registry.uses_triton(settings.device):
         raise ValueError("--attention-backend triton needs a CUDA device; use auto or torch")
     settings.check_latents()
+    if not settings.has_latents and max(settings.head_dims, default=0) > MAX_HEAD_DIM:
+        raise ValueError(
+            f"--attention-backend triton takes heads of at most {MAX_HEAD_DIM} dimensions, this "
+            f"model's have {max(settings.head_dims)}: use torch"
+        )
     return TritonAttention(batch_invariant=settings.batch_invariant, cap=settings.cap)
 
 

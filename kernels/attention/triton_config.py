@@ -40,18 +40,22 @@ _Sizes = dict[tuple[int, bool], tuple[int, int, int, int]]
 _DECODE: _Sizes = {
     (128, False): (MIN_DOT_ROWS, 32, 4, 3),
     (256, False): (MIN_DOT_ROWS, 32, 4, 2),
+    (512, False): (MIN_DOT_ROWS, 32, 8, 1),
     (64, True): (MIN_DOT_ROWS, 32, 4, 2),
     (128, True): (MIN_DOT_ROWS, 32, 4, 1),
     (256, True): (MIN_DOT_ROWS, 16, 4, 1),
+    (512, True): (MIN_DOT_ROWS, 16, 8, 1),
 }
 _DECODE_WGMMA: _Sizes = {**_DECODE, (128, False): (MIN_DOT_ROWS, 64, 4, 3)}
 _LONG: _Sizes = {
     (64, False): (128, 32, 4, 3),
     (128, False): (128, 32, 8, 3),
     (256, False): (64, 32, 8, 1),
+    (512, False): (32, 16, 8, 1),
     (64, True): (32, 32, 4, 2),
     (128, True): (32, 32, 8, 1),
     (256, True): (16, 16, 4, 1),
+    (512, True): (16, 16, 8, 1),
 }
 _LONG_WGMMA: _Sizes = {
     **_LONG,
@@ -62,6 +66,9 @@ _SHORT: _Sizes = {**_LONG, (64, False): (64, 32, 4, 3), (128, False): (64, 32, 4
 _SHORT_WGMMA: _Sizes = {**_LONG, (64, False): (64, 64, 4, 3), (128, False): (64, 64, 4, 3)}
 _SHORT_ROWS = 64
 """Rows of the longest query's tile, up to which tiles are small."""
+
+MAX_HEAD_DIM = 512
+"""Dimensions of queries and keys, at most: a program holds them whole."""
 
 MAX_VALUE_DIM = 512
 """Dimensions of a latent vector, at most: a program holds it whole."""
@@ -130,4 +137,4 @@ def _find(
     for (limit, wide), (rows, keys, warps, stages) in table.items():
         if head_dim <= limit and wide == (dtype.itemsize == 4):
             return AttentionBlocks(max(rows, group), keys, warps, stages, least_split)
-    raise ValueError(f"no Triton attention for head_dim {head_dim} (at most 256), {dtype}")
+    raise AssertionError(f"no Triton attention for head_dim {head_dim}, {dtype}")

@@ -62,6 +62,7 @@ def everything() -> None:
     token_ops(DTYPE)
     attention(128, DTYPE)
     attention(256, DTYPE, window=100, cap=50.0)
+    attention(512, DTYPE)
     draw(2, torch.Tensor.clone)
     prepare(2, torch.Tensor.clone)
 

@@ -133,15 +133,24 @@ def test_a_backend_without_cuda_is_refused(name: str) -> None:
         ({"window": 9}, "use auto, or set --max-model-len 9"),
         ({"cap": 50.0}, "caps no scores"),
         ({"has_sinks": True}, "knows no attention sinks"),
+        ({"head_dims": (256, 512)}, "heads have 256 and 512 dimensions"),
         ({"dtype": torch.float32}, "takes float16 and bfloat16, not torch.float32"),
     ],
-    ids=["batch-invariant", "blocks", "window", "cap", "sinks", "fp32"],
+    ids=["batch-invariant", "blocks", "window", "cap", "sinks", "heads", "fp32"],
 )
 def test_what_a_library_does_not_serve_is_refused(
     name: str, options: dict[str, Any], message: str
 ) -> None:
     with pytest.raises(ValueError, match=message):
         create(name, device=torch.device("cuda"), **options)
+
+
+def test_heads_that_no_program_holds_are_refused() -> None:
+    with registry.using("triton"):
+        create("triton", head_dims=(256, 512))
+        create("triton", head_dims=(576,), has_latents=True)
+        with pytest.raises(ValueError, match="at most 512 dimensions, this model's have 640"):
+            create("triton", head_dims=(128, 640))
 
 
 @pytest.mark.parametrize("name", ["flashinfer", "flash"])

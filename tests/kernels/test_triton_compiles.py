@@ -15,6 +15,7 @@ pytest.importorskip("triton", reason="Triton is not installed")
 if sys.platform != "linux":
     pytest.skip("Triton's compiler for CUDA is there on Linux", allow_module_level=True)
 
+from kernels.attention.triton_config import MAX_HEAD_DIM
 from kernels.linear.triton_kernel import matmul_fixed_tiles
 from tests.support.kernels.aot import Binary, compiling_for
 from tests.support.kernels.launches import attention, draw, prepare, token_ops
@@ -49,6 +50,22 @@ def test_capped_attention_within_a_window_compiles() -> None:
         attention(256, torch.bfloat16, window=100, cap=50.0)
     assert len({binary.kernel for binary in compiled}) == 2
     assert all(binary.shared_bytes <= SHARED_LIMITS[90] for binary in compiled), compiled
+
+
+@pytest.mark.parametrize(
+    "capability", [90, *(pytest.param(older, marks=pytest.mark.long) for older in (80, 89))]
+)
+@pytest.mark.parametrize(
+    "dtype", [torch.bfloat16, pytest.param(torch.float32, marks=pytest.mark.long)], ids=str
+)
+def test_attention_of_the_widest_heads_compiles(capability: int, dtype: torch.dtype) -> None:
+    """Those of Gemma 4's layers that see all positions."""
+    with compiling_for(capability) as compiled, registry.using("triton"):
+        attention(MAX_HEAD_DIM, dtype)
+    own = [binary for binary in compiled if binary.kernel == "_attention_kernel"]
+    assert len({binary.key for binary in own}) == 2
+    assert all(binary.shared_bytes <= SHARED_LIMITS[capability] for binary in own), own
+    assert all(binary.usage().spilled_bytes == 0 for binary in own)
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ from worker.models.checkpoint import (
     resolve_checkpoint,
 )
 from worker.models.families import find_family
-from worker.models.family import ModelFamily, RawConfig
+from worker.models.family import HeadSizes, ModelFamily, RawConfig
 from worker.models.mla_config import MlaConfig, parse_mla
 from worker.models.moe_config import MoeConfig
 from worker.models.quantization import QuantizationConfig
@@ -37,6 +37,7 @@ _KINDS: Mapping[str, tuple[tuple[type, ...], str]] = {
         num_local_experts num_experts_per_tok moe_intermediate_size decoder_sparse_step
         moe_k moe_num_experts moe_num_shared_experts moe_layer_start_index moe_layer_interval
         shared_expert_intermediate_size experts_per_token initial_context_length
+        global_head_dim num_global_key_value_heads top_k_experts
         n_routed_experts n_shared_experts no_rope_layer_interval
         first_k_dense_replace n_group topk_group num_shared_experts full_attention_interval
         linear_conv_kernel_dim linear_key_head_dim linear_value_head_dim linear_num_key_heads
@@ -57,7 +58,7 @@ _KINDS: Mapping[str, tuple[tuple[type, ...], str]] = {
         """
         tie_word_embeddings attention_bias mlp_bias use_sliding_window norm_topk_prob
         moe_router_enable_expert_bias attention_out_bias use_qk_norm bias qkv_bias
-        rope_interleave
+        rope_interleave attention_k_eq_v enable_moe_block
         """,
     ),
     "a list": (
@@ -70,7 +71,7 @@ _KINDS: Mapping[str, tuple[tuple[type, ...], str]] = {
         (dict,),
         """
         rope_scaling rope_parameters quantization_config compression_config
-        dual_chunk_attention_config
+        dual_chunk_attention_config per_layer_config
         """,
     ),
 }
@@ -96,6 +97,8 @@ class ModelConfig:
     head_dim: int
     rotary_dim: int
     """Leading dimensions of a head that rotate."""
+    full_heads: HeadSizes | None = None
+    """Heads of layers that see all positions, where they are not those of the others."""
     rms_norm_eps: float
     rope: RopeConfig
     window_rope: RopeConfig | None = None
@@ -157,16 +160,13 @@ class ModelConfig:
         hidden_size = positive_integer(merged, "hidden_size")
         num_layers = _num_layers(merged)
         head_dim = _head_dim(merged, family, hidden_size // num_heads)
-        max_position_embeddings = positive_integer(merged, "max_position_embeddings")
-        rope, window_rope = _ropes(merged, family, max_position_embeddings, head_dim)
+        rope, window_rope = _ropes(merged, family, head_dim)
         quantization = read_quantization(raw, folder, mxfp4=family.mxfp4_experts)
         mla = parse_mla(merged, rope) if family.has_latents else None
         windows = family.windows(merged)
         block_size, mask_token_id = _block_diffusion(merged, family)
-        eps = "layer_norm_eps" if "layer_norm_eps" in merged else "rms_norm_eps"
-        length = max_position_embeddings  # with the scaling where layers rotate differently
-        length = rope.scaled_length(length) if window_rope is None else length
-        limit, reason = _length_limit(merged, rope, length, windows if block_size > 1 else ())
+        capped = windows if block_size > 1 else ()
+        limit, reason = _length_limit(merged, rope, capped, is_only=window_rope is None)
         return cls(
             architecture=architecture,
             folder=folder,
@@ -180,7 +180,7 @@ class ModelConfig:
             rotary_dim=_rotary_dim(merged, head_dim),
             mla=mla,
             moe=None if family.parse_moe is None else family.parse_moe(merged),
-            rms_norm_eps=float(merged.get(eps, 1e-6)),
+            rms_norm_eps=_norm_eps(merged),
             rope=rope,
             window_rope=window_rope,
             qkv_bias=family.qkv_bias or bool(merged.get(family.qkv_bias_key, False)),
@@ -188,6 +188,7 @@ class ModelConfig:
             mlp_bias=bool(merged.get(family.mlp_bias_key, False)),
             qk_norm=bool(merged.get("use_qk_norm", family.qk_norm)),
             windows=windows,
+            full_heads=family.full_heads and family.full_heads(merged),
             linear_layers=family.linear_layers and family.linear_layers(merged),
             attention_cap=float(merged.get("attn_logit_softcapping") or 0.0),
             has_sinks=family.has_sinks,
@@ -211,6 +212,28 @@ class ModelConfig:
             window if window is not None and window < max_model_len else 0
             for window in self.windows
         )
+
+    @property
+    def head_dims(self) -> tuple[int, ...]:
+        """Dimensions of heads, ascending: more than one number where layers differ."""
+        return tuple(sorted({self.head_dim, self.for_full_layers().head_dim}))
+
+    def for_full_layers(self) -> ModelConfig:
+        """The same of layers that see all positions: what differs is the size of their heads."""
+        full = self.full_heads
+        if full is None:
+            return self
+        return replace(
+            self,
+            head_dim=full.head_dim,
+            num_kv_heads=full.num_kv_heads,
+            rotary_dim=full.head_dim,
+            full_heads=None,
+        )
+
+    def for_layer(self, index: int) -> ModelConfig:
+        """The same of one layer, from 0."""
+        return self.for_full_layers() if self.windows[index] is None else self
 
     def resolve_max_model_len(self, requested: int | None) -> int:
         """The length limit of an engine: what was asked for, or the checkpoint's own; whole blocks.
@@ -284,7 +307,7 @@ def _with_defaults(raw: RawConfig, family: ModelFamily) -> RawConfig:
     # null switches a window or a cap off and lets head counts and sizes follow from others.
     for key in (
         *("sliding_window", "head_dim", "num_key_value_heads", "q_lora_rank"),
-        *("attn_logit_softcapping", "final_logit_softcapping"),
+        *("attn_logit_softcapping", "final_logit_softcapping", "num_global_key_value_heads"),
     ):
         if key in raw and raw[key] is None:
             merged[key] = None
@@ -305,6 +328,12 @@ def _head_dim(raw: RawConfig, family: ModelFamily, default: int) -> int:
     return int(raw.get("head_dim") or default)
 
 
+def _norm_eps(raw: RawConfig) -> float:
+    """By whichever name the family has it."""
+    key = "layer_norm_eps" if "layer_norm_eps" in raw else "rms_norm_eps"
+    return float(raw.get(key, 1e-6))
+
+
 def _num_layers(raw: RawConfig) -> int:
     count = positive_integer(raw, "num_hidden_layers")
     if count > _MOST_LAYERS:
@@ -316,9 +345,10 @@ def _num_layers(raw: RawConfig) -> int:
 
 
 def _ropes(
-    raw: RawConfig, family: ModelFamily, max_position_embeddings: int, head_dim: int
+    raw: RawConfig, family: ModelFamily, head_dim: int
 ) -> tuple[RopeConfig, RopeConfig | None]:
     """The rotary embedding, and that of layers with a window where it is another."""
+    max_position_embeddings = positive_integer(raw, "max_position_embeddings")
     by_layer = bool(family.window_theta)
     rope = parse_rope(raw, max_position_embeddings, query_beta=family.query_beta, by_layer=by_layer)
     pairs = _rotary_dim(raw, head_dim) // 2
@@ -365,8 +395,9 @@ def _block_diffusion(raw: RawConfig, family: ModelFamily) -> tuple[int, int | No
 def _length_limit(
     raw: RawConfig,
     rope: RopeConfig,
-    length: int,
     windows: tuple[int | None, ...],
+    *,
+    is_only: bool,
 ) -> tuple[int, str]:
     """The longest sequence that is computed exactly, and the keys that say so.
 
@@ -376,10 +407,11 @@ def _length_limit(
     Args:
         raw: config.json.
         rope: its rotary embedding.
-        length: that this was made for.
         windows: per layer, where windows are not implemented.
+        is_only: whether all layers rotate so; else the length is said with the scaling.
     """
-    limit = length
+    limit = positive_integer(raw, "max_position_embeddings")
+    limit = rope.scaled_length(limit) if is_only else limit
     reason = f"max_position_embeddings {raw['max_position_embeddings']}, rope kind {rope.kind}"
     chunks = raw.get("dual_chunk_attention_config") or {}
     spans = {f"sliding_window {window}": window for window in windows if window is not None}

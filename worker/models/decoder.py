@@ -82,7 +82,8 @@ class DecoderModel(ABC):
         self.options = options
         self.native: NativeDecoder | None = None
         """Runs the whole forward pass in place of the layers here, where it is used."""
-        self.cos_sin = cos_sin_table(config.rope, config.rotary_dim, max_model_len, options.device)
+        rotary_dim = config.for_full_layers().rotary_dim
+        self.cos_sin = cos_sin_table(config.rope, rotary_dim, max_model_len, options.device)
         self.window_cos_sin = self.cos_sin
         if config.window_rope is not None:
             self.window_cos_sin = cos_sin_table(

@@ -16,10 +16,13 @@ from worker.models.family import (
     no_windowed_types,
     no_windows,
     one_window,
+    wider_full_heads,
+    window_but_every_sixth,
     window_of_types,
     windows_by_layer,
     words,
 )
+from worker.models.moe_config import parse_gemma4_moe
 from worker.models.moe_families import (
     BLOCKS_OF_4,
     DELTA_NET_DEFAULTS,
@@ -280,6 +283,58 @@ FAMILIES: dict[str, ModelFamily] = {
         qk_norm=True,
         window_theta="rope_local_base_freq",
         windows=window_of_types,
+    ),
+    "Gemma4ForCausalLM": ModelFamily(
+        model_types=("gemma4_text",),
+        implementation="gemma4:Gemma4ForCausalLM",
+        defaults={
+            "vocab_size": 262144,
+            "hidden_size": 2304,
+            "intermediate_size": 9216,
+            "num_attention_heads": 8,
+            "num_key_value_heads": 4,
+            "head_dim": 256,
+            "global_head_dim": 512,
+            "num_global_key_value_heads": None,
+            "attention_k_eq_v": False,
+            "max_position_embeddings": 131072,
+            "rope_theta": 10000.0,
+            "rope_parameters": {
+                "full_attention": {
+                    "rope_type": "proportional",
+                    "rope_theta": 1000000.0,
+                    "partial_rotary_factor": 0.25,
+                },
+                "sliding_attention": {"rope_type": "default", "rope_theta": 10000.0},
+            },
+            "final_logit_softcapping": None,
+            "sliding_window": 512,
+            "enable_moe_block": False,
+            "num_experts": None,
+            "top_k_experts": None,
+            "moe_intermediate_size": None,
+            "tie_word_embeddings": True,
+            "eos_token_id": 1,
+        },
+        needed=("hidden_size_per_layer_input",),
+        own=("attention_k_eq_v", "final_logit_softcapping"),
+        keys=words(
+            """
+            attention_bias layer_types per_layer_config use_double_wide_mlp
+            vocab_size_per_layer_input
+            """
+        ),  # wide are the MLPs of layers that share keys, of which there are none
+        neutral={
+            "hidden_activation": ("gelu_pytorch_tanh",),
+            "hidden_size_per_layer_input": (0,),
+            "num_kv_shared_layers": (0,),
+            "use_bidirectional_attention": ("vision",),
+        },
+        qk_norm=True,
+        window_theta="rope_theta",
+        windows=window_but_every_sixth,
+        full_heads=wider_full_heads,
+        parse_moe=parse_gemma4_moe,
     ),
     "Ernie4_5ForCausalLM": ModelFamily(
         model_types=("ernie4_5",),

@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from worker.models.checkpoint import positive_integer
 from worker.models.moe_config import MoeConfig
 
 RawConfig = dict[str, Any]
@@ -70,6 +71,14 @@ _UNKNOWN = (
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class HeadSizes:
+    """Heads of some layers, where they are not those of the others."""
+
+    head_dim: int
+    num_kv_heads: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class ModelFamily:
     """What one value of `architectures` in config.json stands for."""
 
@@ -80,6 +89,8 @@ class ModelFamily:
     configuration have no torch."""
     defaults: Mapping[str, object]
     """What a missing key means, as in transformers' configuration class. These keys are known."""
+    needed: tuple[str, ...] = ()
+    """Keys that config.json has to give, since what a missing one means is not supported."""
     own: tuple[str, ...] = ()
     """Keys of `defaults` that its class alone reads, from `ModelConfig.own`."""
     keys: frozenset[str] = frozenset()
@@ -113,10 +124,12 @@ class ModelFamily:
     """Beginnings of names of tensors that a checkpoint may hold and nothing here needs."""
     windows: Callable[[RawConfig], tuple[int | None, ...]]
     """Per layer, how many tokens one sees, itself included; None for all before it."""
+    full_heads: Callable[[RawConfig], HeadSizes] | None = None
+    """Heads of the layers that see all positions; None where all layers' are alike."""
     linear_layers: Callable[[RawConfig], frozenset[int]] | None = None
     """Layers that keep a state of each request in place of keys and values; None where none do."""
-    parse_moe: Callable[[RawConfig], MoeConfig] | None = None
-    """Reads the experts; None for a dense family."""
+    parse_moe: Callable[[RawConfig], MoeConfig | None] | None = None
+    """Reads the experts, of which a dense model has none; None for a dense family."""
 
     def refuse_unknown(self, raw: Mapping[str, Any]) -> None:
         """Checks every key that config.json gives.
@@ -130,6 +143,13 @@ class ModelFamily:
                 f"{raw['architectures']}, of model_type {' or '.join(self.model_types)}: repair it"
             )
         neutral = {**_NEUTRAL, "use_qk_norm": (self.qk_norm,), **self.neutral}
+        for key in self.needed:
+            if raw.get(key) is None:
+                allowed = " or ".join(map(repr, neutral[key]))
+                raise ValueError(
+                    f"config.json lacks {key}, which is not supported but as {allowed}: add it if "
+                    "you know that it is meant, or use another checkpoint"
+                )
         known = _READ | _HARMLESS | self.keys | frozenset(self.defaults)
         for key, value in raw.items():
             if value is None or key in known:
@@ -179,6 +199,57 @@ def window_of_types(raw: RawConfig) -> tuple[int | None, ...]:
         kinds = ("full_attention", "sliding_attention")
         types = [kinds[(i + 1) % period != 0] for i in range(int(raw["num_hidden_layers"]))]
     return windows_by_layer({**raw, "use_sliding_window": True, "layer_types": types})
+
+
+def window_but_every_sixth(raw: RawConfig) -> tuple[int | None, ...]:
+    """In the layers that `layer_types` names, in all but every sixth where it is missing; never in
+    the last. There always is a window."""
+    num_layers, types = int(raw["num_hidden_layers"]), raw.get("layer_types")
+    if not raw.get("sliding_window"):
+        raise ValueError("sliding_window in config.json must be a positive number: repair it")
+    if types is None:
+        kinds = ("full_attention", "sliding_attention")
+        types = [kinds[(index + 1) % 6 != 0] for index in range(num_layers)]
+    last = ["full_attention"] if types else []
+    return windows_by_layer(
+        {**raw, "use_sliding_window": True, "layer_types": [*types[:-1], *last]}
+    )
+
+
+def wider_full_heads(raw: RawConfig) -> HeadSizes:
+    """Those of `global_head_dim` and, where values are keys, `num_global_key_value_heads`; or of
+    `per_layer_config`, as transformers 5.23 writes it."""
+    if raw.get("per_layer_config") is not None:
+        own, within = {**raw, **_heads_by_layer(raw)}, "per_layer_config."
+        sizes = [positive_integer(own, key, within) for key in ("head_dim", "num_key_value_heads")]
+        return HeadSizes(head_dim=sizes[0], num_kv_heads=sizes[1])
+    key = "num_key_value_heads"
+    if raw["attention_k_eq_v"] and raw["num_global_key_value_heads"] is not None:
+        key = "num_global_key_value_heads"
+    return HeadSizes(
+        head_dim=positive_integer(raw, "global_head_dim"), num_kv_heads=positive_integer(raw, key)
+    )
+
+
+def _heads_by_layer(raw: RawConfig) -> RawConfig:
+    """What `per_layer_config` says of each layer that sees all positions."""
+    own = raw["per_layer_config"]
+    said = {int(layer): table for layer, table in own.items() if str(layer).isdecimal()}
+    full = [i for i, window in enumerate(window_but_every_sixth(raw)) if window is None]
+    tables = list(said.values())
+    is_alike = (
+        sorted(said) == full
+        and len(own) == len(full)
+        and all(table == tables[0] for table in tables)
+    )
+    keys = {"head_dim", "num_key_value_heads"}
+    if not is_alike or not isinstance(tables[0], dict) or not tables[0].keys() <= keys:
+        raise ValueError(
+            f"per_layer_config = {_short(own)} in config.json must give all layers of "
+            "full_attention, and no others, the same head_dim and num_key_value_heads: use "
+            "another checkpoint"
+        )
+    return dict(tables[0])
 
 
 def no_windowed_types(raw: RawConfig) -> tuple[int | None, ...]:

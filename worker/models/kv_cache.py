@@ -63,23 +63,43 @@ class StateSpec:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class KVCacheGroup:
-    """Layers whose keys and values lie on the same pages, layer i of a group beside layer i of each
-    other one: in the same tensor, on other pages."""
+    """Layers whose keys and values lie on the same pages, the first of a group beside the first of
+    each other one: in the same tensor, on other pages.
 
-    window: int
-    """Positions that a query of its layers sees, its own included; 0 for all before it."""
+    Where some layers keep less of a token than others, several of them share a tensor:
+
+        tensor i   page 0                page 1
+        a group    layer i               layer i
+        another    layer 2i, layer 2i+1  layer 2i, layer 2i+1      layers_per_page 2
+    """
+
     layers: tuple[int, ...]
     """Their numbers, ascending."""
+    spec: KVCacheSpec
+    """What each of them keeps of a token."""
+    layers_per_page: int = 1
+    """Layers whose pages lie side by side in a page of one tensor."""
+
+    @property
+    def window(self) -> int:
+        """Positions that a query of its layers sees, its own included; 0 for all before it."""
+        return self.spec.window
+
+    @property
+    def num_tensors(self) -> int:
+        """Tensors, of each plane, that its layers need."""
+        return -(-len(self.layers) // self.layers_per_page)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class KVCacheLayout:
-    """How the layers of a model are grouped: those with equal specs, in groups of equal size."""
+    """How the layers of a model are grouped: those with equal specs, in groups whose pages are
+    equally large."""
 
     groups: tuple[KVCacheGroup, ...]
     """Those without a window first."""
     spec: KVCacheSpec
-    """What any layer keeps, its window apart."""
+    """What a layer keeps that keeps most."""
     states: Mapping[int, StateSpec] = field(default_factory=dict)
     """What layers keep that are in no group, by their numbers."""
 
@@ -94,8 +114,8 @@ class KVCacheLayout:
 
     @property
     def group_size(self) -> int:
-        """Layers of a group, at most."""
-        return max(len(group.layers) for group in self.groups)
+        """Tensors of a plane: layers of a group that keep most, at most."""
+        return max(group.num_tensors for group in self.groups)
 
     @property
     def page_groups(self) -> PageGroups:
@@ -119,27 +139,33 @@ def group_layers(specs: Sequence[KVCacheSpec | StateSpec]) -> KVCacheLayout:
     have fewer layers: a page is as large as that of a whole group.
 
     Raises:
-        ValueError: layers keep unlike things of a token, so that pages are no longer alike, or
-            states beside windows, or nothing but states.
+        ValueError: layers keep unlike things of a token, so that pages of some are no part of those
+            of others, or states beside windows, or nothing but states.
     """
     states = {layer: spec for layer, spec in enumerate(specs) if isinstance(spec, StateSpec)}
     paged = [(layer, spec) for layer, spec in enumerate(specs) if isinstance(spec, KVCacheSpec)]
     if states and (not paged or any(spec.window for _, spec in paged)):
         raise ValueError("layers that keep a state need others beside them that see all positions")
-    _, first = paged[0]
-    kinds: dict[int, list[int]] = {}
+    most_layer, most = max(paged, key=lambda entry: entry[1].page_bytes(1))
+    kinds: dict[KVCacheSpec, list[int]] = {}
     for layer, spec in paged:
-        if spec.page_shape(1) != first.page_shape(1) or spec.page_bytes(1) != first.page_bytes(1):
+        is_like = (spec.dtype, spec.num_planes) == (most.dtype, most.num_planes)
+        if not is_like or most.page_bytes(1) % spec.page_bytes(1):
             raise ValueError(
-                f"layer {layer} keeps {spec} of a token, layer 0 {first}: their pages have to be "
-                "equally large"
+                f"layer {layer} keeps {spec} of a token, layer {most_layer} {most}: their pages "
+                "have to be equally large, or the one's a whole part of the other's"
             )
-        kinds.setdefault(spec.window, []).append(layer)
-    counts = [len(layers) for layers in kinds.values()]
+        kinds.setdefault(spec, []).append(layer)
+    shares = {spec: most.page_bytes(1) // spec.page_bytes(1) for spec in kinds}
+    counts = [-(-len(layers) // shares[spec]) for spec, layers in kinds.items()]
     size = max(counts) if max(counts) < _MOST_PADDING * min(counts) else min(counts)
     groups = [
-        KVCacheGroup(window=window, layers=tuple(layers[start : start + size]))
-        for window, layers in sorted(kinds.items())
-        for start in range(0, len(layers), size)
+        KVCacheGroup(
+            layers=tuple(layers[start : start + size * shares[spec]]),
+            spec=spec,
+            layers_per_page=shares[spec],
+        )
+        for spec, layers in sorted(kinds.items(), key=lambda kind: (kind[0].window, kind[1][0]))
+        for start in range(0, len(layers), size * shares[spec])
     ]
-    return KVCacheLayout(groups=tuple(groups), spec=first, states=states)
+    return KVCacheLayout(groups=tuple(groups), spec=most, states=states)

@@ -63,6 +63,11 @@ class AttentionTraits:
     """What is added to the weights of the norms of heads, as to those of other norms."""
     has_gate: bool = False
     """Whether what a head yields is gated, by as many more rows of its queries' projection."""
+    values_are_keys: bool = False
+    """Whether values are the keys before these are normalised and rotate, and have no projection of
+    their own."""
+    has_value_norm: bool = False
+    """Whether each head of the values is normalised, by no weight."""
 
 
 class RMSNorm:
@@ -88,6 +93,10 @@ class RMSNorm:
             full_shape=tuple(self.weight.shape),
             offset=self._offset,
         )
+
+    def multiply(self, factor: torch.Tensor) -> None:
+        """Scales what it yields by a loaded factor [1] from now on, by way of its weight."""
+        self.weight = self.weight.float() * factor.float()
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """[..., size] to [..., size]."""
@@ -214,7 +223,9 @@ class Attention:
         )
         """What it keeps of a token."""
         self._query_parts = 1 + traits.has_gate
-        self._split = [self._query_parts * num_heads, num_kv_heads, num_kv_heads]
+        assert traits.has_value_norm or not traits.values_are_keys, "keys rotate where they are"
+        kept = 1 if traits.values_are_keys else 2
+        self._split = [self._query_parts * num_heads, *[num_kv_heads] * kept]
         self._head_dim = head_dim
         self._scale = head_dim**-0.5 if traits.scale is None else traits.scale
         self._traits = traits
@@ -224,7 +235,7 @@ class Attention:
         self._names = traits.names
         self.qkv = ColumnParallelLinear(
             config.hidden_size,
-            _qkv_parts(config, options, self._names, self._query_parts),
+            _qkv_parts(config, options, self._names, self._query_parts)[: 1 + kept],
             bias=config.qkv_bias,
             options=options,
         )
@@ -238,6 +249,10 @@ class Attention:
         if traits.has_sinks:
             self._sinks = torch.empty(num_heads, dtype=torch.float32, device=options.device)
             self._first_head, self._all_heads = options.group.rank * num_heads, config.num_heads
+        self._value_norm: RMSNorm | None = None
+        if traits.has_value_norm:
+            self._value_norm = RMSNorm(head_dim, config.rms_norm_eps, options)
+            self._value_norm.weight.fill_(1.0)
         self.q_norm: RMSNorm | None = None
         self.k_norm: RMSNorm | None = None
         self.wide_norm: WideQueryKeyNorm | None = None
@@ -289,10 +304,13 @@ class Attention:
         """[T, hidden] to [T, hidden], or to [S, hidden] of the tokens `read`; writes the keys and
         values of all tokens into the cache."""
         qkv = self.qkv.forward(hidden).view(hidden.shape[0], -1, self._head_dim)
-        q, k, v = torch.split(qkv, self._split, dim=1)
+        q, k, *rest = torch.split(qkv, self._split, dim=1)
+        v = rest[0] if rest else k
         gate: torch.Tensor | None = None
         if self._traits.has_gate:
             q, gate = q.unflatten(1, (self.num_heads, 2)).unbind(2)
+        if self._value_norm is not None:
+            v = self._value_norm.forward(v)
         if self.q_norm is not None and self.k_norm is not None:
             q, k = self.q_norm.forward(q), self.k_norm.forward(k)
         if self.wide_norm is not None:

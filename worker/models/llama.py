@@ -130,7 +130,7 @@ class LlamaLayer(PreNormLayer):
         mlp_name: str = "mlp",
     ) -> None:
         self.attention = Attention(
-            *(model.config, model.options),
+            *(model.config.for_layer(index), model.options),
             layer_index=index,
             cos_sin=model.rotary_table(index),
             window=model.windows[index],

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import torch
@@ -14,6 +14,7 @@ from kernels import (
     fused_moe,
     linear,
     pack_linear_weight,
+    silu_and_mul,
 )
 from worker.models.config import ModelConfig
 from worker.models.layers import GatedMLP
@@ -46,14 +47,16 @@ class MoeNames:
     [experts, hidden, size], not quantized."""
 
 
-class MoeMLP:
-    """Each rank holds a share of the columns of every expert.
+class RoutedExperts:
+    """Gated MLPs of which each token takes some. Each rank holds a share of the columns of every
+    one.
 
     Args:
         config: of the model.
-        moe: its experts.
+        moe: the experts.
         options: of the rank.
         names: what a checkpoint calls the parts.
+        activate: what gates and ups [rows, 2 * size] come to, [rows, size].
     """
 
     def __init__(
@@ -61,12 +64,13 @@ class MoeMLP:
         config: ModelConfig,
         moe: MoeConfig,
         options: LayerOptions,
-        names: MoeNames = MoeNames(),  # frozen
+        names: MoeNames,
+        *,
+        activate: Callable[[torch.Tensor], torch.Tensor] = silu_and_mul,
     ) -> None:
-        self._moe = moe
-        self._names = names
+        self._moe, self._names, self._options = moe, names, options
+        self._activate = activate
         self._hidden_size = config.hidden_size
-        self._options = options
         world_size, hidden_size = options.group.world_size, config.hidden_size
         size = divide(moe.intermediate_size, world_size, "the size of an expert")
         start = options.group.rank * size
@@ -79,46 +83,16 @@ class MoeMLP:
             (moe.num_experts * hidden_size, size), down_parts, options
         )
         self._experts: Experts
-        # Routing is decided in fp32: it must not depend on how activations are rounded.
-        self._router: torch.Tensor | None = torch.empty(
-            moe.num_experts + bool(names.shared_gate),  # which is one more row
-            hidden_size,
-            dtype=torch.float32,
-            device=options.device,
-        )
-        self._packed_router: PackedLinear
-        self._bias = None
-        if moe.has_bias:
-            self._bias = torch.zeros(moe.num_experts, dtype=torch.float32, device=options.device)
-        self._shared: GatedMLP | None = None
-        if moe.shared_size:
-            self._shared = GatedMLP(config, options, moe.shared_size)
 
     def weight_slots(self, prefix: str) -> Iterator[WeightSlot]:
-        """Slots of the router and all experts; `prefix` ends with a dot."""
-        assert self._router is not None, "slots exist until the weights are packed"
+        """Slots of all experts; `prefix` ends with a dot."""
         assert self._gate_up is not None, "slots exist until the weights are packed"
         assert self._down is not None, "slots exist until the weights are packed"
-        routing, shared_gate = self._router.split(
-            [self._moe.num_experts, len(self._router) - self._moe.num_experts]
-        )
-        for name, rows in (("gate", routing), (self._names.shared_gate, shared_gate)):
-            if name:
-                yield WeightSlot(
-                    name=f"{prefix}{name}.weight", destination=rows, full_shape=tuple(rows.shape)
-                )
-        if self._bias is not None:
-            bias = self._bias.view(1, -1) if self._names.bias_is_matrix else self._bias
-            yield WeightSlot(
-                name=f"{prefix}{self._names.bias}", destination=bias, full_shape=tuple(bias.shape)
-            )
         if self._names.is_stacked:
-            yield from self._stacked_slots(f"{prefix}experts.", self._gate_up, self._down)
+            yield from self._stacked_slots(prefix, self._gate_up, self._down)
         else:
-            yield from self._gate_up.slots(f"{prefix}experts.")
-            yield from self._down.slots(f"{prefix}experts.")
-        if self._shared is not None:
-            yield from self._shared.weight_slots(f"{prefix}{self._names.shared}.")
+            yield from self._gate_up.slots(prefix)
+            yield from self._down.slots(prefix)
 
     def _stacked_slots(
         self, prefix: str, gate_up: LinearWeight, down: LinearWeight
@@ -145,15 +119,85 @@ class MoeMLP:
         )
 
     def pack(self) -> None:
-        """Packs the router and the experts after loading."""
-        assert self._router is not None, "packed twice"
+        """Packs the experts after loading."""
         assert self._gate_up is not None, "packed twice"
         assert self._down is not None, "packed twice"
-        invariant = self._options.batch_invariant
-        self._packed_router = pack_linear_weight(self._router, batch_invariant=invariant)
         count = self._moe.num_experts
         self._experts = Experts(self._gate_up.pack_experts(count), self._down.pack_experts(count))
-        self._router = self._gate_up = self._down = None
+        self._gate_up = self._down = None
+
+    def forward(self, hidden: torch.Tensor, choice: ExpertChoice) -> torch.Tensor:
+        """[T, hidden] to [T, hidden], of all ranks."""
+        out = fused_moe(hidden, self._experts, choice, activate=self._activate)
+        group = self._options.group
+        if group.world_size > 1:
+            out = group.all_reduce(out, fixed_order=self._options.batch_invariant)
+        return out
+
+
+class MoeMLP:
+    """A router, the experts that it chooses from, and perhaps one that every token takes.
+
+    Args:
+        config: of the model.
+        moe: its experts.
+        options: of the rank.
+        names: what a checkpoint calls the parts.
+    """
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        moe: MoeConfig,
+        options: LayerOptions,
+        names: MoeNames = MoeNames(),  # frozen
+    ) -> None:
+        self._moe = moe
+        self._names = names
+        self._options = options
+        self._experts = RoutedExperts(config, moe, options, names)
+        # Routing is decided in fp32: it must not depend on how activations are rounded.
+        self._router: torch.Tensor | None = torch.empty(
+            moe.num_experts + bool(names.shared_gate),  # which is one more row
+            config.hidden_size,
+            dtype=torch.float32,
+            device=options.device,
+        )
+        self._packed_router: PackedLinear
+        self._bias = None
+        if moe.has_bias:
+            self._bias = torch.zeros(moe.num_experts, dtype=torch.float32, device=options.device)
+        self._shared: GatedMLP | None = None
+        if moe.shared_size:
+            self._shared = GatedMLP(config, options, moe.shared_size)
+
+    def weight_slots(self, prefix: str) -> Iterator[WeightSlot]:
+        """Slots of the router and all experts; `prefix` ends with a dot."""
+        assert self._router is not None, "slots exist until the weights are packed"
+        routing, shared_gate = self._router.split(
+            [self._moe.num_experts, len(self._router) - self._moe.num_experts]
+        )
+        for name, rows in (("gate", routing), (self._names.shared_gate, shared_gate)):
+            if name:
+                yield WeightSlot(
+                    name=f"{prefix}{name}.weight", destination=rows, full_shape=tuple(rows.shape)
+                )
+        if self._bias is not None:
+            bias = self._bias.view(1, -1) if self._names.bias_is_matrix else self._bias
+            yield WeightSlot(
+                name=f"{prefix}{self._names.bias}", destination=bias, full_shape=tuple(bias.shape)
+            )
+        yield from self._experts.weight_slots(f"{prefix}experts.")
+        if self._shared is not None:
+            yield from self._shared.weight_slots(f"{prefix}{self._names.shared}.")
+
+    def pack(self) -> None:
+        """Packs the router and the experts after loading."""
+        assert self._router is not None, "packed twice"
+        invariant = self._options.batch_invariant
+        self._packed_router = pack_linear_weight(self._router, batch_invariant=invariant)
+        self._router = None
+        self._experts.pack()
         if self._shared is not None:
             self._shared.pack()
 
@@ -162,10 +206,7 @@ class MoeMLP:
         scores = linear(hidden.float(), self._packed_router)
         count = self._moe.num_experts
         choice = choose_experts(scores[:, :count], self._bias, self._moe)
-        out = fused_moe(hidden, self._experts, choice)
-        group = self._options.group
-        if group.world_size > 1:
-            out = group.all_reduce(out, fixed_order=self._options.batch_invariant)
+        out = self._experts.forward(hidden, choice)
         if self._shared is None:
             return out
         shared = self._shared.forward(hidden)

@@ -192,6 +192,22 @@ def parse_ernie_moe(raw: dict[str, Any]) -> MoeConfig:
     )
 
 
+def parse_gemma4_moe(raw: dict[str, Any]) -> MoeConfig | None:
+    """The experts of Gemma 4, which stand in all layers or in none, beside the MLP."""
+    if not raw["enable_moe_block"]:
+        return None
+    return _checked(
+        MoeConfig(
+            num_experts=positive_integer(raw, "num_experts"),
+            num_chosen=positive_integer(raw, "top_k_experts"),
+            intermediate_size=positive_integer(raw, "moe_intermediate_size"),
+            dense_layers=frozenset(),
+            normalize=True,
+        ),
+        chosen="top_k_experts",
+    )
+
+
 def parse_minimax_m2_moe(raw: dict[str, Any]) -> MoeConfig:
     """The experts of MiniMax-M2, which stand in every layer."""
     return _checked(

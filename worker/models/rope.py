@@ -27,6 +27,10 @@ def inverse_frequencies(rope: RopeConfig, head_dim: int) -> torch.Tensor:
     plain = 1.0 / wavelengths
     if rope.kind == "linear":
         return plain / rope.factor
+    if rope.kind == "proportional":
+        assert rope.rotating_share is not None, "the reader asks for it"
+        num_rotating = int(rope.rotating_share * head_dim // 2)
+        return torch.where(torch.arange(head_dim // 2) < num_rotating, plain / rope.factor, 0.0)
     if rope.kind == "llama3":
         return _llama3(rope, plain)
     if rope.kind == "longrope":

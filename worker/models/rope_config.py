@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import Any, Literal, cast
 
-RopeKind = Literal["default", "linear", "dynamic", "llama3", "yarn", "longrope"]
+RopeKind = Literal["default", "linear", "dynamic", "llama3", "yarn", "longrope", "proportional"]
 
 _ANY_KIND = frozenset(
     {"rope_type", "type", "rope_theta", "factor", "original_max_position_embeddings", "finetuned"}
@@ -23,6 +23,7 @@ _KNOWN_KEYS: dict[RopeKind, frozenset[str]] = {
     | {"beta_fast", "beta_slow", "truncate", "attention_factor", "attn_factor"}
     | {"mscale", "mscale_all_dim"},
     "longrope": _ANY_KIND | {"short_factor", "long_factor", "attention_factor"},
+    "proportional": _ANY_KIND | {"partial_rotary_factor"},
 }
 """By kind, the keys that are read or have no effect; any other is refused."""
 
@@ -36,7 +37,7 @@ class RopeConfig:
     theta: float = 10000.0
     """Base of the wavelengths."""
     factor: float = 1.0
-    """How many times the context was stretched (linear, llama3, yarn)."""
+    """How many times the context was stretched (linear, llama3, yarn), or waves (proportional)."""
     original_max_position_embeddings: int = 0
     """Length before the stretching (llama3, yarn, longrope)."""
     low_freq_factor: float = 1.0
@@ -52,6 +53,9 @@ class RopeConfig:
     short_factors: tuple[float, ...] | None = None
     """By pair of dimensions, what wavelengths are multiplied by in sequences within the original
     length (longrope). Beyond, all keys would rotate otherwise, those in the cache too."""
+    rotating_share: float | None = None
+    """Share of the pairs of a head's dimensions that rotate, the first; waves are those of a head
+    that rotates whole (proportional)."""
     query_beta: float | None = None
     """Queries grow with the logarithm of the position over the original length, times this."""
 
@@ -156,6 +160,8 @@ def _parse_table(
     )
     if kind == "default":
         return RopeConfig(theta=theta)
+    if kind == "proportional":
+        return _proportional(parameters, theta, key)
     if kind in ("yarn", "longrope") and parameters.get("factor") is None:
         parameters["factor"] = max_position_embeddings / original
     factor = _number(parameters, "factor", key)
@@ -190,6 +196,20 @@ def _parse_table(
         attention_factor=_yarn_attention_factor(parameters, factor),
         query_beta=beta,
     )
+
+
+def _proportional(parameters: dict[str, Any], theta: float, key: str) -> RopeConfig:
+    """Two keys, each of which may be missing."""
+    share, factor = (
+        1.0 if parameters.get(name) is None else _number(parameters, name, key)
+        for name in ("partial_rotary_factor", "factor")
+    )
+    if not 0 < share <= 1 or factor <= 0:
+        raise ValueError(
+            f"{key}: partial_rotary_factor {share} in config.json must be in (0, 1], and factor "
+            f"{factor} positive: repair it"
+        )
+    return RopeConfig(kind="proportional", theta=theta, factor=factor, rotating_share=share)
 
 
 def _one_for_all_layers(parameters: dict[str, Any], key: str) -> dict[str, Any]:

@@ -105,6 +105,23 @@ _WRAPPERS: Mapping[str, _Wrapper] = {
         ),
         tensors=_VISION_AND_PROJECTOR,
     ),
+    "Gemma4ForConditionalGeneration": _Wrapper(
+        model_type="gemma4",
+        texts={"gemma4_text": "Gemma4ForCausalLM"},
+        keys=words(
+            """
+            vision_config audio_config image_token_id video_token_id audio_token_id boi_token_id
+            eoi_token_id boa_token_id eoa_token_id eoa_token_index vision_soft_tokens_per_image
+            """
+        ),
+        tensors=TensorNames(
+            renamed=(("model.language_model.", "model."),),
+            skipped=tuple(
+                f"model.{part}."
+                for part in ("vision_tower", "embed_vision", "audio_tower", "embed_audio")
+            ),
+        ),
+    ),
     "Qwen2_5_VLForConditionalGeneration": _Wrapper(
         model_type="qwen2_5_vl",
         texts={"qwen2_5_vl_text": "Qwen2ForCausalLM"},

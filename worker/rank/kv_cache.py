@@ -16,15 +16,19 @@ from worker.wire.page_groups import PageGroups
 
 
 def check_windows(config: EngineConfig, layout: KVCacheLayout) -> None:
-    """Whether the engine's configuration suits layers that see a window, before weights are read.
+    """Whether the engine's configuration suits layers that see a window, or keep unlike things of a
+    token, before weights are read.
 
     Raises:
         ValueError: it does not; the message says what to change.
     """
     windows = [group.window for group in layout.groups if group.window]
-    if not windows:
+    if not windows and len(layout.groups) == 1:
         return
-    window = min(windows)
+    what, remedy = "layers of this model keep unlike things of a token", "leave it out"
+    if windows:
+        what = f"layers of this model see {min(windows)} at a time"
+        remedy = f"{remedy}, or set --max-model-len {min(windows)}"
     refused = {
         "--host-cache-gib": ("keeps prefixes whole", config.host_cache_gib > 0.0),
         "--speculative-method draft": (
@@ -35,10 +39,7 @@ def check_windows(config: EngineConfig, layout: KVCacheLayout) -> None:
     }
     for option, (reason, is_set) in refused.items():
         if is_set:
-            raise ValueError(
-                f"{option} {reason}, layers of this model see {window} at a time: leave it out, or "
-                f"set --max-model-len {window}"
-            )
+            raise ValueError(f"{option} {reason}, {what}: {remedy}")
 
 
 def page_groups(config: EngineConfig, layout: KVCacheLayout) -> PageGroups:
@@ -60,18 +61,24 @@ def allocate_kv_caches(
     num_pages: int, page_size: int, layout: KVCacheLayout, device: torch.device
 ) -> Mapping[int, KVCache]:
     """By layer that has pages, its cache; zeros, since attention reads unused slots of a page (and
-    masks them). Layers of different groups have one tensor where they stand at the same place."""
+    masks them). Layers of different groups have one tensor where they stand at the same place.
+
+    A layer that shares pages with others of its group has a view that begins where its first page
+    does: `layers_per_page` times the number of a page is that of its own.
+    """
     spec = layout.spec
     shape = (num_pages, *spec.page_shape(page_size))
-    caches = [
-        _make_cache([_zeros(shape, spec.dtype, device) for _ in range(spec.num_planes)], spec)
+    tensors = [
+        [_zeros(shape, spec.dtype, device) for _ in range(spec.num_planes)]
         for _ in range(layout.group_size)
     ]
-    by_layer = {
-        layer: cache
-        for group in layout.groups
-        for layer, cache in zip(group.layers, caches, strict=False)
-    }
+    by_layer: dict[int, KVCache] = {}
+    for group in layout.groups:
+        for place, layer in enumerate(group.layers):
+            number, first = divmod(place, group.layers_per_page)
+            own_shape = group.spec.page_shape(page_size)
+            planes = [plane.view(-1, *own_shape)[first:] for plane in tensors[number]]
+            by_layer[layer] = _make_cache(planes, group.spec)
     return {layer: by_layer[layer] for layer in sorted(by_layer)}
 
 

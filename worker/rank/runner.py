@@ -119,6 +119,7 @@ class ModelRunner:
                 cap=model.attention_cap,
                 has_sinks=model.has_sinks,
                 has_latents=model.mla is not None,
+                head_dims=model.head_dims,
             ),
         )
 
@@ -348,7 +349,7 @@ class ModelRunner:
             device=self.device,
             native_draws=self.model.native is not None,
             block_size=self.model_config.block_size,
-            num_groups=page_groups.num_groups,
+            page_factors=[group.layers_per_page for group in self._layout.groups],
         )
         self._builder = BatchBuilder(self._tables, is_native=self.model.native is not None)
         if self.model_config.mask_token_id is not None:

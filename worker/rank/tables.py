@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -19,6 +20,10 @@ class DeviceTables:
 
     Row `max_num_seqs` belongs to no request: padding may read and write it. Page 0 is the dummy
     page, so an unset entry of the page table is harmless.
+
+    Args:
+        page_factors: by group of layers, how many of a layer's pages one page has: what its number
+            is multiplied by.
     """
 
     def __init__(
@@ -31,7 +36,7 @@ class DeviceTables:
         device: torch.device,
         native_draws: bool = False,
         block_size: int = 1,
-        num_groups: int = 1,
+        page_factors: Sequence[int] = (1,),
     ) -> None:
         num_rows = max_num_seqs + 1
         self.device = device
@@ -47,9 +52,10 @@ class DeviceTables:
         """[slots, positions]: every token of a request, the newest draw included."""
         self._columns = -(-max_model_len // page_size)
         self.page_table = torch.zeros(
-            num_rows, num_groups * self._columns, dtype=torch.int32, device=device
+            num_rows, len(page_factors) * self._columns, dtype=torch.int32, device=device
         )
         """[slots, groups * pages], the pages of each group in the order of positions."""
+        self._page_factors = page_factors
         self.group_tables = torch.split(self.page_table, self._columns, dim=1)
         """Of each group [slots, pages]: views."""
         self.flat_tokens = self.token_pool.view(-1)
@@ -84,7 +90,7 @@ class DeviceTables:
             assert len(tokens) <= self.max_model_len, "a request is longer than its row"
             runs.append((0, admit.slot * self.token_stride, tokens))
         for write in plan.page_writes:
-            pages = np.array(write.page_ids, dtype=np.int32)
+            pages = np.array(write.page_ids, dtype=np.int32) * self._page_factors[write.group]
             assert write.start + len(pages) <= self._columns, (
                 "a request has more pages than its row"
             )

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from transformers import PreTrainedModel
 
+from tests.support.checkpoints.gemma4 import GEMMA4_SPECIMENS
 from tests.support.checkpoints.latents import LATENT_SPECIMENS
 from tests.support.checkpoints.mutations import (
     HEADS_BY_TURNS,
@@ -661,6 +662,7 @@ SPECIMENS: dict[str, Specimen] = {
             **_THETA,
         },
     ),
+    **GEMMA4_SPECIMENS,
     **LATENT_SPECIMENS,
 }
 """By the family's name in tests."""

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -18,16 +20,23 @@ from worker.models.moe_config import MoeConfig
 from worker.models.qwen3_next import GatedDeltaNet
 
 
-def _without(block: Any, parts: tuple[str, ...], forward: Any, args: tuple[Any, ...]) -> Any:
-    """What a block computes that lacks some of its parts."""
+@contextmanager
+def swapped_for(block: Any, **parts: Any) -> Iterator[None]:
+    """A block with others in the place of some of its parts."""
     kept = {part: getattr(block, part) for part in parts}
     try:
-        for part in parts:
-            setattr(block, part, None)
-        return forward(block, *args)
+        for part, other in parts.items():
+            setattr(block, part, other)
+        yield
     finally:
         for part, own in kept.items():
             setattr(block, part, own)
+
+
+def _without(block: Any, parts: tuple[str, ...], forward: Any, args: tuple[Any, ...]) -> Any:
+    """What a block computes that lacks some of its parts."""
+    with swapped_for(block, **dict.fromkeys(parts)):
+        return forward(block, *args)
 
 
 def _swapped_norms(self: SandwichLayer, *args: Any) -> Any:

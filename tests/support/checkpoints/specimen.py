@@ -76,6 +76,11 @@ _VISIONS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
         {**_IMAGES, **_ONE_LAYER},
         {"mm_tokens_per_image": 4, "image_token_index": 90, "boi_token_index": 91},
     ),
+    "Gemma4": (
+        "Gemma4VisionConfig",
+        {**_IMAGES, **_ONE_LAYER, "num_key_value_heads": 1, "head_dim": 16},
+        {},
+    ),
     "Qwen2_5_VL": ("Qwen2_5_VLVisionConfig", {**_QWEN_IMAGES, "fullatt_block_indexes": [0]}, {}),
     "Qwen3_5Moe": ("Qwen3_5MoeVisionConfig", _QWEN_IMAGES, {}),
     "Qwen3VL": ("Qwen3VLVisionConfig", {**_QWEN_IMAGES, "deepstack_visual_indexes": []}, {}),

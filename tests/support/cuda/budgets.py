@@ -35,6 +35,7 @@ BUDGETS = {
     "GemmaForCausalLM": Budget("google/gemma-2b", 10, 7),
     "Gemma2ForCausalLM": Budget("google/gemma-2-2b-it", 12, 7, 10, 18),
     "Gemma3ForCausalLM": Budget("google/gemma-3-1b-it", 14, 17),
+    "Gemma4ForCausalLM": Budget("google/gemma-4-26B-A4B", 61, 17, 10, 18),
     "GlmForCausalLM": Budget("zai-org/glm-4-9b-chat-hf", 10),
     "Glm4ForCausalLM": Budget("zai-org/GLM-4-9B-0414", 12),
     "Glm4MoeLiteForCausalLM": Budget("zai-org/GLM-4.7-Flash", 58),

@@ -118,6 +118,7 @@ def counting() -> Iterator[Counter]:
             patch.setattr(torch.cuda, name, _Idle)
         patch.setattr(torch.cuda, "stream", lambda _: nullcontext())
         patch.setattr(torch.cuda, "synchronize", lambda *_: None)
+        patch.setattr(torch.cuda, "is_bf16_supported", lambda **_: True)
         properties = SimpleNamespace(multi_processor_count=132)
         patch.setattr(torch.cuda, "get_device_properties", lambda _: properties)
         patch.setattr(batch, "uploader_to", _Upload)
@@ -180,11 +181,14 @@ def _count_calls(layer: Any, counter: Counter, found: list[int]) -> None:
 
 def write_config(folder: Path, config: dict[str, Any], num_layers: int) -> Path:
     """The folder with a config.json of so many layers."""
-    most = config["num_hidden_layers"]
+    text = config.get("text_config", config)
+    most = text["num_hidden_layers"]
     short = {
         key: value[:num_layers] if isinstance(value, list) and len(value) == most else value
-        for key, value in config.items()
+        for key, value in text.items()
     }
     short["num_hidden_layers"] = min(most, num_layers)
+    if text is not config:
+        short = {**config, "text_config": short}
     (folder / "config.json").write_text(json.dumps(short), encoding="utf-8")
     return folder

@@ -181,6 +181,7 @@ def attention_case(device: str, dtype: torch.dtype) -> None:
         (20, 1, 64, 128, 37, 0.0, True),
         (2, 1, 32, 16, 270, 0.7, False),
         (2, 1, 32, 16, 0, 0.7, True),
+        (2, 1, 512, 16, 0, 0.0, False),
     ):
         case = make_paged(
             lens,

@@ -40,13 +40,14 @@ SHARED_IN_PARTS = (
     "qwen2-moe",
     "minimax-m2",
     "gpt-oss",
+    "gemma4",
     "qwen3-next",
     "qwen3-5",
     "deepseek-v2-lite",
     "deepseek-v3",
 )
 """Families that between them have all that ranks share in parts: biases, fused tensors, experts,
-norms over all heads, latents."""
+heads of several sizes, norms over all heads, latents."""
 TAKING_PAGES = (
     "llama",
     "mistral",
@@ -55,14 +56,15 @@ TAKING_PAGES = (
     "smollm3",
     "gemma2",
     "gemma3",
+    "gemma4",
     "gpt-oss",
     "glm4-moe",
     "qwen3-next",
     "deepseek-v3",
 )
 """Families that between them have all that depends on where a token stands and what its request
-holds: windows in all layers or in some, caps, sinks, tables and temperatures by position, layers
-without a table, experts, states, latents."""
+holds: windows in all layers or in some, pages that layers share, caps, sinks, tables and
+temperatures by position, layers without a table, experts, states, latents."""
 GREEDY = SamplingParams(temperature=0.0, max_tokens=NUM_NEW, ignore_eos=True)
 
 

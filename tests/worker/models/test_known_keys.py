@@ -13,7 +13,7 @@ import transformers
 from tests.support.worker.real_configs import load_corpus, verdict
 from worker.models.config import ModelConfig
 
-CONFIGS = {"Gemma3": "Gemma3Text"}
+CONFIGS = {"Gemma3": "Gemma3Text", "Gemma4": "Gemma4Text"}
 CLASSES: dict[str, tuple[Any, Any]] = {
     f"{name}ForCausalLM": (
         getattr(transformers, f"{CONFIGS.get(name, name)}Config"),
@@ -24,7 +24,7 @@ CLASSES: dict[str, tuple[Any, Any]] = {
         *("Glm4Moe", "SmolLM3", "SeedOss", "Olmo2", "Ernie4_5", "Cohere", "Mixtral"),
         *("Ministral3", "Cohere2", "Exaone4", "Olmo3", "Glm", "Ministral", "Phi3"),
         *("Qwen2Moe", "MiniMaxM2", "Gemma", "Gemma2", "Gemma3", "GptOss", "Ernie4_5_Moe"),
-        "Qwen3Next",
+        *("Qwen3Next", "Gemma4"),
         *("DeepseekV2", "DeepseekV3", "Glm4MoeLite"),
     )
 }
@@ -117,6 +117,20 @@ OWN: dict[str, dict[str, Any]] = {
     },
     "Gemma2ForCausalLM": {"sliding_window": 9},
     "Gemma3ForCausalLM": {"sliding_window": 9, **TWO_ROPES},
+    "Gemma4ForCausalLM": {
+        "sliding_window": 9,
+        "layer_types": ["sliding_attention", "full_attention"],
+        "global_head_dim": 16,
+        "hidden_size_per_layer_input": 0,
+        "rope_parameters": {
+            "full_attention": {
+                **THETA,
+                "rope_type": "proportional",
+                "partial_rotary_factor": 0.5,
+            },
+            "sliding_attention": {**THETA, "rope_type": "default"},
+        },
+    },
 }
 """What a family has besides, or cannot do without."""
 SAID_OTHERWISE = {"SmolLM3ForCausalLM": "no_rope_layers"}

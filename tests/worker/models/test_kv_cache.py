@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
 
+from worker.config import EngineConfig
 from worker.models.kv_cache import KVCacheSpec, StateSpec, group_layers
+from worker.rank.kv_cache import allocate_kv_caches, check_windows
 from worker.wire.page_groups import LEAST_SNAPSHOTS, UNBOUNDED, PageGroups
 
 FULL = KVCacheSpec(num_kv_heads=2, head_dim=64, dtype=torch.bfloat16)
@@ -48,6 +51,50 @@ def test_pages_are_given_back_behind_the_widest_window() -> None:
 def test_layers_that_keep_unlike_things_are_refused() -> None:
     with pytest.raises(ValueError, match=r"layer 1 keeps .*equally large"):
         group_layers([FULL, replace(FULL, value_dim=8)])
+
+
+def test_layers_that_keep_less_share_pages() -> None:
+    wide = KVCacheSpec(num_kv_heads=1, head_dim=64, dtype=torch.bfloat16)
+    layout = group_layers([WINDOW, WINDOW, wide, WINDOW, wide, WINDOW, wide])
+    assert [(group.window, group.layers, group.layers_per_page) for group in layout.groups] == [
+        (0, (2, 4, 6), 2),
+        (100, (0, 1), 1),
+        (100, (3, 5), 1),
+    ]
+    assert layout.page_groups == PageGroups(1, 2, 100)
+    assert layout.page_bytes(16) == 2 * WINDOW.page_bytes(16)
+    caches = allocate_kv_caches(3, 4, layout, torch.device("cpu"))
+    for layer, num_pages in {2: 6, 4: 5, 6: 6}.items():
+        assert [plane.shape for plane in caches[layer].planes] == [(num_pages, 4, 1, 64)] * 2
+        caches[layer].k[2 * 2] = layer
+        caches[layer].v[2 * 2] = -layer
+    first, second = caches[0].k[2].flatten().view(2, -1), caches[1].k[2].flatten().view(2, -1)
+    assert first.unique(dim=1).flatten().tolist() == [2, 4], "page 2 is shared by halves"
+    assert second.unique(dim=1).flatten().tolist() == [6, 0]
+    assert caches[0].v[2].sum() == -(2 + 4) * 4 * 64
+    assert all((caches[layer].k[:2] == 0).all() for layer in (0, 1))
+
+
+@pytest.mark.parametrize(
+    ("options", "refusal"),
+    [
+        ({"host_cache_gib": 1.0}, "--host-cache-gib keeps prefixes whole"),
+        (
+            {"speculative_method": "draft", "speculative_model": "any"},
+            "--speculative-method draft takes pages of all positions",
+        ),
+    ],
+)
+def test_layers_that_share_pages_are_no_matter_for_all(
+    options: dict[str, Any], refusal: str
+) -> None:
+    wide = replace(FULL, num_kv_heads=1)
+    config = EngineConfig(model="any", **options)
+    check_windows(config, group_layers([FULL, FULL]))
+    with pytest.raises(ValueError, match=f"{refusal}.* unlike things of a token: leave it out$"):
+        check_windows(config, group_layers([FULL, wide]))
+    with pytest.raises(ValueError, match=f"{refusal}.* or set --max-model-len 100$"):
+        check_windows(config, group_layers([WINDOW, wide]))
 
 
 def test_a_state_takes_as_much_memory_as_some_pages() -> None:

@@ -136,7 +136,7 @@ def test_layers_that_predict_further_tokens_are_skipped(name: str, tmp_path: Pat
         load_weights(build(tmp_path), model.config, show_progress=False)
 
 
-@pytest.mark.parametrize("name", ["gemma", "gemma2", "gemma3"])
+@pytest.mark.parametrize("name", ["gemma", "gemma2", "gemma3", "gemma4"])
 def test_gemma_refuses_float16(name: str, tmp_path: Path) -> None:
     write_specimen(name, tmp_path)
     build(tmp_path, dtype=torch.bfloat16)

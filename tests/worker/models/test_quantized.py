@@ -45,7 +45,8 @@ def dense(model: Any) -> list[torch.Tensor]:
     (layer,) = model.layers
     attention = (layer.attention.qkv.weight, layer.attention.output.weight)
     with torch.inference_mode():
-        return [weight.dense() for weight in (*attention, layer.mlp._gate_up, layer.mlp._down)]
+        experts = layer.mlp._experts
+        return [weight.dense() for weight in (*attention, experts._gate_up, experts._down)]
 
 
 @pytest.mark.parametrize("name", LAYOUTS)

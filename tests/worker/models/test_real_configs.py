@@ -70,7 +70,10 @@ IGNORED = {
     "of images": "image_token_index multimodal_projector_bias projector_hidden_act "
     "spatial_merge_size vision_feature_layer vision_config mm_tokens_per_image boi_token_index "
     "eoi_token_index image_token_id video_token_id vision_token_id vision_start_token_id "
-    "vision_end_token_id",
+    "vision_end_token_id audio_token_id vision_soft_tokens_per_image",
+    "where the text says it itself": "tie_word_embeddings",
+    "while no layers share keys or have embeddings of their own": "use_double_wide_mlp "
+    "vocab_size_per_layer_input",
     "layers that predict further tokens": "num_nextn_predict_layers use_mtp num_mtp_modules "
     "mtp_transformer_layers",
     "how transformers runs": "use_cache pretraining_tp output_router_logits cache_implementation "

@@ -42,13 +42,13 @@ def test_each_group_of_layers_has_a_page_table() -> None:
         page_size=4,
         vocab_size=50,
         device=torch.device("cpu"),
-        num_groups=2,
+        page_factors=[1, 2],
     )
     writes = [PageWrite(1, 0, [3, 4]), PageWrite(1, 1, [9], 1), PageWrite(0, 2, [7], 1)]
     state.apply(Plan(1, [admit(1, [5])], writes, []))
     full, window = (table.tolist() for table in state.group_tables)
     assert full == [[0, 0, 0], [3, 4, 0], [0, 0, 0]]
-    assert window == [[0, 0, 7], [0, 9, 0], [0, 0, 0]]
+    assert window == [[0, 0, 14], [0, 18, 0], [0, 0, 0]], "in numbers of half as large pages"
     assert state.max_positions == 12
 
 

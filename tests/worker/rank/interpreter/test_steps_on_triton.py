@@ -12,14 +12,14 @@ import torch
 from kernels import apply_token_bitmask, registry
 from kernels.attention import AttentionBackend, AttentionMetadata
 from kernels.registry import Backend
-from worker.models.kv_cache import KVCacheGroup
+from worker.models.kv_cache import KVCacheSpec, group_layers
 from worker.plan.plan import Admit, LogitsParams, PageWrite, Plan, PlannedRow, StepResult
 from worker.rank.batch import Batch, BatchBuilder, ForwardInputs, gather_inputs
 from worker.rank.sampling.sampler import SamplerOutput, sample
 from worker.rank.tables import DeviceTables
 
 VOCAB, PAGE_SIZE = 4300, 8
-ONE_LAYER = [KVCacheGroup(window=0, layers=(0,))]
+ONE_LAYER = group_layers([KVCacheSpec(num_kv_heads=1, head_dim=16, dtype=torch.float32)]).groups
 RULES = [
     None,
     LogitsParams(5, frequency_penalty=1.0, presence_penalty=-0.5, num_logprobs=3),

@@ -1,0 +1,167 @@
+"""Checkpoints of Gemma 4, and what would be wrong if one of its features were missed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from kernels import silu_and_mul
+from tests.support.checkpoints.mutations import (
+    NO_EMBEDDING_SCALE,
+    NO_HEAD_NORMS,
+    NO_NAMES,
+    SILU,
+    swapped_for,
+)
+from tests.support.checkpoints.specimen import Patch, Specimen
+from worker.models.gemma4 import Gemma4Layer, Gemma4Router, ParallelExperts
+from worker.models.layers import Attention, AttentionTraits
+from worker.models.rope import cos_sin_table
+from worker.models.rope_config import RopeConfig
+
+_WINDOW = 21
+_ROPE = {
+    "full_attention": {
+        "rope_type": "proportional",
+        "rope_theta": 100.0,
+        "partial_rotary_factor": 0.25,
+    },
+    "sliding_attention": {"rope_type": "default", "rope_theta": 30.0},
+}
+_TEXT = {
+    "rope_parameters": _ROPE,
+    "sliding_window": _WINDOW,
+    "global_head_dim": 32,
+    "num_key_value_heads": 4,
+    "hidden_size_per_layer_input": 0,
+}
+_WINDOW_PLUS_1 = {"window of one more": {"sliding_window": _WINDOW + 1}}
+
+
+def _full_rope(**change: float) -> dict[str, Any]:
+    """Layers that see all positions rotate otherwise."""
+    return {"rope_parameters": {**_ROPE, "full_attention": {**_ROPE["full_attention"], **change}}}
+
+
+def _table_of_a_part(rope: RopeConfig, head_dim: int, *rest: Any) -> torch.Tensor:
+    """The first dimensions of a head rotate, as of other families."""
+    if rope.rotating_share is not None:
+        head_dim = int(head_dim * rope.rotating_share)
+        rope = replace(rope, kind="default", rotating_share=None)
+    return cos_sin_table(rope, head_dim, *rest)
+
+
+def _packed(target: type, before: Callable[[Any], object]) -> Patch:
+    """A part whose loaded weights say something else."""
+    pack = target.pack  # type: ignore[attr-defined]
+
+    def changed(self: Any) -> None:
+        before(self)
+        pack(self)
+
+    return Patch(target=f"worker.models.gemma4:{target.__name__}.pack", value=changed)
+
+
+def _scaling_the_block_alone(self: Gemma4Layer) -> None:
+    _PACK(self)
+    self._scalar.fill_(1.0)
+
+
+def _keys_normed_as_values(self: Attention, *args: Any) -> torch.Tensor:
+    with swapped_for(self, _value_norm=self.k_norm):
+        return _ATTENTION(self, *args)
+
+
+def _without_value_norm(self: Attention, *args: Any) -> torch.Tensor:
+    with swapped_for(self, _value_norm=None):
+        return _ATTENTION(self, *args)
+
+
+def _with_swapped_norms(self: ParallelExperts, *args: Any) -> torch.Tensor:
+    with swapped_for(self, _norms=self._norms[::-1]):
+        return _EXPERTS(self, *args)
+
+
+_ATTENTION, _EXPERTS, _PACK = Attention.forward, ParallelExperts.forward, Gemma4Layer.pack
+
+GEMMA4_SPECIMENS: dict[str, Specimen] = {
+    "gemma4": Specimen(
+        name="Gemma4",
+        config="Gemma4Text",
+        settings={
+            **_TEXT,
+            "num_hidden_layers": 4,
+            "layer_types": ["sliding_attention", "full_attention"] * 2,
+            "attention_k_eq_v": True,
+            "num_global_key_value_heads": 1,
+            "enable_moe_block": True,
+            "num_experts": 8,
+            "top_k_experts": 3,
+            "moe_intermediate_size": 40,
+            "final_logit_softcapping": 5.0,
+        },
+        mutations={
+            "scale of embeddings": NO_EMBEDDING_SCALE,
+            "activation": SILU,
+            "activation of experts": Patch(
+                target="worker.models.gemma4:gelu_and_mul", value=silu_and_mul
+            ),
+            "norms of heads": NO_HEAD_NORMS,
+            "norm of values": Patch(
+                target="worker.models.layers:Attention.forward", value=_without_value_norm
+            ),
+            "normed keys as values": Patch(
+                target="worker.models.layers:Attention.forward", value=_keys_normed_as_values
+            ),
+            "scale of attention": Patch(
+                target="worker.models.gemma4:AttentionTraits",
+                value=lambda **traits: AttentionTraits(**{**traits, "scale": 0.5}),
+            ),
+            "scalar of layers": _packed(Gemma4Layer, lambda layer: layer._scalar.fill_(1.0)),
+            "scalar of residuals": Patch(
+                target="worker.models.gemma4:Gemma4Layer.pack", value=_scaling_the_block_alone
+            ),
+            "scale of the router": _packed(Gemma4Router, lambda own: own._scale.fill_(1.0)),
+            "norm of the router": Patch(
+                target="worker.models.gemma4:rms_norm", value=lambda x, weight, _: x * weight
+            ),
+            "scale of experts": _packed(
+                Gemma4Router, lambda own: own._weight_of_experts.fill_(1.0)
+            ),
+            "number of experts": {"top_k_experts": 2},
+            "experts": {"enable_moe_block": False},
+            "experts behind the MLP": Patch(
+                target="worker.models.gemma4:ParallelExperts.forward",
+                value=lambda self, mlp_output, _: _EXPERTS(self, mlp_output, mlp_output),
+            ),
+            "norms beside": Patch(
+                target="worker.models.gemma4:ParallelExperts.forward", value=_with_swapped_norms
+            ),
+            "cap of logits": {"final_logit_softcapping": None},
+            "values": {"attention_k_eq_v": False},
+            "heads": {"per_layer_config": None},
+            "share that rotates": _full_rope(partial_rotary_factor=1.0),
+            "theta": _full_rope(rope_theta=30.0),
+            "part that rotates": Patch(
+                target="worker.models.decoder:cos_sin_table", value=_table_of_a_part
+            ),
+            **_WINDOW_PLUS_1,
+            "eps": {"rms_norm_eps": 0.1},
+        },
+    ),
+    "gemma4-images": Specimen(
+        name="Gemma4",
+        config="Gemma4Text",
+        settings={
+            **_TEXT,
+            "num_hidden_layers": 4,
+            "layer_types": ["sliding_attention"] * 3 + ["full_attention"],
+            "use_bidirectional_attention": "vision",
+        },
+        mutations={"names": NO_NAMES, **_WINDOW_PLUS_1},
+        wrapper="Gemma4",
+    ),
+}

@@ -1,0 +1,186 @@
+"""Gemma 4 (huggingface.co/google): layers that see all positions have wider heads, whose values are
+their keys; experts stand beside the MLP; each layer has a scale of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+
+from kernels import ExpertChoice, PackedLinear, gelu_and_mul, linear, pack_linear_weight, rms_norm
+from worker.models.context import ForwardContext
+from worker.models.decoder import DecoderModel
+from worker.models.gemma import Gemma2ForCausalLM, GemmaLayer
+from worker.models.layers import AttentionTraits, RMSNorm
+from worker.models.linear_method import WeightSlot
+from worker.models.moe import MoeNames, RoutedExperts, choose_experts
+from worker.models.moe_config import MoeConfig
+
+
+class Gemma4Router:
+    """Chooses experts by the residual, normalised and scaled.
+
+    Args:
+        model: whose router it is.
+        moe: the experts.
+    """
+
+    def __init__(self, model: DecoderModel, moe: MoeConfig) -> None:
+        config, options = model.config, model.options
+        self._moe, self._options = moe, options
+        self._eps = config.rms_norm_eps
+        # Routing is decided in fp32: it must not depend on how activations are rounded.
+        self._projection: torch.Tensor | None = self._empty(moe.num_experts, config.hidden_size)
+        self._packed: PackedLinear
+        self._scale = self._empty(config.hidden_size)
+        self._weight_of_experts = self._empty(moe.num_experts)
+
+    def weight_slots(self, prefix: str) -> Iterator[WeightSlot]:
+        """Slots of the projection and both scales; `prefix` ends with a dot."""
+        assert self._projection is not None, "slots exist until the weights are packed"
+        for name, tensor in (
+            ("proj.weight", self._projection),
+            ("scale", self._scale),
+            ("per_expert_scale", self._weight_of_experts),
+        ):
+            yield WeightSlot(
+                name=f"{prefix}{name}", destination=tensor, full_shape=tuple(tensor.shape)
+            )
+
+    def pack(self) -> None:
+        """Packs the projection after loading."""
+        assert self._projection is not None, "packed twice"
+        self._packed = pack_linear_weight(
+            self._projection, batch_invariant=self._options.batch_invariant
+        )
+        self._projection = None
+        self._scale = self._scale * len(self._scale) ** -0.5
+
+    def forward(self, residual: torch.Tensor) -> ExpertChoice:
+        """The experts of each token of [T, hidden], and how much they count."""
+        normed = rms_norm(residual, self._scale, self._eps)
+        choice = choose_experts(linear(normed.float(), self._packed), None, self._moe)
+        return ExpertChoice(
+            choice.expert_ids, choice.weights * self._weight_of_experts[choice.expert_ids]
+        )
+
+    def _empty(self, *shape: int) -> torch.Tensor:
+        return torch.empty(shape, dtype=torch.float32, device=self._options.device)
+
+
+class ParallelExperts:
+    """Experts beside an MLP: each reads the same residual behind a norm of its own, and what they
+    yield is normalised before it is added up.
+
+    Args:
+        model: whose experts they are.
+        moe: how many.
+    """
+
+    def __init__(self, model: DecoderModel, moe: MoeConfig) -> None:
+        names = MoeNames(is_stacked=model.config.quantization is None)
+        self._router = Gemma4Router(model, moe)
+        self._experts = RoutedExperts(
+            *(model.config, moe, model.options, names), activate=gelu_and_mul
+        )
+        self._norm_names = (
+            "post_feedforward_layernorm_1",
+            "pre_feedforward_layernorm_2",
+            "post_feedforward_layernorm_2",
+        )
+        self._norms = [model.build_norm() for _ in self._norm_names]
+
+    def weight_slots(self, prefix: str) -> Iterator[WeightSlot]:
+        """Slots of the router, the experts and the norms; `prefix` is the layer's."""
+        yield from self._router.weight_slots(f"{prefix}router.")
+        yield from self._experts.weight_slots(f"{prefix}experts.")
+        for name, norm in zip(self._norm_names, self._norms, strict=True):
+            yield from norm.weight_slots(f"{prefix}{name}")
+
+    def pack(self) -> None:
+        """Packs the router and the experts after loading."""
+        self._router.pack()
+        self._experts.pack()
+
+    def forward(self, mlp_output: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
+        """What an MLP yields [T, hidden], and experts besides, of the residual before both."""
+        after_mlp, before_experts, after_experts = self._norms
+        choice = self._router.forward(residual)
+        routed = self._experts.forward(before_experts.forward(residual), choice)
+        return after_mlp.forward(mlp_output) + after_experts.forward(routed)
+
+
+class Gemma4Layer(GemmaLayer):
+    """Norms before and behind each block, experts beside the MLP, all times a number.
+
+    Args:
+        model: whose layer it is.
+        index: of the layer, from 0.
+    """
+
+    def __init__(self, model: Gemma4ForCausalLM, index: int) -> None:
+        is_full = model.config.windows[index] is None
+        traits = AttentionTraits(
+            scale=1.0,
+            has_value_norm=True,
+            values_are_keys=is_full and model.own("attention_k_eq_v"),
+        )
+        super().__init__(model, index, model.build_mlp(), traits=traits)
+        self._experts: ParallelExperts | None = None
+        if model.config.moe is not None:
+            self._experts = ParallelExperts(model, model.config.moe)
+        self._scalar = torch.empty(1, dtype=model.options.dtype, device=model.options.device)
+
+    def weight_slots(self, prefix: str) -> Iterator[WeightSlot]:
+        """Slots of the layer; `prefix` ends with a dot."""
+        yield from super().weight_slots(prefix)
+        if self._experts is not None:
+            yield from self._experts.weight_slots(prefix)
+        yield WeightSlot(name=f"{prefix}layer_scalar", destination=self._scalar, full_shape=(1,))
+
+    def pack(self) -> None:
+        """Packs the loaded weights; the number goes into that of the last norm."""
+        super().pack()
+        if self._experts is not None:
+            self._experts.pack()
+        after_mlp = self.norms[-1]
+        assert isinstance(after_mlp, RMSNorm), "what build_norm makes"
+        after_mlp.multiply(self._scalar)
+
+    def forward(
+        self,
+        hidden: torch.Tensor,
+        residual: torch.Tensor | None,
+        positions: torch.Tensor,
+        ctx: ForwardContext,
+        read: torch.Tensor | None = None,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """The block's output and the residual that it is still to be added to; where no layer
+        follows, those of the tokens `read` [S]."""
+        before_attention, after_attention, before_mlp, after_mlp = self.norms
+        if residual is None:
+            residual, hidden = hidden, before_attention.forward(hidden)
+        else:
+            hidden, residual = before_attention.forward_add(hidden, residual)
+        hidden = self.attention.forward(hidden, positions, ctx, read)
+        if read is not None:
+            residual = residual.index_select(0, read)
+            if not len(read):
+                return hidden, residual
+        hidden, residual = before_mlp.forward_add(after_attention.forward(hidden), residual)
+        hidden = self.mlp.forward(hidden)
+        if self._experts is not None:
+            hidden = self._experts.forward(hidden, residual)
+        return after_mlp.forward(hidden), residual * self._scalar
+
+
+class Gemma4ForCausalLM(Gemma2ForCausalLM):
+    """Layers see a window, or all. Heads of values are normalised too, logits capped."""
+
+    def build_layer(self, index: int) -> Gemma4Layer:
+        """Every layer is alike, windows, heads and tables apart."""
+        return Gemma4Layer(self, index)
+
+    def build_norm(self) -> RMSNorm:
+        """A checkpoint holds its weight as it is."""
+        return RMSNorm(self.config.hidden_size, self.config.rms_norm_eps, self.options)
