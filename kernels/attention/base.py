@@ -10,7 +10,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Protocol
+from typing import ClassVar, Protocol, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -94,9 +94,9 @@ class AttentionMetadata:
 
     Query i of a row stands at position `seq_len - query_len + i` and sees all positions up to the
     end of its block; blocks are counted from 0. With a window it sees the last positions up to its
-    own: pages of positions that no query of a row sees are not read, but for those in one split of
-    keys with such as are seen. The lengths on the host repeat those on the device (planning never
-    waits for it).
+    own, or those of its chunk: pages of positions that no query of a row sees are not read, but for
+    those in one split of keys with such as are seen. The lengths on the host repeat those on the
+    device (planning never waits for it).
     """
 
     page_table: torch.Tensor
@@ -115,6 +115,8 @@ class AttentionMetadata:
     """Positions of one block see each other; 1 is causal. Extends begin and end where blocks do."""
     window: int = 0
     """Positions that a query sees, its own included; 0 for all."""
+    is_chunked: bool = False
+    """Whether a window begins at a multiple of its length: queries see their chunk."""
 
     def __post_init__(self) -> None:
         assert not (self.window and self.block_size > 1), "windows are of causal rows"
@@ -137,6 +139,18 @@ class AttentionMetadata:
     def max_seq_len(self) -> int:
         """The longest row, or a bound of it."""
         return max(self.seq_lens_host, default=0)
+
+    def first_visible(self, position: int) -> int:
+        """The first position that a query at `position` sees."""
+        return max(0, window_start(position, self.window, self.is_chunked)) if self.window else 0
+
+
+_Positions = TypeVar("_Positions", int, torch.Tensor)
+
+
+def window_start(positions: _Positions, window: int, is_chunked: bool) -> _Positions:
+    """Where the windows of queries at `positions` begin; below 0 where these see all before."""
+    return positions // window * window if is_chunked else positions + 1 - window
 
 
 class AttentionStep(Protocol):

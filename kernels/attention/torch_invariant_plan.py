@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import torch
 
-from kernels.attention.base import AttentionMetadata
+from kernels.attention.base import AttentionMetadata, window_start
 from kernels.attention.torch_plan import causal_mask, visible_length
 
 SPLIT_TOKENS = 128
@@ -65,7 +65,7 @@ class InvariantPlan:
 def plan_invariant_decode(metadata: AttentionMetadata) -> InvariantPlan:
     """One tile per row, by falling length, so that the tiles that reach a split are a prefix."""
     page_table, page_size = metadata.page_table, metadata.page_size
-    seq_lens_host, window = metadata.seq_lens_host, metadata.window
+    seq_lens_host = metadata.seq_lens_host
     split = max(SPLIT_TOKENS, page_size)
     device = page_table.device
     blocks = []
@@ -81,11 +81,11 @@ def plan_invariant_decode(metadata: AttentionMetadata) -> InvariantPlan:
         splits = []
         for position in range(0, max(lengths), split):
             stop = sum(length > position for length in lengths)
-            first = sum(length - window >= position + split for length in lengths) if window else 0
+            first = sum(metadata.first_visible(n - 1) >= position + split for n in lengths)
             if first == stop:
                 continue
             pages = _split_pages(table[first:stop], position, split, page_size)
-            mask = _split_mask(visible[first:stop], position, split, window)
+            mask = _split_mask(visible[first:stop], position, split, metadata)
             splits.append(InvariantSplit(first=first, stop=stop, pages=pages, mask=mask))
         blocks.append(
             InvariantBlock(
@@ -102,7 +102,6 @@ def plan_invariant_decode(metadata: AttentionMetadata) -> InvariantPlan:
 def plan_invariant_extend(metadata: AttentionMetadata) -> InvariantPlan:
     """One block per row, cut where it has very many queries."""
     page_table, page_size = metadata.page_table, metadata.page_size
-    block_size, window = metadata.block_size, metadata.window
     split = max(SPLIT_TOKENS, page_size)
     blocks = []
     row_start = 0
@@ -117,9 +116,7 @@ def plan_invariant_extend(metadata: AttentionMetadata) -> InvariantPlan:
                     (row_start + begin, row_start + end),
                     (offset + begin, offset + end),
                     split,
-                    page_size,
-                    block_size,
-                    window,
+                    metadata,
                 )
             )
         row_start += query_len
@@ -131,26 +128,28 @@ def _extend_block(
     queries: tuple[int, int],
     positions: tuple[int, int],
     split: int,
-    page_size: int,
-    block_size: int,
-    window: int,
+    metadata: AttentionMetadata,
 ) -> InvariantBlock:
+    block_size, window = metadata.block_size, metadata.window
     first_tile = positions[0] // TILE_QUERIES
     num_tiles = -(-positions[1] // TILE_QUERIES) - first_tile
     origin = first_tile * TILE_QUERIES
     visible = torch.arange(origin, origin + num_tiles * TILE_QUERIES, device=table.device)
     visible = ((visible // block_size + 1) * block_size).view(num_tiles, TILE_QUERIES)
     splits = []
-    begin = max(0, origin + 1 - window) // split * split if window else 0
+    begin = metadata.first_visible(origin) // split * split
     for position in range(begin, visible_length(positions[1] - 1, block_size), split):
         # A split starts where a block and a tile start: of the tiles from there on, and of those
         # that share a block with one, every row sees some of it; of those before, none does.
         first = max(0, position // block_size * block_size // TILE_QUERIES - first_tile)
         stop = num_tiles
         if window:  # tiles whose first query sees nothing of it see nothing
-            stop = min(stop, -(-(position + split + window - 1 - origin) // TILE_QUERIES))
-        pages = _split_pages(table, position, split, page_size)
-        mask = _split_mask(visible[first:stop], position, split, window)
+            blind = position + split + window - 1
+            if metadata.is_chunked:
+                blind = -(-(position + split) // window) * window
+            stop = min(stop, -(-(blind - origin) // TILE_QUERIES))
+        pages = _split_pages(table, position, split, metadata.page_size)
+        mask = _split_mask(visible[first:stop], position, split, metadata)
         splits.append(InvariantSplit(first=first, stop=stop, pages=pages, mask=mask))
     return InvariantBlock(
         start=queries[0],
@@ -172,10 +171,13 @@ def _split_pages(table: torch.Tensor, position: int, split: int, page_size: int)
     return part.flatten().long()
 
 
-def _split_mask(visible: torch.Tensor, position: int, split: int, window: int) -> torch.Tensor:
+def _split_mask(
+    visible: torch.Tensor, position: int, split: int, metadata: AttentionMetadata
+) -> torch.Tensor:
     positions = torch.arange(position, position + split, device=visible.device)
     visible = visible.view(-1, 1, TILE_QUERIES, 1, 1)
     mask = causal_mask(positions, visible)
-    if not window:
+    if not metadata.window:
         return mask
-    return mask.masked_fill_(positions < visible - window, -_HIDDEN).clamp_(min=-_HIDDEN)
+    starts = window_start(visible - 1, metadata.window, metadata.is_chunked)
+    return mask.masked_fill_(positions < starts, -_HIDDEN).clamp_(min=-_HIDDEN)

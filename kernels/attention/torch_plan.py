@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
-from kernels.attention.base import AttentionMetadata
+from kernels.attention.base import AttentionMetadata, window_start
 
 # Rows share a group while padding them to its longest row at most doubles their pages.
 _MAX_PADDING = 2
@@ -53,10 +53,13 @@ def plan_decode_groups(metadata: AttentionMetadata) -> tuple[DecodeGroup, ...]:
     With a window rows are cut: they begin with the page of the first position that they see.
     """
     page_table, page_size = metadata.page_table, metadata.page_size
-    seq_lens, window = metadata.seq_lens, metadata.window
+    seq_lens = metadata.seq_lens
     lengths = [max(1, length) for length in metadata.seq_lens_host]
-    if window:
-        first_pages = [max(0, length - window) // page_size for length in lengths]
+    num_hidden = [0] * len(lengths)
+    if metadata.window:
+        starts = [metadata.first_visible(length - 1) for length in lengths]
+        first_pages = [start // page_size for start in starts]
+        num_hidden = [start % page_size for start in starts]
         lengths = [n - page_size * first for n, first in zip(lengths, first_pages, strict=True)]
         page_table = _cut_rows(page_table, first_pages, -(-max(lengths, default=0) // page_size))
         seq_lens = torch.tensor(lengths, device=page_table.device)
@@ -68,14 +71,15 @@ def plan_decode_groups(metadata: AttentionMetadata) -> tuple[DecodeGroup, ...]:
         index = None if whole else torch.tensor(rows, device=page_table.device)
         table = page_table if index is None else page_table.index_select(0, index)
         mask = None
-        begins_hidden = window > 0 and any(lengths[row] > window for row in rows)
+        begins_hidden = any(num_hidden[row] for row in rows)
         if begins_hidden or any(lengths[row] != longest for row in rows):
             own = seq_lens if index is None else seq_lens.index_select(0, index)
             own = own.clamp(min=1).view(-1, 1, 1, 1)
             positions = torch.arange(longest, dtype=torch.int32, device=page_table.device)
             mask = causal_mask(positions, own)
             if begins_hidden:
-                mask.masked_fill_(positions < own - window, float("-inf"))
+                hidden = torch.tensor([num_hidden[row] for row in rows], device=page_table.device)
+                mask.masked_fill_(positions < hidden.view(-1, 1, 1, 1), float("-inf"))
         groups.append(
             DecodeGroup(
                 rows=index,
@@ -135,7 +139,7 @@ def plan_extend_pieces(metadata: AttentionMetadata) -> tuple[ExtendPiece, ...]:
         for first in range(0, query_len, step):
             last = min(first + step, query_len)
             length = min(visible_length(prefix + last - 1, block_size), seq_len)
-            seen = max(0, prefix + first + 1 - window) if window else 0
+            seen = metadata.first_visible(prefix + first)
             first_page = seen // page_size
             mask = None
             if not needs_no_mask and (last - first > 1 or seen % page_size):
@@ -144,7 +148,8 @@ def plan_extend_pieces(metadata: AttentionMetadata) -> tuple[ExtendPiece, ...]:
                 positions = positions[first_page * page_size :]
                 mask = causal_mask(positions, (queries // block_size + 1) * block_size)
                 if window:
-                    mask.masked_fill_(positions <= queries - window, float("-inf"))
+                    starts = window_start(queries, window, metadata.is_chunked)
+                    mask.masked_fill_(positions < starts, float("-inf"))
             pieces.append(
                 ExtendPiece(
                     query_start=row_start + first,

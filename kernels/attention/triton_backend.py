@@ -66,6 +66,7 @@ class TritonAttention(CapturableBackend):
                 seq_lens=metadata.seq_lens,
                 query_start=metadata.query_start,
                 window=metadata.window,
+                is_chunked=metadata.is_chunked,
                 block_size=metadata.block_size,
             )
         return _Step(metadata, rows, self._batch_invariant, self._cap)
@@ -161,4 +162,5 @@ def _query_rows(metadata: AttentionMetadata, query_start: torch.Tensor) -> Atten
         query_start=None,
         page_rows=rows,
         window=metadata.window,
+        is_chunked=metadata.is_chunked,
     )

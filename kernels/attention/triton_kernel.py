@@ -51,9 +51,9 @@ def attend(
         unused if rows.page_rows is None else rows.page_rows,
         q.stride(0), q.stride(1), rows.page_table.stride(0), scale,
         RAGGED=rows.query_start is not None, INDIRECT=rows.page_rows is not None,
-        HAS_SINKS=sinks is not None, CAP=cap, WINDOW=rows.window, BLOCK_SIZE=rows.block_size,
-        NUM_KV_HEADS=num_kv_heads, GROUP=group, GROUP_WIDTH=triton.next_power_of_2(group),
-        PAGE_SIZE=page_size, HEAD_DIM=head_dim,
+        HAS_SINKS=sinks is not None, CAP=cap, WINDOW=rows.window, CHUNKED=rows.is_chunked,
+        BLOCK_SIZE=rows.block_size, NUM_KV_HEADS=num_kv_heads, GROUP=group,
+        GROUP_WIDTH=triton.next_power_of_2(group), PAGE_SIZE=page_size, HEAD_DIM=head_dim,
         BLOCK_D=triton.next_power_of_2(max(16, head_dim)),
         QUERIES=schedule.queries, BLOCK_M=blocks.rows, BLOCK_N=blocks.keys,
         PRECISION=dot_precision(q.dtype), num_warps=blocks.warps, num_stages=blocks.stages,
@@ -73,9 +73,9 @@ def _attention_kernel(
     page_table_ptr, seq_len_ptr, query_start_ptr, page_row_ptr,
     q_token_stride, q_head_stride, table_stride, scale,
     RAGGED: tl.constexpr, INDIRECT: tl.constexpr, HAS_SINKS: tl.constexpr, CAP: tl.constexpr,
-    WINDOW: tl.constexpr, BLOCK_SIZE: tl.constexpr, NUM_KV_HEADS: tl.constexpr,
-    GROUP: tl.constexpr, GROUP_WIDTH: tl.constexpr, PAGE_SIZE: tl.constexpr,
-    HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, QUERIES: tl.constexpr,
+    WINDOW: tl.constexpr, CHUNKED: tl.constexpr, BLOCK_SIZE: tl.constexpr,
+    NUM_KV_HEADS: tl.constexpr, GROUP: tl.constexpr, GROUP_WIDTH: tl.constexpr,
+    PAGE_SIZE: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, QUERIES: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     item = tl.program_id(0)
@@ -99,11 +99,11 @@ def _attention_kernel(
     # Positions of the tile's first and last query.
     lowest = seq_len - query_len + begin
     highest_query = seq_len - query_len + tl.minimum(begin + QUERIES, query_len) - 1
-    first_key, filled, visible = _split_of(lowest, highest_query, length, WINDOW, BLOCK_SIZE)
+    start, stop, filled = _split_of(
+        lowest, highest_query, split, length, WINDOW, CHUNKED, BLOCK_SIZE
+    )
     if split >= filled:
         return
-    start = first_key + split * length
-    stop = tl.minimum(start + length, visible)
 
     index = tl.arange(0, BLOCK_M)
     query = begin + index // GROUP_WIDTH
@@ -118,7 +118,7 @@ def _attention_kernel(
     highest, weights, total = _attend(
         start, stop, lowest, highest_query, q, seq_len - query_len + query,
         k_ptr + kv_head * HEAD_DIM, v_ptr + kv_head * HEAD_DIM,
-        page_table_ptr + table_row * table_stride, scale, CAP, WINDOW, BLOCK_SIZE, QUERIES,
+        page_table_ptr + table_row * table_stride, scale, CAP, WINDOW, CHUNKED, BLOCK_SIZE, QUERIES,
         NUM_KV_HEADS, PAGE_SIZE, HEAD_DIM, BLOCK_M, BLOCK_D, BLOCK_N, PRECISION,
     )  # fmt: skip
     is_last = filled == 1
@@ -141,24 +141,36 @@ def _attention_kernel(
 
 
 @triton.jit
+def _window_start(query, WINDOW: tl.constexpr, CHUNKED: tl.constexpr):
+    """Where the window of a query begins; below 0 where it sees all positions before its own."""
+    start = query + 1 - WINDOW
+    if CHUNKED:
+        start = query // WINDOW * WINDOW
+    return start
+
+
+@triton.jit
 def _split_of(
-    lowest, highest_query, length, WINDOW: tl.constexpr, BLOCK_SIZE: tl.constexpr
+    lowest, highest_query, split, length,
+    WINDOW: tl.constexpr, CHUNKED: tl.constexpr, BLOCK_SIZE: tl.constexpr,
 ):  # fmt: skip
-    """Of a tile with queries at positions from `lowest` on: the first key that any of them sees,
-    into how many splits of `length` they come, and where they end."""
+    """Of a tile with queries at positions from `lowest` on: where a split of `length` of the keys
+    that any of them sees begins and ends, and how many splits there are."""
     visible = (highest_query // BLOCK_SIZE + 1) * BLOCK_SIZE
     first_key = visible * 0
     if WINDOW > 0:
-        first_key = tl.maximum(lowest + 1 - WINDOW, 0)
-    return first_key, tl.maximum(tl.cdiv(visible - first_key, length), 1), visible
+        first_key = tl.maximum(_window_start(lowest, WINDOW, CHUNKED), 0)
+    start = first_key + split * length
+    filled = tl.maximum(tl.cdiv(visible - first_key, length), 1)
+    return start, tl.minimum(start + length, visible), filled
 
 
 @triton.jit
 def _attend(
     start, stop, lowest, highest_query, q, query, k_ptr, v_ptr, table, scale,
-    CAP: tl.constexpr, WINDOW: tl.constexpr, BLOCK_SIZE: tl.constexpr, QUERIES: tl.constexpr,
-    NUM_KV_HEADS: tl.constexpr, PAGE_SIZE: tl.constexpr, HEAD_DIM: tl.constexpr,
-    BLOCK_M: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_N: tl.constexpr,
+    CAP: tl.constexpr, WINDOW: tl.constexpr, CHUNKED: tl.constexpr, BLOCK_SIZE: tl.constexpr,
+    QUERIES: tl.constexpr, NUM_KV_HEADS: tl.constexpr, PAGE_SIZE: tl.constexpr,
+    HEAD_DIM: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_N: tl.constexpr,
     PRECISION: tl.constexpr,
 ):  # fmt: skip
     """The softmax of queries at positions [M] over keys from `start` to `stop`."""
@@ -168,22 +180,24 @@ def _attend(
     # From `clear` on no query's window has passed a key; up to `border` all see it.
     clear = start
     if WINDOW > 0 and QUERIES > 1:
-        passed = tl.maximum(highest_query + 1 - WINDOW - start, 0)
+        passed = tl.maximum(_window_start(highest_query, WINDOW, CHUNKED) - start, 0)
         clear = tl.minimum(start + tl.cdiv(passed, BLOCK_N) * BLOCK_N, stop)
         highest, weights, total = _walk(
             start, clear, stop, True, q, query, k_ptr, v_ptr, table, scale, highest, weights,
-            total, CAP, WINDOW, BLOCK_SIZE, NUM_KV_HEADS, PAGE_SIZE, HEAD_DIM, BLOCK_D, BLOCK_N,
-            PRECISION,
+            total, CAP, WINDOW, CHUNKED, BLOCK_SIZE, NUM_KV_HEADS, PAGE_SIZE, HEAD_DIM, BLOCK_D,
+            BLOCK_N, PRECISION,
         )  # fmt: skip
     common = tl.minimum((lowest // BLOCK_SIZE + 1) * BLOCK_SIZE, stop)
     border = clear + tl.maximum(common - clear, 0) // BLOCK_N * BLOCK_N
     highest, weights, total = _walk(
         clear, border, stop, False, q, query, k_ptr, v_ptr, table, scale, highest, weights, total,
-        CAP, WINDOW, BLOCK_SIZE, NUM_KV_HEADS, PAGE_SIZE, HEAD_DIM, BLOCK_D, BLOCK_N, PRECISION,
+        CAP, WINDOW, CHUNKED, BLOCK_SIZE, NUM_KV_HEADS, PAGE_SIZE, HEAD_DIM, BLOCK_D, BLOCK_N,
+        PRECISION,
     )  # fmt: skip
     return _walk(
         border, stop, stop, True, q, query, k_ptr, v_ptr, table, scale, highest, weights, total,
-        CAP, WINDOW, BLOCK_SIZE, NUM_KV_HEADS, PAGE_SIZE, HEAD_DIM, BLOCK_D, BLOCK_N, PRECISION,
+        CAP, WINDOW, CHUNKED, BLOCK_SIZE, NUM_KV_HEADS, PAGE_SIZE, HEAD_DIM, BLOCK_D, BLOCK_N,
+        PRECISION,
     )  # fmt: skip
 
 
@@ -191,7 +205,7 @@ def _attend(
 def _walk(
     start, stop, end, MASKED: tl.constexpr, q, query, k_ptr, v_ptr, table, scale,
     highest, weights, total,
-    CAP: tl.constexpr, WINDOW: tl.constexpr, BLOCK_SIZE: tl.constexpr,
+    CAP: tl.constexpr, WINDOW: tl.constexpr, CHUNKED: tl.constexpr, BLOCK_SIZE: tl.constexpr,
     NUM_KV_HEADS: tl.constexpr, PAGE_SIZE: tl.constexpr, HEAD_DIM: tl.constexpr,
     BLOCK_D: tl.constexpr, BLOCK_N: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
@@ -227,7 +241,9 @@ def _walk(
             seen = exists[None, :] & (
                 position[None, :] < (query[:, None] // BLOCK_SIZE + 1) * BLOCK_SIZE
             )
-            if WINDOW > 0:
+            if CHUNKED:
+                seen = seen & (position[None, :] >= (query // WINDOW * WINDOW)[:, None])
+            elif WINDOW > 0:
                 seen = seen & (position[None, :] > query[:, None] - WINDOW)
             scores = tl.where(seen, scores, _HIDDEN)
             v = tl.load(v_place, mask=exists[:, None] & column_inside[None, :], other=0.0)

@@ -42,6 +42,8 @@ class AttentionRows:
     """[B] int32: rows of the page table; None where row i has row i."""
     window: int = 0
     """Positions that a query sees, its own included; 0 for all."""
+    is_chunked: bool = False
+    """Whether a window begins at a multiple of its length."""
     block_size: int = 1
     """Positions of one block see each other; 1 is causal."""
 
@@ -59,6 +61,7 @@ class AttentionRows:
             query_start=None,
             page_rows=page_rows,
             window=self.window,
+            is_chunked=self.is_chunked,
         )
 
 

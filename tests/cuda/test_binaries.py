@@ -63,6 +63,7 @@ def everything() -> None:
     attention(128, DTYPE)
     attention(256, DTYPE, window=100, cap=50.0)
     attention(512, DTYPE)
+    attention(128, DTYPE, window=100, is_chunked=True)
     draw(2, torch.Tensor.clone)
     prepare(2, torch.Tensor.clone)
 

@@ -266,6 +266,31 @@ def test_extend_within_a_window(
     torch.testing.assert_close(out.double(), expected, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.parametrize("batch_invariant", [False, True], ids=["fast", "invariant"])
+@pytest.mark.parametrize("size", [1, 16, 33, 128, 1000])
+@pytest.mark.parametrize(
+    ("lens", "query_lens"),
+    [([64], [64]), ([5, 200, 33, 40], [5, 64, 1, 20]), ([300, 17], [240, 17])],
+)
+def test_rows_within_their_chunks(
+    lens: list[int], query_lens: list[int], size: int, batch_invariant: bool
+) -> None:
+    case = make_paged(lens, num_kv_heads=2, head_dim=32)
+    q = torch.randn(sum(query_lens), 4, 32)
+    expected = naive_extend(case, q, query_lens, window=size, is_chunked=True)
+    decoded = naive_decode(case, q[: len(lens)], size, is_chunked=True)
+    options: dict[str, Any] = {"window": size, "is_chunked": True}
+    options["batch_invariant"] = batch_invariant
+    if not batch_invariant:
+        first = [n - own for n, own in zip(lens, query_lens, strict=True)]
+        forget_before(case, [position // size * size for position in first])
+    for out, own in (
+        (case.extend(q, query_lens, **options), expected),
+        (case.decode(q[: len(lens)], **options), decoded),
+    ):
+        torch.testing.assert_close(out.double(), own, rtol=1e-5, atol=1e-5)
+
+
 @pytest.mark.parametrize("window", [0, 33])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_capped_scores(window: int, dtype: torch.dtype) -> None:

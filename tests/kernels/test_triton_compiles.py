@@ -45,9 +45,10 @@ def test_every_kernel_compiles(capability: int) -> None:
     assert all(binary.shared_bytes <= SHARED_LIMITS[capability] for binary in compiled), compiled
 
 
-def test_capped_attention_within_a_window_compiles() -> None:
+@pytest.mark.parametrize("is_chunked", [False, True], ids=["window", "chunks"])
+def test_capped_attention_within_a_window_compiles(is_chunked: bool) -> None:
     with compiling_for(90) as compiled, registry.using("triton"):
-        attention(256, torch.bfloat16, window=100, cap=50.0)
+        attention(256, torch.bfloat16, window=100, cap=50.0, is_chunked=is_chunked)
     assert len({binary.kernel for binary in compiled}) == 2
     assert all(binary.shared_bytes <= SHARED_LIMITS[90] for binary in compiled), compiled
 

@@ -37,7 +37,8 @@ _KINDS: Mapping[str, tuple[tuple[type, ...], str]] = {
         num_local_experts num_experts_per_tok moe_intermediate_size decoder_sparse_step
         moe_k moe_num_experts moe_num_shared_experts moe_layer_start_index moe_layer_interval
         shared_expert_intermediate_size experts_per_token initial_context_length
-        global_head_dim num_global_key_value_heads top_k_experts
+        global_head_dim num_global_key_value_heads top_k_experts attention_chunk_size floor_scale
+        interleave_moe_layer_step intermediate_size_mlp
         n_routed_experts n_shared_experts no_rope_layer_interval
         first_k_dense_replace n_group topk_group num_shared_experts full_attention_interval
         linear_conv_kernel_dim linear_key_head_dim linear_value_head_dim linear_num_key_heads
@@ -50,7 +51,7 @@ _KINDS: Mapping[str, tuple[tuple[type, ...], str]] = {
         """
         rms_norm_eps layer_norm_eps rope_theta partial_rotary_factor routed_scaling_factor
         logit_scale query_pre_attn_scalar rope_local_base_freq attn_logit_softcapping
-        final_logit_softcapping swiglu_alpha swiglu_limit
+        final_logit_softcapping swiglu_alpha swiglu_limit attn_scale
         """,
     ),
     "true or false": (
@@ -58,13 +59,14 @@ _KINDS: Mapping[str, tuple[tuple[type, ...], str]] = {
         """
         tie_word_embeddings attention_bias mlp_bias use_sliding_window norm_topk_prob
         moe_router_enable_expert_bias attention_out_bias use_qk_norm bias qkv_bias
-        rope_interleave attention_k_eq_v enable_moe_block
+        rope_interleave attention_k_eq_v enable_moe_block attn_temperature_tuning
         """,
     ),
     "a list": (
         (list,),
         """
         architectures layer_types mlp_only_layers no_rope_layers attn_type_list mlp_layer_types
+        moe_layers
         """,
     ),
     "an object": (
@@ -113,6 +115,11 @@ class ModelConfig:
     """Whether each head of q and k is normalised before it rotates."""
     windows: tuple[int | None, ...]
     """Per layer, how many tokens one sees, itself included; None for all before it."""
+    has_chunks: bool | None = None
+    """Whether windows begin at multiples of their length; None where they do not."""
+    rotating: tuple[bool, ...] | None = None
+    """Per layer, whether queries and keys rotate; None where they do in all, or where the family's
+    class tells by the windows."""
     linear_layers: frozenset[int] | None = None
     """Layers that keep a state of each request in place of keys and values; None where none do."""
     attention_cap: float = 0.0
@@ -186,8 +193,10 @@ class ModelConfig:
             qkv_bias=family.qkv_bias or bool(merged.get(family.qkv_bias_key, False)),
             output_bias=bool(merged.get(family.output_bias, False)),
             mlp_bias=bool(merged.get(family.mlp_bias_key, False)),
-            qk_norm=bool(merged.get("use_qk_norm", family.qk_norm)),
+            qk_norm=bool(merged.get(family.qk_norm_key, family.qk_norm)),
             windows=windows,
+            has_chunks=family.has_chunks or None,
+            rotating=family.rotating and family.rotating(merged),
             full_heads=family.full_heads and family.full_heads(merged),
             linear_layers=family.linear_layers and family.linear_layers(merged),
             attention_cap=float(merged.get("attn_logit_softcapping") or 0.0),
@@ -306,7 +315,8 @@ def _with_defaults(raw: RawConfig, family: ModelFamily) -> RawConfig:
     merged = {**defaults, **{key: value for key, value in raw.items() if value is not None}}
     # null switches a window or a cap off and lets head counts and sizes follow from others.
     for key in (
-        *("sliding_window", "head_dim", "num_key_value_heads", "q_lora_rank"),
+        *("sliding_window", "attention_chunk_size"),
+        *("head_dim", "num_key_value_heads", "q_lora_rank"),
         *("attn_logit_softcapping", "final_logit_softcapping", "num_global_key_value_heads"),
     ):
         if key in raw and raw[key] is None:

@@ -16,6 +16,7 @@ from worker.models.family import (
     no_windowed_types,
     no_windows,
     one_window,
+    rotating_layers,
     wider_full_heads,
     window_but_every_sixth,
     window_of_types,
@@ -172,8 +173,8 @@ FAMILIES: dict[str, ModelFamily] = {
             "no_rope_layers": None,
             "no_rope_layer_interval": 4,
         },
-        own=("no_rope_layers", "no_rope_layer_interval"),
         keys=frozenset({"attention_bias", "mlp_bias", "layer_types", "sliding_window"}),
+        rotating=rotating_layers,
         windows=no_windowed_types,
     ),
     "SeedOssForCausalLM": ModelFamily(

@@ -105,6 +105,8 @@ class ModelFamily:
     """Key that says whether the projections of the MLP have biases."""
     qk_norm: bool = False
     """Whether each head of q and k is normalised before it rotates."""
+    qk_norm_key: str = "use_qk_norm"
+    """Key that may say whether they are; none where it is empty."""
     output_bias: str = "attention_bias"
     """Key that says whether attention's output projection has a bias; none where it is empty."""
     query_beta: bool = False
@@ -124,6 +126,11 @@ class ModelFamily:
     """Beginnings of names of tensors that a checkpoint may hold and nothing here needs."""
     windows: Callable[[RawConfig], tuple[int | None, ...]]
     """Per layer, how many tokens one sees, itself included; None for all before it."""
+    rotating: Callable[[RawConfig], tuple[bool, ...]] | None = None
+    """Per layer, whether queries and keys rotate; None where they do in all, or where the class
+    tells by the windows."""
+    has_chunks: bool = False
+    """Whether windows begin at multiples of their length: a token sees its chunk up to itself."""
     full_heads: Callable[[RawConfig], HeadSizes] | None = None
     """Heads of the layers that see all positions; None where all layers' are alike."""
     linear_layers: Callable[[RawConfig], frozenset[int]] | None = None
@@ -214,6 +221,41 @@ def window_but_every_sixth(raw: RawConfig) -> tuple[int | None, ...]:
     return windows_by_layer(
         {**raw, "use_sliding_window": True, "layer_types": [*types[:-1], *last]}
     )
+
+
+def rotating_layers(raw: RawConfig) -> tuple[bool, ...]:
+    """Those of which `no_rope_layers` says 1; where it is missing, all but every n-th, where n is
+    `no_rope_layer_interval`."""
+    num_layers, said = int(raw["num_hidden_layers"]), raw["no_rope_layers"]
+    if not said:
+        period = positive_integer(raw, "no_rope_layer_interval")
+        return tuple(bool((index + 1) % period) for index in range(num_layers))
+    if len(said) < num_layers or any(flag not in (0, 1) for flag in said):
+        raise ValueError(
+            f"no_rope_layers = {_short(said)} in config.json must say 0 or 1 of each of "
+            f"{num_layers} layers: repair it"
+        )
+    return tuple(map(bool, said[:num_layers]))
+
+
+def chunks_by_type(raw: RawConfig) -> tuple[int | None, ...]:
+    """In the layers that `layer_types` names; where it is missing, in those that rotate."""
+    num_layers, types = int(raw["num_hidden_layers"]), raw.get("layer_types")
+    if types is None:
+        kinds = ("full_attention", "chunked_attention")
+        types = [kinds[rotates] for rotates in rotating_layers(raw)]
+    if len(types) != num_layers or not set(types) <= {"full_attention", "chunked_attention"}:
+        raise ValueError(
+            f"layer_types = {_short(types)} in config.json must say full_attention or "
+            f"chunked_attention for each of {num_layers} layers: repair it"
+        )
+    size = raw["attention_chunk_size"]
+    if "chunked_attention" in types and (type(size) is not int or size < 1):
+        raise ValueError(
+            f"attention_chunk_size = {_short(size)} in config.json must be a positive number: "
+            "repair it"
+        )
+    return tuple(size if kind == "chunked_attention" else None for kind in types)
 
 
 def wider_full_heads(raw: RawConfig) -> HeadSizes:

@@ -26,6 +26,9 @@ class KVCacheSpec:
     window: int = 0
     """Positions that a query sees, its own included; 0 for all before it. What lies before the
     window of all queries to come is not kept."""
+    is_chunked: bool = False
+    """Whether windows begin at multiples of their length: a query sees its chunk up to itself. Kept
+    is what a window of that length has."""
     value_dim: int = 0
     """Leading dimensions of the keys that are the values; 0 where values are kept besides."""
 

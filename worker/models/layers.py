@@ -63,6 +63,8 @@ class AttentionTraits:
     """What is added to the weights of the norms of heads, as to those of other norms."""
     has_gate: bool = False
     """Whether what a head yields is gated, by as many more rows of its queries' projection."""
+    has_unit_heads: bool = False
+    """Whether each head of q and k is normalised after it rotated, by no weight."""
     values_are_keys: bool = False
     """Whether values are the keys before these are normalised and rotate, and have no projection of
     their own."""
@@ -219,7 +221,11 @@ class Attention:
         num_heads, num_kv_heads = local_heads(config, options.group.world_size)
         self.num_heads, self.num_kv_heads = num_heads, num_kv_heads
         self.kv_cache_spec: KVCacheSpec | StateSpec = KVCacheSpec(
-            num_kv_heads=num_kv_heads, head_dim=head_dim, dtype=options.dtype, window=window
+            num_kv_heads=num_kv_heads,
+            head_dim=head_dim,
+            dtype=options.dtype,
+            window=window,
+            is_chunked=bool(window and config.has_chunks),
         )
         """What it keeps of a token."""
         self._query_parts = 1 + traits.has_gate
@@ -251,8 +257,10 @@ class Attention:
             self._first_head, self._all_heads = options.group.rank * num_heads, config.num_heads
         self._value_norm: RMSNorm | None = None
         if traits.has_value_norm:
-            self._value_norm = RMSNorm(head_dim, config.rms_norm_eps, options)
-            self._value_norm.weight.fill_(1.0)
+            self._value_norm = _weightless_norm(config, options)
+        self._unit_norm: RMSNorm | None = None
+        if traits.has_unit_heads:
+            self._unit_norm = _weightless_norm(config, options)
         self.q_norm: RMSNorm | None = None
         self.k_norm: RMSNorm | None = None
         self.wide_norm: WideQueryKeyNorm | None = None
@@ -317,6 +325,8 @@ class Attention:
             q, k = self.wide_norm.forward(q, k)
         if self._traits.rotates:
             rotary_embedding(q, k, positions, self._cos_sin)
+        if self._unit_norm is not None:
+            q, k = self._unit_norm.forward(q), self._unit_norm.forward(k)
         if self._traits.query_scale is not None:
             q = q * self._traits.query_scale[positions].to(q.dtype)[:, None, None]
         cache = ctx.kv_caches[self._layer_index]
@@ -340,6 +350,13 @@ class Attention:
         rows = torch.arange(sum(self._split) * self._head_dim).view(-1, self._head_dim)
         rows[:rotating] = rows[:rotating, head]
         return rows.flatten()
+
+
+def _weightless_norm(config: ModelConfig, options: LayerOptions) -> RMSNorm:
+    """Of a head; no checkpoint holds it."""
+    norm = RMSNorm(config.head_dim, config.rms_norm_eps, options)
+    norm.weight.fill_(1.0)
+    return norm
 
 
 def attend(

@@ -45,6 +45,8 @@ class MoeNames:
     is_stacked: bool = False
     """Whether the experts are two tensors, gates and ups [experts, 2 * size, hidden] and downs
     [experts, hidden, size], not quantized."""
+    is_transposed: bool = False
+    """Whether these are [experts, hidden, 2 * size] and [experts, size, hidden]."""
 
 
 class RoutedExperts:
@@ -102,21 +104,26 @@ class RoutedExperts:
         group = self._options.group
         size, hidden = full_size // group.world_size, self._hidden_size
         both = gate_up.dense().view(count, 2, size, hidden)
-        for index in range(2):
+        start = group.rank * size
+        parts = [
+            (STACKED_GATES, both[:, 0], (count, 2 * full_size, hidden), 1, start),
+            (STACKED_GATES, both[:, 1], (count, 2 * full_size, hidden), 1, full_size + start),
+            (
+                *(self._names.down, down.dense().view(count, hidden, size)),
+                *((count, hidden, full_size), 2, start),
+            ),
+        ]
+        for name, own, full_shape, dim, first in parts:
+            if self._names.is_transposed:
+                own = own.transpose(1, 2)
+                full_shape, dim = (full_shape[0], full_shape[2], full_shape[1]), 3 - dim
             yield WeightSlot(
-                name=f"{prefix}{STACKED_GATES}",
-                destination=both[:, index],
-                full_shape=(count, 2 * full_size, hidden),
-                dim=1,
-                start=index * full_size + group.rank * size,
+                name=f"{prefix}{name}",
+                destination=own,
+                full_shape=full_shape,
+                dim=dim,
+                start=first,
             )
-        yield WeightSlot(
-            name=f"{prefix}{self._names.down}",
-            destination=down.dense().view(count, hidden, size),
-            full_shape=(count, hidden, full_size),
-            dim=2,
-            start=group.rank * size,
-        )
 
     def pack(self) -> None:
         """Packs the experts after loading."""

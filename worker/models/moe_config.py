@@ -208,6 +208,32 @@ def parse_gemma4_moe(raw: dict[str, Any]) -> MoeConfig | None:
     )
 
 
+def parse_llama4_moe(raw: dict[str, Any]) -> MoeConfig:
+    """The experts of Llama 4, in the layers of `moe_layers` or in every n-th, where n is
+    `interleave_moe_layer_step`."""
+    num_layers, size = int(raw["num_hidden_layers"]), positive_integer(raw, "intermediate_size")
+    sparse = raw["moe_layers"]
+    if sparse is None:
+        step = positive_integer(raw, "interleave_moe_layer_step")
+        sparse = range(step - 1, num_layers, step)
+    elif any(type(layer) is not int or not 0 <= layer < num_layers for layer in sparse):
+        raise ValueError(
+            f"moe_layers = {sparse!r:.80} in config.json must be numbers of layers, from 0 to "
+            f"{num_layers - 1}: repair it"
+        )
+    return _checked(
+        MoeConfig(
+            num_experts=positive_integer(raw, "num_local_experts"),
+            num_chosen=positive_integer(raw, "num_experts_per_tok"),
+            intermediate_size=size,
+            dense_layers=frozenset(range(num_layers)) - frozenset(sparse),
+            normalize=False,
+            sigmoid=True,
+            shared_size=size,
+        )
+    )
+
+
 def parse_minimax_m2_moe(raw: dict[str, Any]) -> MoeConfig:
     """The experts of MiniMax-M2, which stand in every layer."""
     return _checked(

@@ -13,7 +13,8 @@ class SmolLM3ForCausalLM(DecoderModel):
 
     def build_layer(self, index: int) -> LlamaLayer:
         """With rotation or without."""
-        said = self.own("no_rope_layers")
-        rotates = bool(said[index] if said else (index + 1) % self.own("no_rope_layer_interval"))
+        assert self.config.rotating is not None, "its entry in the table of families tells"
         mlp = GatedMLP(self.config, self.options)
-        return LlamaLayer(self, index, mlp, traits=AttentionTraits(rotates=rotates))
+        return LlamaLayer(
+            self, index, mlp, traits=AttentionTraits(rotates=self.config.rotating[index])
+        )

@@ -122,6 +122,19 @@ _WRAPPERS: Mapping[str, _Wrapper] = {
             ),
         ),
     ),
+    "Llama4ForConditionalGeneration": _Wrapper(
+        model_type="llama4",
+        texts={"llama4_text": "Llama4ForCausalLM"},
+        keys=words(
+            """
+            vision_config image_token_index image_token_id boi_token_index boi_token_id
+            eoi_token_index eoi_token_id
+            """
+        ),
+        tensors=TensorNames(
+            renamed=(("language_model.", ""),), skipped=("vision_model.", "multi_modal_projector.")
+        ),
+    ),
     "Qwen2_5_VLForConditionalGeneration": _Wrapper(
         model_type="qwen2_5_vl",
         texts={"qwen2_5_vl_text": "Qwen2ForCausalLM"},

@@ -21,7 +21,7 @@ import torch
 from kernels import SamplingParameters, StepRows, StepTensors, gather_step_inputs
 from kernels.attention import AttentionBackend, AttentionMetadata, CapturableBackend
 from worker.models.context import AttentionInputs, ForwardContext, KVCache, StateCache, StateRows
-from worker.models.kv_cache import KVCacheGroup
+from worker.models.kv_cache import KVCacheGroup, KVCacheSpec
 from worker.plan.plan import Plan, StateStore
 from worker.rank.sampling.logprobs import PromptChunk
 from worker.rank.sampling.state import ProcessedRows
@@ -349,7 +349,7 @@ def gather_inputs(
     for group, page_table in zip(groups, tables.group_tables, strict=True):
         # Tokens and positions are the same for all groups, pages are not.
         step = gather_step_inputs(tables.token_pool, page_table, rows)
-        parts = _attention_rows(batch, step, tables, batch.staged["query_start"], group.window)
+        parts = _attention_rows(batch, step, tables, batch.staged["query_start"], group.spec)
         decode, extend = (None if part is None else plan(part) for part in parts)
         inputs = AttentionInputs(slot_mapping=step.slot_mapping, decode=decode, extend=extend)
         by_layer.update(dict.fromkeys(group.layers, inputs))
@@ -365,7 +365,11 @@ def gather_inputs(
 
 
 def _attention_rows(
-    batch: Batch, step: StepTensors, tables: DeviceTables, query_start: torch.Tensor, window: int
+    batch: Batch,
+    step: StepTensors,
+    tables: DeviceTables,
+    query_start: torch.Tensor,
+    spec: KVCacheSpec,
 ) -> tuple[AttentionMetadata | None, AttentionMetadata | None]:
     """The rows of one token, which come first, and the longer ones."""
     border, ends = batch.num_decodes, batch.ends
@@ -376,7 +380,8 @@ def _attention_rows(
             seq_lens=step.seq_lens[:border],
             seq_lens_host=ends[:border],
             page_size=tables.page_size,
-            window=window,
+            window=spec.window,
+            is_chunked=spec.is_chunked,
         )
     if border < len(batch.rows):
         extend = AttentionMetadata(
@@ -387,7 +392,8 @@ def _attention_rows(
             query_lens_host=batch.rows[border:, 2].tolist(),
             page_size=tables.page_size,
             block_size=tables.block_size,
-            window=window,
+            window=spec.window,
+            is_chunked=spec.is_chunked,
         )
     return decode, extend
 

@@ -9,6 +9,7 @@ from transformers import PreTrainedModel
 
 from tests.support.checkpoints.gemma4 import GEMMA4_SPECIMENS
 from tests.support.checkpoints.latents import LATENT_SPECIMENS
+from tests.support.checkpoints.llama4 import LLAMA4_SPECIMENS
 from tests.support.checkpoints.mutations import (
     HEADS_BY_TURNS,
     IN_HALVES,
@@ -663,6 +664,7 @@ SPECIMENS: dict[str, Specimen] = {
         },
     ),
     **GEMMA4_SPECIMENS,
+    **LLAMA4_SPECIMENS,
     **LATENT_SPECIMENS,
 }
 """By the family's name in tests."""

@@ -81,6 +81,16 @@ _VISIONS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
         {**_IMAGES, **_ONE_LAYER, "num_key_value_heads": 1, "head_dim": 16},
         {},
     ),
+    "Llama4": (
+        "Llama4VisionConfig",
+        {
+            **{**_IMAGES, **_ONE_LAYER, "intermediate_size": 64},
+            "vision_output_dim": 16,
+            "projector_input_dim": 16,
+            "projector_output_dim": 16,
+        },
+        {},
+    ),
     "Qwen2_5_VL": ("Qwen2_5_VLVisionConfig", {**_QWEN_IMAGES, "fullatt_block_indexes": [0]}, {}),
     "Qwen3_5Moe": ("Qwen3_5MoeVisionConfig", _QWEN_IMAGES, {}),
     "Qwen3VL": ("Qwen3VLVisionConfig", {**_QWEN_IMAGES, "deepstack_visual_indexes": []}, {}),

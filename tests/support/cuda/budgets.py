@@ -44,6 +44,7 @@ BUDGETS = {
     "GraniteForCausalLM": Budget("ibm-granite/granite-3.3-8b-instruct", 12, 7, 8, 16),
     "InternLM3ForCausalLM": Budget("internlm/internlm3-8b-instruct", 10),
     "LLaDA2MoeModelLM": Budget("inclusionAI/LLaDA2.0-mini", 58, 8, 0, 0),
+    "Llama4ForCausalLM": Budget("meta-llama/Llama-4-Scout-17B-16E-Instruct", 49),
     "LlamaForCausalLM": Budget("meta-llama/Llama-3.1-8B-Instruct", 10),
     "MiniMaxM2ForCausalLM": Budget("MiniMaxAI/MiniMax-M2.5", 48),
     "MinistralForCausalLM": Budget("a Ministral-8B in transformers' own class", 10),

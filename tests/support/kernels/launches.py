@@ -40,12 +40,19 @@ from tests.support.kernels.experts import make_codes, make_experts, make_quantiz
 from tests.support.kernels.paged_cases import make_paged
 
 
-def attention(head_dim: int, dtype: torch.dtype, window: int = 0, cap: float = 0.0) -> None:
+def attention(
+    head_dim: int,
+    dtype: torch.dtype,
+    window: int = 0,
+    cap: float = 0.0,
+    *,
+    is_chunked: bool = False,
+) -> None:
     """Decodes and extends."""
     case = make_paged([1, 37, 270], num_kv_heads=2, head_dim=head_dim, dtype=dtype, cap=cap)
     q = torch.randn(43, 8, head_dim).to(dtype)
-    case.decode(q[:3], window=window)
-    case.extend(q, [1, 37, 5], window=window)
+    case.decode(q[:3], window=window, is_chunked=is_chunked)
+    case.extend(q, [1, 37, 5], window=window, is_chunked=is_chunked)
 
 
 def token_ops(dtype: torch.dtype) -> None:

@@ -37,17 +37,23 @@ class Paged:
     def row(self, cache: torch.Tensor, row: int) -> torch.Tensor:
         return cache[self.page_table[row].long()].flatten(0, 1)[: self.lens[row]]
 
-    def decodes(self, window: int = 0) -> AttentionMetadata:
+    def decodes(self, window: int = 0, *, is_chunked: bool = False) -> AttentionMetadata:
         return AttentionMetadata(
             page_table=self.page_table,
             seq_lens=self.seq_lens,
             seq_lens_host=self.lens,
             page_size=self.page_size,
             window=window,
+            is_chunked=is_chunked,
         )
 
     def extends(
-        self, query_lens: list[int], block_size: int = 1, window: int = 0
+        self,
+        query_lens: list[int],
+        block_size: int = 1,
+        window: int = 0,
+        *,
+        is_chunked: bool = False,
     ) -> AttentionMetadata:
         starts = torch.tensor([0, *query_lens], device=self.k_cache.device).cumsum(0).int()
         return AttentionMetadata(
@@ -59,6 +65,7 @@ class Paged:
             page_size=self.page_size,
             block_size=block_size,
             window=window,
+            is_chunked=is_chunked,
         )
 
     def attend(
@@ -68,10 +75,17 @@ class Paged:
         return step.forward(q, self.k_cache, self.v_cache, scale=self.scale, sinks=self.sinks)
 
     def decode(
-        self, q: torch.Tensor, *, batch_invariant: bool = False, window: int = 0
+        self,
+        q: torch.Tensor,
+        *,
+        batch_invariant: bool = False,
+        window: int = 0,
+        is_chunked: bool = False,
     ) -> torch.Tensor:
         """By the backend that is chosen for the cache's device."""
-        return self.attend(q, self._backend(batch_invariant), self.decodes(window))
+        return self.attend(
+            q, self._backend(batch_invariant), self.decodes(window, is_chunked=is_chunked)
+        )
 
     def extend(
         self,
@@ -81,10 +95,12 @@ class Paged:
         batch_invariant: bool = False,
         block_size: int = 1,
         window: int = 0,
+        is_chunked: bool = False,
     ) -> torch.Tensor:
         """By the backend that is chosen for the cache's device."""
         backend = self._backend(batch_invariant, block_size)
-        return self.attend(q, backend, self.extends(query_lens, block_size, window))
+        metadata = self.extends(query_lens, block_size, window, is_chunked=is_chunked)
+        return self.attend(q, backend, metadata)
 
     def _backend(self, batch_invariant: bool, block_size: int = 1) -> AttentionBackend:
         settings = AttentionSettings(
@@ -139,10 +155,11 @@ def naive_attention(
     window: int = 0,
     cap: float = 0.0,
     sinks: torch.Tensor | None = None,
+    is_chunked: bool = False,
 ) -> torch.Tensor:
     """q [t, Hq, D] stand at the end of k, v [l, Hkv, D]; they see all of their own block, or of a
-    window the last positions up to their own; scores may be capped by tanh, and sinks [Hq] join
-    them; fp64."""
+    window the last positions up to their own, or those of their chunk; scores may be capped by
+    tanh, and sinks [Hq] join them; fp64."""
     group = q.shape[1] // k.shape[1]
     keys = k.double().repeat_interleave(group, 1)
     values = v.double().repeat_interleave(group, 1)
@@ -152,7 +169,8 @@ def naive_attention(
     blocks = torch.arange(k.shape[0]) // block_size
     hidden = (blocks[None, :] > own[:, None] // block_size).to(q.device)
     if window:
-        hidden |= (torch.arange(k.shape[0])[None, :] <= own[:, None] - window).to(q.device)
+        starts = own // window * window if is_chunked else own - window + 1
+        hidden |= (torch.arange(k.shape[0])[None, :] < starts[:, None]).to(q.device)
     scores = scores.masked_fill(hidden, float("-inf"))
     if sinks is not None:
         own_sinks = sinks.double().view(-1, 1, 1).expand(-1, scores.shape[1], 1)
@@ -161,12 +179,20 @@ def naive_attention(
     return torch.einsum("htl,lhd->thd", weights, values)
 
 
-def naive_decode(case: Paged, q: torch.Tensor, window: int = 0) -> torch.Tensor:
-    return naive_extend(case, q, [1] * len(case.lens), window=window)
+def naive_decode(
+    case: Paged, q: torch.Tensor, window: int = 0, *, is_chunked: bool = False
+) -> torch.Tensor:
+    return naive_extend(case, q, [1] * len(case.lens), window=window, is_chunked=is_chunked)
 
 
 def naive_extend(
-    case: Paged, q: torch.Tensor, query_lens: list[int], block_size: int = 1, window: int = 0
+    case: Paged,
+    q: torch.Tensor,
+    query_lens: list[int],
+    block_size: int = 1,
+    window: int = 0,
+    *,
+    is_chunked: bool = False,
 ) -> torch.Tensor:
     parts = [
         naive_attention(
@@ -178,6 +204,7 @@ def naive_extend(
             window,
             case.cap,
             case.sinks,
+            is_chunked,
         )
         for i, part in enumerate(q.split(query_lens))
     ]

@@ -174,14 +174,17 @@ def quantized_linear_case(device: str, dtype: torch.dtype) -> None:
 
 def attention_case(device: str, dtype: torch.dtype) -> None:
     """Decodes and extends whose keys are split or not, in pages of any size; heads that are no
-    power of two; windows that begin within a page, capped scores, sinks, alone and together."""
+    power of two; windows that begin within a page, chunks, capped scores, sinks, alone and
+    together."""
     lens, query_lens = [1, 37, 300], [1, 20, 6]
-    for num_q_heads, num_kv_heads, head_dim, page_size, window, cap, has_sinks in (
-        (6, 2, 40, 1, 0, 0.0, False),
-        (20, 1, 64, 128, 37, 0.0, True),
-        (2, 1, 32, 16, 270, 0.7, False),
-        (2, 1, 32, 16, 0, 0.7, True),
-        (2, 1, 512, 16, 0, 0.0, False),
+    for num_q_heads, num_kv_heads, head_dim, page_size, window, is_chunked, cap, has_sinks in (
+        (6, 2, 40, 1, 0, False, 0.0, False),
+        (20, 1, 64, 128, 37, False, 0.0, True),
+        (2, 1, 32, 16, 270, False, 0.7, False),
+        (2, 1, 32, 16, 0, False, 0.7, True),
+        (2, 1, 512, 16, 0, False, 0.0, False),
+        (3, 1, 32, 16, 33, True, 0.0, False),
+        (4, 2, 32, 16, 296, True, 0.0, False),
     ):
         case = make_paged(
             lens,
@@ -198,10 +201,11 @@ def attention_case(device: str, dtype: torch.dtype) -> None:
         # The torch path knows caps outside of batch-invariant mode alone: it is not asked for that.
         for run in (partial(case.decode, q[:3]), partial(case.extend, q, query_lens)):
             for invariant in (False, True):
+                seen = {"window": window, "is_chunked": is_chunked}
                 _compare(
-                    partial(run, batch_invariant=invariant, window=window),
+                    partial(run, batch_invariant=invariant, **seen),
                     dtype,
-                    reference=partial(run, window=window),
+                    reference=partial(run, **seen),
                 )
 
 

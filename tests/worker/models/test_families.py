@@ -41,6 +41,7 @@ SHARED_IN_PARTS = (
     "minimax-m2",
     "gpt-oss",
     "gemma4",
+    "llama4",
     "qwen3-next",
     "qwen3-5",
     "deepseek-v2-lite",
@@ -57,13 +58,14 @@ TAKING_PAGES = (
     "gemma2",
     "gemma3",
     "gemma4",
+    "llama4",
     "gpt-oss",
     "glm4-moe",
     "qwen3-next",
     "deepseek-v3",
 )
 """Families that between them have all that depends on where a token stands and what its request
-holds: windows in all layers or in some, pages that layers share, caps, sinks, tables and
+holds: windows in all layers or in some, chunks, pages that layers share, caps, sinks, tables and
 temperatures by position, layers without a table, experts, states, latents."""
 GREEDY = SamplingParams(temperature=0.0, max_tokens=NUM_NEW, ignore_eos=True)
 

@@ -85,7 +85,7 @@ IGNORED = {
     "where experts are chosen from all": "n_group topk_group",
     "said elsewhere": "max_sequence_length model_max_length sliding_window_pattern "
     "sliding_window_size moe_shared_expert_intermediate_size experts_per_token "
-    "initial_context_length moe_layer_end_index",
+    "initial_context_length moe_layer_end_index no_rope_layer_interval",
 }
 
 
