@@ -11,12 +11,12 @@ SHARED_LIMITS = {80: 163 << 10, 89: 99 << 10, 90: 227 << 10, 100: 227 << 10}
 PRODUCTS = {80: "mma.sync", 89: "mma.sync", 90: "wgmma.mma_async", 100: "tcgen05.mma"}
 """Instruction that multiplies matrices in bfloat16."""
 MULTIPLYING: dict[str, int] = {
-    "_attention_kernel": 16,
+    "_attention_kernel": 32,
     "_matmul_kernel": 0,
     "_multiply_kernel": 16,
 }
 """Kernels with products; and tiles of how many rows are too small for more than mma.sync: those of
-single queries are, those of experts need not be."""
+single queries are, those of heads of 512 dimensions, and those of experts need not be."""
 
 
 def product(kernel: str, tile_rows: int, capability: int) -> str:

@@ -6,8 +6,10 @@ from pathlib import Path
 
 import pytest
 import torch
+from transformers import PreTrainedModel
 
 from tests.support.checkpoints.dense import FEW_HEADS, SPECS, WINDOWED, write_checkpoint
+from tests.support.checkpoints.families import write_specimen
 from tests.support.engines.plan_driver import Request, generate, make_runner
 
 SHORT = {("llama", False), ("granite", False), ("qwen3", True), ("qwen3-windows", False)}
@@ -32,11 +34,27 @@ WINDOW = 17
 def test_logits_equal_transformers(name: str, batch_invariant: bool, tmp_path: Path) -> None:
     window = {"sliding_window": WINDOW} if name in WINDOWED else {}
     model = write_checkpoint(name, tmp_path, **FEW_HEADS, **window)
-    options = {"batch_invariant": batch_invariant, "cpu_backend": "torch", "page_size": 8}
-    runner = make_runner(str(tmp_path), **options)
-    assert runner.model.native is None
-    # Chunks, mixed steps, and a decode beside a draw with noise.
     length = WINDOW + 7 if name in WINDOWED else 19
+    check_tokens(tmp_path, model, length, batch_invariant=batch_invariant)
+
+
+@pytest.mark.parametrize(
+    "name", ["gemma4", pytest.param("gemma4-images", marks=pytest.mark.long), "llama4"]
+)
+def test_layers_of_several_kinds(name: str, tmp_path: Path) -> None:
+    """Heads of several sizes, of which some lie on pages by twos; chunks, the second of which a
+    prompt begins."""
+    model = write_specimen(name, tmp_path)
+    check_tokens(tmp_path, model, 30, batch_invariant=False)
+
+
+def check_tokens(
+    folder: Path, model: PreTrainedModel, length: int, *, batch_invariant: bool
+) -> None:
+    """Chunks of a prompt, mixed steps, and a decode beside a draw with noise."""
+    options = {"batch_invariant": batch_invariant, "cpu_backend": "torch", "page_size": 8}
+    runner = make_runner(str(folder), **options)
+    assert runner.model.native is None
     first = Request(prompt=list(range(5, 5 + length)), new_tokens=3)
     second = Request(
         prompt=[9, 4, 4], slot=2, arrival=1, new_tokens=3, temperature=0.8, top_p=0.9, seed=4
