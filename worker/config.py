@@ -30,10 +30,12 @@ class SchedulingOptions(AdmissionOptions):
         ValueError: a value is out of range; the message names the flag, or its field.
     """
 
-    max_num_seqs: int = 64
-    """Most requests in the running set."""
-    max_num_batched_tokens: int = 1024
-    """Token budget of one step; longer prompts are computed in chunks."""
+    max_num_seqs: int = 0
+    """Most requests in the running set; 0 goes by the device: 1,024 on GPUs of 70 GiB and more but
+    A100s, 256 on other GPUs, 64 on CPU and where each request has a state of linear attention."""
+    max_num_batched_tokens: int = 0
+    """Token budget of one step; longer prompts are computed in chunks. 0 goes by the device: 8,192,
+    2,048 and 1,024, as --max-num-seqs has it."""
     enable_chunked_prefill: bool = True
     """Compute prompts in parts beside other work. Without, a prompt goes into one step, and one
     that is longer than --prefill-max-tokens into a step of its own; only what is longer than
@@ -58,14 +60,14 @@ class SchedulingOptions(AdmissionOptions):
 
     def __post_init__(self) -> None:
         AdmissionOptions.__post_init__(self)
-        for name in ("max_num_seqs", "max_num_batched_tokens"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{option_name(self, name)} must be at least 1")
         if not 0 <= self.preempt_priority_gap <= 9:
             raise ValueError(
                 f"--preempt-priority-gap must be in [0, 9], got {self.preempt_priority_gap}"
             )
-        for name in ("deadline_margin_ms", "max_queued_requests", "max_queued_tokens"):
+        for name in (
+            *("max_num_seqs", "max_num_batched_tokens", "deadline_margin_ms"),
+            *("max_queued_requests", "max_queued_tokens"),
+        ):
             if (value := getattr(self, name)) < 0:
                 raise ValueError(f"{option_name(self, name)} must not be negative, got {value}")
 
@@ -218,6 +220,14 @@ class EngineConfig(SchedulingOptions):
     def draft_checkpoint(self) -> str:
         """The draft model with its revision: what its files are asked for by."""
         return at_revision(self.speculative_model, self.speculative_revision)
+
+    def with_limits(self, max_num_seqs: int, max_num_batched_tokens: int) -> EngineConfig:
+        """The same with these limits where it leaves them to the device."""
+        return replace(
+            self,
+            max_num_seqs=self.max_num_seqs or max_num_seqs,
+            max_num_batched_tokens=self.max_num_batched_tokens or max_num_batched_tokens,
+        )
 
     def _check_speculation(self) -> None:
         if (self.speculative_method == "draft") != bool(self.speculative_model):

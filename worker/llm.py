@@ -105,6 +105,7 @@ class LLM:
         except BaseException:
             self._finalizer()
             raise
+        self.config = self.config.with_limits(info.max_num_seqs, info.max_num_batched_tokens)
         self._core = EngineCore(self.config, info, executor, time.monotonic)
         self._compiler = GrammarCompiler(setting_of(info), _COMPILE_S)
         self._grammars: dict[str, None] = {}

@@ -123,6 +123,7 @@ def _measure(llm: LLM, options: ThroughputOptions, number: int) -> Result:
     num_input = sum(len(sample.prompt_token_ids) for sample in samples)
     wanted = sum(sample.output_len for sample in samples)
     return {
+        "max_num_seqs": llm.config.max_num_seqs,
         "elapsed_time": elapsed,
         "num_requests": len(outputs),
         "total_num_tokens": num_input + num_output,

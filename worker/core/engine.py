@@ -62,6 +62,7 @@ class EngineCore:
         on_launch: Callable[[Plan, StepShape], None] | None = None,
     ) -> None:
         self.info = info
+        config = config.with_limits(info.max_num_seqs, info.max_num_batched_tokens)
         self._on_launch = on_launch
         self._executor = executor
         self._overlap_depth = min(config.overlap_depth, executor.max_overlap_depth)

@@ -25,6 +25,7 @@ def build_engine_info(config: EngineConfig, hellos: Sequence[Hello]) -> EngineIn
             "no memory is left for the KV cache: raise --gpu-memory-utilization or "
             "--tensor-parallel-size, or set --kv-cache-tokens"
         )
+    config = config.with_limits(hellos[0].max_num_seqs, hellos[0].max_num_batched_tokens)
     max_total_tokens = groups.max_tokens(num_pages, config.page_size, config.max_num_batched_tokens)
     if groups.num_window:
         max_total_tokens = min(max_total_tokens, max_model_len)

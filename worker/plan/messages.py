@@ -32,6 +32,10 @@ class Hello(msgspec.Struct, tag="hello", frozen=True):
     """Id of the rank's process, where all ranks are on one node; 0 elsewhere."""
     page_groups: PageGroups = ONE_GROUP
     """How the model's layers share pages."""
+    max_num_seqs: int = 0
+    """Requests that may run, by its configuration or else its device; equal on all ranks."""
+    max_num_batched_tokens: int = 0
+    """Tokens of a step: likewise."""
 
 
 class Start(msgspec.Struct, tag="start", frozen=True):

@@ -92,16 +92,19 @@ def plan_pages(
     """
     if config.kv_cache_tokens is not None:
         return -(-config.kv_cache_tokens // config.page_size) * page_groups.num_groups + 1
-    # No more than all slots at full length could ever use.
-    useful = config.max_num_seqs * page_groups.num_pages(
-        max_model_len, config.page_size, config.max_num_batched_tokens
-    )
     if group.device.type == "cuda":
         available = _cuda_cache_bytes(config, group, profile, graphs)
     else:
         share = int(_available_cpu_bytes() * _CPU_SHARE)
         available = min(share // config.tensor_parallel_size, _CPU_MOST_BYTES) - state_bytes
-    pages = min(useful + 1, available // page_bytes)
+    pages = available // page_bytes
+    if group.device.type == "cpu" or not config.enable_prefix_caching:
+        # No more than all slots at full length use. A GPU's memory serves nothing else: what is
+        # left of it keeps prefixes.
+        useful = config.max_num_seqs * page_groups.num_pages(
+            max_model_len, config.page_size, config.max_num_batched_tokens
+        )
+        pages = min(useful + 1, pages)
     if pages <= page_groups.num_groups:
         raise ValueError(
             f"no room for a KV cache: {max(0, available) / 1e6:.0f} MB are left and one page takes "

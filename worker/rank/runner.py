@@ -27,6 +27,7 @@ from worker.rank.dtype import resolve_dtype
 from worker.rank.graphs import StepGraphs, create_capture
 from worker.rank.host_pages import HostPages, create_host_pages
 from worker.rank.kv_cache import allocate_kv_caches, check_windows, page_bytes, page_groups
+from worker.rank.limits import resolve_limits
 from worker.rank.memory import plan_host_pages, plan_pages
 from worker.rank.profiling import profile_plans
 from worker.rank.sampling.logprobs import score_prompts
@@ -55,11 +56,11 @@ class ModelRunner:
     def __init__(
         self, config: EngineConfig, group: TensorParallelGroup, model: ModelConfig | None = None
     ) -> None:
-        self.config = config
         self.group = group
         self.device = group.device
         is_dummy = config.load_format == "dummy"
         self.model_config = model or load_model_config(config.checkpoint, weights=not is_dummy)
+        config = self.config = resolve_limits(config, self.model_config, group)
         if self.device.type == "cpu":
             tune_cpu_process(config.cpu_threads, group.world_size)
         self.max_model_len = self.model_config.resolve_max_model_len(config.max_model_len)
@@ -142,6 +143,8 @@ class ModelRunner:
             vocab_size=self.model_config.vocab_size,
             num_host_pages=plan_host_pages(self.config, self._layout),
             page_groups=self._page_groups,
+            max_num_seqs=self.config.max_num_seqs,
+            max_num_batched_tokens=self.config.max_num_batched_tokens,
         )
 
     def allocate(self, num_pages: int, num_host_pages: int = 0) -> None:

@@ -16,6 +16,7 @@ from worker.config import EngineConfig
 
 _ENGINE: dict[str, Any] = {
     "kv_cache_tokens": 32768,
+    "max_num_seqs": 64,
     "max_num_batched_tokens": 256,
 }
 """What the engines have unless flags say otherwise."""

@@ -141,7 +141,8 @@ def count_launches(
     """
     captured: list[list[str]] = []
     by_layer: list[int] = []
-    options = {"device": "cuda", "load_format": "dummy", "max_num_seqs": ROWS}
+    limits = {"max_num_seqs": ROWS, "max_num_batched_tokens": 1024}
+    options = {"device": "cuda", "load_format": "dummy", **limits}
     config = EngineConfig(model=str(folder), max_model_len=1024, page_size=32, **options)  # type: ignore[arg-type]
     with counting() as counter:
         built = ModelRunner(config, TensorParallelGroup.alone(DEVICE))

@@ -42,7 +42,12 @@ def pretended_cuda() -> Iterator[World]:
 
 def _runtime(world: World) -> dict[str, Any]:
     properties = SimpleNamespace(
-        name="a stand-in", major=9, minor=0, multi_processor_count=132, uuid="GPU-0"
+        name="a stand-in",
+        total_memory=_TOTAL,
+        major=9,
+        minor=0,
+        multi_processor_count=132,
+        uuid="GPU-0",
     )
 
     @contextmanager

@@ -20,6 +20,7 @@ INFO = EngineInfo(
     vocab_size=100,
     page_size=4,
     max_num_seqs=4,
+    max_num_batched_tokens=1024,
     eos_token_ids=[0],
     block_hash_salt="",
 )

@@ -30,3 +30,16 @@ def test_block_hashes_are_of_a_type_of_cache(tmp_path: Path) -> None:
         return build_engine_info(config, [hello]).block_hash_salt
 
     assert salt("bfloat16") == salt("bfloat16") != salt("float32")
+
+
+def test_limits_are_the_devices_where_none_are_given(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(CONFIG))
+    hello = Hello(0, 9, 256, 100, max_num_seqs=256, max_num_batched_tokens=2048)
+
+    def limits(**options: int) -> tuple[int, int]:
+        config = EngineConfig(model=str(tmp_path), load_format="dummy", **options)  # type: ignore[arg-type]
+        info = build_engine_info(config, [hello])
+        return info.max_num_seqs, info.max_num_batched_tokens
+
+    assert limits() == (256, 2048)
+    assert limits(max_num_seqs=5) == (5, 2048)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
+from typing import Any
 
 import pytest
 import torch
@@ -39,7 +40,7 @@ def test_states_come_before_pages(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("worker.rank.memory._available_cpu_bytes", lambda: 10 * GB)
     plan = partial(
         plan_pages,
-        EngineConfig(model="any"),
+        EngineConfig(model="any", max_num_seqs=64),
         group=TensorParallelGroup.alone(torch.device("cpu")),
         page_bytes=1 << 20,
         page_groups=ONE_GROUP,
@@ -51,6 +52,25 @@ def test_states_come_before_pages(monkeypatch: pytest.MonkeyPatch) -> None:
     assert plan(state_bytes=GB // 2) == 512
     with pytest.raises(ValueError, match=r"no room for a KV cache.*--max-num-seqs"):
         plan(state_bytes=GB)
+
+
+def pages_on_gpu(monkeypatch: pytest.MonkeyPatch, **options: Any) -> int:
+    """Of 1 MiB each, of which a request of full length takes four, where 60 GiB are left."""
+    monkeypatch.setattr("worker.rank.memory._cuda_cache_bytes", lambda *_: 60 * GB)
+    return plan_pages(
+        EngineConfig(model="any", max_num_seqs=3, max_num_batched_tokens=64, **options),
+        group=TensorParallelGroup.alone(torch.device("cuda")),
+        page_bytes=1 << 20,
+        page_groups=ONE_GROUP,
+        max_model_len=64,
+        profile=lambda: None,
+        graphs=lambda: 0,
+    )
+
+
+def test_all_memory_of_a_gpu_keeps_prefixes(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert pages_on_gpu(monkeypatch) == 60 * 1024
+    assert pages_on_gpu(monkeypatch, enable_prefix_caching=False) == 3 * 4 + 1
 
 
 def test_half_of_what_pages_take_is_snapshots() -> None:
@@ -70,7 +90,7 @@ def test_half_of_what_pages_take_is_snapshots() -> None:
 
 def test_the_largest_draw_has_all_that_takes_memory_later() -> None:
     """Tables of processors are made for the first request that needs them; so are they planned."""
-    config = EngineConfig(model="none", max_num_seqs=3)
+    config = EngineConfig(model="none", max_num_seqs=3, max_num_batched_tokens=1024)
     prefill, draw = profile_plans(config, max_model_len=64, block_size=1).plans
     assert [admit.slot for admit in draw.admits] == [0, 1, 2]
     for admit in draw.admits:

@@ -15,6 +15,10 @@ from worker.wire.page_groups import ONE_GROUP, PageGroups
 class SchedulerConfig(SchedulingOptions):
     """Limits of one worker group: its options, and what is loaded."""
 
+    max_num_seqs: int = 64
+    """Most requests in the running set: what the device has come to."""
+    max_num_batched_tokens: int = 1024
+    """Token budget of one step: likewise."""
     max_model_len: int
     """Most tokens of prompt plus completion."""
     page_size: int
@@ -34,6 +38,9 @@ class SchedulerConfig(SchedulingOptions):
 
     def __post_init__(self) -> None:
         SchedulingOptions.__post_init__(self)
+        for name in ("max_num_seqs", "max_num_batched_tokens"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be at least 1")
         if self.page_size < 1:
             raise ValueError("page_size must be at least 1")
         if self.num_pages <= self.page_groups.num_groups:

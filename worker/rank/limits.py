@@ -1,0 +1,68 @@
+"""How much a step may hold where the configuration leaves it to the device."""
+
+from __future__ import annotations
+
+import logging
+from typing import NamedTuple
+
+import torch
+
+from worker.config import EngineConfig
+from worker.models.config import ModelConfig
+from worker.models.tensor_parallel import TensorParallelGroup
+
+logger = logging.getLogger(__name__)
+
+
+class StepLimits(NamedTuple):
+    """Of the running set, and of one step."""
+
+    max_num_seqs: int
+    max_num_batched_tokens: int
+
+
+# vLLM's for its server, whose users' settings carry over (EngineArgs.get_batch_defaults). It keeps
+# A100s out of the first, which long steps made slower (vLLM's pull request 17885).
+_LARGE_GPU = StepLimits(1024, 8192)
+_GPU = StepLimits(256, 2048)
+_CPU = StepLimits(64, 1024)
+_LARGE_BYTES = 70 << 30
+
+
+def resolve_limits(
+    config: EngineConfig, model: ModelConfig, group: TensorParallelGroup
+) -> EngineConfig:
+    """The configuration with limits, the same on all ranks.
+
+    Args:
+        config: which may leave them to the device.
+        model: whose layers may keep a state of each request, in memory that is taken for all slots.
+        group: of the ranks; all have to call, since their GPUs may differ.
+    """
+    if config.max_num_seqs and config.max_num_batched_tokens:
+        return config
+    limits = _limits(group)
+    if model.linear_layers:
+        limits = limits._replace(max_num_seqs=_CPU.max_num_seqs)
+    resolved = config.with_limits(*limits)
+    if group.rank == 0:
+        logger.info(
+            "at most %d requests run, with %d tokens in a step",
+            *(resolved.max_num_seqs, resolved.max_num_batched_tokens),
+        )
+    return resolved
+
+
+def limits_of_gpu(name: str, num_bytes: int) -> StepLimits:
+    """Those of a GPU of this name, with so much memory."""
+    is_large = num_bytes >= _LARGE_BYTES and "a100" not in name.lower()
+    return _LARGE_GPU if is_large else _GPU
+
+
+def _limits(group: TensorParallelGroup) -> StepLimits:
+    if group.device.type == "cpu":
+        return _CPU
+    properties = torch.cuda.get_device_properties(group.device)
+    own = limits_of_gpu(properties.name, properties.total_memory)
+    votes = group.all_reduce(torch.full((1,), float(own is _LARGE_GPU), device=group.device))
+    return _LARGE_GPU if int(votes) == group.world_size else _GPU
