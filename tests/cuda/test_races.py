@@ -5,62 +5,53 @@ Tokens equal the CPU's, and no step waits for the device where it need not.
 
 from __future__ import annotations
 
-import gc
 import sys
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
-import numpy as np
 import pytest
 import torch
 
 pytest.importorskip("triton", reason="Triton is not installed")
 
-from tests.support.checkpoints.dense import VOCAB_SIZE, write_checkpoint
+from tests.support.checkpoints.dense import write_checkpoint
 from tests.support.checkpoints.sdar import write_sdar
 from tests.support.cuda.clocks import Event, Lane
-from tests.support.cuda.ranks import NcclGroup, ThreadedExecutor
-from tests.support.cuda.runtime import pretended_cuda
+from tests.support.cuda.ranks import NcclGroup
+from tests.support.cuda.serving import (
+    DRAFTS,
+    HOST,
+    by_model,
+    on_cpu,
+    on_cuda,
+    params,
+    prompts,
+)
 from tests.support.engines.block_engine import BlockEngine
-from tests.support.engines.engine_driver import Engine
 from worker.models.context import KVCache
+from worker.plan.plan import Plan
 from worker.rank.graphs import StepGraphs
 from worker.rank.rank import Rank
 from worker.rank.runner import ModelRunner
 from worker.rank.sampling.state import SamplingState
+from worker.rank.speculation import device_model
 from worker.rank.streams import StepSlot, staging_size
 from worker.wire.sampling import SamplingParams
 from worker.wire.structured import StructuredOutputsParams
 
-OPTIONS: dict[str, Any] = {
-    "kv_cache_tokens": 256,
-    "page_size": 8,
-    "max_num_seqs": 4,
-    "max_num_batched_tokens": 64,
-    "dtype": "float32",
-}
-KINDS: list[dict[str, Any]] = [
-    {"temperature": 0.0},
-    {"temperature": 1.0, "top_p": 0.9},
-    {"temperature": 0.8, "frequency_penalty": 0.7, "logprobs": 2},
-    {"temperature": 0.7, "top_k": 20, "stop_token_ids": [*range(0, VOCAB_SIZE, 40)]},
-    {"temperature": 0.0, "repetition_penalty": 1.2, "min_tokens": 4},
-    {"temperature": 0.9, "min_p": 0.05, "prompt_logprobs": 1},
-]
-LENGTHS = (3, 60, 14, 47, 20, 33, 9, 5)
-DRAFTS = {"speculative_method": "ngram", "speculative_adaptive": False}
 
+def noted_steps(patch: pytest.MonkeyPatch) -> list[Plan]:
+    """Grows by each step that a rank launches."""
+    found: list[Plan] = []
+    launch = Rank.launch
 
-class Served(NamedTuple):
-    tokens: list[list[int]]
-    findings: list[str]
-    waits: list[str]
-    """While it served."""
-    num_launches: int
-    num_loaded: int
-    """Pages, from the host's memory."""
+    def launched(rank: Rank, plan: Plan) -> Any:
+        found.append(plan)
+        return launch(rank, plan)
+
+    patch.setattr(Rank, "launch", launched)
+    return found
 
 
 @pytest.fixture(scope="module")
@@ -69,58 +60,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
     folder = tmp_path_factory.mktemp("qwen3")
     write_checkpoint("qwen3", folder)
     return str(folder)
-
-
-def prompts(count: int = len(LENGTHS), repeats: int = 1) -> list[list[int]]:
-    rng = np.random.default_rng(1)
-    return [repeats * rng.integers(0, VOCAB_SIZE, n).tolist() for n in LENGTHS[:count]]
-
-
-def params(count: int = len(LENGTHS), max_tokens: int = 12) -> list[SamplingParams]:
-    return [
-        SamplingParams(seed=i, max_tokens=max_tokens, ignore_eos=True, **KINDS[i % len(KINDS)])
-        for i in range(count)
-    ]
-
-
-def outcomes(engine: Engine, *asked: Any) -> list[list[int]]:
-    serve = engine.serve if isinstance(engine, BlockEngine) else engine.outcomes
-    return [outcome.token_ids for outcome in serve(*asked)]
-
-
-def on_cuda(
-    folder: str,
-    given: Sequence[Sequence[int]],
-    asked: Any,
-    *,
-    kind: type[Engine] = Engine,
-    num_ranks: int = 1,
-    meddle: Callable[[ModelRunner], object] = lambda _: None,
-    **options: Any,
-) -> Served:
-    options = {"cudagraph_capture_sizes": (1, 2, 4), **OPTIONS, **options}
-    with pretended_cuda() as world, world.rank() as clocks:
-        if num_ranks > 1:
-            options["tensor_parallel_size"] = num_ranks
-            own = {"executor_class": partial(ThreadedExecutor, world)}
-            kind = type("ThreadedEngine", (kind,), own)
-        with kind(folder, device="cuda", **options) as engine:
-            meddle(engine.runner)
-            world.waits.clear()
-            before = clocks.num_launches
-            tokens = outcomes(engine, given, asked)
-            num_launches = clocks.num_launches - before
-            waits = list(world.waits)
-            host = engine.core.scheduler.take_report().load.host_cache
-        del engine
-        gc.collect()  # memory is unpinned here
-        num_loaded = 0 if host is None else host.num_loaded
-        return Served(tokens, list(world.findings), waits, num_launches, num_loaded)
-
-
-def on_cpu(folder: str, *asked: Any, kind: type[Engine] = Engine, **options: Any) -> Any:
-    with kind(folder, cpu_backend="torch", **{**OPTIONS, **options}) as engine:
-        return outcomes(engine, *asked)
 
 
 def test_mixed_requests_do_not_race_and_nothing_waits(folder: str) -> None:
@@ -137,9 +76,6 @@ def test_eager_steps_do_not_race(folder: str) -> None:
     assert served.tokens == on_cpu(folder, prompts(), params())
 
 
-HOST = {"host_cache_gib": 0.001, "host_cache_policy": "always", "kv_cache_tokens": 96}
-
-
 def test_pages_of_the_host_do_not_race(folder: str) -> None:
     given, asked = 2 * prompts(6), 2 * params(6, 8)
     served = on_cuda(folder, given, asked, **HOST)
@@ -154,6 +90,23 @@ def test_drafts_do_not_race(folder: str, count: int) -> None:
     processors, and comes in while the others' rows are placed by the device."""
     given, asked = prompts(count, 3), params(count)
     served = on_cuda(folder, given, asked, **DRAFTS)
+    assert served.findings == []
+    assert bool(served.waits) == (count > 2)
+    assert served.tokens == on_cpu(folder, given, asked)
+
+
+@pytest.mark.parametrize("count", [2, pytest.param(6, marks=pytest.mark.long)])
+def test_drafts_of_a_model_do_not_race(
+    folder: str, count: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The model itself drafts. Where it computes as it does as the target, all drafts are right."""
+    steps = noted_steps(monkeypatch)
+    if count == 2:
+        monkeypatch.setattr(device_model, "DRAFT_DTYPE", torch.float32)
+    given, asked = prompts(count), params(count)
+    served = on_cuda(folder, given, asked, **by_model(folder))
+    if count == 2:  # one with the prompts, nine tokens at once, the rest, one in flight at the end
+        assert len(steps) <= 4
     assert served.findings == []
     assert bool(served.waits) == (count > 2)
     assert served.tokens == on_cpu(folder, given, asked)
@@ -378,6 +331,20 @@ def test_graphs_on_memory_that_is_gone_are_found(
     folder: str, meddle: Callable[[ModelRunner], None]
 ) -> None:
     served = on_cuda(folder, [[1]], params(1, 3), cudagraph_capture_sizes=(1,), meddle=meddle)
+    assert any("gone" in finding for finding in served.findings), served.findings
+
+
+def test_graphs_of_drafts_on_memory_that_is_gone_are_found(folder: str) -> None:
+    def replace_caches(runner: ModelRunner) -> None:
+        assert runner._drafts is not None
+        runner._drafts._caches = {
+            layer: KVCache(planes=tuple(planes), v=planes[1])
+            for layer, cache in runner._drafts._caches.items()
+            for planes in ([plane.clone() for plane in cache.planes],)
+        }
+
+    options = {"meddle": replace_caches, "cudagraph_capture_sizes": (1,), **by_model(folder)}
+    served = on_cuda(folder, [[1]], params(1, 3), **options)
     assert any("gone" in finding for finding in served.findings), served.findings
 
 

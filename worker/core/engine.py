@@ -33,10 +33,12 @@ class EngineCore:
         depth 0   launch 1 │ masks 1 │ result 1 │ apply 1 │ launch 2 │ masks 2 │ …
         depth 1   launch 1 │ masks 1 │ launch 2 │ result 1 │ apply 1 │ masks 2 │ launch 3 │ …
 
-    Nothing is queued behind a step with a prompt in it, whatever the depth. Such a step is long
-    beside the host's part, so hiding that gains next to nothing; but a request that arrives while
-    it runs, which is likely, would see another whole step go first, and two prompts in a row
-    would delay its first token most. Waiting for the result lets it join the very next step.
+    Where host and device share cores nothing is queued behind a step with a prompt in it, whatever
+    the depth. Such a step is long beside the host's part, so hiding that gains next to nothing; but
+    a request that arrives while it runs, which is likely, would see another whole step go first,
+    and two prompts in a row would delay its first token most. Waiting for the result lets it join
+    the very next step. A device of its own computes prompts in little more time than the host takes
+    to launch them, and would idle between them: there they are steps like any other.
 
     What a step of running blocks is followed by depends on which of them it finishes. At depth 1
     the next one is launched ahead where ranks can put its rows right by themselves; elsewhere it
@@ -69,7 +71,7 @@ class EngineCore:
         self._has_blocks = info.block_size > 1
         self._in_flight: deque[StepFuture] = deque()
         self._prompt_launched = False
-        """Whether the step launched last computes part of a prompt."""
+        """Whether the step launched last computes part of a prompt that nothing is to follow."""
         self._masks_due: Plan | None = None
         """The newest one, where it waits for masks."""
         self.grammars = GrammarStore(info)
@@ -184,7 +186,8 @@ class EngineCore:
         scheduled = self.timeline.now()
         self._in_flight.append(self._executor.launch(plan))
         self.timeline.launched(plan.num_tokens, scheduling, scheduled)
-        self._prompt_launched = plan.has_prompts and not self._has_blocks
+        follows_prompts = self._has_blocks or self._executor.overlaps_prompts
+        self._prompt_launched = plan.has_prompts and not follows_prompts
         self._masks_due = plan if plan.masked else None
         self._send_masks()
         return True

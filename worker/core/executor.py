@@ -37,6 +37,8 @@ class Executor(ABC):
     max_overlap_depth: int
     """How many steps may usefully be launched ahead of the one whose results are awaited. Known
     once it has started."""
+    overlaps_prompts = False
+    """Whether a step is launched ahead behind one with a prompt, too. Known once it has started."""
 
     @abstractmethod
     def start(self) -> EngineInfo:

@@ -44,6 +44,7 @@ class LocalExecutor(Executor):
         """Loads rank 0's shard beside the other ranks', allocates equally many pages on all."""
         with self._blaming_peers():
             device = select_device(self._config, 0)
+            self.overlaps_prompts = device.type == "cuda"
             await_free_memory(device, self._config.gpu_memory_utilization)
             group = TensorParallelGroup.create(
                 *(0, self._config.tensor_parallel_size, device, self._directory),

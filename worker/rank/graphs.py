@@ -21,6 +21,7 @@ from worker.progress import progress
 from worker.rank.batch import Batch, BatchBuilder, SamplingBatch
 from worker.rank.sampling.masks import MaskRows
 from worker.rank.sampling.state import FILTERS
+from worker.rank.speculation.device_model import DeviceModelProposer
 from worker.rank.streams import DeviceStreams
 from worker.rank.tables import DeviceTables
 from worker.rank.transfer import StagedArrays
@@ -73,6 +74,7 @@ class StepGraphs:
         sizes: numbers of rows, ascending.
         capture: `GraphCapture`; a test on CPU passes its launches through.
         backend: of attention.
+        drafts: by a model, captured beside for as many rows.
         show_progress: whether to say how far it is.
     """
 
@@ -84,6 +86,7 @@ class StepGraphs:
         sizes: Sequence[int],
         capture: Capture,
         backend: CapturableBackend,
+        drafts: DeviceModelProposer | None = None,
         *,
         show_progress: bool,
     ) -> None:
@@ -101,6 +104,9 @@ class StepGraphs:
         self._tokens = torch.zeros(sizes[-1], dtype=torch.int64, device=tables.device)
         words = -(-tables.vocab_size // 32)
         self._masks = torch.full((sizes[-1], words), -1, dtype=torch.int32, device=tables.device)
+        self._drafts = drafts
+        if drafts is not None:
+            drafts.prepare_capture(self._sizes[-1])
         self._forward: dict[int, Replay] = {}
         self._sample: dict[tuple[int, bool], Replay] = {}
         shown = progress(
@@ -114,12 +120,16 @@ class StepGraphs:
             # The largest first: the others reuse its memory.
             for size in reversed(self._sizes):
                 self._capture(builder.build_padding(size), capture)
+                if drafts is not None:
+                    drafts.capture(size, capture)
                 advance(1)
 
     def close(self) -> None:
         """Lets go of all graphs, whoever still holds this object: NCCL's group ends after them."""
         self._forward.clear()
         self._sample.clear()
+        if self._drafts is not None:
+            self._drafts.close()
 
     def size_for(self, rows: Sequence[Row]) -> int | None:
         """The captured size that a step of these rows is padded to; None where none serves."""
@@ -274,22 +284,32 @@ class StepCapture:
         self.expected = 0
         """Bytes that `measure` found."""
 
-    def measure(self, forward: Forward, compute_logits: ComputeLogits, tables: DeviceTables) -> int:
+    def measure(
+        self,
+        forward: Forward,
+        compute_logits: ComputeLogits,
+        tables: DeviceTables,
+        drafts: DeviceModelProposer | None,
+    ) -> int:
         """Device memory that all sizes will take, from capturing two and dropping them again."""
         capture = GraphCapture(self._streams)
         before = self._free_bytes()
         make = partial(StepGraphs, forward, compute_logits, tables, show_progress=False)
-        graphs = [make(self._sizes[-1:], capture, self._backend)]
+        graphs = [make(self._sizes[-1:], capture, self._backend, drafts)]
         self.expected = max(0, before - self._free_bytes())
         if len(self._sizes) > 1:
             before = self._free_bytes()
-            graphs.append(make(self._sizes[-2:-1], capture, self._backend))
+            graphs.append(make(self._sizes[-2:-1], capture, self._backend, drafts))
             each = max(0, before - self._free_bytes())
             self.expected += each * (len(self._sizes) - 1)
         return self.expected
 
     def run(
-        self, forward: Forward, compute_logits: ComputeLogits, tables: DeviceTables
+        self,
+        forward: Forward,
+        compute_logits: ComputeLogits,
+        tables: DeviceTables,
+        drafts: DeviceModelProposer | None,
     ) -> StepGraphs:
         """All graphs. Every rank must be at it, since they capture collectives."""
         before, start = self._free_bytes(), time.perf_counter()
@@ -300,6 +320,7 @@ class StepCapture:
             self._sizes,
             GraphCapture(self._streams),
             self._backend,
+            drafts,
             show_progress=self._show_progress,
         )
         if self._show_progress:

@@ -11,7 +11,6 @@ from worker.config import EngineConfig
 from worker.models.context import KVCache
 from worker.models.kv_cache import KVCacheLayout, KVCacheSpec
 from worker.rank.cpu import lazy_zeros
-from worker.rank.speculation.draft_model import draft_page_bytes
 from worker.wire.page_groups import PageGroups
 
 
@@ -48,10 +47,12 @@ def page_groups(config: EngineConfig, layout: KVCacheLayout) -> PageGroups:
     return msgspec.structs.replace(layout.page_groups, snapshot_pages=num_pages)
 
 
-def page_bytes(config: EngineConfig, layout: KVCacheLayout, groups: PageGroups) -> int:
-    """Bytes that a page takes on this rank, its share of snapshots and what it takes in a draft
-    model's cache included."""
-    num_bytes = layout.page_bytes(config.page_size) + draft_page_bytes(config)
+def page_bytes(
+    config: EngineConfig, layout: KVCacheLayout, groups: PageGroups, draft_bytes: int = 0
+) -> int:
+    """Bytes that a page takes on this rank, its share of snapshots and `draft_bytes`, what it takes
+    in a draft model's cache, included."""
+    num_bytes = layout.page_bytes(config.page_size) + draft_bytes
     if groups.snapshot_pages:
         num_bytes += -(-layout.state_bytes // groups.snapshot_pages)
     return num_bytes

@@ -33,7 +33,8 @@ from worker.rank.profiling import profile_plans
 from worker.rank.sampling.logprobs import score_prompts
 from worker.rank.sampling.masks import MaskRows
 from worker.rank.sampling.sampler import SamplerOutput, sample
-from worker.rank.speculation.draft_model import check_draft_model
+from worker.rank.speculation.device_model import DeviceDraftModel, DeviceModelProposer
+from worker.rank.speculation.draft_model import check_draft_model, draft_page_bytes
 from worker.rank.speculation.drafter import DraftedStep, Drafter
 from worker.rank.speculation.factory import create_drafter
 from worker.rank.states import RequestStates, check_states
@@ -78,9 +79,7 @@ class ModelRunner:
         check_windows(config, self._layout)
         check_states(config, self._layout)
         self._page_groups = page_groups(config, self._layout)
-        check_draft_model(
-            config, self.model_config, device=self.device, max_model_len=self.max_model_len
-        )
+        check_draft_model(config, self.model_config, max_model_len=self.max_model_len)
         native = native_options(config, self.device, group.world_size)
         if is_dummy:
             draw_weights(self.model, native)
@@ -88,6 +87,10 @@ class ModelRunner:
             load_weights(
                 self.model, self.model_config, show_progress=group.rank == 0, native=native
             )
+        self._draft_model: DeviceDraftModel | None = None
+        if config.speculative_method == "draft" and self.device.type == "cuda":
+            self._draft_model = DeviceDraftModel(config, self.device, self.max_model_len)
+        self._drafts: DeviceModelProposer | None = None
         self._tables: DeviceTables
         self._builder: BatchBuilder
         self._kv_caches: Mapping[int, KVCache] = {}
@@ -129,7 +132,9 @@ class ModelRunner:
         num_pages = plan_pages(
             self.config,
             group=self.group,
-            page_bytes=page_bytes(self.config, self._layout, self._page_groups),
+            page_bytes=page_bytes(
+                *(self.config, self._layout, self._page_groups, self._draft_page_bytes())
+            ),
             page_groups=self._page_groups,
             state_bytes=self._layout.state_bytes * (self.config.max_num_seqs + 1),
             max_model_len=self.max_model_len,
@@ -159,11 +164,13 @@ class ModelRunner:
             self._host_pages = create_host_pages(
                 num_host_pages, [*self._kv_caches.values()], self._streams
             )
-            self._drafter = create_drafter(self.config, self._tables, self._attention, num_pages)
+            self._drafter = create_drafter(
+                *(self.config, self._tables, self._attention, num_pages, self._drafts)
+            )
             if self._capture is not None:
                 with torch.inference_mode():
                     self._graphs = self._capture.run(
-                        self.run_model, self.model.compute_logits, self._tables
+                        self.run_model, self.model.compute_logits, self._tables, self._drafts
                     )
 
     def execute(self, plan: Plan, masks: bytes = b"") -> StepResult:
@@ -269,7 +276,10 @@ class ModelRunner:
             *(batch, self._tables, self._kv_caches, self._layout.groups, self._attention),
             states=self._states,
         )
-        return self.model.forward(inputs.input_ids, inputs.positions, inputs.context)
+        hidden = self.model.forward(inputs.input_ids, inputs.positions, inputs.context)
+        if self._drafts is not None:
+            self._drafts.follow(batch)
+        return hidden
 
     def compute_logits(self, hidden: torch.Tensor, batch: Batch) -> torch.Tensor:
         """Logits of the batch's draws, fp32 [S, vocab]."""
@@ -354,6 +364,10 @@ class ModelRunner:
             block_size=self.model_config.block_size,
             page_factors=[group.layers_per_page for group in self._layout.groups],
         )
+        if self._draft_model is not None:
+            self._drafts = DeviceModelProposer(
+                self._draft_model, self._tables, num_pages, config.page_size
+            )
         self._builder = BatchBuilder(self._tables, is_native=self.model.native is not None)
         if self.model_config.mask_token_id is not None:
             self._blocks = BlockDecoder(
@@ -361,6 +375,11 @@ class ModelRunner:
                 forward=self._forward_plan,
                 score=self.model.compute_logits,
             )
+
+    def _draft_page_bytes(self) -> int:
+        if self._draft_model is not None:
+            return self._draft_model.layout.page_bytes(self.config.page_size)
+        return draft_page_bytes(self.config)
 
     def _profile(self) -> None:
         """The largest prefill and the largest draw, on a cache whose every page is the dummy."""
@@ -380,7 +399,7 @@ class ModelRunner:
         if self._capture is not None:
             with self._on_compute_stream():
                 num_bytes = self._capture.measure(
-                    self.run_model, self.model.compute_logits, self._tables
+                    self.run_model, self.model.compute_logits, self._tables, self._drafts
                 )
-        self._kv_caches, self._states = {}, None
+        self._kv_caches, self._states, self._drafts = {}, None, None
         return num_bytes

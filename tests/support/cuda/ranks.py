@@ -104,6 +104,7 @@ class ThreadedExecutor(Executor):
         self, world: World, config: EngineConfig, directory: str, spawn: Sequence[int]
     ) -> None:
         self.max_overlap_depth = 1
+        self.overlaps_prompts = True
         self._config, self._world = config, world
         self._ranks = [Rank(config) for _ in range(2)]
         self._meeting = Meeting(world, 2)

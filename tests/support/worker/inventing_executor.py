@@ -31,7 +31,8 @@ class InventingExecutor(Executor):
 
     max_overlap_depth = 1
 
-    def __init__(self) -> None:
+    def __init__(self, *, overlaps_prompts: bool = False) -> None:
+        self.overlaps_prompts = overlaps_prompts
         self.journal: list[str] = []
         self.plans: list[Plan] = []
         self.masks: list[bytes] = []
@@ -87,8 +88,10 @@ def submit(request_id: str, num_prompt: int = 5, max_tokens: int = 3) -> Submit:
     )
 
 
-def make_core(overlap_depth: int) -> tuple[EngineCore, InventingExecutor]:
-    executor = InventingExecutor()
+def make_core(
+    overlap_depth: int, *, overlaps_prompts: bool = False
+) -> tuple[EngineCore, InventingExecutor]:
+    executor = InventingExecutor(overlaps_prompts=overlaps_prompts)
     config = EngineConfig(
         model="invented", page_size=4, max_num_seqs=4, overlap_depth=overlap_depth
     )

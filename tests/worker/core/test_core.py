@@ -50,6 +50,29 @@ def test_a_request_joins_the_step_after_the_prompt_it_arrived_in() -> None:
     ]
 
 
+@pytest.mark.parametrize(("share", "max_tokens"), [(0.15, 20), (0.32, 10), (0.59, 5)])
+@pytest.mark.parametrize("overlaps_prompts", [True, False])
+def test_a_device_of_its_own_never_waits_for_prompts(
+    share: float, max_tokens: int, overlaps_prompts: bool
+) -> None:
+    """So many of the steps have a prompt, beside some three requests that decode."""
+    core, executor = make_core(1, overlaps_prompts=overlaps_prompts)
+    num_added = 0
+    while len(executor.plans) < 300:
+        while num_added <= share * len(executor.plans):
+            num_added += 1
+            core.add(submit(str(num_added), num_prompt=3, max_tokens=max_tokens))
+        core.step()
+    in_flight = num_ahead = 0
+    for call in executor.journal:
+        num_ahead += call.startswith("launch") and in_flight > 0
+        in_flight += 1 if call.startswith("launch") else -1
+    with_prompts = sum(plan.has_prompts for plan in executor.plans) / len(executor.plans)
+    assert with_prompts == pytest.approx(share, abs=0.02)
+    ahead = num_ahead / len(executor.plans)
+    assert ahead >= 0.98 if overlaps_prompts else ahead == pytest.approx(1 - share, abs=0.02)
+
+
 @pytest.mark.parametrize("depth", [0, 1])
 def test_an_idle_engine_has_no_work(depth: int) -> None:
     core, _ = make_core(depth)

@@ -14,9 +14,11 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Sequence
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple, Protocol
 
+from worker.plan.plan import DraftRow
 from worker.rank.speculation.calibration import Calibration
+from worker.rank.speculation.placement import Placement
 
 
 class DraftRequest(NamedTuple):
@@ -55,12 +57,28 @@ class Guesses(NamedTuple):
 NO_GUESSES = Guesses([], [], 0)
 
 
+class DeviceProposer(Protocol):
+    """Guesses where the device alone knows how far requests have come."""
+
+    def draft(self, placement: Placement, windows: Sequence[DraftRow]) -> None:
+        """Puts drafts behind the newest tokens, as far as rows reach; nobody waits.
+
+        Args:
+            placement: of a step's speculative rows.
+            windows: the same, as planned.
+        """
+        ...
+
+
 class Proposer(ABC):
     """Guesses how requests go on, and learns from how they did.
 
     Args:
         calibration: of its guesses.
     """
+
+    needs_pages: ClassVar[bool] = False
+    """Whether it reads pages, which the step's Plan may yet have to write."""
 
     def __init__(self, calibration: Calibration) -> None:
         self.calibration = calibration

@@ -21,7 +21,7 @@ from worker.rank.speculation.base import DraftRequest, Guesses, Proposer
 from worker.rank.speculation.calibration import Calibration
 from worker.rank.tables import DeviceTables
 
-_DTYPE: Final = torch.bfloat16
+DRAFT_DTYPE: Final = torch.bfloat16
 """Type of weights and cache, whatever the target's: a draft need not be exact, but cheap."""
 
 _MOST_ENDS: Final = 4
@@ -37,7 +37,7 @@ PRIOR_WEIGHT: Final = 3.0
 
 
 class DraftModelProposer(Proposer):
-    """Drafts with a model of its own, whole on every rank.
+    """Drafts on CPU with a model of its own, whole on every rank.
 
     Its KV cache has the pages of the target's, under the same ids. It draws with the target's
     parameters and noise, seed and position alike: where the two models' logits agree, so do their
@@ -50,6 +50,8 @@ class DraftModelProposer(Proposer):
         num_pages: of the target's cache.
         most: drafts of a row.
     """
+
+    needs_pages: Final = True
 
     def __init__(
         self, model: DecoderModel, tables: DeviceTables, num_pages: int, most: int
@@ -110,26 +112,22 @@ class DraftModelProposer(Proposer):
 
 
 def draft_page_bytes(config: EngineConfig) -> int:
-    """Bytes that a page takes in the draft model's cache; 0 without one."""
+    """Bytes that a page takes in the draft model's cache on CPU; 0 without one."""
     if config.speculative_method != "draft":
         return 0
     model = load_model_config(config.draft_checkpoint)
     values = model.num_kv_heads * model.head_dim * config.page_size
-    return 2 * model.num_layers * values * _DTYPE.itemsize
+    return 2 * model.num_layers * values * DRAFT_DTYPE.itemsize
 
 
-def check_draft_model(
-    config: EngineConfig, model: ModelConfig, *, device: torch.device, max_model_len: int
-) -> None:
+def check_draft_model(config: EngineConfig, model: ModelConfig, *, max_model_len: int) -> None:
     """Refuses a draft model that cannot draft for `model`, before weights are read.
 
     Raises:
-        ValueError: it cannot draft for this model, or not on this device.
+        ValueError: it cannot draft for this model.
     """
     if config.speculative_method != "draft":
         return
-    if device.type != "cpu":
-        raise ValueError("--speculative-method draft runs on CPU only; use ngram")
     draft = load_model_config(config.draft_checkpoint, weights=False)
     if draft.block_size > 1:
         raise ValueError(
@@ -159,7 +157,7 @@ def load_draft_model(config: EngineConfig, tables: DeviceTables) -> DecoderModel
     model_config = load_model_config(config.draft_checkpoint)
     options = LayerOptions(
         group=TensorParallelGroup.alone(device),
-        dtype=_DTYPE,
+        dtype=DRAFT_DTYPE,
         device=device,
         batch_invariant=config.batch_invariant,
     )

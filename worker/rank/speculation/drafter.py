@@ -17,8 +17,13 @@ import torch
 
 from worker.plan.plan import DraftRow, Plan, Row
 from worker.rank.sampling.sampler import SamplerOutput
-from worker.rank.speculation.base import NO_GUESSES, DraftRequest, Guesses, Proposer
-from worker.rank.speculation.ngram import NgramProposer
+from worker.rank.speculation.base import (
+    NO_GUESSES,
+    DeviceProposer,
+    DraftRequest,
+    Guesses,
+    Proposer,
+)
 from worker.rank.speculation.placement import Placement
 from worker.rank.speculation.verification import (
     NO_ROW,
@@ -98,7 +103,7 @@ class Drafter:
     """
 
     def __init__(
-        self, tables: DeviceTables, proposer: Proposer, on_device: NgramProposer | None = None
+        self, tables: DeviceTables, proposer: Proposer, on_device: DeviceProposer | None = None
     ) -> None:
         self._tables = tables
         self._proposer = proposer
@@ -161,18 +166,12 @@ class Drafter:
             self._end_tokens[admit.slot] = frozenset(admit.end_token_ids)
         scatter(self._newest, [admit.slot for admit in plan.admits], [0] * len(plan.admits))
 
-    def _place_on_device(self, plan: Plan, proposer: NgramProposer) -> DraftedStep:
+    def _place_on_device(self, plan: Plan, proposer: DeviceProposer) -> DraftedStep:
+        plan = self._with_pages(plan)
         rows = [_longest(row) if isinstance(row, DraftRow) else row for row in plan.rows]
         draws = draws_of_rows(rows)
         placement = Placement.of(plan, rows, draws, self._newest, self._tables)
-        if placement.longest > 1:
-            windows = [row for row in plan.rows if isinstance(row, DraftRow)]
-            drafts, _ = proposer.look_up(
-                *(placement.slots, placement.newest),
-                count=placement.longest - 1,
-                num_tokens=max(row.start + row.length for row in windows) + 1,
-            )
-            placement.write(drafts)
+        proposer.draft(placement, [row for row in plan.rows if isinstance(row, DraftRow)])
         speculative = DeviceRows(
             draws=to_device(torch.from_numpy(draws), self._newest.device),
             expected=placement.expected(),
@@ -185,10 +184,7 @@ class Drafter:
         )
 
     def _place_on_host(self, plan: Plan) -> DraftedStep:
-        if self._newest.is_cpu:
-            # Drafts may reach into pages that this very Plan writes.
-            self._tables.apply(plan)
-            plan = msgspec.structs.replace(plan, admits=[], page_writes=[])
+        plan = self._with_pages(plan)
         windows = [row for row in plan.rows if isinstance(row, DraftRow)]
         placed = self._positions(windows)
         found = iter(self._guess(placed, plan.draft_threshold))
@@ -212,6 +208,14 @@ class Drafter:
             speculative=self._write(rows, guesses) if guesses else None,
             guesses=guesses,
         )
+
+    def _with_pages(self, plan: Plan) -> Plan:
+        """The Plan without what it writes to the tables, where that has to be there now: drafts may
+        reach into pages that this very Plan writes."""
+        if not (self._newest.is_cpu or self._proposer.needs_pages):
+            return plan
+        self._tables.apply(plan)
+        return msgspec.structs.replace(plan, admits=[], page_writes=[])
 
     def _positions(self, rows: Sequence[DraftRow]) -> list[DraftRow | None]:
         """Rows of the newest tokens alone, with the number of drafts that still lie in their

@@ -5,6 +5,7 @@ from __future__ import annotations
 from kernels import registry
 from kernels.attention import AttentionBackend
 from worker.config import EngineConfig
+from worker.rank.speculation.device_model import DeviceModelProposer
 from worker.rank.speculation.draft_model import DraftModelProposer, load_draft_model
 from worker.rank.speculation.drafter import Drafter
 from worker.rank.speculation.ngram import NgramProposer
@@ -12,7 +13,11 @@ from worker.rank.tables import DeviceTables
 
 
 def create_drafter(
-    config: EngineConfig, tables: DeviceTables, backend: AttentionBackend, num_pages: int
+    config: EngineConfig,
+    tables: DeviceTables,
+    backend: AttentionBackend,
+    num_pages: int,
+    on_device: DeviceModelProposer | None,
 ) -> Drafter | None:
     """One rank's drafter; None where nothing is drafted.
 
@@ -21,18 +26,21 @@ def create_drafter(
         tables: of the rank.
         backend: of attention.
         num_pages: of the KV cache.
+        on_device: drafts by a model on CUDA, where one does.
     """
     if config.speculative_method == "none":
         return None
     if config.speculative_method == "ngram":
         ngram = NgramProposer(tables)
         return Drafter(tables, ngram, ngram if drafts_on_device(tables, backend) else None)
+    if on_device is not None:
+        return Drafter(tables, on_device, on_device if drafts_on_device(tables, backend) else None)
     model = load_draft_model(config, tables)
     most = config.num_speculative_tokens
     return Drafter(tables, DraftModelProposer(model, tables, num_pages, most))
 
 
 def drafts_on_device(tables: DeviceTables, backend: AttentionBackend) -> bool:
-    """Whether n-grams are looked up, and drafts verified, by kernels: then the host does not know
-    how long each row is."""
+    """Whether rows are placed, and drafts verified, by kernels: then the host does not know how
+    long each row is."""
     return registry.uses_triton(tables.device) and not backend.needs_exact_lengths

@@ -9,8 +9,10 @@ import numpy as np
 import torch
 
 from kernels import NgramLookup, draft_ngrams, follow_ngram
+from worker.plan.plan import DraftRow
 from worker.rank.speculation.base import NO_GUESSES, DraftRequest, Guesses, Proposer
 from worker.rank.speculation.calibration import Calibration
+from worker.rank.speculation.placement import Placement
 from worker.rank.tables import DeviceTables
 from worker.rank.transfer import to_device
 
@@ -49,6 +51,16 @@ class NgramProposer(Proposer):
             self._guesses(request, tokens, length, threshold)
             for request, (tokens, length) in zip(requests, found, strict=True)
         ]
+
+    def draft(self, placement: Placement, windows: Sequence[DraftRow]) -> None:
+        """See DeviceProposer."""
+        if placement.longest > 1:
+            drafts, _ = self.look_up(
+                *(placement.slots, placement.newest),
+                count=placement.longest - 1,
+                num_tokens=max(row.start + row.length for row in windows) + 1,
+            )
+            placement.write(drafts)
 
     def look_up(
         self, slots: torch.Tensor, newest: torch.Tensor, *, count: int, num_tokens: int

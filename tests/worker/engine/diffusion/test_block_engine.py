@@ -233,11 +233,7 @@ def test_a_model_of_blocks_drafts_for_none(checkpoint: SdarCheckpoint) -> None:
         model="", speculative_method="draft", speculative_model=str(checkpoint.folder)
     )
     with pytest.raises(ValueError, match="decides blocks of tokens: use one that produces one"):
-        check_draft_model(
-            *(config, load_model_config(config.draft_checkpoint)),
-            device=torch.device("cpu"),
-            max_model_len=64,
-        )
+        check_draft_model(config, load_model_config(config.draft_checkpoint), max_model_len=64)
 
 
 def test_names_of_switches() -> None:

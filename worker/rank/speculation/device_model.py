@@ -1,0 +1,291 @@
+"""A small model drafts on the device: nobody waits for what it drafts, and graphs launch it.
+
+    follow   the rows of each step, behind the target's forward pass: prompts, decodes, drafts
+    draft    one token after another, behind the newest token of each speculative row
+
+So its cache always has what the target's has, in pages of the same ids, and a cached prefix is
+cached for both. A draft is one decode step of its own, as often as rows want drafts: where a row
+wants fewer than others it repeats its last one, to no effect.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Final
+
+import numpy as np
+import torch
+
+from kernels import SamplingParameters, sample_tokens
+from kernels.attention import AttentionBackend, AttentionSettings, create_attention_backend
+from worker.config import EngineConfig
+from worker.models.config import load_model_config
+from worker.models.decoder import DecoderModel
+from worker.models.kv_cache import KVCacheLayout, group_layers
+from worker.models.linear_method import LayerOptions
+from worker.models.loader import build_model, load_weights
+from worker.models.tensor_parallel import TensorParallelGroup
+from worker.plan.plan import DraftRow
+from worker.rank.batch import Batch, gather_inputs
+from worker.rank.kv_cache import allocate_kv_caches
+from worker.rank.sampling.state import FILTERS
+from worker.rank.speculation.base import DraftRequest, Guesses, Proposer
+from worker.rank.speculation.calibration import Calibration
+from worker.rank.speculation.draft_model import DRAFT_DTYPE
+from worker.rank.speculation.placement import Placement
+from worker.rank.tables import DeviceTables
+from worker.rank.transfer import IntArray, StagedArrays, Staging, to_device, uploader_to
+
+_PRIOR, _PRIOR_WEIGHT = 0.7, 1.0
+"""Share of right guesses that is supposed before any is known."""
+
+Capture = Callable[[Callable[[], None]], Callable[[], None]]
+"""As `worker.rank.graphs` has it."""
+
+
+class DeviceDraftModel:
+    """The weights of a draft model, whole on every rank.
+
+    Args:
+        config: of the engine; `check_draft_model` has passed it.
+        device: of the rank.
+        max_model_len: longest request.
+    """
+
+    def __init__(self, config: EngineConfig, device: torch.device, max_model_len: int) -> None:
+        model_config = load_model_config(config.draft_checkpoint)
+        options = LayerOptions(
+            group=TensorParallelGroup.alone(device),
+            dtype=DRAFT_DTYPE,
+            device=device,
+            batch_invariant=config.batch_invariant,
+        )
+        self.backend: AttentionBackend = create_attention_backend(
+            "auto",
+            AttentionSettings(
+                device=device,
+                dtype=DRAFT_DTYPE,
+                page_size=config.page_size,
+                batch_invariant=config.batch_invariant,
+                cap=model_config.attention_cap,
+                has_sinks=model_config.has_sinks,
+                has_latents=model_config.mla is not None,
+            ),
+        )
+        self.model: DecoderModel = build_model(model_config, options, max_model_len)
+        self.layout: KVCacheLayout = group_layers(
+            [layer.kv_cache_spec for layer in self.model.layers]
+        )
+        load_weights(self.model, model_config, show_progress=False)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Rows:
+    """The rows that one pass drafts a token for."""
+
+    staged: StagedArrays
+    """slots, query_start, seeds, temperature, top_k, top_p and log_min_p, on the device."""
+    starts: torch.Tensor
+    """[F] int64: the positions of the latest tokens; each pass moves them on."""
+    last: torch.Tensor
+    """[F] int64: positions of the last tokens to draft."""
+    num_pages: int
+    """Of a row, at most."""
+    size: int | None
+    """Rows of the graph; None for none."""
+    filters: tuple[str, ...]
+    max_top_k: int
+
+
+class DeviceModelProposer(Proposer):
+    """Drafts with a model of its own on the device.
+
+    It draws with the target's parameters and noise, seed and position alike: where the two models'
+    logits agree, so do their draws, at any temperature.
+
+    Args:
+        draft: the model.
+        tables: of the rank; drafts are written to the token pool, from which the model reads.
+        num_pages: of the target's cache.
+        page_size: tokens of a page.
+    """
+
+    needs_pages: Final = True
+
+    def __init__(
+        self, draft: DeviceDraftModel, tables: DeviceTables, num_pages: int, page_size: int
+    ) -> None:
+        super().__init__(Calibration(len(tables.token_pool), [_PRIOR], _PRIOR_WEIGHT))
+        self._draft, self._tables = draft, tables
+        self._caches = allocate_kv_caches(num_pages, page_size, draft.layout, tables.device)
+        self._packed = torch.empty(0, dtype=torch.uint8)
+        self._starts = self._last = torch.empty(0, dtype=torch.int64)
+        self._graphs: dict[tuple[int, bool], Callable[[], None]] = {}
+
+    def follow(self, batch: Batch) -> None:
+        """Computes a step's rows, so that the cache holds what the target's does."""
+        draft = self._draft
+        inputs = gather_inputs(
+            batch, self._tables, self._caches, draft.layout.groups, draft.backend
+        )
+        draft.model.forward(inputs.input_ids, inputs.positions, inputs.context)
+
+    def draft(self, placement: Placement, windows: Sequence[DraftRow]) -> None:
+        """Puts drafts behind the newest tokens of rows that the device has placed.
+
+        Args:
+            placement: of the rows.
+            windows: the same, as planned.
+        """
+        num_passes = placement.longest - 1
+        if num_passes:
+            last = placement.firsts + placement.lengths - 1
+            ends = max(row.start + row.length for row in windows)
+            slots = np.array([row.slot for row in windows], dtype=np.int64)
+            self._run(slots, placement.newest, last, num_passes, ends)
+
+    def propose(self, requests: Sequence[DraftRequest], threshold: float) -> list[Guesses]:
+        """See Proposer. Waits for the device."""
+        table = np.array(requests, dtype=np.int64)
+        slots, newest = np.ascontiguousarray(table[:, 0]), table[:, 1] - 1
+        counts, device = table[:, 2], self._tables.device
+        places = to_device(torch.from_numpy(np.stack((newest, newest + counts))), device)
+        most = int(counts.max())
+        self._run(slots, places[0], places[1], most, int((newest + counts).max()) + 1)
+        columns = np.minimum(newest[:, None] + 1 + np.arange(most), (newest + counts)[:, None])
+        cells = (slots[:, None] * self._tables.token_stride + columns).reshape(-1)
+        index = to_device(torch.from_numpy(cells), device)
+        drawn = self._tables.flat_tokens.index_select(0, index).tolist()
+        guesses = []
+        for row, (slot, _, count) in enumerate(requests):
+            tokens = drawn[row * most : row * most + count]
+            num_worth = self.calibration.num_worth(slot, [0] * count, threshold)
+            guesses.append(Guesses(tokens, [0] * count, num_worth))
+        return guesses
+
+    def prepare_capture(self, largest: int) -> None:
+        """Makes the buffers that graphs of so many rows and fewer read."""
+        device = self._tables.device
+        arrays = self._arrays(np.zeros(0, dtype=np.int64), largest)
+        [staged] = _send(arrays, device)
+        self._packed = torch.empty_like(staged.packed)
+        self._starts = torch.zeros(largest, dtype=torch.int64, device=device)
+        self._last = torch.zeros(largest, dtype=torch.int64, device=device)
+        self._graphs.clear()
+
+    def capture(self, size: int, capture: Capture) -> None:
+        """Captures the draft of a token for so many rows, on padding."""
+        tables = self._tables
+        [staged] = _send(self._arrays(np.zeros(0, dtype=np.int64), size), tables.device)
+        self._packed[: len(staged.packed)].copy_(staged.packed)
+        for filters in ((), FILTERS):
+            rows = _Rows(
+                staged=staged.at(self._packed),
+                starts=self._starts[:size],
+                last=self._last[:size],
+                num_pages=-(-tables.max_positions // tables.page_size),
+                size=size,
+                filters=filters,
+                max_top_k=tables.vocab_size,
+            )
+            self._graphs[size, bool(filters)] = capture(partial(self._draw_next, rows))
+
+    def close(self) -> None:
+        """Lets go of all graphs."""
+        self._graphs.clear()
+
+    def _run(
+        self,
+        slots: IntArray,
+        newest: torch.Tensor,
+        last: torch.Tensor,
+        num_passes: int,
+        end: int,
+    ) -> None:
+        """Drafts so many tokens for each row, at most up to `last`, which is before `end`."""
+        tables, count = self._tables, len(slots)
+        filters = tables.sampling.filters(slots)
+        sizes = sorted({size for size, _ in self._graphs if size >= count})
+        size = sizes[0] if sizes else None
+        [staged] = _send(self._arrays(slots, size or count), tables.device)
+        if size is None:
+            rows = _Rows(
+                staged=staged,
+                starts=newest.clone(),
+                last=last,
+                num_pages=-(-end // tables.page_size),
+                size=None,
+                filters=filters,
+                max_top_k=int(tables.sampling.top_k[slots].max()),
+            )
+            for _ in range(num_passes):
+                self._draw_next(rows)
+            return
+        self._packed[: len(staged.packed)].copy_(staged.packed)
+        for buffer, values in ((self._starts, newest), (self._last, last)):
+            buffer[:count].copy_(values)
+            buffer[count:size].zero_()
+        replay = self._graphs[size, bool(filters)]
+        for _ in range(num_passes):
+            replay()
+
+    def _draw_next(self, rows: _Rows) -> None:
+        """One token behind the latest of each row, which becomes the latest."""
+        tables, draft = self._tables, self._draft
+        inputs = gather_inputs(
+            _decodes(rows, tables), tables, self._caches, draft.layout.groups, draft.backend
+        )
+        hidden = draft.model.forward(inputs.input_ids, inputs.positions, inputs.context)
+        positions = rows.starts + 1
+        kept = rows.filters
+        parameters = SamplingParameters(
+            temperature=rows.staged["temperature"],
+            seeds=rows.staged["seeds"],
+            positions=positions,
+            top_k=rows.staged["top_k"] if "top_k" in kept else None,
+            top_p=rows.staged["top_p"] if "top_p" in kept else None,
+            log_min_p=rows.staged["log_min_p"] if "log_min_p" in kept else None,
+            max_top_k=rows.max_top_k,
+        )
+        tokens = sample_tokens(draft.model.compute_logits(hidden), parameters)
+        # A row that has all its drafts draws into a cell of the row that belongs to no request.
+        cells = rows.staged["slots"] * tables.token_stride + positions
+        nowhere = tables.dummy_slot * tables.token_stride
+        cells = torch.where(rows.starts < rows.last, cells, nowhere)
+        tables.flat_tokens.index_copy_(0, cells, tokens.int())
+        rows.starts.copy_(torch.minimum(positions, rows.last))
+
+    def _arrays(self, slots: IntArray, size: int) -> dict[str, np.ndarray]:  # type: ignore[type-arg]
+        """What the host knows of rows, padded with dummy rows."""
+        sampling = self._tables.sampling
+        padding = np.full(size - len(slots), self._tables.dummy_slot, dtype=np.int64)
+        slots = np.concatenate((slots, padding))
+        columns = sampling.columns(slots, slots)
+        del columns["positions"]  # the device counts them
+        return {"slots": slots, "query_start": np.arange(size + 1, dtype=np.int64)} | columns
+
+
+def _send(arrays: dict[str, np.ndarray], device: torch.device) -> list[StagedArrays]:  # type: ignore[type-arg]
+    staging = Staging()
+    staging.add(arrays)
+    return staging.send(uploader_to(device))
+
+
+def _decodes(rows: _Rows, tables: DeviceTables) -> Batch:
+    """A step of one token of each row."""
+    count = len(rows.starts)
+    table = np.zeros((count, 4), dtype=np.int64)
+    table[:, 2] = 1
+    return Batch(
+        rows=table,
+        num_rows=count,
+        num_decodes=count,
+        ends=[rows.num_pages * tables.page_size] * count,
+        staged=rows.staged,
+        starts=rows.starts,
+        sampling=None,
+        prompts=(),
+        size=rows.size,
+    )
