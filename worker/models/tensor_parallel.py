@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 import torch
 import torch.distributed as dist
 
+from worker.models.symmetric_memory import SymmetricMemory, create_symmetric_memory
 from worker.plan.rendezvous import Rendezvous, interface_towards
 
 if TYPE_CHECKING:
@@ -36,6 +37,7 @@ class TensorParallelGroup:
 
     Args:
         device_names: of the ranks' devices, in order; equal names are one device. None for CPU.
+        symmetric_memory: for small sums among GPUs that reach each other's memory.
     """
 
     def __init__(
@@ -46,12 +48,14 @@ class TensorParallelGroup:
         device: torch.device,
         process_group: dist.ProcessGroup | None,
         device_names: Sequence[str] | None = None,
+        symmetric_memory: SymmetricMemory | None = None,
     ) -> None:
         self.rank = rank
         self.world_size = world_size
         self.device = device
         self._process_group = process_group
         self._device_names = device_names
+        self._symmetric_memory = symmetric_memory
         self.is_through_host = device_names is not None and not _all_differ(device_names)
         """Whether collectives of a CUDA device wait for the host."""
 
@@ -111,12 +115,17 @@ class TensorParallelGroup:
             timeout=timeout,
             device_id=device if over_nccl else None,
         )
+        group, memory = dist.group.WORLD, None
+        if over_nccl and rendezvous is None:  # all GPUs are in one node
+            assert group is not None, "the group was just made"
+            memory = create_symmetric_memory(group, device)
         return cls(
             rank=rank,
             world_size=world_size,
             device=device,
-            process_group=dist.group.WORLD,
+            process_group=group,
             device_names=names,
+            symmetric_memory=memory,
         )
 
     @classmethod
@@ -138,6 +147,8 @@ class TensorParallelGroup:
             total = parts[0]
             for part in parts[1:]:
                 total = total + part
+        elif self._symmetric_memory is not None and self._symmetric_memory.takes(total):
+            self._symmetric_memory.all_reduce(total)
         else:
             dist.all_reduce(total, group=self._process_group)
         return total.to(tensor.device)
@@ -146,8 +157,12 @@ class TensorParallelGroup:
         """All ranks' [..., n] side by side, in the order of ranks: [..., world_size * n]."""
         if self.world_size == 1:
             return tensor
-        parts = self._gather(tensor.cpu() if self.is_through_host else tensor)
-        return torch.cat(parts, dim=-1).to(tensor.device)
+        own = tensor.cpu() if self.is_through_host else tensor
+        # Gloo takes them one after another, along the first dimension, alone.
+        parts = own.new_empty((self.world_size * own.shape[0], *own.shape[1:]))
+        self._gather_into(parts, own.contiguous())
+        parts = parts.view(self.world_size, *own.shape)
+        return parts.movedim(0, -2).reshape(*own.shape[:-1], -1).to(tensor.device)
 
     def gather_on_device(self, values: Sequence[int]) -> list[list[int]]:
         """The values of every rank on this rank's device; this rank's own where it has one alone.
@@ -170,12 +185,16 @@ class TensorParallelGroup:
         """
         if self._process_group is None:
             return True
-        self._process_group = None
+        self._process_group = self._symmetric_memory = None
         # A daemon: where it never returns, the process can still end.
         ending = threading.Thread(target=dist.destroy_process_group, daemon=True)
         ending.start()
         ending.join(_CLOSE_TIMEOUT_S)
         return not ending.is_alive()
+
+    def _gather_into(self, parts: torch.Tensor, own: torch.Tensor) -> None:
+        """Fills [world_size * own.shape[0], ...] with all ranks' parts, one after another."""
+        dist.all_gather_into_tensor(parts, own, group=self._process_group)
 
     def _gather(self, tensor: torch.Tensor) -> list[torch.Tensor]:
         parts = [torch.empty_like(tensor) for _ in range(self.world_size)]

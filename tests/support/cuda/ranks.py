@@ -76,6 +76,13 @@ class NcclGroup(TensorParallelGroup):
 
         return self._launch("nccl all_gather", gather, tensor.contiguous())
 
+    def _gather_into(self, parts: torch.Tensor, own: torch.Tensor) -> None:
+        def gather(parts: torch.Tensor, own: torch.Tensor) -> torch.Tensor:
+            return parts.copy_(torch.cat(self._exchange("all_gather_into_tensor", own)))
+
+        stand_in = self._meeting.world.stand_in
+        stand_in.opaque("nccl all_gather_into_tensor", gather, (parts, own), {})
+
     def _launch(self, name: str, function: Callable[[torch.Tensor], R], tensor: torch.Tensor) -> R:
         result: R = self._meeting.world.stand_in.opaque(name, function, (tensor,), {})
         return result

@@ -35,6 +35,9 @@ class ThreadedGroup(TensorParallelGroup):
             total = total + part
         return total
 
+    def _gather_into(self, parts: torch.Tensor, own: torch.Tensor) -> None:
+        parts.copy_(torch.cat(self._gather(own)))
+
     def _gather(self, tensor: torch.Tensor) -> list[torch.Tensor]:
         self._parts[self.rank] = tensor.clone()
         self._barrier.wait(_TIMEOUT_S)

@@ -13,9 +13,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Final
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from kernels import SamplingParameters, sample_tokens
@@ -112,7 +113,7 @@ class DeviceModelProposer(Proposer):
         page_size: tokens of a page.
     """
 
-    needs_pages: Final = True
+    needs_pages = True
 
     def __init__(
         self, draft: DeviceDraftModel, tables: DeviceTables, num_pages: int, page_size: int
@@ -257,7 +258,7 @@ class DeviceModelProposer(Proposer):
         tables.flat_tokens.index_copy_(0, cells, tokens.int())
         rows.starts.copy_(torch.minimum(positions, rows.last))
 
-    def _arrays(self, slots: IntArray, size: int) -> dict[str, np.ndarray]:  # type: ignore[type-arg]
+    def _arrays(self, slots: IntArray, size: int) -> dict[str, npt.NDArray[Any]]:
         """What the host knows of rows, padded with dummy rows."""
         sampling = self._tables.sampling
         padding = np.full(size - len(slots), self._tables.dummy_slot, dtype=np.int64)
@@ -267,7 +268,7 @@ class DeviceModelProposer(Proposer):
         return {"slots": slots, "query_start": np.arange(size + 1, dtype=np.int64)} | columns
 
 
-def _send(arrays: dict[str, np.ndarray], device: torch.device) -> list[StagedArrays]:  # type: ignore[type-arg]
+def _send(arrays: dict[str, npt.NDArray[Any]], device: torch.device) -> list[StagedArrays]:
     staging = Staging()
     staging.add(arrays)
     return staging.send(uploader_to(device))

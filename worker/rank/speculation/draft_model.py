@@ -51,7 +51,7 @@ class DraftModelProposer(Proposer):
         most: drafts of a row.
     """
 
-    needs_pages: Final = True
+    needs_pages = True
 
     def __init__(
         self, model: DecoderModel, tables: DeviceTables, num_pages: int, most: int

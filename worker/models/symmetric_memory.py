@@ -1,0 +1,132 @@
+"""Small sums over the ranks of one node, each by one kernel that reads its peers' memory.
+
+NCCL's latency is a large part of a decode step: two sums per layer, of a few KiB each. Where GPUs
+reach each other's memory, each rank puts its part where all can read it, and one kernel adds them
+up: through the switch where it can (multimem), else by reading all parts (one-shot). Both end with
+a barrier, so that the next sum may use the same memory.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING
+
+import torch
+import torch.distributed as dist
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
+
+logger = logging.getLogger(__name__)
+
+MOST_BYTES = 256 << 10
+"""Of a sum; NCCL's bandwidth counts beyond."""
+_ALIGNMENT = 16
+"""Bytes that a thread of the kernels loads at once."""
+_WORLD_SIZES = (2, 4, 8)
+"""For these the one-shot kernel adds in the order of ranks, so that all have the same bits."""
+_DTYPES = (torch.bfloat16, torch.float16, torch.float32)
+_MULTIMEM_DTYPES = (torch.bfloat16, torch.float32)
+_TEST_VALUES = (8, 1000 * 8, MOST_BYTES // 4)
+"""Lengths of the sums that are compared with NCCL's."""
+
+
+class SymmetricMemory:
+    """The buffer that all ranks of a group can read, and sums in it.
+
+    Args:
+        group: over NCCL.
+        device: of this rank.
+
+    Raises:
+        RuntimeError: the driver or the GPUs cannot do it.
+    """
+
+    def __init__(self, group: ProcessGroup, device: torch.device) -> None:
+        import torch.distributed._symmetric_memory as symm_mem
+
+        self._group_name = group.group_name
+        self._buffer = symm_mem.empty(MOST_BYTES, dtype=torch.uint8, device=device)
+        self._handle = symm_mem.rendezvous(self._buffer, self._group_name)
+        """Keeps the peers' memory mapped."""
+        self.has_multicast = bool(self._handle.multicast_ptr)
+
+    def takes(self, tensor: torch.Tensor) -> bool:
+        """Whether `all_reduce` can sum it."""
+        return (
+            0 < tensor.nbytes <= MOST_BYTES
+            and tensor.nbytes % _ALIGNMENT == 0
+            and tensor.dtype in _DTYPES
+            and tensor.is_contiguous()
+        )
+
+    def all_reduce(self, tensor: torch.Tensor) -> torch.Tensor:
+        """The sum over all ranks, in the input's memory, equal on all to the bit."""
+        part = self._buffer[: tensor.nbytes].view(tensor.dtype)
+        part.copy_(tensor.view(-1))
+        if self.has_multicast and tensor.dtype in _MULTIMEM_DTYPES:
+            torch.ops.symm_mem.multimem_all_reduce_(part, "sum", self._group_name)
+            tensor.view(-1).copy_(part)
+        else:
+            torch.ops.symm_mem.one_shot_all_reduce_out(
+                part, "sum", self._group_name, tensor.view(-1)
+            )
+        return tensor
+
+
+def create_symmetric_memory(group: ProcessGroup, device: torch.device) -> SymmetricMemory | None:
+    """The memory, once its sums were found to be NCCL's; None where NCCL has to do, with the reason
+    in the log of rank 0. All ranks have to call, and all get the same.
+
+    Args:
+        group: over NCCL, all of whose ranks are on one node.
+        device: of this rank.
+    """
+    if group.size() not in _WORLD_SIZES:
+        logger.info("sums over %d ranks go through NCCL: no kernel is for so many", group.size())
+        return None
+    memory: SymmetricMemory | None = None
+    reason = ""
+    try:
+        memory = SymmetricMemory(group, device)
+    except (RuntimeError, ImportError, AttributeError) as error:
+        reason = f"{type(error).__name__}: {error}"
+    # A rank that failed must not leave its peers alone in a kernel that waits for it.
+    if not _agree(group, device, memory is not None):
+        _tell_fallback(group, reason or "another rank cannot")
+        return None
+    assert memory is not None, "all ranks have it"
+    if not _agree(group, device, _is_right(memory, group, device)):
+        _tell_fallback(group, "its sums are not NCCL's")
+        return None
+    if group.rank() == 0:
+        how = "through the switch" if memory.has_multicast else "in one shot"
+        logger.info("sums up to %d KiB go over symmetric memory, %s", MOST_BYTES >> 10, how)
+    return memory
+
+
+def _is_right(memory: SymmetricMemory, group: ProcessGroup, device: torch.device) -> bool:
+    """Whether sums agree with NCCL's but for rounding; every sum is made on every rank."""
+    is_right = True
+    for dtype in _DTYPES:
+        for count in _TEST_VALUES:
+            values = torch.arange(count * 4 // dtype.itemsize, device=device) % 251
+            own = (values.float() / 251 - group.rank() / 3).to(dtype)
+            expected = own.clone()
+            dist.all_reduce(expected, group=group)
+            found = memory.all_reduce(own.clone())
+            tolerance = 8 * torch.finfo(dtype).eps * group.size()
+            is_right &= torch.allclose(found.float(), expected.float(), tolerance, tolerance)
+    return is_right
+
+
+def _agree(group: ProcessGroup, device: torch.device, vote: bool) -> bool:
+    """Whether all ranks say so."""
+    votes = torch.full((1,), float(vote), device=device)
+    dist.all_reduce(votes, op=dist.ReduceOp.MIN, group=group)
+    return bool(votes.item())
+
+
+def _tell_fallback(group: ProcessGroup, reason: str) -> None:
+    if group.rank() == 0:
+        logger.warning("sums go through NCCL: symmetric memory cannot be used (%s)", reason)
