@@ -20,7 +20,7 @@ from router.api.account import Account, account_of
 from router.api.body import Bodies
 from router.api.logprobs import ChatLogprobs, TextLogprobs
 from router.api.message_writer import MessageWriter
-from router.api.messages import chat_messages
+from router.api.messages import messages_for
 from router.api.protocol import (
     ChatRequest,
     CommonRequest,
@@ -126,8 +126,7 @@ class CompletionRoutes:
             model = self._gateway.model(body.model)
             template = model.tokenizer.chat_template
             with renamed(names):
-                short_ids = model.dialect.short_ids
-                messages = chat_messages(body.messages, template, short_ids=short_ids)
+                messages = messages_for(model.dialect, body.messages, template)
                 use = tool_use(body, model.dialect, template)
                 return body, model, params.chat_prompt(body, messages, use.tools, template), use
 
@@ -387,8 +386,7 @@ def _reading(
     if thoughts is not None:
         last = memoryview(prompt.token_ids).cast("i")[-LAST_TOKENS:].tolist()
         end = model.tokenizer.decode(last, skip_special_tokens=False).rstrip()
-        is_thinking = end.endswith(thoughts.opening)
-        is_thinking |= begun.rfind(thoughts.opening) > begun.rfind(thoughts.closing)
+        is_thinking = dialect.opens_thought(end, begun)
         if use.form is not None or _has_form(body):
             # Where no thought can come before it, all of the text has that form.
             has_ended = begun or end.endswith(thoughts.closing)
@@ -413,10 +411,18 @@ def _has_form(body: ChatRequest) -> bool:
 
 
 def _thinking(asked: Asked, reading: Reading | None) -> Asked:
-    """The same, with the thought that may come before the form that the text must have."""
+    """The same, with the thought that may come before the form that the text must have.
+
+    Where there is no form, with the tokens that end what the dialect is.
+    """
     sampling = asked.feasibility.sampling
-    if reading is None or reading.dialect.thoughts is None or sampling.structured_outputs is None:
+    if reading is None or reading.dialect.thoughts is None:
         return asked
+    if sampling.structured_outputs is None:
+        stops = tuple({*sampling.stop_token_ids, *reading.dialect.stop_token_ids})
+        if len(stops) == len(sampling.stop_token_ids):
+            return asked
+        return replace(asked, feasibility=asked.feasibility.amended(stop_token_ids=stops))
     tokens = reading.dialect.thought_tokens
     assert tokens is not None
     thought = msgspec.structs.replace(tokens, is_open=reading.is_thinking)

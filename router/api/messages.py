@@ -5,12 +5,14 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Mapping, Sequence
+from itertools import takewhile
 from typing import Any
 
 import msgspec
 
 from router.api.values import refuse_many_values
 from router.errors import ApiError, bad_request
+from router.replies import Dialect
 from worker.wire.chat_template import ChatTemplate
 
 ROLES = ("system", "developer", "user", "assistant", "tool", "function")
@@ -22,11 +24,24 @@ REASONING_FIELDS = ("reasoning", "reasoning_content", "thinking")
 _SHORT_ID = re.compile(r"[A-Za-z0-9]{9}")
 
 
+def messages_for(
+    dialect: Dialect, messages: Sequence[Mapping[str, Any]], template: ChatTemplate | None
+) -> list[dict[str, Any]]:
+    """Messages as the template of a model with that dialect takes them: see `chat_messages`."""
+    return chat_messages(
+        messages,
+        template,
+        short_ids=dialect.short_ids,
+        single_calls=dialect.has_single_calls,
+    )
+
+
 def chat_messages(
     messages: Sequence[Mapping[str, Any]],
     template: ChatTemplate | None,
     *,
     short_ids: bool = False,
+    single_calls: bool = False,
 ) -> list[dict[str, Any]]:
     """Messages as chat templates take them.
 
@@ -40,6 +55,9 @@ def chat_messages(
         template: that will see them; None for none.
         short_ids: whether it takes ids of calls that are nine letters and digits alone: others, of
             other models, are replaced by such.
+        single_calls: whether it shows one call of a message alone, and no content beside a call and
+            a thought: then each call is a message, with its answer behind it, and content is
+            thought.
 
     Raises:
         ApiError: 400, there are no messages, one has an unknown role or content that is no text, or
@@ -57,6 +75,8 @@ def chat_messages(
         names = () if template is None else template.fields(*REASONING_FIELDS)
         for index, message in assistants:
             _rename_reasoning(index, message, names)
+        if single_calls:
+            made = _with_single_calls(made, names)
     has_developer = any(message["role"] == "developer" for message in made)
     if has_developer and template is not None and not template.quotes("developer"):
         return _with_one_system(made)
@@ -150,6 +170,49 @@ def _shorten_ids(messages: Sequence[dict[str, Any]]) -> None:
                 call["id"] = _short_id(call_id)
         if isinstance(answered := message.get("tool_call_id"), str):
             message["tool_call_id"] = _short_id(answered)
+
+
+def _with_single_calls(
+    messages: Sequence[dict[str, Any]], thoughts: Sequence[str]
+) -> list[dict[str, Any]]:
+    """The same conversation, with each call in a message of its own and its answer behind it.
+
+    Args:
+        messages: with calls as templates take them.
+        thoughts: fields in which messages have what the assistant thought.
+    """
+    made: list[dict[str, Any]] = []
+    answers: list[dict[str, Any]] = []
+    for place, message in enumerate(messages):
+        if message["role"] == "tool" and any(message is answer for answer in answers):
+            continue
+        calls = message.get("tool_calls") if message["role"] == "assistant" else None
+        if not calls:
+            made.append(message)
+            continue
+        answers = _answers(messages, place + 1)
+        left = list(answers)
+        thought = _thought_before(message, thoughts)
+        for call in calls:
+            made.append({**thought, "role": "assistant", "content": "", "tool_calls": [call]})
+            thought = {}
+            found = [a for a in left if a.get("tool_call_id") == call.get("id")][:1] or left[:1]
+            made += found
+            left = [answer for answer in left if answer not in found]
+        made += left
+    return made
+
+
+def _answers(messages: Sequence[dict[str, Any]], start: int) -> list[dict[str, Any]]:
+    """The answers of tools from `start` on, up to another message."""
+    return list(takewhile(lambda message: message["role"] == "tool", messages[start:]))
+
+
+def _thought_before(message: Mapping[str, Any], names: Sequence[str]) -> dict[str, Any]:
+    """What stands before the calls of a message, all of it thought."""
+    texts = [message.get(name) for name in names[:1]] + [message["content"]]
+    text = "\n".join(text for text in texts if text)
+    return dict.fromkeys(names, text) if text and names else {}
 
 
 def _short_id(call_id: str) -> str:

@@ -12,7 +12,7 @@ from router.api import params
 from router.api.account import account_of
 from router.api.body import Bodies
 from router.api.logprobs import token_text
-from router.api.messages import chat_messages
+from router.api.messages import messages_for
 from router.api.protocol import ChatRequest, DetokenizeRequest, TokenizeRequest, parse_body
 from router.api.tools import tool_use
 from router.errors import bad_request
@@ -90,7 +90,7 @@ class TokenRoutes:
 def encoded_chat(chat: ChatRequest, model: ServedModel) -> ChatPrompt:
     """What is encoded of a chat, as /v1/chat/completions has it. Raises ApiError."""
     template = model.tokenizer.chat_template
-    messages = chat_messages(chat.messages, template, short_ids=model.dialect.short_ids)
+    messages = messages_for(model.dialect, chat.messages, template)
     return params.chat_prompt(
         chat, messages, tool_use(chat, model.dialect, template).tools, template
     )

@@ -11,7 +11,16 @@ from typing import Any
 
 from router.api.protocol import ChatRequest
 from router.errors import ApiError, bad_request
-from router.replies import Dialect, Piece, Properties, ReplyReader, Thought, ToolFormat
+from router.replies import (
+    Dialect,
+    HarmonyReader,
+    Piece,
+    Properties,
+    ReplyReader,
+    Thought,
+    ToolFormat,
+    num_thought_tokens,
+)
 from worker.wire.chat_template import ChatTemplate
 from worker.wire.structured import StructuredOutputsParams
 from worker.wire.tokenizer import Tokenizer
@@ -47,21 +56,22 @@ class Reading:
     dialect: Dialect
     use: ToolUse
     is_thinking: bool
-    """Whether the prompt ends in the middle of a thought."""
+    """Whether the prompt ends in the middle of a thought; in harmony, where a header begins."""
     shows_thoughts: bool = True
     """Whether the client wants them."""
 
-    def reader(self) -> ReplyReader:
+    def reader(self) -> ReplyReader | HarmonyReader:
         """A fresh one, for one completion."""
-        return ReplyReader(
-            thoughts=self.dialect.thoughts,
-            is_thinking=self.is_thinking,
+        return self.dialect.reader(
             tools=self.use.format,
+            is_thinking=self.is_thinking,
             properties=self.use.properties,
             is_one=self.use.is_one,
         )
 
-    def pieces(self, reader: ReplyReader, text: str, *, is_end: bool) -> Iterator[Piece]:
+    def pieces(
+        self, reader: ReplyReader | HarmonyReader, text: str, *, is_end: bool
+    ) -> Iterator[Piece]:
         """What the next text adds that the client may see."""
         pieces = reader.push(text)
         if is_end:
@@ -70,6 +80,8 @@ class Reading:
 
     def num_thought_tokens(self, tokenizer: Tokenizer, token_ids: Sequence[int]) -> int:
         """Tokens of thoughts: up to the marker that ends them; all where there is none."""
+        if self.dialect.is_harmony:
+            return num_thought_tokens(tokenizer, token_ids)
         thoughts = self.dialect.thoughts
         end = None if thoughts is None else tokenizer.token_id(thoughts.closing)
         if end is not None and end in token_ids:

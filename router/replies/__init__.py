@@ -2,6 +2,7 @@
 
 from router.replies.dialect import Dialect, check_parsers, dialect_of
 from router.replies.formats import FORMATS, Properties, ToolFormat
+from router.replies.harmony import HarmonyReader, num_thought_tokens
 from router.replies.json_text import closed
 from router.replies.reader import (
     THOUGHTS,
@@ -20,6 +21,7 @@ __all__ = [
     "CallArguments",
     "Content",
     "Dialect",
+    "HarmonyReader",
     "Piece",
     "Properties",
     "ReplyReader",
@@ -28,4 +30,5 @@ __all__ = [
     "check_parsers",
     "closed",
     "dialect_of",
+    "num_thought_tokens",
 ]

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
-from router.replies.formats import FORMATS, ToolFormat, format_of
-from router.replies.reader import THOUGHTS, ThoughtFormat, thoughts_of
+from router.replies.formats import FORMATS, Properties, ToolFormat, format_of
+from router.replies.harmony import FINAL, MARKERS, MESSAGE, START, STOPS, HarmonyReader
+from router.replies.reader import THOUGHTS, ReplyReader, ThoughtFormat, thoughts_of
 from worker.wire.structured import ThoughtTokens
 from worker.wire.tokenizer import Tokenizer
 
@@ -32,10 +33,72 @@ class Dialect:
     special: frozenset[str] = frozenset()
     """Markers that are special tokens: they must not be left out of the text."""
 
+    stop_token_ids: tuple[int, ...] = ()
+    """Where a completion ends, besides at the model's end tokens."""
+
+    @property
+    def is_harmony(self) -> bool:
+        """Whether all that it writes are messages with headers."""
+        return self.thoughts is THOUGHTS["harmony"]
+
+    @property
+    def has_single_calls(self) -> bool:
+        """Whether its template shows one call of a message."""
+        return self.tools is not None and self.tools.has_single_calls
+
     @property
     def short_ids(self) -> bool:
         """Whether its template takes ids of calls that are nine letters and digits alone."""
         return self.tools is not None and self.tools.short_ids
+
+    def opens_thought(self, prompt: str, begun: str) -> bool:
+        """Whether a thought is open where the model goes on; in harmony, whether a header is.
+
+        Args:
+            prompt: the end of it.
+            begun: a text of the model's own that it goes on with; empty for none.
+        """
+        assert self.thoughts is not None
+        if self.is_harmony:
+            return not begun and prompt.endswith(f"{START}assistant")
+        opening, closing = self.thoughts.opening, self.thoughts.closing
+        return prompt.endswith(opening) or begun.rfind(opening) > begun.rfind(closing)
+
+    def reader(
+        self, *, tools: ToolFormat | None, properties: Properties, is_thinking: bool, is_one: bool
+    ) -> ReplyReader | HarmonyReader:
+        """What takes one completion apart.
+
+        Args:
+            tools: how calls are written; None to look for none.
+            properties: of the functions that there are.
+            is_thinking: whether the prompt has ended within a thought; in harmony, where the header
+                of a message begins.
+            is_one: whether the first call alone is told.
+        """
+        if not self.is_harmony:
+            return ReplyReader(
+                thoughts=self.thoughts,
+                is_thinking=is_thinking,
+                tools=tools,
+                properties=properties,
+                is_one=is_one,
+            )
+        reads_calls = tools is FORMATS["harmony"]
+        answer = ReplyReader(
+            thoughts=None,
+            is_thinking=False,
+            tools=None if reads_calls else tools,
+            properties=properties,
+            is_one=is_one,
+        )
+        return HarmonyReader(
+            is_header=is_thinking,
+            properties=properties,
+            reads_calls=reads_calls,
+            answer=answer,
+            is_one=is_one,
+        )
 
 
 def dialect_of(tokenizer: Tokenizer, tool_parser: str = "", reasoning_parser: str = "") -> Dialect:
@@ -52,8 +115,13 @@ def dialect_of(tokenizer: Tokenizer, tool_parser: str = "", reasoning_parser: st
     template = "" if tokenizer.chat_template is None else tokenizer.chat_template.source
     tools = _chosen(FORMATS, tool_parser, format_of(template))
     thoughts = _chosen(THOUGHTS, reasoning_parser, thoughts_of(template))
+    is_harmony = thoughts is THOUGHTS["harmony"]
+    if tools is FORMATS["harmony"] and not is_harmony:
+        tools = None  # calls and thoughts are told apart by the same headers
     special = tokenizer.special_tokens_named(
-        (tools.markers if tools is not None else frozenset())
+        MARKERS
+        if is_harmony
+        else (tools.markers if tools is not None else frozenset())
         | (frozenset((thoughts.opening, thoughts.closing)) if thoughts is not None else frozenset())
     )
     # Grammars do not yield special tokens: a call with such markers cannot be forced.
@@ -64,14 +132,26 @@ def dialect_of(tokenizer: Tokenizer, tool_parser: str = "", reasoning_parser: st
         thoughts=thoughts,
         thought_tokens=None if thoughts is None else _thought_tokens(thoughts, tokenizer),
         special=special,
+        stop_token_ids=_ids_of(STOPS, tokenizer) if is_harmony else (),
     )
 
 
 def _thought_tokens(thoughts: ThoughtFormat, tokenizer: Tokenizer) -> ThoughtTokens | None:
+    if thoughts is THOUGHTS["harmony"]:
+        *before, last = tokenizer.encode(FINAL, add_special_tokens=False)
+        if last != tokenizer.token_id(MESSAGE):
+            return None
+        return ThoughtTokens(opening=before[0], closing=last, before=tuple(before))
     opening, closing = (tokenizer.token_id(m) for m in (thoughts.opening, thoughts.closing))
     if opening is None or closing is None:
         return None
     return ThoughtTokens(opening=opening, closing=closing)
+
+
+def _ids_of(markers: Sequence[str], tokenizer: Tokenizer) -> tuple[int, ...]:
+    """Ids of those that are tokens."""
+    ids = (tokenizer.token_id(marker) for marker in markers)
+    return tuple(token_id for token_id in ids if token_id is not None)
 
 
 def check_parsers(tool_parser: str, reasoning_parser: str) -> None:

@@ -75,6 +75,8 @@ class ToolFormat:
     """xgrammar's name of the way in which arguments are written."""
     short_ids: bool = False
     """Whether ids of calls must have nine letters and digits."""
+    has_single_calls: bool = False
+    """Whether templates show one call of a message, and no content beside one and a thought."""
 
     @property
     def markers(self) -> frozenset[str]:
@@ -315,6 +317,8 @@ FORMATS: Mapping[str, ToolFormat] = {
             after=_CALL_END,
             separator="",
         ),
+        # Read by `HarmonyReader`. No grammar yields its markers, which are special tokens.
+        ToolFormat(name="harmony", read=_read_nothing, has_single_calls=True),
         ToolFormat(
             name="json",
             read=_read_list,
@@ -333,6 +337,7 @@ FORMATS: Mapping[str, ToolFormat] = {
 """By name; json is what calls are forced in where the model's own format cannot be."""
 
 _SIGNS = (
+    ("<|channel|>analysis<|message|>", "harmony"),
     ("tool▁call▁begin", "deepseek_v31"),
     ("[TOOL_CALLS]", "mistral"),
     ("<function=", "qwen3_coder"),

@@ -55,20 +55,28 @@ class ThoughtFormat:
     """In `--reasoning-parser`."""
     opening: str
     closing: str
+    sign: str
+    """What chat templates with such thoughts hold."""
 
 
 THOUGHTS = {
     made.name: made
     for made in (
-        ThoughtFormat(name="think", opening="<think>", closing="</think>"),
-        ThoughtFormat(name="mistral", opening="[THINK]", closing="[/THINK]"),
+        ThoughtFormat(
+            name="harmony",
+            opening="<|channel|>analysis<|message|>",
+            closing="<|end|>",
+            sign="<|channel|>analysis<|message|>",
+        ),
+        ThoughtFormat(name="think", opening="<think>", closing="</think>", sign="</think>"),
+        ThoughtFormat(name="mistral", opening="[THINK]", closing="[/THINK]", sign="[/THINK]"),
     )
 }
 
 
 def thoughts_of(template: str) -> ThoughtFormat | None:
     """How a chat template, in Jinja, marks thoughts; None where it knows none."""
-    return next((made for made in THOUGHTS.values() if made.closing in template), None)
+    return next((made for made in THOUGHTS.values() if made.sign in template), None)
 
 
 State = Literal["thought", "content", "call", "arguments", "called"]

@@ -81,5 +81,7 @@ class ThoughtTokens(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     """The token that begins one."""
     closing: int
     """The token that ends it: the form begins behind it."""
+    before: tuple[int, ...] = ()
+    """Tokens that come right before that one where it ends the thought; elsewhere it does not."""
     is_open: bool = False
     """Whether the prompt ends within one; else the first token may begin one."""

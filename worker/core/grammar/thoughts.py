@@ -33,7 +33,7 @@ class ThoughtMatcher:
         self._thinking: Words = ~words_of(list(eos_token_ids), vocab_size)
         self._opening: Words = words_of([thought.opening], vocab_size)
         self._is_open = thought.is_open
-        self._num_thought = 0
+        self._thought_ids: list[int] = []
         """Tokens of the thought, with those that begin and end it."""
         self._num_formed = 0
         """Tokens that the grammar has taken."""
@@ -41,12 +41,12 @@ class ThoughtMatcher:
     def accept(self, token_id: int) -> bool:
         """Takes one token; False if it cannot follow."""
         if self._is_open:
-            self._is_open = token_id != self._thought.closing
-            self._num_thought += 1
+            self._is_open = not self._closes(token_id)
+            self._thought_ids.append(token_id)
             return True
         if self._may_open and token_id == self._thought.opening:
             self._is_open = True
-            self._num_thought += 1
+            self._thought_ids.append(token_id)
             return True
         if not self._matcher.accept(token_id):
             return False
@@ -60,8 +60,8 @@ class ThoughtMatcher:
             self._matcher.rollback(formed)
             self._num_formed -= formed
         if count > formed:
-            self._num_thought -= count - formed
-            self._is_open = self._thought.is_open or self._num_thought > 0
+            del self._thought_ids[formed - count :]
+            self._is_open = self._thought.is_open or bool(self._thought_ids)
 
     def may_end(self) -> bool:
         """Whether the tokens so far are a thought, if any, and a whole text of the grammar."""
@@ -76,7 +76,14 @@ class ThoughtMatcher:
         if self._may_open:
             words |= self._opening
 
+    def _closes(self, token_id: int) -> bool:
+        """Whether the thought ends with that token."""
+        before = list(self._thought.before)
+        if token_id != self._thought.closing:
+            return False
+        return not before or self._thought_ids[-len(before) :] == before
+
     @property
     def _may_open(self) -> bool:
         """Whether a thought may begin: nothing has come yet."""
-        return not self._thought.is_open and not self._num_thought and not self._num_formed
+        return not self._thought.is_open and not self._thought_ids and not self._num_formed

@@ -38,6 +38,22 @@ def test_the_form_begins_behind_an_open_thought() -> None:
     assert follower.is_complete
 
 
+def test_a_thought_may_end_with_a_sequence_alone() -> None:
+    """As harmony does: the same token ends other headers."""
+    thought = ThoughtTokens(opening=OPENING, closing=CLOSING, before=(7, 8), is_open=True)
+    matcher = ThoughtMatcher(LOADED.matcher(), thought, eos_token_ids=[EOS], vocab_size=VOCAB_SIZE)
+    follower = GrammarFollower(
+        matcher, SamplingParams(), eos_token_ids=[EOS], vocab_size=VOCAB_SIZE, output=[]
+    )
+    for token_id in (CLOSING, 8, CLOSING, 7, CLOSING, 7, 8):
+        assert follower.advance(token_id) is None
+        assert allowed(follower) == ANY
+    drafts = [CLOSING, ord("a"), ord("b")]
+    assert follower.walk(drafts) == follower.walk(drafts), "the state stays as it is"
+    assert follower.advance(CLOSING) is None
+    assert allowed(follower) == FIRST
+
+
 def test_a_thought_may_begin_with_the_first_token_alone() -> None:
     follower = follow(is_open=False)
     assert allowed(follower) == FIRST | {OPENING}
