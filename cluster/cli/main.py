@@ -18,6 +18,7 @@ COMMANDS = {
     "bench": ("cluster.bench.cli", "measure an endpoint, the engine, or the gateway"),
     "doctor": ("cluster.cli.doctor", "check this machine and environment"),
     "keys": ("cluster.cli.keys", "make and check API keys"),
+    "models": ("cluster.cli.models", "families of models, and what was checked of each"),
 }
 """Modules, whose `add_arguments` or named function fills the command's parser, and what the
 commands do."""

@@ -40,6 +40,7 @@ def test_every_family_has_a_budget() -> None:
     assert set(BUDGETS) == captured, "steps of those with states are launched kernel by kernel"
 
 
+@pytest.mark.checks("cuda", of=BUDGETS, against="a budget of launches")
 @pytest.mark.parametrize(
     "architecture",
     [name if name in SHORT else pytest.param(name, marks=pytest.mark.long) for name in BUDGETS],

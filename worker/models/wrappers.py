@@ -171,6 +171,12 @@ _WRAPPERS: Mapping[str, _Wrapper] = {
 }
 """By value of `architectures` in config.json."""
 
+TEXTS: Mapping[str, tuple[str, tuple[str, ...]]] = {
+    name: (wrapper.model_type, tuple(dict.fromkeys(wrapper.texts.values())))
+    for name, wrapper in _WRAPPERS.items()
+}
+"""By the same, the `model_type` and the families of which the text may be."""
+
 
 def read_text_part(raw: RawConfig) -> tuple[RawConfig, TensorNames | None]:
     """The configuration of the text's family, and how the checkpoint calls its tensors.

@@ -39,6 +39,7 @@ def plain() -> list[Outcome]:
         return run(engine)
 
 
+@pytest.mark.checks("drafts", of="Qwen3ForCausalLM", against="plain decoding")
 @pytest.mark.parametrize(
     "options",
     [

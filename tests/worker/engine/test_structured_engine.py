@@ -104,6 +104,7 @@ def outcomes(tokenizer: Tokenizer) -> dict[str, list[Outcome]]:
     return found
 
 
+@pytest.mark.checks("grammar", of="Qwen3ForCausalLM", against="jsonschema and re")
 def test_every_output_conforms(outcomes: dict[str, list[Outcome]], tokenizer: Tokenizer) -> None:
     for (form, _), outcome in zip(requests(), outcomes["depth 1"], strict=True):
         text = text_of(outcome, tokenizer)

@@ -22,6 +22,7 @@ from worker.rank.runner import ModelRunner
 
 pytestmark = pytest.mark.randomized  # with more tokens
 NUM_PROMPTS = 16
+OTHERS = ("mistral-windows", "qwen2-window")
 NAME = "qwen3-windows"
 """Other families with windows go through tests/worker/models/test_families.py."""
 SCARCE_TOKENS = 336
@@ -60,6 +61,7 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, PreTraine
     return str(folder), write_checkpoint(NAME, Path(folder))
 
 
+@pytest.mark.checks("drafts", of=NAME, against="transformers")
 @pytest.mark.parametrize(
     "setting", ["batched", "alone", "chunked", "scarce", "tensor_parallel", "speculative"]
 )
@@ -75,7 +77,8 @@ def test_greedy_equals_transformers(checkpoint: tuple[str, PreTrainedModel], set
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("name", ["mistral-windows", "qwen2-window"])
+@pytest.mark.checks("drafts", of=OTHERS, against="transformers")
+@pytest.mark.parametrize("name", OTHERS)
 def test_drafts_of_models_with_other_windows(name: str, tmp_path: Path) -> None:
     torch.set_num_threads(1)
     model = write_checkpoint(name, tmp_path)

@@ -117,6 +117,7 @@ def make_prompts() -> list[list[int]]:
     return [rng.integers(0, VOCAB_SIZE, length).tolist() for length in LENGTHS]
 
 
+@pytest.mark.checks("batched", "prefix hit", of=SPECIMENS, against="transformers")
 def test_batched_then_hitting_prefixes(checkpoint: Checkpoint) -> None:
     prompts = make_prompts()
     with Engine(str(checkpoint.folder), kv_cache_tokens=4096) as engine:
@@ -124,6 +125,7 @@ def test_batched_then_hitting_prefixes(checkpoint: Checkpoint) -> None:
         checkpoint.check(prompts, engine.generate(prompts, GREEDY))
 
 
+@pytest.mark.checks("alone", of=SPECIMENS, against="transformers")
 @pytest.mark.parametrize("checkpoint", long_but("qwen3", "glm4-moe"), indirect=True)
 def test_alone(checkpoint: Checkpoint) -> None:
     prompts = make_prompts()
@@ -133,6 +135,7 @@ def test_alone(checkpoint: Checkpoint) -> None:
     checkpoint.check(prompts, outputs)
 
 
+@pytest.mark.checks("chunks", "scarce", of=SPECIMENS, against="transformers")
 @pytest.mark.parametrize("checkpoint", long_but(*TAKING_PAGES), indirect=True)
 def test_chunks_and_scarce_pages(checkpoint: Checkpoint) -> None:
     """There is a block more than what the longest request takes alone."""
@@ -147,6 +150,7 @@ def test_chunks_and_scarce_pages(checkpoint: Checkpoint) -> None:
     checkpoint.check(prompts, outputs)
 
 
+@pytest.mark.checks("TP 2", of=SPECIMENS, against="transformers")
 @pytest.mark.parametrize("checkpoint", long_but(*SHARED_IN_PARTS), indirect=True)
 def test_two_ranks(checkpoint: Checkpoint) -> None:
     prompts = make_prompts()
@@ -165,6 +169,7 @@ def test_two_ranks(checkpoint: Checkpoint) -> None:
     checkpoint.check(prompts, first)
 
 
+@pytest.mark.checks("mutations", of=SPECIMENS, against="transformers")
 def test_a_broken_feature_shows(
     checkpoint: Checkpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

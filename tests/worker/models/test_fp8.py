@@ -21,6 +21,9 @@ from worker.models.tensor_parallel import TensorParallelGroup
 PROMPT = [5, 17, 300, 4, 8, 100, 32, 11, 250]
 
 
+@pytest.mark.checks(
+    formats=["fp8-blocks"], of=("qwen3", "llama"), against="the same weights dequantized"
+)
 @pytest.mark.parametrize(
     ("name", "cpu_backend"), [("qwen3", "auto"), ("qwen3", "torch"), ("llama", "auto")]
 )
@@ -43,6 +46,9 @@ def test_logits_are_those_of_the_dequantized_checkpoint(
     torch.testing.assert_close(torch.stack(found[0].logits), expected, atol=1e-4, rtol=0)
 
 
+@pytest.mark.checks(
+    formats=["fp8-blocks"], of="Qwen3MoeForCausalLM", against="the same weights dequantized"
+)
 def test_a_mixture_of_experts_draws_what_the_dequantized_one_draws(tmp_path: Path) -> None:
     torch.set_num_threads(1)
     write_fp8_moe(QWEN3_MOE, tmp_path / "fp8", tmp_path / "plain")

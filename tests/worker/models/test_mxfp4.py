@@ -66,6 +66,7 @@ def write_mxfp4(folder: Path, dequantized: Path) -> None:
         (path / "config.json").write_text(json.dumps(raw | further))
 
 
+@pytest.mark.checks(formats=["gpt-oss-mxfp4"], of="gpt-oss", against="the same weights dequantized")
 def test_logits_are_those_of_the_dequantized_checkpoint(tmp_path: Path) -> None:
     torch.set_num_threads(1)
     torch.manual_seed(4)

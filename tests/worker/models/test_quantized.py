@@ -59,6 +59,9 @@ def test_weights_are_the_dequantized_ones(tmp_path: Path, name: str) -> None:
             torch.testing.assert_close(own, other, rtol=3e-7, atol=0)
 
 
+@pytest.mark.checks(
+    formats=LAYOUTS, of="Qwen3MoeForCausalLM", against="the same weights dequantized"
+)
 @pytest.mark.parametrize("name", ["awq", "nvfp4"])
 def test_experts_draw_what_the_dequantized_ones_draw(tmp_path: Path, name: str) -> None:
     torch.set_num_threads(1)

@@ -72,6 +72,7 @@ def watch_margins(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     return margins
 
 
+@pytest.mark.checks("native", of="SDARForCausalLM", against="requests alone")
 @pytest.mark.parametrize(
     ("backend", "together"),
     [
@@ -106,6 +107,7 @@ def test_company_changes_no_token_and_no_round(
         assert (one.token_ids, one.rounds) == (other.token_ids, other.rounds)
 
 
+@pytest.mark.checks("chunks", "scarce", "TP 2", of="SDARForCausalLM", against="requests alone")
 @pytest.mark.parametrize(
     "options",
     [

@@ -83,6 +83,7 @@ def oracles(checkpoint: SdarCheckpoint, terms: Terms) -> list[Answer]:
     ]
 
 
+@pytest.mark.checks("blocks", "batched", of="SDARForCausalLM", against="transformers and an oracle")
 @pytest.mark.parametrize(
     ("checkpoint", "name"),
     [

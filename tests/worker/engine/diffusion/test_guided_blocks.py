@@ -76,6 +76,7 @@ def alone(model: str, tokenizer: Tokenizer) -> list[Outcome]:
     return run(model, tokenizer, max_num_seqs=1)[0]
 
 
+@pytest.mark.checks("grammar", of="SDARForCausalLM", against="jsonschema and re")
 def test_every_output_conforms(alone: list[Outcome], tokenizer: Tokenizer) -> None:
     for (pattern, _), outcome in zip(requests(), alone, strict=True):
         if pattern is not None:

@@ -16,6 +16,11 @@ from worker.models.config import load_model_config
 from worker.wire.sampling import SamplingParams
 
 
+@pytest.mark.checks(
+    *("blocks", "batched", "TP 2"),
+    of=("SDARMoeForCausalLM", "LLaDA2MoeModelLM"),
+    against="plain torch and an oracle",
+)
 @pytest.mark.parametrize("config", [SDAR_MOE, LLADA2], ids=["sdar_moe", "llada2_moe"])
 def test_tokens_and_rounds(config: dict[str, Any], tmp_path: Path) -> None:
     torch.set_num_threads(1)

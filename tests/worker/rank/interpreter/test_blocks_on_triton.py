@@ -15,6 +15,7 @@ from worker.rank.graphs import StepGraphs
 from worker.wire.sampling import SamplingParams
 
 
+@pytest.mark.checks("triton", of="SDARForCausalLM", against="transformers and an oracle")
 @pytest.mark.parametrize(
     "is_static",
     [pytest.param(False, id="eager", marks=pytest.mark.long), pytest.param(True, id="static")],

@@ -20,6 +20,7 @@ WINDOW = 17
 """Tokens: more than two pages, and few programs."""
 
 
+@pytest.mark.checks("triton", of=[*SPECS, *WINDOWED], against="transformers")
 @pytest.mark.parametrize(
     ("name", "batch_invariant"),
     [

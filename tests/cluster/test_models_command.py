@@ -1,0 +1,52 @@
+"""`rayfleet models` finds families by their names and by those of released models."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from cluster.cli.main import main
+
+
+def output(capsys: pytest.CaptureFixture[str], *argv: str, code: int = 0) -> str:
+    with pytest.raises(SystemExit) as ended:
+        main(["models", *argv])
+    assert ended.value.code == code
+    return capsys.readouterr().out
+
+
+def test_all_families_and_formats(capsys: pytest.CaptureFixture[str]) -> None:
+    lines = output(capsys).splitlines()
+    (row,) = (line for line in lines if line.startswith("Qwen3ForCausalLM "))
+    place = lines[0].index("native")
+    assert row[place : place + len("native")].strip() == "x"
+    place = lines[0].index("blocks")
+    assert row[place : place + len("blocks")].strip() == "-"
+    assert any("awq" in line and "dequantized" in line for line in lines)
+
+
+@pytest.mark.parametrize("name", ["qwen3forcausal", "Qwen/Qwen3-8B", "qwen3-8b"])
+def test_a_name_tells_all_of_its_family(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    told = output(capsys, name)
+    assert told.startswith("Qwen3ForCausalLM\n  model_type: qwen3\n")
+    assert "two ranks; against transformers" in told
+    assert "Qwen/Qwen3-8B" in told
+
+
+def test_a_wrapper_says_that_its_text_alone_is_served(capsys: pytest.CaptureFixture[str]) -> None:
+    assert "its text alone is served, by MistralForCausalLM or Ministral3" in output(
+        capsys, "Mistral3ForConditional"
+    )
+
+
+def test_json_has_the_same(capsys: pytest.CaptureFixture[str]) -> None:
+    said = json.loads(output(capsys, "qwen3-8b", "--json"))
+    (family,) = said["families"]
+    assert family["checks"]["TP 2"] == ["transformers"]
+    assert "Qwen/Qwen3-8B" in family["released"]
+    assert "awq" in {one["name"] for one in said["formats"]}
+
+
+def test_an_unknown_name_ends_with_1(capsys: pytest.CaptureFixture[str]) -> None:
+    assert "no family" in output(capsys, "nothing-of-it", code=1)

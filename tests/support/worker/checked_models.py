@@ -1,0 +1,145 @@
+"""Reads from the tests' own marks what they check of each family, for `rayfleet models`.
+
+A test says what it checks, of which checkpoints, and against what:
+
+    @pytest.mark.checks("alone", of=SPECIMENS, against="transformers")
+    @pytest.mark.checks(formats=LAYOUTS, of="Qwen3MoeForCausalLM", against="...")
+
+`python -m tests.support.worker.checked_models --write` renews the record in the package, and the
+table in worker/models/README.md.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import re
+import sys
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from tests.support.checkpoints.dense import SPECS, WINDOWED
+from tests.support.checkpoints.families import SPECIMENS
+from tests.support.paths import ROOT
+from tests.support.worker.real_configs import VERDICTS, load_corpus
+from worker.models.checked import CHECKS, RECORD, CheckedFamily, checked_families, checked_formats
+from worker.models.families import FAMILIES
+from worker.models.wrappers import TEXTS
+
+README = ROOT / "worker" / "models" / "README.md"
+_MARK = re.compile(r"^@pytest\.mark\.checks\(", re.MULTILINE)
+_BEGIN, _END = "<!-- generated: families -->\n", "<!-- end of families -->\n"
+
+Record = dict[str, Any]
+"""The content of checked.json."""
+
+
+def architecture_of(name: str) -> str:
+    """What `architectures` says in the checkpoint that tests call so, or of that very name."""
+    if name in FAMILIES or name in TEXTS:
+        return name
+    if name in SPECIMENS:
+        specimen = SPECIMENS[name]
+        if specimen.wrapper:
+            return f"{specimen.wrapper}ForConditionalGeneration"
+        said = specimen.said.get("architectures", [f"{specimen.name}ForCausalLM"])
+        return str(said[0])
+    return (SPECS | WINDOWED)[name].model_class.__name__
+
+
+def read_tests() -> Record:
+    """The record of what all marks say, in a fixed order."""
+    checks: dict[str, dict[str, set[str]]] = {}
+    formats: dict[str, dict[str, set[str]]] = {}
+    for mark in _marks():
+        names = [mark.kwargs["of"]] if isinstance(mark.kwargs["of"], str) else mark.kwargs["of"]
+        families = {architecture_of(name) for name in names}
+        for family in families:
+            for check in mark.args:
+                assert check in CHECKS, f"{check} is none of {', '.join(CHECKS)}"
+                against = checks.setdefault(family, {}).setdefault(check, set())
+                against.add(mark.kwargs["against"])
+        for name in mark.kwargs.get("formats", ()):
+            one = formats.setdefault(name, {"of": set(), "against": set()})
+            one["of"] |= families
+            one["against"].add(mark.kwargs["against"])
+    return {"checks": _plain(checks), "formats": _plain(formats), "released": _released()}
+
+
+def table(families: Iterable[CheckedFamily]) -> str:
+    """The table for the README, and what its columns mean."""
+    rows = ["| family | " + " | ".join(CHECKS) + " |", "|---" * (len(CHECKS) + 1) + "|"]
+    compared: dict[str, set[str]] = {}
+    for family in families:
+        name = family.architecture + (" (text)" if family.text_of else "")
+        cells = ("x" if check in family.checks else "" for check in CHECKS)
+        rows.append(f"| {name} | " + " | ".join(cells) + " |")
+        for check, against in family.checks.items():
+            compared.setdefault(check, set()).update(against)
+    rows.append("")
+    for check, meaning in CHECKS.items():
+        rows.append(f"- {check}: {meaning}; against {', or '.join(sorted(compared[check]))}")
+    formats = (f"{one.name} ({' and '.join(one.against)})" for one in checked_formats())
+    return "\n".join([*rows, f"\nFormats of weights: {', '.join(formats)}.", ""])
+
+
+def generated_part() -> str:
+    """What the README holds between its marks."""
+    text = README.read_text(encoding="utf-8")
+    return text[text.index(_BEGIN) + len(_BEGIN) : text.index(_END)]
+
+
+def _marks() -> Iterator[Any]:
+    for path in sorted((ROOT / "tests").rglob("test_*.py")):
+        if _MARK.search(path.read_text(encoding="utf-8")):
+            yield from _marks_of(path)
+
+
+def _marks_of(path: Path) -> Iterator[Any]:
+    """Those of a file, as pytest would find them."""
+    name = ".".join(path.relative_to(ROOT).with_suffix("").parts)
+    for key, test in vars(importlib.import_module(name)).items():
+        if key.startswith("test_"):
+            yield from (mark for mark in getattr(test, "pytestmark", ()) if mark.name == "checks")
+
+
+def _released() -> dict[str, list[str]]:
+    """Models whose real config.json is accepted, by what its `architectures` says."""
+    verdicts = json.loads(VERDICTS.read_text(encoding="utf-8"))
+    released: dict[str, list[str]] = {}
+    for real in load_corpus():
+        if " " not in real.name and "accepted" in verdicts[real.name]:
+            said = real.config["architectures"][0]
+            own = said if said in TEXTS else verdicts[real.name]["accepted"]["architecture"]
+            released.setdefault(own, []).append(real.name)
+    return {family: sorted(names) for family, names in sorted(released.items())}
+
+
+def _plain(sets: Mapping[str, Mapping[str, set[str]]]) -> dict[str, dict[str, list[str]]]:
+    return {
+        name: {key: sorted(values) for key, values in sorted(sets[name].items())}
+        for name in sorted(sets)
+    }
+
+
+def main() -> None:
+    """Says whether record and README are what the tests say; writes them where --write is given."""
+    record = read_tests()
+    if "--write" in sys.argv:
+        parts = (
+            f"{json.dumps(part)}: {{\n"
+            + ",\n".join(f"{json.dumps(key)}: {json.dumps(value)}" for key, value in said.items())
+            + "\n}"
+            for part, said in record.items()
+        )
+        RECORD.write_text("{\n" + ",\n".join(parts) + "\n}\n", encoding="utf-8")
+        text = README.read_text(encoding="utf-8")
+        new = text.replace(_BEGIN + generated_part(), _BEGIN + table(checked_families()))
+        README.write_text(new, encoding="utf-8")
+    is_same = json.loads(RECORD.read_text(encoding="utf-8")) == record
+    print("as the tests say" if is_same else "not what the tests say: --write renews it")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,25 @@
+"""What the package says of checks is what the tests' marks say."""
+
+from __future__ import annotations
+
+import json
+
+from tests.support.worker.checked_models import generated_part, read_tests, table
+from worker.models.checked import CHECKS, RECORD, checked_families, checked_formats
+from worker.models.families import FAMILIES
+from worker.models.wrappers import TEXTS
+
+RENEW = "python -m tests.support.worker.checked_models --write"
+
+
+def test_record_and_readme_are_what_the_tests_say() -> None:
+    assert json.loads(RECORD.read_text(encoding="utf-8")) == read_tests(), RENEW
+    assert generated_part() == table(checked_families()), RENEW
+
+
+def test_all_that_is_served_is_told() -> None:
+    families = checked_families()
+    assert [family.architecture for family in families] == [*FAMILIES, *TEXTS]
+    told = {check for family in families for check in family.checks}
+    assert told == set(CHECKS)
+    assert all(one.families and one.against for one in checked_formats())

@@ -1,0 +1,92 @@
+"""What the project's tests check of each family and format of weights. Imports no torch.
+
+The record, checked.json, is generated from the tests; worker/models/README.md says how.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from worker.models.families import FAMILIES
+from worker.models.wrappers import TEXTS
+
+RECORD = Path(__file__).with_name("checked.json")
+CHECKS: Mapping[str, str] = {
+    "alone": "one request at a time",
+    "batched": "requests beside each other",
+    "prefix hit": "prompts whose beginnings are cached",
+    "chunks": "prompts in chunks of 32 tokens",
+    "scarce": "KV cache too small for all, with preemptions",
+    "TP 2": "two ranks",
+    "mutations": "each feature of the family, broken on purpose, shows in the logits",
+    "drafts": "speculative decoding",
+    "grammar": "constrained output",
+    "blocks": "block diffusion",
+    "native": "steps by the compiled CPU library",
+    "triton": "kernels for CUDA, in Triton's interpreter",
+    "cuda": "captured steps on a stand-in for a CUDA device",
+}
+"""What may be checked of a family."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CheckedFamily:
+    """A value of `architectures` in config.json that is served."""
+
+    architecture: str
+    model_types: tuple[str, ...]
+    text_of: tuple[str, ...]
+    """Families of which its text may be, where a checkpoint holds more than a language model."""
+    checks: Mapping[str, tuple[str, ...]]
+    """By name in `CHECKS`, what the results were compared with."""
+    released: tuple[str, ...]
+    """Released models whose config.json is known to be accepted."""
+
+    def fits(self, word: str) -> bool:
+        """Whether a name, in lower case, is within one of the family's or its models'."""
+        names = (self.architecture, *self.model_types, *self.text_of, *self.released)
+        return any(word in name.lower() for name in names)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CheckedFormat:
+    """A format of quantized weights that is read."""
+
+    name: str
+    families: tuple[str, ...]
+    """Of the checkpoints that it was checked with; it is that of any family's linear layers."""
+    against: tuple[str, ...]
+    """What the results were compared with."""
+
+
+def checked_families() -> list[CheckedFamily]:
+    """All that are served, in the order of their table; then those whose text is."""
+    record = json.loads(RECORD.read_text(encoding="utf-8"))
+    kinds = {name: (family.model_types, ()) for name, family in FAMILIES.items()}
+    kinds |= {name: ((kind,), texts) for name, (kind, texts) in TEXTS.items()}
+    return [
+        CheckedFamily(
+            architecture=name,
+            model_types=model_types,
+            text_of=texts,
+            checks={
+                check: tuple(record["checks"][name][check])
+                for check in CHECKS
+                if check in record["checks"].get(name, ())
+            },
+            released=tuple(record["released"].get(name, ())),
+        )
+        for name, (model_types, texts) in kinds.items()
+    ]
+
+
+def checked_formats() -> list[CheckedFormat]:
+    """All formats of quantized weights that tests go through."""
+    record = json.loads(RECORD.read_text(encoding="utf-8"))
+    return [
+        CheckedFormat(name=name, families=tuple(one["of"]), against=tuple(one["against"]))
+        for name, one in record["formats"].items()
+    ]
