@@ -10,7 +10,7 @@ import torch
 
 from worker.config import EngineConfig
 from worker.core.executor import Executor, RankFailure, StepFuture
-from worker.core.info import build_engine_info, slowest
+from worker.core.info import begin_salt, build_engine_info, slowest
 from worker.core.ranks import LAST_WORD_MS, RankGroup
 from worker.models.tensor_parallel import TensorParallelGroup
 from worker.plan.messages import PlanMessage, Sample, Start
@@ -42,6 +42,7 @@ class LocalExecutor(Executor):
 
     def start(self) -> EngineInfo:
         """Loads rank 0's shard beside the other ranks', allocates equally many pages on all."""
+        salt = begin_salt(self._config)
         with self._blaming_peers():
             device = select_device(self._config, 0)
             self.overlaps_prompts = device.type == "cuda"
@@ -52,7 +53,7 @@ class LocalExecutor(Executor):
                 rendezvous=self._others.rendezvous_of_rank_0(),
             )
             hellos = [self._rank.load(group), *self._others.collect_hellos().values()]
-        info = build_engine_info(self._config, hellos)
+        info = build_engine_info(self._config, hellos, salt())
         if info.block_size > 1:
             self.max_overlap_depth = 0  # `launch` waits for the rounds of its blocks
         num_pages = min(hello.num_pages for hello in hellos)

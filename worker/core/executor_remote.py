@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from worker.config import EngineConfig
 from worker.core.executor import Executor, StepFuture
-from worker.core.info import build_engine_info, slowest
+from worker.core.info import begin_salt, build_engine_info, slowest
 from worker.core.ranks import RankGroup
 from worker.plan.messages import Drafts, PlanMessage, Result, Sample
 from worker.plan.plan import Plan, StepResult
@@ -37,8 +37,9 @@ class ProcessExecutor(Executor):
 
     def start(self) -> EngineInfo:
         """Waits for every rank's shard, allocates equally many pages on all."""
+        salt = begin_salt(self._config)
         hellos = list(self._group.collect_hellos().values())
-        info = build_engine_info(self._config, hellos)
+        info = build_engine_info(self._config, hellos, salt())
         num_pages = min(hello.num_pages for hello in hellos)
         info.startup |= slowest(self._group.start(num_pages, info.num_host_pages))
         return info

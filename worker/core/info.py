@@ -3,16 +3,45 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 
 from worker.config import EngineConfig
+from worker.models.checkpoint import block_hash_salt
 from worker.models.config import load_model_config
 from worker.plan.messages import Hello, Ready
 from worker.wire.messages import EngineInfo
 
 
-def build_engine_info(config: EngineConfig, hellos: Sequence[Hello]) -> EngineInfo:
+def begin_salt(config: EngineConfig) -> Callable[[], str]:
+    """Begins to read the checkpoint's files, of whose content the salt of block hashes is, beside
+    the ranks that load them; returns what waits for it.
+
+    What that returns raises what `load_model_config` does.
+    """
+    salt: Future[str] = Future()
+
+    def read() -> None:
+        try:
+            weights = config.load_format != "dummy"
+            folder = load_model_config(config.checkpoint, weights=weights).folder
+            salt.set_result(block_hash_salt(folder, weights=weights))
+        except Exception as error:
+            salt.set_exception(error)
+
+    # A daemon: whoever ends because a rank failed does not wait for it.
+    threading.Thread(target=read, name="salt", daemon=True).start()
+    return salt.result
+
+
+def build_engine_info(config: EngineConfig, hellos: Sequence[Hello], salt: str) -> EngineInfo:
     """The engine's limits from its configuration and what its ranks could allocate.
+
+    Args:
+        config: the engine's.
+        hellos: of all ranks.
+        salt: names the checkpoint in block hashes.
 
     Raises:
         ValueError: the ranks' memory holds no page of KV cache.
@@ -38,7 +67,7 @@ def build_engine_info(config: EngineConfig, hellos: Sequence[Hello]) -> EngineIn
         page_size=config.page_size,
         max_num_seqs=config.max_num_seqs,
         eos_token_ids=list(model.eos_token_ids),
-        block_hash_salt=f"{model.block_hash_salt}-{hellos[0].dtype}",
+        block_hash_salt=f"{salt}-{hellos[0].dtype}",
         block_size=model.block_size,
         dllm_algorithm=config.dllm_algorithm if model.block_size > 1 else "",
         structured_outputs_backend=config.structured_outputs_backend,

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import hashlib
-import itertools
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from worker.models.digests import digests
 from worker.wire.hub import download, local_folder
 from worker.wire.retry import Unavailable, may_heal
 
@@ -18,9 +18,7 @@ _SINGLE = "model.safetensors"
 _PLAIN_NAME = re.compile(r"[^/\\\0]+\.safetensors")
 _HUB_FILES_WITHOUT_WEIGHTS = ["*.json", "*.jinja", "*.txt", "tokenizer.model"]
 _HUB_FILES = ["*.safetensors", *_HUB_FILES_WITHOUT_WEIGHTS]
-_NUM_SAMPLES, _SAMPLE_BYTES = 256, 1024
 _MAX_HEADER_BYTES = 100_000_000
-_NUMBER = re.compile(r"\d+")
 # Second copies of the weights in other layouts that some repositories carry.
 _HUB_IGNORED = ["consolidated*", "*/*"]
 _REFUSED_FILES = {
@@ -99,9 +97,8 @@ def refuse_files(folder: Path) -> None:
 
 
 def block_hash_salt(folder: Path, *, weights: bool = True) -> str:
-    """A short name for this very checkpoint: its configuration, the headers of its weight files
-    (names, types, shapes), and samples of each kind of tensor, where two fine-tunes of one model
-    differ. Fine-tunes that differ in a few rows of a matrix alone may get the same name.
+    """A short name for this very checkpoint: of its configuration and of all bytes of its weights,
+    so that no two fine-tunes share it. The same on all machines.
 
     Without `weights` the name is that of a model which never reads them.
     """
@@ -111,18 +108,10 @@ def block_hash_salt(folder: Path, *, weights: bool = True) -> str:
             digest.update(name.encode() + path.read_bytes())
     if not weights:
         digest.update(b"without weights")
-    kinds: dict[str, list[tuple[Path, int, int]]] = {}
-    for path in weight_files(folder) if weights else ():
-        digest.update(f"{path.name}:{path.stat().st_size};".encode())
-        for name, start, size in _tensors(path):
-            kinds.setdefault(_NUMBER.sub("#", name), []).append((path, start, size))
-            digest.update(f"{name}:{start};".encode())
-    samples = sorted(sample for spans in kinds.values() for sample in _samples(spans))
-    for path, own in itertools.groupby(samples, key=lambda sample: sample[0]):
-        with path.open("rb") as file:
-            for _, offset in own:
-                file.seek(offset)
-                digest.update(file.read(_SAMPLE_BYTES))
+        return digest.hexdigest()[:16]
+    files = weight_files(folder)
+    for path, content in zip(files, digests(files), strict=True):
+        digest.update(f"{path.name}:{content};".encode())
     return digest.hexdigest()[:16]
 
 
@@ -173,15 +162,6 @@ def _tensors(path: Path) -> list[tuple[str, int, int]]:
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
         return [(path.name, 0, file_size)]
     return tensors
-
-
-def _samples(spans: Sequence[tuple[Path, int, int]]) -> Iterator[tuple[Path, int]]:
-    """Where to sample the tensors of one kind: in all of them, or evenly in some of very many."""
-    step = max(1, len(spans) // _NUM_SAMPLES)
-    chosen = spans[::step]
-    each = -(-_NUM_SAMPLES // len(chosen))
-    for path, start, size in chosen:
-        yield from ((path, start + part * size // each) for part in range(each))
 
 
 def _weight_files(folder: Path) -> list[Path]:

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 from worker.models.checkpoint import (
-    block_hash_salt,
     positive_integer,
     read_json,
     refuse_files,
@@ -134,8 +133,6 @@ class ModelConfig:
     eos_token_ids: tuple[int, ...]
     dtype: str | None = None
     """The type that it is stored in, where config.json says so."""
-    block_hash_salt: str
-    """Names this very checkpoint in block hashes."""
     block_size: int = 1
     """Tokens that are decided together, and see each other: 1 for an autoregressive model."""
     mask_token_id: int | None = None
@@ -153,10 +150,8 @@ class ModelConfig:
 
     @classmethod
     def parse(cls, raw: RawConfig, folder: Path) -> ModelConfig:
-        """Reads the content of config.json; end tokens and salt come from the folder's files.
-
-        It may lack weights: the salt is that of a model which never reads them.
-        """
+        """Reads the content of config.json; end tokens come from the folder's files, which may lack
+        weights."""
         raw, tensors = read_text_part(raw)
         _check_kinds(raw)
         architecture, family = find_family(raw)
@@ -206,7 +201,6 @@ class ModelConfig:
             max_model_len_reason=reason,
             eos_token_ids=_eos_token_ids(merged, folder),
             dtype=_stored_dtype(raw),
-            block_hash_salt=block_hash_salt(folder, weights=False),
             block_size=block_size,
             mask_token_id=mask_token_id,
             quantization=quantization,
@@ -282,8 +276,7 @@ def load_model_config(model: str, *, weights: bool = True) -> ModelConfig:
     config = ModelConfig.parse(read_json(folder / "config.json"), folder)
     if not weights:
         return config
-    folder = resolve_checkpoint(model)
-    return replace(config, folder=folder, block_hash_salt=block_hash_salt(folder))
+    return replace(config, folder=resolve_checkpoint(model))
 
 
 def _stored_dtype(raw: RawConfig) -> str | None:

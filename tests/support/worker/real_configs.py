@@ -20,8 +20,6 @@ from worker.models.families import FAMILIES
 
 FOLDER = Path(__file__).parents[2] / "worker" / "models" / "configs"
 VERDICTS = FOLDER / "verdicts" / "verdicts.json"
-_OF_THE_FOLDER = ("folder", "block_hash_salt")
-"""Fields of a ModelConfig that say where it lies."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -66,7 +64,7 @@ def verdict(real: RealConfig) -> dict[str, Any]:
         except ValueError as error:
             reason = str(error).replace(folder, "FOLDER").replace(", ".join(FAMILIES), "FAMILIES")
             return {"refused": reason}
-    said = {key: value for key, value in asdict(config).items() if key not in _OF_THE_FOLDER}
+    said = {key: value for key, value in asdict(config).items() if key != "folder"}
     return {"accepted": _plain(said)}
 
 

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 from worker.config import EngineConfig
-from worker.core.info import build_engine_info
+from worker.core.info import begin_salt, build_engine_info
 from worker.plan.messages import Hello
 
 CONFIG = {
@@ -27,7 +27,7 @@ def test_block_hashes_are_of_a_type_of_cache(tmp_path: Path) -> None:
 
     def salt(dtype: str) -> str:
         hello = Hello(rank=0, num_pages=9, max_model_len=256, vocab_size=100, dtype=dtype)
-        return build_engine_info(config, [hello]).block_hash_salt
+        return build_engine_info(config, [hello], begin_salt(config)()).block_hash_salt
 
     assert salt("bfloat16") == salt("bfloat16") != salt("float32")
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -221,56 +222,38 @@ def test_eos_token_ids(folder: Path) -> None:
 
 
 def test_salt_names_the_checkpoint(folder: Path) -> None:
-    salts = {load(folder).block_hash_salt, load(folder).block_hash_salt}
+    def salt(**settings: Any) -> str:
+        return block_hash_salt(load(folder, **settings).folder)
+
+    salts = {salt(), salt()}
     assert len(salts) == 1
-    salts.add(load(folder, vocab_size=101).block_hash_salt)
-    (folder / "model.safetensors").write_bytes(b"123456789")
-    salts.add(block_hash_salt(folder))
-    (folder / "model.safetensors").write_bytes(b"123456780")
+    salts.add(salt(vocab_size=101))
+    salts.add(block_hash_salt(folder, weights=False))
+    (folder / "quantize_config.json").write_text("{}")
     salts.add(block_hash_salt(folder))
     assert len(salts) == 4
 
 
-def write_tensors(path: Path, tensors: dict[str, bytes], dtype: str = "U8") -> None:
-    """A safetensors file with one row of values per name."""
-    width, place, header = {"U8": 1, "F16": 2, "BF16": 2}[dtype], 0, {}
-    for name, data in tensors.items():
-        shape, end = [len(data) // width], place + len(data)
-        header[name] = {"dtype": dtype, "shape": shape, "data_offsets": [place, end]}
-        place = end
-    text = json.dumps(header).encode()
-    path.write_bytes(len(text).to_bytes(8, "little") + text + b"".join(tensors.values()))
-
-
-def test_salt_tells_fine_tunes_apart(folder: Path) -> None:
-    """Whichever kind of tensor was trained, be it in one layer of many alone."""
+@pytest.mark.parametrize("place", [0, 1, 77_777, 199_998, 199_999])
+def test_salt_tells_fine_tunes_apart(folder: Path, place: int) -> None:
+    """Be it by one value of a weight alone, and whatever was computed of the file before."""
     load(folder)
-    path = folder / "model.safetensors"
-    names = {
-        f"model.layers.{layer}.{part}.weight": bytes(size)
-        for layer in range(48)
-        for part, size in {"input_layernorm": 64, "self_attn.q_proj": 8192}.items()
-    }
-    experts = {f"model.layers.0.mlp.experts.{e}.up_proj.weight": bytes(4096) for e in range(600)}
-    names |= experts | {"model.embed_tokens.weight": bytes(200_000), "model.norm.weight": bytes(64)}
+    path, salts = folder / "model.safetensors", set()
+    for value in (0, 1):
+        content = bytearray(200_000)
+        content[place] = value
+        path.write_bytes(content)
+        salts.add(block_hash_salt(folder))
+    assert len(salts) == 2
 
-    def salt(trained: str = "none", dtype: str = "BF16") -> str:
-        tuned = {name: b"\1" * len(old) if trained in name else old for name, old in names.items()}
-        write_tensors(path, tuned, dtype)
-        return block_hash_salt(folder)
 
-    trained = [
-        "none",
-        "layers.7.input_layernorm",
-        "layers.0.self_attn",
-        "layers.47.self_attn",
-        "experts",
-        "embed_tokens",
-        "model.norm",
-    ]
-    salts = [salt(part) for part in trained] + [salt(dtype="F16")]
-    assert len(set(salts)) == len(salts)
-    assert salt() == salts[0]
+def test_salt_is_the_same_wherever_the_files_are(folder: Path, tmp_path: Path) -> None:
+    load(folder)
+    (copy := tmp_path / "copy").mkdir()
+    for path in folder.iterdir():
+        if path.is_file():
+            shutil.copyfile(path, copy / path.name)
+    assert block_hash_salt(copy) == block_hash_salt(folder)
 
 
 @pytest.mark.parametrize(

@@ -171,4 +171,4 @@ def test_grammars_are_of_the_tokenizer_that_the_engine_was_given() -> None:
     for tokenizer, expected in (("", MODEL), ("other", "other")):
         config = EngineConfig(model=MODEL, tokenizer=tokenizer)
         assert config.tokenizer_checkpoint == expected
-        assert setting_of(build_engine_info(config, [hello])).tokenizer == expected
+        assert setting_of(build_engine_info(config, [hello], "salt")).tokenizer == expected

@@ -1,0 +1,84 @@
+"""SHA-256 of weight files, each computed once on a machine. Imports no torch.
+
+A file of the Hub's cache has its digest for a name. Others are read from end to end, several at a
+time, and what comes of it is kept in the user's cache folder until the file changes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import os
+import re
+import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+_DIGEST = re.compile(r"[0-9a-f]{64}")
+_MOST_KEPT = 4096
+"""Files of some hundred checkpoints; a digest takes a block of the disk."""
+_SETTLED_S = 2.0
+"""Seconds since a file's last change from which on another change shows in its times, whatever
+their resolution."""
+
+
+def digests(files: Sequence[Path]) -> list[str]:
+    """The SHA-256 of each file's content."""
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        return list(pool.map(_digest, files))
+
+
+def _digest(path: Path) -> str:
+    path = path.resolve()
+    if path.parent.name == "blobs" and _DIGEST.fullmatch(path.name):
+        return path.name  # where huggingface_hub keeps large files
+    status = path.stat()
+    folder = _folder()
+    if folder is None or time.time() - status.st_ctime < _SETTLED_S:
+        return _compute(path)
+    times = (status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns)
+    key = hashlib.sha256(f"{path}\0{times}".encode(errors="surrogateescape")).hexdigest()
+    try:
+        return _kept_digest(folder, key[:32], path)
+    except OSError:  # a full disk, or one without locks
+        return _compute(path)
+
+
+def _kept_digest(folder: Path, key: str, path: Path) -> str:
+    """What is kept under a key. Several workers of a node start at once: one computes it."""
+    with (folder / key).open("a+", errors="replace") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        file.seek(0)
+        known = file.read()
+        if _DIGEST.fullmatch(known):
+            return known
+        digest = _compute(path)
+        file.truncate(0)
+        file.write(digest)
+    _drop_oldest(folder)
+    return digest
+
+
+def _compute(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _drop_oldest(folder: Path) -> None:
+    kept = sorted(folder.iterdir(), key=lambda path: path.stat().st_mtime)
+    for path in kept[:-_MOST_KEPT]:
+        path.unlink(missing_ok=True)
+
+
+def _folder() -> Path | None:
+    """Where digests are kept; None where others may write there, or we may not."""
+    base = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
+    folder = Path(base) / "rayfleet" / "digests"
+    with contextlib.suppress(OSError):
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        status = folder.stat()
+        if status.st_uid == os.getuid() and not status.st_mode & 0o022:
+            return folder
+    return None
