@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import sys
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Protocol
@@ -24,7 +25,13 @@ class Advance(Protocol):
 
 @contextmanager
 def progress(
-    label: str, total: int, *, amount: str, columns: Sequence[ProgressColumn], show: bool
+    label: str,
+    total: int,
+    *,
+    amount: str,
+    columns: Sequence[ProgressColumn],
+    show: bool,
+    are_bytes: bool = False,
 ) -> Iterator[Advance]:
     """Shows progress on standard error while the block runs; nothing where `show` is False.
 
@@ -34,12 +41,13 @@ def progress(
         amount: `total` in words, for log lines.
         columns: of the bar, between it and the elapsed time.
         show: whether to say anything.
+        are_bytes: whether log lines tell how many of them come in a second.
     """
     if not show:
         yield lambda _amount: None
         return
     if not sys.stderr.isatty():
-        yield _LoggedProgress(label, total, amount)
+        yield _LoggedProgress(label, total, amount, are_bytes)
         return
     shown = (TextColumn(label), BarColumn(), *columns, TimeElapsedColumn())
     with Progress(*shown, console=Console(stderr=True)) as bar:
@@ -50,15 +58,19 @@ def progress(
 class _LoggedProgress:
     """Says in the log when each quarter is done."""
 
-    def __init__(self, label: str, total: int, amount: str) -> None:
+    def __init__(self, label: str, total: int, amount: str, are_bytes: bool) -> None:
         self._label = label
         self._total = max(1, total)
         self._amount = amount
+        self._are_bytes = are_bytes
         self._done = 0
+        self._began = time.perf_counter()
 
     def __call__(self, amount: int) -> None:
         before = self._done * 4 // self._total
         self._done += amount
         if self._done * 4 // self._total > before:
             share = 100 * self._done // self._total
-            logger.info("%s: %d %% of %s", self._label, share, self._amount)
+            rate = self._done / 1e9 / (time.perf_counter() - self._began)
+            told = f", {rate:.2f} GB/s" if self._are_bytes else ""
+            logger.info("%s: %d %% of %s%s", self._label, share, self._amount, told)

@@ -8,11 +8,11 @@ from __future__ import annotations
 import importlib
 import logging
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Protocol
+from typing import Any
 
 import torch
 from rich.progress import DownloadColumn, TransferSpeedColumn
@@ -25,6 +25,7 @@ from worker.models.families import FAMILIES
 from worker.models.linear_method import LayerOptions, WeightSlot
 from worker.models.native import NativeOptions, pack_weights
 from worker.models.quantized_linear import create_linear_method
+from worker.models.tensor_reader import Block, TensorFile, read_blocks
 from worker.progress import Advance, progress
 
 logger = logging.getLogger(__name__)
@@ -34,20 +35,6 @@ _TIED_NAME = "lm_head.weight"
 _SEED = 0
 _SPREAD = 0.02
 """Standard deviation of random matrices, as models are commonly initialised."""
-
-
-class SafetensorsSlice(Protocol):
-    """A tensor in a file, read when it is indexed."""
-
-    def get_shape(self) -> list[int]:
-        """The whole tensor's shape."""
-        ...
-
-    def get_dtype(self) -> str:
-        """The type of its elements, "BF16"."""
-        ...
-
-    def __getitem__(self, index: object) -> torch.Tensor: ...
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -83,7 +70,7 @@ def load_weights(
 ) -> None:
     """Reads every slot of the model from the checkpoint, then packs the weights.
 
-    At no time is more in memory than the model itself and one more tensor.
+    At no time is more in memory than the model itself and some blocks on their way.
 
     Args:
         model: whose slots are filled.
@@ -98,21 +85,20 @@ def load_weights(
     slots: dict[str, list[WeightSlot]] = {}
     for slot in model.weight_slots():
         slots.setdefault(slot.name, []).append(slot)
-    start = time.perf_counter()
     contents = _check_headers(slots, config)
-    num_bytes = sum(_num_bytes(slot) for parts in slots.values() for slot in parts)
-    with torch.inference_mode(), _progress(num_bytes, show_progress) as advance:
-        for path, names in contents.by_file.items():
-            with safe_open(path, framework="pt", device="cpu") as file:
-                for name, own_name in names:
-                    for slot in slots[own_name]:
-                        copy_slice(file.get_slice(name), slot)
-                        advance(_num_bytes(slot))
+    with torch.inference_mode():
+        start = time.perf_counter()
+        blocks = list(_blocks(contents, slots))
+        num_bytes = sum(block.num_bytes for block in blocks)
+        with _progress(num_bytes, show_progress) as advance:
+            read_blocks(blocks, advance)
+        seconds = time.perf_counter() - start
+        amount = f"{num_bytes / 1e6:.1f} MB of weights in {seconds:.1f} s"
+        logger.info("read %s, %.2f GB/s", amount, num_bytes / 1e9 / seconds)
         if contents.tied_file is not None:
             embedding = slots[f"{model.embedding_name}.weight"][0]
             _check_tied(contents.tied_file, contents.tied_name, embedding)
         pack_weights(model, native)
-    logger.info("loaded %.1f MB of weights in %.1f s", num_bytes / 1e6, time.perf_counter() - start)
 
 
 def draw_weights(model: DecoderModel, native: NativeOptions | None = None) -> None:
@@ -141,26 +127,19 @@ def _draw(destination: torch.Tensor, generator: torch.Generator) -> None:
     destination.copy_(drawn.normal_(0.0, _SPREAD, generator=generator))
 
 
-def copy_slice(source: SafetensorsSlice, slot: WeightSlot) -> None:
-    """Reads the slot's part of one tensor and converts it to the model's type."""
-    if slot.destination.shape[slot.dim]:
-        part = source[_own_part(slot, len(source.get_shape()))]
-        slot.destination.copy_(part.reshape(slot.destination.shape))
-    if slot.offset:
-        slot.destination.add_(slot.offset)
-
-
-def _own_part(slot: WeightSlot, num_dims: int) -> tuple[slice, ...]:
-    """Which part of a tensor of so many dimensions goes into the slot."""
-    index = [slice(None)] * len(slot.full_shape)
-    shape = slot.destination.shape if slot.read_shape is None else slot.read_shape
-    index[slot.dim] = slice(slot.start, slot.start + shape[slot.dim])
-    return tuple(index[:num_dims])
+def _blocks(contents: _Contents, slots: Mapping[str, Sequence[WeightSlot]]) -> Iterator[Block]:
+    """What is read of each file, from its beginning to its end."""
+    for path, names in contents.by_file.items():
+        file = TensorFile(path)
+        for name, own_name in names:
+            for slot in slots[own_name]:
+                yield from file.blocks(name, slot)
 
 
 def _check_headers(slots: Mapping[str, Sequence[WeightSlot]], config: ModelConfig) -> _Contents:
     """Compares names, shapes and types of a checkpoint's tensors with those of the model."""
-    missing, unexpected, tied_file = dict(slots), list[str](), None
+    missing, tied_file = dict(slots), None
+    unexpected, twice = list[str](), list[str]()
     by_file: dict[Path, list[tuple[str, str]]] = {}
     tied_name = _TIED_NAME
     for path in weight_files(config.folder):
@@ -175,13 +154,17 @@ def _check_headers(slots: Mapping[str, Sequence[WeightSlot]], config: ModelConfi
                     _check_tensor(file.get_slice(name), slots[own_name][0], path)
                 elif own_name == _TIED_NAME and config.tie_word_embeddings:
                     tied_file, tied_name = path, name
-                elif own_name not in slots and not name.endswith("rotary_emb.inv_freq"):
+                elif own_name in slots:
+                    twice.append(name)
+                elif not name.endswith("rotary_emb.inv_freq"):
                     unexpected.append(name)
     problems = []
     if missing:
         problems.append(f"lacks {_shorten(sorted(missing))}")
     if unexpected:
         problems.append(f"holds {_shorten(sorted(unexpected))}, which {config.architecture} lacks")
+    if twice:
+        problems.append(f"holds {_shorten(sorted(twice))} twice")
     if problems:
         raise ValueError(
             f"the checkpoint {config.folder} {' and '.join(problems)}: its config.json and weights "
@@ -190,7 +173,7 @@ def _check_headers(slots: Mapping[str, Sequence[WeightSlot]], config: ModelConfi
     return _Contents(by_file=by_file, tied_file=tied_file, tied_name=tied_name)
 
 
-def _check_tensor(source: SafetensorsSlice, slot: WeightSlot, path: Path) -> None:
+def _check_tensor(source: Any, slot: WeightSlot, path: Path) -> None:
     shape = tuple(source.get_shape())
     is_right = shape == slot.full_shape
     if slot.may_lack_ones:
@@ -211,11 +194,9 @@ def _check_tensor(source: SafetensorsSlice, slot: WeightSlot, path: Path) -> Non
 def _check_tied(path: Path, name: str, embedding: WeightSlot) -> None:
     """A second copy must equal the embedding: transformers would use it in its stead."""
     with safe_open(path, framework="pt", device="cpu") as file:
-        copy = file.get_slice(name)
-        is_alike = tuple(copy.get_shape()) == embedding.full_shape
-        own = copy[_own_part(embedding, 2)] if is_alike else torch.empty(0)
-    destination = embedding.destination
-    if not is_alike or not torch.equal(own.to(destination), destination):
+        is_alike = tuple(file.get_slice(name).get_shape()) == embedding.full_shape
+    blocks = TensorFile(path).blocks(name, embedding) if is_alike else ()
+    if not is_alike or not all(block.equals(block.read_copy()) for block in blocks):
         raise ValueError(
             f"tie_word_embeddings is true in config.json, but {path.name} holds another "
             f"{name} than the embedding: set it to false to use that"
@@ -228,15 +209,12 @@ def _shorten(names: list[str]) -> str:
     return f"{shown} and {rest} more" if rest > 0 else shown
 
 
-def _num_bytes(slot: WeightSlot) -> int:
-    return slot.destination.numel() * slot.destination.element_size()
-
-
 def _progress(num_bytes: int, show: bool) -> AbstractContextManager[Advance]:
     return progress(
         "loading weights",
         num_bytes,
         amount=f"{num_bytes / 1e6:.1f} MB",
         columns=(DownloadColumn(), TransferSpeedColumn()),
+        are_bytes=True,
         show=show,
     )

@@ -102,36 +102,52 @@ itself."""
 def write(specimen: Specimen, folder: Path) -> PreTrainedModel:
     """Saves the checkpoint and returns transformers' model of it."""
     torch.manual_seed(3)
-    settings = {**_SIZES, **specimen.settings}
-    if specimen.lacks_head_dim:
-        del settings["head_dim"]
-    config = getattr(transformers, f"{specimen.config or specimen.name}Config")(**settings)
-    if specimen.wrapper:
-        model = _wrapped(specimen.wrapper, config)
-    else:
-        model = getattr(transformers, f"{specimen.name}ForCausalLM")(config)
-    model = model.float().eval()
+    model_class, config = _class_and_config(specimen)
+    model = model_class(config).float().eval()
     model.set_attn_implementation("eager")
     with torch.no_grad():
         for key, tensor in model.state_dict().items():
             _draw(key, tensor)
     model.generation_config = GenerationConfig(bos_token_id=1, eos_token_id=7, pad_token_id=0)
     model.save_pretrained(folder)
-    path = folder / "config.json"
-    path.write_text(json.dumps({**json.loads(path.read_text()), **specimen.said}))
+    _say(specimen, folder)
     return model
 
 
+def write_config(specimen: Specimen, folder: Path) -> None:
+    """Saves the checkpoint's config.json alone."""
+    model_class, config = _class_and_config(specimen)
+    config.architectures = [model_class.__name__]
+    config.save_pretrained(folder)
+    _say(specimen, folder)
+
+
+def _say(specimen: Specimen, folder: Path) -> None:
+    path = folder / "config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **specimen.said}))
+
+
+def _class_and_config(specimen: Specimen) -> tuple[Any, Any]:
+    """transformers' class of the model, and what it is made of."""
+    settings = {**_SIZES, **specimen.settings}
+    if specimen.lacks_head_dim:
+        del settings["head_dim"]
+    config = getattr(transformers, f"{specimen.config or specimen.name}Config")(**settings)
+    if not specimen.wrapper:
+        return getattr(transformers, f"{specimen.name}ForCausalLM"), config
+    name = f"{specimen.wrapper}ForConditionalGeneration"
+    return getattr(transformers, name), _wrapped(specimen.wrapper, config)
+
+
 def _wrapped(name: str, text: Any) -> Any:
-    """A model with images, whose vision part is as small as can be."""
+    """Of a model with images, whose vision part is as small as can be."""
     vision_class, vision, further = _VISIONS[name]
-    config = getattr(transformers, f"{name}Config")(
+    return getattr(transformers, f"{name}Config")(
         text_config=text,
         vision_config=getattr(transformers, vision_class)(**vision),
         tie_word_embeddings=getattr(text, "tie_word_embeddings", False),
         **further,
     )
-    return getattr(transformers, f"{name}ForConditionalGeneration")(config)
 
 
 def _draw(key: str, tensor: torch.Tensor) -> None:

@@ -2,18 +2,27 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 from tests.support.checkpoints.dense import write_checkpoint
+from tests.support.checkpoints.families import SPECIMENS
+from tests.support.checkpoints.moe import LLADA2, SDAR_MOE
+from tests.support.checkpoints.specimen import write_config
+from tests.support.engines.plan_driver import Request, generate, make_runner
+from tests.support.worker.checked_models import architecture_of
 from worker.models.checkpoint import block_hash_salt
 from worker.models.config import load_model_config
 from worker.models.decoder import DecoderModel
+from worker.models.families import FAMILIES
 from worker.models.linear_method import LayerOptions
 from worker.models.loader import build_model, draw_weights
 from worker.models.tensor_parallel import TensorParallelGroup
+from worker.models.wrappers import TEXTS
 
 
 @pytest.fixture
@@ -48,6 +57,38 @@ def test_weights_are_random_and_the_same_each_time(folder: str) -> None:
             assert bool((one.destination == (0.0 if "bias" in one.name else 1.0)).all()), one.name
     layers = [slot.destination for slot in slots[0] if "q_proj.weight" in slot.name]
     assert not torch.equal(layers[0], layers[1])
+
+
+OF_EXPERTS = ("experts", "moe", "sparse", "mlp_only", "topk")
+OF_OTHERS: dict[str, Any] = {
+    "SDARForCausalLM": {
+        **{key: SDAR_MOE[key] for key in SDAR_MOE if not any(part in key for part in OF_EXPERTS)},
+        **{"architectures": ["SDARForCausalLM"], "model_type": "sdar"},
+    },
+    "SDARMoeForCausalLM": SDAR_MOE,
+    "LLaDA2MoeModelLM": LLADA2,
+}
+"""config.json of families that transformers has not."""
+SPECIMEN_OF = {architecture_of(name): name for name in SPECIMENS}
+
+
+@pytest.mark.parametrize("architecture", FAMILIES)
+def test_every_family_runs_on_random_weights(architecture: str, tmp_path: Path) -> None:
+    torch.set_num_threads(1)
+    # The text of what has images besides stands for a family that has no other checkpoint here.
+    served = {architecture, *(name for name, (_, texts) in TEXTS.items() if architecture in texts)}
+    known = [SPECIMEN_OF[name] for name in SPECIMEN_OF if name in served]
+    if architecture in OF_OTHERS:
+        (tmp_path / "config.json").write_text(json.dumps(OF_OTHERS[architecture]))
+    else:
+        write_config(SPECIMENS[known[0]], tmp_path)
+    runner = make_runner(str(tmp_path), load_format="dummy")
+    assert runner.model_config.architecture == architecture
+    if runner.model_config.block_size > 1:
+        return
+    request = Request(prompt=list(range(5, 40)), new_tokens=2)
+    generate(runner, [request])
+    assert torch.stack(request.logits).isfinite().all()
 
 
 def test_a_checkpoint_without_weights_is_refused_otherwise(folder: str) -> None:

@@ -2,21 +2,28 @@
 
 from __future__ import annotations
 
+import ctypes
 import json
 import logging
+import math
+import re
+import sys
 from pathlib import Path
 
 import pytest
 import torch
+from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 from tests.support.checkpoints.dense import SPECS, VOCAB_SIZE, write_checkpoint
 from tests.support.checkpoints.families import write_specimen
+from worker.models.checkpoint import weight_files
 from worker.models.config import load_model_config
 from worker.models.decoder import DecoderModel
 from worker.models.linear_method import LayerOptions, WeightSlot
-from worker.models.loader import build_model, copy_slice, load_weights
+from worker.models.loader import build_model, load_weights
 from worker.models.tensor_parallel import TensorParallelGroup
+from worker.models.tensor_reader import TensorFile
 
 
 def build(
@@ -27,25 +34,6 @@ def build(
     group = TensorParallelGroup(rank=rank, world_size=world_size, device=cpu, process_group=None)
     options = LayerOptions(group=group, dtype=dtype, device=cpu, batch_invariant=False)
     return build_model(load_model_config(str(folder)), options, 64)
-
-
-class CountedSlice:
-    """A tensor that counts the values read from it."""
-
-    def __init__(self, tensor: torch.Tensor) -> None:
-        self._tensor = tensor
-        self.values_read = 0
-
-    def get_shape(self) -> list[int]:
-        return list(self._tensor.shape)
-
-    def get_dtype(self) -> str:
-        return "F32"
-
-    def __getitem__(self, index: object) -> torch.Tensor:
-        part = self._tensor[index]  # type: ignore[index]  # slices only
-        self.values_read += part.numel()
-        return part
 
 
 @pytest.mark.parametrize("name", list(SPECS))
@@ -74,11 +62,77 @@ def test_slices_of_all_ranks_join_to_the_whole(tmp_path: Path, name: str, world_
 
 
 def test_only_the_slice_is_read(tmp_path: Path) -> None:
-    state = write_checkpoint("llama", tmp_path).state_dict()
+    write_checkpoint("llama", tmp_path)
+    files = {name: TensorFile(path) for path in weight_files(tmp_path) for name in names_in(path)}
     for slot in build(tmp_path, 1, 2).weight_slots():
-        source = CountedSlice(state[slot.name])
-        copy_slice(source, slot)
-        assert source.values_read == slot.destination.numel()
+        blocks = files[slot.name].blocks(slot.name, slot)
+        assert sum(block.num_bytes for block in blocks) == slot.destination.numel() * 4, slot.name
+
+
+def names_in(path: Path) -> list[str]:
+    with safe_open(path, framework="pt") as file:
+        return list(file.keys())
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("rank", [0, 1])
+def test_tensors_of_many_blocks_are_read_whole(
+    tmp_path: Path, rank: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A few rows a block, in place where types are the same, by the loader's thread otherwise."""
+    write_checkpoint("llama", tmp_path)
+    expected, own = (build(tmp_path, rank, 2, dtype) for _ in range(2))
+    slots = [list(model.weight_slots()) for model in (expected, own)]
+    load_weights(expected, expected.config, show_progress=False)
+    monkeypatch.setattr("worker.models.tensor_reader._BLOCK_BYTES", 1000)
+    load_weights(own, own.config, show_progress=False)
+    for one, other in zip(*slots, strict=True):
+        assert torch.equal(one.destination, other.destination), one.name
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="where the peak of memory can be read")
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
+def test_memory_holds_the_model_once(tmp_path: Path, dtype: torch.dtype) -> None:
+    """Not the file beside it, whose values are converted or not."""
+    sizes = {"hidden_size": 1024, "num_attention_heads": 16, "num_key_value_heads": 16}
+    config = {
+        **{"architectures": ["LlamaForCausalLM"], "model_type": "llama", "vocab_size": 32000},
+        **{**sizes, "intermediate_size": 8192, "num_hidden_layers": 1, "head_dim": 64},
+    }
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    (tmp_path / "model.safetensors").write_bytes(b"")
+    ctypes.CDLL(None).malloc_trim(0)  # the model is to lie in memory that nobody has touched
+    Path("/proc/self/clear_refs").write_text("5")  # begins a new peak
+    before = memory_peak()
+    model = build(tmp_path, dtype=dtype)
+    num_values = write_zeros(tmp_path / "model.safetensors", model)
+    assert 2 * num_values > 180e6
+    model.pack = lambda: None  # type: ignore[method-assign]  # what is measured is the loader
+    load_weights(model, model.config, show_progress=False)
+    grown, size = memory_peak() - before, num_values * dtype.itemsize
+    assert 0.8 * size < grown < size + 0.5 * 2 * num_values
+
+
+def write_zeros(path: Path, model: DecoderModel) -> int:
+    """A file in bfloat16 with holes, where the system has such; the number of its values."""
+    header, place = {}, 0
+    for slot in model.weight_slots():
+        end = place + 2 * math.prod(slot.full_shape)
+        shape, offsets = list(slot.full_shape), [place, end]
+        header[slot.name] = {"dtype": "BF16", "shape": shape, "data_offsets": offsets}
+        place = end
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    with path.open("wb") as file:
+        file.write(len(text).to_bytes(8, "little") + text)
+        file.truncate(8 + len(text) + place)
+    return place // 2
+
+
+def memory_peak() -> int:
+    """Bytes, of files that are mapped, too."""
+    status = Path("/proc/self/status").read_text()
+    return 1024 * int(status.partition("VmHWM:")[2].split()[0])
 
 
 def test_sharded_checkpoint_has_an_index(tmp_path: Path) -> None:
@@ -94,7 +148,8 @@ def test_progress_is_logged_without_a_terminal(
     model = build(tmp_path)
     with caplog.at_level(logging.INFO):
         load_weights(model, model.config, show_progress=True)
-    assert "loading weights: 100 %" in caplog.text
+    assert re.search(r"loading weights: 100 % of [\d.]+ MB, [\d.]+ GB/s", caplog.text)
+    assert re.search(r"read [\d.]+ MB of weights in [\d.]+ s, [\d.]+ GB/s", caplog.text)
 
 
 @pytest.fixture
@@ -104,7 +159,7 @@ def no_weights_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_: object) -> None:
         raise AssertionError("a weight was read")
 
-    monkeypatch.setattr("worker.models.loader.copy_slice", fail)
+    monkeypatch.setattr("worker.models.loader.TensorFile", fail)
 
 
 @pytest.mark.usefixtures("no_weights_are_read")
@@ -116,6 +171,19 @@ def test_missing_and_unexpected_tensors_are_named(tmp_path: Path) -> None:
     save_file(state, path, metadata={"format": "pt"})
     model = build(tmp_path)
     with pytest.raises(ValueError, match=r"lacks model\.norm\.weight and holds model\.extra"):
+        load_weights(model, model.config, show_progress=False)
+
+
+@pytest.mark.usefixtures("no_weights_are_read")
+def test_a_tensor_that_is_there_twice_is_named(tmp_path: Path) -> None:
+    """Which of the two counts, nobody says."""
+    write_checkpoint("qwen3", tmp_path)
+    path = tmp_path / "model.safetensors"
+    path.rename(tmp_path / "a.safetensors")
+    norm = {"model.norm.weight": torch.ones(64)}
+    save_file(norm, tmp_path / "b.safetensors", metadata={"format": "pt"})
+    model = build(tmp_path)
+    with pytest.raises(ValueError, match=r"holds model\.norm\.weight twice"):
         load_weights(model, model.config, show_progress=False)
 
 
