@@ -65,6 +65,7 @@ class CheckedFormat:
 def checked_families() -> list[CheckedFamily]:
     """All that are served, in the order of their table; then those whose text is."""
     record = json.loads(RECORD.read_text(encoding="utf-8"))
+    kinds: dict[str, tuple[tuple[str, ...], tuple[str, ...]]]
     kinds = {name: (family.model_types, ()) for name, family in FAMILIES.items()}
     kinds |= {name: ((kind,), texts) for name, (kind, texts) in TEXTS.items()}
     return [

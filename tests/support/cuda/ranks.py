@@ -125,7 +125,7 @@ class ThreadedExecutor(Executor):
 
     def start(self) -> EngineInfo:
         hellos = self._both(lambda rank, n: rank.load(NcclGroup(n, 2, self._meeting)))
-        info = build_engine_info(self._config, hellos)
+        info = build_engine_info(self._config, hellos, "salt")
         start = Start(num_pages=hellos[0].num_pages, num_host_pages=info.num_host_pages)
         self._both(lambda rank, _: rank.allocate(start))
         return info
