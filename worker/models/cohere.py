@@ -8,8 +8,9 @@ import torch
 
 from worker.models.context import ForwardContext
 from worker.models.decoder import DecoderModel
-from worker.models.layers import AttentionTraits, GatedMLP, LayerNorm
+from worker.models.layers import AttentionTraits, GatedMLP
 from worker.models.llama import LlamaLayer
+from worker.models.norms import LayerNorm
 
 
 class ParallelLayer(LlamaLayer):

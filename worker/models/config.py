@@ -43,6 +43,7 @@ _KINDS: Mapping[str, tuple[tuple[type, ...], str]] = {
         linear_conv_kernel_dim linear_key_head_dim linear_value_head_dim linear_num_key_heads
         linear_num_value_heads
         kv_lora_rank q_lora_rank qk_nope_head_dim qk_rope_head_dim qk_head_dim v_head_dim
+        dim_model_base ffn_hidden_size kv_channels seq_length num_kv_heads
         """,
     ),
     "a number": (
@@ -51,6 +52,7 @@ _KINDS: Mapping[str, tuple[tuple[type, ...], str]] = {
         rms_norm_eps layer_norm_eps rope_theta partial_rotary_factor routed_scaling_factor
         logit_scale query_pre_attn_scalar rope_local_base_freq attn_logit_softcapping
         final_logit_softcapping swiglu_alpha swiglu_limit attn_scale
+        norm_eps norm_epsilon layer_norm_epsilon rotary_emb_base scale_emb scale_depth
         """,
     ),
     "true or false": (
@@ -59,6 +61,7 @@ _KINDS: Mapping[str, tuple[tuple[type, ...], str]] = {
         tie_word_embeddings attention_bias mlp_bias use_sliding_window norm_topk_prob
         moe_router_enable_expert_bias attention_out_bias use_qk_norm bias qkv_bias
         rope_interleave attention_k_eq_v enable_moe_block attn_temperature_tuning
+        no_bias use_bias use_qkv_bias
         """,
     ),
     "a list": (
@@ -321,7 +324,7 @@ def _with_defaults(raw: RawConfig, family: ModelFamily) -> RawConfig:
     if share not in raw and share in table and share in family.keys | frozenset(defaults):
         merged[share] = table[share]  # as transformers 5 writes it
         _check_kinds(merged)
-    return merged
+    return merged if family.translate is None else family.translate(merged)
 
 
 def _head_dim(raw: RawConfig, family: ModelFamily, default: int) -> int:

@@ -12,9 +12,10 @@ from kernels.native import NativeDecoder
 from worker.models.config import ModelConfig
 from worker.models.context import ForwardContext
 from worker.models.kv_cache import KVCacheSpec, StateSpec
-from worker.models.layers import LayerNorm, RMSNorm
+from worker.models.layers import RMSNorm
 from worker.models.linear import ParallelLMHead, VocabParallelEmbedding
 from worker.models.linear_method import LayerOptions, WeightSlot
+from worker.models.norms import LayerNorm
 from worker.models.rope import cos_sin_table
 
 
@@ -73,6 +74,14 @@ class DecoderModel(ABC):
 
     embedding_name: ClassVar[str] = "model.embed_tokens"
     """What a checkpoint calls the embedding."""
+    layers_name: ClassVar[str] = "model.layers"
+    """What it calls the stack of layers."""
+    norm_name: ClassVar[str] = "model.norm"
+    """What it calls the last norm."""
+    head_name: ClassVar[str] = "lm_head"
+    """What it calls the scores' weight."""
+    head_has_bias: ClassVar[bool] = False
+    """Whether scores have a bias."""
     runs_natively: ClassVar[bool] = False
     """Whether the compiled CPU library computes the same as this very class. It reads the layers
     and never calls `forward`, so a derived class has to say so again."""
@@ -95,7 +104,9 @@ class DecoderModel(ABC):
         self.layers = [self.build_layer(index) for index in range(config.num_layers)]
         self.norm = self.build_norm()
         self.lm_head = ParallelLMHead(
-            config.vocab_size, config.hidden_size, options, tied=config.tie_word_embeddings
+            *(config.vocab_size, config.hidden_size, options),
+            tied=config.tie_word_embeddings,
+            has_bias=self.head_has_bias,
         )
 
     @abstractmethod
@@ -119,9 +130,9 @@ class DecoderModel(ABC):
         """Every tensor that the checkpoint must hold."""
         yield from self.embed_tokens.weight_slots(self.embedding_name)
         for index, layer in enumerate(self.layers):
-            yield from layer.weight_slots(f"model.layers.{index}.")
-        yield from self.norm.weight_slots("model.norm")
-        yield from self.lm_head.weight_slots("lm_head")
+            yield from layer.weight_slots(f"{self.layers_name}.{index}.")
+        yield from self.norm.weight_slots(self.norm_name)
+        yield from self.lm_head.weight_slots(self.head_name)
 
     def pack(self) -> None:
         """Brings the weights into the form torch uses, or drops what `native` has of them."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from worker.models.dense_families import DENSE_FAMILIES
 from worker.models.family import (
     ModelFamily,
     linear_by_type,
@@ -446,6 +447,7 @@ FAMILIES: dict[str, ModelFamily] = {
         qk_norm=True,
         windows=windows_by_layer,
     ),
+    **DENSE_FAMILIES,
     **MOE_FAMILIES,
 }
 """By value of `architectures` in config.json."""

@@ -137,6 +137,9 @@ class ModelFamily:
     """Layers that keep a state of each request in place of keys and values; None where none do."""
     parse_moe: Callable[[RawConfig], MoeConfig | None] | None = None
     """Reads the experts, of which a dense model has none; None for a dense family."""
+    translate: Callable[[RawConfig], RawConfig] | None = None
+    """Puts config.json, with its defaults, into the words that the reader knows; None where it is
+    in them already."""
 
     def refuse_unknown(self, raw: Mapping[str, Any]) -> None:
         """Checks every key that config.json gives.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -39,6 +39,9 @@ class AttentionNames:
     k_norm: str = "k_norm"
     is_fused: bool = False
     """Whether q, k and v are one tensor, their rows in this order."""
+    is_grouped: bool = False
+    """Whether they are one tensor that has, for each kv head, the rows of its queries, those of its
+    key and those of its value."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -61,6 +64,8 @@ class AttentionTraits:
     """Whether each head has an attention sink."""
     norm_offset: float = 0.0
     """What is added to the weights of the norms of heads, as to those of other norms."""
+    rotates_first: bool = False
+    """Whether heads of q and k are normalised after they rotate, and not before."""
     has_gate: bool = False
     """Whether what a head yields is gated, by as many more rows of its queries' projection."""
     has_unit_heads: bool = False
@@ -164,34 +169,6 @@ class WideQueryKeyNorm:
         return first, second
 
 
-class LayerNorm:
-    """Normalisation of the differences from the mean, over the last dimension, without bias."""
-
-    def __init__(self, size: int, eps: float, options: LayerOptions) -> None:
-        self.weight = torch.empty(size, dtype=options.dtype, device=options.device)
-        self._eps = eps
-
-    def weight_slots(self, name: str) -> Iterator[WeightSlot]:
-        """The slot of `name`.weight, whole on every rank."""
-        yield WeightSlot(
-            name=f"{name}.weight",
-            destination=self.weight,
-            full_shape=tuple(self.weight.shape),
-        )
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """[..., size] to [..., size]; computed in fp32."""
-        normed = torch.nn.functional.layer_norm(x.float(), x.shape[-1:], eps=self._eps)
-        return (normed * self.weight.float()).to(x.dtype)
-
-    def forward_add(
-        self, x: torch.Tensor, residual: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """(norm of x + residual, x + residual)."""
-        total = x + residual
-        return self.forward(total), total
-
-
 class Attention:
     """Paged attention with grouped query heads and rotary positions.
 
@@ -241,7 +218,7 @@ class Attention:
         self._names = traits.names
         self.qkv = ColumnParallelLinear(
             config.hidden_size,
-            _qkv_parts(config, options, self._names, self._query_parts)[: 1 + kept],
+            _qkv_parts(config, options, self._names, self._query_parts, has_values=kept == 2),
             bias=config.qkv_bias,
             options=options,
         )
@@ -319,12 +296,12 @@ class Attention:
             q, gate = q.unflatten(1, (self.num_heads, 2)).unbind(2)
         if self._value_norm is not None:
             v = self._value_norm.forward(v)
-        if self.q_norm is not None and self.k_norm is not None:
-            q, k = self.q_norm.forward(q), self.k_norm.forward(k)
-        if self.wide_norm is not None:
-            q, k = self.wide_norm.forward(q, k)
+        if not self._traits.rotates_first:
+            q, k = self._normalised(q, k)
         if self._traits.rotates:
             rotary_embedding(q, k, positions, self._cos_sin)
+        if self._traits.rotates_first:
+            q, k = self._normalised(q, k)
         if self._unit_norm is not None:
             q, k = self._unit_norm.forward(q), self._unit_norm.forward(k)
         if self._traits.query_scale is not None:
@@ -339,6 +316,12 @@ class Attention:
         if gate is not None:
             attended = gated(attended, gate.flatten(1))
         return self.output.forward(attended if read is None else attended.index_select(0, read))
+
+    def _normalised(self, q: torch.Tensor, k: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Queries and keys [T, heads, head_dim] through the norms that there are."""
+        if self.q_norm is not None and self.k_norm is not None:
+            return self.q_norm.forward(q), self.k_norm.forward(k)
+        return (q, k) if self.wide_norm is None else self.wide_norm.forward(q, k)
 
     def _halves_first(self) -> torch.Tensor:
         """Rows of q, k and v in the order in which the dimensions that rotate together are those of
@@ -391,6 +374,50 @@ def gated(x: torch.Tensor, gate: torch.Tensor) -> torch.Tensor:
     return x * gate.sigmoid()
 
 
+class MLP:
+    """down(activate(up(x))), without a gate.
+
+    Args:
+        config: of the model.
+        options: of its layers.
+        activate: a function of [T, size].
+        up_name: what a checkpoint calls the first projection.
+        down_name: what it calls the second.
+    """
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        options: LayerOptions,
+        activate: Callable[[torch.Tensor], torch.Tensor],
+        *,
+        up_name: str = "up_proj",
+        down_name: str = "down_proj",
+    ) -> None:
+        self._activate = activate
+        self._down_name = down_name
+        size, bias = config.intermediate_size, config.mlp_bias
+        divide(size, options.group.world_size, "the intermediate size")
+        self._up = ColumnParallelLinear(
+            config.hidden_size, [divided_part(up_name, size, options)], bias=bias, options=options
+        )
+        self._down = RowParallelLinear(size, config.hidden_size, bias=bias, options=options)
+
+    def weight_slots(self, prefix: str) -> Iterator[WeightSlot]:
+        """Slots of both projections; `prefix` ends with a dot."""
+        yield from self._up.weight_slots(prefix)
+        yield from self._down.weight_slots(f"{prefix}{self._down_name}")
+
+    def pack(self) -> None:
+        """Packs the projections after loading."""
+        self._up.pack()
+        self._down.pack()
+
+    def forward(self, hidden: torch.Tensor) -> torch.Tensor:
+        """[T, hidden] to [T, hidden]."""
+        return self._down.forward(self._activate(self._up.forward(hidden)))
+
+
 class GatedMLP:
     """down(silu(gate(x)) * up(x)), or another function of the gate.
 
@@ -400,6 +427,7 @@ class GatedMLP:
         size: columns of the gate, where they are not the configuration's.
         is_fused: whether gate and up are one tensor of the checkpoint, "gate_up_proj".
         activate: what [T, gates and ups] comes to, [T, size].
+        names: what a checkpoint calls gate, up and down.
     """
 
     def __init__(
@@ -410,15 +438,17 @@ class GatedMLP:
         *,
         is_fused: bool = False,
         activate: Callable[[torch.Tensor], torch.Tensor] = silu_and_mul,
+        names: tuple[str, str, str] = ("gate_proj", "up_proj", "down_proj"),
     ) -> None:
         self._activate = activate
+        *gate_and_up, self._down_name = names
         bias = config.mlp_bias
         size = size or config.intermediate_size
         self.size = divide(size, options.group.world_size, "the intermediate size")
         """Columns of the gate on this rank."""
         self.gate_up = ColumnParallelLinear(
             config.hidden_size,
-            _gate_up_parts(size, options, is_fused),
+            _gate_up_parts(size, options, is_fused, gate_and_up),
             bias=bias,
             options=options,
         )
@@ -427,7 +457,7 @@ class GatedMLP:
     def weight_slots(self, prefix: str) -> Iterator[WeightSlot]:
         """Slots of all projections; `prefix` ends with a dot."""
         yield from self.gate_up.weight_slots(prefix)
-        yield from self.down.weight_slots(f"{prefix}down_proj")
+        yield from self.down.weight_slots(f"{prefix}{self._down_name}")
 
     def pack(self) -> None:
         """Packs the projections after loading."""
@@ -444,9 +474,11 @@ class GatedMLP:
         return self.down.forward(self._activate(self.gate_up.forward(hidden)))
 
 
-def _gate_up_parts(size: int, options: LayerOptions, is_fused: bool) -> list[ColumnPart]:
+def _gate_up_parts(
+    size: int, options: LayerOptions, is_fused: bool, names: Sequence[str]
+) -> list[ColumnPart]:
     """This rank's columns of gate and up."""
-    parts = [divided_part(name, size, options) for name in ("gate_proj", "up_proj")]
+    parts = [divided_part(name, size, options) for name in names]
     if not is_fused:
         return parts
     return [
@@ -461,9 +493,18 @@ def _gate_up_parts(size: int, options: LayerOptions, is_fused: bool) -> list[Col
 
 
 def _qkv_parts(
-    config: ModelConfig, options: LayerOptions, names: AttentionNames, query_parts: int
-) -> tuple[ColumnPart, ColumnPart, ColumnPart]:
-    """This rank's heads of q, k and v; those of q are as many times as wide."""
+    config: ModelConfig,
+    options: LayerOptions,
+    names: AttentionNames,
+    query_parts: int,
+    *,
+    has_values: bool,
+) -> list[ColumnPart]:
+    """This rank's heads of q, k and v, if there is one; those of q are as many times as wide."""
+    if names.is_grouped:
+        assert query_parts == 1, "a gate has no place in a group"
+        assert has_values, "a group has rows of its value"
+        return _grouped_parts(config, options, names.q)
     head_dim = config.head_dim
     num_heads, num_kv_heads = local_heads(config, options.group.world_size)
     first_kv_head = options.group.rank * config.num_kv_heads // options.group.world_size
@@ -475,13 +516,37 @@ def _qkv_parts(
     if names.is_fused:
         starts = [start + sum(sizes[:index]) for index, start in enumerate(starts)]
         sizes = [sum(sizes)] * 3
-    q, k, v = (
+    parts = [
         ColumnPart(name=name, full_size=size, local_size=own, start=start)
         for name, size, own, start in zip(
             (names.q, names.k, names.v), sizes, local, starts, strict=True
         )
-    )
-    return q, k, v
+    ]
+    return parts if has_values else parts[:2]
+
+
+def _grouped_parts(config: ModelConfig, options: LayerOptions, name: str) -> list[ColumnPart]:
+    """This rank's heads of one tensor that has each kv head's rows together."""
+    num_heads, num_kv_heads = local_heads(config, options.group.world_size)
+    first_head = options.group.rank * num_heads
+    per_group, count = config.num_heads // config.num_kv_heads, num_heads // num_kv_heads
+
+    def heads(start: int, size: int) -> ColumnPart:
+        return ColumnPart(
+            name=name,
+            full_size=(config.num_heads + 2 * config.num_kv_heads) * config.head_dim,
+            local_size=size * config.head_dim,
+            start=start * config.head_dim,
+        )
+
+    firsts = range(first_head, first_head + num_heads, count)
+    groups = [first // per_group for first in firsts]
+    starts = [group * (per_group + 2) for group in groups]
+    queries = [
+        heads(start + first % per_group, count) for start, first in zip(starts, firsts, strict=True)
+    ]
+    keys = [heads(start + per_group, 1) for start in starts]
+    return queries + keys + [heads(start + per_group + 1, 1) for start in starts]
 
 
 def local_heads(config: ModelConfig, world_size: int) -> tuple[int, int]:

@@ -206,18 +206,37 @@ class ParallelLMHead:
     """Scores of all tokens, split over the vocabulary: [R, hidden] to fp32 [R, vocab_size]."""
 
     def __init__(
-        self, vocab_size: int, hidden_size: int, options: LayerOptions, *, tied: bool
+        self,
+        vocab_size: int,
+        hidden_size: int,
+        options: LayerOptions,
+        *,
+        tied: bool,
+        has_bias: bool = False,
     ) -> None:
         self._group = options.group
         self._vocab_size = vocab_size
         self._batch_invariant = options.batch_invariant
         self._tied = tied
         self._own = None if tied else VocabParallelEmbedding(vocab_size, hidden_size, options)
+        self._bias: torch.Tensor | None = None
+        if has_bias:
+            local = -(-vocab_size // options.group.world_size)
+            self._bias = torch.zeros(local, dtype=options.dtype, device=options.device)
         self._packed: PackedLinear
 
     def weight_slots(self, name: str) -> Iterator[WeightSlot]:
-        """The slot of `name`.weight; none where it is the embedding's."""
-        return iter(()) if self._own is None else self._own.weight_slots(name)
+        """The slot of `name`.weight, which is none where it is the embedding's, and of its bias."""
+        if self._own is not None:
+            yield from self._own.weight_slots(name)
+        if self._bias is not None:
+            start = min(self._group.rank * len(self._bias), self._vocab_size)
+            yield WeightSlot(
+                name=f"{name}.bias",
+                destination=self._bias[: self._vocab_size - start],
+                full_shape=(self._vocab_size,),
+                start=start,
+            )
 
     def pack(self, embedding: VocabParallelEmbedding) -> None:
         """Packs its own weight, or the embedding's where the two are tied."""
@@ -235,7 +254,7 @@ class ParallelLMHead:
 
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
         """Scores [R, vocab_size] fp32 of hidden states [R, hidden]."""
-        return self.gather(linear(hidden, self._packed))
+        return self.gather(linear(hidden, self._packed, self._bias))
 
     def gather(self, local: torch.Tensor) -> torch.Tensor:
         """The ranks' scores [R, local vocabulary] put together: fp32 [R, vocab_size]."""

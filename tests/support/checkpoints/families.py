@@ -7,6 +7,7 @@ from pathlib import Path
 
 from transformers import PreTrainedModel
 
+from tests.support.checkpoints.dense_others import DENSE_SPECIMENS
 from tests.support.checkpoints.gemma4 import GEMMA4_SPECIMENS
 from tests.support.checkpoints.latents import LATENT_SPECIMENS
 from tests.support.checkpoints.llama4 import LLAMA4_SPECIMENS
@@ -665,6 +666,7 @@ SPECIMENS: dict[str, Specimen] = {
     ),
     **GEMMA4_SPECIMENS,
     **LLAMA4_SPECIMENS,
+    **DENSE_SPECIMENS,
     **LATENT_SPECIMENS,
 }
 """By the family's name in tests."""

@@ -14,9 +14,15 @@ from tests.support.checkpoints.specimen import Patch
 from worker.models.decoder import DecoderModel
 from worker.models.glm4 import SandwichLayer
 from worker.models.gpt_oss import GptOssMoe
-from worker.models.layers import Attention, AttentionTraits, RMSNorm, WideQueryKeyNorm
+from worker.models.layers import (
+    Attention,
+    AttentionTraits,
+    RMSNorm,
+    WideQueryKeyNorm,
+)
 from worker.models.moe import MoeMLP, choose_experts
 from worker.models.moe_config import MoeConfig
+from worker.models.norms import LayerNorm
 from worker.models.qwen3_next import GatedDeltaNet
 
 
@@ -98,6 +104,7 @@ def _delta_inputs(**change: Any) -> Patch:
 
 
 _DELTA_INPUTS = GatedDeltaNet._inputs
+_LAYER_NORM = LayerNorm.forward
 _SANDWICH, _ATTENTION, _EXPERTS = SandwichLayer.forward, Attention.forward, MoeMLP.forward
 _CLAMPED = GptOssMoe.forward
 IN_HALVES = Patch(target="worker.models.layers:ColumnParallelLinear.reorder", value=lambda *_: 0)
@@ -156,4 +163,8 @@ WHOLE_SHARE = _delta_inputs(share=torch.ones_like)
 UNSCALED_QUERIES = _delta_inputs(q=lambda q: q * q.shape[-1] ** 0.5)
 HEADS_BY_TURNS = Patch(
     target="worker.models.qwen3_next:GatedDeltaNet._inputs", value=_with_heads_by_turns
+)
+NO_NORM_BIAS = Patch(
+    target="worker.models.norms:LayerNorm.forward",
+    value=lambda self, *args: _without(self, ("bias",), _LAYER_NORM, args),
 )

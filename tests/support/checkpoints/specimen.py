@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
 import transformers
+from safetensors.torch import load_file, save_file
 from transformers import GenerationConfig, PreTrainedModel
 
 VOCAB_SIZE = 97
@@ -44,6 +45,11 @@ class Specimen:
     said: Mapping[str, Any] = field(default_factory=dict)
     """Keys of config.json, where transformers has no class of the family's own: `name` is one that
     computes the same."""
+    rewrite: (
+        Callable[[dict[str, torch.Tensor], PreTrainedModel], dict[str, torch.Tensor]] | None
+    ) = None
+    """The tensors of its checkpoint made of those that transformers saves, where they are others;
+    it may change transformers' model, too."""
     lacks_head_dim: bool = False
     """Whether its configuration has none, so that a head is hidden_size / heads wide."""
 
@@ -110,6 +116,11 @@ def write(specimen: Specimen, folder: Path) -> PreTrainedModel:
             _draw(key, tensor)
     model.generation_config = GenerationConfig(bos_token_id=1, eos_token_id=7, pad_token_id=0)
     model.save_pretrained(folder)
+    if specimen.rewrite is not None:
+        weights = folder / "model.safetensors"
+        with torch.no_grad():
+            tensors = specimen.rewrite(load_file(weights), model)
+        save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, weights)
     _say(specimen, folder)
     return model
 
@@ -156,6 +167,8 @@ def _draw(key: str, tensor: torch.Tensor) -> None:
         return
     if key.endswith("A_log"):
         tensor.normal_(-2.0, 0.5)  # so that states last
+    elif tensor.ndim == 0:
+        tensor.uniform_(-0.5, 0.5)  # a number of an activation
     elif key.endswith("bias"):
         tensor.normal_(0.0, 0.3)
     elif tensor.ndim == 1:

@@ -162,7 +162,7 @@ def test_sliding_window_null_or_unused(folder: Path) -> None:
         {"layer_types": ["linear_attention", "full_attention"]},
         {"num_experts": 8},
         {"num_hidden_layers": 10_001},
-        {"architectures": ["PhiForCausalLM"]},
+        {"architectures": ["GPT2LMHeadModel"]},
         {"hidden_size": "absent"},
     ],
     ids=lambda changes: next(iter(changes)),

@@ -63,10 +63,11 @@ def other_values(value: Any) -> list[Any]:
 IGNORED = {
     "bookkeeping": "_name_or_path transformers_version internal_version "
     "auto_map is_llama_config transformers.js_config _attn_implementation_autoset "
-    "_attn_implementation",
+    "_attn_implementation attn_implementation _from_model_config",
     "training": "initializer_range attention_dropout embedding_dropout output_dropout ep_size "
     "debug fuse_cross_entropy micro_forward skip_checkpoint router_aux_loss_coef residual_dropout "
-    "embd_pdrop resid_pdrop aux_loss_alpha seq_aux router_jitter_noise",
+    "embd_pdrop resid_pdrop hidden_dropout attn_dropout_prob emb_dropout_prob aux_loss_alpha "
+    "seq_aux router_jitter_noise",
     "of images": "image_token_index multimodal_projector_bias projector_hidden_act "
     "spatial_merge_size vision_feature_layer vision_config mm_tokens_per_image boi_token_index "
     "eoi_token_index image_token_id video_token_id vision_token_id vision_start_token_id "
@@ -77,15 +78,18 @@ IGNORED = {
     "layers that predict further tokens": "num_nextn_predict_layers use_mtp num_mtp_modules "
     "mtp_transformer_layers",
     "how transformers runs": "use_cache pretraining_tp output_router_logits cache_implementation "
-    "use_parallel_embedding",
+    "use_parallel_embedding use_flash_attn bf16 max_length attention_softmax_in_fp32 "
+    "scale_attention_softmax_in_fp32",
     "tokens that are not end tokens": "bos_token_id pad_token_id",
     "while windows are off": "sliding_window use_sliding_window max_window_layers layer_types",
     "where rotation is not stretched": "original_max_position_embeddings",
-    "less than a window or a chunk is served": "max_position_embeddings",
+    "less than a window or a chunk is served": "max_position_embeddings seq_length",
+    "beyond the length that is served": "use_dynamic_ntk use_logn_attn",
     "where experts are chosen from all": "n_group topk_group",
     "said elsewhere": "max_sequence_length model_max_length sliding_window_pattern "
     "sliding_window_size moe_shared_expert_intermediate_size experts_per_token "
-    "initial_context_length moe_layer_end_index no_rope_layer_interval",
+    "initial_context_length moe_layer_end_index no_rope_layer_interval activation_function "
+    "layer_norm_epsilon apply_residual_connection_post_layernorm",
 }
 
 
@@ -134,6 +138,7 @@ def test_a_strange_value_is_refused_by_name_or_harmless(tmp_path: Path) -> None:
                     refusals.append((key, value, str(error)))
     assert len(refusals) > 500
     others = {"block_size": "mask", "n_group": "experts", "moe_num_experts": "moe_k"}
+    others["seq_length"] = "max_position_embeddings"
     others |= dict.fromkeys(
         ("topk_group", "n_routed_experts", "num_local_experts"), "num_experts_per_tok"
     )

@@ -1,0 +1,48 @@
+"""Phi 1 to 2 (huggingface.co/microsoft), Falcon 7B (huggingface.co/tiiuae): attention and an MLP
+without a gate beside each other, behind one norm that subtracts the mean."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+import torch
+
+from worker.models.cohere import ParallelLayer
+from worker.models.layer_norm import StableLmForCausalLM, gelu_tanh
+from worker.models.layers import MLP, AttentionNames, AttentionTraits
+
+_PHI_NAMES = AttentionNames(output="dense")
+_FALCON_NAMES = AttentionNames(
+    q="query_key_value",
+    k="query_key_value",
+    v="query_key_value",
+    output="dense",
+    is_fused=True,
+)
+
+
+class PhiForCausalLM(StableLmForCausalLM):
+    """Part of each head rotates; everything has a bias, scores too."""
+
+    norm_name: ClassVar[str] = "model.final_layernorm"
+    head_has_bias: ClassVar[bool] = True
+
+    def build_layer(self, index: int) -> ParallelLayer:
+        """Every layer is alike."""
+        mlp = MLP(self.config, self.options, gelu_tanh, up_name="fc1", down_name="fc2")
+        return ParallelLayer(self, index, mlp, traits=AttentionTraits(names=_PHI_NAMES))
+
+
+class FalconForCausalLM(StableLmForCausalLM):
+    """All heads share one key and one value, which a checkpoint has behind the queries."""
+
+    embedding_name: ClassVar[str] = "transformer.word_embeddings"
+    layers_name: ClassVar[str] = "transformer.h"
+    norm_name: ClassVar[str] = "transformer.ln_f"
+
+    def build_layer(self, index: int) -> ParallelLayer:
+        """Every layer is alike."""
+        names = {"up_name": "dense_h_to_4h", "down_name": "dense_4h_to_h"}
+        mlp = MLP(self.config, self.options, torch.nn.functional.gelu, **names)
+        traits = AttentionTraits(names=_FALCON_NAMES)
+        return ParallelLayer(self, index, mlp, traits=traits, attention_name="self_attention")
