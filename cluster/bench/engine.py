@@ -129,12 +129,14 @@ class BenchEngine:
         config: of the engine.
         request_tokens: most tokens of a request. A CUDA device's cache then has room for
             `max_num_seqs` of them unless `config` says otherwise: engines of several variants share
-            the device, and none may take all of it.
+            the device, and none may take all of it. They are 64 where `config` leaves them to the
+            device, so that figures of several devices are of the same load.
     """
 
     def __init__(self, config: EngineConfig, *, request_tokens: int | None = None) -> None:
         if request_tokens is not None and uses_cuda(config) and config.kv_cache_tokens is None:
             pages = -(-request_tokens // config.page_size) + 1
+            config = replace(config, max_num_seqs=config.max_num_seqs or 64)
             tokens = config.max_num_seqs * pages * config.page_size
             config = replace(config, kv_cache_tokens=tokens)
         self.config = config

@@ -122,7 +122,7 @@ def steady_shape(step_s: float, config: EngineConfig) -> FleetShape:
         ),
         page_size=config.page_size,
         num_pages=_PAGES,
-        max_num_seqs=config.max_num_seqs,
+        max_num_seqs=config.max_num_seqs or FleetShape().max_num_seqs,
         max_num_batched_tokens=_STEP_TOKENS,
     )
 

@@ -54,7 +54,7 @@ def test_a_process_that_takes_too_long_is_ended_with_those_it_started() -> None:
 @pytest.mark.parametrize(
     ("argv", "text"),
     [
-        (("throughput", "--model", "m", "--max-num-seqs", "0"), "--max-num-seqs"),
+        (("throughput", "--model", "m", "--max-num-seqs=-1"), "--max-num-seqs"),
         (("throughput", "--model", "m", "--batch-invariant-cost", "--rounds", "2"), "--rounds"),
         (("compare", "http://a", "http://b", "--rounds", "1"), "--rounds"),
         (("compare", "http://a", "b.json"), "two results or two URLs"),
