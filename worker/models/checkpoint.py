@@ -81,11 +81,15 @@ def weight_files(folder: Path) -> list[Path]:
     return _weight_files(folder)
 
 
-def holds_tensors(folder: Path, end: str) -> bool:
-    """Whether a checkpoint, which may lack weights, holds tensors whose names end so; asks the
-    files' headers."""
-    names = (kind.split(" ")[0] for path in _weight_files(folder) for kind, _, _ in _tensors(path))
-    return any(name.endswith(end) for name in names)
+def find_shape(folder: Path, end: str) -> list[int] | None:
+    """Shape of the first tensor whose name ends so in a checkpoint, which may lack weights; None
+    where there is none. Asks the files' headers."""
+    for path in _weight_files(folder):
+        for kind, _, _ in _tensors(path):
+            name, _, shape = kind.partition(" ")
+            if name.endswith(end):
+                return [int(size) for size in json.loads(shape.partition(" ")[2])]
+    return None
 
 
 def refuse_files(folder: Path) -> None:

@@ -35,6 +35,7 @@ _KINDS: Mapping[str, tuple[tuple[type, ...], str]] = {
         rotary_dim sliding_window max_window_layers block_size mask_token_id num_experts
         num_local_experts num_experts_per_tok moe_intermediate_size decoder_sparse_step
         moe_k moe_num_experts moe_num_shared_experts moe_layer_start_index moe_layer_interval
+        moe_topk num_shared_expert num_layers ffn_hidden_size expert_ffn_hidden_size zero_expert_num
         shared_expert_intermediate_size experts_per_token initial_context_length
         global_head_dim num_global_key_value_heads top_k_experts attention_chunk_size floor_scale
         interleave_moe_layer_step intermediate_size_mlp
@@ -155,7 +156,7 @@ class ModelConfig:
     def parse(cls, raw: RawConfig, folder: Path) -> ModelConfig:
         """Reads the content of config.json; end tokens come from the folder's files, which may lack
         weights."""
-        raw, tensors = read_text_part(raw)
+        raw, tensors = read_text_part(_unlisted(raw))
         _check_kinds(raw)
         architecture, family = find_family(raw)
         family.refuse_unknown(raw)
@@ -167,7 +168,7 @@ class ModelConfig:
         head_dim = _head_dim(merged, family, hidden_size // num_heads)
         rope, window_rope = _ropes(merged, family, head_dim)
         quantization = read_quantization(raw, folder, mxfp4=family.mxfp4_experts)
-        mla = parse_mla(merged, rope) if family.has_latents else None
+        mla = _latents(merged, family, rope)
         windows = family.windows(merged)
         block_size, mask_token_id = _block_diffusion(merged, family)
         capped = windows if block_size > 1 else ()
@@ -298,6 +299,16 @@ def _check_kinds(raw: RawConfig) -> None:
                 )
 
 
+def _unlisted(raw: RawConfig) -> RawConfig:
+    """One value where Hunyuan says the same of each layer."""
+    said = dict(raw)
+    for key in ("moe_topk", "num_shared_expert", "moe_intermediate_size"):
+        value = raw.get(key)
+        if type(value) is list and value and value == value[:1] * len(value):
+            said[key] = value[0]
+    return said
+
+
 def _is_one(value: object, types: tuple[type, ...]) -> bool:
     """Whether a value is of one of these types; numbers are finite and not negative."""
     if isinstance(value, bool) or not isinstance(value, int | float):
@@ -328,10 +339,26 @@ def _with_defaults(raw: RawConfig, family: ModelFamily) -> RawConfig:
 
 
 def _head_dim(raw: RawConfig, family: ModelFamily, default: int) -> int:
-    """Dimensions of a head; where keys are computed from latents, those that may rotate."""
-    if family.has_latents:
-        return positive_integer(raw, "qk_rope_head_dim")
-    return int(raw.get("head_dim") or default)
+    """Dimensions of a head; where keys are computed from latents, those that may rotate, or all
+    where config.json says which share of all these are."""
+    if not family.has_latents:
+        return int(raw.get("head_dim") or default)
+    rotating, share = positive_integer(raw, "qk_rope_head_dim"), raw.get("partial_rotary_factor")
+    if share in (None, 1):
+        return rotating
+    plain = positive_integer(raw, "qk_nope_head_dim")
+    if int((plain + rotating) * float(share)) != rotating:
+        raise ValueError(
+            f"partial_rotary_factor {share} in config.json does not go with qk_nope_head_dim "
+            f"{plain} and qk_rope_head_dim {rotating}: repair it"
+        )
+    return plain + rotating
+
+
+def _latents(raw: RawConfig, family: ModelFamily, rope: RopeConfig) -> MlaConfig | None:
+    if not family.has_latents:
+        return None
+    return parse_mla(raw, rope, whole_heads="partial_rotary_factor" in family.keys)
 
 
 def _norm_eps(raw: RawConfig) -> float:

@@ -113,6 +113,10 @@ class DecoderModel(ABC):
     def build_layer(self, index: int) -> DecoderLayer:
         """One layer; the configuration, the options and the rotary table are there already."""
 
+    def layer_name(self, index: int) -> str:
+        """What a checkpoint calls a layer."""
+        return f"{self.layers_name}.{index}"
+
     def rotary_table(self, index: int) -> torch.Tensor:
         """Cosines and sines [positions, rotary_dim] of a layer; it may see a window alone."""
         return self.cos_sin if self.config.windows[index] is None else self.window_cos_sin
@@ -130,7 +134,7 @@ class DecoderModel(ABC):
         """Every tensor that the checkpoint must hold."""
         yield from self.embed_tokens.weight_slots(self.embedding_name)
         for index, layer in enumerate(self.layers):
-            yield from layer.weight_slots(f"{self.layers_name}.{index}.")
+            yield from layer.weight_slots(f"{self.layer_name(index)}.")
         yield from self.norm.weight_slots(self.norm_name)
         yield from self.lm_head.weight_slots(self.head_name)
 

@@ -1,8 +1,9 @@
-"""DeepSeek V2, V3 and what shares their attention: Kimi K2, GLM-4.7-Flash, Moonlight."""
+"""DeepSeek V2, V3 and what shares their attention: Kimi K2, GLM-4.7-Flash, Moonlight, Mistral 4."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import cached_property
 from typing import ClassVar
 
 import torch
@@ -23,6 +24,7 @@ from worker.models.linear_method import WeightSlot
 from worker.models.llama import PreNormLayer
 from worker.models.moe import MoeNames
 from worker.models.qwen3_moe import Qwen3MoeForCausalLM
+from worker.models.rope import query_scales
 
 _EPS = 1e-6
 """Of the norms within attention, whatever config.json says of the others."""
@@ -35,8 +37,13 @@ class DeepseekForCausalLM(Qwen3MoeForCausalLM):
 
     def build_layer(self, index: int) -> PreNormLayer:
         """Experts, or a single MLP in the layers that config.json names."""
-        attention = LatentAttention(self, index)
+        attention = LatentAttention(self, index, self._query_scale)
         return PreNormLayer(self, attention, self.build_mlp(index), mixer_name="self_attn")
+
+    @cached_property
+    def _query_scale(self) -> torch.Tensor | None:
+        """Of Mistral 4, as of Ministral 3."""
+        return query_scales(self.config.rope, len(self.cos_sin), self.options.device)
 
 
 class LatentAttention:
@@ -51,13 +58,17 @@ class LatentAttention:
     Args:
         model: whose attention it is.
         index: of the layer, from 0.
+        query_scale: factors of the queries by position [positions], fp32; None for 1.
     """
 
-    def __init__(self, model: DecoderModel, index: int) -> None:
+    def __init__(
+        self, model: DecoderModel, index: int, query_scale: torch.Tensor | None = None
+    ) -> None:
         config, options, mla = model.config, model.options, model.config.mla
         assert mla is not None, "the architecture has latents"
         self._mla, self._layer_index = mla, index
         self._cos_sin = model.rotary_table(index)
+        self._query_scale = query_scale
         self._num_heads = divide(
             config.num_heads, options.group.world_size, "the number of attention heads"
         )
@@ -144,8 +155,11 @@ class LatentAttention:
         if read is not None and not len(read):
             return hidden[:0]
         absorbed = torch.bmm(plain.transpose(0, 1), self._to_latents).transpose(0, 1)
+        q = torch.cat((absorbed, rotating_q), dim=-1)
+        if self._query_scale is not None:
+            q = q * self._query_scale[positions].to(q.dtype)[:, None, None]
         found = attend(
-            torch.cat((absorbed, rotating_q), dim=-1),
+            q,
             cache,
             ctx,
             self._layer_index,

@@ -14,6 +14,7 @@ from worker.models.family import (
     no_windows,
     one_window,
     windows_by_layer,
+    with_alpha,
     words,
 )
 
@@ -28,24 +29,6 @@ def renamed(**names: str) -> Callable[[RawConfig], RawConfig]:
         return {**raw, **{own: raw[name] for own, name in names.items()}}
 
     return translate
-
-
-def with_alpha(raw: RawConfig) -> RawConfig:
-    """The base of the rotation as `alpha` stretches it, whatever the length of a sequence."""
-    key = "rope_scaling" if raw.get("rope_scaling") else "rope_parameters"
-    table = dict(raw.get(key) or {})
-    alpha = table.pop("alpha", None)
-    if not alpha or table.get("rope_type", table.get("type")) != "dynamic":
-        return raw
-    if not isinstance(alpha, int | float):
-        raise ValueError(f"{key}.alpha must be a number, got {alpha!r:.80}: repair config.json")
-    for without_effect in ("factor", "beta_fast", "beta_slow", "mscale", "mscale_all_dim"):
-        table.pop(without_effect, None)
-    dim = int(raw.get("head_dim") or raw["hidden_size"] // raw["num_attention_heads"])
-    theta = float(table.get("rope_theta") or raw.get("rope_theta") or 10000.0)
-    table.update(rope_type="default", rope_theta=theta * alpha ** (dim / (dim - 2)))
-    table.pop("type", None)
-    return {**raw, key: table}
 
 
 def with_scales(raw: RawConfig) -> RawConfig:

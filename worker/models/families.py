@@ -24,11 +24,14 @@ from worker.models.family import (
     windows_by_layer,
     words,
 )
+from worker.models.mla_families import MLA_FAMILIES
 from worker.models.moe_config import parse_gemma4_moe
 from worker.models.moe_families import (
     BLOCKS_OF_4,
     DELTA_NET_DEFAULTS,
     DELTA_NET_OWN,
+    GRANITE_DEFAULTS,
+    GRANITE_OWN,
     MOE_FAMILIES,
     QWEN3_5_KEYS,
     QWEN3_5_NEUTRAL,
@@ -52,6 +55,13 @@ _GLM_DEFAULTS: dict[str, object] = {
     "attention_bias": True,
     "eos_token_id": [151329, 151336, 151338],
 }
+_PHI3_DEFAULTS: dict[str, object] = {
+    "max_position_embeddings": 4096,
+    "original_max_position_embeddings": 4096,
+    "partial_rotary_factor": 1.0,
+    "rms_norm_eps": 1e-5,
+    "eos_token_id": 32000,
+}
 _COHERE_DEFAULTS: dict[str, object] = {
     "max_position_embeddings": 8192,
     "layer_norm_eps": 1e-5,
@@ -72,18 +82,8 @@ FAMILIES: dict[str, ModelFamily] = {
     "GraniteForCausalLM": ModelFamily(
         model_types=("granite",),
         implementation="granite:GraniteForCausalLM",
-        defaults={
-            "max_position_embeddings": 2048,
-            "eos_token_id": 2,
-            "embedding_multiplier": 1.0,
-            "attention_multiplier": 1.0,
-            "residual_multiplier": 1.0,
-            "logits_scaling": 1.0,
-        },
-        own=(
-            *("embedding_multiplier", "attention_multiplier", "residual_multiplier"),
-            "logits_scaling",
-        ),
+        defaults=GRANITE_DEFAULTS,
+        own=GRANITE_OWN,
         keys=frozenset({"attention_bias", "mlp_bias"}),
         windows=no_windows,
     ),
@@ -412,15 +412,17 @@ FAMILIES: dict[str, ModelFamily] = {
     "Phi3ForCausalLM": ModelFamily(
         model_types=("phi3",),
         implementation="phi3:Phi3ForCausalLM",
-        defaults={
-            "max_position_embeddings": 4096,
-            "original_max_position_embeddings": 4096,
-            "partial_rotary_factor": 1.0,
-            "rms_norm_eps": 1e-5,
-            "eos_token_id": 32000,
-        },
+        defaults=_PHI3_DEFAULTS,
         keys=frozenset({"sliding_window"}),
         neutral={"full_attn_mod": (1,), "interpolate_factor": (1,)},
+        windows=one_window,
+    ),
+    "Phi3VForCausalLM": ModelFamily(
+        model_types=("phi3_v",),
+        implementation="phi3:Phi3ForCausalLM",
+        defaults=_PHI3_DEFAULTS,
+        keys=words("sliding_window embd_layer img_processor"),
+        skipped=("model.vision_embed_tokens.",),
         windows=one_window,
     ),
     "Qwen2ForCausalLM": ModelFamily(
@@ -449,6 +451,7 @@ FAMILIES: dict[str, ModelFamily] = {
     ),
     **DENSE_FAMILIES,
     **MOE_FAMILIES,
+    **MLA_FAMILIES,
 }
 """By value of `architectures` in config.json."""
 

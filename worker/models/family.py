@@ -49,6 +49,9 @@ _HARMLESS = words(
 """Keys without effect on logits: bookkeeping, training, and how transformers runs and samples.
 pretraining_tp splits the same sums into pieces; max_window_layers is read by those that need it."""
 
+ROUTER_KEYS = words("output_router_logits router_aux_loss_coef")
+"""Keys of training that families with experts have."""
+
 _NEUTRAL: Mapping[str, tuple[object, ...]] = {
     "hidden_act": ("silu", "swish"),
     "activation": ("swiglu",),
@@ -360,3 +363,23 @@ def windows_by_layer(raw: RawConfig) -> tuple[int | None, ...]:
 def _short(value: object) -> str:
     text = repr(value)
     return text if len(text) <= 80 else text[:77] + "..."
+
+
+def with_alpha(raw: RawConfig) -> RawConfig:
+    """The base of the rotation as `alpha` stretches it, whatever the length of a sequence."""
+    key = "rope_scaling" if raw.get("rope_scaling") else "rope_parameters"
+    table = dict(raw.get(key) or {})
+    alpha, kind = table.pop("alpha", None), table.pop("rope_type", table.pop("type", None))
+    if alpha is None:
+        return raw
+    dim = int(raw.get("head_dim") or raw["hidden_size"] // raw["num_attention_heads"])
+    if type(alpha) not in (int, float) or alpha <= 0 or kind != "dynamic" or dim <= 2:
+        raise ValueError(
+            f"{key}.alpha {alpha!r:.40} of kind {kind!r:.40} in config.json is not supported: it "
+            "must be positive, of kind dynamic; use another checkpoint"
+        )
+    for without_effect in ("factor", "beta_fast", "beta_slow", "mscale", "mscale_all_dim"):
+        table.pop(without_effect, None)
+    theta = float(table.get("rope_theta") or raw.get("rope_theta") or 10000.0)
+    table.update(rope_type="default", rope_theta=theta * alpha ** (dim / (dim - 2)))
+    return {**raw, key: table}

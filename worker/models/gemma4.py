@@ -13,7 +13,7 @@ from worker.models.decoder import DecoderModel
 from worker.models.gemma import Gemma2ForCausalLM, GemmaLayer
 from worker.models.layers import AttentionTraits, RMSNorm
 from worker.models.linear_method import WeightSlot
-from worker.models.moe import MoeNames, RoutedExperts, choose_experts
+from worker.models.moe import MoeNames, RoutedExperts, StackedNames, choose_experts
 from worker.models.moe_config import MoeConfig
 
 
@@ -78,7 +78,8 @@ class ParallelExperts:
     """
 
     def __init__(self, model: DecoderModel, moe: MoeConfig) -> None:
-        names = MoeNames(is_stacked=model.config.quantization is None)
+        is_stacked = model.config.quantization is None
+        names = MoeNames(stacked=StackedNames() if is_stacked else None)
         self._router = Gemma4Router(model, moe)
         self._experts = RoutedExperts(
             *(model.config, moe, model.options, names), activate=gelu_and_mul
@@ -93,7 +94,7 @@ class ParallelExperts:
     def weight_slots(self, prefix: str) -> Iterator[WeightSlot]:
         """Slots of the router, the experts and the norms; `prefix` is the layer's."""
         yield from self._router.weight_slots(f"{prefix}router.")
-        yield from self._experts.weight_slots(f"{prefix}experts.")
+        yield from self._experts.weight_slots(prefix)
         for name, norm in zip(self._norm_names, self._norms, strict=True):
             yield from norm.weight_slots(f"{prefix}{name}")
 

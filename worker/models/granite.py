@@ -1,22 +1,30 @@
-"""Granite 3 (huggingface.co/ibm-granite): Llama whose embeddings, blocks and logits are scaled."""
+"""Granite 3 (huggingface.co/ibm-granite): Llama whose embeddings, blocks and logits are scaled;
+dense, or with experts."""
 
 from __future__ import annotations
 
 import torch
 
 from worker.models.context import ForwardContext
-from worker.models.decoder import DecoderModel
+from worker.models.decoder import DecoderModel, FeedForward
 from worker.models.layers import AttentionTraits, GatedMLP
 from worker.models.llama import LlamaLayer
+from worker.models.moe import MoeMLP, MoeNames, StackedNames
+
+_NAMES = MoeNames(
+    router="router.layer",
+    stacked=StackedNames(gate_up="input_linear.weight", down="output_linear.weight"),
+)
 
 
 class GraniteLayer(LlamaLayer):
     """x + m * attention(norm(x)), then x + m * mlp(norm(x)); m is `residual_multiplier`."""
 
-    def __init__(self, model: DecoderModel, index: int) -> None:
-        mlp = GatedMLP(model.config, model.options)
+    def __init__(
+        self, model: DecoderModel, index: int, mlp: FeedForward, mlp_name: str = "mlp"
+    ) -> None:
         traits = AttentionTraits(scale=float(model.own("attention_multiplier")))
-        super().__init__(model, index, mlp, traits=traits)
+        super().__init__(model, index, mlp, traits=traits, mlp_name=mlp_name)
         self._multiplier = float(model.own("residual_multiplier"))
 
     def forward(
@@ -48,7 +56,7 @@ class GraniteForCausalLM(DecoderModel):
 
     def build_layer(self, index: int) -> GraniteLayer:
         """Every layer is alike."""
-        return GraniteLayer(self, index)
+        return GraniteLayer(self, index, GatedMLP(self.config, self.options))
 
     def embed(self, input_ids: torch.Tensor) -> torch.Tensor:
         """Token ids [T] to the first layer's input [T, hidden]."""
@@ -57,3 +65,14 @@ class GraniteForCausalLM(DecoderModel):
     def compute_logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """Hidden states of the rows that sample [R, hidden] to fp32 logits [R, vocab_size]."""
         return super().compute_logits(hidden) / float(self.own("logits_scaling"))
+
+
+class GraniteMoeForCausalLM(GraniteForCausalLM):
+    """A softmax over the best experts alone is one over all, made to sum to one."""
+
+    def build_layer(self, index: int) -> GraniteLayer:
+        """Every layer is alike."""
+        moe = self.config.moe
+        assert moe is not None, "the architecture has experts"
+        mlp = MoeMLP(self.config, moe, self.options, _NAMES)
+        return GraniteLayer(self, index, mlp, "block_sparse_moe")

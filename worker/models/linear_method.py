@@ -160,3 +160,16 @@ class LayerOptions:
     """Whether a token's result must not depend, in any bit, on what else the step computes."""
     linear_method: LinearMethod = field(default_factory=UnquantizedMethod)
     """The format of linear weights."""
+
+
+def check_words(
+    name: str, start: int, count: int, full: int, size: int, options: LayerOptions
+) -> None:
+    """Raises ValueError where `count` of `full` features of a module, from `start` on, do not begin
+    and end with words of `size` codes."""
+    if start % size or count % size or full % size:
+        raise ValueError(
+            f"--tensor-parallel-size {options.group.world_size} leaves a rank {count} of {full} "
+            f"features of {name or 'a projection'}, not whole words of {size} codes: choose a "
+            "smaller one, or an unquantized checkpoint"
+        )

@@ -104,7 +104,11 @@ class PreNormLayer:
             if not len(read):
                 return hidden, residual
         hidden, residual = post_attention_norm.forward_add(hidden, residual)
-        return self.mlp.forward(hidden), residual
+        return self.feed_forward(hidden), residual
+
+    def feed_forward(self, hidden: torch.Tensor) -> torch.Tensor:
+        """What follows attention: [T, hidden], normalised, to [T, hidden]."""
+        return self.mlp.forward(hidden)
 
 
 class LlamaLayer(PreNormLayer):

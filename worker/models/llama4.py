@@ -15,7 +15,7 @@ from worker.models.decoder import DecoderModel, FeedForward
 from worker.models.layers import AttentionTraits, GatedMLP
 from worker.models.linear_method import LayerOptions, WeightSlot
 from worker.models.llama import LlamaLayer
-from worker.models.moe import MoeNames, RoutedExperts
+from worker.models.moe import MoeNames, RoutedExperts, StackedNames
 from worker.models.moe_config import MoeConfig
 
 
@@ -30,8 +30,9 @@ class Llama4Moe:
 
     def __init__(self, config: ModelConfig, moe: MoeConfig, options: LayerOptions) -> None:
         self._moe, self._options = moe, options
-        is_stacked = config.quantization is None
-        names = MoeNames(is_stacked=is_stacked, is_transposed=is_stacked)
+        names = MoeNames()
+        if config.quantization is None:
+            names = MoeNames(stacked=StackedNames(is_transposed=True))
         self._experts = RoutedExperts(config, moe, options, names)
         self._shared = GatedMLP(config, options, moe.shared_size)
         # Routing is decided in fp32: it must not depend on how activations are rounded.
@@ -48,7 +49,7 @@ class Llama4Moe:
             destination=self._router,
             full_shape=tuple(self._router.shape),
         )
-        yield from self._experts.weight_slots(f"{prefix}experts.")
+        yield from self._experts.weight_slots(prefix)
         yield from self._shared.weight_slots(f"{prefix}shared_expert.")
 
     def pack(self) -> None:

@@ -9,6 +9,7 @@ import torch
 from worker.models.decoder import DecoderModel
 from worker.models.layers import AttentionTraits, GatedMLP
 from worker.models.llama import LlamaLayer
+from worker.models.rope import query_scales
 
 
 class Ministral3ForCausalLM(DecoderModel):
@@ -22,9 +23,4 @@ class Ministral3ForCausalLM(DecoderModel):
 
     @cached_property
     def _query_scale(self) -> torch.Tensor | None:
-        rope = self.config.rope
-        if not rope.query_beta:
-            return None
-        positions = torch.arange(len(self.cos_sin), dtype=torch.float32)
-        turns = torch.floor(positions / rope.original_max_position_embeddings)
-        return (1 + rope.query_beta * torch.log(1 + turns)).to(self.options.device)
+        return query_scales(self.config.rope, len(self.cos_sin), self.options.device)

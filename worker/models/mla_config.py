@@ -40,12 +40,13 @@ class MlaConfig:
         return self.kv_rank + self.rotary_dim
 
 
-def parse_mla(raw: RawConfig, rope: RopeConfig) -> MlaConfig:
+def parse_mla(raw: RawConfig, rope: RopeConfig, *, whole_heads: bool) -> MlaConfig:
     """Reads the sizes of a family that has such attention.
 
     Args:
         raw: config.json.
         rope: its rotary embedding.
+        whole_heads: whether `head_dim` is of whole queries, and not of what rotates of them.
 
     Raises:
         ValueError: a size is missing, or keys do not go together.
@@ -54,9 +55,10 @@ def parse_mla(raw: RawConfig, rope: RopeConfig) -> MlaConfig:
         positive_integer(raw, key)
         for key in ("qk_nope_head_dim", "qk_rope_head_dim", "kv_lora_rank", "v_head_dim")
     )
+    whole = ("qk_nope_head_dim", "qk_rope_head_dim")
     for key, *parts in (
-        ("qk_head_dim", "qk_nope_head_dim", "qk_rope_head_dim"),
-        ("head_dim", "qk_rope_head_dim"),  # as transformers writes it
+        ("qk_head_dim", *whole),
+        ("head_dim", *(whole if whole_heads else whole[1:])),  # as transformers writes it
         ("num_key_value_heads", "num_attention_heads"),
     ):
         if raw.get(key) not in (None, sum(raw[part] for part in parts)):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -16,20 +16,31 @@ from kernels import (
     pack_linear_weight,
     silu_and_mul,
 )
+from worker.models.checkpoint import find_shape
 from worker.models.config import ModelConfig
 from worker.models.layers import GatedMLP
 from worker.models.linear import divide
 from worker.models.linear_method import LayerOptions, LinearWeight, WeightPart, WeightSlot
 from worker.models.moe_config import MoeConfig
 
-STACKED_GATES = "gate_up_proj"
-"""What a checkpoint calls the gates and ups of all experts, where these are stacked."""
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StackedNames:
+    """What a checkpoint calls the two tensors that hold all of a layer's experts, unquantized."""
+
+    gate_up: str = "experts.gate_up_proj"
+    """Gates and ups [experts, 2 * size, hidden]."""
+    down: str = "experts.down_proj"
+    """Downs [experts, hidden, size]."""
+    is_transposed: bool = False
+    """Whether the last two dimensions are the other way round."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MoeNames:
     """What a checkpoint calls the parts of a mixture of experts."""
 
+    router: str = "gate"
     bias: str = "gate.expert_bias"
     """The router's bias per expert."""
     bias_is_matrix: bool = False
@@ -42,11 +53,19 @@ class MoeNames:
     """The MLP that every token takes."""
     shared_gate: str = ""
     """What says how much it counts for a token; empty where it counts fully."""
-    is_stacked: bool = False
-    """Whether the experts are two tensors, gates and ups [experts, 2 * size, hidden] and downs
-    [experts, hidden, size], not quantized."""
-    is_transposed: bool = False
-    """Whether these are [experts, hidden, 2 * size] and [experts, size, hidden]."""
+    stacked: StackedNames | None = None
+    """The experts' names where they are stacked; None where each has tensors of its own."""
+
+
+def as_stored(names: MoeNames, config: ModelConfig) -> MoeNames:
+    """The names of a checkpoint that may stack its experts, as the headers of its files tell."""
+    assert config.moe is not None, "the architecture has experts"
+    stacked = StackedNames()
+    shape = find_shape(config.folder, f".{stacked.gate_up}")
+    if shape is None or config.quantization is not None:
+        return names
+    plain = [2 * config.moe.intermediate_size, config.hidden_size]
+    return replace(names, stacked=replace(stacked, is_transposed=shape[1:] != plain))
 
 
 class RoutedExperts:
@@ -87,43 +106,39 @@ class RoutedExperts:
         self._experts: Experts
 
     def weight_slots(self, prefix: str) -> Iterator[WeightSlot]:
-        """Slots of all experts; `prefix` ends with a dot."""
+        """Slots of all experts; `prefix` is that of the block they are in, and ends with a dot."""
         assert self._gate_up is not None, "slots exist until the weights are packed"
         assert self._down is not None, "slots exist until the weights are packed"
-        if self._names.is_stacked:
-            yield from self._stacked_slots(prefix, self._gate_up, self._down)
+        if self._names.stacked is not None:
+            yield from self._stacked_slots(prefix, self._names.stacked)
         else:
-            yield from self._gate_up.slots(prefix)
-            yield from self._down.slots(prefix)
+            yield from self._gate_up.slots(f"{prefix}experts.")
+            yield from self._down.slots(f"{prefix}experts.")
 
-    def _stacked_slots(
-        self, prefix: str, gate_up: LinearWeight, down: LinearWeight
-    ) -> Iterator[WeightSlot]:
+    def _stacked_slots(self, prefix: str, names: StackedNames) -> Iterator[WeightSlot]:
         """Those of a checkpoint that has all experts' gates and ups in one tensor."""
+        assert self._gate_up is not None, "slots exist until the weights are packed"
+        assert self._down is not None, "slots exist until the weights are packed"
         count, full_size = self._moe.num_experts, self._moe.intermediate_size
         group = self._options.group
         size, hidden = full_size // group.world_size, self._hidden_size
-        both = gate_up.dense().view(count, 2, size, hidden)
-        start = group.rank * size
-        parts = [
-            (STACKED_GATES, both[:, 0], (count, 2 * full_size, hidden), 1, start),
-            (STACKED_GATES, both[:, 1], (count, 2 * full_size, hidden), 1, full_size + start),
-            (
-                *(self._names.down, down.dense().view(count, hidden, size)),
-                *((count, hidden, full_size), 2, start),
-            ),
-        ]
-        for name, own, full_shape, dim, first in parts:
-            if self._names.is_transposed:
-                own = own.transpose(1, 2)
-                full_shape, dim = (full_shape[0], full_shape[2], full_shape[1]), 3 - dim
-            yield WeightSlot(
-                name=f"{prefix}{name}",
-                destination=own,
-                full_shape=full_shape,
-                dim=dim,
-                start=first,
+        both = self._gate_up.dense().view(count, 2, size, hidden)
+        down = self._down.dense().view(count, hidden, size)
+        own = group.rank * size
+
+        def slot(name: str, part: torch.Tensor, dim: int, length: int, start: int) -> WeightSlot:
+            full = [count, hidden, hidden]
+            full[dim] = length
+            if names.is_transposed:
+                part, dim, full = part.transpose(1, 2), 3 - dim, [count, *full[:0:-1]]
+            return WeightSlot(
+                name=prefix + name, destination=part, full_shape=tuple(full), dim=dim, start=start
             )
+
+        for index in range(2):
+            start = index * full_size + own
+            yield slot(names.gate_up, both[:, index], 1, 2 * full_size, start)
+        yield slot(names.down, down, 2, full_size, own)
 
     def pack(self) -> None:
         """Packs the experts after loading."""
@@ -165,7 +180,7 @@ class MoeMLP:
         self._experts = RoutedExperts(config, moe, options, names)
         # Routing is decided in fp32: it must not depend on how activations are rounded.
         self._router: torch.Tensor | None = torch.empty(
-            moe.num_experts + bool(names.shared_gate),  # which is one more row
+            moe.num_scored + bool(names.shared_gate),  # which is one more row
             config.hidden_size,
             dtype=torch.float32,
             device=options.device,
@@ -173,7 +188,7 @@ class MoeMLP:
         self._packed_router: PackedLinear
         self._bias = None
         if moe.has_bias:
-            self._bias = torch.zeros(moe.num_experts, dtype=torch.float32, device=options.device)
+            self._bias = torch.zeros(moe.num_scored, dtype=torch.float32, device=options.device)
         self._shared: GatedMLP | None = None
         if moe.shared_size:
             self._shared = GatedMLP(config, options, moe.shared_size)
@@ -182,9 +197,9 @@ class MoeMLP:
         """Slots of the router and all experts; `prefix` ends with a dot."""
         assert self._router is not None, "slots exist until the weights are packed"
         routing, shared_gate = self._router.split(
-            [self._moe.num_experts, len(self._router) - self._moe.num_experts]
+            [self._moe.num_scored, len(self._router) - self._moe.num_scored]
         )
-        for name, rows in (("gate", routing), (self._names.shared_gate, shared_gate)):
+        for name, rows in ((self._names.router, routing), (self._names.shared_gate, shared_gate)):
             if name:
                 yield WeightSlot(
                     name=f"{prefix}{name}.weight", destination=rows, full_shape=tuple(rows.shape)
@@ -194,7 +209,7 @@ class MoeMLP:
             yield WeightSlot(
                 name=f"{prefix}{self._names.bias}", destination=bias, full_shape=tuple(bias.shape)
             )
-        yield from self._experts.weight_slots(f"{prefix}experts.")
+        yield from self._experts.weight_slots(prefix)
         if self._shared is not None:
             yield from self._shared.weight_slots(f"{prefix}{self._names.shared}.")
 
@@ -211,15 +226,29 @@ class MoeMLP:
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
         """[T, hidden] to [T, hidden]."""
         scores = linear(hidden.float(), self._packed_router)
-        count = self._moe.num_experts
+        count = self._moe.num_scored
         choice = choose_experts(scores[:, :count], self._bias, self._moe)
+        idle: torch.Tensor | None = None
+        if self._moe.num_idle:
+            choice, idle = _without_idle(choice, self._moe.num_experts)
         out = self._experts.forward(hidden, choice)
+        if idle is not None:
+            out = out + hidden * idle.to(hidden.dtype)
         if self._shared is None:
             return out
         shared = self._shared.forward(hidden)
         if self._names.shared_gate:
             shared = shared * scores[:, count:].sigmoid().to(shared.dtype)
         return out + shared
+
+
+def _without_idle(choice: ExpertChoice, count: int) -> tuple[ExpertChoice, torch.Tensor]:
+    """The choice among `count` experts with weights of 0 in place of idle ones, and the weight of
+    those [T, 1]."""
+    is_idle = choice.expert_ids >= count
+    idle = (choice.weights * is_idle).sum(dim=-1, keepdim=True)
+    ids = choice.expert_ids.masked_fill(is_idle, 0)
+    return ExpertChoice(ids, choice.weights.masked_fill(is_idle, 0.0)), idle
 
 
 def _expert_parts(

@@ -34,6 +34,13 @@ class MoeConfig:
     """Factor of the weights."""
     shared_size: int = 0
     """Columns of the gate of an MLP that every token takes besides; 0 for none."""
+    num_idle: int = 0
+    """Experts behind the others that yield what they are given, and have no weights."""
+
+    @property
+    def num_scored(self) -> int:
+        """Experts that a token chooses among."""
+        return self.num_experts + self.num_idle
 
 
 def parse_qwen3_moe(raw: dict[str, Any]) -> MoeConfig:
@@ -102,7 +109,7 @@ def parse_deepseek_v2_moe(raw: dict[str, Any]) -> MoeConfig:
             num_chosen=positive_integer(raw, "num_experts_per_tok"),
             intermediate_size=size,
             dense_layers=frozenset(range(int(raw["first_k_dense_replace"]))),
-            normalize=False,
+            normalize=bool(raw.get("norm_topk_prob", False)),
             num_groups=num_groups,
             num_chosen_groups=num_chosen_groups,
             num_summed=1,
@@ -110,6 +117,13 @@ def parse_deepseek_v2_moe(raw: dict[str, Any]) -> MoeConfig:
             shared_size=size * int(raw["n_shared_experts"]),
         )
     )
+
+
+def parse_deepseek_moe(raw: dict[str, Any]) -> MoeConfig:
+    """The experts of DeepSeek's first, chosen from all by softmax."""
+    meant = {"topk_method": "greedy", "routed_scaling_factor": 1.0}
+    meant["n_shared_experts"] = raw["n_shared_experts"] or 0
+    return parse_deepseek_v2_moe({**raw, **meant})
 
 
 def parse_glm4_moe(raw: dict[str, Any]) -> MoeConfig:
@@ -132,6 +146,32 @@ def parse_glm4_moe(raw: dict[str, Any]) -> MoeConfig:
     )
 
 
+def parse_mistral4_moe(raw: dict[str, Any]) -> MoeConfig:
+    """The experts of Mistral 4: those of GLM-4.5, scored by softmax and without bias."""
+    return replace(parse_glm4_moe(raw), sigmoid=False, has_bias=False)
+
+
+def parse_hunyuan_moe(raw: dict[str, Any]) -> MoeConfig:
+    """The experts of Hunyuan, which stand in every layer beside one that every token takes."""
+    size = int(raw["intermediate_size"])
+    if raw.get("moe_intermediate_size") not in (None, size):
+        raise ValueError(
+            f"moe_intermediate_size {raw['moe_intermediate_size']!r:.40} in config.json is not "
+            f"supported: it must be intermediate_size ({size})"
+        )
+    return _checked(
+        MoeConfig(
+            num_experts=positive_integer(raw, "num_experts"),
+            num_chosen=positive_integer(raw, "moe_topk"),
+            intermediate_size=size,
+            dense_layers=frozenset(),
+            normalize=True,
+            shared_size=size,
+        ),
+        chosen="moe_topk",
+    )
+
+
 def parse_glm4_moe_lite(raw: dict[str, Any]) -> MoeConfig:
     """The experts of GLM-4.7-Flash, which transformers tells the layers of by a list."""
     num_layers, first = int(raw["num_hidden_layers"]), raw.get("first_k_dense_replace")
@@ -151,6 +191,41 @@ def parse_glm4_moe_lite(raw: dict[str, Any]) -> MoeConfig:
             )
         dense = listed
     return replace(parse_glm4_moe({**raw, "first_k_dense_replace": 0}), dense_layers=dense)
+
+
+def parse_solar_open_moe(raw: dict[str, Any]) -> MoeConfig:
+    """The experts of Solar Open: those of GLM-4.5, in every layer."""
+    return parse_glm4_moe({**raw, "first_k_dense_replace": 0})
+
+
+def parse_olmo_moe(raw: dict[str, Any]) -> MoeConfig:
+    """The experts of FlexOlmo, which stand in every layer."""
+    return _checked(
+        MoeConfig(
+            num_experts=int(raw["num_experts"]),
+            num_chosen=int(raw["num_experts_per_tok"]),
+            intermediate_size=int(raw["intermediate_size"]),
+            dense_layers=frozenset(),
+            normalize=bool(raw["norm_topk_prob"]),
+        )
+    )
+
+
+def parse_longcat_moe(raw: dict[str, Any]) -> MoeConfig:
+    """The experts of LongCat-Flash, which stand beside two layers at a time."""
+    return _checked(
+        MoeConfig(
+            num_experts=positive_integer(raw, "n_routed_experts"),
+            num_chosen=positive_integer(raw, "moe_topk"),
+            intermediate_size=positive_integer(raw, "expert_ffn_hidden_size"),
+            dense_layers=frozenset(),
+            normalize=False,
+            has_bias=True,
+            scale=float(raw["routed_scaling_factor"]),
+            num_idle=int(raw["zero_expert_num"]),
+        ),
+        chosen="moe_topk",
+    )
 
 
 def parse_mixtral_moe(raw: dict[str, Any]) -> MoeConfig:

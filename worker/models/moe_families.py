@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from worker.models.family import (
+    ROUTER_KEYS,
     ModelFamily,
     chunks_by_type,
     linear_by_type,
@@ -13,21 +14,33 @@ from worker.models.family import (
     rotating_layers,
     switched_window,
     window_of_types,
+    with_alpha,
     words,
 )
 from worker.models.moe_config import (
-    parse_deepseek_v2_moe,
+    parse_deepseek_moe,
     parse_ernie_moe,
     parse_glm4_moe,
-    parse_glm4_moe_lite,
+    parse_hunyuan_moe,
     parse_llada2_moe,
     parse_llama4_moe,
     parse_minimax_m2_moe,
     parse_mixtral_moe,
+    parse_olmo_moe,
     parse_qwen3_5_moe,
     parse_qwen3_moe,
+    parse_solar_open_moe,
 )
 
+GRANITE_OWN = (
+    *("embedding_multiplier", "attention_multiplier", "residual_multiplier"),
+    "logits_scaling",
+)
+GRANITE_DEFAULTS: dict[str, object] = {
+    "max_position_embeddings": 2048,
+    "eos_token_id": 2,
+    **dict.fromkeys(GRANITE_OWN, 1.0),
+}
 WINDOW_KEYS = frozenset({"use_sliding_window", "sliding_window"})
 _QWEN3_MOE_KEYS = WINDOW_KEYS | {
     "attention_bias",
@@ -79,103 +92,25 @@ _QWEN3_MOE_DEFAULTS: dict[str, object] = {
     "norm_topk_prob": False,
 }
 
-_DEEPSEEK_KEYS = words(
-    """
-    aux_loss_alpha ep_size num_mtp_layers num_nextn_predict_layers output_router_logits qk_head_dim
-    router_aux_loss_coef seq_aux
-    """
-)
-_DEEPSEEK_V3_NEUTRAL: dict[str, tuple[object, ...]] = {
-    "moe_layer_freq": (1,),
-    "scoring_func": ("sigmoid",),
-    "topk_method": ("noaux_tc",),
-}
-_DEEPSEEK_V2_DEFAULTS: dict[str, object] = {
-    "max_position_embeddings": 2048,
-    "eos_token_id": 2,
-    "kv_lora_rank": 512,
-    "q_lora_rank": 1536,
-    "qk_nope_head_dim": 128,
-    "qk_rope_head_dim": 64,
-    "v_head_dim": 128,
-    "moe_intermediate_size": 1407,
-    "num_experts_per_tok": None,
-    "n_shared_experts": 2,
-    "n_routed_experts": 64,
-    "routed_scaling_factor": 1.0,
-    "n_group": None,
-    "topk_group": None,
-    "topk_method": "greedy",
-    "first_k_dense_replace": 0,
-}
-_DEEPSEEK_V3_DEFAULTS: dict[str, object] = {
-    **{key: value for key, value in _DEEPSEEK_V2_DEFAULTS.items() if key != "topk_method"},
-    "max_position_embeddings": 4096,
-    "num_key_value_heads": 128,
-    "eos_token_id": 1,
-    "rope_interleave": True,
-    "moe_intermediate_size": 2048,
-    "num_experts_per_tok": 8,
-    "n_shared_experts": 1,
-    "n_routed_experts": 256,
-    "routed_scaling_factor": 2.5,
-    "n_group": 8,
-    "topk_group": 4,
-    "first_k_dense_replace": 3,
-    "norm_topk_prob": True,
-}
 
 MOE_FAMILIES: dict[str, ModelFamily] = {
-    "DeepseekV2ForCausalLM": ModelFamily(
-        model_types=("deepseek_v2",),
-        implementation="deepseek:DeepseekForCausalLM",
-        defaults=_DEEPSEEK_V2_DEFAULTS,
-        keys=_DEEPSEEK_KEYS,
-        neutral={
-            "moe_layer_freq": (1,),
-            "scoring_func": ("softmax",),
-            "norm_topk_prob": (False,),
-        },
-        has_latents=True,
-        windows=no_windows,
-        parse_moe=parse_deepseek_v2_moe,
-    ),
-    "DeepseekV3ForCausalLM": ModelFamily(
-        model_types=("deepseek_v3", "kimi_k2"),
-        implementation="deepseek:DeepseekForCausalLM",
-        defaults=_DEEPSEEK_V3_DEFAULTS,
-        keys=_DEEPSEEK_KEYS,
-        neutral=_DEEPSEEK_V3_NEUTRAL,
-        has_latents=True,
-        skips_next_layers=True,
-        windows=no_windows,
-        parse_moe=parse_glm4_moe,
-    ),
-    "Glm4MoeLiteForCausalLM": ModelFamily(
-        model_types=("glm4_moe_lite",),
-        implementation="deepseek:DeepseekForCausalLM",
+    "DeepseekForCausalLM": ModelFamily(
+        model_types=("deepseek",),
+        implementation="qwen3_moe:Qwen3MoeForCausalLM",
         defaults={
-            **_DEEPSEEK_V3_DEFAULTS,
-            "max_position_embeddings": 202752,
-            "num_key_value_heads": 20,
-            "rms_norm_eps": 1e-5,
-            "q_lora_rank": 768,
-            "qk_nope_head_dim": 192,
-            "v_head_dim": 256,
-            "moe_intermediate_size": 1536,
-            "num_experts_per_tok": 4,
-            "n_routed_experts": 64,
-            "routed_scaling_factor": 1.8,
-            "n_group": 1,
-            "topk_group": 1,
-            "first_k_dense_replace": None,
+            "max_position_embeddings": 2048,
+            "eos_token_id": 100001,
+            "moe_intermediate_size": 1407,
+            "num_experts_per_tok": None,
+            "n_shared_experts": None,
+            "n_routed_experts": None,
+            "first_k_dense_replace": 0,
+            "norm_topk_prob": False,
         },
-        keys=_DEEPSEEK_KEYS | {"mlp_layer_types"},
-        neutral=_DEEPSEEK_V3_NEUTRAL,
-        has_latents=True,
-        skips_next_layers=True,
+        keys=words("aux_loss_alpha ep_size seq_aux attention_bias"),
+        neutral={"moe_layer_freq": (1,), "scoring_func": ("softmax",)},
         windows=no_windows,
-        parse_moe=parse_glm4_moe_lite,
+        parse_moe=parse_deepseek_moe,
     ),
     "Glm4MoeForCausalLM": ModelFamily(
         model_types=("glm4_moe",),
@@ -206,6 +141,82 @@ MOE_FAMILIES: dict[str, ModelFamily] = {
         skips_next_layers=True,
         windows=no_windows,
         parse_moe=parse_glm4_moe,
+    ),
+    "SolarOpenForCausalLM": ModelFamily(
+        model_types=("solar_open",),
+        implementation="glm4_moe:Glm4MoeForCausalLM",
+        defaults={
+            "intermediate_size": 10240,  # of no layer: all have experts
+            "max_position_embeddings": 131072,
+            "num_key_value_heads": 8,
+            "head_dim": 128,
+            "rms_norm_eps": 1e-5,
+            "rope_theta": 1000000.0,
+            "attention_bias": False,
+            "moe_intermediate_size": 1280,
+            "num_experts_per_tok": 8,
+            "n_shared_experts": 1,
+            "n_routed_experts": 128,
+            "routed_scaling_factor": 1.0,
+            "n_group": 1,
+            "topk_group": 1,
+            "norm_topk_prob": True,
+        },
+        keys=ROUTER_KEYS,
+        output_bias="",
+        windows=no_windows,
+        parse_moe=parse_solar_open_moe,
+    ),
+    "GraniteMoeForCausalLM": ModelFamily(
+        model_types=("granitemoe",),
+        implementation="granite:GraniteMoeForCausalLM",
+        defaults={**GRANITE_DEFAULTS, "num_local_experts": 8, "num_experts_per_tok": 2},
+        own=GRANITE_OWN,
+        keys=ROUTER_KEYS | {"attention_bias"},
+        windows=no_windows,
+        parse_moe=parse_mixtral_moe,
+    ),
+    "FlexOlmoForCausalLM": ModelFamily(
+        model_types=("flex_olmo",),
+        implementation="post_norm:FlexOlmoForCausalLM",
+        defaults={
+            "max_position_embeddings": 4096,
+            "rope_theta": 500000.0,
+            "eos_token_id": 100257,
+            "num_experts": 7,
+            "num_experts_per_tok": 5,
+            "norm_topk_prob": False,
+        },
+        keys=ROUTER_KEYS | {"attention_bias", "num_local_experts"},
+        windows=no_windows,
+        parse_moe=parse_olmo_moe,
+    ),
+    "HunYuanMoEV1ForCausalLM": ModelFamily(
+        model_types=("hunyuan_v1_moe", "hunyuan"),
+        implementation="hunyuan_moe:HunYuanMoEV1ForCausalLM",
+        defaults={
+            "max_position_embeddings": 2048,
+            "rms_norm_eps": 1e-5,
+            "eos_token_id": 2,
+            "num_experts": 1,
+            "moe_topk": 1,
+        },
+        keys=ROUTER_KEYS
+        | words(
+            """
+            attention_bias num_local_experts num_experts_per_tok moe_intermediate_size eod_token_id
+            cla_share_factor
+            """
+        ),
+        neutral={
+            "norm_topk_prob": (True,),
+            "num_shared_expert": (1,),
+            "use_mixed_mlp_moe": (True,),
+        },
+        qk_norm=True,
+        translate=with_alpha,
+        windows=no_windows,
+        parse_moe=parse_hunyuan_moe,
     ),
     "GptOssForCausalLM": ModelFamily(
         model_types=("gpt_oss",),

@@ -1,5 +1,5 @@
-"""OLMo 2 and 3 (huggingface.co/allenai), EXAONE 4 (huggingface.co/LGAI-EXAONE): norms stand
-behind the blocks, none before them."""
+"""OLMo 2 and 3, FlexOlmo (huggingface.co/allenai), EXAONE 4 (huggingface.co/LGAI-EXAONE): norms
+stand behind the blocks, none before them."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from worker.models.context import ForwardContext
 from worker.models.decoder import DecoderModel
 from worker.models.layers import AttentionTraits, GatedMLP
 from worker.models.llama import LlamaLayer
+from worker.models.qwen3_moe import Qwen3MoeForCausalLM
 
 
 class PostNormLayer(LlamaLayer):
@@ -50,6 +51,15 @@ class Olmo2ForCausalLM(DecoderModel):
         """Every layer is alike, windows and tables apart."""
         mlp = GatedMLP(self.config, self.options)
         return PostNormLayer(self, index, mlp, traits=AttentionTraits(has_wide_norms=True))
+
+
+class FlexOlmoForCausalLM(Qwen3MoeForCausalLM):
+    """OLMo 2 with experts in all layers."""
+
+    def build_layer(self, index: int) -> PostNormLayer:
+        """Every layer is alike."""
+        traits = AttentionTraits(has_wide_norms=True)
+        return PostNormLayer(self, index, self.build_mlp(index), traits=traits)
 
 
 class Exaone4ForCausalLM(DecoderModel):

@@ -40,6 +40,8 @@ class GroupedIntConfig:
     """Whether groups have zero points; else the middle code is zero."""
     zeros_less_one: bool = False
     """Whether those are stored less one, as GPTQ's first version has them."""
+    has_index: bool = False
+    """Whether an index tells which features are a group, and not that they are neighbours."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -274,12 +274,12 @@ def _parse_awq(source: _Source) -> QuantizationConfig:
 
 
 def _parse_gptq(source: _Source) -> QuantizationConfig:
-    """AutoGPTQ's and GPTQModel's, whose groups are of neighbouring features."""
+    """AutoGPTQ's and GPTQModel's, whose groups are of neighbouring features but with desc_act."""
     source.check(
         _GPTQ_HARMLESS | words("quant_method bits group_size modules_in_block_to_quantize"),
         {
             "bits": (4, 8),
-            "desc_act": (False,),
+            "desc_act": (True, False),
             "checkpoint_format": ("gptq", "gptq_v2"),
             "pack_dtype": ("int32",),
         },
@@ -295,6 +295,7 @@ def _parse_gptq(source: _Source) -> QuantizationConfig:
             bits=bits,
             group_size=source.group_size(said.get("group_size")),
             zeros_less_one=said.get("checkpoint_format") != "gptq_v2",
+            has_index=said.get("desc_act") is True,
         ),
         targets=_Source(where=source.where, said={"modules": flat}).modules("modules"),
     )

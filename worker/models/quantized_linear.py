@@ -13,7 +13,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
@@ -27,6 +27,7 @@ from kernels import (
     pack_quantized_experts,
     pack_quantized_linear_weight,
 )
+from worker.models.indexed_groups import IndexedCodes
 from worker.models.linear_method import (
     LayerOptions,
     LinearMethod,
@@ -34,6 +35,7 @@ from worker.models.linear_method import (
     UnquantizedMethod,
     WeightPart,
     WeightSlot,
+    check_words,
 )
 from worker.models.quantization import (
     Fp4Config,
@@ -94,6 +96,11 @@ class QuantizedMethod(LinearMethod):
         ]
         if not any(covered):
             return UnquantizedMethod().allocate(shape, parts, options)
+        weights = config.weights
+        if all(covered) and isinstance(weights, GroupedIntConfig) and weights.has_index:
+            draw = _constant(_SPREAD / _INT_SPREADS[weights.bits])
+            own = [IndexedCodes(part, shape[1], weights, options, draw) for part in parts]
+            return _JoinedWeight(own, options)
         if all(covered):
             return _QuantizedWeight(shape, parts, config.weights, options)
         return _JoinedWeight(
@@ -144,15 +151,24 @@ class _NamedWeight(LinearWeight):
         return self._own
 
 
+class _Loaded(Protocol):
+    """A weight that can be dequantized."""
+
+    def slots(self, prefix: str) -> Iterator[WeightSlot]: ...
+
+    def dense(self) -> torch.Tensor: ...
+
+
 class _JoinedWeight(LinearWeight):
-    """Parts that a checkpoint holds in different forms: they are dequantized when they are packed.
+    """Parts that a checkpoint holds in different forms, or in one that no kernel reads: they are
+    dequantized when they are packed.
 
     Args:
         own: the parts' weights, from the first row to the last.
         options: of the model's layers.
     """
 
-    def __init__(self, own: Sequence[LinearWeight], options: LayerOptions) -> None:
+    def __init__(self, own: Sequence[_Loaded], options: LayerOptions) -> None:
         self._own = own
         self._options = options
         self._order: torch.Tensor | None = None
@@ -339,12 +355,7 @@ class _PartCodes(ABC):
         """Raises ValueError where this rank's features do not begin and end with words of `size`
         codes."""
         count, full = self._shape[dim], self._part.full_shape[dim]
-        if self._starts[dim] % size or count % size or full % size:
-            raise ValueError(
-                f"--tensor-parallel-size {self._options.group.world_size} leaves a rank {count} of "
-                f"{full} features of {self._part.name or 'a projection'}, not whole words of "
-                f"{size} codes: choose a smaller one, or an unquantized checkpoint"
-            )
+        check_words(self._part.name, self._starts[dim], count, full, size, self._options)
 
 
 class _ScaledCodes(_PartCodes):
@@ -446,8 +457,8 @@ class _IntCodes(_PartCodes):
         is_gptq = self._config.layout == "gptq"
         if is_gptq and not torch.equal(self._loaded_groups, self._groups):
             raise ValueError(
-                "GPTQ weights whose groups are not of neighbouring features (g_idx, desc_act) are "
-                "not supported: use a checkpoint without desc_act"
+                "g_idx of GPTQ weights names groups that are not of neighbouring features, but "
+                "config.json does not say desc_act: set it to true"
             )
         if self._config.layout == "awq":
             for place, nibble in enumerate(_AWQ_ORDER):

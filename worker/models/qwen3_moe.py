@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from functools import cached_property
 from typing import ClassVar
 
 from worker.models.decoder import DecoderModel, FeedForward
 from worker.models.layers import GatedMLP
 from worker.models.llama import LlamaLayer, PreNormLayer
-from worker.models.moe import MoeMLP, MoeNames
+from worker.models.moe import MoeMLP, MoeNames, as_stored
 
 
 class Qwen3MoeForCausalLM(DecoderModel):
@@ -26,7 +27,12 @@ class Qwen3MoeForCausalLM(DecoderModel):
         assert moe is not None, "the architecture has experts"
         if index in moe.dense_layers:
             return GatedMLP(self.config, self.options)
-        return MoeMLP(self.config, moe, self.options, self.moe_names)
+        return MoeMLP(self.config, moe, self.options, self._stored_names)
+
+    @cached_property
+    def _stored_names(self) -> MoeNames:
+        """Experts may be stacked, too."""
+        return as_stored(self.moe_names, self.config)
 
 
 class Qwen2MoeForCausalLM(Qwen3MoeForCausalLM):

@@ -4,7 +4,6 @@ keys and values (gated delta net, arXiv 2412.06464); the attention of the others
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 from typing import ClassVar
 
 import torch
@@ -16,16 +15,13 @@ from kernels.gated_delta_rule import (
     gated_delta_chunks,
     gated_delta_steps,
 )
-from worker.models.checkpoint import holds_tensors
-from worker.models.config import ModelConfig
 from worker.models.context import ForwardContext, StateCache
 from worker.models.decoder import DecoderModel, FeedForward
 from worker.models.kv_cache import KVCacheSpec, StateSpec
 from worker.models.layers import AttentionTraits, GatedMLP, RMSNorm
 from worker.models.linear import ColumnParallelLinear, ColumnPart, RowParallelLinear, divide
-from worker.models.linear_method import LayerOptions, WeightSlot
+from worker.models.linear_method import WeightSlot
 from worker.models.llama import LlamaLayer, PreNormLayer
-from worker.models.moe import STACKED_GATES, MoeMLP
 from worker.models.qwen3_moe import Qwen2MoeForCausalLM
 
 _NORM_EPS = 1e-6
@@ -271,15 +267,8 @@ class Qwen35ForCausalLM(Qwen3NextForCausalLM):
 
     is_fused: ClassVar[bool] = False
 
-    def __init__(self, config: ModelConfig, options: LayerOptions, max_model_len: int) -> None:
-        self._moe_names = self.moe_names
-        is_plain = config.moe is not None and config.quantization is None
-        if is_plain and holds_tensors(config.folder, f".experts.{STACKED_GATES}"):
-            self._moe_names = replace(self.moe_names, is_stacked=True)
-        super().__init__(config, options, max_model_len)
-
     def build_mlp(self, index: int) -> FeedForward:
         """What follows attention in a layer."""
         if self.config.moe is None:
             return GatedMLP(self.config, self.options)
-        return MoeMLP(self.config, self.config.moe, self.options, self._moe_names)
+        return super().build_mlp(index)

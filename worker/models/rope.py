@@ -20,6 +20,15 @@ def cos_sin_table(
     return table.to(device)
 
 
+def query_scales(rope: RopeConfig, num_positions: int, device: torch.device) -> torch.Tensor | None:
+    """Factors of the queries by position [num_positions] fp32; None for 1."""
+    if not rope.query_beta:
+        return None
+    positions = torch.arange(num_positions, dtype=torch.float32)
+    turns = torch.floor(positions / rope.original_max_position_embeddings)
+    return (1 + rope.query_beta * torch.log(1 + turns)).to(device)
+
+
 def inverse_frequencies(rope: RopeConfig, head_dim: int) -> torch.Tensor:
     """[head_dim / 2] fp32 radians per position, after the scaling."""
     exponents = torch.arange(0, head_dim, 2, dtype=torch.float32) / head_dim

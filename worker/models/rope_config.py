@@ -139,6 +139,7 @@ def _parse_table(
 ) -> RopeConfig:
     """One table of parameters, which `key` of config.json has."""
     kind = parameters.get("rope_type", parameters.get("type", "default"))
+    kind = "longrope" if kind == "su" else kind  # as Phi-3 called it at first
     theta = float(parameters.get("rope_theta") or raw.get("rope_theta") or 10000.0)
     if kind not in _KNOWN_KEYS:
         raise ValueError(

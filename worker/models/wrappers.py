@@ -57,6 +57,8 @@ class _Wrapper:
     tensors: TensorNames
     defaults: Mapping[str, object] = field(default_factory=dict)
     """What a missing key of the text means, where not as in the family."""
+    of_whole: tuple[str, ...] = ()
+    """Keys of which text_config says what nobody reads."""
     text_kind: str = ""
     """The text's `model_type` where there may be no text_config, its keys among the others; empty
     where there is one."""
@@ -72,6 +74,14 @@ _VISION_AND_PROJECTOR = TensorNames(
     ),
 )
 
+_AUDIO_AND_PROJECTOR = TensorNames(
+    renamed=_VISION_AND_PROJECTOR.renamed,
+    skipped=tuple(
+        f"{before}{part}"
+        for before in ("", "model.")
+        for part in ("audio_tower.", "multi_modal_projector.")
+    ),
+)
 _QWEN_VISION_KEYS = words(
     """
     vision_config image_token_id video_token_id vision_token_id vision_start_token_id
@@ -82,10 +92,34 @@ _QWEN_VISION = TensorNames(
     renamed=(("model.language_model.", "model."),), skipped=("visual.", "model.visual.")
 )
 
+_KIMI = _Wrapper(
+    model_type="kimi_k25",
+    texts={"kimi_k2": "DeepseekV3ForCausalLM", "deepseek_v3": "DeepseekV3ForCausalLM"},
+    keys=words(
+        """
+        vision_config ignore_index media_placeholder_token_id use_unified_vision_chunk
+        video_placeholder image_token_id video_token_id vision_start_token_id
+        vision_end_token_id projection_hidden_size projection_layer_norm_eps
+        """
+    ),
+    tensors=TensorNames(
+        renamed=(("language_model.", ""), ("model.language_model.", "model.")),
+        skipped=tuple(
+            f"{before}{part}"
+            for before in ("", "model.")
+            for part in ("vision_tower.", "mm_projector.")
+        ),
+    ),
+)
+
 _WRAPPERS: Mapping[str, _Wrapper] = {
     "Mistral3ForConditionalGeneration": _Wrapper(
         model_type="mistral3",
-        texts={"mistral": "MistralForCausalLM", "ministral3": "Ministral3ForCausalLM"},
+        texts={
+            "mistral": "MistralForCausalLM",
+            "ministral3": "Ministral3ForCausalLM",
+            "mistral4": "Mistral4ForCausalLM",
+        },
         keys=words(
             """
             vision_config image_token_index image_token_id multimodal_projector_bias
@@ -168,6 +202,49 @@ _WRAPPERS: Mapping[str, _Wrapper] = {
         tensors=_QWEN_VISION,
         defaults={"max_position_embeddings": 128000, "rope_theta": 500000.0},
     ),
+    "Qwen3VLMoeForConditionalGeneration": _Wrapper(
+        model_type="qwen3_vl_moe",
+        texts={"qwen3_vl_moe_text": "Qwen3MoeForCausalLM"},
+        keys=_QWEN_VISION_KEYS,
+        tensors=_QWEN_VISION,
+        defaults={
+            "max_position_embeddings": 128000,
+            "rope_theta": 500000.0,
+            "num_key_value_heads": 16,
+            "num_experts": 60,
+            "num_experts_per_tok": 4,
+            "moe_intermediate_size": 1408,
+            "norm_topk_prob": True,
+        },
+        of_whole=("tie_word_embeddings",),
+    ),
+    "KimiK25ForConditionalGeneration": _KIMI,
+    "Kimi_K25ForConditionalGeneration": _KIMI,  # as transformers writes it
+    "LlavaForConditionalGeneration": _Wrapper(
+        model_type="llava",
+        texts={"llama": "LlamaForCausalLM"},
+        keys=words(
+            """
+            vision_config ignore_index image_token_index image_token_id image_seq_length
+            multimodal_projector_bias projector_hidden_act vision_feature_layer
+            vision_feature_select_strategy
+            """
+        ),
+        tensors=_VISION_AND_PROJECTOR,
+        defaults={
+            "vocab_size": 32000,
+            "hidden_size": 4096,
+            "intermediate_size": 11008,
+            "num_hidden_layers": 32,
+            "num_attention_heads": 32,
+        },
+    ),
+    "VoxtralForConditionalGeneration": _Wrapper(
+        model_type="voxtral",
+        texts={"llama": "LlamaForCausalLM"},
+        keys=words("audio_config audio_token_id projector_hidden_act"),
+        tensors=_AUDIO_AND_PROJECTOR,
+    ),
 }
 """By value of `architectures` in config.json."""
 
@@ -204,6 +281,7 @@ def read_text_part(raw: RawConfig) -> tuple[RawConfig, TensorNames | None]:
             f"text_config.model_type {kind!r} in config.json is not supported (supported: "
             f"{', '.join(wrapper.texts)}): use another checkpoint"
         )
+    text = {key: value for key, value in text.items() if key not in wrapper.of_whole}
     own: dict[str, Any] = {}
     for key, value in raw.items():
         if key in wrapper.keys or key in _BOOKKEEPING or key == "text_config":

@@ -8,6 +8,7 @@ from pathlib import Path
 from transformers import PreTrainedModel
 
 from tests.support.checkpoints.dense_others import DENSE_SPECIMENS
+from tests.support.checkpoints.experts import EXPERT_SPECIMENS
 from tests.support.checkpoints.gemma4 import GEMMA4_SPECIMENS
 from tests.support.checkpoints.latents import LATENT_SPECIMENS
 from tests.support.checkpoints.llama4 import LLAMA4_SPECIMENS
@@ -39,6 +40,7 @@ from tests.support.checkpoints.mutations import (
     with_open_gate,
 )
 from tests.support.checkpoints.specimen import Mutation, Patch, Specimen, write
+from tests.support.checkpoints.texts import TEXT_SPECIMENS
 from worker.models.layers import RMSNorm
 from worker.models.moe import MoeNames
 
@@ -668,6 +670,8 @@ SPECIMENS: dict[str, Specimen] = {
     **LLAMA4_SPECIMENS,
     **DENSE_SPECIMENS,
     **LATENT_SPECIMENS,
+    **EXPERT_SPECIMENS,
+    **TEXT_SPECIMENS,
 }
 """By the family's name in tests."""
 

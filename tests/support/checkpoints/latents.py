@@ -8,10 +8,13 @@ from typing import Any
 
 import torch
 
+from kernels import ExpertChoice
 from tests.support.checkpoints.mutations import NO_ROUTER_BIAS, NO_SHARED_EXPERT
 from tests.support.checkpoints.specimen import Mutation, Patch, Specimen
+from worker.models import moe
 from worker.models.deepseek import LatentAttention
 from worker.models.layers import RMSNorm
+from worker.models.llama import PreNormLayer
 
 _ROPE = {"rope_type": "default", "rope_theta": 100.0}
 _YARN = {
@@ -25,7 +28,8 @@ _YARN = {
     "mscale_all_dim": 2.0,
 }
 """Magnitudes that differ, so that cosines and products both change."""
-_LATENTS = {
+_BETA = {**_YARN, "llama_4_scaling_beta": 0.9, "partial_rotary_factor": 8 / 20}
+LATENTS = {
     "num_key_value_heads": 4,
     "q_lora_rank": 24,
     "kv_lora_rank": 20,
@@ -33,7 +37,7 @@ _LATENTS = {
     "qk_rope_head_dim": 8,
     "v_head_dim": 10,
 }
-_EXPERTS = {
+EXPERTS = {
     "n_routed_experts": 8,
     "num_experts_per_tok": 3,
     "moe_intermediate_size": 32,
@@ -51,6 +55,25 @@ def _with_wide_scale(self: LatentAttention, *args: Any) -> None:
     self._scale *= (self._mla.query_dim / self._mla.cached_dim) ** 0.5
 
 
+def _with_nothing_idle(choice: ExpertChoice, count: int) -> tuple[ExpertChoice, torch.Tensor]:
+    own, idle = _IDLE(choice, count)
+    return own, torch.zeros_like(idle)
+
+
+def _without_idle_weights(tensors: dict[str, torch.Tensor], _: Any) -> dict[str, torch.Tensor]:
+    """transformers saves weights of experts that have none."""
+    return {
+        name: tensor
+        for name, tensor in tensors.items()
+        if not any(f".experts.{index}." in name for index in (6, 7, 8))
+    }
+
+
+_IDLE = moe._without_idle
+_OF_LONGCAT = (
+    *("order of dimensions", "norms of latents", "eps of these norms", "scale"),
+    "scale of experts",
+)
 _NORM, _INIT = RMSNorm.forward, LatentAttention.__init__
 _OF_LATENTS: dict[str, Mutation] = {
     "order of dimensions": Patch(
@@ -85,8 +108,8 @@ LATENT_SPECIMENS: dict[str, Specimen] = {
     "deepseek-v2": Specimen(
         name="DeepseekV2",
         settings={
-            **_LATENTS,
-            **_EXPERTS,
+            **LATENTS,
+            **EXPERTS,
             "rope_parameters": _YARN,
             "n_shared_experts": 2,
             "first_k_dense_replace": 1,
@@ -109,8 +132,8 @@ LATENT_SPECIMENS: dict[str, Specimen] = {
     "deepseek-v2-lite": Specimen(
         name="DeepseekV2",
         settings={
-            **_LATENTS,
-            **_EXPERTS,
+            **LATENTS,
+            **EXPERTS,
             "rope_parameters": _YARN,
             "q_lora_rank": None,
             "n_shared_experts": 2,
@@ -122,8 +145,8 @@ LATENT_SPECIMENS: dict[str, Specimen] = {
     "deepseek-v3": Specimen(
         name="DeepseekV3",
         settings={
-            **_LATENTS,
-            **_EXPERTS,
+            **LATENTS,
+            **EXPERTS,
             "rope_parameters": _YARN,
             "n_shared_experts": 1,
             "first_k_dense_replace": 1,
@@ -144,8 +167,8 @@ LATENT_SPECIMENS: dict[str, Specimen] = {
     "glm4-moe-lite": Specimen(
         name="Glm4MoeLite",
         settings={
-            **_LATENTS,
-            **_EXPERTS,
+            **LATENTS,
+            **EXPERTS,
             "rope_parameters": _ROPE,
             "n_shared_experts": 1,
             "mlp_layer_types": ["sparse", "dense", "sparse"],
@@ -159,11 +182,67 @@ LATENT_SPECIMENS: dict[str, Specimen] = {
         },
         lacks_head_dim=True,
     ),
+    "mistral4": Specimen(
+        name="Mistral4",
+        settings={
+            **LATENTS,
+            **EXPERTS,
+            "rope_parameters": _BETA,
+            "n_shared_experts": 1,
+            "first_k_dense_replace": 1,
+            "n_group": 4,
+            "topk_group": 2,
+        },
+        mutations={
+            **{key: value for key, value in _OF_V3.items() if key != "bias of the router"},
+            "beta": {"rope_parameters": {**_BETA, "llama_4_scaling_beta": 0.1}},
+            "length": {"rope_parameters": {**_BETA, "original_max_position_embeddings": 32}},
+            "theta": {"rope_parameters": {**_BETA, "rope_theta": 300.0}},
+            "best of a group": Patch(
+                target="worker.models.moe_config:_checked",
+                value=lambda moe: replace(moe, num_summed=1),
+            ),
+            "first layer": {"first_k_dense_replace": 0},
+        },
+        lacks_head_dim=True,
+    ),
+    "longcat": Specimen(
+        name="LongcatFlash",
+        settings={
+            **LATENTS,
+            "num_hidden_layers": 4,
+            "head_dim": 8,
+            "rope_parameters": _ROPE,
+            "ffn_hidden_size": 48,
+            "expert_ffn_hidden_size": 32,
+            "n_routed_experts": 6,
+            "zero_expert_num": 3,
+            "moe_topk": 3,
+            "routed_scaling_factor": 1.7,
+        },
+        mutations={
+            **{key: value for key, value in _OF_LATENTS.items() if key in _OF_LONGCAT},
+            "scale of latents": Patch(
+                target="worker.models.longcat:ScaledLatentAttention.pack",
+                value=LatentAttention.pack,
+            ),
+            "shortcut": Patch(
+                target="worker.models.longcat:SecondHalf.forward", value=PreNormLayer.forward
+            ),
+            "idle experts": Patch(
+                target="worker.models.moe:_without_idle", value=_with_nothing_idle
+            ),
+            "bias of the router": NO_ROUTER_BIAS,
+            "number of experts": {"moe_topk": 2},
+            "theta": {"rope_parameters": {**_ROPE, "rope_theta": 300.0}},
+        },
+        rewrite=_without_idle_weights,
+    ),
     "deepseek-halves": Specimen(
         name="DeepseekV3",
         settings={
-            **_LATENTS,
-            **_EXPERTS,
+            **LATENTS,
+            **EXPERTS,
             "rope_parameters": _ROPE,
             "rope_interleave": False,
             "n_shared_experts": 1,

@@ -104,10 +104,14 @@ def awq(rows: int, columns: int) -> Quantized:
     return tensors, (codes - zeros[:, groups]) * scales.float()[:, groups]
 
 
-def gptq(rows: int, columns: int, bits: int = 4, less: int = 1) -> Quantized:
+def gptq(
+    rows: int, columns: int, bits: int = 4, less: int = 1, is_ordered: bool = True
+) -> Quantized:
     largest = 2**bits
     codes, groups = torch.randint(largest, (rows, columns)), _groups(columns)
     count = int(groups[-1]) + 1
+    if not is_ordered:
+        groups = groups[torch.randperm(columns)]
     zeros = torch.randint(1, largest, (rows, count))
     scales = (_scales(rows, count) * 16 / largest).half()
     tensors = {
@@ -196,12 +200,18 @@ _FLOAT_8 = {"num_bits": 8, "type": "float"}
 _INT = {"type": "int", "strategy": "group", "group_size": GROUP}
 _AWQ = {"quant_method": "awq", "bits": 4, "group_size": GROUP, "zero_point": True}
 _GPTQ = {"quant_method": "gptq", "bits": 4, "group_size": GROUP, "desc_act": False, "sym": False}
+_INDEXED = {**_GPTQ, "desc_act": True}
 
 LAYOUTS: Mapping[str, Layout] = {
     "awq": Layout(said={**_AWQ, "version": "gemm"}, draw=awq),
     "gptq": Layout(said=_GPTQ, draw=gptq, file="quantize_config.json"),
     "gptq-v2": Layout(said={**_GPTQ, "checkpoint_format": "gptq_v2"}, draw=partial(gptq, less=0)),
     "gptq-8": Layout(said={**_GPTQ, "bits": 8}, draw=partial(gptq, bits=8)),
+    "gptq-index": Layout(said=_INDEXED, draw=partial(gptq, is_ordered=False)),
+    "gptq-index-8": Layout(
+        said={**_INDEXED, "bits": 8, "checkpoint_format": "gptq_v2"},
+        draw=partial(gptq, bits=8, less=0, is_ordered=False),
+    ),
     "int4": Layout(
         said=said_of_compressed("pack-quantized", **{**_INT, "group_size": 16}), draw=compressed
     ),

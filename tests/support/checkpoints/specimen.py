@@ -41,7 +41,7 @@ class Specimen:
     mutations: Mapping[str, Mutation] = field(default_factory=dict)
     """By feature."""
     wrapper: str = ""
-    """Of transformers' classes of a model with images whose text part this is."""
+    """Of transformers' classes of a model with images or sound whose text part this is."""
     said: Mapping[str, Any] = field(default_factory=dict)
     """Keys of config.json, where transformers has no class of the family's own: `name` is one that
     computes the same."""
@@ -99,9 +99,21 @@ _VISIONS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     ),
     "Qwen2_5_VL": ("Qwen2_5_VLVisionConfig", {**_QWEN_IMAGES, "fullatt_block_indexes": [0]}, {}),
     "Qwen3_5Moe": ("Qwen3_5MoeVisionConfig", _QWEN_IMAGES, {}),
+    "Qwen3VLMoe": (
+        "Qwen3VLMoeVisionConfig",
+        {**_QWEN_IMAGES, "deepstack_visual_indexes": []},
+        {},
+    ),
+    "Kimi_K25": ("Kimi_K25VisionConfig", {**_IMAGES, **_ONE_LAYER}, {"projection_hidden_size": 16}),
+    "Llava": ("CLIPVisionConfig", {**_IMAGES, **_ONE_LAYER}, {}),
+    "Voxtral": (
+        "VoxtralEncoderConfig",
+        {"hidden_size": 16, "intermediate_size": 64, **_ONE_LAYER},
+        {},
+    ),
     "Qwen3VL": ("Qwen3VLVisionConfig", {**_QWEN_IMAGES, "deepstack_visual_indexes": []}, {}),
 }
-"""By wrapper, the class of its vision part's configuration, what that says, and what it says
+"""By wrapper, the class of its other part's configuration, what that says, and what it says
 itself."""
 
 
@@ -151,11 +163,12 @@ def _class_and_config(specimen: Specimen) -> tuple[Any, Any]:
 
 
 def _wrapped(name: str, text: Any) -> Any:
-    """Of a model with images, whose vision part is as small as can be."""
+    """Of a model with images or sound, whose part for these is as small as can be."""
     vision_class, vision, further = _VISIONS[name]
+    part = "audio_config" if name == "Voxtral" else "vision_config"
     return getattr(transformers, f"{name}Config")(
         text_config=text,
-        vision_config=getattr(transformers, vision_class)(**vision),
+        **{part: getattr(transformers, vision_class)(**vision)},
         tie_word_embeddings=getattr(text, "tie_word_embeddings", False),
         **further,
     )

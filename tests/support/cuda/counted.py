@@ -183,7 +183,7 @@ def _count_calls(layer: Any, counter: Counter, found: list[int]) -> None:
 def write_config(folder: Path, config: dict[str, Any], num_layers: int) -> Path:
     """The folder with a config.json of so many layers."""
     text = config.get("text_config", config)
-    most = text["num_hidden_layers"]
+    most = text.get("num_hidden_layers", num_layers)
     short = {
         key: value[:num_layers] if isinstance(value, list) and len(value) == most else value
         for key, value in text.items()

@@ -18,6 +18,7 @@ from transformers import PreTrainedModel
 
 from tests.support.checkpoints.families import SPECIMENS, write_specimen
 from tests.support.checkpoints.specimen import VOCAB_SIZE, Patch
+from tests.support.checkpoints.texts import TEXT_SPECIMENS
 from tests.support.engines.engine_driver import Engine
 from tests.support.engines.plan_driver import Request, generate, make_runner
 from tests.support.engines.threaded_group import run_ranks
@@ -118,6 +119,7 @@ def make_prompts() -> list[list[int]]:
 
 
 @pytest.mark.checks("batched", "prefix hit", of=SPECIMENS, against="transformers")
+@pytest.mark.parametrize("checkpoint", long_but(*SPECIMENS.keys() - TEXT_SPECIMENS), indirect=True)
 def test_batched_then_hitting_prefixes(checkpoint: Checkpoint) -> None:
     prompts = make_prompts()
     with Engine(str(checkpoint.folder), kv_cache_tokens=4096) as engine:

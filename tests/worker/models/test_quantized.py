@@ -62,7 +62,7 @@ def test_weights_are_the_dequantized_ones(tmp_path: Path, name: str) -> None:
 @pytest.mark.checks(
     formats=LAYOUTS, of="Qwen3MoeForCausalLM", against="the same weights dequantized"
 )
-@pytest.mark.parametrize("name", ["awq", "nvfp4"])
+@pytest.mark.parametrize("name", ["awq", "nvfp4", "gptq-index"])
 def test_experts_draw_what_the_dequantized_ones_draw(tmp_path: Path, name: str) -> None:
     torch.set_num_threads(1)
     write_quantized(LAYOUTS[name], tmp_path / "own", tmp_path / "plain")
@@ -107,7 +107,7 @@ def test_random_weights_need_no_checkpoint(tmp_path: Path, name: str) -> None:
         assert 0.012 < float(weight.std()) < 0.03
 
 
-@pytest.mark.parametrize("name", ["awq", "gptq", "int4-zeros"])
+@pytest.mark.parametrize("name", ["awq", "gptq", "gptq-index", "int4-zeros"])
 def test_shares_within_a_word_are_refused(tmp_path: Path, name: str) -> None:
     """Four ranks have 4 of 16 keys, or 8 of 32 columns, each."""
     config = {**CONFIG, "num_key_value_heads": 4, "head_dim": 4}
@@ -119,14 +119,24 @@ def test_shares_within_a_word_are_refused(tmp_path: Path, name: str) -> None:
         list(model.weight_slots())
 
 
-def test_groups_that_are_not_of_neighbours_are_refused(tmp_path: Path) -> None:
+def test_an_index_that_was_not_said_is_refused(tmp_path: Path) -> None:
     write_quantized(LAYOUTS["gptq"], tmp_path / "own", tmp_path / "plain")
     path = tmp_path / "own" / "model.safetensors"
     tensors = load_file(path)
     name = "model.layers.0.self_attn.o_proj.g_idx"
     tensors[name] = tensors[name].flip(0).contiguous()
     save_file(tensors, path, metadata={"format": "pt"})
-    with pytest.raises(ValueError, match=r"g_idx, desc_act"):
+    with pytest.raises(ValueError, match=r"g_idx .* set it to true"):
+        loaded(tmp_path / "own", 0, 1)
+
+
+def test_an_index_of_no_group_is_refused(tmp_path: Path) -> None:
+    write_quantized(LAYOUTS["gptq-index"], tmp_path / "own", tmp_path / "plain")
+    path = tmp_path / "own" / "model.safetensors"
+    tensors = load_file(path)
+    tensors["model.layers.0.self_attn.o_proj.g_idx"][5] = 3
+    save_file(tensors, path, metadata={"format": "pt"})
+    with pytest.raises(ValueError, match=r"g_idx of .*o_proj names groups outside of the 3"):
         loaded(tmp_path / "own", 0, 1)
 
 
@@ -142,7 +152,6 @@ AWQ = {"quant_method": "awq", "bits": 4, "group_size": 128}
     ("said", "named"),
     [
         ({"quant_method": "bitsandbytes"}, "quant_method 'bitsandbytes'"),
-        ({**GPTQ, "desc_act": True}, "desc_act True"),
         ({**GPTQ, "bits": 3}, "bits 3"),
         ({**GPTQ, "group_size": 0}, "group_size 0"),
         ({**GPTQ, "dynamic": {"-:.*": {}}}, "the key dynamic"),

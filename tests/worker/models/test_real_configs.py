@@ -71,7 +71,9 @@ IGNORED = {
     "of images": "image_token_index multimodal_projector_bias projector_hidden_act "
     "spatial_merge_size vision_feature_layer vision_config mm_tokens_per_image boi_token_index "
     "eoi_token_index image_token_id video_token_id vision_token_id vision_start_token_id "
-    "vision_end_token_id audio_token_id vision_soft_tokens_per_image",
+    "vision_end_token_id ignore_index media_placeholder_token_id use_unified_vision_chunk "
+    "vision_feature_select_strategy embd_layer img_processor vision_soft_tokens_per_image",
+    "of sound": "audio_token_id",
     "where the text says it itself": "tie_word_embeddings",
     "while no layers share keys or have embeddings of their own": "use_double_wide_mlp "
     "vocab_size_per_layer_input",

@@ -1,0 +1,166 @@
+"""Checkpoints of families whose experts are those of another family, in other places or by other
+names; and what would be wrong if one of their features were missed."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from tests.support.checkpoints.mutations import (
+    NO_QKV_BIAS,
+    NO_ROUTER_BIAS,
+    NO_SHARED_EXPERT,
+    SWAPPED_POST_NORMS,
+    WIDE_NORMS_OF_HEADS,
+)
+from tests.support.checkpoints.specimen import Mutation, Patch, Specimen
+from worker.models.hunyuan_moe import _TRAITS
+from worker.models.layers import AttentionTraits
+
+_ROPE = {"rope_type": "default", "rope_theta": 100.0}
+_THETA: dict[str, Mutation] = {"theta": {"rope_parameters": {**_ROPE, "rope_theta": 300.0}}}
+_ALPHA = {"rope_type": "dynamic", "rope_theta": 100.0, "alpha": 20.0, "factor": 1.0}
+_EPS: dict[str, Mutation] = {"eps": {"rms_norm_eps": 0.1}}
+_FEWER: dict[str, Mutation] = {"number of experts": {"num_experts_per_tok": 2}}
+
+_QWEN2_MOE = (
+    *("num_experts", "num_local_experts", "shared_expert_intermediate_size", "mlp_only_layers"),
+    *("decoder_sparse_step", "qkv_bias", "layer_types", "sliding_window", "use_sliding_window"),
+    *("output_router_logits", "router_aux_loss_coef"),
+)
+"""Keys that DeepSeek's first does not have."""
+
+
+def _as_deepseek(tensors: dict[str, torch.Tensor], model: Any) -> dict[str, torch.Tensor]:
+    """Qwen2-MoE's shared expert counts fully where its gate is one half and it is twice as much."""
+    released = {}
+    for name, tensor in tensors.items():
+        if name.endswith("shared_expert_gate.weight"):
+            model.get_parameter(name).data.zero_()
+            continue
+        if name.endswith("shared_expert.down_proj.weight"):
+            model.get_parameter(name).data.mul_(2.0)
+        released[name.replace(".shared_expert.", ".shared_experts.")] = tensor
+    return released
+
+
+EXPERT_SPECIMENS: dict[str, Specimen] = {
+    "deepseek-moe": Specimen(
+        name="Qwen2Moe",
+        settings={
+            "rope_parameters": _ROPE,
+            "num_experts": 8,
+            "num_experts_per_tok": 3,
+            "moe_intermediate_size": 16,
+            "shared_expert_intermediate_size": 32,
+            "mlp_only_layers": [0],
+            "qkv_bias": False,
+        },
+        mutations={
+            "shared experts": NO_SHARED_EXPERT,
+            "first layer": {"first_k_dense_replace": 0},
+            "sum of weights": {"norm_topk_prob": True},
+            **_FEWER,
+            **_THETA,
+            **_EPS,
+        },
+        said={
+            "architectures": ["DeepseekForCausalLM"],
+            "model_type": "deepseek",
+            "n_routed_experts": 8,
+            "n_shared_experts": 2,
+            "first_k_dense_replace": 1,
+            "moe_layer_freq": 1,
+            "scoring_func": "softmax",
+            **dict.fromkeys(_QWEN2_MOE),
+        },
+        rewrite=_as_deepseek,
+        lacks_head_dim=True,
+    ),
+    "granite-moe": Specimen(
+        name="GraniteMoe",
+        settings={
+            "embedding_multiplier": 3.0,
+            "attention_multiplier": 0.5,
+            "residual_multiplier": 0.6,
+            "logits_scaling": 0.25,
+            "tie_word_embeddings": True,
+            "rope_parameters": _ROPE,
+            "num_local_experts": 8,
+            "num_experts_per_tok": 3,
+        },
+        mutations={
+            "embedding": {"embedding_multiplier": 1.0},
+            "scale of attention": {"attention_multiplier": 0.25},
+            "residual": {"residual_multiplier": 1.0},
+            "logits": {"logits_scaling": 4.0},
+            **_FEWER,
+            **_THETA,
+        },
+        lacks_head_dim=True,
+    ),
+    "flex-olmo": Specimen(
+        name="FlexOlmo",
+        settings={
+            "rope_parameters": _ROPE,
+            "num_experts": 7,
+            "num_experts_per_tok": 3,
+            "norm_topk_prob": False,
+        },
+        mutations={
+            "norms of heads": WIDE_NORMS_OF_HEADS,
+            "order of norms": SWAPPED_POST_NORMS,
+            **_FEWER,
+            **_THETA,
+            **_EPS,
+        },
+        lacks_head_dim=True,
+    ),
+    "solar-open": Specimen(
+        name="SolarOpen",
+        settings={
+            "rope_parameters": _ROPE,
+            "attention_bias": True,
+            "n_routed_experts": 8,
+            "num_experts_per_tok": 3,
+            "moe_intermediate_size": 32,
+            "n_shared_experts": 1,
+            "routed_scaling_factor": 1.7,
+            "n_group": 4,
+            "topk_group": 2,
+        },
+        mutations={
+            "no bias": NO_QKV_BIAS,
+            "shared expert": NO_SHARED_EXPERT,
+            "scale of experts": {"routed_scaling_factor": 1.0},
+            "groups": {"topk_group": 4},
+            "sum of weights": {"norm_topk_prob": False},
+            "bias of the router": NO_ROUTER_BIAS,
+            **_FEWER,
+            **_THETA,
+        },
+    ),
+    "hunyuan-moe": Specimen(
+        name="HunYuanMoEV1",
+        settings={
+            "rope_parameters": _ALPHA,
+            "num_experts": 8,
+            "moe_topk": 3,
+            "attention_bias": True,
+            "tie_word_embeddings": True,
+        },
+        mutations={
+            "alpha": {"rope_parameters": {**_ALPHA, "alpha": 2.0}},
+            "order of norms": Patch(
+                target="worker.models.hunyuan_moe:_TRAITS",
+                value=AttentionTraits(names=_TRAITS.names),
+            ),
+            "no bias": NO_QKV_BIAS,
+            "shared expert": NO_SHARED_EXPERT,
+            "number of experts": {"moe_topk": 2},
+            **_EPS,
+        },
+    ),
+}
+"""By the family's name in tests."""

@@ -1,0 +1,132 @@
+"""Checkpoints that hold more than a language model, or more layers than one needs; and what would
+be wrong if their tensors' names were not understood."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from tests.support.checkpoints.latents import EXPERTS, LATENTS
+from tests.support.checkpoints.mutations import NO_NAMES
+from tests.support.checkpoints.specimen import Mutation, Patch, Specimen
+from worker.models.moe import MoeNames
+
+_ROPE = {"rope_type": "default", "rope_theta": 100.0}
+_THETA: dict[str, Mutation] = {"theta": {"rope_parameters": {**_ROPE, "rope_theta": 300.0}}}
+_LLAMA_MUTATIONS: dict[str, Mutation] = {"names": NO_NAMES, **_THETA, "eps": {"rms_norm_eps": 0.1}}
+_SU = {
+    "type": "su",
+    "short_factor": [1.0, 1.5, 2.0, 2.5, 1.0, 1.5, 2.0, 2.5],
+    "long_factor": [2.0] * 8,
+}
+_LONGROPE = {
+    **_SU,
+    "rope_type": "longrope",
+    "rope_theta": 100.0,
+    "original_max_position_embeddings": 160,
+}
+
+
+def _transposed(tensors: dict[str, torch.Tensor], _: Any) -> dict[str, torch.Tensor]:
+    """Stacked experts as Qwen releases them, where transformers saves them by output features."""
+    return {
+        name: tensor.transpose(1, 2).contiguous() if ".experts." in name else tensor
+        for name, tensor in tensors.items()
+    }
+
+
+def _as_kimi(tensors: dict[str, torch.Tensor], _: Any) -> dict[str, torch.Tensor]:
+    """transformers undoes its name for layers of images with those of the text, too."""
+    return {name.replace(".model.blocks.", ".model.layers."): tensors[name] for name in tensors}
+
+
+def _with(*names: str) -> Any:
+    """Further tensors."""
+
+    def rewrite(tensors: dict[str, torch.Tensor], _: Any) -> dict[str, torch.Tensor]:
+        return {**tensors, **{name: torch.ones(3) for name in names}}
+
+    return rewrite
+
+
+TEXT_SPECIMENS: dict[str, Specimen] = {
+    "kimi-k2-5": Specimen(
+        name="DeepseekV3",
+        settings={
+            **LATENTS,
+            **EXPERTS,
+            "rope_parameters": _ROPE,
+            "n_shared_experts": 1,
+            "first_k_dense_replace": 1,
+            "n_group": 1,
+            "topk_group": 1,
+        },
+        mutations={"names": NO_NAMES, **_THETA},
+        wrapper="Kimi_K25",
+        rewrite=_as_kimi,
+        lacks_head_dim=True,
+    ),
+    "qwen3-moe-images": Specimen(
+        name="Qwen3VLMoe",
+        config="Qwen3VLMoeText",
+        settings={
+            "rope_parameters": {**_ROPE, "mrope_section": [4, 2, 2], "mrope_interleaved": True},
+            "num_experts": 8,
+            "num_experts_per_tok": 3,
+            "moe_intermediate_size": 20,
+            "mlp_only_layers": [1],
+            "tie_word_embeddings": False,
+        },
+        mutations={
+            "names": NO_NAMES,
+            "stacked experts": Patch(
+                target="worker.models.qwen3_moe:as_stored", value=lambda *_: MoeNames()
+            ),
+            "number of experts": {"num_experts_per_tok": 2},
+            "sum of weights": {"norm_topk_prob": False},
+            **_THETA,
+        },
+        wrapper="Qwen3VLMoe",
+        rewrite=_transposed,
+    ),
+    "llava": Specimen(
+        name="Llama",
+        settings={"rope_parameters": _ROPE},
+        mutations=_LLAMA_MUTATIONS,
+        wrapper="Llava",
+    ),
+    "voxtral": Specimen(
+        name="Llama",
+        settings={"rope_parameters": _ROPE},
+        mutations=_LLAMA_MUTATIONS,
+        wrapper="Voxtral",
+    ),
+    "phi3-images": Specimen(
+        name="Phi3",
+        settings={
+            "rope_parameters": _LONGROPE,
+            "max_position_embeddings": 640,
+            "original_max_position_embeddings": 160,
+            "sliding_window": None,
+        },
+        mutations={
+            "names": NO_NAMES,
+            "short factors": {"rope_scaling": {**_SU, "short_factor": [1.0] * 8}},
+            "temperature": {"rope_scaling": {**_SU, "attention_factor": 1.0}},
+            "eps": {"rms_norm_eps": 0.1},
+        },
+        said={
+            "architectures": ["Phi3VForCausalLM"],
+            "model_type": "phi3_v",
+            "rope_parameters": None,
+            "rope_theta": 100.0,
+            "rope_scaling": _SU,
+            "embd_layer": {"embedding_cls": "image"},
+            "img_processor": {"name": "clip_vision_model"},
+        },
+        rewrite=_with("model.vision_embed_tokens.glb_GN"),
+        lacks_head_dim=True,
+    ),
+}
+"""By the family's name in tests."""

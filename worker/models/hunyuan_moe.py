@@ -1,0 +1,25 @@
+"""Hunyuan-A13B (huggingface.co/tencent): heads are normalised after they rotate; experts."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from worker.models.layers import AttentionNames, AttentionTraits
+from worker.models.llama import LlamaLayer
+from worker.models.moe import MoeNames
+from worker.models.qwen3_moe import Qwen3MoeForCausalLM
+
+_TRAITS = AttentionTraits(
+    names=AttentionNames(q_norm="query_layernorm", k_norm="key_layernorm"),
+    rotates_first=True,
+)
+
+
+class HunYuanMoEV1ForCausalLM(Qwen3MoeForCausalLM):
+    """Experts in all layers, beside one that every token takes."""
+
+    moe_names: ClassVar[MoeNames] = MoeNames(router="gate.wg", shared="shared_mlp")
+
+    def build_layer(self, index: int) -> LlamaLayer:
+        """Every layer is alike."""
+        return LlamaLayer(self, index, self.build_mlp(index), traits=_TRAITS)

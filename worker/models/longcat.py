@@ -1,0 +1,107 @@
+"""LongCat-Flash (huggingface.co/meituan-longcat): two layers at a time, beside which experts go."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import ClassVar
+
+import torch
+
+from worker.models.context import ForwardContext
+from worker.models.decoder import DecoderModel
+from worker.models.deepseek import LatentAttention
+from worker.models.layers import GatedMLP
+from worker.models.linear_method import WeightSlot
+from worker.models.llama import PreNormLayer
+from worker.models.moe import MoeMLP, MoeNames
+
+_NAMES = MoeNames(router="router.classifier", bias="router.e_score_correction_bias")
+
+
+class LongcatFlashForCausalLM(DecoderModel):
+    """What a checkpoint calls one layer is two here, each with keys and values of its own."""
+
+    def build_layer(self, index: int) -> PreNormLayer:
+        """The first or the second of two."""
+        if index % 2 == 0:
+            self._first = FirstHalf(self, index)
+            return self._first
+        return SecondHalf(self, index, self._first)
+
+    def layer_name(self, index: int) -> str:
+        """What a checkpoint calls a layer."""
+        return super().layer_name(index // 2)
+
+
+class ScaledLatentAttention(LatentAttention):
+    """What comes of the norms of latents is multiplied, so that it is as large as a hidden state
+    is for its width."""
+
+    def __init__(self, model: DecoderModel, index: int) -> None:
+        super().__init__(model, index)
+        self._hidden_size = model.config.hidden_size
+
+    def pack(self) -> None:
+        """Puts the factors into the norms' weights."""
+        super().pack()
+        for norm in (self.q_norm, self.kv_norm):
+            assert norm is not None, "the architecture has latents of queries"
+            norm.weight = norm.weight.float() * (self._hidden_size / len(norm.weight)) ** 0.5
+
+
+class FirstHalf(PreNormLayer):
+    """Its experts see what its MLP sees, and what they yield is added behind the second half."""
+
+    norm_names: ClassVar[tuple[str, ...]] = ("input_layernorm.0", "post_attention_layernorm.0")
+
+    def __init__(self, model: DecoderModel, index: int) -> None:
+        moe = model.config.moe
+        assert moe is not None, "the architecture has experts"
+        self.experts = MoeMLP(model.config, moe, model.options, _NAMES)
+        attention = ScaledLatentAttention(model, index)
+        mlp = GatedMLP(model.config, model.options)
+        super().__init__(model, attention, mlp, mixer_name="self_attn.0", mlp_name="mlps.0")
+        self.shortcut: torch.Tensor | None = None
+        """What the experts yielded [T, hidden], until the second half takes it."""
+
+    def weight_slots(self, prefix: str) -> Iterator[WeightSlot]:
+        """Slots of the layer; `prefix` ends with a dot."""
+        yield from super().weight_slots(prefix)
+        yield from self.experts.weight_slots(f"{prefix}mlp.")
+
+    def pack(self) -> None:
+        """Brings the loaded weights into the form they are used in."""
+        super().pack()
+        self.experts.pack()
+
+    def feed_forward(self, hidden: torch.Tensor) -> torch.Tensor:
+        """[T, hidden], normalised, to [T, hidden]."""
+        self.shortcut = self.experts.forward(hidden)
+        return super().feed_forward(hidden)
+
+
+class SecondHalf(PreNormLayer):
+    """Adds what the experts of the first half yielded."""
+
+    norm_names: ClassVar[tuple[str, ...]] = ("input_layernorm.1", "post_attention_layernorm.1")
+
+    def __init__(self, model: DecoderModel, index: int, first: FirstHalf) -> None:
+        attention = ScaledLatentAttention(model, index)
+        mlp = GatedMLP(model.config, model.options)
+        super().__init__(model, attention, mlp, mixer_name="self_attn.1", mlp_name="mlps.1")
+        self._first = first
+
+    def forward(
+        self,
+        hidden: torch.Tensor,
+        residual: torch.Tensor | None,
+        positions: torch.Tensor,
+        ctx: ForwardContext,
+        read: torch.Tensor | None = None,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """The block's output and the residual that it is still to be added to; where no layer
+        follows, those of the tokens `read` [S]."""
+        hidden, residual = super().forward(hidden, residual, positions, ctx, read)
+        shortcut, self._first.shortcut = self._first.shortcut, None
+        assert shortcut is not None, "the first half went before"
+        return hidden + (shortcut if read is None else shortcut.index_select(0, read)), residual
