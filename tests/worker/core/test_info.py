@@ -38,7 +38,7 @@ def test_limits_are_the_devices_where_none_are_given(tmp_path: Path) -> None:
 
     def limits(**options: int) -> tuple[int, int]:
         config = EngineConfig(model=str(tmp_path), load_format="dummy", **options)  # type: ignore[arg-type]
-        info = build_engine_info(config, [hello])
+        info = build_engine_info(config, [hello], "salt")
         return info.max_num_seqs, info.max_num_batched_tokens
 
     assert limits() == (256, 2048)
