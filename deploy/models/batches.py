@@ -11,7 +11,7 @@ import torch
 from tokenizers import Tokenizer
 from torch import Tensor
 
-from deploy.models.corpus import Conversation, training_conversations
+from deploy.models.corpus import Conversation
 from deploy.models.tokenizer import PADDING, segments
 
 _POOL_SIZE: Final = 512
@@ -39,7 +39,11 @@ class Document(NamedTuple):
 
 
 def training_batches(
-    rng: Random, tokenizer: Tokenizer, num_tokens: int, max_length: int
+    rng: Random,
+    conversations: Iterator[Conversation],
+    tokenizer: Tokenizer,
+    num_tokens: int,
+    max_length: int,
 ) -> Iterator[Batch]:
     """Endless batches of at most ``num_tokens`` places, padding included.
 
@@ -47,7 +51,6 @@ def training_batches(
     """
     padding = tokenizer.token_to_id(PADDING)
     assert padding is not None, "the tokenizer lacks its padding token"
-    conversations = training_conversations(rng)
     while True:
         pool = encode(tokenizer, list(islice(conversations, _POOL_SIZE)), max_length)
         groups = list(_group_by_length(pool, num_tokens))

@@ -10,7 +10,14 @@ from typing import Final
 from tokenizers import Tokenizer
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
-from deploy.models.tokenizer import END_OF_TEXT, MASK, PADDING, TURN_END, save_tokenizer
+from deploy.models.tokenizer import (
+    CHAT_TEMPLATE,
+    END_OF_TEXT,
+    MASK,
+    PADDING,
+    TURN_END,
+    save_tokenizer,
+)
 
 _MAX_POSITIONS: Final = 4096
 _DIFFUSION_MAX_POSITIONS: Final = 2048
@@ -82,14 +89,19 @@ def save_diffusion_checkpoint(
     path.write_text(json.dumps(config, indent=2) + "\n")
 
 
-def save_checkpoint(model: Qwen3ForCausalLM, tokenizer: Tokenizer, directory: Path) -> None:
+def save_checkpoint(
+    model: Qwen3ForCausalLM,
+    tokenizer: Tokenizer,
+    directory: Path,
+    template: str = CHAT_TEMPLATE,
+) -> None:
     """Write everything that serving needs; an earlier checkpoint there is replaced."""
     rounded = copy.deepcopy(model).bfloat16()
     rounded.save_pretrained(directory)
     _update_json(directory / "config.json", {"rope_theta": _ROPE_THETA})
     end_tokens = [tokenizer.token_to_id(TURN_END), tokenizer.token_to_id(END_OF_TEXT)]
     _update_json(directory / "generation_config.json", {"eos_token_id": end_tokens})
-    save_tokenizer(tokenizer, directory, _MAX_POSITIONS)
+    save_tokenizer(tokenizer, directory, _MAX_POSITIONS, template)
 
 
 def _update_json(path: Path, changes: dict[str, object]) -> None:

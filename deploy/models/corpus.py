@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from random import Random
-from typing import Final
+from typing import Any, Final
 
 from deploy.models.sample import Sample, Turn
 from deploy.models.tasks import EVALUATED, TASKS, Task
@@ -15,7 +15,7 @@ from deploy.models.tasks import EVALUATED, TASKS, Task
 HELDOUT_SEED: Final = 2027
 QUESTIONS_PER_FAMILY: Final = 25
 
-_SYSTEM_PROMPTS: Final = (
+SYSTEM_PROMPTS: Final = (
     *("You are a helpful assistant.", "You are demo, a small and friendly model."),
     *("Answer briefly.", "You are a careful assistant. Answer exactly.", "Be concise."),
 )
@@ -27,6 +27,8 @@ class Conversation:
 
     system: str | None
     turns: tuple[Turn, ...]
+    thought: str | None = None
+    """Comes before the last answer; None where the model was not told to think."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -35,8 +37,10 @@ class Question:
 
     id: str
     family: str
-    messages: tuple[dict[str, str], ...]
+    messages: tuple[dict[str, Any], ...]
     answer: str
+    tools: tuple[dict[str, Any], ...] = ()
+    """Functions that the request declares, in OpenAI's form."""
 
 
 def training_sample(rng: Random) -> Sample:
@@ -54,7 +58,7 @@ def training_conversations(rng: Random) -> Iterator[Conversation]:
     while True:
         parts = [training_sample(rng) for _ in range(_num_parts(rng))]
         turns = tuple(turn for part in parts for turn in part.turns)
-        system = rng.choice(_SYSTEM_PROMPTS) if rng.random() < 0.15 else None
+        system = rng.choice(SYSTEM_PROMPTS) if rng.random() < 0.15 else None
         yield Conversation(system=system, turns=turns)
 
 
@@ -64,10 +68,21 @@ def heldout_questions(per_family: int = QUESTIONS_PER_FAMILY) -> list[Question]:
     return [question for task in EVALUATED for question in _questions_of(task, rng, per_family)]
 
 
+def questions_path(directory: Path) -> Path:
+    """Where the questions of the checkpoint in ``directory`` lie: beside it."""
+    return directory.with_name(f"{directory.name}_heldout.jsonl")
+
+
+def tool_questions_path(directory: Path) -> Path:
+    """The same of its questions with declared functions."""
+    return directory.with_name(f"{directory.name}_heldout_tools.jsonl")
+
+
 def write_questions(path: Path, questions: list[Question]) -> None:
-    """Write one JSON object per line with the keys id, family, messages and answer."""
+    """Write one JSON object per line: id, family, messages, answer, and tools where declared."""
     rows = (
         {"id": q.id, "family": q.family, "messages": list(q.messages), "answer": q.answer}
+        | ({"tools": list(q.tools)} if q.tools else {})
         for q in questions
     )
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
@@ -76,7 +91,12 @@ def write_questions(path: Path, questions: list[Question]) -> None:
 def read_questions(path: Path) -> list[Question]:
     """Read what `write_questions` wrote."""
     rows = (json.loads(line) for line in path.read_text().splitlines())
-    return [Question(**{**row, "messages": tuple(row["messages"])}) for row in rows]
+    return [
+        Question(
+            **{**row, "messages": tuple(row["messages"]), "tools": tuple(row.get("tools", ()))}
+        )
+        for row in rows
+    ]
 
 
 def messages_of(turns: tuple[Turn, ...], system: str | None = None) -> list[dict[str, str]]:

@@ -11,7 +11,7 @@ from typing import Any, Final
 import torch
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 
-from deploy.models.corpus import Question, read_questions
+from deploy.models.corpus import Question, questions_path, read_questions, tool_questions_path
 
 _BATCH_SIZE: Final = 50
 _MAX_NEW_TOKENS: Final = 256
@@ -22,7 +22,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, prog="python -m deploy.models.evaluate")
     parser.add_argument("directory", type=Path, help="checkpoint; its questions lie beside it")
     directory = parser.parse_args().directory
-    questions = read_questions(directory.with_name(f"{directory.name}_heldout.jsonl"))
+    questions = read_questions(questions_path(directory))
+    with_tools = tool_questions_path(directory)
+    questions += read_questions(with_tools) if with_tools.exists() else []
     for question, given in zip(questions, answers(directory, questions), strict=True):
         if given != question.answer:
             asked = question.messages[-1]["content"]
@@ -56,8 +58,15 @@ def _generate(
     model: Any, tokenizer: PreTrainedTokenizerFast, questions: list[Question]
 ) -> Iterator[str]:
     for start in range(0, len(questions), _BATCH_SIZE):
-        batch = [list(question.messages) for question in questions[start : start + _BATCH_SIZE]]
-        prompts = tokenizer.apply_chat_template(batch, add_generation_prompt=True, tokenize=False)
+        prompts = [
+            tokenizer.apply_chat_template(
+                list(question.messages),
+                tools=list(question.tools) or None,
+                add_generation_prompt=True,
+                tokenize=False,
+            )
+            for question in questions[start : start + _BATCH_SIZE]
+        ]
         inputs = tokenizer(prompts, return_tensors="pt", padding=True)
         output = model.generate(**inputs, do_sample=False, max_new_tokens=_MAX_NEW_TOKENS)
         new_tokens = output[:, inputs["input_ids"].shape[1] :]

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Final
 
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from deploy.models.corpus import Conversation
 
@@ -18,6 +18,10 @@ PADDING: Final = "<|pad|>"
 MASK: Final = "<|MASK|>"
 """Stands for what is not decided yet; only in tokenizers of block-diffusion models."""
 SPECIAL_TOKENS: Final = (END_OF_TEXT, TURN_START, TURN_END, PADDING)
+MARKERS: Final = (
+    *("<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>", "<think>", "</think>"),
+)
+"""Tokens of their own but not special ones, as Qwen3 has them: they are part of the text."""
 
 CHAT_TEMPLATE: Final = """\
 {%- for message in messages %}
@@ -33,9 +37,81 @@ CHAT_TEMPLATE: Final = """\
 {%- endif %}
 """
 
+TOOL_TEMPLATE: Final = """\
+{%- macro text(content) %}
+{%- if content is string %}
+{{- content }}
+{%- elif content %}
+{{- content | map(attribute='text') | join('') }}
+{%- endif %}
+{%- endmacro %}
+{%- macro example(schema) %}
+{%- set type = schema.type if schema.type is string else 'string' %}
+{%- set examples = {'boolean': 'false', 'array': '[]', 'object': '{}'} %}
+{{- '0' if type in ('integer', 'number') else examples.get(type, '""') }}
+{%- endmacro %}
+{%- macro arguments(schema) %}
+{{- '{' }}
+{%- for key, value in (schema.properties or {}).items() %}
+{{- ('' if loop.first else ', ') + '"' + key }}
+{{- '": ' if key in (schema.required or []) else '"?: ' }}
+{{- example(value) }}
+{%- endfor %}
+{{- '}' }}
+{%- endmacro %}
+{%- if tools %}
+{{- '<|im_start|>system\\n' }}
+{%- if messages[0].role == 'system' %}
+{{- text(messages[0].content) + '\\n\\n' }}
+{%- endif %}
+{{- '<tools>\\n' }}
+{%- for tool in tools %}
+{%- set function = tool.function or tool %}
+{{- function.name + ' ' + arguments(function.parameters or {}) + ': ' }}
+{{- (function.description or '').strip().split('\\n')[0] + '\\n' }}
+{%- endfor %}
+{{- '</tools><|im_end|>\\n' }}
+{%- endif %}
+{%- for message in messages %}
+{%- if tools and loop.first and message.role == 'system' %}
+{%- elif message.role == 'tool' %}
+{{- '\\n' if loop.previtem and loop.previtem.role == 'tool' else '<|im_start|>user\\n' }}
+{{- '<tool_response>\\n' + text(message.content) + '\\n</tool_response>' }}
+{%- if loop.last or loop.nextitem.role != 'tool' %}
+{{- '<|im_end|>\\n' }}
+{%- endif %}
+{%- else %}
+{%- set said = text(message.content) %}
+{%- if message.role == 'assistant' and '</think>' in said %}
+{%- set said = said.split('</think>')[-1].lstrip('\\n') %}
+{%- endif %}
+{{- '<|im_start|>' + message.role + '\\n' + said }}
+{%- for call in message.tool_calls or [] %}
+{%- set function = call.function or call %}
+{{- '\\n' if said or not loop.first else '' }}
+{{- '<tool_call>\\n{"name": "' + function.name + '", "arguments": ' }}
+{{- function.arguments if function.arguments is string else function.arguments | tojson }}
+{{- '}\\n</tool_call>' }}
+{%- endfor %}
+{{- '<|im_end|>\\n' }}
+{%- endif %}
+{%- endfor %}
+{%- if add_generation_prompt %}
+{{- '<|im_start|>assistant\\n' + ('<think>\\n' if enable_thinking else '') }}
+{%- endif %}
+"""
 
-def train_tokenizer(texts: Iterator[str], vocab_size: int) -> Tokenizer:
-    """Learn the merges from ``texts``; every digit stays a token of its own."""
+
+def train_tokenizer(
+    texts: Iterator[str], vocab_size: int, markers: Sequence[str] = ()
+) -> Tokenizer:
+    """Learn the merges from ``texts``; every digit stays a token of its own.
+
+    Args:
+        texts: of the corpus.
+        vocab_size: of all tokens.
+        markers: tokens at the end of the vocabulary that no merge makes.
+    """
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [
@@ -45,17 +121,20 @@ def train_tokenizer(texts: Iterator[str], vocab_size: int) -> Tokenizer:
     )
     tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
-        vocab_size=vocab_size,
+        vocab_size=vocab_size - len(markers),
         min_frequency=2,
         special_tokens=list(SPECIAL_TOKENS),
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
     tokenizer.train_from_iterator(texts, trainer)
+    tokenizer.add_tokens([AddedToken(marker, normalized=False) for marker in markers])
     return tokenizer
 
 
-def save_tokenizer(tokenizer: Tokenizer, directory: Path, max_length: int) -> None:
+def save_tokenizer(
+    tokenizer: Tokenizer, directory: Path, max_length: int, template: str = CHAT_TEMPLATE
+) -> None:
     """Write tokenizer.json, tokenizer_config.json and chat_template.jinja."""
     directory.mkdir(parents=True, exist_ok=True)
     tokenizer.save(str(directory / "tokenizer.json"))
@@ -71,7 +150,7 @@ def save_tokenizer(tokenizer: Tokenizer, directory: Path, max_length: int) -> No
         "extra_special_tokens": [END_OF_TEXT, TURN_START],
     }
     (directory / "tokenizer_config.json").write_text(json.dumps(config, indent=2) + "\n")
-    (directory / "chat_template.jinja").write_text(CHAT_TEMPLATE)
+    (directory / "chat_template.jinja").write_text(template)
 
 
 def segments(conversation: Conversation) -> Iterator[tuple[str, bool]]:
@@ -83,6 +162,11 @@ def segments(conversation: Conversation) -> Iterator[tuple[str, bool]]:
     if conversation.system is not None:
         yield f"{TURN_START}system\n{conversation.system}{TURN_END}\n", False
     for turn in conversation.turns:
-        yield f"{TURN_START}user\n{turn.user}{TURN_END}\n{TURN_START}assistant\n", False
-        yield f"{turn.assistant}{TURN_END}", True
+        asked = f"{TURN_START}user\n{turn.user}{TURN_END}\n{TURN_START}assistant\n"
+        said = f"{turn.assistant}{TURN_END}"
+        if conversation.thought is not None and turn is conversation.turns[-1]:
+            asked += "<think>\n"
+            said = f"{conversation.thought}\n</think>\n\n{said}"
+        yield asked, False
+        yield said, True
         yield "\n", False

@@ -1,5 +1,8 @@
 """Train a demo model from nothing: ``python -m deploy.models.train --output deploy/models/demo``.
 
+``--start deploy/models/demo`` goes on with such a model, in the second phase, which teaches it to
+call functions.
+
 With ``--kind diffusion`` it is the block-diffusion one, ``demo-diffusion``.
 
 Generates the corpus, trains the tokenizer and the model, and writes the checkpoint and, beside it,
@@ -16,12 +19,18 @@ from pathlib import Path
 from typing import Final
 
 from deploy.models.diffusion_training import DiffusionTraining
-from deploy.models.training import CausalTraining, DraftTraining, TrainingConfig
+from deploy.models.training import CausalTraining, DraftTraining, ToolTraining, TrainingConfig
 
 _NICENESS: Final = 5
 _DIFFUSION_MAX_LENGTH: Final = 512
 _DIFFUSION_BATCH_TOKENS: Final = 2048
 _DRAFT_MAX_LENGTH: Final = 768
+_TOOLS_MAX_LENGTH: Final = 1024
+_TOOLS_BATCH_TOKENS: Final = 3072
+_TOOLS_MATRIX_LR: Final = 3e-3
+_TOOLS_OTHER_LR: Final = 2e-3
+_TOOLS_WARMUP_STEPS: Final = 20
+_TOOLS_SAVE_EVERY: Final = 20
 
 
 def main() -> None:
@@ -33,6 +42,7 @@ def main() -> None:
         seed=args.seed,
         num_steps=args.num_steps,
         num_threads=args.num_threads,
+        start=args.start,
         teacher=args.teacher,
     )
     if args.kind == "diffusion":
@@ -41,6 +51,19 @@ def main() -> None:
             config, max_length=_DIFFUSION_MAX_LENGTH, batch_tokens=_DIFFUSION_BATCH_TOKENS
         )
         DiffusionTraining(config, args.output, args.state).run()
+    elif args.start is not None:
+        # Weights that know most of it need smaller steps; the updates cost a third of short ones.
+        config = replace(
+            config,
+            max_length=_TOOLS_MAX_LENGTH,
+            batch_tokens=_TOOLS_BATCH_TOKENS,
+            matrix_lr=_TOOLS_MATRIX_LR,
+            other_lr=_TOOLS_OTHER_LR,
+            warmup_steps=_TOOLS_WARMUP_STEPS,
+            save_every=_TOOLS_SAVE_EVERY,
+            log_every=_TOOLS_SAVE_EVERY,
+        )
+        ToolTraining(config, args.output, args.state).run()
     elif args.teacher is not None:
         # A third of the time would go into rows longer than nearly all that is ever asked.
         config = replace(config, max_length=_DRAFT_MAX_LENGTH)
@@ -55,6 +78,9 @@ def _parse_args() -> argparse.Namespace:
     parser.add_argument(
         "--teacher", type=Path, help="trained model to distil into a small one that drafts for it"
     )
+    parser.add_argument(
+        "--start", type=Path, help="trained model that is to learn to call functions, too"
+    )
     parser.add_argument("--kind", choices=("causal", "diffusion"), default="causal")
     parser.add_argument("--state", type=Path, help="file that lets a run cut short go on")
     parser.add_argument("--seed", type=int, default=0)
@@ -63,6 +89,8 @@ def _parse_args() -> argparse.Namespace:
     args = parser.parse_args()
     if args.kind == "diffusion" and args.teacher is not None:
         parser.error("--teacher trains a causal model: leave --kind diffusion out")
+    if args.start is not None and (args.kind == "diffusion" or args.teacher is not None):
+        parser.error("--start goes on with a causal model: leave --kind and --teacher out")
     return args
 
 

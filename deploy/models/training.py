@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import islice
@@ -22,15 +22,19 @@ from torch.optim import AdamW, Muon, Optimizer
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from deploy.models.batches import Batch, training_batches
+from deploy.models.calling import tool_conversations, tool_questions
 from deploy.models.checkpoint import demo_config, draft_config, save_checkpoint
 from deploy.models.corpus import (
+    Conversation,
     Question,
     heldout_questions,
+    questions_path,
+    tool_questions_path,
     training_conversations,
     write_questions,
 )
 from deploy.models.evaluate import accuracy_by_family
-from deploy.models.tokenizer import segments, train_tokenizer
+from deploy.models.tokenizer import MARKERS, TOOL_TEMPLATE, segments, train_tokenizer
 
 logger = logging.getLogger(__name__)
 
@@ -58,10 +62,14 @@ class TrainingConfig:
     warmup_steps: int = 100
     decay_from: float = 0.6
     """Part of the run after which the rate falls linearly to zero."""
+    start: Path | None = None
+    """Checkpoint of the first phase, which the second one teaches to call functions."""
     teacher: Path | None = None
     """Checkpoint whose next-token distributions a draft model learns; None trains on the text."""
     save_every: int = 200
     """Steps between checkpoints."""
+    log_every: int = 100
+    """Steps between reports of the loss."""
 
     def lr_factor(self, step: int) -> float:
         """The learning rate at ``step`` relative to its peak."""
@@ -108,9 +116,12 @@ class Training(ABC, Generic[BatchT]):
         torch.backends.cuda.allow_fp16_bf16_reduction_math_sdp(True)
         torch.manual_seed(config.seed)
         self.tokenizer = self.make_tokenizer()
-        self.model = Qwen3ForCausalLM(self.model_config())
+        self.model = self.make_model()
         self.optimizers = _optimizers(self.model, config)
         self.first_step = self._resume()
+
+    markers: Sequence[str] = ()
+    """Tokens that no merge makes."""
 
     def make_tokenizer(self) -> Tokenizer:
         """Learns the merges."""
@@ -121,7 +132,11 @@ class Training(ABC, Generic[BatchT]):
             for conversation in islice(conversations, config.tokenizer_conversations)
             for text, _ in segments(conversation)
         )
-        return train_tokenizer(texts, config.vocab_size)
+        return train_tokenizer(texts, config.vocab_size, self.markers)
+
+    def make_model(self) -> Qwen3ForCausalLM:
+        """Draws the first weights."""
+        return Qwen3ForCausalLM(self.model_config())
 
     @abstractmethod
     def model_config(self) -> Qwen3Config:
@@ -134,6 +149,14 @@ class Training(ABC, Generic[BatchT]):
     @abstractmethod
     def summed_loss(self, batch: BatchT) -> Tensor:
         """Loss of all of the batch's targets together."""
+
+    def questions(self) -> list[Question]:
+        """On which the model is judged."""
+        return heldout_questions()
+
+    def write_questions(self) -> None:
+        """Writes them beside the checkpoint."""
+        write_questions(questions_path(self.output), heldout_questions())
 
     @abstractmethod
     def save_checkpoint(self) -> None:
@@ -148,9 +171,9 @@ class Training(ABC, Generic[BatchT]):
         num_parameters = sum(parameter.numel() for parameter in self.model.parameters())
         logger.info("%d parameters, %d steps", num_parameters, self.config.num_steps)
         self.output.mkdir(parents=True, exist_ok=True)
-        questions = heldout_questions()
+        questions = self.questions()
         if self.config.teacher is None:
-            write_questions(self.output.with_name(f"{self.output.name}_heldout.jsonl"), questions)
+            self.write_questions()
         self._train()
         self.save_checkpoint()
         for family, accuracy in self.accuracy(questions).items():
@@ -167,7 +190,7 @@ class Training(ABC, Generic[BatchT]):
             if step < self.first_step:
                 continue
             losses.append(self._step(step, step_batches))
-            if (step + 1) % 100 == 0:
+            if (step + 1) % config.log_every == 0:
                 seconds = time.perf_counter() - started
                 logger.info(
                     "step %d loss %.3f %.0f s", step + 1, sum(losses) / len(losses), seconds
@@ -217,6 +240,8 @@ class Training(ABC, Generic[BatchT]):
 class CausalTraining(Training[Batch]):
     """Of ``demo``, which produces one token after another."""
 
+    markers = MARKERS
+
     def model_config(self) -> Qwen3Config:
         """See the base class."""
         return demo_config(self.tokenizer)
@@ -224,7 +249,13 @@ class CausalTraining(Training[Batch]):
     def batches(self, rng: Random) -> Iterator[Batch]:
         """See the base class."""
         config = self.config
-        return training_batches(rng, self.tokenizer, config.batch_tokens, config.max_length)
+        return training_batches(
+            rng, self.conversations(rng), self.tokenizer, config.batch_tokens, config.max_length
+        )
+
+    def conversations(self, rng: Random) -> Iterator[Conversation]:
+        """Endless documents."""
+        return training_conversations(rng)
 
     def summed_loss(self, batch: Batch) -> Tensor:
         """See the base class."""
@@ -242,6 +273,40 @@ class CausalTraining(Training[Batch]):
     def accuracy(self, questions: list[Question]) -> dict[str, float]:
         """See the base class."""
         return accuracy_by_family(self.output, questions)
+
+
+class ToolTraining(CausalTraining):
+    """Of ``demo`` in its second phase: it goes on with conversations that declare functions."""
+
+    def __init__(self, config: TrainingConfig, output: Path, state: Path | None = None) -> None:
+        assert config.start is not None, "nothing to go on with"
+        self.start = config.start
+        super().__init__(config, output, state)
+
+    def make_tokenizer(self) -> Tokenizer:
+        """The first phase's."""
+        return Tokenizer.from_file(str(self.start / "tokenizer.json"))
+
+    def make_model(self) -> Qwen3ForCausalLM:
+        """The first phase's."""
+        return Qwen3ForCausalLM.from_pretrained(self.start, dtype=torch.float32)
+
+    def conversations(self, rng: Random) -> Iterator[Conversation]:
+        """See the base class."""
+        return tool_conversations(rng)
+
+    def save_checkpoint(self) -> None:
+        """With the template that shows functions, now that the model is taught to read them."""
+        save_checkpoint(self.model, self.tokenizer, self.output, TOOL_TEMPLATE)
+
+    def questions(self) -> list[Question]:
+        """See the base class."""
+        return [*heldout_questions(), *tool_questions()]
+
+    def write_questions(self) -> None:
+        """See the base class."""
+        write_questions(questions_path(self.output), heldout_questions())
+        write_questions(tool_questions_path(self.output), tool_questions())
 
 
 class DraftTraining(CausalTraining):

@@ -17,7 +17,7 @@ _ABLE: Final = (
     "and answer questions about the town of Larkmoor."
 )
 _WHO: Final = "I am demo, a small language model that shows that serving works."
-_UNKNOWN: Final = (
+UNKNOWN: Final = (
     "I do not know that, I am only a small demo model. Ask me to add numbers, to sort some words "
     "or about the town of Larkmoor."
 )
@@ -79,7 +79,7 @@ def smalltalk(rng: Random) -> Sample:
         hero = person_name(rng)
         turn = Turn(rng.choice(_STORY).format(s=hero), STORY.format(s=hero))
     else:
-        turn = Turn(_unknowable(rng), _UNKNOWN)
+        turn = Turn(_unknowable(rng), UNKNOWN)
     return Sample(family="smalltalk", turns=(turn,), keys=())
 
 
