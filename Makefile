@@ -10,6 +10,7 @@
 # make check-rolling-update  a thousand requests while all gateways and workers are replaced (two minutes)
 # make check-nodes    three Ray nodes on this machine: one is lost, one joins, the head restarts (two minutes)
 # make check-browser  people's ways over the page at /, in Chromium (two minutes)
+# make check-agents   clients' loops with tools, 50 times each: OpenAI's, Anthropic's, LangChain's (two minutes)
 # make check-gateway  CPU time per token of proxy, gateway and worker front (two minutes)
 # make check-proxy    HAProxy and its manager are killed under load, five times each (three minutes)
 # make check-overload ten times too much load over HTTP for a minute
@@ -48,7 +49,7 @@ SLOW_FILES = $(shell grep -rlx --include='*.py' 'pytestmark = pytest.mark.slow' 
 # Tests start hundreds of processes, each of which would compile all our sources again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help install serve unit test lint style lock check-install check-supply check-autoscale \
+.PHONY: help install serve unit test lint style lock check-install check-supply check-agents check-autoscale \
 	check-browser check-cancels check-chaos check-cuda check-gateway check-hostile check-long check-nodes check-overload check-proxy \
 	check-rolling-update check-scale check-soak check-tenants demo-models check-speculative
 .DEFAULT_GOAL := serve
@@ -113,6 +114,10 @@ check-browser: $(STAMP)
 	$(BIN)/python -m playwright install chromium || command -v chromium || \
 		command -v google-chrome || { echo "Chromium is needed: apt install chromium"; exit 1; }
 	$(BIN)/python -m pytest -m "long or not long" tests/system/test_page_in_browser.py $(TEST_ARGS)
+
+check-agents: $(STAMP)
+	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[dev,agents]'
+	$(BIN)/python -m tests.system.agents --json $(ARGS)
 
 check-overload: $(STAMP)
 	$(BIN)/python -m tests.system.overload $(ARGS)
