@@ -85,7 +85,7 @@ def find_shape(folder: Path, end: str) -> list[int] | None:
     """Shape of the first tensor whose name ends so in a checkpoint, which may lack weights; None
     where there is none. Asks the files' headers."""
     for path in _weight_files(folder):
-        for kind, _, _ in _tensors(path):
+        for kind in _kinds(path):
             name, _, shape = kind.partition(" ")
             if name.endswith(end):
                 return [int(size) for size in json.loads(shape.partition(" ")[2])]
@@ -147,25 +147,21 @@ def positive_integer(raw: Mapping[str, Any], key: str, within: str = "") -> int:
     return value
 
 
-def _tensors(path: Path) -> list[tuple[str, int, int]]:
-    """Name with type and shape, offset and size in bytes of each tensor in a file; the whole file
-    where its header makes no sense, which the loader finds and tells."""
+def _kinds(path: Path) -> list[str]:
+    """Name with type and shape of each tensor in a file; the file's name where its header makes no
+    sense, which the loader finds and tells."""
     file_size = path.stat().st_size
     with path.open("rb") as file:
         data = 8 + int.from_bytes(file.read(8), "little")
         header = file.read(data - 8) if data <= min(file_size, _MAX_HEADER_BYTES) else b""
-    tensors = []
     try:
-        for name, tensor in json.loads(header).items():
-            if name != "__metadata__":
-                start, stop = tensor["data_offsets"]
-                if not 0 <= start <= stop <= file_size - data:
-                    raise ValueError("outside the file")
-                kind = f"{name} {tensor['dtype']} {tensor['shape']}"
-                tensors.append((kind, data + start, stop - start))
+        return [
+            f"{name} {tensor['dtype']} {tensor['shape']}"
+            for name, tensor in json.loads(header).items()
+            if name != "__metadata__"
+        ]
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
-        return [(path.name, 0, file_size)]
-    return tensors
+        return [path.name]
 
 
 def _weight_files(folder: Path) -> list[Path]:

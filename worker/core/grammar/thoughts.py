@@ -78,9 +78,9 @@ class ThoughtMatcher:
 
     def _closes(self, token_id: int) -> bool:
         """Whether the thought ends with that token."""
-        before = list(self._thought.before)
         if token_id != self._thought.closing:
             return False
+        before = list(self._thought.before)
         return not before or self._thought_ids[-len(before) :] == before
 
     @property
