@@ -22,9 +22,9 @@ class ReaderLimits:
 
     stalled_s: float = 60.0
     """Seconds for which a client may take nothing at all; HAProxy waits for as long."""
-    unread_bytes: int = 64 * 2**20
+    unread_bytes: int = 16 * 2**20
     """Unread bytes of one stream; only n times many log-probabilities are so many."""
-    total_unread_bytes: int = 256 * 2**20
+    total_unread_bytes: int = 64 * 2**20
     """Unread bytes of all streams that wait; beyond them those with the most are ended."""
     period_s: float = 1.0
     """How often they are looked at."""

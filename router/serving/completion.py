@@ -14,10 +14,10 @@ from worker.wire.slo import SloOutcome
 
 TOKEN_BYTES = 64
 """An id in a list, and its text."""
-LOGPROBS_BYTES = 256
-LOGPROB_BYTES = 72
-"""CPython's: an int of 28, a float of 24 and their places in two lists, whose heads, with the
-struct's, are the 256 of a token."""
+LOGPROBS_BYTES = 160
+LOGPROB_BYTES = 8
+"""Four bytes of an id and four of a float; CPython's heads of the two, of their struct and of a
+rank, and its place in a list, are the 160 of a token."""
 
 
 class CompletionOwner(Protocol):
@@ -157,7 +157,7 @@ class Completion:
         num_unread = len(self.token_ids) - self._taken
         if not num_unread or not self.logprobs:
             return num_unread * TOKEN_BYTES
-        num_likeliest = len(self.logprobs[-1].token_ids)
+        num_likeliest = len(self.logprobs[-1].packed_ids) // 4
         return num_unread * (TOKEN_BYTES + LOGPROBS_BYTES + num_likeliest * LOGPROB_BYTES)
 
     def submit_to(self, channel: WorkerChannel, now: float) -> Submit:

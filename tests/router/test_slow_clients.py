@@ -266,8 +266,8 @@ async def test_client_that_reads_slowly_is_not_let_go(rig, monkeypatch):
 
 @pytest.mark.parametrize("limit", ["unread_bytes", "total_unread_bytes"])
 async def test_what_is_left_unread_has_a_limit(rig, limit):
-    """A stream of plain text stays; one with log-probabilities, each of 752 bytes, is ended."""
-    rig.reader_limits = ReaderLimits(period_s=0.02, **{limit: 200_000})
+    """A stream of plain text stays; one with log-probabilities, each of 272 bytes, is ended."""
+    rig.reader_limits = ReaderLimits(period_s=0.02, **{limit: 50_000})
     rig.answer = "hello world, the quick brown fox jumps over the lazy dog. " * 10
     await rig.start()
     small = await stuck(rig, max_tokens=2000)

@@ -9,8 +9,10 @@ Encoded with msgpack by msgspec; never pickled. Structs on the per-step path are
 from __future__ import annotations
 
 import copy
+from array import array
 from collections import Counter
-from typing import Literal
+from collections.abc import Sequence
+from typing import Literal, Self
 
 import msgspec
 
@@ -23,7 +25,7 @@ from worker.wire.slo import Slo
 from worker.wire.speculation import SpeculationTotals
 from worker.wire.times import FirstTokenTimes, StepTimes
 
-PROTOCOL_VERSION = 11
+PROTOCOL_VERSION = 12
 """Raised whenever a message changes shape; both sides refuse another version on attach."""
 
 DEFAULT_PRIORITY = 4
@@ -189,15 +191,34 @@ class SubmitReply(msgspec.Struct, kw_only=True, omit_defaults=True):
     others of the batch have the numbers before it, in their order. 0 if all were rejected."""
 
 
-class TokenLogprobs(msgspec.Struct, array_like=True, frozen=True):
-    """How likely the model held one token, and which it held likeliest in its place."""
+class TokenLogprobs(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """How likely the model held one token, and which it held likeliest in its place.
 
-    token_ids: list[int]
-    """The token itself, then the likeliest, best first: the token may be among them again."""
-    logprobs: list[float]
-    """One per token of `token_ids`."""
+    Packed: a response holds one for each of its tokens until its client has read it, and lists of
+    twenty numbers take five times the memory, and as much longer to free.
+    """
+
+    packed_ids: bytes
+    """See `token_ids`; int32, little-endian."""
+    packed_logprobs: bytes
+    """See `logprobs`; float32, little-endian."""
     rank: int
     """Of the token itself; 1 is the likeliest."""
+
+    @classmethod
+    def pack(cls, token_ids: Sequence[int], logprobs: Sequence[float], rank: int) -> Self:
+        """Of as many tokens as log-probabilities, in the order of `token_ids`."""
+        return cls(array("i", token_ids).tobytes(), array("f", logprobs).tobytes(), rank)
+
+    @property
+    def token_ids(self) -> list[int]:
+        """The token itself, then the likeliest, best first: the token may be among them again."""
+        return array("i", self.packed_ids).tolist()
+
+    @property
+    def logprobs(self) -> list[float]:
+        """One per token of `token_ids`."""
+        return array("f", self.packed_logprobs).tolist()
 
 
 class TokenDelta(msgspec.Struct, array_like=True):

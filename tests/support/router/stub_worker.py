@@ -40,7 +40,7 @@ def scored(token_id: int, num_top: int) -> TokenLogprobs:
     """The token is the second likeliest; the likeliest is the one after it."""
     likeliest = [token_id + 1, token_id, *range(300, 320)][:num_top]
     logprobs = [-0.5, -1.0, *(-2.0 - rank for rank in range(20))][:num_top]
-    return TokenLogprobs([token_id, *likeliest], [-1.0, *logprobs], 2)
+    return TokenLogprobs.pack([token_id, *likeliest], [-1.0, *logprobs], 2)
 
 
 class Running:

@@ -261,9 +261,9 @@ async def test_log_probabilities_of_steps_that_pile_up_stay_one_per_token(
     await probe.next()
     for token in (4, 5, 6):
         scored = delta("a", token)
-        scored.logprobs = [TokenLogprobs([token], [-0.5], 1)]
+        scored.logprobs = [TokenLogprobs.pack([token], [-0.5], 1)]
         if token == 4:
-            scored.prompt_logprobs = [TokenLogprobs([1], [-2.0], 3)]
+            scored.prompt_logprobs = [TokenLogprobs.pack([1], [-2.0], 3)]
         await engine.step({"g0": [scored]})
     await engine.step({"probe": [delta("p", 0)]})
     while not (isinstance(item := await probe.news(), WorkerUpdate) and item.deltas):

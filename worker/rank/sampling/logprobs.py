@@ -77,7 +77,7 @@ class Scores:
                 key=lambda pair: (-pair[0], pair[1]),
             )[: self.num_top[index]]
             found.append(
-                TokenLogprobs(
+                TokenLogprobs.pack(
                     [token, *(other for _, other in pairs)],
                     [own - norm, *(logit - norm for logit, _ in pairs)],
                     rank,
