@@ -67,6 +67,9 @@ HALF_OPEN_S = 180.0
 """For all of that part: a failure alone takes so long."""
 CLOSED_S = 15.0
 NUM_SLOW_READERS = 8
+SLOW_READERS_N = 16
+"""Completions of each: as many in all as two workers run at once, 64 each on CPU. A reader that
+waited for the others' end would have nothing unread before, and its time would count from there."""
 UNREAD_S = 60.0
 SETTLE_S = 60.0
 """For a fleet to serve again, and for streams to be ended: a failure alone waits so long."""
@@ -305,7 +308,7 @@ def run_slow_readers(fleet: AttackedFleet, options: HostileOptions) -> tuple[Fig
     body = {
         "model": fleet.model,
         "prompt": "go on",
-        "n": 64,
+        "n": SLOW_READERS_N,
         "logprobs": 20,
         "max_tokens": MAX_MODEL_LEN - 100,
         "ignore_eos": True,
