@@ -3,6 +3,8 @@ watchdog."""
 
 from __future__ import annotations
 
+import math
+
 from worker.wire.messages import StepShape
 from worker.wire.step_time import StepCosts, StepTimeModel
 
@@ -105,6 +107,24 @@ class StepForecast:
         if not self.is_ready:
             return None
         return self.costs.prefill(num_tokens, num_cached)
+
+    def prompt_tokens(self, seconds: float, decodes: StepShape, num_cached: int) -> float:
+        """Tokens of a prompt that a step of so many seconds has room for; infinitely many before
+        that is known.
+
+        Args:
+            seconds: of the step.
+            decodes: what else is in it.
+            num_cached: positions of the prompt that are computed already.
+        """
+        if not self.is_ready:
+            return math.inf
+        costs = self.costs
+        left = seconds - costs.decodes(decodes)
+        # left = linear * tokens + attended / 2 * tokens ** 2
+        linear = costs.prefill_token + costs.attended * num_cached
+        root = math.sqrt(linear**2 + 2.0 * costs.attended * max(left, 0.0))
+        return 2.0 * max(left, 0.0) / (linear + root) if root else math.inf
 
     def decode_part(self, num_rows: int, context: int, num_prompt_tokens: int) -> float:
         """Part of a step's time that decodes take beside so many tokens of prompts.

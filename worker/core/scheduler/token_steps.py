@@ -16,7 +16,10 @@ from worker.core.scheduler.state import SchedulerState
 from worker.core.scheduler.step import InFlightRow, StepBuilder, StepInFlight
 from worker.core.speculation.gate import SpeculationGate
 from worker.plan.plan import DraftRow, StepResult
+from worker.wire.messages import StepShape
 
+_LEAST_PART = 16
+"""A prompt that is held back for the sake of decodes takes at most so many times as many steps."""
 _Member = tuple[Request, int]
 """A running request and its pending tokens."""
 
@@ -70,7 +73,10 @@ class TokenSteps:
         deferrable = self._deferral.candidates(
             members, prompts, oldest if enters else None, self._budget(0).max_prompts
         )
-        budget = self._budget(num_decodes - len(deferrable.requests))
+        budget = self._budget(
+            num_decodes - len(deferrable.requests),
+            self._max_prompt_tokens(members, deferrable.requests, prompts, oldest),
+        )
         admitted: list[Admitted] = []
         if oldest is not None:
             admitted = self._admit(oldest, prompts, budget, now)
@@ -205,12 +211,39 @@ class TokenSteps:
         level = max(levels, default=-1)
         return [member for member in left if not self._deferral.is_outranked(member[0], level)]
 
-    def _budget(self, num_decodes: int) -> StepBudget:
+    def _max_prompt_tokens(
+        self,
+        members: Sequence[_Member],
+        deferrable: Mapping[str, Request],
+        prompts: Sequence[_Member],
+        oldest: Request | None,
+    ) -> int:
+        """What prompts may take of a step without holding up the decodes that are in it; 0 for all
+        that there is.
+
+        As if the prompt that has most behind it took all: its tokens look at most.
+        """
+        options, most = self._admission.options, self._config.max_num_batched_tokens
+        decodes = [r for r, pending in members if pending == 1 and r.request_id not in deferrable]
+        is_bound = options.prefill_max_ms > 0 and self._config.enable_chunked_prefill
+        if not is_bound or not decodes or not (prompts or oldest):
+            return options.prefill_max_tokens
+        num_cached = max([request.num_computed for request, _ in prompts], default=0)
+        if oldest is not None:
+            num_cached = max(num_cached, oldest.num_wanted - self._admission.cost(oldest))
+        context = sum(request.num_computed for request in decodes)
+        shape = StepShape(0, 0, 0, len(decodes), context)
+        tokens = self._state.forecast.prompt_tokens(options.prefill_max_ms / 1e3, shape, num_cached)
+        if tokens >= (options.prefill_max_tokens or most):
+            return options.prefill_max_tokens
+        return max(int(tokens), most // _LEAST_PART, 1)
+
+    def _budget(self, num_decodes: int, max_prompt_tokens: int = 0) -> StepBudget:
         options = self._admission.options
         return StepBudget(
             self._config.max_num_batched_tokens,
             num_decodes,
-            max_prefill_tokens=options.prefill_max_tokens,
+            max_prefill_tokens=max_prompt_tokens or options.prefill_max_tokens,
             share=options.max_prefill_share,
             chunked=self._config.enable_chunked_prefill,
         )

@@ -192,7 +192,8 @@ def test_decodes_step_aside_where_they_take_a_good_part_of_the_time(
     token_ms: float, length: int, alone: bool
 ) -> None:
     """However few tokens they are: beside a short prompt, and not where rows cost nothing."""
-    harness = Harness(max_num_seqs=8, max_num_batched_tokens=256, max_model_len=512, num_pages=400)
+    limits = {"max_num_seqs": 8, "max_num_batched_tokens": 256, "max_model_len": 512}
+    harness = Harness(**limits, num_pages=400, prefill_max_ms=0)
     harness.device.token_ms = token_ms
     submit(harness, "first", 40, 4, 7)
     plans(harness, 4)
@@ -243,4 +244,32 @@ def test_urgent_requests_do_not_wait_for_a_prefix_that_less_urgent_ones_compute(
     assert urgent.tokens
     harness.drain()
     harness.finished("low")
+    harness.check_drained()
+
+
+@pytest.mark.parametrize(("limit_ms", "most"), [(0, 1023), (1, 64), (150, 150), (1_000_000, 1023)])
+def test_decodes_wait_no_longer_than_the_limit_for_prompts(limit_ms: int, most: int) -> None:
+    """A long prompt beside a decode takes what steps of late tell, and all there is without one."""
+    limits = {"max_num_seqs": 8, "max_num_batched_tokens": 1024, "max_model_len": 4096}
+    harness = Harness(
+        **limits, num_pages=2000, prefill_max_ms=limit_ms, enable_prefix_caching=False
+    )
+    harness.device.token_ms = 1.0
+    for number in range(12):  # so that costs are known
+        submit(harness, f"earlier{number}", 40 + 10 * number, 4)
+        harness.drain()
+    submit(harness, "alone", 1500, 2)
+    assert max(row.length for row in plans(harness, 1)[0].rows) == 1024
+    harness.drain()
+    submit(harness, "decoding", 4, 60)
+    plans(harness, 3)
+    submit(harness, "long", 1800, 2)
+    lengths = [sorted(row.length for row in plan.rows) for plan in plans(harness, 3)]
+    if most == 1023:
+        assert [length[-1] for length in lengths[:2]] == [1023, 777]
+    else:
+        assert all(length[0] == 1 for length in lengths), "the decode is in every step"
+        assert [length[-1] for length in lengths] == pytest.approx([most] * 3, rel=0.15)
+    harness.drain()
+    harness.finished("long")
     harness.check_drained()

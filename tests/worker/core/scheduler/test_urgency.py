@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 
 import pytest
@@ -89,6 +90,26 @@ def test_the_forecast_learns_what_steps_take() -> None:
     forecast.observe(StepShape(500, 0, 0, 10, 500), 0.015)
     # 180 tokens beside 10 decodes: two steps of 90.
     assert forecast.first_token_s(180) == pytest.approx(0.18 + 2 * 0.015, rel=0.1)
+
+
+def test_the_forecast_tells_how_many_tokens_of_a_prompt_fit_into_a_time() -> None:
+    forecast, decodes = StepForecast(1024), StepShape(0, 0, 0, 4, 400)
+    assert forecast.prompt_tokens(0.1, decodes, 0) == math.inf
+    rng = random.Random(1)
+
+    def seconds(shape: StepShape) -> float:
+        return 0.01 + 1e-4 * shape.prefill_tokens + 1e-7 * shape.prefill_attended
+
+    for seq in range(400):
+        tokens, cached = rng.choice([0, 20, 300, 900]), rng.choice([0, 1000, 3000])
+        attended = tokens * cached + tokens * tokens // 2
+        shape = StepShape(seq + 1, tokens, attended, rng.randint(1, 10), 500)
+        forecast.observe(shape, seconds(shape))
+    for cached in (0, 1000, 3000):
+        fitting = forecast.prompt_tokens(0.15, decodes, cached)
+        attended = fitting * cached + fitting**2 / 2
+        assert 0.01 + 1e-4 * fitting + 1e-7 * attended == pytest.approx(0.15, rel=0.05)
+    assert forecast.prompt_tokens(0.0, decodes, 0) == 0.0
 
 
 def test_what_it_waited_at_its_gateway_counts() -> None:
