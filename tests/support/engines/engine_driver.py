@@ -98,8 +98,7 @@ class Engine:
         outputs = dict(self.submit(prompt, one) for prompt, one in pairs)
         while self.core.grammars.num_due:  # so that batches are the same each time
             self.core.take_grammars(wait=True)
-        while self.core.has_work():
-            self.step(outputs)
+        self.drain(outputs)
         return list(outputs.values())
 
     def submit(
@@ -119,6 +118,15 @@ class Engine:
         )
         self.core.receive(self._with_grammar(submit))
         return submit.request_id, Outcome()
+
+    def drain(self, outputs: dict[str, Outcome]) -> None:
+        """Steps until all have ended, those too that wait for a slow token of their grammar.
+
+        On a loaded machine any token may be slow.
+        """
+        while self.core.has_work() or self.core.grammars.num_due:
+            self.core.take_grammars(wait=not self.core.has_work())
+            self.step(outputs)
 
     def step(self, outputs: dict[str, Outcome]) -> None:
         """One turn of the engine, whose news are added to `outputs`; invariants are checked."""

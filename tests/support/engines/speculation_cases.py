@@ -134,7 +134,7 @@ def run_in_waves(
     waiting = deque(enumerate(zip(texts, sampling, strict=True)))
     outputs: dict[str, Outcome] = {}
     slos = (None, Slo(ttft_ms=200, tpot_ms=20), Slo(e2e_ms=500))
-    while waiting or engine.core.has_work():
+    while waiting or engine.core.has_work() or engine.core.grammars.num_due:
         for _ in range(min(len(waiting), 2)):
             number, (text, one) = waiting.popleft()
             options = {"priority": number % 10, "slo": slos[number % 3]}

@@ -70,7 +70,7 @@ def run(engine: Engine, count: int) -> tuple[list[Outcome], dict[int, int]]:
     waiting = deque(enumerate(make_requests(count)))
     outputs: dict[str, Outcome] = {}
     aborted: dict[int, int] = {}
-    while waiting or engine.core.has_work():
+    while waiting or engine.core.has_work() or engine.core.grammars.num_due:
         # In waves, so that prompts and decodes mix.
         for _ in range(min(len(waiting), 4)):
             _, (prompt, sampling) = waiting.popleft()

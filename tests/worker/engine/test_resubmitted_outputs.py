@@ -7,6 +7,7 @@ import pytest
 
 from tests.support.checkpoints.dense import VOCAB_SIZE
 from tests.support.engines.engine_driver import Engine, Outcome
+from worker.core.grammar import follower
 from worker.wire.messages import Submit
 from worker.wire.sampling import SamplingParams
 from worker.wire.structured import StructuredOutputsParams
@@ -62,8 +63,7 @@ def go_on(
     engine.core.receive(engine._with_grammar(submit))
     while engine.core.grammars.num_due:
         engine.core.take_grammars(wait=True)
-    while engine.core.has_work():
-        engine.step(outputs)
+    engine.drain(outputs)
     return outputs[name]
 
 
@@ -83,10 +83,16 @@ def test_it_continues_as_if_nothing_had_happened(folder: str, case: str) -> None
             assert rest.prompt_logprobs is None  # the gateway has them
 
 
+@pytest.mark.parametrize("is_slow", [False, True])
 @pytest.mark.parametrize(
     "form", [{"regex": r"\d{3}-\d{4}( ext \d{1,3})?"}, {"choice": ["yes, sir"]}]
 )
-def test_its_grammar_continues_where_it_was(form: dict[str, object]) -> None:
+def test_its_grammar_continues_where_it_was(
+    form: dict[str, object], is_slow: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Be its masks made within the steps or, where they take too long, beside them."""
+    if is_slow:
+        monkeypatch.setattr(follower, "SLOW_S", -1.0)
     model = "deploy/models/demo"
     prompt = load_tokenizer(model).encode("Tell me")
     params = sampling(
