@@ -127,9 +127,10 @@ class ChoiceState:
             output.cumulative_logprob = (output.cumulative_logprob or 0.0) + entry.logprobs[0]
 
     def _by_token(self, entry: TokenLogprobs) -> dict[int, Logprob]:
-        ranks = (entry.rank, *range(1, len(entry.token_ids)))
+        token_ids = entry.token_ids
+        ranks = (entry.rank, *range(1, len(token_ids)))
         found: dict[int, Logprob] = {}
-        for token_id, logprob, rank in zip(entry.token_ids, entry.logprobs, ranks, strict=True):
+        for token_id, logprob, rank in zip(token_ids, entry.logprobs, ranks, strict=True):
             if token_id not in found:
                 found[token_id] = Logprob(logprob, rank, self._decode(token_id))
         return found

@@ -106,9 +106,10 @@ def prompt_logprobs(tokenizer: Tokenizer, found: Sequence[TokenLogprobs] | None)
 
 
 def _prompt_entry(tokenizer: Tokenizer, scored: TokenLogprobs) -> dict[str, Any]:
-    ranks = (scored.rank, *range(1, len(scored.token_ids)))
+    token_ids = scored.token_ids
+    ranks = (scored.rank, *range(1, len(token_ids)))
     entry: dict[str, Any] = {}
-    for token_id, logprob, rank in zip(scored.token_ids, scored.logprobs, ranks, strict=True):
+    for token_id, logprob, rank in zip(token_ids, scored.logprobs, ranks, strict=True):
         value = {
             "logprob": finite(logprob),
             "rank": rank,

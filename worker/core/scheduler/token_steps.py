@@ -75,7 +75,9 @@ class TokenSteps:
         )
         budget = self._budget(
             num_decodes - len(deferrable.requests),
-            self._max_prompt_tokens(members, deferrable.requests, prompts, oldest),
+            self._max_prompt_tokens(
+                members, deferrable.requests, prompts, oldest if enters else None
+            ),
         )
         admitted: list[Admitted] = []
         if oldest is not None:
@@ -224,9 +226,11 @@ class TokenSteps:
         As if the prompt that has most behind it took all: its tokens look at most.
         """
         options, most = self._admission.options, self._config.max_num_batched_tokens
-        decodes = [r for r, pending in members if pending == 1 and r.request_id not in deferrable]
         is_bound = options.prefill_max_ms > 0 and self._config.enable_chunked_prefill
-        if not is_bound or not decodes or not (prompts or oldest):
+        if not is_bound or not (prompts or oldest):
+            return options.prefill_max_tokens
+        decodes = [r for r, pending in members if pending == 1 and r.request_id not in deferrable]
+        if not decodes:
             return options.prefill_max_tokens
         num_cached = max([request.num_computed for request, _ in prompts], default=0)
         if oldest is not None:
